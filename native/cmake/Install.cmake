@@ -1,0 +1,25 @@
+# Everything lies beside the package and finds its neighbours by relative paths: no version suffixes (a wheel has
+# no symbolic links).
+set(_libraries ggml-base ${PYVELO_CPU_TARGETS} ggml llama velo)
+if (TARGET ggml-cuda)
+    list(APPEND _libraries ggml-cuda)
+endif()
+if (TARGET velo-lab)
+    list(APPEND _libraries velo-lab)
+endif()
+if (APPLE)
+    set(_origin "@loader_path")
+else()
+    set(_origin "$ORIGIN")
+endif()
+foreach (_target IN LISTS _libraries)
+    set_property(TARGET ${_target} PROPERTY VERSION)
+    set_property(TARGET ${_target} PROPERTY SOVERSION)
+    set_target_properties(${_target} PROPERTIES INSTALL_RPATH "${_origin}" BUILD_WITH_INSTALL_RPATH OFF)
+endforeach()
+set_target_properties(_velo PROPERTIES INSTALL_RPATH "${_origin}/lib")
+
+install(TARGETS ${_libraries} COMPONENT pyvelo
+    LIBRARY DESTINATION pyvelo/native/lib RUNTIME DESTINATION pyvelo/native/lib)
+install(TARGETS _velo COMPONENT pyvelo LIBRARY DESTINATION pyvelo/native)
+install(FILES ${PYVELO_TREE_USED}/LICENSE COMPONENT pyvelo DESTINATION pyvelo/native/lib RENAME LICENSE.llama.cpp)

@@ -1,0 +1,12 @@
+# One place for the flags, so that upstream and our code agree.
+if (PYVELO_SANITIZE)
+    string(REPLACE ";" "," _sanitizers "${PYVELO_SANITIZE}")
+    add_compile_options(-fsanitize=${_sanitizers} -fno-omit-frame-pointer -g)
+    add_link_options(-fsanitize=${_sanitizers})
+    if ("${_sanitizers}" MATCHES "undefined")
+        add_compile_options(-fno-sanitize-recover=undefined)
+    endif()
+    if ("${_sanitizers}" MATCHES "thread")
+        set(GGML_OPENMP OFF CACHE BOOL "" FORCE) # libgomp's barriers are invisible to TSan
+    endif()
+endif()

@@ -1,0 +1,45 @@
+# Upstream, fetched and patched by our scripts, as a subdirectory. No line of its CMake is changed: our sources
+# join its targets with velo_add_sources().
+if (PYVELO_TREE)
+    set(_tree ${PYVELO_TREE})
+else()
+    execute_process(
+        COMMAND ${Python_EXECUTABLE} ${PYVELO_ROOT}/scripts/patches.py apply
+        OUTPUT_VARIABLE _tree OUTPUT_STRIP_TRAILING_WHITESPACE
+        RESULT_VARIABLE _status)
+    if (NOT _status EQUAL 0)
+        message(FATAL_ERROR "llama.cpp could not be obtained and patched: see the sentence above")
+    endif()
+endif()
+set(PYVELO_TREE_USED ${_tree})
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS
+    ${PYVELO_ROOT}/vendor/series ${PYVELO_ROOT}/vendor/upstream.txt)
+
+function(velo_upstream_option name value)
+    set(${name} ${value} CACHE BOOL "" FORCE)
+endfunction()
+velo_upstream_option(BUILD_SHARED_LIBS ON)
+velo_upstream_option(GGML_NATIVE ${PYVELO_NATIVE})
+velo_upstream_option(GGML_CUDA ${PYVELO_CUDA})
+velo_upstream_option(LLAMA_OPENSSL OFF)
+velo_upstream_option(LLAMA_BUILD_COMMON ${PYVELO_UPSTREAM_TESTS})
+velo_upstream_option(LLAMA_BUILD_TESTS ${PYVELO_UPSTREAM_TESTS})
+velo_upstream_option(LLAMA_BUILD_TOOLS ${PYVELO_UPSTREAM_TESTS})
+velo_upstream_option(LLAMA_BUILD_EXAMPLES OFF)
+velo_upstream_option(LLAMA_BUILD_SERVER OFF)
+velo_upstream_option(LLAMA_BUILD_APP OFF)
+
+add_subdirectory(${_tree} llama.cpp)
+
+# Adds files of ours to a target of upstream's.
+function(velo_add_sources target)
+    list(TRANSFORM ARGN PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/ OUTPUT_VARIABLE _files)
+    target_sources(${target} PRIVATE ${_files})
+    set_source_files_properties(${_files} TARGET_DIRECTORY ${target}
+        PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON COMPILE_OPTIONS "-Wall;-Wextra")
+endfunction()
+
+# The variants of the CPU backend: one, or one for each instruction set where GGML_CPU_ALL_VARIANTS is on.
+get_property(_targets DIRECTORY ${_tree}/ggml/src PROPERTY BUILDSYSTEM_TARGETS)
+list(FILTER _targets INCLUDE REGEX "^ggml-cpu")
+set(PYVELO_CPU_TARGETS ${_targets})

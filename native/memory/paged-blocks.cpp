@@ -1,0 +1,201 @@
+// Whole blocks over all layers, and what was allocated for them.
+
+#include "paged-state.h"
+
+#include <cstring>
+
+using layer = llama_paged_access::layer;
+
+// f(tensor) for every K and V tensor of the pool, in the order in which a block's bytes are laid out
+template <typename F> static void for_each_pool(const llama_paged & paged, F && f) {
+    for (const llama_kv_cache * cache : paged.caches) {
+        for (const layer & l : llama_paged_access::layers(*cache)) {
+            for (ggml_tensor * pool : {l.k, l.v}) {
+                if (pool) {
+                    f(pool);
+                }
+            }
+        }
+    }
+}
+
+static size_t block_bytes(const llama_paged & paged, const ggml_tensor * pool) {
+    return paged.params.block_size * pool->nb[1];
+}
+
+static size_t block_bytes(const llama_paged & paged) {
+    size_t total = 0;
+    for_each_pool(paged, [&](const ggml_tensor * pool) { total += block_bytes(paged, pool); });
+    return total;
+}
+
+static void check_blocks(const llama_paged & paged, const int32_t * blocks, int32_t n) {
+    if (n < 0 || (n > 0 && !blocks)) {
+        paged_fail(LLAMA_PAGED_INVALID, "the list of blocks is null or has a negative length");
+    }
+    for (int32_t i = 0; i < n; ++i) {
+        if (blocks[i] < 0 || (uint32_t) blocks[i] >= paged.params.n_blocks) {
+            paged_fail(LLAMA_PAGED_INVALID, "block " + std::to_string(blocks[i]) + " is not in the pool of " +
+                                                std::to_string(paged.params.n_blocks) + " blocks");
+        }
+    }
+}
+
+static void check_buffer(const llama_paged & paged, int32_t n, const void * data, size_t size) {
+    const size_t need = n * block_bytes(paged);
+    if (size != need || (need > 0 && !data)) {
+        paged_fail(LLAMA_PAGED_INVALID, "the buffer has " + std::to_string(size) + " bytes; " + std::to_string(n) +
+                                            " blocks take " + std::to_string(need));
+    }
+}
+
+// the block's place in a pool that lies in host memory, else null
+static uint8_t * host_block(const llama_paged & paged, ggml_tensor * pool, int32_t block) {
+    return ggml_backend_buffer_is_host(pool->buffer)
+               ? static_cast<uint8_t *>(pool->data) + block * block_bytes(paged, pool)
+               : nullptr;
+}
+
+static void copy_block(const llama_paged & paged, ggml_tensor * pool, int32_t src, int32_t dst,
+                       std::vector<uint8_t> & staging) {
+    const size_t size = block_bytes(paged, pool);
+    if (uint8_t * from = host_block(paged, pool, src)) {
+        memmove(host_block(paged, pool, dst), from, size);
+        return;
+    }
+    staging.resize(size);
+    ggml_backend_tensor_get(pool, staging.data(), src * size, size);
+    ggml_backend_tensor_set(pool, staging.data(), dst * size, size);
+}
+
+llama_paged_status llama_paged_copy(llama_context * ctx, const int32_t * src, const int32_t * dst, int32_t n) {
+    return paged_guard([&] {
+        const llama_paged & paged = paged_of(ctx);
+        check_blocks(paged, src, n);
+        check_blocks(paged, dst, n);
+        ctx->synchronize();
+        std::vector<uint8_t> staging;
+        for_each_pool(paged, [&](ggml_tensor * pool) {
+            for (int32_t i = 0; i < n; ++i) {
+                copy_block(paged, pool, src[i], dst[i], staging);
+            }
+        });
+    });
+}
+
+// f(pool, offset in the pool, offset in the caller's buffer, size) for every piece of the blocks
+template <typename F>
+static void for_each_piece(const llama_paged & paged, const int32_t * blocks, int32_t n, F && f) {
+    const size_t stride = block_bytes(paged);
+    size_t       offset = 0;
+    for_each_pool(paged, [&](ggml_tensor * pool) {
+        const size_t size = block_bytes(paged, pool);
+        for (int32_t i = 0; i < n; ++i) {
+            f(pool, blocks[i] * size, i * stride + offset, size);
+        }
+        offset += size;
+    });
+}
+
+llama_paged_status llama_paged_read(llama_context * ctx, const int32_t * blocks, int32_t n, void * data, size_t size) {
+    return paged_guard([&] {
+        const llama_paged & paged = paged_of(ctx);
+        check_blocks(paged, blocks, n);
+        check_buffer(paged, n, data, size);
+        ctx->synchronize();
+        for_each_piece(paged, blocks, n, [&](ggml_tensor * pool, size_t at, size_t to, size_t bytes) {
+            ggml_backend_tensor_get(pool, static_cast<uint8_t *>(data) + to, at, bytes);
+        });
+    });
+}
+
+llama_paged_status llama_paged_write(llama_context * ctx, const int32_t * blocks, int32_t n, const void * data,
+                                     size_t size) {
+    return paged_guard([&] {
+        const llama_paged & paged = paged_of(ctx);
+        check_blocks(paged, blocks, n);
+        check_buffer(paged, n, data, size);
+        ctx->synchronize();
+        for_each_piece(paged, blocks, n, [&](ggml_tensor * pool, size_t at, size_t from, size_t bytes) {
+            ggml_backend_tensor_set(pool, static_cast<const uint8_t *>(data) + from, at, bytes);
+        });
+    });
+}
+
+llama_paged_status llama_paged_fill(llama_context * ctx, const int32_t * blocks, int32_t n, uint8_t byte) {
+    return paged_guard([&] {
+        const llama_paged & paged = paged_of(ctx);
+        check_blocks(paged, blocks, n);
+        ctx->synchronize();
+        for_each_piece(paged, blocks, n, [&](ggml_tensor * pool, size_t at, size_t, size_t bytes) {
+            ggml_backend_tensor_memset(pool, byte, at, bytes);
+        });
+    });
+}
+
+llama_paged_status llama_paged_clear_state(llama_context * ctx, int32_t state) {
+    return paged_guard([&] {
+        const llama_paged & paged = paged_of(ctx);
+        if (!paged.states) {
+            return;
+        }
+        const uint32_t n_states = llama_paged_access::cparams(*ctx).n_seq_max;
+        if (state < 0 || (uint32_t) state >= n_states) {
+            paged_fail(LLAMA_PAGED_INVALID, "state " + std::to_string(state) + " is not one of the " +
+                                                std::to_string(n_states) + " recurrent states");
+        }
+        ctx->synchronize();
+        paged.states->seq_rm(state, -1, -1);
+    });
+}
+
+llama_paged_status llama_paged_get_info(llama_context * ctx, llama_paged_info * info) {
+    return paged_guard([&] {
+        const llama_paged & paged = paged_of(ctx);
+        if (!info) {
+            paged_fail(LLAMA_PAGED_INVALID, "info is null");
+        }
+        *info            = {};
+        info->n_blocks   = paged.params.n_blocks;
+        info->block_size = paged.params.block_size;
+        info->block_bytes = block_bytes(paged);
+        for (const llama_kv_cache * cache : paged.caches) {
+            info->n_storages += llama_paged_access::layers(*cache).size();
+            info->pool_bytes += llama_paged_access::bytes(*cache);
+        }
+        if (paged.states) {
+            info->n_states = llama_paged_access::cparams(*ctx).n_seq_max;
+            for (const auto & [buft, bytes] : paged.states->memory_breakdown()) {
+                info->state_bytes += bytes;
+            }
+        }
+        info->compute_bytes = llama_paged_access::compute_bytes(*ctx);
+        info->output_bytes  = llama_paged_access::output_bytes(*ctx);
+    });
+}
+
+llama_paged_status llama_paged_get_storage(llama_context * ctx, uint32_t i, llama_paged_storage * storage) {
+    return paged_guard([&] {
+        const llama_paged & paged = paged_of(ctx);
+        if (!storage) {
+            paged_fail(LLAMA_PAGED_INVALID, "storage is null");
+        }
+        uint32_t first = 0;
+        for (const llama_kv_cache * cache : paged.caches) {
+            const auto & layers = llama_paged_access::layers(*cache);
+            if (i - first < layers.size()) {
+                const layer & l = layers[i - first];
+                *storage        = {(int32_t) l.il,
+                                   (int32_t) l.k->type,
+                                   (int32_t) (l.v ? l.v->type : l.k->type),
+                                   (int32_t) l.k->ne[0],
+                                   (int32_t) (l.v ? l.v->ne[0] : 0),
+                                   (int64_t) l.k->nb[1],
+                                   (int64_t) (l.v ? l.v->nb[1] : 0)};
+                return;
+            }
+            first += layers.size();
+        }
+        paged_fail(LLAMA_PAGED_INVALID, "storage " + std::to_string(i) + " is not one of " + std::to_string(first));
+    });
+}

@@ -1,0 +1,363 @@
+// One step: the batch is checked whole, then cut at n_ubatch and run; nothing here knows a sequence by name.
+
+#include "paged-attn.h"
+#include "paged-state.h"
+
+#include "llama-graph.h"
+#include "llama-memory-hybrid-iswa.h"
+#include "llama-memory-hybrid.h"
+
+#include <algorithm>
+#include <cstring>
+
+using access = llama_paged_access;
+
+// a row of batch.seqs
+struct seq_row {
+    int32_t first, n_tokens, length, reserved;
+};
+
+static seq_row row_of(const llama_paged_batch & b, int32_t s) {
+    seq_row row;
+    memcpy(&row, b.seqs + 4 * s, sizeof(row));
+    return row;
+}
+
+[[noreturn]] static void invalid(const std::string & what) { paged_fail(LLAMA_PAGED_INVALID, what); }
+
+static std::string sequence(int32_t s) { return "sequence " + std::to_string(s) + ": "; }
+
+// -- checks: whatever upstream would abort on is refused here
+
+static void check_sequence(const llama_paged & paged, const llama_paged_batch & b, int32_t s, int32_t first) {
+    const seq_row row = row_of(b, s);
+    const int32_t bs  = paged.params.block_size;
+    if (row.first != first || row.n_tokens < 1 || row.n_tokens > b.n_tokens - first) {
+        invalid(sequence(s) + "its tokens must be the next ones of the batch, at least one");
+    }
+    if (row.reserved != 0) {
+        invalid(sequence(s) + "the fourth number of its row must be 0");
+    }
+    if (row.length < row.n_tokens || (uint32_t) row.length > paged.params.max_seq_len) {
+        invalid(sequence(s) + "its length of " + std::to_string(row.length) + " is not within " +
+                std::to_string(row.n_tokens) + " .. " + std::to_string(paged.params.max_seq_len));
+    }
+    const int32_t n_blocks = (row.length - 1) / bs + 1;
+    if (n_blocks > b.table_stride) {
+        invalid(sequence(s) + "its table is shorter than its length");
+    }
+    const int32_t * table = b.tables + (size_t) s * b.table_stride;
+    for (int32_t i = 0; i < n_blocks; ++i) {
+        if (table[i] < 0 || (uint32_t) table[i] >= paged.params.n_blocks) {
+            invalid(sequence(s) + "block " + std::to_string(table[i]) + " is not in the pool");
+        }
+    }
+    for (int32_t i = first; i < first + row.n_tokens; ++i) {
+        const int32_t position = row.length - row.n_tokens + i - first;
+        if (b.positions[i] != position) {
+            invalid(sequence(s) + "token " + std::to_string(i) + " stands at position " +
+                    std::to_string(b.positions[i]) + "; its length says " + std::to_string(position));
+        }
+        if (b.slots[i] != table[position / bs] * bs + position % bs) {
+            invalid(sequence(s) + "the slot of token " + std::to_string(i) + " is not the one in its table");
+        }
+    }
+}
+
+static int32_t count_outputs(const llama_paged_batch & b) {
+    return (int32_t) std::count_if(b.outputs, b.outputs + b.n_tokens, [](int8_t wanted) { return wanted != 0; });
+}
+
+static void check_states(const llama_context & ctx, const llama_paged & paged, const llama_paged_batch & b) {
+    if (!paged.states) {
+        return;
+    }
+    if (!b.states) {
+        invalid("the model has recurrent layers: every sequence needs a state");
+    }
+    const int32_t     n_states = ctx.get_cparams().n_seq_max;
+    std::vector<bool> taken(n_states);
+    for (int32_t s = 0; s < b.n_seqs; ++s) {
+        const int32_t state = b.states[s];
+        if (state < 0 || state >= n_states || taken[state]) {
+            invalid(sequence(s) + "state " + std::to_string(state) + " is taken or not one of the " +
+                    std::to_string(n_states) + " there are");
+        }
+        taken[state] = true;
+    }
+}
+
+static void check_batch(const llama_context & ctx, const llama_paged & paged, const llama_paged_batch & b) {
+    const auto & cp = ctx.get_cparams();
+    if (!b.tokens || !b.positions || !b.slots || !b.outputs || !b.seqs || !b.tables) {
+        invalid("an array of the batch is null");
+    }
+    if (b.n_tokens < 1 || b.n_tokens > (int32_t) cp.n_batch) {
+        invalid("the batch has " + std::to_string(b.n_tokens) + " tokens; 1 to " + std::to_string(cp.n_batch) +
+                " are possible");
+    }
+    if (b.n_seqs < 1 || b.n_seqs > b.n_tokens) {
+        invalid("the batch has " + std::to_string(b.n_seqs) + " sequences; every one needs a token");
+    }
+    const int32_t n_vocab = ctx.get_model().vocab.n_tokens();
+    for (int32_t i = 0; i < b.n_tokens; ++i) {
+        if (b.tokens[i] < 0 || b.tokens[i] >= n_vocab) {
+            invalid("token " + std::to_string(b.tokens[i]) + " is not in the vocabulary of " + std::to_string(n_vocab));
+        }
+    }
+    int32_t first = 0;
+    for (int32_t s = 0; s < b.n_seqs; ++s) {
+        check_sequence(paged, b, s, first);
+        first += row_of(b, s).n_tokens;
+    }
+    if (first != b.n_tokens) {
+        invalid("the sequences cover " + std::to_string(first) + " of " + std::to_string(b.n_tokens) + " tokens");
+    }
+    if (count_outputs(b) > (int32_t) cp.n_outputs_max) {
+        invalid(std::to_string(count_outputs(b)) + " outputs are wanted; " + std::to_string(cp.n_outputs_max) +
+                " are possible");
+    }
+    check_states(ctx, paged, b);
+}
+
+// -- the part of the batch that one ubatch carries
+
+// a run of tokens, and the sequences that have tokens in it
+struct piece {
+    int32_t t0, t1;
+    int32_t s0, s1;
+};
+
+// graphs live as long as their shapes: these are rounded up, within what was reserved
+static int32_t bucket(int32_t n, int32_t step, uint32_t limit) {
+    return std::min<int32_t>((n + step - 1) / step * step, (int32_t) limit);
+}
+
+// A sequence that the cut goes through is shorter by its tokens that come later.
+static void set_step(llama_paged & paged, const llama_paged_batch & b, const piece & p) {
+    paged_step &  step = paged.step;
+    const int32_t bs   = paged.params.block_size;
+    int32_t       width = 1;
+    for (int32_t s = p.s0; s < p.s1; ++s) {
+        width = std::max(width, (row_of(b, s).length - 1) / bs + 1);
+    }
+    step.slots    = b.slots + p.t0;
+    step.n_tokens = p.t1 - p.t0;
+    step.n_rows   = bucket(p.s1 - p.s0, 8, paged.params.max_rows);
+    step.width    = bucket(width, 64, paged.max_width);
+
+    const size_t stride = GGML_PAGED_ATTN_HEADER + step.width;
+    step.table.assign(step.n_rows * stride, 0);
+    for (int32_t s = p.s0; s < p.s1; ++s) {
+        const seq_row row   = row_of(b, s);
+        const int32_t begin = std::max(row.first, p.t0);
+        const int32_t end   = std::min(row.first + row.n_tokens, p.t1);
+        const int32_t later = row.first + row.n_tokens - end;
+        int32_t *     out   = step.table.data() + (s - p.s0) * stride;
+        out[GGML_PAGED_ATTN_Q0] = begin - p.t0;
+        out[GGML_PAGED_ATTN_NQ] = end - begin;
+        out[GGML_PAGED_ATTN_KV] = row.length - later;
+        const int32_t n_blocks  = (row.length - later - 1) / bs + 1;
+        memcpy(out + GGML_PAGED_ATTN_HEADER, b.tables + (size_t) s * b.table_stride, n_blocks * sizeof(int32_t));
+    }
+}
+
+static llama_ubatch make_ubatch(llama_paged & paged, const llama_paged_batch & b, const piece & p) {
+    const int32_t n      = p.t1 - p.t0;
+    const bool    states = paged.states != nullptr;
+    auto &        buf    = paged.buffers;
+    buf.n_seq_id.assign(n, 1);
+    buf.seq_ptr.resize(n);
+    buf.seq_idx.assign(LLAMA_MAX_SEQ, -1);
+    if (states) { // runs of equal length, each in its own state
+        buf.seq_data.assign(b.states + p.s0, b.states + p.s1);
+    } else { // attention needs no sequence ids: one stands for all
+        buf.seq_data.assign(1, 0);
+    }
+    buf.seq_unq          = buf.seq_data;
+    const int32_t n_seqs = (int32_t) buf.seq_data.size();
+    for (int32_t i = 0; i < n; ++i) {
+        buf.seq_ptr[i] = &buf.seq_data[states ? i / (n / n_seqs) : 0];
+    }
+    for (int32_t s = 0; s < n_seqs; ++s) {
+        buf.seq_idx[buf.seq_unq[s]] = s;
+    }
+
+    llama_ubatch ub = {};
+    ub.b_equal_seqs = states;
+    ub.n_tokens     = n;
+    ub.n_seqs       = states ? n_seqs : n;
+    ub.n_seq_tokens = n / ub.n_seqs;
+    ub.n_seqs_unq   = n_seqs;
+    ub.n_pos        = 1;
+    ub.token        = const_cast<llama_token *>(b.tokens + p.t0);
+    ub.pos          = const_cast<llama_pos *>(b.positions + p.t0);
+    ub.n_seq_id     = buf.n_seq_id.data();
+    ub.seq_id       = buf.seq_ptr.data();
+    ub.seq_id_unq   = buf.seq_unq.data();
+    ub.seq_idx      = buf.seq_idx.data();
+    ub.output       = const_cast<int8_t *>(b.outputs + p.t0);
+    if (states) { // upstream reuses a graph only when it may keep the ids of the ubatch it was built for
+        ub.data             = std::make_shared<llama_ubatch::data_t>();
+        ub.data->seq_id_unq = buf.seq_unq;
+        ub.seq_id_unq       = ub.data->seq_id_unq.data();
+    }
+    return ub;
+}
+
+// A hybrid's memory context holds the cells of the recurrent states, found anew for every ubatch.
+static llama_memory_context_ptr hybrid_context(llama_context & ctx, llama_paged & paged, const llama_ubatch & ub) {
+    std::vector<llama_ubatch> ubatches{ub};
+    if (!paged.states->prepare(ubatches)) {
+        paged_fail(LLAMA_PAGED_FAILED, "no recurrent state for the sequences of the step");
+    }
+    llama_kv_cache::slot_info unused = {};
+    unused.resize(1);
+    unused.strm[0] = 0;
+    unused.idxs[0].assign(1, 0);
+
+    llama_memory_i * memory = &access::memory(ctx);
+    if (auto * hybrid = dynamic_cast<llama_memory_hybrid *>(memory)) {
+        return std::make_unique<llama_memory_hybrid_context>(hybrid, llama_kv_cache::slot_info_vec_t{unused}, ubatches);
+    }
+    return std::make_unique<llama_memory_hybrid_iswa_context>(static_cast<llama_memory_hybrid_iswa *>(memory),
+                                                              llama_kv_cache::slot_info_vec_t{unused},
+                                                              llama_kv_cache::slot_info_vec_t{unused}, ubatches);
+}
+
+// -- running
+
+static void copy_logits(llama_context & ctx, llm_graph_result & result, const llama_ubatch & ub, int32_t t0, int32_t n_done) {
+    const uint32_t n_outputs = access::n_outputs(ctx);
+    ggml_tensor *  logits    = result.get_logits();
+    if (logits && n_outputs > 0) {
+        const int64_t  n_vocab = ctx.get_model().vocab.n_tokens();
+        ggml_backend_t backend = ggml_backend_sched_get_tensor_backend(access::sched(ctx), logits);
+        ggml_backend_tensor_get_async(backend, logits, access::logits(ctx) + n_done * n_vocab, 0,
+                                      n_outputs * n_vocab * sizeof(float));
+    }
+    for (uint32_t i = 0; i < ub.n_tokens; ++i) {
+        if (ub.output[i]) {
+            access::output_ids(ctx)[t0 + i] = n_done++;
+        }
+    }
+}
+
+// returns the number of outputs
+static int32_t run_piece(llama_context & ctx, llama_paged & paged, const llama_paged_batch & b, const piece & p,
+                         int32_t n_done) {
+    set_step(paged, b, p);
+    const llama_ubatch ub = make_ubatch(paged, b, p);
+
+    const int32_t n_outputs = (int32_t) std::count_if(ub.output, ub.output + ub.n_tokens, [](int8_t o) { return o != 0; });
+    access::n_outputs(ctx)  = n_outputs; // the graph depends on it
+
+    llama_memory_context_ptr own;
+    if (paged.states) {
+        own = hybrid_context(ctx, paged, ub);
+    }
+    ggml_status status = GGML_STATUS_FAILED;
+    auto *      result = ctx.process_ubatch(ub, LLM_GRAPH_TYPE_DEFAULT, own ? own.get() : paged.memory.get(), status);
+    if (!result) {
+        for (int32_t s = p.s0; paged.states && s < p.s1; ++s) { // a state that was half updated is worth nothing
+            paged.states->seq_rm(b.states[s], -1, -1);
+        }
+        switch (status) {
+        case GGML_STATUS_ABORTED:
+            paged_fail(LLAMA_PAGED_ABORTED, "the step was aborted");
+        case GGML_STATUS_ALLOC_FAILED:
+            paged_fail(LLAMA_PAGED_NO_MEMORY, "no memory for the graph of the step");
+        default:
+            paged_fail(LLAMA_PAGED_FAILED, "the step could not be computed");
+        }
+    }
+    copy_logits(ctx, *result, ub, p.t0, n_done);
+    if (own) {
+        ctx.synchronize(); // the graph refers to the memory context, which ends here
+    }
+    return n_outputs;
+}
+
+// Attention takes any mixture: cut by tokens alone.
+static std::vector<piece> cut_by_tokens(const llama_paged_batch & b, int32_t n_ubatch) {
+    std::vector<piece> pieces;
+    int32_t            s = 0;
+    for (int32_t t = 0; t < b.n_tokens; t += n_ubatch) {
+        const int32_t end = std::min(b.n_tokens, t + n_ubatch);
+        while (row_of(b, s).first + row_of(b, s).n_tokens <= t) {
+            ++s;
+        }
+        int32_t s1 = s;
+        while (s1 < b.n_seqs && row_of(b, s1).first < end) {
+            ++s1;
+        }
+        pieces.push_back({t, end, s, s1});
+    }
+    return pieces;
+}
+
+// Recurrent layers want sequences with equally many tokens: runs of such, or a long one in pieces.
+static std::vector<piece> cut_by_length(const llama_paged_batch & b, int32_t n_ubatch) {
+    std::vector<piece> pieces;
+    for (int32_t s = 0; s < b.n_seqs;) {
+        const seq_row row = row_of(b, s);
+        if (row.n_tokens > n_ubatch) {
+            for (int32_t t = 0; t < row.n_tokens; t += n_ubatch) {
+                pieces.push_back({row.first + t, row.first + std::min(row.n_tokens, t + n_ubatch), s, s + 1});
+            }
+            ++s;
+            continue;
+        }
+        int32_t end = s;
+        while (end < b.n_seqs && row_of(b, end).n_tokens == row.n_tokens && (end - s + 1) * row.n_tokens <= n_ubatch) {
+            ++end;
+        }
+        pieces.push_back({row.first, row.first + (end - s) * row.n_tokens, s, end});
+        s = end;
+    }
+    return pieces;
+}
+
+// Without a step the graph builder reserves for the worst case: the step must end, however it ends.
+struct step_scope {
+    paged_step & step;
+    ~step_scope() { step.slots = nullptr; }
+};
+
+static void decode(llama_context & ctx, llama_paged & paged, const llama_paged_batch & b) {
+    check_batch(ctx, paged, b);
+    access::begin(ctx, b.n_tokens, count_outputs(b));
+
+    const step_scope scope{paged.step};
+    const int32_t    n_ubatch = ctx.get_cparams().n_ubatch;
+    int32_t          n_done   = 0;
+    for (const piece & p : paged.states ? cut_by_length(b, n_ubatch) : cut_by_tokens(b, n_ubatch)) {
+        n_done += run_piece(ctx, paged, b, p, n_done);
+    }
+    access::n_outputs(ctx) = n_done;
+}
+
+llama_paged_status llama_decode_paged(llama_context * ctx, const llama_paged_batch * batch) {
+    return paged_guard([&] {
+        llama_paged & paged = paged_of(ctx);
+        if (!batch) {
+            paged_fail(LLAMA_PAGED_INVALID, "the batch is null");
+        }
+        decode(*ctx, paged, *batch);
+    });
+}
+
+const float * llama_paged_logits(llama_context * ctx, int32_t row) {
+    const float *            logits = nullptr;
+    const llama_paged_status status = paged_guard([&] {
+        paged_of(ctx);
+        ctx->synchronize();
+        const int32_t n_outputs = (int32_t) access::n_outputs(*ctx);
+        if (row < 0 || row >= n_outputs) {
+            invalid("row " + std::to_string(row) + " is not one of the " + std::to_string(n_outputs) +
+                    " outputs of the last step");
+        }
+        logits = access::logits(*ctx) + (int64_t) row * ctx->get_model().vocab.n_tokens();
+    });
+    return status == LLAMA_PAGED_OK ? logits : nullptr;
+}

@@ -1,0 +1,202 @@
+// From a model to a paged context: what is refused, what is forced, what is checked when the devices are known.
+
+#include "llama-paged-hooks.h"
+#include "paged-attn.h"
+#include "paged-state.h"
+
+#include "llama-cpp.h"
+#include "llama-graph.h"
+
+#include <algorithm>
+
+// llama_init_from_model has no room for our parameters: they wait here while it runs on this thread
+static thread_local const llama_paged_params * pending = nullptr;
+
+[[noreturn]] static void invalid(const std::string & what) { paged_fail(LLAMA_PAGED_INVALID, what); }
+
+// V is stored as stock stores it under flash attention; where stock turns that off, only padded rows differ.
+static void untranspose(llama_kv_cache & cache, const llama_model & model) {
+    bool & transposed = llama_paged_access::v_trans(cache);
+    if (!transposed) {
+        return;
+    }
+    for (const auto & layer : llama_paged_access::layers(cache)) {
+        if (layer.v && layer.v->ne[0] != (int64_t) model.hparams.n_embd_v_gqa(layer.il)) {
+            paged_fail(LLAMA_PAGED_UNSUPPORTED, "the V rows of its layers differ in size and flash attention is off");
+        }
+    }
+    transposed = false;
+}
+
+void llama_paged_attach(llama_context & ctx) {
+    if (!pending) {
+        return;
+    }
+    const llama_model & model = llama_paged_access::model(ctx);
+    llama_cparams &     cp    = llama_paged_access::cparams(ctx);
+
+    const paged_parts parts = paged_parts_of(
+        llama_paged_access::has_memory(ctx) ? &llama_paged_access::memory(ctx) : nullptr, model);
+
+    auto paged             = std::make_shared<llama_paged>();
+    paged->params          = *pending;
+    paged->params.max_rows = std::min(pending->max_rows, cp.n_ubatch); // a row of a ubatch has a token in it
+    paged->max_width       = (pending->max_seq_len + pending->block_size - 1) / pending->block_size;
+    paged->caches          = parts.caches;
+    paged->states          = parts.states;
+    for (llama_kv_cache * cache : parts.caches) {
+        if (cache->get_n_stream() != 1 || cache->get_size() != paged->n_slots()) {
+            paged_fail(LLAMA_PAGED_FAILED, "a cache has " + std::to_string(cache->get_size()) + " slots in " +
+                                               std::to_string(cache->get_n_stream()) + " streams; expected one of " +
+                                               std::to_string(paged->n_slots()));
+        }
+        untranspose(*cache, model);
+        llama_paged_access::paged(*cache) = paged;
+    }
+    cp.n_ctx_seq = pending->max_seq_len; // chooses rope factors; the pool is as long as all sequences together
+}
+
+// Products over repacked weights follow the number of columns.
+static void require_plain_weights(const llama_model & model) {
+    for (const auto & [name, tensor] : model.tensors_by_name) {
+        const auto buft   = ggml_backend_buffer_get_type(tensor->buffer);
+        const auto device = ggml_backend_buft_get_device(buft);
+        const bool on_cpu = !device || ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU;
+        if (!on_cpu || !ggml_backend_buft_is_host(buft)) {
+            paged_fail(LLAMA_PAGED_UNSUPPORTED, "deterministic mode needs plain weights on the CPU, but '" + name +
+                                                    "' lies in " + ggml_backend_buft_name(buft) +
+                                                    ": load the model with use_extra_bufts = false");
+        }
+    }
+}
+
+static void make_deterministic(llama_context & ctx) {
+    require_plain_weights(llama_paged_access::model(ctx));
+    const ggml_backend_t backend = llama_paged_access::backend_cpu(ctx);
+    const auto           reg     = ggml_backend_dev_backend_reg(ggml_backend_get_device(backend));
+    const auto           set     = reinterpret_cast<decltype(&ggml_backend_cpu_set_use_ref)>(
+        ggml_backend_reg_get_proc_address(reg, "ggml_backend_cpu_set_use_ref"));
+    if (!set) {
+        paged_fail(LLAMA_PAGED_UNSUPPORTED, "this CPU backend has no deterministic mode");
+    }
+    set(backend, true);
+}
+
+// After the reservation: every attention layer must run where its pool lies.
+static void check_devices(llama_context & ctx) {
+    int n_layers = 0;
+    for (const auto & node : ctx.get_gf_res_reserve()->get_fused_nodes()) {
+        if (node.tensor->op != GGML_OP_PAGED_ATTN) {
+            continue;
+        }
+        const auto backend = paged_backend_of(llama_paged_access::sched(ctx), node.tensor->src[1]);
+        if (!backend || !ggml_backend_supports_op(backend, node.tensor)) {
+            paged_fail(LLAMA_PAGED_UNSUPPORTED,
+                       "layer " + std::to_string(node.il) + ": the device of its cache cannot run paged attention");
+        }
+        ++n_layers;
+    }
+    if (n_layers == 0) {
+        paged_fail(LLAMA_PAGED_UNSUPPORTED, "the model has no attention layer to page");
+    }
+}
+
+static void check_params(const llama_model * model, const llama_context_params & cp, const llama_paged_params & p) {
+    if (!model) {
+        invalid("the model is null");
+    }
+    if (p.block_size == 0 || p.block_size % 32 != 0) {
+        invalid("block_size is " + std::to_string(p.block_size) + "; it must be a multiple of 32");
+    }
+    const uint64_t slots = (uint64_t) p.n_blocks * p.block_size;
+    if (slots == 0 || slots % 256 != 0 || slots > INT32_MAX) {
+        invalid("the pool has " + std::to_string(slots) + " slots; it must have a multiple of 256, below 2^31");
+    }
+    if (p.max_rows == 0 || p.max_seq_len == 0) {
+        invalid("max_rows and max_seq_len must be at least 1");
+    }
+    if (cp.n_batch == 0) {
+        invalid("n_batch must be at least 1");
+    }
+    if (cp.embeddings || (cp.pooling_type != LLAMA_POOLING_TYPE_UNSPECIFIED && cp.pooling_type != LLAMA_POOLING_TYPE_NONE)) {
+        paged_fail(LLAMA_PAGED_UNSUPPORTED, "a paged context gives logits, no embeddings");
+    }
+    if (cp.n_samplers > 0 || cp.ctx_other || cp.ctx_type != LLAMA_CONTEXT_TYPE_DEFAULT) {
+        paged_fail(LLAMA_PAGED_UNSUPPORTED, "a paged context takes no backend samplers and no second context");
+    }
+    if (model->split_mode() == LLAMA_SPLIT_MODE_TENSOR) {
+        paged_fail(LLAMA_PAGED_UNSUPPORTED, "tensor split mode cannot be paged: use layer split");
+    }
+}
+
+static llama_context * init(llama_model * model, llama_context_params cp, const llama_paged_params & p) {
+    check_params(model, cp, p);
+    if (const char * why = llama_paged_refusal(model)) {
+        paged_fail(LLAMA_PAGED_UNSUPPORTED, why);
+    }
+    const bool has_states = llama_model_is_recurrent(model) || llama_model_is_hybrid(model);
+
+    cp.n_ctx           = p.n_blocks * p.block_size;
+    cp.n_batch         = std::min(cp.n_batch, cp.n_ctx);
+    cp.n_ubatch        = cp.n_ubatch == 0 ? cp.n_batch : std::min(cp.n_ubatch, cp.n_batch);
+    cp.n_seq_max       = has_states ? std::min<uint32_t>({p.max_rows, cp.n_batch, (uint32_t) llama_max_parallel_sequences()}) : 1;
+    cp.kv_unified      = true;
+    cp.swa_full        = true;
+    cp.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
+    cp.pooling_type    = LLAMA_POOLING_TYPE_NONE;
+    cp.n_outputs_max   = cp.n_outputs_max == 0 ? cp.n_batch : std::max(cp.n_outputs_max, cp.n_seq_max);
+
+    paged_clear_error();
+    pending = &p;
+    llama_context_ptr ctx(llama_init_from_model(model, cp));
+    pending = nullptr;
+    if (!ctx) { // upstream logs what it catches; what we threw inside is still known
+        const std::string why = llama_paged_error();
+        if (why.empty()) {
+            paged_fail(LLAMA_PAGED_NO_MEMORY, "the context could not be made; the log says why");
+        }
+        paged_fail(LLAMA_PAGED_UNSUPPORTED, why);
+    }
+    check_devices(*ctx);
+    if (p.deterministic) {
+        make_deterministic(*ctx);
+    }
+    llama_paged & paged = paged_of(ctx.get());
+    if (!paged.states) {
+        paged.memory = llama_paged_access::memory(*ctx).init_full();
+    }
+    return ctx.release();
+}
+
+llama_context * llama_paged_init(llama_model * model, llama_context_params cparams, llama_paged_params params) {
+    llama_context * ctx = nullptr;
+    paged_guard([&] { ctx = init(model, cparams, params); });
+    pending = nullptr;
+    return ctx;
+}
+
+// The code that makes the real memory is asked for a small one: no list of architectures can go stale.
+const char * llama_paged_refusal(const llama_model * model) {
+    const llama_paged_status status = paged_guard([&] {
+        if (!model) {
+            invalid("the model is null");
+        }
+        llama_cparams cp = {};
+        cp.n_ctx         = 256;
+        cp.n_ctx_seq     = 256;
+        cp.n_seq_max     = 1;
+        cp.n_ubatch      = 32;
+        cp.n_batch       = 32;
+        cp.flash_attn    = true;
+        cp.kv_unified    = true;
+        cp.causal_attn   = true;
+
+        llama_memory_params mp = {};
+        mp.type_k              = GGML_TYPE_F16;
+        mp.type_v              = GGML_TYPE_F16;
+        mp.swa_full            = true;
+        const llama_memory_ptr memory(model->create_memory(mp, cp));
+        paged_parts_of(memory.get(), *model);
+    });
+    return status == LLAMA_PAGED_OK ? nullptr : llama_paged_error();
+}

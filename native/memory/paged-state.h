@@ -1,0 +1,106 @@
+// What the parts of the paged memory share. Private to this folder.
+#pragma once
+
+#include "llama-paged.h"
+
+#include "llama-context.h"
+#include "llama-kv-cache.h"
+#include "llama-memory-recurrent.h"
+#include "llama-model.h"
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+// A failure on its way to the C interface.
+struct paged_error : std::runtime_error {
+    llama_paged_status status;
+    paged_error(llama_paged_status status, const std::string & what) : std::runtime_error(what), status(status) {}
+};
+
+// Throws a paged_error; the sentence also survives upstream frames that swallow exceptions.
+[[noreturn]] void paged_fail(llama_paged_status status, const std::string & what);
+void paged_clear_error();
+
+// Runs f, turns whatever it throws into a status and leaves the sentence for llama_paged_error().
+llama_paged_status paged_status_of(const std::exception & e);
+template <typename F> llama_paged_status paged_guard(F && f) noexcept {
+    try {
+        f();
+        return LLAMA_PAGED_OK;
+    } catch (const std::exception & e) {
+        return paged_status_of(e);
+    }
+}
+
+// One step's inputs as the graph reads them: the part of the batch that the current ubatch carries.
+struct paged_step {
+    const int32_t *      slots    = nullptr; // null outside a step: graphs are then reserved for the worst case
+    int32_t              n_tokens = 0;
+    int32_t              n_rows   = 0; // padded, so that graphs are reused while sequences come and go
+    int32_t              width    = 0; // blocks, padded likewise
+    std::vector<int32_t> table;        // [n_rows][header + width]
+};
+
+// The arrays a llama_ubatch points to; kept, so that a step allocates nothing.
+struct paged_ubatch_buffers {
+    std::vector<int32_t>        n_seq_id;
+    std::vector<llama_seq_id>   seq_data;
+    std::vector<llama_seq_id *> seq_ptr;
+    std::vector<llama_seq_id>   seq_unq;
+    std::vector<int32_t>        seq_idx;
+};
+
+// The paged mode of one context. Its caches share it; it dies with the last of them.
+struct llama_paged {
+    llama_paged_params            params;
+    uint32_t                      max_width = 0; // blocks of the longest sequence
+    std::vector<llama_kv_cache *> caches;
+    llama_memory_recurrent *      states = nullptr;
+    llama_memory_context_ptr      memory; // serves every step of an attention-only model
+    paged_step                    step;
+    paged_ubatch_buffers          buffers;
+
+    uint32_t n_slots() const { return params.n_blocks * params.block_size; }
+};
+
+// The one friend of upstream's classes: it opens doors and does nothing else.
+struct llama_paged_access {
+    using layer = llama_kv_cache::kv_layer;
+
+    static llama_memory_i & memory(llama_context & c) { return *c.memory; }
+    static bool has_memory(const llama_context & c) { return c.memory != nullptr; }
+    static llama_cparams & cparams(llama_context & c) { return c.cparams; }
+    static const llama_model & model(const llama_context & c) { return c.model; }
+    static ggml_backend_sched_t sched(llama_context & c) { return c.sched.get(); }
+    static ggml_backend_t backend_cpu(llama_context & c) { return c.backend_cpu; }
+    static uint32_t & n_outputs(llama_context & c) { return c.n_outputs; }
+    static std::vector<int32_t> & output_ids(llama_context & c) { return c.output_ids; }
+    static float * logits(llama_context & c) { return c.logits.data; }
+    static size_t output_bytes(const llama_context & c) {
+        return c.buf_output ? ggml_backend_buffer_get_size(c.buf_output.get()) : 0;
+    }
+    static size_t compute_bytes(llama_context & c);
+
+    // what llama_decode does around its ubatches
+    static void begin(llama_context & c, int32_t n_tokens, int32_t n_outputs);
+
+    static const std::vector<layer> & layers(const llama_kv_cache & cache) { return cache.layers; }
+    static std::shared_ptr<llama_paged> & paged(llama_kv_cache & cache) { return cache.paged; }
+    static bool & v_trans(llama_kv_cache & cache) { return cache.v_trans; }
+    static size_t bytes(const llama_kv_cache & cache);
+};
+
+// The caches and the recurrent states of a memory; throws with the reason where a memory cannot be paged.
+struct paged_parts {
+    std::vector<llama_kv_cache *> caches;
+    llama_memory_recurrent *      states = nullptr;
+};
+paged_parts paged_parts_of(llama_memory_i * memory, const llama_model & model);
+
+// The paged mode of a context; throws where it is off.
+llama_paged & paged_of(llama_context * ctx);
+
+// The backend on which the pool of this tensor lies; null if none of the scheduler's can reach it.
+ggml_backend_t paged_backend_of(ggml_backend_sched_t sched, const ggml_tensor * pool);

@@ -1,0 +1,72 @@
+// GGML_OP_PAGED_ATTN: attention that reads K and V where they lie, through a block table.
+//
+//   q      F32 [d_k, n_head,    n_tokens]   queries of all sequences, sequence after sequence
+//   k      any [d_k, n_head_kv, n_slots]    the pool of one layer; head and slot may be strided
+//   v      any [d_v, n_head_kv, n_slots]    may be a view of k (multi-head latent attention)
+//   table  I32 [4 + width, n_rows]          one row per sequence, see ggml_paged_attn_row
+//   sinks  F32 [n_head]                     optional
+//   out    F32 [d_v, n_head, n_tokens]      rows that no sequence covers are zero
+//
+// Query j of a sequence with kv_len L and n_q Q stands at position p = L - Q + j and attends the positions
+// max(0, p's window start) .. p. The token at position t lies in slot block[t / block_size]*block_size +
+// t % block_size. Nothing else is read, so stale bytes of other slots cannot reach an output.
+#pragma once
+
+#include "ggml.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// the integers in front of the block ids of a table row
+enum ggml_paged_attn_row {
+    GGML_PAGED_ATTN_Q0     = 0, // first query row of the sequence
+    GGML_PAGED_ATTN_NQ     = 1, // number of its query rows; 0: the row is skipped
+    GGML_PAGED_ATTN_KV     = 2, // its length in tokens after this step
+    GGML_PAGED_ATTN_FLAGS  = 3, // must be 0
+    GGML_PAGED_ATTN_HEADER = 4, // block ids in position order follow, -1 past the end
+};
+
+enum ggml_paged_attn_window {
+    GGML_PAGED_ATTN_WINDOW_NONE    = 0,
+    GGML_PAGED_ATTN_WINDOW_SLIDING = 1, // the last `window` positions, its own included
+    GGML_PAGED_ATTN_WINDOW_CHUNKED = 2, // from the last multiple of `window`
+};
+
+enum ggml_paged_attn_flags {
+    // a row's result does not depend on how many query rows its sequence has in the step
+    GGML_PAGED_ATTN_DETERMINISTIC = 1,
+};
+
+struct ggml_paged_attn_params {
+    float   scale;
+    float   max_bias;    // ALiBi, 0: none
+    float   softcap;     // cap*tanh(score/cap), 0: none
+    int32_t block_size;  // tokens
+    int32_t window;      // tokens
+    int32_t window_type; // ggml_paged_attn_window
+    int32_t flags;       // ggml_paged_attn_flags
+};
+
+// NULL when the operator takes these tensors, else one sentence that says what does not fit.
+GGML_API const char * ggml_paged_attn_check(
+        const struct ggml_tensor * q,
+        const struct ggml_tensor * k,
+        const struct ggml_tensor * v,
+        const struct ggml_tensor * table,
+        const struct ggml_tensor * sinks,
+        const struct ggml_paged_attn_params * params);
+
+// Aborts where ggml_paged_attn_check complains: call that first with anything a user chose.
+GGML_API struct ggml_tensor * ggml_paged_attn(
+        struct ggml_context * ctx,
+        struct ggml_tensor  * q,
+        struct ggml_tensor  * k,
+        struct ggml_tensor  * v,
+        struct ggml_tensor  * table,
+        struct ggml_tensor  * sinks,
+        struct ggml_paged_attn_params params);
+
+#ifdef __cplusplus
+}
+#endif
