@@ -1,0 +1,54 @@
+"""Deterministic mode: a sequence gets the same bits alone, among others, and however its prompt is cut."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pyvelo import LLM, SamplingParams
+
+from .conftest import MakeModel
+from .paged import PagedRunner
+
+F16, Q8_0 = 1, 8
+N_SEQUENCES = 300
+
+
+def prompts_of(n: int, seed: int) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(3, 300, rng.integers(1, 60)).tolist() for _ in range(n)]
+
+
+@pytest.mark.parametrize("weights", ["f32", "f16", "q8_0", "Q4_K_M"])
+@pytest.mark.parametrize("kv", [F16, Q8_0])
+def test_logits_do_not_depend_on_company_or_cut(weights: str, kv: int, make_model: MakeModel) -> None:
+    path = make_model("--arch", "qwen3", "--layers", "2", "--embd", "256", "--ffn", "512", "--heads", "4",
+                      "--kv-heads", "2", "--head-dim", "64", "--vocab", "none", "--type", weights)  # fmt: skip
+    prompt, *others = prompts_of(9, seed=5)
+    prompt = [*prompt, *prompts_of(1, seed=6)[0], *range(3, 60)]
+
+    def last_logits(cuts: list[int], company: bool, n_threads: int) -> np.ndarray:
+        with PagedRunner(path, type_k=kv, type_v=kv, max_seqs=16, n_blocks=128, n_threads=n_threads,
+                         deterministic=True, seed=n_threads) as runner:  # fmt: skip
+            seq, at = runner.sequence(), 0
+            for cut in [*cuts, len(prompt)]:
+                beside = [(runner.sequence(), tokens) for tokens in others] if company else []
+                logits = runner.step([*beside, (seq, prompt[at:cut])])[-1]
+                at = cut
+            return logits
+
+    alone = last_logits([], company=False, n_threads=2)
+    for cuts, company, n_threads in [([1], False, 2), ([1, 2, 40], True, 2), ([31, 33], True, 1), ([64], False, 3)]:
+        np.testing.assert_array_equal(alone, last_logits(cuts, company, n_threads))
+
+
+def test_300_sequences_say_what_each_says_alone(tiny_model: Path) -> None:
+    params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+    prompts = prompts_of(N_SEQUENCES, seed=7)
+    with LLM(tiny_model, deterministic=True, max_num_seqs=N_SEQUENCES, n_ctx=128) as llm:
+        together = [out.token_ids for out in llm.generate(prompts, params)]
+        alone = [llm.generate([prompt], params)[0].token_ids for prompt in prompts]
+    assert together == alone
+    assert len({tuple(ids) for ids in together}) > N_SEQUENCES // 10  # the model does say different things

@@ -1,0 +1,100 @@
+"""The same model and the same tokens three ways: paged, contiguous in the patched tree, and stock.
+
+Prefill in odd pieces, then 200 decode steps; blocks in random places, the pool full of NaN at first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from . import contiguous
+from .conftest import MakeModel
+from .paged import PagedRunner, nmse
+
+F32, F16, Q4_0, Q8_0 = 0, 1, 2, 8
+CHUNKS = [1, 37, 64, 3, 129, 65, 33]
+N_GREEDY = 200
+SHAPE = ("--arch", "qwen3", "--layers", "3", "--embd", "256", "--ffn", "384",
+         "--heads", "4", "--kv-heads", "2", "--head-dim", "64", "--vocab", "none")  # fmt: skip
+
+
+def tokens_of(n_vocab: int, n: int, seed: int = 1) -> list[int]:
+    return np.random.default_rng(seed).integers(3, n_vocab, n).tolist()
+
+
+def run_paged(path: Path, kv: int, tokens: list[int], chunks: list[int], n_greedy: int) -> contiguous.Result:
+    """The job of `contiguous.run`, over pages; the state is left empty."""
+    logits: list[npt.NDArray[np.float32]] = []
+    greedy: list[int] = []
+    with PagedRunner(path, type_k=kv, type_v=kv) as runner:
+        seq = runner.sequence()
+        for chunk in chunks:
+            logits.append(runner.step([(seq, tokens[seq.length : seq.length + chunk])])[0])
+        for _ in range(n_greedy):
+            greedy.append(int(logits[-1].argmax()))
+            logits.append(runner.step([(seq, greedy[-1:])])[0])
+    return contiguous.Result(np.stack(logits), np.asarray(greedy, np.int32), b"")
+
+
+@pytest.fixture(scope="module")
+def job(make_model: MakeModel) -> contiguous.Job:
+    path = make_model(*SHAPE, "--type", "f32")
+    with PagedRunner(path) as runner:
+        n_vocab = runner.model.info.n_vocab
+    return contiguous.Job(model=str(path), tokens=tokens_of(n_vocab, sum(CHUNKS)), chunks=CHUNKS, n_greedy=N_GREEDY,
+                          type_k=F32, type_v=F32)  # fmt: skip
+
+
+@pytest.mark.parametrize("build", ["patched_library", "stock_library"])
+def test_f32_equals_stock_to_rounding(build: str, job: contiguous.Job, request: pytest.FixtureRequest) -> None:
+    stock = contiguous.run(request.getfixturevalue(build), job)
+    paged = run_paged(Path(job.model), F32, job.tokens, job.chunks, job.n_greedy)
+    assert nmse(stock.logits, paged.logits) <= 1e-7
+    np.testing.assert_array_equal(stock.greedy, paged.greedy)
+
+
+def test_f16_weights(job: contiguous.Job, make_model: MakeModel, stock_library: Path) -> None:
+    path = make_model(*SHAPE, "--type", "f16")
+    steered = [*job.tokens, *tokens_of(300, N_GREEDY, seed=2)]  # the same tokens for both, whatever the argmax
+    chunks = [*CHUNKS, *[1] * N_GREEDY]
+    stock = contiguous.run(stock_library, replace(job, model=str(path), tokens=steered, chunks=chunks, n_greedy=0))
+    paged = run_paged(path, F32, steered, chunks, 0)
+    assert nmse(stock.logits, paged.logits) <= 2e-5
+
+
+@pytest.mark.parametrize("kv", [F16, Q8_0, Q4_0])
+def test_quantized_weights_differ_no_more_than_stock_from_itself(
+    kv: int, job: contiguous.Job, make_model: MakeModel, stock_library: Path
+) -> None:
+    """Stock's own noise: the same tokens in one piece and in odd ones, worst step of the decode."""
+    path = make_model(*SHAPE, "--type", "Q4_K_M")
+    tokens = [*job.tokens, *tokens_of(300, N_GREEDY, seed=3)]
+    odd = replace(job, model=str(path), tokens=tokens, chunks=[*CHUNKS, *[1] * N_GREEDY], n_greedy=0,
+                  type_k=kv, type_v=kv, flash_attn=True)  # fmt: skip
+    whole = replace(odd, chunks=[sum(CHUNKS), *[1] * N_GREEDY])
+    a, b = contiguous.run(stock_library, odd).logits, contiguous.run(stock_library, whole).logits
+    paged = run_paged(path, kv, tokens, odd.chunks, 0).logits
+    noise = nmse(a[-N_GREEDY:], b[-N_GREEDY:])
+    assert noise > 0
+    assert nmse(a[-N_GREEDY:], paged[-N_GREEDY:]) <= noise
+
+
+@pytest.mark.parametrize("kv", [F16, Q8_0, Q4_0])
+def test_rows_hold_the_bytes_of_stock(kv: int, make_model: MakeModel, stock_library: Path) -> None:
+    """One layer: its rows do not depend on attention, so not a bit may differ, rotation included."""
+    path = make_model(*SHAPE[:2], "--layers", "1", *SHAPE[4:], "--type", "f32")
+    with PagedRunner(path, type_k=kv, type_v=kv) as runner:
+        tokens = tokens_of(runner.model.info.n_vocab, sum(CHUNKS))
+        seq = runner.sequence()
+        for chunk in CHUNKS:
+            runner.step([(seq, tokens[seq.length : seq.length + chunk])])
+        job = contiguous.Job(model=str(path), tokens=tokens, chunks=CHUNKS, type_k=kv, type_v=kv, flash_attn=True)
+        stock = contiguous.rows_of_state(contiguous.run(stock_library, job).state, len(tokens))
+        ours = runner.rows(seq, [rows.shape[1] for rows in stock])
+    for mine, theirs in zip(ours, stock, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
