@@ -43,3 +43,6 @@ endfunction()
 get_property(_targets DIRECTORY ${_tree}/ggml/src PROPERTY BUILDSYSTEM_TARGETS)
 list(FILTER _targets INCLUDE REGEX "^ggml-cpu")
 set(PYVELO_CPU_TARGETS ${_targets})
+
+include(Amx)
+velo_keep_amx_config(${_tree} ${PYVELO_CPU_TARGETS})

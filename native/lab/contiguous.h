@@ -31,9 +31,9 @@ LAB_API struct contiguous * contiguous_open(const char * model, const struct con
 LAB_API void                contiguous_close(struct contiguous * c);
 LAB_API int32_t             contiguous_n_vocab(const struct contiguous * c);
 
-// llama_decode of n tokens of one sequence at positions first, first + 1, ...; only the last gives logits.
+// llama_decode of n tokens of one sequence at positions first, first + 1, ...
 LAB_API int32_t contiguous_decode(struct contiguous * c, const int32_t * tokens, int32_t n, int32_t first, int32_t seq);
-// of the last decode: n_vocab floats
+// of the last token of the last decode: n_vocab floats
 LAB_API int32_t contiguous_logits(struct contiguous * c, float * logits);
 // The saved state of a sequence, in upstream's format. Returns its size; nothing is written where it does not fit.
 LAB_API int64_t contiguous_state(struct contiguous * c, int32_t seq, uint8_t * bytes, int64_t capacity);

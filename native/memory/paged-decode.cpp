@@ -227,19 +227,30 @@ static llama_memory_context_ptr hybrid_context(llama_context & ctx, llama_paged 
 
 // -- running
 
+// Rows of the wanted tokens, behind the n_done rows of the pieces before. Most graphs compute just these rows; one
+// that ignores which are wanted (cogvlm) computes all.
 static void copy_logits(llama_context & ctx, llm_graph_result & result, const llama_ubatch & ub, int32_t t0, int32_t n_done) {
-    const uint32_t n_outputs = access::n_outputs(ctx);
-    ggml_tensor *  logits    = result.get_logits();
-    if (logits && n_outputs > 0) {
-        const int64_t  n_vocab = ctx.get_model().vocab.n_tokens();
-        ggml_backend_t backend = ggml_backend_sched_get_tensor_backend(access::sched(ctx), logits);
-        ggml_backend_tensor_get_async(backend, logits, access::logits(ctx) + n_done * n_vocab, 0,
-                                      n_outputs * n_vocab * sizeof(float));
+    ggml_tensor * logits = result.get_logits();
+    if (!logits) {
+        paged_fail(LLAMA_PAGED_UNSUPPORTED, "the graph of the model gives no logits");
+    }
+    const ggml_backend_t backend = ggml_backend_sched_get_tensor_backend(access::sched(ctx), logits);
+    const size_t         row     = ctx.get_model().vocab.n_tokens() * sizeof(float);
+    uint8_t *            to      = reinterpret_cast<uint8_t *>(access::logits(ctx)) + n_done * row;
+    const uint32_t       n_wanted = access::n_outputs(ctx);
+    const bool           all      = logits->ne[1] != (int64_t) n_wanted;
+    if (!all && n_wanted > 0) {
+        ggml_backend_tensor_get_async(backend, logits, to, 0, n_wanted * row);
     }
     for (uint32_t i = 0; i < ub.n_tokens; ++i) {
-        if (ub.output[i]) {
-            access::output_ids(ctx)[t0 + i] = n_done++;
+        if (!ub.output[i]) {
+            continue;
         }
+        if (all) {
+            ggml_backend_tensor_get_async(backend, logits, to, i * row, row);
+            to += row;
+        }
+        access::output_ids(ctx)[t0 + i] = n_done++;
     }
 }
 

@@ -42,7 +42,7 @@ class Job:
     type_v: int = 1
     n_ctx: int = 2048
     n_batch: int = 512
-    n_threads: int = 2
+    n_threads: int = 1
     flash_attn: bool = False
     repack: bool = True
 

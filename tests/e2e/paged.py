@@ -32,7 +32,7 @@ class PagedRunner:
 
     def __init__(
         self, path: Path | str, *, type_k: int = 1, type_v: int = 1, n_blocks: int = 64, block_size: int = 32,
-        max_batch_tokens: int = 512, max_seqs: int = 8, max_seq_len: int = 2048, n_threads: int = 2,
+        max_batch_tokens: int = 512, max_seqs: int = 8, max_seq_len: int = 2048, n_threads: int = 1,
         deterministic: bool = False, seed: int = 0,
     ) -> None:
         self.model = Model(path, deterministic=deterministic)

@@ -19,7 +19,7 @@ from .paged import PagedRunner, nmse
 F32, F16, Q4_0, Q8_0 = 0, 1, 2, 8
 CHUNKS = [1, 37, 64, 3, 129, 65, 33]
 N_GREEDY = 200
-SHAPE = ("--arch", "qwen3", "--layers", "3", "--embd", "256", "--ffn", "384",
+SHAPE = ("--arch", "qwen3", "--layers", "3", "--embd", "256", "--ffn", "512",
          "--heads", "4", "--kv-heads", "2", "--head-dim", "64", "--vocab", "none")  # fmt: skip
 
 
@@ -67,21 +67,24 @@ def test_f16_weights(job: contiguous.Job, make_model: MakeModel, stock_library: 
     assert nmse(stock.logits, paged.logits) <= 2e-5
 
 
+@pytest.mark.parametrize("weights", ["f32", "Q4_K_M"])
 @pytest.mark.parametrize("kv", [F16, Q8_0, Q4_0])
-def test_quantized_weights_differ_no_more_than_stock_from_itself(
-    kv: int, job: contiguous.Job, make_model: MakeModel, stock_library: Path
+def test_no_further_from_the_truth_than_stock(
+    kv: int, weights: str, job: contiguous.Job, make_model: MakeModel, stock_library: Path
 ) -> None:
-    """Stock's own noise: the same tokens in one piece and in odd ones, worst step of the decode."""
-    path = make_model(*SHAPE, "--type", "Q4_K_M")
+    """The truth is stock with F32 pages and no flash attention. Random weights under Q4_K_M blow any rounding up,
+    so there is no absolute bound there: paged must be as near to the truth as stock's flash attention is over the
+    same KV type, and nearer to stock than stock is to the truth."""
+    path = make_model(*SHAPE, "--type", weights)
     tokens = [*job.tokens, *tokens_of(300, N_GREEDY, seed=3)]
-    odd = replace(job, model=str(path), tokens=tokens, chunks=[*CHUNKS, *[1] * N_GREEDY], n_greedy=0,
-                  type_k=kv, type_v=kv, flash_attn=True)  # fmt: skip
-    whole = replace(odd, chunks=[sum(CHUNKS), *[1] * N_GREEDY])
-    a, b = contiguous.run(stock_library, odd).logits, contiguous.run(stock_library, whole).logits
-    paged = run_paged(path, kv, tokens, odd.chunks, 0).logits
-    noise = nmse(a[-N_GREEDY:], b[-N_GREEDY:])
-    assert noise > 0
-    assert nmse(a[-N_GREEDY:], paged[-N_GREEDY:]) <= noise
+    chunks = [*CHUNKS, *[1] * N_GREEDY]
+    exact = replace(job, model=str(path), tokens=tokens, chunks=chunks, n_greedy=0)
+    truth = contiguous.run(stock_library, exact).logits[-N_GREEDY:]
+    over_kv = replace(exact, type_k=kv, type_v=kv, flash_attn=True)
+    stock = contiguous.run(stock_library, over_kv).logits[-N_GREEDY:]
+    paged = run_paged(path, kv, tokens, chunks, 0).logits[-N_GREEDY:]
+    assert nmse(truth, paged) <= 1.02 * nmse(truth, stock)
+    assert nmse(stock, paged) <= nmse(truth, stock)
 
 
 @pytest.mark.parametrize("kv", [F16, Q8_0, Q4_0])
