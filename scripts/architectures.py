@@ -5,8 +5,9 @@
     python scripts/architectures.py --docs             writes docs/ARCHITECTURES.md
     python scripts/architectures.py --models FOLDER    models that were made before (see --keep)
 
-A model has weights wide enough that a wrong block in a table shows: that is tested too, for each. The pool is full of
-NaN at first and blocks lie in random places. Needs the package installed with -C cmake.define.PYVELO_BUILD_TESTS=ON.
+A model has weights wide enough that a wrong block in a table shows: that is tested too, for each. The pool is
+full of NaN at first and blocks lie in random places. The package must be installed with
+-C cmake.define.PYVELO_BUILD_TESTS=ON.
 """
 
 from __future__ import annotations
@@ -107,7 +108,9 @@ def check(path: Path, library: Path) -> Row:
             return replace(row, outcome="refused", note=model.refusal)
         n_vocab = model.info.n_vocab
     tokens = np.random.default_rng(7).integers(0, n_vocab, N_TOKENS).tolist()
-    job = contiguous.Job(model=str(path), tokens=tokens, chunks=[*CHUNKS, *[1] * N_DECODE], type_k=F32, type_v=F32)
+    job = contiguous.Job(
+        model=str(path), tokens=tokens, chunks=[*CHUNKS, *[1] * N_DECODE], type_k=F32, type_v=F32
+    )
     try:
         expected = contiguous.run(library, job).logits
         row = replace(
@@ -133,17 +136,21 @@ def markdown(rows: list[Row]) -> str:
     lines = [
         "# Architectures",
         "",
-        "Written by `python scripts/architectures.py --docs`. Every model is small, with random F32 weights of",
-        f"standard deviation {STDEV} and F32 pages; the figures are the worst normalised squared error of the logits of",
-        "a step, over prefill in odd pieces and decode, against the contiguous cache without flash attention:",
-        "**alone**, with blocks in random places of a pool full of NaN; **batched**, beside five other sequences;",
-        "**swapped**, decode with one block of the table replaced by another on purpose, to show that it would be seen.",
+        "Written by `python scripts/architectures.py --docs`. Every model is small, with random F32 weights",
+        f"of standard deviation {STDEV} and F32 pages. The figures are the worst normalised squared error of",
+        "the logits of a step, over prefill in odd pieces and decode, against the contiguous cache without",
+        "flash attention: **alone**, with blocks in random places of a pool full of NaN; **batched**, beside",
+        "five other sequences; **swapped**, decode with one block of the table replaced by another on",
+        "purpose, to show that it would be seen.",
         "",
         f"{len(paged)} models are paged:",
         "",
         "| model | what it caches | alone | batched | swapped |",
         "|---|---|---|---|---|",
-        *(f"| {r.model} | {r.kind} | {figure(r.error)} | {figure(r.batched)} | {figure(r.swapped)} |" for r in paged),
+        *(
+            f"| {r.model} | {r.kind} | {figure(r.error)} | {figure(r.batched)} | {figure(r.swapped)} |"
+            for r in paged
+        ),
         "",
         f"{len(refused)} are refused when a context is made, with this sentence:",
         "",
@@ -151,8 +158,8 @@ def markdown(rows: list[Row]) -> str:
         "|---|---|",
         *(f"| {r.model} | {r.note} |" for r in refused),
         "",
-        "Models with recurrent states page their attention and keep one state for each running sequence: their",
-        "prefixes cannot be shared by blocks alone.",
+        "Models with recurrent states page their attention and keep one state for each running sequence:",
+        "their prefixes cannot be shared by blocks alone.",
         "",
     ]
     return "\n".join(lines)
@@ -184,7 +191,8 @@ def main() -> int:
     if args.json:
         args.json.write_text(json.dumps([row.__dict__ for row in rows], indent=1))
     failed = sum(row.outcome == "FAILED" for row in rows)
-    print(f"{sum(r.outcome == 'paged' for r in rows)} paged, {sum(r.outcome == 'refused' for r in rows)} refused, {failed} failed")
+    n_paged, n_refused = (sum(r.outcome == o for r in rows) for o in ("paged", "refused"))
+    print(f"{n_paged} paged, {n_refused} refused, {failed} failed")
     return 1 if failed or not rows else 0
 
 

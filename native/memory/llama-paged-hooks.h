@@ -14,12 +14,12 @@ void llama_paged_attach(llama_context & ctx);
 
 // the table travels where a contiguous cache has its mask; its type tells them apart
 ggml_tensor * llama_paged_build_table(ggml_context * ctx, const llama_paged & paged);
-bool          llama_paged_can_reuse  (const ggml_tensor * table, const llama_paged & paged);
-bool          llama_paged_is_table   (const ggml_tensor * mask);
+bool          llama_paged_can_reuse(const ggml_tensor * table, const llama_paged & paged);
+bool          llama_paged_is_table(const ggml_tensor * mask);
 
 void llama_paged_set_slots(ggml_tensor * dst, const llama_paged & paged);
 void llama_paged_set_table(ggml_tensor * dst, const llama_paged & paged);
 
-ggml_tensor * llama_paged_build_attn(
-        const llm_graph_context & graph, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * kq_b,
-        ggml_tensor * table, ggml_tensor * sinks, ggml_tensor * v_mla, float kq_scale, int il);
+ggml_tensor * llama_paged_build_attn(const llm_graph_context & graph, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v,
+                                     ggml_tensor * kq_b, ggml_tensor * table, ggml_tensor * sinks, ggml_tensor * v_mla,
+                                     float kq_scale, int il);

@@ -34,25 +34,25 @@ struct llama_paged_params {
 // One step of all sequences. Arrays are read during the call only.
 struct llama_paged_batch {
     int32_t         n_tokens;
-    const int32_t * tokens;       // [n_tokens] sequence after sequence
-    const int32_t * positions;    // [n_tokens]
-    const int32_t * slots;        // [n_tokens] where K and V of the token are written
-    const int8_t  * outputs;      // [n_tokens] non-zero: logits wanted
+    const int32_t * tokens;    // [n_tokens] sequence after sequence
+    const int32_t * positions; // [n_tokens]
+    const int32_t * slots;     // [n_tokens] where K and V of the token are written
+    const int8_t *  outputs;   // [n_tokens] non-zero: logits wanted
 
     int32_t         n_seqs;
-    const int32_t * seqs;         // [n_seqs][4]: first token, number of tokens, length after this step, 0
-    const int32_t * tables;       // [n_seqs][table_stride]: block ids in position order, -1 past the end
+    const int32_t * seqs;   // [n_seqs][4]: first token, number of tokens, length after this step, 0
+    const int32_t * tables; // [n_seqs][table_stride]: block ids in position order, -1 past the end
     int32_t         table_stride;
-    const int32_t * states;       // [n_seqs] recurrent state of each sequence; NULL where the model has none
+    const int32_t * states; // [n_seqs] recurrent state of each sequence; NULL where the model has none
 };
 
 // A storage: what one layer, or several that share it, keeps for each token.
 struct llama_paged_storage {
-    int32_t layer;       // first model layer that uses it
-    int32_t type_k;      // ggml_type
+    int32_t layer;  // first model layer that uses it
+    int32_t type_k; // ggml_type
     int32_t type_v;
-    int32_t n_embd_k;    // elements of a row
-    int32_t n_embd_v;    // 0: V is a view of K
+    int32_t n_embd_k; // elements of a row
+    int32_t n_embd_v; // 0: V is a view of K
     int64_t row_bytes_k;
     int64_t row_bytes_v;
 };
@@ -71,8 +71,8 @@ struct llama_paged_info {
 
 // NULL on failure. n_ctx, n_seq_max (but for recurrent states), kv_unified, swa_full and flash_attn_type of
 // `cparams` are set by this function.
-LLAMA_API struct llama_context * llama_paged_init(
-        struct llama_model * model, struct llama_context_params cparams, struct llama_paged_params params);
+LLAMA_API struct llama_context * llama_paged_init(struct llama_model * model, struct llama_context_params cparams,
+                                                  struct llama_paged_params params);
 
 LLAMA_API const char * llama_paged_error(void);
 
@@ -80,24 +80,26 @@ LLAMA_API const char * llama_paged_error(void);
 LLAMA_API const char * llama_paged_refusal(const struct llama_model * model);
 
 LLAMA_API enum llama_paged_status llama_paged_get_info(struct llama_context * ctx, struct llama_paged_info * info);
-LLAMA_API enum llama_paged_status llama_paged_get_storage(
-        struct llama_context * ctx, uint32_t i, struct llama_paged_storage * storage);
+LLAMA_API enum llama_paged_status llama_paged_get_storage(struct llama_context * ctx, uint32_t i,
+                                                          struct llama_paged_storage * storage);
 
-LLAMA_API enum llama_paged_status llama_decode_paged(struct llama_context * ctx, const struct llama_paged_batch * batch);
+LLAMA_API enum llama_paged_status llama_decode_paged(struct llama_context *           ctx,
+                                                     const struct llama_paged_batch * batch);
 
-// Logits of the row-th wanted output of the last step, n_vocab floats; NULL if there is none. Valid until the next step.
+// Logits of the row-th wanted output of the last step, n_vocab floats; NULL if there is none. Valid until the next
+// step.
 LLAMA_API const float * llama_paged_logits(struct llama_context * ctx, int32_t row);
 
 // Whole blocks, over all storages. A block's bytes: for each storage its K rows, then its V rows.
-LLAMA_API enum llama_paged_status llama_paged_copy(
-        struct llama_context * ctx, const int32_t * src, const int32_t * dst, int32_t n);
-LLAMA_API enum llama_paged_status llama_paged_read(
-        struct llama_context * ctx, const int32_t * blocks, int32_t n, void * data, size_t size);
-LLAMA_API enum llama_paged_status llama_paged_write(
-        struct llama_context * ctx, const int32_t * blocks, int32_t n, const void * data, size_t size);
+LLAMA_API enum llama_paged_status llama_paged_copy(struct llama_context * ctx, const int32_t * src, const int32_t * dst,
+                                                   int32_t n);
+LLAMA_API enum llama_paged_status llama_paged_read(struct llama_context * ctx, const int32_t * blocks, int32_t n,
+                                                   void * data, size_t size);
+LLAMA_API enum llama_paged_status llama_paged_write(struct llama_context * ctx, const int32_t * blocks, int32_t n,
+                                                    const void * data, size_t size);
 // every byte of the blocks set to `byte` (0xFF is NaN in every type)
-LLAMA_API enum llama_paged_status llama_paged_fill(
-        struct llama_context * ctx, const int32_t * blocks, int32_t n, uint8_t byte);
+LLAMA_API enum llama_paged_status llama_paged_fill(struct llama_context * ctx, const int32_t * blocks, int32_t n,
+                                                   uint8_t byte);
 
 // Forget what a recurrent state holds: call it before a sequence starts in it.
 LLAMA_API enum llama_paged_status llama_paged_clear_state(struct llama_context * ctx, int32_t state);

@@ -84,8 +84,7 @@ llama_paged_status llama_paged_copy(llama_context * ctx, const int32_t * src, co
 }
 
 // f(pool, offset in the pool, offset in the caller's buffer, size) for every piece of the blocks
-template <typename F>
-static void for_each_piece(const llama_paged & paged, const int32_t * blocks, int32_t n, F && f) {
+template <typename F> static void for_each_piece(const llama_paged & paged, const int32_t * blocks, int32_t n, F && f) {
     const size_t stride = block_bytes(paged);
     size_t       offset = 0;
     for_each_pool(paged, [&](ggml_tensor * pool) {
@@ -155,9 +154,9 @@ llama_paged_status llama_paged_get_info(llama_context * ctx, llama_paged_info * 
         if (!info) {
             paged_fail(LLAMA_PAGED_INVALID, "info is null");
         }
-        *info            = {};
-        info->n_blocks   = paged.params.n_blocks;
-        info->block_size = paged.params.block_size;
+        *info             = {};
+        info->n_blocks    = paged.params.n_blocks;
+        info->block_size  = paged.params.block_size;
         info->block_bytes = block_bytes(paged);
         for (const llama_kv_cache * cache : paged.caches) {
             info->n_storages += llama_paged_access::layers(*cache).size();

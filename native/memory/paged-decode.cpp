@@ -135,8 +135,8 @@ static int32_t bucket(int32_t n, int32_t step, uint32_t limit) {
 
 // A sequence that the cut goes through is shorter by its tokens that come later.
 static void set_step(llama_paged & paged, const llama_paged_batch & b, const piece & p) {
-    paged_step &  step = paged.step;
-    const int32_t bs   = paged.params.block_size;
+    paged_step &  step  = paged.step;
+    const int32_t bs    = paged.params.block_size;
     int32_t       width = 1;
     for (int32_t s = p.s0; s < p.s1; ++s) {
         width = std::max(width, (row_of(b, s).length - 1) / bs + 1);
@@ -149,11 +149,11 @@ static void set_step(llama_paged & paged, const llama_paged_batch & b, const pie
     const size_t stride = GGML_PAGED_ATTN_HEADER + step.width;
     step.table.assign(step.n_rows * stride, 0);
     for (int32_t s = p.s0; s < p.s1; ++s) {
-        const seq_row row   = row_of(b, s);
-        const int32_t begin = std::max(row.first, p.t0);
-        const int32_t end   = std::min(row.first + row.n_tokens, p.t1);
-        const int32_t later = row.first + row.n_tokens - end;
-        int32_t *     out   = step.table.data() + (s - p.s0) * stride;
+        const seq_row row       = row_of(b, s);
+        const int32_t begin     = std::max(row.first, p.t0);
+        const int32_t end       = std::min(row.first + row.n_tokens, p.t1);
+        const int32_t later     = row.first + row.n_tokens - end;
+        int32_t *     out       = step.table.data() + (s - p.s0) * stride;
         out[GGML_PAGED_ATTN_Q0] = begin - p.t0;
         out[GGML_PAGED_ATTN_NQ] = end - begin;
         out[GGML_PAGED_ATTN_KV] = row.length - later;
@@ -229,14 +229,15 @@ static llama_memory_context_ptr hybrid_context(llama_context & ctx, llama_paged 
 
 // Rows of the wanted tokens, behind the n_done rows of the pieces before. Most graphs compute just these rows; one
 // that ignores which are wanted (cogvlm) computes all.
-static void copy_logits(llama_context & ctx, llm_graph_result & result, const llama_ubatch & ub, int32_t t0, int32_t n_done) {
+static void copy_logits(llama_context & ctx, llm_graph_result & result, const llama_ubatch & ub, int32_t t0,
+                        int32_t n_done) {
     ggml_tensor * logits = result.get_logits();
     if (!logits) {
         paged_fail(LLAMA_PAGED_UNSUPPORTED, "the graph of the model gives no logits");
     }
-    const ggml_backend_t backend = ggml_backend_sched_get_tensor_backend(access::sched(ctx), logits);
-    const size_t         row     = ctx.get_model().vocab.n_tokens() * sizeof(float);
-    uint8_t *            to      = reinterpret_cast<uint8_t *>(access::logits(ctx)) + n_done * row;
+    const ggml_backend_t backend  = ggml_backend_sched_get_tensor_backend(access::sched(ctx), logits);
+    const size_t         row      = ctx.get_model().vocab.n_tokens() * sizeof(float);
+    uint8_t *            to       = reinterpret_cast<uint8_t *>(access::logits(ctx)) + n_done * row;
     const uint32_t       n_wanted = access::n_outputs(ctx);
     const bool           all      = logits->ne[1] != (int64_t) n_wanted;
     if (!all && n_wanted > 0) {
@@ -260,8 +261,9 @@ static int32_t run_piece(llama_context & ctx, llama_paged & paged, const llama_p
     set_step(paged, b, p);
     const llama_ubatch ub = make_ubatch(paged, b, p);
 
-    const int32_t n_outputs = (int32_t) std::count_if(ub.output, ub.output + ub.n_tokens, [](int8_t o) { return o != 0; });
-    access::n_outputs(ctx)  = n_outputs; // the graph depends on it
+    const int32_t n_outputs =
+        (int32_t) std::count_if(ub.output, ub.output + ub.n_tokens, [](int8_t o) { return o != 0; });
+    access::n_outputs(ctx) = n_outputs; // the graph depends on it
 
     llama_memory_context_ptr own;
     if (paged.states) {

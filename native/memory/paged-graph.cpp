@@ -39,8 +39,8 @@ void llama_paged_set_table(ggml_tensor * dst, const llama_paged & paged) {
     memcpy(dst->data, paged.step.table.data(), ggml_nbytes(dst));
 }
 
-static ggml_paged_attn_params params_of_layer(const llm_graph_context & graph, const ggml_tensor * table, float kq_scale,
-                                              int il) {
+static ggml_paged_attn_params params_of_layer(const llm_graph_context & graph, const ggml_tensor * table,
+                                              float kq_scale, int il) {
     const auto &           hparams = graph.hparams;
     ggml_paged_attn_params params  = {};
 

@@ -35,8 +35,8 @@ void llama_paged_attach(llama_context & ctx) {
     const llama_model & model = llama_paged_access::model(ctx);
     llama_cparams &     cp    = llama_paged_access::cparams(ctx);
 
-    const paged_parts parts = paged_parts_of(
-        llama_paged_access::has_memory(ctx) ? &llama_paged_access::memory(ctx) : nullptr, model);
+    const paged_parts parts =
+        paged_parts_of(llama_paged_access::has_memory(ctx) ? &llama_paged_access::memory(ctx) : nullptr, model);
 
     auto paged             = std::make_shared<llama_paged>();
     paged->params          = *pending;
@@ -118,7 +118,8 @@ static void check_params(const llama_model * model, const llama_context_params &
     if (cp.n_batch == 0) {
         invalid("n_batch must be at least 1");
     }
-    if (cp.embeddings || (cp.pooling_type != LLAMA_POOLING_TYPE_UNSPECIFIED && cp.pooling_type != LLAMA_POOLING_TYPE_NONE)) {
+    if (cp.embeddings ||
+        (cp.pooling_type != LLAMA_POOLING_TYPE_UNSPECIFIED && cp.pooling_type != LLAMA_POOLING_TYPE_NONE)) {
         paged_fail(LLAMA_PAGED_UNSUPPORTED, "a paged context gives logits, no embeddings");
     }
     if (cp.n_samplers > 0 || cp.ctx_other || cp.ctx_type != LLAMA_CONTEXT_TYPE_DEFAULT) {
@@ -136,10 +137,11 @@ static llama_context * init(llama_model * model, llama_context_params cp, const 
     }
     const bool has_states = llama_model_is_recurrent(model) || llama_model_is_hybrid(model);
 
-    cp.n_ctx           = p.n_blocks * p.block_size;
-    cp.n_batch         = std::min(cp.n_batch, cp.n_ctx);
-    cp.n_ubatch        = cp.n_ubatch == 0 ? cp.n_batch : std::min(cp.n_ubatch, cp.n_batch);
-    cp.n_seq_max       = has_states ? std::min<uint32_t>({p.max_rows, cp.n_batch, (uint32_t) llama_max_parallel_sequences()}) : 1;
+    cp.n_ctx    = p.n_blocks * p.block_size;
+    cp.n_batch  = std::min(cp.n_batch, cp.n_ctx);
+    cp.n_ubatch = cp.n_ubatch == 0 ? cp.n_batch : std::min(cp.n_ubatch, cp.n_batch);
+    cp.n_seq_max =
+        has_states ? std::min<uint32_t>({p.max_rows, cp.n_batch, (uint32_t) llama_max_parallel_sequences()}) : 1;
     cp.kv_unified      = true;
     cp.swa_full        = true;
     cp.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;

@@ -21,10 +21,10 @@ struct paged_error : std::runtime_error {
 
 // Throws a paged_error; the sentence also survives upstream frames that swallow exceptions.
 [[noreturn]] void paged_fail(llama_paged_status status, const std::string & what);
-void paged_clear_error();
+void              paged_clear_error();
 
 // Runs f, turns whatever it throws into a status and leaves the sentence for llama_paged_error().
-llama_paged_status paged_status_of(const std::exception & e);
+llama_paged_status                       paged_status_of(const std::exception & e);
 template <typename F> llama_paged_status paged_guard(F && f) noexcept {
     try {
         f();
@@ -69,16 +69,16 @@ struct llama_paged {
 struct llama_paged_access {
     using layer = llama_kv_cache::kv_layer;
 
-    static llama_memory_i & memory(llama_context & c) { return *c.memory; }
-    static bool has_memory(const llama_context & c) { return c.memory != nullptr; }
-    static llama_cparams & cparams(llama_context & c) { return c.cparams; }
-    static const llama_model & model(const llama_context & c) { return c.model; }
-    static ggml_backend_sched_t sched(llama_context & c) { return c.sched.get(); }
-    static ggml_backend_t backend_cpu(llama_context & c) { return c.backend_cpu; }
-    static uint32_t & n_outputs(llama_context & c) { return c.n_outputs; }
+    static llama_memory_i &       memory(llama_context & c) { return *c.memory; }
+    static bool                   has_memory(const llama_context & c) { return c.memory != nullptr; }
+    static llama_cparams &        cparams(llama_context & c) { return c.cparams; }
+    static const llama_model &    model(const llama_context & c) { return c.model; }
+    static ggml_backend_sched_t   sched(llama_context & c) { return c.sched.get(); }
+    static ggml_backend_t         backend_cpu(llama_context & c) { return c.backend_cpu; }
+    static uint32_t &             n_outputs(llama_context & c) { return c.n_outputs; }
     static std::vector<int32_t> & output_ids(llama_context & c) { return c.output_ids; }
-    static float * logits(llama_context & c) { return c.logits.data; }
-    static size_t output_bytes(const llama_context & c) {
+    static float *                logits(llama_context & c) { return c.logits.data; }
+    static size_t                 output_bytes(const llama_context & c) {
         return c.buf_output ? ggml_backend_buffer_get_size(c.buf_output.get()) : 0;
     }
     static size_t compute_bytes(llama_context & c);
@@ -86,10 +86,10 @@ struct llama_paged_access {
     // what llama_decode does around its ubatches
     static void begin(llama_context & c, int32_t n_tokens, int32_t n_outputs);
 
-    static const std::vector<layer> & layers(const llama_kv_cache & cache) { return cache.layers; }
+    static const std::vector<layer> &     layers(const llama_kv_cache & cache) { return cache.layers; }
     static std::shared_ptr<llama_paged> & paged(llama_kv_cache & cache) { return cache.paged; }
-    static bool & v_trans(llama_kv_cache & cache) { return cache.v_trans; }
-    static size_t bytes(const llama_kv_cache & cache);
+    static bool &                         v_trans(llama_kv_cache & cache) { return cache.v_trans; }
+    static size_t                         bytes(const llama_kv_cache & cache);
 };
 
 // The caches and the recurrent states of a memory; throws with the reason where a memory cannot be paged.

@@ -29,7 +29,7 @@ def patched_library() -> Path:
 
 @pytest.fixture(scope="session")
 def stock_library() -> Path:
-    """The untouched upstream, built once per machine by scripts/build_stock.py; VELO_STOCK_BIN names a build."""
+    """The untouched upstream, built once by scripts/build_stock.py; VELO_STOCK_BIN names another build."""
     folder = os.environ.get("VELO_STOCK_BIN")
     if folder is None:
         command = [sys.executable, str(ROOT / "scripts" / "build_stock.py"), "--libs-only"]

@@ -31,9 +31,19 @@ class PagedRunner:
     """A paged context of `n_blocks` blocks that hands them out in random order."""
 
     def __init__(
-        self, path: Path | str, *, type_k: int = 1, type_v: int = 1, n_blocks: int = 64, block_size: int = 32,
-        max_batch_tokens: int = 512, max_seqs: int = 8, max_seq_len: int = 2048, n_threads: int = 1,
-        deterministic: bool = False, seed: int = 0,
+        self,
+        path: Path | str,
+        *,
+        type_k: int = 1,
+        type_v: int = 1,
+        n_blocks: int = 64,
+        block_size: int = 32,
+        max_batch_tokens: int = 512,
+        max_seqs: int = 8,
+        max_seq_len: int = 2048,
+        n_threads: int = 1,
+        deterministic: bool = False,
+        seed: int = 0,
     ) -> None:
         self.model = Model(path, deterministic=deterministic)
         self.context = Context(
@@ -51,7 +61,9 @@ class PagedRunner:
     def __enter__(self) -> PagedRunner:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.context.close()
         self.model.close()
 
@@ -63,7 +75,9 @@ class PagedRunner:
             self.context.clear_state(made.state)
         return made
 
-    def step(self, work: Sequence[tuple[Sequence_, Sequence[int]]], *, every: bool = False) -> npt.NDArray[np.float32]:
+    def step(
+        self, work: Sequence[tuple[Sequence_, Sequence[int]]], *, every: bool = False
+    ) -> npt.NDArray[np.float32]:
         """Runs tokens of several sequences; logits of each one's last token, or of `every` token."""
         a, bs, at = self.arrays, self.block_size, 0
         a.tables[: len(work)] = -1
@@ -87,7 +101,7 @@ class PagedRunner:
         return np.stack([self.context.logits(i) for i in range(n_outputs)])
 
     def rows(self, seq: Sequence_, sizes: Sequence[int]) -> list[npt.NDArray[np.uint8]]:
-        """The pool's bytes of a sequence: for every tensor of `sizes` (bytes of a row) an array [length, bytes]."""
+        """The pool's bytes of a sequence: an array [length, bytes of a row] for every tensor of `sizes`."""
         blocks = self.context.read_blocks(np.asarray(seq.table, np.int32))
         rows, at = [], 0
         for size in sizes:

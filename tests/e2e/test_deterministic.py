@@ -13,6 +13,8 @@ from .conftest import MakeModel
 from .paged import PagedRunner
 
 F16, Q8_0 = 1, 8
+SHAPE = ("--arch", "qwen3", "--layers", "2", "--embd", "256", "--ffn", "512",
+         "--heads", "4", "--kv-heads", "2", "--head-dim", "64", "--vocab", "none")  # fmt: skip
 N_SEQUENCES = 300
 
 
@@ -24,8 +26,7 @@ def prompts_of(n: int, seed: int) -> list[list[int]]:
 @pytest.mark.parametrize("weights", ["f32", "f16", "q8_0", "Q4_K_M"])
 @pytest.mark.parametrize("kv", [F16, Q8_0])
 def test_logits_do_not_depend_on_company_or_cut(weights: str, kv: int, make_model: MakeModel) -> None:
-    path = make_model("--arch", "qwen3", "--layers", "2", "--embd", "256", "--ffn", "512", "--heads", "4",
-                      "--kv-heads", "2", "--head-dim", "64", "--vocab", "none", "--type", weights)  # fmt: skip
+    path = make_model(*SHAPE, "--type", weights)
     prompt, *others = prompts_of(9, seed=5)
     prompt = [*prompt, *prompts_of(1, seed=6)[0], *range(3, 60)]
 
@@ -40,7 +41,12 @@ def test_logits_do_not_depend_on_company_or_cut(weights: str, kv: int, make_mode
             return logits
 
     alone = last_logits([], company=False, n_threads=2)
-    for cuts, company, n_threads in [([1], False, 2), ([1, 2, 40], True, 2), ([31, 33], True, 1), ([64], False, 3)]:
+    for cuts, company, n_threads in [
+        ([1], False, 2),
+        ([1, 2, 40], True, 2),
+        ([31, 33], True, 1),
+        ([64], False, 3),
+    ]:
         np.testing.assert_array_equal(alone, last_logits(cuts, company, n_threads))
 
 

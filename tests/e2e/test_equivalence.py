@@ -46,12 +46,14 @@ def job(make_model: MakeModel) -> contiguous.Job:
     path = make_model(*SHAPE, "--type", "f32")
     with PagedRunner(path) as runner:
         n_vocab = runner.model.info.n_vocab
-    return contiguous.Job(model=str(path), tokens=tokens_of(n_vocab, sum(CHUNKS)), chunks=CHUNKS, n_greedy=N_GREEDY,
-                          type_k=F32, type_v=F32)  # fmt: skip
+    tokens = tokens_of(n_vocab, sum(CHUNKS))
+    return contiguous.Job(str(path), tokens, CHUNKS, N_GREEDY, type_k=F32, type_v=F32)
 
 
 @pytest.mark.parametrize("build", ["patched_library", "stock_library"])
-def test_f32_equals_stock_to_rounding(build: str, job: contiguous.Job, request: pytest.FixtureRequest) -> None:
+def test_f32_equals_stock_to_rounding(
+    build: str, job: contiguous.Job, request: pytest.FixtureRequest
+) -> None:
     stock = contiguous.run(request.getfixturevalue(build), job)
     paged = run_paged(Path(job.model), F32, job.tokens, job.chunks, job.n_greedy)
     assert nmse(stock.logits, paged.logits) <= 1e-7
@@ -60,9 +62,14 @@ def test_f32_equals_stock_to_rounding(build: str, job: contiguous.Job, request: 
 
 def test_f16_weights(job: contiguous.Job, make_model: MakeModel, stock_library: Path) -> None:
     path = make_model(*SHAPE, "--type", "f16")
-    steered = [*job.tokens, *tokens_of(300, N_GREEDY, seed=2)]  # the same tokens for both, whatever the argmax
+    steered = [
+        *job.tokens,
+        *tokens_of(300, N_GREEDY, seed=2),
+    ]  # the same tokens for both, whatever the argmax
     chunks = [*CHUNKS, *[1] * N_GREEDY]
-    stock = contiguous.run(stock_library, replace(job, model=str(path), tokens=steered, chunks=chunks, n_greedy=0))
+    stock = contiguous.run(
+        stock_library, replace(job, model=str(path), tokens=steered, chunks=chunks, n_greedy=0)
+    )
     paged = run_paged(path, F32, steered, chunks, 0)
     assert nmse(stock.logits, paged.logits) <= 2e-5
 
@@ -72,9 +79,11 @@ def test_f16_weights(job: contiguous.Job, make_model: MakeModel, stock_library: 
 def test_no_further_from_the_truth_than_stock(
     kv: int, weights: str, job: contiguous.Job, make_model: MakeModel, stock_library: Path
 ) -> None:
-    """The truth is stock with F32 pages and no flash attention. Random weights under Q4_K_M blow any rounding up,
-    so there is no absolute bound there: paged must be as near to the truth as stock's flash attention is over the
-    same KV type, and nearer to stock than stock is to the truth."""
+    """The truth is stock with F32 pages and no flash attention.
+
+    Random weights under Q4_K_M blow any rounding up, so there is no absolute bound: paged must be as near
+    to the truth as stock's flash attention over the same KV type, and nearer to stock than that is to the truth.
+    """
     path = make_model(*SHAPE, "--type", weights)
     tokens = [*job.tokens, *tokens_of(300, N_GREEDY, seed=3)]
     chunks = [*CHUNKS, *[1] * N_GREEDY]
@@ -96,7 +105,9 @@ def test_rows_hold_the_bytes_of_stock(kv: int, make_model: MakeModel, stock_libr
         seq = runner.sequence()
         for chunk in CHUNKS:
             runner.step([(seq, tokens[seq.length : seq.length + chunk])])
-        job = contiguous.Job(model=str(path), tokens=tokens, chunks=CHUNKS, type_k=kv, type_v=kv, flash_attn=True)
+        job = contiguous.Job(
+            model=str(path), tokens=tokens, chunks=CHUNKS, type_k=kv, type_v=kv, flash_attn=True
+        )
         stock = contiguous.rows_of_state(contiguous.run(stock_library, job).state, len(tokens))
         ours = runner.rows(seq, [rows.shape[1] for rows in stock])
     for mine, theirs in zip(ours, stock, strict=True):
