@@ -1,0 +1,76 @@
+// The laboratory's C interface: operators on raw buffers, for tests and benchmarks. No buffer is copied: what an
+// operator reads or writes beyond the caller's bytes shows in the caller's memory or under a sanitizer.
+#pragma once
+
+#include <stdint.h>
+
+#if defined(_WIN32)
+#    define LAB_API __declspec(dllexport)
+#else
+#    define LAB_API __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// A run of one operator, or of a row of them as a model has layers.
+struct lab_run {
+    int32_t  n_threads;
+    int32_t  use_ref;  // the CPU backend's reference mode
+    int32_t  n_layers; // operators in the graph, 1 or more; layer i reads K and V at i*layer_stride bytes
+    int32_t  repeat;   // graph runs, 1 or more
+    int64_t  layer_stride;
+    double * seconds; // [repeat], of each graph run; may be null
+};
+
+// GGML_OP_PAGED_ATTN; a stride of 0 means contiguous. Strides are in bytes.
+struct lab_paged {
+    int32_t type_k, type_v; // ggml_type
+    int64_t d_k, d_v, n_head, n_head_kv, n_tokens, n_slots;
+    int64_t n_rows, width; // of the table: n_rows x (4 + width)
+
+    int64_t q_head_stride, q_token_stride;
+    int64_t k_head_stride, k_slot_stride;
+    int64_t v_head_stride, v_slot_stride;
+
+    float   scale, max_bias, softcap;
+    int32_t block_size, window, window_type, flags;
+
+    const float *   q;
+    const void *    k;
+    const void *    v; // null: a view of K's first d_v
+    const int32_t * table;
+    const float *   sinks; // null: none
+    float *         out;   // [n_tokens][n_head][d_v]
+};
+
+// Null, or the sentence of ggml_paged_attn_check.
+LAB_API const char * lab_paged_attn(const struct lab_paged * op, const struct lab_run * run);
+
+// Stock GGML_OP_FLASH_ATTN_EXT as llama.cpp builds it: K and V token-major, one stream for each sequence.
+struct lab_flash {
+    int32_t          type_k, type_v;
+    int64_t          d_k, d_v, n_head, n_head_kv, n_q, n_kv, n_seqs;
+    float            scale, max_bias, softcap;
+    const float *    q;     // [n_seqs][n_q][n_head][d_k]
+    const void *     k;     // [n_seqs][n_kv][n_head_kv][row of d_k]
+    const void *     v;     // [n_seqs][n_kv][n_head_kv][row of d_v]; null: a view of K's first d_v
+    const uint16_t * mask;  // f16 [n_seqs][n_q][n_kv]
+    const float *    sinks; // null: none
+    float *          out;   // [n_seqs][n_q][n_head][d_v]
+};
+LAB_API const char * lab_flash_attn(const struct lab_flash * op, const struct lab_run * run);
+
+// Rows of a KV type; n is a multiple of the type's group. Null, or what was wrong.
+LAB_API const char * lab_quantize(int32_t type, const float * from, void * to, int64_t n_rows, int64_t n);
+LAB_API const char * lab_dequantize(int32_t type, const void * from, float * to, int64_t n_rows, int64_t n);
+LAB_API int64_t      lab_row_size(int32_t type, int64_t n); // bytes
+LAB_API const char * lab_type_name(int32_t type);
+
+// Bytes a second that threads together read from memory.
+LAB_API double lab_read_rate(const void * data, int64_t bytes, int32_t n_threads);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,1 @@
+"""Tests of the attention operator, over the laboratory library."""

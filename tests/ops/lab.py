@@ -1,0 +1,268 @@
+"""The laboratory library from Python: operators on NumPy arrays.
+
+`PYVELO_LAB` names another library file than the installed one.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from cffi import FFI
+
+Floats = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+Table = npt.NDArray[np.int32]
+
+#: name: the number that ggml gives the type
+KV_TYPES = {
+    "f32": 0,
+    "f16": 1,
+    "bf16": 30,
+    "q8_0": 8,
+    "q5_1": 7,
+    "q5_0": 6,
+    "q4_1": 3,
+    "q4_0": 2,
+    "iq4_nl": 20,
+}
+QUANTIZED = tuple(name for name in KV_TYPES if name not in ("f32", "f16", "bf16"))
+HEADER = 4
+"""Integers in front of the block ids of a table row."""
+WINDOWS = {"none": 0, "sliding": 1, "chunked": 2}
+DETERMINISTIC = 1
+
+_CDEF = """
+struct lab_run {
+    int32_t n_threads, use_ref, n_layers, repeat;
+    int64_t layer_stride;
+    double *seconds;
+};
+struct lab_paged {
+    int32_t type_k, type_v;
+    int64_t d_k, d_v, n_head, n_head_kv, n_tokens, n_slots;
+    int64_t n_rows, width;
+    int64_t q_head_stride, q_token_stride;
+    int64_t k_head_stride, k_slot_stride;
+    int64_t v_head_stride, v_slot_stride;
+    float scale, max_bias, softcap;
+    int32_t block_size, window, window_type, flags;
+    const float *q;
+    const void *k, *v;
+    const int32_t *table;
+    const float *sinks;
+    float *out;
+};
+struct lab_flash {
+    int32_t type_k, type_v;
+    int64_t d_k, d_v, n_head, n_head_kv, n_q, n_kv, n_seqs;
+    float scale, max_bias, softcap;
+    const float *q;
+    const void *k, *v;
+    const uint16_t *mask;
+    const float *sinks;
+    float *out;
+};
+const char *lab_paged_attn(const struct lab_paged *op, const struct lab_run *run);
+const char *lab_flash_attn(const struct lab_flash *op, const struct lab_run *run);
+const char *lab_quantize(int32_t type, const float *from, void *to, int64_t n_rows, int64_t n);
+const char *lab_dequantize(int32_t type, const void *from, float *to, int64_t n_rows, int64_t n);
+int64_t lab_row_size(int32_t type, int64_t n);
+const char *lab_type_name(int32_t type);
+double lab_read_rate(const void *data, int64_t bytes, int32_t n_threads);
+"""
+
+
+def _library() -> Path:
+    if named := os.environ.get("PYVELO_LAB"):
+        return Path(named)
+    name = {"darwin": "libvelo-lab.dylib", "win32": "velo-lab.dll"}.get(sys.platform, "libvelo-lab.so")
+    spec = importlib.util.find_spec("pyvelo")
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    for folder in folders:
+        path = Path(folder) / "native" / "lib" / name
+        if path.exists():
+            return path
+    raise FileNotFoundError(f"no {name} in {folders}: build with -DPYVELO_BUILD_TESTS=ON, or set PYVELO_LAB")
+
+
+_ffi = FFI()
+_ffi.cdef(_CDEF)
+_lib = _ffi.dlopen(str(_library()))
+
+
+def _raise_on(message: Any) -> None:
+    if message != _ffi.NULL:
+        raise ValueError(_ffi.string(message).decode())
+
+
+def _pointer(array: npt.NDArray[Any] | None, ctype: str) -> Any:
+    return _ffi.NULL if array is None else _ffi.cast(ctype, array.ctypes.data)
+
+
+@dataclass
+class Run:
+    """How to run: threads, the CPU backend's reference mode, and for benchmarks layers and repetitions."""
+
+    threads: int = 2
+    use_ref: bool = False
+    layers: int = 1
+    layer_stride: int = 0  # bytes
+    repeat: int = 1
+
+
+@dataclass
+class Heads:
+    """The sizes of one attention layer."""
+
+    d_k: int
+    d_v: int
+    n_head: int
+    n_head_kv: int
+    type_k: str = "f16"
+    type_v: str = "f16"
+
+
+@dataclass
+class Params:
+    """The operator's parameters; `scale` None: 1/sqrt(d_k)."""
+
+    scale: float | None = None
+    max_bias: float = 0.0
+    softcap: float = 0.0
+    block_size: int = 32
+    window: int = 0
+    window_type: str = "none"
+    deterministic: bool = False
+
+
+def row_size(kv_type: str, n: int) -> int:
+    """Bytes of a row of n elements; ValueError where n is not a whole number of groups."""
+    size = int(_lib.lab_row_size(KV_TYPES[kv_type], n))
+    if size < 0:
+        raise ValueError(f"{n} elements are not a whole number of groups of {kv_type}")
+    return size
+
+
+def type_name(number: int) -> str:
+    """ggml's name for one of its type numbers."""
+    return str(_ffi.string(_lib.lab_type_name(number)).decode())
+
+
+def quantize(kv_type: str, rows: Floats) -> Bytes:
+    """[..., n] floats to [..., row_size] bytes."""
+    rows = np.ascontiguousarray(rows, np.float32)
+    n = rows.shape[-1]
+    out = np.empty((*rows.shape[:-1], row_size(kv_type, n)), np.uint8)
+    _raise_on(
+        _lib.lab_quantize(
+            KV_TYPES[kv_type], _pointer(rows, "float *"), _pointer(out, "void *"), rows.size // n, n
+        )
+    )
+    return out
+
+
+def dequantize(kv_type: str, rows: Bytes, n: int) -> Floats:
+    """[..., row_size] bytes to [..., n] floats."""
+    rows = np.ascontiguousarray(rows)
+    out = np.empty((*rows.shape[:-1], n), np.float32)
+    _raise_on(
+        _lib.lab_dequantize(
+            KV_TYPES[kv_type], _pointer(rows, "void *"), _pointer(out, "float *"), out.size // n, n
+        )
+    )
+    return out
+
+
+def read_rate(array: npt.NDArray[Any], threads: int) -> float:
+    """Bytes a second that `threads` threads together read."""
+    return float(_lib.lab_read_rate(_pointer(array, "void *"), array.nbytes, threads))
+
+
+def _run_struct(run: Run) -> tuple[Any, npt.NDArray[np.float64]]:
+    seconds = np.zeros(run.repeat, np.float64)
+    c = _ffi.new("struct lab_run *")
+    c.n_threads, c.use_ref, c.n_layers, c.repeat = run.threads, run.use_ref, run.layers, run.repeat
+    c.layer_stride = run.layer_stride
+    c.seconds = _pointer(seconds, "double *")
+    return c, seconds
+
+
+def paged_attention(
+    heads: Heads,
+    params: Params,
+    q: Floats,
+    k: Bytes,
+    v: Bytes | None,
+    table: Table,
+    sinks: Floats | None = None,
+    run: Run | None = None,
+    out: Floats | None = None,
+) -> tuple[Floats, npt.NDArray[np.float64]]:
+    """The operator on the arrays themselves; returns (out, seconds of each repetition).
+
+    q [n_tokens, n_head, d_k]; k and v [n_slots, n_head_kv, row bytes], v None for a view of k; these may be
+    strided views whose last axis is contiguous. table [n_rows, 4 + width]; out [n_tokens, n_head, d_v].
+    ValueError carries the sentence with which the operator refused.
+    """
+    run = run or Run()
+    out = np.empty((q.shape[0], heads.n_head, heads.d_v), np.float32) if out is None else out
+    op = _ffi.new("struct lab_paged *")
+    op.type_k, op.type_v = KV_TYPES[heads.type_k], KV_TYPES[heads.type_v]
+    op.d_k, op.d_v, op.n_head, op.n_head_kv = heads.d_k, heads.d_v, heads.n_head, heads.n_head_kv
+    op.n_tokens, op.n_slots = q.shape[0], k.shape[0]
+    op.n_rows, op.width = table.shape[0], table.shape[1] - HEADER
+    op.q_token_stride, op.q_head_stride = q.strides[0], q.strides[1]
+    op.k_slot_stride, op.k_head_stride = k.strides[0], k.strides[1]
+    if v is not None:
+        op.v_slot_stride, op.v_head_stride = v.strides[0], v.strides[1]
+    op.scale = params.scale if params.scale is not None else heads.d_k**-0.5
+    op.max_bias, op.softcap, op.block_size = params.max_bias, params.softcap, params.block_size
+    op.window, op.window_type = params.window, WINDOWS[params.window_type]
+    op.flags = DETERMINISTIC if params.deterministic else 0
+    op.q, op.k, op.v = _pointer(q, "float *"), _pointer(k, "void *"), _pointer(v, "void *")
+    op.table, op.sinks = _pointer(table, "int32_t *"), _pointer(sinks, "float *")
+    op.out = _pointer(out, "float *")
+    c_run, seconds = _run_struct(run)
+    _raise_on(_lib.lab_paged_attn(op, c_run))
+    return out, seconds
+
+
+def flash_attention(
+    heads: Heads,
+    params: Params,
+    q: Floats,
+    k: Bytes,
+    v: Bytes | None,
+    mask: npt.NDArray[np.float16],
+    sinks: Floats | None = None,
+    run: Run | None = None,
+) -> tuple[Floats, npt.NDArray[np.float64]]:
+    """Stock FLASH_ATTN_EXT; returns (out, seconds of each repetition).
+
+    q [n_seqs, n_q, n_head, d_k], k and v [n_seqs, n_kv, n_head_kv, row bytes], v None for a view of k,
+    mask [n_seqs, n_q, n_kv]; all contiguous. out [n_seqs, n_q, n_head, d_v].
+    """
+    run = run or Run()
+    out = np.empty((*q.shape[:3], heads.d_v), np.float32)
+    op = _ffi.new("struct lab_flash *")
+    op.type_k, op.type_v = KV_TYPES[heads.type_k], KV_TYPES[heads.type_v]
+    op.d_k, op.d_v, op.n_head, op.n_head_kv = heads.d_k, heads.d_v, heads.n_head, heads.n_head_kv
+    op.n_seqs, op.n_q, op.n_kv = q.shape[0], q.shape[1], k.shape[1]
+    op.scale = params.scale if params.scale is not None else heads.d_k**-0.5
+    op.max_bias, op.softcap = params.max_bias, params.softcap
+    op.q, op.k, op.v = _pointer(q, "float *"), _pointer(k, "void *"), _pointer(v, "void *")
+    op.mask, op.sinks, op.out = (
+        _pointer(mask, "uint16_t *"),
+        _pointer(sinks, "float *"),
+        _pointer(out, "float *"),
+    )
+    c_run, seconds = _run_struct(run)
+    _raise_on(_lib.lab_flash_attn(op, c_run))
+    return out, seconds
