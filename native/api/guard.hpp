@@ -1,0 +1,140 @@
+// What stands between C++ and the ABI: every function of velo.h runs its body inside guarded(), so that a refusal,
+// an exception of the standard library or one of upstream's becomes a status and a sentence.
+#pragma once
+
+#include "velo.h"
+
+#include <cstddef>
+#include <cstring>
+#include <exception>
+#include <new>
+#include <string>
+#include <string_view>
+
+#if defined(__GNUC__)
+#define VELO_PRINTF(text, first) __attribute__((format(printf, text, first)))
+#else
+#define VELO_PRINTF(text, first)
+#endif
+
+namespace velo {
+
+struct error : std::exception {
+    velo_status status;
+    std::string message;
+
+    error(velo_status status, std::string message) : status(status), message(std::move(message)) {}
+    const char *what() const noexcept override { return message.c_str(); }
+};
+
+// Leaves `message` for velo_message() of this thread and returns `status`.
+velo_status report(velo_status status, const char *message) noexcept;
+
+[[noreturn]] void fail(velo_status status, const char *format, ...) VELO_PRINTF(2, 3);
+
+// Quiets the libraries below and sets them up; runs once.
+void start_library();
+
+template <class Body> velo_status guarded(Body &&body) noexcept {
+    try {
+        start_library();
+        body();
+        return VELO_OK;
+    } catch (const error &e) {
+        return report(e.status, e.what());
+    } catch (const std::bad_alloc &) {
+        return report(VELO_OUT_OF_MEMORY, "out of memory");
+    } catch (const std::exception &e) {
+        return report(VELO_INTERNAL, e.what());
+    } catch (...) {
+        return report(VELO_INTERNAL, "an unknown exception");
+    }
+}
+
+// While one lives, an abort of the libraries below on this thread is thrown as a velo::error instead. For work on
+// what a file or a text holds: upstream asserts some things about them that no check in front can know.
+class catch_aborts {
+  public:
+    explicit catch_aborts(velo_status status) noexcept;
+    ~catch_aborts();
+    catch_aborts(const catch_aborts &) = delete;
+    catch_aborts &operator=(const catch_aborts &) = delete;
+
+  private:
+    velo_status outer;
+};
+
+// Collects what the libraries below log as errors on this thread while it lives.
+class error_log {
+  public:
+    error_log() noexcept;
+    ~error_log();
+    error_log(const error_log &) = delete;
+    error_log &operator=(const error_log &) = delete;
+
+    // the first line, which is the cause; `otherwise` where there is none
+    std::string cause(const char *otherwise) const;
+    void add(std::string_view line);
+
+  private:
+    error_log *outer;
+    std::string first;
+};
+
+inline void check_pointer(const void *pointer, const char *name) {
+    if (!pointer) {
+        fail(VELO_INVALID, "%s is NULL", name);
+    }
+}
+
+// an array that may be NULL where it is empty
+inline void check_array(const void *data, int64_t size, const char *name) {
+    if (size < 0) {
+        fail(VELO_INVALID, "the size of %s is %lld, but cannot be negative", name, static_cast<long long>(size));
+    }
+    if (size > 0) {
+        check_pointer(data, name);
+    }
+}
+
+inline void check_range(const char *name, int64_t value, int64_t low, int64_t high) {
+    if (value < low || value > high) {
+        fail(VELO_INVALID, "%s is %lld, but must be from %lld to %lld", name, static_cast<long long>(value),
+             static_cast<long long>(low), static_cast<long long>(high));
+    }
+}
+
+// Copies text out, without a terminating zero.
+inline void put_text(std::string_view text, char *target, size_t capacity, size_t *len) {
+    check_pointer(len, "len");
+    *len = text.size();
+    if (text.size() > capacity) {
+        fail(VELO_BUFFER_TOO_SMALL, "the buffer has %zu bytes, but %zu are needed", capacity, text.size());
+    }
+    if (!text.empty()) {
+        check_pointer(target, "the buffer");
+        std::memcpy(target, text.data(), text.size());
+    }
+}
+
+// Copies an array out.
+template <class T> void put_array(const T *items, int32_t n, T *target, int32_t capacity, int32_t *count) {
+    check_pointer(count, "count");
+    *count = n;
+    if (n > capacity) {
+        fail(VELO_BUFFER_TOO_SMALL, "the buffer has room for %d, but %d are needed", capacity, n);
+    }
+    if (n > 0) {
+        check_pointer(target, "the buffer");
+        std::memcpy(target, items, sizeof(T) * static_cast<size_t>(n));
+    }
+}
+
+// Fills a fixed array with text, cut where it must be, always terminated.
+template <size_t N> void put_name(char (&target)[N], std::string_view text) {
+    const size_t n = text.size() < N ? text.size() : N - 1;
+    std::memcpy(target, text.data(), n);
+    target[n] = '\0';
+}
+
+} // namespace velo

@@ -1,0 +1,179 @@
+// Samplers: what one sequence draws with, and what it remembers. Bias and penalties touch the few tokens they name.
+#include "guard.hpp"
+#include "handles.hpp"
+#include "timer.hpp"
+
+#include "llama-paged.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace {
+
+constexpr float infinity = std::numeric_limits<float>::infinity();
+
+void check_finite(const char *name, float value, float low) {
+    if (!std::isfinite(value) || value < low) {
+        velo::fail(VELO_INVALID, "%s is %g, but must be a finite number%s", name, static_cast<double>(value),
+                   low == 0.0f ? ", 0 or more" : "");
+    }
+}
+
+void check_params(const velo_sampler_params &params) {
+    check_finite("temperature", params.temperature, 0.0f);
+    check_finite("presence_penalty", params.presence_penalty, -infinity);
+    check_finite("frequency_penalty", params.frequency_penalty, -infinity);
+    velo::check_range("top_k", params.top_k, 0, INT32_MAX);
+    if (!(params.top_p > 0.0f && params.top_p <= 1.0f)) {
+        velo::fail(VELO_INVALID, "top_p is %g, but must be above 0 and at most 1", static_cast<double>(params.top_p));
+    }
+    if (!(params.min_p >= 0.0f && params.min_p <= 1.0f)) {
+        velo::fail(VELO_INVALID, "min_p is %g, but must be from 0 to 1", static_cast<double>(params.min_p));
+    }
+    if (!(params.repetition_penalty > 0.0f && std::isfinite(params.repetition_penalty))) {
+        velo::fail(VELO_INVALID, "repetition_penalty is %g, but must be a finite number above 0",
+                   static_cast<double>(params.repetition_penalty));
+    }
+}
+
+std::vector<llama_logit_bias> read_bias(const velo_sampler_params &params, int32_t n_vocab) {
+    velo::check_array(params.bias_tokens, params.n_bias, "bias_tokens");
+    velo::check_array(params.bias_values, params.n_bias, "bias_values");
+    std::vector<llama_logit_bias> bias;
+    for (int32_t i = 0; i < params.n_bias; ++i) {
+        const int32_t token = params.bias_tokens[i];
+        const float value = params.bias_values[i];
+        if (token < 0 || token >= n_vocab) {
+            velo::fail(VELO_INVALID, "a bias names token %d, but the vocabulary has the ids from 0 to %d", token,
+                       n_vocab - 1);
+        }
+        if (std::isnan(value) || value == infinity) {
+            velo::fail(VELO_INVALID, "the bias of token %d is %g, but must be a number or -infinity", token,
+                       static_cast<double>(value));
+        }
+        bias.push_back({token, value});
+    }
+    return bias;
+}
+
+void adjust(const velo_sampler &sampler, float *logits) {
+    for (const llama_logit_bias &bias : sampler.bias) {
+        logits[bias.token] += bias.bias;
+    }
+    const velo_sampler_params &params = sampler.params;
+    for (const auto &[token, count] : sampler.seen) {
+        float &logit = logits[token];
+        logit = logit > 0.0f ? logit / params.repetition_penalty : logit * params.repetition_penalty;
+        if (count > 0) {
+            logit -= params.presence_penalty + params.frequency_penalty * static_cast<float>(count);
+        }
+    }
+}
+
+velo_status sample_row(velo_context &context, velo_sampler &sampler, int32_t row, int32_t &token) {
+    const float *logits = llama_paged_logits(context.llama.get(), row);
+    if (!sampler.bias.empty() || !sampler.seen.empty()) {
+        context.logits.assign(logits, logits + context.n_vocab);
+        adjust(sampler, context.logits.data());
+        logits = context.logits.data();
+    }
+    const velo::top_logit best = velo::find_top(logits, context.n_vocab);
+    if (!best.computable) {
+        token = -1;
+        return velo::report(VELO_FAILED,
+                            best.max > -infinity
+                                ? "the logits hold a NaN or an infinity: the model or its weights are damaged"
+                                : "no token is left to choose from: all are banned, or not a number");
+    }
+    if (sampler.greedy) {
+        token = best.token;
+    } else {
+        const velo_sampler_params &p = sampler.params;
+        const double u = static_cast<double>(sampler.random() >> 11) * 0x1p-53;
+        token = context.drawer.draw(logits, context.n_vocab, best.max, {p.temperature, p.top_k, p.top_p, p.min_p}, u);
+    }
+    if (sampler.counts) {
+        ++sampler.seen[token];
+    }
+    return VELO_OK;
+}
+
+} // namespace
+
+velo_sampler_params velo_sampler_default_params(void) noexcept {
+    velo_sampler_params params{};
+    params.temperature = 1.0f;
+    params.top_p = 1.0f;
+    params.repetition_penalty = 1.0f;
+    return params;
+}
+
+velo_status velo_sampler_create(const velo_model *model, const velo_sampler_params *params,
+                                velo_sampler **sampler) noexcept {
+    return velo::guarded([&] {
+        velo::check_pointer(sampler, "sampler");
+        *sampler = nullptr;
+        velo::check_pointer(model, "model");
+        velo::check_pointer(params, "params");
+        check_params(*params);
+
+        auto made = std::make_unique<velo_sampler>();
+        made->model = model->llama;
+        made->params = *params;
+        made->bias = read_bias(*params, model->n_vocab);
+        made->params.bias_tokens = nullptr;
+        made->params.bias_values = nullptr;
+        made->counts =
+            params->repetition_penalty != 1.0f || params->presence_penalty != 0.0f || params->frequency_penalty != 0.0f;
+        made->greedy = params->temperature == 0.0f || params->top_k == 1;
+        made->random.seed(params->seed);
+        *sampler = made.release();
+    });
+}
+
+void velo_sampler_free(velo_sampler *sampler) noexcept { delete sampler; }
+
+velo_status velo_sampler_prompt(velo_sampler *sampler, const int32_t *tokens, int32_t n_tokens) noexcept {
+    return velo::guarded([&] {
+        velo::check_pointer(sampler, "sampler");
+        velo::check_array(tokens, n_tokens, "tokens");
+        const int32_t n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(sampler->model.get()));
+        for (int32_t i = 0; i < n_tokens; ++i) {
+            if (tokens[i] < 0 || tokens[i] >= n_vocab) {
+                velo::fail(VELO_INVALID, "token %d is not in the vocabulary, which has the ids from 0 to %d", tokens[i],
+                           n_vocab - 1);
+            }
+        }
+        if (sampler->params.repetition_penalty == 1.0f) {
+            return; // the other penalties are over the output
+        }
+        for (int32_t i = 0; i < n_tokens; ++i) {
+            sampler->seen.try_emplace(tokens[i], 0);
+        }
+    });
+}
+
+velo_status velo_sample(velo_context *context, const int32_t *rows, velo_sampler *const *samplers, int32_t n,
+                        int32_t *tokens, int32_t *statuses) noexcept {
+    return velo::guarded([&] {
+        const auto lock = velo::lock_context(context);
+        const velo::timer timer(context->timings.sample_seconds);
+        velo::check_array(rows, n, "rows");
+        velo::check_array(samplers, n, "samplers");
+        velo::check_array(tokens, n, "tokens");
+        velo::check_array(statuses, n, "statuses");
+        for (int32_t i = 0; i < n; ++i) { // all is checked before the first sampler moves on
+            velo::check_pointer(samplers[i], "a sampler");
+            if (samplers[i]->model != context->model) {
+                velo::fail(VELO_INVALID, "sampler %d was made for another model", i);
+            }
+            if (!llama_paged_logits(context->llama.get(), rows[i])) {
+                velo::fail(VELO_INVALID, "%s", llama_paged_error());
+            }
+        }
+        for (int32_t i = 0; i < n; ++i) {
+            statuses[i] = sample_row(*context, *samplers[i], rows[i], tokens[i]);
+        }
+    });
+}

@@ -1,0 +1,117 @@
+"""The compiled module, and what every wrapper does around a call of it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import (
+    Cancelled,
+    ComputeError,
+    ConfigError,
+    InternalError,
+    ModelError,
+    OutOfMemory,
+    UnsupportedError,
+    VeloError,
+)
+
+try:
+    from ._velo import ffi, lib
+except ImportError as error:
+    raise ImportError(
+        "the compiled part of pyvelo cannot be loaded: install the package with pip, or build it in place "
+        "as CONTRIBUTING.md says"
+    ) from error
+
+if TYPE_CHECKING:
+    from ._velo import CData
+
+__all__ = ["check", "ffi", "from_c", "int32", "ints", "lib", "raised_in_callbacks", "read_bytes"]
+
+_ERRORS: dict[int, type[VeloError]] = {
+    lib.VELO_INVALID: ConfigError,
+    lib.VELO_MODEL_ERROR: ModelError,
+    lib.VELO_UNSUPPORTED: UnsupportedError,
+    lib.VELO_OUT_OF_MEMORY: OutOfMemory,
+    lib.VELO_CANCELLED: Cancelled,
+    lib.VELO_FAILED: ComputeError,
+}
+
+# What log callbacks raised: C cannot carry it, so the next call that comes back to Python does.
+raised_in_callbacks: list[BaseException] = []
+
+if lib.velo_abi_version() != lib.VELO_ABI_VERSION:
+    raise ImportError(
+        f"libvelo has interface {lib.velo_abi_version()}, but pyvelo was built for {lib.VELO_ABI_VERSION}: "
+        "install pyvelo anew"
+    )
+
+
+def check(status: int) -> None:
+    """Raise what a call reports: its own failure, or else what a callback raised meanwhile."""
+    if status:
+        _raise(status)
+    if raised_in_callbacks:
+        raise raised_in_callbacks.pop(0)
+
+
+def _raise(status: int) -> NoReturn:
+    message = ffi.string(lib.velo_message()).decode("utf-8", "replace")
+    cause = raised_in_callbacks.pop(0) if raised_in_callbacks else None
+    raise _ERRORS.get(status, InternalError)(message) from cause
+
+
+def int32(name: str, value: int) -> int:
+    """`value` as a C int.
+
+    Raises:
+        ConfigError: it does not fit.
+    """
+    number = operator.index(value)
+    if not -(2**31) <= number < 2**31:
+        raise ConfigError(f"{name} is {number}, which does not fit in 32 bits")
+    return number
+
+
+def ints(array: npt.NDArray[np.int32]) -> CData:
+    """A contiguous array as C sees it; valid while the result lives."""
+    return ffi.from_buffer("int32_t[]", array)
+
+
+def read_bytes(call: Callable[[CData, int, CData], int], capacity: int = 256) -> bytes:
+    """What `call(buffer, capacity, length)` writes, however long it is."""
+    length = ffi.new("size_t *")
+    while True:
+        buffer = ffi.new("char[]", capacity)
+        status = call(buffer, capacity, length)
+        if status != lib.VELO_BUFFER_TOO_SMALL:
+            check(status)
+            return bytes(ffi.buffer(buffer, length[0]))
+        capacity = length[0]
+
+
+_T = TypeVar("_T")
+
+
+def from_c(kind: type[_T], struct: CData) -> _T:
+    """A dataclass of `kind` from the C struct whose fields have its names.
+
+    A field that may be None is so where C has -1.
+    """
+    values: dict[str, Any] = {}
+    for field in fields(kind):  # type: ignore[arg-type]  # every caller passes a dataclass
+        value = getattr(struct, field.name)
+        if field.type == "str":
+            value = ffi.string(value).decode("utf-8", "replace")
+        elif field.type == "bool":
+            value = bool(value)
+        elif field.type == "int | None" and value == -1:
+            value = None
+        values[field.name] = value
+    return kind(**values)

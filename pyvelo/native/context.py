@@ -1,0 +1,340 @@
+"""Contexts: a pool of blocks on the model's devices, and the steps that run over it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import ClosedError, ConfigError
+from ._ffi import check, ffi, from_c, int32, ints, lib
+from .model import Model
+from .sampler import Sampler
+
+if TYPE_CHECKING:
+    from ._velo import CData
+
+__all__ = ["Context", "ContextInfo", "StepArrays", "Timings"]
+
+Int32Array = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class ContextInfo:
+    """The sizes of a context; `n_states` is 0 where the model has no recurrent layers.
+
+    `block_bytes` is of one block over all layers, K and V; `pool_bytes` what was allocated for all of them.
+    """
+
+    n_blocks: int
+    block_size: int
+    n_states: int
+    max_batch_tokens: int
+    block_bytes: int
+    pool_bytes: int
+    state_bytes: int
+    compute_bytes: int
+    output_bytes: int
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Totals since the context was made; `n_graphs_reused` counts runs with the graph of the run before."""
+
+    n_runs: int
+    n_tokens: int
+    n_graphs_reused: int
+    run_seconds: float
+    sample_seconds: float
+
+
+class StepArrays:
+    """The arrays that describe a step, made once and filled anew for each.
+
+    Fill them in place: C holds their addresses. All are C-contiguous.
+
+    Attributes:
+        tokens, positions: int32 [max_tokens], sequence after sequence.
+        slots: int32 [max_tokens], block * block_size + offset, where K and V of the token go.
+        outputs: int8 [max_tokens], non-zero where logits are wanted.
+        seqs: int32 [max_seqs, 4], first token, number of tokens, length after this step, 0.
+        tables: int32 [max_seqs, max_width], block ids in position order, -1 past the end.
+        states: int32 [max_seqs], the recurrent state of each sequence, where the model has such layers.
+        copies: int32 [max_copies, 2], source and target block, copied before the step.
+
+    Raises:
+        ConfigError: a size is below its least: 1, for `max_copies` 0.
+    """
+
+    def __init__(self, max_tokens: int, max_seqs: int, max_width: int, max_copies: int) -> None:
+        for name, size, least in (
+            ("max_tokens", max_tokens, 1),
+            ("max_seqs", max_seqs, 1),
+            ("max_width", max_width, 1),
+            ("max_copies", max_copies, 0),
+        ):
+            if int32(name, size) < least:
+                raise ConfigError(f"{name} is {size}, but must be at least {least}")
+        self.tokens: Final[Int32Array] = np.zeros(max_tokens, np.int32)
+        self.positions: Final[Int32Array] = np.zeros(max_tokens, np.int32)
+        self.slots: Final[Int32Array] = np.zeros(max_tokens, np.int32)
+        self.outputs: Final[npt.NDArray[np.int8]] = np.zeros(max_tokens, np.int8)
+        self.seqs: Final[Int32Array] = np.zeros((max_seqs, 4), np.int32)
+        self.tables: Final[Int32Array] = np.full((max_seqs, max_width), -1, np.int32)
+        self.states: Final[Int32Array] = np.zeros(max_seqs, np.int32)
+        self.copies: Final[Int32Array] = np.zeros((max_copies, 2), np.int32)
+        self.limits: Final = (max_tokens, max_seqs, max_copies)
+
+        self.batch: Final[CData] = ffi.new("velo_batch *")
+        self._views: Final[list[CData]] = []  # keep the arrays where they are
+        for name in ("tokens", "positions", "slots", "seqs", "tables", "states", "copies"):
+            view = ffi.from_buffer("int32_t[]", getattr(self, name).reshape(-1))
+            self._views.append(view)
+            setattr(self.batch, name, view)
+        self._views.append(ffi.from_buffer("int8_t[]", self.outputs))
+        self.batch.outputs = self._views[-1]
+        self.batch.table_stride = max_width
+
+
+class Context:
+    """A pool of KV blocks and the graphs that use it.
+
+    Calls from several threads wait for one another, but for `cancel()`.
+
+    Args:
+        model: the model to run; the context keeps what it needs of it.
+        n_blocks: blocks of the pool; with `block_size` a multiple of 256 tokens.
+        block_size: tokens of a block: 32, 64, 128 or 256.
+        type_k, type_v: ggml types of K and V rows; 1 is f16.
+        max_batch_tokens: tokens of one step.
+        max_seqs: sequences of one step, and recurrent states where the model has them.
+        max_seq_len: tokens of one sequence.
+        max_outputs: rows of logits of one step; None: one for each sequence.
+        n_threads: 0 takes the cores there are.
+        deterministic: logits do not depend on what runs beside a sequence; the model must be loaded so, too.
+
+    Raises:
+        ConfigError: a setting is out of range or contradicts another.
+        UnsupportedError: the model cannot be paged, or not with these types.
+        OutOfMemory: there is too little for the pool.
+        ClosedError: the model was closed.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        n_blocks: int,
+        block_size: int = 32,
+        type_k: int = 1,
+        type_v: int = 1,
+        max_batch_tokens: int = 512,
+        max_seqs: int = 256,
+        max_seq_len: int,
+        max_outputs: int | None = None,
+        n_threads: int = 0,
+        deterministic: bool = False,
+    ) -> None:
+        self._handle: CData | None = None
+        params = ffi.new("velo_context_params *")
+        params.n_blocks = int32("n_blocks", n_blocks)
+        params.block_size = int32("block_size", block_size)
+        params.type_k = int32("type_k", type_k)
+        params.type_v = int32("type_v", type_v)
+        params.max_batch_tokens = int32("max_batch_tokens", max_batch_tokens)
+        params.max_seqs = int32("max_seqs", max_seqs)
+        params.max_seq_len = int32("max_seq_len", max_seq_len)
+        params.max_outputs = int32("max_outputs", max_outputs or 0)
+        params.n_threads = int32("n_threads", n_threads)
+        params.deterministic = bool(deterministic)
+        out = ffi.new("velo_context **")
+        check(lib.velo_context_create(model.handle, params, out))
+        self._handle = ffi.gc(out[0], lib.velo_context_free)
+        self.n_vocab: Final[int] = model.info.n_vocab
+        self._block_bytes = self.info.block_bytes
+
+    @property
+    def handle(self) -> CData:
+        """The C handle.
+
+        Raises:
+            ClosedError: the context was closed.
+        """
+        handle = self._handle
+        if handle is None:
+            raise ClosedError("the context was closed")
+        return handle
+
+    @property
+    def info(self) -> ContextInfo:
+        """Its sizes; some buffers grow with what is run."""
+        out = ffi.new("velo_context_info *")
+        check(lib.velo_context_get_info(self.handle, out))
+        return from_c(ContextInfo, out)
+
+    @property
+    def timings(self) -> Timings:
+        """What was run so far, and how long it took."""
+        out = ffi.new("velo_timings *")
+        check(lib.velo_context_timings(self.handle, out))
+        return from_c(Timings, out)
+
+    def run(self, arrays: StepArrays, n_tokens: int, n_seqs: int, n_copies: int = 0) -> None:
+        """Run one step: copy blocks, then the forward pass of `n_tokens` tokens of `n_seqs` sequences.
+
+        Raises:
+            ConfigError: the arrays contradict one another; nothing was computed.
+            Cancelled: `cancel()` was called meanwhile. The same step may be run again; where a model has
+                recurrent states, those of its sequences are lost.
+            ComputeError: the computation failed.
+        """
+        max_tokens, max_seqs, max_copies = arrays.limits
+        if not (0 < n_tokens <= max_tokens and 0 < n_seqs <= max_seqs and 0 <= n_copies <= max_copies):
+            raise ConfigError(
+                f"a step of {n_tokens} tokens, {n_seqs} sequences and {n_copies} copies does not fit the "
+                f"arrays, which have room for {max_tokens}, {max_seqs} and {max_copies}"
+            )
+        batch = arrays.batch
+        batch.n_tokens = n_tokens
+        batch.n_seqs = n_seqs
+        batch.n_copies = n_copies
+        check(lib.velo_context_run(self.handle, batch))
+
+    def cancel(self) -> None:
+        """Make a run in progress, in another thread, raise `Cancelled` soon. A later run is not affected."""
+        check(lib.velo_context_cancel(self.handle))
+
+    def logits(self, row: int) -> npt.NDArray[np.float32]:
+        """The logits of the row-th wanted output of the last run: a copy, float32 [n_vocab].
+
+        Raises:
+            ConfigError: the last run had no such row.
+        """
+        out = np.empty(self.n_vocab, np.float32)
+        target = ffi.from_buffer("float[]", out)
+        check(lib.velo_context_logits(self.handle, int32("row", row), target, self.n_vocab))
+        return out
+
+    def sample(self, rows: Int32Array, samplers: Sequence[Sampler]) -> tuple[Int32Array, Int32Array]:
+        """Draw a token for each of these wanted outputs of the last run, each with its own sampler.
+
+        Args:
+            rows: int32 [n], which outputs.
+            samplers: as many; each remembers what it draws.
+
+        Returns:
+            Tokens and statuses, int32 [n] each. A status other than 0 says that no token could be drawn for
+            that row: its logits hold a NaN or an infinity, or every token is banned.
+
+        Raises:
+            ConfigError: a row or a sampler is wrong; then none has drawn.
+            ClosedError: the context or a sampler was closed.
+        """
+        n = len(samplers)
+        rows = np.ascontiguousarray(rows, np.int32)
+        if rows.shape != (n,):
+            raise ConfigError(f"{n} samplers need as many rows, but rows have the shape {rows.shape}")
+        handles = [sampler.handle for sampler in samplers]
+        if None in handles:
+            raise ClosedError("a sampler was closed")
+        tokens = np.empty(n, np.int32)
+        statuses = np.empty(n, np.int32)
+        check(
+            lib.velo_sample(
+                self.handle,
+                ints(rows),
+                ffi.new("velo_sampler *[]", handles),
+                n,
+                ints(tokens),
+                ints(statuses),
+            )
+        )
+        return tokens, statuses
+
+    def set_threads(self, n_threads: int) -> None:
+        """Compute with that many threads from now on; 0 takes the cores there are."""
+        check(lib.velo_context_set_threads(self.handle, int32("n_threads", n_threads)))
+
+    # ---- whole blocks, over all layers ----
+
+    def copy_blocks(self, src: Sequence[int] | Int32Array, dst: Sequence[int] | Int32Array) -> None:
+        """Copy the blocks `src` to the blocks `dst`, one after the other.
+
+        Raises:
+            ConfigError: they are not equally many, or not all in the pool.
+        """
+        sources, targets = _blocks(src), _blocks(dst)
+        if len(sources) != len(targets):
+            raise ConfigError(f"{len(sources)} blocks cannot be copied to {len(targets)}")
+        check(lib.velo_blocks_copy(self.handle, ints(sources), ints(targets), len(sources)))
+
+    def read_blocks(self, blocks: Sequence[int] | Int32Array) -> npt.NDArray[np.uint8]:
+        """The bytes of blocks, uint8 [n, block_bytes]: layer by layer, K rows and then V rows.
+
+        Raises:
+            ConfigError: one is not in the pool.
+        """
+        ids = _blocks(blocks)
+        out = np.empty((len(ids), self._block_bytes), np.uint8)
+        target = ffi.from_buffer("uint8_t[]", out.reshape(-1))
+        check(lib.velo_blocks_read(self.handle, ints(ids), len(ids), target, out.nbytes))
+        return out
+
+    def write_blocks(self, blocks: Sequence[int] | Int32Array, data: npt.NDArray[np.uint8]) -> None:
+        """Write what `read_blocks` gave, uint8 [n, block_bytes].
+
+        Raises:
+            ConfigError: a block is not in the pool, or the data have another shape or type.
+        """
+        ids = _blocks(blocks)
+        shape = (len(ids), self._block_bytes)
+        if data.dtype != np.uint8 or data.shape != shape:
+            raise ConfigError(
+                f"the data of {len(ids)} blocks are uint8 of shape {shape}, not {data.dtype} of {data.shape}"
+            )
+        source = ffi.from_buffer("uint8_t[]", np.ascontiguousarray(data).reshape(-1))
+        check(lib.velo_blocks_write(self.handle, ints(ids), len(ids), source, data.nbytes))
+
+    def fill_blocks(self, blocks: Sequence[int] | Int32Array, byte: int) -> None:
+        """Set every byte of blocks; 0xFF is NaN in f32, f16 and bf16 and in the scales of the other types.
+
+        Raises:
+            ConfigError: a block is not in the pool, or `byte` is none.
+        """
+        if not 0 <= byte <= 255:
+            raise ConfigError(f"byte is {byte}, but must be from 0 to 255")
+        ids = _blocks(blocks)
+        check(lib.velo_blocks_fill(self.handle, ints(ids), len(ids), byte))
+
+    def clear_state(self, state: int) -> None:
+        """Forget what a recurrent state holds, before a sequence starts in it; a no-op without such."""
+        check(lib.velo_state_clear(self.handle, int32("state", state)))
+
+    # ---- end ----
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close()` was called."""
+        return self._handle is None
+
+    def close(self) -> None:
+        """Free the pool; a run in progress in another thread is finished first. May be called again."""
+        self._handle = None
+
+    def __enter__(self) -> Context:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _blocks(blocks: Sequence[int] | Int32Array) -> Int32Array:
+    if isinstance(blocks, np.ndarray) and blocks.dtype == np.int32 and blocks.ndim == 1:
+        return np.ascontiguousarray(blocks)
+    return np.array([int32("a block", block) for block in blocks], np.int32)

@@ -1,0 +1,81 @@
+"""The library as a whole: its log and the machine's devices."""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from ..errors import ConfigError
+from ._ffi import check, ffi, from_c, lib, raised_in_callbacks, read_bytes
+
+if TYPE_CHECKING:
+    from ._velo import CData
+
+__all__ = ["Device", "LogLevel", "devices", "set_log", "system_info"]
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+_LEVELS: tuple[LogLevel, ...] = ("debug", "info", "warning", "error")  # C counts from 1
+
+_log: Callable[[LogLevel, str], object] | None = None
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device that can compute; memory in bytes."""
+
+    name: str
+    description: str
+    is_gpu: bool
+    memory_total: int
+    memory_free: int
+
+
+def devices() -> tuple[Device, ...]:
+    """The devices of this machine that this build can use, the CPU included."""
+    count = ffi.new("int32_t *")
+    capacity = 16
+    while True:
+        found = ffi.new("velo_device[]", capacity)
+        status = lib.velo_devices(found, capacity, count)
+        if status != lib.VELO_BUFFER_TOO_SMALL:
+            check(status)
+            return tuple(from_c(Device, found[i]) for i in range(count[0]))
+        capacity = count[0]
+
+
+def system_info() -> str:
+    """The instruction sets and options of the backends, as they were built."""
+    return read_bytes(lib.velo_system_info, 1024).decode("utf-8", "replace")
+
+
+def set_log(callback: Callable[[LogLevel, str], object] | None, level: LogLevel = "warning") -> None:
+    """Hand lines of the library's log, of `level` and above, to `callback(level, line)`; None: be quiet.
+
+    Lines may come from any thread. What the callback raises is raised again by the call during which the line
+    was logged, or by the next one.
+
+    Raises:
+        ConfigError: there is no such level.
+    """
+    global _log
+    if level not in _LEVELS:
+        raise ConfigError(f"the log has no level {level!r}: use one of {', '.join(_LEVELS)}")
+    _log = callback
+    check(lib.velo_log_set(lib.velo_py_log if callback else ffi.NULL, ffi.NULL, _LEVELS.index(level) + 1))
+
+
+@ffi.def_extern()
+def velo_py_log(level: int, text: CData, _user: CData) -> None:
+    callback = _log
+    if callback is None:
+        return
+    try:
+        callback(_LEVELS[level - 1], ffi.string(text).decode("utf-8", "replace"))
+    except BaseException as error:
+        raised_in_callbacks.append(error)
+
+
+atexit.register(set_log, None)  # threads of the library may outlive the interpreter

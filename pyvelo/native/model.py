@@ -1,0 +1,323 @@
+"""Models: loading, what they are, their vocabulary."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType, TracebackType
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import ClosedError, ConfigError, RequestError
+from ._ffi import check, ffi, from_c, int32, ints, lib, read_bytes
+
+if TYPE_CHECKING:
+    from ._velo import CData
+
+__all__ = ["Layer", "Model", "ModelInfo", "VocabInfo", "quantize", "token_array"]
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What a model is; `size_bytes` is that of its weights, `n_head` that of its first attention layer."""
+
+    arch: str
+    description: str
+    n_layer: int
+    n_embd: int
+    n_head: int
+    n_head_kv: int
+    n_vocab: int
+    n_ctx_train: int
+    n_params: int
+    size_bytes: int
+    has_recurrent: bool
+    can_page: bool
+
+
+@dataclass(frozen=True)
+class VocabInfo:
+    """The vocabulary's size, its special tokens (None: there is none), and which are added by themselves."""
+
+    n_tokens: int
+    bos: int | None
+    eos: int | None
+    eot: int | None
+    pad: int | None
+    add_bos: bool
+    add_eos: bool
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What one layer caches for each token.
+
+    `head_dim_v` is 0 where V is a view of K. `window` is in tokens, 0 without one; `window_type` is 0 for
+    none, 1 for the last `window` tokens, 2 for those since the last multiple of `window`.
+    """
+
+    layer: int
+    n_head: int
+    n_head_kv: int
+    head_dim_k: int
+    head_dim_v: int
+    window: int
+    window_type: int
+
+
+class Model:
+    """A GGUF model, loaded. Any thread may use it.
+
+    Contexts and samplers made from a model keep what they need of it: they go on working after `close()`, and
+    the memory of the weights is given back with the last of them.
+
+    Args:
+        path: the GGUF file; the first one where a model is in several.
+        n_gpu_layers: layers on a GPU; -1 for all.
+        use_mmap: map the file instead of reading it.
+        vocab_only: load metadata and tokenizer: no weights, no layers, and of the sizes only `n_vocab`.
+        check_tensors: refuse weights that are NaN or infinite.
+        deterministic: keep weights in the layout whose products do not depend on the batch.
+        progress: called with 0..1 while loading; returning False cancels.
+
+    Raises:
+        ModelError: the file cannot be read or is damaged.
+        UnsupportedError: this build has no GPU backend, but layers shall be on one.
+        ConfigError: a setting is out of range.
+        Cancelled: `progress` said so; what it raises is raised as it is.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        n_gpu_layers: int = 0,
+        use_mmap: bool = True,
+        vocab_only: bool = False,
+        check_tensors: bool = False,
+        deterministic: bool = False,
+        progress: Callable[[float], bool | None] | None = None,
+    ) -> None:
+        self._handle: CData | None = None
+        self._pieces: dict[int, bytes] = {}
+        params = lib.velo_model_default_params()
+        params.n_gpu_layers = int32("n_gpu_layers", n_gpu_layers)
+        params.use_mmap = bool(use_mmap)
+        params.vocab_only = bool(vocab_only)
+        params.check_tensors = bool(check_tensors)
+        params.deterministic = bool(deterministic)
+        watcher = _Progress(progress)
+        state = ffi.new_handle(watcher)
+        if progress is not None:
+            params.progress = lib.velo_py_progress
+            params.progress_user = state
+        out = ffi.new("velo_model **")
+        status = lib.velo_model_load(_path(path), ffi.new("velo_model_params *", params), out)
+        if not status:
+            self._handle = ffi.gc(out[0], lib.velo_model_free)
+        if watcher.raised is not None:
+            raise watcher.raised
+        check(status)
+
+        info = ffi.new("velo_model_info *")
+        check(lib.velo_model_get_info(self.handle, info))
+        self.info: ModelInfo = from_c(ModelInfo, info)
+        vocab = ffi.new("velo_vocab_info *")
+        check(lib.velo_vocab_get_info(self.handle, vocab))
+        self.vocab: VocabInfo = from_c(VocabInfo, vocab)
+        self.layers: tuple[Layer, ...] = self._read_layers()
+        refusal = read_bytes(lambda *to: lib.velo_model_refusal(self.handle, *to)).decode()
+        self.refusal: str | None = refusal or None
+        """Why the model cannot have a paged cache, None where it can."""
+
+    @property
+    def handle(self) -> CData:
+        """The C handle, for the other wrappers.
+
+        Raises:
+            ClosedError: the model was closed.
+        """
+        handle = self._handle
+        if handle is None:
+            raise ClosedError("the model was closed")
+        return handle
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close()` was called."""
+        return self._handle is None
+
+    def close(self) -> None:
+        """Let go of the model. May be called again."""
+        self._handle = None
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Model {self.info.description}{', closed' if self.closed else ''}>"
+
+    def _read_layers(self) -> tuple[Layer, ...]:
+        count = ffi.new("int32_t *")
+        status = lib.velo_model_layers(self.handle, ffi.NULL, 0, count)
+        if status != lib.VELO_BUFFER_TOO_SMALL:
+            check(status)
+        found = ffi.new("velo_layer[]", count[0])
+        check(lib.velo_model_layers(self.handle, found, count[0], count))
+        return tuple(from_c(Layer, found[i]) for i in range(count[0]))
+
+    @cached_property
+    def meta(self) -> Mapping[str, str]:
+        """The metadata of the file as text, read when it is first asked for."""
+        handle = self.handle
+        count = ffi.new("int32_t *")
+        check(lib.velo_model_meta_count(handle, count))
+        found = {}
+        for i in range(count[0]):
+            key = read_bytes(lambda *to, i=i: lib.velo_model_meta_key(handle, i, *to))
+            value = read_bytes(lambda *to, key=key: lib.velo_model_meta_value(handle, key, *to))
+            found[key.decode("utf-8", "replace")] = value.decode("utf-8", "replace")
+        return MappingProxyType(found)
+
+    # ---- vocabulary ----
+
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """The tokens of `text`.
+
+        Args:
+            text: what to tokenize.
+            add_special: put in front and behind what the model wants there, such as its BOS token.
+            parse_special: take the text of control tokens, such as ``<|im_start|>``, for these tokens.
+
+        Raises:
+            RequestError: the text has surrogates and so is no valid Unicode.
+            UnsupportedError: the model has no vocabulary.
+        """
+        try:
+            data = text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(f"the text is not valid Unicode: {error}") from error
+        handle = self.handle
+        count = ffi.new("int32_t *")
+        capacity = len(data) + 8
+        while True:
+            tokens = np.empty(capacity, np.int32)
+            target = ints(tokens)
+            status = lib.velo_tokenize(
+                handle, data, len(data), bool(add_special), bool(parse_special), target, capacity, count
+            )
+            if status != lib.VELO_BUFFER_TOO_SMALL:
+                check(status)
+                found: list[int] = tokens[: count[0]].tolist()
+                return found
+            capacity = count[0]
+
+    def token_bytes(self, token: int, *, special: bool = False) -> bytes:
+        """The bytes that a token stands for: part of a character, or many.
+
+        Args:
+            token: its id.
+            special: control tokens have bytes, too.
+
+        Raises:
+            ConfigError: it is not in the vocabulary.
+        """
+        handle = self.handle
+        piece = None if special else self._pieces.get(token)
+        if piece is None:
+            number = int32("token", token)
+            piece = read_bytes(lambda *to: lib.velo_token_to_bytes(handle, number, bool(special), *to), 64)
+            if not special:
+                self._pieces[number] = piece
+        return piece
+
+    def detokenize(self, tokens: Sequence[int] | npt.NDArray[np.int32], *, special: bool = False) -> bytes:
+        """The text of tokens, as bytes: without what `tokenize` had added, unless `special` asks for it.
+
+        Raises:
+            ConfigError: a token is not in the vocabulary.
+        """
+        array = token_array(tokens)
+        source = ints(array)
+        handle = self.handle
+        n = len(array)
+        return read_bytes(lambda *to: lib.velo_detokenize(handle, source, n, bool(special), *to), 8 * n + 64)
+
+    def is_end(self, token: int) -> bool:
+        """Whether the model ends its answer with this token.
+
+        Raises:
+            ConfigError: it is not in the vocabulary.
+        """
+        out = ffi.new("int32_t *")
+        check(lib.velo_token_is_end(self.handle, int32("token", token), out))
+        return bool(out[0])
+
+
+class _Progress:
+    """What a load tells its progress to, and what came of it."""
+
+    def __init__(self, callback: Callable[[float], bool | None] | None) -> None:
+        self.callback = callback
+        self.raised: BaseException | None = None
+
+
+@ffi.def_extern()
+def velo_py_progress(value: float, user: CData) -> int:
+    watcher: _Progress = ffi.from_handle(user)
+    try:
+        return int(watcher.callback is None or watcher.callback(value) is not False)
+    except BaseException as error:
+        watcher.raised = error
+        return 0
+
+
+def _path(path: str | os.PathLike[str]) -> bytes:
+    data = os.fsencode(path)
+    if b"\0" in data:
+        raise ConfigError(f"the path {path!r} has a NUL in it")
+    return data
+
+
+def token_array(tokens: Sequence[int] | npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """Tokens as C reads them: int32 [n], contiguous.
+
+    Raises:
+        ConfigError: they are not whole numbers of 32 bits, or not a flat list.
+    """
+    if isinstance(tokens, np.ndarray) and tokens.dtype == np.int32:
+        array = tokens
+    else:
+        try:
+            wide = np.asarray(tokens if len(tokens) else np.empty(0, np.int64))
+            array = wide.astype(np.int32)
+        except (OverflowError, ValueError, TypeError) as error:
+            raise ConfigError(f"tokens must be whole numbers of 32 bits: {error}") from error
+        if wide.dtype.kind not in "iu" or not np.array_equal(array, wide):
+            raise ConfigError("tokens must be whole numbers of 32 bits")
+    if array.ndim != 1:
+        raise ConfigError(f"tokens must be a flat list, but have {array.ndim} dimensions")
+    return np.ascontiguousarray(array)
+
+
+def quantize(
+    source: str | os.PathLike[str], target: str | os.PathLike[str], type: str, n_threads: int = 0
+) -> None:
+    """Write the model in `source` to `target` with its weights as `type` ("Q4_K_M", "Q8_0", "F16", ...).
+
+    `n_threads` of 0 takes all cores. What was in `target` stays until all is written.
+
+    Raises:
+        ModelError: the source cannot be read, is damaged, or is quantized already.
+        ConfigError: there is no such type, or source and target are the same file.
+    """
+    check(lib.velo_model_quantize(_path(source), _path(target), type.encode(), int32("n_threads", n_threads)))

@@ -1,0 +1,54 @@
+"""Sequences driven by hand over a context: what the engine does, in a few lines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from pyvelo.native import Context, StepArrays
+
+
+@dataclass
+class Seq:
+    """A sequence that owns the blocks of its table."""
+
+    table: list[int]
+    length: int = 0
+    tokens: list[int] = field(default_factory=list)
+
+
+def fill_step(
+    arrays: StepArrays, block_size: int, work: Sequence[tuple[Seq, Sequence[int]]]
+) -> tuple[int, int]:
+    """Describes a step that appends tokens to sequences; logits are wanted of the last token of each."""
+    at = 0
+    arrays.tables[: len(work)] = -1
+    for row, (seq, tokens) in enumerate(work):
+        n, end = len(tokens), seq.length + len(tokens)
+        positions = np.arange(seq.length, end)
+        table = np.asarray(seq.table, np.int32)
+        arrays.tokens[at : at + n] = tokens
+        arrays.positions[at : at + n] = positions
+        arrays.slots[at : at + n] = table[positions // block_size] * block_size + positions % block_size
+        arrays.outputs[at : at + n] = 0
+        arrays.outputs[at + n - 1] = 1
+        arrays.seqs[row] = (at, n, end, 0)
+        arrays.tables[row, : len(table)] = table
+        at += n
+    return at, len(work)
+
+
+def run(context: Context, arrays: StepArrays, work: Sequence[tuple[Seq, Sequence[int]]]) -> None:
+    """One step; the sequences grow only when it went well."""
+    context.run(arrays, *fill_step(arrays, context.info.block_size, work))
+    for seq, tokens in work:
+        seq.length += len(tokens)
+        seq.tokens += tokens
+
+
+def logits_of(context: Context, n: int) -> npt.NDArray[np.float32]:
+    """All wanted outputs of the last step: [n, n_vocab]."""
+    return np.stack([context.logits(row) for row in range(n)])

@@ -1,0 +1,109 @@
+"""The library as a whole: errors, log, devices, generated files."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pyvelo.errors import ConfigError, ModelError
+from pyvelo.native import Model, devices, set_log, system_info
+from pyvelo.native._ffi import ffi, lib
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def quiet_afterwards() -> Iterator[None]:
+    yield
+    set_log(None)
+
+
+def test_generated_files_are_fresh() -> None:
+    subprocess.run([sys.executable, str(ROOT / "scripts/gen_ffi.py"), "--check"], check=True)
+
+
+def test_there_is_a_cpu() -> None:
+    (cpu,) = (device for device in devices() if device.name == "CPU")
+    assert not cpu.is_gpu
+    assert cpu.description
+    assert 0 < cpu.memory_free <= cpu.memory_total
+
+
+def test_system_info_names_the_cpu_backend() -> None:
+    assert "CPU" in system_info()
+
+
+def test_every_status_has_a_name() -> None:
+    names = {ffi.string(lib.velo_status_name(status)) for status in range(9)}
+    assert len(names) == 9
+    assert ffi.string(lib.velo_status_name(99)) == b"unknown status"
+
+
+def test_quiet_by_default(tiny_model: Path) -> None:
+    code = f"from pyvelo.native import Model; Model({str(tiny_model)!r}).close()"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+@pytest.mark.usefixtures("quiet_afterwards")
+def test_log_comes_line_by_line_with_its_level(tiny_model: Path) -> None:
+    lines: list[tuple[str, str]] = []
+    set_log(lambda level, line: lines.append((level, line)), "info")
+    Model(tiny_model).close()
+    assert {level for level, _ in lines} <= {"info", "warning"}
+    assert any("tiny" in line or "llama" in line for _, line in lines)
+    assert not any("\n" in line or line == "" for _, line in lines)
+
+    n = len(lines)
+    set_log(None)
+    Model(tiny_model).close()
+    assert len(lines) == n
+
+
+@pytest.mark.usefixtures("quiet_afterwards")
+def test_log_of_errors_only(tiny_model: Path, tmp_path: Path) -> None:
+    lines: list[str] = []
+    set_log(lambda level, line: lines.append(level), "error")
+    Model(tiny_model).close()
+    assert lines == []
+    (tmp_path / "bad.gguf").write_bytes(b"nothing of the kind")
+    with pytest.raises(ModelError):
+        Model(tmp_path / "bad.gguf")
+    assert set(lines) == {"error"}
+
+
+@pytest.mark.usefixtures("quiet_afterwards")
+def test_what_a_log_callback_raises_surfaces_after_the_call(tiny_model: Path) -> None:
+    def refuse(level: str, line: str) -> None:
+        set_log(None)  # once is enough
+        raise LookupError(line)
+
+    set_log(refuse, "info")
+    with pytest.raises(LookupError):
+        Model(tiny_model)
+    Model(tiny_model).close()
+
+
+@pytest.mark.usefixtures("quiet_afterwards")
+def test_a_failure_is_raised_with_what_the_log_callback_raised_as_its_cause(tmp_path: Path) -> None:
+    (tmp_path / "bad.gguf").write_bytes(b"nothing of the kind")
+
+    def refuse(level: str, line: str) -> None:
+        set_log(None)
+        raise LookupError(line)
+
+    set_log(refuse, "error")
+    with pytest.raises(ModelError) as caught:
+        Model(tmp_path / "bad.gguf")
+    assert isinstance(caught.value.__cause__, LookupError)
+
+
+def test_a_log_level_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no level 'loud'"):
+        set_log(None, "loud")  # type: ignore[arg-type]
+    assert lib.velo_log_set(ffi.NULL, ffi.NULL, 0) == lib.VELO_INVALID
+    assert lib.velo_log_set(ffi.NULL, ffi.NULL, 5) == lib.VELO_INVALID
