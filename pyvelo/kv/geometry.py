@@ -1,0 +1,179 @@
+"""Bytes of the KV cache: the one place that knows what a token and a block cost.
+
+A token keeps, in each layer, a row of K and a row of V; a block keeps `block_size` tokens of every layer.
+Quantized types pack groups of 32 values, so a head must be a whole number of groups, and a block of any type
+is a whole number of cache lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from pyvelo.errors import ConfigError, UnsupportedError
+
+__all__ = [
+    "BLOCK_SIZES",
+    "CPU_LINE",
+    "GPU_LINE",
+    "KV_TYPES",
+    "POOL_GRAIN",
+    "Geometry",
+    "KVType",
+    "LayerRows",
+    "LayerShape",
+    "make_geometry",
+    "parse_kv_type",
+]
+
+BLOCK_SIZES = (32, 64, 128, 256)  # tokens
+POOL_GRAIN = 256  # tokens: a pool is a whole number of these
+CPU_LINE = 64  # bytes
+GPU_LINE = 128  # bytes
+
+
+@dataclass(frozen=True)
+class KVType:
+    """A type that K or V can be stored in: `group` values take `group_bytes` bytes."""
+
+    name: str
+    id: int
+    group: int
+    group_bytes: int
+
+    def row_bytes(self, n_values: int) -> int:
+        """Bytes of `n_values` values, a multiple of `group`."""
+        return n_values // self.group * self.group_bytes
+
+
+def _kv_type(name: str) -> KVType:
+    kind = GGMLQuantizationType[name.upper()]
+    group, group_bytes = GGML_QUANT_SIZES[kind]
+    return KVType(name, int(kind), group, group_bytes)
+
+
+KV_TYPES: dict[str, KVType] = {
+    name: _kv_type(name) for name in ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+}
+
+
+class LayerShape(Protocol):
+    """What a layer keeps for each token; `head_dim_v` is 0 where V is a view of K."""
+
+    @property
+    def layer(self) -> int: ...
+    @property
+    def n_head_kv(self) -> int: ...
+    @property
+    def head_dim_k(self) -> int: ...
+    @property
+    def head_dim_v(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class LayerRows:
+    """Bytes of one token in one layer."""
+
+    layer: int
+    k_bytes: int
+    v_bytes: int
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Types, block size (tokens) and bytes of a KV cache."""
+
+    type_k: KVType
+    type_v: KVType
+    block_size: int
+    rows: tuple[LayerRows, ...]
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token over all layers."""
+        return sum(row.k_bytes + row.v_bytes for row in self.rows)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block over all layers."""
+        return self.block_size * self.token_bytes
+
+    @property
+    def grain_blocks(self) -> int:
+        """A pool's number of blocks is a multiple of this."""
+        return POOL_GRAIN // self.block_size
+
+    def blocks_for(self, n_tokens: int) -> int:
+        """Blocks that hold `n_tokens` tokens of one sequence."""
+        return -(-n_tokens // self.block_size)
+
+
+def parse_kv_type(kv_type: str | Sequence[str]) -> tuple[KVType, KVType]:
+    """The types of K and V from a name or a pair of names; ConfigError for anything else."""
+    names = (kv_type, kv_type) if isinstance(kv_type, str) else tuple(kv_type)
+    if len(names) != 2:
+        raise ConfigError(f"kv_type is a name or a pair (K, V), not {len(names)} names")
+    unknown = [name for name in names if name not in KV_TYPES]
+    if unknown:
+        raise ConfigError(f"kv_type {unknown[0]!r} does not exist; choose from {', '.join(KV_TYPES)}")
+    return KV_TYPES[names[0]], KV_TYPES[names[1]]
+
+
+def make_geometry(
+    model: str,
+    layers: Iterable[LayerShape],
+    kv_type: str | Sequence[str] = "f16",
+    block_size: int = 32,
+    *,
+    line_bytes: int = CPU_LINE,
+) -> Geometry:
+    """Bytes of the cache that `model` needs for `layers`.
+
+    `block_size` is raised until the K and the V of a block are whole numbers of `line_bytes` in every layer.
+    Raises ConfigError for a setting that does not exist, UnsupportedError where a head cannot be aligned.
+    """
+    if block_size not in BLOCK_SIZES:
+        raise ConfigError(f"block_size={block_size} tokens; choose from {', '.join(map(str, BLOCK_SIZES))}")
+    shapes = tuple(layers)
+    if not shapes:
+        raise UnsupportedError(f"{model}: no layer has a KV cache, there is nothing to page")
+    type_k, type_v = parse_kv_type(kv_type)
+    if all(shape.head_dim_v == 0 for shape in shapes):
+        type_v = type_k
+    for shape in shapes:
+        _check_heads(model, shape, shapes, "K", shape.head_dim_k, type_k)
+        _check_heads(model, shape, shapes, "V", shape.head_dim_v, type_v)
+    rows = tuple(
+        LayerRows(
+            shape.layer,
+            type_k.row_bytes(shape.n_head_kv * shape.head_dim_k),
+            type_v.row_bytes(shape.n_head_kv * shape.head_dim_v),
+        )
+        for shape in shapes
+    )
+    return Geometry(type_k, type_v, _aligned(rows, block_size, line_bytes), rows)
+
+
+def _check_heads(
+    model: str, shape: LayerShape, shapes: Sequence[LayerShape], part: str, head_dim: int, kind: KVType
+) -> None:
+    if head_dim % kind.group == 0:
+        return
+    dims = [shape.head_dim_k if part == "K" else shape.head_dim_v for shape in shapes]
+    fitting = [t.name for t in KV_TYPES.values() if all(dim % t.group == 0 for dim in dims)]
+    raise UnsupportedError(
+        f"{model}, layer {shape.layer}: a head of {part} has {head_dim} values, which is not a multiple of "
+        f"the {kind.group} that {kind.name} packs together; kv_type {', '.join(fitting)} would do for {part}"
+    )
+
+
+def _aligned(rows: Sequence[LayerRows], block_size: int, line_bytes: int) -> int:
+    """The smallest block size from `block_size` on whose parts are whole lines; the largest one always is."""
+
+    def aligned(size: int) -> bool:
+        return all(r.k_bytes * size % line_bytes == 0 == r.v_bytes * size % line_bytes for r in rows)
+
+    return next((size for size in BLOCK_SIZES if size >= block_size and aligned(size)), BLOCK_SIZES[-1])

@@ -1,0 +1,118 @@
+"""The pool against a naive model of it: a list of free blocks and a count for each."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from pyvelo.errors import InternalError, OutOfBlocks
+from pyvelo.kv.pool import BlockPool
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Holders take, share and release; the order of the free list is part of the contract."""
+
+    @initialize(n_blocks=st.integers(1, 24))
+    def start(self, n_blocks: int) -> None:
+        self.pool = BlockPool(n_blocks)
+        self.free = list(range(n_blocks))
+        self.holders: list[list[int]] = []
+
+    @rule(n=st.integers(0, 10))
+    def take(self, n: int) -> None:
+        if n > len(self.free):
+            with pytest.raises(OutOfBlocks, match=f"{n} blocks wanted, {len(self.free)} of"):
+                self.pool.take(n)
+            return
+        blocks = self.pool.take(n)
+        assert blocks == self.free[:n]
+        del self.free[:n]
+        self.holders.append(blocks)
+
+    @rule(block=st.integers(0, 23))
+    def share(self, block: int) -> None:
+        block %= self.pool.n_blocks
+        self.pool.share(block)
+        if block in self.free:
+            self.free.remove(block)
+        self.holders.append([block])
+
+    @precondition(lambda self: self.holders)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        index = data.draw(st.integers(0, len(self.holders) - 1))
+        blocks = self.holders.pop(index)
+        self.pool.release(blocks)
+        held = {block for holder in self.holders for block in holder}
+        self.free += [block for block in reversed(blocks) if block not in held]
+
+    @invariant()
+    def agrees(self) -> None:
+        assert list(self.pool.free_blocks()) == self.free
+        assert self.pool.n_free == len(self.free)
+        held = [block for holder in self.holders for block in holder]
+        assert all(self.pool.references(block) == held.count(block) for block in range(self.pool.n_blocks))
+        self.pool.audit(held)
+
+
+TestPoolMachine = PoolMachine.TestCase
+TestPoolMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_the_tail_of_a_sequence_is_taken_again_first() -> None:
+    pool = BlockPool(4)
+    first, second = pool.take(2), pool.take(2)
+    pool.release(second)
+    pool.release(first)
+    assert pool.take(4) == [3, 2, 1, 0]
+
+
+def test_a_free_block_in_the_middle_is_revived() -> None:
+    pool = BlockPool(5)
+    pool.share(2)
+    assert list(pool.free_blocks()) == [0, 1, 3, 4]
+    assert pool.take(4) == [0, 1, 3, 4]
+    pool.audit([0, 1, 2, 3, 4])
+
+
+def test_a_failed_take_takes_nothing() -> None:
+    pool = BlockPool(3)
+    with pytest.raises(OutOfBlocks, match="4 blocks wanted, 3 of 3 are free"):
+        pool.take(4)
+    assert list(pool.free_blocks()) == [0, 1, 2]
+
+
+def test_releasing_a_free_block_is_a_defect() -> None:
+    pool = BlockPool(2)
+    with pytest.raises(InternalError, match="released more often"):
+        pool.release([1])
+
+
+def test_audit_sees_a_lost_reference() -> None:
+    pool = BlockPool(3)
+    pool.take(2)
+    with pytest.raises(InternalError, match="block 1: 1 references counted, 0 held"):
+        pool.audit([0])
+
+
+def test_audit_sees_a_held_block_in_the_free_list() -> None:
+    pool = BlockPool(3)
+    pool._references[1] = 1
+    with pytest.raises(InternalError, match="free list: block 1 has 1 references"):
+        pool.audit([1])
+
+
+def test_audit_sees_a_broken_link() -> None:
+    pool = BlockPool(4)
+    pool._previous[2] = 0
+    with pytest.raises(InternalError, match="block 2 does not point back to 1"):
+        pool.audit([])
+
+
+def test_audit_sees_a_block_that_left_the_list() -> None:
+    pool = BlockPool(4)
+    pool._next[1], pool._previous[3] = 3, 1
+    with pytest.raises(InternalError, match="3 blocks listed, 4 counted"):
+        pool.audit([])
