@@ -1,0 +1,67 @@
+"""Settings of an engine, checked before anything is loaded."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+from pyvelo.errors import ConfigError
+from pyvelo.kv.geometry import BLOCK_SIZES, parse_kv_type
+
+__all__ = ["EngineConfig"]
+
+_INT32_MAX = (1 << 31) - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """What `LLM` takes, with its defaults; ConfigError names the setting, its value and what would do."""
+
+    model: str | os.PathLike[str]
+    kv_type: str | Sequence[str] = "f16"
+    block_size: int = 32
+    kv_cache_bytes: int | None = None
+    memory_utilization: float = 0.9
+    n_ctx: int | None = None
+    max_num_seqs: int = 256
+    max_batch_tokens: int = 512
+    n_threads: int | None = None
+    n_gpu_layers: int = 0
+    deterministic: bool = False
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, (str, os.PathLike)):
+            raise ConfigError(f"model={self.model!r}: give the path of a GGUF file")
+        parse_kv_type(self.kv_type)
+        if self.block_size not in BLOCK_SIZES:
+            sizes = ", ".join(map(str, BLOCK_SIZES))
+            raise ConfigError(f"block_size={self.block_size!r}: choose from {sizes} tokens")
+        for name, low in (("max_num_seqs", 1), ("max_batch_tokens", 1), ("n_gpu_layers", -1)):
+            self._check_integer(name, low, _INT32_MAX)
+        for name in ("n_ctx", "n_threads"):
+            self._check_integer(name, 1, _INT32_MAX, optional=True)
+        self._check_integer("kv_cache_bytes", 1, (1 << 63) - 1, optional=True)
+        self._check_integer("seed", 0, (1 << 64) - 1, optional=True)
+        share = self.memory_utilization
+        if isinstance(share, bool) or not isinstance(share, Real) or not 0.0 < share <= 1.0:
+            raise ConfigError(f"memory_utilization={share!r}: give a number above 0 and up to 1")
+        if not isinstance(self.deterministic, bool):
+            raise ConfigError(f"deterministic={self.deterministic!r}: give True or False")
+
+    def _check_integer(self, name: str, low: int, high: int, *, optional: bool = False) -> None:
+        value: Any = getattr(self, name)
+        if optional and value is None:
+            return
+        try:
+            number = None if isinstance(value, bool) else operator.index(value)
+        except TypeError:
+            number = None
+        if number is None or not low <= number <= high:
+            choice = " or None" if optional else ""
+            raise ConfigError(f"{name}={value!r}: give an integer from {low} to {high}{choice}")
+        object.__setattr__(self, name, number)

@@ -1,0 +1,276 @@
+"""The step loop: a plan, its blocks, its arrays, one forward pass, one draw, and what becomes of the tokens.
+
+One request's failure ends that request only. While one thread steps, others may `submit` and `cancel`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from pyvelo.engine.batch import Batch, BatchBuilder
+from pyvelo.engine.request import Request
+from pyvelo.engine.scheduler import Limits, StepPlan, schedule
+from pyvelo.engine.stats import Counters
+from pyvelo.errors import Cancelled, ComputeError, InternalError
+from pyvelo.kv.manager import BlockManager
+from pyvelo.outputs import FinishReason, StreamPiece
+
+if TYPE_CHECKING:
+    from pyvelo.native import Context, Sampler, StepArrays
+
+__all__ = ["EngineCore"]
+
+
+class EngineCore:
+    """Runs requests over one context.
+
+    `arrays` has room for a step within `limits`; `n_states` is the number of recurrent states (0: the model
+    has none); `new_sampler` makes a request's sampler when it starts; `is_end` tells the tokens that end an
+    answer; `call_long` calls a forward pass that may take long.
+    """
+
+    def __init__(
+        self,
+        *,
+        context: Context,
+        arrays: StepArrays,
+        manager: BlockManager,
+        limits: Limits,
+        n_states: int,
+        new_sampler: Callable[[Request], Sampler],
+        is_end: Callable[[int], bool],
+        call_long: Callable[[Callable[[], None]], None] | None = None,
+    ) -> None:
+        self.manager = manager
+        self.limits = limits
+        self.counters = Counters()
+        self._context = context
+        self._arrays = arrays
+        self._batches = BatchBuilder(arrays, manager.block_size)
+        self._new_sampler = new_sampler
+        self._is_end = is_end
+        self._call_long = call_long or (lambda run: run())
+        self._free_states = list(range(n_states))[::-1]
+        self._has_states = n_states > 0
+        self._arrivals: deque[Request] = deque()
+        self._cancels: deque[Request] = deque()
+        self._waiting: deque[Request] = deque()
+        self._running: list[Request] = []
+        self._some_idle = False  # in `_running` are requests that have ended
+
+    @property
+    def n_waiting(self) -> int:
+        return len(self._waiting) + len(self._arrivals)
+
+    @property
+    def n_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def tokens_stored(self) -> int:
+        """Tokens of running requests whose K and V are in the pool."""
+        return sum(request.n_computed for request in self._running)
+
+    def submit(self, requests: Iterable[Request]) -> None:
+        """Lets requests that can fit wait for their turn. Thread-safe."""
+        self._arrivals.extend(requests)
+
+    def cancel(self, requests: Iterable[Request]) -> None:
+        """Ends requests at the next `settle` or `step`. Thread-safe, harmless for those that are done."""
+        self._cancels.extend(request for request in requests if not request.finished)
+
+    def settle(self) -> None:
+        """Takes in what `submit` and `cancel` left."""
+        while self._arrivals:
+            self._waiting.append(self._arrivals.popleft())
+        while self._cancels:
+            request = self._cancels.popleft()
+            if not request.finished:
+                if request in self._waiting:
+                    self._waiting.remove(request)
+                self._end_early(request)
+        self._drop_idle()
+
+    def cancel_all(self) -> None:
+        """Ends every request."""
+        self.settle()
+        self.cancel([*self._running, *self._waiting])
+        self.settle()
+
+    def step(self) -> bool:
+        """Runs one step; False when there was nothing to do."""
+        self.settle()
+        plan = self._begin(schedule(self._waiting, self._running, self.manager, self.limits))
+        if not plan.decodes and not plan.chunks:
+            if self._waiting and not self._running and not plan.starts:
+                raise InternalError("requests wait although nothing runs")
+            return bool(plan.starts)
+        try:
+            self._compute(plan, self._batches.build(plan))
+        except Cancelled:
+            self._set_back(plan)
+        except BaseException:
+            self._set_back(plan)
+            raise
+        return True
+
+    # ---- from plan to run ----
+
+    def _begin(self, plan: StepPlan) -> StepPlan:
+        """Takes the plan's blocks and lets its sequences start; who cannot is left out of the step."""
+        self.manager.commit(plan.draft)
+        for chunk in plan.starts:
+            request = self._waiting.popleft()
+            request.table = chunk.table
+            self._running.append(request)
+            try:
+                self._equip(request)
+            except Exception as error:
+                self._fail([request], error)
+        if any(chunk.request.finished for chunk in plan.starts):
+            return plan._replace(chunks=[chunk for chunk in plan.chunks if not chunk.request.finished])
+        return plan
+
+    def _equip(self, request: Request) -> None:
+        if self._has_states:
+            request.state = self._free_states.pop()
+            self._context.clear_state(request.state)
+        if request.sampler is not None:
+            return  # it begins anew, its draws go on
+        request.sampler = self._new_sampler(request)
+        if request.params.repetition_penalty != 1.0:
+            request.sampler.see_prompt(request.tokens[: request.n_prompt])
+
+    def _compute(self, plan: StepPlan, batch: Batch) -> None:
+        run = partial(self._context.run, self._arrays, batch.n_tokens, batch.n_seqs)
+        try:
+            if plan.chunks:
+                self._call_long(run)
+            else:
+                run()
+        except Cancelled:
+            raise
+        except Exception as error:
+            self._fail(plan.requests, error)
+            return
+        self.counters.steps += 1
+        for request, _, n_tokens, last in plan.chunks:
+            if not last:
+                request.n_computed += n_tokens
+        if batch.drawing:
+            self._draw(batch)
+
+    def _set_back(self, plan: StepPlan) -> None:
+        """After a step that was cut short: whoever has not advanced runs the same tokens in the next one.
+
+        But recurrent states are lost: their sequences go back to the head of the queue and begin anew.
+        """
+        if self._has_states:
+            for request in reversed(plan.requests):
+                if not request.finished:
+                    self._release(request)
+                    request.n_computed = 0
+                    self._waiting.appendleft(request)
+        self._drop_idle()
+
+    # ---- from logits to text ----
+
+    def _draw(self, batch: Batch) -> None:
+        samplers = [request.sampler for request in batch.drawing if request.sampler is not None]
+        try:
+            tokens, statuses = self._context.sample(batch.rows, samplers)
+        except Exception as error:
+            self._fail(batch.drawing, error)
+            return
+        for request, token, status in zip(batch.drawing, tokens.tolist(), statuses.tolist(), strict=True):
+            try:
+                if status:
+                    raise ComputeError("no token can be drawn: the logits are not finite, or all are banned")
+                self._accept(request, token)
+            except Exception as error:
+                self._fail([request], error)
+            except BaseException:
+                self._end(request, "cancelled")
+                raise
+        self._drop_idle()
+
+    def _accept(self, request: Request, token: int) -> None:
+        """Appends a token, shows its text, and ends the request where it is due."""
+        request.n_computed = len(request.tokens)
+        request.tokens.append(token)
+        if request.n_computed == request.n_prompt:
+            self.counters.prompt_tokens += request.n_prompt
+        self.counters.completion_tokens += 1
+        reason: FinishReason | None = None
+        detokenizer = request.detokenizer
+        if token in request.stop_ids or (self._is_end(token) and not request.params.ignore_eos):
+            reason, text = "stop", detokenizer.finish()
+        else:
+            text = detokenizer.push(token)
+            if request.n_computed + 1 - request.n_prompt >= request.max_new:
+                text += detokenizer.finish()
+                reason = "length"
+            if detokenizer.stopped:
+                reason = "stop"
+        if text:
+            request.text_parts.append(text)
+        if request.on_piece is not None:
+            request.on_piece(StreamPiece(text, (token,), reason, request.index))
+        if reason is not None:
+            self._end(request, reason)
+
+    # ---- ends ----
+
+    def _end_early(self, request: Request) -> None:
+        """Cancels a request, with the text that it has."""
+        text = request.detokenizer.finish()
+        request.text_parts.append(text)
+        try:
+            if request.on_piece is not None:
+                request.on_piece(StreamPiece(text, (), "cancelled", request.index))
+        except Exception as error:
+            request.error = error
+        self._end(request, "cancelled")
+
+    def _fail(self, requests: Iterable[Request], error: Exception) -> None:
+        for request in requests:
+            request.error = error
+            self._end(request, "error")
+        self._drop_idle()
+
+    def _end(self, request: Request, reason: FinishReason) -> None:
+        """Gives back what the request holds. `finish_reason` comes last: other threads look at it."""
+        self._release(request)
+        if request.sampler is not None:
+            request.sampler.close()
+            request.sampler = None
+        self._count(reason)
+        request.finish_reason = reason
+
+    def _release(self, request: Request) -> None:
+        if request.table is not None:
+            self.manager.free(request.table)
+            request.table = None
+            self._some_idle = True
+            if self._has_states:
+                self._free_states.append(request.state)
+
+    def _count(self, reason: FinishReason) -> None:
+        counters = self.counters
+        if reason == "stop":
+            counters.stopped += 1
+        elif reason == "length":
+            counters.ran_out += 1
+        elif reason == "cancelled":
+            counters.cancelled += 1
+        else:
+            counters.failed += 1
+
+    def _drop_idle(self) -> None:
+        """Those that run are those that have a table."""
+        if self._some_idle:
+            self._running = [request for request in self._running if request.table is not None]
+            self._some_idle = False

@@ -1,0 +1,227 @@
+"""An engine, put together from its settings: a model, a context with its pool, a core and its driver."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from dataclasses import dataclass
+from functools import cache
+
+from pyvelo.config import EngineConfig
+from pyvelo.engine.core import EngineCore
+from pyvelo.engine.driver import Driver
+from pyvelo.engine.intake import Intake
+from pyvelo.engine.interrupts import InterruptGuard
+from pyvelo.engine.request import Request
+from pyvelo.engine.scheduler import Limits
+from pyvelo.engine.stats import EngineStats
+from pyvelo.errors import InternalError, UnsupportedError
+from pyvelo.kv.budget import PoolRequest, PoolSize, size_pool
+from pyvelo.kv.geometry import CPU_LINE, GPU_LINE, Geometry, make_geometry
+from pyvelo.kv.manager import BlockManager
+from pyvelo.kv.memory import free_memory
+from pyvelo.native import Context, Model, Sampler, StepArrays
+from pyvelo.text.gguf_scan import scan
+
+__all__ = ["Engine", "open_engine"]
+
+STATE_BYTES = 1 << 30  # the recurrent states of all running sequences take no more
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What a face (`LLM`) drives. `close` ends its requests and frees everything; it may be called twice."""
+
+    model: Model
+    context: Context
+    geometry: Geometry
+    pool: PoolSize
+    limits: Limits
+    core: EngineCore
+    guard: InterruptGuard
+    driver: Driver
+    intake: Intake
+
+    def close(self) -> None:
+        if self.driver.close(self.context.cancel):
+            self.guard.close()
+            self.context.close()
+            self.model.close()
+
+    def stats(self) -> EngineStats:
+        """A picture taken between two steps; ClosedError after `close`."""
+        self.driver.check_open()
+        with self.driver.visit() as core:
+            self.driver.check_open()
+            return _picture(core, self.context, self.pool)
+
+
+def open_engine(config: EngineConfig) -> Engine:
+    """Loads the model and allocates the pool.
+
+    Raises ModelError for a file that cannot be read, UnsupportedError for one that cannot be paged,
+    ConfigError or OutOfMemory where the settings leave no room.
+    """
+    path = os.fspath(config.model)
+    scan(path)  # with exact integers, before C opens it
+    free_bytes = free_memory()  # before the weights are loaded: a mapped file would still seem free
+    model = Model(path, n_gpu_layers=config.n_gpu_layers, deterministic=config.deterministic)
+    try:
+        if model.refusal is not None:
+            raise UnsupportedError(model.refusal)
+        geometry = make_geometry(
+            os.path.basename(path),
+            model.layers,
+            config.kv_type,
+            config.block_size,
+            line_bytes=GPU_LINE if config.n_gpu_layers else CPU_LINE,
+        )
+        return _assemble(config, model, geometry, free_bytes)
+    except BaseException:
+        model.close()
+        raise
+
+
+def _assemble(config: EngineConfig, model: Model, geometry: Geometry, free_bytes: int | None) -> Engine:
+    max_seqs, state_bytes = _sequences(config, model, geometry)
+    pool = size_pool(
+        geometry,
+        PoolRequest(
+            max_num_seqs=max_seqs,
+            n_ctx=config.n_ctx,
+            n_ctx_train=max(1, model.info.n_ctx_train),
+            kv_cache_bytes=config.kv_cache_bytes,
+            memory_utilization=config.memory_utilization,
+            free_bytes=free_bytes,
+            other_bytes=model.info.size_bytes + state_bytes,
+        ),
+    )
+    if 0 < model.info.n_ctx_train < pool.n_ctx:
+        warnings.warn(
+            f"n_ctx={pool.n_ctx} is longer than the {model.info.n_ctx_train} tokens the model was trained on",
+            stacklevel=4,
+        )
+    context = _make_context(config, model, geometry, pool.n_blocks, max_seqs, pool.n_ctx)
+    try:
+        if context.info.block_bytes != geometry.block_bytes:
+            raise InternalError(
+                f"a block takes {context.info.block_bytes} bytes, {geometry.block_bytes} were computed"
+            )
+        return _wire(config, model, context, geometry, pool, max_seqs)
+    except BaseException:
+        context.close()
+        raise
+
+
+def _wire(
+    config: EngineConfig, model: Model, context: Context, geometry: Geometry, pool: PoolSize, max_seqs: int
+) -> Engine:
+    limits = Limits(max_seqs, config.max_batch_tokens)
+    width = geometry.blocks_for(min(pool.n_ctx, pool.n_tokens))
+    guard = InterruptGuard(context.cancel)
+    core = EngineCore(
+        context=context,
+        arrays=StepArrays(limits.max_batch_tokens, max_seqs, width, 1),
+        manager=BlockManager(pool.n_blocks, geometry.block_size),
+        limits=limits,
+        n_states=context.info.n_states,
+        new_sampler=lambda request: _new_sampler(model, request),
+        is_end=cache(model.is_end),
+        call_long=guard.call,
+    )
+    return Engine(
+        model=model,
+        context=context,
+        geometry=geometry,
+        pool=pool,
+        limits=limits,
+        core=core,
+        guard=guard,
+        driver=Driver(core, guard),
+        intake=Intake(model, pool, geometry.block_size, config.seed),
+    )
+
+
+def _sequences(config: EngineConfig, model: Model, geometry: Geometry) -> tuple[int, int]:
+    """How many sequences may run at once, and the bytes of their recurrent states.
+
+    Everyone who runs must be able to decode in one step. What a state takes is asked of a context with few.
+    """
+    max_seqs = min(config.max_num_seqs, config.max_batch_tokens)
+    if not model.info.has_recurrent:
+        return max_seqs, 0
+    context = _make_context(config, model, geometry, geometry.grain_blocks, 1, 256)
+    state_bytes = -(-context.info.state_bytes // max(1, context.info.n_states))
+    context.close()
+    max_seqs = max(1, min(max_seqs, STATE_BYTES // max(1, state_bytes), 256))
+    return max_seqs, max_seqs * state_bytes
+
+
+def _make_context(
+    config: EngineConfig, model: Model, geometry: Geometry, n_blocks: int, max_seqs: int, max_seq_len: int
+) -> Context:
+    return Context(
+        model,
+        n_blocks=n_blocks,
+        block_size=geometry.block_size,
+        type_k=geometry.type_k.id,
+        type_v=geometry.type_v.id,
+        max_batch_tokens=config.max_batch_tokens,
+        max_seqs=max_seqs,
+        max_seq_len=max_seq_len,
+        max_outputs=max_seqs,
+        n_threads=config.n_threads or 0,
+        deterministic=config.deterministic,
+    )
+
+
+def _new_sampler(model: Model, request: Request) -> Sampler:
+    params = request.params
+    return Sampler(
+        model,
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        seed=request.seed,
+        logit_bias=params.logit_bias,
+    )
+
+
+def _picture(core: EngineCore, context: Context, pool: PoolSize) -> EngineStats:
+    manager, info, timings, counters = core.manager, context.info, context.timings, core.counters
+    slots = manager.n_used * manager.block_size
+    return EngineStats(
+        blocks_total=manager.n_blocks,
+        blocks_used=manager.n_used,
+        blocks_cached=0,
+        blocks_free=manager.n_free,
+        blocks_promised=manager.n_promised,
+        waste=1.0 - core.tokens_stored / slots if slots else 0.0,
+        hit_tokens=0,
+        preemptions=0,
+        block_size=info.block_size,
+        block_bytes=info.block_bytes,
+        pool_bytes=info.pool_bytes,
+        state_bytes=info.state_bytes,
+        compute_bytes=info.compute_bytes,
+        output_bytes=info.output_bytes,
+        tokens_total=manager.n_blocks * manager.block_size,
+        tokens_stored=core.tokens_stored,
+        n_ctx=pool.n_ctx,
+        max_num_seqs=core.limits.max_seqs,
+        max_batch_tokens=core.limits.max_batch_tokens,
+        running=core.n_running,
+        waiting=core.n_waiting,
+        steps=counters.steps,
+        prompt_tokens=counters.prompt_tokens,
+        completion_tokens=counters.completion_tokens,
+        requests_finished=counters.stopped + counters.ran_out,
+        requests_cancelled=counters.cancelled,
+        requests_failed=counters.failed,
+        run_seconds=timings.run_seconds,
+        sample_seconds=timings.sample_seconds,
+    )

@@ -1,0 +1,143 @@
+"""From a prompt and its parameters to requests; what cannot be served is refused here, with the numbers."""
+
+from __future__ import annotations
+
+import operator
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, cast
+
+from pyvelo.engine.request import Request
+from pyvelo.errors import OutOfBlocks, RequestError
+from pyvelo.kv.budget import PoolSize
+from pyvelo.outputs import Completion, FinishReason, RequestOutput, StreamPiece, Usage
+from pyvelo.sampling import SamplingParams
+from pyvelo.text.detokenizer import Detokenizer
+
+if TYPE_CHECKING:
+    from pyvelo.native import Model
+
+__all__ = ["Intake", "Prompt", "Submission"]
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Submission:
+    """One prompt and the requests that answer it, one for each sample."""
+
+    prompt: str | None
+    requests: tuple[Request, ...]
+
+    @property
+    def finished(self) -> bool:
+        return all(request.finished for request in self.requests)
+
+    def output(self) -> RequestOutput:
+        """The answer; every request must be finished."""
+        first = self.requests[0]
+        generated = sum(request.n_generated for request in self.requests)
+        return RequestOutput(
+            prompt=self.prompt,
+            prompt_token_ids=first.prompt_ids,
+            outputs=tuple(
+                Completion(
+                    index=request.index,
+                    text=request.text,
+                    token_ids=request.generated_ids,
+                    finish_reason=cast(FinishReason, request.finish_reason),
+                    error=request.error,
+                )
+                for request in self.requests
+            ),
+            usage=Usage(prompt_tokens=first.n_prompt, cached_tokens=0, completion_tokens=generated),
+        )
+
+
+class Intake:
+    """Makes requests for one model and one pool, of which it only knows the size. Thread-safe."""
+
+    def __init__(self, model: Model, pool: PoolSize, block_size: int, seed: int | None) -> None:
+        self._model = model
+        self._pool = pool
+        self._block_size = block_size
+        self._n_vocab = model.vocab.n_tokens
+        self._token_bytes = cache(model.token_bytes)
+        self._seeds = random.Random(seed)
+
+    def prepare(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        on_piece: Callable[[StreamPiece], None] | None = None,
+    ) -> Submission:
+        """Checks a prompt and makes its requests; RequestError or OutOfBlocks where they could never run."""
+        if not isinstance(params, SamplingParams):
+            raise RequestError(f"{params!r} are no sampling parameters: give a SamplingParams")
+        tokens = self._tokens(prompt)
+        self._check_params(params)
+        max_new = self._max_new(len(tokens), params)
+        seed = params.seed if params.seed is not None else self._seeds.getrandbits(64)
+        stops = cast("tuple[str, ...]", params.stop)
+        requests = tuple(
+            Request(
+                tokens,
+                params,
+                max_new=max_new,
+                seed=(seed + index) % (1 << 64),
+                detokenizer=Detokenizer(self._token_bytes, stops),
+                index=index,
+                on_piece=on_piece,
+            )
+            for index in range(params.n)
+        )
+        return Submission(prompt if isinstance(prompt, str) else None, requests)
+
+    def _tokens(self, prompt: Prompt) -> Sequence[int]:
+        if isinstance(prompt, str):
+            tokens: list[int] | None = self._model.tokenize(prompt)
+        else:
+            try:
+                tokens = [operator.index(token) for token in prompt]
+            except TypeError:
+                tokens = None
+            if tokens is None or isinstance(prompt, (bytes, Mapping)):
+                raise RequestError("a prompt is a string or a list of token ids")
+            wrong = next((token for token in tokens if not 0 <= token < self._n_vocab), None)
+            if wrong is not None:
+                raise RequestError(f"token {wrong} does not exist: ids go from 0 to {self._n_vocab - 1}")
+        if not tokens:
+            raise RequestError("the prompt has no tokens; give at least one")
+        return tokens
+
+    def _check_params(self, params: SamplingParams) -> None:
+        named = {"stop_token_ids": params.stop_token_ids, "logit_bias": params.logit_bias or ()}
+        for name, tokens in named.items():
+            wrong = next((token for token in tokens if token >= self._n_vocab), None)
+            if wrong is not None:
+                raise RequestError(f"{name}: token {wrong} does not exist, ids go up to {self._n_vocab - 1}")
+
+    def _max_new(self, n_prompt: int, params: SamplingParams) -> int:
+        """Tokens that may be generated: all that was asked for, as far as the context goes."""
+        n_ctx = self._pool.n_ctx
+        if n_prompt >= n_ctx:
+            raise RequestError(
+                f"the prompt has {n_prompt} tokens, but prompt and answer together get n_ctx={n_ctx}: "
+                f"shorten it to {n_ctx - 1} tokens or raise n_ctx"
+            )
+        room = n_ctx - n_prompt
+        if params.max_tokens is None:
+            max_new = min(room, self._pool.n_tokens - n_prompt + 1)
+        else:
+            max_new = min(room, params.max_tokens)
+        needed = n_prompt + max(1, max_new) - 1
+        blocks, total = -(-needed // self._block_size), self._pool.n_blocks
+        if blocks > total:
+            raise OutOfBlocks(
+                f"{n_prompt} tokens of prompt and up to {max(1, max_new)} of answer need {blocks} blocks of "
+                f"{self._block_size} tokens, the whole pool has {total}: ask for fewer tokens or raise "
+                f"kv_cache_bytes"
+            )
+        return max_new

@@ -1,0 +1,99 @@
+"""One sample of one prompt on its way through the engine."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from pyvelo.kv.manager import BlockTable
+from pyvelo.outputs import FinishReason, StreamPiece
+from pyvelo.sampling import SamplingParams
+from pyvelo.text.detokenizer import Detokenizer
+
+if TYPE_CHECKING:
+    from pyvelo.native import Sampler
+
+__all__ = ["Request"]
+
+
+class Request:
+    """A sequence: its tokens, how many of them are computed, and what became of it.
+
+    Tokens are those of the prompt and, behind them, those generated. The last one generated is known before
+    it is computed, so that of `tokens` the first `n_computed` have their K and V in the pool.
+    """
+
+    __slots__ = (
+        "detokenizer",
+        "error",
+        "finish_reason",
+        "index",
+        "max_new",
+        "n_computed",
+        "n_prompt",
+        "on_piece",
+        "params",
+        "sampler",
+        "seed",
+        "state",
+        "stop_ids",
+        "table",
+        "text_parts",
+        "tokens",
+    )
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        max_new: int,
+        seed: int,
+        detokenizer: Detokenizer,
+        index: int = 0,
+        on_piece: Callable[[StreamPiece], None] | None = None,
+    ) -> None:
+        self.tokens = array("i", prompt)
+        self.n_prompt = len(prompt)
+        self.n_computed = 0
+        self.params = params
+        self.max_new = max_new
+        self.seed = seed
+        self.index = index
+        self.stop_ids = frozenset(params.stop_token_ids)
+        self.detokenizer = detokenizer
+        self.on_piece = on_piece
+        self.text_parts: list[str] = []
+        self.finish_reason: FinishReason | None = None
+        self.error: Exception | None = None
+        # held while it runs
+        self.table: BlockTable | None = None
+        self.sampler: Sampler | None = None
+        self.state = 0  # recurrent state, where the model has them
+
+    @property
+    def max_stored(self) -> int:
+        """Tokens whose K and V it may come to store: the last one generated is never computed."""
+        return self.n_prompt + self.max_new - 1
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    @property
+    def n_generated(self) -> int:
+        return len(self.tokens) - self.n_prompt
+
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        return tuple(self.tokens[: self.n_prompt])
+
+    @property
+    def generated_ids(self) -> tuple[int, ...]:
+        return tuple(self.tokens[self.n_prompt :])
+
+    @property
+    def text(self) -> str:
+        """What was generated so far, as far as it may be shown."""
+        return "".join(self.text_parts)

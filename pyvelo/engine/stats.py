@@ -1,0 +1,63 @@
+"""What an engine has, holds and has done, in numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Counters", "EngineStats"]
+
+
+@dataclass
+class Counters:
+    """Totals since the engine was made."""
+
+    steps: int = 0
+    prompt_tokens: int = 0  # of prompts that were computed to their end
+    completion_tokens: int = 0  # generated
+    stopped: int = 0  # requests that ended with "stop"
+    ran_out: int = 0  # with "length"
+    cancelled: int = 0
+    failed: int = 0
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """A consistent picture of an engine between two steps.
+
+    blocks_total = blocks_used + blocks_cached + blocks_free: used is referred to by a sequence that runs,
+    cached is not but would still be a hit, free is neither. `waste` is the share of the slots of used blocks
+    that hold no token. Bytes are those that were allocated; times are in seconds.
+    """
+
+    blocks_total: int
+    blocks_used: int
+    blocks_cached: int
+    blocks_free: int
+    blocks_promised: int  # free, but promised to sequences that run
+    waste: float
+    hit_tokens: int
+    preemptions: int
+
+    block_size: int
+    block_bytes: int
+    pool_bytes: int
+    state_bytes: int
+    compute_bytes: int
+    output_bytes: int
+    tokens_total: int  # that the pool holds
+    tokens_stored: int
+
+    n_ctx: int
+    max_num_seqs: int
+    max_batch_tokens: int
+    running: int
+    waiting: int
+
+    steps: int
+    prompt_tokens: int
+    completion_tokens: int
+    requests_finished: int
+    requests_cancelled: int
+    requests_failed: int
+    run_seconds: float
+    sample_seconds: float

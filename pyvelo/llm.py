@@ -1,0 +1,232 @@
+"""The blocking face: answers from a GGUF model, over a paged KV cache."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, cast
+
+from pyvelo.config import EngineConfig
+from pyvelo.engine.engine import open_engine
+from pyvelo.engine.intake import Prompt, Submission
+from pyvelo.engine.stats import EngineStats
+from pyvelo.errors import RequestError
+from pyvelo.kv.geometry import Geometry
+from pyvelo.outputs import RequestOutput, StreamPiece
+from pyvelo.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from pyvelo.native import ModelInfo, VocabInfo
+
+__all__ = ["LLM"]
+
+
+class LLM:
+    """A GGUF model and its cache. Usable from several threads at once; their requests share every step.
+
+    model: path of the GGUF file.
+    kv_type: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0 or iq4_nl, or a pair of them for K and V.
+    block_size: tokens in a block: 32, 64, 128 or 256; raised where a GPU needs it.
+    kv_cache_bytes: memory for the cache. None: enough for four sequences of n_ctx tokens (of 8192 where n_ctx
+        is None) and for 8192 tokens, but no more than 2 GiB unless a single sequence of n_ctx (or 4096)
+        tokens needs more.
+    memory_utilization: without kv_cache_bytes, weights and cache together take at most this share of the
+        memory that is free now.
+    n_ctx: longest sequence in tokens, prompt and answer; None: what the model was trained on, as far as the
+        cache holds it.
+    max_num_seqs: sequences that run at once; at most max_batch_tokens, and with recurrent layers as many as
+        have their states in 1 GiB. The others wait.
+    max_batch_tokens: tokens of one step; longer prompts run in pieces.
+    n_threads: None: the cores there are.
+    n_gpu_layers: layers to offload; -1: all.
+    deterministic: the same tokens whether a request runs alone or beside others.
+    seed: of the draws of requests that bring none.
+
+    Raises ConfigError, ModelError, UnsupportedError or OutOfMemory.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        *,
+        kv_type: str | Sequence[str] = "f16",
+        block_size: int = 32,
+        kv_cache_bytes: int | None = None,
+        memory_utilization: float = 0.9,
+        n_ctx: int | None = None,
+        max_num_seqs: int = 256,
+        max_batch_tokens: int = 512,
+        n_threads: int | None = None,
+        n_gpu_layers: int = 0,
+        deterministic: bool = False,
+        seed: int | None = None,
+    ) -> None:
+        self._engine = open_engine(
+            EngineConfig(
+                model=model,
+                kv_type=kv_type,
+                block_size=block_size,
+                kv_cache_bytes=kv_cache_bytes,
+                memory_utilization=memory_utilization,
+                n_ctx=n_ctx,
+                max_num_seqs=max_num_seqs,
+                max_batch_tokens=max_batch_tokens,
+                n_threads=n_threads,
+                n_gpu_layers=n_gpu_layers,
+                deterministic=deterministic,
+                seed=seed,
+            )
+        )
+
+    # ---- answers ----
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        return_errors: bool = False,
+    ) -> list[RequestOutput]:
+        """Answers prompts (text or token ids, one or a list), in their order; always a list.
+
+        `params` is for all of them, or one for each. A prompt that can never be served is refused before any
+        of them starts (RequestError, OutOfBlocks). Where a request fails on its way, the others finish; then
+        its error is raised or, with `return_errors`, found in its output.
+        """
+        engine = self._engine
+        engine.driver.check_open()
+        listed = _listed(prompts)
+        pairs = zip(listed, _for_each(params, len(listed)), strict=True)
+        submissions = [engine.intake.prepare(prompt, param) for prompt, param in pairs]
+        self._run(submissions)
+        outputs = [submission.output() for submission in submissions]
+        error = next((output.error for output in outputs if output.error is not None), None)
+        if error is not None and not return_errors:
+            raise error
+        return outputs
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None
+    ) -> Generator[StreamPiece, None, None]:
+        """Answers one prompt, a piece for every token as it comes.
+
+        The prompt is checked at once, and runs from the first piece that is asked for. Closing the generator,
+        or dropping it, cancels the request.
+        """
+        engine = self._engine
+        engine.driver.check_open()
+        pieces: deque[StreamPiece] = deque()
+        submission = engine.intake.prepare(prompt, _for_each(params, 1)[0], pieces.append)
+        return self._pieces(submission, pieces)
+
+    # ---- text ----
+
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Token ids of a text; add_special: with what the model expects in front, as `generate` does it;
+        parse_special: names of control tokens in the text become those tokens."""
+        self._engine.driver.check_open()
+        return self._engine.model.tokenize(text, add_special=add_special, parse_special=parse_special)
+
+    def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
+        """Text of token ids; special: with control tokens by name. What is not UTF-8 becomes U+FFFD."""
+        self._engine.driver.check_open()
+        return self._engine.model.detokenize(list(tokens), special=special).decode("utf-8", "replace")
+
+    # ---- what it is ----
+
+    @property
+    def info(self) -> ModelInfo:
+        """Architecture and sizes of the model."""
+        return self._engine.model.info
+
+    @property
+    def vocab(self) -> VocabInfo:
+        """Size of the vocabulary and its special tokens."""
+        return self._engine.model.vocab
+
+    @property
+    def geometry(self) -> Geometry:
+        """Types and bytes of the cache."""
+        return self._engine.geometry
+
+    @property
+    def n_ctx(self) -> int:
+        """Longest sequence in tokens, prompt and answer."""
+        return self._engine.pool.n_ctx
+
+    def stats(self) -> EngineStats:
+        """Blocks, bytes, tokens and times, exact between two steps."""
+        return self._engine.stats()
+
+    # ---- life ----
+
+    def close(self) -> None:
+        """Cancels what runs and frees model and cache; may be called twice."""
+        self._engine.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self, submissions: Sequence[Submission]) -> None:
+        driver = self._engine.driver
+        requests = [request for submission in submissions for request in submission.requests]
+        pending = requests[::-1]
+
+        def ready() -> bool:
+            while pending and pending[-1].finished:
+                pending.pop()
+            return not pending
+
+        try:
+            driver.submit(requests)
+            driver.drive(ready)
+        finally:
+            if pending:
+                driver.cancel(requests)
+
+    def _pieces(
+        self, submission: Submission, pieces: deque[StreamPiece]
+    ) -> Generator[StreamPiece, None, None]:
+        driver = self._engine.driver
+        try:
+            driver.submit(submission.requests)
+            while True:
+                driver.drive(lambda: pieces or submission.finished)
+                while pieces:
+                    yield pieces.popleft()
+                if submission.finished and not pieces:
+                    break
+        finally:
+            driver.cancel(submission.requests)
+        error = submission.output().error
+        if error is not None:
+            raise error
+
+
+def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or several as a list: a string is one prompt, and so are numbers."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if isinstance(prompts, (bytes, Mapping)) or not isinstance(prompts, Iterable):
+        raise RequestError(f"{prompts!r} is no prompt: give a string, token ids, or a list of either")
+    items = list(prompts)
+    one = bool(items) and not any(isinstance(item, str) or hasattr(item, "__len__") for item in items)
+    return [cast("list[int]", items)] if one else cast("list[Prompt]", items)
+
+
+def _for_each(params: SamplingParams | Sequence[SamplingParams] | None, n: int) -> list[SamplingParams]:
+    if params is None:
+        return [SamplingParams()] * n
+    if isinstance(params, SamplingParams):
+        return [params] * n
+    listed = list(params) if isinstance(params, Iterable) else [params]
+    if len(listed) != n:
+        raise RequestError(f"{len(listed)} SamplingParams for {n} prompts: give one, or one for each")
+    return listed

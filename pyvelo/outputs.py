@@ -1,0 +1,76 @@
+"""What a request gives back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["Completion", "FinishReason", "RequestOutput", "StreamPiece", "Usage"]
+
+# "error" is seen only where errors were asked to be returned instead of raised
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPiece:
+    """What one generated token adds to sample `index`.
+
+    `text` is empty while a character or a stop string is incomplete. `token_ids` holds the token, and is
+    empty only in the last piece of a cancelled request. `finish_reason` is None in all pieces but the last.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+    index: int = 0
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens that a request took: its prompt, what of it was found in a cache, and all its samples."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One sample. `token_ids` includes the token that ended it, `text` neither that nor the stop string."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    error: Exception | None = None
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """The answer to one prompt; `text`, `token_ids` and `finish_reason` are those of the first sample."""
+
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    outputs: tuple[Completion, ...]
+    usage: Usage
+
+    @property
+    def text(self) -> str:
+        return self.outputs[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.outputs[0].token_ids
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        return self.outputs[0].finish_reason
+
+    @property
+    def error(self) -> Exception | None:
+        """Why the request failed; None where it did not."""
+        return next((output.error for output in self.outputs if output.error is not None), None)

@@ -1,0 +1,127 @@
+"""How the next token is chosen and when a request ends."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from numbers import Real
+from typing import Any
+
+from pyvelo.errors import RequestError
+
+__all__ = ["SamplingParams"]
+
+_MAX_TOKEN = (1 << 31) - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """Settings of one request; every value is checked here, RequestError says what would do.
+
+    max_tokens: tokens to generate at most; None: until the context is full.
+    n: samples of the same prompt; sample i of a seeded request draws with seed + i.
+    temperature: 0 takes the most likely token; 1 leaves the model's distribution as it is.
+    top_k: draws among the k most likely tokens only; 0: among all.
+    top_p: draws among the most likely tokens that together have this probability; 1: among all.
+    min_p: leaves out tokens less likely than this share of the most likely one; 0: none.
+    repetition_penalty: divides the logits of tokens in prompt and output; 1: off.
+    presence_penalty, frequency_penalty: subtracted from the logits of tokens in the output, once or once for
+        each occurrence; 0: off.
+    stop: strings that end the answer; they are not part of it.
+    stop_token_ids: tokens that end the answer, beside those of the model.
+    ignore_eos: goes on where the model would end.
+    seed: 0 to 2**64-1; None: one that differs from request to request.
+    logit_bias: added to the logit of a token; -inf bans it.
+    """
+
+    max_tokens: int | None = 16
+    n: int = 1
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    stop: str | Iterable[str] = ()
+    stop_token_ids: Iterable[int] = ()
+    ignore_eos: bool = False
+    seed: int | None = None
+    logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
+
+    def __post_init__(self) -> None:
+        put = self._put
+        if self.max_tokens is not None:
+            put("max_tokens", _integer("max_tokens", self.max_tokens, 1, _MAX_TOKEN, "; None: no limit"))
+        put("n", _integer("n", self.n, 1, 1024))
+        put("temperature", _number("temperature", self.temperature, 0.0, 1e6))
+        put("top_k", _integer("top_k", self.top_k, 0, _MAX_TOKEN, "; 0 turns it off"))
+        put("top_p", _number("top_p", self.top_p, 0.0, 1.0, "; 1 turns it off", above=True))
+        put("min_p", _number("min_p", self.min_p, 0.0, 1.0, "; 0 turns it off"))
+        penalty = _number(
+            "repetition_penalty", self.repetition_penalty, 0.0, 1e6, "; 1 turns it off", above=True
+        )
+        put("repetition_penalty", penalty)
+        put("presence_penalty", _number("presence_penalty", self.presence_penalty, -2.0, 2.0))
+        put("frequency_penalty", _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0))
+        put("stop", _strings(self.stop))
+        put("stop_token_ids", _token_ids(self.stop_token_ids))
+        if not isinstance(self.ignore_eos, bool):
+            raise RequestError(f"ignore_eos={self.ignore_eos!r}: give True or False")
+        if self.seed is not None:
+            put("seed", _integer("seed", self.seed, 0, (1 << 64) - 1))
+        if self.logit_bias is not None:
+            put("logit_bias", _bias(self.logit_bias))
+
+    def _put(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+
+def _integer(name: str, value: Any, low: int, high: int, hint: str = "") -> int:
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or not low <= number <= high:
+        raise RequestError(f"{name}={value!r}: give an integer from {low} to {high}{hint}")
+    return number
+
+
+def _number(name: str, value: Any, low: float, high: float, hint: str = "", *, above: bool = False) -> float:
+    number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    if not low <= number <= high or (above and number == low):
+        bound = f"above {low:g} and up to" if above else f"from {low:g} to"
+        raise RequestError(f"{name}={value!r}: give a number {bound} {high:g}{hint}")
+    return number
+
+
+def _strings(value: Any) -> tuple[str, ...]:
+    try:
+        strings = (value,) if isinstance(value, str) else tuple(value)
+    except TypeError:
+        strings = (None,)
+    if not all(isinstance(string, str) and string for string in strings):
+        raise RequestError(f"stop={value!r}: give a string or several, none of them empty")
+    return strings
+
+
+def _token_ids(value: Any) -> tuple[int, ...]:
+    try:
+        tokens = tuple(value)
+    except TypeError:
+        raise RequestError(f"stop_token_ids={value!r}: give a list of token ids") from None
+    return tuple(_integer("stop_token_ids", token, 0, _MAX_TOKEN) for token in tokens)
+
+
+def _bias(value: Any) -> dict[int, float]:
+    if not isinstance(value, Mapping):
+        raise RequestError(f"logit_bias={value!r}: give a dictionary from token ids to numbers")
+    bias = {}
+    for token, number in value.items():
+        name = f"logit_bias[{token!r}]"
+        banned = isinstance(number, Real) and number == -math.inf
+        key = _integer("a token of logit_bias", token, 0, _MAX_TOKEN)
+        bias[key] = -math.inf if banned else _number(name, number, -1e6, 1e6, ", or -inf")
+    return bias

@@ -1,0 +1,226 @@
+"""A toy model over a pool that is checked slot by slot.
+
+The next token is a hash of the tokens that the block table says are stored; every token is looked up in the
+slot where a step wrote it, so a wrong slot, table, position, length or state gives a wrong answer, or none.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+
+from pyvelo.engine.core import EngineCore
+from pyvelo.engine.request import Request
+from pyvelo.engine.scheduler import Limits
+from pyvelo.kv.manager import BlockManager
+from pyvelo.outputs import StreamPiece
+from pyvelo.sampling import SamplingParams
+from pyvelo.text.detokenizer import Detokenizer
+
+N_VOCAB = 1000
+END = 0  # the toy model never chooses it by itself
+EMPTY = -(1 << 30)
+
+
+def next_token(tokens: Sequence[int]) -> int:
+    """What the toy model says after these tokens."""
+    return zlib.crc32(np.asarray(tokens, np.int32).tobytes()) % (N_VOCAB - 1) + 1
+
+
+def answer(prompt: Sequence[int], n: int) -> tuple[int, ...]:
+    """The first `n` tokens that the toy model generates after a prompt, alone."""
+    tokens = list(prompt)
+    for _ in range(n):
+        tokens.append(next_token(tokens))
+    return tuple(tokens[len(prompt) :])
+
+
+def token_bytes(token: int) -> bytes:
+    return f"<{token}>".encode()
+
+
+def text_of(tokens: Sequence[int]) -> str:
+    return b"".join(map(token_bytes, tokens)).decode()
+
+
+class FakeArrays:
+    def __init__(self, max_tokens: int, max_seqs: int, max_width: int) -> None:
+        garbage = 123_456
+        self.tokens = np.full(max_tokens, garbage, np.int32)
+        self.positions = np.full(max_tokens, garbage, np.int32)
+        self.slots = np.full(max_tokens, garbage, np.int32)
+        self.outputs = np.full(max_tokens, 7, np.int8)
+        self.seqs = np.full((max_seqs, 4), garbage, np.int32)
+        self.tables = np.full((max_seqs, max_width), garbage, np.int32)
+        self.states = np.full(max_seqs, garbage, np.int32)
+
+
+@dataclass
+class FakeSampler:
+    """Passes the toy model's choice on; `status` other than 0 fails the draw."""
+
+    status: int = 0
+    prompt: tuple[int, ...] | None = None
+    closed: bool = False
+
+    def see_prompt(self, tokens: Sequence[int]) -> None:
+        self.prompt = tuple(tokens)
+
+    def close(self) -> None:
+        assert not self.closed, "a sampler is closed once"
+        self.closed = True
+
+
+@dataclass
+class Step:
+    """What a run was asked for: tokens of each sequence."""
+
+    n_tokens: list[int]
+    n_outputs: int
+
+
+@dataclass
+class FakeContext:
+    """Checks what it is given, stores tokens in slots, and answers from the block tables."""
+
+    n_blocks: int
+    block_size: int
+    n_states: int = 0
+    before_run: Callable[[], None] = lambda: None
+    before_sample: Callable[[], None] = lambda: None
+    steps: list[Step] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.slots = np.full(self.n_blocks * self.block_size, EMPTY, np.int64)
+        self.states: dict[int, list[int]] = {}
+        self.drawn: list[int] = []
+
+    def clear_state(self, state: int) -> None:
+        assert 0 <= state < self.n_states
+        self.states[state] = []
+
+    def run(self, arrays: FakeArrays, n_tokens: int, n_seqs: int, n_copies: int = 0) -> None:
+        sizes = arrays.seqs[:n_seqs, 1].tolist()
+        firsts = np.cumsum([0, *sizes])
+        assert arrays.seqs[:n_seqs, 0].tolist() == firsts[:-1].tolist(), "sequence after sequence"
+        assert int(firsts[-1]) == n_tokens > 0
+        assert (arrays.seqs[:n_seqs, 3] == 0).all()
+        assert set(arrays.outputs[:n_tokens].tolist()) <= {0, 1}
+        self._check_tables(arrays, n_seqs)
+        self.before_run()
+        self.drawn = []
+        for row in range(n_seqs):
+            self._run_row(arrays, row, int(firsts[row]), sizes[row])
+        self.steps.append(Step(sizes, len(self.drawn)))
+
+    def _check_tables(self, arrays: FakeArrays, n_seqs: int) -> None:
+        tables = arrays.tables[:n_seqs]
+        held = tables[tables >= 0]
+        assert len(set(held.tolist())) == len(held), "no block belongs to two sequences"
+        assert held.size == 0 or int(held.max()) < self.n_blocks
+        for row in range(n_seqs):
+            needed = -(-int(arrays.seqs[row, 2]) // self.block_size)
+            assert (tables[row, :needed] >= 0).all()
+            assert (tables[row, needed:] == -1).all(), "nothing but -1 past the end"
+
+    def _run_row(self, arrays: FakeArrays, row: int, first: int, n: int) -> None:
+        assert n > 0
+        length, size = int(arrays.seqs[row, 2]), self.block_size
+        blocks = arrays.tables[row]
+        everything = np.arange(length)
+        where = blocks[everything // size] * size + everything % size
+        assert arrays.positions[first : first + n].tolist() == list(range(length - n, length))
+        assert arrays.slots[first : first + n].tolist() == where[length - n :].tolist()
+        fed = arrays.tokens[first : first + n]
+        self.slots[where[length - n :]] = fed
+        stored = self.slots[where]
+        assert (stored != EMPTY).all()
+        if self.n_states:
+            state = self.states[int(arrays.states[row])]
+            assert state == stored[: length - n].tolist(), "the state continues its sequence"
+            state.extend(fed.tolist())
+        wanted = arrays.outputs[first : first + n].tolist()
+        assert wanted[:-1] == [0] * (n - 1)
+        if wanted[-1]:
+            self.drawn.append(next_token(stored.tolist()))
+
+    def sample(self, rows: Any, samplers: Sequence[FakeSampler]) -> tuple[Any, Any]:
+        self.before_sample()
+        assert rows.tolist() == list(range(len(self.drawn))), "every wanted row is drawn"
+        assert not any(sampler.closed for sampler in samplers)
+        statuses = [sampler.status for sampler in samplers]
+        return np.array(self.drawn, np.int32), np.array(statuses, np.int32)
+
+
+class Bench:
+    """A core over a fake context; `audit` after every step."""
+
+    def __init__(
+        self,
+        *,
+        n_blocks: int = 16,
+        block_size: int = 32,
+        max_seqs: int = 8,
+        max_batch_tokens: int = 64,
+        n_states: int = 0,
+        width: int = 64,
+    ) -> None:
+        self.context = FakeContext(n_blocks, block_size, n_states)
+        self.manager = BlockManager(n_blocks, block_size)
+        self.samplers: list[FakeSampler] = []
+        self.make_sampler: Callable[[Request], FakeSampler] = lambda request: FakeSampler()
+        self.core = EngineCore(
+            context=cast(Any, self.context),
+            arrays=cast(Any, FakeArrays(max_batch_tokens, max_seqs, width)),
+            manager=self.manager,
+            limits=Limits(max_seqs, max_batch_tokens),
+            n_states=n_states,
+            new_sampler=cast(Any, self._sampler),
+            is_end=lambda token: token == END,
+        )
+
+    def _sampler(self, request: Request) -> FakeSampler:
+        self.samplers.append(self.make_sampler(request))
+        return self.samplers[-1]
+
+    def request(
+        self, prompt: Sequence[int], max_new: int = 4, on_piece: Any = None, **params: Any
+    ) -> Request:
+        """A request that was let in; the caller submits it."""
+        settings = SamplingParams(**params)
+        stops = cast("tuple[str, ...]", settings.stop)
+        detokenizer = Detokenizer(token_bytes, stops)
+        return Request(prompt, settings, max_new=max_new, seed=0, detokenizer=detokenizer, on_piece=on_piece)
+
+    def submit(self, *args: Any, **kwargs: Any) -> Request:
+        request = self.request(*args, **kwargs)
+        self.core.submit([request])
+        return request
+
+    def step(self) -> bool:
+        progress = self.core.step()
+        self.manager.audit()
+        return progress
+
+    def finish(self, *requests: Request, limit: int = 10_000) -> None:
+        """Steps until these are done."""
+        for _ in range(limit):
+            if all(request.finished for request in requests):
+                return
+            assert self.step(), "no progress"
+        raise AssertionError("too many steps")
+
+    def assert_idle(self) -> None:
+        """Nothing is held any more."""
+        assert self.core.n_running == self.core.n_waiting == 0
+        assert self.manager.n_used == self.manager.n_promised == 0
+        assert all(sampler.closed for sampler in self.samplers)
+        self.manager.audit()
+
+
+def joined(pieces: Sequence[StreamPiece]) -> str:
+    return "".join(piece.text for piece in pieces)

@@ -1,0 +1,64 @@
+"""Settings are checked before anything is loaded."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyvelo.config import EngineConfig
+from pyvelo.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("model", 5),
+        ("model", None),
+        ("kv_type", "q9_9"),
+        ("kv_type", ("f16", "f16", "f16")),
+        ("block_size", 16),
+        ("block_size", "32"),
+        ("kv_cache_bytes", 0),
+        ("kv_cache_bytes", 1.5),
+        ("memory_utilization", 0.0),
+        ("memory_utilization", 1.1),
+        ("memory_utilization", math.nan),
+        ("memory_utilization", "all"),
+        ("n_ctx", 0),
+        ("n_ctx", 1 << 31),
+        ("n_ctx", True),
+        ("max_num_seqs", 0),
+        ("max_num_seqs", None),
+        ("max_batch_tokens", 0),
+        ("n_threads", 0),
+        ("n_gpu_layers", -2),
+        ("deterministic", 1),
+        ("seed", -1),
+        ("seed", 1 << 64),
+    ],
+)
+def test_a_wrong_setting_is_refused_by_name(name: str, value: Any) -> None:
+    settings: dict[str, Any] = {"model": "m.gguf", name: value}
+    with pytest.raises(ConfigError, match=name):
+        EngineConfig(**settings)
+
+
+def test_what_is_allowed() -> None:
+    EngineConfig(model="m.gguf")
+    EngineConfig(
+        model=Path("m.gguf"),
+        kv_type=("q8_0", "q4_0"),
+        block_size=256,
+        kv_cache_bytes=1 << 40,
+        memory_utilization=1,
+        n_ctx=1,
+        max_num_seqs=1,
+        max_batch_tokens=1,
+        n_threads=1,
+        n_gpu_layers=-1,
+        deterministic=True,
+        seed=0,
+    )

@@ -1,0 +1,401 @@
+"""The step loop over a toy model that checks every slot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyvelo.errors import Cancelled, ComputeError
+from pyvelo.outputs import StreamPiece
+
+from .fakes import END, Bench, FakeSampler, answer, joined, text_of
+
+
+def test_one_request_gives_the_answer() -> None:
+    bench = Bench()
+    request = bench.submit([5, 6, 7], 40)
+    bench.finish(request)
+    assert request.generated_ids == answer([5, 6, 7], 40)
+    assert request.text == text_of(request.generated_ids)
+    assert request.finish_reason == "length"
+    bench.assert_idle()
+
+
+def test_blocks_are_taken_one_by_one() -> None:
+    bench = Bench()
+    request = bench.submit([1] * 30, 40)
+    used = []
+    while not request.finished:
+        bench.step()
+        used.append(bench.manager.n_used)
+    assert used == [1] * 3 + [2] * 32 + [3] * 4 + [0], "30 + 1 tokens in the first two steps, and so on"
+    assert max(used) == bench.request([1] * 30, 40).max_stored // 32 + 1
+
+
+def test_a_long_prompt_runs_in_pieces_beside_decodes() -> None:
+    bench = Bench(max_batch_tokens=16)
+    short = bench.submit([1, 2], 12)
+    long = bench.submit(list(range(1, 60)), 3)
+    bench.finish(short, long)
+    assert short.generated_ids == answer([1, 2], 12)
+    assert long.generated_ids == answer(range(1, 60), 3)
+    assert [step.n_tokens for step in bench.context.steps[:6]] == [
+        [2, 14],
+        [1, 15],
+        [1, 15],
+        [1, 15],
+        [1, 1],
+        [1, 1],
+    ]
+    assert [step.n_outputs for step in bench.context.steps[:5]] == [1, 1, 1, 2, 2]
+
+
+def test_a_prompt_of_exactly_the_budget_draws_in_its_step() -> None:
+    bench = Bench(max_batch_tokens=16)
+    request = bench.submit([3] * 32, 1)
+    bench.finish(request)
+    assert [step.n_outputs for step in bench.context.steps] == [0, 1]
+
+
+def test_who_does_not_fit_waits_and_then_runs() -> None:
+    bench = Bench(n_blocks=4)
+    first = bench.submit([1] * 32, 33)
+    second = bench.submit([2] * 64, 65)
+    third = bench.submit([3], 1)
+    bench.step()
+    assert (bench.core.n_running, bench.core.n_waiting) == (1, 2), "first come, first served: no overtaking"
+    bench.finish(first, second, third)
+    assert second.generated_ids == answer([2] * 64, 65)
+    bench.assert_idle()
+
+
+def test_no_more_run_than_may() -> None:
+    bench = Bench(max_seqs=3)
+    requests = [bench.submit([i], 5) for i in range(1, 8)]
+    seen = []
+    while not all(request.finished for request in requests):
+        bench.step()
+        seen.append(len(bench.context.steps[-1].n_tokens))
+    assert max(seen) == 3
+    assert [request.generated_ids for request in requests] == [answer([i], 5) for i in range(1, 8)]
+
+
+def test_an_end_token_ends_and_is_not_shown() -> None:
+    bench = Bench()
+    prompt = [5, 6, 7]
+    third = answer(prompt, 3)[2]
+    request = bench.submit(prompt, 10, stop_token_ids=[third])
+    bench.finish(request)
+    assert (request.finish_reason, request.generated_ids) == ("stop", answer(prompt, 3))
+    assert request.text == text_of(answer(prompt, 2))
+
+
+@pytest.mark.parametrize("ignore", [False, True])
+def test_the_models_own_end(ignore: bool) -> None:
+    bench = Bench()
+    third = answer([9], 3)[2]
+    bench.core._is_end = lambda token: token in (END, third)
+    request = bench.submit([9], 6, ignore_eos=ignore)
+    bench.finish(request)
+    assert request.finish_reason == ("length" if ignore else "stop")
+    assert request.generated_ids == answer([9], 6 if ignore else 3)
+
+
+def test_a_stop_string_over_several_tokens_is_never_shown() -> None:
+    bench = Bench()
+    a, b, c, d, *_ = answer([4], 6)
+    stop = f"{b}><{c}><{str(d)[0]}"
+    pieces: list[StreamPiece] = []
+    request = bench.submit([4], 6, on_piece=pieces.append, stop=[stop, "never"])
+    bench.finish(request)
+    assert request.finish_reason == "stop"
+    assert request.generated_ids == (a, b, c, d)
+    assert request.text == joined(pieces) == f"<{a}><"
+    assert [piece.token_ids for piece in pieces] == [(a,), (b,), (c,), (d,)]
+
+
+def test_the_beginning_of_a_stop_string_comes_at_the_end_after_all() -> None:
+    bench = Bench()
+    *_, last = answer([4], 6)
+    request = bench.submit([4], 6, stop=f"<{last}>...")
+    bench.finish(request)
+    assert (request.finish_reason, request.text) == ("length", text_of(answer([4], 6)))
+
+
+def test_a_stream_has_a_piece_for_every_token() -> None:
+    bench = Bench()
+    pieces: list[StreamPiece] = []
+    request = bench.submit([4], 5, on_piece=pieces.append)
+    bench.finish(request)
+    assert [piece.token_ids for piece in pieces] == [(token,) for token in answer([4], 5)]
+    assert [piece.finish_reason for piece in pieces] == [None] * 4 + ["length"]
+    assert joined(pieces) == request.text
+
+
+# ---- failures ----
+
+
+def test_a_draw_that_fails_ends_its_request_only() -> None:
+    bench = Bench()
+    bench.make_sampler = lambda request: FakeSampler(status=int(request.n_prompt == 2))
+    good, bad, other = bench.submit([1], 5), bench.submit([1, 2], 5), bench.submit([1, 2, 3], 5)
+    bench.finish(good, bad, other)
+    assert (bad.finish_reason, bad.generated_ids) == ("error", ())
+    assert isinstance(bad.error, ComputeError)
+    assert good.generated_ids == answer([1], 5)
+    assert other.generated_ids == answer([1, 2, 3], 5)
+    bench.assert_idle()
+
+
+def test_a_callback_that_raises_ends_its_request_only() -> None:
+    def fail(piece: StreamPiece) -> None:
+        raise ZeroDivisionError("mine")
+
+    bench = Bench()
+    good, bad = bench.submit([1], 5), bench.submit([2], 5, on_piece=fail)
+    bench.finish(good, bad)
+    assert isinstance(bad.error, ZeroDivisionError)
+    assert len(bad.generated_ids) == 1
+    assert good.generated_ids == answer([1], 5)
+    bench.assert_idle()
+
+
+def test_a_sampler_that_cannot_be_made_ends_its_request_only() -> None:
+    def make(request: Any) -> FakeSampler:
+        if request.n_prompt == 2:
+            raise ComputeError("no sampler")
+        return FakeSampler()
+
+    bench = Bench()
+    bench.make_sampler = make
+    bad, good = bench.submit([1, 2], 5), bench.submit([1], 5)
+    bench.finish(good, bad)
+    assert (str(bad.error), bad.finish_reason) == ("no sampler", "error")
+    assert good.generated_ids == answer([1], 5)
+    bench.assert_idle()
+
+
+def test_when_only_requests_that_cannot_start_are_left_nothing_hangs() -> None:
+    def make(request: Any) -> FakeSampler:
+        raise ComputeError("no sampler")
+
+    bench = Bench()
+    bench.make_sampler = make
+    requests = [bench.submit([1, 2], 5) for _ in range(20)]
+    bench.finish(*requests)
+    bench.assert_idle()
+
+
+@pytest.mark.parametrize("where", ["before_run", "before_sample"])
+def test_a_step_that_fails_ends_those_in_it_and_the_engine_lives_on(where: str) -> None:
+    bench = Bench(n_blocks=4)
+
+    def fail() -> None:
+        raise ComputeError("broken")
+
+    inside, outside = bench.submit([1] * 30, 90), bench.submit([2], 5)
+    bench.step()
+    assert bench.core.n_waiting == 1, "the blocks are promised to the first"
+    setattr(bench.context, where, fail)
+    bench.step()
+    assert (inside.finish_reason, str(inside.error)) == ("error", "broken")
+    assert bench.manager.n_used == 0
+    setattr(bench.context, where, lambda: None)
+    bench.finish(outside)
+    assert outside.generated_ids == answer([2], 5)
+    bench.assert_idle()
+
+
+def test_a_draw_that_fails_as_a_whole_leaves_prompts_in_progress_alone() -> None:
+    bench = Bench(max_batch_tokens=16)
+
+    def fail() -> None:
+        bench.context.before_sample = lambda: None
+        raise ComputeError("broken")
+
+    drawing, reading = bench.submit([1], 5), bench.submit([2] * 40, 2)
+    bench.context.before_sample = fail
+    bench.finish(drawing, reading)
+    assert (drawing.finish_reason, reading.finish_reason) == ("error", "length")
+    assert reading.generated_ids == answer([2] * 40, 2)
+
+
+@pytest.mark.parametrize("n_states", [0, 8])
+@pytest.mark.parametrize("kind", [Cancelled, KeyboardInterrupt])
+def test_a_step_that_is_cut_short_is_done_again(n_states: int, kind: type[BaseException]) -> None:
+    bench = Bench(max_batch_tokens=16, n_states=n_states)
+    requests = [bench.submit([1] * 40, 9), bench.submit([2], 20)]
+    countdown = [3, 1, 1, 5, 2]
+
+    def cut() -> None:
+        if countdown:
+            countdown[0] -= 1
+            if countdown[0] == 0:
+                countdown.pop(0)
+                raise kind("cut short")
+
+    bench.context.before_run = cut
+    while not all(request.finished for request in requests):
+        try:
+            bench.step()
+        except KeyboardInterrupt:
+            bench.manager.audit()
+    assert not countdown, [request.error for request in requests]
+    assert [request.generated_ids for request in requests] == [answer([1] * 40, 9), answer([2], 20)]
+    bench.assert_idle()
+
+
+@pytest.mark.parametrize("n_states", [0, 8])
+def test_an_interrupt_in_a_callback_ends_that_request_and_no_other(n_states: int) -> None:
+    def interrupt(piece: StreamPiece) -> None:
+        raise KeyboardInterrupt
+
+    bench = Bench(n_states=n_states)
+    before, hit, after = bench.submit([1], 5), bench.submit([2], 5, on_piece=interrupt), bench.submit([3], 5)
+    with pytest.raises(KeyboardInterrupt):
+        bench.step()
+    bench.finish(before, hit, after)
+    assert hit.finish_reason == "cancelled"
+    assert before.generated_ids == answer([1], 5)
+    assert after.generated_ids == answer([3], 5)
+    bench.assert_idle()
+
+
+# ---- cancelling ----
+
+
+def test_cancelling_frees_blocks_and_keeps_the_text() -> None:
+    bench = Bench()
+    pieces: list[StreamPiece] = []
+    running = bench.submit([1] * 30, 50, on_piece=pieces.append)
+    for _ in range(5):
+        bench.step()
+    bench.core.cancel([running])
+    bench.core.settle()
+    assert running.finish_reason == "cancelled"
+    assert running.text == joined(pieces) == text_of(answer([1] * 30, 5))
+    assert pieces[-1] == StreamPiece("", (), "cancelled")
+    bench.assert_idle()
+
+
+def test_cancelling_who_waits() -> None:
+    bench = Bench(max_seqs=1)
+    running, waiting = bench.submit([1], 5), bench.submit([2], 5)
+    bench.step()
+    bench.core.cancel([waiting])
+    bench.finish(running)
+    assert (waiting.finish_reason, waiting.generated_ids) == ("cancelled", ())
+    assert running.generated_ids == answer([1], 5)
+    bench.assert_idle()
+
+
+def test_cancelling_who_has_not_arrived_or_is_done_is_harmless() -> None:
+    bench = Bench()
+    request = bench.submit([1], 1)
+    bench.core.cancel([request])
+    bench.step()
+    assert request.finish_reason == "cancelled"
+    done = bench.submit([1], 1)
+    bench.finish(done)
+    bench.core.cancel([done])
+    bench.core.settle()
+    assert done.finish_reason == "length"
+    never = bench.request([1], 1)
+    bench.core.cancel([never])
+    bench.core.settle()
+    assert never.finish_reason == "cancelled"
+    bench.assert_idle()
+
+
+def test_cancel_all() -> None:
+    bench = Bench(max_seqs=2)
+    requests = [bench.submit([i], 50) for i in range(1, 6)]
+    bench.step()
+    late = bench.submit([9], 1)
+    bench.core.cancel_all()
+    assert {request.finish_reason for request in [*requests, late]} == {"cancelled"}
+    bench.assert_idle()
+
+
+# ---- states and samplers ----
+
+
+def test_each_sequence_keeps_its_recurrent_state() -> None:
+    bench = Bench(n_states=3, max_seqs=3, max_batch_tokens=16)
+    requests = [bench.submit([i] * (3 * i), 2 + i) for i in range(1, 9)]
+    bench.finish(*requests)
+    assert [r.generated_ids for r in requests] == [answer([i] * (3 * i), 2 + i) for i in range(1, 9)]
+    assert sorted(bench.core._free_states) == [0, 1, 2]
+
+
+def test_the_sampler_sees_the_prompt_where_it_matters() -> None:
+    bench = Bench()
+    requests = [bench.submit([7, 8], 1), bench.submit([7, 8], 1, repetition_penalty=1.5)]
+    bench.finish(*requests)
+    assert [sampler.prompt for sampler in bench.samplers] == [None, (7, 8)]
+
+
+def test_counters() -> None:
+    bench = Bench()
+    requests = [bench.submit([1] * 7, 3), bench.submit([2] * 100, 2)]
+    bench.finish(*requests)
+    counters = bench.core.counters
+    assert (counters.prompt_tokens, counters.completion_tokens) == (107, 5)
+    assert (counters.ran_out, counters.stopped, counters.cancelled, counters.failed) == (2, 0, 0, 0)
+    assert counters.steps == len(bench.context.steps)
+
+
+# ---- everything together ----
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_everyone_gets_the_answer_it_gets_alone(data: st.DataObject) -> None:
+    """Random requests that come and go at random times, over a pool that is too small for all of them."""
+    max_seqs = data.draw(st.integers(1, 6), "max_seqs")
+    bench = Bench(
+        n_blocks=data.draw(st.integers(4, 10), "n_blocks"),
+        max_seqs=max_seqs,
+        max_batch_tokens=data.draw(st.integers(max_seqs, 80), "max_batch_tokens"),
+        n_states=data.draw(st.sampled_from([0, max_seqs]), "n_states"),
+    )
+    arrivals = data.draw(
+        st.lists(
+            st.tuples(st.integers(0, 4), st.integers(1, 90), st.integers(1, 39)), min_size=1, max_size=12
+        )
+    )
+    cancelled = data.draw(st.dictionaries(st.integers(0, 60), st.integers(0, 11), max_size=3), "cancelled")
+    requests = []
+    order = []
+    for number, (pause, n_prompt, n_new) in enumerate(arrivals):
+        for _ in range(pause):
+            bench.step()
+        requests.append(bench.submit([number + 1] * n_prompt, n_new))
+    for clock in range(10_000):
+        victim = cancelled.get(clock)
+        if victim is not None and victim < len(requests):
+            bench.core.cancel([requests[victim]])
+        if not bench.step():
+            break
+        order += [request for request in requests if request.table is not None and request not in order]
+        assert sum(bench.context.steps[-1].n_tokens) <= bench.core.limits.max_batch_tokens
+    assert [requests.index(request) for request in order] == sorted(map(requests.index, order))
+    for number, (_, n_prompt, n_new) in enumerate(arrivals):
+        request, expected = requests[number], answer([number + 1] * n_prompt, n_new)
+        if request.finish_reason == "cancelled":
+            assert request.generated_ids == expected[: request.n_generated]
+        else:
+            assert (request.finish_reason, request.generated_ids) == ("length", expected)
+    bench.assert_idle()
+
+
+def test_who_started_advances_in_every_step() -> None:
+    bench = Bench(n_blocks=12, max_seqs=4, max_batch_tokens=8)
+    requests = [bench.submit([i] * 20, 30) for i in range(1, 7)]
+    while not all(request.finished for request in requests):
+        decoding = [(r, r.n_generated) for r in requests if r.n_generated and not r.finished]
+        bench.step()
+        assert all(request.n_generated == before + 1 for request, before in decoding)

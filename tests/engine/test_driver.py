@@ -1,0 +1,338 @@
+"""Several threads, one engine: turns, visitors, cancelling, closing, Ctrl+C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from pyvelo.engine.driver import Driver
+from pyvelo.engine.interrupts import InterruptGuard
+from pyvelo.engine.request import Request
+from pyvelo.errors import Cancelled, ClosedError, InternalError
+
+from .fakes import Bench, answer
+
+WAIT = 60.0  # seconds after which a test is taken to hang
+
+
+class Stand(Bench):
+    """A bench with a driver; `stop` is set when a forward pass is told to stop."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.stop = threading.Event()
+        self.guard = InterruptGuard(self.stop.set)
+        self.driver = Driver(self.core, self.guard)
+        self.core._call_long = self.guard.call
+
+    def hand_over(self, *args: Any, **kwargs: Any) -> Request:
+        request = self.request(*args, **kwargs)
+        self.driver.submit([request])
+        return request
+
+    def drive(self, *requests: Request) -> None:
+        self.driver.drive(lambda: all(request.finished for request in requests))
+
+
+@pytest.fixture
+def stand() -> Iterator[Stand]:
+    stand = Stand(n_blocks=128)
+    yield stand
+    stand.guard.close()
+
+
+def in_thread(function: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=function, daemon=True)
+    thread.start()
+    return thread
+
+
+def join(*threads: threading.Thread) -> None:
+    for thread in threads:
+        thread.join(WAIT)
+        assert not thread.is_alive(), "a thread hangs"
+
+
+def test_whoever_waits_drives(stand: Stand) -> None:
+    request = stand.hand_over([1, 2], 5)
+    stand.drive(request)
+    assert request.generated_ids == answer([1, 2], 5)
+    stand.assert_idle()
+
+
+def test_many_threads_one_step_at_a_time(stand: Stand) -> None:
+    inside = threading.Lock()
+    outputs: dict[int, list[tuple[int, ...]]] = {}
+
+    def alone() -> None:
+        assert inside.acquire(blocking=False), "two threads step at once"
+        inside.release()
+
+    def work(number: int) -> None:
+        outputs[number] = []
+        for n in range(1, 6):
+            requests = [stand.hand_over([number, i], n) for i in range(1, 4)]
+            stand.drive(*requests)
+            outputs[number] += [request.generated_ids for request in requests]
+
+    stand.context.before_run = alone
+    join(*[in_thread(lambda number=number: work(number)) for number in range(1, 9)])  # type: ignore[misc]
+    for number in range(1, 9):
+        assert outputs[number] == [answer([number, i], n) for n in range(1, 6) for i in range(1, 4)]
+    stand.assert_idle()
+
+
+def test_a_thread_may_leave_while_others_wait(stand: Stand) -> None:
+    """Whoever drove goes when its own request is done; another takes over."""
+    long, short = stand.hand_over([1], 400), stand.hand_over([2], 3)
+    waiting = in_thread(lambda: stand.drive(long))
+    stand.drive(short)
+    join(waiting)
+    assert long.generated_ids == answer([1], 400)
+
+
+def test_cancelling_does_not_wait_for_a_step(stand: Stand) -> None:
+    stepping, go_on = threading.Event(), threading.Event()
+
+    def block() -> None:
+        stepping.set()
+        assert go_on.wait(WAIT)
+
+    stand.context.before_run = block
+    kept, dropped = stand.hand_over([1], 3), stand.hand_over([2], 500)
+    driving = in_thread(lambda: stand.drive(kept))
+    assert stepping.wait(WAIT)
+    stand.driver.cancel([dropped])
+    assert not dropped.finished
+    go_on.set()
+    join(driving)
+    assert dropped.finish_reason == "cancelled"
+    assert dropped.n_generated <= 1, "gone within a step"
+    assert kept.generated_ids == answer([1], 3)
+    stand.assert_idle()
+
+
+def test_cancelling_without_anyone_driving_frees_at_once(stand: Stand) -> None:
+    request = stand.hand_over([1] * 40, 50)
+    stand.driver.drive(lambda: request.n_generated > 3)
+    assert stand.manager.n_used > 0
+    stand.driver.cancel([request])
+    stand.assert_idle()
+
+
+def test_cancelling_from_within_a_step(stand: Stand) -> None:
+    """As the finalizer of a forgotten stream does, whenever the garbage collector runs."""
+    other = stand.hand_over([2], 500)
+    request = stand.hand_over([1], 3, on_piece=lambda piece: stand.driver.cancel([other]))
+    stand.drive(request)
+    assert other.finish_reason == "cancelled"
+    assert request.generated_ids == answer([1], 3)
+    stand.assert_idle()
+
+
+def test_a_visitor_gets_in_between_two_steps(stand: Stand) -> None:
+    started, visited = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        if len(stand.context.steps) == 5:
+            started.set()
+
+    stand.context.before_run = watch
+    request = stand.hand_over([1], 1900)
+    driving = in_thread(lambda: stand.driver.drive(visited.is_set))
+    assert started.wait(WAIT)
+    counts = []
+    for _ in range(20):
+        with stand.driver.visit() as core:
+            counts.append(core.counters.steps)
+            assert core.tokens_stored == request.n_computed
+            core.manager.audit()
+    visited.set()
+    join(driving)
+    assert counts == sorted(counts)
+    assert not request.finished, "visitors did not have to wait for the request"
+
+
+def test_a_visitor_who_comes_again_and_again_lets_steps_happen(stand: Stand) -> None:
+    request = stand.hand_over([1], 50)
+    driving = in_thread(lambda: stand.drive(request))
+    while not request.finished:
+        with stand.driver.visit() as core:
+            before = core.counters.steps
+        with stand.driver.visit() as core:
+            assert core.counters.steps > before or core.counters.steps in (0, 50)
+    join(driving)
+
+
+def test_closing_ends_what_runs(stand: Stand) -> None:
+    stepping = threading.Event()
+
+    def stop() -> None:
+        stepping.set()
+        assert stand.stop.wait(WAIT), "the forward pass is told to stop"
+        raise Cancelled("stopped")
+
+    stand.context.before_run = stop
+    running, waiting = stand.hand_over([1], 50), stand.hand_over([2] * 500, 12)
+    threads = [in_thread(lambda: stand.drive(running)), in_thread(lambda: stand.drive(waiting))]
+    assert stepping.wait(WAIT)
+    assert stand.driver.close(stand.stop.set)
+    join(*threads)
+    assert {running.finish_reason, waiting.finish_reason} == {"cancelled"}
+    stand.assert_idle()
+    assert not stand.driver.close(stand.stop.set)
+    with pytest.raises(ClosedError, match="closed"):
+        stand.driver.submit([stand.request([1], 1)])
+
+
+def test_closing_right_after_a_visit(stand: Stand) -> None:
+    """A visitor lets a step happen before it comes again; but once closed there are no more steps."""
+    request = stand.hand_over([1], 1000)
+    driving = in_thread(lambda: stand.drive(request))
+    with stand.driver.visit():
+        closing = in_thread(lambda: stand.driver.close(stand.stop.set))
+        while not stand.driver._closed:
+            closing.join(0.001)
+    join(closing, driving)
+    stand.assert_idle()
+
+
+def test_waiting_for_nothing_is_a_defect_and_not_a_hang(stand: Stand) -> None:
+    with pytest.raises(InternalError, match="nothing is left to do"):
+        stand.driver.drive(lambda: False)
+
+
+def test_an_error_of_the_engine_hands_the_turn_on(stand: Stand) -> None:
+    request = stand.hand_over([1], 3)
+    step = stand.core.step
+    stand.core.step = lambda: 1 // 0  # type: ignore[method-assign, assignment]
+    with pytest.raises(ZeroDivisionError):
+        stand.drive(request)
+    stand.core.step = step  # type: ignore[method-assign]
+    stand.drive(request)
+    assert request.generated_ids == answer([1], 3)
+
+
+# ---- Ctrl+C ----
+
+
+@pytest.fixture
+def sigint() -> Iterator[None]:
+    """Python's own handler, whatever runs the tests."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("sigint")
+def test_ctrl_c_comes_between_two_steps(stand: Stand) -> None:
+    def interrupt() -> None:
+        if len(stand.context.steps) == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    stand.context.before_run = interrupt
+    request, other = stand.hand_over([1], 50), stand.hand_over([2], 5)
+    with pytest.raises(KeyboardInterrupt):
+        stand.drive(request)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert len(stand.context.steps) == 4, "the step was finished"
+    assert request.generated_ids == answer([1], 4)
+    stand.driver.cancel([request])
+    stand.drive(other)
+    assert other.generated_ids == answer([2], 5)
+    stand.assert_idle()
+
+
+@pytest.mark.usefixtures("sigint")
+def test_ctrl_c_while_another_thread_steps(stand: Stand) -> None:
+    """The main thread leaves; the step of the other is not touched."""
+    stepping, waiting, go_on = threading.Event(), threading.Event(), threading.Event()
+
+    def block() -> None:
+        if not stepping.is_set():
+            stepping.set()
+            assert waiting.wait(WAIT)
+            os.kill(os.getpid(), signal.SIGINT)
+            assert go_on.wait(WAIT)
+
+    stand.context.before_run = block
+    request, other = stand.hand_over([1], 50), stand.hand_over([2], 5)
+    driving = in_thread(lambda: stand.drive(other))
+    assert stepping.wait(WAIT)
+    with pytest.raises(KeyboardInterrupt):
+        stand.driver.drive(waiting.set)
+    assert not stand.stop.is_set()
+    go_on.set()
+    join(driving)
+    stand.driver.cancel([request])
+    assert other.generated_ids == answer([2], 5)
+    stand.assert_idle()
+
+
+@pytest.mark.usefixtures("sigint")
+def test_ctrl_c_reaches_a_long_forward_pass(stand: Stand) -> None:
+    """The signal arrives while C computes a prompt; it is told to stop before it is done."""
+
+    def compute() -> None:
+        assert threading.current_thread() is not threading.main_thread()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stand.stop.wait(WAIT)
+        raise Cancelled("stopped")
+
+    stand.context.before_run = compute
+    request = stand.hand_over([1] * 40, 5)
+    with pytest.raises(KeyboardInterrupt):
+        stand.drive(request)
+    assert request.n_computed == 0
+    stand.context.before_run = lambda: None
+    stand.drive(request)
+    assert request.generated_ids == answer([1] * 40, 5)
+
+
+def test_a_handler_of_the_users_own_stays() -> None:
+    seen = []
+
+    def mine(signum: int, frame: FrameType | None) -> None:
+        seen.append(signum)
+
+    before = signal.signal(signal.SIGINT, mine)
+    try:
+        with InterruptGuard(lambda: None):
+            assert signal.getsignal(signal.SIGINT) is mine
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert seen == [signal.SIGINT]
+
+
+def test_other_threads_leave_signals_alone() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    guard = InterruptGuard(lambda: None)
+    seen = []
+
+    def work() -> None:
+        with guard:
+            seen.append(signal.getsignal(signal.SIGINT))
+            guard.call(lambda: seen.append(threading.current_thread()))
+
+    thread = in_thread(work)
+    join(thread)
+    assert seen == [before, thread]
+
+
+@pytest.mark.usefixtures("sigint")
+def test_an_error_under_ctrl_c_is_its_cause() -> None:
+    def fail() -> None:
+        with InterruptGuard(lambda: None):
+            signal.raise_signal(signal.SIGINT)
+            raise ValueError("also")
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        fail()
+    assert isinstance(caught.value.__cause__, ValueError)

@@ -1,0 +1,134 @@
+"""Every value of SamplingParams is checked when it is made."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyvelo import SamplingParams
+from pyvelo.errors import RequestError
+
+
+def test_defaults_are_those_of_the_design() -> None:
+    assert dataclasses.asdict(SamplingParams()) == {
+        "max_tokens": 16,
+        "n": 1,
+        "temperature": 1.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "stop": (),
+        "stop_token_ids": (),
+        "ignore_eos": False,
+        "seed": None,
+        "logit_bias": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_tokens", 0),
+        ("max_tokens", -1),
+        ("max_tokens", 1.5),
+        ("max_tokens", True),
+        ("max_tokens", "8"),
+        ("max_tokens", 1 << 31),
+        ("n", 0),
+        ("n", 1025),
+        ("n", None),
+        ("temperature", -0.1),
+        ("temperature", math.nan),
+        ("temperature", math.inf),
+        ("temperature", "hot"),
+        ("temperature", None),
+        ("temperature", False),
+        ("top_k", -1),
+        ("top_k", 0.5),
+        ("top_p", 0.0),
+        ("top_p", 1.01),
+        ("top_p", math.nan),
+        ("min_p", -0.01),
+        ("min_p", 1.5),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", math.inf),
+        ("presence_penalty", 2.5),
+        ("frequency_penalty", -2.5),
+        ("stop", ""),
+        ("stop", ["a", ""]),
+        ("stop", [b"a"]),
+        ("stop", 5),
+        ("stop_token_ids", 5),
+        ("stop_token_ids", [-1]),
+        ("stop_token_ids", ["a"]),
+        ("ignore_eos", 1),
+        ("seed", -1),
+        ("seed", 1 << 64),
+        ("seed", 0.5),
+        ("logit_bias", [1, 2]),
+        ("logit_bias", {-1: 0.0}),
+        ("logit_bias", {"a": 0.0}),
+        ("logit_bias", {1: math.nan}),
+        ("logit_bias", {1: math.inf}),
+        ("logit_bias", {1: "x"}),
+    ],
+)
+def test_a_wrong_value_is_refused_by_name_and_with_what_would_do(field: str, value: Any) -> None:
+    settings: dict[str, Any] = {field: value}
+    with pytest.raises(RequestError) as refused:
+        SamplingParams(**settings)
+    assert field in str(refused.value)
+    assert "give" in str(refused.value)
+
+
+def test_values_are_brought_to_their_types() -> None:
+    params = SamplingParams(
+        max_tokens=np.int64(3),
+        temperature=np.float32(0.5),
+        top_k=np.int32(7),
+        stop=["a", "b"],
+        stop_token_ids=np.array([4, 5]),
+        logit_bias={np.int32(3): -math.inf, 4: 1},
+    )
+    assert (params.max_tokens, params.temperature, params.top_k) == (3, 0.5, 7)
+    assert (params.stop, params.stop_token_ids) == (("a", "b"), (4, 5))
+    assert params.logit_bias == {3: -math.inf, 4: 1.0}
+    assert {type(value) for value in (params.max_tokens, params.top_k)} == {int}
+    assert SamplingParams(stop="end").stop == ("end",)
+    assert SamplingParams(max_tokens=None).max_tokens is None
+
+
+def test_the_edges_are_allowed() -> None:
+    SamplingParams(
+        temperature=0, top_p=1, min_p=1, seed=(1 << 64) - 1, presence_penalty=-2, frequency_penalty=2
+    )
+
+
+def test_it_is_a_value() -> None:
+    params = SamplingParams(stop="a", logit_bias={1: 2.0})
+    assert params == SamplingParams(stop=["a"], logit_bias={1: 2.0})
+    assert hash(params) == hash(SamplingParams(stop=["a"], logit_bias={1: 2.0}))
+    assert pickle.loads(pickle.dumps(params)) == params
+    assert dataclasses.replace(params, n=2).n == 2
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        params.n = 3  # type: ignore[misc]
+
+
+def test_the_dictionary_that_was_given_stays_with_its_owner() -> None:
+    bias = {1: 2.0}
+    params = SamplingParams(logit_bias=bias)
+    bias[5] = 1.0
+    assert params.logit_bias == {1: 2.0}
+
+
+def test_parameters_of_later_features_are_not_accepted_silently() -> None:
+    with pytest.raises(TypeError):
+        SamplingParams(logprobs=3)  # type: ignore[call-arg]
