@@ -1,0 +1,5 @@
+"""`python -m pyvelo.cli`."""
+
+from pyvelo.cli import main
+
+main()

@@ -1,0 +1,141 @@
+"""The commands, and the one place where an error becomes a line and an exit code."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from pyvelo import __version__
+from pyvelo.cli import options as opt
+from pyvelo.cli.exits import BROKEN_PIPE, ERROR, INTERRUPTED, USAGE, silence_stdout
+from pyvelo.errors import VeloError
+
+__all__ = ["app", "execute"]
+
+app = typer.Typer(
+    name="pyvelo",
+    help="Runs quantized GGUF models over a paged KV cache.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def execute(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; its exit code is 0, 1 for an error, 2 for wrong usage or 130 for Ctrl-C."""
+    warnings.showwarning = _show_warning
+    try:
+        code = app(args=None if argv is None else list(argv), prog_name="pyvelo", standalone_mode=False)
+        sys.stdout.flush()
+        return int(code or 0)
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except BrokenPipeError:
+        silence_stdout()
+        return BROKEN_PIPE
+    except (VeloError, OSError) as error:
+        return _fail(str(error), ERROR)
+    except Exception as error:
+        # typer's own complaints; which class they have depends on its version
+        describe = getattr(error, "format_message", None)
+        if describe is None:
+            raise
+        return _fail(describe(), USAGE)
+
+
+def _fail(message: str, code: int) -> int:
+    """One line on standard error; none where the help has been shown instead."""
+    line = " ".join(message.split())
+    if line:
+        print(f"pyvelo: {line}", file=sys.stderr)
+    return code
+
+
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    """A warning of the engine, in a line and without its place in the source."""
+    print(f"pyvelo: {message}", file=sys.stderr)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"pyvelo {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _global_options(
+    show: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def run(
+    model: opt.ModelPath,
+    prompt: opt.Prompt = None,
+    file: opt.PromptFile = None,
+    max_tokens: opt.MaxTokens = 128,
+    temperature: opt.Temperature = 0.0,
+    top_k: opt.TopK = 0,
+    top_p: opt.TopP = 1.0,
+    min_p: opt.MinP = 0.0,
+    repetition_penalty: opt.RepetitionPenalty = 1.0,
+    seed: opt.Seed = None,
+    stop: opt.Stop = None,
+    ignore_eos: opt.IgnoreEos = False,
+    kv_type: opt.KVTypeOption = "f16",
+    ctx: opt.Context = None,
+    block_size: opt.BlockSize = 32,
+    kv_cache_bytes: opt.CacheBytes = None,
+    threads: opt.Threads = None,
+    n_gpu_layers: opt.GpuLayers = 0,
+    deterministic: opt.Deterministic = False,
+    as_json: opt.Json = False,
+    verbose: opt.Verbose = False,
+) -> int:
+    """Generate text, and print it as it comes."""
+    from pyvelo.cli.run import Request, generate, read_prompt
+
+    sampling = {
+        "max_tokens": None if max_tokens == -1 else max_tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "seed": seed,
+        "stop": tuple(stop or ()),
+        "ignore_eos": ignore_eos,
+    }
+    engine = {
+        "kv_type": kv_type,
+        "n_ctx": ctx,
+        "block_size": block_size,
+        "kv_cache_bytes": kv_cache_bytes,
+        "n_threads": threads,
+        "n_gpu_layers": n_gpu_layers,
+        "deterministic": deterministic,
+    }
+    request = Request(model, read_prompt(prompt, file), sampling, engine)
+    return generate(request, as_json=as_json, verbose=verbose)
+
+
+@app.command()
+def info(model: opt.ModelPath, block_size: opt.BlockSize = 32, as_json: opt.Json = False) -> int:
+    """Show what a model is, and what its KV cache costs here."""
+    from pyvelo.cli.info import describe
+    from pyvelo.cli.render import print_json, print_report
+
+    report = describe(model, block_size)
+    if as_json:
+        print_json(report)
+    else:
+        print_report(report)
+    return 0

@@ -1,0 +1,102 @@
+"""`pyvelo info`: what a model is, and what its KV cache would cost here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyvelo.errors import UnsupportedError
+from pyvelo.kv.geometry import KV_TYPES, POOL_GRAIN, Geometry, make_geometry
+from pyvelo.kv.memory import free_memory
+from pyvelo.text.gguf_scan import GgufSummary, scan
+
+if TYPE_CHECKING:
+    from pyvelo.native import Model
+
+__all__ = ["describe"]
+
+# the default of LLM(memory_utilization=...)
+MEMORY_SHARE = 0.9
+
+
+def describe(path: Path, block_size: int) -> dict[str, Any]:
+    """Everything about the model at `path` as plain data; sizes in bytes.
+
+    Raises ModelError when the file is no model, ConfigError for a block size that does not exist.
+    """
+    from pyvelo import native
+
+    summary = scan(path)
+    # weights stay where they are mapped: nothing is read that need not be
+    with native.Model(str(path), deterministic=True) as model:
+        free = free_memory()
+        return {
+            "model": _model(summary, model),
+            "quantization": {name: asdict(share) for name, share in summary.quantization.items()},
+            "paged": {"possible": model.info.can_page, "refusal": model.refusal or None},
+            "layers": [asdict(layer) for layer in model.layers],
+            "kv_types": _kv_types(summary, model, block_size, free),
+            "machine": _machine(free),
+        }
+
+
+def _model(summary: GgufSummary, model: Model) -> dict[str, Any]:
+    info = model.info
+    return {
+        "path": summary.path,
+        "name": summary.metadata.get("general.name"),
+        "architecture": summary.architecture,
+        "description": info.description,
+        "parameters": summary.n_params,
+        "weight_bytes": summary.tensor_bytes,
+        "file_bytes": summary.file_bytes,
+        "layers": info.n_layer,
+        "embedding": info.n_embd,
+        "heads": info.n_head,
+        "kv_heads": info.n_head_kv,
+        "vocabulary": info.n_vocab,
+        "tokenizer": summary.metadata.get("tokenizer.ggml.model"),
+        "context": info.n_ctx_train,
+        "recurrent_layers": bool(info.has_recurrent),
+    }
+
+
+def _kv_types(summary: GgufSummary, model: Model, block_size: int, free: int | None) -> dict[str, Any]:
+    """For each KV type its cost, or why it cannot be had."""
+    if not model.info.can_page:
+        return {}
+    costs: dict[str, Any] = {}
+    for name in KV_TYPES:
+        try:
+            geometry = make_geometry(summary.architecture, model.layers, name, block_size)
+        except UnsupportedError as error:
+            costs[name] = {"refusal": str(error)}
+            continue
+        costs[name] = {
+            "token_bytes": geometry.token_bytes,
+            "block_size": geometry.block_size,
+            "block_bytes": geometry.block_bytes,
+            "tokens_that_fit": None if free is None else _fitting(geometry, free, summary.tensor_bytes),
+        }
+    return costs
+
+
+def _fitting(geometry: Geometry, free: int, weights: int) -> int:
+    """Tokens of the largest pool beside the weights, in the share of the free memory that LLM takes."""
+    left = max(0, int(free * MEMORY_SHARE) - weights)
+    return left // (POOL_GRAIN * geometry.token_bytes) * POOL_GRAIN
+
+
+def _machine(free: int | None) -> dict[str, Any]:
+    from pyvelo import native
+
+    devices: Sequence[Any] = native.devices()
+    return {
+        "cores": os.cpu_count(),
+        "free_memory": free,
+        "devices": [asdict(device) for device in devices],
+        "system": native.system_info(),
+    }

@@ -1,0 +1,135 @@
+"""Reports for a terminal and for a program."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from pyvelo.cli.values import show_bytes
+
+__all__ = ["print_json", "print_report"]
+
+WIDTH_WITHOUT_TERMINAL = 120
+CACHE_TITLE = "KV cache, and the tokens that fit beside the weights in 90 % of the free memory"
+
+
+def print_json(report: Mapping[str, Any]) -> None:
+    """One object on standard output."""
+    json.dump(report, sys.stdout, ensure_ascii=False, indent=2)
+    sys.stdout.write("\n")
+
+
+def print_report(report: Mapping[str, Any]) -> None:
+    """The report of `info.describe` for people."""
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL)
+    paged = report["paged"]
+    sections: list[tuple[str, Table | str]] = [
+        ("", _facts(report)),
+        ("weights", _quantization(report["quantization"])),
+        (
+            CACHE_TITLE,
+            _costs(report["kv_types"]) if paged["possible"] else escape(f"none: {paged['refusal']}"),
+        ),
+        ("", _machine(report["machine"])),
+    ]
+    for number, (title, content) in enumerate(sections):
+        console.print("\n" * bool(number), f"[bold]{title}[/bold]\n" * bool(title), sep="", end="")
+        console.print(content)
+
+
+def _grid() -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    return grid
+
+
+def _facts(report: Mapping[str, Any]) -> Table:
+    model = report["model"]
+    grid = _grid()
+    grid.add_row("model", escape(model["path"]))
+    grid.add_row("what it is", escape(f"{model['description']} ({model['architecture']})"))
+    grid.add_row("parameters", f"{model['parameters']:,}")
+    grid.add_row(
+        "weights", f"{show_bytes(model['weight_bytes'])} of a file of {show_bytes(model['file_bytes'])}"
+    )
+    grid.add_row("shape", _shape(model, report["layers"]))
+    grid.add_row("vocabulary", escape(f"{model['vocabulary']:,} tokens ({model['tokenizer']})"))
+    grid.add_row("context", f"{model['context']:,} tokens as trained")
+    if model["recurrent_layers"]:
+        grid.add_row("recurrent", "some layers keep a state in place of a cache")
+    return grid
+
+
+def _shape(model: Mapping[str, Any], layers: list[Mapping[str, Any]]) -> str:
+    heads = sorted({(layer["head_dim_k"], layer["head_dim_v"] or layer["head_dim_k"]) for layer in layers})
+    sizes = ", ".join(str(k) if k == v else f"{k}/{v}" for k, v in heads)
+    windows = sorted({layer["window"] for layer in layers if layer["window"]})
+    text = f"{model['layers']} layers of {model['embedding']}"
+    text += f", {model['heads']} heads, {model['kv_heads']} KV heads"
+    text += f", head size {sizes}" if sizes else ""
+    if windows:
+        count = sum(1 for layer in layers if layer["window"])
+        text += f", {count} layers with a window of {', '.join(map(str, windows))} tokens"
+    return text
+
+
+def _table(*headings: str) -> Table:
+    """A table of a name and numbers."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("type")
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    return table
+
+
+def _quantization(shares: Mapping[str, Mapping[str, int]]) -> Table:
+    total = sum(share["n_bytes"] for share in shares.values()) or 1
+    table = _table("tensors", "parameters", "bytes", "share")
+    for name, share in shares.items():
+        table.add_row(
+            name,
+            str(share["tensors"]),
+            f"{share['elements']:,}",
+            show_bytes(share["n_bytes"]),
+            f"{100 * share['n_bytes'] / total:.1f} %",
+        )
+    return table
+
+
+def _costs(costs: Mapping[str, Mapping[str, Any]]) -> Table:
+    table = _table("per token", "block", "per block", "tokens that fit")
+    for name, cost in costs.items():
+        if "refusal" in cost:
+            table.add_row(name, "-", "-", "-", "cannot be cut into this model's heads")
+            continue
+        fit = cost["tokens_that_fit"]
+        table.add_row(
+            name,
+            show_bytes(cost["token_bytes"]),
+            f"{cost['block_size']} tokens",
+            show_bytes(cost["block_bytes"]),
+            "unknown" if fit is None else f"{fit:,}",
+        )
+    return table
+
+
+def _machine(machine: Mapping[str, Any]) -> Table:
+    grid = _grid()
+    free = machine["free_memory"]
+    grid.add_row(
+        "machine",
+        f"{machine['cores']} cores, {'unknown' if free is None else show_bytes(free)} of memory free",
+    )
+    for device in machine["devices"]:
+        memory = f"{show_bytes(device['memory_free'])} of {show_bytes(device['memory_total'])} free"
+        grid.add_row("device", escape(f"{device['name']}: {device['description']}, {memory}"))
+    abilities = machine["system"].replace(" = 1", "").replace(" |", ",").strip(" ,")
+    grid.add_row("built for", escape(abilities))
+    return grid

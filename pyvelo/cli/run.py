@@ -1,0 +1,158 @@
+"""`pyvelo run`: one prompt, streamed."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyvelo.cli.exits import BROKEN_PIPE, INTERRUPTED, silence_stdout
+from pyvelo.cli.values import show_bytes
+from pyvelo.errors import ConfigError, ModelError
+
+if TYPE_CHECKING:
+    from pyvelo import LLM
+
+__all__ = ["Request", "generate", "read_prompt"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the options asked for; `sampling` goes to SamplingParams, `engine` to LLM."""
+
+    model: Path
+    prompt: str
+    sampling: Mapping[str, Any]
+    engine: Mapping[str, Any]
+
+
+@dataclass
+class Answer:
+    """What came back so far; times in seconds, `first` and `total` from the start of the request."""
+
+    load: float
+    text: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str = "cancelled"
+    first: float = 0.0
+    total: float = 0.0
+
+    @property
+    def decode_rate(self) -> float:
+        """Tokens per second after the first token; 0 where there was no second one."""
+        span = self.total - self.first
+        return (len(self.token_ids) - 1) / span if len(self.token_ids) > 1 and span > 0 else 0.0
+
+
+def read_prompt(prompt: str | None, file: Path | None) -> str:
+    """The prompt from the option, standard input (`-`) or a file. ConfigError when there is none, or two."""
+    if prompt is not None and file is not None:
+        raise ConfigError("give -p or -f, not both")
+    if file is not None:
+        return _decoded(file.read_bytes(), str(file))
+    if prompt == "-":
+        return _decoded(sys.stdin.buffer.read(), "standard input")
+    if prompt is None:
+        raise ConfigError("what is the prompt? Give -p TEXT, -f FILE, or -p - to read standard input")
+    return prompt
+
+
+def _decoded(data: bytes, source: str) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{source} is not UTF-8 text: byte {error.start} is 0x{data[error.start]:02x}"
+        ) from error
+
+
+def generate(request: Request, *, as_json: bool, verbose: bool) -> int:
+    """Loads the model, streams the answer to standard output, and returns the exit code."""
+    from pyvelo import LLM, SamplingParams
+
+    if not request.model.exists():
+        raise ModelError(f"there is no model at {request.model}")
+    params = SamplingParams(**request.sampling)
+    _replace_what_the_terminal_cannot_show()
+    started = time.perf_counter()
+    with _waiting(f"loading {request.model.name}"):
+        llm = LLM(str(request.model), **request.engine)
+    with llm:
+        answer = Answer(load=time.perf_counter() - started)
+        code = _stream(llm, request.prompt, params, answer, echo=not as_json)
+        if as_json:
+            print(json.dumps(_as_dict(answer, llm), ensure_ascii=False))
+        if verbose:
+            print(_summary(answer, llm), file=sys.stderr)
+    return code
+
+
+def _stream(llm: LLM, prompt: str, params: Any, answer: Answer, *, echo: bool) -> int:
+    """Fills `answer` piece by piece; returns the exit code: the user and the reader may both end it early."""
+    started = time.perf_counter()
+    code = 0
+    try:
+        with closing(llm.stream(prompt, params)) as pieces:
+            for piece in pieces:
+                answer.first = answer.first or time.perf_counter() - started
+                answer.text.append(piece.text)
+                answer.token_ids.extend(piece.token_ids)
+                answer.finish_reason = piece.finish_reason or answer.finish_reason
+                if echo and piece.text:
+                    print(piece.text, end="", flush=True)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except BrokenPipeError:
+        silence_stdout()
+        code = BROKEN_PIPE
+    answer.total = time.perf_counter() - started
+    if echo and answer.text and not "".join(answer.text).endswith("\n"):
+        print(flush=True)
+    return code
+
+
+def _as_dict(answer: Answer, llm: LLM) -> dict[str, Any]:
+    stats = llm.stats()
+    return {
+        "text": "".join(answer.text),
+        "token_ids": answer.token_ids,
+        "finish_reason": answer.finish_reason,
+        "usage": {"prompt_tokens": stats.prompt_tokens, "completion_tokens": len(answer.token_ids)},
+        "seconds": {"load": answer.load, "first_token": answer.first, "total": answer.total},
+        "tokens_per_second": answer.decode_rate,
+        "stats": asdict(stats),
+    }
+
+
+def _summary(answer: Answer, llm: LLM) -> str:
+    stats = llm.stats()
+    return (
+        f"load {answer.load:.2f} s | "
+        f"{stats.prompt_tokens} prompt tokens, the first answer after {answer.first:.2f} s | "
+        f"{len(answer.token_ids)} tokens in {answer.total:.2f} s, {answer.decode_rate:.1f} per second | "
+        f"KV cache of {stats.blocks_total} blocks, {show_bytes(stats.pool_bytes)} | "
+        f"{answer.finish_reason}"
+    )
+
+
+@contextmanager
+def _waiting(what: str) -> Iterator[None]:
+    """A spinner on standard error, where that is a terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(what):
+        yield
+
+
+def _replace_what_the_terminal_cannot_show() -> None:
+    reconfigure = getattr(sys.stdout, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="replace")

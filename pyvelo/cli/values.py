@@ -1,0 +1,42 @@
+"""Option values that are more than a number."""
+
+from __future__ import annotations
+
+import re
+
+from pyvelo.errors import ConfigError
+
+__all__ = ["parse_kv_type_option", "parse_size", "show_bytes"]
+
+_UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
+
+
+def parse_size(text: str) -> int:
+    """Bytes from `1048576`, `512M` or `1.5GiB`; K, M, G, T are powers of 1024. Else ConfigError."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(f"{text!r} is no size: give bytes, or a number with K, M, G or T, such as 512M")
+    return int(float(match[1]) * (1 << _UNITS[match[2].upper()]))
+
+
+def parse_kv_type_option(text: str) -> str | tuple[str, str]:
+    """`q8_0`, or `q8_0,q4_0` for K and V apart; whether such a type exists is the engine's to say."""
+    names = [name.strip() for name in text.split(",")]
+    match names:
+        case [both] if both:
+            return both
+        case [k, v] if k and v:
+            return (k, v)
+        case _:
+            raise ConfigError(f"--kv-type {text!r}: give one type, or two with a comma between them (K,V)")
+
+
+def show_bytes(n_bytes: int) -> str:
+    """A size for people: `1.2 GiB`."""
+    size = float(n_bytes)
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"

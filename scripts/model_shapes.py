@@ -1,0 +1,267 @@
+"""What a model of each architecture consists of: its metadata and its tensors, from a handful of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+Kind = Literal["matrix", "router", "norm", "bias", "embedding"]
+
+# the deviation of attention's scores is its square: a few tokens in a hundred get most of the weight
+SHARP = 1.5
+# deviation of the logits: some twenty tokens share most of the probability
+LOUD = 3.0
+
+
+class Tensor(NamedTuple):
+    """A tensor to write: `shape` is in NumPy's order, rows before columns; `gain` scales its values.
+
+    `matrix` and `embedding` take the model's type, an embedding's rows scaled by the vocabulary; the others
+    stay f32. With a gain of 1 a matrix keeps the size of what it multiplies.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    kind: Kind
+    gain: float = 1.0
+
+
+class ShapeError(ValueError):
+    """The numbers contradict each other or the architecture."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The numbers of a model. Widths are in elements, `window` and `ctx` in tokens (0: no window)."""
+
+    arch: str = "llama"
+    layers: int = 2
+    embd: int = 256
+    ffn: int = 256
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 64
+    ctx: int = 4096
+    vocab: str = "none"
+    rope_base: float = 10000.0
+    window: int = 0
+    experts: int = 0
+    tied: bool = True
+
+
+PRESETS: dict[str, tuple[Shape, str]] = {
+    "tiny": (Shape(), "q8_0"),
+    "qwen3-0.6b": (
+        Shape("qwen3", 28, 1024, 3072, 16, 8, 128, 40960, "qwen2", 1e6),
+        "Q4_K_M",
+    ),
+    "llama-3.2-1b": (
+        Shape("llama", 16, 2048, 8192, 32, 8, 64, 131072, "llama-bpe", 500000.0),
+        "Q4_K_M",
+    ),
+}
+
+
+def check(shape: Shape) -> None:
+    """Raises ShapeError where no model of this shape can exist."""
+    for name in ("layers", "embd", "ffn", "heads", "kv_heads", "head_dim", "ctx"):
+        if getattr(shape, name) < 1:
+            raise ShapeError(f"{name} must be at least 1, not {getattr(shape, name)}")
+    if shape.arch not in ARCHS:
+        raise ShapeError(f"architecture {shape.arch!r} is not among {', '.join(ARCHS)}")
+    if shape.heads % shape.kv_heads:
+        raise ShapeError(f"{shape.heads} heads do not divide among {shape.kv_heads} KV heads")
+    if shape.head_dim % 2:
+        raise ShapeError(f"head_dim must be even for the rotary embedding, not {shape.head_dim}")
+    if shape.arch == "qwen2" and shape.heads * shape.head_dim != shape.embd:
+        raise ShapeError(
+            f"qwen2 needs heads * head_dim = embd, not {shape.heads} * {shape.head_dim} != {shape.embd}"
+        )
+    if shape.window and shape.arch not in WINDOWED:
+        raise ShapeError(f"{shape.arch} has no sliding window; {', '.join(WINDOWED)} have")
+    if shape.experts and shape.arch not in ("llama", "gpt-oss"):
+        raise ShapeError(f"experts are written for llama and gpt-oss, not for {shape.arch}")
+    if shape.arch == "gpt-oss" and not shape.experts:
+        raise ShapeError("gpt-oss needs experts: add --experts 4")
+    if shape.arch == "deepseek2" and shape.layers in (26, 27, 48):
+        raise ShapeError(
+            f"deepseek2 with {shape.layers} layers is read as another model; take another number"
+        )
+
+
+def metadata(shape: Shape) -> dict[str, Any]:
+    """The GGUF keys of the architecture, tokenizer apart."""
+    keys: dict[str, Any] = {
+        "context_length": shape.ctx,
+        "embedding_length": shape.embd,
+        "block_count": shape.layers,
+        "feed_forward_length": shape.ffn,
+        "attention.head_count": shape.heads,
+        "attention.head_count_kv": shape.kv_heads,
+        "attention.key_length": shape.head_dim,
+        "attention.value_length": shape.head_dim,
+        "attention.layer_norm_rms_epsilon": 1e-6,
+        "rope.dimension_count": shape.head_dim,
+        "rope.freq_base": shape.rope_base,
+    }
+    if shape.arch in WINDOWED:
+        keys["attention.sliding_window"] = shape.window or WINDOWED[shape.arch]
+    if shape.experts:
+        keys |= {"expert_count": shape.experts, "expert_used_count": min(2, shape.experts)}
+        keys["expert_feed_forward_length"] = shape.ffn
+    keys |= ARCHS[shape.arch].keys(shape)
+    return {f"{shape.arch}.{key}": value for key, value in keys.items()}
+
+
+def tensors(shape: Shape, n_vocab: int) -> Iterator[Tensor]:
+    """Every tensor of the model, in the order in which they are written.
+
+    The embedding is quiet and the last norm loud: otherwise a model that shares its embedding with the output
+    would say the same token again and again.
+    """
+    # gemma multiplies the embedding by the root of its width
+    quiet = shape.embd**-0.5 if shape.arch.startswith("gemma") else 1.0
+    yield Tensor("token_embd.weight", (n_vocab, shape.embd), "embedding", quiet)
+    for layer in range(shape.layers):
+        for tensor in ARCHS[shape.arch].layer(shape):
+            yield tensor._replace(name=f"blk.{layer}.{tensor.name}")
+    separate = not shape.tied or shape.arch == "gpt-oss"
+    yield Tensor("output_norm.weight", (shape.embd,), "norm", LOUD / (1.0 if separate else quiet))
+    if separate:
+        yield Tensor("output.weight", (n_vocab, shape.embd), "embedding")
+
+
+class Arch(NamedTuple):
+    keys: Callable[[Shape], dict[str, Any]]
+    layer: Callable[[Shape], Iterator[Tensor]]
+
+
+def _qkvo(s: Shape) -> Iterator[Tensor]:
+    yield Tensor("attn_norm.weight", (s.embd,), "norm")
+    yield Tensor("attn_q.weight", (s.heads * s.head_dim, s.embd), "matrix", SHARP)
+    yield Tensor("attn_k.weight", (s.kv_heads * s.head_dim, s.embd), "matrix", SHARP)
+    yield Tensor("attn_v.weight", (s.kv_heads * s.head_dim, s.embd), "matrix")
+    yield Tensor("attn_output.weight", (s.embd, s.heads * s.head_dim), "matrix")
+
+
+def _qk_norms(s: Shape) -> Iterator[Tensor]:
+    # these undo the width of wq and wk, so they are the sharp ones
+    yield Tensor("attn_q_norm.weight", (s.head_dim,), "norm", SHARP)
+    yield Tensor("attn_k_norm.weight", (s.head_dim,), "norm", SHARP)
+
+
+def _qkv_biases(s: Shape) -> Iterator[Tensor]:
+    yield Tensor("attn_q.bias", (s.heads * s.head_dim,), "bias")
+    yield Tensor("attn_k.bias", (s.kv_heads * s.head_dim,), "bias")
+    yield Tensor("attn_v.bias", (s.kv_heads * s.head_dim,), "bias")
+
+
+def _post_norms(s: Shape) -> Iterator[Tensor]:
+    yield Tensor("post_attention_norm.weight", (s.embd,), "norm")
+    yield Tensor("post_ffw_norm.weight", (s.embd,), "norm")
+
+
+def _ffn(s: Shape) -> Iterator[Tensor]:
+    yield Tensor("ffn_norm.weight", (s.embd,), "norm")
+    if s.experts:
+        yield from _experts(s)
+        return
+    yield Tensor("ffn_gate.weight", (s.ffn, s.embd), "matrix")
+    yield Tensor("ffn_up.weight", (s.ffn, s.embd), "matrix")
+    yield Tensor("ffn_down.weight", (s.embd, s.ffn), "matrix")
+
+
+def _experts(s: Shape) -> Iterator[Tensor]:
+    yield Tensor("ffn_gate_inp.weight", (s.experts, s.embd), "router")
+    yield Tensor("ffn_gate_exps.weight", (s.experts, s.ffn, s.embd), "matrix")
+    yield Tensor("ffn_up_exps.weight", (s.experts, s.ffn, s.embd), "matrix")
+    yield Tensor("ffn_down_exps.weight", (s.experts, s.embd, s.ffn), "matrix")
+
+
+def _plain(*parts: Callable[[Shape], Iterator[Tensor]]) -> Callable[[Shape], Iterator[Tensor]]:
+    def layer(s: Shape) -> Iterator[Tensor]:
+        for part in parts:
+            yield from part(s)
+
+    return layer
+
+
+def _gpt_oss_layer(s: Shape) -> Iterator[Tensor]:
+    yield from _qkvo(s)
+    yield from _qkv_biases(s)
+    yield Tensor("attn_output.bias", (s.embd,), "bias")
+    yield Tensor("attn_sinks.weight", (s.heads,), "norm")
+    yield Tensor("post_attention_norm.weight", (s.embd,), "norm")
+    yield from _experts(s)
+    yield Tensor("ffn_gate_inp.bias", (s.experts,), "bias")
+    yield Tensor("ffn_gate_exps.bias", (s.experts, s.ffn), "bias")
+    yield Tensor("ffn_up_exps.bias", (s.experts, s.ffn), "bias")
+    yield Tensor("ffn_down_exps.bias", (s.experts, s.embd), "bias")
+
+
+class Mla(NamedTuple):
+    """The widths of multi-head latent attention, which follow from head_dim, the width of a head's values."""
+
+    rank_q: int
+    rank_kv: int
+    rope: int
+    key: int
+
+
+def _mla(s: Shape) -> Mla:
+    rope = s.head_dim // 2
+    return Mla(rank_q=s.embd // 2, rank_kv=4 * s.head_dim, rope=rope, key=s.head_dim + rope)
+
+
+def _deepseek2_keys(s: Shape) -> dict[str, Any]:
+    mla = _mla(s)
+    return {
+        "attention.head_count_kv": 1,
+        "attention.key_length": mla.rank_kv + mla.rope,
+        "attention.value_length": mla.rank_kv,
+        "attention.key_length_mla": mla.key,
+        "attention.value_length_mla": s.head_dim,
+        "attention.q_lora_rank": mla.rank_q,
+        "attention.kv_lora_rank": mla.rank_kv,
+        "rope.dimension_count": mla.rope,
+        "leading_dense_block_count": s.layers,
+        "expert_count": 0,
+        "expert_shared_count": 0,
+        "expert_feed_forward_length": s.ffn,
+    }
+
+
+def _deepseek2_layer(s: Shape) -> Iterator[Tensor]:
+    mla = _mla(s)
+    yield Tensor("attn_norm.weight", (s.embd,), "norm")
+    yield Tensor("attn_q_a.weight", (mla.rank_q, s.embd), "matrix")
+    yield Tensor("attn_q_a_norm.weight", (mla.rank_q,), "norm")
+    yield Tensor("attn_q_b.weight", (s.heads * mla.key, mla.rank_q), "matrix", SHARP)
+    yield Tensor("attn_kv_a_mqa.weight", (mla.rank_kv + mla.rope, s.embd), "matrix", SHARP)
+    yield Tensor("attn_kv_a_norm.weight", (mla.rank_kv,), "norm")
+    yield Tensor("attn_k_b.weight", (s.heads, mla.rank_kv, s.head_dim), "matrix")
+    yield Tensor("attn_v_b.weight", (s.heads, s.head_dim, mla.rank_kv), "matrix")
+    yield Tensor("attn_output.weight", (s.embd, s.heads * s.head_dim), "matrix")
+    yield from _ffn(s)
+
+
+def _no_keys(s: Shape) -> dict[str, Any]:
+    return {}
+
+
+def _gemma2_keys(s: Shape) -> dict[str, Any]:
+    return {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+
+
+WINDOWED = {"gemma2": 128, "gemma3": 128, "gpt-oss": 128}
+
+ARCHS: dict[str, Arch] = {
+    "llama": Arch(_no_keys, _plain(_qkvo, _ffn)),
+    "qwen2": Arch(_no_keys, _plain(_qkvo, _qkv_biases, _ffn)),
+    "qwen3": Arch(_no_keys, _plain(_qkvo, _qk_norms, _ffn)),
+    "gemma2": Arch(_gemma2_keys, _plain(_qkvo, _ffn, _post_norms)),
+    "gemma3": Arch(_no_keys, _plain(_qkvo, _qk_norms, _ffn, _post_norms)),
+    "gpt-oss": Arch(_no_keys, _gpt_oss_layer),
+    "deepseek2": Arch(_deepseek2_keys, _deepseek2_layer),
+}

@@ -1,0 +1,230 @@
+"""`pyvelo run`: what it prints, where it prints it, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pyvelo import LLM, SamplingParams
+from pyvelo.cli import main
+from pyvelo.cli.values import parse_kv_type_option, parse_size
+from pyvelo.errors import ConfigError
+
+COMMAND = [sys.executable, "-m", "pyvelo.cli"]
+PROMPT = "Once upon a time"
+
+
+def run_cli(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as done:
+        main([str(argument) for argument in arguments])
+    out, err = capsys.readouterr()
+    return int(done.value.code or 0), out, err
+
+
+@pytest.fixture
+def expected(tiny_model: Path) -> str:
+    """What the model says to PROMPT in 24 tokens, by the Python interface."""
+    with LLM(tiny_model) as llm:
+        return llm.generate(PROMPT, SamplingParams(max_tokens=24, temperature=0))[0].text
+
+
+def test_prints_the_answer_and_nothing_else(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, expected: str
+) -> None:
+    code, out, err = run_cli(capsys, "run", tiny_model, "-p", PROMPT, "-n", "24")
+    assert (code, out, err) == (0, expected + "\n", "")
+    assert len(set(expected.split())) > 6
+
+
+def test_the_prompt_from_a_file_and_from_standard_input(
+    tiny_model: Path, expected: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_text(PROMPT, encoding="utf-8")
+    for arguments in (["-f", str(file)], ["-p", "-"]):
+        done = subprocess.run(
+            [*COMMAND, "run", str(tiny_model), *arguments, "-n", "24"],
+            input=PROMPT.encode(),
+            capture_output=True,
+            check=True,
+        )
+        assert done.stdout.decode() == expected + "\n"
+
+
+def test_json(capsys: pytest.CaptureFixture[str], tiny_model: Path, expected: str) -> None:
+    code, out, err = run_cli(capsys, "run", tiny_model, "-p", PROMPT, "-n", "24", "--json")
+    answer = json.loads(out)
+    assert (code, err) == (0, "")
+    assert answer["text"] == expected
+    assert answer["finish_reason"] == "length"
+    assert len(answer["token_ids"]) == 24
+    assert answer["usage"] == {"prompt_tokens": 5, "completion_tokens": 24}
+    assert answer["seconds"]["total"] >= answer["seconds"]["first_token"] > 0
+    stats = answer["stats"]
+    assert stats["blocks_total"] == stats["blocks_used"] + stats["blocks_cached"] + stats["blocks_free"]
+
+
+def test_options_reach_the_engine(capsys: pytest.CaptureFixture[str], tiny_model: Path) -> None:
+    options = ["--kv-type", "q8_0,q4_0", "--ctx", "512", "--block-size", "64", "--kv-cache-bytes", "1M"]
+    code, out, _ = run_cli(capsys, "run", tiny_model, "-p", PROMPT, "-n", "4", "--json", *options)
+    assert code == 0
+    stats = json.loads(out)["stats"]
+    assert (stats["n_ctx"], stats["block_size"]) == (512, 64)
+    # two layers, two KV heads of 64: 34 and 18 bytes for each group of 32 values
+    assert stats["block_bytes"] == 2 * 64 * (2 * 64 // 32) * (34 + 18)
+    assert stats["pool_bytes"] <= 1 << 20
+
+
+def test_options_reach_the_sampler(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, expected: str
+) -> None:
+    drawn = ["run", tiny_model, "-p", PROMPT, "-n", "24", "--temperature", "1.5", "--seed"]
+    texts = [run_cli(capsys, *drawn, seed)[1] for seed in ("1", "1", "2")]
+    assert texts[0] == texts[1] != texts[2]
+    word = expected.split()[3]
+    stopped = run_cli(capsys, "run", tiny_model, "-p", PROMPT, "-n", "24", "--stop", "qqq", "--stop", word)[1]
+    assert stopped == expected[: expected.index(word)] + "\n"
+
+
+def test_minus_one_goes_on_until_the_context_is_full(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path
+) -> None:
+    arguments = ["run", tiny_model, "-p", PROMPT, "-n", "-1", "--ignore-eos", "--ctx", "64", "--json"]
+    answer = json.loads(run_cli(capsys, *arguments)[1])
+    assert answer["finish_reason"] == "length"
+    assert 64 - 5 <= len(answer["token_ids"]) <= 64 - 4
+
+
+def test_verbose_tells_on_standard_error(capsys: pytest.CaptureFixture[str], tiny_model: Path) -> None:
+    code, out, err = run_cli(capsys, "run", tiny_model, "-p", PROMPT, "-n", "3", "-v")
+    assert code == 0
+    assert all(fact in err for fact in ("5 prompt tokens", "3 tokens in", "KV cache"))
+    assert "prompt tokens" not in out
+
+
+USAGE = {
+    "what is the prompt": [],
+    "not both": ["-p", "x", "-f", "y"],
+    "No such option": ["-p", "x", "--nope"],
+    "Invalid value for": ["-p", "x", "-n", "many"],
+    "max_tokens=0": ["-p", "x", "-n", "0"],
+    "temperature=-1": ["-p", "x", "--temperature", "-1"],
+    "top_p=2": ["-p", "x", "--top-p", "2"],
+    "'12Q' is no size": ["-p", "x", "--kv-cache-bytes", "12Q"],
+    "kv_type 'q9_9' does not exist": ["-p", "x", "--kv-type", "q9_9"],
+    "two with a comma": ["-p", "x", "--kv-type", "f16,f16,f16"],
+    "block_size=48": ["-p", "x", "--block-size", "48"],
+    "No such file": ["-f", "/does/not/exist"],
+}
+
+
+@pytest.mark.parametrize(("complaint", "arguments"), USAGE.items(), ids=list(USAGE))
+def test_bad_input_is_one_line(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, complaint: str, arguments: list[str]
+) -> None:
+    code, out, err = run_cli(capsys, "run", tiny_model, *arguments)
+    assert code in (1, 2)
+    assert out == ""
+    assert complaint in err
+    assert (err[:8], err.count("\n")) == ("pyvelo: ", 1)
+
+
+def test_bad_models_and_prompts_are_one_line(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, tmp_path: Path
+) -> None:
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(tiny_model.read_bytes()[:-1000])
+    latin = tmp_path / "latin.txt"
+    latin.write_bytes(b"caf\xe9")
+    for complaint, arguments in {
+        "there is no model": ["run", tmp_path / "absent.gguf", "-p", "x"],
+        "is not a GGUF file": ["run", latin, "-p", "x"],
+        "is damaged": ["run", cut, "-p", "x"],
+        "is not UTF-8 text": ["run", tiny_model, "-f", latin],
+        "prompt": ["run", tiny_model, "-p", "fox " * 4000, "--ctx", "128"],
+    }.items():
+        code, out, err = run_cli(capsys, *arguments)
+        assert (code, out) == (1, "")
+        assert complaint in err
+        assert (err[:8], err.count("\n")) == ("pyvelo: ", 1)
+
+
+def test_the_answer_streams_and_ctrl_c_ends_it(tiny_model: Path) -> None:
+    arguments = ["run", str(tiny_model), "-p", PROMPT, "-n", "-1", "--ignore-eos"]
+    process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    first = os.read(process.stdout.fileno(), 1)
+    # words arrive while the process still runs
+    assert (first, process.poll()) == (b" ", None)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (shell_code(process), err) == (130, b"")
+    assert (first + out).endswith(b"\n")
+
+
+def test_ctrl_c_with_json_still_gives_an_object(tiny_model: Path) -> None:
+    arguments = ["run", str(tiny_model), "-p", PROMPT, "-n", "-1", "--ignore-eos", "--json", "--ctx", "4096"]
+    process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    while not _has_started(process.pid):
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert err == b""
+    if process.returncode == 0:
+        assert json.loads(out)["finish_reason"] == "length"  # it was faster than we
+    else:
+        assert shell_code(process) == 130
+        assert not out or json.loads(out)["finish_reason"] == "cancelled"
+
+
+def shell_code(process: subprocess.Popen[bytes]) -> int:
+    """The exit code that a shell sees: Python ends itself by the signal where it came during an import."""
+    return process.returncode if process.returncode >= 0 else 128 - process.returncode
+
+
+def _has_started(pid: int) -> bool:
+    """Whether the process has mapped the library, and so has a handler for Ctrl-C."""
+    maps = Path(f"/proc/{pid}/maps")
+    return not maps.exists() or "libllama" in maps.read_text()
+
+
+def test_a_reader_that_goes_away_is_no_error(tiny_model: Path) -> None:
+    arguments = ["run", str(tiny_model), "-p", PROMPT, "-n", "-1", "--ignore-eos"]
+    process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    os.read(process.stdout.fileno(), 1)
+    process.stdout.close()
+    err = process.stderr.read()
+    process.stderr.close()
+    assert (process.wait(timeout=60), err) == (141, b"")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("0", 0), ("1048576", 1 << 20), ("512M", 512 << 20), ("1.5GiB", 3 << 29), ("2 kb", 2048)],
+)
+def test_sizes(text: str, value: int) -> None:
+    assert parse_size(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "M", "-1", "1e9", "5 P", "1,5G"])
+def test_no_sizes(text: str) -> None:
+    with pytest.raises(ConfigError):
+        parse_size(text)
+
+
+def test_kv_types() -> None:
+    assert parse_kv_type_option("q8_0") == "q8_0"
+    assert parse_kv_type_option("q8_0, f16") == ("q8_0", "f16")
+    for text in ("", "a,", ",b", "a,b,c"):
+        with pytest.raises(ConfigError):
+            parse_kv_type_option(text)
