@@ -1,0 +1,63 @@
+"""Configuring and building with CMake, quietly: the output goes to a log, shown when something fails."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from _upstream import UpstreamError
+
+
+def program(name: str) -> str | None:
+    """The path of a program: the one installed beside this Python, else the first in PATH."""
+    return shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
+
+
+def cmake() -> str:
+    """The path of cmake.
+
+    Raises: UpstreamError when there is none.
+    """
+    found = program("cmake")
+    if found is None:
+        raise UpstreamError(
+            f"cmake is needed for this: install it, for example with {sys.executable} -m pip install cmake"
+        )
+    return found
+
+
+def configure(source: Path, build: Path, options: Mapping[str, str | bool]) -> None:
+    """Configures `build` from `source`; a folder that is configured already keeps its generator."""
+    arguments = [f"-D{key}={_value(value)}" for key, value in options.items()]
+    ninja = program("ninja")
+    if ninja and not (build / "CMakeCache.txt").exists():
+        arguments += ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
+    if ccache := program("ccache"):
+        arguments += [f"-DCMAKE_{language}_COMPILER_LAUNCHER={ccache}" for language in ("C", "CXX")]
+    build.mkdir(parents=True, exist_ok=True)
+    _run([cmake(), "-S", str(source), "-B", str(build), *arguments], build / "configure.log")
+
+
+def build_targets(build: Path, targets: Sequence[str]) -> None:
+    """Builds the targets with as many jobs as there are processors."""
+    jobs = str(os.cpu_count() or 1)
+    _run([cmake(), "--build", str(build), "--parallel", jobs, "--target", *targets], build / "build.log")
+
+
+def _value(value: str | bool) -> str:
+    return value if isinstance(value, str) else "ON" if value else "OFF"
+
+
+def _run(command: Sequence[str], log: Path) -> None:
+    with log.open("wb") as stream:
+        done = subprocess.run(command, stdout=stream, stderr=subprocess.STDOUT)
+    if done.returncode != 0:
+        tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-40:]
+        print("\n".join(tail), file=sys.stderr)
+        raise UpstreamError(
+            f"{' '.join(command[:2])} … failed: its last lines are above, all of them in {log}"
+        )

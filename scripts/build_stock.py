@@ -1,0 +1,85 @@
+#!/usr/bin/env python3
+"""Builds the unpatched llama.cpp to compare with, and prints the folder of its programs and libraries.
+
+It lies in the per-user cache and is built once for each version, set of options and kind of processor.
+Beside upstream's llama-bench, llama-batched-bench and llama-quantize there is libvelo-contiguous, which is
+native/lab/contiguous.cpp over the stock library.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import platform
+import sys
+from pathlib import Path
+
+from _cmake import build_targets, configure
+from _upstream import ROOT, exclusive, read_pin, run_main
+from fetch_upstream import locate
+
+LIBRARIES = ("llama", "velo-contiguous")
+TOOLS = ("llama-bench", "llama-batched-bench", "llama-quantize")
+SUPERPROJECT = ROOT / "native" / "lab" / "stock" / "CMakeLists.txt"
+
+# as native/cmake/Upstream.cmake configures the patched tree, tools aside
+OPTIONS: dict[str, str | bool] = {
+    "CMAKE_BUILD_TYPE": "Release",
+    "BUILD_SHARED_LIBS": True,
+    "GGML_NATIVE": True,
+    "LLAMA_OPENSSL": False,
+    "LLAMA_BUILD_COMMON": True,
+    "LLAMA_BUILD_TOOLS": True,
+    "LLAMA_BUILD_TESTS": False,
+    "LLAMA_BUILD_EXAMPLES": False,
+    "LLAMA_BUILD_SERVER": False,
+    "LLAMA_BUILD_APP": False,
+}
+
+
+def processor() -> str:
+    """What GGML_NATIVE compiles for: the instruction sets of this machine."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+        flags = sorted(
+            {line for line in lines if line.startswith(("flags", "Features", "isa", "model name"))}
+        )
+        return f"{platform.machine()} {flags}"
+    return f"{platform.machine()} {platform.processor()}"
+
+
+def build_stock(libs_only: bool) -> Path:
+    """Builds what is not built yet; returns the folder of programs and libraries."""
+    tree = locate(read_pin())
+    superproject = SUPERPROJECT.read_bytes()
+    key = hashlib.sha256(f"{tree.identity} {OPTIONS} {processor()}".encode() + superproject).hexdigest()[:12]
+    home = tree.cache / f"stock-{key}"
+    with exclusive(home.with_suffix(".lock")):
+        # a copy, so that every checkout of this repository shares one build
+        source = home / "source"
+        source.mkdir(parents=True, exist_ok=True)
+        copy = source / "CMakeLists.txt"
+        if not copy.exists() or copy.read_bytes() != superproject:
+            copy.write_bytes(superproject)
+        paths = {"STOCK_TREE": tree.path.as_posix(), "PYVELO_NATIVE_SOURCE": (ROOT / "native").as_posix()}
+        configure(source, home, OPTIONS | paths)
+        build_targets(home, LIBRARIES if libs_only else LIBRARIES + TOOLS)
+    return home / "bin"
+
+
+def main() -> int:
+    """Prints the folder."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--libs-only", action="store_true", help="only libllama and libvelo-contiguous: no tools"
+    )
+    given = parser.parse_args()
+    print(build_stock(given.libs_only))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))
