@@ -82,7 +82,7 @@ def test_no_further_from_the_truth_than_stock(
     """The truth is stock with F32 pages and no flash attention.
 
     Random weights under Q4_K_M blow any rounding up, so there is no absolute bound: paged must be as near
-    to the truth as stock's flash attention over the same KV type, and nearer to stock than that is to the truth.
+    to the truth as stock's flash attention over the same KV type, and nearer to that than that to the truth.
     """
     path = make_model(*SHAPE, "--type", weights)
     tokens = [*job.tokens, *tokens_of(300, N_GREEDY, seed=3)]
