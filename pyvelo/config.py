@@ -15,6 +15,7 @@ from pyvelo.kv.geometry import BLOCK_SIZES, parse_kv_type
 __all__ = ["EngineConfig"]
 
 _INT32_MAX = (1 << 31) - 1
+_MAX_BATCH = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +42,9 @@ class EngineConfig:
         if self.block_size not in BLOCK_SIZES:
             sizes = ", ".join(map(str, BLOCK_SIZES))
             raise ConfigError(f"block_size={self.block_size!r}: choose from {sizes} tokens")
-        for name, low in (("max_num_seqs", 1), ("max_batch_tokens", 1), ("n_gpu_layers", -1)):
-            self._check_integer(name, low, _INT32_MAX)
+        for name in ("max_num_seqs", "max_batch_tokens"):
+            self._check_integer(name, 1, _MAX_BATCH)
+        self._check_integer("n_gpu_layers", -1, _INT32_MAX)
         for name in ("n_ctx", "n_threads"):
             self._check_integer(name, 1, _INT32_MAX, optional=True)
         self._check_integer("kv_cache_bytes", 1, (1 << 63) - 1, optional=True)

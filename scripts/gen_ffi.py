@@ -79,6 +79,7 @@ def declarations(header: str) -> str:
     text = text.replace("@define", "#define").replace("VELO_API ", "")
     text = re.sub(r"\s+VELO_NOEXCEPT\b", "", text)
     text = re.sub(r"[ \t]*//.*$", "", text, flags=re.MULTILINE)
+    text = re.sub(r"(?<=\S) {2,}", " ", text)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 

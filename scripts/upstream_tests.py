@@ -30,7 +30,7 @@ QUICK_ARCHS = ("llama", "gemma2", "deepseek2", "gpt-oss", "grok", "bloom", "jamb
 
 
 @dataclass(frozen=True)
-class Test:
+class Check:
     """One run of one of upstream's test programs.
 
     `counts` finds each passed case in the output (or, with two groups, passed and total); a run in which it
@@ -55,16 +55,16 @@ class Test:
 class Outcome:
     """What a test gave: `failure` is empty when it passed."""
 
-    test: Test
+    test: Check
     seconds: float
     failure: str
     notes: list[str] = field(default_factory=list)
 
 
-def backend_ops(operator: str, quick: str = "", cut: str = "") -> Test:
+def backend_ops(operator: str, quick: str = "", cut: str = "") -> Check:
     """test-backend-ops for one operator on the CPU, which it compares with the reference kernels."""
     full = ("test", "-b", "CPU", "-o", operator, "-j", str(os.cpu_count() or 1))
-    return Test(
+    return Check(
         "test-backend-ops",
         full,
         counts=r"^ *(\d+)/(\d+) tests passed",
@@ -74,12 +74,12 @@ def backend_ops(operator: str, quick: str = "", cut: str = "") -> Test:
     )
 
 
-def always(program: str, *arguments: str, counts: str = "", label: str = "") -> Test:
+def always(program: str, *arguments: str, counts: str = "", label: str = "") -> Check:
     """A test that is short enough to run whole each time."""
-    return Test(program, arguments, counts, quick=arguments, label=label)
+    return Check(program, arguments, counts, quick=arguments, label=label)
 
 
-def core_tests(models: Path) -> list[Test]:
+def core_tests(models: Path) -> list[Check]:
     """The tests of what the patches touch: operators, graphs, caches, states."""
     archs = "|".join(QUICK_ARCHS)
     some = f"{len(QUICK_ARCHS)} architectures alone"
@@ -92,12 +92,12 @@ def core_tests(models: Path) -> list[Test]:
         backend_ops("SET_ROWS"),
         backend_ops("FLASH_ATTN_EXT", quick="kv=113,nb=(1|3),", cut="113 cells, 1 and 3 queries alone"),
         backend_ops("MUL_MAT", quick="m=16,n=[1-3],k=256,", cut="16 rows, 1 to 3 columns alone"),
-        Test("test-llama-archs", counts=r"\|\s*OK", quick=("-a", archs), cut=some),
-        Test(
+        Check("test-llama-archs", counts=r"\|\s*OK", quick=("-a", archs), cut=some),
+        Check(
             "test-llama-archs", make, r"Saving \S+ model", (*make, "-a", archs), some, label="(makes models)"
         ),
-        Test("test-save-load-state", every, r"^\S+\.gguf\s+PASS", every, some),
-        Test("test-recurrent-state-rollback", every, r"^\S+\.gguf\s+PASS"),
+        Check("test-save-load-state", every, r"^\S+\.gguf\s+PASS", every, some),
+        Check("test-recurrent-state-rollback", every, r"^\S+\.gguf\s+PASS"),
         always("test-state-restore-fragmented", *llama, counts=r"SUCCESS"),
         always("test-thread-safety", *llama, *threads),
         always("test-gguf", counts=r"^(\d+)/(\d+) tests passed"),
@@ -107,7 +107,7 @@ def core_tests(models: Path) -> list[Test]:
     ]
 
 
-def other_tests(models: Path, tree: Path) -> list[Test]:
+def other_tests(models: Path, tree: Path) -> list[Check]:
     """The rest of what runs without a network."""
     vocabs = sorted((tree / "models").glob("ggml-vocab-*.gguf.inp"))
     model = str(models / "llama-dense.gguf")
@@ -117,10 +117,10 @@ def other_tests(models: Path, tree: Path) -> list[Test]:
         "chat-peg-parser chat-template chat-auto-parser reasoning-budget model-resolution"
     )
     return [
-        *(Test("test-" + name) for name in plain.split()),
-        *(Test("test-" + name, (model,)) for name in ("model-load-cancel", "autorelease")),
-        *(Test("test-tokenizer-0", (str(path.with_suffix("")),), label=path.name[11:-9]) for path in vocabs),
-        Test("test-tokenizer-1-spm", (str(tree / "models" / "ggml-vocab-llama-spm.gguf"),)),
+        *(Check("test-" + name) for name in plain.split()),
+        *(Check("test-" + name, (model,)) for name in ("model-load-cancel", "autorelease")),
+        *(Check("test-tokenizer-0", (str(path.with_suffix("")),), label=path.name[11:-9]) for path in vocabs),
+        Check("test-tokenizer-1-spm", (str(tree / "models" / "ggml-vocab-llama-spm.gguf"),)),
     ]
 
 
@@ -150,7 +150,7 @@ def build(programs: Sequence[str], tree: Path | None = None) -> Path:
     return folder / "Release" if (folder / "Release").is_dir() else folder
 
 
-def run(test: Test, command: Sequence[str], quick: bool, tree: Path) -> Outcome:
+def run(test: Check, command: Sequence[str], quick: bool, tree: Path) -> Outcome:
     """Runs a test in the folder `tree`; its output goes to build/upstream-tests/logs."""
     log = BUILD / "logs" / (re.sub(r"\W+", "-", test.name).strip("-") + ".log")
     log.parent.mkdir(parents=True, exist_ok=True)

@@ -4,25 +4,23 @@
 
 #if defined(_WIN32)
 
-void velo::on_big_stack(size_t, const std::function<void()> &body) {
-    body();
-}
+void velo::on_big_stack(size_t, const std::function<void()> & body) { body(); }
 
 #else
 
-#include <pthread.h>
+#    include <pthread.h>
 
-#include <exception>
+#    include <exception>
 
 namespace {
 
 struct task {
-    const std::function<void()> &body;
-    std::exception_ptr raised;
+    const std::function<void()> & body;
+    std::exception_ptr            raised;
 };
 
-void *run(void *argument) {
-    task &work = *static_cast<task *>(argument);
+void * run(void * argument) {
+    task & work = *static_cast<task *>(argument);
     try {
         work.body();
     } catch (...) {
@@ -33,11 +31,11 @@ void *run(void *argument) {
 
 } // namespace
 
-void velo::on_big_stack(size_t bytes, const std::function<void()> &body) {
+void velo::on_big_stack(size_t bytes, const std::function<void()> & body) {
     constexpr size_t page = 1 << 16;
-    task work{body, nullptr};
-    pthread_t thread;
-    pthread_attr_t attributes;
+    task             work{body, nullptr};
+    pthread_t        thread;
+    pthread_attr_t   attributes;
     pthread_attr_init(&attributes);
     const bool started = pthread_attr_setstacksize(&attributes, (bytes + page - 1) / page * page) == 0 &&
                          pthread_create(&thread, &attributes, run, &work) == 0;

@@ -48,7 +48,7 @@ int32_t threads_for(int32_t asked) {
 
 // ---- what a pool may be ----
 
-void check_type(const char *name, int32_t type) {
+void check_type(const char * name, int32_t type) {
     constexpr std::array<ggml_type, 9> types = {GGML_TYPE_F32,  GGML_TYPE_F16,  GGML_TYPE_BF16,
                                                 GGML_TYPE_Q8_0, GGML_TYPE_Q5_1, GGML_TYPE_Q5_0,
                                                 GGML_TYPE_Q4_1, GGML_TYPE_Q4_0, GGML_TYPE_IQ4_NL};
@@ -59,7 +59,7 @@ void check_type(const char *name, int32_t type) {
     }
 }
 
-void check_sizes(const velo_context_params &params) {
+void check_sizes(const velo_context_params & params) {
     velo::check_range("n_blocks", params.n_blocks, 1, INT32_MAX);
     constexpr std::array<int32_t, 4> sizes = {32, 64, 128, 256};
     if (std::find(sizes.begin(), sizes.end(), params.block_size) == sizes.end()) {
@@ -81,7 +81,7 @@ void check_sizes(const velo_context_params &params) {
     velo::check_range("max_outputs", params.max_outputs, 0, params.max_batch_tokens);
 }
 
-void check_row(const velo_layer &layer, const char *which, int32_t head_dim, int32_t type) {
+void check_row(const velo_layer & layer, const char * which, int32_t head_dim, int32_t type) {
     const int64_t group = ggml_blck_size(static_cast<ggml_type>(type));
     if (head_dim % group != 0) {
         velo::fail(VELO_UNSUPPORTED,
@@ -92,11 +92,11 @@ void check_row(const velo_layer &layer, const char *which, int32_t head_dim, int
 }
 
 // Bytes of the pool; refuses what the types cannot hold.
-int64_t pool_bytes(const llama_model *model, const velo_context_params &params) {
+int64_t pool_bytes(const llama_model * model, const velo_context_params & params) {
     std::vector<velo_layer> layers(static_cast<size_t>(llama_model_cached_layers(model, nullptr, 0)));
     llama_model_cached_layers(model, layers.data(), static_cast<int32_t>(layers.size()));
     double bytes = 0; // not an integer: it may be more than one holds
-    for (const velo_layer &layer : layers) {
+    for (const velo_layer & layer : layers) {
         check_row(layer, "K", layer.head_dim_k, params.type_k);
         check_row(layer, "V", layer.head_dim_v, params.type_v);
         if (layer.head_dim_v == 0 && params.type_k != params.type_v) {
@@ -111,9 +111,9 @@ int64_t pool_bytes(const llama_model *model, const velo_context_params &params) 
 }
 
 // A system that promises more memory than it has kills whoever takes it at its word.
-void check_memory(const velo_model &model, const velo_context_params &params) {
+void check_memory(const velo_model & model, const velo_context_params & params) {
     const int64_t needed = pool_bytes(model.llama.get(), params);
-    const int64_t free = velo::free_host_memory();
+    const int64_t free   = velo::free_host_memory();
     if (!model.offloads && needed > free) {
         constexpr double mib = 1024.0 * 1024.0;
         velo::fail(VELO_OUT_OF_MEMORY,
@@ -124,21 +124,21 @@ void check_memory(const velo_model &model, const velo_context_params &params) {
 
 // ---- running ----
 
-bool is_cancelled(void *context) {
+bool is_cancelled(void * context) {
     return static_cast<velo_context *>(context)->phase.load(std::memory_order_relaxed) == velo::RUN_CANCELLED;
 }
 
 // The time in which velo_context_cancel has something to cancel.
 struct running {
-    explicit running(velo_context &context) : context(context) { context.phase = velo::RUN_RUNNING; }
+    explicit running(velo_context & context) : context(context) { context.phase = velo::RUN_RUNNING; }
     ~running() { context.phase = velo::RUN_IDLE; }
-    running(const running &) = delete;
-    running &operator=(const running &) = delete;
+    running(const running &)             = delete;
+    running & operator=(const running &) = delete;
 
-    velo_context &context;
+    velo_context & context;
 };
 
-void copy_blocks(velo_context &context, const int32_t (*copies)[2], int32_t n) {
+void copy_blocks(velo_context & context, const int32_t (*copies)[2], int32_t n) {
     std::vector<int32_t> sources, targets;
     for (int32_t i = 0; i < n; ++i) {
         sources.push_back(copies[i][0]);
@@ -147,22 +147,22 @@ void copy_blocks(velo_context &context, const int32_t (*copies)[2], int32_t n) {
     check(llama_paged_copy(context.llama.get(), sources.data(), targets.data(), n));
 }
 
-llama_paged_batch paged_batch(const velo_batch &batch) {
+llama_paged_batch paged_batch(const velo_batch & batch) {
     return {batch.n_tokens, batch.tokens, batch.positions, batch.slots,        batch.outputs,
             batch.n_seqs,   batch.seqs,   batch.tables,    batch.table_stride, batch.states};
 }
 
-llama_context_params context_params(velo_context &context, const velo_context_params &params) {
+llama_context_params context_params(velo_context & context, const velo_context_params & params) {
     llama_context_params out = llama_context_default_params();
-    out.n_batch = static_cast<uint32_t>(params.max_batch_tokens);
-    out.n_ubatch = out.n_batch; // one graph for a step
-    out.n_outputs_max = static_cast<uint32_t>(context.max_outputs);
-    out.n_threads = threads_for(params.n_threads);
-    out.n_threads_batch = out.n_threads;
-    out.type_k = static_cast<ggml_type>(params.type_k);
-    out.type_v = static_cast<ggml_type>(params.type_v);
-    out.abort_callback = is_cancelled;
-    out.abort_callback_data = &context;
+    out.n_batch              = static_cast<uint32_t>(params.max_batch_tokens);
+    out.n_ubatch             = out.n_batch; // one graph for a step
+    out.n_outputs_max        = static_cast<uint32_t>(context.max_outputs);
+    out.n_threads            = threads_for(params.n_threads);
+    out.n_threads_batch      = out.n_threads;
+    out.type_k               = static_cast<ggml_type>(params.type_k);
+    out.type_v               = static_cast<ggml_type>(params.type_v);
+    out.abort_callback       = is_cancelled;
+    out.abort_callback_data  = &context;
     return out;
 }
 
@@ -170,15 +170,16 @@ llama_context_params context_params(velo_context &context, const velo_context_pa
 
 velo_context_params velo_context_default_params(void) noexcept {
     velo_context_params params{};
-    params.block_size = 32;
-    params.type_k = GGML_TYPE_F16;
-    params.type_v = GGML_TYPE_F16;
+    params.block_size       = 32;
+    params.type_k           = GGML_TYPE_F16;
+    params.type_v           = GGML_TYPE_F16;
     params.max_batch_tokens = 512;
-    params.max_seqs = 256;
+    params.max_seqs         = 256;
     return params;
 }
 
-velo_status velo_context_create(velo_model *model, const velo_context_params *params, velo_context **context) noexcept {
+velo_status velo_context_create(velo_model * model, const velo_context_params * params,
+                                velo_context ** context) noexcept {
     return velo::guarded([&] {
         velo::check_pointer(context, "context");
         *context = nullptr;
@@ -198,58 +199,58 @@ velo_status velo_context_create(velo_model *model, const velo_context_params *pa
         check_sizes(*params);
         check_memory(*model, *params);
 
-        auto made = std::make_unique<velo_context>();
-        made->model = model->llama;
-        made->n_vocab = model->n_vocab;
+        auto made              = std::make_unique<velo_context>();
+        made->model            = model->llama;
+        made->n_vocab          = model->n_vocab;
         made->max_batch_tokens = params->max_batch_tokens;
         made->max_outputs =
             params->max_outputs ? params->max_outputs : std::min(params->max_seqs, params->max_batch_tokens);
 
         llama_paged_params paged{};
-        paged.n_blocks = static_cast<uint32_t>(params->n_blocks);
-        paged.block_size = static_cast<uint32_t>(params->block_size);
-        paged.max_rows = static_cast<uint32_t>(params->max_seqs);
-        paged.max_seq_len = static_cast<uint32_t>(params->max_seq_len);
+        paged.n_blocks      = static_cast<uint32_t>(params->n_blocks);
+        paged.block_size    = static_cast<uint32_t>(params->block_size);
+        paged.max_rows      = static_cast<uint32_t>(params->max_seqs);
+        paged.max_seq_len   = static_cast<uint32_t>(params->max_seq_len);
         paged.deterministic = params->deterministic != 0;
 
-        const velo::error_log log;
+        const velo::error_log    log;
         const velo::catch_aborts catching(VELO_UNSUPPORTED);
         made->llama.reset(llama_paged_init(model->llama.get(), context_params(*made, *params), paged));
         if (!made->llama) {
-            const std::string cause = log.cause(llama_paged_error());
-            const bool memory = cause.find("alloc") != std::string::npos;
+            const std::string cause  = log.cause(llama_paged_error());
+            const bool        memory = cause.find("alloc") != std::string::npos;
             velo::fail(memory ? VELO_OUT_OF_MEMORY : VELO_UNSUPPORTED, "the context cannot be made: %s", cause.c_str());
         }
         *context = made.release();
     });
 }
 
-void velo_context_free(velo_context *context) noexcept { delete context; }
+void velo_context_free(velo_context * context) noexcept { delete context; }
 
-velo_status velo_context_get_info(velo_context *context, velo_context_info *info) noexcept {
+velo_status velo_context_get_info(velo_context * context, velo_context_info * info) noexcept {
     return velo::guarded([&] {
         const auto lock = velo::lock_context(context);
         velo::check_pointer(info, "info");
         llama_paged_info paged{};
         check(llama_paged_get_info(context->llama.get(), &paged));
-        info->n_blocks = static_cast<int32_t>(paged.n_blocks);
-        info->block_size = static_cast<int32_t>(paged.block_size);
-        info->n_states = static_cast<int32_t>(paged.n_states);
+        info->n_blocks         = static_cast<int32_t>(paged.n_blocks);
+        info->block_size       = static_cast<int32_t>(paged.block_size);
+        info->n_states         = static_cast<int32_t>(paged.n_states);
         info->max_batch_tokens = context->max_batch_tokens;
-        info->block_bytes = static_cast<int64_t>(paged.block_bytes);
-        info->pool_bytes = static_cast<int64_t>(paged.pool_bytes);
-        info->state_bytes = static_cast<int64_t>(paged.state_bytes);
-        info->compute_bytes = static_cast<int64_t>(paged.compute_bytes);
-        info->output_bytes = static_cast<int64_t>(paged.output_bytes);
+        info->block_bytes      = static_cast<int64_t>(paged.block_bytes);
+        info->pool_bytes       = static_cast<int64_t>(paged.pool_bytes);
+        info->state_bytes      = static_cast<int64_t>(paged.state_bytes);
+        info->compute_bytes    = static_cast<int64_t>(paged.compute_bytes);
+        info->output_bytes     = static_cast<int64_t>(paged.output_bytes);
     });
 }
 
-velo_status velo_context_run(velo_context *context, const velo_batch *batch) noexcept {
+velo_status velo_context_run(velo_context * context, const velo_batch * batch) noexcept {
     return velo::guarded([&] {
         const auto lock = velo::lock_context(context);
         velo::check_pointer(batch, "batch");
         velo::check_array(batch->copies, batch->n_copies, "copies");
-        const running run(*context);
+        const running     run(*context);
         const velo::timer timer(context->timings.run_seconds);
         if (batch->n_copies > 0) {
             copy_blocks(*context, reinterpret_cast<const int32_t (*)[2]>(batch->copies), batch->n_copies);
@@ -261,7 +262,7 @@ velo_status velo_context_run(velo_context *context, const velo_batch *batch) noe
     });
 }
 
-velo_status velo_context_cancel(velo_context *context) noexcept {
+velo_status velo_context_cancel(velo_context * context) noexcept {
     return velo::guarded([&] {
         velo::check_pointer(context, "context");
         int expected = velo::RUN_RUNNING;
@@ -269,14 +270,14 @@ velo_status velo_context_cancel(velo_context *context) noexcept {
     });
 }
 
-velo_status velo_context_logits(velo_context *context, int32_t row, float *logits, int32_t capacity) noexcept {
+velo_status velo_context_logits(velo_context * context, int32_t row, float * logits, int32_t capacity) noexcept {
     return velo::guarded([&] {
         const auto lock = velo::lock_context(context);
         velo::check_pointer(logits, "logits");
         if (capacity < context->n_vocab) {
             velo::fail(VELO_INVALID, "the buffer has room for %d logits, but a row has %d", capacity, context->n_vocab);
         }
-        const float *found = llama_paged_logits(context->llama.get(), row);
+        const float * found = llama_paged_logits(context->llama.get(), row);
         if (!found) {
             velo::fail(VELO_INVALID, "%s", llama_paged_error());
         }
@@ -284,15 +285,15 @@ velo_status velo_context_logits(velo_context *context, int32_t row, float *logit
     });
 }
 
-velo_status velo_context_set_threads(velo_context *context, int32_t n_threads) noexcept {
+velo_status velo_context_set_threads(velo_context * context, int32_t n_threads) noexcept {
     return velo::guarded([&] {
-        const auto lock = velo::lock_context(context);
-        const int32_t n = threads_for(n_threads);
+        const auto    lock = velo::lock_context(context);
+        const int32_t n    = threads_for(n_threads);
         llama_set_n_threads(context->llama.get(), n, n);
     });
 }
 
-velo_status velo_blocks_copy(velo_context *context, const int32_t *sources, const int32_t *targets,
+velo_status velo_blocks_copy(velo_context * context, const int32_t * sources, const int32_t * targets,
                              int32_t n) noexcept {
     return velo::guarded([&] {
         const auto lock = velo::lock_context(context);
@@ -300,7 +301,7 @@ velo_status velo_blocks_copy(velo_context *context, const int32_t *sources, cons
     });
 }
 
-velo_status velo_blocks_read(velo_context *context, const int32_t *blocks, int32_t n, void *bytes,
+velo_status velo_blocks_read(velo_context * context, const int32_t * blocks, int32_t n, void * bytes,
                              size_t size) noexcept {
     return velo::guarded([&] {
         const auto lock = velo::lock_context(context);
@@ -308,7 +309,7 @@ velo_status velo_blocks_read(velo_context *context, const int32_t *blocks, int32
     });
 }
 
-velo_status velo_blocks_write(velo_context *context, const int32_t *blocks, int32_t n, const void *bytes,
+velo_status velo_blocks_write(velo_context * context, const int32_t * blocks, int32_t n, const void * bytes,
                               size_t size) noexcept {
     return velo::guarded([&] {
         const auto lock = velo::lock_context(context);
@@ -316,25 +317,25 @@ velo_status velo_blocks_write(velo_context *context, const int32_t *blocks, int3
     });
 }
 
-velo_status velo_blocks_fill(velo_context *context, const int32_t *blocks, int32_t n, uint8_t byte) noexcept {
+velo_status velo_blocks_fill(velo_context * context, const int32_t * blocks, int32_t n, uint8_t byte) noexcept {
     return velo::guarded([&] {
         const auto lock = velo::lock_context(context);
         check(llama_paged_fill(context->llama.get(), blocks, n, byte));
     });
 }
 
-velo_status velo_state_clear(velo_context *context, int32_t state) noexcept {
+velo_status velo_state_clear(velo_context * context, int32_t state) noexcept {
     return velo::guarded([&] {
         const auto lock = velo::lock_context(context);
         check(llama_paged_clear_state(context->llama.get(), state));
     });
 }
 
-velo_status velo_context_timings(velo_context *context, velo_timings *timings) noexcept {
+velo_status velo_context_timings(velo_context * context, velo_timings * timings) noexcept {
     return velo::guarded([&] {
         const auto lock = velo::lock_context(context);
         velo::check_pointer(timings, "timings");
-        *timings = context->timings;
+        *timings                 = context->timings;
         timings->n_graphs_reused = llama_perf_context(context->llama.get()).n_reused;
     });
 }

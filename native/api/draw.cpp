@@ -12,23 +12,23 @@ constexpr float infinity = std::numeric_limits<float>::infinity();
 
 // Whole vocabularies go through the loops below for every token: lanes, so that the compiler makes vectors of them.
 constexpr int32_t n_lanes = 16;
-constexpr int32_t chunk = 64 * n_lanes;
+constexpr int32_t chunk   = 64 * n_lanes;
 
 // e^z for z <= 0, to 2 units in the last place, 0 below e^-87
 inline float exp_below(float z) {
     const float bounded = z < -87.0f ? -87.0f : z;
-    const auto n = static_cast<int32_t>(bounded * 1.44269504f - 0.5f); // z / ln 2, rounded
-    const auto whole = static_cast<float>(n);
-    const float r = (bounded - whole * 0.693359375f) + whole * 2.12194440e-4f; // ln 2 in two parts
-    float series = 1.0f / 5040.0f;
-    series = series * r + 1.0f / 720.0f;
-    series = series * r + 1.0f / 120.0f;
-    series = series * r + 1.0f / 24.0f;
-    series = series * r + 1.0f / 6.0f;
-    series = series * r + 0.5f;
-    series = series * r * r + r + 1.0f;
-    const int32_t bits = (n + 127) << 23;
-    float power;
+    const auto  n       = static_cast<int32_t>(bounded * 1.44269504f - 0.5f); // z / ln 2, rounded
+    const auto  whole   = static_cast<float>(n);
+    const float r       = (bounded - whole * 0.693359375f) + whole * 2.12194440e-4f; // ln 2 in two parts
+    float       series  = 1.0f / 5040.0f;
+    series              = series * r + 1.0f / 720.0f;
+    series              = series * r + 1.0f / 120.0f;
+    series              = series * r + 1.0f / 24.0f;
+    series              = series * r + 1.0f / 6.0f;
+    series              = series * r + 0.5f;
+    series              = series * r * r + r + 1.0f;
+    const int32_t bits  = (n + 127) << 23;
+    float         power;
     std::memcpy(&power, &bits, sizeof(power));
     return z < -87.0f ? 0.0f : series * power;
 }
@@ -36,7 +36,7 @@ inline float exp_below(float z) {
 // Positive floats are ordered as their bits are: the exponent and some of the mantissa name a class of weights that
 // differ by less than 2 in a hundred.
 constexpr int32_t class_shift = 17;
-constexpr int32_t n_classes = (0x3f800000 >> class_shift) + 1; // up to 1.0
+constexpr int32_t n_classes   = (0x3f800000 >> class_shift) + 1; // up to 1.0
 
 inline int32_t class_of(float weight) {
     int32_t bits;
@@ -44,9 +44,9 @@ inline int32_t class_of(float weight) {
     return bits >> class_shift;
 }
 
-double sum(const float *weights, int32_t n) {
-    double lanes[n_lanes] = {};
-    int32_t i = 0;
+double sum(const float * weights, int32_t n) {
+    double  lanes[n_lanes] = {};
+    int32_t i              = 0;
     for (; i + n_lanes <= n; i += n_lanes) {
         for (int32_t lane = 0; lane < n_lanes; ++lane) {
             lanes[lane] += static_cast<double>(weights[i + lane]);
@@ -64,19 +64,19 @@ double sum(const float *weights, int32_t n) {
 
 } // namespace
 
-top_logit find_top(const float *logits, int32_t n) {
+top_logit find_top(const float * logits, int32_t n) {
     top_logit best{-infinity, 0, true};
-    int32_t best_chunk = 0;
+    int32_t   best_chunk = 0;
     for (int32_t start = 0; start < n; start += chunk) {
         const int32_t end = std::min(n, start + chunk);
-        float lanes[n_lanes];
-        int32_t bad[n_lanes] = {};
+        float         lanes[n_lanes];
+        int32_t       bad[n_lanes] = {};
         std::fill(lanes, lanes + n_lanes, -infinity);
         int32_t i = start;
         for (; i + n_lanes <= end; i += n_lanes) {
             for (int32_t lane = 0; lane < n_lanes; ++lane) {
                 const float x = logits[i + lane];
-                lanes[lane] = x > lanes[lane] ? x : lanes[lane];
+                lanes[lane]   = x > lanes[lane] ? x : lanes[lane];
                 bad[lane] |= !(x < infinity);
             }
         }
@@ -86,7 +86,7 @@ top_logit find_top(const float *logits, int32_t n) {
         }
         const float max = *std::max_element(lanes, lanes + n_lanes);
         if (max > best.max) {
-            best.max = max;
+            best.max   = max;
             best_chunk = start;
         }
         best.computable = best.computable && !std::any_of(bad, bad + n_lanes, [](int32_t b) { return b != 0; });
@@ -98,15 +98,15 @@ top_logit find_top(const float *logits, int32_t n) {
     return best;
 }
 
-bool drawer::is_better(const candidate &a, const candidate &b) {
+bool drawer::is_better(const candidate & a, const candidate & b) {
     return a.value > b.value || (a.value == b.value && a.id < b.id);
 }
 
 // The k largest logits, in the order of ids: a pile of those above a floor, cut back to k when it has 2k.
-void drawer::keep_best(const float *logits, int32_t n, int32_t k) {
-    const auto size = static_cast<size_t>(k);
-    float floor = -infinity;
-    const auto cut = [&] {
+void drawer::keep_best(const float * logits, int32_t n, int32_t k) {
+    const auto size  = static_cast<size_t>(k);
+    float      floor = -infinity;
+    const auto cut   = [&] {
         if (best.size() > size) {
             std::nth_element(best.begin(), best.begin() + (k - 1), best.end(), is_better);
             best.resize(size);
@@ -123,19 +123,19 @@ void drawer::keep_best(const float *logits, int32_t n, int32_t k) {
         }
     }
     cut();
-    std::sort(best.begin(), best.end(), [](const candidate &a, const candidate &b) { return a.id < b.id; });
+    std::sort(best.begin(), best.end(), [](const candidate & a, const candidate & b) { return a.id < b.id; });
     kept.clear();
     ids.clear();
-    for (const candidate &token : best) {
+    for (const candidate & token : best) {
         kept.push_back(token.value);
         ids.push_back(token.id);
     }
 }
 
 // Weights relative to the largest, so that no temperature overflows; returns their sum.
-double drawer::weigh(const float *logits, int32_t n, float max, float temperature) {
+double drawer::weigh(const float * logits, int32_t n, float max, float temperature) {
     weights.resize(static_cast<size_t>(n));
-    float *out = weights.data();
+    float * out = weights.data();
     for (int32_t i = 0; i < n; ++i) {
         out[i] = exp_below((logits[i] - max) / temperature);
     }
@@ -166,7 +166,7 @@ void drawer::keep_nucleus(double mass) {
     while (n < best.size() && mass > 0.0) {
         mass -= static_cast<double>(best[n++].value);
     }
-    for (float &weight : weights) {
+    for (float & weight : weights) {
         weight = class_of(weight) > edge ? weight : 0.0f;
     }
     for (size_t i = 0; i < n; ++i) {
@@ -175,12 +175,12 @@ void drawer::keep_nucleus(double mass) {
 }
 
 int32_t drawer::pick(double u) const {
-    const auto n = static_cast<int32_t>(weights.size());
-    const float *weight = weights.data();
-    double left = u * sum(weight, n);
+    const auto    n      = static_cast<int32_t>(weights.size());
+    const float * weight = weights.data();
+    double        left   = u * sum(weight, n);
     for (int32_t start = 0; start < n; start += chunk) {
-        const int32_t end = std::min(n, start + chunk);
-        const double mass = sum(weight + start, end - start);
+        const int32_t end  = std::min(n, start + chunk);
+        const double  mass = sum(weight + start, end - start);
         if (left >= mass) {
             left -= mass;
             continue;
@@ -199,19 +199,19 @@ int32_t drawer::pick(double u) const {
     return last;
 }
 
-int32_t drawer::draw(const float *logits, int32_t n, float max, const draw_params &params, double u) {
+int32_t drawer::draw(const float * logits, int32_t n, float max, const draw_params & params, double u) {
     const bool cut = params.top_k > 0 && params.top_k < n;
     if (cut) { // before the temperature: the order is the same, the work less
         keep_best(logits, n, params.top_k);
         logits = kept.data();
-        n = static_cast<int32_t>(kept.size());
+        n      = static_cast<int32_t>(kept.size());
     }
     const double mass = weigh(logits, n, max, params.temperature);
     if (params.top_p < 1.0f) {
         keep_nucleus(mass * static_cast<double>(params.top_p));
     }
     if (params.min_p > 0.0f) {
-        for (float &weight : weights) {
+        for (float & weight : weights) {
             weight = weight < params.min_p ? 0.0f : weight;
         }
     }

@@ -8,17 +8,17 @@ namespace velo {
 
 // What find_top tells of a row of logits.
 struct top_logit {
-    float max;
-    int32_t token;   // the lowest id that has it
-    bool computable; // no NaN, no +infinity, something finite
+    float   max;
+    int32_t token;      // the lowest id that has it
+    bool    computable; // no NaN, no +infinity, something finite
 };
-top_logit find_top(const float *logits, int32_t n);
+top_logit find_top(const float * logits, int32_t n);
 
 struct draw_params {
-    float temperature; // above 0
-    int32_t top_k;     // 0: off
-    float top_p;       // 1: off
-    float min_p;       // 0: off
+    float   temperature; // above 0
+    int32_t top_k;       // 0: off
+    float   top_p;       // 1: off
+    float   min_p;       // 0: off
 };
 
 // Draws; holds the scratch of it, which is as long as the vocabulary.
@@ -26,27 +26,27 @@ struct draw_params {
 // Every step keeps the tokens in the order of their ids, equal ones of lower id first, and uses no function of the
 // platform's mathematics: equal logits and equal u give equal tokens everywhere.
 class drawer {
-  public:
+public:
     // `max` is the largest logit, u uniform in [0, 1)
-    int32_t draw(const float *logits, int32_t n, float max, const draw_params &params, double u);
+    int32_t draw(const float * logits, int32_t n, float max, const draw_params & params, double u);
 
-  private:
+private:
     struct candidate {
-        float value;
+        float   value;
         int32_t id;
     };
-    static bool is_better(const candidate &a, const candidate &b);
+    static bool is_better(const candidate & a, const candidate & b);
 
-    void keep_best(const float *logits, int32_t n, int32_t k);
-    double weigh(const float *logits, int32_t n, float max, float temperature);
-    void keep_nucleus(double mass);
+    void    keep_best(const float * logits, int32_t n, int32_t k);
+    double  weigh(const float * logits, int32_t n, float max, float temperature);
+    void    keep_nucleus(double mass);
     int32_t pick(double u) const;
 
-    std::vector<candidate> best; // top-k, and then what lies at the edge of the nucleus
-    std::vector<float> kept;     // the logits of top-k ...
-    std::vector<int32_t> ids;    // ... and whose they are
-    std::vector<float> weights;  // the largest is 1; 0: left out
-    std::vector<double> masses;  // of weights that are about equal
+    std::vector<candidate> best;    // top-k, and then what lies at the edge of the nucleus
+    std::vector<float>     kept;    // the logits of top-k ...
+    std::vector<int32_t>   ids;     // ... and whose they are
+    std::vector<float>     weights; // the largest is 1; 0: left out
+    std::vector<double>    masses;  // of weights that are about equal
 };
 
 } // namespace velo

@@ -12,9 +12,9 @@
 #include <string_view>
 
 #if defined(__GNUC__)
-#define VELO_PRINTF(text, first) __attribute__((format(printf, text, first)))
+#    define VELO_PRINTF(text, first) __attribute__((format(printf, text, first)))
 #else
-#define VELO_PRINTF(text, first)
+#    define VELO_PRINTF(text, first)
 #endif
 
 namespace velo {
@@ -24,27 +24,27 @@ struct error : std::exception {
     std::string message;
 
     error(velo_status status, std::string message) : status(status), message(std::move(message)) {}
-    const char *what() const noexcept override { return message.c_str(); }
+    const char * what() const noexcept override { return message.c_str(); }
 };
 
 // Leaves `message` for velo_message() of this thread and returns `status`.
-velo_status report(velo_status status, const char *message) noexcept;
+velo_status report(velo_status status, const char * message) noexcept;
 
-[[noreturn]] void fail(velo_status status, const char *format, ...) VELO_PRINTF(2, 3);
+[[noreturn]] void fail(velo_status status, const char * format, ...) VELO_PRINTF(2, 3);
 
 // Quiets the libraries below and sets them up; runs once.
 void start_library();
 
-template <class Body> velo_status guarded(Body &&body) noexcept {
+template <class Body> velo_status guarded(Body && body) noexcept {
     try {
         start_library();
         body();
         return VELO_OK;
-    } catch (const error &e) {
+    } catch (const error & e) {
         return report(e.status, e.what());
     } catch (const std::bad_alloc &) {
         return report(VELO_OUT_OF_MEMORY, "out of memory");
-    } catch (const std::exception &e) {
+    } catch (const std::exception & e) {
         return report(VELO_INTERNAL, e.what());
     } catch (...) {
         return report(VELO_INTERNAL, "an unknown exception");
@@ -54,41 +54,41 @@ template <class Body> velo_status guarded(Body &&body) noexcept {
 // While one lives, an abort of the libraries below on this thread is thrown as a velo::error instead. For work on
 // what a file or a text holds: upstream asserts some things about them that no check in front can know.
 class catch_aborts {
-  public:
+public:
     explicit catch_aborts(velo_status status) noexcept;
     ~catch_aborts();
-    catch_aborts(const catch_aborts &) = delete;
-    catch_aborts &operator=(const catch_aborts &) = delete;
+    catch_aborts(const catch_aborts &)             = delete;
+    catch_aborts & operator=(const catch_aborts &) = delete;
 
-  private:
+private:
     velo_status outer;
 };
 
 // Collects what the libraries below log as errors on this thread while it lives.
 class error_log {
-  public:
+public:
     error_log() noexcept;
     ~error_log();
-    error_log(const error_log &) = delete;
-    error_log &operator=(const error_log &) = delete;
+    error_log(const error_log &)             = delete;
+    error_log & operator=(const error_log &) = delete;
 
     // the first line, which is the cause; `otherwise` where there is none
-    std::string cause(const char *otherwise) const;
-    void add(std::string_view line);
+    std::string cause(const char * otherwise) const;
+    void        add(std::string_view line);
 
-  private:
-    error_log *outer;
+private:
+    error_log * outer;
     std::string first;
 };
 
-inline void check_pointer(const void *pointer, const char *name) {
+inline void check_pointer(const void * pointer, const char * name) {
     if (!pointer) {
         fail(VELO_INVALID, "%s is NULL", name);
     }
 }
 
 // an array that may be NULL where it is empty
-inline void check_array(const void *data, int64_t size, const char *name) {
+inline void check_array(const void * data, int64_t size, const char * name) {
     if (size < 0) {
         fail(VELO_INVALID, "the size of %s is %lld, but cannot be negative", name, static_cast<long long>(size));
     }
@@ -97,7 +97,7 @@ inline void check_array(const void *data, int64_t size, const char *name) {
     }
 }
 
-inline void check_range(const char *name, int64_t value, int64_t low, int64_t high) {
+inline void check_range(const char * name, int64_t value, int64_t low, int64_t high) {
     if (value < low || value > high) {
         fail(VELO_INVALID, "%s is %lld, but must be from %lld to %lld", name, static_cast<long long>(value),
              static_cast<long long>(low), static_cast<long long>(high));
@@ -105,7 +105,7 @@ inline void check_range(const char *name, int64_t value, int64_t low, int64_t hi
 }
 
 // Copies text out, without a terminating zero.
-inline void put_text(std::string_view text, char *target, size_t capacity, size_t *len) {
+inline void put_text(std::string_view text, char * target, size_t capacity, size_t * len) {
     check_pointer(len, "len");
     *len = text.size();
     if (text.size() > capacity) {
@@ -118,7 +118,7 @@ inline void put_text(std::string_view text, char *target, size_t capacity, size_
 }
 
 // Copies an array out.
-template <class T> void put_array(const T *items, int32_t n, T *target, int32_t capacity, int32_t *count) {
+template <class T> void put_array(const T * items, int32_t n, T * target, int32_t capacity, int32_t * count) {
     check_pointer(count, "count");
     *count = n;
     if (n > capacity) {

@@ -18,18 +18,18 @@
 // A context or a sampler shares the model, so the order in which handles are freed does not matter.
 struct velo_model {
     std::shared_ptr<llama_model> llama;
-    const llama_vocab *vocab = nullptr;
-    int32_t n_vocab = 0;
-    bool vocab_only = false;
-    bool deterministic = false;
-    bool offloads = false; // some layers are on a GPU
-    std::string refusal;   // why it cannot be paged; empty: it can
+    const llama_vocab *          vocab         = nullptr;
+    int32_t                      n_vocab       = 0;
+    bool                         vocab_only    = false;
+    bool                         deterministic = false;
+    bool                         offloads      = false; // some layers are on a GPU
+    std::string                  refusal;               // why it cannot be paged; empty: it can
 };
 
 namespace velo {
 
 struct llama_context_deleter {
-    void operator()(llama_context *context) const { llama_free(context); }
+    void operator()(llama_context * context) const { llama_free(context); }
 };
 
 // idle -> running -> idle, or running -> cancelled -> idle: a cancel between two runs finds nothing to cancel
@@ -38,37 +38,37 @@ enum run_phase : int { RUN_IDLE, RUN_RUNNING, RUN_CANCELLED };
 } // namespace velo
 
 struct velo_context {
-    std::shared_ptr<llama_model> model;
+    std::shared_ptr<llama_model>                                model;
     std::unique_ptr<llama_context, velo::llama_context_deleter> llama;
-    int32_t n_vocab = 0;
-    int32_t max_batch_tokens = 0;
-    int32_t max_outputs = 0;
+    int32_t                                                     n_vocab          = 0;
+    int32_t                                                     max_batch_tokens = 0;
+    int32_t                                                     max_outputs      = 0;
 
     std::atomic<int> phase{velo::RUN_IDLE};
-    std::mutex mutex; // calls from several threads wait for one another
+    std::mutex       mutex; // calls from several threads wait for one another
 
     velo_timings timings{};
 
     // scratch of velo_sample, reused from row to row
     std::vector<float> logits;
-    velo::drawer drawer;
+    velo::drawer       drawer;
 };
 
 struct velo_sampler {
-    std::shared_ptr<llama_model> model; // only to tell samplers of another model
-    velo_sampler_params params{};       // its arrays are in `bias`
+    std::shared_ptr<llama_model>  model;    // only to tell samplers of another model
+    velo_sampler_params           params{}; // its arrays are in `bias`
     std::vector<llama_logit_bias> bias;
-    bool greedy = false;
-    std::mt19937_64 random;
+    bool                          greedy = false;
+    std::mt19937_64               random;
 
     // tokens seen, and how often in the output; kept only where a penalty needs it
     std::unordered_map<int32_t, int32_t> seen;
-    bool counts = false;
+    bool                                 counts = false;
 };
 
 namespace velo {
 
-inline std::unique_lock<std::mutex> lock_context(velo_context *context) {
+inline std::unique_lock<std::mutex> lock_context(velo_context * context) {
     check_pointer(context, "context");
     return std::unique_lock<std::mutex>(context->mutex);
 }

@@ -9,9 +9,9 @@
 namespace {
 
 // The number in a file that holds nothing else; -1: there is none ("max" included).
-int64_t read_number(const std::string &path) {
+int64_t read_number(const std::string & path) {
     std::ifstream file(path);
-    int64_t value = -1;
+    int64_t       value = -1;
     return file >> value ? value : -1;
 }
 
@@ -28,19 +28,19 @@ int64_t available_to_all() {
 
 // A container's limit less what it uses that cannot be dropped; -1: no limit.
 int64_t left_of_limit() {
-    int64_t limit = read_number("/sys/fs/cgroup/memory.max");
-    int64_t used = read_number("/sys/fs/cgroup/memory.current");
+    int64_t     limit = read_number("/sys/fs/cgroup/memory.max");
+    int64_t     used  = read_number("/sys/fs/cgroup/memory.current");
     std::string stat = "/sys/fs/cgroup/memory.stat", cached = "inactive_file";
     if (limit < 0) {
         limit = read_number("/sys/fs/cgroup/memory/memory.limit_in_bytes");
-        used = read_number("/sys/fs/cgroup/memory/memory.usage_in_bytes");
+        used  = read_number("/sys/fs/cgroup/memory/memory.usage_in_bytes");
         stat = "/sys/fs/cgroup/memory/memory.stat", cached = "total_inactive_file";
     }
     if (limit < 0 || used < 0) {
         return -1;
     }
     std::ifstream file(stat);
-    int64_t value = 0;
+    int64_t       value = 0;
     for (std::string key; file >> key >> value;) {
         if (key == cached) {
             used -= value;

@@ -18,20 +18,20 @@ namespace {
 thread_local char last_message[2048];
 
 // the status of the abort that catch_aborts turns into an exception; VELO_OK: none is caught
-thread_local velo_status abort_status = VELO_OK;
-thread_local velo::error_log *errors = nullptr;
+thread_local velo_status       abort_status = VELO_OK;
+thread_local velo::error_log * errors       = nullptr;
 
 struct log_sink {
     velo_log_callback callback;
-    void *user;
-    int32_t min_level;
+    void *            user;
+    int32_t           min_level;
 };
-std::mutex sink_mutex;
+std::mutex                      sink_mutex;
 std::shared_ptr<const log_sink> sink; // NULL: quiet
 
 // What a thread has logged of a line that is not ended yet.
 struct log_line {
-    int32_t level = GGML_LOG_LEVEL_INFO;
+    int32_t     level = GGML_LOG_LEVEL_INFO;
     std::string text;
 };
 thread_local log_line line;
@@ -39,7 +39,7 @@ thread_local log_line line;
 // "function: text" -> "text"
 std::string_view without_function(std::string_view text) {
     const size_t colon = text.find(": ");
-    const bool is_name =
+    const bool   is_name =
         colon != std::string_view::npos && colon > 0 &&
         text.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_:~") >= colon;
     return is_name ? text.substr(colon + 2) : text;
@@ -60,12 +60,12 @@ void end_line() {
 }
 
 // ggml's levels are those of velo.h, but for "none" (plain text) and "continue the line".
-void take_log(ggml_log_level level, const char *text, void *) noexcept {
+void take_log(ggml_log_level level, const char * text, void *) noexcept {
     try {
         if (level != GGML_LOG_LEVEL_CONT) {
             line.level = level == GGML_LOG_LEVEL_NONE ? GGML_LOG_LEVEL_INFO : level;
         }
-        for (const char *end; (end = std::strchr(text, '\n')) != nullptr; text = end + 1) {
+        for (const char * end; (end = std::strchr(text, '\n')) != nullptr; text = end + 1) {
             line.text.append(text, end);
             if (!line.text.empty()) {
                 end_line();
@@ -78,7 +78,7 @@ void take_log(ggml_log_level level, const char *text, void *) noexcept {
     }
 }
 
-void take_abort(const char *message) {
+void take_abort(const char * message) {
     if (abort_status != VELO_OK) {
         throw velo::error(abort_status, message);
     }
@@ -89,13 +89,13 @@ void take_abort(const char *message) {
 
 namespace velo {
 
-velo_status report(velo_status status, const char *message) noexcept {
+velo_status report(velo_status status, const char * message) noexcept {
     std::snprintf(last_message, sizeof(last_message), "%s", message);
     return status;
 }
 
-void fail(velo_status status, const char *format, ...) {
-    char message[sizeof(last_message)];
+void fail(velo_status status, const char * format, ...) {
+    char    message[sizeof(last_message)];
     va_list args;
     va_start(args, format);
     std::vsnprintf(message, sizeof(message), format, args);
@@ -124,15 +124,15 @@ void error_log::add(std::string_view text) {
     }
 }
 
-std::string error_log::cause(const char *otherwise) const { return first.empty() ? otherwise : first; }
+std::string error_log::cause(const char * otherwise) const { return first.empty() ? otherwise : first; }
 
 } // namespace velo
 
 int32_t velo_abi_version(void) noexcept { return VELO_ABI_VERSION; }
 
-const char *velo_message(void) noexcept { return last_message; }
+const char * velo_message(void) noexcept { return last_message; }
 
-const char *velo_status_name(int32_t status) noexcept {
+const char * velo_status_name(int32_t status) noexcept {
     switch (status) {
     case VELO_OK:
         return "ok";
@@ -157,7 +157,7 @@ const char *velo_status_name(int32_t status) noexcept {
     }
 }
 
-velo_status velo_log_set(velo_log_callback callback, void *user, int32_t min_level) noexcept {
+velo_status velo_log_set(velo_log_callback callback, void * user, int32_t min_level) noexcept {
     return velo::guarded([&] {
         velo::check_range("min_level", min_level, GGML_LOG_LEVEL_DEBUG, GGML_LOG_LEVEL_ERROR);
         auto next = callback ? std::make_shared<const log_sink>(log_sink{callback, user, min_level}) : nullptr;
@@ -166,30 +166,30 @@ velo_status velo_log_set(velo_log_callback callback, void *user, int32_t min_lev
     });
 }
 
-velo_status velo_devices(velo_device *devices, int32_t capacity, int32_t *count) noexcept {
+velo_status velo_devices(velo_device * devices, int32_t capacity, int32_t * count) noexcept {
     return velo::guarded([&] {
         std::vector<velo_device> found(ggml_backend_dev_count());
         for (size_t i = 0; i < found.size(); ++i) {
             ggml_backend_dev_t device = ggml_backend_dev_get(i);
-            const auto type = ggml_backend_dev_type(device);
-            size_t free = 0, total = 0;
+            const auto         type   = ggml_backend_dev_type(device);
+            size_t             free = 0, total = 0;
             ggml_backend_dev_memory(device, &free, &total);
             if (type == GGML_BACKEND_DEVICE_TYPE_CPU) { // the backend calls all of it free
                 free = static_cast<size_t>(velo::free_host_memory());
             }
             velo::put_name(found[i].name, ggml_backend_dev_name(device));
             velo::put_name(found[i].description, ggml_backend_dev_description(device));
-            found[i].is_gpu = type == GGML_BACKEND_DEVICE_TYPE_GPU || type == GGML_BACKEND_DEVICE_TYPE_IGPU;
+            found[i].is_gpu       = type == GGML_BACKEND_DEVICE_TYPE_GPU || type == GGML_BACKEND_DEVICE_TYPE_IGPU;
             found[i].memory_total = static_cast<int64_t>(total);
-            found[i].memory_free = static_cast<int64_t>(free);
+            found[i].memory_free  = static_cast<int64_t>(free);
         }
         velo::put_array(found.data(), static_cast<int32_t>(found.size()), devices, capacity, count);
     });
 }
 
-velo_status velo_system_info(char *text, size_t capacity, size_t *len) noexcept {
+velo_status velo_system_info(char * text, size_t capacity, size_t * len) noexcept {
     return velo::guarded([&] {
-        static std::mutex mutex; // upstream builds the text in a static string
+        static std::mutex                 mutex; // upstream builds the text in a static string
         const std::lock_guard<std::mutex> lock(mutex);
         velo::put_text(llama_print_system_info(), text, capacity, len);
     });

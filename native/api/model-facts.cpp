@@ -9,8 +9,8 @@
 namespace {
 
 // the layers that llama_model::create_memory gives a cache to
-bool has_cache(const llama_model &model, uint32_t il) {
-    const auto &hparams = model.hparams;
+bool has_cache(const llama_model & model, uint32_t il) {
+    const auto & hparams = model.hparams;
     if (!hparams.has_kv(il) || hparams.n_embd_k_gqa(il) == 0) {
         return false;
     }
@@ -48,8 +48,8 @@ int32_t window_type(llama_swa_type type) {
 
 } // namespace
 
-int32_t llama_model_cached_layers(const llama_model *model, velo_layer *layers, int32_t capacity) {
-    const auto &hparams = model->hparams;
+int32_t llama_model_cached_layers(const llama_model * model, velo_layer * layers, int32_t capacity) {
+    const auto & hparams = model->hparams;
     if (llm_arch_is_recurrent(model->arch)) {
         return 0;
     }
@@ -60,36 +60,36 @@ int32_t llama_model_cached_layers(const llama_model *model, velo_layer *layers, 
         }
         if (n < capacity) {
             const int32_t window = hparams.is_swa(il) ? window_type(hparams.swa_type) : 0;
-            velo_layer &layer = layers[n];
-            layer.layer = static_cast<int32_t>(il);
-            layer.n_head = static_cast<int32_t>(hparams.n_head(il));
-            layer.n_head_kv = static_cast<int32_t>(hparams.n_head_kv(il));
-            layer.head_dim_k = static_cast<int32_t>(hparams.n_embd_head_k(il));
-            layer.head_dim_v = hparams.is_mla() ? 0 : static_cast<int32_t>(hparams.n_embd_head_v(il));
-            layer.window = window ? static_cast<int32_t>(hparams.n_swa) : 0;
-            layer.window_type = window;
+            velo_layer &  layer  = layers[n];
+            layer.layer          = static_cast<int32_t>(il);
+            layer.n_head         = static_cast<int32_t>(hparams.n_head(il));
+            layer.n_head_kv      = static_cast<int32_t>(hparams.n_head_kv(il));
+            layer.head_dim_k     = static_cast<int32_t>(hparams.n_embd_head_k(il));
+            layer.head_dim_v     = hparams.is_mla() ? 0 : static_cast<int32_t>(hparams.n_embd_head_v(il));
+            layer.window         = window ? static_cast<int32_t>(hparams.n_swa) : 0;
+            layer.window_type    = window;
         }
         ++n;
     }
     return n;
 }
 
-const char *llama_model_defect(const llama_model *model) {
-    const auto &hparams = model->hparams;
+const char * llama_model_defect(const llama_model * model) {
+    const auto & hparams = model->hparams;
     for (const float eps : {hparams.f_norm_eps, hparams.f_norm_rms_eps, hparams.f_norm_group_eps}) {
         if (!std::isfinite(eps) || eps < 0.0f) {
             return "the epsilon of its normalization is negative or not a number";
         }
     }
-    const auto &sections = hparams.rope_sections;
-    const bool mrope = hparams.rope_type == LLAMA_ROPE_TYPE_MROPE || hparams.rope_type == LLAMA_ROPE_TYPE_IMROPE;
+    const auto & sections = hparams.rope_sections;
+    const bool   mrope    = hparams.rope_type == LLAMA_ROPE_TYPE_MROPE || hparams.rope_type == LLAMA_ROPE_TYPE_IMROPE;
     if (mrope && sections[0] <= 0 && sections[1] <= 0 && sections[2] <= 0) {
         return "its positions have several parts, but all are empty";
     }
     for (uint32_t il = 0; il < hparams.n_layer_all; ++il) {
-        const uint32_t n_rot = hparams.n_rot(il);
-        const bool rotates = hparams.rope_type != LLAMA_ROPE_TYPE_NONE && has_cache(*model, il);
-        const bool empty = n_rot == 0 && !llm_arch_is_hybrid(model->arch); // hybrids may do without, but not say so
+        const uint32_t n_rot   = hparams.n_rot(il);
+        const bool     rotates = hparams.rope_type != LLAMA_ROPE_TYPE_NONE && has_cache(*model, il);
+        const bool     empty = n_rot == 0 && !llm_arch_is_hybrid(model->arch); // hybrids may do without, but not say so
         if (rotates && (empty || n_rot % 2 != 0 || n_rot > hparams.n_embd_head_k(il))) {
             return "its rotary positions do not fit its heads";
         }

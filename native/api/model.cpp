@@ -14,13 +14,13 @@ namespace {
 namespace fs = std::filesystem;
 
 // Everything about a path that can be said before upstream opens it.
-void check_file(const char *path) {
+void check_file(const char * path) {
     velo::check_pointer(path, "path");
     if (!*path) {
         velo::fail(VELO_INVALID, "the path is empty");
     }
-    std::error_code error;
-    const fs::path file = fs::u8path(path);
+    std::error_code       error;
+    const fs::path        file   = fs::u8path(path);
     const fs::file_status status = fs::status(file, error);
     if (status.type() == fs::file_type::not_found) {
         velo::fail(VELO_MODEL_ERROR, "there is no file %s", path);
@@ -42,17 +42,17 @@ void check_file(const char *path) {
 
 struct progress {
     velo_progress_callback callback;
-    void *user;
-    bool cancelled;
+    void *                 user;
+    bool                   cancelled;
 };
 
-bool show_progress(float value, void *user) {
-    auto &to = *static_cast<progress *>(user);
+bool show_progress(float value, void * user) {
+    auto & to    = *static_cast<progress *>(user);
     to.cancelled = to.cancelled || to.callback(value, to.user) == 0;
     return !to.cancelled;
 }
 
-llama_model_params load_params(const velo_model_params &params) {
+llama_model_params load_params(const velo_model_params & params) {
     velo::check_range("n_gpu_layers", params.n_gpu_layers, -1, INT32_MAX);
     if (params.n_gpu_layers != 0 && !llama_supports_gpu_offload()) {
         velo::fail(
@@ -61,30 +61,30 @@ llama_model_params load_params(const velo_model_params &params) {
             params.n_gpu_layers);
     }
     llama_model_params out = llama_model_default_params();
-    out.n_gpu_layers = params.n_gpu_layers;
-    out.load_mode = params.use_mmap ? LLAMA_LOAD_MODE_MMAP : LLAMA_LOAD_MODE_NONE;
-    out.vocab_only = params.vocab_only != 0;
-    out.check_tensors = params.check_tensors != 0;
-    out.use_extra_bufts = params.deterministic == 0; // repacked weights are multiplied otherwise for other batches
+    out.n_gpu_layers       = params.n_gpu_layers;
+    out.load_mode          = params.use_mmap ? LLAMA_LOAD_MODE_MMAP : LLAMA_LOAD_MODE_NONE;
+    out.vocab_only         = params.vocab_only != 0;
+    out.check_tensors      = params.check_tensors != 0;
+    out.use_extra_bufts    = params.deterministic == 0; // repacked weights are multiplied otherwise for other batches
     return out;
 }
 
 // Upstream's number of characters -> text of that size.
-std::string read_text(const std::function<int32_t(char *, size_t)> &read) {
+std::string read_text(const std::function<int32_t(char *, size_t)> & read) {
     std::string text(static_cast<size_t>(std::max(0, read(nullptr, 0))), '\0');
     read(text.data(), text.size() + 1);
     return text;
 }
 
-std::string meta_value(const llama_model *model, const char *key) {
-    return read_text([&](char *text, size_t size) { return llama_model_meta_val_str(model, key, text, size); });
+std::string meta_value(const llama_model * model, const char * key) {
+    return read_text([&](char * text, size_t size) { return llama_model_meta_val_str(model, key, text, size); });
 }
 
-std::vector<velo_layer> cached_layers(const velo_model &model) {
+std::vector<velo_layer> cached_layers(const velo_model & model) {
     if (model.vocab_only) { // upstream did not read that far
         return {};
     }
-    const llama_model *llama = model.llama.get();
+    const llama_model *     llama = model.llama.get();
     std::vector<velo_layer> layers(static_cast<size_t>(llama_model_cached_layers(llama, nullptr, 0)));
     llama_model_cached_layers(llama, layers.data(), static_cast<int32_t>(layers.size()));
     return layers;
@@ -98,21 +98,21 @@ velo_model_params velo_model_default_params(void) noexcept {
     return params;
 }
 
-velo_status velo_model_load(const char *path, const velo_model_params *params, velo_model **model) noexcept {
+velo_status velo_model_load(const char * path, const velo_model_params * params, velo_model ** model) noexcept {
     return velo::guarded([&] {
         velo::check_pointer(model, "model");
         *model = nullptr;
         check_file(path);
-        const velo_model_params chosen = params ? *params : velo_model_default_params();
-        llama_model_params llama_params = load_params(chosen);
-        progress to{chosen.progress, chosen.progress_user, false};
+        const velo_model_params chosen       = params ? *params : velo_model_default_params();
+        llama_model_params      llama_params = load_params(chosen);
+        progress                to{chosen.progress, chosen.progress_user, false};
         if (chosen.progress) {
-            llama_params.progress_callback = show_progress;
+            llama_params.progress_callback           = show_progress;
             llama_params.progress_callback_user_data = &to;
         }
 
-        auto made = std::make_unique<velo_model>();
-        const velo::error_log log;
+        auto                     made = std::make_unique<velo_model>();
+        const velo::error_log    log;
         const velo::catch_aborts catching(VELO_MODEL_ERROR);
         made->llama.reset(llama_model_load_from_file(path, llama_params), llama_model_free);
         if (to.cancelled) {
@@ -120,62 +120,63 @@ velo_status velo_model_load(const char *path, const velo_model_params *params, v
         }
         if (!made->llama) {
             const std::string cause = log.cause("no reason was given"), prefix = "error loading model: ";
-            const size_t start = cause.compare(0, prefix.size(), prefix) == 0 ? prefix.size() : 0;
+            const size_t      start = cause.compare(0, prefix.size(), prefix) == 0 ? prefix.size() : 0;
             velo::fail(VELO_MODEL_ERROR, "%s cannot be loaded: %s", path, cause.c_str() + start);
         }
-        const char *defect = llama_params.vocab_only ? nullptr : llama_model_defect(made->llama.get());
+        const char * defect = llama_params.vocab_only ? nullptr : llama_model_defect(made->llama.get());
         if (defect) {
             velo::fail(VELO_MODEL_ERROR, "%s is damaged: %s", path, defect);
         }
-        made->vocab = llama_model_get_vocab(made->llama.get());
-        made->n_vocab = llama_vocab_n_tokens(made->vocab);
-        made->vocab_only = llama_params.vocab_only;
+        made->vocab         = llama_model_get_vocab(made->llama.get());
+        made->n_vocab       = llama_vocab_n_tokens(made->vocab);
+        made->vocab_only    = llama_params.vocab_only;
         made->deterministic = chosen.deterministic != 0;
-        made->offloads = chosen.n_gpu_layers != 0;
+        made->offloads      = chosen.n_gpu_layers != 0;
         if (made->vocab_only) {
             made->refusal = "the model was loaded with vocab_only: it has no weights to run";
-        } else if (const char *reason = llama_paged_refusal(made->llama.get())) {
+        } else if (const char * reason = llama_paged_refusal(made->llama.get())) {
             made->refusal = reason;
         }
         *model = made.release();
     });
 }
 
-void velo_model_free(velo_model *model) noexcept { delete model; }
+void velo_model_free(velo_model * model) noexcept { delete model; }
 
-velo_status velo_model_get_info(const velo_model *model, velo_model_info *info) noexcept {
+velo_status velo_model_get_info(const velo_model * model, velo_model_info * info) noexcept {
     return velo::guarded([&] {
         velo::check_pointer(model, "model");
         velo::check_pointer(info, "info");
-        const llama_model *llama = model->llama.get();
-        *info = velo_model_info{};
+        const llama_model * llama = model->llama.get();
+        *info                     = velo_model_info{};
         velo::put_name(info->arch, meta_value(llama, "general.architecture"));
         velo::put_name(info->description,
-                       read_text([&](char *text, size_t size) { return llama_model_desc(llama, text, size); }));
-        info->n_vocab = model->n_vocab;
-        info->n_params = static_cast<int64_t>(llama_model_n_params(llama));
-        info->size_bytes = static_cast<int64_t>(llama_model_size(llama));
+                       read_text([&](char * text, size_t size) { return llama_model_desc(llama, text, size); }));
+        info->n_vocab       = model->n_vocab;
+        info->n_params      = static_cast<int64_t>(llama_model_n_params(llama));
+        info->size_bytes    = static_cast<int64_t>(llama_model_size(llama));
         info->has_recurrent = llama_model_is_recurrent(llama) || llama_model_is_hybrid(llama);
-        info->can_page = model->refusal.empty();
+        info->can_page      = model->refusal.empty();
         if (!model->vocab_only) {
             const std::vector<velo_layer> layers = cached_layers(*model);
-            info->n_layer = llama_model_n_layer(llama);
-            info->n_embd = llama_model_n_embd(llama);
-            info->n_head = layers.empty() ? llama_model_n_head(llama) : layers[0].n_head;
-            info->n_head_kv = layers.empty() ? llama_model_n_head_kv(llama) : layers[0].n_head_kv;
-            info->n_ctx_train = llama_model_n_ctx_train(llama);
+            info->n_layer                        = llama_model_n_layer(llama);
+            info->n_embd                         = llama_model_n_embd(llama);
+            info->n_head                         = layers.empty() ? llama_model_n_head(llama) : layers[0].n_head;
+            info->n_head_kv                      = layers.empty() ? llama_model_n_head_kv(llama) : layers[0].n_head_kv;
+            info->n_ctx_train                    = llama_model_n_ctx_train(llama);
         }
     });
 }
 
-velo_status velo_model_refusal(const velo_model *model, char *text, size_t capacity, size_t *len) noexcept {
+velo_status velo_model_refusal(const velo_model * model, char * text, size_t capacity, size_t * len) noexcept {
     return velo::guarded([&] {
         velo::check_pointer(model, "model");
         velo::put_text(model->refusal, text, capacity, len);
     });
 }
 
-velo_status velo_model_layers(const velo_model *model, velo_layer *layers, int32_t capacity, int32_t *count) noexcept {
+velo_status velo_model_layers(const velo_model * model, velo_layer * layers, int32_t capacity,
+                              int32_t * count) noexcept {
     return velo::guarded([&] {
         velo::check_pointer(model, "model");
         const std::vector<velo_layer> found = cached_layers(*model);
@@ -183,7 +184,7 @@ velo_status velo_model_layers(const velo_model *model, velo_layer *layers, int32
     });
 }
 
-velo_status velo_model_meta_count(const velo_model *model, int32_t *count) noexcept {
+velo_status velo_model_meta_count(const velo_model * model, int32_t * count) noexcept {
     return velo::guarded([&] {
         velo::check_pointer(model, "model");
         velo::check_pointer(count, "count");
@@ -191,24 +192,24 @@ velo_status velo_model_meta_count(const velo_model *model, int32_t *count) noexc
     });
 }
 
-velo_status velo_model_meta_key(const velo_model *model, int32_t index, char *text, size_t capacity,
-                                size_t *len) noexcept {
+velo_status velo_model_meta_key(const velo_model * model, int32_t index, char * text, size_t capacity,
+                                size_t * len) noexcept {
     return velo::guarded([&] {
         velo::check_pointer(model, "model");
-        const llama_model *llama = model->llama.get();
+        const llama_model * llama = model->llama.get();
         velo::check_range("index", index, 0, llama_model_meta_count(llama) - 1);
         const std::string key =
-            read_text([&](char *to, size_t size) { return llama_model_meta_key_by_index(llama, index, to, size); });
+            read_text([&](char * to, size_t size) { return llama_model_meta_key_by_index(llama, index, to, size); });
         velo::put_text(key, text, capacity, len);
     });
 }
 
-velo_status velo_model_meta_value(const velo_model *model, const char *key, char *text, size_t capacity,
-                                  size_t *len) noexcept {
+velo_status velo_model_meta_value(const velo_model * model, const char * key, char * text, size_t capacity,
+                                  size_t * len) noexcept {
     return velo::guarded([&] {
         velo::check_pointer(model, "model");
         velo::check_pointer(key, "key");
-        const llama_model *llama = model->llama.get();
+        const llama_model * llama = model->llama.get();
         if (llama_model_meta_val_str(llama, key, nullptr, 0) < 0) {
             velo::fail(VELO_INVALID, "the model has no metadata under \"%s\"", key);
         }

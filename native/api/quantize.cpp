@@ -12,8 +12,8 @@ namespace {
 namespace fs = std::filesystem;
 
 struct named_type {
-    const char *name;
-    llama_ftype type;
+    const char * name;
+    llama_ftype  type;
 };
 
 // Types that need an importance matrix are left out: there is no way to hand one over.
@@ -29,10 +29,10 @@ constexpr std::array<named_type, 26> types = {{
     {"TQ1_0", LLAMA_FTYPE_MOSTLY_TQ1_0},   {"TQ2_0", LLAMA_FTYPE_MOSTLY_TQ2_0},
 }};
 
-llama_ftype type_of(const char *name) {
+llama_ftype type_of(const char * name) {
     velo::check_pointer(name, "type");
     std::string known;
-    for (const named_type &type : types) {
+    for (const named_type & type : types) {
         if (std::string_view(type.name) == name) {
             return type.type;
         }
@@ -41,14 +41,14 @@ llama_ftype type_of(const char *name) {
     velo::fail(VELO_INVALID, "\"%s\" is not a type to quantize to: use one of %s", name, known.c_str());
 }
 
-void check_paths(const char *source, const char *target) {
+void check_paths(const char * source, const char * target) {
     velo::check_pointer(source, "source");
     velo::check_pointer(target, "target");
     if (!*source || !*target) {
         velo::fail(VELO_INVALID, "the path of the %s is empty", *source ? "target" : "source");
     }
     std::error_code error;
-    const fs::path from = fs::u8path(source), to = fs::u8path(target);
+    const fs::path  from = fs::u8path(source), to = fs::u8path(target);
     if (!fs::is_regular_file(from, error)) {
         velo::fail(VELO_MODEL_ERROR, "there is no file %s", source);
     }
@@ -66,17 +66,18 @@ void check_paths(const char *source, const char *target) {
 
 } // namespace
 
-velo_status velo_model_quantize(const char *source, const char *target, const char *type, int32_t n_threads) noexcept {
+velo_status velo_model_quantize(const char * source, const char * target, const char * type,
+                                int32_t n_threads) noexcept {
     return velo::guarded([&] {
         llama_model_quantize_params params = llama_model_quantize_default_params();
-        params.ftype = type_of(type);
-        params.nthread = n_threads;
+        params.ftype                       = type_of(type);
+        params.nthread                     = n_threads;
         check_paths(source, target);
 
         // written beside the target and renamed, so that a failure leaves what was there
-        const std::string partial = std::string(target) + ".partial";
-        std::error_code error;
-        const velo::error_log log;
+        const std::string        partial = std::string(target) + ".partial";
+        std::error_code          error;
+        const velo::error_log    log;
         const velo::catch_aborts catching(VELO_MODEL_ERROR);
         if (llama_model_quantize(source, partial.c_str(), &params) != 0) {
             fs::remove(fs::u8path(partial), error);

@@ -13,14 +13,14 @@ namespace {
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
 
-void check_finite(const char *name, float value, float low) {
+void check_finite(const char * name, float value, float low) {
     if (!std::isfinite(value) || value < low) {
         velo::fail(VELO_INVALID, "%s is %g, but must be a finite number%s", name, static_cast<double>(value),
                    low == 0.0f ? ", 0 or more" : "");
     }
 }
 
-void check_params(const velo_sampler_params &params) {
+void check_params(const velo_sampler_params & params) {
     check_finite("temperature", params.temperature, 0.0f);
     check_finite("presence_penalty", params.presence_penalty, -infinity);
     check_finite("frequency_penalty", params.frequency_penalty, -infinity);
@@ -37,13 +37,13 @@ void check_params(const velo_sampler_params &params) {
     }
 }
 
-std::vector<llama_logit_bias> read_bias(const velo_sampler_params &params, int32_t n_vocab) {
+std::vector<llama_logit_bias> read_bias(const velo_sampler_params & params, int32_t n_vocab) {
     velo::check_array(params.bias_tokens, params.n_bias, "bias_tokens");
     velo::check_array(params.bias_values, params.n_bias, "bias_values");
     std::vector<llama_logit_bias> bias;
     for (int32_t i = 0; i < params.n_bias; ++i) {
         const int32_t token = params.bias_tokens[i];
-        const float value = params.bias_values[i];
+        const float   value = params.bias_values[i];
         if (token < 0 || token >= n_vocab) {
             velo::fail(VELO_INVALID, "a bias names token %d, but the vocabulary has the ids from 0 to %d", token,
                        n_vocab - 1);
@@ -57,22 +57,22 @@ std::vector<llama_logit_bias> read_bias(const velo_sampler_params &params, int32
     return bias;
 }
 
-void adjust(const velo_sampler &sampler, float *logits) {
-    for (const llama_logit_bias &bias : sampler.bias) {
+void adjust(const velo_sampler & sampler, float * logits) {
+    for (const llama_logit_bias & bias : sampler.bias) {
         logits[bias.token] += bias.bias;
     }
-    const velo_sampler_params &params = sampler.params;
-    for (const auto &[token, count] : sampler.seen) {
-        float &logit = logits[token];
-        logit = logit > 0.0f ? logit / params.repetition_penalty : logit * params.repetition_penalty;
+    const velo_sampler_params & params = sampler.params;
+    for (const auto & [token, count] : sampler.seen) {
+        float & logit = logits[token];
+        logit         = logit > 0.0f ? logit / params.repetition_penalty : logit * params.repetition_penalty;
         if (count > 0) {
             logit -= params.presence_penalty + params.frequency_penalty * static_cast<float>(count);
         }
     }
 }
 
-velo_status sample_row(velo_context &context, velo_sampler &sampler, int32_t row, int32_t &token) {
-    const float *logits = llama_paged_logits(context.llama.get(), row);
+velo_status sample_row(velo_context & context, velo_sampler & sampler, int32_t row, int32_t & token) {
+    const float * logits = llama_paged_logits(context.llama.get(), row);
     if (!sampler.bias.empty() || !sampler.seen.empty()) {
         context.logits.assign(logits, logits + context.n_vocab);
         adjust(sampler, context.logits.data());
@@ -89,8 +89,8 @@ velo_status sample_row(velo_context &context, velo_sampler &sampler, int32_t row
     if (sampler.greedy) {
         token = best.token;
     } else {
-        const velo_sampler_params &p = sampler.params;
-        const double u = static_cast<double>(sampler.random() >> 11) * 0x1p-53;
+        const velo_sampler_params & p = sampler.params;
+        const double                u = static_cast<double>(sampler.random() >> 11) * 0x1p-53;
         token = context.drawer.draw(logits, context.n_vocab, best.max, {p.temperature, p.top_k, p.top_p, p.min_p}, u);
     }
     if (sampler.counts) {
@@ -103,14 +103,14 @@ velo_status sample_row(velo_context &context, velo_sampler &sampler, int32_t row
 
 velo_sampler_params velo_sampler_default_params(void) noexcept {
     velo_sampler_params params{};
-    params.temperature = 1.0f;
-    params.top_p = 1.0f;
+    params.temperature        = 1.0f;
+    params.top_p              = 1.0f;
     params.repetition_penalty = 1.0f;
     return params;
 }
 
-velo_status velo_sampler_create(const velo_model *model, const velo_sampler_params *params,
-                                velo_sampler **sampler) noexcept {
+velo_status velo_sampler_create(const velo_model * model, const velo_sampler_params * params,
+                                velo_sampler ** sampler) noexcept {
     return velo::guarded([&] {
         velo::check_pointer(sampler, "sampler");
         *sampler = nullptr;
@@ -118,10 +118,10 @@ velo_status velo_sampler_create(const velo_model *model, const velo_sampler_para
         velo::check_pointer(params, "params");
         check_params(*params);
 
-        auto made = std::make_unique<velo_sampler>();
-        made->model = model->llama;
-        made->params = *params;
-        made->bias = read_bias(*params, model->n_vocab);
+        auto made                = std::make_unique<velo_sampler>();
+        made->model              = model->llama;
+        made->params             = *params;
+        made->bias               = read_bias(*params, model->n_vocab);
         made->params.bias_tokens = nullptr;
         made->params.bias_values = nullptr;
         made->counts =
@@ -132,9 +132,9 @@ velo_status velo_sampler_create(const velo_model *model, const velo_sampler_para
     });
 }
 
-void velo_sampler_free(velo_sampler *sampler) noexcept { delete sampler; }
+void velo_sampler_free(velo_sampler * sampler) noexcept { delete sampler; }
 
-velo_status velo_sampler_prompt(velo_sampler *sampler, const int32_t *tokens, int32_t n_tokens) noexcept {
+velo_status velo_sampler_prompt(velo_sampler * sampler, const int32_t * tokens, int32_t n_tokens) noexcept {
     return velo::guarded([&] {
         velo::check_pointer(sampler, "sampler");
         velo::check_array(tokens, n_tokens, "tokens");
@@ -154,10 +154,10 @@ velo_status velo_sampler_prompt(velo_sampler *sampler, const int32_t *tokens, in
     });
 }
 
-velo_status velo_sample(velo_context *context, const int32_t *rows, velo_sampler *const *samplers, int32_t n,
-                        int32_t *tokens, int32_t *statuses) noexcept {
+velo_status velo_sample(velo_context * context, const int32_t * rows, velo_sampler * const * samplers, int32_t n,
+                        int32_t * tokens, int32_t * statuses) noexcept {
     return velo::guarded([&] {
-        const auto lock = velo::lock_context(context);
+        const auto        lock = velo::lock_context(context);
         const velo::timer timer(context->timings.sample_seconds);
         velo::check_array(rows, n, "rows");
         velo::check_array(samplers, n, "samplers");

@@ -6,15 +6,15 @@ namespace velo {
 
 // Adds the time that it lives to a total, in seconds.
 class timer {
-  public:
-    explicit timer(double &total) : total(total), start(clock::now()) {}
+public:
+    explicit timer(double & total) : total(total), start(clock::now()) {}
     ~timer() { total += std::chrono::duration<double>(clock::now() - start).count(); }
-    timer(const timer &) = delete;
-    timer &operator=(const timer &) = delete;
+    timer(const timer &)             = delete;
+    timer & operator=(const timer &) = delete;
 
-  private:
+private:
     using clock = std::chrono::steady_clock;
-    double &total;
+    double &          total;
     clock::time_point start;
 };
 

@@ -7,7 +7,7 @@
 
 namespace {
 
-const llama_vocab *vocab_of(const velo_model *model) {
+const llama_vocab * vocab_of(const velo_model * model) {
     velo::check_pointer(model, "model");
     if (llama_vocab_type(model->vocab) == LLAMA_VOCAB_TYPE_NONE) {
         velo::fail(VELO_UNSUPPORTED, "this model has no vocabulary: it takes and gives token ids only");
@@ -15,7 +15,7 @@ const llama_vocab *vocab_of(const velo_model *model) {
     return model->vocab;
 }
 
-void check_token(const velo_model *model, int32_t token) {
+void check_token(const velo_model * model, int32_t token) {
     if (token < 0 || token >= model->n_vocab) {
         velo::fail(VELO_INVALID, "token %d is not in the vocabulary, which has the ids from 0 to %d", token,
                    model->n_vocab - 1);
@@ -23,9 +23,9 @@ void check_token(const velo_model *model, int32_t token) {
 }
 
 // Upstream asserts that the tokens which it adds exist.
-void check_special(const llama_vocab *vocab) {
-    const bool always = llama_vocab_type(vocab) == LLAMA_VOCAB_TYPE_WPM;
-    const char *missing = nullptr;
+void check_special(const llama_vocab * vocab) {
+    const bool   always  = llama_vocab_type(vocab) == LLAMA_VOCAB_TYPE_WPM;
+    const char * missing = nullptr;
     if ((always || llama_vocab_get_add_bos(vocab)) && llama_vocab_bos(vocab) == LLAMA_TOKEN_NULL) {
         missing = "begins";
     } else if (always ? llama_vocab_sep(vocab) == LLAMA_TOKEN_NULL
@@ -39,14 +39,19 @@ void check_special(const llama_vocab *vocab) {
     }
 }
 
-// Upstream splits text by regular expressions of the standard library, which recurse for every character of a match:
-// some 300 bytes of stack for each.
-template <class Body> void with_room_for(const llama_vocab *vocab, size_t text_len, const Body &body) {
-    constexpr size_t small = 4096, bytes_per_character = 1024;
+// Upstream splits text by regular expressions of the standard library, which recurse for every character of a match.
+#if defined(__SANITIZE_ADDRESS__) || !defined(NDEBUG)
+constexpr size_t stack_per_character = 8192;
+#else
+constexpr size_t stack_per_character = 1024; // some 300 were measured
+#endif
+
+template <class Body> void with_room_for(const llama_vocab * vocab, size_t text_len, const Body & body) {
+    constexpr size_t small = 4096;
     if (text_len <= small || llama_vocab_type(vocab) != LLAMA_VOCAB_TYPE_BPE) {
         body();
     } else {
-        velo::on_big_stack(text_len * bytes_per_character, body);
+        velo::on_big_stack(text_len * stack_per_character, body);
     }
 }
 
@@ -54,13 +59,13 @@ template <class Body> void with_room_for(const llama_vocab *vocab, size_t text_l
 int32_t room(size_t capacity) { return static_cast<int32_t>(std::min<size_t>(capacity, INT32_MAX)); }
 
 // Upstream writes at most `capacity` bytes and returns their number, or the negative of what it would have needed.
-template <class Write> void put_bytes(char *bytes, size_t capacity, size_t *len, const Write &write) {
+template <class Write> void put_bytes(char * bytes, size_t capacity, size_t * len, const Write & write) {
     velo::check_pointer(len, "len");
     if (capacity > 0) {
         velo::check_pointer(bytes, "bytes");
     }
     const int32_t written = write(bytes, room(capacity));
-    *len = static_cast<size_t>(std::abs(static_cast<int64_t>(written)));
+    *len                  = static_cast<size_t>(std::abs(static_cast<int64_t>(written)));
     if (written < 0) {
         velo::fail(VELO_BUFFER_TOO_SMALL, "the buffer has %zu bytes, but %zu are needed", capacity, *len);
     }
@@ -68,25 +73,25 @@ template <class Write> void put_bytes(char *bytes, size_t capacity, size_t *len,
 
 } // namespace
 
-velo_status velo_vocab_get_info(const velo_model *model, velo_vocab_info *info) noexcept {
+velo_status velo_vocab_get_info(const velo_model * model, velo_vocab_info * info) noexcept {
     return velo::guarded([&] {
         velo::check_pointer(model, "model");
         velo::check_pointer(info, "info");
-        const llama_vocab *vocab = model->vocab;
-        info->n_tokens = model->n_vocab;
-        info->bos = llama_vocab_bos(vocab);
-        info->eos = llama_vocab_eos(vocab);
-        info->eot = llama_vocab_eot(vocab);
-        info->pad = llama_vocab_pad(vocab);
-        info->add_bos = llama_vocab_get_add_bos(vocab);
-        info->add_eos = llama_vocab_get_add_eos(vocab);
+        const llama_vocab * vocab = model->vocab;
+        info->n_tokens            = model->n_vocab;
+        info->bos                 = llama_vocab_bos(vocab);
+        info->eos                 = llama_vocab_eos(vocab);
+        info->eot                 = llama_vocab_eot(vocab);
+        info->pad                 = llama_vocab_pad(vocab);
+        info->add_bos             = llama_vocab_get_add_bos(vocab);
+        info->add_eos             = llama_vocab_get_add_eos(vocab);
     });
 }
 
-velo_status velo_tokenize(const velo_model *model, const char *text, size_t text_len, int32_t add_special,
-                          int32_t parse_special, int32_t *tokens, int32_t capacity, int32_t *count) noexcept {
+velo_status velo_tokenize(const velo_model * model, const char * text, size_t text_len, int32_t add_special,
+                          int32_t parse_special, int32_t * tokens, int32_t capacity, int32_t * count) noexcept {
     return velo::guarded([&] {
-        const llama_vocab *vocab = vocab_of(model);
+        const llama_vocab * vocab = vocab_of(model);
         velo::check_pointer(count, "count");
         if (text_len > INT32_MAX) {
             velo::fail(VELO_INVALID, "the text has %zu bytes, but at most %d can be tokenized at once", text_len,
@@ -113,22 +118,22 @@ velo_status velo_tokenize(const velo_model *model, const char *text, size_t text
     });
 }
 
-velo_status velo_token_to_bytes(const velo_model *model, int32_t token, int32_t special, char *bytes, size_t capacity,
-                                size_t *len) noexcept {
+velo_status velo_token_to_bytes(const velo_model * model, int32_t token, int32_t special, char * bytes, size_t capacity,
+                                size_t * len) noexcept {
     return velo::guarded([&] {
-        const llama_vocab *vocab = vocab_of(model);
+        const llama_vocab * vocab = vocab_of(model);
         check_token(model, token);
         const velo::catch_aborts catching(VELO_MODEL_ERROR);
-        put_bytes(bytes, capacity, len, [&](char *to, int32_t size) {
+        put_bytes(bytes, capacity, len, [&](char * to, int32_t size) {
             return llama_token_to_piece(vocab, token, to, size, 0, special != 0);
         });
     });
 }
 
-velo_status velo_detokenize(const velo_model *model, const int32_t *tokens, int32_t n_tokens, int32_t special,
-                            char *bytes, size_t capacity, size_t *len) noexcept {
+velo_status velo_detokenize(const velo_model * model, const int32_t * tokens, int32_t n_tokens, int32_t special,
+                            char * bytes, size_t capacity, size_t * len) noexcept {
     return velo::guarded([&] {
-        const llama_vocab *vocab = vocab_of(model);
+        const llama_vocab * vocab = vocab_of(model);
         velo::check_array(tokens, n_tokens, "tokens");
         for (int32_t i = 0; i < n_tokens; ++i) {
             check_token(model, tokens[i]);
@@ -142,15 +147,15 @@ velo_status velo_detokenize(const velo_model *model, const int32_t *tokens, int3
                 n_tokens > 0 && llama_vocab_get_add_eos(vocab) && tokens[n_tokens - 1] == llama_vocab_eos(vocab);
         }
         const velo::catch_aborts catching(VELO_MODEL_ERROR);
-        put_bytes(bytes, capacity, len, [&](char *to, int32_t size) {
+        put_bytes(bytes, capacity, len, [&](char * to, int32_t size) {
             return llama_detokenize(vocab, tokens, n_tokens, to, size, false, special != 0);
         });
     });
 }
 
-velo_status velo_token_is_end(const velo_model *model, int32_t token, int32_t *is_end) noexcept {
+velo_status velo_token_is_end(const velo_model * model, int32_t token, int32_t * is_end) noexcept {
     return velo::guarded([&] {
-        const llama_vocab *vocab = vocab_of(model);
+        const llama_vocab * vocab = vocab_of(model);
         check_token(model, token);
         velo::check_pointer(is_end, "is_end");
         *is_end = llama_vocab_is_eog(vocab, token);

@@ -29,7 +29,7 @@ class EngineCore:
 
     `arrays` has room for a step within `limits`; `n_states` is the number of recurrent states (0: the model
     has none); `new_sampler` makes a request's sampler when it starts; `is_end` tells the tokens that end an
-    answer; `call_long` calls a forward pass that may take long.
+    answer; `call_run` calls a forward pass.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class EngineCore:
         n_states: int,
         new_sampler: Callable[[Request], Sampler],
         is_end: Callable[[int], bool],
-        call_long: Callable[[Callable[[], None]], None] | None = None,
+        call_run: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
         self.manager = manager
         self.limits = limits
@@ -52,7 +52,7 @@ class EngineCore:
         self._batches = BatchBuilder(arrays, manager.block_size)
         self._new_sampler = new_sampler
         self._is_end = is_end
-        self._call_long = call_long or (lambda run: run())
+        self._call_run = call_run or (lambda run: run())
         self._free_states = list(range(n_states))[::-1]
         self._has_states = n_states > 0
         self._arrivals: deque[Request] = deque()
@@ -147,10 +147,7 @@ class EngineCore:
     def _compute(self, plan: StepPlan, batch: Batch) -> None:
         run = partial(self._context.run, self._arrays, batch.n_tokens, batch.n_seqs)
         try:
-            if plan.chunks:
-                self._call_long(run)
-            else:
-                run()
+            self._call_run(run)
         except Cancelled:
             raise
         except Exception as error:

@@ -38,13 +38,11 @@ class Engine:
     pool: PoolSize
     limits: Limits
     core: EngineCore
-    guard: InterruptGuard
     driver: Driver
     intake: Intake
 
     def close(self) -> None:
         if self.driver.close(self.context.cancel):
-            self.guard.close()
             self.context.close()
             self.model.close()
 
@@ -127,7 +125,7 @@ def _wire(
         n_states=context.info.n_states,
         new_sampler=lambda request: _new_sampler(model, request),
         is_end=cache(model.is_end),
-        call_long=guard.call,
+        call_run=guard.call,
     )
     return Engine(
         model=model,
@@ -136,7 +134,6 @@ def _wire(
         pool=pool,
         limits=limits,
         core=core,
-        guard=guard,
         driver=Driver(core, guard),
         intake=Intake(model, pool, geometry.block_size, config.seed),
     )

@@ -9,8 +9,9 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from types import FrameType, TracebackType
+
+from pyvelo.engine.compute import compute
 
 __all__ = ["InterruptGuard"]
 
@@ -27,7 +28,6 @@ class InterruptGuard:
         self._active = False
         self._hit = False
         self._calling = False
-        self._helper: ThreadPoolExecutor | None = None
 
     def __enter__(self) -> InterruptGuard:
         if _in_main():
@@ -58,26 +58,15 @@ class InterruptGuard:
         return 0.1 if self._active and _in_main() else None
 
     def call(self, function: Callable[[], None]) -> None:
-        """Calls a long C function such that the signal can be handled meanwhile.
-
-        Python runs handlers in the main thread only, and not before C returns to it; so the function runs in
-        a helper while the main thread waits.
-        """
-        if not (self._active and _in_main()):
-            return function()
-        if self._helper is None:
-            self._helper = ThreadPoolExecutor(1, thread_name_prefix="pyvelo-run")
-        self._calling = True
+        """Runs a forward pass on the compute thread; `cancel` ends it when the signal comes here."""
+        mine = self._active and _in_main()
+        if mine:
+            self._calling = True
         try:
-            self._helper.submit(function).result()
+            compute(function, self._cancel)
         finally:
-            self._calling = False
-
-    def close(self) -> None:
-        """Ends the helper thread."""
-        if self._helper is not None:
-            self._helper.shutdown()
-            self._helper = None
+            if mine:
+                self._calling = False
 
     def _remember(self, signum: int, frame: FrameType | None) -> None:
         self._hit = True

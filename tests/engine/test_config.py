@@ -33,6 +33,7 @@ from pyvelo.errors import ConfigError
         ("max_num_seqs", 0),
         ("max_num_seqs", None),
         ("max_batch_tokens", 0),
+        ("max_batch_tokens", (1 << 20) + 1),
         ("n_threads", 0),
         ("n_gpu_layers", -2),
         ("deterministic", 1),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import upstream_tests
-from upstream_tests import Outcome, Test, core_tests, count, other_tests
+from upstream_tests import Check, Outcome, core_tests, count, other_tests
 
 PASSED = r"^ *(\d+)/(\d+) tests passed"
 
@@ -17,17 +17,19 @@ def _logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upstream_tests, "BUILD", tmp_path / "build")
 
 
-def run(tmp_path: Path, code: str, test: Test, quick: bool = False) -> Outcome:
+def run(tmp_path: Path, code: str, test: Check, quick: bool = False) -> Outcome:
     return upstream_tests.run(test, [sys.executable, "-c", code], quick, tmp_path)
 
 
 def test_a_test_that_passes(tmp_path: Path) -> None:
-    outcome = run(tmp_path, r"print('\033[1m  3/3 tests passed')", Test("test-x", counts=PASSED, cut="two"))
+    outcome = run(tmp_path, r"print('\033[1m  3/3 tests passed')", Check("test-x", counts=PASSED, cut="two"))
     assert (outcome.failure, outcome.notes) == ("", ["3 passed"])
 
 
 def test_the_quick_run_says_what_was_cut(tmp_path: Path) -> None:
-    outcome = run(tmp_path, "print('3/3 tests passed')", Test("test-x", counts=PASSED, cut="two"), quick=True)
+    outcome = run(
+        tmp_path, "print('3/3 tests passed')", Check("test-x", counts=PASSED, cut="two"), quick=True
+    )
     assert outcome.notes == ["3 passed", "cut: two"]
 
 
@@ -41,14 +43,14 @@ def test_the_quick_run_says_what_was_cut(tmp_path: Path) -> None:
     ],
 )
 def test_a_test_that_fails_or_tests_nothing(tmp_path: Path, code: str, failure: str) -> None:
-    outcome = run(tmp_path, code, Test("test-x", counts=PASSED))
+    outcome = run(tmp_path, code, Check("test-x", counts=PASSED))
     assert outcome.failure == failure
     assert str(tmp_path / "build" / "logs" / "test-x.log") in outcome.notes[0]
 
 
 def test_a_test_that_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upstream_tests, "TIMEOUT", 0.5)
-    outcome = run(tmp_path, "import time; time.sleep(60)", Test("test-x"))
+    outcome = run(tmp_path, "import time; time.sleep(60)", Check("test-x"))
     assert outcome.failure == "not done after 0.5 s"
 
 

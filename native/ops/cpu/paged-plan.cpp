@@ -29,9 +29,9 @@ task make_task(const problem & p, const sequence & s) {
     return t;
 }
 
-// tokens attended by query rows
+// pairs of a query row and a token, about
 int64_t cost(const task & t) {
-    return t.s.n_q * (t.chunks.last - t.chunks.first);
+    return t.s.n_q * (t.s.length - t.chunks.first * chunk_tokens);
 }
 
 void cut_into_chunks(const problem & p, plan & made, int64_t n_threads, char * partials, size_t room) {
