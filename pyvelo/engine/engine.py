@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 from pyvelo.config import EngineConfig
+from pyvelo.engine.compute import compute
 from pyvelo.engine.core import EngineCore
 from pyvelo.engine.driver import Driver
 from pyvelo.engine.intake import Intake
@@ -63,7 +65,7 @@ def open_engine(config: EngineConfig) -> Engine:
     path = os.fspath(config.model)
     scan(path)  # with exact integers, before C opens it
     free_bytes = free_memory()  # before the weights are loaded: a mapped file would still seem free
-    model = Model(path, n_gpu_layers=config.n_gpu_layers, deterministic=config.deterministic)
+    model = _load(path, config)
     try:
         if model.refusal is not None:
             raise UnsupportedError(model.refusal)
@@ -78,6 +80,18 @@ def open_engine(config: EngineConfig) -> Engine:
     except BaseException:
         model.close()
         raise
+
+
+def _load(path: str, config: EngineConfig) -> Model:
+    stop = threading.Event()
+    load = partial(
+        Model,
+        path,
+        n_gpu_layers=config.n_gpu_layers,
+        deterministic=config.deterministic,
+        progress=lambda _: not stop.is_set(),
+    )
+    return compute(load, stop.set)
 
 
 def _assemble(config: EngineConfig, model: Model, geometry: Geometry, free_bytes: int | None) -> Engine:
