@@ -219,7 +219,11 @@ velo_status velo_context_create(velo_model * model, const velo_context_params * 
         if (!made->llama) {
             const std::string cause  = log.cause(llama_paged_error());
             const bool        memory = cause.find("alloc") != std::string::npos;
-            velo::fail(memory ? VELO_OUT_OF_MEMORY : VELO_UNSUPPORTED, "the context cannot be made: %s", cause.c_str());
+            // upstream cannot multiply every weight that it repacks
+            const char * hint =
+                memory || model->deterministic ? "" : "; it may work with a model loaded as deterministic";
+            velo::fail(memory ? VELO_OUT_OF_MEMORY : VELO_UNSUPPORTED, "the context cannot be made: %s%s",
+                       cause.c_str(), hint);
         }
         *context = made.release();
     });

@@ -19,13 +19,13 @@ using context_ptr = std::unique_ptr<ggml_context, context_free>;
 
 context_ptr make_context(int32_t n_layers) {
     const size_t bytes = (12 * n_layers + 16) * ggml_tensor_overhead() + ggml_graph_overhead();
-    return context_ptr(ggml_init({ bytes, nullptr, true }));
+    return context_ptr(ggml_init({bytes, nullptr, true}));
 }
 
 // A tensor over the caller's bytes.
 ggml_tensor * wrap(ggml_context * ctx, ggml_type type, std::vector<int64_t> ne, const void * data) {
     ggml_tensor * t = ggml_new_tensor(ctx, type, ne.size(), ne.data());
-    t->data = const_cast<void *>(data);
+    t->data         = const_cast<void *>(data);
     return t;
 }
 
@@ -55,12 +55,11 @@ void compute(ggml_cgraph * graph, const lab_run & run) {
 
 const char * check_run(const lab_run & run) {
     return run.n_threads > 0 && run.n_layers > 0 && run.n_layers <= 128 && run.repeat > 0
-        ? nullptr : "threads, layers (at most 128) and repetitions must be positive";
+               ? nullptr
+               : "threads, layers (at most 128) and repetitions must be positive";
 }
 
-bool is_type(int32_t type) {
-    return type >= 0 && type < GGML_TYPE_COUNT && ggml_blck_size((ggml_type) type) > 0;
-}
+bool is_type(int32_t type) { return type >= 0 && type < GGML_TYPE_COUNT && ggml_blck_size((ggml_type) type) > 0; }
 
 } // namespace
 
@@ -71,22 +70,21 @@ const char * lab_paged_attn(const lab_paged * op, const lab_run * run) {
     context_ptr   ctx   = make_context(run->n_layers);
     ggml_cgraph * graph = ggml_new_graph(ctx.get());
 
-    ggml_tensor * q = wrap(ctx.get(), GGML_TYPE_F32, { op->d_k, op->n_head, op->n_tokens }, op->q);
+    ggml_tensor * q = wrap(ctx.get(), GGML_TYPE_F32, {op->d_k, op->n_head, op->n_tokens}, op->q);
     set_strides(q, op->q_head_stride, op->q_token_stride);
-    ggml_tensor * table =
-        wrap(ctx.get(), GGML_TYPE_I32, { GGML_PAGED_ATTN_HEADER + op->width, op->n_rows }, op->table);
-    ggml_tensor * sinks = op->sinks ? wrap(ctx.get(), GGML_TYPE_F32, { op->n_head }, op->sinks) : nullptr;
+    ggml_tensor * table = wrap(ctx.get(), GGML_TYPE_I32, {GGML_PAGED_ATTN_HEADER + op->width, op->n_rows}, op->table);
+    ggml_tensor * sinks = op->sinks ? wrap(ctx.get(), GGML_TYPE_F32, {op->n_head}, op->sinks) : nullptr;
 
-    const ggml_paged_attn_params params = { op->scale,  op->max_bias,    op->softcap, op->block_size,
-                                            op->window, op->window_type, op->flags };
+    const ggml_paged_attn_params params = {op->scale,  op->max_bias,    op->softcap, op->block_size,
+                                           op->window, op->window_type, op->flags};
     for (int32_t layer = 0; layer < run->n_layers; ++layer) {
-        ggml_tensor * k = wrap(ctx.get(), (ggml_type) op->type_k, { op->d_k, op->n_head_kv, op->n_slots },
+        ggml_tensor * k = wrap(ctx.get(), (ggml_type) op->type_k, {op->d_k, op->n_head_kv, op->n_slots},
                                layer_of(op->k, *run, layer));
         set_strides(k, op->k_head_stride, op->k_slot_stride);
         ggml_tensor * v = op->v
-            ? wrap(ctx.get(), (ggml_type) op->type_v, { op->d_v, op->n_head_kv, op->n_slots },
-                   layer_of(op->v, *run, layer))
-            : ggml_view_3d(ctx.get(), k, op->d_v, op->n_head_kv, op->n_slots, k->nb[1], k->nb[2], 0);
+                              ? wrap(ctx.get(), (ggml_type) op->type_v, {op->d_v, op->n_head_kv, op->n_slots},
+                                     layer_of(op->v, *run, layer))
+                              : ggml_view_3d(ctx.get(), k, op->d_v, op->n_head_kv, op->n_slots, k->nb[1], k->nb[2], 0);
         if (op->v) {
             set_strides(v, op->v_head_stride, op->v_slot_stride);
         }
@@ -94,7 +92,7 @@ const char * lab_paged_attn(const lab_paged * op, const lab_run * run) {
             return wrong;
         }
         ggml_tensor * out = ggml_paged_attn(ctx.get(), q, k, v, table, sinks, params);
-        out->data = op->out;
+        out->data         = op->out;
         ggml_build_forward_expand(graph, out);
     }
     compute(graph, *run);
@@ -109,22 +107,22 @@ const char * lab_flash_attn(const lab_flash * op, const lab_run * run) {
     ggml_context * ctx   = owner.get();
     ggml_cgraph *  graph = ggml_new_graph(ctx);
 
-    ggml_tensor * q    = wrap(ctx, GGML_TYPE_F32, { op->d_k, op->n_head, op->n_q, op->n_seqs }, op->q);
-    ggml_tensor * mask = wrap(ctx, GGML_TYPE_F16, { op->n_kv, op->n_q, 1, op->n_seqs }, op->mask);
-    q = ggml_permute(ctx, q, 0, 2, 1, 3);
+    ggml_tensor * q    = wrap(ctx, GGML_TYPE_F32, {op->d_k, op->n_head, op->n_q, op->n_seqs}, op->q);
+    ggml_tensor * mask = wrap(ctx, GGML_TYPE_F16, {op->n_kv, op->n_q, 1, op->n_seqs}, op->mask);
+    q                  = ggml_permute(ctx, q, 0, 2, 1, 3);
     for (int32_t layer = 0; layer < run->n_layers; ++layer) {
-        ggml_tensor * k = wrap(ctx, (ggml_type) op->type_k, { op->d_k, op->n_head_kv, op->n_kv, op->n_seqs },
+        ggml_tensor * k = wrap(ctx, (ggml_type) op->type_k, {op->d_k, op->n_head_kv, op->n_kv, op->n_seqs},
                                layer_of(op->k, *run, layer));
-        ggml_tensor * v = op->v
-            ? wrap(ctx, (ggml_type) op->type_v, { op->d_v, op->n_head_kv, op->n_kv, op->n_seqs },
-                   layer_of(op->v, *run, layer))
-            : ggml_view_4d(ctx, k, op->d_v, op->n_head_kv, op->n_kv, op->n_seqs, k->nb[1], k->nb[2], k->nb[3], 0);
-        ggml_tensor * out = ggml_flash_attn_ext(ctx, q, ggml_permute(ctx, k, 0, 2, 1, 3),
-                                                ggml_permute(ctx, v, 0, 2, 1, 3), mask, op->scale, op->max_bias,
-                                                op->softcap);
+        ggml_tensor * v =
+            op->v ? wrap(ctx, (ggml_type) op->type_v, {op->d_v, op->n_head_kv, op->n_kv, op->n_seqs},
+                         layer_of(op->v, *run, layer))
+                  : ggml_view_4d(ctx, k, op->d_v, op->n_head_kv, op->n_kv, op->n_seqs, k->nb[1], k->nb[2], k->nb[3], 0);
+        ggml_tensor * out =
+            ggml_flash_attn_ext(ctx, q, ggml_permute(ctx, k, 0, 2, 1, 3), ggml_permute(ctx, v, 0, 2, 1, 3), mask,
+                                op->scale, op->max_bias, op->softcap);
         ggml_prec_set_acc(out, GGML_PREC_F32);
         if (op->sinks) {
-            ggml_flash_attn_ext_add_sinks(out, wrap(ctx, GGML_TYPE_F32, { op->n_head }, op->sinks));
+            ggml_flash_attn_ext_add_sinks(out, wrap(ctx, GGML_TYPE_F32, {op->n_head}, op->sinks));
         }
         out->data = op->out;
         ggml_build_forward_expand(graph, out);
@@ -154,12 +152,11 @@ const char * lab_dequantize(int32_t type, const void * from, float * to, int64_t
 }
 
 int64_t lab_row_size(int32_t type, int64_t n) {
-    return is_type(type) && n % ggml_blck_size((ggml_type) type) == 0 ? (int64_t) ggml_row_size((ggml_type) type, n) : -1;
+    return is_type(type) && n % ggml_blck_size((ggml_type) type) == 0 ? (int64_t) ggml_row_size((ggml_type) type, n)
+                                                                      : -1;
 }
 
-const char * lab_type_name(int32_t type) {
-    return is_type(type) ? ggml_type_name((ggml_type) type) : nullptr;
-}
+const char * lab_type_name(int32_t type) { return is_type(type) ? ggml_type_name((ggml_type) type) : nullptr; }
 
 double lab_read_rate(const void * data, int64_t bytes, int32_t n_threads) {
     std::vector<std::thread> threads;
@@ -168,7 +165,7 @@ double lab_read_rate(const void * data, int64_t bytes, int32_t n_threads) {
     const auto               start = std::chrono::steady_clock::now();
     for (int32_t i = 0; i < n_threads; ++i) {
         threads.emplace_back([=, &sums] {
-            const uint64_t * word = (const uint64_t *) data + i * words;
+            const uint64_t * word    = (const uint64_t *) data + i * words;
             uint64_t         sum[16] = {};
             for (int64_t w = 0; w < words; w += 16) {
                 for (int l = 0; l < 16; ++l) {
@@ -183,8 +180,8 @@ double lab_read_rate(const void * data, int64_t bytes, int32_t n_threads) {
     for (std::thread & t : threads) {
         t.join();
     }
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    volatile uint64_t keep = sums[0]; // the sums are used, so they are computed
+    const double      seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    volatile uint64_t keep    = sums[0]; // the sums are used, so they are computed
     (void) keep;
     return words * n_threads * sizeof(uint64_t) / seconds;
 }

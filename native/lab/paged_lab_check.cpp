@@ -29,8 +29,8 @@ struct options {
 struct lengths {
     int32_t n_q, tokens;
 };
-const std::vector<lengths> batch = { { 1, 1 },  { 7, 7 },   { 1, 133 },  { 33, 100 }, { 0, 64 },
-                                     { 5, 97 }, { 1, 640 }, { 1, 1100 }, { 70, 600 } };
+const std::vector<lengths> batch = {{1, 1},  {7, 7},   {1, 133},  {33, 100}, {0, 64},
+                                    {5, 97}, {1, 640}, {1, 1100}, {70, 600}};
 
 // heap memory of exactly this many bytes
 template <class T> struct buffer {
@@ -64,9 +64,7 @@ buffer<uint8_t> pool(int32_t type, int64_t rows, int64_t d) {
     return bytes;
 }
 
-int32_t blocks_of(int32_t tokens, int32_t block_size) {
-    return (tokens + block_size - 1) / block_size;
-}
+int32_t blocks_of(int32_t tokens, int32_t block_size) { return (tokens + block_size - 1) / block_size; }
 
 call make(const shape & s, const options & o, int32_t type_k, int32_t type_v) {
     int64_t n_tokens = 0, n_blocks = 0, width = 1;
@@ -76,13 +74,13 @@ call make(const shape & s, const options & o, int32_t type_k, int32_t type_v) {
         width = std::max<int64_t>(width, blocks_of(l.tokens, o.block_size));
     }
     const int64_t n_slots = n_blocks * o.block_size, rows = n_slots * s.n_head_kv;
-    call c = { {},
-               buffer<float>(n_tokens * s.n_head * s.d_k),
-               buffer<float>(s.n_head),
-               buffer<float>(n_tokens * s.n_head * s.d_v),
-               pool(type_k, rows, s.d_k),
-               pool(type_v, s.v_of_k ? 1 : rows, s.d_v),
-               buffer<int32_t>((4 + width) * batch.size()) };
+    call          c = {{},
+                       buffer<float>(n_tokens * s.n_head * s.d_k),
+                       buffer<float>(s.n_head),
+                       buffer<float>(n_tokens * s.n_head * s.d_v),
+                       pool(type_k, rows, s.d_k),
+                       pool(type_v, s.v_of_k ? 1 : rows, s.d_v),
+                       buffer<int32_t>((4 + width) * batch.size())};
     fill(c.q, 1.5f);
     fill(c.sinks, 1);
     std::vector<int32_t> ids(n_blocks);
@@ -94,22 +92,47 @@ call make(const shape & s, const options & o, int32_t type_k, int32_t type_v) {
     int32_t * row = c.table.get();
     int32_t   q0 = 0, next = 0;
     for (const lengths & l : batch) {
-        const int32_t head[4] = { q0, l.n_q, l.tokens, 0 };
+        const int32_t head[4] = {q0, l.n_q, l.tokens, 0};
         std::copy_n(head, 4, row);
         std::copy_n(ids.data() + next, blocks_of(l.tokens, o.block_size), row + 4);
         next += blocks_of(l.tokens, o.block_size);
         q0 += l.n_q;
         row += 4 + width;
     }
-    c.op = { type_k, type_v, s.d_k, s.d_v, s.n_head, s.n_head_kv, n_tokens, n_slots, (int64_t) batch.size(), width,
-             0, 0, 0, 0, 0, 0, 1.0f / sqrtf((float) s.d_k), o.max_bias, o.softcap, o.block_size, o.window,
-             o.window_type, 0, c.q.get(), c.k.get(), s.v_of_k ? nullptr : c.v.get(), c.table.get(),
-             o.sinks ? c.sinks.get() : nullptr, c.out.get() };
+    c.op = {type_k,
+            type_v,
+            s.d_k,
+            s.d_v,
+            s.n_head,
+            s.n_head_kv,
+            n_tokens,
+            n_slots,
+            (int64_t) batch.size(),
+            width,
+            0,
+            0,
+            0,
+            0,
+            0,
+            0,
+            1.0f / sqrtf((float) s.d_k),
+            o.max_bias,
+            o.softcap,
+            o.block_size,
+            o.window,
+            o.window_type,
+            0,
+            c.q.get(),
+            c.k.get(),
+            s.v_of_k ? nullptr : c.v.get(),
+            c.table.get(),
+            o.sinks ? c.sinks.get() : nullptr,
+            c.out.get()};
     return c;
 }
 
 std::vector<float> run(call & c, int32_t threads, bool use_ref, int32_t flags) {
-    const lab_run how = { threads, use_ref, 1, 1, 0, nullptr };
+    const lab_run how = {threads, use_ref, 1, 1, 0, nullptr};
     c.op.flags        = flags;
     std::fill_n(c.out.get(), c.out.n, NAN);
     if (const char * wrong = lab_paged_attn(&c.op, &how)) {
@@ -128,17 +151,17 @@ double nmse(const std::vector<float> & a, const std::vector<float> & exact) {
     return error / size;
 }
 
-std::vector<int32_t> many_threads = { 2, 3, 7 };
+std::vector<int32_t> many_threads = {2, 3, 7};
 
 bool check(const shape & s, const options & o, int32_t type_k, int32_t type_v) {
     call                     c     = make(s, o, type_k, type_v);
     const std::vector<float> exact = run(c, 2, true, 0);
     bool                     good  = true;
     double                   worst = 0;
-    for (int32_t flags : { 0, 1 }) {
+    for (int32_t flags : {0, 1}) {
         const std::vector<float> first = run(c, 1, false, flags);
-        worst = std::max(worst, nmse(first, exact));
-        good  = good && nmse(first, exact) <= 1e-7; // false for NaN too
+        worst                          = std::max(worst, nmse(first, exact));
+        good                           = good && nmse(first, exact) <= 1e-7; // false for NaN too
         for (int32_t threads : many_threads) {
             const std::vector<float> again = run(c, threads, false, flags);
             good = good && memcmp(again.data(), first.data(), first.size() * sizeof(float)) == 0;
@@ -161,15 +184,15 @@ int main(int argc, char ** argv) {
         many_threads.push_back(std::max(1, atoi(argv[i])));
     }
     int wrong = 0;
-    for (int32_t type : { GGML_TYPE_F32, GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q8_0, GGML_TYPE_Q5_1, GGML_TYPE_Q5_0,
-                          GGML_TYPE_Q4_1, GGML_TYPE_Q4_0, GGML_TYPE_IQ4_NL }) {
-        wrong += !check({ 128, 128, 8, 4 }, {}, type, type);
-        wrong += !check({ 64, 96, 6, 1 }, { 8, 0, 64, 0, 0, true }, type, type);
-        wrong += !check({ 192, 128, 2, 2 }, { 0, 20, 32, 70, 1, true }, type, GGML_TYPE_F16);
-        wrong += !check({ 576, 512, 16, 1, true }, { 0, 0, 32, 300, 2, false }, type, type);
+    for (int32_t type : {GGML_TYPE_F32, GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q8_0, GGML_TYPE_Q5_1, GGML_TYPE_Q5_0,
+                         GGML_TYPE_Q4_1, GGML_TYPE_Q4_0, GGML_TYPE_IQ4_NL}) {
+        wrong += !check({128, 128, 8, 4}, {}, type, type);
+        wrong += !check({64, 96, 6, 1}, {8, 0, 64, 0, 0, true}, type, type);
+        wrong += !check({192, 128, 2, 2}, {0, 20, 32, 70, 1, true}, type, GGML_TYPE_F16);
+        wrong += !check({576, 512, 16, 1, true}, {0, 0, 32, 300, 2, false}, type, type);
     }
-    wrong += !check({ 80, 112, 4, 2 }, {}, GGML_TYPE_F16, GGML_TYPE_BF16);
-    wrong += !check({ 40, 20, 4, 2 }, { 0, 0, 5, 0, 0, false }, GGML_TYPE_F16, GGML_TYPE_F32);
+    wrong += !check({80, 112, 4, 2}, {}, GGML_TYPE_F16, GGML_TYPE_BF16);
+    wrong += !check({40, 20, 4, 2}, {0, 0, 5, 0, 0, false}, GGML_TYPE_F16, GGML_TYPE_F32);
     printf(wrong ? "%d wrong\n" : "all right\n", wrong);
     return wrong != 0;
 }

@@ -9,18 +9,18 @@ static_assert(sizeof(struct ggml_paged_attn_params) <= GGML_MAX_OP_PARAMS, "the 
 
 static bool is_kv_type(enum ggml_type type) {
     switch (type) {
-        case GGML_TYPE_F32:
-        case GGML_TYPE_F16:
-        case GGML_TYPE_BF16:
-        case GGML_TYPE_Q8_0:
-        case GGML_TYPE_Q5_1:
-        case GGML_TYPE_Q5_0:
-        case GGML_TYPE_Q4_1:
-        case GGML_TYPE_Q4_0:
-        case GGML_TYPE_IQ4_NL:
-            return true;
-        default:
-            return false;
+    case GGML_TYPE_F32:
+    case GGML_TYPE_F16:
+    case GGML_TYPE_BF16:
+    case GGML_TYPE_Q8_0:
+    case GGML_TYPE_Q5_1:
+    case GGML_TYPE_Q5_0:
+    case GGML_TYPE_Q4_1:
+    case GGML_TYPE_Q4_0:
+    case GGML_TYPE_IQ4_NL:
+        return true;
+    default:
+        return false;
     }
 }
 
@@ -69,13 +69,9 @@ static const char * check_pool(const struct ggml_tensor * k, const struct ggml_t
     return NULL;
 }
 
-const char * ggml_paged_attn_check(
-        const struct ggml_tensor * q,
-        const struct ggml_tensor * k,
-        const struct ggml_tensor * v,
-        const struct ggml_tensor * table,
-        const struct ggml_tensor * sinks,
-        const struct ggml_paged_attn_params * params) {
+const char * ggml_paged_attn_check(const struct ggml_tensor * q, const struct ggml_tensor * k,
+                                   const struct ggml_tensor * v, const struct ggml_tensor * table,
+                                   const struct ggml_tensor * sinks, const struct ggml_paged_attn_params * params) {
     const char * wrong = check_params(params);
     if (wrong == NULL) {
         wrong = check_pool(k, v);
@@ -98,20 +94,16 @@ const char * ggml_paged_attn_check(
     if (table->ne[0] <= GGML_PAGED_ATTN_HEADER) {
         return "a row of the block table must hold its header and at least one block id";
     }
-    if (sinks != NULL && (sinks->type != GGML_TYPE_F32 || ggml_nelements(sinks) != q->ne[1] || !ggml_is_contiguous(sinks))) {
+    if (sinks != NULL &&
+        (sinks->type != GGML_TYPE_F32 || ggml_nelements(sinks) != q->ne[1] || !ggml_is_contiguous(sinks))) {
         return "the sinks must be f32, contiguous, one for each query head";
     }
     return NULL;
 }
 
-struct ggml_tensor * ggml_paged_attn(
-        struct ggml_context * ctx,
-        struct ggml_tensor  * q,
-        struct ggml_tensor  * k,
-        struct ggml_tensor  * v,
-        struct ggml_tensor  * table,
-        struct ggml_tensor  * sinks,
-        struct ggml_paged_attn_params params) {
+struct ggml_tensor * ggml_paged_attn(struct ggml_context * ctx, struct ggml_tensor * q, struct ggml_tensor * k,
+                                     struct ggml_tensor * v, struct ggml_tensor * table, struct ggml_tensor * sinks,
+                                     struct ggml_paged_attn_params params) {
     const char * wrong = ggml_paged_attn_check(q, k, v, table, sinks, &params);
     if (wrong != NULL) {
         GGML_ABORT("paged attention: %s", wrong);

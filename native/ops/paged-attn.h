@@ -49,23 +49,15 @@ struct ggml_paged_attn_params {
 };
 
 // NULL when the operator takes these tensors, else one sentence that says what does not fit.
-GGML_API const char * ggml_paged_attn_check(
-        const struct ggml_tensor * q,
-        const struct ggml_tensor * k,
-        const struct ggml_tensor * v,
-        const struct ggml_tensor * table,
-        const struct ggml_tensor * sinks,
-        const struct ggml_paged_attn_params * params);
+GGML_API const char * ggml_paged_attn_check(const struct ggml_tensor * q, const struct ggml_tensor * k,
+                                            const struct ggml_tensor * v, const struct ggml_tensor * table,
+                                            const struct ggml_tensor *            sinks,
+                                            const struct ggml_paged_attn_params * params);
 
 // Aborts where ggml_paged_attn_check complains: call that first with anything a user chose.
-GGML_API struct ggml_tensor * ggml_paged_attn(
-        struct ggml_context * ctx,
-        struct ggml_tensor  * q,
-        struct ggml_tensor  * k,
-        struct ggml_tensor  * v,
-        struct ggml_tensor  * table,
-        struct ggml_tensor  * sinks,
-        struct ggml_paged_attn_params params);
+GGML_API struct ggml_tensor * ggml_paged_attn(struct ggml_context * ctx, struct ggml_tensor * q, struct ggml_tensor * k,
+                                              struct ggml_tensor * v, struct ggml_tensor * table,
+                                              struct ggml_tensor * sinks, struct ggml_paged_attn_params params);
 
 #ifdef __cplusplus
 }

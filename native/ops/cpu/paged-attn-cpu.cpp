@@ -8,9 +8,7 @@ using namespace paged;
 
 namespace {
 
-size_t round_up(size_t bytes) {
-    return (bytes + 63) & ~size_t(63);
-}
+size_t round_up(size_t bytes) { return (bytes + 63) & ~size_t(63); }
 
 // The work buffer: partial results, then for each thread its plan, a mark for each output row, and a kernel's scratch.
 struct work_layout {
@@ -19,7 +17,7 @@ struct work_layout {
     work_layout(const problem & p, int n_threads)
         : partials(round_up(partial_bytes(p, n_threads))), tasks(round_up(p.n_rows * sizeof(task))),
           marks(round_up(p.n_tokens)) {
-        scratch = std::max({ tile_scratch(p), decode_scratch(p, decode_rows(p)), reference_work_size(p) });
+        scratch = std::max({tile_scratch(p), decode_scratch(p, decode_rows(p)), reference_work_size(p)});
         scratch = round_up(scratch);
     }
     size_t thread() const { return tasks + marks + scratch; }
@@ -39,11 +37,11 @@ struct worker {
     worker(const ggml_compute_params * params, const ggml_tensor * dst) : params(params), p(dst) {
         const work_layout lay(p, params->nth);
         char *            base = (char *) round_up((uintptr_t) params->wdata); // the caller's need not be aligned
-        partials      = base;
-        partials_size = lay.partials;
-        tasks         = (task *) (base + lay.partials + params->ith * lay.thread());
-        marks         = (char *) tasks + lay.tasks;
-        scratch       = marks + lay.marks;
+        partials               = base;
+        partials_size          = lay.partials;
+        tasks                  = (task *) (base + lay.partials + params->ith * lay.thread());
+        marks                  = (char *) tasks + lay.tasks;
+        scratch                = marks + lay.marks;
     }
 };
 
@@ -85,12 +83,12 @@ void run_items(const worker & w, const plan & made) {
 
 // One output row from its chunks, in position order.
 void join_row(const worker & w, const task & t, int64_t j, int64_t head) {
-    row_state state = { 0.0f, 0.0f, (float *) w.scratch };
+    row_state state = {0.0f, 0.0f, (float *) w.scratch};
     clear(state, w.p.d_v);
     const int64_t position = t.s.position(j);
     for (int64_t c = first_visible(w.p, position) / chunk_tokens; c <= position / chunk_tokens; ++c) {
         const float * partial = t.partials.at(w.p, t.s, c, j, head);
-        join(state, { partial[0], partial[1] }, partial + 2, w.p.d_v);
+        join(state, {partial[0], partial[1]}, partial + 2, w.p.d_v);
     }
     finish(w.p, state, head, w.p.output(head, t.s.q0 + j));
 }

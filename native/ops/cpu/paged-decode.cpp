@@ -38,7 +38,7 @@ void score_rows(const kv_rows & k, const float * q, int64_t d, float * s, read_a
             dot[r][0] = dot[r][1] = dot[r][2] = dot[r][3] = zero();
         }
         for (int64_t i = 0; i < d; i += lanes) {
-            const f32v key[4] = { T::at(row[0], i), T::at(row[1], i), T::at(row[2], i), T::at(row[3], i) };
+            const f32v key[4] = {T::at(row[0], i), T::at(row[1], i), T::at(row[2], i), T::at(row[3], i)};
             PAGED_UNROLL
             for (int r = 0; r < rows; ++r) {
                 const f32v query = load(q + r * d + i);
@@ -108,48 +108,66 @@ void add_rows(const kv_rows & v, const float * w, float * sum, int64_t d, read_a
     }
 }
 
-template <class T> void score_group(const kv_rows & k, int64_t rows, const float * q, int64_t d, float * s, read_ahead & ahead) {
+template <class T>
+void score_group(const kv_rows & k, int64_t rows, const float * q, int64_t d, float * s, read_ahead & ahead) {
     for (int64_t r = 0; r < rows; r += 4) {
         switch (std::min<int64_t>(4, rows - r)) {
-            case 1: score_rows<T, 1>(k, q + r * d, d, s + r * score_stride, ahead); break;
-            case 2: score_rows<T, 2>(k, q + r * d, d, s + r * score_stride, ahead); break;
-            case 3: score_rows<T, 3>(k, q + r * d, d, s + r * score_stride, ahead); break;
-            case 4: score_rows<T, 4>(k, q + r * d, d, s + r * score_stride, ahead); break;
+        case 1:
+            score_rows<T, 1>(k, q + r * d, d, s + r * score_stride, ahead);
+            break;
+        case 2:
+            score_rows<T, 2>(k, q + r * d, d, s + r * score_stride, ahead);
+            break;
+        case 3:
+            score_rows<T, 3>(k, q + r * d, d, s + r * score_stride, ahead);
+            break;
+        case 4:
+            score_rows<T, 4>(k, q + r * d, d, s + r * score_stride, ahead);
+            break;
         }
     }
 }
 
-template <class T> void add_group(const kv_rows & v, int64_t rows, const float * w, int64_t d, float * sum, read_ahead & ahead) {
+template <class T>
+void add_group(const kv_rows & v, int64_t rows, const float * w, int64_t d, float * sum, read_ahead & ahead) {
     for (int64_t r = 0; r < rows; r += 4) {
         switch (std::min<int64_t>(4, rows - r)) {
-            case 1: add_rows<T, 1>(v, w + r * score_stride, sum + r * d, d, ahead); break;
-            case 2: add_rows<T, 2>(v, w + r * score_stride, sum + r * d, d, ahead); break;
-            case 3: add_rows<T, 3>(v, w + r * score_stride, sum + r * d, d, ahead); break;
-            case 4: add_rows<T, 4>(v, w + r * score_stride, sum + r * d, d, ahead); break;
+        case 1:
+            add_rows<T, 1>(v, w + r * score_stride, sum + r * d, d, ahead);
+            break;
+        case 2:
+            add_rows<T, 2>(v, w + r * score_stride, sum + r * d, d, ahead);
+            break;
+        case 3:
+            add_rows<T, 3>(v, w + r * score_stride, sum + r * d, d, ahead);
+            break;
+        case 4:
+            add_rows<T, 4>(v, w + r * score_stride, sum + r * d, d, ahead);
+            break;
         }
     }
 }
 
 struct scratch {
-    float * q;     // [rows][d_k], multiplied by query_factor
-    float * s;     // [rows][score_stride]
-    float * part;  // [rows][d_v], of the chunk
-    float * sum;   // [rows][d_v], of the chunks so far
+    float *      q;      // [rows][d_k], multiplied by query_factor
+    float *      s;      // [rows][score_stride]
+    float *      part;   // [rows][d_v], of the chunk
+    float *      sum;    // [rows][d_v], of the chunks so far
     weight_sum * weight; // [rows], of the chunk
     row_state *  state;  // [rows], of the chunks so far
-    float * row;   // a tile of dequantized K or V
+    float *      row;    // a tile of dequantized K or V
 };
 
 // rows: every query row of every head, a KV head's together
 scratch layout(const problem & p, int64_t rows, arena & a) {
     scratch x;
-    x.q     = a.take<float>(rows * p.d_k);
-    x.s     = a.take<float>(rows * score_stride);
-    x.part  = a.take<float>(rows * p.d_v);
-    x.sum   = a.take<float>(rows * p.d_v);
+    x.q      = a.take<float>(rows * p.d_k);
+    x.s      = a.take<float>(rows * score_stride);
+    x.part   = a.take<float>(rows * p.d_v);
+    x.sum    = a.take<float>(rows * p.d_v);
     x.weight = a.take<weight_sum>(rows);
-    x.state = a.take<row_state>(rows);
-    x.row   = a.take<float>(tile_tokens * std::max(p.d_k, p.d_v));
+    x.state  = a.take<row_state>(rows);
+    x.row    = a.take<float>(tile_tokens * std::max(p.d_k, p.d_v));
     return x;
 }
 
@@ -166,21 +184,19 @@ struct job {
     }
 };
 
-bool lies_as_floats(ggml_type type) {
-    return type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_BF16;
-}
+bool lies_as_floats(ggml_type type) { return type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_BF16; }
 
 // the rows of a tile as the arithmetic takes them
 kv_rows rows_of(const job & b, const ggml_tensor * t, int64_t head, const tile & at) {
     const char * first = kv_row(t, head, at.slot);
     if (lies_as_floats(t->type)) {
-        return { first, t->nb[2], at.size() };
+        return {first, t->nb[2], at.size()};
     }
     const row_to_float convert = row_converter(t->type);
     for (int64_t i = 0; i < at.size(); ++i) {
         convert(first + i * t->nb[2], b.x.row + i * t->ne[0], t->ne[0]);
     }
-    return { (const char *) b.x.row, t->ne[0] * sizeof(float), at.size() };
+    return {(const char *) b.x.row, t->ne[0] * sizeof(float), at.size()};
 }
 
 void score_tile(job & b, int64_t head, const tile & at, int64_t chunk_begin) {
@@ -189,9 +205,15 @@ void score_tile(job & b, int64_t head, const tile & at, int64_t chunk_begin) {
     const float * q   = b.x.q + row * b.p.d_k;
     float *       s   = b.x.s + row * score_stride + at.begin - chunk_begin;
     switch (b.p.k->type) {
-        case GGML_TYPE_F16: score_group<as_f16>(k, b.rows, q, b.p.d_k, s, b.ahead); break;
-        case GGML_TYPE_BF16: score_group<as_bf16>(k, b.rows, q, b.p.d_k, s, b.ahead); break;
-        default: score_group<as_f32>(k, b.rows, q, b.p.d_k, s, b.ahead); break;
+    case GGML_TYPE_F16:
+        score_group<as_f16>(k, b.rows, q, b.p.d_k, s, b.ahead);
+        break;
+    case GGML_TYPE_BF16:
+        score_group<as_bf16>(k, b.rows, q, b.p.d_k, s, b.ahead);
+        break;
+    default:
+        score_group<as_f32>(k, b.rows, q, b.p.d_k, s, b.ahead);
+        break;
     }
 }
 
@@ -201,9 +223,15 @@ void add_tile(job & b, int64_t head, const tile & at, int64_t chunk_begin) {
     const float * s   = b.x.s + row * score_stride + at.begin - chunk_begin;
     float *       sum = b.x.part + row * b.p.d_v;
     switch (b.p.v->type) {
-        case GGML_TYPE_F16: add_group<as_f16>(v, b.rows, s, b.p.d_v, sum, b.ahead); break;
-        case GGML_TYPE_BF16: add_group<as_bf16>(v, b.rows, s, b.p.d_v, sum, b.ahead); break;
-        default: add_group<as_f32>(v, b.rows, s, b.p.d_v, sum, b.ahead); break;
+    case GGML_TYPE_F16:
+        add_group<as_f16>(v, b.rows, s, b.p.d_v, sum, b.ahead);
+        break;
+    case GGML_TYPE_BF16:
+        add_group<as_bf16>(v, b.rows, s, b.p.d_v, sum, b.ahead);
+        break;
+    default:
+        add_group<as_f32>(v, b.rows, s, b.p.d_v, sum, b.ahead);
+        break;
     }
 }
 
@@ -269,10 +297,10 @@ void attend_chunk(job & b, int64_t chunk) {
     const int64_t clear_begin = (begin - start) / tile_tokens * tile_tokens;
     const int64_t clear_end   = (end - start + tile_tokens - 1) / tile_tokens * tile_tokens;
     for_each_row(b, [&](int64_t row, int64_t j, int64_t head) {
-        const int64_t    own    = s.position(j);
-        b.x.weight[row]         = softmax(b.x.s + row * score_stride, std::max(begin, first_visible(b.p, own)) - start,
-                                          std::min(end, own + 1) - start, clear_begin, clear_end,
-                                          score_map_of(b.p, head), own - start);
+        const int64_t own = s.position(j);
+        b.x.weight[row] =
+            softmax(b.x.s + row * score_stride, std::max(begin, first_visible(b.p, own)) - start,
+                    std::min(end, own + 1) - start, clear_begin, clear_end, score_map_of(b.p, head), own - start);
         std::fill_n(b.x.part + row * b.p.d_v, b.p.d_v, 0.0f);
     });
     for_each_tile(b, b.p.v, begin, end, [&](int64_t head, const tile & at) { add_tile(b, head, at, start); });
@@ -280,20 +308,18 @@ void attend_chunk(job & b, int64_t chunk) {
 
 } // namespace
 
-bool decode_fits(const problem & p) {
-    return p.d_k % lanes == 0 && p.d_v % lanes == 0;
-}
+bool decode_fits(const problem & p) { return p.d_k % lanes == 0 && p.d_v % lanes == 0; }
 
 size_t decode_scratch(const problem & p, int64_t n_q) {
-    arena a = { 0 };
+    arena a = {0};
     layout(p, n_q * p.n_head, a);
     return a.next;
 }
 
 void decode(const problem & p, const decode_work & w, partial_store partials, char * memory) {
     const int64_t rows = (w.head_end - w.head_begin) * p.group * w.s.n_q;
-    arena         a    = { (uintptr_t) memory };
-    job           b    = { p, w, layout(p, rows, a), p.group * w.s.n_q, {} };
+    arena         a    = {(uintptr_t) memory};
+    job           b    = {p, w, layout(p, rows, a), p.group * w.s.n_q, {}};
     prepare_queries(b);
     for (int64_t row = 0; row < rows; ++row) {
         b.x.state[row].sum = b.x.sum + row * p.d_v;

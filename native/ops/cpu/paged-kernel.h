@@ -42,8 +42,8 @@ struct arena {
 inline void keep(const partial_store & partials, const problem & p, const sequence & s, int64_t chunk, int64_t j,
                  int64_t head, weight_sum weight, const float * sum) {
     float * to = partials.at(p, s, chunk, j, head);
-    to[0] = weight.largest;
-    to[1] = weight.total;
+    to[0]      = weight.largest;
+    to[1]      = weight.total;
     memcpy(to + 2, sum, p.d_v * sizeof(float));
 }
 
@@ -56,8 +56,8 @@ struct tile {
 // The tile at position t: whole where blocks are multiples of a tile.
 inline tile tile_at(const problem & p, const sequence & s, int64_t t, int64_t end) {
     const int64_t block_size = p.params.block_size;
-    const int64_t stop = std::min({ end, (t / tile_tokens + 1) * tile_tokens, (t / block_size + 1) * block_size });
-    return { t, stop, s.slot(t, block_size) };
+    const int64_t stop       = std::min({end, (t / tile_tokens + 1) * tile_tokens, (t / block_size + 1) * block_size});
+    return {t, stop, s.slot(t, block_size)};
 }
 
 inline const char * kv_row(const ggml_tensor * t, int64_t head, int64_t slot) {
@@ -66,8 +66,8 @@ inline const char * kv_row(const ggml_tensor * t, int64_t head, int64_t slot) {
 
 // Reads ahead in address order, a few lines at each step of the arithmetic.
 struct read_ahead {
-    const char * line = nullptr;
-    const char * end  = nullptr;
+    const char * line  = nullptr;
+    const char * end   = nullptr;
     size_t       width = 0, stride = 0; // of the rows of a piece
     int64_t      rows     = 0;
     int          per_step = 0;
@@ -77,11 +77,11 @@ struct read_ahead {
             row_width = row_stride = row_width * n_rows;
             n_rows                 = 1;
         }
-        line   = first;
-        end    = first + row_width;
-        width  = row_width;
-        stride = row_stride;
-        rows   = n_rows;
+        line     = first;
+        end      = first + row_width;
+        width    = row_width;
+        stride   = row_stride;
+        rows     = n_rows;
         per_step = (int) ((row_width / 64 + 1) * n_rows / std::max<int64_t>(1, steps)) + 1;
     }
     PAGED_INLINE void step() {

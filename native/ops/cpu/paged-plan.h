@@ -14,9 +14,10 @@ struct task {
     sequence      s;
     kernel        by;
     chunk_range   chunks;
-    int64_t       pieces;     // 1: an item joins all chunks; else an item for each chunk, joined afterwards
-    int64_t       parts;      // decode: shares of the KV heads; tile: the KV heads
-    int64_t       row_tiles;  // tile: of tile_rows rows; decode: 1
+    int64_t       pieces;    // 1: an item joins all chunks; else an item for each chunk, joined afterwards
+    int64_t       parts;     // decode: shares of the KV heads; tile: the KV heads
+    int64_t       rows;      // tile: query rows of an item, at most tile_rows
+    int64_t       row_tiles; // tile: items of so many rows; decode: 1
     int64_t       first_item;
     partial_store partials;
 

@@ -58,19 +58,19 @@ struct sequence {
 
 inline sequence sequence_of(const problem & p, int64_t row) {
     const int32_t * entry = (const int32_t *) ((const char *) p.table->data + row * p.table->nb[1]);
-    return { entry[GGML_PAGED_ATTN_Q0], entry[GGML_PAGED_ATTN_NQ], entry[GGML_PAGED_ATTN_KV],
-             entry + GGML_PAGED_ATTN_HEADER };
+    return {entry[GGML_PAGED_ATTN_Q0], entry[GGML_PAGED_ATTN_NQ], entry[GGML_PAGED_ATTN_KV],
+            entry + GGML_PAGED_ATTN_HEADER};
 }
 
 // The first position that a query at `position` attends; the last one is its own.
 inline int64_t first_visible(const problem & p, int64_t position) {
     switch (p.params.window_type) {
-        case GGML_PAGED_ATTN_WINDOW_SLIDING:
-            return std::max<int64_t>(0, position - p.params.window + 1);
-        case GGML_PAGED_ATTN_WINDOW_CHUNKED:
-            return position / p.params.window * p.params.window;
-        default:
-            return 0;
+    case GGML_PAGED_ATTN_WINDOW_SLIDING:
+        return std::max<int64_t>(0, position - p.params.window + 1);
+    case GGML_PAGED_ATTN_WINDOW_CHUNKED:
+        return position / p.params.window * p.params.window;
+    default:
+        return 0;
     }
 }
 
@@ -79,7 +79,7 @@ inline float alibi_slope(const problem & p, int64_t head) {
     if (p.params.max_bias <= 0.0f) {
         return 0.0f;
     }
-    const int64_t n = int64_t(1) << (int64_t) floor(log2((double) p.n_head)); // the largest power of two within n_head
+    const int64_t n  = int64_t(1) << (int64_t) floor(log2((double) p.n_head)); // the largest power of two within n_head
     const float   m0 = powf(2.0f, -p.params.max_bias / n);
     const float   m1 = powf(2.0f, -p.params.max_bias / 2.0f / n);
     return head < n ? powf(m0, head + 1) : powf(m1, 2 * (head - n) + 1);

@@ -73,9 +73,7 @@ void attend_row(const problem & p, const sequence & s, int64_t j, int64_t head, 
 
 } // namespace
 
-size_t reference_work_size(const problem & p) {
-    return scratch::bytes(p);
-}
+size_t reference_work_size(const problem & p) { return scratch::bytes(p); }
 
 void reference(const problem & p, int ith, int nth, char * work) {
     int64_t item = 0;

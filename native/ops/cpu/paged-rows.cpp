@@ -18,9 +18,7 @@ float scale_of(ggml_half h) {
 #endif
 }
 
-void f32_row(const char * row, float * out, int64_t n) {
-    memcpy(out, row, n * sizeof(float));
-}
+void f32_row(const char * row, float * out, int64_t n) { memcpy(out, row, n * sizeof(float)); }
 
 void f16_row(const char * row, float * out, int64_t n) {
     const uint16_t * x = (const uint16_t *) row;
@@ -40,7 +38,7 @@ void bf16_row(const char * row, float * out, int64_t n) {
         store(out + i, load_bf16(x + i));
     }
     for (; i < n; ++i) {
-        out[i] = ggml_bf16_to_fp32({ x[i] });
+        out[i] = ggml_bf16_to_fp32({x[i]});
     }
 }
 
@@ -105,7 +103,7 @@ void q5_1_row(const char * row, float * out, int64_t n) {
 }
 
 void iq4_nl_row(const char * row, float * out, int64_t n) {
-    static const int8_t table[16] = { -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113 };
+    static const int8_t table[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
     for (int64_t g = 0; g < n / QK4_NL; ++g, out += QK4_NL) {
         const block_iq4_nl & group = ((const block_iq4_nl *) row)[g];
         const float          d     = scale_of(group.d);
@@ -119,24 +117,24 @@ void iq4_nl_row(const char * row, float * out, int64_t n) {
 
 row_to_float row_converter(ggml_type type) {
     switch (type) {
-        case GGML_TYPE_F16:
-            return f16_row;
-        case GGML_TYPE_BF16:
-            return bf16_row;
-        case GGML_TYPE_Q8_0:
-            return q8_0_row;
-        case GGML_TYPE_Q5_1:
-            return q5_1_row;
-        case GGML_TYPE_Q5_0:
-            return q5_0_row;
-        case GGML_TYPE_Q4_1:
-            return q4_1_row;
-        case GGML_TYPE_Q4_0:
-            return q4_0_row;
-        case GGML_TYPE_IQ4_NL:
-            return iq4_nl_row;
-        default:
-            return f32_row;
+    case GGML_TYPE_F16:
+        return f16_row;
+    case GGML_TYPE_BF16:
+        return bf16_row;
+    case GGML_TYPE_Q8_0:
+        return q8_0_row;
+    case GGML_TYPE_Q5_1:
+        return q5_1_row;
+    case GGML_TYPE_Q5_0:
+        return q5_0_row;
+    case GGML_TYPE_Q4_1:
+        return q4_1_row;
+    case GGML_TYPE_Q4_0:
+        return q4_0_row;
+    case GGML_TYPE_IQ4_NL:
+        return iq4_nl_row;
+    default:
+        return f32_row;
     }
 }
 

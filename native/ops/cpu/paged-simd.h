@@ -67,7 +67,7 @@ PAGED_INLINE f32v load_bf16(const uint16_t * p) {
 
 // lanes from <= l < to of x, the others of y
 PAGED_INLINE f32v select(f32v x, int from, int to, f32v y) {
-    const uint32_t below_to = to >= 16 ? 0xffff : to <= 0 ? 0 : (1u << to) - 1;
+    const uint32_t below_to   = to >= 16 ? 0xffff : to <= 0 ? 0 : (1u << to) - 1;
     const uint32_t below_from = from <= 0 ? 0 : from >= 16 ? 0xffff : (1u << from) - 1;
     return _mm512_mask_mov_ps(y, (__mmask16) (below_to & ~below_from), x);
 }
@@ -86,10 +86,10 @@ PAGED_INLINE f32v zero_below(f32v x, float limit, f32v y) { // y, 0 where x < li
 
 // the sum of each of four vectors
 PAGED_INLINE void sum_of_4(const f32v * a, float * out) {
-    const f32v    x = _mm512_add_ps(_mm512_unpacklo_ps(a[0], a[1]), _mm512_unpackhi_ps(a[0], a[1]));
-    const f32v    y = _mm512_add_ps(_mm512_unpacklo_ps(a[2], a[3]), _mm512_unpackhi_ps(a[2], a[3]));
-    const f32v    z = _mm512_add_ps(_mm512_shuffle_ps(x, y, 0x44), _mm512_shuffle_ps(x, y, 0xee));
-    const __m256  h = _mm256_add_ps(_mm512_castps512_ps256(z), _mm512_extractf32x8_ps(z, 1));
+    const f32v   x = _mm512_add_ps(_mm512_unpacklo_ps(a[0], a[1]), _mm512_unpackhi_ps(a[0], a[1]));
+    const f32v   y = _mm512_add_ps(_mm512_unpacklo_ps(a[2], a[3]), _mm512_unpackhi_ps(a[2], a[3]));
+    const f32v   z = _mm512_add_ps(_mm512_shuffle_ps(x, y, 0x44), _mm512_shuffle_ps(x, y, 0xee));
+    const __m256 h = _mm256_add_ps(_mm512_castps512_ps256(z), _mm512_extractf32x8_ps(z, 1));
     _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1)));
 }
 
@@ -101,10 +101,10 @@ PAGED_INLINE void transpose(f32v * r) {
         const __m512d a1 = _mm512_castps_pd(_mm512_unpackhi_ps(r[b], r[b + 1]));
         const __m512d a2 = _mm512_castps_pd(_mm512_unpacklo_ps(r[b + 2], r[b + 3]));
         const __m512d a3 = _mm512_castps_pd(_mm512_unpackhi_ps(r[b + 2], r[b + 3]));
-        u[b]     = _mm512_castpd_ps(_mm512_unpacklo_pd(a0, a2));
-        u[b + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a0, a2));
-        u[b + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(a1, a3));
-        u[b + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(a1, a3));
+        u[b]             = _mm512_castpd_ps(_mm512_unpacklo_pd(a0, a2));
+        u[b + 1]         = _mm512_castpd_ps(_mm512_unpackhi_pd(a0, a2));
+        u[b + 2]         = _mm512_castpd_ps(_mm512_unpacklo_pd(a1, a3));
+        u[b + 3]         = _mm512_castpd_ps(_mm512_unpackhi_pd(a1, a3));
     }
     PAGED_UNROLL
     for (int c = 0; c < 4; ++c) {
@@ -112,10 +112,10 @@ PAGED_INLINE void transpose(f32v * r) {
         const f32v s1 = _mm512_shuffle_f32x4(u[c], u[4 + c], 0xee);
         const f32v s2 = _mm512_shuffle_f32x4(u[8 + c], u[12 + c], 0x44);
         const f32v s3 = _mm512_shuffle_f32x4(u[8 + c], u[12 + c], 0xee);
-        r[c]      = _mm512_shuffle_f32x4(s0, s2, 0x88);
-        r[4 + c]  = _mm512_shuffle_f32x4(s0, s2, 0xdd);
-        r[8 + c]  = _mm512_shuffle_f32x4(s1, s3, 0x88);
-        r[12 + c] = _mm512_shuffle_f32x4(s1, s3, 0xdd);
+        r[c]          = _mm512_shuffle_f32x4(s0, s2, 0x88);
+        r[4 + c]      = _mm512_shuffle_f32x4(s0, s2, 0xdd);
+        r[8 + c]      = _mm512_shuffle_f32x4(s1, s3, 0x88);
+        r[12 + c]     = _mm512_shuffle_f32x4(s1, s3, 0xdd);
     }
 }
 
@@ -182,11 +182,11 @@ PAGED_INLINE void transpose(f32v * r) {
 
 #else // four lanes in the compiler's own vectors: SSE2, NEON, VSX, LSX
 
-typedef float       f32v __attribute__((vector_size(16)));
-typedef int32_t     i32v __attribute__((vector_size(16)));
-constexpr int       lanes = 4;
+typedef float   f32v __attribute__((vector_size(16)));
+typedef int32_t i32v __attribute__((vector_size(16)));
+constexpr int   lanes = 4;
 
-PAGED_INLINE f32v splat(float x) { return f32v{ x, x, x, x }; }
+PAGED_INLINE f32v splat(float x) { return f32v{x, x, x, x}; }
 PAGED_INLINE f32v load(const float * p) {
     f32v x;
     memcpy(&x, p, sizeof(x));
@@ -202,18 +202,18 @@ PAGED_INLINE f32v max(f32v a, f32v b) { return pick((i32v) (a > b), a, b); }
 PAGED_INLINE f32v fma(f32v a, f32v b, f32v c) { return a * b + c; }
 
 PAGED_INLINE f32v load_f16(const uint16_t * p) {
-    return f32v{ ggml_fp16_to_fp32(p[0]), ggml_fp16_to_fp32(p[1]), ggml_fp16_to_fp32(p[2]), ggml_fp16_to_fp32(p[3]) };
+    return f32v{ggml_fp16_to_fp32(p[0]), ggml_fp16_to_fp32(p[1]), ggml_fp16_to_fp32(p[2]), ggml_fp16_to_fp32(p[3])};
 }
 PAGED_INLINE f32v load_bf16(const uint16_t * p) {
-    return (f32v) (i32v{ (int32_t) p[0], (int32_t) p[1], (int32_t) p[2], (int32_t) p[3] } << 16);
+    return (f32v) (i32v{(int32_t) p[0], (int32_t) p[1], (int32_t) p[2], (int32_t) p[3]} << 16);
 }
 
 PAGED_INLINE f32v select(f32v x, int from, int to, f32v y) {
-    const i32v l = { 0, 1, 2, 3 };
+    const i32v l = {0, 1, 2, 3};
     return pick((i32v) (l >= from) & (i32v) (l < to), x, y);
 }
 
-PAGED_INLINE f32v iota() { return f32v{ 0, 1, 2, 3 }; }
+PAGED_INLINE f32v iota() { return f32v{0, 1, 2, 3}; }
 PAGED_INLINE f32v round_even(f32v x) { return (x + 12582912.0f) - 12582912.0f; } // |x| < 2^22
 PAGED_INLINE f32v times_power(f32v y, f32v n) { return (f32v) ((i32v) y + (__builtin_convertvector(n, i32v) << 23)); }
 PAGED_INLINE f32v zero_below(f32v x, float limit, f32v y) { return (f32v) (~(i32v) (x < limit) & (i32v) y); }
@@ -227,7 +227,7 @@ PAGED_INLINE void sum_of_4(const f32v * a, float * out) {
 PAGED_INLINE void transpose(f32v * r) {
     const f32v a = r[0], b = r[1], c = r[2], d = r[3];
     for (int i = 0; i < 4; ++i) {
-        r[i] = f32v{ a[i], b[i], c[i], d[i] };
+        r[i] = f32v{a[i], b[i], c[i], d[i]};
     }
 }
 
@@ -261,21 +261,21 @@ PAGED_INLINE f32v exp2_of(f32v x) {
     const f32v bounded = max(splat(-126.0f), x);
     const f32v n = round_even(bounded), r = sub(bounded, n);
     f32v       p = splat(1.5403530e-4f);
-    p = fma(p, r, splat(1.3333558e-3f));
-    p = fma(p, r, splat(9.6181291e-3f));
-    p = fma(p, r, splat(5.5504109e-2f));
-    p = fma(p, r, splat(2.4022651e-1f));
-    p = fma(p, r, splat(6.9314718e-1f));
-    p = fma(p, r, splat(1.0f));
+    p            = fma(p, r, splat(1.3333558e-3f));
+    p            = fma(p, r, splat(9.6181291e-3f));
+    p            = fma(p, r, splat(5.5504109e-2f));
+    p            = fma(p, r, splat(2.4022651e-1f));
+    p            = fma(p, r, splat(6.9314718e-1f));
+    p            = fma(p, r, splat(1.0f));
     return zero_below(x, -126.0f, times_power(p, n));
 }
 
 // tanh(x) to 2e-7 of 1
 PAGED_INLINE f32v tanh_of(f32v x) {
     const f32v magnitude = max(x, sub(zero(), x));
-    const f32v e = exp2_of(mul(magnitude, splat(-2.885390082f))); // exp(-2|x|)
-    const f32v t = div(sub(splat(1.0f), e), add(splat(1.0f), e));
-    const f32v negative = sub(zero(), t);
+    const f32v e         = exp2_of(mul(magnitude, splat(-2.885390082f))); // exp(-2|x|)
+    const f32v t         = div(sub(splat(1.0f), e), add(splat(1.0f), e));
+    const f32v negative  = sub(zero(), t);
     return fma(zero_below(x, 0.0f, splat(1.0f)), sub(t, negative), negative);
 }
 

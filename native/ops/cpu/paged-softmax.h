@@ -26,7 +26,7 @@ inline float query_factor(const problem & p) {
     return p.params.softcap > 0.0f ? p.params.scale / p.params.softcap : p.params.scale * log2_e;
 }
 inline score_map score_map_of(const problem & p, int64_t head) {
-    return { p.params.softcap, alibi_slope(p, head) * log2_e };
+    return {p.params.softcap, alibi_slope(p, head) * log2_e};
 }
 
 struct weight_sum {
@@ -53,7 +53,7 @@ inline weight_sum softmax(float * s, int64_t begin, int64_t end, int64_t clear_b
                           int64_t own) {
     if (begin >= end) {
         std::fill(s + clear_begin, s + clear_end, 0.0f);
-        return { -INFINITY, 0.0f };
+        return {-INFINITY, 0.0f};
     }
     const int64_t from = begin / lanes * lanes, to = (end + lanes - 1) / lanes * lanes;
     if (map.softcap > 0.0f || map.slope > 0.0f) {
@@ -74,7 +74,7 @@ inline weight_sum softmax(float * s, int64_t begin, int64_t end, int64_t clear_b
     }
     std::fill(s + clear_begin, s + std::max(clear_begin, from), 0.0f);
     std::fill(s + std::min(clear_end, to), s + clear_end, 0.0f);
-    return { largest_score, sum(total) };
+    return {largest_score, sum(total)};
 }
 
 // A row over the chunks so far: sums weighted relative to the largest score.
@@ -95,11 +95,11 @@ inline void join(row_state & state, weight_sum chunk, const float * chunk_sum, i
     if (chunk.largest == -INFINITY && chunk.total == 0.0f) {
         return;
     }
-    const float top = std::max(state.largest, chunk.largest);
+    const float top    = std::max(state.largest, chunk.largest);
     const float before = exp2f(state.largest - top), now = exp2f(chunk.largest - top);
     state.total   = state.total * before + chunk.total * now;
     state.largest = top;
-    int64_t i = 0;
+    int64_t i     = 0;
     for (; i + lanes <= d_v; i += lanes) {
         store(state.sum + i, fma(load(chunk_sum + i), splat(now), mul(load(state.sum + i), splat(before))));
     }

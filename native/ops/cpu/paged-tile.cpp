@@ -8,9 +8,7 @@ constexpr int tile_vectors = tile_tokens / lanes;
 constexpr int pass_vectors = tile_vectors < 2 ? tile_vectors : 2; // held beside the sums of a pass
 constexpr int pass_rows    = lanes == 16 ? 8 : 4;
 
-int64_t padded(int64_t d) {
-    return (d + lanes - 1) / lanes * lanes;
-}
+int64_t padded(int64_t d) { return (d + lanes - 1) / lanes * lanes; }
 
 struct scratch {
     float *      q;      // [tile_rows][d_k], multiplied by query_factor
@@ -190,10 +188,18 @@ void score_tile(const job & b, const tile & at, int64_t start) {
         const float * q = b.x.q + r * b.p.d_k;
         float *       s = b.x.s + r * score_stride + at.begin - start;
         switch (n) {
-            case 8: score_pass<8>(q, b.x.k, b.p.d_k, s); break;
-            case 4: score_pass<4>(q, b.x.k, b.p.d_k, s); break;
-            case 2: score_pass<2>(q, b.x.k, b.p.d_k, s); break;
-            case 1: score_pass<1>(q, b.x.k, b.p.d_k, s); break;
+        case 8:
+            score_pass<8>(q, b.x.k, b.p.d_k, s);
+            break;
+        case 4:
+            score_pass<4>(q, b.x.k, b.p.d_k, s);
+            break;
+        case 2:
+            score_pass<2>(q, b.x.k, b.p.d_k, s);
+            break;
+        case 1:
+            score_pass<1>(q, b.x.k, b.p.d_k, s);
+            break;
         }
     });
 }
@@ -208,10 +214,18 @@ void add_tile(const job & b, const tile & at, int64_t start) {
         const float * w   = b.x.s + r * score_stride + at.begin - start;
         float *       sum = b.x.part + r * d;
         switch (n) {
-            case 8: add_pass<8>(w, b.x.v, at.size(), d, sum); break;
-            case 4: add_pass<4>(w, b.x.v, at.size(), d, sum); break;
-            case 2: add_pass<2>(w, b.x.v, at.size(), d, sum); break;
-            case 1: add_pass<1>(w, b.x.v, at.size(), d, sum); break;
+        case 8:
+            add_pass<8>(w, b.x.v, at.size(), d, sum);
+            break;
+        case 4:
+            add_pass<4>(w, b.x.v, at.size(), d, sum);
+            break;
+        case 2:
+            add_pass<2>(w, b.x.v, at.size(), d, sum);
+            break;
+        case 1:
+            add_pass<1>(w, b.x.v, at.size(), d, sum);
+            break;
         }
     });
 }
@@ -229,7 +243,7 @@ void look_ahead(const job & b, const ggml_tensor * t, const tile & next) {
 template <class F> void for_each_tile(const job & b, const ggml_tensor * t, int64_t begin, int64_t end, F compute) {
     for (int64_t at = begin; at < end;) {
         const tile now = tile_at(b.p, b.w.s, at, end);
-        at = now.end;
+        at             = now.end;
         if (at < end) {
             look_ahead(b, t, tile_at(b.p, b.w.s, at, end));
         } else if (t == b.p.k) {
@@ -249,9 +263,9 @@ void attend_chunk(const job & b, int64_t chunk) {
     const int64_t clear_end   = (end - start + tile_tokens - 1) / tile_tokens * tile_tokens;
     for (int64_t r = 0; r < b.rows; ++r) {
         const int64_t own = b.w.s.position(b.query_row(r));
-        b.x.weight[r] = softmax(b.x.s + r * score_stride, std::max(begin, b.x.begin[r]) - start,
-                                std::min(end, b.x.end[r]) - start, clear_begin, clear_end,
-                                score_map_of(b.p, b.head(r)), own - start);
+        b.x.weight[r] =
+            softmax(b.x.s + r * score_stride, std::max(begin, b.x.begin[r]) - start, std::min(end, b.x.end[r]) - start,
+                    clear_begin, clear_end, score_map_of(b.p, b.head(r)), own - start);
     }
     std::fill_n(b.x.part, b.rows * padded(b.p.d_v), 0.0f);
     for_each_tile(b, b.p.v, begin, end, [&](const tile & at) { add_tile(b, at, start); });
@@ -278,14 +292,14 @@ void prepare_rows(const job & b) {
 } // namespace
 
 size_t tile_scratch(const problem & p) {
-    arena a = { 0 };
+    arena a = {0};
     layout(p, a);
     return a.next;
 }
 
 void attend_tile(const problem & p, const tile_work & w, partial_store partials, char * memory) {
-    arena     a = { (uintptr_t) memory };
-    const job b = { p, w, layout(p, a), w.row_end - w.row_begin };
+    arena     a = {(uintptr_t) memory};
+    const job b = {p, w, layout(p, a), w.row_end - w.row_begin};
     prepare_rows(b);
     const int64_t first = std::max(w.chunks.first, b.x.begin[0] / chunk_tokens);
     const int64_t last  = std::min(w.chunks.last, (b.x.end[b.rows - 1] + chunk_tokens - 1) / chunk_tokens);
