@@ -4,6 +4,8 @@ OpenMP keeps a team of threads for every thread that ever computed (packing weig
 together outnumber the cores it lets all of them sleep at every barrier: decode of a small model then runs at
 half its speed. So whoever steps an engine, its forward pass runs here; and while it does, the caller waits
 in Python, where signals are handled.
+
+A step passes through here, so it is made of bare locks: a Future takes three times as long to hand work over.
 """
 
 from __future__ import annotations
@@ -11,8 +13,8 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import TypeVar
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar
 
 __all__ = ["compute"]
 
@@ -20,8 +22,50 @@ T = TypeVar("T")
 
 PATIENCE = 0.1  # seconds; a signal that comes just before a wait begins is handled after this
 
+
+class _Job(Generic[T]):
+    """A call on its way. Who gets hold of `claim` runs it, or drops it; `ended` is let go when it is done."""
+
+    __slots__ = ("claim", "done", "ended", "error", "function", "result")
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        self.function = function
+        self.claim = threading.Lock()
+        self.ended = threading.Lock()
+        self.ended.acquire()
+        self.done = False
+        self.result: T | None = None
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        if self.claim.acquire(blocking=False):
+            try:
+                self.result = self.function()
+            except BaseException as error:
+                self.error = error
+            self.done = True
+            self.ended.release()
+
+    def outlast(self) -> None:
+        """Waits for the end, whatever a signal handler raises meanwhile."""
+        while not self.done:
+            try:
+                self.ended.acquire(timeout=PATIENCE)
+            except BaseException:
+                continue
+
+    def outcome(self) -> T:
+        error, self.error = self.error, None
+        if error is None:
+            return self.result  # type: ignore[return-value]
+        try:
+            raise error
+        finally:
+            del error  # or it would keep this frame, and the frame it
+
+
 _lock = threading.Lock()
-_executor: ThreadPoolExecutor | None = None
+_jobs: SimpleQueue[_Job[Any]] | None = None
 
 
 def compute(function: Callable[[], T], cancel: Callable[[], None]) -> T:
@@ -30,50 +74,39 @@ def compute(function: Callable[[], T], cancel: Callable[[], None]) -> T:
     What a signal handler raises meanwhile is raised too, but not before `function` has ended, which `cancel`
     asks it to do soon.
     """
-    done: Future[T] = Future()
+    job = _Job(function)
     try:
-        _submit(done, function)
-        while not done.done():
-            wait([done], PATIENCE)
-        return done.result()
+        _queue().put(job)
+        while not job.ended.acquire(timeout=PATIENCE):
+            pass
     except BaseException:
-        if not done.cancel() and not done.done():  # it has begun
+        if not job.claim.acquire(blocking=False) and not job.done:  # it has begun
             cancel()
-            _outlast(done)
+            job.outlast()
         raise
+    return job.outcome()
 
 
-def _submit(done: Future[T], function: Callable[[], T]) -> None:
-    global _executor
+def _queue() -> SimpleQueue[_Job[Any]]:
+    """Where jobs go; the thread is started with the first of them."""
+    global _jobs
     with _lock:
-        if _executor is None:
-            _executor = ThreadPoolExecutor(1, thread_name_prefix="pyvelo-compute")
-        _executor.submit(_run, done, function)
+        if _jobs is None:
+            _jobs = SimpleQueue()
+            # a daemon: whoever called waits for it, so nothing runs here when the process ends
+            threading.Thread(target=_work, args=(_jobs,), name="pyvelo-compute", daemon=True).start()
+        return _jobs
 
 
-def _run(done: Future[T], function: Callable[[], T]) -> None:
-    if done.set_running_or_notify_cancel():
-        try:
-            result = function()
-        except BaseException as error:
-            done.set_exception(error)
-        else:
-            done.set_result(result)
-
-
-def _outlast(done: Future[T]) -> None:
-    """Waits, whatever else is raised."""
-    while not done.done():
-        try:
-            wait([done])
-        except BaseException:
-            continue
+def _work(jobs: SimpleQueue[_Job[Any]]) -> None:
+    while True:
+        jobs.get().run()
 
 
 def _forget() -> None:
-    """A forked child has the executor, but not its thread."""
-    global _executor, _lock
-    _executor, _lock = None, threading.Lock()
+    """A forked child has the queue, but not its thread."""
+    global _jobs, _lock
+    _jobs, _lock = None, threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
+import weakref
 from types import FrameType
 
 import pytest
@@ -72,3 +74,53 @@ def test_a_forked_child_gets_a_thread_of_its_own() -> None:
         compute(lambda: seen.append(1), lambda: None)
         os._exit(0 if seen else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="there are no timers on this system")
+def test_what_has_not_begun_is_dropped() -> None:
+    """A caller that is interrupted while another one's work runs does not wait for it."""
+    begun, go_on = threading.Event(), threading.Event()
+    ran: list[int] = []
+
+    def work() -> None:
+        begun.set()
+        assert go_on.wait(WAIT)
+
+    def handler(signum: int, frame: FrameType | None) -> None:
+        raise Impatient
+
+    other = threading.Thread(target=compute, args=(work, lambda: None))
+    other.start()
+    assert begun.wait(WAIT)
+    before = signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    try:
+        with pytest.raises(Impatient):
+            compute(lambda: ran.append(1), lambda: pytest.fail("there is nothing to cancel"))
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        go_on.set()
+    other.join(WAIT)
+    compute(lambda: None, lambda: None)
+    assert not ran
+
+
+def test_an_error_keeps_nothing_alive() -> None:
+    class Thing:
+        pass
+
+    def fail() -> None:
+        thing = Thing()
+        seen.append(weakref.ref(thing))
+        raise ValueError("no")
+
+    seen: list[weakref.ref[Thing]] = []
+    gc.disable()
+    try:
+        with pytest.raises(ValueError, match="no") as caught:
+            compute(fail, lambda: None)
+        del caught
+        compute(lambda: None, lambda: None)
+        assert seen[0]() is None
+    finally:
+        gc.enable()
