@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import pyvelo
+
 ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _away_from_the_checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Child processes import the package that the tests import: Python would prefer the current folder's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.fspath(Path(pyvelo.__file__).parents[1]))
+        patch.chdir(tmp_path_factory.mktemp("elsewhere"))
+        yield
 
 
 def _make(path: Path, *options: str) -> Path:
