@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -159,8 +160,7 @@ def test_bad_models_and_prompts_are_one_line(
 def test_the_answer_streams_and_ctrl_c_ends_it(tiny_model: Path) -> None:
     arguments = ["run", str(tiny_model), "-p", PROMPT, "-n", "-1", "--ignore-eos"]
     process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stdout is not None
-    first = os.read(process.stdout.fileno(), 1)
+    first = first_byte(process)
     # words arrive while the process still runs
     assert (first, process.poll()) == (b" ", None)
     process.send_signal(signal.SIGINT)
@@ -190,6 +190,16 @@ def shell_code(process: subprocess.Popen[bytes]) -> int:
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
 
+def first_byte(process: subprocess.Popen[bytes]) -> bytes:
+    """The first byte of a process's output; fails where none comes."""
+    assert process.stdout is not None
+    ready, _, _ = select.select([process.stdout], [], [], 60)
+    if not ready:
+        process.kill()
+        pytest.fail("no output in a minute")
+    return os.read(process.stdout.fileno(), 1)
+
+
 def _has_started(pid: int) -> bool:
     """Whether the process has mapped the library, and so has a handler for Ctrl-C."""
     maps = Path(f"/proc/{pid}/maps")
@@ -199,9 +209,9 @@ def _has_started(pid: int) -> bool:
 def test_a_reader_that_goes_away_is_no_error(tiny_model: Path) -> None:
     arguments = ["run", str(tiny_model), "-p", PROMPT, "-n", "-1", "--ignore-eos"]
     process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert first_byte(process) == b" "
     assert process.stdout is not None
     assert process.stderr is not None
-    os.read(process.stdout.fileno(), 1)
     process.stdout.close()
     err = process.stderr.read()
     process.stderr.close()

@@ -45,7 +45,7 @@ def test_every_status_has_a_name() -> None:
 
 def test_quiet_by_default(tiny_model: Path) -> None:
     code = f"from pyvelo.native import Model; Model({str(tiny_model)!r}).close()"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("", "")
 
 
