@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.append(str(ROOT))  # behind the installed package
 
 import numpy as np  # noqa: E402
 
@@ -55,7 +55,6 @@ class Row:
 
 def make_models(folder: Path) -> None:
     """Lets upstream's test-llama-archs, built from the patched tree, save its models into `folder`."""
-    sys.path.insert(0, str(ROOT / "scripts"))
     import upstream_tests
 
     binary = upstream_tests.build(["test-llama-archs"]) / "test-llama-archs"

@@ -12,8 +12,9 @@ else()
     endif()
 endif()
 set(PYVELO_TREE_USED ${_tree})
+file(GLOB _patches CONFIGURE_DEPENDS ${PYVELO_ROOT}/vendor/patches/*.patch)
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS
-    ${PYVELO_ROOT}/vendor/series ${PYVELO_ROOT}/vendor/upstream.txt)
+    ${PYVELO_ROOT}/vendor/series ${PYVELO_ROOT}/vendor/upstream.txt ${_patches})
 
 function(velo_upstream_option name value)
     set(${name} ${value} CACHE BOOL "" FORCE)
