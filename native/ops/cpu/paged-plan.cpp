@@ -13,7 +13,7 @@ constexpr int64_t items_per_thread = 2;
 constexpr int64_t fine_share = 8;
 
 // Rows of an item of the tile kernel at least.
-constexpr int64_t fewest_rows = 8;
+constexpr int64_t fewest_rows = 4;
 
 constexpr size_t most_partials = size_t(64) << 20; // bytes, but one token's whole context always fits
 
