@@ -30,7 +30,7 @@ from pyvelo.native import Model  # noqa: E402
 from tests.e2e import contiguous  # noqa: E402
 from tests.e2e.paged import PagedRunner, nmse  # noqa: E402
 
-F32, Q8_0 = 0, 8
+F32 = 0
 CHUNKS = [33, 17, 1, 40, 3]
 N_DECODE = 10
 N_TOKENS = sum(CHUNKS) + N_DECODE
