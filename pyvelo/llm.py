@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
 from pyvelo.config import EngineConfig
+from pyvelo.engine.compute import rest
 from pyvelo.engine.engine import open_engine
 from pyvelo.engine.intake import Prompt, Submission
 from pyvelo.engine.stats import EngineStats
@@ -190,6 +191,7 @@ class LLM:
         finally:
             if pending:
                 driver.cancel(requests)
+            rest()
 
     def _pieces(
         self, submission: Submission, pieces: deque[StreamPiece]
@@ -205,6 +207,7 @@ class LLM:
                     break
         finally:
             driver.cancel(submission.requests)
+            rest()
         error = submission.output().error
         if error is not None:
             raise error

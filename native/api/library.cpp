@@ -12,6 +12,11 @@
 #include <mutex>
 #include <vector>
 
+#if defined(__GNUC__) && !defined(__clang__) && defined(_OPENMP)
+#    include <omp.h>
+#    define VELO_GCC_OPENMP
+#endif
+
 namespace {
 
 // fixed, so that reporting that memory ran out needs none
@@ -193,4 +198,10 @@ velo_status velo_system_info(char * text, size_t capacity, size_t * len) noexcep
         const std::lock_guard<std::mutex> lock(mutex);
         velo::put_text(llama_print_system_info(), text, capacity, len);
     });
+}
+
+void velo_threads_release(void) noexcept {
+#if defined(VELO_GCC_OPENMP)
+    omp_pause_resource_all(omp_pause_soft); // refused within a parallel region only, where nothing of ours calls it
+#endif
 }

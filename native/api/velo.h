@@ -68,6 +68,10 @@ VELO_API velo_status velo_devices(velo_device * devices, int32_t capacity, int32
 // "AVX512 = 1 | ..." as the library was built
 VELO_API velo_status velo_system_info(char * text, size_t capacity, size_t * len) VELO_NOEXCEPT;
 
+// Ends the worker threads that OpenMP keeps for the calling thread; its next run starts them anew. While more of them
+// live than there are cores, GCC's OpenMP lets the threads of every run sleep at each barrier.
+VELO_API void velo_threads_release(void) VELO_NOEXCEPT;
+
 // ---- model ----
 
 // 0..1; return 0 to cancel the load

@@ -1,9 +1,10 @@
-"""The one thread of this process that loads weights and runs forward passes.
+"""Who loads weights and runs forward passes: one thread at a time, so that one team of OpenMP threads lives.
 
-OpenMP keeps a team of threads for every thread that ever computed (packing weights counts). Once the teams
-together outnumber the cores it lets all of them sleep at every barrier: decode of a small model then runs at
-half its speed. So whoever steps an engine, its forward pass runs here; and while it does, the caller waits
-in Python, where signals are handled.
+OpenMP keeps a team for every thread that ever computed (packing weights counts). Once the teams together
+outnumber the cores, GCC's lets all of them sleep at every barrier: decode of a small model then runs at half
+its speed. So the thread that computes first has the team, until it rests, and calls C itself. Where another
+one comes meanwhile, both hand their work to a compute thread from then on, for a team that changed hands at
+every step would be made anew each time.
 
 A step passes through here, so it is made of bare locks: a Future takes three times as long to hand work over.
 """
@@ -16,7 +17,9 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
-__all__ = ["compute"]
+from pyvelo.native import release_threads
+
+__all__ = ["compute", "rest"]
 
 T = TypeVar("T")
 
@@ -65,15 +68,19 @@ class _Job(Generic[T]):
 
 
 _lock = threading.Lock()
-_jobs: SimpleQueue[_Job[Any]] | None = None
+_owner: threading.Thread | None = None  # has the team
+_shared = False  # work goes to the compute thread
+_jobs: SimpleQueue[_Job[Any]] | None = None  # its queue, once it runs
 
 
 def compute(function: Callable[[], T], cancel: Callable[[], None]) -> T:
-    """Runs `function`; returns what it returns, raises what it raises.
+    """Runs `function`, here or in the compute thread; returns what it returns, raises what it raises.
 
-    What a signal handler raises meanwhile is raised too, but not before `function` has ended, which `cancel`
-    asks it to do soon.
+    What a signal handler raises meanwhile is raised too, but not before `function` has ended; in the compute
+    thread, `cancel` asks it to do so soon.
     """
+    if _take_team():
+        return function()
     job = _Job(function)
     try:
         _queue().put(job)
@@ -85,6 +92,28 @@ def compute(function: Callable[[], T], cancel: Callable[[], None]) -> T:
             job.outlast()
         raise
     return job.outcome()
+
+
+def rest() -> None:
+    """Says that this thread computes no more for now: another one may have the team."""
+    global _owner
+    if _owner is threading.current_thread():
+        release_threads()
+        _owner = None
+
+
+def _take_team() -> bool:
+    """Whether this thread is to compute itself."""
+    global _owner, _shared
+    me = threading.current_thread()
+    with _lock:
+        if not _shared:
+            if _owner is None or _owner is me or not _owner.is_alive():
+                _owner = me
+                return True
+            _shared = True
+    rest()
+    return False
 
 
 def _queue() -> SimpleQueue[_Job[Any]]:
@@ -104,9 +133,10 @@ def _work(jobs: SimpleQueue[_Job[Any]]) -> None:
 
 
 def _forget() -> None:
-    """A forked child has the queue, but not its thread."""
-    global _jobs, _lock
-    _jobs, _lock = None, threading.Lock()
+    """A forked child has neither the thread of the queue nor those of a team, for which OpenMP would wait."""
+    global _jobs, _lock, _owner, _shared
+    _shared = _shared or _owner is not None
+    _jobs, _owner, _lock = None, None, threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):

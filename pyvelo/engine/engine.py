@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 
 from pyvelo.config import EngineConfig
-from pyvelo.engine.compute import compute
+from pyvelo.engine.compute import compute, rest
 from pyvelo.engine.core import EngineCore
 from pyvelo.engine.driver import Driver
 from pyvelo.engine.intake import Intake
@@ -91,7 +91,10 @@ def _load(path: str, config: EngineConfig) -> Model:
         deterministic=config.deterministic,
         progress=lambda _: not stop.is_set(),
     )
-    return compute(load, stop.set)
+    try:
+        return compute(load, stop.set)
+    finally:
+        rest()
 
 
 def _assemble(config: EngineConfig, model: Model, geometry: Geometry, free_bytes: int | None) -> Engine:

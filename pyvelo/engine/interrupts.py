@@ -12,6 +12,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 
 from pyvelo.engine.compute import compute
+from pyvelo.engine.wakeup import on_ctrl_c
 
 __all__ = ["InterruptGuard"]
 
@@ -27,7 +28,6 @@ class InterruptGuard:
         self._cancel = cancel
         self._active = False
         self._hit = False
-        self._calling = False
 
     def __enter__(self) -> InterruptGuard:
         if _in_main():
@@ -58,20 +58,15 @@ class InterruptGuard:
         return 0.1 if self._active and _in_main() else None
 
     def call(self, function: Callable[[], None]) -> None:
-        """Runs a forward pass on the compute thread; `cancel` ends it when the signal comes here."""
-        mine = self._active and _in_main()
-        if mine:
-            self._calling = True
-        try:
+        """Runs a forward pass; `cancel` ends it when the signal comes, if this is the main thread."""
+        if not _in_main():
             compute(function, self._cancel)
-        finally:
-            if mine:
-                self._calling = False
+            return
+        with on_ctrl_c(self._cancel):
+            compute(function, self._cancel)
 
     def _remember(self, signum: int, frame: FrameType | None) -> None:
         self._hit = True
-        if self._calling:
-            self._cancel()
 
 
 def _in_main() -> bool:

@@ -1,7 +1,7 @@
 """Thin wrappers over the compiled module: arrays in, arrays out, statuses as exceptions."""
 
 from .context import Context, ContextInfo, StepArrays, Timings
-from .library import Device, LogLevel, devices, set_log, system_info
+from .library import Device, LogLevel, devices, release_threads, set_log, system_info
 from .model import Layer, Model, ModelInfo, VocabInfo, quantize
 from .sampler import Sampler
 
@@ -19,6 +19,7 @@ __all__ = [
     "VocabInfo",
     "devices",
     "quantize",
+    "release_threads",
     "set_log",
     "system_info",
 ]

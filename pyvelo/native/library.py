@@ -13,7 +13,7 @@ from ._ffi import check, ffi, from_c, lib, raised_in_callbacks, read_bytes
 if TYPE_CHECKING:
     from ._velo import CData
 
-__all__ = ["Device", "LogLevel", "devices", "set_log", "system_info"]
+__all__ = ["Device", "LogLevel", "devices", "release_threads", "set_log", "system_info"]
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -65,6 +65,11 @@ def set_log(callback: Callable[[LogLevel, str], object] | None, level: LogLevel 
         raise ConfigError(f"the log has no level {level!r}: use one of {', '.join(_LEVELS)}")
     _log = callback
     check(lib.velo_log_set(lib.velo_py_log if callback else ffi.NULL, ffi.NULL, _LEVELS.index(level) + 1))
+
+
+def release_threads() -> None:
+    """End the worker threads that OpenMP keeps for the calling thread; its next run starts them anew."""
+    lib.velo_threads_release()
 
 
 @ffi.def_extern()

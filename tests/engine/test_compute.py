@@ -1,4 +1,4 @@
-"""The compute thread: one for all callers, and nobody leaves it before it is done."""
+"""Who computes: the first thread by itself, several through one compute thread."""
 
 from __future__ import annotations
 
@@ -7,35 +7,92 @@ import os
 import signal
 import threading
 import weakref
-from types import FrameType
+from collections.abc import Callable
+from types import FrameType, ModuleType
+from typing import TypeVar
 
 import pytest
 
-from pyvelo.engine.compute import compute
+from pyvelo.engine import compute as module
+from pyvelo.engine.compute import compute, rest
+
+T = TypeVar("T")
 
 WAIT = 60.0  # seconds after which a test is taken to hang
+COMPUTE_THREAD = "pyvelo-compute"
 
 
 class Impatient(Exception):
     """What a user's own handler may raise."""
 
 
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """As in a process where nobody has computed yet."""
+    monkeypatch.setattr(module, "_owner", None)
+    monkeypatch.setattr(module, "_shared", False)
+    return module
+
+
+@pytest.fixture
+def shared(fresh: ModuleType) -> None:
+    """As in a process where several threads have computed."""
+    fresh._shared = True
+
+
+def name() -> str:
+    return compute(lambda: threading.current_thread().name, lambda: None)
+
+
+def elsewhere(function: Callable[[], T]) -> T:
+    """What `function` returns in a thread that is then gone."""
+    results: list[T] = []
+    thread = threading.Thread(target=lambda: results.append(function()), name="elsewhere")
+    thread.start()
+    thread.join(WAIT)
+    return results[0]
+
+
+def test_a_thread_alone_computes_itself() -> None:
+    here = threading.current_thread().name
+    assert [name(), name()] == [here, here]
+
+
+def test_when_a_second_one_comes_both_hand_over() -> None:
+    assert name() == threading.current_thread().name
+    assert elsewhere(name) == COMPUTE_THREAD
+    assert name() == COMPUTE_THREAD
+
+
+def test_after_a_rest_another_may_compute() -> None:
+    for _ in range(2):
+        assert name() == threading.current_thread().name
+        rest()
+        assert elsewhere(lambda: (name(), rest())[0]) == "elsewhere"
+
+
+def test_resting_is_for_the_one_who_computes() -> None:
+    name()
+    elsewhere(rest)
+    assert elsewhere(name) == COMPUTE_THREAD
+
+
+def test_who_has_ended_needs_no_rest() -> None:
+    assert elsewhere(name) == "elsewhere"
+    assert name() == threading.current_thread().name
+
+
+@pytest.mark.usefixtures("shared")
 def test_every_caller_gets_the_same_thread() -> None:
-    seen: list[int] = []
-    callers = [
-        threading.Thread(target=compute, args=(lambda: seen.append(threading.get_ident()), lambda: None))
-        for _ in range(4)
-    ]
-    for caller in callers:
-        caller.start()
-    for caller in callers:
-        caller.join(WAIT)
-    assert len(seen) == 4
-    assert len(set(seen)) == 1
-    assert seen[0] != threading.get_ident()
+    seen = {elsewhere(lambda: compute(threading.get_ident, lambda: None)) for _ in range(4)}
+    assert len(seen) == 1
+    assert threading.get_ident() not in seen
 
 
-def test_errors_reach_the_caller() -> None:
+@pytest.mark.parametrize("several", [False, True])
+def test_errors_reach_the_caller(fresh: ModuleType, several: bool) -> None:
+    fresh._shared = several
+
     def fail() -> None:
         raise ValueError("no")
 
@@ -43,6 +100,7 @@ def test_errors_reach_the_caller() -> None:
         compute(fail, lambda: None)
 
 
+@pytest.mark.usefixtures("shared")
 def test_what_a_handler_raises_waits_for_the_end() -> None:
     """The arrays of a step belong to the forward pass until it has ended."""
     stop, events = threading.Event(), []
@@ -66,16 +124,18 @@ def test_what_a_handler_raises_waits_for_the_end() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on this system")
-def test_a_forked_child_gets_a_thread_of_its_own() -> None:
-    compute(lambda: None, lambda: None)
+@pytest.mark.parametrize("several", [False, True])
+def test_a_forked_child_computes_in_a_thread_of_its_own(fresh: ModuleType, several: bool) -> None:
+    """Neither the compute thread nor the team of whoever forked comes along."""
+    fresh._shared = several
+    name()
     child = os.fork()
     if child == 0:
-        seen: list[int] = []
-        compute(lambda: seen.append(1), lambda: None)
-        os._exit(0 if seen else 1)
+        os._exit(0 if name() == COMPUTE_THREAD else 1)
     assert os.waitpid(child, 0)[1] == 0
 
 
+@pytest.mark.usefixtures("shared")
 @pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="there are no timers on this system")
 def test_what_has_not_begun_is_dropped() -> None:
     """A caller that is interrupted while another one's work runs does not wait for it."""
@@ -105,6 +165,7 @@ def test_what_has_not_begun_is_dropped() -> None:
     assert not ran
 
 
+@pytest.mark.usefixtures("shared")
 def test_an_error_keeps_nothing_alive() -> None:
     class Thing:
         pass
