@@ -74,16 +74,17 @@ def check(shape: Shape) -> None:
         raise ShapeError(f"{shape.heads} heads do not divide among {shape.kv_heads} KV heads")
     if shape.head_dim % 2:
         raise ShapeError(f"head_dim must be even for the rotary embedding, not {shape.head_dim}")
-    if shape.arch == "qwen2" and shape.heads * shape.head_dim != shape.embd:
-        raise ShapeError(
-            f"qwen2 needs heads * head_dim = embd, not {shape.heads} * {shape.head_dim} != {shape.embd}"
-        )
+    width = shape.heads * shape.head_dim
+    if shape.arch in ("qwen2", "lfm2") and width != shape.embd:
+        raise ShapeError(f"{shape.arch} needs heads * head_dim = embd, but {width} is not {shape.embd}")
     if shape.window and shape.arch not in WINDOWED:
         raise ShapeError(f"{shape.arch} has no sliding window; {', '.join(WINDOWED)} have")
     if shape.experts and shape.arch not in ("llama", "gpt-oss"):
         raise ShapeError(f"experts are written for llama and gpt-oss, not for {shape.arch}")
     if shape.arch == "gpt-oss" and not shape.experts:
         raise ShapeError("gpt-oss needs experts: add --experts 4")
+    if shape.arch == "lfm2" and shape.layers < 2:
+        raise ShapeError("lfm2 needs 2 layers or more: each other one has attention")
     if shape.arch == "deepseek2" and shape.layers in (26, 27, 48):
         raise ShapeError(
             f"deepseek2 with {shape.layers} layers is read as another model; take another number"
@@ -124,17 +125,18 @@ def tensors(shape: Shape, n_vocab: int) -> Iterator[Tensor]:
     quiet = shape.embd**-0.5 if shape.arch.startswith("gemma") else 1.0
     yield Tensor("token_embd.weight", (n_vocab, shape.embd), "embedding", quiet)
     for layer in range(shape.layers):
-        for tensor in ARCHS[shape.arch].layer(shape):
+        for tensor in ARCHS[shape.arch].layer(shape, layer):
             yield tensor._replace(name=f"blk.{layer}.{tensor.name}")
     separate = not shape.tied or shape.arch == "gpt-oss"
-    yield Tensor("output_norm.weight", (shape.embd,), "norm", LOUD / (1.0 if separate else quiet))
+    last_norm = "token_embd_norm.weight" if shape.arch == "lfm2" else "output_norm.weight"
+    yield Tensor(last_norm, (shape.embd,), "norm", LOUD / (1.0 if separate else quiet))
     if separate:
         yield Tensor("output.weight", (n_vocab, shape.embd), "embedding")
 
 
 class Arch(NamedTuple):
     keys: Callable[[Shape], dict[str, Any]]
-    layer: Callable[[Shape], Iterator[Tensor]]
+    layer: Callable[[Shape, int], Iterator[Tensor]]
 
 
 def _qkvo(s: Shape) -> Iterator[Tensor]:
@@ -179,8 +181,8 @@ def _experts(s: Shape) -> Iterator[Tensor]:
     yield Tensor("ffn_down_exps.weight", (s.experts, s.embd, s.ffn), "matrix")
 
 
-def _plain(*parts: Callable[[Shape], Iterator[Tensor]]) -> Callable[[Shape], Iterator[Tensor]]:
-    def layer(s: Shape) -> Iterator[Tensor]:
+def _plain(*parts: Callable[[Shape], Iterator[Tensor]]) -> Callable[[Shape, int], Iterator[Tensor]]:
+    def layer(s: Shape, number: int) -> Iterator[Tensor]:
         for part in parts:
             yield from part(s)
 
@@ -246,6 +248,33 @@ def _deepseek2_layer(s: Shape) -> Iterator[Tensor]:
     yield from _ffn(s)
 
 
+# tokens that a short convolution looks at, the current one among them
+CONV_WIDTH = 3
+
+
+def _is_conv(number: int) -> bool:
+    return number % 2 == 0
+
+
+def _lfm2_keys(s: Shape) -> dict[str, Any]:
+    return {
+        "attention.head_count_kv": [0 if _is_conv(n) else s.kv_heads for n in range(s.layers)],
+        "shortconv.l_cache": CONV_WIDTH,
+    }
+
+
+def _lfm2_layer(s: Shape, number: int) -> Iterator[Tensor]:
+    if _is_conv(number):
+        yield Tensor("attn_norm.weight", (s.embd,), "norm")
+        yield Tensor("shortconv.conv.weight", (s.embd, CONV_WIDTH), "router")
+        yield Tensor("shortconv.in_proj.weight", (3 * s.embd, s.embd), "matrix")
+        yield Tensor("shortconv.out_proj.weight", (s.embd, s.embd), "matrix")
+    else:
+        yield from _qkvo(s)
+        yield from _qk_norms(s)
+    yield from _ffn(s)
+
+
 def _no_keys(s: Shape) -> dict[str, Any]:
     return {}
 
@@ -262,6 +291,7 @@ ARCHS: dict[str, Arch] = {
     "qwen3": Arch(_no_keys, _plain(_qkvo, _qk_norms, _ffn)),
     "gemma2": Arch(_gemma2_keys, _plain(_qkvo, _ffn, _post_norms)),
     "gemma3": Arch(_no_keys, _plain(_qkvo, _qk_norms, _ffn, _post_norms)),
-    "gpt-oss": Arch(_no_keys, _gpt_oss_layer),
-    "deepseek2": Arch(_deepseek2_keys, _deepseek2_layer),
+    "gpt-oss": Arch(_no_keys, _plain(_gpt_oss_layer)),
+    "deepseek2": Arch(_deepseek2_keys, _plain(_deepseek2_layer)),
+    "lfm2": Arch(_lfm2_keys, _lfm2_layer),
 }

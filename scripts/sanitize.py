@@ -1,13 +1,15 @@
-"""Builds native checks with sanitizers and runs them.
+"""Builds native checks with sanitizers and runs them, and the tests of the binding and of the operator too.
 
 `sanitize.py 'address;undefined'` or `sanitize.py thread`. Each kind has a build folder of its own,
-build/sanitize-KIND. ThreadSanitizer gets ggml's own threads: it cannot see the barriers of OpenMP.
+build/sanitize-KIND. ThreadSanitizer gets ggml's own threads: it cannot see the barriers of OpenMP; and of
+the tests it gets none, since Python itself is not built for it.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +20,9 @@ DRIVERS = {"velo-lab-check": {"thread": ["2", "3"]}}
 
 ggml's own threads spin while they wait, so under ThreadSanitizer not many more of them than cores.
 """
+TESTS = ("tests/native", "tests/ops")
+PRELOADED = ("libasan.so", "libubsan.so", "libstdc++.so.6")
+"""A sanitizer must come first in a process, and find what it intercepts: Python loads neither by itself."""
 OPTIONS = {
     "ASAN_OPTIONS": "detect_leaks=1:strict_string_checks=1:detect_stack_use_after_return=1",
     "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
@@ -30,17 +35,18 @@ def folder_of(sanitizers: str) -> Path:
     return ROOT / "build" / f"sanitize-{sanitizers.replace(';', '-')}"
 
 
-def build(sanitizers: str, extra: list[str], jobs: int) -> Path:
-    """Configures and builds the drivers; returns the build folder."""
+def build(sanitizers: str, extra: list[str], jobs: int, targets: tuple[str, ...]) -> Path:
+    """Configures and builds `targets`, or everything where there are none; returns the build folder."""
     folder = folder_of(sanitizers)
     configure = ["cmake", "-S", str(ROOT / "native"), "-B", str(folder), "-DPYVELO_BUILD_TESTS=ON"]
     configure += [f"-DPYVELO_SANITIZE={sanitizers}", "-DCMAKE_BUILD_TYPE=RelWithDebInfo", *extra]
     subprocess.run(configure, check=True)
-    subprocess.run(["cmake", "--build", str(folder), "-j", str(jobs), "--target", *DRIVERS], check=True)
+    what = ["--target", *targets] if targets else []
+    subprocess.run(["cmake", "--build", str(folder), "-j", str(jobs), *what], check=True)
     return folder
 
 
-def run(folder: Path, sanitizers: str) -> bool:
+def run_drivers(folder: Path, sanitizers: str) -> bool:
     """Runs every driver found in the build folder; False when one failed."""
     good = True
     for driver, arguments in DRIVERS.items():
@@ -54,6 +60,31 @@ def run(folder: Path, sanitizers: str) -> bool:
     return good
 
 
+def run_tests(folder: Path) -> bool:
+    """Runs TESTS over a package of this build, laid out beside it; False when one failed."""
+    package = folder / "package"
+    shutil.rmtree(package, ignore_errors=True)
+    compiled = shutil.ignore_patterns("lib", "*.so", "__pycache__")
+    shutil.copytree(ROOT / "pyvelo", package / "pyvelo", ignore=compiled)
+    install = ["cmake", "--install", str(folder), "--component", "pyvelo", "--prefix", str(package)]
+    subprocess.run(install, check=True, stdout=subprocess.DEVNULL)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    command += [str(ROOT / tests) for tests in TESTS]
+    settings = {**os.environ, **OPTIONS, "PYTHONPATH": str(package), "LD_PRELOAD": _preload()}
+    settings["ASAN_OPTIONS"] += ":detect_leaks=0"  # Python ends with much unfreed
+    return subprocess.run(command, cwd=package, env=settings, check=False).returncode == 0
+
+
+def _preload() -> str:
+    """The runtime libraries of the compiler."""
+    compiler = os.environ.get("CXX", "c++")
+    found = []
+    for name in PRELOADED:
+        ask = [compiler, f"-print-file-name={name}"]
+        found.append(subprocess.run(ask, check=True, stdout=subprocess.PIPE, text=True).stdout.strip())
+    return " ".join(found)
+
+
 def main() -> int:
     """Ends with 0 when everything passed."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -61,7 +92,13 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--cmake", action="append", default=[], help="an argument for configuring")
     options = parser.parse_args()
-    return 0 if run(build(options.sanitizers, options.cmake, options.jobs), options.sanitizers) else 1
+    with_tests = "thread" not in options.sanitizers
+    targets = () if with_tests else tuple(DRIVERS)
+    folder = build(options.sanitizers, options.cmake, options.jobs, targets)
+    good = run_drivers(folder, options.sanitizers)
+    if with_tests:
+        good = run_tests(folder) and good
+    return 0 if good else 1
 
 
 if __name__ == "__main__":

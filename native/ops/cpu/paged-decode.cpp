@@ -1,173 +1,36 @@
 #include "paged-decode.h"
 
+#include "paged-page.h"
+
 namespace paged {
 
 namespace {
 
-struct as_f32 {
-    static constexpr int64_t size = 4;
-    static PAGED_INLINE f32v at(const char * row, int64_t i) { return load((const float *) row + i); }
-};
-struct as_f16 {
-    static constexpr int64_t size = 2;
-    static PAGED_INLINE f32v at(const char * row, int64_t i) { return load_f16((const uint16_t *) row + i); }
-};
-struct as_bf16 {
-    static constexpr int64_t size = 2;
-    static PAGED_INLINE f32v at(const char * row, int64_t i) { return load_bf16((const uint16_t *) row + i); }
-};
-
-// Rows of one KV head in the caller's memory or, dequantized, in ours.
-struct kv_rows {
-    const char * first;
-    size_t       stride;
-    int64_t      n;
-};
-
-// scores of up to 4 query rows, 4 tokens at a time; writes up to 3 past the last token
-template <class T, int rows>
-void score_rows(const kv_rows & k, const float * q, int64_t d, float * s, read_ahead & ahead) {
-    for (int64_t t = 0; t < k.n; t += 4) {
-        const char * row[4];
-        for (int64_t i = 0; i < 4; ++i) {
-            row[i] = k.first + std::min(t + i, k.n - 1) * k.stride;
-        }
-        ahead.step();
-        f32v dot[rows][4];
-        for (int r = 0; r < rows; ++r) {
-            dot[r][0] = dot[r][1] = dot[r][2] = dot[r][3] = zero();
-        }
-        for (int64_t i = 0; i < d; i += lanes) {
-            const f32v key[4] = {T::at(row[0], i), T::at(row[1], i), T::at(row[2], i), T::at(row[3], i)};
-            PAGED_UNROLL
-            for (int r = 0; r < rows; ++r) {
-                const f32v query = load(q + r * d + i);
-                PAGED_UNROLL
-                for (int c = 0; c < 4; ++c) {
-                    dot[r][c] = fma(key[c], query, dot[r][c]);
-                }
-            }
-        }
-        PAGED_UNROLL
-        for (int r = 0; r < rows; ++r) {
-            sum_of_4(dot[r], s + r * score_stride + t);
-        }
-    }
-}
-
-// sum[rows][d] += weights * V for `vectors` vectors of each row
-template <class T, int rows, int vectors>
-PAGED_INLINE void add_columns(const kv_rows & v, int64_t from, const float * w, float * sum, int64_t d,
-                              read_ahead & ahead) {
-    f32v a[rows][vectors];
-    PAGED_UNROLL
-    for (int r = 0; r < rows; ++r) {
-        PAGED_UNROLL
-        for (int c = 0; c < vectors; ++c) {
-            a[r][c] = load(sum + r * d + from + c * lanes);
-        }
-    }
-    for (int64_t t = 0; t < v.n; ++t) {
-        if (t % 4 == 0) {
-            ahead.step();
-        }
-        const char * row = v.first + t * v.stride;
-        f32v         weight[rows];
-        PAGED_UNROLL
-        for (int r = 0; r < rows; ++r) {
-            weight[r] = splat(w[r * score_stride + t]);
-        }
-        PAGED_UNROLL
-        for (int c = 0; c < vectors; ++c) {
-            const f32v x = T::at(row, from + c * lanes);
-            PAGED_UNROLL
-            for (int r = 0; r < rows; ++r) {
-                a[r][c] = fma(x, weight[r], a[r][c]);
-            }
-        }
-    }
-    PAGED_UNROLL
-    for (int r = 0; r < rows; ++r) {
-        PAGED_UNROLL
-        for (int c = 0; c < vectors; ++c) {
-            store(sum + r * d + from + c * lanes, a[r][c]);
-        }
-    }
-}
-
-template <class T, int rows>
-void add_rows(const kv_rows & v, const float * w, float * sum, int64_t d, read_ahead & ahead) {
-    constexpr int registers = lanes == 16 ? 16 : 8;
-    constexpr int most      = registers / (rows == 3 ? 4 : rows) > 8 ? 8 : registers / (rows == 3 ? 4 : rows);
-    int64_t       i         = 0;
-    for (; i + most * lanes <= d; i += most * lanes) {
-        add_columns<T, rows, most>(v, i, w, sum, d, ahead);
-    }
-    for (; i < d; i += lanes) {
-        add_columns<T, rows, 1>(v, i, w, sum, d, ahead);
-    }
-}
-
-template <class T>
-void score_group(const kv_rows & k, int64_t rows, const float * q, int64_t d, float * s, read_ahead & ahead) {
-    for (int64_t r = 0; r < rows; r += 4) {
-        switch (std::min<int64_t>(4, rows - r)) {
-        case 1:
-            score_rows<T, 1>(k, q + r * d, d, s + r * score_stride, ahead);
-            break;
-        case 2:
-            score_rows<T, 2>(k, q + r * d, d, s + r * score_stride, ahead);
-            break;
-        case 3:
-            score_rows<T, 3>(k, q + r * d, d, s + r * score_stride, ahead);
-            break;
-        case 4:
-            score_rows<T, 4>(k, q + r * d, d, s + r * score_stride, ahead);
-            break;
-        }
-    }
-}
-
-template <class T>
-void add_group(const kv_rows & v, int64_t rows, const float * w, int64_t d, float * sum, read_ahead & ahead) {
-    for (int64_t r = 0; r < rows; r += 4) {
-        switch (std::min<int64_t>(4, rows - r)) {
-        case 1:
-            add_rows<T, 1>(v, w + r * score_stride, sum + r * d, d, ahead);
-            break;
-        case 2:
-            add_rows<T, 2>(v, w + r * score_stride, sum + r * d, d, ahead);
-            break;
-        case 3:
-            add_rows<T, 3>(v, w + r * score_stride, sum + r * d, d, ahead);
-            break;
-        case 4:
-            add_rows<T, 4>(v, w + r * score_stride, sum + r * d, d, ahead);
-            break;
-        }
-    }
-}
-
 struct scratch {
-    float *      q;      // [rows][d_k], multiplied by query_factor
+    query_rows   q;
     float *      s;      // [rows][score_stride]
     float *      part;   // [rows][d_v], of the chunk
     float *      sum;    // [rows][d_v], of the chunks so far
     weight_sum * weight; // [rows], of the chunk
     row_state *  state;  // [rows], of the chunks so far
-    float *      row;    // a tile of dequantized K or V
+    char *       page;   // a tile of K or V, copied or as floats, and 64 bytes that a load may reach
+    float *      few;    // [rows of a KV head][tile_tokens], weights of a tile that is not whole
 };
 
 // rows: every query row of every head, a KV head's together
 scratch layout(const problem & p, int64_t rows, arena & a) {
     scratch x;
-    x.q      = a.take<float>(rows * p.d_k);
-    x.s      = a.take<float>(rows * score_stride);
-    x.part   = a.take<float>(rows * p.d_v);
-    x.sum    = a.take<float>(rows * p.d_v);
-    x.weight = a.take<weight_sum>(rows);
-    x.state  = a.take<row_state>(rows);
-    x.row    = a.take<float>(tile_tokens * std::max(p.d_k, p.d_v));
+    x.q.x     = a.take<float>(rows * p.d_k);
+    x.q.codes = a.take<int8_t>(rows * p.d_k);
+    x.q.scale = a.take<float>(rows * (p.d_k / 32 + 1));
+    x.q.sum   = a.take<int32_t>(rows * (p.d_k / 32 + 1));
+    x.s       = a.take<float>(rows * score_stride);
+    x.part    = a.take<float>(rows * p.d_v);
+    x.sum     = a.take<float>(rows * p.d_v);
+    x.weight  = a.take<weight_sum>(rows);
+    x.state   = a.take<row_state>(rows);
+    x.page    = a.take<char>(tile_tokens * std::max(p.d_k, p.d_v) * sizeof(float) + 64);
+    x.few     = a.take<float>(rows * tile_tokens);
     return x;
 }
 
@@ -177,69 +40,78 @@ struct job {
     const decode_work & w;
     scratch             x;
     int64_t             rows; // of a KV head: n_q * group
+    page_kernel         k, v;
     read_ahead          ahead;
 
     int64_t row_of(int64_t head_kv, int64_t j, int64_t g) const {
         return (head_kv - w.head_begin) * rows + j * p.group + g;
     }
+    query_rows queries(int64_t row) const {
+        const int64_t groups = p.d_k / 32;
+        return {x.q.x + row * p.d_k, x.q.codes + row * p.d_k, x.q.scale + row * groups, x.q.sum + row * groups};
+    }
 };
 
-bool lies_as_floats(ggml_type type) { return type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_BF16; }
+kv_rows copied(const job & b, const ggml_tensor * t, const char * first, int64_t n) {
+    const size_t bytes = ggml_row_size(t->type, t->ne[0]);
+    for (int64_t i = 0; i < n; ++i) {
+        memcpy(b.x.page + i * bytes, first + i * t->nb[2], bytes);
+    }
+    memset(b.x.page + n * bytes, 0, (tile_tokens - n) * bytes);
+    return {b.x.page, bytes, tile_tokens};
+}
 
-// the rows of a tile as the arithmetic takes them
-kv_rows rows_of(const job & b, const ggml_tensor * t, int64_t head, const tile & at) {
-    const char * first = kv_row(t, head, at.slot);
-    if (lies_as_floats(t->type)) {
-        return {first, t->nb[2], at.size()};
-    }
+kv_rows converted(const job & b, const ggml_tensor * t, const char * first, int64_t n) {
     const row_to_float convert = row_converter(t->type);
-    for (int64_t i = 0; i < at.size(); ++i) {
-        convert(first + i * t->nb[2], b.x.row + i * t->ne[0], t->ne[0]);
+    for (int64_t i = 0; i < n; ++i) {
+        convert(first + i * t->nb[2], (float *) b.x.page + i * t->ne[0], t->ne[0]);
     }
-    return {(const char *) b.x.row, t->ne[0] * sizeof(float), at.size()};
+    return {b.x.page, t->ne[0] * sizeof(float), n};
+}
+
+// the rows of a tile as the kernel takes them
+kv_rows rows_of(const job & b, const ggml_tensor * t, page_form form, int64_t head, const tile & at) {
+    const char * first = kv_row(t, head, at.slot);
+    switch (form) {
+    case page_form::floats:
+        return converted(b, t, first, at.size());
+    case page_form::whole:
+        // a load may reach past a row: not past the last one of the pool
+        if (at.size() < tile_tokens || at.slot + at.size() == t->ne[2]) {
+            return copied(b, t, first, at.size());
+        }
+        break;
+    case page_form::in_place:
+        break;
+    }
+    return {first, t->nb[2], at.size()};
 }
 
 void score_tile(job & b, int64_t head, const tile & at, int64_t chunk_begin) {
-    const kv_rows k   = rows_of(b, b.p.k, head, at);
     const int64_t row = b.row_of(head, 0, 0);
-    const float * q   = b.x.q + row * b.p.d_k;
-    float *       s   = b.x.s + row * score_stride + at.begin - chunk_begin;
-    switch (b.p.k->type) {
-    case GGML_TYPE_F16:
-        score_group<as_f16>(k, b.rows, q, b.p.d_k, s, b.ahead);
-        break;
-    case GGML_TYPE_BF16:
-        score_group<as_bf16>(k, b.rows, q, b.p.d_k, s, b.ahead);
-        break;
-    default:
-        score_group<as_f32>(k, b.rows, q, b.p.d_k, s, b.ahead);
-        break;
-    }
+    b.k.score(rows_of(b, b.p.k, b.k.form, head, at), b.queries(row), b.rows, b.p.d_k,
+              b.x.s + row * score_stride + at.begin - chunk_begin, b.ahead);
 }
 
 void add_tile(job & b, int64_t head, const tile & at, int64_t chunk_begin) {
-    const kv_rows v   = rows_of(b, b.p.v, head, at);
-    const int64_t row = b.row_of(head, 0, 0);
-    const float * s   = b.x.s + row * score_stride + at.begin - chunk_begin;
-    float *       sum = b.x.part + row * b.p.d_v;
-    switch (b.p.v->type) {
-    case GGML_TYPE_F16:
-        add_group<as_f16>(v, b.rows, s, b.p.d_v, sum, b.ahead);
-        break;
-    case GGML_TYPE_BF16:
-        add_group<as_bf16>(v, b.rows, s, b.p.d_v, sum, b.ahead);
-        break;
-    default:
-        add_group<as_f32>(v, b.rows, s, b.p.d_v, sum, b.ahead);
-        break;
+    const int64_t row    = b.row_of(head, 0, 0);
+    const float * w      = b.x.s + row * score_stride + at.begin - chunk_begin;
+    int64_t       stride = score_stride;
+    if (b.v.form == page_form::whole && at.size() < tile_tokens) {
+        for (int64_t r = 0; r < b.rows; ++r) {
+            std::copy_n(w + r * score_stride, at.size(), b.x.few + r * tile_tokens);
+            std::fill_n(b.x.few + r * tile_tokens + at.size(), tile_tokens - at.size(), 0.0f);
+        }
+        w      = b.x.few;
+        stride = tile_tokens;
     }
+    b.v.add(rows_of(b, b.p.v, b.v.form, head, at), w, stride, b.rows, b.p.d_v, b.x.part + row * b.p.d_v, b.ahead);
 }
 
-// points the reading ahead at the tile after `at`, of K or else of V
+// points the reading ahead at the tile `next`, of K or else of V
 void look_ahead(job & b, const ggml_tensor * t, const tile & next) {
     const int64_t heads = b.w.head_end - b.w.head_begin;
-    b.ahead.start(kv_row(t, b.w.head_begin, next.slot), heads * t->nb[1], t->nb[2], next.size(),
-                  heads * (tile_tokens / 4));
+    b.ahead.start(kv_row(t, b.w.head_begin, next.slot), heads * t->nb[1], t->nb[2], next.size(), heads * 8);
 }
 
 template <class F> void for_each_tile(job & b, const ggml_tensor * t, int64_t begin, int64_t end, F compute) {
@@ -267,10 +139,13 @@ void prepare_queries(job & b) {
     for (int64_t head = b.w.head_begin; head < b.w.head_end; ++head) {
         for (int64_t j = 0; j < b.w.s.n_q; ++j) {
             for (int64_t g = 0; g < b.p.group; ++g) {
-                const float * from = b.p.query(head * b.p.group + g, b.w.s.q0 + j);
-                float *       to   = b.x.q + b.row_of(head, j, g) * b.p.d_k;
+                const float *    from = b.p.query(head * b.p.group + g, b.w.s.q0 + j);
+                const query_rows q    = b.queries(b.row_of(head, j, g));
                 for (int64_t i = 0; i < b.p.d_k; ++i) {
-                    to[i] = from[i] * factor;
+                    q.x[i] = from[i] * factor;
+                }
+                if (b.k.form == page_form::whole) {
+                    quantize_query(q.x, b.p.d_k, q.codes, q.scale, q.sum);
                 }
             }
         }
@@ -319,7 +194,7 @@ size_t decode_scratch(const problem & p, int64_t n_q) {
 void decode(const problem & p, const decode_work & w, partial_store partials, char * memory) {
     const int64_t rows = (w.head_end - w.head_begin) * p.group * w.s.n_q;
     arena         a    = {(uintptr_t) memory};
-    job           b    = {p, w, layout(p, rows, a), p.group * w.s.n_q, {}};
+    job b = {p, w, layout(p, rows, a), p.group * w.s.n_q, page_kernel_of(p.k->type), page_kernel_of(p.v->type), {}};
     prepare_queries(b);
     for (int64_t row = 0; row < rows; ++row) {
         b.x.state[row].sum = b.x.sum + row * p.d_v;

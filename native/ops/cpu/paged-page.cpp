@@ -1,0 +1,165 @@
+// Pages of floats: the scores of 4 tokens at a time, the values a vector of columns at a time.
+#include "paged-page.h"
+
+namespace paged {
+
+namespace {
+
+struct as_f32 {
+    static PAGED_INLINE f32v at(const char * row, int64_t i) { return load((const float *) row + i); }
+};
+struct as_f16 {
+    static PAGED_INLINE f32v at(const char * row, int64_t i) { return load_f16((const uint16_t *) row + i); }
+};
+struct as_bf16 {
+    static PAGED_INLINE f32v at(const char * row, int64_t i) { return load_bf16((const uint16_t *) row + i); }
+};
+
+template <class T, int rows>
+void score_rows(const kv_rows & k, const float * q, int64_t d, float * s, read_ahead & ahead) {
+    for (int64_t t = 0; t < k.n; t += 4) {
+        const char * row[4];
+        for (int64_t i = 0; i < 4; ++i) {
+            row[i] = k.first + std::min(t + i, k.n - 1) * k.stride;
+        }
+        ahead.step();
+        f32v dot[rows][4];
+        for (int r = 0; r < rows; ++r) {
+            dot[r][0] = dot[r][1] = dot[r][2] = dot[r][3] = zero();
+        }
+        for (int64_t i = 0; i < d; i += lanes) {
+            const f32v key[4] = {T::at(row[0], i), T::at(row[1], i), T::at(row[2], i), T::at(row[3], i)};
+            PAGED_UNROLL
+            for (int r = 0; r < rows; ++r) {
+                const f32v query = load(q + r * d + i);
+                PAGED_UNROLL
+                for (int c = 0; c < 4; ++c) {
+                    dot[r][c] = fma(key[c], query, dot[r][c]);
+                }
+            }
+        }
+        PAGED_UNROLL
+        for (int r = 0; r < rows; ++r) {
+            sum_of_4(dot[r], s + r * score_stride + t);
+        }
+    }
+}
+
+// `vectors` vectors of each row of sums
+template <class T, int rows, int vectors>
+PAGED_INLINE void add_columns(const kv_rows & v, int64_t from, const float * w, int64_t w_stride, float * sum,
+                              int64_t d, read_ahead & ahead) {
+    f32v a[rows][vectors];
+    PAGED_UNROLL
+    for (int r = 0; r < rows; ++r) {
+        PAGED_UNROLL
+        for (int c = 0; c < vectors; ++c) {
+            a[r][c] = load(sum + r * d + from + c * lanes);
+        }
+    }
+    for (int64_t t = 0; t < v.n; ++t) {
+        if (t % 4 == 0) {
+            ahead.step();
+        }
+        const char * row = v.first + t * v.stride;
+        f32v         weight[rows];
+        PAGED_UNROLL
+        for (int r = 0; r < rows; ++r) {
+            weight[r] = splat(w[r * w_stride + t]);
+        }
+        PAGED_UNROLL
+        for (int c = 0; c < vectors; ++c) {
+            const f32v x = T::at(row, from + c * lanes);
+            PAGED_UNROLL
+            for (int r = 0; r < rows; ++r) {
+                a[r][c] = fma(x, weight[r], a[r][c]);
+            }
+        }
+    }
+    PAGED_UNROLL
+    for (int r = 0; r < rows; ++r) {
+        PAGED_UNROLL
+        for (int c = 0; c < vectors; ++c) {
+            store(sum + r * d + from + c * lanes, a[r][c]);
+        }
+    }
+}
+
+template <class T, int rows>
+void add_rows(const kv_rows & v, const float * w, int64_t w_stride, float * sum, int64_t d, read_ahead & ahead) {
+    constexpr int registers = lanes == 16 ? 16 : 8;
+    constexpr int most      = registers / (rows == 3 ? 4 : rows) > 8 ? 8 : registers / (rows == 3 ? 4 : rows);
+    int64_t       i         = 0;
+    for (; i + most * lanes <= d; i += most * lanes) {
+        add_columns<T, rows, most>(v, i, w, w_stride, sum, d, ahead);
+    }
+    for (; i < d; i += lanes) {
+        add_columns<T, rows, 1>(v, i, w, w_stride, sum, d, ahead);
+    }
+}
+
+template <class T>
+void score_group(const kv_rows & k, const query_rows & q, int64_t rows, int64_t d, float * s, read_ahead & ahead) {
+    for (int64_t r = 0; r < rows; r += 4) {
+        const float * x  = q.x + r * d;
+        float *       to = s + r * score_stride;
+        switch (std::min<int64_t>(4, rows - r)) {
+        case 1:
+            score_rows<T, 1>(k, x, d, to, ahead);
+            break;
+        case 2:
+            score_rows<T, 2>(k, x, d, to, ahead);
+            break;
+        case 3:
+            score_rows<T, 3>(k, x, d, to, ahead);
+            break;
+        case 4:
+            score_rows<T, 4>(k, x, d, to, ahead);
+            break;
+        }
+    }
+}
+
+template <class T>
+void add_group(const kv_rows & v, const float * w, int64_t w_stride, int64_t rows, int64_t d, float * sum,
+               read_ahead & ahead) {
+    for (int64_t r = 0; r < rows; r += 4) {
+        const float * from = w + r * w_stride;
+        float *       to   = sum + r * d;
+        switch (std::min<int64_t>(4, rows - r)) {
+        case 1:
+            add_rows<T, 1>(v, from, w_stride, to, d, ahead);
+            break;
+        case 2:
+            add_rows<T, 2>(v, from, w_stride, to, d, ahead);
+            break;
+        case 3:
+            add_rows<T, 3>(v, from, w_stride, to, d, ahead);
+            break;
+        case 4:
+            add_rows<T, 4>(v, from, w_stride, to, d, ahead);
+            break;
+        }
+    }
+}
+
+template <class T> page_kernel kernel_as(page_form form) { return {form, score_group<T>, add_group<T>}; }
+
+} // namespace
+
+page_kernel page_kernel_of(ggml_type type) {
+    switch (type) {
+    case GGML_TYPE_F32:
+        return kernel_as<as_f32>(page_form::in_place);
+    case GGML_TYPE_F16:
+        return kernel_as<as_f16>(page_form::in_place);
+    case GGML_TYPE_BF16:
+        return kernel_as<as_bf16>(page_form::in_place);
+    default:
+        break;
+    }
+    const page_kernel codes = code_kernel_of(type);
+    return codes.score ? codes : kernel_as<as_f32>(page_form::floats);
+}
+
+} // namespace paged

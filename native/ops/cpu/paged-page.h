@@ -1,0 +1,51 @@
+// The arithmetic of the decode kernel on one tile of a KV head's rows, by type: scores of a few query rows, and the
+// weighted sum of values.
+#pragma once
+
+#include "paged-kernel.h"
+
+namespace paged {
+
+// Rows of one KV head: in the pool or, copied or converted, in a thread's scratch.
+struct kv_rows {
+    const char * first;
+    size_t       stride;
+    int64_t      n; // at most tile_tokens
+};
+
+// Query rows of one KV head, multiplied by query_factor; also as integers of 8 bits, each group of 32 with its scale.
+struct query_rows {
+    float *   x;     // [rows][d_k]
+    int8_t *  codes; // [rows][d_k]
+    float *   scale; // [rows][d_k / 32]
+    int32_t * sum;   // [rows][d_k / 32], of the codes
+};
+
+// s[row * score_stride + t] = q[row] * k[t]; what follows the last token, up to a whole tile, may be overwritten
+using score_fn = void (*)(const kv_rows & k, const query_rows & q, int64_t rows, int64_t d, float * s,
+                          read_ahead & ahead);
+// sum[row * d ..] += w[row * w_stride + t] * v[t]
+using add_fn = void (*)(const kv_rows & v, const float * w, int64_t w_stride, int64_t rows, int64_t d, float * sum,
+                        read_ahead & ahead);
+
+enum class page_form {
+    in_place, // any rows, where they lie
+    whole,    // whole tiles with 64 readable bytes behind: others are copied, zeros after their last row
+    floats,   // rows converted to floats
+};
+
+struct page_kernel {
+    page_form form;
+    score_fn  score;
+    add_fn    add;
+};
+
+page_kernel page_kernel_of(ggml_type type);
+
+// Kernels that compute with the codes themselves; `score` is null where this build has none for the type.
+page_kernel code_kernel_of(ggml_type type);
+
+// Fills codes, scale and sum of one row from x.
+void quantize_query(const float * x, int64_t d, int8_t * codes, float * scale, int32_t * sum);
+
+} // namespace paged

@@ -1,0 +1,58 @@
+"""LLM on a model that has recurrent states beside attention: each sequence keeps its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pyvelo import LLM, SamplingParams
+from pyvelo.engine.engine import Engine
+
+from .conftest import MakeModel
+
+PROMPTS = [[3 + (7 * i + j) % 250 for j in range(5 + 13 * i)] for i in range(7)]
+GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def hybrid(make_model: MakeModel) -> Path:
+    return make_model("--arch", "lfm2", "--layers", "4", "--type", "f32")
+
+
+@pytest.fixture
+def llm(hybrid: Path) -> Iterator[LLM]:
+    with LLM(hybrid, n_ctx=512, max_num_seqs=3, max_batch_tokens=40, n_threads=1) as made:
+        yield made
+        engine: Engine = made._engine
+        assert sorted(engine.core._free_states) == list(range(3)), "every state was given back"
+        assert made.stats().blocks_used == 0
+
+
+@pytest.fixture(scope="module")
+def alone(hybrid: Path) -> list[tuple[int, ...]]:
+    """What each prompt gets when nothing else was ever run."""
+    answers = []
+    for prompt in PROMPTS:
+        with LLM(hybrid, n_ctx=512, max_num_seqs=1, n_threads=1) as llm:
+            answers.append(llm.generate(prompt, GREEDY)[0].token_ids)
+    return answers
+
+
+def test_states_are_counted(llm: LLM) -> None:
+    assert llm._engine.context.info.n_states == 3
+    assert llm.stats().state_bytes > 0
+
+
+def test_more_sequences_than_states(llm: LLM, alone: list[tuple[int, ...]]) -> None:
+    """Prompts run in pieces, sequences come and go, states are used again."""
+    assert [output.token_ids for output in llm.generate(PROMPTS, GREEDY)] == alone
+
+
+def test_a_cancelled_one_leaves_nothing_in_its_state(llm: LLM, alone: list[tuple[int, ...]]) -> None:
+    for prompt in PROMPTS[:4]:
+        pieces = llm.stream(prompt, GREEDY)
+        next(pieces)
+        pieces.close()
+    assert [output.token_ids for output in llm.generate(PROMPTS[3:5], GREEDY)] == alone[3:5]
