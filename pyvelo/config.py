@@ -14,6 +14,8 @@ from pyvelo.kv.geometry import BLOCK_SIZES, parse_kv_type
 
 __all__ = ["EngineConfig"]
 
+PRECISIONS = ("exact", "fast")
+
 _INT32_MAX = (1 << 31) - 1
 _MAX_BATCH = 1 << 20
 
@@ -33,6 +35,7 @@ class EngineConfig:
     n_threads: int | None = None
     n_gpu_layers: int = 0
     deterministic: bool = False
+    attention_precision: str = "exact"
     seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -54,6 +57,9 @@ class EngineConfig:
             raise ConfigError(f"memory_utilization={share!r}: give a number above 0 and up to 1")
         if not isinstance(self.deterministic, bool):
             raise ConfigError(f"deterministic={self.deterministic!r}: give True or False")
+        if self.attention_precision not in PRECISIONS:
+            choices = " or ".join(map(repr, PRECISIONS))
+            raise ConfigError(f"attention_precision={self.attention_precision!r}: give {choices}")
 
     def _check_integer(self, name: str, low: int, high: int, *, optional: bool = False) -> None:
         value: Any = getattr(self, name)

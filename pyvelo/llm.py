@@ -43,6 +43,8 @@ class LLM:
     n_threads: None: the cores there are.
     n_gpu_layers: layers to offload; -1: all.
     deterministic: the same tokens whether a request runs alone or beside others.
+    attention_precision: "exact" rounds attention no more than stock does; "fast" may round the products of a
+        prompt to bfloat16, whatever the type.
     seed: of the draws of requests that bring none.
 
     Raises ConfigError, ModelError, UnsupportedError or OutOfMemory.
@@ -62,6 +64,7 @@ class LLM:
         n_threads: int | None = None,
         n_gpu_layers: int = 0,
         deterministic: bool = False,
+        attention_precision: str = "exact",
         seed: int | None = None,
     ) -> None:
         self._engine = open_engine(
@@ -77,6 +80,7 @@ class LLM:
                 n_threads=n_threads,
                 n_gpu_layers=n_gpu_layers,
                 deterministic=deterministic,
+                attention_precision=attention_precision,
                 seed=seed,
             )
         )

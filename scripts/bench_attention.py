@@ -57,6 +57,7 @@ class Point:
     stock: float
     ours: float
     deterministic: bool
+    fast: bool
     quiet: bool
 
     @property
@@ -109,7 +110,7 @@ def measure(
     """Runs both in turns."""
     n_head, n_head_kv, d_k, d_v = SHAPES[shape]
     heads = Heads(d_k, d_v, n_head, n_head_kv, kv_type, kv_type)
-    params = Params(block_size=options.block_size, deterministic=options.deterministic)
+    params = Params(block_size=options.block_size, deterministic=options.deterministic, fast=options.fast)
     of_k = d_k == 576  # multi-head latent attention: V is a view of K
     rng = np.random.default_rng(0)
     blocks = -(-context // params.block_size)
@@ -146,7 +147,17 @@ def measure(
     stock = float(np.median(np.concatenate([r[0] for r in rounds])))
     ours = float(np.median(np.concatenate([r[1] for r in rounds])))
     return Point(
-        kv_type, shape, n_seqs, n_q, context, options.threads, stock, ours, options.deterministic, quiet
+        kv_type,
+        shape,
+        n_seqs,
+        n_q,
+        context,
+        options.threads,
+        stock,
+        ours,
+        options.deterministic,
+        options.fast,
+        quiet,
     )
 
 
@@ -181,6 +192,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="to spend on each point")
     parser.add_argument("--patience", type=float, default=8.0, help="seconds to wait for quiet cores")
     parser.add_argument("--deterministic", action="store_true")
+    parser.add_argument("--fast", action="store_true", help="products in bfloat16 whatever the type")
     parser.add_argument("--json", type=Path, help="write the points there")
     options = parser.parse_args()
 

@@ -42,3 +42,9 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_model_f32(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same model with f32 weights, for exact comparisons."""
     return _make(tmp_path_factory.mktemp("model") / "tiny-f32.gguf", "--type", "f32")
+
+
+@pytest.fixture(scope="session")
+def endless_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One whose answers may be so long that they never end while a test looks."""
+    return _make(tmp_path_factory.mktemp("model") / "endless.gguf", "--ctx", "65536")

@@ -207,11 +207,12 @@ velo_status velo_context_create(velo_model * model, const velo_context_params * 
             params->max_outputs ? params->max_outputs : std::min(params->max_seqs, params->max_batch_tokens);
 
         llama_paged_params paged{};
-        paged.n_blocks      = static_cast<uint32_t>(params->n_blocks);
-        paged.block_size    = static_cast<uint32_t>(params->block_size);
-        paged.max_rows      = static_cast<uint32_t>(params->max_seqs);
-        paged.max_seq_len   = static_cast<uint32_t>(params->max_seq_len);
-        paged.deterministic = params->deterministic != 0;
+        paged.n_blocks       = static_cast<uint32_t>(params->n_blocks);
+        paged.block_size     = static_cast<uint32_t>(params->block_size);
+        paged.max_rows       = static_cast<uint32_t>(params->max_seqs);
+        paged.max_seq_len    = static_cast<uint32_t>(params->max_seq_len);
+        paged.deterministic  = params->deterministic != 0;
+        paged.fast_attention = params->fast_attention != 0;
 
         const velo::error_log    log;
         const velo::catch_aborts catching(VELO_UNSUPPORTED);

@@ -176,6 +176,7 @@ typedef struct velo_context_params {
     int32_t max_outputs;      // rows of logits of one step; 0: one for each sequence
     int32_t n_threads;        // 0: the cores there are
     int32_t deterministic;    // bit-identical logits alone, batched and recomputed; the model must be loaded so too
+    int32_t fast_attention;   // products of many query rows may be rounded to bfloat16, whatever the types
 } velo_context_params;
 
 // n_blocks and max_seq_len have no default

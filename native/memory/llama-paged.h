@@ -24,11 +24,12 @@ enum llama_paged_status {
 };
 
 struct llama_paged_params {
-    uint32_t n_blocks;      // blocks of the pool
-    uint32_t block_size;    // tokens, a multiple of 32
-    uint32_t max_rows;      // sequences of one step in the worst case
-    uint32_t max_seq_len;   // tokens of the longest sequence (rope scaling, width of the table)
-    bool     deterministic; // a sequence's logits do not depend on what runs beside it, nor on how it was cut
+    uint32_t n_blocks;       // blocks of the pool
+    uint32_t block_size;     // tokens, a multiple of 32
+    uint32_t max_rows;       // sequences of one step in the worst case
+    uint32_t max_seq_len;    // tokens of the longest sequence (rope scaling, width of the table)
+    bool     deterministic;  // a sequence's logits do not depend on what runs beside it, nor on how it was cut
+    bool     fast_attention; // products of many query rows may be rounded to bfloat16, whatever the types
 };
 
 // One step of all sequences. Arrays are read during the call only.

@@ -18,7 +18,8 @@ ggml_tensor * llama_paged_build_table(ggml_context * ctx, const llama_paged & pa
     ggml_set_name(table, "attn_inp_block_table");
     // build_attn sees only the tensor: what it must know rides on it
     table->op_params[0] = (int32_t) paged.params.block_size;
-    table->op_params[1] = paged.params.deterministic ? GGML_PAGED_ATTN_DETERMINISTIC : 0;
+    table->op_params[1] = (paged.params.deterministic ? GGML_PAGED_ATTN_DETERMINISTIC : 0) |
+                          (paged.params.fast_attention ? GGML_PAGED_ATTN_FAST : 0);
     return table;
 }
 

@@ -36,6 +36,8 @@ enum ggml_paged_attn_window {
 enum ggml_paged_attn_flags {
     // a row's result does not depend on how many query rows its sequence has in the step
     GGML_PAGED_ATTN_DETERMINISTIC = 1,
+    // products of many query rows may be rounded to bfloat16, whatever the type of K and V
+    GGML_PAGED_ATTN_FAST = 2,
 };
 
 struct ggml_paged_attn_params {

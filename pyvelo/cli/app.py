@@ -97,6 +97,7 @@ def run(
     threads: opt.Threads = None,
     n_gpu_layers: opt.GpuLayers = 0,
     deterministic: opt.Deterministic = False,
+    attention_precision: opt.Precision = "exact",
     as_json: opt.Json = False,
     verbose: opt.Verbose = False,
 ) -> int:
@@ -122,6 +123,7 @@ def run(
         "n_threads": threads,
         "n_gpu_layers": n_gpu_layers,
         "deterministic": deterministic,
+        "attention_precision": attention_precision,
     }
     request = Request(model, read_prompt(prompt, file), sampling, engine)
     return generate(request, as_json=as_json, verbose=verbose)

@@ -59,6 +59,9 @@ CacheBytes = Annotated[
 Threads = Annotated[int | None, Option(help="CPU threads.", show_default="all cores")]
 GpuLayers = Annotated[int, Option("--n-gpu-layers", help="Layers on the GPU; -1: all.")]
 Deterministic = Annotated[bool, Option("--deterministic", help="Bit-identical however the work is cut.")]
+Precision = Annotated[
+    str, Option("--attention-precision", help="exact; or fast: a prompt's attention in bfloat16.")
+]
 
 # ---- output ----
 

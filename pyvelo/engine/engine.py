@@ -186,6 +186,7 @@ def _make_context(
         max_outputs=max_seqs,
         n_threads=config.n_threads or 0,
         deterministic=config.deterministic,
+        fast_attention=config.attention_precision == "fast",
     )
 
 

@@ -116,6 +116,7 @@ class Context:
         max_outputs: rows of logits of one step; None: one for each sequence.
         n_threads: 0 takes the cores there are.
         deterministic: logits do not depend on what runs beside a sequence; the model must be loaded so, too.
+        fast_attention: products of many query rows may be rounded to bfloat16, whatever the types.
 
     Raises:
         ConfigError: a setting is out of range or contradicts another.
@@ -138,6 +139,7 @@ class Context:
         max_outputs: int | None = None,
         n_threads: int = 0,
         deterministic: bool = False,
+        fast_attention: bool = False,
     ) -> None:
         self._handle: CData | None = None
         params = ffi.new("velo_context_params *")
@@ -151,6 +153,7 @@ class Context:
         params.max_outputs = int32("max_outputs", max_outputs or 0)
         params.n_threads = int32("n_threads", n_threads)
         params.deterministic = bool(deterministic)
+        params.fast_attention = bool(fast_attention)
         out = ffi.new("velo_context **")
         check(lib.velo_context_create(model.handle, params, out))
         self._handle = ffi.gc(out[0], lib.velo_context_free)

@@ -157,8 +157,8 @@ def test_bad_models_and_prompts_are_one_line(
         assert (err[:8], err.count("\n")) == ("pyvelo: ", 1)
 
 
-def test_the_answer_streams_and_ctrl_c_ends_it(tiny_model: Path) -> None:
-    arguments = ["run", str(tiny_model), "-p", PROMPT, "-n", "-1", "--ignore-eos"]
+def test_the_answer_streams_and_ctrl_c_ends_it(endless_model: Path) -> None:
+    arguments = ["run", str(endless_model), "-p", PROMPT, "-n", "-1", "--ignore-eos", "--ctx", "60000"]
     process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     first = first_byte(process)
     # words arrive while the process still runs
@@ -169,8 +169,19 @@ def test_the_answer_streams_and_ctrl_c_ends_it(tiny_model: Path) -> None:
     assert (first + out).endswith(b"\n")
 
 
-def test_ctrl_c_with_json_still_gives_an_object(tiny_model: Path) -> None:
-    arguments = ["run", str(tiny_model), "-p", PROMPT, "-n", "-1", "--ignore-eos", "--json", "--ctx", "4096"]
+def test_ctrl_c_with_json_still_gives_an_object(endless_model: Path) -> None:
+    arguments = [
+        "run",
+        str(endless_model),
+        "-p",
+        PROMPT,
+        "-n",
+        "-1",
+        "--ignore-eos",
+        "--json",
+        "--ctx",
+        "60000",
+    ]
     process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     while not _has_started(process.pid):
         assert process.poll() is None

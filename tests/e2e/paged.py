@@ -43,6 +43,7 @@ class PagedRunner:
         max_seq_len: int = 2048,
         n_threads: int = 1,
         deterministic: bool = False,
+        fast_attention: bool = False,
         seed: int = 0,
     ) -> None:
         self.model = Model(path, deterministic=deterministic)
@@ -50,6 +51,7 @@ class PagedRunner:
             self.model, n_blocks=n_blocks, block_size=block_size, type_k=type_k, type_v=type_v,
             max_batch_tokens=max_batch_tokens, max_seqs=max_seqs, max_seq_len=max_seq_len,
             max_outputs=max_batch_tokens, n_threads=n_threads, deterministic=deterministic,
+            fast_attention=fast_attention,
         )  # fmt: skip
         self.block_size = block_size
         self.free = np.random.default_rng(seed).permutation(n_blocks).tolist()

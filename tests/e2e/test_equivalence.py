@@ -111,6 +111,16 @@ def test_no_further_from_the_truth_than_stock(
     assert nmse(stock, paged) <= nmse(truth, stock)
 
 
+def test_fast_attention_costs_little(job: contiguous.Job, make_model: MakeModel) -> None:
+    """A prompt's products in bfloat16 move f32 logits as far as bfloat16 does."""
+    path = make_model(*SHAPE, "--type", "f32")
+    logits = []
+    for fast in (False, True):
+        with PagedRunner(path, type_k=F16, type_v=F16, fast_attention=fast) as runner:
+            logits.append(runner.step([(runner.sequence(), job.tokens)], every=True))
+    assert nmse(*logits) <= 1e-3
+
+
 @pytest.mark.parametrize("kv", [F16, Q8_0, Q4_0])
 def test_rows_hold_the_bytes_of_stock(kv: int, make_model: MakeModel, stock_library: Path) -> None:
     """One layer: its rows do not depend on attention, so not a bit may differ, rotation included."""

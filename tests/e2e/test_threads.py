@@ -14,7 +14,7 @@ from pyvelo import LLM, SamplingParams
 from pyvelo.engine import compute
 from pyvelo.native import Context, StepArrays
 
-PROMPT = [3] * 4000
+PROMPT = [3] * 30000
 GREEDY = SamplingParams(max_tokens=2, temperature=0, ignore_eos=True)
 
 
@@ -27,7 +27,7 @@ def sigint() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("sigint")
-def test_ctrl_c_cuts_a_long_forward_pass(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_cuts_a_long_forward_pass(endless_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass over thousands of tokens takes seconds; the signal comes when it has just begun."""
     run = Context.run
 
@@ -36,7 +36,7 @@ def test_ctrl_c_cuts_a_long_forward_pass(tiny_model: Path, monkeypatch: pytest.M
             threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
         run(context, arrays, n_tokens, n_seqs)
 
-    with LLM(tiny_model, n_ctx=4096, max_batch_tokens=4096) as llm:
+    with LLM(endless_model, n_ctx=32768, max_batch_tokens=32768) as llm:
         monkeypatch.setattr(Context, "run", run_and_interrupt)
         with pytest.raises(KeyboardInterrupt):
             llm.generate(PROMPT, GREEDY)

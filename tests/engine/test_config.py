@@ -37,6 +37,8 @@ from pyvelo.errors import ConfigError
         ("n_threads", 0),
         ("n_gpu_layers", -2),
         ("deterministic", 1),
+        ("attention_precision", "rough"),
+        ("attention_precision", None),
         ("seed", -1),
         ("seed", 1 << 64),
     ],
@@ -61,5 +63,6 @@ def test_what_is_allowed() -> None:
         n_threads=1,
         n_gpu_layers=-1,
         deterministic=True,
+        attention_precision="fast",
         seed=0,
     )

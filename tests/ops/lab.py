@@ -37,6 +37,7 @@ HEADER = 4
 """Integers in front of the block ids of a table row."""
 WINDOWS = {"none": 0, "sliding": 1, "chunked": 2}
 DETERMINISTIC = 1
+FAST = 2
 
 _CDEF = """
 struct lab_run {
@@ -140,6 +141,7 @@ class Params:
     window: int = 0
     window_type: str = "none"
     deterministic: bool = False
+    fast: bool = False
 
 
 def row_size(kv_type: str, n: int) -> int:
@@ -225,7 +227,7 @@ def paged_attention(
     op.scale = params.scale if params.scale is not None else heads.d_k**-0.5
     op.max_bias, op.softcap, op.block_size = params.max_bias, params.softcap, params.block_size
     op.window, op.window_type = params.window, WINDOWS[params.window_type]
-    op.flags = DETERMINISTIC if params.deterministic else 0
+    op.flags = (DETERMINISTIC if params.deterministic else 0) | (FAST if params.fast else 0)
     op.q, op.k, op.v = _pointer(q, "float *"), _pointer(k, "void *"), _pointer(v, "void *")
     op.table, op.sinks = _pointer(table, "int32_t *"), _pointer(sinks, "float *")
     op.out = _pointer(out, "float *")

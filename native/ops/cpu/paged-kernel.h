@@ -60,6 +60,12 @@ inline tile tile_at(const problem & p, const sequence & s, int64_t t, int64_t en
     return {t, stop, s.slot(t, block_size)};
 }
 
+// A tile's scores or weights within those of a chunk.
+struct tile_span {
+    int64_t offset;
+    int64_t n;
+};
+
 inline const char * kv_row(const ggml_tensor * t, int64_t head, int64_t slot) {
     return (const char *) t->data + head * t->nb[1] + slot * t->nb[2];
 }

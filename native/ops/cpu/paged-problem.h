@@ -41,6 +41,7 @@ struct problem {
         return (float *) ((char *) dst->data + head * dst->nb[1] + token * dst->nb[2]);
     }
     bool deterministic() const { return params.flags & GGML_PAGED_ATTN_DETERMINISTIC; }
+    bool fast() const { return params.flags & GGML_PAGED_ATTN_FAST; }
 };
 
 // A row of the table.

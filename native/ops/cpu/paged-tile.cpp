@@ -1,38 +1,30 @@
 #include "paged-tile.h"
 
+#include "paged-products-bf16.h"
+#include "paged-products-f32.h"
+
 namespace paged {
 
 namespace {
 
-constexpr int tile_vectors = tile_tokens / lanes;
-constexpr int pass_vectors = tile_vectors < 2 ? tile_vectors : 2; // held beside the sums of a pass
-constexpr int pass_rows    = lanes == 16 ? 8 : 4;
-
-int64_t padded(int64_t d) { return (d + lanes - 1) / lanes * lanes; }
-
+// The buffers have room for whole blocks of rows, however few there are.
 struct scratch {
     float *      q;      // [tile_rows][d_k], multiplied by query_factor
     float *      s;      // [tile_rows][score_stride]
     float *      part;   // [tile_rows][padded(d_v)], of the chunk
     float *      sum;    // [tile_rows][padded(d_v)], of the chunks so far
-    float *      row;    // [lanes][padded(d_k)]
-    float *      k;      // [padded(d_k)][tile_tokens]: tokens in lanes
-    float *      v;      // [tile_tokens][padded(d_v)]
     weight_sum * weight; // [tile_rows], of the chunk
     row_state *  state;  // [tile_rows]
     int64_t *    begin;  // [tile_rows]: the positions that the row sees
     int64_t *    end;
 };
 
-scratch layout(const problem & p, arena & a) {
+scratch layout(const problem & p, int64_t padded_v, arena & a) {
     scratch x;
     x.q      = a.take<float>(tile_rows * p.d_k);
     x.s      = a.take<float>(tile_rows * score_stride);
-    x.part   = a.take<float>(tile_rows * padded(p.d_v));
-    x.sum    = a.take<float>(tile_rows * padded(p.d_v));
-    x.row    = a.take<float>(lanes * padded(p.d_k));
-    x.k      = a.take<float>(tile_tokens * padded(p.d_k));
-    x.v      = a.take<float>(tile_tokens * padded(p.d_v));
+    x.part   = a.take<float>(tile_rows * padded_v);
+    x.sum    = a.take<float>(tile_rows * padded_v);
     x.weight = a.take<weight_sum>(tile_rows);
     x.state  = a.take<row_state>(tile_rows);
     x.begin  = a.take<int64_t>(tile_rows);
@@ -40,107 +32,22 @@ scratch layout(const problem & p, arena & a) {
     return x;
 }
 
-// s[rows][32] = q * k
-template <int rows> void score_pass(const float * q, const float * k, int64_t d, float * s) {
-    for (int from = 0; from < tile_vectors; from += pass_vectors) {
-        f32v dot[rows][pass_vectors];
-        PAGED_UNROLL
-        for (int r = 0; r < rows; ++r) {
-            for (int c = 0; c < pass_vectors; ++c) {
-                dot[r][c] = zero();
-            }
-        }
-        for (int64_t i = 0; i < d; ++i) {
-            f32v key[pass_vectors];
-            PAGED_UNROLL
-            for (int c = 0; c < pass_vectors; ++c) {
-                key[c] = load(k + i * tile_tokens + (from + c) * lanes);
-            }
-            PAGED_UNROLL
-            for (int r = 0; r < rows; ++r) {
-                const f32v query = splat(q[r * d + i]);
-                PAGED_UNROLL
-                for (int c = 0; c < pass_vectors; ++c) {
-                    dot[r][c] = fma(key[c], query, dot[r][c]);
-                }
-            }
-        }
-        PAGED_UNROLL
-        for (int r = 0; r < rows; ++r) {
-            PAGED_UNROLL
-            for (int c = 0; c < pass_vectors; ++c) {
-                store(s + r * score_stride + (from + c) * lanes, dot[r][c]);
-            }
-        }
-    }
-}
-
-// sum[rows][vectors at `from`] += w * v
-template <int rows, int vectors>
-PAGED_INLINE void add_pass_columns(const float * w, const float * v, int64_t n, int64_t d, int64_t from, float * sum) {
-    f32v a[rows][vectors];
-    PAGED_UNROLL
-    for (int r = 0; r < rows; ++r) {
-        PAGED_UNROLL
-        for (int c = 0; c < vectors; ++c) {
-            a[r][c] = load(sum + r * d + from + c * lanes);
-        }
-    }
-    for (int64_t t = 0; t < n; ++t) {
-        f32v x[vectors];
-        PAGED_UNROLL
-        for (int c = 0; c < vectors; ++c) {
-            x[c] = load(v + t * d + from + c * lanes);
-        }
-        PAGED_UNROLL
-        for (int r = 0; r < rows; ++r) {
-            const f32v weight = splat(w[r * score_stride + t]);
-            PAGED_UNROLL
-            for (int c = 0; c < vectors; ++c) {
-                a[r][c] = fma(x[c], weight, a[r][c]);
-            }
-        }
-    }
-    PAGED_UNROLL
-    for (int r = 0; r < rows; ++r) {
-        PAGED_UNROLL
-        for (int c = 0; c < vectors; ++c) {
-            store(sum + r * d + from + c * lanes, a[r][c]);
-        }
-    }
-}
-
-template <int rows> void add_pass(const float * w, const float * v, int64_t n, int64_t d, float * sum) {
-    int64_t i = 0;
-    for (; i + 2 * lanes <= d; i += 2 * lanes) {
-        add_pass_columns<rows, 2>(w, v, n, d, i, sum);
-    }
-    for (; i < d; i += lanes) {
-        add_pass_columns<rows, 1>(w, v, n, d, i, sum);
-    }
-}
-
-// calls f(first row, number of rows): whole passes, then halves down to one row
-template <class F> void for_each_pass(int64_t rows, F f) {
-    int64_t r = 0;
-    for (int n = pass_rows; n > 0; n /= 2) {
-        for (; r + n <= rows; r += n) {
-            f(r, n);
-        }
-    }
-}
-
-struct job {
+template <class P> struct job {
     const problem &   p;
     const tile_work & w;
     scratch           x;
     int64_t           rows;
+    P                 products;
+
+    job(const problem & p, const tile_work & w, arena & a)
+        : p(p), w(w), x(layout(p, P::padded(p.d_v), a)), rows(w.row_end - w.row_begin), products(p, x.q, a) {}
 
     int64_t query_row(int64_t r) const { return (w.row_begin + r) / p.group; }
     int64_t head(int64_t r) const { return w.head_kv * p.group + (w.row_begin + r) % p.group; }
-    bool    sees(int64_t r, int64_t n, const tile & at) const {
+    float * part(int64_t r) const { return x.part + r * P::padded(p.d_v); }
+    bool    sees(int64_t r, int64_t n, int64_t begin, int64_t end) const {
         for (int64_t i = r; i < r + n; ++i) {
-            if (x.begin[i] < at.end && at.begin < x.end[i]) {
+            if (x.begin[i] < end && begin < x.end[i]) {
                 return true;
             }
         }
@@ -148,116 +55,66 @@ struct job {
     }
 };
 
-// Lanes past the tile's last token repeat it: their scores are never looked at.
-void pack_keys(const job & b, const tile & at) {
-    const row_to_float convert = row_converter(b.p.k->type);
-    const int64_t      d       = padded(b.p.d_k);
-    for (int64_t t = 0; t < at.size(); t += lanes) {
-        for (int64_t i = 0; i < lanes; ++i) {
-            const int64_t slot = at.slot + std::min(t + i, at.size() - 1);
-            convert(kv_row(b.p.k, b.w.head_kv, slot), b.x.row + i * d, b.p.d_k);
-        }
-        for (int64_t i = 0; i < d; i += lanes) {
-            f32v block[lanes];
-            PAGED_UNROLL
-            for (int r = 0; r < lanes; ++r) {
-                block[r] = load(b.x.row + r * d + i);
-            }
-            transpose(block);
-            PAGED_UNROLL
-            for (int r = 0; r < lanes; ++r) {
-                store(b.x.k + (i + r) * tile_tokens + t, block[r]);
-            }
-        }
-    }
-}
-
-void unpack_values(const job & b, const tile & at) {
-    const row_to_float convert = row_converter(b.p.v->type);
-    for (int64_t i = 0; i < at.size(); ++i) {
-        convert(kv_row(b.p.v, b.w.head_kv, at.slot + i), b.x.v + i * padded(b.p.d_v), b.p.d_v);
-    }
-}
-
-void score_tile(const job & b, const tile & at, int64_t start) {
-    pack_keys(b, at);
-    for_each_pass(b.rows, [&](int64_t r, int n) {
-        if (!b.sees(r, n, at)) {
-            return;
-        }
-        const float * q = b.x.q + r * b.p.d_k;
-        float *       s = b.x.s + r * score_stride + at.begin - start;
-        switch (n) {
-        case 8:
-            score_pass<8>(q, b.x.k, b.p.d_k, s);
-            break;
-        case 4:
-            score_pass<4>(q, b.x.k, b.p.d_k, s);
-            break;
-        case 2:
-            score_pass<2>(q, b.x.k, b.p.d_k, s);
-            break;
-        case 1:
-            score_pass<1>(q, b.x.k, b.p.d_k, s);
-            break;
-        }
-    });
-}
-
-void add_tile(const job & b, const tile & at, int64_t start) {
-    unpack_values(b, at);
-    const int64_t d = padded(b.p.d_v);
-    for_each_pass(b.rows, [&](int64_t r, int n) {
-        if (!b.sees(r, n, at)) {
-            return;
-        }
-        const float * w   = b.x.s + r * score_stride + at.begin - start;
-        float *       sum = b.x.part + r * d;
-        switch (n) {
-        case 8:
-            add_pass<8>(w, b.x.v, at.size(), d, sum);
-            break;
-        case 4:
-            add_pass<4>(w, b.x.v, at.size(), d, sum);
-            break;
-        case 2:
-            add_pass<2>(w, b.x.v, at.size(), d, sum);
-            break;
-        case 1:
-            add_pass<1>(w, b.x.v, at.size(), d, sum);
-            break;
-        }
-    });
-}
-
-void look_ahead(const job & b, const ggml_tensor * t, const tile & next) {
+void look_ahead(int64_t head_kv, const ggml_tensor * t, const tile & next) {
     const int64_t bytes = ggml_row_size(t->type, t->ne[0]);
     for (int64_t i = 0; i < next.size(); ++i) {
-        const char * row = kv_row(t, b.w.head_kv, next.slot + i);
+        const char * row = kv_row(t, head_kv, next.slot + i);
         for (int64_t offset = 0; offset < bytes; offset += 64) {
             prefetch_line(row + offset);
         }
     }
 }
 
-template <class F> void for_each_tile(const job & b, const ggml_tensor * t, int64_t begin, int64_t end, F compute) {
+// Tiles of [begin, end) in order, the next one read ahead; after the last of K comes the first of V.
+template <class F>
+void for_each_tile(const problem & p, const tile_work & w, const ggml_tensor * t, int64_t begin, int64_t end,
+                   F compute) {
     for (int64_t at = begin; at < end;) {
-        const tile now = tile_at(b.p, b.w.s, at, end);
+        const tile now = tile_at(p, w.s, at, end);
         at             = now.end;
         if (at < end) {
-            look_ahead(b, t, tile_at(b.p, b.w.s, at, end));
-        } else if (t == b.p.k) {
-            look_ahead(b, b.p.v, tile_at(b.p, b.w.s, begin, end));
+            look_ahead(w.head_kv, t, tile_at(p, w.s, at, end));
+        } else if (t == p.k) {
+            look_ahead(w.head_kv, p.v, tile_at(p, w.s, begin, end));
         }
         compute(now);
     }
 }
 
-void attend_chunk(const job & b, int64_t chunk) {
+template <class P> void score_tiles(job<P> & b, int64_t begin, int64_t end, int64_t start) {
+    for_each_tile(b.p, b.w, b.p.k, begin, end, [&](const tile & at) {
+        b.products.set_keys(b.w.head_kv, at);
+        P::for_each_block(b.rows, [&](int64_t r, int64_t n) {
+            if (b.sees(r, n, at.begin, at.end)) {
+                b.products.score(r, n, b.x.s + r * score_stride + at.begin - start);
+            }
+        });
+    });
+}
+
+template <class P> void add_tiles(job<P> & b, int64_t begin, int64_t end, int64_t start) {
+    tile_span spans[P::spans_at_once];
+    int       n_spans = 0;
+    for_each_tile(b.p, b.w, b.p.v, begin, end, [&](const tile & at) {
+        b.products.set_values(n_spans, b.w.head_kv, at);
+        spans[n_spans++] = {at.begin - start, at.size()};
+        if (n_spans < P::spans_at_once && at.end < end) {
+            return;
+        }
+        P::for_each_block(b.rows, [&](int64_t r, int64_t n) {
+            if (b.sees(r, n, start + spans[0].offset, at.end)) {
+                b.products.add(n, b.x.s + r * score_stride, spans, n_spans, b.part(r));
+            }
+        });
+        n_spans = 0;
+    });
+}
+
+template <class P> void attend_chunk(job<P> & b, int64_t chunk) {
     const int64_t start = chunk * chunk_tokens;
     const int64_t begin = std::max(start, b.x.begin[0]);
     const int64_t end   = std::min(start + chunk_tokens, b.x.end[b.rows - 1]);
-    for_each_tile(b, b.p.k, begin, end, [&](const tile & at) { score_tile(b, at, start); });
+    score_tiles(b, begin, end, start);
 
     const int64_t clear_begin = (begin - start) / tile_tokens * tile_tokens;
     const int64_t clear_end   = (end - start + tile_tokens - 1) / tile_tokens * tile_tokens;
@@ -267,11 +124,11 @@ void attend_chunk(const job & b, int64_t chunk) {
             softmax(b.x.s + r * score_stride, std::max(begin, b.x.begin[r]) - start, std::min(end, b.x.end[r]) - start,
                     clear_begin, clear_end, score_map_of(b.p, b.head(r)), own - start);
     }
-    std::fill_n(b.x.part, b.rows * padded(b.p.d_v), 0.0f);
-    for_each_tile(b, b.p.v, begin, end, [&](const tile & at) { add_tile(b, at, start); });
+    std::fill_n(b.x.part, b.rows * P::padded(b.p.d_v), 0.0f);
+    add_tiles(b, begin, end, start);
 }
 
-void prepare_rows(const job & b) {
+template <class P> void prepare_rows(job<P> & b) {
     const float factor = query_factor(b.p);
     for (int64_t r = 0; r < b.rows; ++r) {
         const int64_t j    = b.query_row(r);
@@ -281,42 +138,104 @@ void prepare_rows(const job & b) {
         }
         b.x.begin[r]     = first_visible(b.p, b.w.s.position(j));
         b.x.end[r]       = b.w.s.position(j) + 1;
-        b.x.state[r].sum = b.x.sum + r * padded(b.p.d_v);
+        b.x.state[r].sum = b.x.sum + r * P::padded(b.p.d_v);
         clear(b.x.state[r], b.p.d_v);
     }
-    // what pads a row is multiplied, never used: it only has to be a number
-    std::fill_n(b.x.row, lanes * padded(b.p.d_k), 0.0f);
-    std::fill_n(b.x.v, tile_tokens * padded(b.p.d_v), 0.0f);
+    b.products.set_queries(b.rows);
 }
 
-} // namespace
-
-size_t tile_scratch(const problem & p) {
-    arena a = {0};
-    layout(p, a);
-    return a.next;
-}
-
-void attend_tile(const problem & p, const tile_work & w, partial_store partials, char * memory) {
-    arena     a = {(uintptr_t) memory};
-    const job b = {p, w, layout(p, a), w.row_end - w.row_begin};
+template <class P> void attend(const problem & p, const tile_work & w, const partial_store & partials, char * memory) {
+    [[maybe_unused]] const typename P::setting setting;
+    arena                                      a = {(uintptr_t) memory};
+    job<P>                                     b(p, w, a);
     prepare_rows(b);
     const int64_t first = std::max(w.chunks.first, b.x.begin[0] / chunk_tokens);
     const int64_t last  = std::min(w.chunks.last, (b.x.end[b.rows - 1] + chunk_tokens - 1) / chunk_tokens);
     for (int64_t chunk = first; chunk < last; ++chunk) {
         attend_chunk(b, chunk);
         for (int64_t r = 0; r < b.rows; ++r) {
-            const float * part = b.x.part + r * padded(p.d_v);
             if (partials.base) {
-                keep(partials, p, w.s, chunk, b.query_row(r), b.head(r), b.x.weight[r], part);
+                keep(partials, p, w.s, chunk, b.query_row(r), b.head(r), b.x.weight[r], b.part(r));
             } else {
-                join(b.x.state[r], b.x.weight[r], part, p.d_v);
+                join(b.x.state[r], b.x.weight[r], b.part(r), p.d_v);
             }
         }
     }
     for (int64_t r = 0; r < b.rows && !partials.base; ++r) {
         finish(p, b.x.state[r], b.head(r), p.output(b.head(r), w.s.q0 + b.query_row(r)));
     }
+}
+
+template <class P> size_t bytes_of(const problem & p) {
+    arena a = {0};
+    layout(p, P::padded(p.d_v), a);
+    P(p, nullptr, a);
+    return a.next;
+}
+
+#if defined(PAGED_BF16)
+
+// Scores in bfloat16, sums of values in floats: for quantized keys, where stock rounds its queries harder than that.
+class mixed_products {
+public:
+    using setting = tile_configuration;
+
+    static constexpr int spans_at_once = f32_products::spans_at_once;
+
+    mixed_products(const problem & p, const float * q, arena & a) : keys_(p, q, a), values_(p, q, a) {}
+
+    static int64_t padded(int64_t d) { return f32_products::padded(d); }
+
+    void set_queries(int64_t rows) {
+        keys_.set_queries(rows);
+        values_.set_queries(rows);
+    }
+    void set_keys(int64_t head_kv, const tile & at) { keys_.set_keys(head_kv, at); }
+    void set_values(int span, int64_t head_kv, const tile & at) { values_.set_values(span, head_kv, at); }
+
+    template <class F> static void for_each_block(int64_t rows, F f) { bf16_products<1>::for_each_block(rows, f); }
+
+    void score(int64_t r, int64_t n, float * s) const { keys_.score(r, n, s); }
+    void add(int64_t n, const float * w, const tile_span * spans, int n_spans, float * sum) const {
+        f32_products::for_each_block(n, [&](int64_t r, int64_t some) {
+            values_.add(some, w + r * score_stride, spans, n_spans, sum + r * values_.width());
+        });
+    }
+
+private:
+    bf16_products<1> keys_;
+    f32_products     values_;
+};
+
+#endif
+
+} // namespace
+
+size_t tile_scratch(const problem & p) {
+    size_t bytes = bytes_of<f32_products>(p);
+#if defined(PAGED_BF16)
+    bytes = std::max({bytes, bytes_of<bf16_products<2>>(p), bytes_of<mixed_products>(p)});
+#endif
+    return bytes;
+}
+
+void attend_tile(const problem & p, const tile_work & w, partial_store partials, char * memory) {
+#if defined(PAGED_BF16)
+    if (p.fast()) {
+        attend<bf16_products<1>>(p, w, partials, memory);
+        return;
+    }
+    const bool more_bits = p.k->type == GGML_TYPE_F32 || p.v->type == GGML_TYPE_F32; // than two parts have
+    if (has_tile_registers() && !more_bits) {
+        attend<bf16_products<2>>(p, w, partials, memory);
+        return;
+    }
+    if (ggml_is_quantized(p.k->type)) {
+        attend<mixed_products>(p, w, partials, memory);
+        return;
+    }
+#endif
+    attend<f32_products>(p, w, partials, memory);
 }
 
 } // namespace paged

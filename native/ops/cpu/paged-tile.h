@@ -6,7 +6,7 @@
 
 namespace paged {
 
-constexpr int64_t tile_rows = 64; // query rows of an item at most
+constexpr int64_t tile_rows = 128; // query rows of an item at most
 
 // Rows [row_begin, row_end) of one KV head, row j*group + g being query row j of the group's head g.
 struct tile_work {
