@@ -46,7 +46,8 @@ MOST_LAYERS = 28
 
 @dataclass
 class Point:
-    """One measurement: where, and the median seconds of one operator."""
+    """One measurement: where, and the median seconds of one operator; `stock` is ours without sharing, where
+    that is what is measured."""
 
     type: str
     shape: str
@@ -137,9 +138,16 @@ def measure(
 
     def once(repeat: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
         run = Run(threads=options.threads, layers=layers, layer_stride=stride, repeat=repeat + 1)
-        stock = lab.flash_attention(heads, params, q, flat_k, flat_v, mask, run=run)[1]
-        ours = lab.paged_attention(heads, params, rows, pool_k, pool_v, table, run=run)[1]
-        return stock[1:] / layers, ours[1:] / layers
+        if options.shared_prefix:
+            other = lab.paged_attention(heads, params, rows, pool_k, pool_v, table, run=run)[1]
+            tables = np.concatenate(
+                [table[:, :HEADER], np.broadcast_to(table[:1, HEADER:], (n_seqs, blocks))], 1
+            )
+        else:
+            other = lab.flash_attention(heads, params, q, flat_k, flat_v, mask, run=run)[1]
+            tables = table
+        ours = lab.paged_attention(heads, params, rows, pool_k, pool_v, tables, run=run)[1]
+        return other[1:] / layers, ours[1:] / layers
 
     first = once(1)
     repeat = int(np.clip(options.seconds / 6 / (layers * float(first[0].sum() + first[1].sum())), 1, 50))
@@ -193,12 +201,18 @@ def main() -> None:
     parser.add_argument("--patience", type=float, default=8.0, help="seconds to wait for quiet cores")
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--fast", action="store_true", help="products in bfloat16 whatever the type")
+    parser.add_argument(
+        "--shared-prefix",
+        action="store_true",
+        help="all sequences in the same blocks, beside ours with blocks of their own instead of stock",
+    )
     parser.add_argument("--json", type=Path, help="write the points there")
     options = parser.parse_args()
 
     rate = max(lab.read_rate(np.ones(512 << 20, np.uint8), options.threads) for _ in range(3))
     print(f"memory read rate, {options.threads} threads: {rate / 1e9:.1f} GB/s")
-    print("| type | shape | batch | context | stock µs | ours µs | ratio | ours GB/s |")
+    other = "separate" if options.shared_prefix else "stock"
+    print(f"| type | shape | batch | context | {other} µs | ours µs | ratio | ours GB/s |")
     print("|---|---|---|---|---|---|---|---|")
     measured = []
     for point in points(options):

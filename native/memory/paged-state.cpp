@@ -1,5 +1,7 @@
 #include "paged-state.h"
 
+#include "large-pages.h"
+
 #include "llama-kv-cache-iswa.h"
 #include "llama-memory-hybrid-iswa.h"
 #include "llama-memory-hybrid.h"
@@ -41,6 +43,12 @@ size_t llama_paged_access::bytes(const llama_kv_cache & cache) {
         total += ggml_backend_buffer_get_size(buffer.get());
     }
     return total;
+}
+
+void llama_paged_access::use_large_pages(llama_kv_cache & cache) {
+    for (const auto & [ctx, buffer] : cache.ctxs_bufs) {
+        ::use_large_pages(buffer.get());
+    }
 }
 
 void llama_paged_access::begin(llama_context & c, int32_t n_tokens, int32_t n_outputs) {

@@ -159,7 +159,7 @@ def test_bad_models_and_prompts_are_one_line(
 
 def test_the_answer_streams_and_ctrl_c_ends_it(endless_model: Path) -> None:
     arguments = ["run", str(endless_model), "-p", PROMPT, "-n", "-1", "--ignore-eos", "--ctx", "60000"]
-    process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = start(*arguments)
     first = first_byte(process)
     # words arrive while the process still runs
     assert (first, process.poll()) == (b" ", None)
@@ -182,7 +182,7 @@ def test_ctrl_c_with_json_still_gives_an_object(endless_model: Path) -> None:
         "--ctx",
         "60000",
     ]
-    process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = start(*arguments)
     while not _has_started(process.pid):
         assert process.poll() is None
         time.sleep(0.01)
@@ -194,6 +194,16 @@ def test_ctrl_c_with_json_still_gives_an_object(endless_model: Path) -> None:
     else:
         assert shell_code(process) == 130
         assert not out or json.loads(out)["finish_reason"] == "cancelled"
+
+
+def start(*arguments: str) -> subprocess.Popen[bytes]:
+    """The command in a process that listens to Ctrl-C, even where whoever runs the tests does not."""
+    return subprocess.Popen(
+        [*COMMAND, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
 
 
 def shell_code(process: subprocess.Popen[bytes]) -> int:
@@ -219,7 +229,7 @@ def _has_started(pid: int) -> bool:
 
 def test_a_reader_that_goes_away_is_no_error(tiny_model: Path) -> None:
     arguments = ["run", str(tiny_model), "-p", PROMPT, "-n", "-1", "--ignore-eos"]
-    process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = start(*arguments)
     assert first_byte(process) == b" "
     assert process.stdout is not None
     assert process.stderr is not None

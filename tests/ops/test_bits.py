@@ -10,6 +10,7 @@ import pytest
 from . import lab
 from .cases import RAGGED, Call, Case, make, poisoned, same_bits
 from .lab import Floats, Heads, Params, Run
+from .reference import nmse
 
 BIT_CASES = [
     Case(Heads(128, 128, 16, 8, "f16", "f16"), sequences=RAGGED),
@@ -91,3 +92,23 @@ def test_sentinels_around_the_output_stay(case: Case) -> None:
     assert (guarded[-64:] == 12345.0).all()
     assert same_bits(out, call.run())
     assert before == [x.tobytes() for x in (call.q, call.k, call.table)]
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0", "q4_1"])
+@pytest.mark.parametrize("block_size", [32, 64, 96])
+def test_a_shared_prefix_changes_no_bit(kv_type: str, block_size: int) -> None:
+    """Sequences that begin with the same blocks are read together; each gets what it gets alone."""
+    lengths = [(1, 1700), (1, 1152), (2, 1100), (1, 1500), (0, 1200), (1, 1152), (3, 1300)]
+    lengths += [(1, 1160 + n) for n in range(14)]
+    params = Params(block_size=block_size)
+    call = make(
+        Case(Heads(64, 64, 4, 2, kv_type, kv_type), params, tuple(lengths), shared_blocks=1152 // block_size)
+    )
+    together = call.run(Run(threads=1))
+    assert nmse(together, call.exact()) < 1e-4
+    for threads in (2, 5):
+        assert same_bits(call.run(Run(threads=threads)), together)
+    for index, (n_q, _) in enumerate(lengths):
+        q0 = int(call.table[index, 0])
+        assert same_bits(call.alone(index).run(Run(threads=1)), together[q0 : q0 + n_q])
+    assert same_bits(poisoned(call, 0xFF).run(), together)

@@ -17,7 +17,7 @@ struct work_layout {
     work_layout(const problem & p, int n_threads)
         : partials(round_up(partial_bytes(p, n_threads))), tasks(round_up(p.n_rows * sizeof(task))),
           marks(round_up(p.n_tokens)) {
-        scratch = std::max({tile_scratch(p), decode_scratch(p, decode_rows(p)), reference_work_size(p)});
+        scratch = std::max({tile_scratch(p), decode_scratch(p, decode_rows_together(p)), reference_work_size(p)});
         scratch = round_up(scratch);
     }
     size_t thread() const { return tasks + marks + scratch; }

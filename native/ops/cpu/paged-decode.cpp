@@ -34,23 +34,46 @@ scratch layout(const problem & p, int64_t rows, arena & a) {
     return x;
 }
 
-// One item on its way.
+// One item on its way. A KV head's rows of a member lie together, then those of its other heads, then the next
+// member's.
 struct job {
     const problem &     p;
     const decode_work & w;
     scratch             x;
-    int64_t             rows; // of a KV head: n_q * group
     page_kernel         k, v;
     read_ahead          ahead;
 
-    int64_t row_of(int64_t head_kv, int64_t j, int64_t g) const {
-        return (head_kv - w.head_begin) * rows + j * p.group + g;
-    }
+    int64_t rows_of(const sequence & s) const { return s.n_q * p.group; } // of a KV head
+    int64_t heads() const { return w.head_end - w.head_begin; }
+
     query_rows queries(int64_t row) const {
         const int64_t groups = p.d_k / 32;
         return {x.q.x + row * p.d_k, x.q.codes + row * p.d_k, x.q.scale + row * groups, x.q.sum + row * groups};
     }
 };
+
+// f(member, its first row)
+template <class F> void for_each_member(const job & b, F f) {
+    int64_t row = 0;
+    for (int64_t i = 0; i < b.w.n_members; ++i) {
+        const decode_member & m = b.w.members[i];
+        f(m, row);
+        row += b.heads() * b.rows_of(m.s);
+    }
+}
+
+// f(row, member, query row, query head)
+template <class F> void for_each_row(const job & b, F f) {
+    for_each_member(b, [&](const decode_member & m, int64_t row) {
+        for (int64_t head = b.w.head_begin; head < b.w.head_end; ++head) {
+            for (int64_t j = 0; j < m.s.n_q; ++j) {
+                for (int64_t g = 0; g < b.p.group; ++g) {
+                    f(row++, m, j, head * b.p.group + g);
+                }
+            }
+        }
+    });
+}
 
 kv_rows copied(const job & b, const ggml_tensor * t, const char * first, int64_t n) {
     const size_t bytes = ggml_row_size(t->type, t->ne[0]);
@@ -88,37 +111,46 @@ kv_rows rows_of(const job & b, const ggml_tensor * t, page_form form, int64_t he
 }
 
 void score_tile(job & b, int64_t head, const tile & at, int64_t chunk_begin) {
-    const int64_t row = b.row_of(head, 0, 0);
-    b.k.score(rows_of(b, b.p.k, b.k.form, head, at), b.queries(row), b.rows, b.p.d_k,
-              b.x.s + row * score_stride + at.begin - chunk_begin, b.ahead);
+    const kv_rows k = rows_of(b, b.p.k, b.k.form, head, at);
+    for_each_member(b, [&](const decode_member & m, int64_t row) {
+        row += (head - b.w.head_begin) * b.rows_of(m.s);
+        b.k.score(k, b.queries(row), b.rows_of(m.s), b.p.d_k, b.x.s + row * score_stride + at.begin - chunk_begin,
+                  b.ahead);
+    });
+}
+
+// the weights of a tile that is not whole, with zeros after them
+const float * padded_weights(const job & b, const float * w, int64_t rows, int64_t n) {
+    for (int64_t r = 0; r < rows; ++r) {
+        std::copy_n(w + r * score_stride, n, b.x.few + r * tile_tokens);
+        std::fill_n(b.x.few + r * tile_tokens + n, tile_tokens - n, 0.0f);
+    }
+    return b.x.few;
 }
 
 void add_tile(job & b, int64_t head, const tile & at, int64_t chunk_begin) {
-    const int64_t row    = b.row_of(head, 0, 0);
-    const float * w      = b.x.s + row * score_stride + at.begin - chunk_begin;
-    int64_t       stride = score_stride;
-    if (b.v.form == page_form::whole && at.size() < tile_tokens) {
-        for (int64_t r = 0; r < b.rows; ++r) {
-            std::copy_n(w + r * score_stride, at.size(), b.x.few + r * tile_tokens);
-            std::fill_n(b.x.few + r * tile_tokens + at.size(), tile_tokens - at.size(), 0.0f);
-        }
-        w      = b.x.few;
-        stride = tile_tokens;
-    }
-    b.v.add(rows_of(b, b.p.v, b.v.form, head, at), w, stride, b.rows, b.p.d_v, b.x.part + row * b.p.d_v, b.ahead);
+    const kv_rows v   = rows_of(b, b.p.v, b.v.form, head, at);
+    const bool    pad = b.v.form == page_form::whole && at.size() < tile_tokens;
+    for_each_member(b, [&](const decode_member & m, int64_t row) {
+        const int64_t rows = b.rows_of(m.s);
+        row += (head - b.w.head_begin) * rows;
+        const float * w = b.x.s + row * score_stride + at.begin - chunk_begin;
+        b.v.add(v, pad ? padded_weights(b, w, rows, at.size()) : w, pad ? tile_tokens : score_stride, rows, b.p.d_v,
+                b.x.part + row * b.p.d_v, b.ahead);
+    });
 }
 
 // points the reading ahead at the tile `next`, of K or else of V
 void look_ahead(job & b, const ggml_tensor * t, const tile & next) {
-    const int64_t heads = b.w.head_end - b.w.head_begin;
-    b.ahead.start(kv_row(t, b.w.head_begin, next.slot), heads * t->nb[1], t->nb[2], next.size(), heads * 8);
+    b.ahead.start(kv_row(t, b.w.head_begin, next.slot), b.heads() * t->nb[1], t->nb[2], next.size(), b.heads() * 8);
 }
 
 template <class F> void for_each_tile(job & b, const ggml_tensor * t, int64_t begin, int64_t end, F compute) {
-    for (tile at = tile_at(b.p, b.w.s, begin, end);;) {
+    const sequence & s = b.w.members->s; // the others' blocks are the same here
+    for (tile at = tile_at(b.p, s, begin, end);;) {
         const bool last = at.end >= end;
         // after the last tile of K comes the first of V; after the last of V the next chunk, which another may have
-        const tile next = last ? tile_at(b.p, b.w.s, begin, end) : tile_at(b.p, b.w.s, at.end, end);
+        const tile next = last ? tile_at(b.p, s, begin, end) : tile_at(b.p, s, at.end, end);
         if (!last || t == b.p.k) {
             look_ahead(b, last ? b.p.v : t, next);
         } else {
@@ -134,36 +166,24 @@ template <class F> void for_each_tile(job & b, const ggml_tensor * t, int64_t be
     }
 }
 
-void prepare_queries(job & b) {
+void prepare_rows(job & b) {
     const float factor = query_factor(b.p);
-    for (int64_t head = b.w.head_begin; head < b.w.head_end; ++head) {
-        for (int64_t j = 0; j < b.w.s.n_q; ++j) {
-            for (int64_t g = 0; g < b.p.group; ++g) {
-                const float *    from = b.p.query(head * b.p.group + g, b.w.s.q0 + j);
-                const query_rows q    = b.queries(b.row_of(head, j, g));
-                for (int64_t i = 0; i < b.p.d_k; ++i) {
-                    q.x[i] = from[i] * factor;
-                }
-                if (b.k.form == page_form::whole) {
-                    quantize_query(q.x, b.p.d_k, q.codes, q.scale, q.sum);
-                }
-            }
+    for_each_row(b, [&](int64_t row, const decode_member & m, int64_t j, int64_t head) {
+        const float *    from = b.p.query(head, m.s.q0 + j);
+        const query_rows q    = b.queries(row);
+        for (int64_t i = 0; i < b.p.d_k; ++i) {
+            q.x[i] = from[i] * factor;
         }
-    }
-}
-
-template <class F> void for_each_row(const job & b, F f) {
-    for (int64_t head = b.w.head_begin; head < b.w.head_end; ++head) {
-        for (int64_t j = 0; j < b.w.s.n_q; ++j) {
-            for (int64_t g = 0; g < b.p.group; ++g) {
-                f(b.row_of(head, j, g), j, head * b.p.group + g);
-            }
+        if (b.k.form == page_form::whole) {
+            quantize_query(q.x, b.p.d_k, q.codes, q.scale, q.sum);
         }
-    }
+        b.x.state[row].sum = b.x.sum + row * b.p.d_v;
+        clear(b.x.state[row], b.p.d_v);
+    });
 }
 
 void attend_chunk(job & b, int64_t chunk) {
-    const sequence & s     = b.w.s;
+    const sequence & s     = b.w.members->s;
     const int64_t    start = chunk * chunk_tokens;
     const int64_t    begin = std::max(start, first_visible(b.p, s.position(0)));
     const int64_t    end   = std::min(start + chunk_tokens, s.length);
@@ -171,8 +191,8 @@ void attend_chunk(job & b, int64_t chunk) {
 
     const int64_t clear_begin = (begin - start) / tile_tokens * tile_tokens;
     const int64_t clear_end   = (end - start + tile_tokens - 1) / tile_tokens * tile_tokens;
-    for_each_row(b, [&](int64_t row, int64_t j, int64_t head) {
-        const int64_t own = s.position(j);
+    for_each_row(b, [&](int64_t row, const decode_member & m, int64_t j, int64_t head) {
+        const int64_t own = m.s.position(j);
         b.x.weight[row] =
             softmax(b.x.s + row * score_stride, std::max(begin, first_visible(b.p, own)) - start,
                     std::min(end, own + 1) - start, clear_begin, clear_end, score_map_of(b.p, head), own - start);
@@ -191,30 +211,35 @@ size_t decode_scratch(const problem & p, int64_t n_q) {
     return a.next;
 }
 
-void decode(const problem & p, const decode_work & w, partial_store partials, char * memory) {
-    const int64_t rows = (w.head_end - w.head_begin) * p.group * w.s.n_q;
-    arena         a    = {(uintptr_t) memory};
-    job b = {p, w, layout(p, rows, a), p.group * w.s.n_q, page_kernel_of(p.k->type), page_kernel_of(p.v->type), {}};
-    prepare_queries(b);
-    for (int64_t row = 0; row < rows; ++row) {
-        b.x.state[row].sum = b.x.sum + row * p.d_v;
-        clear(b.x.state[row], p.d_v);
+void decode(const problem & p, const decode_work & w, char * memory) {
+    int64_t n_q = 0;
+    for (int64_t i = 0; i < w.n_members; ++i) {
+        n_q += w.members[i].s.n_q;
     }
+    arena a = {(uintptr_t) memory};
+    job   b = {p,
+               w,
+               layout(p, (w.head_end - w.head_begin) * p.group * n_q, a),
+               page_kernel_of(p.k->type),
+               page_kernel_of(p.v->type),
+               {}};
+    prepare_rows(b);
     for (int64_t chunk = w.chunks.first; chunk < w.chunks.last; ++chunk) {
         attend_chunk(b, chunk);
-        for_each_row(b, [&](int64_t row, int64_t j, int64_t head) {
-            if (partials.base) {
-                keep(partials, p, w.s, chunk, j, head, b.x.weight[row], b.x.part + row * p.d_v);
+        for_each_row(b, [&](int64_t row, const decode_member & m, int64_t j, int64_t head) {
+            const float * part = b.x.part + row * p.d_v;
+            if (m.partials.base) {
+                keep(m.partials, p, m.s, chunk, j, head, b.x.weight[row], part);
             } else {
-                join(b.x.state[row], b.x.weight[row], b.x.part + row * p.d_v, p.d_v);
+                join(b.x.state[row], b.x.weight[row], part, p.d_v);
             }
         });
     }
-    if (!partials.base) {
-        for_each_row(b, [&](int64_t row, int64_t j, int64_t head) {
-            finish(p, b.x.state[row], head, p.output(head, w.s.q0 + j));
-        });
-    }
+    for_each_row(b, [&](int64_t row, const decode_member & m, int64_t j, int64_t head) {
+        if (!m.partials.base) {
+            finish(p, b.x.state[row], head, p.output(head, m.s.q0 + j));
+        }
+    });
 }
 
 } // namespace paged

@@ -8,13 +8,23 @@ namespace paged {
 // Head sizes that are whole vectors.
 bool decode_fits(const problem & p);
 
-struct decode_work {
-    sequence    s;
-    chunk_range chunks;
-    int64_t     head_begin, head_end; // KV heads
+// Where a sequence's result goes: its chunks to the partial results, or, without those, joined to its output rows.
+struct decode_member {
+    sequence      s;
+    partial_store partials;
 };
 
+// Sequences whose tables name the same blocks in all of these chunks, read once for all; or one sequence. Each is
+// computed as it is alone.
+struct decode_work {
+    const decode_member * members;
+    int64_t               n_members;
+    chunk_range           chunks;
+    int64_t               head_begin, head_end; // KV heads
+};
+
+// For n_q query rows, all members' together.
 size_t decode_scratch(const problem & p, int64_t n_q);
-void   decode(const problem & p, const decode_work & w, partial_store partials, char * scratch);
+void   decode(const problem & p, const decode_work & w, char * scratch);
 
 } // namespace paged

@@ -6,7 +6,7 @@
 // weights. Sums of products are exact; floats come in once for each group of 32 elements.
 #include "paged-page.h"
 
-#if defined(PAGED_AVX512) && defined(__AVX512VNNI__) && defined(__AVX512VBMI__) && defined(__BMI2__)
+#if defined(PAGED_CODES_VNNI)
 
 namespace paged {
 
@@ -542,15 +542,6 @@ page_kernel code_kernel_of(ggml_type type) {
         return {};
     }
 }
-
-} // namespace paged
-
-#else
-
-namespace paged {
-
-void        quantize_query(const float *, int64_t, int8_t *, float *, int32_t *) {}
-page_kernel code_kernel_of(ggml_type) { return {}; }
 
 } // namespace paged
 

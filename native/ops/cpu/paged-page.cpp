@@ -147,6 +147,11 @@ template <class T> page_kernel kernel_as(page_form form) { return {form, score_g
 
 } // namespace
 
+#if !defined(PAGED_CODES_VNNI) && !defined(PAGED_CODES_AVX2)
+page_kernel code_kernel_of(ggml_type) { return {}; }
+void        quantize_query(const float *, int64_t, int8_t *, float *, int32_t *) {}
+#endif
+
 page_kernel page_kernel_of(ggml_type type) {
     switch (type) {
     case GGML_TYPE_F32:

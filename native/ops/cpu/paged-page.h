@@ -4,6 +4,12 @@
 
 #include "paged-kernel.h"
 
+#if defined(PAGED_AVX512) && defined(__AVX512VNNI__) && defined(__AVX512VBMI__) && defined(__BMI2__)
+#    define PAGED_CODES_VNNI
+#elif defined(PAGED_AVX512) || defined(PAGED_AVX2)
+#    define PAGED_CODES_AVX2
+#endif
+
 namespace paged {
 
 // Rows of one KV head: in the pool or, copied or converted, in a thread's scratch.

@@ -15,6 +15,9 @@ constexpr int64_t fine_share = 8;
 // Rows of an item of the tile kernel at least.
 constexpr int64_t fewest_rows = 4;
 
+// Query rows of sequences that share a prefix, in one item.
+constexpr int64_t rows_together = 16;
+
 constexpr size_t most_partials = size_t(64) << 20; // bytes, but one token's whole context always fits
 
 int64_t chunks_of(int64_t tokens) { return (tokens + chunk_tokens - 1) / chunk_tokens; }
@@ -30,6 +33,7 @@ task make_task(const problem & p, const sequence & s) {
     t.by        = kernel_for(p, s.n_q);
     t.chunks    = {partial_store::first_chunk(p, s), chunks_of(s.length)};
     t.pieces    = 1;
+    t.members   = 1;
     t.parts     = t.by == kernel::tile ? p.n_head_kv : 1;
     t.row_tiles = 1;
     if (t.by == kernel::tile) {
@@ -41,23 +45,102 @@ task make_task(const problem & p, const sequence & s) {
 // pairs of a query row and a token, about
 int64_t cost(const task & t) { return t.s.n_q * (t.s.length - t.chunks.first * chunk_tokens); }
 
-void cut_into_chunks(const problem & p, plan & made, int64_t n_threads, char * partials, size_t room) {
+// What is left of the memory for partial results.
+struct partial_room {
+    char * next;
+    size_t bytes;
+};
+
+size_t bytes_of_partials(const problem & p, const task & t) {
+    return (t.chunks.last - t.chunks.first) * t.s.n_q * p.n_head * partial_store::bytes(p.d_v);
+}
+
+void cut_into_chunks(const problem & p, plan & made, task & t, partial_room & room) {
+    const size_t bytes = bytes_of_partials(p, t);
+    t.pieces           = t.chunks.last - t.chunks.first;
+    t.partials         = {room.next, partial_store::bytes(p.d_v)};
+    room.next += bytes;
+    room.bytes -= bytes;
+    made.joins = true;
+}
+
+// Long tasks, as long as there is room.
+void cut_into_chunks(const problem & p, plan & made, int64_t n_threads, partial_room & room) {
     int64_t total = 0;
     for (int64_t i = 0; i < made.n_tasks; ++i) {
         total += cost(made.tasks[i]);
     }
     for (int64_t i = 0; i < made.n_tasks; ++i) {
-        task &        t        = made.tasks[i];
-        const int64_t n_chunks = t.chunks.last - t.chunks.first;
-        const size_t  stride   = partial_store::bytes(p.d_v);
-        const size_t  bytes    = n_chunks * t.s.n_q * p.n_head * stride;
-        if (n_chunks > 1 && cost(t) * fine_share * n_threads > total * t.items() && bytes <= room) {
-            t.pieces   = n_chunks;
-            t.partials = {partials, stride};
-            partials += bytes;
-            room -= bytes;
-            made.joins = true;
+        task &     t       = made.tasks[i];
+        const bool is_long = cost(t) * fine_share * n_threads > total * t.items();
+        if (t.pieces == 1 && t.chunks.last - t.chunks.first > 1 && is_long && bytes_of_partials(p, t) <= room.bytes) {
+            cut_into_chunks(p, made, t, room);
         }
+    }
+}
+
+// ---- tasks that begin with the same blocks ----
+
+// chunks that every query row of the task sees whole
+int64_t whole_chunks(const task & t) { return (t.s.position(0) + 1) / chunk_tokens; }
+
+// leading chunks, `most` at most, that lie in the same blocks
+int64_t common_chunks(const problem & p, const task & a, const task & b, int64_t most) {
+    int64_t n = 0;
+    for (int64_t block = 0; n < most; ++n) {
+        for (; block * p.params.block_size < (n + 1) * chunk_tokens; ++block) {
+            if (a.s.blocks[block] != b.s.blocks[block]) {
+                return n;
+            }
+        }
+    }
+    return n;
+}
+
+// Tasks after `first` that share chunks with it, and how many: another joins while that costs less than half of them.
+void find_members(const problem & p, const plan & made, int64_t first, int64_t & members, int64_t & shared) {
+    const task & leader = made.tasks[first];
+    int64_t      rows   = leader.s.n_q;
+    members             = 1;
+    shared              = whole_chunks(leader);
+    for (int64_t i = first + 1; i < made.n_tasks; ++i) {
+        const task & t = made.tasks[i];
+        rows += t.s.n_q;
+        if (t.by != kernel::decode || rows > decode_rows_together(p)) {
+            return;
+        }
+        const int64_t common = common_chunks(p, leader, t, std::min(shared, whole_chunks(t)));
+        if (common == 0 || (members > 1 && 2 * common < shared)) {
+            return;
+        }
+        shared = common;
+        ++members;
+    }
+}
+
+void share_prefixes(const problem & p, plan & made, partial_room & room) {
+    if (p.params.window_type != GGML_PAGED_ATTN_WINDOW_NONE) {
+        return;
+    }
+    for (int64_t i = 0; i < made.n_tasks; ++i) {
+        int64_t members = 1, shared = 0;
+        if (made.tasks[i].by == kernel::decode) {
+            find_members(p, made, i, members, shared);
+        }
+        size_t bytes = 0;
+        for (int64_t m = i; m < i + members; ++m) {
+            bytes += bytes_of_partials(p, made.tasks[m]);
+        }
+        if (members == 1 || bytes > room.bytes) {
+            continue;
+        }
+        for (int64_t m = i; m < i + members; ++m) {
+            cut_into_chunks(p, made, made.tasks[m], room);
+            made.tasks[m].skipped = m == i ? 0 : shared;
+        }
+        made.tasks[i].members = members;
+        made.tasks[i].shared  = shared;
+        i += members - 1;
     }
 }
 
@@ -98,11 +181,16 @@ void cut_into_heads(const problem & p, plan & made, int64_t n_threads) {
 
 int64_t decode_rows(const problem & p) { return p.deterministic() || !decode_fits(p) ? 0 : few_rows / p.group; }
 
+int64_t decode_rows_together(const problem & p) {
+    const int64_t alone = decode_rows(p);
+    return alone == 0 ? 0 : std::max(alone, std::min(p.n_tokens, rows_together));
+}
+
 kernel kernel_for(const problem & p, int64_t n_q) { return n_q <= decode_rows(p) ? kernel::decode : kernel::tile; }
 
 size_t partial_bytes(const problem & p, int64_t n_threads) {
     const int64_t chunks = chunks_of((p.table->ne[0] - GGML_PAGED_ATTN_HEADER) * p.params.block_size);
-    if (chunks == 1 || n_threads == 1) {
+    if (chunks == 1 || (n_threads == 1 && p.n_rows == 1)) {
         return 0;
     }
     const size_t token = chunks * p.n_head * partial_store::bytes(p.d_v);
@@ -120,9 +208,11 @@ plan make_plan(const problem & p, int64_t n_threads, task * tasks, char * partia
             covered += s.n_q;
         }
     }
-    made.covers_all = covered == p.n_tokens;
+    made.covers_all   = covered == p.n_tokens;
+    partial_room room = {partials, partials_size};
+    share_prefixes(p, made, room);
     if (n_threads > 1) {
-        cut_into_chunks(p, made, n_threads, partials, partials_size);
+        cut_into_chunks(p, made, n_threads, room);
         cut_into_rows(p, made, n_threads);
         cut_into_heads(p, made, n_threads);
     }
@@ -134,13 +224,18 @@ plan make_plan(const problem & p, int64_t n_threads, task * tasks, char * partia
 }
 
 void run_item(const problem & p, const task & t, int64_t item, char * scratch) {
-    const int64_t     piece = item % t.pieces;
+    const int64_t     piece = t.skipped + item % (t.pieces - t.skipped);
     const chunk_range chunks =
         t.pieces == 1 ? t.chunks : chunk_range{t.chunks.first + piece, t.chunks.first + piece + 1};
-    item /= t.pieces;
+    item /= t.pieces - t.skipped;
     if (t.by == kernel::decode) {
-        const decode_work w = {t.s, chunks, p.n_head_kv * item / t.parts, p.n_head_kv * (item + 1) / t.parts};
-        decode(p, w, t.partials, scratch);
+        decode_member members[rows_together];
+        const int64_t n_members = piece < t.shared ? t.members : 1;
+        for (int64_t i = 0; i < n_members; ++i) {
+            members[i] = {(&t)[i].s, (&t)[i].partials};
+        }
+        decode(p, {members, n_members, chunks, p.n_head_kv * item / t.parts, p.n_head_kv * (item + 1) / t.parts},
+               scratch);
         return;
     }
     // the last rows see most: first come the long items, last the short ones that even out the threads

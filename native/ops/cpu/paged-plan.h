@@ -16,12 +16,15 @@ struct task {
     chunk_range   chunks;
     int64_t       pieces;    // 1: an item joins all chunks; else an item for each chunk, joined afterwards
     int64_t       parts;     // decode: shares of the KV heads; tile: the KV heads
+    int64_t       members;   // decode: tasks from this one on that begin with the same blocks; 1: none but this
+    int64_t       shared;    // chunks that this task's items compute for all of them
+    int64_t       skipped;   // chunks that another task computes for this one
     int64_t       rows;      // tile: query rows of an item, at most tile_rows
     int64_t       row_tiles; // tile: items of so many rows; decode: 1
     int64_t       first_item;
     partial_store partials;
 
-    int64_t items() const { return pieces * parts * row_tiles; }
+    int64_t items() const { return (pieces - skipped) * parts * row_tiles; }
 };
 
 struct plan {
@@ -35,8 +38,9 @@ struct plan {
 // The kernel that serves a sequence: its own number of query rows decides, in deterministic mode nothing does.
 kernel kernel_for(const problem & p, int64_t n_q);
 
-// Query rows that the decode kernel takes at most.
+// Query rows of one sequence that the decode kernel takes at most, and of all in an item.
 int64_t decode_rows(const problem & p);
+int64_t decode_rows_together(const problem & p);
 
 // Bytes for the partial results of all threads together.
 size_t partial_bytes(const problem & p, int64_t n_threads);
