@@ -140,19 +140,25 @@ void add_tile(job & b, int64_t head, const tile & at, int64_t chunk_begin) {
     });
 }
 
-// points the reading ahead at the tile `next`, of K or else of V
-void look_ahead(job & b, const ggml_tensor * t, const tile & next) {
-    b.ahead.start(kv_row(t, b.w.head_begin, next.slot), b.heads() * t->nb[1], t->nb[2], next.size(), b.heads() * 8);
+// Points the reading ahead at the tile `next` of `t`, to be read in the steps of a tile of `now`.
+void look_ahead(job & b, const ggml_tensor * now, const ggml_tensor * t, const tile & next) {
+    int64_t steps = 0;
+    for_each_member(b, [&](const decode_member & m, int64_t) {
+        steps += now == b.p.k ? b.k.score_steps(b.rows_of(m.s), b.p.d_k) : b.v.add_steps(b.rows_of(m.s), b.p.d_v);
+    });
+    b.ahead.start(kv_row(t, b.w.head_begin, next.slot), b.heads() * t->nb[1], t->nb[2], next.size(), b.heads() * steps);
 }
 
 template <class F> void for_each_tile(job & b, const ggml_tensor * t, int64_t begin, int64_t end, F compute) {
     const sequence & s = b.w.members->s; // the others' blocks are the same here
     for (tile at = tile_at(b.p, s, begin, end);;) {
         const bool last = at.end >= end;
-        // after the last tile of K comes the first of V; after the last of V the next chunk, which another may have
-        const tile next = last ? tile_at(b.p, s, begin, end) : tile_at(b.p, s, at.end, end);
-        if (!last || t == b.p.k) {
-            look_ahead(b, last ? b.p.v : t, next);
+        if (!last) {
+            look_ahead(b, t, t, tile_at(b.p, s, at.end, end));
+        } else if (t == b.p.k) {
+            look_ahead(b, t, b.p.v, tile_at(b.p, s, begin, end));
+        } else if (end < s.length) { // the next chunk is likely ours
+            look_ahead(b, t, b.p.k, tile_at(b.p, s, end, s.length));
         } else {
             b.ahead = {};
         }
@@ -162,7 +168,7 @@ template <class F> void for_each_tile(job & b, const ggml_tensor * t, int64_t be
         if (last) {
             return;
         }
-        at = next;
+        at = tile_at(b.p, s, at.end, end);
     }
 }
 

@@ -344,7 +344,12 @@ void add_group(const kv_rows & v, const float * w, int64_t w_stride, int64_t row
     }
 }
 
-template <class C> page_kernel kernel_of() { return {page_form::whole, score_group<C>, add_group<C>}; }
+int64_t score_steps(int64_t rows, int64_t d) { return d / group * 4 * ((rows + 3) / 4); }
+int64_t add_steps(int64_t rows, int64_t d) { return d / group * 2 * ((rows + 1) / 2); }
+
+template <class C> page_kernel kernel_of() {
+    return {page_form::whole, score_group<C>, add_group<C>, score_steps, add_steps};
+}
 
 } // namespace
 

@@ -85,11 +85,13 @@ PAGED_INLINE void add_columns(const kv_rows & v, int64_t from, const float * w, 
     }
 }
 
+// vectors of each row that stay in registers together
+constexpr int most_columns(int64_t rows) { return (lanes == 16 ? 16 : 8) / (rows <= 2 ? 2 : 4); }
+
 template <class T, int rows>
 void add_rows(const kv_rows & v, const float * w, int64_t w_stride, float * sum, int64_t d, read_ahead & ahead) {
-    constexpr int registers = lanes == 16 ? 16 : 8;
-    constexpr int most      = registers / (rows == 3 ? 4 : rows) > 8 ? 8 : registers / (rows == 3 ? 4 : rows);
-    int64_t       i         = 0;
+    constexpr int most = most_columns(rows);
+    int64_t       i    = 0;
     for (; i + most * lanes <= d; i += most * lanes) {
         add_columns<T, rows, most>(v, i, w, w_stride, sum, d, ahead);
     }
@@ -143,7 +145,15 @@ void add_group(const kv_rows & v, const float * w, int64_t w_stride, int64_t row
     }
 }
 
-template <class T> page_kernel kernel_as(page_form form) { return {form, score_group<T>, add_group<T>}; }
+int64_t score_steps(int64_t rows, int64_t) { return tile_tokens / 4 * ((rows + 3) / 4); }
+int64_t add_steps(int64_t rows, int64_t d) {
+    const int64_t passes = d / (most_columns(std::min<int64_t>(4, rows)) * lanes);
+    return tile_tokens / 4 * ((rows + 3) / 4) * std::max<int64_t>(1, passes);
+}
+
+template <class T> page_kernel kernel_as(page_form form) {
+    return {form, score_group<T>, add_group<T>, score_steps, add_steps};
+}
 
 } // namespace
 

@@ -34,6 +34,9 @@ using score_fn = void (*)(const kv_rows & k, const query_rows & q, int64_t rows,
 using add_fn = void (*)(const kv_rows & v, const float * w, int64_t w_stride, int64_t rows, int64_t d, float * sum,
                         read_ahead & ahead);
 
+// How often a call reads ahead.
+using steps_fn = int64_t (*)(int64_t rows, int64_t d);
+
 enum class page_form {
     in_place, // any rows, where they lie
     whole,    // whole tiles with 64 readable bytes behind: others are copied, zeros after their last row
@@ -44,6 +47,8 @@ struct page_kernel {
     page_form form;
     score_fn  score;
     add_fn    add;
+    steps_fn  score_steps;
+    steps_fn  add_steps;
 };
 
 page_kernel page_kernel_of(ggml_type type);

@@ -36,7 +36,8 @@
 
 namespace paged {
 
-inline void prefetch_line(const char * address) {
+// always inlined: GCC takes a function that only prefetches for one without effect, and drops its calls
+PAGED_INLINE void prefetch_line(const char * address) {
 #if defined(__GNUC__)
     __builtin_prefetch(address, 0, 2); // to the second level: what is prefetched does not fit the first
 #else
