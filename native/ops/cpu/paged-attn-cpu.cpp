@@ -76,7 +76,8 @@ void run_items(const worker & w, const plan & made) {
         while (i >= t->first_item + t->items()) {
             ++t;
         }
-        run_item(w.p, *t, i - t->first_item, w.scratch);
+        const first_read next = first_read_of(w.p, made, t, i + (dynamic ? nth : 1));
+        run_item(w.p, *t, i - t->first_item, next, w.scratch);
         i = dynamic ? ggml_threadpool_chunk_add(w.params->threadpool, 1) : i + 1;
     }
 }

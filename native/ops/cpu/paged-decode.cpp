@@ -157,8 +157,10 @@ template <class F> void for_each_tile(job & b, const ggml_tensor * t, int64_t be
             look_ahead(b, t, t, tile_at(b.p, s, at.end, end));
         } else if (t == b.p.k) {
             look_ahead(b, t, b.p.v, tile_at(b.p, s, begin, end));
-        } else if (end < s.length) { // the next chunk is likely ours
+        } else if (end < b.w.chunks.last * chunk_tokens && end < s.length) {
             look_ahead(b, t, b.p.k, tile_at(b.p, s, end, s.length));
+        } else if (b.w.next.s) {
+            look_ahead(b, t, b.p.k, tile_at(b.p, *b.w.next.s, b.w.next.position, b.w.next.s->length));
         } else {
             b.ahead = {};
         }

@@ -14,6 +14,12 @@ struct decode_member {
     partial_store partials;
 };
 
+// Where an item begins to read.
+struct first_read {
+    const sequence * s = nullptr; // null: not known
+    int64_t          position;
+};
+
 // Sequences whose tables name the same blocks in all of these chunks, read once for all; or one sequence. Each is
 // computed as it is alone.
 struct decode_work {
@@ -21,6 +27,7 @@ struct decode_work {
     int64_t               n_members;
     chunk_range           chunks;
     int64_t               head_begin, head_end; // KV heads
+    first_read            next;                 // of the item that the thread will likely compute after this one
 };
 
 // For n_q query rows, all members' together.

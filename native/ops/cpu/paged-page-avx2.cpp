@@ -353,30 +353,6 @@ template <class C> page_kernel kernel_of() {
 
 } // namespace
 
-void quantize_query(const float * x, int64_t d, int8_t * codes, float * scale, int32_t * sum) {
-    for (int64_t j = 0; j < d / group; ++j) {
-        f32v top = zero();
-        for (int i = 0; i < group; i += lanes) {
-            const f32v y = load(x + j * group + i);
-            top          = max(top, max(y, sub(zero(), y)));
-        }
-        const float most    = largest(top);
-        const f32v  inverse = splat(most > 0.0f ? 127.0f / most : 0.0f);
-        float       whole[group];
-        for (int i = 0; i < group; i += lanes) {
-            store(whole + i, round_even(mul(load(x + j * group + i), inverse)));
-        }
-        int32_t all = 0;
-        for (int i = 0; i < group; ++i) {
-            const int32_t code   = (int32_t) whole[i];
-            codes[j * group + i] = (int8_t) code;
-            all += code;
-        }
-        scale[j] = most / 127.0f;
-        sum[j]   = all;
-    }
-}
-
 page_kernel code_kernel_of(ggml_type type) {
     switch (type) {
     case GGML_TYPE_Q8_0:

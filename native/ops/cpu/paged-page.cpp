@@ -157,9 +157,34 @@ template <class T> page_kernel kernel_as(page_form form) {
 
 } // namespace
 
-#if !defined(PAGED_CODES_VNNI) && !defined(PAGED_CODES_AVX2)
+#if !defined(PAGED_CODES_VNNI)
+void quantize_query(const float * x, int64_t d, int8_t * codes, float * scale, int32_t * sum) {
+    for (int64_t j = 0; j < d / 32; ++j) {
+        f32v top = zero();
+        for (int i = 0; i < 32; i += lanes) {
+            const f32v y = load(x + j * 32 + i);
+            top          = max(top, max(y, sub(zero(), y)));
+        }
+        const float most    = largest(top);
+        const f32v  inverse = splat(most > 0.0f ? 127.0f / most : 0.0f);
+        float       whole[32];
+        for (int i = 0; i < 32; i += lanes) {
+            store(whole + i, round_even(mul(load(x + j * 32 + i), inverse)));
+        }
+        int32_t all = 0;
+        for (int i = 0; i < 32; ++i) {
+            const int32_t code = (int32_t) whole[i];
+            codes[j * 32 + i]  = (int8_t) code;
+            all += code;
+        }
+        scale[j] = most / 127.0f;
+        sum[j]   = all;
+    }
+}
+#endif
+
+#if !defined(PAGED_CODES_VNNI) && !defined(PAGED_CODES_AVX2) && !defined(PAGED_CODES_NEON)
 page_kernel code_kernel_of(ggml_type) { return {}; }
-void        quantize_query(const float *, int64_t, int8_t *, float *, int32_t *) {}
 #endif
 
 page_kernel page_kernel_of(ggml_type type) {

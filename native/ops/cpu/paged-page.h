@@ -8,6 +8,8 @@
 #    define PAGED_CODES_VNNI
 #elif defined(PAGED_AVX512) || defined(PAGED_AVX2)
 #    define PAGED_CODES_AVX2
+#elif defined(__aarch64__) && defined(__ARM_NEON)
+#    define PAGED_CODES_NEON
 #endif
 
 namespace paged {

@@ -223,7 +223,20 @@ plan make_plan(const problem & p, int64_t n_threads, task * tasks, char * partia
     return made;
 }
 
-void run_item(const problem & p, const task & t, int64_t item, char * scratch) {
+first_read first_read_of(const problem & p, const plan & made, const task * from, int64_t item) {
+    const task * end = made.tasks + made.n_tasks;
+    while (from != end && item >= from->first_item + from->items()) {
+        ++from;
+    }
+    if (from == end || from->by != kernel::decode) {
+        return {};
+    }
+    const int64_t piece = from->skipped + (item - from->first_item) % (from->pieces - from->skipped);
+    const int64_t chunk = from->chunks.first + (from->pieces == 1 ? 0 : piece);
+    return {&from->s, std::max(chunk * chunk_tokens, first_visible(p, from->s.position(0)))};
+}
+
+void run_item(const problem & p, const task & t, int64_t item, first_read next, char * scratch) {
     const int64_t     piece = t.skipped + item % (t.pieces - t.skipped);
     const chunk_range chunks =
         t.pieces == 1 ? t.chunks : chunk_range{t.chunks.first + piece, t.chunks.first + piece + 1};
@@ -234,8 +247,8 @@ void run_item(const problem & p, const task & t, int64_t item, char * scratch) {
         for (int64_t i = 0; i < n_members; ++i) {
             members[i] = {(&t)[i].s, (&t)[i].partials};
         }
-        decode(p, {members, n_members, chunks, p.n_head_kv * item / t.parts, p.n_head_kv * (item + 1) / t.parts},
-               scratch);
+        const int64_t begin = p.n_head_kv * item / t.parts, end = p.n_head_kv * (item + 1) / t.parts;
+        decode(p, {members, n_members, chunks, begin, end, next}, scratch);
         return;
     }
     // the last rows see most: first come the long items, last the short ones that even out the threads

@@ -48,6 +48,10 @@ size_t partial_bytes(const problem & p, int64_t n_threads);
 // `tasks` has room for every row of the table, `partials` for partial_bytes.
 plan make_plan(const problem & p, int64_t n_threads, task * tasks, char * partials, size_t partials_size);
 
-void run_item(const problem & p, const task & t, int64_t item, char * scratch);
+// Where item `item` of the plan begins to read, looked for from task `from` on.
+first_read first_read_of(const problem & p, const plan & made, const task * from, int64_t item);
+
+// `next`: what the thread will likely read after this item
+void run_item(const problem & p, const task & t, int64_t item, first_read next, char * scratch);
 
 } // namespace paged
