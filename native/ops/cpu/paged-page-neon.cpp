@@ -250,37 +250,16 @@ void add_rows(const kv_rows & v, const float * w, int64_t w_stride, int64_t d, f
 
 template <class C>
 void score_group(const kv_rows & k, const query_rows & q, int64_t rows, int64_t d, float * s, read_ahead & ahead) {
-    for (int64_t r = 0; r < rows; r += 4) {
-        const int64_t    at   = r * (d / group);
-        const query_rows here = {q.x + r * d, q.codes + r * d, q.scale + at, q.sum + at};
-        float *          to   = s + r * score_stride;
-        switch (std::min<int64_t>(4, rows - r)) {
-        case 1:
-            score_rows<C, 1>(k, here, d, to, ahead);
-            break;
-        case 2:
-            score_rows<C, 2>(k, here, d, to, ahead);
-            break;
-        case 3:
-            score_rows<C, 3>(k, here, d, to, ahead);
-            break;
-        case 4:
-            score_rows<C, 4>(k, here, d, to, ahead);
-            break;
-        }
-    }
+    in_groups<4>(rows,
+                 [&](int64_t r, auto n) { score_rows<C, n>(k, from_row(q, r, d), d, s + r * score_stride, ahead); });
 }
 
 template <class C>
 void add_group(const kv_rows & v, const float * w, int64_t w_stride, int64_t rows, int64_t d, float * sum,
                read_ahead & ahead) {
-    for (int64_t r = 0; r < rows; r += 2) { // 16 sums at a time, of 32 registers
-        if (rows - r == 1) {
-            add_rows<C, 1>(v, w + r * w_stride, w_stride, d, sum + r * d, ahead);
-        } else {
-            add_rows<C, 2>(v, w + r * w_stride, w_stride, d, sum + r * d, ahead);
-        }
-    }
+    in_groups<2>(rows, [&](int64_t r, auto n) { // 16 sums at a time, of 32 registers
+        add_rows<C, n>(v, w + r * w_stride, w_stride, d, sum + r * d, ahead);
+    });
 }
 
 int64_t score_steps(int64_t rows, int64_t d) { return d / group * 8 * ((rows + 3) / 4); }

@@ -4,6 +4,8 @@
 
 #include "paged-kernel.h"
 
+#include <type_traits>
+
 #if defined(PAGED_AVX512) && defined(__AVX512VNNI__) && defined(__AVX512VBMI__) && defined(__BMI2__)
 #    define PAGED_CODES_VNNI
 #elif defined(PAGED_AVX512) || defined(PAGED_AVX2)
@@ -57,6 +59,32 @@ page_kernel page_kernel_of(ggml_type type);
 
 // Kernels that compute with the codes themselves; `score` is null where this build has none for the type.
 page_kernel code_kernel_of(ggml_type type);
+
+// f(first row, a constant for the number of rows) for groups of `most` rows, 2 or 4, and for the rest
+template <int most, class F> PAGED_INLINE void in_groups(int64_t rows, F f) {
+    for (int64_t r = 0; r < rows; r += most) {
+        switch (std::min<int64_t>(most, rows - r)) {
+        case 1:
+            f(r, std::integral_constant<int, 1>());
+            break;
+        case 2:
+            f(r, std::integral_constant<int, 2>());
+            break;
+        case 3:
+            f(r, std::integral_constant < int, most<3 ? most : 3>());
+            break;
+        case 4:
+            f(r, std::integral_constant < int, most<4 ? most : 4>());
+            break;
+        }
+    }
+}
+
+// The queries from row r on.
+inline query_rows from_row(const query_rows & q, int64_t r, int64_t d) {
+    const int64_t groups = d / 32;
+    return {q.x + r * d, q.codes + r * d, q.scale + r * groups, q.sum + r * groups};
+}
 
 // Fills codes, scale and sum of one row from x.
 void quantize_query(const float * x, int64_t d, int8_t * codes, float * scale, int32_t * sum);
