@@ -112,3 +112,16 @@ def test_a_shared_prefix_changes_no_bit(kv_type: str, block_size: int) -> None:
         q0 = int(call.table[index, 0])
         assert same_bits(call.alone(index).run(Run(threads=1)), together[q0 : q0 + n_q])
     assert same_bits(poisoned(call, 0xFF).run(), together)
+
+
+@pytest.mark.parametrize(
+    "lengths", [((1, 512), (1, 512)), ((1, 900), (1, 512), (1, 512)), ((1, 512), (1, 600))]
+)
+def test_a_sequence_that_is_all_shared_prefix(lengths: tuple[tuple[int, int], ...]) -> None:
+    """Nothing is left of it but what another one reads; the table is wide enough for results to be shared."""
+    call = make(Case(Heads(64, 64, 4, 2), sequences=(*lengths, (1, 1100)), shared_blocks=16))
+    for threads in (1, 2, 5):
+        out = call.run(Run(threads=threads))
+        assert nmse(out, call.exact()) <= 1e-7
+        for index in range(len(lengths)):
+            assert same_bits(call.alone(index).run(Run(threads=1)), out[index : index + 1])

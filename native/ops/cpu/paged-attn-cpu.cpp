@@ -99,7 +99,7 @@ void join_chunks(const worker & w, const plan & made) {
     int64_t row = 0;
     for (int64_t i = 0; i < made.n_tasks; ++i) {
         const task & t = made.tasks[i];
-        for (int64_t j = 0; j < t.s.n_q && t.pieces > 1; ++j) {
+        for (int64_t j = 0; j < t.s.n_q && t.partials.base; ++j) {
             for (int64_t head = 0; head < w.p.n_head; ++head, ++row) {
                 if (row % w.params->nth == w.params->ith) {
                     join_row(w, t, j, head);

@@ -22,7 +22,7 @@ struct task {
     int64_t       rows;      // tile: query rows of an item, at most tile_rows
     int64_t       row_tiles; // tile: items of so many rows; decode: 1
     int64_t       first_item;
-    partial_store partials;
+    partial_store partials; // with a base: every chunk goes there, to be joined afterwards
 
     int64_t items() const { return (pieces - skipped) * parts * row_tiles; }
 };
