@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,6 +23,14 @@ def _away_from_the_checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterato
         patch.setenv("PYTHONPATH", os.fspath(Path(pyvelo.__file__).parents[1]))
         patch.chdir(tmp_path_factory.mktemp("elsewhere"))
         yield
+
+
+@pytest.fixture
+def sigint() -> Iterator[None]:
+    """Python's own handler, whatever runs the tests."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def _make(path: Path, *options: str) -> Path:

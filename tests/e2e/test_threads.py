@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,14 +15,6 @@ from pyvelo.native import Context, StepArrays
 
 PROMPT = [3] * 30000
 GREEDY = SamplingParams(max_tokens=2, temperature=0, ignore_eos=True)
-
-
-@pytest.fixture
-def sigint() -> Iterator[None]:
-    """Python's own handler, whatever runs the tests."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("sigint")

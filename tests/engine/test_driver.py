@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -218,14 +218,6 @@ def test_an_error_of_the_engine_hands_the_turn_on(stand: Stand) -> None:
 
 
 # ---- Ctrl+C ----
-
-
-@pytest.fixture
-def sigint() -> Iterator[None]:
-    """Python's own handler, whatever runs the tests."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("sigint")

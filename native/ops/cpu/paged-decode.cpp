@@ -42,14 +42,10 @@ struct job {
     scratch             x;
     page_kernel         k, v;
     read_ahead          ahead;
+    int64_t             score_steps = 0, add_steps = 0; // of reading ahead, in a tile of one KV head
 
     int64_t rows_of(const sequence & s) const { return s.n_q * p.group; } // of a KV head
     int64_t heads() const { return w.head_end - w.head_begin; }
-
-    query_rows queries(int64_t row) const {
-        const int64_t groups = p.d_k / 32;
-        return {x.q.x + row * p.d_k, x.q.codes + row * p.d_k, x.q.scale + row * groups, x.q.sum + row * groups};
-    }
 };
 
 // f(member, its first row)
@@ -114,8 +110,8 @@ void score_tile(job & b, int64_t head, const tile & at, int64_t chunk_begin) {
     const kv_rows k = rows_of(b, b.p.k, b.k.form, head, at);
     for_each_member(b, [&](const decode_member & m, int64_t row) {
         row += (head - b.w.head_begin) * b.rows_of(m.s);
-        b.k.score(k, b.queries(row), b.rows_of(m.s), b.p.d_k, b.x.s + row * score_stride + at.begin - chunk_begin,
-                  b.ahead);
+        b.k.score(k, from_row(b.x.q, row, b.p.d_k), b.rows_of(m.s), b.p.d_k,
+                  b.x.s + row * score_stride + at.begin - chunk_begin, b.ahead);
     });
 }
 
@@ -142,10 +138,7 @@ void add_tile(job & b, int64_t head, const tile & at, int64_t chunk_begin) {
 
 // Points the reading ahead at the tile `next` of `t`, to be read in the steps of a tile of `now`.
 void look_ahead(job & b, const ggml_tensor * now, const ggml_tensor * t, const tile & next) {
-    int64_t steps = 0;
-    for_each_member(b, [&](const decode_member & m, int64_t) {
-        steps += now == b.p.k ? b.k.score_steps(b.rows_of(m.s), b.p.d_k) : b.v.add_steps(b.rows_of(m.s), b.p.d_v);
-    });
+    const int64_t steps = now == b.p.k ? b.score_steps : b.add_steps;
     b.ahead.start(kv_row(t, b.w.head_begin, next.slot), b.heads() * t->nb[1], t->nb[2], next.size(), b.heads() * steps);
 }
 
@@ -178,7 +171,7 @@ void prepare_rows(job & b) {
     const float factor = query_factor(b.p);
     for_each_row(b, [&](int64_t row, const decode_member & m, int64_t j, int64_t head) {
         const float *    from = b.p.query(head, m.s.q0 + j);
-        const query_rows q    = b.queries(row);
+        const query_rows q    = from_row(b.x.q, row, b.p.d_k);
         for (int64_t i = 0; i < b.p.d_k; ++i) {
             q.x[i] = from[i] * factor;
         }
@@ -231,6 +224,10 @@ void decode(const problem & p, const decode_work & w, char * memory) {
                page_kernel_of(p.k->type),
                page_kernel_of(p.v->type),
                {}};
+    for_each_member(b, [&](const decode_member & m, int64_t) {
+        b.score_steps += b.k.score_steps(b.rows_of(m.s), p.d_k);
+        b.add_steps += b.v.add_steps(b.rows_of(m.s), p.d_v);
+    });
     prepare_rows(b);
     for (int64_t chunk = w.chunks.first; chunk < w.chunks.last; ++chunk) {
         attend_chunk(b, chunk);

@@ -271,23 +271,9 @@ template <class C> page_kernel kernel_of() {
 
 } // namespace
 
-page_kernel code_kernel_of(ggml_type type) {
-    switch (type) {
-    case GGML_TYPE_Q8_0:
-        return kernel_of<q8_0_codes>();
-    case GGML_TYPE_Q5_1:
-        return kernel_of<q5_1_codes>();
-    case GGML_TYPE_Q5_0:
-        return kernel_of<q5_0_codes>();
-    case GGML_TYPE_Q4_1:
-        return kernel_of<q4_1_codes>();
-    case GGML_TYPE_Q4_0:
-        return kernel_of<q4_0_codes>();
-    case GGML_TYPE_IQ4_NL:
-        return kernel_of<iq4_nl_codes>();
-    default:
-        return {};
-    }
+code_kernels kernels_of_codes() {
+    return {kernel_of<q8_0_codes>(), kernel_of<q5_1_codes>(), kernel_of<q5_0_codes>(),
+            kernel_of<q4_1_codes>(), kernel_of<q4_0_codes>(), kernel_of<iq4_nl_codes>()};
 }
 
 } // namespace paged

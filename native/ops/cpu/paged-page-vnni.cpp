@@ -201,32 +201,8 @@ void add_rows(const kv_rows & v, const float * w, int64_t w_stride, int64_t d, f
 
 template <class C>
 void score_group(const kv_rows & k, const query_rows & q, int64_t rows, int64_t d, float * s, read_ahead & ahead) {
-    for (int64_t r = 0; r < rows;) {
-        const query_rows here = from_row(q, r, d);
-        float *          to   = s + r * score_stride;
-        switch (rows - r) {
-        case 1:
-            score_rows<C, 1>(k, here, d, to, ahead);
-            return;
-        case 2:
-            score_rows<C, 2>(k, here, d, to, ahead);
-            return;
-        case 3:
-            score_rows<C, 3>(k, here, d, to, ahead);
-            return;
-        case 4:
-        case 5:
-        case 6:
-        case 7:
-            score_rows<C, 4>(k, here, d, to, ahead);
-            r += 4;
-            break;
-        default:
-            score_rows<C, 8>(k, here, d, to, ahead);
-            r += 8;
-            break;
-        }
-    }
+    in_groups<8>(rows,
+                 [&](int64_t r, auto n) { score_rows<C, n>(k, from_row(q, r, d), d, s + r * score_stride, ahead); });
 }
 
 template <class C>
@@ -259,23 +235,9 @@ void quantize_query(const float * x, int64_t d, int8_t * codes, float * scale, i
     }
 }
 
-page_kernel code_kernel_of(ggml_type type) {
-    switch (type) {
-    case GGML_TYPE_Q8_0:
-        return kernel_of<q8_0_codes>();
-    case GGML_TYPE_Q5_1:
-        return kernel_of<q5_1_codes>();
-    case GGML_TYPE_Q5_0:
-        return kernel_of<q5_0_codes>();
-    case GGML_TYPE_Q4_1:
-        return kernel_of<q4_1_codes>();
-    case GGML_TYPE_Q4_0:
-        return kernel_of<q4_0_codes>();
-    case GGML_TYPE_IQ4_NL:
-        return kernel_of<iq4_nl_codes>();
-    default:
-        return {};
-    }
+code_kernels kernels_of_codes() {
+    return {kernel_of<q8_0_codes>(), kernel_of<q5_1_codes>(), kernel_of<q5_0_codes>(),
+            kernel_of<q4_1_codes>(), kernel_of<q4_0_codes>(), kernel_of<iq4_nl_codes>()};
 }
 
 } // namespace paged

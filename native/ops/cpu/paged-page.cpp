@@ -153,8 +153,32 @@ void quantize_query(const float * x, int64_t d, int8_t * codes, float * scale, i
 #endif
 
 #if !defined(PAGED_CODES_VNNI) && !defined(PAGED_CODES_AVX2) && !defined(PAGED_CODES_NEON)
-page_kernel code_kernel_of(ggml_type) { return {}; }
+code_kernels kernels_of_codes() { return {}; }
 #endif
+
+namespace {
+
+page_kernel code_kernel_of(ggml_type type) {
+    static const code_kernels kernels = kernels_of_codes();
+    switch (type) {
+    case GGML_TYPE_Q8_0:
+        return kernels.q8_0;
+    case GGML_TYPE_Q5_1:
+        return kernels.q5_1;
+    case GGML_TYPE_Q5_0:
+        return kernels.q5_0;
+    case GGML_TYPE_Q4_1:
+        return kernels.q4_1;
+    case GGML_TYPE_Q4_0:
+        return kernels.q4_0;
+    case GGML_TYPE_IQ4_NL:
+        return kernels.iq4_nl;
+    default:
+        return {};
+    }
+}
+
+} // namespace
 
 page_kernel page_kernel_of(ggml_type type) {
     switch (type) {

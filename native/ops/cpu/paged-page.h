@@ -57,26 +57,25 @@ struct page_kernel {
 
 page_kernel page_kernel_of(ggml_type type);
 
-// Kernels that compute with the codes themselves; `score` is null where this build has none for the type.
-page_kernel code_kernel_of(ggml_type type);
+// Kernels that compute with the codes themselves; without `score` where this build has none.
+struct code_kernels {
+    page_kernel q8_0, q5_1, q5_0, q4_1, q4_0, iq4_nl;
+};
+code_kernels kernels_of_codes();
 
-// f(first row, a constant for the number of rows) for groups of `most` rows, 2 or 4, and for the rest
-template <int most, class F> PAGED_INLINE void in_groups(int64_t rows, F f) {
-    for (int64_t r = 0; r < rows; r += most) {
-        switch (std::min<int64_t>(most, rows - r)) {
-        case 1:
-            f(r, std::integral_constant<int, 1>());
-            break;
-        case 2:
-            f(r, std::integral_constant<int, 2>());
-            break;
-        case 3:
-            f(r, std::integral_constant < int, most<3 ? most : 3>());
-            break;
-        case 4:
-            f(r, std::integral_constant < int, most<4 ? most : 4>());
-            break;
+// f(first row, a constant for the number of rows): groups of `most` rows, a power of two, and smaller ones for the rest
+template <int most, class F> PAGED_INLINE void in_groups(int64_t rows, F f, int64_t r = 0) {
+    for (; rows - r >= most; r += most) {
+        f(r, std::integral_constant<int, most>());
+    }
+    if constexpr (most == 4) {
+        if (rows - r == 3) {
+            f(r, std::integral_constant<int, 3>());
+            return;
         }
+    }
+    if constexpr (most > 1) {
+        in_groups<most / 2>(rows, f, r);
     }
 }
 
