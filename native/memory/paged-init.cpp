@@ -165,7 +165,7 @@ static llama_context * init(llama_model * model, llama_context_params cp, const 
     }
     llama_paged & paged = paged_of(ctx.get());
     for (llama_kv_cache * cache : paged.caches) {
-        llama_paged_access::use_large_pages(*cache);
+        llama_paged_access::give_back_cleared_pages(*cache);
     }
     if (!paged.states) {
         paged.memory = llama_paged_access::memory(*ctx).init_full();

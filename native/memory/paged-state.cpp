@@ -1,6 +1,6 @@
 #include "paged-state.h"
 
-#include "large-pages.h"
+#include "cleared-pages.h"
 
 #include "llama-kv-cache-iswa.h"
 #include "llama-memory-hybrid-iswa.h"
@@ -45,9 +45,9 @@ size_t llama_paged_access::bytes(const llama_kv_cache & cache) {
     return total;
 }
 
-void llama_paged_access::use_large_pages(llama_kv_cache & cache) {
+void llama_paged_access::give_back_cleared_pages(llama_kv_cache & cache) {
     for (const auto & [ctx, buffer] : cache.ctxs_bufs) {
-        ::use_large_pages(buffer.get());
+        ::give_back_cleared_pages(buffer.get());
     }
 }
 

@@ -1,4 +1,4 @@
-#include "large-pages.h"
+#include "cleared-pages.h"
 
 #include <cstdint>
 
@@ -7,7 +7,7 @@
 #    include <unistd.h>
 #endif
 
-void use_large_pages(ggml_backend_buffer_t buffer) {
+void give_back_cleared_pages(ggml_backend_buffer_t buffer) {
 #if defined(__linux__)
     if (ggml_backend_buffer_get_type(buffer) != ggml_backend_cpu_buffer_type()) {
         return;
@@ -16,8 +16,8 @@ void use_large_pages(ggml_backend_buffer_t buffer) {
     const uintptr_t base  = (uintptr_t) ggml_backend_buffer_get_base(buffer);
     const uintptr_t begin = (base + page - 1) / page * page;
     const uintptr_t end   = (base + ggml_backend_buffer_get_size(buffer)) / page * page;
-    if (begin < end && madvise((void *) begin, end - begin, MADV_HUGEPAGE) == 0) {
-        madvise((void *) begin, end - begin, MADV_DONTNEED); // small pages that clearing it took
+    if (begin < end) {
+        madvise((void *) begin, end - begin, MADV_DONTNEED);
     }
 #else
     (void) buffer;
