@@ -16,9 +16,10 @@ PROMPTS = [[3 + (7 * i + j) % 250 for j in range(5 + 13 * i)] for i in range(7)]
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
 
 
-@pytest.fixture(scope="module")
-def hybrid(make_model: MakeModel) -> Path:
-    return make_model("--arch", "lfm2", "--layers", "4", "--type", "f32")
+# quantized too: AMX multiplies those, and here activations have three dimensions
+@pytest.fixture(scope="module", params=["f32", "q8_0"])
+def hybrid(make_model: MakeModel, request: pytest.FixtureRequest) -> Path:
+    return make_model("--arch", "lfm2", "--layers", "4", "--type", request.param)
 
 
 @pytest.fixture
