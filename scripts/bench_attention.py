@@ -14,7 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -176,6 +176,17 @@ def kv_bytes(point: Point) -> int:
     return point.sequences * point.context * n_head_kv * row
 
 
+def with_stock_of(point: Point, file: Path) -> Point:
+    """The point beside the stock of another build, as that one's --json has it."""
+    where = ("type", "shape", "sequences", "queries", "context", "threads")
+    for other in json.loads(file.read_text(encoding="utf-8"))["points"]:
+        if all(other[name] == getattr(point, name) for name in where):
+            return replace(point, stock=other["stock"])
+    raise SystemExit(
+        f"{file} has no point for {point.type} {point.shape} at {point.context}: measure it there"
+    )
+
+
 def points(options: argparse.Namespace) -> Iterator[Point]:
     """Every combination that the types allow."""
     for kv_type, shape, batch, context in itertools.product(
@@ -185,7 +196,8 @@ def points(options: argparse.Namespace) -> Iterator[Point]:
         _, _, d_k, d_v = SHAPES[shape]
         whole = kv_type not in lab.QUANTIZED or (d_k % 32 == 0 and d_v % 32 == 0)
         if whole and n_q <= context:
-            yield measure(kv_type, shape, n_seqs, n_q, context, options)
+            point = measure(kv_type, shape, n_seqs, n_q, context, options)
+            yield with_stock_of(point, options.stock_json) if options.stock_json else point
 
 
 def main() -> None:
@@ -207,6 +219,7 @@ def main() -> None:
         help="all sequences in the same blocks, beside ours with blocks of their own instead of stock",
     )
     parser.add_argument("--json", type=Path, help="write the points there")
+    parser.add_argument("--stock-json", type=Path, help="take stock's times from another build's --json")
     options = parser.parse_args()
 
     rate = max(lab.read_rate(np.ones(512 << 20, np.uint8), options.threads) for _ in range(3))

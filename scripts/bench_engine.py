@@ -91,26 +91,27 @@ def measure(model: Path, case: Case, threads: int, prompt: int, tokens: int, rep
     longest = case.depth + prompt + tokens + 1
     with LLM(model, kv_type=case.kv_type, n_ctx=longest, n_threads=threads, max_batch_tokens=BATCH) as llm:
         ends = _step_ends(llm)
-        draw = random.Random(0)
-
-        def words(count: int) -> list[int]:
-            return [draw.randrange(llm.vocab.n_tokens) for _ in range(count)]
-
-        _arrivals(llm, words(prompt), 2)
+        arrivals(llm, random_prompt(llm, prompt), 2)
         prefill, decode = [], []
         for _ in range(repeats):
             start = now()
             ends.clear()
-            _arrivals(llm, words(case.depth + prompt), 1)
+            arrivals(llm, random_prompt(llm, case.depth + prompt), 1)
             # the last chunks are the prompt behind the depth
             before = [start, *ends][-1 - -(-prompt // BATCH)]
             prefill.append(prompt / (ends[-1] - before))
-            seen = _arrivals(llm, words(max(1, case.depth)), tokens + 1)
+            seen = arrivals(llm, random_prompt(llm, max(1, case.depth)), tokens + 1)
             decode.append(tokens / (seen[-1] - seen[0]))
         return Speeds(statistics.median(prefill), statistics.median(decode))
 
 
-def _arrivals(llm: Any, prompt: list[int], tokens: int) -> list[float]:
+def random_prompt(llm: Any, count: int) -> list[int]:
+    """Tokens that mean nothing; the same each time."""
+    draw = random.Random(0)
+    return [draw.randrange(llm.vocab.n_tokens) for _ in range(count)]
+
+
+def arrivals(llm: Any, prompt: list[int], tokens: int) -> list[float]:
     """When each piece of the answer came."""
     from pyvelo import SamplingParams
 
@@ -139,19 +140,28 @@ def _step_ends(llm: Any) -> list[float]:
 def ours(plan: Plan, case: Case) -> Speeds:
     """Measures in a fresh process."""
     numbers = [plan.threads, plan.prompt, plan.tokens, plan.repeats]
-    command = [sys.executable, __file__, str(plan.model), "--worker", case.kv_type, str(case.depth)]
-    answer = _json_of([*command, *map(str, numbers)])
+    answer = in_own_process(__file__, plan.model, [case.kv_type, case.depth, *numbers])
     return Speeds(answer["prefill"], answer["decode"])
 
 
 def stock(plan: Plan, case: Case) -> Speeds:
-    """llama-bench's speeds with its own batch sizes."""
+    """llama-bench's speeds."""
+    tests = llama_bench(plan, case, ["-p", str(plan.prompt), "-n", str(plan.tokens)])
+    speeds = {test["n_gen"] > 0: statistics.median(test["samples_ts"]) for test in tests}
+    return Speeds(prefill=speeds[False], decode=speeds[True])
+
+
+def llama_bench(plan: Plan, case: Case, tests: list[str]) -> Any:
+    """What llama-bench answers, with its own batch sizes."""
     command = [str(plan.stock_bin / "llama-bench"), "-m", str(plan.model), "-o", "json"]
     command += ["-t", str(plan.threads), "-fa", "1", "-ctk", case.kv_type, "-ctv", case.kv_type]
     command += ["-b", "2048", "-ub", str(BATCH), "-d", str(case.depth), "-r", str(plan.repeats)]
-    tests = _json_of([*command, "-p", str(plan.prompt), "-n", str(plan.tokens)])
-    speeds = {test["n_gen"] > 0: statistics.median(test["samples_ts"]) for test in tests}
-    return Speeds(prefill=speeds[False], decode=speeds[True])
+    return _json_of([*command, *tests])
+
+
+def in_own_process(script: str, model: Path, numbers: list[Any]) -> Any:
+    """What `script MODEL --worker NUMBERS...` prints."""
+    return _json_of([sys.executable, script, str(model), "--worker", *map(str, numbers)])
 
 
 def _json_of(command: list[str]) -> Any:

@@ -5,6 +5,14 @@
 #include "ggml-backend.h"
 #include "llama.h"
 
+#if defined(VELO_LOADS_BACKENDS)
+#    if defined(_WIN32)
+#        include <windows.h>
+#    else
+#        include <dlfcn.h>
+#    endif
+#endif
+
 #include <algorithm>
 #include <cstdarg>
 #include <cstdio>
@@ -108,11 +116,38 @@ void fail(velo_status status, const char * format, ...) {
     throw error(status, message);
 }
 
+#if defined(VELO_LOADS_BACKENDS)
+// Backends lie beside this library; upstream would look beside Python's own program.
+std::string folder_of_this_library() {
+#    if defined(_WIN32)
+    HMODULE self       = nullptr;
+    char    path[4096] = {};
+    GetModuleHandleExA(GET_MODULE_HANDLE_EX_FLAG_FROM_ADDRESS | GET_MODULE_HANDLE_EX_FLAG_UNCHANGED_REFCOUNT,
+                       (LPCSTR) &folder_of_this_library, &self);
+    GetModuleFileNameA(self, path, sizeof(path) - 1);
+    const std::string file = path;
+#    else
+    Dl_info           self = {};
+    const std::string file = dladdr((void *) &folder_of_this_library, &self) && self.dli_fname ? self.dli_fname : "";
+#    endif
+    return file.substr(0, file.find_last_of("/\\"));
+}
+#endif
+
 void start_library() {
     static std::once_flag once;
     std::call_once(once, [] {
         llama_log_set(take_log, nullptr);
         ggml_set_abort_callback(take_abort);
+#if defined(VELO_LOADS_BACKENDS)
+        const std::string folder = folder_of_this_library();
+        ggml_backend_load_all_from_path(folder.c_str());
+        if (!ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU)) {
+            velo::fail(VELO_UNSUPPORTED,
+                       "no libggml-cpu-*.so in %s runs on this processor: install the package again, or build it here",
+                       folder.c_str());
+        }
+#endif
         llama_backend_init();
     });
 }

@@ -6,10 +6,10 @@
 #ifdef _MSC_VER
 #    include <intrin.h>
 #    define VELO_PREFETCH(address) _mm_prefetch((address), _MM_HINT_T0)
-#    define VELO_ALWAYS_INLINE     static __forceinline
+#    define VELO_ALWAYS_INLINE static __forceinline
 #else
 #    define VELO_PREFETCH(address) __builtin_prefetch(address)
-#    define VELO_ALWAYS_INLINE     static inline __attribute__((always_inline)) // GCC drops calls that only prefetch
+#    define VELO_ALWAYS_INLINE static inline __attribute__((always_inline)) // GCC drops calls that only prefetch
 #endif
 
 // `at`, `bytes`: what is read now. What is asked for may lie behind the end of anything: a prefetch never faults.
