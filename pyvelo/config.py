@@ -34,6 +34,7 @@ class EngineConfig:
     max_batch_tokens: int = 512
     n_threads: int | None = None
     n_gpu_layers: int = 0
+    prefix_cache: bool = True
     deterministic: bool = False
     attention_precision: str = "exact"
     seed: int | None = None
@@ -55,8 +56,9 @@ class EngineConfig:
         share = self.memory_utilization
         if isinstance(share, bool) or not isinstance(share, Real) or not 0.0 < share <= 1.0:
             raise ConfigError(f"memory_utilization={share!r}: give a number above 0 and up to 1")
-        if not isinstance(self.deterministic, bool):
-            raise ConfigError(f"deterministic={self.deterministic!r}: give True or False")
+        for name in ("deterministic", "prefix_cache"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name}={getattr(self, name)!r}: give True or False")
         if self.attention_precision not in PRECISIONS:
             choices = " or ".join(map(repr, PRECISIONS))
             raise ConfigError(f"attention_precision={self.attention_precision!r}: give {choices}")

@@ -42,6 +42,8 @@ class LLM:
     max_batch_tokens: tokens of one step; longer prompts run in pieces.
     n_threads: None: the cores there are.
     n_gpu_layers: layers to offload; -1: all.
+    prefix_cache: sequences that begin alike share the blocks of their beginning, also with those that ended
+        (but with recurrent layers, whose states are not in blocks).
     deterministic: the same tokens whether a request runs alone or beside others.
     attention_precision: "exact" rounds attention no more than stock does; "fast" may round the products of a
         prompt to bfloat16, whatever the type.
@@ -63,6 +65,7 @@ class LLM:
         max_batch_tokens: int = 512,
         n_threads: int | None = None,
         n_gpu_layers: int = 0,
+        prefix_cache: bool = True,
         deterministic: bool = False,
         attention_precision: str = "exact",
         seed: int | None = None,
@@ -79,6 +82,7 @@ class LLM:
                 max_batch_tokens=max_batch_tokens,
                 n_threads=n_threads,
                 n_gpu_layers=n_gpu_layers,
+                prefix_cache=prefix_cache,
                 deterministic=deterministic,
                 attention_precision=attention_precision,
                 seed=seed,
@@ -164,6 +168,10 @@ class LLM:
     def stats(self) -> EngineStats:
         """Blocks, bytes, tokens and times, exact between two steps."""
         return self._engine.stats()
+
+    def reset_prefix_cache(self) -> None:
+        """Forgets the prefixes of what has ended and of what runs; their blocks become free."""
+        self._engine.reset_prefix_cache()
 
     # ---- life ----
 

@@ -34,6 +34,8 @@ class SamplingParams:
     ignore_eos: goes on where the model would end.
     seed: 0 to 2**64-1; None: one that differs from request to request.
     logit_bias: added to the logit of a token; -inf bans it.
+    cache_salt: requests share the blocks of their beginnings only with those of the same salt; give each
+        tenant one, and none can tell from times what another has asked.
     """
 
     max_tokens: int | None = 16
@@ -50,6 +52,7 @@ class SamplingParams:
     ignore_eos: bool = False
     seed: int | None = None
     logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
+    cache_salt: str = ""
 
     def __post_init__(self) -> None:
         put = self._put
@@ -74,6 +77,8 @@ class SamplingParams:
             put("seed", _integer("seed", self.seed, 0, (1 << 64) - 1))
         if self.logit_bias is not None:
             put("logit_bias", _bias(self.logit_bias))
+        if not isinstance(self.cache_salt, str):
+            raise RequestError(f"cache_salt={self.cache_salt!r}: give a string")
 
     def _put(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)

@@ -69,6 +69,7 @@ def measure(model: Path, case: Case, threads: int) -> float:
             max_num_seqs=case.sequences,
             max_batch_tokens=BATCH,
             n_threads=threads,
+            prefix_cache=False,
         )
     )
     try:

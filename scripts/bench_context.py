@@ -70,7 +70,14 @@ def seconds_per_token(model: Path, case: Case, threads: int, tokens: int) -> tup
     from pyvelo import LLM
 
     n_ctx = case.depth + tokens + GRACE + 1
-    with LLM(model, kv_type=case.kv_type, n_ctx=n_ctx, n_threads=threads, max_batch_tokens=BATCH) as llm:
+    with LLM(
+        model,
+        kv_type=case.kv_type,
+        n_ctx=n_ctx,
+        n_threads=threads,
+        max_batch_tokens=BATCH,
+        prefix_cache=False,
+    ) as llm:
         arrivals(llm, random_prompt(llm, 64), 8)
         times = arrivals(llm, random_prompt(llm, max(1, case.depth)), tokens + GRACE)
         stats = llm.stats()

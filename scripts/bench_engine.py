@@ -89,7 +89,14 @@ def measure(model: Path, case: Case, threads: int, prompt: int, tokens: int, rep
     from pyvelo import LLM
 
     longest = case.depth + prompt + tokens + 1
-    with LLM(model, kv_type=case.kv_type, n_ctx=longest, n_threads=threads, max_batch_tokens=BATCH) as llm:
+    with LLM(
+        model,
+        kv_type=case.kv_type,
+        n_ctx=longest,
+        n_threads=threads,
+        max_batch_tokens=BATCH,
+        prefix_cache=False,
+    ) as llm:
         ends = _step_ends(llm)
         arrivals(llm, random_prompt(llm, prompt), 2)
         prefill, decode = [], []

@@ -71,8 +71,14 @@ class EngineCore:
 
     @property
     def tokens_stored(self) -> int:
-        """Tokens of running requests whose K and V are in the pool."""
-        return sum(request.n_computed for request in self._running)
+        """Tokens whose K and V are in blocks of running requests; those that several share count once."""
+        size = self.manager.block_size
+        unused = sum(
+            len(request.table.blocks) * size - request.n_computed
+            for request in self._running
+            if request.table is not None
+        )
+        return self.manager.n_used * size - unused
 
     def submit(self, requests: Iterable[Request]) -> None:
         """Lets requests that can fit wait for their turn. Thread-safe."""
@@ -121,15 +127,19 @@ class EngineCore:
 
     def _begin(self, plan: StepPlan) -> StepPlan:
         """Takes the plan's blocks and lets its sequences start; who cannot is left out of the step."""
-        self.manager.commit(plan.draft)
+        copies = self.manager.commit(plan.draft)
         for chunk in plan.starts:
             request = self._waiting.popleft()
             request.table = chunk.table
+            request.n_computed = request.n_cached = chunk.table.n_cached
             self._running.append(request)
             try:
                 self._equip(request)
             except Exception as error:
                 self._fail([request], error)
+        if copies:
+            # at once: a step that is cut short is run again, but what it copies from may be gone by then
+            self._context.copy_blocks([copy.source for copy in copies], [copy.target for copy in copies])
         if any(chunk.request.finished for chunk in plan.starts):
             return plan._replace(chunks=[chunk for chunk in plan.chunks if not chunk.request.finished])
         return plan
@@ -156,7 +166,7 @@ class EngineCore:
         self.counters.steps += 1
         for request, _, n_tokens, last in plan.chunks:
             if not last:
-                request.n_computed += n_tokens
+                self._advance(request, request.n_computed + n_tokens)
         if batch.drawing:
             self._draw(batch)
 
@@ -194,9 +204,15 @@ class EngineCore:
                 raise
         self._drop_idle()
 
+    def _advance(self, request: Request, n_computed: int) -> None:
+        """Its first `n_computed` tokens are in the pool now."""
+        request.n_computed = n_computed
+        if request.table is not None:
+            self.manager.publish(request.table, n_computed)
+
     def _accept(self, request: Request, token: int) -> None:
         """Appends a token, shows its text, and ends the request where it is due."""
-        request.n_computed = len(request.tokens)
+        self._advance(request, len(request.tokens))
         request.tokens.append(token)
         if request.n_computed == request.n_prompt:
             self.counters.prompt_tokens += request.n_prompt

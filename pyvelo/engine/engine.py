@@ -48,6 +48,13 @@ class Engine:
             self.context.close()
             self.model.close()
 
+    def reset_prefix_cache(self) -> None:
+        """Between two steps; ClosedError after `close`."""
+        self.driver.check_open()
+        with self.driver.visit() as core:
+            self.driver.check_open()
+            core.manager.reset()
+
     def stats(self) -> EngineStats:
         """A picture taken between two steps; ClosedError after `close`."""
         self.driver.check_open()
@@ -137,7 +144,12 @@ def _wire(
     core = EngineCore(
         context=context,
         arrays=StepArrays(limits.max_batch_tokens, max_seqs, width, 1),
-        manager=BlockManager(pool.n_blocks, geometry.block_size),
+        # recurrent states are not in blocks: a sequence that has them begins at its first token
+        manager=BlockManager(
+            pool.n_blocks,
+            geometry.block_size,
+            share=config.prefix_cache and not model.info.has_recurrent,
+        ),
         limits=limits,
         n_states=context.info.n_states,
         new_sampler=lambda request: _new_sampler(model, request),
@@ -212,11 +224,14 @@ def _picture(core: EngineCore, context: Context, pool: PoolSize) -> EngineStats:
     return EngineStats(
         blocks_total=manager.n_blocks,
         blocks_used=manager.n_used,
-        blocks_cached=0,
+        blocks_cached=manager.n_cached,
         blocks_free=manager.n_free,
         blocks_promised=manager.n_promised,
         waste=1.0 - core.tokens_stored / slots if slots else 0.0,
-        hit_tokens=0,
+        queried_tokens=manager.counts.queried,
+        hit_tokens=manager.counts.hits,
+        block_copies=manager.counts.copies,
+        block_evictions=manager.counts.evictions,
         preemptions=0,
         block_size=info.block_size,
         block_bytes=info.block_bytes,

@@ -52,7 +52,9 @@ class Submission:
                 )
                 for request in self.requests
             ),
-            usage=Usage(prompt_tokens=first.n_prompt, cached_tokens=0, completion_tokens=generated),
+            usage=Usage(
+                prompt_tokens=first.n_prompt, cached_tokens=first.n_cached, completion_tokens=generated
+            ),
         )
 
 
@@ -88,6 +90,7 @@ class Intake:
                 max_new=max_new,
                 seed=(seed + index) % (1 << 64),
                 detokenizer=Detokenizer(self._token_bytes, stops),
+                block_size=self._block_size,
                 index=index,
                 on_piece=on_piece,
             )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from pyvelo.kv.manager import BlockTable
+from pyvelo.kv.prefix import Chain
 from pyvelo.outputs import FinishReason, StreamPiece
 from pyvelo.sampling import SamplingParams
 from pyvelo.text.detokenizer import Detokenizer
@@ -25,11 +26,13 @@ class Request:
     """
 
     __slots__ = (
+        "chain",
         "detokenizer",
         "error",
         "finish_reason",
         "index",
         "max_new",
+        "n_cached",
         "n_computed",
         "n_prompt",
         "on_piece",
@@ -51,12 +54,15 @@ class Request:
         max_new: int,
         seed: int,
         detokenizer: Detokenizer,
+        block_size: int,
         index: int = 0,
         on_piece: Callable[[StreamPiece], None] | None = None,
     ) -> None:
         self.tokens = array("i", prompt)
+        self.chain = Chain(self.tokens, block_size, params.cache_salt.encode("utf-8", "surrogatepass"))
         self.n_prompt = len(prompt)
         self.n_computed = 0
+        self.n_cached = 0  # of those that were there when it started
         self.params = params
         self.max_new = max_new
         self.seed = seed

@@ -65,26 +65,26 @@ def schedule(
     for request in prefills:
         if budget == 0:
             break
-        chunks.append(_chunk(request, _table(request), budget, draft))
+        chunks.append(_chunk(request, _table(request), budget, draft, request.n_computed))
         budget -= chunks[-1].n_tokens
     starts: list[Chunk] = []
     for request in waiting:
         if budget == 0 or len(running) + len(starts) >= limits.max_seqs:
             break
-        outcome = draft.start(request.max_stored)
+        outcome = draft.start(request.max_stored, request.chain)
         if isinstance(outcome, Never):
             raise InternalError(f"a request for {outcome.needed} of {outcome.total} blocks was let in")
         if isinstance(outcome, NotNow):
             break
-        starts.append(_chunk(request, outcome.table, budget, draft))
+        starts.append(_chunk(request, outcome.table, budget, draft, outcome.table.n_cached))
         budget -= starts[-1].n_tokens
     return StepPlan(starts, decodes, chunks + starts, draft)
 
 
-def _chunk(request: Request, table: BlockTable, budget: int, draft: Draft) -> Chunk:
-    pending = len(request.tokens) - request.n_computed
+def _chunk(request: Request, table: BlockTable, budget: int, draft: Draft, n_there: int) -> Chunk:
+    pending = len(request.tokens) - n_there
     n_tokens = min(pending, budget)
-    draft.grow(table, request.n_computed + n_tokens)
+    draft.grow(table, n_there + n_tokens)
     return Chunk(request, table, n_tokens, n_tokens == pending)
 
 

@@ -35,7 +35,10 @@ class EngineStats:
     blocks_free: int
     blocks_promised: int  # free, but promised to sequences that run
     waste: float
-    hit_tokens: int
+    queried_tokens: int  # of sequences that started
+    hit_tokens: int  # of those, what was there already
+    block_copies: int
+    block_evictions: int
     preemptions: int
 
     block_size: int

@@ -1,4 +1,4 @@
-"""Who holds which blocks: a block table per sequence, blocks promised before they are needed.
+"""Who holds which blocks: a table per sequence, prefixes shared, blocks promised before they are needed.
 
 Planning changes nothing: a `Draft` collects what a step wants, `commit` does all of it or none of it.
 A sequence starts only when the blocks of its worst case can be promised, so none that started can starve; the
@@ -7,28 +7,65 @@ blocks themselves are taken one by one, as the sequence grows into them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 from pyvelo.errors import InternalError
 from pyvelo.kv.pool import BlockPool
+from pyvelo.kv.prefix import Chain, Head, Match, PrefixIndex
 
-__all__ = ["BlockManager", "BlockTable", "Draft", "Never", "NotNow", "Start"]
+__all__ = ["BlockManager", "BlockTable", "Copy", "Counts", "Draft", "Event", "Never", "NotNow", "Start"]
+
+SHORTEST_HEAD = 4
+"""Tokens for which copying a block is worth its while."""
+
+
+EventKind = Literal["stored", "hit", "evicted", "reset", "copied"]
+
+
+class Copy(NamedTuple):
+    """The block `source` is copied to `target` before the step runs."""
+
+    source: int
+    target: int
+
+
+class Event(NamedTuple):
+    """What happened to a block: its tokens became a hit for others, were one, were given up for other tokens
+    or by a reset, or were copied."""
+
+    kind: EventKind
+    block: int
+
+
+@dataclass
+class Counts:
+    """Totals since the manager was made; tokens, but for `copies` and `evictions`."""
+
+    queried: int = 0  # that started, and might have been there
+    hits: int = 0  # that were there
+    copies: int = 0  # blocks
+    evictions: int = 0  # blocks
 
 
 class BlockTable:
     """The blocks of one sequence in position order: token p lies in block `blocks[p // block_size]`."""
 
-    __slots__ = ("blocks", "promised")
+    __slots__ = ("blocks", "chain", "n_cached", "n_published", "promised")
 
-    def __init__(self, promised: int) -> None:
-        self.blocks: list[int] = []
+    def __init__(self, promised: int, chain: Chain | None, match: Match, block_size: int) -> None:
+        self.blocks = list(match.blocks)
         self.promised = promised  # blocks that it may still take
+        self.chain = chain
+        self.n_published = len(match.blocks)  # of its blocks, those whose tokens are published
+        # tokens that were there when it started
+        self.n_cached = len(match.blocks) * block_size + (match.head.n_tokens if match.head else 0)
 
 
 @dataclass(frozen=True)
 class Start:
-    """The sequence may start, with this table."""
+    """The sequence may start, with this table; the first `table.n_cached` tokens need not be computed."""
 
     table: BlockTable
 
@@ -49,48 +86,94 @@ class Never:
     total: int
 
 
+class _Admission(NamedTuple):
+    table: BlockTable
+    match: Match
+
+
 class Draft:
     """What one step wants of the pool; void once anything else was committed or freed."""
 
-    __slots__ = ("_block_size", "available", "grown", "started", "total", "version")
+    __slots__ = ("_index", "_pool", "_size", "_spared", "admissions", "available", "grown", "version")
 
-    def __init__(self, total: int, available: int, block_size: int, version: int) -> None:
-        self.total = total
-        self.available = available
+    def __init__(
+        self, pool: BlockPool, index: PrefixIndex | None, promised: int, size: int, version: int
+    ) -> None:
+        self._pool = pool
+        self._index = index
+        self._size = size
+        self._spared: set[int] = set()  # free blocks that this draft must not take
+        self.available = pool.n_free - promised
         self.version = version
-        self.started: list[BlockTable] = []
+        self.admissions: list[_Admission] = []
         self.grown: list[tuple[BlockTable, int]] = []
-        self._block_size = block_size
 
-    def start(self, max_tokens: int) -> Start | NotNow | Never:
-        """Promises a new sequence the blocks of `max_tokens` tokens."""
-        needed = -(-max_tokens // self._block_size)
-        if needed > self.total:
-            return Never(needed, self.total)
-        if needed > self.available:
-            return NotNow(needed, self.available)
-        self.available -= needed
-        table = BlockTable(needed)
-        self.started.append(table)
+    def start(self, max_tokens: int, chain: Chain | None = None) -> Start | NotNow | Never:
+        """Promises a new sequence the blocks of `max_tokens` tokens, less what is there of its prefix.
+
+        `chain` is of the tokens that it starts with; the last of them is always computed, for its logits.
+        Without it nothing is shared.
+        """
+        needed = -(-max_tokens // self._size)
+        if needed > self._pool.n_blocks:
+            return Never(needed, self._pool.n_blocks)
+        match = self._match(chain)
+        fresh, spared = needed - len(match.blocks), self._free_ones(match.blocks)
+        if fresh + len(spared) > self.available:
+            return NotNow(fresh + len(spared), self.available)
+        if match.head is not None:
+            source = self._free_ones((match.head.block,)) - spared
+            if fresh + len(spared) + len(source) > self.available:
+                match = Match(match.blocks, None)  # there is no room to copy from it: compute it
+            else:
+                spared |= source
+        self.available -= fresh + len(spared)
+        self._spared |= spared
+        table = BlockTable(fresh, chain if self._index is not None else None, match, self._size)
+        self.admissions.append(_Admission(table, match))
         return Start(table)
 
     def grow(self, table: BlockTable, n_tokens: int) -> None:
         """Lets the table hold `n_tokens` tokens, within what was promised to it; at most once a draft."""
-        missing = -(-n_tokens // self._block_size) - len(table.blocks)
+        missing = -(-n_tokens // self._size) - len(table.blocks)
         if missing > 0:
             if missing > table.promised:
                 raise InternalError(f"a sequence wants {missing} more blocks, {table.promised} are promised")
             self.grown.append((table, missing))
 
+    def _match(self, chain: Chain | None) -> Match:
+        if self._index is None or chain is None:
+            return Match((), None)
+        match = self._index.match(chain, chain.n_tokens - 1)
+        head = match.head
+        return match if head is None or head.n_tokens >= SHORTEST_HEAD else Match(match.blocks, None)
+
+    def _free_ones(self, blocks: Iterable[int]) -> set[int]:
+        references = self._pool.references
+        return {block for block in blocks if references(block) == 0 and block not in self._spared}
+
 
 class BlockManager:
-    """Owns every block of the pool. Not thread-safe."""
+    """Owns every block of the pool. Not thread-safe.
+
+    `share` is whether sequences find the prefixes of others; `observe` is told what happens to blocks.
+    """
 
     def __init__(
-        self, n_blocks: int, block_size: int, make_pool: Callable[[int], BlockPool] = BlockPool
+        self,
+        n_blocks: int,
+        block_size: int,
+        *,
+        share: bool = True,
+        make_pool: Callable[[int], BlockPool] = BlockPool,
+        make_key: Callable[[Chain, int], bytes] = Chain.key,
+        observe: Callable[[Event], None] | None = None,
     ) -> None:
         self.block_size = block_size
+        self.counts = Counts()
         self._pool = make_pool(n_blocks)
+        self._index = PrefixIndex(n_blocks, make_key) if share else None
+        self._observe = observe
         self._tables: dict[int, BlockTable] = {}
         self._promised = 0
         self._version = 0
@@ -102,8 +185,13 @@ class BlockManager:
 
     @property
     def n_free(self) -> int:
-        """Blocks that nobody holds."""
-        return self._pool.n_free
+        """Blocks that nobody holds and that are no hit."""
+        return self._pool.n_free - self._pool.n_cached
+
+    @property
+    def n_cached(self) -> int:
+        """Blocks that nobody holds, but that would be a hit."""
+        return self._pool.n_cached
 
     @property
     def n_used(self) -> int:
@@ -112,30 +200,45 @@ class BlockManager:
 
     @property
     def n_promised(self) -> int:
-        """Free blocks that live tables may still take."""
+        """Blocks that nobody holds, but that live tables may still take."""
         return self._promised
 
     def draft(self) -> Draft:
         """An empty plan for the pool as it is now."""
-        return Draft(self.n_blocks, self.n_free - self._promised, self.block_size, self._version)
+        return Draft(self._pool, self._index, self._promised, self.block_size, self._version)
 
-    def commit(self, draft: Draft) -> None:
-        """Does what the draft says; nothing is changed where it raises."""
-        if draft.version != self._version:
-            raise InternalError("the pool was changed after this draft was made")
-        started = sum(table.promised for table in draft.started)
-        if started > self.n_free - self._promised:
-            raise InternalError(f"{started} blocks promised, {self.n_free - self._promised} could be")
-        wanted = sum(missing for _, missing in draft.grown)
-        blocks = self._pool.take(wanted) if wanted else []
+    def commit(self, draft: Draft) -> list[Copy]:
+        """Does what the draft says; nothing is changed where it raises.
+
+        Returns: the blocks to copy, before anything is written to a block.
+        """
+        started, wanted = self._check(draft)
         self._version += 1
         self._promised += started - wanted
-        self._tables.update((id(table), table) for table in draft.started)
+        sources = []
+        for table, match in draft.admissions:
+            self._tables[id(table)] = table
+            sources += self._take_hits(table, match)
+        blocks = self._take(wanted)
         first = 0
         for table, missing in draft.grown:
             table.blocks.extend(blocks[first : first + missing])
             table.promised -= missing
             first += missing
+        self._pool.release(sources)
+        return [self._copy(table, match.head) for table, match in draft.admissions if match.head is not None]
+
+    def publish(self, table: BlockTable, n_tokens: int) -> None:
+        """Lets others hit the table's full blocks, once the first `n_tokens` of its tokens are computed."""
+        index, chain = self._index, table.chain
+        if index is None or chain is None:
+            return
+        for number in range(table.n_published, n_tokens // self.block_size):
+            block = table.blocks[number]
+            if index.publish(chain, number, block):
+                self._pool.keep(block)
+                self._tell("stored", block)
+            table.n_published = number + 1
 
     def free(self, table: BlockTable) -> None:
         """Gives the table's blocks and promises back; the table must not be used again."""
@@ -147,12 +250,81 @@ class BlockManager:
         table.promised = 0
         table.blocks = []
 
+    def reset(self) -> None:
+        """Forgets every prefix; live tables keep their blocks."""
+        self._version += 1
+        if self._index is not None:
+            for block in list(self._index.published()):
+                self._unpublish(block)
+                self._tell("reset", block)
+
     def audit(self) -> None:
-        """Checks the invariants of pool and tables; InternalError says which does not hold."""
+        """Checks the invariants of pool, prefixes and tables; InternalError says which does not hold."""
         tables = self._tables.values()
         self._pool.audit(block for table in tables for block in table.blocks)
         promised = sum(table.promised for table in tables)
-        if promised != self._promised or promised > self.n_free:
+        if promised != self._promised or promised > self._pool.n_free:
             raise InternalError(
-                f"{self._promised} blocks promised, tables say {promised}, {self.n_free} are free"
+                f"{self._promised} blocks promised, tables say {promised}, {self._pool.n_free} are free"
             )
+        if self._index is not None:
+            self._index.audit()
+            kept = {block for block in range(self.n_blocks) if self._pool.kept(block)}
+            if kept != set(self._index.published()):
+                raise InternalError("the blocks worth keeping are not those that are published")
+            for table in tables:
+                self._audit_tokens(self._index, table)
+
+    def _audit_tokens(self, index: PrefixIndex, table: BlockTable) -> None:
+        for number, block in enumerate(table.blocks[: table.n_published]):
+            tokens = index.tokens(block)
+            if tokens is not None and table.chain is not None and tokens != table.chain.block(number):
+                raise InternalError(f"block {block} is published with other tokens than its table has")
+
+    def _check(self, draft: Draft) -> tuple[int, int]:
+        """Blocks that the draft promises and takes, or InternalError."""
+        if draft.version != self._version:
+            raise InternalError("the pool was changed after this draft was made")
+        if draft.available < 0:
+            raise InternalError(f"the draft promises {-draft.available} blocks that are not there")
+        growing = {id(table) for table, _ in draft.grown}
+        for table, match in draft.admissions:
+            if match.head is not None and id(table) not in growing:
+                raise InternalError("a sequence that starts with a copied block must grow into it")
+        started = sum(table.promised for table, _ in draft.admissions)
+        return started, sum(missing for _, missing in draft.grown)
+
+    def _take_hits(self, table: BlockTable, match: Match) -> list[int]:
+        """Takes the blocks that are there, and the one to copy from, which is returned."""
+        counts = self.counts
+        counts.queried += table.chain.n_tokens if table.chain is not None else 0
+        counts.hits += table.n_cached
+        for block in match.blocks:
+            self._pool.share(block)
+            self._tell("hit", block)
+        if match.head is None:
+            return []
+        self._pool.share(match.head.block)
+        return [match.head.block]
+
+    def _take(self, n: int) -> list[int]:
+        blocks = self._pool.take(n) if n else []
+        for block in blocks:
+            if self._pool.kept(block):
+                self._unpublish(block)
+                self.counts.evictions += 1
+                self._tell("evicted", block)
+        return blocks
+
+    def _copy(self, table: BlockTable, head: Head) -> Copy:
+        self.counts.copies += 1
+        self._tell("copied", head.block)
+        return Copy(head.block, table.blocks[table.n_published])
+
+    def _unpublish(self, block: int) -> None:
+        if self._index is not None and self._index.forget(block):
+            self._pool.forget(block)
+
+    def _tell(self, kind: EventKind, block: int) -> None:
+        if self._observe is not None:
+            self._observe(Event(kind, block))

@@ -12,14 +12,18 @@ __all__ = ["BlockPool"]
 class BlockPool:
     """Blocks 0..n_blocks-1. A block is free exactly when nobody refers to it.
 
-    Free blocks form a doubly linked list inside two arrays, least recently freed first, so that any of them
-    leaves it in O(1). Not thread-safe.
+    Free blocks form a doubly linked list inside two arrays, so that any of them leaves it in O(1). They are
+    taken from its front: first those that are not worth keeping, then the kept ones, least recently freed
+    first. Not thread-safe.
     """
 
     def __init__(self, n_blocks: int) -> None:
         self.n_blocks = n_blocks
         self.n_free = n_blocks
+        self.n_cached = 0
+        """Free blocks that are kept."""
         self._references = [0] * n_blocks
+        self._kept = bytearray(n_blocks)
         # entry n_blocks is the list's two ends: next of it is the first block, previous of it the last
         self._next = [*range(1, n_blocks + 1), 0]
         self._previous = [n_blocks, *range(n_blocks)]
@@ -29,15 +33,19 @@ class BlockPool:
         return self._references[block]
 
     def take(self, n: int) -> list[int]:
-        """Takes the `n` blocks freed longest ago, each with one reference; all of them, or OutOfBlocks."""
+        """Takes the `n` first free blocks, each with one reference; all of them, or OutOfBlocks.
+
+        Whether they are worth keeping stays as it is: ask `kept` of each.
+        """
         if n > self.n_free:
             raise OutOfBlocks(f"{n} blocks wanted, {self.n_free} of {self.n_blocks} are free")
-        end, following = self.n_blocks, self._next
+        end, following, kept = self.n_blocks, self._next, self._kept
         blocks = []
         block = following[end]
         for _ in range(n):
             blocks.append(block)
             self._references[block] = 1
+            self.n_cached -= kept[block]
             block = following[block]
         following[end] = block
         self._previous[block] = end
@@ -47,16 +55,15 @@ class BlockPool:
     def share(self, block: int) -> None:
         """Adds a reference; a free block is revived from wherever in the list it stands."""
         if self._references[block] == 0:
-            before, after = self._previous[block], self._next[block]
-            self._next[before] = after
-            self._previous[after] = before
+            self._unlink(block)
             self.n_free -= 1
+            self.n_cached -= self._kept[block]
         self._references[block] += 1
 
     def release(self, blocks: Sequence[int]) -> None:
         """Drops one reference to each block of a sequence, in position order; the tail is freed first.
 
-        So that of a sequence's blocks the first ones, which others may share, are taken again last.
+        So that of a sequence's kept blocks the first ones, which others may share, are taken again last.
         """
         for block in reversed(blocks):
             count = self._references[block]
@@ -64,7 +71,26 @@ class BlockPool:
                 raise InternalError(f"block {block} was released more often than it was held")
             self._references[block] = count - 1
             if count == 1:
-                self._append(block)
+                self._put_back(block)
+
+    def kept(self, block: int) -> bool:
+        """Whether the block is worth keeping while nobody refers to it."""
+        return bool(self._kept[block])
+
+    def keep(self, block: int) -> None:
+        """Says of a block that is held that it is worth keeping."""
+        if self._references[block] == 0:
+            raise InternalError(f"block {block} is free: only blocks that are held can become worth keeping")
+        self._kept[block] = 1
+
+    def forget(self, block: int) -> None:
+        """The opposite of `keep`; a free block moves to the front of the list."""
+        if self._kept[block]:
+            self._kept[block] = 0
+            if self._references[block] == 0:
+                self._unlink(block)
+                self._link(block, self.n_blocks)
+                self.n_cached -= 1
 
     def free_blocks(self) -> Iterator[int]:
         """The free blocks in the order in which they will be taken."""
@@ -84,13 +110,16 @@ class BlockPool:
         self._audit_list()
 
     def _audit_list(self) -> None:
-        seen, before, block = 0, self.n_blocks, self._next[self.n_blocks]
+        seen, cached, before, block = 0, 0, self.n_blocks, self._next[self.n_blocks]
         while block != self.n_blocks:
             if self._previous[block] != before:
                 raise InternalError(f"free list: block {block} does not point back to {before}")
             if self._references[block]:
                 raise InternalError(f"free list: block {block} has {self._references[block]} references")
+            if cached and not self._kept[block]:
+                raise InternalError(f"free list: block {block} stands behind kept ones")
             seen += 1
+            cached += self._kept[block]
             if seen > self.n_blocks:
                 raise InternalError("free list: it runs in a circle")
             before, block = block, self._next[block]
@@ -101,12 +130,24 @@ class BlockPool:
             raise InternalError(
                 f"free list: {seen} blocks listed, {self.n_free} counted, {without} without a reference"
             )
+        if cached != self.n_cached:
+            raise InternalError(f"free list: {cached} kept blocks listed, {self.n_cached} counted")
 
-    def _append(self, block: int) -> None:
+    def _put_back(self, block: int) -> None:
         end = self.n_blocks
-        last = self._previous[end]
-        self._next[last] = block
-        self._previous[block] = last
-        self._next[block] = end
-        self._previous[end] = block
+        if self._kept[block]:
+            self._link(block, self._previous[end])
+            self.n_cached += 1
+        else:
+            self._link(block, end)
         self.n_free += 1
+
+    def _link(self, block: int, before: int) -> None:
+        after = self._next[before]
+        self._next[before] = self._previous[after] = block
+        self._previous[block], self._next[block] = before, after
+
+    def _unlink(self, block: int) -> None:
+        before, after = self._previous[block], self._next[block]
+        self._next[before] = after
+        self._previous[after] = before

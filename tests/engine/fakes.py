@@ -98,6 +98,14 @@ class FakeContext:
         self.slots = np.full(self.n_blocks * self.block_size, EMPTY, np.int64)
         self.states: dict[int, list[int]] = {}
         self.drawn: list[int] = []
+        self.n_copies = 0
+
+    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        slots = self.slots.reshape(self.n_blocks, self.block_size)
+        for source, target in zip(sources, targets, strict=True):
+            assert source != target
+            slots[target] = slots[source]
+        self.n_copies += len(sources)
 
     def clear_state(self, state: int) -> None:
         assert 0 <= state < self.n_states
@@ -120,8 +128,11 @@ class FakeContext:
     def _check_tables(self, arrays: FakeArrays, n_seqs: int) -> None:
         tables = arrays.tables[:n_seqs]
         held = tables[tables >= 0]
-        assert len(set(held.tolist())) == len(held), "no block belongs to two sequences"
         assert held.size == 0 or int(held.max()) < self.n_blocks
+        for row in range(n_seqs):
+            length, n = int(arrays.seqs[row, 2]), int(arrays.seqs[row, 1])
+            written = tables[row, (length - n) // self.block_size : -(-length // self.block_size)]
+            assert np.isin(held, written).sum() == len(written), "what is written belongs to one sequence"
         for row in range(n_seqs):
             needed = -(-int(arrays.seqs[row, 2]) // self.block_size)
             assert (tables[row, :needed] >= 0).all()
@@ -168,9 +179,10 @@ class Bench:
         max_batch_tokens: int = 64,
         n_states: int = 0,
         width: int = 64,
+        share: bool = True,
     ) -> None:
         self.context = FakeContext(n_blocks, block_size, n_states)
-        self.manager = BlockManager(n_blocks, block_size)
+        self.manager = BlockManager(n_blocks, block_size, share=share and not n_states)
         self.samplers: list[FakeSampler] = []
         self.make_sampler: Callable[[Request], FakeSampler] = lambda request: FakeSampler()
         self.core = EngineCore(
@@ -194,7 +206,15 @@ class Bench:
         settings = SamplingParams(**params)
         stops = cast("tuple[str, ...]", settings.stop)
         detokenizer = Detokenizer(token_bytes, stops)
-        return Request(prompt, settings, max_new=max_new, seed=0, detokenizer=detokenizer, on_piece=on_piece)
+        return Request(
+            prompt,
+            settings,
+            max_new=max_new,
+            seed=0,
+            detokenizer=detokenizer,
+            block_size=self.manager.block_size,
+            on_piece=on_piece,
+        )
 
     def submit(self, *args: Any, **kwargs: Any) -> Request:
         request = self.request(*args, **kwargs)

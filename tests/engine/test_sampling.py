@@ -30,6 +30,7 @@ def test_defaults_are_those_of_the_design() -> None:
         "ignore_eos": False,
         "seed": None,
         "logit_bias": None,
+        "cache_salt": "",
     }
 
 
@@ -73,6 +74,7 @@ def test_defaults_are_those_of_the_design() -> None:
         ("seed", -1),
         ("seed", 1 << 64),
         ("seed", 0.5),
+        ("cache_salt", b"a"),
         ("logit_bias", [1, 2]),
         ("logit_bias", {-1: 0.0}),
         ("logit_bias", {"a": 0.0}),

@@ -1,80 +1,235 @@
-"""The manager against a naive model: what each sequence holds, and what was promised to it."""
+"""The manager against a naive model: a memory of tokens, and what each sequence holds and was promised."""
 
 from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pyvelo.errors import InternalError
-from pyvelo.kv.manager import BlockManager, BlockTable, Never, NotNow, Start
+from pyvelo.kv.manager import SHORTEST_HEAD, BlockManager, BlockTable, Draft, Event, Never, NotNow, Start
+from pyvelo.kv.prefix import Chain
 
-BLOCK = 32
+BLOCK = 8
+EMPTY = -1
+MOST_BLOCKS = 14
+
+
+@dataclass
+class Sequence_:
+    """A sequence of the naive model; its first `n_computed` tokens are in the memory."""
+
+    tokens: array[int]
+    chain: Chain
+    salt: bytes
+    worst: int
+    n_computed: int
+    table: BlockTable = field(repr=False)
 
 
 class ManagerMachine(RuleBasedStateMachine):
-    """Steps start, grow and end sequences; nothing is ever taken that was promised to another."""
+    """Sequences start, advance and end. Tokens are few, so that many begin alike."""
 
-    @initialize(n_blocks=st.integers(1, 16))
-    def start(self, n_blocks: int) -> None:
-        self.n_blocks = n_blocks
-        self.manager = BlockManager(n_blocks, BLOCK)
-        self.worst: dict[BlockTable, int] = {}
-        self.length: dict[BlockTable, int] = {}
+    @initialize(n_blocks=st.integers(1, MOST_BLOCKS), share=st.sampled_from([True, True, False]))
+    def start(self, n_blocks: int, share: bool) -> None:
+        self.n_blocks, self.share = n_blocks, share
+        self.events: list[Event] = []
+        self.manager = BlockManager(n_blocks, BLOCK, share=share, observe=self.events.append)
+        self.memory = [[EMPTY] * BLOCK for _ in range(n_blocks)]
+        self.there: dict[tuple[bytes, tuple[int, ...]], int] = {}  # published prefixes, by all their tokens
+        self.alive: list[Sequence_] = []
 
-    @rule(wanted=st.lists(st.integers(1, 17 * BLOCK), max_size=3), grow=st.data())
-    def step(self, wanted: list[int], grow: st.DataObject) -> None:
+    # ---- what the naive model expects ----
+
+    def hits(self, tokens: Sequence[int], salt: bytes) -> list[int]:
+        blocks: list[int] = []
+        for end in range(BLOCK, len(tokens), BLOCK):  # the last token is always computed
+            block = self.there.get((salt, tuple(tokens[:end])))
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks if self.share else []
+
+    def best_head(self, tokens: Sequence[int], salt: bytes, n_hits: int) -> int:
+        """Length of the longest head that any published block has, behind the same tokens."""
+        before = tuple(tokens[: n_hits * BLOCK])
+        wanted = tokens[n_hits * BLOCK : len(tokens) - 1]
+        best = 0
+        for (other_salt, prefix), _ in self.there.items():
+            if other_salt == salt and prefix[:-BLOCK] == before:
+                same = zip(prefix[-BLOCK:], wanted, strict=False)
+                length = next((i for i, (a, b) in enumerate(same) if a != b), min(BLOCK, len(wanted)))
+                best = max(best, length)
+        return best if best >= SHORTEST_HEAD and self.share else 0
+
+    def overwritten(self, block: int) -> None:
+        self.memory[block] = [EMPTY] * BLOCK
+        self.there = {prefix: b for prefix, b in self.there.items() if b != block}
+
+    def stored(self, sequence: Sequence_) -> list[int]:
+        slots = [self.memory[block][i] for block in sequence.table.blocks for i in range(BLOCK)]
+        return slots[: sequence.n_computed]
+
+    # ---- rules ----
+
+    @rule(
+        wanted=st.lists(
+            st.tuples(
+                st.lists(st.sampled_from([0, 0, 0, 1]), min_size=1, max_size=5 * BLOCK),
+                st.integers(0, 3 * BLOCK),
+                st.sampled_from([b"", b"", b"salt"]),
+            ),
+            max_size=3,
+        ),
+        data=st.data(),
+    )
+    def step(self, wanted: list[tuple[list[int], int, bytes]], data: st.DataObject) -> None:
         draft = self.manager.draft()
-        used, free = self.manager.n_used, self.manager.n_free
-        spare = self.n_blocks - sum(-(-worst // BLOCK) for worst in self.worst.values())
-        for worst in wanted:
+        before = (self.manager.n_used, self.manager.n_cached, self.manager.n_free, self.manager.n_promised)
+        grown: list[tuple[Sequence_, int]] = []
+        for sequence in self.alive:
+            end = data.draw(st.integers(sequence.n_computed, sequence.worst))
+            draft.grow(sequence.table, end)
+            grown.append((sequence, end))
+        for prompt, more, salt in wanted:
+            tokens = array("i", prompt)
+            chain, worst = Chain(tokens, BLOCK, salt), len(prompt) + more
+            outcome = draft.start(worst, chain)
             needed = -(-worst // BLOCK)
-            outcome = draft.start(worst)
             if needed > self.n_blocks:
                 assert outcome == Never(needed, self.n_blocks)
-            elif needed > spare:
-                assert outcome == NotNow(needed, spare)
-            else:
+            elif not isinstance(outcome, NotNow):
                 assert isinstance(outcome, Start)
-                spare -= needed
-                self.worst[outcome.table], self.length[outcome.table] = worst, 0
-        for table, worst in self.worst.items():
-            length = grow.draw(st.integers(self.length[table], worst))
-            draft.grow(table, length)
-            self.length[table] = length
-        assert (self.manager.n_used, self.manager.n_free) == (used, free), "planning changes nothing"
-        self.manager.commit(draft)
+                table = outcome.table
+                hits = self.hits(prompt, salt)
+                assert table.blocks == hits
+                head = table.n_cached - len(hits) * BLOCK
+                assert head in (0, self.best_head(prompt, salt, len(hits)))
+                assert table.promised == needed - len(hits)
+                sequence = Sequence_(tokens, chain, salt, worst, table.n_cached, table)
+                end = data.draw(st.integers(table.n_cached + 1, len(prompt)))
+                draft.grow(table, end)
+                grown.append((sequence, end))
+            else:
+                assert outcome.needed > outcome.available
+                if len(grown) == len(self.alive):  # nobody else starts in this step
+                    assert outcome == self.refusal(needed, self.hits(prompt, salt))
+        after = (self.manager.n_used, self.manager.n_cached, self.manager.n_free, self.manager.n_promised)
+        assert after == before, "planning changes nothing"
+        self.commit(draft, grown)
 
+    def refusal(self, needed: int, hits: list[int]) -> NotNow:
+        used = {block for sequence in self.alive for block in sequence.table.blocks}
+        promised = sum(sequence.table.promised for sequence in self.alive)
+        return NotNow(needed - len(set(hits) & used), self.n_blocks - len(used) - promised)
+
+    def commit(self, draft: Draft, grown: list[tuple[Sequence_, int]]) -> None:
+        held = {id(sequence): list(sequence.table.blocks) for sequence, _ in grown}
+        fresh_sources = {b: list(self.memory[b]) for b in range(self.n_blocks)}
+        copies = self.manager.commit(draft)
+        for sequence, _ in grown:
+            assert sequence.table.blocks[: len(held[id(sequence)])] == held[id(sequence)], (
+                "tables grow at the end"
+            )
+            for block in sequence.table.blocks[len(held[id(sequence)]) :]:
+                self.overwritten(block)
+        for copy in copies:
+            assert self.memory[copy.source] == fresh_sources[copy.source], "a source stays until it is copied"
+            self.memory[copy.target] = list(self.memory[copy.source])
+        self.alive += [sequence for sequence, _ in grown[len(self.alive) :]]
+        for sequence, end in grown:
+            assert self.stored(sequence) == sequence.tokens[: sequence.n_computed].tolist()
+            while len(sequence.tokens) < end:  # an answer, a token at a time
+                sequence.tokens.append(len(sequence.tokens) % 2)
+            self.advance(sequence, end)
+
+    def advance(self, sequence: Sequence_, end: int) -> None:
+        for position in range(sequence.n_computed, end):
+            block = sequence.table.blocks[position // BLOCK]
+            holders = sum(other.table.blocks.count(block) for other in self.alive)
+            assert holders == 1, "what is written belongs to one sequence"
+            assert block not in self.there.values(), "what others may hit is never written"
+            self.memory[block][position % BLOCK] = sequence.tokens[position]
+        sequence.n_computed = end
+        self.manager.publish(sequence.table, end)
+        for full in range(BLOCK, end + 1, BLOCK):
+            prefix = (sequence.salt, tuple(sequence.tokens[:full]))
+            block = sequence.table.blocks[full // BLOCK - 1]
+            if self.share and prefix not in self.there and full > sequence.table.n_cached // BLOCK * BLOCK:
+                self.there[prefix] = block
+
+    @precondition(lambda self: self.alive)
     @rule(data=st.data())
     def free(self, data: st.DataObject) -> None:
-        if self.worst:
-            table = list(self.worst)[data.draw(st.integers(0, len(self.worst) - 1))]
-            self.manager.free(table)
-            del self.worst[table], self.length[table]
+        sequence = self.alive.pop(data.draw(st.integers(0, len(self.alive) - 1)))
+        self.manager.free(sequence.table)
+
+    @rule()
+    def reset(self) -> None:
+        self.manager.reset()
+        self.there = {}
+        for sequence in self.alive:  # what they have published already stays forgotten
+            sequence.table.n_cached = max(sequence.table.n_cached, sequence.n_computed // BLOCK * BLOCK)
+
+    # ---- what always holds ----
 
     @invariant()
     def agrees(self) -> None:
-        for table, length in self.length.items():
-            assert len(table.blocks) == -(-length // BLOCK), "blocks are taken on demand"
-        blocks = [block for table in self.worst for block in table.blocks]
-        assert len(set(blocks)) == len(blocks) == self.manager.n_used
-        assert self.manager.n_used + self.manager.n_free == self.manager.n_blocks == self.n_blocks
-        worst = sum(-(-worst // BLOCK) for worst in self.worst.values())
-        assert self.manager.n_promised == worst - self.manager.n_used
-        self.manager.audit()
+        manager = self.manager
+        used = {block for sequence in self.alive for block in sequence.table.blocks}
+        assert manager.n_used == len(used)
+        assert manager.n_cached == len(set(self.there.values()) - used)
+        assert manager.n_used + manager.n_cached + manager.n_free == manager.n_blocks == self.n_blocks
+        assert manager.n_promised == sum(sequence.table.promised for sequence in self.alive)
+        for sequence in self.alive:
+            assert self.stored(sequence) == sequence.tokens[: sequence.n_computed].tolist()
+        manager.audit()
+
+    @invariant()
+    def events_agree(self) -> None:
+        there: set[int] = set()
+        for event in self.events:
+            if event.kind == "stored":
+                assert event.block not in there
+                there.add(event.block)
+            elif event.kind == "evicted":
+                there.remove(event.block)
+            elif event.kind == "hit":
+                assert event.block in there
+            else:
+                assert event.kind in ("copied", "reset")
+                there -= {event.block} if event.kind == "reset" else set()
+        assert there == set(self.there.values())
 
 
 TestManagerMachine = ManagerMachine.TestCase
-TestManagerMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestManagerMachine.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
 
 
-def started(manager: BlockManager, max_tokens: int) -> BlockTable:
+def chain(tokens: Sequence[int], salt: bytes = b"") -> Chain:
+    return Chain(array("i", tokens), BLOCK, salt)
+
+
+def started(manager: BlockManager, max_tokens: int, tokens: Sequence[int] = ()) -> BlockTable:
+    """A sequence that has room for its tokens; not computed yet."""
     draft = manager.draft()
-    outcome = draft.start(max_tokens)
+    outcome = draft.start(max_tokens, chain(tokens) if tokens else None)
     assert isinstance(outcome, Start)
+    draft.grow(outcome.table, len(tokens))
     manager.commit(draft)
     return outcome.table
+
+
+def ended(manager: BlockManager, tokens: Sequence[int]) -> None:
+    """A sequence that came, was computed, and went."""
+    table = started(manager, len(tokens), tokens)
+    manager.publish(table, len(tokens))
+    manager.free(table)
 
 
 def test_a_promise_takes_no_block_but_keeps_others_out() -> None:
@@ -96,11 +251,74 @@ def test_an_ended_sequence_gives_its_promises_back() -> None:
     assert isinstance(manager.draft().start(4 * BLOCK), Start)
 
 
+def test_a_prefix_outlives_its_suffixes() -> None:
+    manager = BlockManager(4, BLOCK)
+    ended(manager, range(4 * BLOCK))
+    manager.free(started(manager, BLOCK, [99] * BLOCK))  # took the last block of what is cached
+    assert started(manager, 4 * BLOCK - 1, range(4 * BLOCK - 1)).n_cached == 3 * BLOCK
+    assert manager.counts.evictions == 1
+
+
+def test_the_whole_prompt_is_there_but_its_last_token_is_computed() -> None:
+    manager = BlockManager(8, BLOCK)
+    ended(manager, range(2 * BLOCK))
+    table = started(manager, 3 * BLOCK, range(2 * BLOCK))
+    assert table.n_cached == 2 * BLOCK - 1
+    assert manager.counts.copies == 1, "a published block is never written"
+
+
+def test_live_sequences_share_and_the_block_goes_with_the_last() -> None:
+    manager = BlockManager(8, BLOCK)
+    first = started(manager, 3 * BLOCK, range(2 * BLOCK + 1))
+    manager.publish(first, 2 * BLOCK + 1)
+    second = started(manager, 3 * BLOCK, range(2 * BLOCK + 1))
+    assert second.blocks[:2] == first.blocks[:2]
+    assert manager.n_used == 4
+    manager.free(first)
+    assert (manager.n_used, manager.n_cached) == (3, 0)
+    manager.free(second)
+    assert (manager.n_used, manager.n_cached) == (0, 2)
+
+
+def test_a_copy_that_leaves_no_room_is_computed_instead() -> None:
+    """The only free block is the one to copy from."""
+    manager = BlockManager(2, BLOCK)
+    ended(manager, range(BLOCK))
+    held = started(manager, BLOCK)
+    draft = manager.draft()
+    outcome = draft.start(BLOCK, chain([*range(BLOCK - 1), 99]))
+    assert isinstance(outcome, Start)
+    assert outcome.table.n_cached == 0
+    draft.grow(outcome.table, BLOCK)
+    draft.grow(held, BLOCK)
+    assert manager.commit(draft) == []
+    assert manager.counts.evictions == 1
+
+
+def test_forgotten_prefixes_are_computed_again() -> None:
+    manager = BlockManager(4, BLOCK)
+    ended(manager, range(2 * BLOCK))
+    manager.reset()
+    assert (manager.n_cached, manager.n_free) == (0, 4)
+    assert started(manager, 2 * BLOCK, range(2 * BLOCK)).n_cached == 0
+
+
 def test_growing_beyond_the_promise_is_a_defect() -> None:
     manager = BlockManager(4, BLOCK)
     table = started(manager, BLOCK)
     with pytest.raises(InternalError, match="wants 2 more blocks, 1 are promised"):
         manager.draft().grow(table, BLOCK + 1)
+
+
+def test_a_copied_block_must_be_grown_into() -> None:
+    manager = BlockManager(4, BLOCK)
+    ended(manager, range(BLOCK))
+    draft = manager.draft()
+    draft.start(BLOCK, chain([*range(BLOCK - 1), 99]))
+    with pytest.raises(InternalError, match="must grow into it"):
+        manager.commit(draft)
+    assert (manager.n_used, manager.n_promised) == (0, 0)
+    manager.audit()
 
 
 def test_a_stale_draft_is_refused_and_changes_nothing() -> None:
@@ -126,4 +344,18 @@ def test_audit_sees_a_lost_promise() -> None:
     manager = BlockManager(4, BLOCK)
     started(manager, BLOCK).promised = 0
     with pytest.raises(InternalError, match="1 blocks promised, tables say 0"):
+        manager.audit()
+
+
+def test_audit_sees_a_block_that_holds_other_tokens() -> None:
+    manager = BlockManager(4, BLOCK)
+    tokens = array("i", range(BLOCK + 1))
+    draft = manager.draft()
+    outcome = draft.start(len(tokens), Chain(tokens, BLOCK))
+    assert isinstance(outcome, Start)
+    draft.grow(outcome.table, len(tokens))
+    manager.commit(draft)
+    manager.publish(outcome.table, len(tokens))
+    tokens[0] = 99
+    with pytest.raises(InternalError, match="other tokens than its table has"):
         manager.audit()

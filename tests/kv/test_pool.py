@@ -12,13 +12,17 @@ from pyvelo.kv.pool import BlockPool
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Holders take, share and release; the order of the free list is part of the contract."""
+    """Holders take, share, keep and release; the order of the free list is part of the contract."""
 
     @initialize(n_blocks=st.integers(1, 24))
     def start(self, n_blocks: int) -> None:
         self.pool = BlockPool(n_blocks)
         self.free = list(range(n_blocks))
+        self.kept: set[int] = set()
         self.holders: list[list[int]] = []
+
+    def put_back(self, block: int) -> None:
+        self.free.insert(len(self.free) if block in self.kept else 0, block)
 
     @rule(n=st.integers(0, 10))
     def take(self, n: int) -> None:
@@ -46,12 +50,36 @@ class PoolMachine(RuleBasedStateMachine):
         blocks = self.holders.pop(index)
         self.pool.release(blocks)
         held = {block for holder in self.holders for block in holder}
-        self.free += [block for block in reversed(blocks) if block not in held]
+        for block in reversed(blocks):
+            if block not in held:
+                self.put_back(block)
+
+    @rule(block=st.integers(0, 23))
+    def keep(self, block: int) -> None:
+        block %= self.pool.n_blocks
+        if block in self.free:
+            with pytest.raises(InternalError, match="is free"):
+                self.pool.keep(block)
+        else:
+            self.pool.keep(block)
+            self.kept.add(block)
+
+    @rule(block=st.integers(0, 23))
+    def forget(self, block: int) -> None:
+        block %= self.pool.n_blocks
+        self.pool.forget(block)
+        if block in self.kept:
+            self.kept.remove(block)
+            if block in self.free:
+                self.free.remove(block)
+                self.put_back(block)
 
     @invariant()
     def agrees(self) -> None:
         assert list(self.pool.free_blocks()) == self.free
         assert self.pool.n_free == len(self.free)
+        assert self.pool.n_cached == len(self.kept.intersection(self.free))
+        assert {block for block in range(self.pool.n_blocks) if self.pool.kept(block)} == self.kept
         held = [block for holder in self.holders for block in holder]
         assert all(self.pool.references(block) == held.count(block) for block in range(self.pool.n_blocks))
         self.pool.audit(held)
@@ -61,12 +89,23 @@ TestPoolMachine = PoolMachine.TestCase
 TestPoolMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
-def test_the_tail_of_a_sequence_is_taken_again_first() -> None:
+def test_the_tail_of_a_kept_sequence_is_taken_again_first() -> None:
     pool = BlockPool(4)
     first, second = pool.take(2), pool.take(2)
+    for block in range(4):
+        pool.keep(block)
     pool.release(second)
     pool.release(first)
     assert pool.take(4) == [3, 2, 1, 0]
+
+
+def test_what_is_not_worth_keeping_is_taken_before_what_is() -> None:
+    pool = BlockPool(4)
+    first, second = pool.take(2), pool.take(2)
+    pool.keep(first[0])
+    pool.release(first)
+    pool.release(second)
+    assert pool.take(4)[-1] == first[0]
 
 
 def test_a_free_block_in_the_middle_is_revived() -> None:
@@ -108,6 +147,20 @@ def test_audit_sees_a_broken_link() -> None:
     pool = BlockPool(4)
     pool._previous[2] = 0
     with pytest.raises(InternalError, match="block 2 does not point back to 1"):
+        pool.audit([])
+
+
+def test_audit_sees_a_kept_block_too_early() -> None:
+    pool = BlockPool(3)
+    pool._kept[0] = 1
+    with pytest.raises(InternalError, match="block 1 stands behind kept ones"):
+        pool.audit([])
+
+
+def test_audit_sees_a_wrong_count_of_kept_blocks() -> None:
+    pool = BlockPool(3)
+    pool.n_cached = 1
+    with pytest.raises(InternalError, match="0 kept blocks listed, 1 counted"):
         pool.audit([])
 
 

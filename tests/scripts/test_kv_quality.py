@@ -12,7 +12,9 @@ from kv_quality import compare, divergence, pieces_of
 def test_divergence_is_the_definition() -> None:
     rng = np.random.default_rng(0)
     a, b = rng.standard_normal((2, 5, 11)).astype(np.float32) * 3
-    p, q = (np.exp(x.astype(np.float64)) / np.exp(x.astype(np.float64)).sum(-1, keepdims=True) for x in (a, b))
+    p, q = (
+        np.exp(x.astype(np.float64)) / np.exp(x.astype(np.float64)).sum(-1, keepdims=True) for x in (a, b)
+    )
     np.testing.assert_allclose(divergence(a, b), (p * np.log(p / q)).sum(-1), rtol=1e-9)
     np.testing.assert_allclose(divergence(a, a + 2), 0, atol=1e-10)
 

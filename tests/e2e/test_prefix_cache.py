@@ -1,0 +1,60 @@
+"""Shared prefixes through LLM: the tokens of a run without them, and less work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pyvelo import LLM, SamplingParams
+
+GREEDY = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
+PREFIX = [3 + 11 * i % 200 for i in range(150)]
+PROMPTS = [
+    PREFIX,
+    [*PREFIX, 9],
+    PREFIX[:75],
+    [*PREFIX[:75], 9, 8, 7],
+    [*PREFIX[:40], 5],
+    PREFIX,
+    [5, *PREFIX],
+]
+
+
+@pytest.mark.parametrize("kv_type", ["f32", "q8_0"])
+def test_the_same_tokens_with_and_without(tiny_model_f32: Path, kv_type: str) -> None:
+    """Bit for bit in deterministic mode, one after the other and all at once."""
+    with LLM(tiny_model_f32, kv_type=kv_type, deterministic=True, prefix_cache=False) as llm:
+        expected = [llm.generate(prompt, GREEDY)[0].token_ids for prompt in PROMPTS]
+        assert llm.stats().hit_tokens == llm.stats().blocks_cached == 0
+    with LLM(tiny_model_f32, kv_type=kv_type, deterministic=True) as llm:
+        one_by_one = [llm.generate(prompt, GREEDY)[0] for prompt in PROMPTS]
+        assert [output.token_ids for output in one_by_one] == expected
+        assert [output.usage.cached_tokens for output in one_by_one] == [0, 150, 74, 75, 40, 149, 0]
+        assert [output.token_ids for output in llm.generate(PROMPTS, GREEDY)] == expected
+        stats = llm.stats()
+        assert stats.blocks_used == 0
+        assert stats.blocks_total == stats.blocks_cached + stats.blocks_free
+        assert stats.block_copies > 0
+
+
+def test_the_next_turn_computes_its_own_text(tiny_model_f32: Path) -> None:
+    with LLM(tiny_model_f32) as llm:
+        first = llm.generate(PREFIX, GREEDY)[0]
+        turn = [*PREFIX, *first.token_ids, 9, 8, 7]
+        second = llm.generate(turn, GREEDY)[0]
+        assert len(turn) - second.usage.cached_tokens <= 32 + 3
+
+
+def test_salts_and_reset(tiny_model_f32: Path) -> None:
+    def cached(salt: str) -> int:
+        params = SamplingParams(max_tokens=1, cache_salt=salt)
+        return llm.generate(PREFIX, params)[0].usage.cached_tokens
+
+    with LLM(tiny_model_f32) as llm:
+        assert [cached("a"), cached("b"), cached("a"), cached("\ud800")] == [0, 0, 128, 0], (
+            "the fifth block was not full"
+        )
+        llm.reset_prefix_cache()
+        assert llm.stats().blocks_cached == 0
+        assert [cached("a"), cached("a")] == [0, 128]
