@@ -29,6 +29,20 @@ def hash_block(parent: bytes, extra: bytes, tokens: bytes) -> bytes:
     return sha256(b"".join((parent, len(extra).to_bytes(8, "little"), extra, tokens))).digest()
 
 
+class Head(NamedTuple):
+    """A block whose first `n_tokens` tokens are those wanted."""
+
+    block: int
+    n_tokens: int
+
+
+class Match(NamedTuple):
+    """What is there of a sequence: whole blocks from its start, and the head of one to copy."""
+
+    blocks: tuple[int, ...]
+    head: Head | None
+
+
 def common_tokens(a: bytes, b: bytes) -> int:
     """How many int32 at the start of both are equal."""
     n = min(len(a), len(b))
@@ -42,13 +56,14 @@ class Chain:
     `tokens` is the sequence's own array: it may grow, but what is there stays as it is.
     """
 
-    __slots__ = ("_keys", "_tokens", "block_size", "extra")
+    __slots__ = ("_keys", "_tokens", "block_size", "extra", "matched")
 
     def __init__(self, tokens: array[int], block_size: int, extra: bytes = b"") -> None:
         self._tokens = tokens
         self._keys: list[bytes] = []
         self.block_size = block_size
         self.extra = extra
+        self.matched: tuple[int, int, Match] | None = None  # see PrefixIndex.match
 
     @property
     def n_tokens(self) -> int:
@@ -71,20 +86,6 @@ class Chain:
         return keys[index] if index >= 0 else ROOT
 
 
-class Head(NamedTuple):
-    """A block whose first `n_tokens` tokens are those wanted."""
-
-    block: int
-    n_tokens: int
-
-
-class Match(NamedTuple):
-    """What is there of a sequence: whole blocks from its start, and the head of one to copy."""
-
-    blocks: tuple[int, ...]
-    head: Head | None
-
-
 class _Entry(NamedTuple):
     """What is known of a published block."""
 
@@ -101,6 +102,7 @@ class PrefixIndex:
         self._entries: list[_Entry | None] = [None] * n_blocks
         self._blocks: dict[bytes, int] = {}
         self._children: dict[bytes, dict[int, None]] = {}  # in the order in which they were published
+        self._generation = 0
         self._make_key = make_key
 
     def __len__(self) -> int:
@@ -119,7 +121,16 @@ class PrefixIndex:
         return entry.tokens if entry is not None else None
 
     def match(self, chain: Chain, n_tokens: int) -> Match:
-        """What is there of the first `n_tokens` tokens. Nothing is changed."""
+        """What is there of the first `n_tokens` tokens. Nothing is changed.
+
+        A sequence that waits asks in every step: the answer is kept until another one could be given.
+        """
+        known = chain.matched
+        if known is None or known[:2] != (self._generation, n_tokens):
+            known = chain.matched = (self._generation, n_tokens, self._search(chain, n_tokens))
+        return known[2]
+
+    def _search(self, chain: Chain, n_tokens: int) -> Match:
         blocks: list[int] = []
         size = chain.block_size
         for index in range(n_tokens // size):
@@ -136,6 +147,7 @@ class PrefixIndex:
         key = self._make_key(chain, index)
         if key in self._blocks:
             return False
+        self._generation += 1
         parent = self._parent(chain, index)
         self._entries[block] = _Entry(key, parent, chain.extra, chain.block(index))
         self._blocks[key] = block
@@ -147,6 +159,7 @@ class PrefixIndex:
         entry = self._entries[block]
         if entry is None:
             return False
+        self._generation += 1
         self._entries[block] = None
         del self._blocks[entry.key]
         siblings = self._children[entry.parent]
