@@ -34,6 +34,8 @@ class SamplingParams:
     ignore_eos: goes on where the model would end.
     seed: 0 to 2**64-1; None: one that differs from request to request.
     logit_bias: added to the logit of a token; -inf bans it.
+    priority: of two requests the one with the higher starts first and gives way last, unless the other came 64
+        or more requests earlier for each level between them.
     cache_salt: requests share the blocks of their beginnings only with those of the same salt; give each
         tenant one, and none can tell from times what another has asked.
     """
@@ -52,6 +54,7 @@ class SamplingParams:
     ignore_eos: bool = False
     seed: int | None = None
     logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
+    priority: int = 0
     cache_salt: str = ""
 
     def __post_init__(self) -> None:
@@ -77,6 +80,7 @@ class SamplingParams:
             put("seed", _integer("seed", self.seed, 0, (1 << 64) - 1))
         if self.logit_bias is not None:
             put("logit_bias", _bias(self.logit_bias))
+        put("priority", _integer("priority", self.priority, -1_000_000, 1_000_000))
         if not isinstance(self.cache_salt, str):
             raise RequestError(f"cache_salt={self.cache_salt!r}: give a string")
 

@@ -5,6 +5,7 @@ One request's failure ends that request only. While one thread steps, others may
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -57,8 +58,9 @@ class EngineCore:
         self._has_states = n_states > 0
         self._arrivals: deque[Request] = deque()
         self._cancels: deque[Request] = deque()
-        self._waiting: deque[Request] = deque()
+        self._waiting: list[Request] = []  # both in the order of rank
         self._running: list[Request] = []
+        self._n_arrived = 0
         self._some_idle = False  # in `_running` are requests that have ended
 
     @property
@@ -91,7 +93,10 @@ class EngineCore:
     def settle(self) -> None:
         """Takes in what `submit` and `cancel` left."""
         while self._arrivals:
-            self._waiting.append(self._arrivals.popleft())
+            request = self._arrivals.popleft()
+            self._n_arrived += 1
+            request.arrival = self._n_arrived
+            self._wait(request)
         while self._cancels:
             request = self._cancels.popleft()
             if not request.finished:
@@ -111,7 +116,7 @@ class EngineCore:
         self.settle()
         plan = self._begin(schedule(self._waiting, self._running, self.manager, self.limits))
         if not plan.decodes and not plan.chunks:
-            if self._waiting and not self._running and not plan.starts:
+            if self._waiting and not self._running and not plan.starts and not plan.preempted:
                 raise InternalError("requests wait although nothing runs")
             return bool(plan.starts)
         try:
@@ -128,11 +133,17 @@ class EngineCore:
     def _begin(self, plan: StepPlan) -> StepPlan:
         """Takes the plan's blocks and lets its sequences start; who cannot is left out of the step."""
         copies = self.manager.commit(plan.draft)
+        for request in plan.preempted:
+            self._preempt(request)
+        self._drop_idle()
+        del self._waiting[: len(plan.starts)]
         for chunk in plan.starts:
-            request = self._waiting.popleft()
+            request = chunk.request
             request.table = chunk.table
-            request.n_computed = request.n_cached = chunk.table.n_cached
-            self._running.append(request)
+            request.n_computed = chunk.table.n_cached
+            if request.n_cached is None:
+                request.n_cached = chunk.table.n_cached
+            insort(self._running, request, key=_rank)
             try:
                 self._equip(request)
             except Exception as error:
@@ -143,6 +154,19 @@ class EngineCore:
         if any(chunk.request.finished for chunk in plan.starts):
             return plan._replace(chunks=[chunk for chunk in plan.chunks if not chunk.request.finished])
         return plan
+
+    def _wait(self, request: Request) -> None:
+        insort(self._waiting, request, key=_rank)
+
+    def _preempt(self, request: Request) -> None:
+        """It gave its blocks up; what it has generated stays, and is computed again with its prompt."""
+        request.table = None
+        request.n_computed = 0
+        self._some_idle = True
+        if self._has_states:
+            self._free_states.append(request.state)
+        self.counters.preemptions += 1
+        self._wait(request)
 
     def _equip(self, request: Request) -> None:
         if self._has_states:
@@ -180,7 +204,7 @@ class EngineCore:
                 if not request.finished:
                     self._release(request)
                     request.n_computed = 0
-                    self._waiting.appendleft(request)
+                    self._wait(request)
         self._drop_idle()
 
     # ---- from logits to text ----
@@ -287,3 +311,7 @@ class EngineCore:
         if self._some_idle:
             self._running = [request for request in self._running if request.table is not None]
             self._some_idle = False
+
+
+def _rank(request: Request) -> tuple[int, int]:
+    return request.rank

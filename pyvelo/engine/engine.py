@@ -232,7 +232,7 @@ def _picture(core: EngineCore, context: Context, pool: PoolSize) -> EngineStats:
         hit_tokens=manager.counts.hits,
         block_copies=manager.counts.copies,
         block_evictions=manager.counts.evictions,
-        preemptions=0,
+        preemptions=counters.preemptions,
         block_size=info.block_size,
         block_bytes=info.block_bytes,
         pool_bytes=info.pool_bytes,

@@ -53,7 +53,7 @@ class Submission:
                 for request in self.requests
             ),
             usage=Usage(
-                prompt_tokens=first.n_prompt, cached_tokens=first.n_cached, completion_tokens=generated
+                prompt_tokens=first.n_prompt, cached_tokens=first.n_cached or 0, completion_tokens=generated
             ),
         )
 

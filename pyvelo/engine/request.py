@@ -15,7 +15,9 @@ from pyvelo.text.detokenizer import Detokenizer
 if TYPE_CHECKING:
     from pyvelo.native import Sampler
 
-__all__ = ["Request"]
+__all__ = ["PRIORITY_PLACES", "Request"]
+
+PRIORITY_PLACES = 64
 
 
 class Request:
@@ -26,6 +28,7 @@ class Request:
     """
 
     __slots__ = (
+        "arrival",
         "chain",
         "detokenizer",
         "error",
@@ -62,7 +65,8 @@ class Request:
         self.chain = Chain(self.tokens, block_size, params.cache_salt.encode("utf-8", "surrogatepass"))
         self.n_prompt = len(prompt)
         self.n_computed = 0
-        self.n_cached = 0  # of those that were there when it started
+        self.n_cached: int | None = None  # of those that were there when it first started
+        self.arrival = 0  # its number in the order of arrival
         self.params = params
         self.max_new = max_new
         self.seed = seed
@@ -82,6 +86,12 @@ class Request:
     def max_stored(self) -> int:
         """Tokens whose K and V it may come to store: the last one generated is never computed."""
         return self.n_prompt + self.max_new - 1
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Who comes first, the smaller: the order of arrival, in which a level of priority counts for many
+        places. So nobody waits for ever, however important the others are."""
+        return self.arrival - PRIORITY_PLACES * self.params.priority, self.arrival
 
     @property
     def finished(self) -> bool:

@@ -29,11 +29,13 @@ class Chunk(NamedTuple):
 
 
 class StepPlan(NamedTuple):
-    """One step: sequences that start, those that feed one token, those that feed a piece of their prompt."""
+    """One step: sequences that start, those that feed one token, those that feed a piece of their prompt,
+    and those that give up their blocks so that others can grow."""
 
     starts: list[Chunk]
     decodes: list[Request]
     chunks: list[Chunk]
+    preempted: list[Request]
     draft: Draft
 
     @property
@@ -45,21 +47,13 @@ class StepPlan(NamedTuple):
 def schedule(
     waiting: Iterable[Request], running: Sequence[Request], manager: BlockManager, limits: Limits
 ) -> StepPlan:
-    """Decodes first, then prompts in the order in which they came, the whole within `max_batch_tokens`.
+    """Decodes first, then prompts, the whole within `max_batch_tokens`. Both lists are in the order of rank.
 
-    Whoever waits starts in the order of arrival, when the blocks of its worst case can be promised.
+    Where blocks run out, whoever ranks last gives up its own, so the first of all always gets on. Whoever
+    waits starts in the order of rank, when there are blocks for all its tokens and for some more.
     """
     draft = manager.draft()
-    grow = draft.grow
-    decodes: list[Request] = []
-    prefills: list[Request] = []
-    for request in running:
-        n_next = request.n_computed + 1
-        if n_next == len(request.tokens):
-            decodes.append(request)
-            grow(_table(request), n_next)
-        else:
-            prefills.append(request)
+    decodes, prefills, preempted = _grow(running, draft)
     budget = limits.max_batch_tokens - len(decodes)
     chunks: list[Chunk] = []
     for request in prefills:
@@ -67,24 +61,59 @@ def schedule(
             break
         chunks.append(_chunk(request, _table(request), budget, draft, request.n_computed))
         budget -= chunks[-1].n_tokens
+    if preempted:
+        return StepPlan([], decodes, chunks, preempted, draft)
+    starts = _start(waiting, len(running), draft, budget, limits, manager.block_size)
+    return StepPlan(starts, decodes, chunks + starts, preempted, draft)
+
+
+def _grow(running: Sequence[Request], draft: Draft) -> tuple[list[Request], list[Request], list[Request]]:
+    """Who decodes, who has more of its prompt to feed, and who must give way."""
+    decodes: list[Request] = []
+    prefills: list[Request] = []
+    n_left = len(running)
+    index = 0
+    while index < n_left:
+        request = running[index]
+        n_next = request.n_computed + 1
+        if n_next < len(request.tokens):
+            prefills.append(request)  # its blocks are promised
+        else:
+            table = _table(request)
+            while index < n_left and not draft.grow(table, n_next):
+                n_left -= 1
+                draft.drop(_table(running[n_left]))
+            if index < n_left:
+                decodes.append(request)
+        index += 1
+    return decodes, prefills, list(running[n_left:])
+
+
+def _start(
+    waiting: Iterable[Request], n_running: int, draft: Draft, budget: int, limits: Limits, block_size: int
+) -> list[Chunk]:
     starts: list[Chunk] = []
     for request in waiting:
-        if budget == 0 or len(running) + len(starts) >= limits.max_seqs:
+        if budget == 0 or n_running + len(starts) >= limits.max_seqs:
             break
-        outcome = draft.start(request.max_stored, request.chain)
+        # room to grow: for itself, and a block for each of those that run
+        n_tokens = min(request.max_stored, len(request.tokens) + block_size)
+        spare = n_running + len(starts)
+        outcome = draft.start(n_tokens, request.chain, spare)
         if isinstance(outcome, Never):
             raise InternalError(f"a request for {outcome.needed} of {outcome.total} blocks was let in")
         if isinstance(outcome, NotNow):
             break
         starts.append(_chunk(request, outcome.table, budget, draft, outcome.table.n_cached))
         budget -= starts[-1].n_tokens
-    return StepPlan(starts, decodes, chunks + starts, draft)
+    return starts
 
 
 def _chunk(request: Request, table: BlockTable, budget: int, draft: Draft, n_there: int) -> Chunk:
     pending = len(request.tokens) - n_there
     n_tokens = min(pending, budget)
-    draft.grow(table, n_there + n_tokens)
+    if not draft.grow(table, n_there + n_tokens):
+        raise InternalError("a sequence has no blocks for the tokens that it started with")
     return Chunk(request, table, n_tokens, n_tokens == pending)
 
 

@@ -18,6 +18,7 @@ class Counters:
     ran_out: int = 0  # with "length"
     cancelled: int = 0
     failed: int = 0
+    preemptions: int = 0
 
 
 @dataclass(frozen=True)

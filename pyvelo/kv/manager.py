@@ -1,8 +1,9 @@
 """Who holds which blocks: a table per sequence, prefixes shared, blocks promised before they are needed.
 
 Planning changes nothing: a `Draft` collects what a step wants, `commit` does all of it or none of it.
-A sequence starts only when the blocks of its worst case can be promised, so none that started can starve; the
-blocks themselves are taken one by one, as the sequence grows into them.
+A sequence starts only when the blocks of what it brings along can be promised; they are taken one by one, as
+it grows into them. Beyond its promise it grows while there are blocks, and may have to be dropped when there
+are none.
 """
 
 from __future__ import annotations
@@ -91,10 +92,27 @@ class _Admission(NamedTuple):
     match: Match
 
 
+class _Growth(NamedTuple):
+    table: BlockTable
+    n_blocks: int
+    n_promised: int  # of those
+
+
 class Draft:
     """What one step wants of the pool; void once anything else was committed or freed."""
 
-    __slots__ = ("_index", "_pool", "_size", "_spared", "admissions", "available", "grown", "version")
+    __slots__ = (
+        "_dropped_references",
+        "_index",
+        "_pool",
+        "_size",
+        "_spared",
+        "admissions",
+        "available",
+        "dropped",
+        "grown",
+        "version",
+    )
 
     def __init__(
         self, pool: BlockPool, index: PrefixIndex | None, promised: int, size: int, version: int
@@ -103,27 +121,29 @@ class Draft:
         self._index = index
         self._size = size
         self._spared: set[int] = set()  # free blocks that this draft must not take
+        self._dropped_references: dict[int, int] = {}
         self.available = pool.n_free - promised
         self.version = version
         self.admissions: list[_Admission] = []
-        self.grown: list[tuple[BlockTable, int]] = []
+        self.grown: list[_Growth] = []
+        self.dropped: list[BlockTable] = []
 
-    def start(self, max_tokens: int, chain: Chain | None = None) -> Start | NotNow | Never:
-        """Promises a new sequence the blocks of `max_tokens` tokens, less what is there of its prefix.
+    def start(self, n_tokens: int, chain: Chain | None = None, spare: int = 0) -> Start | NotNow | Never:
+        """Promises a new sequence the blocks of `n_tokens` tokens, less what is there of its prefix.
 
         `chain` is of the tokens that it starts with; the last of them is always computed, for its logits.
-        Without it nothing is shared.
+        Without it nothing is shared. `spare` blocks must be left for others.
         """
-        needed = -(-max_tokens // self._size)
+        needed = -(-n_tokens // self._size)
         if needed > self._pool.n_blocks:
             return Never(needed, self._pool.n_blocks)
         match = self._match(chain)
         fresh, spared = needed - len(match.blocks), self._free_ones(match.blocks)
-        if fresh + len(spared) > self.available:
-            return NotNow(fresh + len(spared), self.available)
+        if fresh + len(spared) > self.available - spare:
+            return NotNow(fresh + len(spared), self.available - spare)
         if match.head is not None:
             source = self._free_ones((match.head.block,)) - spared
-            if fresh + len(spared) + len(source) > self.available:
+            if fresh + len(spared) + len(source) > self.available - spare:
                 match = Match(match.blocks, None)  # there is no room to copy from it: compute it
             else:
                 spared |= source
@@ -133,13 +153,25 @@ class Draft:
         self.admissions.append(_Admission(table, match))
         return Start(table)
 
-    def grow(self, table: BlockTable, n_tokens: int) -> None:
-        """Lets the table hold `n_tokens` tokens, within what was promised to it; at most once a draft."""
+    def grow(self, table: BlockTable, n_tokens: int) -> bool:
+        """Lets the table hold `n_tokens` tokens; at most once a draft. False where there are no blocks for it."""
         missing = -(-n_tokens // self._size) - len(table.blocks)
         if missing > 0:
-            if missing > table.promised:
-                raise InternalError(f"a sequence wants {missing} more blocks, {table.promised} are promised")
-            self.grown.append((table, missing))
+            beyond = max(0, missing - table.promised)
+            if beyond > self.available:
+                return False
+            self.available -= beyond
+            self.grown.append(_Growth(table, missing, missing - beyond))
+        return True
+
+    def drop(self, table: BlockTable) -> None:
+        """Gives the table's blocks and promises back; it must not have grown in this draft."""
+        gone = self._dropped_references
+        for block in table.blocks:
+            gone[block] = gone.get(block, 0) + 1
+            self.available += gone[block] == self._pool.references(block)
+        self.available += table.promised
+        self.dropped.append(table)
 
     def _match(self, chain: Chain | None) -> Match:
         if self._index is None or chain is None:
@@ -149,8 +181,8 @@ class Draft:
         return match if head is None or head.n_tokens >= SHORTEST_HEAD else Match(match.blocks, None)
 
     def _free_ones(self, blocks: Iterable[int]) -> set[int]:
-        references = self._pool.references
-        return {block for block in blocks if references(block) == 0 and block not in self._spared}
+        references, gone = self._pool.references, self._dropped_references
+        return {b for b in blocks if references(b) == gone.get(b, 0) and b not in self._spared}
 
 
 class BlockManager:
@@ -212,20 +244,23 @@ class BlockManager:
 
         Returns: the blocks to copy, before anything is written to a block.
         """
-        started, wanted = self._check(draft)
-        self._version += 1
-        self._promised += started - wanted
+        self._check(draft)
         sources = []
         for table, match in draft.admissions:
             self._tables[id(table)] = table
+            self._promised += table.promised
             sources += self._take_hits(table, match)
-        blocks = self._take(wanted)
+        for table in draft.dropped:
+            self.free(table)
+        blocks = self._take(sum(growth.n_blocks for growth in draft.grown))
         first = 0
-        for table, missing in draft.grown:
-            table.blocks.extend(blocks[first : first + missing])
-            table.promised -= missing
-            first += missing
+        for table, n_blocks, n_promised in draft.grown:
+            table.blocks.extend(blocks[first : first + n_blocks])
+            table.promised -= n_promised
+            self._promised -= n_promised
+            first += n_blocks
         self._pool.release(sources)
+        self._version += 1
         return [self._copy(table, match.head) for table, match in draft.admissions if match.head is not None]
 
     def publish(self, table: BlockTable, n_tokens: int) -> None:
@@ -281,18 +316,21 @@ class BlockManager:
             if tokens is not None and table.chain is not None and tokens != table.chain.block(number):
                 raise InternalError(f"block {block} is published with other tokens than its table has")
 
-    def _check(self, draft: Draft) -> tuple[int, int]:
-        """Blocks that the draft promises and takes, or InternalError."""
+    def _check(self, draft: Draft) -> None:
+        """InternalError where the draft cannot be done."""
         if draft.version != self._version:
             raise InternalError("the pool was changed after this draft was made")
         if draft.available < 0:
             raise InternalError(f"the draft promises {-draft.available} blocks that are not there")
-        growing = {id(table) for table, _ in draft.grown}
+        growing = {id(growth.table) for growth in draft.grown}
+        for table in draft.dropped:
+            if id(table) in growing or id(table) not in self._tables:
+                raise InternalError("a table that is dropped must be a live one and cannot grow")
+        if len({id(table) for table in draft.dropped}) != len(draft.dropped):
+            raise InternalError("a table is dropped twice")
         for table, match in draft.admissions:
             if match.head is not None and id(table) not in growing:
                 raise InternalError("a sequence that starts with a copied block must grow into it")
-        started = sum(table.promised for table, _ in draft.admissions)
-        return started, sum(missing for _, missing in draft.grown)
 
     def _take_hits(self, table: BlockTable, match: Match) -> list[int]:
         """Takes the blocks that are there, and the one to copy from, which is returned."""

@@ -30,6 +30,7 @@ def test_defaults_are_those_of_the_design() -> None:
         "ignore_eos": False,
         "seed": None,
         "logit_bias": None,
+        "priority": 0,
         "cache_salt": "",
     }
 
@@ -74,6 +75,7 @@ def test_defaults_are_those_of_the_design() -> None:
         ("seed", -1),
         ("seed", 1 << 64),
         ("seed", 0.5),
+        ("priority", 1.5),
         ("cache_salt", b"a"),
         ("logit_bias", [1, 2]),
         ("logit_bias", {-1: 0.0}),

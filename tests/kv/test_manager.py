@@ -27,7 +27,6 @@ class Sequence_:
     tokens: array[int]
     chain: Chain
     salt: bytes
-    worst: int
     n_computed: int
     table: BlockTable = field(repr=False)
 
@@ -91,11 +90,14 @@ class ManagerMachine(RuleBasedStateMachine):
     def step(self, wanted: list[tuple[list[int], int, bytes]], data: st.DataObject) -> None:
         draft = self.manager.draft()
         before = (self.manager.n_used, self.manager.n_cached, self.manager.n_free, self.manager.n_promised)
-        grown: list[tuple[Sequence_, int]] = []
-        for sequence in self.alive:
-            end = data.draw(st.integers(sequence.n_computed, sequence.worst))
-            draft.grow(sequence.table, end)
-            grown.append((sequence, end))
+        self.available = self.n_blocks - len(self.used()) - sum(s.table.promised for s in self.alive)
+        dropped = [sequence for sequence in self.alive if data.draw(st.integers(0, 9)) == 0]
+        for sequence in dropped:
+            self.drop(draft, sequence)
+        grown = [
+            (sequence, self.grow(draft, sequence, data.draw(st.integers(0, 2 * BLOCK))))
+            for sequence in self.alive
+        ]
         for prompt, more, salt in wanted:
             tokens = array("i", prompt)
             chain, worst = Chain(tokens, BLOCK, salt), len(prompt) + more
@@ -111,22 +113,38 @@ class ManagerMachine(RuleBasedStateMachine):
                 head = table.n_cached - len(hits) * BLOCK
                 assert head in (0, self.best_head(prompt, salt, len(hits)))
                 assert table.promised == needed - len(hits)
-                sequence = Sequence_(tokens, chain, salt, worst, table.n_cached, table)
+                sequence = Sequence_(tokens, chain, salt, table.n_cached, table)
                 end = data.draw(st.integers(table.n_cached + 1, len(prompt)))
                 draft.grow(table, end)
                 grown.append((sequence, end))
             else:
                 assert outcome.needed > outcome.available
                 if len(grown) == len(self.alive):  # nobody else starts in this step
-                    assert outcome == self.refusal(needed, self.hits(prompt, salt))
+                    there = set(self.hits(prompt, salt)) & self.used()
+                    assert outcome == NotNow(needed - len(there), self.available)
         after = (self.manager.n_used, self.manager.n_cached, self.manager.n_free, self.manager.n_promised)
         assert after == before, "planning changes nothing"
         self.commit(draft, grown)
 
-    def refusal(self, needed: int, hits: list[int]) -> NotNow:
-        used = {block for sequence in self.alive for block in sequence.table.blocks}
-        promised = sum(sequence.table.promised for sequence in self.alive)
-        return NotNow(needed - len(set(hits) & used), self.n_blocks - len(used) - promised)
+    def used(self) -> set[int]:
+        return {block for sequence in self.alive for block in sequence.table.blocks}
+
+    def drop(self, draft: Draft, sequence: Sequence_) -> None:
+        before = self.used()
+        self.alive.remove(sequence)
+        self.available += len(before - self.used()) + sequence.table.promised
+        draft.drop(sequence.table)
+
+    def grow(self, draft: Draft, sequence: Sequence_, more: int) -> int:
+        """How far the sequence may go in this step."""
+        end = sequence.n_computed + more
+        missing = -(-end // BLOCK) - len(sequence.table.blocks)
+        beyond = max(0, missing - sequence.table.promised)
+        assert draft.grow(sequence.table, end) == (beyond <= self.available)
+        if beyond > self.available:
+            return sequence.n_computed
+        self.available -= beyond
+        return end
 
     def commit(self, draft: Draft, grown: list[tuple[Sequence_, int]]) -> None:
         held = {id(sequence): list(sequence.table.blocks) for sequence, _ in grown}
@@ -181,7 +199,7 @@ class ManagerMachine(RuleBasedStateMachine):
     @invariant()
     def agrees(self) -> None:
         manager = self.manager
-        used = {block for sequence in self.alive for block in sequence.table.blocks}
+        used = self.used()
         assert manager.n_used == len(used)
         assert manager.n_cached == len(set(self.there.values()) - used)
         assert manager.n_used + manager.n_cached + manager.n_free == manager.n_blocks == self.n_blocks
@@ -303,11 +321,49 @@ def test_forgotten_prefixes_are_computed_again() -> None:
     assert started(manager, 2 * BLOCK, range(2 * BLOCK)).n_cached == 0
 
 
-def test_growing_beyond_the_promise_is_a_defect() -> None:
+def test_beyond_the_promise_a_sequence_grows_while_there_are_blocks() -> None:
+    manager = BlockManager(4, BLOCK)
+    table, other = started(manager, BLOCK), started(manager, BLOCK)
+    assert not manager.draft().grow(table, 3 * BLOCK + 1), "one is promised to the other"
+    draft = manager.draft()
+    assert draft.grow(table, 3 * BLOCK)
+    assert not draft.grow(other, BLOCK + 1)
+    manager.commit(draft)
+    assert (manager.n_used, manager.n_promised) == (3, 1)
+
+
+def test_a_dropped_sequence_makes_room_in_the_same_draft() -> None:
+    manager = BlockManager(4, BLOCK)
+    first, second = started(manager, 2 * BLOCK, range(2 * BLOCK)), started(manager, 2 * BLOCK, range(9, 20))
+    draft = manager.draft()
+    assert not draft.grow(first, 4 * BLOCK)
+    draft.drop(second)
+    assert draft.grow(first, 4 * BLOCK)
+    manager.commit(draft)
+    assert (manager.n_used, manager.n_promised) == (4, 0)
+    manager.audit()
+
+
+def test_a_table_that_grows_cannot_be_dropped_nor_dropped_twice() -> None:
     manager = BlockManager(4, BLOCK)
     table = started(manager, BLOCK)
-    with pytest.raises(InternalError, match="wants 2 more blocks, 1 are promised"):
-        manager.draft().grow(table, BLOCK + 1)
+    draft = manager.draft()
+    draft.grow(table, BLOCK)
+    draft.drop(table)
+    with pytest.raises(InternalError, match="cannot grow"):
+        manager.commit(draft)
+    draft = manager.draft()
+    draft.drop(table)
+    draft.drop(table)
+    with pytest.raises(InternalError, match="dropped twice"):
+        manager.commit(draft)
+    manager.audit()
+
+
+def test_blocks_to_spare_are_left() -> None:
+    manager = BlockManager(4, BLOCK)
+    assert manager.draft().start(3 * BLOCK, None, 2) == NotNow(3, 2)
+    assert isinstance(manager.draft().start(2 * BLOCK, None, 2), Start)
 
 
 def test_a_copied_block_must_be_grown_into() -> None:

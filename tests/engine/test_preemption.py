@@ -1,0 +1,143 @@
+"""More than the pool holds: who gives way, who gets on, and that every answer stays what it is alone."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyvelo.engine.request import PRIORITY_PLACES, Request
+
+from .fakes import Bench, answer
+
+
+def check(requests: list[Request], n: int) -> None:
+    for request in requests:
+        prompt = list(request.prompt_ids)
+        assert request.generated_ids == answer(prompt, n)
+        assert request.finish_reason == "length"
+
+
+def test_the_youngest_gives_way_and_loses_nothing() -> None:
+    bench = Bench(n_blocks=6, block_size=8)
+    old, young = bench.submit([1] * 8, 32), bench.submit([2] * 8, 32)
+    shown = []
+    young.on_piece = lambda piece: shown.append(piece.token_ids)
+    while bench.core.counters.preemptions == 0:
+        bench.step()
+    assert old.table is not None
+    assert young.table is None
+    assert young.n_generated > 0
+    bench.finish(old, young)
+    check([old, young], 32)
+    assert [token for tokens in shown for token in tokens] == list(young.generated_ids), "each is shown once"
+    assert len(bench.samplers) == 2, "its draws go on"
+    bench.assert_idle()
+
+
+def test_the_answer_is_computed_again_as_one_prompt() -> None:
+    bench = Bench(n_blocks=6, block_size=8, share=False)
+    requests = [bench.submit([1] * 8, 32), bench.submit([2] * 8, 32)]
+    bench.finish(*requests)
+    longest = max(max(step.n_tokens) for step in bench.context.steps)
+    assert longest > 16, "prompt and what was generated"
+
+
+def test_what_is_still_there_is_not_computed_again() -> None:
+    def fed(share: bool) -> int:
+        bench = Bench(n_blocks=7, block_size=8, share=share)
+        requests = [bench.submit([i] * 8, 30) for i in (1, 2)]
+        bench.finish(*requests)
+        check(requests, 30)
+        assert bench.core.counters.preemptions > 0
+        return sum(sum(step.n_tokens) for step in bench.context.steps)
+
+    assert fed(share=True) < fed(share=False)
+
+
+def test_priority_decides_before_age() -> None:
+    bench = Bench(n_blocks=6, block_size=8)
+    low, high = bench.submit([1] * 8, 32), bench.submit([2] * 8, 32, priority=1)
+    while bench.core.counters.preemptions == 0:
+        bench.step()
+    assert low.table is None
+    assert high.table is not None
+    bench.finish(low, high)
+    check([low, high], 32)
+
+
+def test_the_higher_starts_first_but_none_waits_for_ever() -> None:
+    bench = Bench(max_seqs=1)
+    low = bench.submit([1], 1)
+    others = [bench.submit([2], 1, priority=1) for _ in range(2 * PRIORITY_PLACES)]
+    while not low.finished:
+        bench.step()
+    assert sum(other.finished for other in others) == PRIORITY_PLACES - 1
+    bench.finish(*others)
+
+
+def test_states_are_given_back_by_who_gives_way() -> None:
+    bench = Bench(n_blocks=6, block_size=8, n_states=2, max_seqs=2)
+    requests = [bench.submit([i] * 8, 32) for i in (1, 2)]
+    bench.finish(*requests)
+    check(requests, 32)
+    assert bench.core.counters.preemptions > 0
+    assert sorted(bench.core._free_states) == [0, 1]
+
+
+def test_who_gave_way_can_be_cancelled() -> None:
+    bench = Bench(n_blocks=6, block_size=8)
+    old, young = bench.submit([1] * 8, 32), bench.submit([2] * 8, 32)
+    while bench.core.counters.preemptions == 0:
+        bench.step()
+    bench.core.cancel([young])
+    bench.core.settle()
+    assert young.finish_reason == "cancelled"
+    assert young.n_generated > 0
+    bench.finish(old)
+    bench.assert_idle()
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("part", [1.0, 0.5, 0.25, 0.1])
+def test_pressure(part: float, share: bool) -> None:
+    """A pool of a part of the demand: everyone ends with its tokens, and the work stays within bounds."""
+    size, n, n_seqs = 8, 40, 20
+    demand = n_seqs * -(-(10 + n) // size)
+    bench = Bench(
+        n_blocks=max(7, int(part * demand)),
+        block_size=size,
+        max_seqs=n_seqs,
+        max_batch_tokens=64,
+        share=share,
+    )
+    requests = [bench.submit([i + 1] * 10, n) for i in range(n_seqs)]
+    bench.finish(*requests)
+    check(requests, n)
+    bench.assert_idle()
+    computed = sum(sum(step.n_tokens) for step in bench.context.steps)
+    assert computed < 2.5 * n_seqs * (10 + n)
+    assert (bench.core.counters.preemptions > 0) == (part < 1.0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), n_states=st.sampled_from([0, 0, 3]), share=st.booleans())
+def test_whatever_comes_ends_with_its_answer(data: st.DataObject, n_states: int, share: bool) -> None:
+    """Equal and unequal priorities, adversarial sizes, cancels on the way: nothing hangs."""
+    bench = Bench(n_blocks=6, block_size=8, max_seqs=3, max_batch_tokens=20, n_states=n_states, share=share)
+    requests = []
+    for _ in range(data.draw(st.integers(1, 10))):
+        n_prompt = data.draw(st.integers(1, 40))
+        prompt = [data.draw(st.integers(1, 2))] * n_prompt
+        n = data.draw(st.integers(1, 48 - n_prompt))
+        requests.append(bench.submit(prompt, n, priority=data.draw(st.sampled_from([0, 0, 1, -3]))))
+        for _ in range(data.draw(st.integers(0, 15))):
+            bench.step()
+        if data.draw(st.integers(0, 7)) == 0:
+            bench.core.cancel([data.draw(st.sampled_from(requests))])
+            bench.core.settle()
+    bench.finish(*requests)
+    for request in requests:
+        assert request.generated_ids == answer(list(request.prompt_ids), request.n_generated)
+        assert request.finish_reason == "cancelled" or request.n_generated == request.max_new
+    bench.assert_idle()
