@@ -34,8 +34,8 @@ class SamplingParams:
     ignore_eos: goes on where the model would end.
     seed: 0 to 2**64-1; None: one that differs from request to request.
     logit_bias: added to the logit of a token; -inf bans it.
-    priority: of two requests the one with the higher starts first and gives way last, unless the other came 64
-        or more requests earlier for each level between them.
+    priority: of two requests the one with the higher starts first and gives way last, unless the other came
+        64 or more requests earlier for each level between them.
     cache_salt: requests share the blocks of their beginnings only with those of the same salt; give each
         tenant one, and none can tell from times what another has asked.
     """

@@ -1,7 +1,7 @@
 """The arrays that describe a step, written into buffers that are made once.
 
 Rows of the table array stay from step to step: while the same sequences decode, only a block that a sequence
-grew into is written.
+grew into is written, or a row anew in which a block was replaced.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class BatchBuilder:
         self._block_size = block_size
         self._count = np.arange(max(max_seqs, len(arrays.tokens)), dtype=np.int32)
         self._owners: list[BlockTable | None] = [None] * max_seqs
-        self._filled = [0] * max_seqs
+        self._filled = [(0, 0)] * max_seqs  # blocks, and replaced ones
         arrays.tables.fill(-1)
         arrays.seqs.fill(0)
 
@@ -62,7 +62,9 @@ class BatchBuilder:
         owners, filled = self._owners, self._filled
         for row, request in enumerate(requests):
             table = request.table
-            if table is not None and (owners[row] is not table or filled[row] != len(table.blocks)):
+            if table is not None and (
+                owners[row] is not table or filled[row] != (len(table.blocks), table.n_replaced)
+            ):
                 self._write_table(row, table)
         positions = np.array([request.n_computed for request in requests], dtype=np.int32)
         rows = self._count[:n]
@@ -92,10 +94,10 @@ class BatchBuilder:
         arrays.states[row] = request.state
 
     def _write_table(self, row: int, table: BlockTable) -> None:
-        """Brings a row up to date; a table only grows at its end."""
-        before, blocks = self._filled[row], table.blocks
-        start = before if self._owners[row] is table else 0
+        """Brings a row up to date; but for replaced blocks a table only grows at its end."""
+        (before, n_replaced), blocks = self._filled[row], table.blocks
+        start = before if self._owners[row] is table and n_replaced == table.n_replaced else 0
         self._arrays.tables[row, start : len(blocks)] = blocks[start:]
         if len(blocks) < before:
             self._arrays.tables[row, len(blocks) : before] = -1
-        self._owners[row], self._filled[row] = table, len(blocks)
+        self._owners[row], self._filled[row] = table, (len(blocks), table.n_replaced)

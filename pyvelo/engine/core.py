@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pyvelo.engine.batch import Batch, BatchBuilder
 from pyvelo.engine.request import Request
 from pyvelo.engine.scheduler import Limits, StepPlan, schedule
@@ -65,7 +68,8 @@ class EngineCore:
 
     @property
     def n_waiting(self) -> int:
-        return len(self._waiting) + len(self._arrivals)
+        held = sum(len(request.followers) for request in (*self._waiting, *self._running))
+        return len(self._waiting) + len(self._arrivals) + held
 
     @property
     def n_running(self) -> int:
@@ -96,7 +100,8 @@ class EngineCore:
             request = self._arrivals.popleft()
             self._n_arrived += 1
             request.arrival = self._n_arrived
-            self._wait(request)
+            if not request.held:
+                self._wait(request)
         while self._cancels:
             request = self._cancels.popleft()
             if not request.finished:
@@ -108,8 +113,9 @@ class EngineCore:
     def cancel_all(self) -> None:
         """Ends every request."""
         self.settle()
-        self.cancel([*self._running, *self._waiting])
-        self.settle()
+        while self._running or self._waiting:
+            self.cancel([*self._running, *self._waiting])
+            self.settle()
 
     def step(self) -> bool:
         """Runs one step; False when there was nothing to do."""
@@ -210,33 +216,67 @@ class EngineCore:
     # ---- from logits to text ----
 
     def _draw(self, batch: Batch) -> None:
-        samplers = [request.sampler for request in batch.drawing if request.sampler is not None]
+        """A token for every row of logits; then for samples that start at a prompt that is computed now."""
+        joined = self._draw_rows(batch.rows, batch.drawing)
+        if joined:
+            rows, followers = zip(*joined, strict=True)
+            self._draw_rows(np.array(rows, np.int32), list(followers))
+        self._drop_idle()
+
+    def _draw_rows(self, rows: NDArray[np.int32], requests: list[Request]) -> list[tuple[int, Request]]:
+        """Draws and accepts; returns who joined at one of these rows."""
+        samplers = [request.sampler for request in requests if request.sampler is not None]
         try:
-            tokens, statuses = self._context.sample(batch.rows, samplers)
+            tokens, statuses = self._context.sample(rows, samplers)
         except Exception as error:
-            self._fail(batch.drawing, error)
-            return
-        for request, token, status in zip(batch.drawing, tokens.tolist(), statuses.tolist(), strict=True):
+            self._fail(requests, error)
+            return []
+        joined: list[tuple[int, Request]] = []
+        drawn = zip(requests, rows.tolist(), tokens.tolist(), statuses.tolist(), strict=True)
+        for request, row, token, status in drawn:
             try:
                 if status:
                     raise ComputeError("no token can be drawn: the logits are not finite, or all are banned")
+                self._advance(request, len(request.tokens))
+                joined += [(row, follower) for follower in self._fork(request)]
                 self._accept(request, token)
             except Exception as error:
                 self._fail([request], error)
             except BaseException:
                 self._end(request, "cancelled")
                 raise
-        self._drop_idle()
+        return joined
+
+    def _fork(self, request: Request) -> list[Request]:
+        """Lets the other samples of its prompt start beside it; who finds no place waits."""
+        followers, request.followers = request.followers, []
+        joined: list[Request] = []
+        for follower in followers:
+            if follower.finished:
+                continue
+            if request.table is None or len(self._running) >= self.limits.max_seqs:
+                self._wait(follower)
+                continue
+            follower.table = self.manager.fork(request.table, follower.chain)
+            # its last token counts as computed once a token is drawn behind it
+            self._advance(follower, follower.n_prompt - 1)
+            follower.n_cached = follower.n_prompt
+            insort(self._running, follower, key=_rank)
+            try:
+                self._equip(follower)
+                joined.append(follower)
+            except Exception as error:
+                self._fail([follower], error)
+        return joined
 
     def _advance(self, request: Request, n_computed: int) -> None:
         """Its first `n_computed` tokens are in the pool now."""
         request.n_computed = n_computed
         if request.table is not None:
-            self.manager.publish(request.table, n_computed)
+            self.manager.advance(request.table, n_computed)
 
     def _accept(self, request: Request, token: int) -> None:
         """Appends a token, shows its text, and ends the request where it is due."""
-        self._advance(request, len(request.tokens))
         request.tokens.append(token)
         if request.n_computed == request.n_prompt:
             self.counters.prompt_tokens += request.n_prompt
@@ -286,6 +326,14 @@ class EngineCore:
             request.sampler = None
         self._count(reason)
         request.finish_reason = reason
+        self._promote(request)
+
+    def _promote(self, request: Request) -> None:
+        """Where a request ends before its prompt is computed, the next sample of it takes its place."""
+        followers, request.followers = [f for f in request.followers if not f.finished], []
+        if followers:
+            followers[0].followers = followers[1:]
+            self._wait(followers[0])
 
     def _release(self, request: Request) -> None:
         if request.table is not None:

@@ -68,6 +68,7 @@ class Intake:
         self._n_vocab = model.vocab.n_tokens
         self._token_bytes = cache(model.token_bytes)
         self._seeds = random.Random(seed)
+        self._can_fork = not model.info.has_recurrent  # a state cannot be shared
 
     def prepare(
         self,
@@ -96,6 +97,10 @@ class Intake:
             )
             for index in range(params.n)
         )
+        if self._can_fork:
+            requests[0].followers = list(requests[1:])
+            for request in requests[1:]:
+                request.held = True
         return Submission(prompt if isinstance(prompt, str) else None, requests)
 
     def _tokens(self, prompt: Prompt) -> Sequence[int]:

@@ -33,6 +33,8 @@ class Request:
         "detokenizer",
         "error",
         "finish_reason",
+        "followers",
+        "held",
         "index",
         "max_new",
         "n_cached",
@@ -67,6 +69,8 @@ class Request:
         self.n_computed = 0
         self.n_cached: int | None = None  # of those that were there when it first started
         self.arrival = 0  # its number in the order of arrival
+        self.followers: list[Request] = []  # samples of the same prompt, which start where it was computed
+        self.held = False  # it is a follower
         self.params = params
         self.max_new = max_new
         self.seed = seed

@@ -8,13 +8,14 @@ are none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal, NamedTuple
 
 from pyvelo.errors import InternalError
 from pyvelo.kv.pool import BlockPool
-from pyvelo.kv.prefix import Chain, Head, Match, PrefixIndex
+from pyvelo.kv.prefix import Chain, Match, PrefixIndex
 
 __all__ = ["BlockManager", "BlockTable", "Copy", "Counts", "Draft", "Event", "Never", "NotNow", "Start"]
 
@@ -53,15 +54,16 @@ class Counts:
 class BlockTable:
     """The blocks of one sequence in position order: token p lies in block `blocks[p // block_size]`."""
 
-    __slots__ = ("blocks", "chain", "n_cached", "n_published", "promised")
+    __slots__ = ("blocks", "chain", "n_cached", "n_published", "n_replaced", "n_tokens", "promised")
 
-    def __init__(self, promised: int, chain: Chain | None, match: Match, block_size: int) -> None:
-        self.blocks = list(match.blocks)
+    def __init__(self, blocks: Sequence[int], n_tokens: int, promised: int, chain: Chain | None) -> None:
+        self.blocks = list(blocks)
+        self.n_tokens = n_tokens  # whose K and V are there
+        self.n_cached = n_tokens  # that were there when it started
+        self.n_published = len(blocks)  # of its blocks, those whose tokens are published
+        self.n_replaced = 0  # how often a block gave way to a copy of it
         self.promised = promised  # blocks that it may still take
         self.chain = chain
-        self.n_published = len(match.blocks)  # of its blocks, those whose tokens are published
-        # tokens that were there when it started
-        self.n_cached = len(match.blocks) * block_size + (match.head.n_tokens if match.head else 0)
 
 
 @dataclass(frozen=True)
@@ -96,14 +98,15 @@ class _Growth(NamedTuple):
     table: BlockTable
     n_blocks: int
     n_promised: int  # of those
+    replaces: bool  # the first of them takes the place of one that others hold too
 
 
 class Draft:
     """What one step wants of the pool; void once anything else was committed or freed."""
 
     __slots__ = (
-        "_dropped_references",
         "_index",
+        "_let_gone",
         "_pool",
         "_size",
         "_spared",
@@ -121,7 +124,7 @@ class Draft:
         self._index = index
         self._size = size
         self._spared: set[int] = set()  # free blocks that this draft must not take
-        self._dropped_references: dict[int, int] = {}
+        self._let_gone: dict[int, int] = {}  # references that this draft gives up
         self.available = pool.n_free - promised
         self.version = version
         self.admissions: list[_Admission] = []
@@ -149,29 +152,48 @@ class Draft:
                 spared |= source
         self.available -= fresh + len(spared)
         self._spared |= spared
-        table = BlockTable(fresh, chain if self._index is not None else None, match, self._size)
+        n_cached = len(match.blocks) * self._size + (match.head.n_tokens if match.head else 0)
+        table = BlockTable(match.blocks, n_cached, fresh, chain if self._index is not None else None)
         self.admissions.append(_Admission(table, match))
         return Start(table)
 
     def grow(self, table: BlockTable, n_tokens: int) -> bool:
-        """Lets the table hold `n_tokens` tokens; at most once a draft. False where there are no blocks for it."""
+        """Lets the table hold `n_tokens` tokens, more than it has; at most once a draft.
+
+        A block that is not full and that others hold too is replaced by a copy before it is written to. False
+        where there are no blocks for it.
+        """
         missing = -(-n_tokens // self._size) - len(table.blocks)
-        if missing > 0:
-            beyond = max(0, missing - table.promised)
+        replaced = self._writes_to_others(table)
+        if missing > 0 or replaced:
+            beyond = max(0, missing - table.promised) + replaced
             if beyond > self.available:
                 return False
             self.available -= beyond
-            self.grown.append(_Growth(table, missing, missing - beyond))
+            self.grown.append(_Growth(table, missing + replaced, missing + replaced - beyond, replaced))
+            if replaced:
+                self._let_go(table.blocks[table.n_tokens // self._size])
         return True
 
     def drop(self, table: BlockTable) -> None:
         """Gives the table's blocks and promises back; it must not have grown in this draft."""
-        gone = self._dropped_references
         for block in table.blocks:
-            gone[block] = gone.get(block, 0) + 1
-            self.available += gone[block] == self._pool.references(block)
+            self.available += self._let_go(block)
         self.available += table.promised
         self.dropped.append(table)
+
+    def _writes_to_others(self, table: BlockTable) -> bool:
+        """Whether the table's next token would go to a block that others hold too."""
+        index = table.n_tokens // self._size
+        if index >= len(table.blocks):
+            return False
+        block = table.blocks[index]
+        return self._pool.references(block) - self._let_gone.get(block, 0) > 1
+
+    def _let_go(self, block: int) -> bool:
+        """One reference less; whether it was the last."""
+        self._let_gone[block] = self._let_gone.get(block, 0) + 1
+        return self._let_gone[block] == self._pool.references(block)
 
     def _match(self, chain: Chain | None) -> Match:
         if self._index is None or chain is None:
@@ -181,7 +203,7 @@ class Draft:
         return match if head is None or head.n_tokens >= SHORTEST_HEAD else Match(match.blocks, None)
 
     def _free_ones(self, blocks: Iterable[int]) -> set[int]:
-        references, gone = self._pool.references, self._dropped_references
+        references, gone = self._pool.references, self._let_gone
         return {b for b in blocks if references(b) == gone.get(b, 0) and b not in self._spared}
 
 
@@ -252,19 +274,45 @@ class BlockManager:
             sources += self._take_hits(table, match)
         for table in draft.dropped:
             self.free(table)
-        blocks = self._take(sum(growth.n_blocks for growth in draft.grown))
-        first = 0
-        for table, n_blocks, n_promised in draft.grown:
-            table.blocks.extend(blocks[first : first + n_blocks])
-            table.promised -= n_promised
-            self._promised -= n_promised
-            first += n_blocks
+        blocks = iter(self._take(sum(growth.n_blocks for growth in draft.grown)))
+        copies = []
+        for growth in draft.grown:
+            table = growth.table
+            if growth.replaces:
+                index = table.n_tokens // self.block_size
+                copies.append(self._copy(table.blocks[index], next(blocks)))
+                table.blocks[index] = copies[-1].target
+                table.n_replaced += 1
+                sources.append(copies[-1].source)
+            table.blocks.extend(islice(blocks, growth.n_blocks - growth.replaces))
+            table.promised -= growth.n_promised
+            self._promised -= growth.n_promised
+        for table, match in draft.admissions:
+            if match.head is not None:
+                copies.append(self._copy(match.head.block, table.blocks[len(match.blocks)]))
         self._pool.release(sources)
         self._version += 1
-        return [self._copy(table, match.head) for table, match in draft.admissions if match.head is not None]
+        return copies
 
-    def publish(self, table: BlockTable, n_tokens: int) -> None:
-        """Lets others hit the table's full blocks, once the first `n_tokens` of its tokens are computed."""
+    def fork(self, table: BlockTable, chain: Chain | None) -> BlockTable:
+        """Another table of the same blocks; whoever writes to the last one first gets a copy of it.
+
+        `chain` is of the tokens of the new sequence, which begin as those of the table.
+        """
+        if id(table) not in self._tables:
+            raise InternalError("this block table is not a live one")
+        held = table.blocks[: -(-table.n_tokens // self.block_size)]
+        twin = BlockTable(held, table.n_tokens, 0, chain if self._index is not None else None)
+        twin.n_published = table.n_published
+        for block in twin.blocks:
+            self._pool.share(block)
+        self._tables[id(twin)] = twin
+        self._version += 1
+        return twin
+
+    def advance(self, table: BlockTable, n_tokens: int) -> None:
+        """The first `n_tokens` of the table's tokens are computed: lets others hit its full blocks."""
+        table.n_tokens = n_tokens
         index, chain = self._index, table.chain
         if index is None or chain is None:
             return
@@ -354,10 +402,10 @@ class BlockManager:
                 self._tell("evicted", block)
         return blocks
 
-    def _copy(self, table: BlockTable, head: Head) -> Copy:
+    def _copy(self, source: int, target: int) -> Copy:
         self.counts.copies += 1
-        self._tell("copied", head.block)
-        return Copy(head.block, table.blocks[table.n_published])
+        self._tell("copied", source)
+        return Copy(source, target)
 
     def _unpublish(self, block: int) -> None:
         if self._index is not None and self._index.forget(block):

@@ -58,3 +58,32 @@ def test_salts_and_reset(tiny_model_f32: Path) -> None:
         llm.reset_prefix_cache()
         assert llm.stats().blocks_cached == 0
         assert [cached("a"), cached("a")] == [0, 128]
+
+
+def test_samples_of_a_prompt_are_those_of_prompts_alone(tiny_model_f32: Path) -> None:
+    def drawn(n: int, seed: int) -> list[tuple[int, ...]]:
+        params = SamplingParams(n=n, seed=seed, max_tokens=40, temperature=1.5, ignore_eos=True)
+        return [sample.token_ids for sample in llm.generate(PREFIX, params)[0].outputs]
+
+    with LLM(tiny_model_f32, deterministic=True, prefix_cache=False) as llm:
+        alone = [drawn(1, 7 + index)[0] for index in range(4)]
+        before = llm.stats()
+        assert drawn(4, 7) == alone
+        after = llm.stats()
+        assert after.steps - before.steps == 40, "the prompt is computed once"
+        assert after.block_copies - before.block_copies == 3
+        assert after.blocks_used == 0
+
+
+def test_a_pool_that_is_too_small_for_all_changes_no_token(tiny_model_f32: Path) -> None:
+    prompts = [[3 + (7 * i + j) % 250 for j in range(20 + 5 * i)] for i in range(8)]
+    params = SamplingParams(max_tokens=150, temperature=0, ignore_eos=True)
+    with LLM(tiny_model_f32, deterministic=True, n_ctx=256) as llm:
+        expected = [output.token_ids for output in llm.generate(prompts, params)]
+        assert llm.stats().preemptions == 0
+        token_bytes = llm.geometry.token_bytes
+    with LLM(tiny_model_f32, deterministic=True, n_ctx=256, kv_cache_bytes=512 * token_bytes) as llm:
+        assert [output.token_ids for output in llm.generate(prompts, params)] == expected
+        stats = llm.stats()
+        assert stats.preemptions > 0
+        assert stats.blocks_used == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -23,6 +24,7 @@ class Vocab:
 
 class FakeModel:
     vocab = Vocab()
+    info = SimpleNamespace(has_recurrent=False)
     token_bytes = staticmethod(token_bytes)
 
     def tokenize(self, text: str) -> list[int]:

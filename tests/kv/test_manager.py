@@ -91,6 +91,7 @@ class ManagerMachine(RuleBasedStateMachine):
         draft = self.manager.draft()
         before = (self.manager.n_used, self.manager.n_cached, self.manager.n_free, self.manager.n_promised)
         self.available = self.n_blocks - len(self.used()) - sum(s.table.promised for s in self.alive)
+        self.left: list[int] = []  # blocks of which somebody takes a copy
         dropped = [sequence for sequence in self.alive if data.draw(st.integers(0, 9)) == 0]
         for sequence in dropped:
             self.drop(draft, sequence)
@@ -138,23 +139,40 @@ class ManagerMachine(RuleBasedStateMachine):
     def grow(self, draft: Draft, sequence: Sequence_, more: int) -> int:
         """How far the sequence may go in this step."""
         end = sequence.n_computed + more
-        missing = -(-end // BLOCK) - len(sequence.table.blocks)
-        beyond = max(0, missing - sequence.table.promised)
-        assert draft.grow(sequence.table, end) == (beyond <= self.available)
+        table = sequence.table
+        missing = max(0, -(-end // BLOCK) - len(table.blocks))
+        index = sequence.n_computed // BLOCK
+        shared = index < len(table.blocks) and self.holders(table.blocks[index]) > 1
+        beyond = max(0, missing - table.promised) + shared
+        if more == 0:
+            return end  # it does not take part
+        assert draft.grow(table, end) == (beyond <= self.available)
         if beyond > self.available:
             return sequence.n_computed
         self.available -= beyond
+        if shared:
+            self.left.append(table.blocks[index])
         return end
+
+    def holders(self, block: int) -> int:
+        """How many will still hold the block after what was planned so far."""
+        return sum(other.table.blocks.count(block) for other in self.alive) - self.left.count(block)
 
     def commit(self, draft: Draft, grown: list[tuple[Sequence_, int]]) -> None:
         held = {id(sequence): list(sequence.table.blocks) for sequence, _ in grown}
         fresh_sources = {b: list(self.memory[b]) for b in range(self.n_blocks)}
         copies = self.manager.commit(draft)
         for sequence, _ in grown:
-            assert sequence.table.blocks[: len(held[id(sequence)])] == held[id(sequence)], (
-                "tables grow at the end"
-            )
-            for block in sequence.table.blocks[len(held[id(sequence)]) :]:
+            before = held[id(sequence)]
+            index = sequence.n_computed // BLOCK
+            if len(before) > index and sequence.table.blocks[index] != before[index]:
+                copied = (before[index], sequence.table.blocks[index])
+                assert copied in copies, "what others hold is replaced by a copy"
+                assert before[index] in self.left
+                self.overwritten(copied[1])
+                before[index] = copied[1]
+            assert sequence.table.blocks[: len(before)] == before, "but for that, tables grow at the end"
+            for block in sequence.table.blocks[len(before) :]:
                 self.overwritten(block)
         for copy in copies:
             assert self.memory[copy.source] == fresh_sources[copy.source], "a source stays until it is copied"
@@ -173,13 +191,28 @@ class ManagerMachine(RuleBasedStateMachine):
             assert holders == 1, "what is written belongs to one sequence"
             assert block not in self.there.values(), "what others may hit is never written"
             self.memory[block][position % BLOCK] = sequence.tokens[position]
-        sequence.n_computed = end
-        self.manager.publish(sequence.table, end)
-        for full in range(BLOCK, end + 1, BLOCK):
+        begin, sequence.n_computed = sequence.n_computed, end
+        self.manager.advance(sequence.table, end)
+        for full in range((begin // BLOCK + 1) * BLOCK, end + 1, BLOCK):
             prefix = (sequence.salt, tuple(sequence.tokens[:full]))
             block = sequence.table.blocks[full // BLOCK - 1]
-            if self.share and prefix not in self.there and full > sequence.table.n_cached // BLOCK * BLOCK:
+            if self.share and prefix not in self.there:
                 self.there[prefix] = block
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data(), n=st.integers(1, 3))
+    def fork(self, data: st.DataObject, n: int) -> None:
+        parent = data.draw(st.sampled_from(self.alive))
+        for _ in range(n):
+            tokens = array("i", parent.tokens)
+            chain = Chain(tokens, BLOCK, parent.salt)
+            table = self.manager.fork(parent.table, chain)
+            assert table.blocks == parent.table.blocks[: -(-parent.n_computed // BLOCK)]
+            twin = Sequence_(tokens, chain, parent.salt, parent.n_computed, table)
+            self.alive.append(twin)
+            # as if it had drawn another token
+            del tokens[parent.n_computed :]
+            tokens.append(data.draw(st.integers(0, 1)))
 
     @precondition(lambda self: self.alive)
     @rule(data=st.data())
@@ -191,8 +224,6 @@ class ManagerMachine(RuleBasedStateMachine):
     def reset(self) -> None:
         self.manager.reset()
         self.there = {}
-        for sequence in self.alive:  # what they have published already stays forgotten
-            sequence.table.n_cached = max(sequence.table.n_cached, sequence.n_computed // BLOCK * BLOCK)
 
     # ---- what always holds ----
 
@@ -226,7 +257,7 @@ class ManagerMachine(RuleBasedStateMachine):
 
 
 TestManagerMachine = ManagerMachine.TestCase
-TestManagerMachine.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+TestManagerMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 
 
 def chain(tokens: Sequence[int], salt: bytes = b"") -> Chain:
@@ -246,7 +277,7 @@ def started(manager: BlockManager, max_tokens: int, tokens: Sequence[int] = ()) 
 def ended(manager: BlockManager, tokens: Sequence[int]) -> None:
     """A sequence that came, was computed, and went."""
     table = started(manager, len(tokens), tokens)
-    manager.publish(table, len(tokens))
+    manager.advance(table, len(tokens))
     manager.free(table)
 
 
@@ -288,7 +319,7 @@ def test_the_whole_prompt_is_there_but_its_last_token_is_computed() -> None:
 def test_live_sequences_share_and_the_block_goes_with_the_last() -> None:
     manager = BlockManager(8, BLOCK)
     first = started(manager, 3 * BLOCK, range(2 * BLOCK + 1))
-    manager.publish(first, 2 * BLOCK + 1)
+    manager.advance(first, 2 * BLOCK + 1)
     second = started(manager, 3 * BLOCK, range(2 * BLOCK + 1))
     assert second.blocks[:2] == first.blocks[:2]
     assert manager.n_used == 4
@@ -411,7 +442,46 @@ def test_audit_sees_a_block_that_holds_other_tokens() -> None:
     assert isinstance(outcome, Start)
     draft.grow(outcome.table, len(tokens))
     manager.commit(draft)
-    manager.publish(outcome.table, len(tokens))
+    manager.advance(outcome.table, len(tokens))
     tokens[0] = 99
     with pytest.raises(InternalError, match="other tokens than its table has"):
         manager.audit()
+
+
+def test_a_fork_shares_every_block_and_copies_on_the_first_write() -> None:
+    manager = BlockManager(8, BLOCK)
+    parent = started(manager, 2 * BLOCK, range(BLOCK + 3))
+    manager.advance(parent, BLOCK + 3)
+    twins = [manager.fork(parent, None) for _ in range(3)]
+    assert manager.n_used == 2
+    tail = parent.blocks[1]
+    draft = manager.draft()
+    for table in (*twins, parent):
+        assert draft.grow(table, BLOCK + 4)
+    copies = manager.commit(draft)
+    assert [copy.source for copy in copies] == [tail] * 3
+    assert [copy.target for copy in copies] == [twin.blocks[1] for twin in twins]
+    assert parent.blocks[1] == tail, "the last to hold it writes to it"
+    assert manager.n_used == 5
+    for table in (*twins, parent):
+        manager.free(table)
+    manager.audit()
+
+
+def test_a_fork_at_a_block_s_end_copies_nothing() -> None:
+    manager = BlockManager(8, BLOCK)
+    parent = started(manager, BLOCK, range(BLOCK))
+    manager.advance(parent, BLOCK)
+    twin = manager.fork(parent, None)
+    draft = manager.draft()
+    assert draft.grow(twin, BLOCK + 1)
+    assert draft.grow(parent, BLOCK + 1)
+    assert manager.commit(draft) == []
+    assert manager.n_used == 3
+
+
+def test_a_fork_leaves_blocks_that_hold_nothing_yet_to_its_parent() -> None:
+    manager = BlockManager(8, BLOCK)
+    parent = started(manager, 3 * BLOCK, range(3 * BLOCK))
+    manager.advance(parent, BLOCK + 1)
+    assert manager.fork(parent, None).blocks == parent.blocks[:2]

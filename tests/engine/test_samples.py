@@ -1,0 +1,134 @@
+"""Several samples of one prompt: it is computed once, and they fork where it ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pyvelo.engine.request import Request
+
+from .fakes import Bench, FakeSampler, answer
+
+PROMPT = [5 * i % 70 + 1 for i in range(45)]
+
+
+def group(bench: Bench, n: int, prompt: list[int] = PROMPT, max_new: int = 6, **params: Any) -> list[Request]:
+    """What Intake makes of n=..., submitted."""
+    requests = [bench.request(prompt, max_new, **params) for _ in range(n)]
+    requests[0].followers = requests[1:]
+    for request in requests[1:]:
+        request.held = True
+    bench.core.submit(requests)
+    return requests
+
+
+def fed(bench: Bench) -> int:
+    return sum(sum(step.n_tokens) for step in bench.context.steps)
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_the_prompt_is_computed_once(share: bool) -> None:
+    bench = Bench(share=share)
+    requests = group(bench, 5)
+    bench.finish(*requests)
+    assert [request.generated_ids for request in requests] == [answer(PROMPT, 6)] * 5
+    assert fed(bench) == len(PROMPT) + 5 * 5
+    assert [request.n_cached for request in requests] == [0, 45, 45, 45, 45]
+    bench.assert_idle()
+
+
+def test_they_share_blocks_until_they_write() -> None:
+    bench = Bench(n_blocks=32)
+    requests = group(bench, 5)
+    while not requests[0].n_generated:
+        bench.step()
+    assert bench.manager.n_used == 2
+    bench.step()
+    assert bench.manager.n_used == 1 + 5
+    assert bench.context.n_copies == 4
+    bench.finish(*requests)
+
+
+@pytest.mark.parametrize("n_prompt", [1, 31, 32, 33, 64])
+def test_prompts_of_every_length(n_prompt: int) -> None:
+    bench = Bench(n_blocks=32)
+    prompt = PROMPT[:1] * n_prompt
+    requests = group(bench, 3, prompt, 40)
+    bench.finish(*requests)
+    assert [request.generated_ids for request in requests] == [answer(prompt, 40)] * 3
+    bench.assert_idle()
+
+
+def test_a_single_token_each() -> None:
+    bench = Bench()
+    requests = group(bench, 4, max_new=1)
+    bench.finish(*requests)
+    assert [request.generated_ids for request in requests] == [answer(PROMPT, 1)] * 4
+    assert fed(bench) == len(PROMPT)
+    bench.assert_idle()
+
+
+def test_who_finds_no_place_waits() -> None:
+    bench = Bench(max_seqs=2)
+    requests = group(bench, 5)
+    assert bench.core.n_waiting == 5
+    bench.finish(*requests)
+    assert [request.generated_ids for request in requests] == [answer(PROMPT, 6)] * 5
+    bench.assert_idle()
+
+
+def test_a_small_pool() -> None:
+    bench = Bench(n_blocks=5)
+    requests = group(bench, 6, max_new=60)
+    bench.finish(*requests)
+    assert [request.generated_ids for request in requests] == [answer(PROMPT, 60)] * 6
+    bench.assert_idle()
+
+
+def test_the_first_is_cancelled_before_its_prompt_is_computed() -> None:
+    bench = Bench(max_batch_tokens=16)
+    requests = group(bench, 3)
+    bench.step()
+    bench.core.cancel([requests[0], requests[1]])
+    bench.finish(*requests)
+    assert [request.finish_reason for request in requests] == ["cancelled", "cancelled", "length"]
+    assert requests[2].generated_ids == answer(PROMPT, 6)
+    bench.assert_idle()
+
+
+def test_the_first_fails_and_the_others_do_not() -> None:
+    bench = Bench()
+    made = iter([FakeSampler(status=1), FakeSampler(), FakeSampler()])
+    bench.make_sampler = lambda request: next(made)
+    requests = group(bench, 3)
+    bench.finish(*requests)
+    assert [request.finish_reason for request in requests] == ["error", "length", "length"]
+    assert requests[2].generated_ids == answer(PROMPT, 6)
+    bench.assert_idle()
+
+
+def test_cancel_all_ends_those_that_have_not_begun() -> None:
+    bench = Bench(max_batch_tokens=16)
+    requests = group(bench, 4)
+    bench.step()
+    bench.core.cancel_all()
+    assert all(request.finish_reason == "cancelled" for request in requests)
+    bench.assert_idle()
+
+
+def test_a_sampler_that_cannot_be_made_ends_its_sample_only() -> None:
+    bench = Bench()
+    made = iter([FakeSampler(), None, FakeSampler()])
+
+    def make(request: Request) -> FakeSampler:
+        sampler = next(made)
+        if sampler is None:
+            raise ValueError("no sampler")
+        return sampler
+
+    bench.make_sampler = make
+    requests = group(bench, 3)
+    bench.finish(*requests)
+    assert [request.finish_reason for request in requests] == ["length", "error", "length"]
+    bench.assert_idle()
