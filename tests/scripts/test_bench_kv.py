@@ -1,0 +1,11 @@
+"""scripts/bench_kv.py runs, and finds times."""
+
+from __future__ import annotations
+
+from bench_kv import results
+
+
+def test_every_cost_is_measured() -> None:
+    found = list(results(40))
+    assert len(found) == 4
+    assert all(0 < result.median for result in found)
