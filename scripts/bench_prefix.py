@@ -1,0 +1,138 @@
+#!/usr/bin/env python3
+"""What shared prefixes save, end to end: times to first tokens with them and without, and memory of samples.
+
+    python scripts/bench_prefix.py
+    python scripts/bench_prefix.py model.gguf --kv-type q8_0 --json
+
+One prompt behind a beginning that was asked before; many requests at once over one beginning, beside the same
+without sharing; and the blocks that samples of one prompt hold. The model is bench_engine.py's where none is
+named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter as now
+from typing import Any
+
+from _upstream import run_main
+from bench_engine import default_model
+
+NEW = 16
+"""Tokens of a request of its own, behind what is shared."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """`with_it` and `without` in seconds, or in blocks."""
+
+    what: str
+    with_it: float
+    without: float
+
+    @property
+    def ratio(self) -> float:
+        return self.without / self.with_it
+
+
+def words(llm: Any, draw: random.Random, count: int) -> list[int]:
+    return [draw.randrange(llm.vocab.n_tokens) for _ in range(count)]
+
+
+def first_token(llm: Any, prompt: list[int]) -> float:
+    """Seconds to it."""
+    from pyvelo import SamplingParams
+
+    start = now()
+    next(llm.stream(prompt, SamplingParams(max_tokens=1, temperature=0)))
+    return now() - start
+
+
+def one_prompt(llm: Any, shared: int, rounds: int) -> Result:
+    """A beginning that was asked before, and another that was not."""
+    cold, warm = [], []
+    for number in range(rounds):
+        draw = random.Random(number)
+        beginning = words(llm, draw, shared)
+        cold.append(first_token(llm, [*beginning, *words(llm, draw, NEW)]))
+        warm.append(first_token(llm, [*beginning, *words(llm, draw, NEW)]))
+        llm.reset_prefix_cache()
+    return Result(
+        f"first token, {shared} + {NEW} tokens of prompt", statistics.median(warm), statistics.median(cold)
+    )
+
+
+def many_prompts(llm: Any, other: Any, shared: int, n: int) -> Result:
+    """All first tokens of `n` requests at once; `other` does not share."""
+    from pyvelo import SamplingParams
+
+    draw = random.Random(99)
+    beginning = words(llm, draw, shared)
+    prompts = [[*beginning, *words(llm, draw, NEW)] for _ in range(n)]
+    times = []
+    for engine in (llm, other):
+        start = now()
+        engine.generate(prompts, SamplingParams(max_tokens=1, temperature=0))
+        times.append(now() - start)
+    return Result(f"{n} first tokens over {shared} + {NEW} tokens", *times)
+
+
+def samples(llm: Any, n_prompt: int, n: int, n_new: int) -> Result:
+    """Blocks that `n` samples of a prompt hold at most, beside as many sequences of their own."""
+    from pyvelo import SamplingParams
+
+    most = 0
+    params = SamplingParams(n=n, max_tokens=n_new, temperature=1.0, seed=0, ignore_eos=True)
+    for _ in llm.stream(words(llm, random.Random(5), n_prompt), params):
+        most = max(most, llm.stats().blocks_used)
+    size = llm.geometry.block_size
+    alone = n * -(-(n_prompt + n_new - 1) // size)
+    return Result(f"blocks of {n} samples of {n_new} tokens behind {n_prompt}", most, alone)
+
+
+def main() -> int:
+    from pyvelo import LLM
+
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", nargs="?", type=Path, help="a GGUF file; default: bench_engine.py's")
+    parser.add_argument("--kv-type", default="f16")
+    parser.add_argument("--shared", type=int, default=2048, help="tokens of the one prompt's beginning")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    settings: dict[str, Any] = {
+        "kv_type": given.kv_type,
+        "n_ctx": 2 * given.shared + 256,
+        "kv_cache_bytes": 4 << 30,
+        "n_threads": given.threads,
+    }
+    model = given.model or default_model()
+    with LLM(model, **settings) as llm, LLM(model, prefix_cache=False, **settings) as other:
+        first_token(llm, [1] * 64)
+        found = [
+            one_prompt(llm, given.shared, given.rounds),
+            many_prompts(llm, other, given.shared // 2, 16),
+            samples(llm, 2 * given.shared, 16, 32),
+        ]
+    if given.json:
+        print(json.dumps([{**asdict(result), "ratio": result.ratio} for result in found], indent=2))
+        return 0
+    print(f"{model.name}, {given.kv_type}, {given.threads} threads\n")
+    print("| | shared | not shared | ratio |")
+    print("|---|---:|---:|---:|")
+    for r in found:
+        print(f"| {r.what} | {r.with_it:.4g} | {r.without:.4g} | {r.ratio:.1f} |")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))
