@@ -9,10 +9,12 @@ from pyvelo.outputs import Completion, RequestOutput, StreamPiece, Usage
 from pyvelo.sampling import SamplingParams
 
 if TYPE_CHECKING:
+    from pyvelo.async_llm import AsyncLLM
     from pyvelo.llm import LLM
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "Completion",
     "RequestOutput",
     "SamplingParams",
@@ -31,4 +33,8 @@ def __getattr__(name: str) -> Any:
         from pyvelo.llm import LLM
 
         return LLM
+    if name == "AsyncLLM":
+        from pyvelo.async_llm import AsyncLLM
+
+        return AsyncLLM
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -106,8 +106,8 @@ class LLM:
         """
         engine = self._engine
         engine.driver.check_open()
-        listed = _listed(prompts)
-        pairs = zip(listed, _for_each(params, len(listed)), strict=True)
+        prompt_list = as_list(prompts)
+        pairs = zip(prompt_list, for_each(params, len(prompt_list)), strict=True)
         submissions = [engine.intake.prepare(prompt, param) for prompt, param in pairs]
         self._run(submissions)
         outputs = [submission.output() for submission in submissions]
@@ -127,7 +127,7 @@ class LLM:
         engine = self._engine
         engine.driver.check_open()
         pieces: deque[StreamPiece] = deque()
-        submission = engine.intake.prepare(prompt, _for_each(params, 1)[0], pieces.append)
+        submission = engine.intake.prepare(prompt, for_each(params, 1)[0], pieces.append)
         return self._pieces(submission, pieces)
 
     # ---- text ----
@@ -225,7 +225,7 @@ class LLM:
             raise error
 
 
-def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or several as a list: a string is one prompt, and so are numbers."""
     if isinstance(prompts, str):
         return [prompts]
@@ -236,7 +236,7 @@ def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return [cast("list[int]", items)] if one else cast("list[Prompt]", items)
 
 
-def _for_each(params: SamplingParams | Sequence[SamplingParams] | None, n: int) -> list[SamplingParams]:
+def for_each(params: SamplingParams | Sequence[SamplingParams] | None, n: int) -> list[SamplingParams]:
     if params is None:
         return [SamplingParams()] * n
     if isinstance(params, SamplingParams):

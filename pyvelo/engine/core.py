@@ -327,6 +327,8 @@ class EngineCore:
         self._count(reason)
         request.finish_reason = reason
         self._promote(request)
+        if request.on_end is not None:
+            request.on_end(request)
 
     def _promote(self, request: Request) -> None:
         """Where a request ends before its prompt is computed, the next sample of it takes its place."""

@@ -40,6 +40,7 @@ class Request:
         "n_cached",
         "n_computed",
         "n_prompt",
+        "on_end",
         "on_piece",
         "params",
         "sampler",
@@ -78,6 +79,7 @@ class Request:
         self.stop_ids = frozenset(params.stop_token_ids)
         self.detokenizer = detokenizer
         self.on_piece = on_piece
+        self.on_end: Callable[[Request], None] | None = None  # must not raise
         self.text_parts: list[str] = []
         self.finish_reason: FinishReason | None = None
         self.error: Exception | None = None
