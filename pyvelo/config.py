@@ -35,6 +35,7 @@ class EngineConfig:
     n_threads: int | None = None
     n_gpu_layers: int = 0
     prefix_cache: bool = True
+    swap_bytes: int = 0
     deterministic: bool = False
     attention_precision: str = "exact"
     seed: int | None = None
@@ -49,6 +50,7 @@ class EngineConfig:
         for name in ("max_num_seqs", "max_batch_tokens"):
             self._check_integer(name, 1, _MAX_BATCH)
         self._check_integer("n_gpu_layers", -1, _INT32_MAX)
+        self._check_integer("swap_bytes", 0, (1 << 63) - 1)
         for name in ("n_ctx", "n_threads"):
             self._check_integer(name, 1, _INT32_MAX, optional=True)
         self._check_integer("kv_cache_bytes", 1, (1 << 63) - 1, optional=True)

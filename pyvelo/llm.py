@@ -44,6 +44,8 @@ class LLM:
     n_gpu_layers: layers to offload; -1: all.
     prefix_cache: sequences that begin alike share the blocks of their beginning, also with those that ended
         (but with recurrent layers, whose states are not in blocks).
+    swap_bytes: host memory beside the cache, for sequences that must give way while blocks are scarce; what
+        finds no room there, or is quicker to compute, is computed again (and with recurrent layers always).
     deterministic: the same tokens whether a request runs alone or beside others.
     attention_precision: "exact" rounds attention no more than stock does; "fast" may round the products of a
         prompt to bfloat16, whatever the type.
@@ -66,6 +68,7 @@ class LLM:
         n_threads: int | None = None,
         n_gpu_layers: int = 0,
         prefix_cache: bool = True,
+        swap_bytes: int = 0,
         deterministic: bool = False,
         attention_precision: str = "exact",
         seed: int | None = None,
@@ -83,6 +86,7 @@ class LLM:
                 n_threads=n_threads,
                 n_gpu_layers=n_gpu_layers,
                 prefix_cache=prefix_cache,
+                swap_bytes=swap_bytes,
                 deterministic=deterministic,
                 attention_precision=attention_precision,
                 seed=seed,

@@ -9,17 +9,19 @@ from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
+from time import perf_counter as now
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pyvelo.engine.batch import Batch, BatchBuilder
+from pyvelo.engine.costs import Costs
 from pyvelo.engine.request import Request
 from pyvelo.engine.scheduler import Limits, StepPlan, schedule
 from pyvelo.engine.stats import Counters
 from pyvelo.errors import Cancelled, ComputeError, InternalError
-from pyvelo.kv.manager import BlockManager
+from pyvelo.kv.manager import BlockManager, Moves, Swapped
 from pyvelo.outputs import FinishReason, StreamPiece
 
 if TYPE_CHECKING:
@@ -28,12 +30,16 @@ if TYPE_CHECKING:
 __all__ = ["EngineCore"]
 
 
+MANY_TOKENS = 32
+"""Of a step whose time tells what a token of a prompt costs."""
+
+
 class EngineCore:
     """Runs requests over one context.
 
     `arrays` has room for a step within `limits`; `n_states` is the number of recurrent states (0: the model
     has none); `new_sampler` makes a request's sampler when it starts; `is_end` tells the tokens that end an
-    answer; `call_run` calls a forward pass.
+    answer; `block_bytes` is what a block takes, where some may be swapped; `call_run` calls a forward pass.
     """
 
     def __init__(
@@ -46,6 +52,7 @@ class EngineCore:
         n_states: int,
         new_sampler: Callable[[Request], Sampler],
         is_end: Callable[[int], bool],
+        block_bytes: int = 0,
         call_run: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
         self.manager = manager
@@ -64,6 +71,8 @@ class EngineCore:
         self._waiting: list[Request] = []  # both in the order of rank
         self._running: list[Request] = []
         self._n_arrived = 0
+        self._costs = Costs()
+        self._swap_data = np.empty((manager.swap.n_blocks, block_bytes), np.uint8)  # memory as it is used
         self._some_idle = False  # in `_running` are requests that have ended
 
     @property
@@ -120,7 +129,9 @@ class EngineCore:
     def step(self) -> bool:
         """Runs one step; False when there was nothing to do."""
         self.settle()
-        plan = self._begin(schedule(self._waiting, self._running, self.manager, self.limits))
+        plan = self._begin(
+            schedule(self._waiting, self._running, self.manager, self.limits, self._costs.favour_swap)
+        )
         if not plan.decodes and not plan.chunks:
             if self._waiting and not self._running and not plan.starts and not plan.preempted:
                 raise InternalError("requests wait although nothing runs")
@@ -138,14 +149,14 @@ class EngineCore:
 
     def _begin(self, plan: StepPlan) -> StepPlan:
         """Takes the plan's blocks and lets its sequences start; who cannot is left out of the step."""
-        copies = self.manager.commit(plan.draft)
-        for request in plan.preempted:
-            self._preempt(request)
+        self._move(self.manager.commit(plan.draft))
+        for request, swapped in plan.preempted:
+            self._preempt(request, swapped)
         self._drop_idle()
         del self._waiting[: len(plan.starts)]
         for chunk in plan.starts:
             request = chunk.request
-            request.table = chunk.table
+            request.table, request.swapped = chunk.table, None
             request.n_computed = chunk.table.n_cached
             if request.n_cached is None:
                 request.n_cached = chunk.table.n_cached
@@ -154,24 +165,35 @@ class EngineCore:
                 self._equip(request)
             except Exception as error:
                 self._fail([request], error)
-        if copies:
-            # at once: a step that is cut short is run again, but what it copies from may be gone by then
-            self._context.copy_blocks([copy.source for copy in copies], [copy.target for copy in copies])
         if any(chunk.request.finished for chunk in plan.starts):
             return plan._replace(chunks=[chunk for chunk in plan.chunks if not chunk.request.finished])
         return plan
 
+    def _move(self, moves: Moves) -> None:
+        """At once: a step that is cut short is run again, but what moves may be overwritten by then."""
+        context, host = self._context, self._swap_data
+        start = now()
+        if moves.outs:
+            host[[move.target for move in moves.outs]] = context.read_blocks([m.source for m in moves.outs])
+        if moves.ins:
+            context.write_blocks([m.target for m in moves.ins], host[[m.source for m in moves.ins]])
+        if moves.outs or moves.ins:
+            self._costs.moved(len(moves.outs) + len(moves.ins), now() - start)
+        if moves.copies:
+            context.copy_blocks([m.source for m in moves.copies], [m.target for m in moves.copies])
+
     def _wait(self, request: Request) -> None:
         insort(self._waiting, request, key=_rank)
 
-    def _preempt(self, request: Request) -> None:
-        """It gave its blocks up; what it has generated stays, and is computed again with its prompt."""
-        request.table = None
+    def _preempt(self, request: Request, swapped: Swapped | None) -> None:
+        """It gave its blocks up, but keeps what it has generated; K and V are in host memory or lost."""
+        request.table, request.swapped = None, swapped
         request.n_computed = 0
         self._some_idle = True
         if self._has_states:
             self._free_states.append(request.state)
         self.counters.preemptions += 1
+        self.counters.swaps += swapped is not None
         self._wait(request)
 
     def _equip(self, request: Request) -> None:
@@ -186,6 +208,7 @@ class EngineCore:
 
     def _compute(self, plan: StepPlan, batch: Batch) -> None:
         run = partial(self._context.run, self._arrays, batch.n_tokens, batch.n_seqs)
+        start = now()
         try:
             self._call_run(run)
         except Cancelled:
@@ -193,6 +216,8 @@ class EngineCore:
         except Exception as error:
             self._fail(plan.requests, error)
             return
+        if batch.n_tokens >= MANY_TOKENS:
+            self._costs.computed(batch.n_tokens, now() - start)
         self.counters.steps += 1
         for request, _, n_tokens, last in plan.chunks:
             if not last:
@@ -338,6 +363,9 @@ class EngineCore:
             self._wait(followers[0])
 
     def _release(self, request: Request) -> None:
+        if request.swapped is not None:
+            self.manager.discard(request.swapped)
+            request.swapped = None
         if request.table is not None:
             self.manager.free(request.table)
             request.table = None

@@ -149,11 +149,13 @@ def _wire(
             pool.n_blocks,
             geometry.block_size,
             share=config.prefix_cache and not model.info.has_recurrent,
+            n_swap_blocks=0 if model.info.has_recurrent else config.swap_bytes // geometry.block_bytes,
         ),
         limits=limits,
         n_states=context.info.n_states,
         new_sampler=lambda request: _new_sampler(model, request),
         is_end=cache(model.is_end),
+        block_bytes=geometry.block_bytes,
         call_run=guard.call,
     )
     return Engine(
@@ -233,6 +235,9 @@ def _picture(core: EngineCore, context: Context, pool: PoolSize) -> EngineStats:
         block_copies=manager.counts.copies,
         block_evictions=manager.counts.evictions,
         preemptions=counters.preemptions,
+        swaps=counters.swaps,
+        swap_blocks_total=manager.swap.n_blocks,
+        swap_blocks_used=manager.swap.n_blocks - manager.swap.n_free,
         block_size=info.block_size,
         block_bytes=info.block_bytes,
         pool_bytes=info.pool_bytes,

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from pyvelo.kv.manager import BlockTable
+from pyvelo.kv.manager import BlockTable, Swapped
 from pyvelo.kv.prefix import Chain
 from pyvelo.outputs import FinishReason, StreamPiece
 from pyvelo.sampling import SamplingParams
@@ -47,6 +47,7 @@ class Request:
         "seed",
         "state",
         "stop_ids",
+        "swapped",
         "table",
         "text_parts",
         "tokens",
@@ -83,6 +84,7 @@ class Request:
         self.text_parts: list[str] = []
         self.finish_reason: FinishReason | None = None
         self.error: Exception | None = None
+        self.swapped: Swapped | None = None  # where its K and V are while it waits after giving way
         # held while it runs
         self.table: BlockTable | None = None
         self.sampler: Sampler | None = None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from pyvelo.engine.request import Request
 from pyvelo.errors import InternalError
-from pyvelo.kv.manager import BlockManager, BlockTable, Draft, Never, NotNow
+from pyvelo.kv.manager import BlockManager, BlockTable, Draft, Never, NotNow, Swapped
 
 __all__ = ["Chunk", "Limits", "StepPlan", "schedule"]
 
@@ -30,12 +30,12 @@ class Chunk(NamedTuple):
 
 class StepPlan(NamedTuple):
     """One step: sequences that start, those that feed one token, those that feed a piece of their prompt,
-    and those that give up their blocks so that others can grow."""
+    and those that give up their blocks so that others can grow, to host memory or for good."""
 
     starts: list[Chunk]
     decodes: list[Request]
     chunks: list[Chunk]
-    preempted: list[Request]
+    preempted: list[tuple[Request, Swapped | None]]
     draft: Draft
 
     @property
@@ -45,15 +45,20 @@ class StepPlan(NamedTuple):
 
 
 def schedule(
-    waiting: Iterable[Request], running: Sequence[Request], manager: BlockManager, limits: Limits
+    waiting: Iterable[Request],
+    running: Sequence[Request],
+    manager: BlockManager,
+    limits: Limits,
+    favour_swap: Callable[[int, int], bool] = lambda n_blocks, n_tokens: True,
 ) -> StepPlan:
     """Decodes first, then prompts, the whole within `max_batch_tokens`. Both lists are in the order of rank.
 
     Where blocks run out, whoever ranks last gives up its own, so the first of all always gets on. Whoever
     waits starts in the order of rank, when there are blocks for all its tokens and for some more.
+    `favour_swap(blocks, tokens)`: whether it is better to move them out and back than to compute them again.
     """
     draft = manager.draft()
-    decodes, prefills, preempted = _grow(running, draft)
+    decodes, prefills, preempted = _grow(running, draft, favour_swap)
     budget = limits.max_batch_tokens - len(decodes)
     chunks: list[Chunk] = []
     for request in prefills:
@@ -67,10 +72,13 @@ def schedule(
     return StepPlan(starts, decodes, chunks + starts, preempted, draft)
 
 
-def _grow(running: Sequence[Request], draft: Draft) -> tuple[list[Request], list[Request], list[Request]]:
+def _grow(
+    running: Sequence[Request], draft: Draft, favour_swap: Callable[[int, int], bool]
+) -> tuple[list[Request], list[Request], list[tuple[Request, Swapped | None]]]:
     """Who decodes, who has more of its prompt to feed, and who must give way."""
     decodes: list[Request] = []
     prefills: list[Request] = []
+    preempted: list[tuple[Request, Swapped | None]] = []
     n_left = len(running)
     index = 0
     while index < n_left:
@@ -82,11 +90,21 @@ def _grow(running: Sequence[Request], draft: Draft) -> tuple[list[Request], list
             table = _table(request)
             while index < n_left and not draft.grow(table, n_next):
                 n_left -= 1
-                draft.drop(_table(running[n_left]))
+                preempted.append((running[n_left], _give_way(running[n_left], draft, favour_swap)))
             if index < n_left:
                 decodes.append(request)
         index += 1
-    return decodes, prefills, list(running[n_left:])
+    return decodes, prefills, preempted
+
+
+def _give_way(request: Request, draft: Draft, favour_swap: Callable[[int, int], bool]) -> Swapped | None:
+    table = _table(request)
+    if table.n_tokens and favour_swap(len(table.blocks), table.n_tokens):
+        swapped = draft.swap_out(table)
+        if swapped is not None:
+            return swapped
+    draft.drop(table)
+    return None
 
 
 def _start(
@@ -99,7 +117,7 @@ def _start(
         # room to grow: for itself, and a block for each of those that run
         n_tokens = min(request.max_stored, len(request.tokens) + block_size)
         spare = n_running + len(starts)
-        outcome = draft.start(n_tokens, request.chain, spare)
+        outcome = draft.start(n_tokens, request.chain, spare, request.swapped)
         if isinstance(outcome, Never):
             raise InternalError(f"a request for {outcome.needed} of {outcome.total} blocks was let in")
         if isinstance(outcome, NotNow):

@@ -19,6 +19,7 @@ class Counters:
     cancelled: int = 0
     failed: int = 0
     preemptions: int = 0
+    swaps: int = 0  # of those, to host memory
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,9 @@ class EngineStats:
     block_copies: int
     block_evictions: int
     preemptions: int
+    swaps: int  # of those, to host memory
+    swap_blocks_total: int
+    swap_blocks_used: int
 
     block_size: int
     block_bytes: int

@@ -16,26 +16,57 @@ from typing import Literal, NamedTuple
 from pyvelo.errors import InternalError
 from pyvelo.kv.pool import BlockPool
 from pyvelo.kv.prefix import Chain, Match, PrefixIndex
+from pyvelo.kv.swap import SwapPool
 
-__all__ = ["BlockManager", "BlockTable", "Copy", "Counts", "Draft", "Event", "Never", "NotNow", "Start"]
+__all__ = [
+    "BlockManager",
+    "BlockTable",
+    "Copy",
+    "Counts",
+    "Draft",
+    "Event",
+    "Moves",
+    "Never",
+    "NotNow",
+    "Start",
+    "Swapped",
+]
 
 SHORTEST_HEAD = 4
 """Tokens for which copying a block is worth its while."""
 
 
-EventKind = Literal["stored", "hit", "evicted", "reset", "copied"]
+EventKind = Literal["stored", "hit", "evicted", "reset", "copied", "swapped"]
 
 
 class Copy(NamedTuple):
-    """The block `source` is copied to `target` before the step runs."""
+    """The block `source` goes to `target`."""
 
     source: int
     target: int
 
 
+class Moves(NamedTuple):
+    """What must be moved before a step runs, in this order: to host memory, back from it, within the pool."""
+
+    outs: list[Copy]
+    ins: list[Copy]
+    copies: list[Copy]
+
+
+class Swapped:
+    """A sequence in host memory; `blocks` are filled in when the draft is committed."""
+
+    __slots__ = ("blocks", "n_tokens")
+
+    def __init__(self, n_tokens: int) -> None:
+        self.blocks: list[int] = []
+        self.n_tokens = n_tokens
+
+
 class Event(NamedTuple):
     """What happened to a block: its tokens became a hit for others, were one, were given up for other tokens
-    or by a reset, or were copied."""
+    or by a reset, were copied, or were moved to host memory."""
 
     kind: EventKind
     block: int
@@ -48,6 +79,8 @@ class Counts:
     queried: int = 0  # that started, and might have been there
     hits: int = 0  # that were there
     copies: int = 0  # blocks
+    swapped_out: int = 0  # blocks
+    swapped_in: int = 0  # blocks
     evictions: int = 0  # blocks
 
 
@@ -92,6 +125,7 @@ class Never:
 class _Admission(NamedTuple):
     table: BlockTable
     match: Match
+    swapped: Swapped | None
 
 
 class _Growth(NamedTuple):
@@ -114,11 +148,19 @@ class Draft:
         "available",
         "dropped",
         "grown",
+        "swappable",
+        "swapped",
         "version",
     )
 
     def __init__(
-        self, pool: BlockPool, index: PrefixIndex | None, promised: int, size: int, version: int
+        self,
+        pool: BlockPool,
+        index: PrefixIndex | None,
+        promised: int,
+        swappable: int,
+        size: int,
+        version: int,
     ) -> None:
         self._pool = pool
         self._index = index
@@ -126,21 +168,28 @@ class Draft:
         self._spared: set[int] = set()  # free blocks that this draft must not take
         self._let_gone: dict[int, int] = {}  # references that this draft gives up
         self.available = pool.n_free - promised
+        self.swappable = swappable  # free blocks of host memory
         self.version = version
         self.admissions: list[_Admission] = []
         self.grown: list[_Growth] = []
         self.dropped: list[BlockTable] = []
+        self.swapped: list[tuple[BlockTable, Swapped]] = []
 
-    def start(self, n_tokens: int, chain: Chain | None = None, spare: int = 0) -> Start | NotNow | Never:
+    def start(
+        self, n_tokens: int, chain: Chain | None = None, spare: int = 0, swapped: Swapped | None = None
+    ) -> Start | NotNow | Never:
         """Promises a new sequence the blocks of `n_tokens` tokens, less what is there of its prefix.
 
         `chain` is of the tokens that it starts with; the last of them is always computed, for its logits.
-        Without it nothing is shared. `spare` blocks must be left for others.
+        Without it nothing is shared. `spare` blocks must be left for others. What is `swapped` comes back,
+        but for whole blocks that are there.
         """
         needed = -(-n_tokens // self._size)
         if needed > self._pool.n_blocks:
             return Never(needed, self._pool.n_blocks)
         match = self._match(chain)
+        if swapped is not None:
+            match = Match(match.blocks[: swapped.n_tokens // self._size], None)
         fresh, spared = needed - len(match.blocks), self._free_ones(match.blocks)
         if fresh + len(spared) > self.available - spare:
             return NotNow(fresh + len(spared), self.available - spare)
@@ -153,8 +202,10 @@ class Draft:
         self.available -= fresh + len(spared)
         self._spared |= spared
         n_cached = len(match.blocks) * self._size + (match.head.n_tokens if match.head else 0)
+        if swapped is not None:
+            n_cached = swapped.n_tokens
         table = BlockTable(match.blocks, n_cached, fresh, chain if self._index is not None else None)
-        self.admissions.append(_Admission(table, match))
+        self.admissions.append(_Admission(table, match, swapped))
         return Start(table)
 
     def grow(self, table: BlockTable, n_tokens: int) -> bool:
@@ -181,6 +232,16 @@ class Draft:
             self.available += self._let_go(block)
         self.available += table.promised
         self.dropped.append(table)
+
+    def swap_out(self, table: BlockTable) -> Swapped | None:
+        """As `drop`, but what the table holds goes to host memory; None where that has no room."""
+        n_blocks = -(-table.n_tokens // self._size)
+        if n_blocks > self.swappable:
+            return None
+        self.swappable -= n_blocks
+        self.drop(table)
+        self.swapped.append((table, Swapped(table.n_tokens)))
+        return self.swapped[-1][1]
 
     def _writes_to_others(self, table: BlockTable) -> bool:
         """Whether the table's next token would go to a block that others hold too."""
@@ -220,10 +281,13 @@ class BlockManager:
         *,
         share: bool = True,
         make_pool: Callable[[int], BlockPool] = BlockPool,
+        n_swap_blocks: int = 0,
         make_key: Callable[[Chain, int], bytes] = Chain.key,
         observe: Callable[[Event], None] | None = None,
     ) -> None:
         self.block_size = block_size
+        self.swap = SwapPool(n_swap_blocks)
+        self._asleep: dict[int, Swapped] = {}
         self.counts = Counts()
         self._pool = make_pool(n_blocks)
         self._index = PrefixIndex(n_blocks, make_key) if share else None
@@ -259,16 +323,19 @@ class BlockManager:
 
     def draft(self) -> Draft:
         """An empty plan for the pool as it is now."""
-        return Draft(self._pool, self._index, self._promised, self.block_size, self._version)
+        return Draft(
+            self._pool, self._index, self._promised, self.swap.n_free, self.block_size, self._version
+        )
 
-    def commit(self, draft: Draft) -> list[Copy]:
+    def commit(self, draft: Draft) -> Moves:
         """Does what the draft says; nothing is changed where it raises.
 
-        Returns: the blocks to copy, before anything is written to a block.
+        Returns: the blocks to move, before anything else is written to a block.
         """
         self._check(draft)
+        outs = [move for table, swapped in draft.swapped for move in self._put_to_sleep(table, swapped)]
         sources = []
-        for table, match in draft.admissions:
+        for table, match, _ in draft.admissions:
             self._tables[id(table)] = table
             self._promised += table.promised
             sources += self._take_hits(table, match)
@@ -287,12 +354,15 @@ class BlockManager:
             table.blocks.extend(islice(blocks, growth.n_blocks - growth.replaces))
             table.promised -= growth.n_promised
             self._promised -= growth.n_promised
-        for table, match in draft.admissions:
+        ins = []
+        for table, match, swapped in draft.admissions:
             if match.head is not None:
                 copies.append(self._copy(match.head.block, table.blocks[len(match.blocks)]))
+            if swapped is not None:
+                ins += self._wake(table, swapped, len(match.blocks))
         self._pool.release(sources)
         self._version += 1
-        return copies
+        return Moves(outs, ins, copies)
 
     def fork(self, table: BlockTable, chain: Chain | None) -> BlockTable:
         """Another table of the same blocks; whoever writes to the last one first gets a copy of it.
@@ -333,6 +403,13 @@ class BlockManager:
         table.promised = 0
         table.blocks = []
 
+    def discard(self, swapped: Swapped) -> None:
+        """Gives back what a sequence holds in host memory; it will not come back."""
+        if self._asleep.pop(id(swapped), None) is None:
+            raise InternalError("this sequence is not in host memory")
+        self._version += 1
+        self.swap.release(swapped.blocks)
+
     def reset(self) -> None:
         """Forgets every prefix; live tables keep their blocks."""
         self._version += 1
@@ -350,6 +427,7 @@ class BlockManager:
             raise InternalError(
                 f"{self._promised} blocks promised, tables say {promised}, {self._pool.n_free} are free"
             )
+        self.swap.audit(block for swapped in self._asleep.values() for block in swapped.blocks)
         if self._index is not None:
             self._index.audit()
             kept = {block for block in range(self.n_blocks) if self._pool.kept(block)}
@@ -376,9 +454,11 @@ class BlockManager:
                 raise InternalError("a table that is dropped must be a live one and cannot grow")
         if len({id(table) for table in draft.dropped}) != len(draft.dropped):
             raise InternalError("a table is dropped twice")
-        for table, match in draft.admissions:
-            if match.head is not None and id(table) not in growing:
-                raise InternalError("a sequence that starts with a copied block must grow into it")
+        for table, match, swapped in draft.admissions:
+            if (match.head is not None or swapped is not None) and id(table) not in growing:
+                raise InternalError("a sequence that starts with a block to fill must grow into it")
+            if swapped is not None and id(swapped) not in self._asleep:
+                raise InternalError("a sequence that comes back is not in host memory")
 
     def _take_hits(self, table: BlockTable, match: Match) -> list[int]:
         """Takes the blocks that are there, and the one to copy from, which is returned."""
@@ -392,6 +472,21 @@ class BlockManager:
             return []
         self._pool.share(match.head.block)
         return [match.head.block]
+
+    def _put_to_sleep(self, table: BlockTable, swapped: Swapped) -> list[Copy]:
+        held = table.blocks[: -(-swapped.n_tokens // self.block_size)]
+        swapped.blocks = self.swap.take(len(held))
+        self._asleep[id(swapped)] = swapped
+        self.counts.swapped_out += len(held)
+        for block in held:
+            self._tell("swapped", block)
+        return [Copy(*pair) for pair in zip(held, swapped.blocks, strict=True)]
+
+    def _wake(self, table: BlockTable, swapped: Swapped, n_there: int) -> list[Copy]:
+        sources = swapped.blocks[n_there:]
+        self.discard(swapped)
+        self.counts.swapped_in += len(sources)
+        return [Copy(*pair) for pair in zip(sources, table.blocks[n_there:], strict=False)]
 
     def _take(self, n: int) -> list[int]:
         blocks = self._pool.take(n) if n else []

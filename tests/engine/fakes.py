@@ -108,6 +108,13 @@ class FakeContext:
             slots[target] = slots[source]
         self.n_copies += len(sources)
 
+    def read_blocks(self, blocks: Sequence[int]) -> Any:
+        return self.slots.reshape(self.n_blocks, self.block_size)[list(blocks)].view(np.uint8)
+
+    def write_blocks(self, blocks: Sequence[int], data: Any) -> None:
+        assert data.shape == (len(blocks), 8 * self.block_size)
+        self.slots.reshape(self.n_blocks, self.block_size)[list(blocks)] = data.view(np.int64)
+
     def clear_state(self, state: int) -> None:
         assert 0 <= state < self.n_states
         self.states[state] = []
@@ -183,9 +190,12 @@ class Bench:
         n_states: int = 0,
         width: int = 64,
         share: bool = True,
+        n_swap_blocks: int = 0,
     ) -> None:
         self.context = FakeContext(n_blocks, block_size, n_states)
-        self.manager = BlockManager(n_blocks, block_size, share=share and not n_states)
+        self.manager = BlockManager(
+            n_blocks, block_size, share=share and not n_states, n_swap_blocks=n_swap_blocks
+        )
         self.samplers: list[FakeSampler] = []
         self.make_sampler: Callable[[Request], FakeSampler] = lambda request: FakeSampler()
         self.core = EngineCore(
@@ -196,6 +206,7 @@ class Bench:
             n_states=n_states,
             new_sampler=cast(Any, self._sampler),
             is_end=lambda token: token == END,
+            block_bytes=8 * block_size,
         )
 
     def _sampler(self, request: Request) -> FakeSampler:
@@ -241,6 +252,7 @@ class Bench:
         """Nothing is held any more."""
         assert self.core.n_running == self.core.n_waiting == 0
         assert self.manager.n_used == self.manager.n_promised == 0
+        assert self.manager.swap.n_free == self.manager.swap.n_blocks
         assert all(sampler.closed for sampler in self.samplers)
         self.manager.audit()
 

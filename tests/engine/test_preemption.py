@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pyvelo.engine.costs import Costs
 from pyvelo.engine.request import PRIORITY_PLACES, Request
 
 from .fakes import Bench, answer
@@ -16,6 +17,11 @@ def check(requests: list[Request], n: int) -> None:
         prompt = list(request.prompt_ids)
         assert request.generated_ids == answer(prompt, n)
         assert request.finish_reason == "length"
+
+
+def always_swap(bench: Bench) -> None:
+    """Where there is room, whatever was measured."""
+    bench.core._costs.favour_swap = lambda n_blocks, n_tokens: True  # type: ignore[method-assign]
 
 
 def test_the_youngest_gives_way_and_loses_nothing() -> None:
@@ -98,9 +104,10 @@ def test_who_gave_way_can_be_cancelled() -> None:
     bench.assert_idle()
 
 
+@pytest.mark.parametrize("n_swap_blocks", [0, 5, 1000])
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("part", [1.0, 0.5, 0.25, 0.1])
-def test_pressure(part: float, share: bool) -> None:
+def test_pressure(part: float, share: bool, n_swap_blocks: int) -> None:
     """A pool of a part of the demand: everyone ends with its tokens, and the work stays within bounds."""
     size, n, n_seqs = 8, 40, 20
     demand = n_seqs * -(-(10 + n) // size)
@@ -110,21 +117,36 @@ def test_pressure(part: float, share: bool) -> None:
         max_seqs=n_seqs,
         max_batch_tokens=64,
         share=share,
+        n_swap_blocks=n_swap_blocks,
     )
+    always_swap(bench)
     requests = [bench.submit([i + 1] * 10, n) for i in range(n_seqs)]
     bench.finish(*requests)
     check(requests, n)
     bench.assert_idle()
     computed = sum(sum(step.n_tokens) for step in bench.context.steps)
     assert computed < 2.5 * n_seqs * (10 + n)
+    if n_swap_blocks == 1000:
+        assert computed == n_seqs * (10 + n - 1), "nothing is computed twice"
     assert (bench.core.counters.preemptions > 0) == (part < 1.0)
+    assert (bench.core.counters.swaps > 0) == (part < 1.0 and n_swap_blocks > 0)
 
 
 @settings(max_examples=60, deadline=None)
-@given(data=st.data(), n_states=st.sampled_from([0, 0, 3]), share=st.booleans())
-def test_whatever_comes_ends_with_its_answer(data: st.DataObject, n_states: int, share: bool) -> None:
+@given(data=st.data(), n_states=st.sampled_from([0, 0, 3]), share=st.booleans(), swap=st.integers(0, 9))
+def test_whatever_comes_ends_with_its_answer(
+    data: st.DataObject, n_states: int, share: bool, swap: int
+) -> None:
     """Equal and unequal priorities, adversarial sizes, cancels on the way: nothing hangs."""
-    bench = Bench(n_blocks=6, block_size=8, max_seqs=3, max_batch_tokens=20, n_states=n_states, share=share)
+    bench = Bench(
+        n_blocks=6,
+        block_size=8,
+        max_seqs=3,
+        max_batch_tokens=20,
+        n_states=n_states,
+        share=share,
+        n_swap_blocks=0 if n_states else swap,
+    )
     requests = []
     for _ in range(data.draw(st.integers(1, 10))):
         n_prompt = data.draw(st.integers(1, 40))
@@ -141,3 +163,52 @@ def test_whatever_comes_ends_with_its_answer(data: st.DataObject, n_states: int,
         assert request.generated_ids == answer(list(request.prompt_ids), request.n_generated)
         assert request.finish_reason == "cancelled" or request.n_generated == request.max_new
     bench.assert_idle()
+
+
+def test_what_was_moved_out_comes_back_and_is_not_computed_again() -> None:
+    bench = Bench(n_blocks=6, block_size=8, n_swap_blocks=6, share=False)
+    always_swap(bench)
+    requests = [bench.submit([i] * 8, 32) for i in (1, 2)]
+    bench.finish(*requests)
+    check(requests, 32)
+    assert bench.core.counters.swaps == bench.core.counters.preemptions > 0
+    assert sum(sum(step.n_tokens) for step in bench.context.steps) == 2 * (8 + 31)
+    assert bench.manager.counts.swapped_in == bench.manager.counts.swapped_out
+    bench.assert_idle()
+
+
+def test_what_is_cheaper_to_compute_is_computed() -> None:
+    bench = Bench(n_blocks=6, block_size=8, n_swap_blocks=6)
+    bench.core._costs.moved(1, 100.0)
+    bench.core._costs.computed(1, 1e-9)
+    requests = [bench.submit([i] * 8, 32) for i in (1, 2)]
+    bench.finish(*requests)
+    check(requests, 32)
+    assert bench.core.counters.preemptions > 0
+    assert bench.core.counters.swaps == 0
+
+
+def test_who_is_in_host_memory_can_be_cancelled() -> None:
+    bench = Bench(n_blocks=6, block_size=8, n_swap_blocks=6)
+    always_swap(bench)
+    old, young = bench.submit([1] * 8, 32), bench.submit([2] * 8, 32)
+    while bench.core.counters.swaps == 0:
+        bench.step()
+    assert young.swapped is not None
+    bench.core.cancel([young])
+    bench.core.settle()
+    assert bench.manager.swap.n_free == 6
+    bench.finish(old)
+    bench.assert_idle()
+
+
+def test_costs_follow_what_is_measured() -> None:
+    costs = Costs()
+    assert costs.favour_swap(100, 1), "nothing is known yet"
+    costs.computed(10, 1.0)
+    costs.moved(10, 1.0)
+    assert costs.favour_swap(1, 2)
+    assert not costs.favour_swap(1, 1)
+    for _ in range(100):
+        costs.moved(10, 0.1)
+    assert costs.favour_swap(4, 1)

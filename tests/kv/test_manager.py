@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pyvelo.errors import InternalError
-from pyvelo.kv.manager import SHORTEST_HEAD, BlockManager, BlockTable, Draft, Event, Never, NotNow, Start
+from pyvelo.kv.manager import (
+    SHORTEST_HEAD,
+    BlockManager,
+    BlockTable,
+    Draft,
+    Event,
+    Moves,
+    Never,
+    NotNow,
+    Start,
+)
 from pyvelo.kv.prefix import Chain
 
 BLOCK = 8
@@ -161,7 +171,8 @@ class ManagerMachine(RuleBasedStateMachine):
     def commit(self, draft: Draft, grown: list[tuple[Sequence_, int]]) -> None:
         held = {id(sequence): list(sequence.table.blocks) for sequence, _ in grown}
         fresh_sources = {b: list(self.memory[b]) for b in range(self.n_blocks)}
-        copies = self.manager.commit(draft)
+        moves = self.manager.commit(draft)
+        copies = moves.copies
         for sequence, _ in grown:
             before = held[id(sequence)]
             index = sequence.n_computed // BLOCK
@@ -340,7 +351,7 @@ def test_a_copy_that_leaves_no_room_is_computed_instead() -> None:
     assert outcome.table.n_cached == 0
     draft.grow(outcome.table, BLOCK)
     draft.grow(held, BLOCK)
-    assert manager.commit(draft) == []
+    assert manager.commit(draft) == Moves([], [], [])
     assert manager.counts.evictions == 1
 
 
@@ -458,7 +469,7 @@ def test_a_fork_shares_every_block_and_copies_on_the_first_write() -> None:
     draft = manager.draft()
     for table in (*twins, parent):
         assert draft.grow(table, BLOCK + 4)
-    copies = manager.commit(draft)
+    copies = manager.commit(draft).copies
     assert [copy.source for copy in copies] == [tail] * 3
     assert [copy.target for copy in copies] == [twin.blocks[1] for twin in twins]
     assert parent.blocks[1] == tail, "the last to hold it writes to it"
@@ -476,7 +487,7 @@ def test_a_fork_at_a_block_s_end_copies_nothing() -> None:
     draft = manager.draft()
     assert draft.grow(twin, BLOCK + 1)
     assert draft.grow(parent, BLOCK + 1)
-    assert manager.commit(draft) == []
+    assert manager.commit(draft) == Moves([], [], [])
     assert manager.n_used == 3
 
 
