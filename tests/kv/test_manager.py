@@ -22,6 +22,7 @@ from pyvelo.kv.manager import (
     Never,
     NotNow,
     Start,
+    Swapped,
 )
 from pyvelo.kv.prefix import Chain
 
@@ -38,17 +39,26 @@ class Sequence_:
     chain: Chain
     salt: bytes
     n_computed: int
+    n_shown: int  # blocks of it that others have had the chance to hit
     table: BlockTable = field(repr=False)
 
 
 class ManagerMachine(RuleBasedStateMachine):
     """Sequences start, advance and end. Tokens are few, so that many begin alike."""
 
-    @initialize(n_blocks=st.integers(1, MOST_BLOCKS), share=st.sampled_from([True, True, False]))
-    def start(self, n_blocks: int, share: bool) -> None:
+    @initialize(
+        n_blocks=st.integers(1, MOST_BLOCKS),
+        share=st.sampled_from([True, True, False]),
+        n_swap=st.integers(0, 8),
+    )
+    def start(self, n_blocks: int, share: bool, n_swap: int) -> None:
         self.n_blocks, self.share = n_blocks, share
         self.events: list[Event] = []
-        self.manager = BlockManager(n_blocks, BLOCK, share=share, observe=self.events.append)
+        self.manager = BlockManager(
+            n_blocks, BLOCK, share=share, n_swap_blocks=n_swap, observe=self.events.append
+        )
+        self.host: list[list[int]] = [[EMPTY] * BLOCK for _ in range(n_swap)]
+        self.asleep: list[tuple[Sequence_, Swapped]] = []
         self.memory = [[EMPTY] * BLOCK for _ in range(n_blocks)]
         self.there: dict[tuple[bytes, tuple[int, ...]], int] = {}  # published prefixes, by all their tokens
         self.alive: list[Sequence_] = []
@@ -103,12 +113,20 @@ class ManagerMachine(RuleBasedStateMachine):
         self.available = self.n_blocks - len(self.used()) - sum(s.table.promised for s in self.alive)
         self.left: list[int] = []  # blocks of which somebody takes a copy
         dropped = [sequence for sequence in self.alive if data.draw(st.integers(0, 9)) == 0]
-        for sequence in dropped:
-            self.drop(draft, sequence)
+        self.swappable = len(self.host) - sum(-(-s.n_computed // BLOCK) for s, _ in self.asleep)
+        leaving = [self.leave(draft, sequence, data.draw(st.booleans())) for sequence in dropped]
         grown = [
             (sequence, self.grow(draft, sequence, data.draw(st.integers(0, 2 * BLOCK))))
             for sequence in self.alive
         ]
+        waking = [pair for pair in self.asleep if data.draw(st.integers(0, 2)) == 0]
+        for sequence, swapped in waking:
+            if self.wake(draft, sequence, swapped):
+                grown.append(
+                    (sequence, data.draw(st.integers(sequence.n_computed + 1, len(sequence.tokens))))
+                )
+                draft.grow(sequence.table, grown[-1][1])
+                self.asleep.remove((sequence, swapped))
         for prompt, more, salt in wanted:
             tokens = array("i", prompt)
             chain, worst = Chain(tokens, BLOCK, salt), len(prompt) + more
@@ -124,27 +142,50 @@ class ManagerMachine(RuleBasedStateMachine):
                 head = table.n_cached - len(hits) * BLOCK
                 assert head in (0, self.best_head(prompt, salt, len(hits)))
                 assert table.promised == needed - len(hits)
-                sequence = Sequence_(tokens, chain, salt, table.n_cached, table)
+                sequence = Sequence_(tokens, chain, salt, table.n_cached, len(hits), table)
                 end = data.draw(st.integers(table.n_cached + 1, len(prompt)))
                 draft.grow(table, end)
                 grown.append((sequence, end))
             else:
                 assert outcome.needed > outcome.available
-                if len(grown) == len(self.alive):  # nobody else starts in this step
+                if len(grown) == len(self.alive) and not waking:  # nobody else starts in this step
                     there = set(self.hits(prompt, salt)) & self.used()
                     assert outcome == NotNow(needed - len(there), self.available)
         after = (self.manager.n_used, self.manager.n_cached, self.manager.n_free, self.manager.n_promised)
         assert after == before, "planning changes nothing"
         self.commit(draft, grown)
+        self.asleep += [pair for pair in leaving if pair is not None]
 
     def used(self) -> set[int]:
         return {block for sequence in self.alive for block in sequence.table.blocks}
 
-    def drop(self, draft: Draft, sequence: Sequence_) -> None:
+    def leave(self, draft: Draft, sequence: Sequence_, swap: bool) -> tuple[Sequence_, Swapped] | None:
+        """The sequence gives way; to host memory where that is wanted and there is room."""
         before = self.used()
         self.alive.remove(sequence)
         self.available += len(before - self.used()) + sequence.table.promised
+        if swap and sequence.n_computed > 0:
+            n_blocks = -(-sequence.n_computed // BLOCK)
+            swapped = draft.swap_out(sequence.table)
+            assert (swapped is not None) == (n_blocks <= self.swappable)
+            if swapped is not None:
+                self.swappable -= n_blocks
+                return sequence, swapped
         draft.drop(sequence.table)
+        return None
+
+    def wake(self, draft: Draft, sequence: Sequence_, swapped: Swapped) -> bool:
+        """Whether it comes back, with all that was computed."""
+        if len(sequence.tokens) == sequence.n_computed:
+            sequence.tokens.append(1)
+        outcome = draft.start(len(sequence.tokens), sequence.chain, 0, swapped)
+        if not isinstance(outcome, Start):
+            return False
+        sequence.table, sequence.n_shown = outcome.table, len(outcome.table.blocks)
+        assert outcome.table.n_cached == outcome.table.n_tokens == sequence.n_computed
+        hits = self.hits(sequence.tokens, sequence.salt)
+        assert outcome.table.blocks == hits[: sequence.n_computed // BLOCK]
+        return True
 
     def grow(self, draft: Draft, sequence: Sequence_, more: int) -> int:
         """How far the sequence may go in this step."""
@@ -173,6 +214,8 @@ class ManagerMachine(RuleBasedStateMachine):
         fresh_sources = {b: list(self.memory[b]) for b in range(self.n_blocks)}
         moves = self.manager.commit(draft)
         copies = moves.copies
+        for move in moves.outs:
+            self.host[move.target] = list(self.memory[move.source])
         for sequence, _ in grown:
             before = held[id(sequence)]
             index = sequence.n_computed // BLOCK
@@ -185,6 +228,8 @@ class ManagerMachine(RuleBasedStateMachine):
             assert sequence.table.blocks[: len(before)] == before, "but for that, tables grow at the end"
             for block in sequence.table.blocks[len(before) :]:
                 self.overwritten(block)
+        for move in moves.ins:
+            self.memory[move.target] = list(self.host[move.source])
         for copy in copies:
             assert self.memory[copy.source] == fresh_sources[copy.source], "a source stays until it is copied"
             self.memory[copy.target] = list(self.memory[copy.source])
@@ -202,9 +247,10 @@ class ManagerMachine(RuleBasedStateMachine):
             assert holders == 1, "what is written belongs to one sequence"
             assert block not in self.there.values(), "what others may hit is never written"
             self.memory[block][position % BLOCK] = sequence.tokens[position]
-        begin, sequence.n_computed = sequence.n_computed, end
+        sequence.n_computed = end
         self.manager.advance(sequence.table, end)
-        for full in range((begin // BLOCK + 1) * BLOCK, end + 1, BLOCK):
+        begin, sequence.n_shown = sequence.n_shown, max(sequence.n_shown, end // BLOCK)
+        for full in range((begin + 1) * BLOCK, end + 1, BLOCK):
             prefix = (sequence.salt, tuple(sequence.tokens[:full]))
             block = sequence.table.blocks[full // BLOCK - 1]
             if self.share and prefix not in self.there:
@@ -219,11 +265,17 @@ class ManagerMachine(RuleBasedStateMachine):
             chain = Chain(tokens, BLOCK, parent.salt)
             table = self.manager.fork(parent.table, chain)
             assert table.blocks == parent.table.blocks[: -(-parent.n_computed // BLOCK)]
-            twin = Sequence_(tokens, chain, parent.salt, parent.n_computed, table)
+            twin = Sequence_(tokens, chain, parent.salt, parent.n_computed, parent.n_shown, table)
             self.alive.append(twin)
             # as if it had drawn another token
             del tokens[parent.n_computed :]
             tokens.append(data.draw(st.integers(0, 1)))
+
+    @precondition(lambda self: self.asleep)
+    @rule(data=st.data())
+    def discard(self, data: st.DataObject) -> None:
+        _, swapped = self.asleep.pop(data.draw(st.integers(0, len(self.asleep) - 1)))
+        self.manager.discard(swapped)
 
     @precondition(lambda self: self.alive)
     @rule(data=st.data())
@@ -246,6 +298,8 @@ class ManagerMachine(RuleBasedStateMachine):
         assert manager.n_cached == len(set(self.there.values()) - used)
         assert manager.n_used + manager.n_cached + manager.n_free == manager.n_blocks == self.n_blocks
         assert manager.n_promised == sum(sequence.table.promised for sequence in self.alive)
+        held = sum(-(-sequence.n_computed // BLOCK) for sequence, _ in self.asleep)
+        assert manager.swap.n_free == len(self.host) - held
         for sequence in self.alive:
             assert self.stored(sequence) == sequence.tokens[: sequence.n_computed].tolist()
         manager.audit()
@@ -262,7 +316,7 @@ class ManagerMachine(RuleBasedStateMachine):
             elif event.kind == "hit":
                 assert event.block in there
             else:
-                assert event.kind in ("copied", "reset")
+                assert event.kind in ("copied", "swapped", "reset")
                 there -= {event.block} if event.kind == "reset" else set()
         assert there == set(self.there.values())
 
@@ -496,3 +550,49 @@ def test_a_fork_leaves_blocks_that_hold_nothing_yet_to_its_parent() -> None:
     parent = started(manager, 3 * BLOCK, range(3 * BLOCK))
     manager.advance(parent, BLOCK + 1)
     assert manager.fork(parent, None).blocks == parent.blocks[:2]
+
+
+def test_a_swapped_sequence_comes_back_but_for_what_is_there() -> None:
+    manager = BlockManager(6, BLOCK, n_swap_blocks=3)
+    tokens = range(2 * BLOCK + 3)
+    table = started(manager, len(tokens), tokens)
+    manager.advance(table, len(tokens) - 1)
+    held = list(table.blocks)
+    draft = manager.draft()
+    swapped = draft.swap_out(table)
+    assert swapped is not None
+    moves = manager.commit(draft)
+    assert [move.source for move in moves.outs] == held
+    assert (manager.n_used, manager.n_cached, manager.swap.n_free) == (0, 2, 0)
+    manager.free(started(manager, 5 * BLOCK, [99] * 5 * BLOCK))  # takes the second block, not the first
+    draft = manager.draft()
+    outcome = draft.start(len(tokens), chain(tokens), 0, swapped)
+    assert isinstance(outcome, Start)
+    draft.grow(outcome.table, len(tokens))
+    moves = manager.commit(draft)
+    assert outcome.table.blocks[0] == held[0]
+    assert [move.target for move in moves.ins] == outcome.table.blocks[1:]
+    assert [move.source for move in moves.ins] == swapped.blocks[1:]
+    assert manager.swap.n_free == 3
+    manager.audit()
+
+
+def test_host_memory_that_is_full_takes_nobody() -> None:
+    manager = BlockManager(6, BLOCK, n_swap_blocks=1)
+    table = started(manager, BLOCK + 1, range(BLOCK + 1))
+    manager.advance(table, BLOCK + 1)
+    draft = manager.draft()
+    assert draft.swap_out(table) is None
+    assert manager.commit(draft) == Moves([], [], [])
+
+
+def test_who_is_not_in_host_memory_cannot_come_back() -> None:
+    manager = BlockManager(6, BLOCK, n_swap_blocks=3)
+    draft = manager.draft()
+    outcome = draft.start(BLOCK, chain(range(BLOCK)), 0, Swapped(3))
+    assert isinstance(outcome, Start)
+    draft.grow(outcome.table, BLOCK)
+    with pytest.raises(InternalError, match="is not in host memory"):
+        manager.commit(draft)
+    with pytest.raises(InternalError, match="is not in host memory"):
+        manager.discard(Swapped(3))
