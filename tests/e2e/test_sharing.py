@@ -75,15 +75,19 @@ def test_samples_of_a_prompt_are_those_of_prompts_alone(tiny_model_f32: Path) ->
         assert after.blocks_used == 0
 
 
-def test_a_pool_that_is_too_small_for_all_changes_no_token(tiny_model_f32: Path) -> None:
+@pytest.mark.parametrize("swap_bytes", [0, 1 << 26])
+def test_a_pool_that_is_too_small_for_all_changes_no_token(tiny_model_f32: Path, swap_bytes: int) -> None:
     prompts = [[3 + (7 * i + j) % 250 for j in range(20 + 5 * i)] for i in range(8)]
     params = SamplingParams(max_tokens=150, temperature=0, ignore_eos=True)
     with LLM(tiny_model_f32, deterministic=True, n_ctx=256) as llm:
         expected = [output.token_ids for output in llm.generate(prompts, params)]
         assert llm.stats().preemptions == 0
-        token_bytes = llm.geometry.token_bytes
-    with LLM(tiny_model_f32, deterministic=True, n_ctx=256, kv_cache_bytes=512 * token_bytes) as llm:
+        pool = 512 * llm.geometry.token_bytes
+    with LLM(
+        tiny_model_f32, deterministic=True, n_ctx=256, kv_cache_bytes=pool, swap_bytes=swap_bytes
+    ) as llm:
         assert [output.token_ids for output in llm.generate(prompts, params)] == expected
         stats = llm.stats()
         assert stats.preemptions > 0
-        assert stats.blocks_used == 0
+        assert (stats.swaps > 0) == (swap_bytes > 0)
+        assert stats.blocks_used == stats.swap_blocks_used == 0
