@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["EngineCore"]
 
 
+NAN_BYTE = 0xFF
+
 MANY_TOKENS = 32
 """Of a step whose time tells what a token of a prompt costs."""
 
@@ -39,7 +41,8 @@ class EngineCore:
 
     `arrays` has room for a step within `limits`; `n_states` is the number of recurrent states (0: the model
     has none); `new_sampler` makes a request's sampler when it starts; `is_end` tells the tokens that end an
-    answer; `block_bytes` is what a block takes, where some may be swapped; `call_run` calls a forward pass.
+    answer; `block_bytes` is what a block takes, where some may be swapped; `debug` audits every step and
+    fills what becomes free with NaN; `call_run` calls a forward pass.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class EngineCore:
         new_sampler: Callable[[Request], Sampler],
         is_end: Callable[[int], bool],
         block_bytes: int = 0,
+        debug: bool = False,
         call_run: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
         self.manager = manager
@@ -72,6 +76,8 @@ class EngineCore:
         self._running: list[Request] = []
         self._n_arrived = 0
         self._costs = Costs()
+        self._debug = debug
+        self._poisoned: set[int] = set()
         self._swap_data = np.empty((manager.swap.n_blocks, block_bytes), np.uint8)  # memory as it is used
         self._some_idle = False  # in `_running` are requests that have ended
 
@@ -143,7 +149,18 @@ class EngineCore:
         except BaseException:
             self._set_back(plan)
             raise
+        if self._debug:
+            self._audit()
         return True
+
+    def _audit(self) -> None:
+        """What nobody may read any more shows where somebody does."""
+        self.manager.audit()
+        unused = self.manager.unused_blocks()
+        fresh = sorted(unused - self._poisoned)
+        if fresh:
+            self._context.fill_blocks(fresh, NAN_BYTE)
+        self._poisoned = unused
 
     # ---- from plan to run ----
 

@@ -156,6 +156,7 @@ def _wire(
         new_sampler=lambda request: _new_sampler(model, request),
         is_end=cache(model.is_end),
         block_bytes=geometry.block_bytes,
+        debug=os.environ.get("VELO_DEBUG") == "1",
         call_run=guard.call,
     )
     return Engine(

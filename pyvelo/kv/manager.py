@@ -321,6 +321,10 @@ class BlockManager:
         """Blocks that nobody holds, but that live tables may still take."""
         return self._promised
 
+    def unused_blocks(self) -> set[int]:
+        """Blocks that nobody holds and that are no hit."""
+        return {block for block in self._pool.free_blocks() if not self._pool.kept(block)}
+
     def draft(self) -> Draft:
         """An empty plan for the pool as it is now."""
         return Draft(

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pyvelo import LLM, SamplingParams
+from pyvelo.errors import InternalError
 
 GREEDY = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
 PREFIX = [3 + 11 * i % 200 for i in range(150)]
@@ -73,6 +74,21 @@ def test_samples_of_a_prompt_are_those_of_prompts_alone(tiny_model_f32: Path) ->
         assert after.steps - before.steps == 40, "the prompt is computed once"
         assert after.block_copies - before.block_copies == 3
         assert after.blocks_used == 0
+
+
+def test_debugging_changes_no_token(tiny_model_f32: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """VELO_DEBUG audits every step and fills blocks with NaN as they become free: nobody reads them."""
+    with LLM(tiny_model_f32, deterministic=True) as llm:
+        expected = [output.token_ids for output in llm.generate(PROMPTS * 2, GREEDY)]
+    monkeypatch.setenv("VELO_DEBUG", "1")
+    with LLM(tiny_model_f32, deterministic=True, prefix_cache=False) as llm:
+        assert [output.token_ids for output in llm.generate(PROMPTS * 2, GREEDY)] == expected
+        context = llm._engine.context
+        assert (context.read_blocks(sorted(llm._engine.core._poisoned)[:1]) == 0xFF).all()
+        llm._engine.core.manager._promised += 1
+        with pytest.raises(InternalError, match="blocks promised"):
+            llm.generate(PROMPTS[0], GREEDY)
+        llm._engine.core.manager._promised -= 1
 
 
 @pytest.mark.parametrize("swap_bytes", [0, 1 << 26])

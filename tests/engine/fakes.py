@@ -115,6 +115,9 @@ class FakeContext:
         assert data.shape == (len(blocks), 8 * self.block_size)
         self.slots.reshape(self.n_blocks, self.block_size)[list(blocks)] = data.view(np.int64)
 
+    def fill_blocks(self, blocks: Sequence[int], byte: int) -> None:
+        self.slots.reshape(self.n_blocks, self.block_size)[list(blocks)] = EMPTY
+
     def clear_state(self, state: int) -> None:
         assert 0 <= state < self.n_states
         self.states[state] = []
@@ -207,6 +210,7 @@ class Bench:
             new_sampler=cast(Any, self._sampler),
             is_end=lambda token: token == END,
             block_bytes=8 * block_size,
+            debug=True,
         )
 
     def _sampler(self, request: Request) -> FakeSampler:
