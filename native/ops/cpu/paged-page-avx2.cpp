@@ -1,5 +1,8 @@
 // Pages of codes on AVX2: keys are multiplied as integers, 8 tokens in lanes, with the processor's dot product of bytes
 // where it has one; values become floats, their scales multiplied into the weights.
+//
+// A build for AVX2 alone on two Sapphire Rapids cores, 16/8 heads of 128, one sequence at 4096: q8_0 20 GB/s, q4_0 13,
+// where the memory gives 35.
 #include "paged-page.h"
 
 #if defined(PAGED_CODES_AVX2)

@@ -2,6 +2,9 @@
 // and the system lets us use them. In one part a number is rounded to 8 bits. In two parts it is the sum of two
 // bfloat16, and the product of two numbers that of three pairs of parts: as exact as floats, and with tiles still
 // several times as fast.
+//
+// Two Sapphire Rapids cores, 512 rows over 4096 tokens, 16/8 heads of 128, AMX: f16 37 ms in two parts and 26 in one,
+// q8_0 34, q4_0 33.
 #pragma once
 
 #include "paged-kernel.h"
