@@ -69,7 +69,7 @@ def seconds_per_token(model: Path, case: Case, threads: int, tokens: int) -> tup
     """(the median time between tokens behind a prompt of `depth`, bytes that a cached token takes)."""
     from pyvelo import LLM
 
-    n_ctx = case.depth + tokens + GRACE + 1
+    n_ctx = max(case.depth, 64) + tokens + GRACE + 1
     with LLM(
         model,
         kv_type=case.kv_type,
