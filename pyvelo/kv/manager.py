@@ -211,8 +211,8 @@ class Draft:
     def grow(self, table: BlockTable, n_tokens: int) -> bool:
         """Lets the table hold `n_tokens` tokens, more than it has; at most once a draft.
 
-        A block that is not full and that others hold too is replaced by a copy before it is written to. False
-        where there are no blocks for it.
+        A block that others hold too, or may hit, is replaced by a copy before it is written to. False where
+        there are no blocks for it.
         """
         missing = -(-n_tokens // self._size) - len(table.blocks)
         replaced = self._writes_to_others(table)
@@ -244,12 +244,12 @@ class Draft:
         return self.swapped[-1][1]
 
     def _writes_to_others(self, table: BlockTable) -> bool:
-        """Whether the table's next token would go to a block that others hold too."""
+        """Whether the table's next token would go to a block that others hold too, or may hit."""
         index = table.n_tokens // self._size
         if index >= len(table.blocks):
             return False
         block = table.blocks[index]
-        return self._pool.references(block) - self._let_gone.get(block, 0) > 1
+        return self._pool.kept(block) or self._pool.references(block) - self._let_gone.get(block, 0) > 1
 
     def _let_go(self, block: int) -> bool:
         """One reference less; whether it was the last."""
@@ -466,9 +466,10 @@ class BlockManager:
 
     def _take_hits(self, table: BlockTable, match: Match) -> list[int]:
         """Takes the blocks that are there, and the one to copy from, which is returned."""
-        counts = self.counts
-        counts.queried += table.chain.n_tokens if table.chain is not None else 0
-        counts.hits += table.n_cached
+        if table.chain is not None:
+            head = match.head.n_tokens if match.head is not None else 0
+            self.counts.queried += table.chain.n_tokens
+            self.counts.hits += len(match.blocks) * self.block_size + head
         for block in match.blocks:
             self._pool.share(block)
             self._tell("hit", block)

@@ -596,3 +596,21 @@ def test_who_is_not_in_host_memory_cannot_come_back() -> None:
         manager.commit(draft)
     with pytest.raises(InternalError, match="is not in host memory"):
         manager.discard(Swapped(3))
+
+
+def test_what_others_may_hit_is_copied_even_by_its_only_holder() -> None:
+    """The last token of a full prompt is computed again by a fork, after its parent has gone."""
+    manager = BlockManager(8, BLOCK)
+    parent = started(manager, BLOCK, range(BLOCK))
+    manager.advance(parent, BLOCK)
+    twin = manager.fork(parent, chain(range(BLOCK)))
+    manager.advance(twin, BLOCK - 1)
+    manager.free(parent)
+    published = twin.blocks[0]
+    draft = manager.draft()
+    assert draft.grow(twin, BLOCK)
+    (copy,) = manager.commit(draft).copies
+    assert copy.source == published
+    assert twin.blocks == [copy.target]
+    assert manager.n_cached == 1
+    manager.audit()
