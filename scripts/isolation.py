@@ -1,0 +1,207 @@
+#!/usr/bin/env python3
+"""Whether anybody ever sees another's tokens: many requests at once must say what each says alone.
+
+    python scripts/isolation.py
+    python scripts/isolation.py --requests 1000 --seed 7
+
+Requests of eight tenants, with beginnings of their own and shared ones, samples, cancels and priorities, run
+at once over a pool of a quarter of what they would need, with host memory for some of those that give way.
+Every step is audited, free blocks are filled with NaN (VELO_DEBUG). In deterministic mode every answer must
+be, token for token, that of the same request alone, without any sharing; one that was cancelled must be the
+beginning of it. The model is the tiny preset, made for the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter as now
+from typing import TYPE_CHECKING, Any
+
+from _upstream import run_main
+
+if TYPE_CHECKING:
+    from pyvelo.engine.engine import Engine
+    from pyvelo.engine.request import Request
+
+SCRIPTS = Path(__file__).resolve().parent
+TENANTS = 8
+N_CTX = 512
+AT_ONCE = 48
+"""Requests that are under way at any time."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One request; `cancel_after` steps, where it is cancelled."""
+
+    prompt: tuple[int, ...]
+    salt: str
+    n: int
+    max_tokens: int
+    temperature: float
+    seed: int
+    priority: int
+    cancel_after: int | None
+
+
+def jobs(count: int, seed: int, n_vocab: int) -> list[Job]:
+    """A workload: two thirds of the prompts begin like others."""
+    draw = random.Random(seed)
+
+    def words(low: int, high: int) -> tuple[int, ...]:
+        return tuple(draw.randrange(3, n_vocab) for _ in range(draw.randint(low, high)))
+
+    public = [words(20, 120) for _ in range(6)]
+    private = [[words(20, 120) for _ in range(4)] for _ in range(TENANTS)]
+    made = []
+    for _ in range(count):
+        tenant = draw.randrange(TENANTS)
+        beginning = draw.choice([(), draw.choice(public), draw.choice(private[tenant])])
+        beginning = beginning[: draw.randint(0, len(beginning))] if draw.random() < 0.3 else beginning
+        made.append(
+            Job(
+                prompt=beginning + words(1, 40),
+                salt=f"tenant {tenant}",
+                n=draw.choice([1, 1, 1, 1, 2, 3]),
+                max_tokens=draw.randint(1, 30) if draw.random() < 0.8 else draw.randint(100, 300),
+                temperature=draw.choice([0.0, 1.0]),
+                seed=draw.randrange(1 << 32),
+                priority=draw.choice([0, 0, 0, 1, -1]),
+                cancel_after=draw.randint(0, 40) if draw.random() < 0.08 else None,
+            )
+        )
+    return made
+
+
+def submission_of(engine: Engine, job: Job) -> Any:
+    from pyvelo import SamplingParams
+
+    params = SamplingParams(
+        n=job.n,
+        max_tokens=job.max_tokens,
+        temperature=job.temperature,
+        seed=job.seed,
+        priority=job.priority,
+        cache_salt=job.salt,
+        ignore_eos=True,
+    )
+    return engine.intake.prepare(list(job.prompt), params)
+
+
+def alone(engine: Engine, work: list[Job]) -> Iterator[list[tuple[int, ...]]]:
+    """What each request says by itself, over an engine that shares nothing."""
+    for job in work:
+        requests = submission_of(engine, job).requests
+        for request in requests:
+            request.held, request.followers = False, []
+            engine.core.submit([request])
+            while not request.finished:
+                engine.core.step()
+        yield [request.generated_ids for request in requests]
+
+
+def together(engine: Engine, work: list[Job]) -> list[tuple[Request, ...]]:
+    """All of them, AT_ONCE at a time."""
+    started: list[tuple[Request, ...]] = []
+    open_: list[tuple[Job, tuple[Request, ...], int]] = []
+    step = 0
+    while len(started) < len(work) or open_:
+        while len(open_) < AT_ONCE and len(started) < len(work):
+            job = work[len(started)]
+            requests = submission_of(engine, job).requests
+            engine.core.submit(requests)
+            started.append(requests)
+            open_.append((job, requests, step))
+        for job, requests, since in open_:
+            if job.cancel_after is not None and step - since >= job.cancel_after:
+                engine.core.cancel(requests)
+        engine.core.step()
+        step += 1
+        open_ = [entry for entry in open_ if not all(request.finished for request in entry[1])]
+    return started
+
+
+def compare(work: list[Job], expected: list[list[tuple[int, ...]]], got: list[tuple[Request, ...]]) -> int:
+    """How many answers are wrong."""
+    wrong = 0
+    for number, (job, answers, requests) in enumerate(zip(work, expected, got, strict=True)):
+        for answer, request in zip(answers, requests, strict=True):
+            tokens = request.generated_ids
+            whole = request.finish_reason == "length" and tokens == answer
+            cut = job.cancel_after is not None and tokens == answer[: len(tokens)]
+            if request.error is not None or not (whole or cut):
+                wrong += 1
+                print(f"request {number}: {request.finish_reason} {request.error} {tokens} is not {answer}")
+    return wrong
+
+
+def tiny_model(folder: Path) -> Path:
+    path = folder / "tiny.gguf"
+    make = [sys.executable, str(SCRIPTS / "make_model.py"), "tiny", str(path), "--type", "f32"]
+    subprocess.run(make, check=True, stdout=subprocess.DEVNULL)
+    return path
+
+
+def run(model: Path, count: int, seed: int) -> int:
+    from pyvelo.config import EngineConfig
+    from pyvelo.engine.engine import open_engine
+
+    def opened(**settings: Any) -> Engine:
+        return open_engine(
+            EngineConfig(model=model, deterministic=True, n_ctx=N_CTX, n_threads=1, **settings)
+        )
+
+    os.environ["VELO_DEBUG"] = "1"
+    first = opened(prefix_cache=False)
+    try:
+        work = jobs(count, seed, first.model.vocab.n_tokens)
+        start = now()
+        expected = list(alone(first, work))
+        print(f"{count} requests alone: {now() - start:.0f} s", flush=True)
+        tokens = [job.n * (len(job.prompt) + job.max_tokens) for job in work]
+        demand = AT_ONCE * sum(tokens) // len(tokens)
+        pool = -(-demand // 4 // 256) * 256 * first.geometry.token_bytes
+    finally:
+        first.close()
+    second = opened(kv_cache_bytes=pool, swap_bytes=pool // 2)
+    try:
+        start = now()
+        got = together(second, work)
+        wrong = compare(work, expected, got)
+        stats = second.stats()
+        print(
+            f"together: {now() - start:.0f} s, {stats.hit_tokens} of {stats.queried_tokens} tokens shared, "
+            f"{stats.block_copies} copies, {stats.preemptions} preemptions ({stats.swaps} to host memory), "
+            f"{stats.block_evictions} evictions, {stats.requests_cancelled} cancelled"
+        )
+        held = (stats.blocks_used, stats.swap_blocks_used, stats.running, stats.waiting)
+        if held != (0, 0, 0, 0):
+            print(f"blocks used, swapped, requests running, waiting: {held}, but all should be 0")
+            wrong += 1
+    finally:
+        second.close()
+    print(f"{wrong} wrong")
+    return wrong
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        return int(run(tiny_model(Path(folder)), given.requests, given.seed) > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))
