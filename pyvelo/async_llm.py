@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
+from dataclasses import fields
 from types import TracebackType
 from typing import Any
 
@@ -36,6 +37,9 @@ class AsyncLLM:
     """
 
     def __init__(self, model: str | os.PathLike[str], **settings: Any) -> None:
+        known = [field.name for field in fields(EngineConfig) if field.name != "model"]
+        if unknown := [name for name in settings if name not in known]:
+            raise TypeError(f"AsyncLLM has no setting {unknown[0]}: there are {', '.join(known)}")
         self._config = EngineConfig(model=model, **settings)
         self._loading: asyncio.Task[_Pump] | None = None
         self._closed = False

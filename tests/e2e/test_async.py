@@ -154,6 +154,8 @@ def test_what_cannot_be_loaded(tmp_path: Path) -> None:
     asyncio.run(body())
     with pytest.raises(ConfigError):
         AsyncLLM(tmp_path, block_size=5)
+    with pytest.raises(TypeError, match=r"no setting block.*block_size"):
+        AsyncLLM(tmp_path, block=5)
 
 
 def test_a_defect_leaves_nobody_waiting(tiny_model_f32: Path, monkeypatch: pytest.MonkeyPatch) -> None:
