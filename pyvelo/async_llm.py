@@ -198,6 +198,7 @@ class _Pump:
         self.engine.close()
         self._work.set()
         self._thread.join()
+        self._deliver_soon()  # what ended when the thread was gone
 
     def _run(self) -> None:
         while not self._stopping:
@@ -211,7 +212,6 @@ class _Pump:
                     core.cancel_all()
                 self._deliver_soon()
             rest()
-        self._deliver_soon()
 
     def _ready(self) -> bool:
         self._deliver_soon()
