@@ -15,12 +15,11 @@ from typing import Any
 from pyvelo.config import EngineConfig
 from pyvelo.engine.compute import rest
 from pyvelo.engine.engine import Engine, open_engine
-from pyvelo.engine.intake import Prompt, Submission
+from pyvelo.engine.intake import Prompt, Submission, for_each, pair_up
 from pyvelo.engine.request import Request
 from pyvelo.engine.stats import EngineStats
 from pyvelo.errors import ClosedError, VeloError
-from pyvelo.llm import as_list, for_each
-from pyvelo.outputs import RequestOutput, StreamPiece
+from pyvelo.outputs import RequestOutput, StreamPiece, raise_first_error
 from pyvelo.sampling import SamplingParams
 
 __all__ = ["AsyncLLM"]
@@ -55,9 +54,7 @@ class AsyncLLM:
     ) -> list[RequestOutput]:
         """Answers prompts as `LLM.generate` does."""
         pump = await self._pump()
-        prompt_list = as_list(prompts)
-        pairs = zip(prompt_list, for_each(params, len(prompt_list)), strict=True)
-        streams = [_Stream(pump, prompt, param, keep=False) for prompt, param in pairs]
+        streams = [_Stream(pump, prompt, param, keep=False) for prompt, param in pair_up(prompts, params)]
         try:
             pump.submit(streams)
             for stream in streams:
@@ -65,9 +62,8 @@ class AsyncLLM:
         finally:
             pump.cancel(streams)
         outputs = [stream.submission.output() for stream in streams]
-        error = next((output.error for output in outputs if output.error is not None), None)
-        if error is not None and not return_errors:
-            raise error
+        if not return_errors:
+            raise_first_error(outputs)
         return outputs
 
     async def stream(
@@ -82,9 +78,7 @@ class AsyncLLM:
                 yield piece
         finally:
             pump.cancel([stream])
-        error = stream.submission.output().error
-        if error is not None:
-            raise error
+        raise_first_error([stream.submission.output()])
 
     # ---- what it is ----
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from pyvelo.config import EngineConfig
 from pyvelo.engine.compute import rest
 from pyvelo.engine.engine import open_engine
-from pyvelo.engine.intake import Prompt, Submission
+from pyvelo.engine.intake import Prompt, Submission, for_each, pair_up
 from pyvelo.engine.stats import EngineStats
-from pyvelo.errors import RequestError
 from pyvelo.kv.geometry import Geometry
-from pyvelo.outputs import RequestOutput, StreamPiece
+from pyvelo.outputs import RequestOutput, StreamPiece, raise_first_error
 from pyvelo.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -110,14 +109,11 @@ class LLM:
         """
         engine = self._engine
         engine.driver.check_open()
-        prompt_list = as_list(prompts)
-        pairs = zip(prompt_list, for_each(params, len(prompt_list)), strict=True)
-        submissions = [engine.intake.prepare(prompt, param) for prompt, param in pairs]
+        submissions = [engine.intake.prepare(prompt, param) for prompt, param in pair_up(prompts, params)]
         self._run(submissions)
         outputs = [submission.output() for submission in submissions]
-        error = next((output.error for output in outputs if output.error is not None), None)
-        if error is not None and not return_errors:
-            raise error
+        if not return_errors:
+            raise_first_error(outputs)
         return outputs
 
     def stream(
@@ -224,28 +220,4 @@ class LLM:
         finally:
             driver.cancel(submission.requests)
             rest()
-        error = submission.output().error
-        if error is not None:
-            raise error
-
-
-def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several as a list: a string is one prompt, and so are numbers."""
-    if isinstance(prompts, str):
-        return [prompts]
-    if isinstance(prompts, (bytes, Mapping)) or not isinstance(prompts, Iterable):
-        raise RequestError(f"{prompts!r} is no prompt: give a string, token ids, or a list of either")
-    items = list(prompts)
-    one = bool(items) and not any(isinstance(item, str) or hasattr(item, "__len__") for item in items)
-    return [cast("list[int]", items)] if one else cast("list[Prompt]", items)
-
-
-def for_each(params: SamplingParams | Sequence[SamplingParams] | None, n: int) -> list[SamplingParams]:
-    if params is None:
-        return [SamplingParams()] * n
-    if isinstance(params, SamplingParams):
-        return [params] * n
-    listed = list(params) if isinstance(params, Iterable) else [params]
-    if len(listed) != n:
-        raise RequestError(f"{len(listed)} SamplingParams for {n} prompts: give one, or one for each")
-    return listed
+        raise_first_error([submission.output()])

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Completion", "FinishReason", "RequestOutput", "StreamPiece", "Usage"]
+__all__ = ["Completion", "FinishReason", "RequestOutput", "StreamPiece", "Usage", "raise_first_error"]
 
 # "error" is seen only where errors were asked to be returned instead of raised
 FinishReason = Literal["stop", "length", "cancelled", "error"]
@@ -74,3 +75,10 @@ class RequestOutput:
     def error(self) -> Exception | None:
         """Why the request failed; None where it did not."""
         return next((output.error for output in self.outputs if output.error is not None), None)
+
+
+def raise_first_error(outputs: Iterable[RequestOutput]) -> None:
+    """Raises what the first of them failed with, where one did."""
+    error = next((output.error for output in outputs if output.error is not None), None)
+    if error is not None:
+        raise error

@@ -32,6 +32,7 @@ from bench_engine import (
     default_stock,
     in_own_process,
     llama_bench,
+    opened,
     random_prompt,
 )
 
@@ -67,17 +68,7 @@ class Line:
 
 def seconds_per_token(model: Path, case: Case, threads: int, tokens: int) -> tuple[float, int]:
     """(the median time between tokens behind a prompt of `depth`, bytes that a cached token takes)."""
-    from pyvelo import LLM
-
-    n_ctx = max(case.depth, 64) + tokens + GRACE + 1
-    with LLM(
-        model,
-        kv_type=case.kv_type,
-        n_ctx=n_ctx,
-        n_threads=threads,
-        max_batch_tokens=BATCH,
-        prefix_cache=False,
-    ) as llm:
+    with opened(model, case, max(case.depth, 64) + tokens + GRACE + 1, threads) as llm:
         arrivals(llm, random_prompt(llm, 64), 8)
         times = arrivals(llm, random_prompt(llm, max(1, case.depth)), tokens + GRACE)
         stats = llm.stats()

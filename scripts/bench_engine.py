@@ -23,9 +23,12 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter as now
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from _upstream import UpstreamError, cache_root, run_main
+
+if TYPE_CHECKING:
+    from pyvelo import LLM
 
 SCRIPTS = Path(__file__).resolve().parent
 PRESET = "qwen3-0.6b"
@@ -86,17 +89,7 @@ class Plan:
 
 def measure(model: Path, case: Case, threads: int, prompt: int, tokens: int, repeats: int) -> Speeds:
     """Our engine's speeds: medians of `repeats` requests, after one that warms up."""
-    from pyvelo import LLM
-
-    longest = case.depth + prompt + tokens + 1
-    with LLM(
-        model,
-        kv_type=case.kv_type,
-        n_ctx=longest,
-        n_threads=threads,
-        max_batch_tokens=BATCH,
-        prefix_cache=False,
-    ) as llm:
+    with opened(model, case, case.depth + prompt + tokens + 1, threads) as llm:
         ends = _step_ends(llm)
         arrivals(llm, random_prompt(llm, prompt), 2)
         prefill, decode = [], []
@@ -112,9 +105,23 @@ def measure(model: Path, case: Case, threads: int, prompt: int, tokens: int, rep
         return Speeds(statistics.median(prefill), statistics.median(decode))
 
 
-def random_prompt(llm: Any, count: int) -> list[int]:
-    """Tokens that mean nothing; the same each time."""
-    draw = random.Random(0)
+def opened(model: Path, case: Case, n_ctx: int, threads: int) -> LLM:
+    """An engine that finds no prompt of an earlier measurement."""
+    from pyvelo import LLM
+
+    return LLM(
+        model,
+        kv_type=case.kv_type,
+        n_ctx=n_ctx,
+        n_threads=threads,
+        max_batch_tokens=BATCH,
+        prefix_cache=False,
+    )
+
+
+def random_prompt(llm: Any, count: int, draw: random.Random | None = None) -> list[int]:
+    """Tokens that mean nothing; without `draw` the same each time."""
+    draw = draw or random.Random(0)
     return [draw.randrange(llm.vocab.n_tokens) for _ in range(count)]
 
 

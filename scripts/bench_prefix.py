@@ -22,7 +22,7 @@ from time import perf_counter as now
 from typing import Any
 
 from _upstream import run_main
-from bench_engine import default_model
+from bench_engine import default_model, random_prompt
 
 NEW = 16
 """Tokens of a request of its own, behind what is shared."""
@@ -41,10 +41,6 @@ class Result:
         return self.without / self.with_it
 
 
-def words(llm: Any, draw: random.Random, count: int) -> list[int]:
-    return [draw.randrange(llm.vocab.n_tokens) for _ in range(count)]
-
-
 def first_token(llm: Any, prompt: list[int]) -> float:
     """Seconds to it."""
     from pyvelo import SamplingParams
@@ -59,9 +55,9 @@ def one_prompt(llm: Any, shared: int, rounds: int) -> Result:
     cold, warm = [], []
     for number in range(rounds):
         draw = random.Random(number)
-        beginning = words(llm, draw, shared)
-        cold.append(first_token(llm, [*beginning, *words(llm, draw, NEW)]))
-        warm.append(first_token(llm, [*beginning, *words(llm, draw, NEW)]))
+        beginning = random_prompt(llm, shared, draw)
+        cold.append(first_token(llm, [*beginning, *random_prompt(llm, NEW, draw)]))
+        warm.append(first_token(llm, [*beginning, *random_prompt(llm, NEW, draw)]))
         llm.reset_prefix_cache()
     return Result(
         f"first token, {shared} + {NEW} tokens of prompt", statistics.median(warm), statistics.median(cold)
@@ -73,8 +69,8 @@ def many_prompts(llm: Any, other: Any, shared: int, n: int) -> Result:
     from pyvelo import SamplingParams
 
     draw = random.Random(99)
-    beginning = words(llm, draw, shared)
-    prompts = [[*beginning, *words(llm, draw, NEW)] for _ in range(n)]
+    beginning = random_prompt(llm, shared, draw)
+    prompts = [[*beginning, *random_prompt(llm, NEW, draw)] for _ in range(n)]
     times = []
     for engine in (llm, other):
         start = now()
@@ -89,7 +85,7 @@ def samples(llm: Any, n_prompt: int, n: int, n_new: int) -> Result:
 
     most = 0
     params = SamplingParams(n=n, max_tokens=n_new, temperature=1.0, seed=0, ignore_eos=True)
-    for _ in llm.stream(words(llm, random.Random(5), n_prompt), params):
+    for _ in llm.stream(random_prompt(llm, n_prompt, random.Random(5)), params):
         most = max(most, llm.stats().blocks_used)
     size = llm.geometry.block_size
     alone = n * -(-(n_prompt + n_new - 1) // size)

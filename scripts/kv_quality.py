@@ -25,11 +25,10 @@ from _upstream import run_main
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # behind the installed package
 
+from pyvelo.kv.geometry import KV_TYPES
 from tests.e2e.paged import PagedRunner
 
 BATCH, BLOCK = 256, 32
-TYPES = {"f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30, "f32": 0}
-"""ggml's numbers of the types."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +70,8 @@ def compare(model: Path, pieces: list[list[int]], kv_type: str, skip: int, threa
     runners = [
         PagedRunner(
             model,
-            type_k=TYPES[name],
-            type_v=TYPES[name],
+            type_k=KV_TYPES[name].id,
+            type_v=KV_TYPES[name].id,
             n_blocks=-(-longest // (8 * BLOCK)) * 8,  # the pool takes eights
             block_size=BLOCK,
             max_batch_tokens=BATCH,
@@ -112,7 +111,7 @@ def main() -> int:
     )
     parser.add_argument("model", type=Path, help="a GGUF file")
     parser.add_argument("text", type=Path, help="what the model was made for, in UTF-8")
-    parser.add_argument("--kv-type", nargs="+", choices=TYPES, default=[t for t in TYPES if t != "f16"])
+    parser.add_argument("--kv-type", nargs="+", choices=KV_TYPES, default=[t for t in KV_TYPES if t != "f16"])
     parser.add_argument("--context", type=int, default=1024, help="tokens of a piece")
     parser.add_argument(
         "--skip", type=int, default=32, help="positions at the start of a piece that do not count"

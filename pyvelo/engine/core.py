@@ -204,11 +204,9 @@ class EngineCore:
 
     def _preempt(self, request: Request, swapped: Swapped | None) -> None:
         """It gave its blocks up, but keeps what it has generated; K and V are in host memory or lost."""
-        request.table, request.swapped = None, swapped
+        self._vacate(request)
+        request.swapped = swapped
         request.n_computed = 0
-        self._some_idle = True
-        if self._has_states:
-            self._free_states.append(request.state)
         self.counters.preemptions += 1
         self.counters.swaps += swapped is not None
         self._wait(request)
@@ -385,10 +383,14 @@ class EngineCore:
             request.swapped = None
         if request.table is not None:
             self.manager.free(request.table)
-            request.table = None
-            self._some_idle = True
-            if self._has_states:
-                self._free_states.append(request.state)
+            self._vacate(request)
+
+    def _vacate(self, request: Request) -> None:
+        """It runs no more; its blocks were given back."""
+        request.table = None
+        self._some_idle = True
+        if self._has_states:
+            self._free_states.append(request.state)
 
     def _count(self, reason: FinishReason) -> None:
         counters = self.counters

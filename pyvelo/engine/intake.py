@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, cast
@@ -19,7 +19,7 @@ from pyvelo.text.detokenizer import Detokenizer
 if TYPE_CHECKING:
     from pyvelo.native import Model
 
-__all__ = ["Intake", "Prompt", "Submission"]
+__all__ = ["Intake", "Prompt", "Submission", "for_each", "pair_up"]
 
 Prompt = str | Sequence[int]
 
@@ -149,3 +149,34 @@ class Intake:
                 f"kv_cache_bytes"
             )
         return max_new
+
+
+def pair_up(
+    prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+) -> list[tuple[Prompt, SamplingParams]]:
+    """Every prompt with its parameters; RequestError where their numbers differ or something is no prompt."""
+    listed = _listed(prompts)
+    return list(zip(listed, for_each(params, len(listed)), strict=True))
+
+
+def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or several as a list: a string is one prompt, and so are numbers."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if isinstance(prompts, (bytes, Mapping)) or not isinstance(prompts, Iterable):
+        raise RequestError(f"{prompts!r} is no prompt: give a string, token ids, or a list of either")
+    items = list(prompts)
+    one = bool(items) and not any(isinstance(item, str) or hasattr(item, "__len__") for item in items)
+    return [cast("list[int]", items)] if one else cast("list[Prompt]", items)
+
+
+def for_each(params: SamplingParams | Sequence[SamplingParams] | None, n: int) -> list[SamplingParams]:
+    """`n` of them: one for all, or one for each."""
+    if params is None:
+        return [SamplingParams()] * n
+    if isinstance(params, SamplingParams):
+        return [params] * n
+    listed = list(params) if isinstance(params, Iterable) else [params]
+    if len(listed) != n:
+        raise RequestError(f"{len(listed)} SamplingParams for {n} prompts: give one, or one for each")
+    return listed

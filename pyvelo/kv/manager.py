@@ -201,9 +201,7 @@ class Draft:
                 spared |= source
         self.available -= fresh + len(spared)
         self._spared |= spared
-        n_cached = len(match.blocks) * self._size + (match.head.n_tokens if match.head else 0)
-        if swapped is not None:
-            n_cached = swapped.n_tokens
+        n_cached = swapped.n_tokens if swapped is not None else match.n_tokens(self._size)
         table = BlockTable(match.blocks, n_cached, fresh, chain if self._index is not None else None)
         self.admissions.append(_Admission(table, match, swapped))
         return Start(table)
@@ -467,9 +465,8 @@ class BlockManager:
     def _take_hits(self, table: BlockTable, match: Match) -> list[int]:
         """Takes the blocks that are there, and the one to copy from, which is returned."""
         if table.chain is not None:
-            head = match.head.n_tokens if match.head is not None else 0
             self.counts.queried += table.chain.n_tokens
-            self.counts.hits += len(match.blocks) * self.block_size + head
+            self.counts.hits += match.n_tokens(self.block_size)
         for block in match.blocks:
             self._pool.share(block)
             self._tell("hit", block)

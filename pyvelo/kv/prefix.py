@@ -42,6 +42,10 @@ class Match(NamedTuple):
     blocks: tuple[int, ...]
     head: Head | None
 
+    def n_tokens(self, block_size: int) -> int:
+        """Tokens of both."""
+        return len(self.blocks) * block_size + (self.head.n_tokens if self.head is not None else 0)
+
 
 def common_tokens(a: bytes, b: bytes) -> int:
     """How many int32 at the start of both are equal."""
@@ -79,11 +83,11 @@ class Chain:
         return self.tokens(index * self.block_size, (index + 1) * self.block_size)
 
     def key(self, index: int) -> bytes:
-        """The key of the block `index`, all of whose tokens must be there; -1 stands before the first."""
+        """The key of the block `index`, all of whose tokens must be there."""
         keys = self._keys
         while len(keys) <= index:
             keys.append(hash_block(keys[-1] if keys else ROOT, self.extra, self.block(len(keys))))
-        return keys[index] if index >= 0 else ROOT
+        return keys[index]
 
 
 class _Entry(NamedTuple):
@@ -104,9 +108,6 @@ class PrefixIndex:
         self._children: dict[bytes, dict[int, None]] = {}  # in the order in which they were published
         self._generation = 0
         self._make_key = make_key
-
-    def __len__(self) -> int:
-        return len(self._blocks)
 
     def __contains__(self, block: int) -> bool:
         return self._entries[block] is not None
