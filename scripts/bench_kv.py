@@ -20,7 +20,8 @@ from time import perf_counter as now
 
 from pyvelo.engine.request import Request
 from pyvelo.engine.scheduler import Limits, schedule
-from pyvelo.kv.manager import BlockManager, BlockTable, Start
+from pyvelo.kv.draft import BlockTable, Start
+from pyvelo.kv.manager import BlockManager
 from pyvelo.kv.pool import BlockPool
 from pyvelo.kv.prefix import Chain
 from pyvelo.sampling import SamplingParams

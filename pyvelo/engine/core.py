@@ -21,7 +21,8 @@ from pyvelo.engine.request import Request
 from pyvelo.engine.scheduler import Limits, StepPlan, schedule
 from pyvelo.engine.stats import Counters
 from pyvelo.errors import Cancelled, ComputeError, InternalError
-from pyvelo.kv.manager import BlockManager, Moves, Swapped
+from pyvelo.kv.draft import Swapped
+from pyvelo.kv.manager import BlockManager, Moves
 from pyvelo.outputs import FinishReason, StreamPiece
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from pyvelo.kv.manager import BlockTable, Swapped
+from pyvelo.kv.draft import BlockTable, Swapped
 from pyvelo.kv.prefix import Chain
 from pyvelo.outputs import FinishReason, StreamPiece
 from pyvelo.sampling import SamplingParams

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from pyvelo.engine.request import Request
 from pyvelo.errors import InternalError
-from pyvelo.kv.manager import BlockManager, BlockTable, Draft, Never, NotNow, Swapped
+from pyvelo.kv.draft import BlockTable, Draft, Never, NotNow, Swapped
+from pyvelo.kv.manager import BlockManager
 
 __all__ = ["Chunk", "Limits", "StepPlan", "schedule"]
 

@@ -12,18 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pyvelo.errors import InternalError
-from pyvelo.kv.manager import (
-    SHORTEST_HEAD,
-    BlockManager,
-    BlockTable,
-    Draft,
-    Event,
-    Moves,
-    Never,
-    NotNow,
-    Start,
-    Swapped,
-)
+from pyvelo.kv.draft import SHORTEST_HEAD, BlockTable, Draft, Never, NotNow, Start, Swapped
+from pyvelo.kv.manager import BlockManager, Event, Moves
 from pyvelo.kv.prefix import Chain
 
 BLOCK = 8
