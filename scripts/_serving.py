@@ -8,6 +8,7 @@ import random
 import statistics
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from time import perf_counter as now
 
 __all__ = [
@@ -222,4 +223,4 @@ def _peak(records: Sequence[Record]) -> int:
 
 
 def _gaps(record: Record) -> list[float]:
-    return [after - before for before, after in zip(record.stamps, record.stamps[1:], strict=False)]
+    return [after - before for before, after in pairwise(record.stamps)]
