@@ -6,7 +6,7 @@
 
 Each mutant runs in a copy of the package, never in the checkout: the quick tests of tests/kv and tests/engine
 until one of them fails, in a process of its own, with examples that are the same each time. It is killed when
-a test fails or the tests take far too long. Survivors that cannot be told from the original by any test are
+a test fails, or takes far too long. Survivors that cannot be told from the original by any test are
 listed, with the reason, in scripts/mutants_equivalent.json, and are not counted. Ends with status 1 where
 fewer than nine of ten are killed.
 """
@@ -17,6 +17,7 @@ import argparse
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -32,6 +33,12 @@ from _mutants import Mutant, mutants
 from _upstream import ROOT, UpstreamError, run_main
 
 GOAL = 0.9
+LIMIT = 8.0
+"""Seconds of the processor for one test: the longest takes three."""
+
+MEMORY = 8 << 30
+"""Bytes of addresses: what never ends may also grow."""
+
 MODULES = tuple(f"pyvelo/kv/{name}.py" for name in ("pool", "prefix", "draft", "manager", "swap"))
 MODULES += ("pyvelo/engine/scheduler.py",)
 ENGINE_TESTS = tuple(f"tests/engine/test_{name}.py" for name in ("core", "sharing", "preemption", "samples"))
@@ -50,10 +57,23 @@ class Verdict:
 # ---- in a process of its own, beside a copy of the package ----
 
 
-class Tests:
-    """Runs tests in forks of a process that has imported what they all need, but nothing of the package."""
+class Limit:
+    """A plugin of pytest: ends the process when a test takes more than so many seconds of the processor."""
 
-    def __init__(self, home: Path, tests: list[str]) -> None:
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def pytest_runtest_setup(self) -> None:
+        signal.setitimer(signal.ITIMER_PROF, self._seconds)
+
+
+class Tests:
+    """Runs tests in forks of a process that has imported what they all need, but nothing of the package.
+
+    `stages` are files; a stage is begun when the one before has passed.
+    """
+
+    def __init__(self, home: Path, stages: list[list[str]]) -> None:
         import numpy  # noqa: F401
         import pytest
         from hypothesis import Phase, settings
@@ -63,39 +83,38 @@ class Tests:
         settings.register_profile("mutants", derandomize=True, database=None, deadline=None, phases=phases)
         settings.load_profile("mutants")
         self._home = home
-        self._run = pytest.main
+        self._main = pytest.main
+        self._stages = stages
         plugins = ["-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:faulthandler"]
         # that hypothesis is here already
         warnings = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
-        self._arguments = ["-x", "-q", "--tb=no", "--no-header", *warnings, *plugins, *tests]
+        self._arguments = ["-x", "-q", "--tb=no", "--no-header", *warnings, *plugins]
 
-    def passed(self, limit: float) -> bool | None:
-        """Whether all passed; None where they took longer than so many seconds."""
+    def passed(self) -> bool | None:
+        """Whether all passed; None where one took too long."""
         child = os.fork()
         if child == 0:
-            os.setsid()
-            silent = os.open(os.devnull, os.O_RDWR)
-            for stream in (0, 1, 2):
-                os.dup2(silent, stream)
-            os.chdir(self._home)
             status = 1
             try:
-                status = int(self._run(self._arguments))
+                status = self._run()
             finally:
                 os._exit(status)
-        end = time.monotonic() + limit
-        while True:
-            done, status = os.waitpid(child, os.WNOHANG)
-            if done:
-                return status == 0
-            if time.monotonic() > end:
-                os.killpg(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-                return None
-            time.sleep(0.005)
+        _, how = os.waitpid(child, 0)
+        return None if os.WIFSIGNALED(how) and os.WTERMSIG(how) == signal.SIGPROF else how == 0
+
+    def _run(self) -> int:
+        silent = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1, 2):
+            os.dup2(silent, stream)
+        os.chdir(self._home)
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        for stage in self._stages:
+            if status := int(self._main([*self._arguments, *stage], plugins=[Limit(LIMIT)])):
+                return status
+        return 0
 
 
-def judge(home: Path, mutant: Mutant, number: int, tests: Tests, limit: float) -> Verdict:
+def judge(home: Path, mutant: Mutant, number: int, tests: Tests) -> Verdict:
     """Puts the mutant in the place of its module, for as long as the tests run."""
     path = home / mutant.file
     original = path.read_bytes()
@@ -104,36 +123,33 @@ def judge(home: Path, mutant: Mutant, number: int, tests: Tests, limit: float) -
         path.write_bytes(mutant.apply(original))
         # Python tells a stale cache by the time, in seconds: no two versions have the same
         os.utime(path, (number, number))
-        outcome = tests.passed(limit)
+        outcome = tests.passed()
     finally:
         path.write_bytes(original)
     what = {True: "survived", False: "killed", None: "late"}[outcome]
     return Verdict(mutant, what, time.monotonic() - start)
 
 
-def tests_of(module: str) -> list[str]:
-    """Those of the module come first: they are the most likely to notice."""
-    name = Path(module).stem
-    own = f"tests/kv/test_{name}.py"
-    first = [own] if (ROOT / own).exists() else []
-    others = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "tests/kv").glob("test_*.py"))
-    engine = list(ENGINE_TESTS)
-    rest = engine + others if module.startswith("pyvelo/engine") else others + engine
-    return first + [test for test in rest if test not in first]
+def stages_of(module: str) -> list[list[str]]:
+    """Tests of the module alone, then all others."""
+    name, here = Path(module).stem, ROOT / "tests"
+    own = [f"tests/kv/test_{name}.py"] if (here / "kv" / f"test_{name}.py").exists() else []
+    kv = sorted(path.relative_to(ROOT).as_posix() for path in (here / "kv").glob("test_*.py"))
+    rest = [*ENGINE_TESTS, *kv] if module.startswith("pyvelo/engine") else [*kv, *ENGINE_TESTS]
+    rest = [test for test in rest if test not in own]
+    return [own, rest] if own else [rest]
 
 
 def worker(home: Path) -> None:
     """Reads mutants as lines of JSON, groups them by module, and writes a line for each."""
     numbered = list(enumerate((Mutant(**json.loads(line)) for line in sys.stdin), start=1))
     for module in dict.fromkeys(mutant.file for _, mutant in numbered):
-        tests = Tests(home, tests_of(module))
-        start = time.monotonic()
-        if tests.passed(600) is not True:
+        tests = Tests(home, stages_of(module))
+        if tests.passed() is not True:
             raise UpstreamError(f"the tests of {module} fail without any change: mend that first")
-        limit = 10 + 5 * (time.monotonic() - start)
         for number, mutant in numbered:
             if mutant.file == module:
-                verdict = judge(home, mutant, number, tests, limit)
+                verdict = judge(home, mutant, number, tests)
                 print(json.dumps([number - 1, verdict.what, verdict.seconds]), flush=True)
 
 
