@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyvelo.errors import InternalError
-from pyvelo.kv.prefix import Chain, Head, Match, PrefixIndex, common_tokens
+from pyvelo.kv.prefix import MOST_SIBLINGS, Chain, Head, Match, PrefixIndex, common_tokens
 
 SIZE = 4
 
@@ -53,6 +53,14 @@ def test_common_tokens(a: list[int], b: list[int]) -> None:
     assert common_tokens(array("i", a).tobytes(), array("i", b).tobytes()) == expected
 
 
+@pytest.mark.parametrize("bit", [0, 1, 15, 30])
+def test_tokens_that_differ_in_one_bit_are_not_common(bit: int) -> None:
+    a, b = (array("i", [5, token, 5]).tobytes() for token in (0, 1 << bit))
+    assert common_tokens(a, b) == 1
+    assert common_tokens(a[4:], b[4:]) == 0
+    assert common_tokens(a, array("i", [5, -(1 << 31), 5]).tobytes()) == 1
+
+
 def test_whole_blocks_from_the_start_are_hits() -> None:
     index = PrefixIndex(8)
     published(index, range(12), [5, 2, 7])
@@ -80,6 +88,17 @@ def test_the_longest_head_wins_and_of_equal_ones_the_newest() -> None:
     for block, tokens in enumerate([(1, 2, 0, 0), (1, 2, 3, 0), (1, 2, 3, 1), (1, 0, 0, 0)]):
         published(index, tokens, [block])
     assert index.match(chain([1, 2, 3, 4]), 4).head == Head(2, 3)
+
+
+def test_the_newest_siblings_alone_are_looked_at() -> None:
+    index = PrefixIndex(MOST_SIBLINGS + 1)
+    published(index, [1, 2, 3, 0], [0])
+    for block in range(1, MOST_SIBLINGS):
+        published(index, [9, block, 0, 0], [block])
+    assert index.match(chain([1, 2, 3, 4]), 4).head == Head(0, 3)
+    published(index, [9, 0, 0, 0], [MOST_SIBLINGS])
+    assert index.match(chain([1, 2, 3, 4]), 4).head is None
+    assert MOST_SIBLINGS == 64
 
 
 def test_another_salt_is_no_hit_and_no_head() -> None:
