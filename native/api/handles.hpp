@@ -49,9 +49,10 @@ struct velo_context {
 
     velo_timings timings{};
 
-    // scratch of velo_sample, reused from row to row
-    std::vector<float> logits;
-    velo::drawer       drawer;
+    // scratch of velo_sample and velo_logprobs, reused from row to row
+    std::vector<float>           logits;
+    std::vector<velo::candidate> best;
+    velo::drawer                 drawer;
 };
 
 struct velo_sampler {

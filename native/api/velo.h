@@ -243,7 +243,7 @@ typedef struct velo_timings {
     int64_t n_tokens;
     int64_t n_graphs_reused; // runs whose graph was that of the run before
     double  run_seconds;     // total inside velo_context_run
-    double  sample_seconds;  // total inside velo_sample
+    double  sample_seconds;  // total inside velo_sample and velo_logprobs
 } velo_timings;
 
 VELO_API velo_status velo_context_timings(velo_context * context, velo_timings * timings) VELO_NOEXCEPT;
@@ -277,6 +277,11 @@ VELO_API velo_status velo_sampler_prompt(velo_sampler * sampler, const int32_t *
 // leaves the others alone, and its token is -1.
 VELO_API velo_status velo_sample(velo_context * context, const int32_t * rows, velo_sampler * const * samplers,
                                  int32_t n, int32_t * tokens, int32_t * statuses) VELO_NOEXCEPT;
+// For each of n wanted outputs of the last run, by the model's own distribution (before bias, penalties, temperature):
+// ln of the probability of tokens[i], and the k most likely tokens with theirs, the most likely first.
+VELO_API velo_status velo_logprobs(velo_context * context, const int32_t * rows, const int32_t * tokens, int32_t n,
+                                   int32_t k, float * logprobs, int32_t * top_tokens,
+                                   float * top_logprobs) VELO_NOEXCEPT;
 
 #ifdef __cplusplus
 }

@@ -352,3 +352,46 @@ def test_prompts_out_of_range(model: Model) -> None:
         for tokens in ([-1], [1, 10**6]):
             with pytest.raises(ConfigError, match="is not in the vocabulary"):
                 sampler.see_prompt(tokens)
+
+
+def log_softmax(logits: Logits) -> npt.NDArray[np.float64]:
+    x = logits.astype(np.float64)
+    return x - x.max() - np.log(np.exp(x - x.max()).sum())
+
+
+def test_logprobs_are_those_of_the_model(context: Context, logits: Logits) -> None:
+    rows = np.array([1, 0, 1], np.int32)
+    tokens = np.array([7, 0, context.n_vocab - 1], np.int32)
+    chosen, top_tokens, top = context.logprobs(rows, tokens, 5)
+    for i, (row, token) in enumerate(zip(rows, tokens, strict=True)):
+        wanted = log_softmax(logits[row])
+        assert chosen[i] == pytest.approx(wanted[token], abs=1e-5)
+        best = np.lexsort((np.arange(len(wanted)), -logits[row]))[:5]
+        assert top_tokens[i].tolist() == best.tolist()
+        assert top[i] == pytest.approx(wanted[best], abs=1e-5)
+
+
+def test_logprobs_of_all_tokens_sum_to_one(context: Context, logits: Logits) -> None:
+    n = context.n_vocab
+    _, tokens, top = context.logprobs(np.zeros(1, np.int32), np.zeros(1, np.int32), n)
+    assert sorted(tokens[0].tolist()) == list(range(n))
+    assert (np.diff(top[0]) <= 0).all()
+    assert np.exp(top[0].astype(np.float64)).sum() == pytest.approx(1.0, abs=1e-5)
+
+
+def test_logprobs_refuse_what_is_wrong(context: Context, logits: Logits) -> None:
+    row, token = np.zeros(1, np.int32), np.zeros(1, np.int32)
+    assert [part.shape for part in context.logprobs(row, token)] == [(1,), (1, 0), (1, 0)]
+    n = context.n_vocab
+    for wrong_row, wrong_token, k in [
+        (2, 0, 1),
+        (-1, 0, 1),
+        (0, -1, 1),
+        (0, n, 1),
+        (0, 0, -1),
+        (0, 0, n + 1),
+    ]:
+        with pytest.raises(ConfigError):
+            context.logprobs(row + wrong_row, token + wrong_token, k)
+    with pytest.raises(ConfigError, match="equally many"):
+        context.logprobs(row, np.zeros(2, np.int32), 1)
