@@ -40,6 +40,8 @@ class SamplingParams:
     logit_bias: added to the logit of a token; -inf bans it.
     priority: of two requests the one with the higher starts first and gives way last, unless the other came
         64 or more requests earlier for each level between them.
+    timeout: seconds from when it was asked for, after which the request ends with what it has, as if it had
+        been cancelled; it is looked at between two steps.
     cache_salt: requests share the blocks of their beginnings only with those of the same salt; give each
         tenant one, and none can tell from times what another has asked.
     """
@@ -61,6 +63,7 @@ class SamplingParams:
     logprobs: int | None = None
     logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
     priority: int = 0
+    timeout: float | None = None
     cache_salt: str = ""
 
     def __post_init__(self) -> None:
@@ -91,6 +94,8 @@ class SamplingParams:
         if self.logit_bias is not None:
             put("logit_bias", _bias(self.logit_bias))
         put("priority", _integer("priority", self.priority, -1_000_000, 1_000_000))
+        if self.timeout is not None:
+            put("timeout", _number("timeout", self.timeout, 0.0, 1e9, "; None: no limit"))
         if not isinstance(self.cache_salt, str):
             raise RequestError(f"cache_salt={self.cache_salt!r}: give a string")
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from pyvelo.engine.batch import Batch, BatchBuilder
 from pyvelo.engine.branch import Branch, Shelf
 from pyvelo.engine.costs import Costs
+from pyvelo.engine.deadlines import Deadlines
 from pyvelo.engine.logprobs import logprobs_of
 from pyvelo.engine.mover import BlockMover
 from pyvelo.engine.request import Request
@@ -78,6 +79,7 @@ class EngineCore:
         self._waiting: list[Request] = []  # both in the order of rank
         self._running: list[Request] = []
         self.shelf = Shelf(manager)
+        self._deadlines = Deadlines()
         self._n_arrived = 0
         self._costs = Costs()
         self._mover = BlockMover(context, manager, block_bytes, self._costs)
@@ -103,6 +105,7 @@ class EngineCore:
         for request in requests:
             if request.branch is not None:
                 request.branch.request = request
+            request.submitted = now()
             self._arrivals.append(request)
 
     def cancel(self, requests: Iterable[Request]) -> None:
@@ -122,10 +125,12 @@ class EngineCore:
             request = self._arrivals.popleft()
             self._n_arrived += 1
             request.arrival = request.arrival or self._n_arrived
+            self._deadlines.note(request)
             if request.branch is not None:
                 request.swapped, request.branch.swapped = request.branch.swapped, None
             if not request.held:
                 self._wait(request)
+        self.cancel(self._deadlines.due(now()))
         while self._cancels:
             request = self._cancels.popleft()
             if not request.finished:

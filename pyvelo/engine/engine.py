@@ -246,6 +246,7 @@ def _picture(core: EngineCore, context: Context, pool: PoolSize) -> EngineStats:
         compute_bytes=info.compute_bytes,
         output_bytes=info.output_bytes,
         tokens_total=manager.n_blocks * manager.block_size,
+        sequences_total=pool.n_sequences,
         tokens_stored=manager.n_stored,
         n_ctx=pool.n_ctx,
         max_num_seqs=core.limits.max_seqs,

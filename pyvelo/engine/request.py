@@ -54,6 +54,7 @@ class Request:
         "seed",
         "state",
         "stop_ids",
+        "submitted",
         "swapped",
         "table",
         "text_parts",
@@ -82,6 +83,7 @@ class Request:
         self.n_computed = 0
         self.n_cached: int | None = None  # of those that were there when it first started
         self.arrival = 0  # its number in the order of arrival
+        self.submitted = 0.0  # when it was, in seconds of a clock of its own
         self.followers: list[Request] = []  # samples of the same prompt, which start where it was computed
         self.held = False  # it is a follower
         self.params = params

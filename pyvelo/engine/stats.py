@@ -67,6 +67,7 @@ class EngineStats:
     compute_bytes: int
     output_bytes: int
     tokens_total: int  # that the pool holds
+    sequences_total: int  # of n_ctx tokens each that it holds at once, where they share nothing
     tokens_stored: int
 
     n_ctx: int

@@ -33,6 +33,7 @@ def test_defaults_are_those_of_the_design() -> None:
         "logprobs": None,
         "logit_bias": None,
         "priority": 0,
+        "timeout": None,
         "cache_salt": "",
     }
 
@@ -43,6 +44,9 @@ def test_defaults_are_those_of_the_design() -> None:
         ("max_tokens", 0),
         ("max_tokens", -1),
         ("best_of", 0),
+        ("timeout", -1),
+        ("timeout", "soon"),
+        ("timeout", float("nan")),
         ("best_of", 1025),
         ("best_of", True),
         ("logprobs", -1),
