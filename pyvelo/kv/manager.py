@@ -75,7 +75,6 @@ class BlockManager:
         block_size: int,
         *,
         share: bool = True,
-        make_pool: Callable[[int], BlockPool] = BlockPool,
         n_swap_blocks: int = 0,
         make_key: Callable[[Chain, int], bytes] = Chain.key,
         observe: Callable[[Event], None] | None = None,
@@ -84,7 +83,7 @@ class BlockManager:
         self.swap = SwapPool(n_swap_blocks)
         self._asleep: dict[int, Swapped] = {}
         self.counts = Counts()
-        self._pool = make_pool(n_blocks)
+        self._pool = BlockPool(n_blocks)
         self._index = PrefixIndex(n_blocks, make_key) if share else None
         self._observe = observe
         self._tables: dict[int, BlockTable] = {}

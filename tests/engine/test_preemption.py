@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from pyvelo.engine.costs import Costs
 from pyvelo.engine.request import PRIORITY_PLACES, Request
+from pyvelo.kv.draft import Draft
 
 from .fakes import Bench, answer
 
@@ -182,6 +183,26 @@ def test_pressure(part: float, share: bool, n_swap_blocks: int) -> None:
         assert computed == n_seqs * (10 + n - 1), "nothing is computed twice"
     assert (bench.core.counters.preemptions > 0) == (part < 1.0)
     assert (bench.core.counters.swaps > 0) == (part < 1.0 and n_swap_blocks > 0)
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data(), share=st.booleans())
+def test_allocations_may_fail_at_any_time(data: st.DataObject, share: bool) -> None:
+    """As if blocks were there no more: now and then a step finds fewer than there are."""
+    bench = Bench(n_blocks=24, block_size=8, max_seqs=4, share=share, n_swap_blocks=4)
+    make = bench.manager.draft
+
+    def draft() -> Draft:
+        made = make()
+        if bench.core.n_running:  # where nobody holds anything, all of it is there
+            made.available -= min(made.available, data.draw(st.sampled_from([0, 0, 1, 100])))
+        return made
+
+    bench.manager.draft = draft  # type: ignore[method-assign]
+    requests = [bench.submit([i + 1] * data.draw(st.integers(1, 20)), 12) for i in range(5)]
+    bench.finish(*requests)
+    check(requests, 12)
+    bench.assert_idle()
 
 
 @settings(max_examples=60, deadline=None)

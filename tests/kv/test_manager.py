@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from pyvelo.kv.prefix import Chain
 BLOCK = 8
 EMPTY = -1
 MOST_BLOCKS = 14
+EFFORT = int(os.environ.get("VELO_TEST_EFFORT", "1"))  # 170: a million rules
 
 
 @dataclass
@@ -99,8 +101,12 @@ class ManagerMachine(RuleBasedStateMachine):
     )
     def step(self, wanted: list[tuple[list[int], int, bytes]], data: st.DataObject) -> None:
         draft = self.manager.draft()
+        # as if the n-th allocation failed: fewer blocks than there are
+        withheld = min(draft.available, data.draw(st.sampled_from([0, 0, 0, 1, 2, MOST_BLOCKS])))
+        draft.available -= withheld
         before = (self.manager.n_used, self.manager.n_cached, self.manager.n_free, self.manager.n_promised)
         self.available = self.n_blocks - len(self.used()) - sum(s.table.promised for s in self.alive)
+        self.available -= withheld
         self.left: list[int] = []  # blocks of which somebody takes a copy
         dropped = [sequence for sequence in self.alive if data.draw(st.integers(0, 9)) == 0]
         self.swappable = len(self.host) - sum(-(-s.n_computed // BLOCK) for s, _ in self.asleep)
@@ -344,7 +350,7 @@ class ManagerMachine(RuleBasedStateMachine):
 
 
 TestManagerMachine = ManagerMachine.TestCase
-TestManagerMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestManagerMachine.settings = settings(max_examples=150 * EFFORT, stateful_step_count=40, deadline=None)
 
 
 def chain(tokens: Sequence[int], salt: bytes = b"") -> Chain:
