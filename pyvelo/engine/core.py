@@ -21,6 +21,7 @@ from pyvelo.engine.costs import Costs
 from pyvelo.engine.deadlines import Deadlines
 from pyvelo.engine.logprobs import logprobs_of
 from pyvelo.engine.mover import BlockMover
+from pyvelo.engine.pace import Pace
 from pyvelo.engine.request import Request
 from pyvelo.engine.scheduler import Limits, StepPlan, schedule
 from pyvelo.engine.stats import Counters
@@ -82,6 +83,7 @@ class EngineCore:
         self._deadlines = Deadlines()
         self._n_arrived = 0
         self._costs = Costs()
+        self.pace = Pace()
         self._mover = BlockMover(context, manager, block_bytes, self._costs)
         self._debug = debug
         self._some_idle = False  # in `_running` are requests that have ended
@@ -182,6 +184,7 @@ class EngineCore:
             self.limits,
             self._costs.favour_swap,
             self.shelf,
+            self.pace.allowance,
         )
 
     # ---- from plan to run ----
@@ -250,6 +253,7 @@ class EngineCore:
             self._costs.computed(batch.n_tokens, done - start)
         self.counters.steps += 1
         self.counters.run_seconds += done - start
+        self.pace.stepped(len(plan.decodes), batch.n_tokens - len(plan.decodes), done - start)
         for request, _, n_tokens, last in plan.chunks:
             if not last:
                 self._advance(request, request.n_computed + n_tokens)

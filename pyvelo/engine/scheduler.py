@@ -56,6 +56,7 @@ def schedule(
     limits: Limits,
     favour_swap: Callable[[int, int], bool] = lambda n_blocks, n_tokens: True,
     resting: Iterable[Branch] = (),
+    allowance: Callable[[], int] | None = None,
 ) -> StepPlan:
     """Decodes first, then prompts, the whole within `max_batch_tokens`. Both lists are in the order of rank.
 
@@ -63,8 +64,11 @@ def schedule(
     last of those that run; so the first of all always gets on. Whoever waits starts in the order of rank, if
     there are blocks for all its tokens and for some more; those of lower priority give way to it.
     `favour_swap(blocks, tokens)`: whether it is better to move them out and back than to compute them again.
+    `allowance()`: tokens of prompts that a step may take while somebody listens to one that decodes.
     """
     planner = _Planner(running, manager, limits, favour_swap, resting)
+    if allowance is not None and any(r.on_piece is not None and r.n_generated for r in running):
+        planner.allowance = allowance()
     urgent = planner.start_urgent(waiting)
     planner.grow()
     planner.feed()
@@ -92,6 +96,7 @@ class _Planner:
         self.favour_swap = favour_swap
         self.block_size = manager.block_size
         self.budget = limits.max_batch_tokens
+        self.allowance = limits.max_batch_tokens  # tokens of prompts
         self.starts: list[Chunk] = []
         self.decodes: list[Request] = []
         self.prefills: list[Request] = []
@@ -106,7 +111,7 @@ class _Planner:
     def start_urgent(self, waiting: Sequence[Request]) -> int:
         """Starts those that wait although somebody of lower priority and rank runs, in its place where there
         is none for both; returns how many."""
-        budget = self.budget - len(self.running)  # who runs may decode
+        budget = min(self.allowance, self.budget - len(self.running))  # who runs may decode
         for number, request in enumerate(waiting):
             last = self.running[-1] if self.running else None
             if last is None or not _outranks(request, last) or budget <= 0:
@@ -133,7 +138,8 @@ class _Planner:
                 if index < len(self.running):
                     self.decodes.append(request)
             index += 1
-        self.budget -= len(self.decodes) + sum(chunk.n_tokens for chunk in self.starts)
+        n_started = sum(chunk.n_tokens for chunk in self.starts)
+        self.budget = min(self.budget - len(self.decodes), self.allowance) - n_started
 
     def feed(self) -> None:
         """The next pieces of prompts."""
