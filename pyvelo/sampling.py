@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import operator
 from collections.abc import Iterable, Mapping
@@ -15,6 +16,7 @@ from pyvelo.errors import RequestError
 __all__ = ["BeamSearchParams", "SamplingParams"]
 
 _MAX_TOKEN = (1 << 31) - 1
+_MAX_GUIDE = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +40,8 @@ class SamplingParams:
     seed: 0 to 2**64-1; None: one that differs from request to request.
     logprobs: tells how likely every token was, and so many of the most likely ones in its place; up to 1024.
     logit_bias: added to the logit of a token; -inf bans it.
+    grammar, json_schema, regex: one of them at most, which the answer follows: a grammar in GBNF or Lark; a
+        schema, as text or as what json.loads gives; a regular expression. They need the extra `guide`.
     priority: of two requests the one with the higher starts first and gives way last, unless the other came
         64 or more requests earlier for each level between them.
     timeout: seconds from when it was asked for, after which the request ends with what it has, as if it had
@@ -62,6 +66,9 @@ class SamplingParams:
     seed: int | None = None
     logprobs: int | None = None
     logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
+    grammar: str | None = None
+    json_schema: str | Mapping[str, Any] | bool | None = field(default=None, hash=False)
+    regex: str | None = None
     priority: int = 0
     timeout: float | None = None
     cache_salt: str = ""
@@ -93,6 +100,9 @@ class SamplingParams:
             put("seed", _integer("seed", self.seed, 0, (1 << 64) - 1))
         if self.logit_bias is not None:
             put("logit_bias", _bias(self.logit_bias))
+        if self.json_schema is not None:
+            put("json_schema", _schema(self.json_schema))
+        self._check_guides()
         put("priority", _integer("priority", self.priority, -1_000_000, 1_000_000))
         if self.timeout is not None:
             put("timeout", _number("timeout", self.timeout, 0.0, 1e9, "; None: no limit"))
@@ -103,6 +113,20 @@ class SamplingParams:
     def n_samples(self) -> int:
         """Samples that are drawn."""
         return self.n if self.best_of is None else self.best_of
+
+    @property
+    def guided(self) -> bool:
+        """Whether the answer must follow something."""
+        return any(given is not None for given in (self.grammar, self.json_schema, self.regex))
+
+    def _check_guides(self) -> None:
+        given = [name for name in ("grammar", "json_schema", "regex") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise RequestError(f"{' and '.join(given)}: an answer can follow only one")
+        for name in given:
+            text = getattr(self, name)
+            if not isinstance(text, str) or len(text) > _MAX_GUIDE:
+                raise RequestError(f"{name}: give text of up to {_MAX_GUIDE} characters")
 
     def _put(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
@@ -181,6 +205,17 @@ def _token_ids(value: Any) -> tuple[int, ...]:
     except TypeError:
         raise RequestError(f"stop_token_ids={value!r}: give a list of token ids") from None
     return tuple(_integer("stop_token_ids", token, 0, _MAX_TOKEN) for token in tokens)
+
+
+def _schema(value: Any) -> str:
+    """As text, which is plain data and can be compared."""
+    try:
+        if not isinstance(value, str):
+            return json.dumps(value)
+        json.loads(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(f"json_schema={value!r}: give a schema that is JSON: {error}") from None
+    return value
 
 
 def _bias(value: Any) -> dict[int, float]:

@@ -65,6 +65,8 @@ struct velo_sampler {
     // tokens seen, and how often in the output; kept only where a penalty needs it
     std::unordered_map<int32_t, int32_t> seen;
     bool                                 counts = false;
+
+    std::vector<uint8_t> mask; // a bit for each token that may be drawn; empty: all
 };
 
 namespace velo {

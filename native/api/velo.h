@@ -265,13 +265,15 @@ typedef struct velo_sampler_params {
 } velo_sampler_params;
 
 VELO_API velo_sampler_params velo_sampler_default_params(void) VELO_NOEXCEPT;
-// order: bias, penalties, temperature, top-k, top-p, min-p, draw
+// order: mask, bias, penalties, temperature, top-k, top-p, min-p, draw
 VELO_API velo_status velo_sampler_create(const velo_model * model, const velo_sampler_params * params,
                                          velo_sampler ** sampler) VELO_NOEXCEPT;
 VELO_API void        velo_sampler_free(velo_sampler * sampler) VELO_NOEXCEPT;
 // Shows the sampler tokens that it did not draw (the prompt), for the repetition penalty.
 VELO_API velo_status velo_sampler_prompt(velo_sampler * sampler, const int32_t * tokens,
                                          int32_t n_tokens) VELO_NOEXCEPT;
+// What the sampler may draw until the next call: bit t % 8 of byte t / 8 says whether token t. size 0: every token.
+VELO_API velo_status velo_sampler_mask(velo_sampler * sampler, const uint8_t * bits, size_t size) VELO_NOEXCEPT;
 // Draws one token for each of n wanted outputs of the last run, each with its own sampler, which remembers the
 // token. statuses[i] tells how the i-th went; one that fails (a NaN, an infinity, or nothing left to choose from)
 // leaves the others alone, and its token is -1.

@@ -286,6 +286,9 @@ class EngineCore:
 
     def _draw_rows(self, rows: NDArray[np.int32], requests: list[Request]) -> list[tuple[int, Request]]:
         """Draws and accepts; returns who joined at one of these rows."""
+        guided = [number for number, request in enumerate(requests) if self._mask(request)]
+        if len(guided) < len(requests):
+            rows, requests = rows[guided], [requests[number] for number in guided]
         samplers = [request.sampler for request in requests if request.sampler is not None]
         try:
             tokens, statuses = self._context.sample(rows, samplers)
@@ -308,6 +311,17 @@ class EngineCore:
                 self._end(request, "cancelled")
                 raise
         return joined
+
+    def _mask(self, request: Request) -> bool:
+        """Tells a sampler what its guide allows; False where that fails, and the request with it."""
+        if request.guide is None or request.sampler is None:
+            return True
+        try:
+            request.sampler.mask(request.guide.mask())
+        except Exception as error:
+            self._fail([request], error)
+            return False
+        return True
 
     def _fork(self, request: Request) -> list[Request]:
         """Lets the other samples of its prompt start beside it; who finds no place waits."""

@@ -16,6 +16,7 @@ from pyvelo.kv.budget import PoolSize
 from pyvelo.outputs import Completion, FinishReason, RequestOutput, StreamPiece, Usage
 from pyvelo.sampling import SamplingParams
 from pyvelo.text.detokenizer import Detokenizer
+from pyvelo.text.guide import Guides, check_installed
 
 if TYPE_CHECKING:
     from pyvelo.native import Model
@@ -77,6 +78,7 @@ class Intake:
         self._pool = pool
         self._block_size = block_size
         self._n_vocab = model.vocab.n_tokens
+        self._guides = Guides(model)
         self._token_bytes = cache(model.token_bytes)
         self._seeds = random.Random(seed)
         self.can_fork = not model.info.has_recurrent  # a state cannot be shared
@@ -146,6 +148,8 @@ class Intake:
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(64)
         stops = cast("tuple[str, ...]", params.stop)
 
+        guide = self._guides.compile(params)
+
         def make(tokens: Sequence[int], index: int = 0, **others: Any) -> Request:
             return Request(
                 tokens,
@@ -154,6 +158,7 @@ class Intake:
                 detokenizer=Detokenizer(self._token_bytes, stops),
                 block_size=self._block_size,
                 index=index,
+                guide=guide.copy() if guide is not None else None,
                 **others,
             )
 
@@ -180,6 +185,8 @@ class Intake:
     def _check_params(self, params: SamplingParams) -> None:
         if not isinstance(params, SamplingParams):
             raise RequestError(f"{params!r} are no sampling parameters: give a SamplingParams")
+        if params.guided:
+            check_installed()
         if (params.logprobs or 0) > self._n_vocab:
             raise RequestError(f"logprobs={params.logprobs}: the vocabulary has {self._n_vocab} tokens")
         named = {"stop_token_ids": params.stop_token_ids, "logit_bias": params.logit_bias or ()}

@@ -11,6 +11,7 @@ from pyvelo.kv.draft import BlockTable, Swapped
 from pyvelo.outputs import FinishReason, StreamPiece, TokenLogprob
 from pyvelo.sampling import SamplingParams
 from pyvelo.text.detokenizer import Detokenizer
+from pyvelo.text.guide import Guide
 
 if TYPE_CHECKING:
     from pyvelo.native import Sampler
@@ -38,6 +39,7 @@ class Request:
         "error",
         "finish_reason",
         "followers",
+        "guide",
         "held",
         "index",
         "logprobs",
@@ -73,6 +75,7 @@ class Request:
         index: int = 0,
         on_piece: Callable[[StreamPiece], None] | None = None,
         branch: Branch | None = None,
+        guide: Guide | None = None,
     ) -> None:
         self.branch = branch
         sequence = branch or Branch(prompt, block_size, params.cache_salt)
@@ -97,6 +100,7 @@ class Request:
         self.text_parts: list[str] = []
         # of the most likely tokens, how many are to be named with each; None: nothing is asked
         self.n_logprobs = 0 if params.logprobs is None and params.best_of is not None else params.logprobs
+        self.guide = guide
         self.logprobs: list[TokenLogprob] = []  # of what was generated
         self.finish_reason: FinishReason | None = None
         self.error: Exception | None = None
@@ -128,11 +132,15 @@ class Request:
         self.tokens.append(token)
         self.n_generated += 1
         reason: FinishReason | None = None
+        complete = self.guide is not None and self.guide.accept(token)
         if token in self.stop_ids or (is_end and not self.params.ignore_eos):
             text, reason = self.detokenizer.finish(), "stop"
         else:
             text = self.detokenizer.push(token)
-            if self.n_generated >= self.max_new:
+            if complete:
+                text += self.detokenizer.finish()
+                reason = "stop"
+            elif self.n_generated >= self.max_new:
                 text += self.detokenizer.finish()
                 reason = "length"
             if self.detokenizer.stopped:

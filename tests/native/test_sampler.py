@@ -354,6 +354,39 @@ def test_prompts_out_of_range(model: Model) -> None:
                 sampler.see_prompt(tokens)
 
 
+def test_a_mask_lets_only_its_tokens_be_drawn(model: Model, context: Context, logits: Logits) -> None:
+    n = context.n_vocab
+    allowed = [3, 8, n - 1]
+    bits = bytearray(-(-n // 8))
+    for token in allowed:
+        bits[token // 8] |= 1 << token % 8
+    with Sampler(model, temperature=0, seed=0) as sampler:
+        unmasked = draw(context, sampler, 1)
+        sampler.mask(bytes(bits))
+        assert draw(context, sampler, 2) == [max(allowed, key=lambda token: logits[0, token])] * 2
+        sampler.mask(b"")
+        assert draw(context, sampler, 1) == unmasked
+    with Sampler(model, seed=1, logit_bias={5: 100.0}) as sampler:
+        sampler.mask(bytes(bits))
+        drawn = Counter(draw(context, sampler, 2000))
+        assert set(drawn) <= set(allowed), "a bias does not undo it"
+        weights = np.exp(logits[0, allowed].astype(np.float64))
+        for token, weight in zip(allowed, weights / weights.sum(), strict=True):
+            assert drawn[token] / 2000 == pytest.approx(weight, abs=0.05)
+
+
+def test_a_mask_of_nothing_fails_the_draw(model: Model, context: Context, logits: Logits) -> None:
+    with Sampler(model, seed=0) as sampler:
+        sampler.mask(bytes(-(-context.n_vocab // 8)))
+        tokens, statuses = context.sample(np.zeros(1, np.int32), [sampler])
+        assert tokens[0] == -1
+        assert statuses[0] != 0
+        with pytest.raises(ConfigError, match="too short"):
+            sampler.mask(b"\xff")
+    with pytest.raises(ClosedError):
+        sampler.mask(b"")
+
+
 def log_softmax(logits: Logits) -> npt.NDArray[np.float64]:
     x = logits.astype(np.float64)
     return x - x.max() - np.log(np.exp(x - x.max()).sum())
