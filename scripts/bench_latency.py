@@ -5,9 +5,10 @@
     python scripts/bench_latency.py model.gguf --kv-type q8_0 --batch 32 128 512 --json
 
 Eight streams decode; then a long prompt arrives, and is computed piece by piece beside them. Tokens that
-decode come first in every step, and what max_batch_tokens leaves goes to the prompt: so that setting bounds
-how long a step takes, and the other way round how soon the long prompt has its first token. Each value runs
-in a process of its own, through AsyncLLM. The model is that of bench_engine.py where none is named.
+decode come first in every step; a piece of the prompt is as long as the engine's pace allows, and no longer
+than what max_batch_tokens leaves: the shorter the pieces, the later its first token. Each value of that
+setting runs in a process of its own, through AsyncLLM. The model is that of bench_engine.py where none is
+named.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from typing import Any
 from _serving import quantile
 from _upstream import UpstreamError, run_main
 from bench_engine import default_model, in_own_process
+
+from pyvelo.engine.pace import FEWEST, LOOK_AGAIN
 
 GOAL = 2.0
 """How much longer the slowest hundredth of the times may become."""
@@ -101,6 +104,8 @@ async def measure(model: Path, case: Case) -> Result:
         async with aclosing(long):
             async for _ in long:
                 end = now()
+        if any(task.done() for task in chats):
+            raise UpstreamError("a stream ended before the long prompt was computed: give a shorter --long")
         for task in chats:
             task.cancel()
         await asyncio.gather(*chats, return_exceptions=True)
@@ -203,10 +208,11 @@ def main() -> int:
 
 
 def steps_of(long: int, batch: int, streams: int) -> int:
-    """Steps that so many tokens of prompts take beside streams that decode."""
+    """Steps that so many tokens of prompts take beside streams that decode, at most."""
     if batch <= streams:
         raise UpstreamError(f"--batch {batch} leaves no token of a step to a prompt beside {streams} streams")
-    return -(-long // (batch - streams))
+    steps = -(-long // min(FEWEST, batch - streams))
+    return steps + -(-steps // LOOK_AGAIN)
 
 
 if __name__ == "__main__":

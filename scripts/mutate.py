@@ -41,7 +41,8 @@ MEMORY = 8 << 30
 
 MODULES = tuple(f"pyvelo/kv/{name}.py" for name in ("pool", "prefix", "draft", "manager", "swap"))
 MODULES += ("pyvelo/engine/scheduler.py",)
-ENGINE_TESTS = tuple(f"tests/engine/test_{name}.py" for name in ("core", "sharing", "preemption", "samples"))
+TESTED = ("core", "sharing", "preemption", "samples", "branches")
+ENGINE_TESTS = tuple(f"tests/engine/test_{name}.py" for name in TESTED)
 EQUIVALENT = Path(__file__).resolve().parent / "mutants_equivalent.json"
 
 
