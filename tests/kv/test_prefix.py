@@ -47,6 +47,16 @@ def test_keys_follow_a_sequence_that_grows() -> None:
     assert growing.n_tokens == 3 * SIZE
 
 
+@pytest.mark.parametrize("n_common", range(3 * SIZE + 1))
+def test_a_fork_has_the_keys_of_its_own_tokens(n_common: int) -> None:
+    whole = chain(range(3 * SIZE), b"mine")
+    whole.key(2)
+    tokens = array("i", [*range(n_common), *[99] * (3 * SIZE - n_common)])
+    twin = whole.fork(tokens, n_common)
+    fresh = chain(tokens, b"mine")
+    assert [twin.key(number) for number in range(3)] == [fresh.key(number) for number in range(3)]
+
+
 @given(a=st.lists(st.integers(0, 2), max_size=9), b=st.lists(st.integers(0, 2), max_size=9))
 def test_common_tokens(a: list[int], b: list[int]) -> None:
     expected = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
@@ -131,12 +141,34 @@ def test_what_is_forgotten_is_no_hit() -> None:
     index.audit()
 
 
+def test_a_match_is_kept_until_another_could_be_given() -> None:
+    n_keys = 0
+
+    def counted(chain: Chain, number: int) -> bytes:
+        nonlocal n_keys
+        n_keys += 1
+        return chain.key(number)
+
+    index, waiting = PrefixIndex(8, counted), chain(range(8))
+    assert index.match(waiting, 8) == Match((), None)
+    published(index, range(4), [0])
+    assert index.match(waiting, 3) == Match((), Head(0, 3))
+    assert index.match(waiting, 8) == Match((0,), None)
+    before = n_keys
+    assert index.match(waiting, 8) == Match((0,), None)
+    assert n_keys == before, "nothing was searched"
+    published(index, [9] * 4, [1])
+    index.forget(0)
+    assert index.match(waiting, 8) == Match((), None)
+
+
 def test_a_block_is_published_once() -> None:
     index = PrefixIndex(8)
     published(index, range(4), [0])
     with pytest.raises(InternalError, match="published already"):
         index.publish(chain(range(8)), 1, 0)
     assert not index.publish(chain(range(4)), 0, 1), "another block is the hit"
+    assert 0 in index
     assert 1 not in index
 
 
