@@ -131,8 +131,8 @@ def test_colliding_hashes_miss() -> None:
 def test_what_is_forgotten_is_no_hit() -> None:
     index = PrefixIndex(8)
     published(index, range(12), [0, 1, 2])
-    assert index.forget(1)
-    assert not index.forget(1)
+    assert index.forget(1) is True
+    assert index.forget(1) is False
     assert index.match(chain(range(12)), 12) == Match((0,), None)
     assert sorted(index.published()) == [0, 2]
     index.audit()
@@ -167,7 +167,7 @@ def test_a_block_is_published_once() -> None:
     published(index, range(4), [0])
     with pytest.raises(InternalError, match="published already"):
         index.publish(chain(range(8)), 1, 0)
-    assert not index.publish(chain(range(4)), 0, 1), "another block is the hit"
+    assert index.publish(chain(range(4)), 0, 1) is False, "another block is the hit"
     assert 0 in index
     assert 1 not in index
 
