@@ -229,6 +229,9 @@ def main() -> int:
     parser.add_argument("modules", nargs="*", default=list(MODULES), help="files, from the root")
     parser.add_argument("--sample", type=int, help="so many mutants, drawn with --seed; default: all")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--match", nargs="+", help="those alone whose line of --list holds one of these texts"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="mutants at once")
     parser.add_argument("--list", action="store_true", help="only name the mutants")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
@@ -237,6 +240,8 @@ def main() -> int:
         worker(given.worker)
         return 0
     chosen = [m for file in given.modules for m in mutants(file, (ROOT / file).read_bytes())]
+    if given.match:
+        chosen = [m for m in chosen if any(text in str(m) for text in given.match)]
     if given.sample is not None and given.sample < len(chosen):
         drawn = sorted(random.Random(given.seed).sample(range(len(chosen)), given.sample))
         chosen = [chosen[index] for index in drawn]

@@ -668,6 +668,46 @@ def test_host_memory_that_is_full_takes_nobody() -> None:
     assert manager.commit(draft) == Moves([], [], [])
 
 
+def test_blocks_that_hold_nothing_yet_are_not_swapped() -> None:
+    manager = BlockManager(6, BLOCK, n_swap_blocks=3)
+    table = started(manager, 3 * BLOCK, range(3 * BLOCK))
+    manager.advance(table, BLOCK + 1)
+    held = table.blocks[:2]
+    draft = manager.draft()
+    draft.swap_out(table)
+    assert [move.source for move in manager.commit(draft).outs] == held
+    assert manager.swap.n_free == 1
+
+
+def test_tokens_that_were_there_are_counted() -> None:
+    manager = BlockManager(8, BLOCK)
+    ended(manager, range(2 * BLOCK))
+    assert (manager.counts.queried, manager.counts.hits) == (2 * BLOCK, 0)
+    table = started(manager, 3 * BLOCK, range(2 * BLOCK + 3))
+    assert (manager.counts.queried, manager.counts.hits) == (4 * BLOCK + 3, 2 * BLOCK)
+    manager.advance(table, 2 * BLOCK + 3)
+    draft = manager.draft()
+    assert isinstance(draft.resume(table, 3 * BLOCK), Start)
+    manager.commit(draft)
+    assert (manager.counts.queried, manager.counts.hits) == (6 * BLOCK + 6, 4 * BLOCK + 3)
+
+
+def test_who_resumes_is_alive() -> None:
+    manager = BlockManager(4, BLOCK)
+    table = started(manager, BLOCK, range(3))
+    draft = manager.draft()
+    draft.resume(table, 2 * BLOCK)
+    draft.drop(table)
+    with pytest.raises(InternalError, match="must be a live one"):
+        manager.commit(draft)
+    manager.free(table)
+    draft = manager.draft()
+    draft.resume(table, BLOCK)
+    with pytest.raises(InternalError, match="must be a live one"):
+        manager.commit(draft)
+    assert manager.n_promised == 0
+
+
 def test_who_is_not_in_host_memory_cannot_come_back() -> None:
     manager = BlockManager(6, BLOCK, n_swap_blocks=3)
     draft = manager.draft()
