@@ -316,12 +316,12 @@ def test_who_is_urgent_waits_while_a_step_takes_no_prompt() -> None:
 def test_pieces_of_three_prompts_fill_a_step() -> None:
     bench = Bench(n_blocks=64, block_size=8, max_batch_tokens=16)
     requests = []
-    for priority, n_prompt in enumerate((100, 22, 15)):
+    for priority, n_prompt in enumerate((100, 22, 17)):
         requests.append(bench.submit([priority + 1] * n_prompt, 4, priority=priority))
         bench.step()
     assert [step.n_tokens for step in bench.context.steps] == [[16], [1, 15], [2, 14]]
     bench.step()
-    assert bench.context.steps[-1].n_tokens == [1, 5, 10]
+    assert bench.context.steps[-1].n_tokens == [3, 5, 8]
     bench.finish(*requests)
     check(requests, 4)
 
@@ -330,3 +330,19 @@ def test_who_could_never_fit_was_let_in_by_mistake() -> None:
     bench = Bench(n_blocks=2, block_size=8)
     with pytest.raises(InternalError, match="a request for 3 of 2 blocks was let in"):
         schedule([bench.request([1] * 17, 4)], [], bench.manager, bench.core.limits)
+
+
+def test_who_is_urgent_takes_no_place_of_its_equals() -> None:
+    bench = Bench(n_blocks=10, block_size=8)
+    equal = bench.submit([1] * 40, 8, priority=1)
+    bench.step()
+    low = bench.submit([2] * 8, 8)
+    bench.step()
+    assert low.table is not None
+    urgent = bench.submit([3] * 40, 8, priority=1)
+    bench.step()
+    assert equal.table is not None
+    assert (low.table, urgent.table) == (None, None), "its place is not enough"
+    assert bench.core.counters.preemptions == 1
+    bench.finish(equal, low, urgent)
+    check([equal, low, urgent], 8)

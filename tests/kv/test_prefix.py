@@ -152,6 +152,7 @@ def test_a_match_is_kept_until_another_could_be_given() -> None:
     index, waiting = PrefixIndex(8, counted), chain(range(8))
     assert index.match(waiting, 8) == Match((), None)
     published(index, range(4), [0])
+    assert index.match(waiting, 8) == Match((0,), None)
     assert index.match(waiting, 3) == Match((), Head(0, 3))
     assert index.match(waiting, 8) == Match((0,), None)
     before = n_keys
