@@ -34,6 +34,9 @@ from pyvelo.engine.pace import FEWEST, LOOK_AGAIN
 GOAL = 2.0
 """How much longer the slowest hundredth of the times may become."""
 
+SLACK = 256
+"""Tokens that a stream may generate while the long prompt is handed over."""
+
 WARM_UP = 8
 """Tokens of every stream before times count."""
 
@@ -89,16 +92,18 @@ async def measure(model: Path, case: Case) -> Result:
     ) as llm:
         n_vocab = (await llm._pump()).engine.model.vocab.n_tokens
         stamps: list[list[float]] = [[] for _ in range(case.streams)]
+        news = asyncio.Event()
 
         async def chat(times: list[float]) -> None:
             prompt = [draw.randrange(n_vocab) for _ in range(case.prompt)]
             params = SamplingParams(max_tokens=case.most, temperature=0.0, ignore_eos=True)
             async for _ in llm.stream(prompt, params):
                 times.append(now())
+                news.set()
 
         chats = [asyncio.create_task(chat(times)) for times in stamps]
-        begin = await _all_have(stamps, WARM_UP)
-        arrival = await _all_have(stamps, case.tokens + max(map(len, stamps)))
+        begin = await _all_have(stamps, news, WARM_UP)
+        arrival = await _all_have(stamps, news, case.tokens + max(map(len, stamps)))
         prompt = [draw.randrange(n_vocab) for _ in range(case.long)]
         long = llm.stream(prompt, SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True))
         async with aclosing(long):
@@ -126,10 +131,11 @@ async def _bytes(model: Path, case: Case) -> int:
     return (n_tokens + 256) * await asyncio.to_thread(token_bytes)
 
 
-async def _all_have(stamps: list[list[float]], n: int) -> float:
+async def _all_have(stamps: list[list[float]], news: asyncio.Event, n: int) -> float:
     """When every stream has so many tokens."""
     while min(map(len, stamps)) < n:
-        await asyncio.sleep(0.005)
+        news.clear()
+        await news.wait()
     return now()
 
 
@@ -194,7 +200,7 @@ def main() -> int:
             long=given.long,
             most=steps_of(given.long + given.streams * given.prompt, batch, given.streams)
             + 2 * given.tokens
-            + 64,
+            + SLACK,
         )
         answer: Any = in_own_process(__file__, model, [json.dumps(asdict(case))])
         results.append(Result(**answer))
