@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from time import perf_counter as now
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -43,7 +43,8 @@ class EngineCore:
     `arrays` has room for a step within `limits`; `n_states` is the number of recurrent states (0: the model
     has none); `new_sampler` makes a request's sampler when it starts; `is_end` tells the tokens that end an
     answer; `block_bytes` is what a block takes, where some may be swapped; `debug` audits every step and
-    fills what becomes free with NaN; `call_run` calls a forward pass.
+    fills what becomes free with NaN; `call_run` calls a forward pass; `clock` tells the time in seconds, and
+    `costs` what to give up when blocks run out.
     """
 
     def __init__(
@@ -59,7 +60,12 @@ class EngineCore:
         block_bytes: int = 0,
         debug: bool = False,
         call_run: Callable[[Callable[[], None]], None] | None = None,
+        clock: Callable[[], float] = perf_counter,
+        costs: Costs | None = None,
     ) -> None:
+        self.clock = clock
+        self.watch: Callable[[Sequence[Request], Sequence[Request]], None] | None = None
+        """Is told who waits and who runs whenever both are settled; must not raise."""
         self.manager = manager
         self.limits = limits
         self.counters = Counters()
@@ -76,7 +82,7 @@ class EngineCore:
         self._waiting: list[Request] = []  # both in the order of rank
         self._running: list[Request] = []
         self._n_arrived = 0
-        self._costs = Costs()
+        self._costs = costs or Costs()
         self._debug = debug
         self._poisoned: set[int] = set()
         self._swap_data = np.empty((manager.swap.n_blocks, block_bytes), np.uint8)  # memory as it is used
@@ -125,6 +131,8 @@ class EngineCore:
                     self._waiting.remove(request)
                 self._end_early(request)
         self._drop_idle()
+        if self.watch is not None:
+            self.watch(self._waiting, self._running)
 
     def cancel_all(self) -> None:
         """Ends every request."""
@@ -190,13 +198,13 @@ class EngineCore:
     def _move(self, moves: Moves) -> None:
         """At once: a step that is cut short is run again, but what moves may be overwritten by then."""
         context, host = self._context, self._swap_data
-        start = now()
+        start = self.clock()
         if moves.outs:
             host[[move.target for move in moves.outs]] = context.read_blocks([m.source for m in moves.outs])
         if moves.ins:
             context.write_blocks([m.target for m in moves.ins], host[[m.source for m in moves.ins]])
         if moves.outs or moves.ins:
-            self._costs.moved(len(moves.outs) + len(moves.ins), now() - start)
+            self._costs.moved(len(moves.outs) + len(moves.ins), self.clock() - start)
         if moves.copies:
             context.copy_blocks([m.source for m in moves.copies], [m.target for m in moves.copies])
 
@@ -224,7 +232,7 @@ class EngineCore:
 
     def _compute(self, plan: StepPlan, batch: Batch) -> None:
         run = partial(self._context.run, self._arrays, batch.n_tokens, batch.n_seqs)
-        start = now()
+        start = self.clock()
         try:
             self._call_run(run)
         except Cancelled:
@@ -233,7 +241,7 @@ class EngineCore:
             self._fail(plan.requests, error)
             return
         if batch.n_tokens >= MANY_TOKENS:
-            self._costs.computed(batch.n_tokens, now() - start)
+            self._costs.computed(batch.n_tokens, self.clock() - start)
         self.counters.steps += 1
         for request, _, n_tokens, last in plan.chunks:
             if not last:
