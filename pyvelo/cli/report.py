@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 
 from pyvelo.cli.render import WIDTH_WITHOUT_TERMINAL, facts_grid
 from pyvelo.cli.values import show_bytes
@@ -83,8 +84,8 @@ def print_summary(content: Mapping[str, Any]) -> None:
         waste = _percent(run[f"waste_reserved_{name}"])
         table.add_row("", f"with {what} for each, contiguously: {waste}, and {peak} held at most")
     if content["picture"] is not None:
-        table.add_row("picture", content["picture"])
-    console.print(table, markup=False)
+        table.add_row("picture", escape(content["picture"]))
+    console.print(table)
 
 
 def _requests(run: Mapping[str, Any]) -> str:

@@ -42,10 +42,12 @@ def recording(driver: Driver, path: str | os.PathLike[str], block_bytes: int, n_
 class Tracer:
     """Watches a core from now on until `detach`, and writes a trace to `path`.
 
-    While it watches it never raises: an error of the disk ends the recording, and is raised by `close`.
+    While it watches it never raises: an error of the disk ends the recording, and is raised by `close`. Once
+    closed it lets go of the core by itself, should nobody have had the turn to `detach` it.
     """
 
     def __init__(self, core: EngineCore, path: str | os.PathLike[str], block_bytes: int, n_ctx: int) -> None:
+        core.settle()  # a tracer that has ended lets go
         if core.watch is not None:
             raise ConfigError("this engine is being recorded already: end that recording first")
         manager = core.manager
@@ -54,6 +56,8 @@ class Tracer:
         self._core = core
         self._start = core.clock()
         self._failure: Exception | None = None
+        self._closed = False
+        self._watching = True
         self._requests = _Requests()
         self._others: dict[int, tuple[BlockTable, int]] = {}  # tables of no request, kept so that ids stay
         self._n_others = 0
@@ -65,13 +69,12 @@ class Tracer:
 
     def detach(self) -> None:
         """Takes the last picture and watches no more. Between two steps."""
-        if self._core.watch == self._take:
-            self._core.settle()
-            self._core.watch = None
-            self._core.manager.watch(self._observed_by)
+        self._core.settle()
+        self._let_go()
 
     def close(self) -> None:
         """Closes the file; raises what went wrong with it."""
+        self._closed = True
         self._writer.close()
         if self._failure is not None:
             raise self._failure
@@ -87,8 +90,9 @@ class Tracer:
             self._observed_by(event)
 
     def _take(self, waiting: Sequence[Request], running: Sequence[Request]) -> None:
-        """A picture, unless writing has failed before."""
-        if self._failure is not None:
+        """A picture, unless the recording has ended."""
+        if self._closed or self._failure is not None:
+            self._let_go()
             return
         tables = {id(request.table): request.arrival for request in running if request.table is not None}
         try:
@@ -102,6 +106,12 @@ class Tracer:
         except (OSError, ValueError) as error:  # ValueError: the file was closed meanwhile
             self._failure = error
         self._hits, self._evicted = {}, []
+
+    def _let_go(self) -> None:
+        if self._watching:
+            self._watching = False
+            self._core.watch = None
+            self._core.manager.watch(self._observed_by)
 
     def _live(self) -> list[BlockTable]:
         tables = list(self._core.manager.tables())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -198,15 +197,13 @@ def test_one_recording_at_a_time(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a disk that is full")
 def test_a_full_disk_ends_the_recording_and_nothing_else() -> None:
-    bench = Bench(n_blocks=64, block_size=4)
+    bench = Bench(n_blocks=512, block_size=4, width=128)
     tracer = Tracer(bench.core, "/dev/full", BLOCK_BYTES, N_CTX)
-    requests = [bench.submit(list(range(n, n + 30)), 100) for n in range(2)]
+    requests = [bench.submit(list(range(n, n + 30)), 400) for n in range(3)]  # more than a buffer
     bench.finish(*requests)
-    assert [request.n_generated for request in requests] == [100, 100]
-    bench.core.watch = None
+    assert [request.n_generated for request in requests] == [400] * 3
+    assert bench.core.watch is None, "it has let go"
     with pytest.raises(OSError, match="space"):
-        tracer.close()
-    with contextlib.suppress(OSError):
         tracer.close()
     bench.assert_idle()
 
@@ -216,4 +213,15 @@ def test_a_file_that_was_closed_does_not_disturb(tmp_path: Path) -> None:
     tracer = Tracer(bench.core, tmp_path / "run.trace", BLOCK_BYTES, N_CTX)
     tracer.close()
     bench.finish(bench.submit([1, 2, 3], 5))
-    assert tracer._failure is not None
+    assert bench.core.watch is None
+
+
+def test_a_recording_that_nobody_detached_makes_room_for_the_next(tmp_path: Path) -> None:
+    bench = Bench()
+    Tracer(bench.core, tmp_path / "one.trace", BLOCK_BYTES, N_CTX).close()
+    second = Tracer(bench.core, tmp_path / "two.trace", BLOCK_BYTES, N_CTX)
+    bench.finish(bench.submit([1, 2, 3], 5))
+    second.detach()
+    second.close()
+    assert bench.manager.watch(None) is None
+    assert len(of(read_trace(tmp_path / "two.trace"), Finished)) == 1
