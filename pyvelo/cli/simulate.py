@@ -11,7 +11,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from pyvelo.cli.render import WIDTH_WITHOUT_TERMINAL
 from pyvelo.cli.run import waiting
 from pyvelo.cli.values import show_bytes
 from pyvelo.engine.contiguous import layouts, simulate_contiguous
@@ -186,15 +185,28 @@ def _costs(given: Sequence[str]) -> StepCosts:
 
 # ---- for people ----
 
+# heading, value of an outcome, and how it is shown; the last ones only where one of them is not 0
 COLUMNS = (
-    *("at once", "waste %", "saved %", "done s", "TTFT s", "p99", "TBT ms", "p99"),
-    *("gave way", "swapped", "hits %", "refused"),
+    ("at once", "peak_running", 1, "d"),
+    ("waste %", "waste", 100, ".1f"),
+    ("saved %", "saved", 100, ".1f"),
+    ("done s", "seconds", 1, ",.0f"),
+    ("TTFT s", "ttft_p50", 1, ".1f"),
+    ("p99", "ttft_p99", 1, ".1f"),
+    ("TBT ms", "tbt_p50", 1000, ".0f"),
+    ("p99", "tbt_p99", 1000, ".0f"),
+    ("gave way", "preemptions", 1, "d"),
+    ("swapped", "swaps", 1, "d"),
+    ("hits %", "hit_rate", 100, ".0f"),
+    ("refused", "refused", 1, "d"),
 )
+OPTIONAL = {"saved", "preemptions", "swaps", "hit_rate", "refused"}
+WIDTH = 132  # without a terminal
 
 
 def print_outcomes(report: Mapping[str, Any]) -> None:
     """The report of `run_plan` as a table: time to the first token, time between tokens, medians and 99 %."""
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
     work, pool = report["workload"], report["pool"]
     console.print(
         f"{work['requests']:,} requests in {work['seconds']:.0f} s, {work['prompt_tokens']:,} tokens of "
@@ -202,28 +214,14 @@ def print_outcomes(report: Mapping[str, Any]) -> None:
         f"{pool['tokens']:,} tokens, {pool['n_ctx']:,} of a sequence\n",
         soft_wrap=True,
     )
+    outcomes = report["outcomes"]
+    shown = [c for c in COLUMNS if c[1] not in OPTIONAL or any(outcome[c[1]] for outcome in outcomes)]
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("layout", no_wrap=True)
-    for heading in COLUMNS:
+    for heading, *_ in shown:
         table.add_column(heading, justify="right", no_wrap=True)
-    for outcome in report["outcomes"]:
-        table.add_row(*_row(outcome))
+    for outcome in outcomes:
+        table.add_row(
+            outcome["scheme"], *(format(outcome[name] * factor, form) for _, name, factor, form in shown)
+        )
     console.print(table)
-
-
-def _row(outcome: Mapping[str, Any]) -> list[str]:
-    return [
-        outcome["scheme"],
-        str(outcome["peak_running"]),
-        f"{100 * outcome['waste']:.1f}",
-        f"{100 * outcome['saved']:.1f}",
-        f"{outcome['seconds']:,.0f}",
-        f"{outcome['ttft_p50']:.1f}",
-        f"{outcome['ttft_p99']:.1f}",
-        f"{1e3 * outcome['tbt_p50']:.0f}",
-        f"{1e3 * outcome['tbt_p99']:.0f}",
-        str(outcome["preemptions"]),
-        str(outcome["swaps"]),
-        f"{100 * outcome['hit_rate']:.0f}",
-        str(outcome["refused"]),
-    ]

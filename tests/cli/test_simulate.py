@@ -43,7 +43,7 @@ def test_a_table(capsys: pytest.CaptureFixture[str]) -> None:
         assert name in out
     assert "12 requests in 0 s, 720 tokens of prompt, 240 of answer; 2.0 GiB for 18,688 tokens" in out
     assert "…" not in out
-    assert max(map(len, out.splitlines())) <= 120
+    assert max(map(len, out.splitlines())) <= 132
 
 
 def test_json_is_the_same_for_the_same_seed(capsys: pytest.CaptureFixture[str]) -> None:
