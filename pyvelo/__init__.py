@@ -5,20 +5,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pyvelo.errors import VeloError
-from pyvelo.outputs import Completion, RequestOutput, StreamPiece, Usage
-from pyvelo.sampling import SamplingParams
+from pyvelo.outputs import Completion, RequestOutput, StreamPiece, TokenLogprob, Usage
+from pyvelo.sampling import BeamSearchParams, SamplingParams
 
 if TYPE_CHECKING:
     from pyvelo.async_llm import AsyncLLM
     from pyvelo.llm import LLM
+    from pyvelo.session import Session
 
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "BeamSearchParams",
     "Completion",
     "RequestOutput",
     "SamplingParams",
+    "Session",
     "StreamPiece",
+    "TokenLogprob",
     "Usage",
     "VeloError",
     "__version__",
@@ -37,4 +41,8 @@ def __getattr__(name: str) -> Any:
         from pyvelo.async_llm import AsyncLLM
 
         return AsyncLLM
+    if name == "Session":
+        from pyvelo.session import Session
+
+        return Session
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,15 +9,17 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from pyvelo.beams import beam_search
 from pyvelo.config import EngineConfig
-from pyvelo.engine.compute import rest
 from pyvelo.engine.engine import open_engine
-from pyvelo.engine.intake import Prompt, Submission, for_each, pair_up
+from pyvelo.engine.intake import Prompt, for_each, pair_up
 from pyvelo.engine.stats import EngineStats
 from pyvelo.engine.tracing import recording
+from pyvelo.engine.waiting import pieces_of, run_all
 from pyvelo.kv.geometry import Geometry
 from pyvelo.outputs import RequestOutput, StreamPiece, raise_first_error
-from pyvelo.sampling import SamplingParams
+from pyvelo.sampling import BeamSearchParams, SamplingParams
+from pyvelo.session import Session
 
 if TYPE_CHECKING:
     from pyvelo.native import ModelInfo, VocabInfo
@@ -112,7 +114,7 @@ class LLM:
         engine = self._engine
         engine.driver.check_open()
         submissions = [engine.intake.prepare(prompt, param) for prompt, param in pair_up(prompts, params)]
-        self._run(submissions)
+        run_all(engine.driver, submissions)
         outputs = [submission.output() for submission in submissions]
         if not return_errors:
             raise_first_error(outputs)
@@ -130,7 +132,30 @@ class LLM:
         engine.driver.check_open()
         pieces: deque[StreamPiece] = deque()
         submission = engine.intake.prepare(prompt, for_each(params, 1)[0], pieces.append)
-        return self._pieces(submission, pieces)
+        return pieces_of(engine.driver, submission, pieces)
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams | None = None,
+    ) -> list[RequestOutput]:
+        """The best answers to each prompt that a search of a certain width finds, the best first.
+
+        Every answer brings its logprobs. Beams share the blocks of what they have in common. Raises as
+        `generate` does.
+        """
+        engine = self._engine
+        engine.driver.check_open()
+        listed = [prompt for prompt, _ in pair_up(prompts, None)]
+        return beam_search(engine, listed, params or BeamSearchParams())
+
+    def session(self, prompt: Prompt = (), *, cache_salt: str = "") -> Session:
+        """A sequence to go on from, and to fork: see `Session`. Nothing is computed yet.
+
+        Raises RequestError where the prompt is none or too long, OutOfBlocks where the cache cannot hold it.
+        """
+        self._engine.driver.check_open()
+        return Session(self._engine, self._engine.intake.branch(prompt, cache_salt))
 
     # ---- text ----
 
@@ -195,38 +220,3 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _run(self, submissions: Sequence[Submission]) -> None:
-        driver = self._engine.driver
-        requests = [request for submission in submissions for request in submission.requests]
-        pending = requests[::-1]
-
-        def ready() -> bool:
-            while pending and pending[-1].finished:
-                pending.pop()
-            return not pending
-
-        try:
-            driver.submit(requests)
-            driver.drive(ready)
-        finally:
-            if pending:
-                driver.cancel(requests)
-            rest()
-
-    def _pieces(
-        self, submission: Submission, pieces: deque[StreamPiece]
-    ) -> Generator[StreamPiece, None, None]:
-        driver = self._engine.driver
-        try:
-            driver.submit(submission.requests)
-            while True:
-                driver.drive(lambda: pieces or submission.finished)
-                while pieces:
-                    yield pieces.popleft()
-                if submission.finished and not pieces:
-                    break
-        finally:
-            driver.cancel(submission.requests)
-            rest()
-        raise_first_error([submission.output()])

@@ -6,10 +6,28 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Completion", "FinishReason", "RequestOutput", "StreamPiece", "Usage", "raise_first_error"]
+__all__ = [
+    "Completion",
+    "FinishReason",
+    "RequestOutput",
+    "StreamPiece",
+    "TokenLogprob",
+    "Usage",
+    "raise_first_error",
+]
 
 # "error" is seen only where errors were asked to be returned instead of raised
 FinishReason = Literal["stop", "length", "cancelled", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """How likely a token was: the natural logarithm of its probability, and in `top` the most likely tokens
+    with theirs, the most likely first; by the model's own distribution, before bias and temperature."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +36,14 @@ class StreamPiece:
 
     `text` is empty while a character or a stop string is incomplete. `token_ids` holds the token, and is
     empty only in the last piece of a cancelled request. `finish_reason` is None in all pieces but the last.
+    `logprob` is there where logprobs were asked for.
     """
 
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
     index: int = 0
+    logprob: TokenLogprob | None = None
 
 
 @dataclass(frozen=True)
@@ -41,13 +61,20 @@ class Usage:
 
 @dataclass(frozen=True)
 class Completion:
-    """One sample. `token_ids` includes the token that ended it, `text` neither that nor the stop string."""
+    """One sample. `token_ids` includes the token that ended it, `text` neither that nor the stop string;
+    `logprobs` is there where they were asked for, one for each token."""
 
     index: int
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     error: Exception | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """ln of the probability of all its tokens, where logprobs were asked for."""
+        return sum(token.logprob for token in self.logprobs) if self.logprobs is not None else None
 
 
 @dataclass(frozen=True)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import math
 import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from numbers import Real
 from typing import Any
 
 from pyvelo.errors import RequestError
 
-__all__ = ["SamplingParams"]
+__all__ = ["BeamSearchParams", "SamplingParams"]
 
 _MAX_TOKEN = (1 << 31) - 1
+_MAX_GUIDE = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +25,8 @@ class SamplingParams:
 
     max_tokens: tokens to generate at most; None: until the context is full.
     n: samples of the same prompt; sample i of a seeded request draws with seed + i.
+    best_of: so many samples are drawn, and the n whose tokens were the likeliest on average are given, the
+        best first; not for streams.
     temperature: 0 takes the most likely token; 1 leaves the model's distribution as it is.
     top_k: draws among the k most likely tokens only; 0: among all.
     top_p: draws among the most likely tokens that together have this probability; 1: among all.
@@ -33,15 +38,21 @@ class SamplingParams:
     stop_token_ids: tokens that end the answer, beside those of the model.
     ignore_eos: goes on where the model would end.
     seed: 0 to 2**64-1; None: one that differs from request to request.
+    logprobs: tells how likely every token was, and so many of the most likely ones in its place; up to 1024.
     logit_bias: added to the logit of a token; -inf bans it.
+    grammar, json_schema, regex: one of them at most, which the answer follows: a grammar in GBNF or Lark; a
+        schema, as text or as what json.loads gives; a regular expression. They need the extra `guide`.
     priority: of two requests the one with the higher starts first and gives way last, unless the other came
         64 or more requests earlier for each level between them.
+    timeout: seconds from when it was asked for, after which the request ends with what it has, as if it had
+        been cancelled; it is looked at between two steps.
     cache_salt: requests share the blocks of their beginnings only with those of the same salt; give each
         tenant one, and none can tell from times what another has asked.
     """
 
     max_tokens: int | None = 16
     n: int = 1
+    best_of: int | None = None
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
@@ -53,8 +64,13 @@ class SamplingParams:
     stop_token_ids: Iterable[int] = ()
     ignore_eos: bool = False
     seed: int | None = None
+    logprobs: int | None = None
     logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
+    grammar: str | None = None
+    json_schema: str | Mapping[str, Any] | bool | None = field(default=None, hash=False)
+    regex: str | None = None
     priority: int = 0
+    timeout: float | None = None
     cache_salt: str = ""
 
     def __post_init__(self) -> None:
@@ -62,6 +78,10 @@ class SamplingParams:
         if self.max_tokens is not None:
             put("max_tokens", _integer("max_tokens", self.max_tokens, 1, _MAX_TOKEN, "; None: no limit"))
         put("n", _integer("n", self.n, 1, 1024))
+        if self.best_of is not None:
+            put("best_of", _integer("best_of", self.best_of, self.n, 1024, f"; n is {self.n}"))
+        if self.logprobs is not None:
+            put("logprobs", _integer("logprobs", self.logprobs, 0, 1024, "; None: none"))
         put("temperature", _number("temperature", self.temperature, 0.0, 1e6))
         put("top_k", _integer("top_k", self.top_k, 0, _MAX_TOKEN, "; 0 turns it off"))
         put("top_p", _number("top_p", self.top_p, 0.0, 1.0, "; 1 turns it off", above=True))
@@ -80,12 +100,75 @@ class SamplingParams:
             put("seed", _integer("seed", self.seed, 0, (1 << 64) - 1))
         if self.logit_bias is not None:
             put("logit_bias", _bias(self.logit_bias))
+        if self.json_schema is not None:
+            put("json_schema", _schema(self.json_schema))
+        self._check_guides()
         put("priority", _integer("priority", self.priority, -1_000_000, 1_000_000))
+        if self.timeout is not None:
+            put("timeout", _number("timeout", self.timeout, 0.0, 1e9, "; None: no limit"))
         if not isinstance(self.cache_salt, str):
             raise RequestError(f"cache_salt={self.cache_salt!r}: give a string")
 
+    @property
+    def n_samples(self) -> int:
+        """Samples that are drawn."""
+        return self.n if self.best_of is None else self.best_of
+
+    @property
+    def guided(self) -> bool:
+        """Whether the answer must follow something."""
+        return any(given is not None for given in (self.grammar, self.json_schema, self.regex))
+
+    def _check_guides(self) -> None:
+        given = [name for name in ("grammar", "json_schema", "regex") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise RequestError(f"{' and '.join(given)}: an answer can follow only one")
+        for name in given:
+            text = getattr(self, name)
+            if not isinstance(text, str) or len(text) > _MAX_GUIDE:
+                raise RequestError(f"{name}: give text of up to {_MAX_GUIDE} characters")
+
     def _put(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BeamSearchParams:
+    """Settings of a beam search; every value is checked here, RequestError says what would do.
+
+    beam_width: beams that are kept from token to token, and answers that are given.
+    max_tokens: tokens of an answer at most.
+    length_penalty: an answer of n tokens of probability p is worth ln(p) / n**length_penalty;
+        0 prefers short answers, larger values long ones.
+    stop_token_ids, ignore_eos, priority, cache_salt: as in `SamplingParams`.
+    """
+
+    beam_width: int = 4
+    max_tokens: int = 16
+    length_penalty: float = 1.0
+    stop_token_ids: Iterable[int] = ()
+    ignore_eos: bool = False
+    priority: int = 0
+    cache_salt: str = ""
+
+    def __post_init__(self) -> None:
+        put = partial(object.__setattr__, self)
+        put("beam_width", _integer("beam_width", self.beam_width, 1, 256))
+        put("max_tokens", _integer("max_tokens", self.max_tokens, 1, _MAX_TOKEN))
+        put("length_penalty", _number("length_penalty", self.length_penalty, -16.0, 16.0))
+        put("stop_token_ids", _token_ids(self.stop_token_ids))
+        self.step(0)  # checks the rest
+
+    def step(self, n_best: int) -> SamplingParams:
+        """Of the request that a beam's next token needs: one token, and the `n_best` likeliest."""
+        return SamplingParams(
+            max_tokens=1,
+            temperature=0.0,
+            logprobs=n_best,
+            ignore_eos=self.ignore_eos,
+            priority=self.priority,
+            cache_salt=self.cache_salt,
+        )
 
 
 def _integer(name: str, value: Any, low: int, high: int, hint: str = "") -> int:
@@ -122,6 +205,17 @@ def _token_ids(value: Any) -> tuple[int, ...]:
     except TypeError:
         raise RequestError(f"stop_token_ids={value!r}: give a list of token ids") from None
     return tuple(_integer("stop_token_ids", token, 0, _MAX_TOKEN) for token in tokens)
+
+
+def _schema(value: Any) -> str:
+    """As text, which is plain data and can be compared."""
+    try:
+        if not isinstance(value, str):
+            return json.dumps(value)
+        json.loads(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(f"json_schema={value!r}: give a schema that is JSON: {error}") from None
+    return value
 
 
 def _bias(value: Any) -> dict[int, float]:

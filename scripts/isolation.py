@@ -2,10 +2,11 @@
 """Whether anybody ever sees another's tokens: many requests at once must say what each says alone.
 
     python scripts/isolation.py
-    python scripts/isolation.py --requests 1000 --seed 7
+    python scripts/isolation.py --requests 1000 --seed 7 --schedules 3
 
 Requests of eight tenants, with beginnings of their own and shared ones, samples, cancels and priorities, run
-at once over a pool of a quarter of what they would need, with host memory for some of those that give way.
+at once over a pool of a quarter of what they would need, with host memory for some of those that give way;
+then once more in another order and within other limits of a step, so that others share, wait and give way.
 Every step is audited, free blocks are filled with NaN (VELO_DEBUG). In deterministic mode every answer must
 be, token for token, that of the same request alone, without any sharing; one that was cancelled must be the
 beginning of it. The model is the tiny preset, made for the run.
@@ -19,7 +20,7 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter as now
@@ -108,25 +109,45 @@ def alone(engine: Engine, work: list[Job]) -> Iterator[list[tuple[int, ...]]]:
         yield [request.generated_ids for request in requests]
 
 
-def together(engine: Engine, work: list[Job]) -> list[tuple[Request, ...]]:
-    """All of them, AT_ONCE at a time."""
-    started: list[tuple[Request, ...]] = []
+@dataclass(frozen=True)
+class Schedule:
+    """In which order requests come, and what a step may hold."""
+
+    order: tuple[int, ...]
+    max_num_seqs: int
+    max_batch_tokens: int
+
+
+def schedules(count: int, n_jobs: int, seed: int) -> list[Schedule]:
+    """The first is the plain one."""
+    draw = random.Random(seed)
+    made = [Schedule(tuple(range(n_jobs)), 256, 512)]
+    while len(made) < count:
+        order = draw.sample(range(n_jobs), n_jobs)
+        max_seqs = draw.randint(AT_ONCE // 4, AT_ONCE)
+        made.append(Schedule(tuple(order), max_seqs, draw.randint(max_seqs, 2 * max_seqs)))
+    return made
+
+
+def together(engine: Engine, work: list[Job], order: Sequence[int]) -> list[tuple[Request, ...]]:
+    """All of them, AT_ONCE at a time; in the order of `work`."""
+    started: dict[int, tuple[Request, ...]] = {}
     open_: list[tuple[Job, tuple[Request, ...], int]] = []
     step = 0
     while len(started) < len(work) or open_:
         while len(open_) < AT_ONCE and len(started) < len(work):
-            job = work[len(started)]
-            requests = submission_of(engine, job).requests
+            number = order[len(started)]
+            requests = submission_of(engine, work[number]).requests
             engine.core.submit(requests)
-            started.append(requests)
-            open_.append((job, requests, step))
+            started[number] = requests
+            open_.append((work[number], requests, step))
         for job, requests, since in open_:
             if job.cancel_after is not None and step - since >= job.cancel_after:
                 engine.core.cancel(requests)
         engine.core.step()
         step += 1
         open_ = [entry for entry in open_ if not all(request.finished for request in entry[1])]
-    return started
+    return [started[number] for number in range(len(work))]
 
 
 def compare(work: list[Job], expected: list[list[tuple[int, ...]]], got: list[tuple[Request, ...]]) -> int:
@@ -150,7 +171,7 @@ def tiny_model(folder: Path) -> Path:
     return path
 
 
-def run(model: Path, count: int, seed: int) -> int:
+def run(model: Path, count: int, seed: int, n_schedules: int) -> int:
     from pyvelo.config import EngineConfig
     from pyvelo.engine.engine import open_engine
 
@@ -171,24 +192,40 @@ def run(model: Path, count: int, seed: int) -> int:
         pool = -(-demand // 4 // 256) * 256 * first.geometry.token_bytes
     finally:
         first.close()
-    second = opened(kv_cache_bytes=pool, swap_bytes=pool // 2)
-    try:
-        start = now()
-        got = together(second, work)
-        wrong = compare(work, expected, got)
-        stats = second.stats()
-        print(
-            f"together: {now() - start:.0f} s, {stats.hit_tokens} of {stats.queried_tokens} tokens shared, "
-            f"{stats.block_copies} copies, {stats.preemptions} preemptions ({stats.swaps} to host memory), "
-            f"{stats.block_evictions} evictions, {stats.requests_cancelled} cancelled"
+    wrong = 0
+    for schedule in schedules(n_schedules, count, seed):
+        engine = opened(
+            kv_cache_bytes=pool,
+            swap_bytes=pool // 2,
+            max_num_seqs=schedule.max_num_seqs,
+            max_batch_tokens=schedule.max_batch_tokens,
         )
-        held = (stats.blocks_used, stats.swap_blocks_used, stats.running, stats.waiting)
-        if held != (0, 0, 0, 0):
-            print(f"blocks used, swapped, requests running, waiting: {held}, but all should be 0")
-            wrong += 1
-    finally:
-        second.close()
+        try:
+            wrong += run_together(engine, work, expected, schedule)
+        finally:
+            engine.close()
     print(f"{wrong} wrong")
+    return wrong
+
+
+def run_together(
+    engine: Engine, work: list[Job], expected: list[list[tuple[int, ...]]], schedule: Schedule
+) -> int:
+    """How many answers are wrong, and whether anything is held at the end."""
+    start = now()
+    wrong = compare(work, expected, together(engine, work, schedule.order))
+    stats = engine.stats()
+    print(
+        f"together, {schedule.max_num_seqs} sequences and {schedule.max_batch_tokens} tokens a step at most: "
+        f"{now() - start:.0f} s, {stats.hit_tokens} of {stats.queried_tokens} tokens shared, "
+        f"{stats.block_copies} copies, {stats.preemptions} preemptions ({stats.swaps} to host memory), "
+        f"{stats.block_evictions} evictions, {stats.requests_cancelled} cancelled",
+        flush=True,
+    )
+    held = (stats.blocks_used, stats.swap_blocks_used, stats.running, stats.waiting)
+    if held != (0, 0, 0, 0):
+        print(f"blocks used, swapped, requests running, waiting: {held}, but all should be 0")
+        wrong += 1
     return wrong
 
 
@@ -198,9 +235,10 @@ def main() -> int:
     )
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--schedules", type=int, default=2, help="how often they all run at once")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        return int(run(tiny_model(Path(folder)), given.requests, given.seed) > 0)
+        return int(run(tiny_model(Path(folder)), given.requests, given.seed, given.schedules) > 0)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 #include "draw.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 
@@ -98,12 +99,25 @@ top_logit find_top(const float * logits, int32_t n) {
     return best;
 }
 
-bool drawer::is_better(const candidate & a, const candidate & b) {
+double log_sum(const float * logits, int32_t n, float max) {
+    float  weights[chunk];
+    double total = 0.0;
+    for (int32_t start = 0; start < n; start += chunk) {
+        const int32_t size = std::min(n - start, chunk);
+        for (int32_t i = 0; i < size; ++i) {
+            weights[i] = exp_below(logits[start + i] - max);
+        }
+        total += sum(weights, size);
+    }
+    return std::log(total) + static_cast<double>(max);
+}
+
+bool is_better(const candidate & a, const candidate & b) {
     return a.value > b.value || (a.value == b.value && a.id < b.id);
 }
 
-// The k largest logits, in the order of ids: a pile of those above a floor, cut back to k when it has 2k.
-void drawer::keep_best(const float * logits, int32_t n, int32_t k) {
+// A pile of those above a floor, cut back to k when it has 2k.
+void find_best(const float * logits, int32_t n, int32_t k, std::vector<candidate> & best) {
     const auto size  = static_cast<size_t>(k);
     float      floor = -infinity;
     const auto cut   = [&] {
@@ -123,6 +137,11 @@ void drawer::keep_best(const float * logits, int32_t n, int32_t k) {
         }
     }
     cut();
+}
+
+// The k largest logits, in the order of ids.
+void drawer::keep_best(const float * logits, int32_t n, int32_t k) {
+    find_best(logits, n, k, best);
     std::sort(best.begin(), best.end(), [](const candidate & a, const candidate & b) { return a.id < b.id; });
     kept.clear();
     ids.clear();

@@ -14,6 +14,18 @@ struct top_logit {
 };
 top_logit find_top(const float * logits, int32_t n);
 
+// ln of the sum of e^logit; `max` is the largest of them
+double log_sum(const float * logits, int32_t n, float max);
+
+struct candidate {
+    float   value;
+    int32_t id;
+};
+// the larger value; of equal ones the lower id
+bool is_better(const candidate & a, const candidate & b);
+// The k largest logits, in no order; `best` is made anew.
+void find_best(const float * logits, int32_t n, int32_t k, std::vector<candidate> & best);
+
 struct draw_params {
     float   temperature; // above 0
     int32_t top_k;       // 0: off
@@ -31,12 +43,6 @@ public:
     int32_t draw(const float * logits, int32_t n, float max, const draw_params & params, double u);
 
 private:
-    struct candidate {
-        float   value;
-        int32_t id;
-    };
-    static bool is_better(const candidate & a, const candidate & b);
-
     void    keep_best(const float * logits, int32_t n, int32_t k);
     double  weigh(const float * logits, int32_t n, float max, float temperature);
     void    keep_nucleus(double mass);

@@ -49,9 +49,10 @@ struct velo_context {
 
     velo_timings timings{};
 
-    // scratch of velo_sample, reused from row to row
-    std::vector<float> logits;
-    velo::drawer       drawer;
+    // scratch of velo_sample and velo_logprobs, reused from row to row
+    std::vector<float>           logits;
+    std::vector<velo::candidate> best;
+    velo::drawer                 drawer;
 };
 
 struct velo_sampler {
@@ -64,6 +65,8 @@ struct velo_sampler {
     // tokens seen, and how often in the output; kept only where a penalty needs it
     std::unordered_map<int32_t, int32_t> seen;
     bool                                 counts = false;
+
+    std::vector<uint8_t> mask; // a bit for each token that may be drawn; empty: all
 };
 
 namespace velo {

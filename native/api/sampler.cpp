@@ -57,6 +57,13 @@ std::vector<llama_logit_bias> read_bias(const velo_sampler_params & params, int3
     return bias;
 }
 
+void apply_mask(const std::vector<uint8_t> & mask, float * logits, int32_t n_vocab) {
+    for (int32_t i = 0; i < n_vocab; ++i) {
+        const bool allowed = (mask[static_cast<size_t>(i) / 8] >> (i % 8) & 1) != 0;
+        logits[i]          = allowed ? logits[i] : -infinity;
+    }
+}
+
 void adjust(const velo_sampler & sampler, float * logits) {
     for (const llama_logit_bias & bias : sampler.bias) {
         logits[bias.token] += bias.bias;
@@ -73,8 +80,11 @@ void adjust(const velo_sampler & sampler, float * logits) {
 
 velo_status sample_row(velo_context & context, velo_sampler & sampler, int32_t row, int32_t & token) {
     const float * logits = llama_paged_logits(context.llama.get(), row);
-    if (!sampler.bias.empty() || !sampler.seen.empty()) {
+    if (!sampler.bias.empty() || !sampler.seen.empty() || !sampler.mask.empty()) {
         context.logits.assign(logits, logits + context.n_vocab);
+        if (!sampler.mask.empty()) {
+            apply_mask(sampler.mask, context.logits.data(), context.n_vocab);
+        }
         adjust(sampler, context.logits.data());
         logits = context.logits.data();
     }
@@ -151,6 +161,20 @@ velo_status velo_sampler_prompt(velo_sampler * sampler, const int32_t * tokens, 
         for (int32_t i = 0; i < n_tokens; ++i) {
             sampler->seen.try_emplace(tokens[i], 0);
         }
+    });
+}
+
+velo_status velo_sampler_mask(velo_sampler * sampler, const uint8_t * bits, size_t size) noexcept {
+    return velo::guarded([&] {
+        velo::check_pointer(sampler, "sampler");
+        const auto n_vocab = static_cast<size_t>(llama_vocab_n_tokens(llama_model_get_vocab(sampler->model.get())));
+        if (size > 0) {
+            velo::check_pointer(bits, "bits");
+        }
+        if (size > 0 && size < (n_vocab + 7) / 8) {
+            velo::fail(VELO_INVALID, "a mask of %zu bytes is too short for %zu tokens", size, n_vocab);
+        }
+        sampler->mask.assign(bits, bits + size);
     });
 }
 

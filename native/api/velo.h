@@ -243,7 +243,7 @@ typedef struct velo_timings {
     int64_t n_tokens;
     int64_t n_graphs_reused; // runs whose graph was that of the run before
     double  run_seconds;     // total inside velo_context_run
-    double  sample_seconds;  // total inside velo_sample
+    double  sample_seconds;  // total inside velo_sample and velo_logprobs
 } velo_timings;
 
 VELO_API velo_status velo_context_timings(velo_context * context, velo_timings * timings) VELO_NOEXCEPT;
@@ -265,18 +265,25 @@ typedef struct velo_sampler_params {
 } velo_sampler_params;
 
 VELO_API velo_sampler_params velo_sampler_default_params(void) VELO_NOEXCEPT;
-// order: bias, penalties, temperature, top-k, top-p, min-p, draw
+// order: mask, bias, penalties, temperature, top-k, top-p, min-p, draw
 VELO_API velo_status velo_sampler_create(const velo_model * model, const velo_sampler_params * params,
                                          velo_sampler ** sampler) VELO_NOEXCEPT;
 VELO_API void        velo_sampler_free(velo_sampler * sampler) VELO_NOEXCEPT;
 // Shows the sampler tokens that it did not draw (the prompt), for the repetition penalty.
 VELO_API velo_status velo_sampler_prompt(velo_sampler * sampler, const int32_t * tokens,
                                          int32_t n_tokens) VELO_NOEXCEPT;
+// What the sampler may draw until the next call: bit t % 8 of byte t / 8 says whether token t. size 0: every token.
+VELO_API velo_status velo_sampler_mask(velo_sampler * sampler, const uint8_t * bits, size_t size) VELO_NOEXCEPT;
 // Draws one token for each of n wanted outputs of the last run, each with its own sampler, which remembers the
 // token. statuses[i] tells how the i-th went; one that fails (a NaN, an infinity, or nothing left to choose from)
 // leaves the others alone, and its token is -1.
 VELO_API velo_status velo_sample(velo_context * context, const int32_t * rows, velo_sampler * const * samplers,
                                  int32_t n, int32_t * tokens, int32_t * statuses) VELO_NOEXCEPT;
+// For each of n wanted outputs of the last run, by the model's own distribution (before bias, penalties, temperature):
+// ln of the probability of tokens[i], and the k most likely tokens with theirs, the most likely first.
+VELO_API velo_status velo_logprobs(velo_context * context, const int32_t * rows, const int32_t * tokens, int32_t n,
+                                   int32_t k, float * logprobs, int32_t * top_tokens,
+                                   float * top_logprobs) VELO_NOEXCEPT;
 
 #ifdef __cplusplus
 }

@@ -130,6 +130,38 @@ def run(
 
 
 @app.command()
+def bench(
+    model: opt.ModelPath,
+    depth: opt.Depths = "0",
+    sequences: opt.SequenceCounts = "1",
+    kv_type: opt.KVTypes = "f16",
+    prompt: opt.PromptLength = 512,
+    answer: opt.AnswerLength = 64,
+    repeats: opt.Repeats = 3,
+    threads: opt.Threads = None,
+    n_gpu_layers: opt.GpuLayers = 0,
+    plot: opt.Plot = None,
+    as_json: opt.Json = False,
+) -> int:
+    """Measure how fast a model runs here."""
+    from pyvelo.bench import BenchPlan
+    from pyvelo.cli.bench import run_bench
+
+    plan = BenchPlan(
+        model=model,
+        kv_types=kv_type,
+        depths=depth,
+        sequences=sequences,
+        prompt=prompt,
+        answer=answer,
+        repeats=repeats,
+        n_threads=threads,
+        n_gpu_layers=n_gpu_layers,
+    )
+    return run_bench(plan, as_json=as_json, plot=plot)
+
+
+@app.command()
 def info(model: opt.ModelPath, block_size: opt.BlockSize = 32, as_json: opt.Json = False) -> int:
     """Show what a model is, and what its KV cache costs here."""
     from pyvelo.cli.info import describe

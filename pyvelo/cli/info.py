@@ -75,11 +75,13 @@ def _kv_types(summary: GgufSummary, model: Model, block_size: int, free: int | N
         except UnsupportedError as error:
             costs[name] = {"refusal": str(error)}
             continue
+        fitting = None if free is None else _fitting(geometry, free, summary.tensor_bytes)
         costs[name] = {
             "token_bytes": geometry.token_bytes,
             "block_size": geometry.block_size,
             "block_bytes": geometry.block_bytes,
-            "tokens_that_fit": None if free is None else _fitting(geometry, free, summary.tensor_bytes),
+            "tokens_that_fit": fitting,
+            "sequences_that_fit": None if fitting is None else fitting // max(1, model.info.n_ctx_train),
         }
     return costs
 

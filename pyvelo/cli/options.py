@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from pyvelo.cli.values import parse_kv_type_option, parse_size
+from pyvelo.cli.values import parse_kv_type_option, parse_names, parse_numbers, parse_size
 
 ModelPath = Annotated[Path, Argument(metavar="MODEL", help="A GGUF file.", show_default=False)]
 Prompt = Annotated[
@@ -62,6 +62,22 @@ Deterministic = Annotated[bool, Option("--deterministic", help="Bit-identical ho
 Precision = Annotated[
     str, Option("--attention-precision", help="exact; or fast: a prompt's attention in bfloat16.")
 ]
+
+# ---- measurements ----
+
+Depths = Annotated[
+    Any, Option("--depth", parser=parse_numbers, metavar="N,...", help="Tokens in the context before.")
+]
+SequenceCounts = Annotated[
+    Any, Option("--sequences", parser=parse_numbers, metavar="N,...", help="Answers side by side.")
+]
+KVTypes = Annotated[
+    Any, Option("--kv-type", parser=parse_names, metavar="TYPE,...", help="A run for each KV type.")
+]
+PromptLength = Annotated[int, Option("--prompt-tokens", help="Tokens of the prompt that is timed.")]
+AnswerLength = Annotated[int, Option("--answer-tokens", help="Tokens of the answers that are timed.")]
+Repeats = Annotated[int, Option("-r", "--repeats", help="How often each is measured.")]
+Plot = Annotated[Path | None, Option(help="Draw the answers over depth to this file.", show_default=False)]
 
 # ---- simulation ----
 

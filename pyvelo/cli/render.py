@@ -105,10 +105,10 @@ def _quantization(shares: Mapping[str, Mapping[str, int]]) -> Table:
 
 
 def _costs(costs: Mapping[str, Mapping[str, Any]]) -> Table:
-    table = _table("per token", "block", "per block", "tokens that fit")
+    table = _table("per token", "block", "per block", "tokens that fit", "full sequences")
     for name, cost in costs.items():
         if "refusal" in cost:
-            table.add_row(name, "-", "-", "-", "cannot be cut into this model's heads")
+            table.add_row(name, "-", "-", "-", "-", "cannot be cut into this model's heads")
             continue
         fit = cost["tokens_that_fit"]
         table.add_row(
@@ -117,6 +117,7 @@ def _costs(costs: Mapping[str, Mapping[str, Any]]) -> Table:
             f"{cost['block_size']} tokens",
             show_bytes(cost["block_bytes"]),
             "unknown" if fit is None else f"{fit:,}",
+            "unknown" if fit is None else f"{cost['sequences_that_fit']:,}",
         )
     return table
 

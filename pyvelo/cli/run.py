@@ -135,7 +135,8 @@ def _summary(answer: Answer, llm: LLM) -> str:
         f"load {answer.load:.2f} s | "
         f"{stats.prompt_tokens} prompt tokens, the first answer after {answer.first:.2f} s | "
         f"{len(answer.token_ids)} tokens in {answer.total:.2f} s, {answer.decode_rate:.1f} per second | "
-        f"KV cache of {stats.blocks_total} blocks, {show_bytes(stats.pool_bytes)} | "
+        f"KV cache of {stats.blocks_total} blocks = {stats.tokens_total} tokens = "
+        f"{stats.sequences_total} sequences of {stats.n_ctx}, {show_bytes(stats.pool_bytes)} | "
         f"{answer.finish_reason}"
     )
 

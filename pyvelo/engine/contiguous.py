@@ -27,6 +27,7 @@ from typing import Protocol
 import numpy as np
 
 from pyvelo.engine.meter import Meter, Outcome
+from pyvelo.engine.pace import Pace
 from pyvelo.engine.simulate import Setup
 from pyvelo.engine.workload import Job
 from pyvelo.errors import ConfigError
@@ -236,6 +237,7 @@ class _Run:
         self.waiting: list[_Sequence] = []  # both in the order of arrival
         self._running: list[_Sequence] = []
         self._setup, self._layout = setup, layout
+        self._pace = Pace()
 
     @property
     def busy(self) -> bool:
@@ -244,8 +246,10 @@ class _Run:
     def step(self) -> None:
         """Those that decode get a cell each, prompts share the rest of the batch, then others start."""
         gave_way = self._grow()
-        budget = self._setup.limits.max_batch_tokens - sum(s.decodes for s in self._running)
         chunks = [(s, 1) for s in self._running if s.decodes]
+        budget = self._setup.limits.max_batch_tokens - len(chunks)
+        if any(s.n_generated for s in self._running):
+            budget = min(budget, self._pace.allowance())
         for sequence in self._running:
             if not sequence.decodes and budget:
                 chunks.append((sequence, min(budget, sequence.n_known - sequence.n_stored)))
@@ -284,6 +288,8 @@ class _Run:
         stored = sum(sequence.n_stored for sequence in self._running)
         self.meter.step(seconds, len(self._running), layout.held, stored, layout.held)
         self.now += seconds
+        n_decodes = sum(n == 1 and sequence.n_generated > 0 for sequence, n in chunks)
+        self._pace.stepped(n_decodes, int(n_tokens.sum()) - n_decodes, seconds)
         for sequence, _ in chunks:
             if sequence.n_stored == sequence.n_known:
                 self._draw(sequence)

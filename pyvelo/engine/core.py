@@ -16,22 +16,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyvelo.engine.batch import Batch, BatchBuilder
+from pyvelo.engine.branch import Branch, Shelf
 from pyvelo.engine.costs import Costs
+from pyvelo.engine.deadlines import Deadlines
+from pyvelo.engine.logprobs import logprobs_of
+from pyvelo.engine.mover import BlockMover
+from pyvelo.engine.pace import Pace
 from pyvelo.engine.request import Request
 from pyvelo.engine.scheduler import Limits, StepPlan, schedule
 from pyvelo.engine.stats import Counters
 from pyvelo.errors import Cancelled, ComputeError, InternalError
 from pyvelo.kv.draft import Swapped
-from pyvelo.kv.manager import BlockManager, Moves
-from pyvelo.outputs import FinishReason, StreamPiece
+from pyvelo.kv.manager import BlockManager
+from pyvelo.outputs import FinishReason, StreamPiece, TokenLogprob
 
 if TYPE_CHECKING:
     from pyvelo.native import Context, Sampler, StepArrays
 
 __all__ = ["EngineCore"]
 
-
-NAN_BYTE = 0xFF
 
 MANY_TOKENS = 32
 """Of a step whose time tells what a token of a prompt costs."""
@@ -79,13 +82,16 @@ class EngineCore:
         self._has_states = n_states > 0
         self._arrivals: deque[Request] = deque()
         self._cancels: deque[Request] = deque()
+        self._let_go: deque[Branch] = deque()
         self._waiting: list[Request] = []  # both in the order of rank
         self._running: list[Request] = []
+        self.shelf = Shelf(manager)
+        self._deadlines = Deadlines()
         self._n_arrived = 0
         self._costs = costs or Costs()
+        self.pace = Pace()
+        self._mover = BlockMover(context, manager, block_bytes, self._costs, clock)
         self._debug = debug
-        self._poisoned: set[int] = set()
-        self._swap_data = np.empty((manager.swap.n_blocks, block_bytes), np.uint8)  # memory as it is used
         self._some_idle = False  # in `_running` are requests that have ended
 
     @property
@@ -98,94 +104,117 @@ class EngineCore:
         return len(self._running)
 
     @property
-    def tokens_stored(self) -> int:
-        """Tokens whose K and V are in blocks of running requests; those that several share count once."""
-        size = self.manager.block_size
-        unused = sum(
-            len(request.table.blocks) * size - request.n_computed
-            for request in self._running
-            if request.table is not None
-        )
-        return self.manager.n_used * size - unused
+    def n_swapped(self) -> int:
+        """Requests that wait in host memory."""
+        return sum(request.swapped is not None for request in self._waiting)
 
     def submit(self, requests: Iterable[Request]) -> None:
         """Lets requests that can fit wait for their turn. Thread-safe."""
-        self._arrivals.extend(requests)
+        for request in requests:
+            if request.branch is not None:
+                request.branch.request = request
+            request.submitted = self.clock()
+            self._arrivals.append(request)
 
     def cancel(self, requests: Iterable[Request]) -> None:
         """Ends requests at the next `settle` or `step`. Thread-safe, harmless for those that are done."""
         self._cancels.extend(request for request in requests if not request.finished)
 
+    def let_go(self, branch: Branch) -> None:
+        """Gives back what a branch holds, at the next `settle` or `step`, and ends what runs on it.
+
+        Thread-safe.
+        """
+        self._let_go.append(branch)
+
     def settle(self) -> None:
-        """Takes in what `submit` and `cancel` left."""
+        """Takes in what `submit`, `cancel` and `let_go` left."""
         while self._arrivals:
             request = self._arrivals.popleft()
             self._n_arrived += 1
-            request.arrival = self._n_arrived
+            request.arrival = request.arrival or self._n_arrived
+            self._deadlines.note(request)
+            if request.branch is not None:
+                request.swapped, request.branch.swapped = request.branch.swapped, None
             if not request.held:
                 self._wait(request)
+        self.cancel(self._deadlines.due(self.clock()))
         while self._cancels:
             request = self._cancels.popleft()
             if not request.finished:
                 if request in self._waiting:
                     self._waiting.remove(request)
                 self._end_early(request)
+        while self._let_go:
+            self._forget(self._let_go.popleft())
         self._drop_idle()
         if self.watch is not None:
             self.watch(self._waiting, self._running)
 
     def cancel_all(self) -> None:
-        """Ends every request."""
+        """Ends every request, and gives back what branches hold."""
         self.settle()
         while self._running or self._waiting:
             self.cancel([*self._running, *self._waiting])
             self.settle()
+        for branch in list(self.shelf):
+            self.shelf.forget(branch)
 
     def step(self) -> bool:
         """Runs one step; False when there was nothing to do."""
+        start = self.clock()
         self.settle()
-        plan = self._begin(
-            schedule(self._waiting, self._running, self.manager, self.limits, self._costs.favour_swap)
-        )
+        plan = self._begin(self._schedule())
         if not plan.decodes and not plan.chunks:
-            if self._waiting and not self._running and not plan.starts and not plan.preempted:
+            changed = bool(plan.starts or plan.preempted or plan.evicted)
+            if self._waiting and not self._running and not changed:
                 raise InternalError("requests wait although nothing runs")
-            return bool(plan.starts)
+            return changed
         try:
-            self._compute(plan, self._batches.build(plan))
+            batch = self._batches.build(plan)
+            self.counters.schedule_seconds += self.clock() - start
+            self._compute(plan, batch)
         except Cancelled:
             self._set_back(plan)
         except BaseException:
             self._set_back(plan)
             raise
         if self._debug:
-            self._audit()
+            self.manager.audit()
+            self._mover.poison()
         return True
 
-    def _audit(self) -> None:
-        """What nobody may read any more shows where somebody does."""
-        self.manager.audit()
-        unused = self.manager.unused_blocks()
-        fresh = sorted(unused - self._poisoned)
-        if fresh:
-            self._context.fill_blocks(fresh, NAN_BYTE)
-        self._poisoned = unused
+    def _schedule(self) -> StepPlan:
+        return schedule(
+            self._waiting,
+            self._running,
+            self.manager,
+            self.limits,
+            self._costs.favour_swap,
+            self.shelf,
+            self.pace.allowance,
+        )
 
     # ---- from plan to run ----
 
     def _begin(self, plan: StepPlan) -> StepPlan:
         """Takes the plan's blocks and lets its sequences start; who cannot is left out of the step."""
-        self._move(self.manager.commit(plan.draft))
+        self._mover.move(self.manager.commit(plan.draft))
+        for branch, swapped in plan.evicted:
+            self.shelf.evict(branch, swapped)
+            self.counters.evicted_branches += 1
+        del self._waiting[: len(plan.starts)]  # before somebody comes back to stand among them
         for request, swapped in plan.preempted:
             self._preempt(request, swapped)
         self._drop_idle()
-        del self._waiting[: len(plan.starts)]
         for chunk in plan.starts:
             request = chunk.request
             request.table, request.swapped = chunk.table, None
-            request.n_computed = chunk.table.n_cached
+            if request.branch is not None:
+                self.shelf.lend(request.branch)
+            request.n_computed = chunk.table.n_tokens
             if request.n_cached is None:
-                request.n_cached = chunk.table.n_cached
+                request.n_cached = chunk.table.n_tokens
             insort(self._running, request, key=_rank)
             try:
                 self._equip(request)
@@ -194,19 +223,6 @@ class EngineCore:
         if any(chunk.request.finished for chunk in plan.starts):
             return plan._replace(chunks=[chunk for chunk in plan.chunks if not chunk.request.finished])
         return plan
-
-    def _move(self, moves: Moves) -> None:
-        """At once: a step that is cut short is run again, but what moves may be overwritten by then."""
-        context, host = self._context, self._swap_data
-        start = self.clock()
-        if moves.outs:
-            host[[move.target for move in moves.outs]] = context.read_blocks([m.source for m in moves.outs])
-        if moves.ins:
-            context.write_blocks([m.target for m in moves.ins], host[[m.source for m in moves.ins]])
-        if moves.outs or moves.ins:
-            self._costs.moved(len(moves.outs) + len(moves.ins), self.clock() - start)
-        if moves.copies:
-            context.copy_blocks([m.source for m in moves.copies], [m.target for m in moves.copies])
 
     def _wait(self, request: Request) -> None:
         insort(self._waiting, request, key=_rank)
@@ -240,14 +256,18 @@ class EngineCore:
         except Exception as error:
             self._fail(plan.requests, error)
             return
+        done = self.clock()
         if batch.n_tokens >= MANY_TOKENS:
-            self._costs.computed(batch.n_tokens, self.clock() - start)
+            self._costs.computed(batch.n_tokens, done - start)
         self.counters.steps += 1
+        self.counters.run_seconds += done - start
+        self.pace.stepped(len(plan.decodes), batch.n_tokens - len(plan.decodes), done - start)
         for request, _, n_tokens, last in plan.chunks:
             if not last:
                 self._advance(request, request.n_computed + n_tokens)
         if batch.drawing:
             self._draw(batch)
+        self.counters.sample_seconds += self.clock() - done
 
     def _set_back(self, plan: StepPlan) -> None:
         """After a step that was cut short: whoever has not advanced runs the same tokens in the next one.
@@ -274,9 +294,13 @@ class EngineCore:
 
     def _draw_rows(self, rows: NDArray[np.int32], requests: list[Request]) -> list[tuple[int, Request]]:
         """Draws and accepts; returns who joined at one of these rows."""
+        guided = [number for number, request in enumerate(requests) if self._mask(request)]
+        if len(guided) < len(requests):
+            rows, requests = rows[guided], [requests[number] for number in guided]
         samplers = [request.sampler for request in requests if request.sampler is not None]
         try:
             tokens, statuses = self._context.sample(rows, samplers)
+            logprobs = logprobs_of(self._context, rows, tokens, requests)
         except Exception as error:
             self._fail(requests, error)
             return []
@@ -288,13 +312,24 @@ class EngineCore:
                     raise ComputeError("no token can be drawn: the logits are not finite, or all are banned")
                 self._advance(request, len(request.tokens))
                 joined += [(row, follower) for follower in self._fork(request)]
-                self._accept(request, token)
+                self._accept(request, token, logprobs.get(id(request)))
             except Exception as error:
                 self._fail([request], error)
             except BaseException:
                 self._end(request, "cancelled")
                 raise
         return joined
+
+    def _mask(self, request: Request) -> bool:
+        """Tells a sampler what its guide allows; False where that fails, and the request with it."""
+        if request.guide is None or request.sampler is None:
+            return True
+        try:
+            request.sampler.mask(request.guide.mask())
+        except Exception as error:
+            self._fail([request], error)
+            return False
+        return True
 
     def _fork(self, request: Request) -> list[Request]:
         """Lets the other samples of its prompt start beside it; who finds no place waits."""
@@ -324,27 +359,20 @@ class EngineCore:
         if request.table is not None:
             self.manager.advance(request.table, n_computed)
 
-    def _accept(self, request: Request, token: int) -> None:
+    def _accept(self, request: Request, token: int, logprob: TokenLogprob | None) -> None:
         """Appends a token, shows its text, and ends the request where it is due."""
-        request.tokens.append(token)
+        if request.max_new == 0:
+            self._advance(request, request.n_prompt - 1)  # as long as nothing is drawn behind the last one
+            self._end(request, "length")
+            return
         if request.n_computed == request.n_prompt:
             self.counters.prompt_tokens += request.n_prompt
         self.counters.completion_tokens += 1
-        reason: FinishReason | None = None
-        detokenizer = request.detokenizer
-        if token in request.stop_ids or (self._is_end(token) and not request.params.ignore_eos):
-            reason, text = "stop", detokenizer.finish()
-        else:
-            text = detokenizer.push(token)
-            if request.n_computed + 1 - request.n_prompt >= request.max_new:
-                text += detokenizer.finish()
-                reason = "length"
-            if detokenizer.stopped:
-                reason = "stop"
-        if text:
-            request.text_parts.append(text)
+        if logprob is not None:
+            request.logprobs.append(logprob)
+        text, reason = request.accept(token, self._is_end(token))
         if request.on_piece is not None:
-            request.on_piece(StreamPiece(text, (token,), reason, request.index))
+            request.on_piece(StreamPiece(text, (token,), reason, request.index, logprob))
         if reason is not None:
             self._end(request, reason)
 
@@ -373,7 +401,7 @@ class EngineCore:
         if request.sampler is not None:
             request.sampler.close()
             request.sampler = None
-        self._count(reason)
+        self.counters.ended(reason)
         request.finish_reason = reason
         self._promote(request)
         if request.on_end is not None:
@@ -387,12 +415,24 @@ class EngineCore:
             self._wait(followers[0])
 
     def _release(self, request: Request) -> None:
+        branch = request.branch if not self._has_states else None  # a state does not rest
+        if branch is not None:
+            branch.swapped, request.swapped = request.swapped, None
         if request.swapped is not None:
             self.manager.discard(request.swapped)
             request.swapped = None
         if request.table is not None:
-            self.manager.free(request.table)
+            if branch is not None:
+                self.shelf.take_back(branch, request.table)
+            else:
+                self.manager.free(request.table)
             self._vacate(request)
+
+    def _forget(self, branch: Branch) -> None:
+        if branch.request is not None and branch.busy:
+            self.cancel([branch.request])
+            self.settle()
+        self.shelf.forget(branch)
 
     def _vacate(self, request: Request) -> None:
         """It runs no more; its blocks were given back."""
@@ -400,17 +440,6 @@ class EngineCore:
         self._some_idle = True
         if self._has_states:
             self._free_states.append(request.state)
-
-    def _count(self, reason: FinishReason) -> None:
-        counters = self.counters
-        if reason == "stop":
-            counters.stopped += 1
-        elif reason == "length":
-            counters.ran_out += 1
-        elif reason == "cancelled":
-            counters.cancelled += 1
-        else:
-            counters.failed += 1
 
     def _drop_idle(self) -> None:
         """Those that run are those that have a table."""

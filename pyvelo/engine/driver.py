@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
+from pyvelo.engine.branch import Branch
 from pyvelo.engine.core import EngineCore
 from pyvelo.engine.interrupts import InterruptGuard
 from pyvelo.engine.request import Request
@@ -69,6 +70,14 @@ class Driver:
         """Ends requests now, or where a step is in progress, right after it. Never waits for a step."""
         with self._turn:
             self._core.cancel(requests)
+            if not self._busy:
+                self._busy = True
+                self._leave()
+
+    def let_go(self, branch: Branch) -> None:
+        """Gives back what a branch holds, as soon as `cancel` would end a request. Never waits for a step."""
+        with self._turn:
+            self._core.let_go(branch)
             if not self._busy:
                 self._busy = True
                 self._leave()

@@ -222,7 +222,7 @@ def _new_sampler(model: Model, request: Request) -> Sampler:
 
 
 def _picture(core: EngineCore, context: Context, pool: PoolSize) -> EngineStats:
-    manager, info, timings, counters = core.manager, context.info, context.timings, core.counters
+    manager, info, counters = core.manager, context.info, core.counters
     slots = manager.n_used * manager.block_size
     return EngineStats(
         blocks_total=manager.n_blocks,
@@ -230,7 +230,7 @@ def _picture(core: EngineCore, context: Context, pool: PoolSize) -> EngineStats:
         blocks_cached=manager.n_cached,
         blocks_free=manager.n_free,
         blocks_promised=manager.n_promised,
-        waste=1.0 - core.tokens_stored / slots if slots else 0.0,
+        waste=1.0 - manager.n_stored / slots if slots else 0.0,
         queried_tokens=manager.counts.queried,
         hit_tokens=manager.counts.hits,
         block_copies=manager.counts.copies,
@@ -246,18 +246,22 @@ def _picture(core: EngineCore, context: Context, pool: PoolSize) -> EngineStats:
         compute_bytes=info.compute_bytes,
         output_bytes=info.output_bytes,
         tokens_total=manager.n_blocks * manager.block_size,
-        tokens_stored=core.tokens_stored,
+        sequences_total=pool.n_sequences,
+        tokens_stored=manager.n_stored,
         n_ctx=pool.n_ctx,
         max_num_seqs=core.limits.max_seqs,
         max_batch_tokens=core.limits.max_batch_tokens,
         running=core.n_running,
         waiting=core.n_waiting,
+        swapped=core.n_swapped,
+        resting=len(core.shelf),
         steps=counters.steps,
         prompt_tokens=counters.prompt_tokens,
         completion_tokens=counters.completion_tokens,
         requests_finished=counters.stopped + counters.ran_out,
         requests_cancelled=counters.cancelled,
         requests_failed=counters.failed,
-        run_seconds=timings.run_seconds,
-        sample_seconds=timings.sample_seconds,
+        schedule_seconds=counters.schedule_seconds,
+        run_seconds=counters.run_seconds,
+        sample_seconds=counters.sample_seconds,
     )

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import operator
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
+from pyvelo.engine.branch import Branch
 from pyvelo.engine.request import Request
 from pyvelo.errors import OutOfBlocks, RequestError
 from pyvelo.kv.budget import PoolSize
 from pyvelo.outputs import Completion, FinishReason, RequestOutput, StreamPiece, Usage
 from pyvelo.sampling import SamplingParams
 from pyvelo.text.detokenizer import Detokenizer
+from pyvelo.text.guide import Guides, check_installed
 
 if TYPE_CHECKING:
     from pyvelo.native import Model
@@ -26,10 +28,11 @@ Prompt = str | Sequence[int]
 
 @dataclass(frozen=True)
 class Submission:
-    """One prompt and the requests that answer it, one for each sample."""
+    """One prompt and the requests that answer it, one for each sample, of which the `n` best are given."""
 
     prompt: str | None
     requests: tuple[Request, ...]
+    n: int
 
     @property
     def finished(self) -> bool:
@@ -42,20 +45,29 @@ class Submission:
         return RequestOutput(
             prompt=self.prompt,
             prompt_token_ids=first.prompt_ids,
-            outputs=tuple(
-                Completion(
-                    index=request.index,
-                    text=request.text,
-                    token_ids=request.generated_ids,
-                    finish_reason=cast(FinishReason, request.finish_reason),
-                    error=request.error,
-                )
-                for request in self.requests
-            ),
+            outputs=tuple(_completion(request, index) for index, request in enumerate(self._best())),
             usage=Usage(
                 prompt_tokens=first.n_prompt, cached_tokens=first.n_cached or 0, completion_tokens=generated
             ),
         )
+
+    def _best(self) -> Sequence[Request]:
+        """The likeliest first, those that failed last; all, in their order, where all are wanted."""
+        if len(self.requests) == self.n:
+            return self.requests
+        ranked = sorted(self.requests, key=lambda request: (request.error is not None, -request.mean_logprob))
+        return ranked[: self.n]
+
+
+def _completion(request: Request, index: int) -> Completion:
+    return Completion(
+        index=index,
+        text=request.text,
+        token_ids=request.generated_ids,
+        finish_reason=cast(FinishReason, request.finish_reason),
+        error=request.error,
+        logprobs=tuple(request.logprobs) if request.params.logprobs is not None else None,
+    )
 
 
 class Intake:
@@ -66,9 +78,10 @@ class Intake:
         self._pool = pool
         self._block_size = block_size
         self._n_vocab = model.vocab.n_tokens
+        self._guides = Guides(model)
         self._token_bytes = cache(model.token_bytes)
         self._seeds = random.Random(seed)
-        self._can_fork = not model.info.has_recurrent  # a state cannot be shared
+        self.can_fork = not model.info.has_recurrent  # a state cannot be shared
 
     def prepare(
         self,
@@ -77,35 +90,84 @@ class Intake:
         on_piece: Callable[[StreamPiece], None] | None = None,
     ) -> Submission:
         """Checks a prompt and makes its requests; RequestError or OutOfBlocks where they could never run."""
-        if not isinstance(params, SamplingParams):
-            raise RequestError(f"{params!r} are no sampling parameters: give a SamplingParams")
-        tokens = self._tokens(prompt)
         self._check_params(params)
-        max_new = self._max_new(len(tokens), params)
+        if on_piece is not None and params.n_samples > params.n:
+            raise RequestError("best_of: which are the best is known when all have ended: they cannot stream")
+        tokens = self.tokens(prompt)
+        max_new = self.max_new(len(tokens), params.max_tokens)
+        make = self._maker(params)
+        requests = tuple(
+            make(tokens, max_new=max_new, index=index, on_piece=on_piece) for index in range(params.n_samples)
+        )
+        if self.can_fork:
+            requests[0].followers = list(requests[1:])
+            for request in requests[1:]:
+                request.held = True
+        return Submission(prompt if isinstance(prompt, str) else None, requests, params.n)
+
+    def go_on(
+        self,
+        branch: Branch,
+        params: SamplingParams,
+        on_piece: Callable[[StreamPiece], None] | None = None,
+    ) -> Submission:
+        """As `prepare`, for one sample behind the tokens of a branch."""
+        self._check_params(params)
+        if not branch.tokens:
+            raise RequestError("the session has no tokens; append at least one")
+        if params.n_samples > 1:
+            raise RequestError(f"a session goes on in one way: n is {params.n_samples}; fork it for others")
+        max_new = self.max_new(len(branch.tokens), params.max_tokens)
+        make = self._maker(params)
+        return Submission(None, (make(branch.tokens, max_new=max_new, on_piece=on_piece, branch=branch),), 1)
+
+    def compute(self, branch: Branch) -> Submission:
+        """A request that only computes what the branch holds."""
+        params = SamplingParams(temperature=0.0)
+        self.check_room(len(branch.tokens))
+        return Submission(None, (self._maker(params)(branch.tokens, max_new=0, branch=branch),), 1)
+
+    def branch(self, prompt: Prompt, salt: str) -> Branch:
+        """A branch of a prompt, which may be empty, with nothing computed."""
+        salt = SamplingParams(cache_salt=salt).cache_salt  # it is checked there
+        empty = not isinstance(prompt, str) and isinstance(prompt, Sized) and not len(prompt)
+        tokens = () if empty else self.tokens(prompt)
+        self.check_room(len(tokens))
+        return Branch(tokens, self._block_size, salt)
+
+    def check_room(self, n_tokens: int) -> None:
+        """RequestError or OutOfBlocks where there is none for a token behind so many."""
+        self.max_new(n_tokens, 1)
+
+    def text_of(self, tokens: Iterable[int]) -> str:
+        """Their text, without control tokens; what is not UTF-8 becomes U+FFFD."""
+        detokenizer = Detokenizer(self._token_bytes, ())
+        return "".join([detokenizer.push(token) for token in tokens]) + detokenizer.finish()
+
+    def _maker(self, params: SamplingParams) -> Callable[..., Request]:
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(64)
         stops = cast("tuple[str, ...]", params.stop)
-        requests = tuple(
-            Request(
+
+        guide = self._guides.compile(params)
+
+        def make(tokens: Sequence[int], index: int = 0, **others: Any) -> Request:
+            return Request(
                 tokens,
                 params,
-                max_new=max_new,
                 seed=(seed + index) % (1 << 64),
                 detokenizer=Detokenizer(self._token_bytes, stops),
                 block_size=self._block_size,
                 index=index,
-                on_piece=on_piece,
+                guide=guide.copy() if guide is not None else None,
+                **others,
             )
-            for index in range(params.n)
-        )
-        if self._can_fork:
-            requests[0].followers = list(requests[1:])
-            for request in requests[1:]:
-                request.held = True
-        return Submission(prompt if isinstance(prompt, str) else None, requests)
 
-    def _tokens(self, prompt: Prompt) -> Sequence[int]:
+        return make
+
+    def tokens(self, prompt: Prompt, *, add_special: bool = True) -> Sequence[int]:
+        """Token ids of a prompt; RequestError where it is none, or empty."""
         if isinstance(prompt, str):
-            tokens: list[int] | None = self._model.tokenize(prompt)
+            tokens: list[int] | None = self._model.tokenize(prompt, add_special=add_special)
         else:
             try:
                 tokens = [operator.index(token) for token in prompt]
@@ -121,14 +183,23 @@ class Intake:
         return tokens
 
     def _check_params(self, params: SamplingParams) -> None:
+        if not isinstance(params, SamplingParams):
+            raise RequestError(f"{params!r} are no sampling parameters: give a SamplingParams")
+        if params.guided:
+            check_installed()
+        if (params.logprobs or 0) > self._n_vocab:
+            raise RequestError(f"logprobs={params.logprobs}: the vocabulary has {self._n_vocab} tokens")
         named = {"stop_token_ids": params.stop_token_ids, "logit_bias": params.logit_bias or ()}
         for name, tokens in named.items():
             wrong = next((token for token in tokens if token >= self._n_vocab), None)
             if wrong is not None:
                 raise RequestError(f"{name}: token {wrong} does not exist, ids go up to {self._n_vocab - 1}")
 
-    def _max_new(self, n_prompt: int, params: SamplingParams) -> int:
-        """Tokens that may be generated: all that was asked for, as far as the context goes."""
+    def max_new(self, n_prompt: int, max_tokens: int | None) -> int:
+        """Tokens that may be generated: all that was asked for, as far as the context goes.
+
+        RequestError or OutOfBlocks where not even one may.
+        """
         n_ctx = self._pool.n_ctx
         if n_prompt >= n_ctx:
             raise RequestError(
@@ -136,10 +207,10 @@ class Intake:
                 f"shorten it to {n_ctx - 1} tokens or raise n_ctx"
             )
         room = n_ctx - n_prompt
-        if params.max_tokens is None:
+        if max_tokens is None:
             max_new = min(room, self._pool.n_tokens - n_prompt + 1)
         else:
-            max_new = min(room, params.max_tokens)
+            max_new = min(room, max_tokens)
         needed = n_prompt + max(1, max_new) - 1
         blocks, total = -(-needed // self._block_size), self._pool.n_blocks
         if blocks > total:

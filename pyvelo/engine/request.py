@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from array import array
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from pyvelo.engine.branch import Branch
 from pyvelo.kv.draft import BlockTable, Swapped
-from pyvelo.kv.prefix import Chain
-from pyvelo.outputs import FinishReason, StreamPiece
+from pyvelo.outputs import FinishReason, StreamPiece, TokenLogprob
 from pyvelo.sampling import SamplingParams
 from pyvelo.text.detokenizer import Detokenizer
+from pyvelo.text.guide import Guide
 
 if TYPE_CHECKING:
     from pyvelo.native import Sampler
@@ -25,20 +26,28 @@ class Request:
 
     Tokens are those of the prompt and, behind them, those generated. The last one generated is known before
     it is computed, so that of `tokens` the first `n_computed` have their K and V in the pool.
+
+    With a `branch` it goes on from what that holds, and leaves there what it stores. One of `max_new` = 0
+    tokens only computes.
     """
 
     __slots__ = (
         "arrival",
+        "branch",
         "chain",
         "detokenizer",
         "error",
         "finish_reason",
         "followers",
+        "guide",
         "held",
         "index",
+        "logprobs",
         "max_new",
         "n_cached",
         "n_computed",
+        "n_generated",
+        "n_logprobs",
         "n_prompt",
         "on_end",
         "on_piece",
@@ -47,6 +56,7 @@ class Request:
         "seed",
         "state",
         "stop_ids",
+        "submitted",
         "swapped",
         "table",
         "text_parts",
@@ -64,13 +74,19 @@ class Request:
         block_size: int,
         index: int = 0,
         on_piece: Callable[[StreamPiece], None] | None = None,
+        branch: Branch | None = None,
+        guide: Guide | None = None,
     ) -> None:
-        self.tokens = array("i", prompt)
-        self.chain = Chain(self.tokens, block_size, params.cache_salt.encode("utf-8", "surrogatepass"))
+        self.branch = branch
+        sequence = branch or Branch(prompt, block_size, params.cache_salt)
+        self.tokens = sequence.tokens
+        self.chain = sequence.chain
         self.n_prompt = len(prompt)
+        self.n_generated = 0  # a branch may have grown since
         self.n_computed = 0
         self.n_cached: int | None = None  # of those that were there when it first started
         self.arrival = 0  # its number in the order of arrival
+        self.submitted = 0.0  # when it was, in seconds of a clock of its own
         self.followers: list[Request] = []  # samples of the same prompt, which start where it was computed
         self.held = False  # it is a follower
         self.params = params
@@ -82,6 +98,10 @@ class Request:
         self.on_piece = on_piece
         self.on_end: Callable[[Request], None] | None = None  # must not raise
         self.text_parts: list[str] = []
+        # of the most likely tokens, how many are to be named with each; None: nothing is asked
+        self.n_logprobs = 0 if params.logprobs is None and params.best_of is not None else params.logprobs
+        self.guide = guide
+        self.logprobs: list[TokenLogprob] = []  # of what was generated
         self.finish_reason: FinishReason | None = None
         self.error: Exception | None = None
         self.swapped: Swapped | None = None  # where its K and V are while it waits after giving way
@@ -93,7 +113,7 @@ class Request:
     @property
     def max_stored(self) -> int:
         """Tokens whose K and V it may come to store: the last one generated is never computed."""
-        return self.n_prompt + self.max_new - 1
+        return self.n_prompt + max(1, self.max_new) - 1
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -102,12 +122,36 @@ class Request:
         return self.arrival - PRIORITY_PLACES * self.params.priority, self.arrival
 
     @property
-    def finished(self) -> bool:
-        return self.finish_reason is not None
+    def mean_logprob(self) -> float:
+        """Of a generated token, where logprobs were asked for; -inf where none was generated."""
+        given = [token.logprob for token in self.logprobs]
+        return sum(given) / len(given) if given else -math.inf
+
+    def accept(self, token: int, is_end: bool) -> tuple[str, FinishReason | None]:
+        """Appends a token; returns the text that it adds, and why the answer ends where it does."""
+        self.tokens.append(token)
+        self.n_generated += 1
+        reason: FinishReason | None = None
+        complete = self.guide is not None and self.guide.accept(token)
+        if token in self.stop_ids or (is_end and not self.params.ignore_eos):
+            text, reason = self.detokenizer.finish(), "stop"
+        else:
+            text = self.detokenizer.push(token)
+            if complete:
+                text += self.detokenizer.finish()
+                reason = "stop"
+            elif self.n_generated >= self.max_new:
+                text += self.detokenizer.finish()
+                reason = "length"
+            if self.detokenizer.stopped:
+                reason = "stop"
+        if text:
+            self.text_parts.append(text)
+        return text, reason
 
     @property
-    def n_generated(self) -> int:
-        return len(self.tokens) - self.n_prompt
+    def finished(self) -> bool:
+        return self.finish_reason is not None
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
@@ -115,7 +159,7 @@ class Request:
 
     @property
     def generated_ids(self) -> tuple[int, ...]:
-        return tuple(self.tokens[self.n_prompt :])
+        return tuple(self.tokens[self.n_prompt : self.n_prompt + self.n_generated])
 
     @property
     def text(self) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import NamedTuple
 
+from pyvelo.engine.branch import Branch
 from pyvelo.engine.request import Request
 from pyvelo.errors import InternalError
-from pyvelo.kv.draft import BlockTable, Draft, Never, NotNow, Swapped
+from pyvelo.kv.draft import BlockTable, Draft, Never, NotNow, Start, Swapped
 from pyvelo.kv.manager import BlockManager
 
 __all__ = ["Chunk", "Limits", "StepPlan", "schedule"]
@@ -30,12 +32,14 @@ class Chunk(NamedTuple):
 
 
 class StepPlan(NamedTuple):
-    """One step: sequences that start, those that feed one token, those that feed a piece of their prompt,
-    and those that give up their blocks so that others can grow, to host memory or for good."""
+    """One step: sequences that start, those that feed one token, those that feed a piece of their prompt, and
+    those that give up their blocks so that others can grow, to host memory or for good: of the branches that
+    rest, and of those that ran."""
 
     starts: list[Chunk]
     decodes: list[Request]
     chunks: list[Chunk]
+    evicted: list[tuple[Branch, Swapped | None]]
     preempted: list[tuple[Request, Swapped | None]]
     draft: Draft
 
@@ -46,94 +50,188 @@ class StepPlan(NamedTuple):
 
 
 def schedule(
-    waiting: Iterable[Request],
+    waiting: Sequence[Request],
     running: Sequence[Request],
     manager: BlockManager,
     limits: Limits,
     favour_swap: Callable[[int, int], bool] = lambda n_blocks, n_tokens: True,
+    resting: Iterable[Branch] = (),
+    allowance: Callable[[], int] | None = None,
 ) -> StepPlan:
     """Decodes first, then prompts, the whole within `max_batch_tokens`. Both lists are in the order of rank.
 
-    Where blocks run out, whoever ranks last gives up its own, so the first of all always gets on. Whoever
-    waits starts in the order of rank, when there are blocks for all its tokens and for some more.
+    Where blocks run out, branches at rest give up theirs, the longest at rest first, and then whoever ranks
+    last of those that run; so the first of all always gets on. Whoever waits starts in the order of rank, if
+    there are blocks for all its tokens and for some more; those of lower priority give way to it.
     `favour_swap(blocks, tokens)`: whether it is better to move them out and back than to compute them again.
+    `allowance()`: tokens of prompts that a step may take while somebody listens to one that decodes.
     """
-    draft = manager.draft()
-    decodes, prefills, preempted = _grow(running, draft, favour_swap)
-    budget = limits.max_batch_tokens - len(decodes)
-    chunks: list[Chunk] = []
-    for request in prefills:
-        if budget == 0:
-            break
-        chunks.append(_chunk(request, _table(request), budget, draft, request.n_computed))
-        budget -= chunks[-1].n_tokens
-    if preempted:
-        return StepPlan([], decodes, chunks, preempted, draft)
-    starts = _start(waiting, len(running), draft, budget, limits, manager.block_size)
-    return StepPlan(starts, decodes, chunks + starts, preempted, draft)
+    planner = _Planner(running, manager, limits, favour_swap, resting)
+    if allowance is not None and any(r.on_piece is not None and r.n_generated for r in running):
+        planner.allowance = allowance()
+    urgent = planner.start_urgent(waiting)
+    planner.grow()
+    planner.feed()
+    if not planner.preempted:
+        planner.start(islice(waiting, urgent, None))
+    return planner.plan()
 
 
-def _grow(
-    running: Sequence[Request], draft: Draft, favour_swap: Callable[[int, int], bool]
-) -> tuple[list[Request], list[Request], list[tuple[Request, Swapped | None]]]:
-    """Who decodes, who has more of its prompt to feed, and who must give way."""
-    decodes: list[Request] = []
-    prefills: list[Request] = []
-    preempted: list[tuple[Request, Swapped | None]] = []
-    n_left = len(running)
-    index = 0
-    while index < n_left:
-        request = running[index]
-        n_next = request.n_computed + 1
-        if n_next < len(request.tokens):
-            prefills.append(request)  # its blocks are promised
-        else:
-            table = _table(request)
-            while index < n_left and not draft.grow(table, n_next):
-                n_left -= 1
-                preempted.append((running[n_left], _give_way(running[n_left], draft, favour_swap)))
-            if index < n_left:
-                decodes.append(request)
-        index += 1
-    return decodes, prefills, preempted
+class _Planner:
+    """A plan that is being made."""
 
+    def __init__(
+        self,
+        running: Sequence[Request],
+        manager: BlockManager,
+        limits: Limits,
+        favour_swap: Callable[[int, int], bool],
+        resting: Iterable[Branch],
+    ) -> None:
+        self.running = list(running)  # those that have not given way
+        self.resting = iter(resting)  # those that nobody asked to give way
+        self.resumed: list[BlockTable] = []
+        self.draft = manager.draft()
+        self.limits = limits
+        self.favour_swap = favour_swap
+        self.block_size = manager.block_size
+        self.budget = limits.max_batch_tokens
+        self.allowance = limits.max_batch_tokens  # tokens of prompts
+        self.starts: list[Chunk] = []
+        self.decodes: list[Request] = []
+        self.prefills: list[Request] = []
+        self.chunks: list[Chunk] = []
+        self.evicted: list[tuple[Branch, Swapped | None]] = []
+        self.preempted: list[tuple[Request, Swapped | None]] = []
 
-def _give_way(request: Request, draft: Draft, favour_swap: Callable[[int, int], bool]) -> Swapped | None:
-    table = _table(request)
-    if table.n_tokens and favour_swap(len(table.blocks), table.n_tokens):
-        swapped = draft.swap_out(table)
-        if swapped is not None:
-            return swapped
-    draft.drop(table)
-    return None
+    def plan(self) -> StepPlan:
+        chunks = self.chunks + self.starts
+        return StepPlan(self.starts, self.decodes, chunks, self.evicted, self.preempted, self.draft)
 
+    def start_urgent(self, waiting: Sequence[Request]) -> int:
+        """Starts those that wait although somebody of lower priority and rank runs, in its place where there
+        is none for both; returns how many."""
+        budget = min(self.allowance, self.budget - len(self.running))  # who runs may decode
+        for number, request in enumerate(waiting):
+            last = self.running[-1] if self.running else None
+            if last is None or not _outranks(request, last) or budget <= 0:
+                return number
+            while not self._start(request, budget):
+                if not self._preempt_for(request):
+                    return number
+            budget -= self.starts[-1].n_tokens
+        return len(waiting)
 
-def _start(
-    waiting: Iterable[Request], n_running: int, draft: Draft, budget: int, limits: Limits, block_size: int
-) -> list[Chunk]:
-    starts: list[Chunk] = []
-    for request in waiting:
-        if budget == 0 or n_running + len(starts) >= limits.max_seqs:
-            break
+    def grow(self) -> None:
+        """Who decodes, who has more of its prompt to feed, and who must give way."""
+        index = 0
+        while index < len(self.running):
+            request = self.running[index]
+            n_next = request.n_computed + 1
+            if n_next < len(request.tokens):
+                self.prefills.append(request)  # its blocks are promised
+            else:
+                table = _table(request)
+                while index < len(self.running) and not self.draft.grow(table, n_next):
+                    if not self._evict(None):
+                        self._preempt()
+                if index < len(self.running):
+                    self.decodes.append(request)
+            index += 1
+        n_started = sum(chunk.n_tokens for chunk in self.starts)
+        self.budget = min(self.budget - len(self.decodes), self.allowance) - n_started
+
+    def feed(self) -> None:
+        """The next pieces of prompts."""
+        for request in self.prefills:
+            if self.budget == 0:
+                break
+            self.chunks.append(self._chunk(request, _table(request), self.budget, request.n_computed))
+            self.budget -= self.chunks[-1].n_tokens
+
+    def start(self, waiting: Iterable[Request]) -> None:
+        """Those that wait, in the order of rank."""
+        for request in waiting:
+            if self.budget == 0 or not self._start(request, self.budget):
+                break
+            self.budget -= self.starts[-1].n_tokens
+
+    def _start(self, request: Request, budget: int) -> bool:
+        """Whether there was room."""
+        spare = len(self.running) + len(self.starts)
+        if spare >= self.limits.max_seqs:
+            return False
         # room to grow: for itself, and a block for each of those that run
-        n_tokens = min(request.max_stored, len(request.tokens) + block_size)
-        spare = n_running + len(starts)
-        outcome = draft.start(n_tokens, request.chain, spare, request.swapped)
-        if isinstance(outcome, Never):
-            raise InternalError(f"a request for {outcome.needed} of {outcome.total} blocks was let in")
-        if isinstance(outcome, NotNow):
-            break
-        starts.append(_chunk(request, outcome.table, budget, draft, outcome.table.n_cached))
-        budget -= starts[-1].n_tokens
-    return starts
+        n_tokens = min(request.max_stored, len(request.tokens) + self.block_size)
+        held = request.branch.table if request.branch is not None else None
+        if held is not None and held in self.draft.dropped:
+            return False  # it lies in host memory, or is a hit, after this step
+        while True:
+            outcome: Start | NotNow | Never
+            if held is not None:
+                outcome = self.draft.resume(held, n_tokens, spare)
+            else:
+                outcome = self.draft.start(n_tokens, request.chain, spare, request.swapped)
+            if isinstance(outcome, Never):
+                raise InternalError(f"a request for {outcome.needed} of {outcome.total} blocks was let in")
+            if not isinstance(outcome, NotNow):
+                break
+            if not self._evict(held):
+                if held is not None and not spare:
+                    self._evict_own(request)  # its next block may be one to copy, and there is no other
+                return False
+        table = outcome.table
+        if held is not None:
+            self.resumed.append(held)
+        self.starts.append(self._chunk(request, table, budget, table.n_tokens))
+        return True
+
+    def _chunk(self, request: Request, table: BlockTable, budget: int, n_there: int) -> Chunk:
+        pending = len(request.tokens) - n_there
+        n_tokens = min(pending, budget)
+        if not self.draft.grow(table, n_there + n_tokens):
+            raise InternalError("a sequence has no blocks for the tokens that it started with")
+        return Chunk(request, table, n_tokens, n_tokens == pending)
+
+    # ---- who gives way ----
+
+    def _evict(self, keep: BlockTable | None) -> bool:
+        """The branch that rests longest gives way, but not `keep`; False where there is none."""
+        for branch in self.resting:
+            table = branch.table
+            if table is not None and table is not keep and table not in self.resumed:
+                self.evicted.append((branch, self._give_way(table)))
+                return True
+        return False
+
+    def _evict_own(self, request: Request) -> None:
+        branch = request.branch
+        if branch is not None and branch.table is not None:
+            self.evicted.append((branch, self._give_way(branch.table)))
+
+    def _preempt(self) -> None:
+        request = self.running.pop()
+        self.preempted.append((request, self._give_way(_table(request))))
+
+    def _preempt_for(self, request: Request) -> bool:
+        """Whoever ranks last of those that run gives way, where it is of lower priority."""
+        if not self.running or not _outranks(request, self.running[-1]):
+            return False
+        self._preempt()
+        return True
+
+    def _give_way(self, table: BlockTable) -> Swapped | None:
+        if table.n_tokens and self.favour_swap(len(table.blocks), table.n_tokens):
+            swapped = self.draft.swap_out(table)
+            if swapped is not None:
+                return swapped
+        self.draft.drop(table)
+        return None
 
 
-def _chunk(request: Request, table: BlockTable, budget: int, draft: Draft, n_there: int) -> Chunk:
-    pending = len(request.tokens) - n_there
-    n_tokens = min(pending, budget)
-    if not draft.grow(table, n_there + n_tokens):
-        raise InternalError("a sequence has no blocks for the tokens that it started with")
-    return Chunk(request, table, n_tokens, n_tokens == pending)
+def _outranks(request: Request, other: Request) -> bool:
+    """Whether one comes first for being more important, not only for having come earlier."""
+    return request.params.priority > other.params.priority and request.rank < other.rank
 
 
 def _table(request: Request) -> BlockTable:

@@ -198,7 +198,7 @@ class _Context:
             seconds,
             core.n_running,
             manager.n_used * size,
-            core.tokens_stored + n_tokens,
+            manager.n_stored + n_tokens,
             size * sum(len(table.blocks) for table in manager.tables()),
         )
         self._clock.now += seconds

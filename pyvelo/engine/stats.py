@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pyvelo.outputs import FinishReason
+
 __all__ = ["Counters", "EngineStats"]
 
 
@@ -20,6 +22,17 @@ class Counters:
     failed: int = 0
     preemptions: int = 0
     swaps: int = 0  # of those, to host memory
+    evicted_branches: int = 0  # that gave their blocks up while they rested
+    schedule_seconds: float = 0.0  # from the start of a step to its forward pass
+    run_seconds: float = 0.0  # in forward passes
+    sample_seconds: float = 0.0  # from there to the end of the step
+
+    def ended(self, reason: FinishReason) -> None:
+        """A request has ended so."""
+        self.stopped += reason == "stop"
+        self.ran_out += reason == "length"
+        self.cancelled += reason == "cancelled"
+        self.failed += reason == "error"
 
 
 @dataclass(frozen=True)
@@ -28,7 +41,8 @@ class EngineStats:
 
     blocks_total = blocks_used + blocks_cached + blocks_free: used is referred to by a sequence that runs,
     cached is not but would still be a hit, free is neither. `waste` is the share of the slots of used blocks
-    that hold no token. Bytes are those that were allocated; times are in seconds.
+    that hold no token. Bytes are those that were allocated. Times are in seconds, totals since the engine was
+    made: of a step, up to its forward pass, the pass, and what becomes of its tokens.
     """
 
     blocks_total: int
@@ -53,6 +67,7 @@ class EngineStats:
     compute_bytes: int
     output_bytes: int
     tokens_total: int  # that the pool holds
+    sequences_total: int  # of n_ctx tokens each that it holds at once, where they share nothing
     tokens_stored: int
 
     n_ctx: int
@@ -60,6 +75,8 @@ class EngineStats:
     max_batch_tokens: int
     running: int
     waiting: int
+    swapped: int  # of those that wait, whose K and V are in host memory
+    resting: int  # branches of sessions that hold blocks while nothing runs on them
 
     steps: int
     prompt_tokens: int
@@ -67,5 +84,16 @@ class EngineStats:
     requests_finished: int
     requests_cancelled: int
     requests_failed: int
+    schedule_seconds: float
     run_seconds: float
     sample_seconds: float
+
+    @property
+    def step_seconds(self) -> float:
+        """In steps, the waiting for requests left out."""
+        return self.schedule_seconds + self.run_seconds + self.sample_seconds
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens generated in a second of steps, on average; 0 before the first."""
+        return self.completion_tokens / self.step_seconds if self.step_seconds else 0.0

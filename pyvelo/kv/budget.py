@@ -37,6 +37,11 @@ class PoolSize:
     n_tokens: int
     n_ctx: int
 
+    @property
+    def n_sequences(self) -> int:
+        """Sequences of full length that it holds at once, where they share nothing."""
+        return self.n_tokens // self.n_ctx
+
 
 def size_pool(geometry: Geometry, want: PoolRequest) -> PoolSize:
     """Decides the number of blocks.

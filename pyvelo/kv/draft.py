@@ -74,6 +74,11 @@ class _Admission(NamedTuple):
     swapped: Swapped | None
 
 
+class _Promise(NamedTuple):
+    table: BlockTable
+    n_blocks: int
+
+
 class _Growth(NamedTuple):
     table: BlockTable
     n_blocks: int
@@ -88,12 +93,14 @@ class Draft:
         "_index",
         "_let_gone",
         "_pool",
+        "_resumed",
         "_size",
         "_spared",
         "admissions",
         "available",
         "dropped",
         "grown",
+        "resumed",
         "swappable",
         "swapped",
         "version",
@@ -113,10 +120,12 @@ class Draft:
         self._size = size
         self._spared: set[int] = set()  # free blocks that this draft must not take
         self._let_gone: dict[int, int] = {}  # references that this draft gives up
+        self._resumed: dict[int, int] = {}  # blocks that it promises to live tables
         self.available = pool.n_free - promised
         self.swappable = swappable  # free blocks of host memory
         self.version = version
         self.admissions: list[_Admission] = []
+        self.resumed: list[_Promise] = []
         self.grown: list[_Growth] = []
         self.dropped: list[BlockTable] = []
         self.swapped: list[tuple[BlockTable, Swapped]] = []
@@ -152,6 +161,20 @@ class Draft:
         self.admissions.append(_Admission(table, match, swapped))
         return Start(table)
 
+    def resume(self, table: BlockTable, n_tokens: int, spare: int = 0) -> Start | NotNow:
+        """Promises a live table the blocks that `n_tokens` tokens need beyond those that it has.
+
+        `spare` blocks must be left for others.
+        """
+        missing = max(0, -(-n_tokens // self._size) - len(table.blocks) - table.promised)
+        needed = missing + self._writes_to_others(table)
+        if needed > self.available - spare:
+            return NotNow(needed, self.available - spare)
+        self.available -= missing
+        self.resumed.append(_Promise(table, missing))
+        self._resumed[id(table)] = missing
+        return Start(table)
+
     def grow(self, table: BlockTable, n_tokens: int) -> bool:
         """Lets the table hold `n_tokens` tokens, more than it has; at most once a draft.
 
@@ -161,7 +184,7 @@ class Draft:
         missing = -(-n_tokens // self._size) - len(table.blocks)
         replaced = self._writes_to_others(table)
         if missing > 0 or replaced:
-            beyond = max(0, missing - table.promised) + replaced
+            beyond = max(0, missing - table.promised - self._resumed.get(id(table), 0)) + replaced
             if beyond > self.available:
                 return False
             self.available -= beyond

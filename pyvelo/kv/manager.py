@@ -75,7 +75,6 @@ class BlockManager:
         block_size: int,
         *,
         share: bool = True,
-        make_pool: Callable[[int], BlockPool] = BlockPool,
         n_swap_blocks: int = 0,
         make_key: Callable[[Chain, int], bytes] = Chain.key,
         observe: Callable[[Event], None] | None = None,
@@ -84,7 +83,7 @@ class BlockManager:
         self.swap = SwapPool(n_swap_blocks)
         self._asleep: dict[int, Swapped] = {}
         self.counts = Counts()
-        self._pool = make_pool(n_blocks)
+        self._pool = BlockPool(n_blocks)
         self._index = PrefixIndex(n_blocks, make_key) if share else None
         self._observe = observe
         self._tables: dict[int, BlockTable] = {}
@@ -115,6 +114,17 @@ class BlockManager:
     def n_promised(self) -> int:
         """Blocks that nobody holds, but that live tables may still take."""
         return self._promised
+
+    @property
+    def n_stored(self) -> int:
+        """Tokens in the blocks of live tables; those that several hold count once."""
+        size, unused = self.block_size, dict[int, int]()
+        for table in self._tables.values():
+            first = table.n_tokens // size
+            for index, block in enumerate(table.blocks[first:], first):
+                beyond = min(size, (index + 1) * size - table.n_tokens)
+                unused[block] = min(beyond, unused.get(block, size))
+        return self.n_used * size - sum(unused.values())
 
     def unused_blocks(self) -> set[int]:
         """Blocks that nobody holds and that are no hit."""
@@ -153,6 +163,10 @@ class BlockManager:
             sources += self._take_hits(table, match)
         for table in draft.dropped:
             self.free(table)
+        for table, n_blocks in draft.resumed:
+            self._count_hits(table, table.n_tokens)
+            table.promised += n_blocks
+            self._promised += n_blocks
         blocks = iter(self._take(sum(growth.n_blocks for growth in draft.grown)))
         copies = []
         for growth in draft.grown:
@@ -204,6 +218,18 @@ class BlockManager:
                 self._pool.keep(block)
                 self._tell("stored", block)
             table.n_published = number + 1
+
+    def park(self, table: BlockTable) -> None:
+        """Gives the table's promises back, and blocks beyond its tokens; it keeps what it stores."""
+        if id(table) not in self._tables:
+            raise InternalError("this block table is not a live one")
+        n_held = -(-table.n_tokens // self.block_size)
+        self._version += 1
+        self._promised -= table.promised
+        table.promised = 0
+        self._pool.release(table.blocks[n_held:])
+        del table.blocks[n_held:]
+        table.n_published = min(table.n_published, n_held)
 
     def free(self, table: BlockTable) -> None:
         """Gives the table's blocks and promises back; the table must not be used again."""
@@ -264,6 +290,9 @@ class BlockManager:
         for table in draft.dropped:
             if id(table) in growing or id(table) not in self._tables:
                 raise InternalError("a table that is dropped must be a live one and cannot grow")
+        for table, _ in draft.resumed:
+            if id(table) not in self._tables or table in draft.dropped:
+                raise InternalError("a table that resumes must be a live one")
         if len({id(table) for table in draft.dropped}) != len(draft.dropped):
             raise InternalError("a table is dropped twice")
         for table, match, swapped in draft.admissions:
@@ -274,9 +303,7 @@ class BlockManager:
 
     def _take_hits(self, table: BlockTable, match: Match) -> list[int]:
         """Takes the blocks that are there, and the one to copy from, which is returned."""
-        if table.chain is not None:
-            self.counts.queried += table.chain.n_tokens
-            self.counts.hits += match.n_tokens(self.block_size)
+        self._count_hits(table, match.n_tokens(self.block_size))
         for block in match.blocks:
             self._pool.share(block)
             self._tell("hit", block)
@@ -284,6 +311,11 @@ class BlockManager:
             return []
         self._pool.share(match.head.block)
         return [match.head.block]
+
+    def _count_hits(self, table: BlockTable, n_tokens: int) -> None:
+        if table.chain is not None:
+            self.counts.queried += table.chain.n_tokens
+            self.counts.hits += n_tokens
 
     def _put_to_sleep(self, table: BlockTable, swapped: Swapped) -> list[Copy]:
         held = table.blocks[: -(-swapped.n_tokens // self.block_size)]

@@ -74,6 +74,12 @@ class Chain:
         """Tokens that are there now."""
         return len(self._tokens)
 
+    def fork(self, tokens: array[int], n_common: int) -> Chain:
+        """The chain of a sequence whose first `n_common` tokens are those of this one."""
+        twin = Chain(tokens, self.block_size, self.extra)
+        twin._keys = self._keys[: n_common // self.block_size]
+        return twin
+
     def tokens(self, first: int, end: int) -> bytes:
         """Tokens as int32, 4 bytes each."""
         return self._tokens[first:end].tobytes()

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Context", "ContextInfo", "StepArrays", "Timings"]
 
 Int32Array = npt.NDArray[np.int32]
+Float32Array = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -257,6 +258,44 @@ class Context:
             )
         )
         return tokens, statuses
+
+    def logprobs(
+        self, rows: Int32Array, tokens: Int32Array, k: int = 0
+    ) -> tuple[Float32Array, Int32Array, Float32Array]:
+        """How likely tokens are by wanted outputs of the last run: before a sampler's bias and temperature.
+
+        Args:
+            rows: int32 [n], which outputs.
+            tokens: int32 [n], one for each.
+            k: how many of the most likely tokens to name.
+
+        Returns:
+            ln of the probability of each token, float32 [n]; the k most likely tokens, int32 [n, k], the most
+            likely first; theirs, float32 [n, k]. A token of -1: the model gives fewer than k a chance.
+
+        Raises:
+            ConfigError: a row, a token or k is wrong.
+            ComputeError: the logits hold a NaN or an infinity.
+        """
+        rows, tokens = np.ascontiguousarray(rows, np.int32), np.ascontiguousarray(tokens, np.int32)
+        n = len(rows)
+        if rows.ndim != 1 or tokens.shape != (n,):
+            raise ConfigError(f"rows and tokens must be equally many, not {rows.shape} and {tokens.shape}")
+        k = int32("k", k)
+        out = np.empty(n, np.float32)
+        top_tokens, top = np.empty((n, max(0, k)), np.int32), np.empty((n, max(0, k)), np.float32)
+        status = lib.velo_logprobs(
+            self.handle,
+            ints(rows),
+            ints(tokens),
+            n,
+            k,
+            ffi.from_buffer("float[]", out),
+            ints(top_tokens.reshape(-1)),
+            ffi.from_buffer("float[]", top.reshape(-1)),
+        )
+        check(status)
+        return out, top_tokens, top
 
     def set_threads(self, n_threads: int) -> None:
         """Compute with that many threads from now on; 0 takes the cores there are."""

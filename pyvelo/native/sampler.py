@@ -23,8 +23,8 @@ __all__ = ["Sampler"]
 class Sampler:
     """Chooses the tokens of one sequence; it remembers them. For one thread at a time.
 
-    In this order: bias, penalties, temperature, top-k, top-p, min-p, draw. Equal seeds draw equal tokens from
-    equal logits.
+    In this order: mask, bias, penalties, temperature, top-k, top-p, min-p, draw. Equal seeds draw equal
+    tokens from equal logits.
 
     Args:
         model: the model whose logits it sees.
@@ -91,6 +91,21 @@ class Sampler:
             raise ClosedError("the sampler was closed")
         array = token_array(tokens)
         check(lib.velo_sampler_prompt(handle, ints(array), len(array)))
+
+    def mask(self, bits: bytes) -> None:
+        """Say which tokens it may draw until the next call.
+
+        Args:
+            bits: bit t % 8 of byte t // 8 for token t, at least as many as the vocabulary; none: every token.
+
+        Raises:
+            ConfigError: they are too few.
+            ClosedError: the sampler was closed.
+        """
+        handle = self.handle
+        if handle is None:
+            raise ClosedError("the sampler was closed")
+        check(lib.velo_sampler_mask(handle, ffi.from_buffer("uint8_t[]", bits), len(bits)))
 
     def close(self) -> None:
         """Free it. May be called again."""

@@ -40,6 +40,17 @@ def run(tiny_model_f32: Path) -> Callable[..., None]:
     return run_it
 
 
+def test_a_deadline_ends_a_stream_with_what_it_has(run: Callable[..., None]) -> None:
+    async def body(llm: AsyncLLM) -> None:
+        limited = SamplingParams(max_tokens=None, temperature=0, ignore_eos=True, timeout=0.3)
+        pieces = [piece async for piece in llm.stream(PROMPTS[1], limited)]
+        assert pieces[-1].finish_reason == "cancelled"
+        (output,) = await llm.generate(PROMPTS[2], limited)
+        assert output.finish_reason == "cancelled"
+
+    run(body, n_ctx=4096)
+
+
 def test_answers_are_those_of_llm(run: Callable[..., None], expected: list[tuple[int, ...]]) -> None:
     async def body(llm: AsyncLLM) -> None:
         outputs = await llm.generate(PROMPTS, GREEDY)

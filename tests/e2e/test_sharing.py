@@ -84,7 +84,7 @@ def test_debugging_changes_no_token(tiny_model_f32: Path, monkeypatch: pytest.Mo
     with LLM(tiny_model_f32, deterministic=True, prefix_cache=False) as llm:
         assert [output.token_ids for output in llm.generate(PROMPTS * 2, GREEDY)] == expected
         context = llm._engine.context
-        assert (context.read_blocks(sorted(llm._engine.core._poisoned)[:1]) == 0xFF).all()
+        assert (context.read_blocks(sorted(llm._engine.core._mover._poisoned)[:1]) == 0xFF).all()
         llm._engine.core.manager._promised += 1
         with pytest.raises(InternalError, match="blocks promised"):
             llm.generate(PROMPTS[0], GREEDY)

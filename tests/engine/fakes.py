@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from pyvelo.engine.branch import Branch
 from pyvelo.engine.core import EngineCore
 from pyvelo.engine.request import Request
 from pyvelo.engine.scheduler import Limits
@@ -179,6 +180,14 @@ class FakeContext:
         statuses = [sampler.status for sampler in samplers]
         return np.array(self.drawn, np.int32)[rows], np.array(statuses, np.int32)
 
+    def logprobs(self, rows: Any, tokens: Any, k: int) -> tuple[Any, Any, Any]:
+        """A token t has the logprob -t / 100; the likeliest are 0, 1, ... but every row knows one less than
+        the row before."""
+        assert set(rows.tolist()) <= set(self.rows_drawn)
+        top = np.tile(np.arange(k, dtype=np.int32), (len(rows), 1))
+        top[top >= N_VOCAB - rows[:, None]] = -1
+        return -tokens / 100, top, -top / 100
+
 
 class Bench:
     """A core over a fake context; `audit` after every step."""
@@ -196,6 +205,8 @@ class Bench:
         n_swap_blocks: int = 0,
     ) -> None:
         self.context = FakeContext(n_blocks, block_size, n_states)
+        # states are not in blocks: they are neither shared nor swapped
+        n_swap_blocks = 0 if n_states else n_swap_blocks
         self.manager = BlockManager(
             n_blocks, block_size, share=share and not n_states, n_swap_blocks=n_swap_blocks
         )
@@ -218,7 +229,12 @@ class Bench:
         return self.samplers[-1]
 
     def request(
-        self, prompt: Sequence[int], max_new: int = 4, on_piece: Any = None, **params: Any
+        self,
+        prompt: Sequence[int],
+        max_new: int = 4,
+        on_piece: Any = None,
+        branch: Branch | None = None,
+        **params: Any,
     ) -> Request:
         """A request that was let in; the caller submits it."""
         settings = SamplingParams(**params)
@@ -232,7 +248,15 @@ class Bench:
             detokenizer=detokenizer,
             block_size=self.manager.block_size,
             on_piece=on_piece,
+            branch=branch,
         )
+
+    def branch(self, tokens: Sequence[int] = ()) -> Branch:
+        return Branch(tokens, self.manager.block_size)
+
+    def go_on(self, branch: Branch, max_new: int = 4, **params: Any) -> Request:
+        """A request behind the tokens of a branch, submitted."""
+        return self.submit(branch.tokens, max_new, branch=branch, **params)
 
     def submit(self, *args: Any, **kwargs: Any) -> Request:
         request = self.request(*args, **kwargs)
@@ -254,7 +278,7 @@ class Bench:
 
     def assert_idle(self) -> None:
         """Nothing is held any more."""
-        assert self.core.n_running == self.core.n_waiting == 0
+        assert self.core.n_running == self.core.n_waiting == len(self.core.shelf) == 0
         assert self.manager.n_used == self.manager.n_promised == 0
         assert self.manager.swap.n_free == self.manager.swap.n_blocks
         assert all(sampler.closed for sampler in self.samplers)

@@ -14,6 +14,30 @@ from pyvelo.outputs import StreamPiece
 from .fakes import END, Bench, FakeSampler, answer, joined, text_of
 
 
+def test_a_deadline_ends_a_request_with_what_it_has() -> None:
+    bench = Bench()
+    ended = bench.submit([1, 2, 3], 100, timeout=0)
+    late, other = bench.submit([4, 5], 100, timeout=3600), bench.submit([6], 100)
+    for _ in range(5):
+        bench.step()
+    assert (ended.finish_reason, ended.generated_ids) == ("cancelled", ())
+    late.submitted -= 3600  # as if so much time had passed
+    bench.core._deadlines.note(late)
+    bench.step()
+    assert late.finish_reason == "cancelled"
+    assert late.generated_ids == answer([4, 5], 5)
+    bench.finish(other)
+    assert other.generated_ids == answer([6], 100)
+    bench.assert_idle()
+
+
+def test_deadlines_of_what_has_ended_are_forgotten() -> None:
+    bench = Bench()
+    for number in range(300):
+        bench.finish(bench.submit([number + 1], 1, timeout=3600))
+    assert len(bench.core._deadlines) < 100
+
+
 def test_one_request_gives_the_answer() -> None:
     bench = Bench()
     request = bench.submit([5, 6, 7], 40)

@@ -149,7 +149,7 @@ def test_a_visitor_gets_in_between_two_steps(stand: Stand) -> None:
     for _ in range(20):
         with stand.driver.visit() as core:
             counts.append(core.counters.steps)
-            assert core.tokens_stored == request.n_computed
+            assert core.manager.n_stored == request.n_computed
             core.manager.audit()
     visited.set()
     join(driving)

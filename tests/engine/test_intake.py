@@ -27,7 +27,7 @@ class FakeModel:
     info = SimpleNamespace(has_recurrent=False)
     token_bytes = staticmethod(token_bytes)
 
-    def tokenize(self, text: str) -> list[int]:
+    def tokenize(self, text: str, *, add_special: bool = True) -> list[int]:
         return [min(ord(character), 99) for character in text]
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from pyvelo.engine.costs import Costs
 from pyvelo.engine.request import PRIORITY_PLACES, Request
+from pyvelo.kv.draft import Draft
 
 from .fakes import Bench, answer
 
@@ -82,6 +83,58 @@ def test_the_higher_starts_first_but_none_waits_for_ever() -> None:
     bench.finish(*others)
 
 
+def test_who_is_more_important_takes_the_place_of_who_runs() -> None:
+    bench = Bench(n_blocks=4, block_size=8)
+    low = bench.submit([1] * 8, 20)
+    for _ in range(4):
+        bench.step()
+    high = bench.submit([2] * 8, 20, priority=1)
+    bench.step()
+    assert low.table is None
+    assert low.n_generated > 0
+    assert high.n_generated == 1
+    bench.finish(high)
+    assert not low.finished
+    bench.finish(low)
+    check([low, high], 20)
+    bench.assert_idle()
+
+
+def test_who_is_more_important_starts_beside_the_others_where_there_is_room() -> None:
+    bench = Bench(n_blocks=16, block_size=8, max_batch_tokens=12)
+    lows = [bench.submit([i + 1] * 3, 20) for i in range(3)]
+    waiting = bench.submit([9] * 20, 4)
+    bench.step()
+    high = bench.submit([2] * 20, 4, priority=1)
+    while not high.n_generated:
+        n_before = [low.n_generated for low in lows]
+        bench.step()
+        assert [low.n_generated for low in lows] == [n + 1 for n in n_before], "they go on"
+    assert waiting.n_generated == 0
+    bench.finish(*lows, waiting, high)
+    assert bench.core.counters.preemptions == 0
+    check(lows, 20)
+
+
+def test_the_same_importance_takes_nobodys_place() -> None:
+    bench = Bench(n_blocks=4, block_size=8)
+    first, second = bench.submit([1] * 8, 20, priority=1), bench.submit([2] * 8, 20, priority=1)
+    bench.finish(first)
+    assert second.n_generated == 0
+    assert bench.core.counters.preemptions == 0
+
+
+def test_age_protects_from_the_more_important() -> None:
+    bench = Bench(n_blocks=4, block_size=8)
+    low = bench.submit([1] * 8, 20)
+    bench.step()
+    bench.core._n_arrived = PRIORITY_PLACES + 1  # so many came in between
+    high = bench.submit([2] * 8, 20, priority=1)
+    bench.finish(low)
+    assert high.n_generated == 0
+    bench.finish(high)
+
+
 def test_states_are_given_back_by_who_gives_way() -> None:
     bench = Bench(n_blocks=6, block_size=8, n_states=2, max_seqs=2)
     requests = [bench.submit([i] * 8, 32) for i in (1, 2)]
@@ -130,6 +183,26 @@ def test_pressure(part: float, share: bool, n_swap_blocks: int) -> None:
         assert computed == n_seqs * (10 + n - 1), "nothing is computed twice"
     assert (bench.core.counters.preemptions > 0) == (part < 1.0)
     assert (bench.core.counters.swaps > 0) == (part < 1.0 and n_swap_blocks > 0)
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data(), share=st.booleans())
+def test_allocations_may_fail_at_any_time(data: st.DataObject, share: bool) -> None:
+    """As if blocks were there no more: now and then a step finds fewer than there are."""
+    bench = Bench(n_blocks=24, block_size=8, max_seqs=4, share=share, n_swap_blocks=4)
+    make = bench.manager.draft
+
+    def draft() -> Draft:
+        made = make()
+        if bench.core.n_running:  # where nobody holds anything, all of it is there
+            made.available -= min(made.available, data.draw(st.sampled_from([0, 0, 1, 100])))
+        return made
+
+    bench.manager.draft = draft  # type: ignore[method-assign]
+    requests = [bench.submit([i + 1] * data.draw(st.integers(1, 20)), 12) for i in range(5)]
+    bench.finish(*requests)
+    check(requests, 12)
+    bench.assert_idle()
 
 
 @settings(max_examples=60, deadline=None)

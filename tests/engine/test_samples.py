@@ -50,6 +50,31 @@ def test_they_share_blocks_until_they_write() -> None:
     bench.finish(*requests)
 
 
+def test_logprobs_go_to_those_who_asked() -> None:
+    bench = Bench()
+    shown: list[object] = []
+    first = bench.submit(PROMPT, 3, logprobs=2, on_piece=lambda piece: shown.append(piece.logprob))
+    second = bench.submit([1], 3)
+    third = bench.submit([2], 3, logprobs=0)
+    bench.finish(first, second, third)
+    for request, n in ((first, 2), (third, 0)):
+        assert [token.token_id for token in request.logprobs] == list(request.generated_ids)
+        assert [token.logprob for token in request.logprobs] == [-t / 100 for t in request.generated_ids]
+        assert all(token.top == tuple((i, -i / 100) for i in range(n)) for token in request.logprobs)
+    assert shown == first.logprobs
+    assert second.logprobs == []
+
+
+def test_a_token_that_cannot_be_drawn_has_no_logprob() -> None:
+    bench = Bench()
+    bench.make_sampler = lambda request: FakeSampler(status=int(request.tokens[0] == 1))
+    failing, other = bench.submit([1], 3, logprobs=1), bench.submit([2], 3, logprobs=1)
+    bench.finish(failing, other)
+    assert failing.error is not None
+    assert failing.logprobs == []
+    assert len(other.logprobs) == 3
+
+
 @pytest.mark.parametrize("n_prompt", [1, 31, 32, 33, 64])
 def test_prompts_of_every_length(n_prompt: int) -> None:
     bench = Bench(n_blocks=32)

@@ -18,6 +18,7 @@ def test_defaults_are_those_of_the_design() -> None:
     assert dataclasses.asdict(SamplingParams()) == {
         "max_tokens": 16,
         "n": 1,
+        "best_of": None,
         "temperature": 1.0,
         "top_k": 0,
         "top_p": 1.0,
@@ -29,8 +30,13 @@ def test_defaults_are_those_of_the_design() -> None:
         "stop_token_ids": (),
         "ignore_eos": False,
         "seed": None,
+        "logprobs": None,
         "logit_bias": None,
+        "grammar": None,
+        "json_schema": None,
+        "regex": None,
         "priority": 0,
+        "timeout": None,
         "cache_salt": "",
     }
 
@@ -40,6 +46,20 @@ def test_defaults_are_those_of_the_design() -> None:
     [
         ("max_tokens", 0),
         ("max_tokens", -1),
+        ("best_of", 0),
+        ("grammar", 3),
+        ("grammar", "x" * (1 << 20) + "x"),
+        ("json_schema", "{"),
+        ("json_schema", {"a": {1, 2}}),
+        ("regex", b"[0-9]"),
+        ("timeout", -1),
+        ("timeout", "soon"),
+        ("timeout", float("nan")),
+        ("best_of", 1025),
+        ("best_of", True),
+        ("logprobs", -1),
+        ("logprobs", 1025),
+        ("logprobs", 1.5),
         ("max_tokens", 1.5),
         ("max_tokens", True),
         ("max_tokens", "8"),
@@ -135,4 +155,4 @@ def test_the_dictionary_that_was_given_stays_with_its_owner() -> None:
 
 def test_parameters_of_later_features_are_not_accepted_silently() -> None:
     with pytest.raises(TypeError):
-        SamplingParams(logprobs=3)  # type: ignore[call-arg]
+        SamplingParams(prompt_logprobs=3)  # type: ignore[call-arg]

@@ -54,6 +54,7 @@ def test_by_default_no_more_than_two_gib_or_one_short_sequence() -> None:
 
 def test_four_sequences_of_the_length_that_was_asked_for() -> None:
     assert size(n_ctx=4096) == PoolSize(n_blocks=512, n_tokens=16384, n_ctx=4096)
+    assert size(n_ctx=4096).n_sequences == 4
 
 
 def test_short_sequences_still_run_side_by_side() -> None:

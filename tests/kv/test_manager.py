@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from pyvelo.kv.prefix import Chain
 BLOCK = 8
 EMPTY = -1
 MOST_BLOCKS = 14
+EFFORT = int(os.environ.get("VELO_TEST_EFFORT", "1"))  # 170: a million rules
 
 
 @dataclass
@@ -99,16 +101,21 @@ class ManagerMachine(RuleBasedStateMachine):
     )
     def step(self, wanted: list[tuple[list[int], int, bytes]], data: st.DataObject) -> None:
         draft = self.manager.draft()
+        # as if the n-th allocation failed: fewer blocks than there are
+        withheld = min(draft.available, data.draw(st.sampled_from([0, 0, 0, 1, 2, MOST_BLOCKS])))
+        draft.available -= withheld
         before = (self.manager.n_used, self.manager.n_cached, self.manager.n_free, self.manager.n_promised)
         self.available = self.n_blocks - len(self.used()) - sum(s.table.promised for s in self.alive)
+        self.available -= withheld
         self.left: list[int] = []  # blocks of which somebody takes a copy
         dropped = [sequence for sequence in self.alive if data.draw(st.integers(0, 9)) == 0]
         self.swappable = len(self.host) - sum(-(-s.n_computed // BLOCK) for s, _ in self.asleep)
         leaving = [self.leave(draft, sequence, data.draw(st.booleans())) for sequence in dropped]
-        grown = [
-            (sequence, self.grow(draft, sequence, data.draw(st.integers(0, 2 * BLOCK))))
-            for sequence in self.alive
-        ]
+        grown = []
+        for sequence in self.alive:
+            extra = self.resume(draft, sequence, data) if data.draw(st.integers(0, 4)) == 0 else 0
+            more = data.draw(st.integers(0, 2 * BLOCK))
+            grown.append((sequence, self.grow(draft, sequence, more, extra)))
         waking = [pair for pair in self.asleep if data.draw(st.integers(0, 2)) == 0]
         for sequence, swapped in waking:
             if self.wake(draft, sequence, swapped):
@@ -177,14 +184,30 @@ class ManagerMachine(RuleBasedStateMachine):
         assert outcome.table.blocks == hits[: sequence.n_computed // BLOCK]
         return True
 
-    def grow(self, draft: Draft, sequence: Sequence_, more: int) -> int:
+    def resume(self, draft: Draft, sequence: Sequence_, data: st.DataObject) -> int:
+        """Blocks that a live sequence is promised beyond those that it has."""
+        table = sequence.table
+        n_tokens = sequence.n_computed + data.draw(st.integers(1, 3 * BLOCK))
+        missing = max(0, -(-n_tokens // BLOCK) - len(table.blocks) - table.promised)
+        index = sequence.n_computed // BLOCK
+        needed = missing + (index < len(table.blocks) and self.holders(table.blocks[index]) > 1)
+        spare = data.draw(st.integers(0, 1))
+        outcome = draft.resume(table, n_tokens, spare)
+        if needed > self.available - spare:
+            assert outcome == NotNow(needed, self.available - spare)
+            return 0
+        assert outcome == Start(table)
+        self.available -= missing
+        return missing
+
+    def grow(self, draft: Draft, sequence: Sequence_, more: int, extra: int = 0) -> int:
         """How far the sequence may go in this step."""
         end = sequence.n_computed + more
         table = sequence.table
         missing = max(0, -(-end // BLOCK) - len(table.blocks))
         index = sequence.n_computed // BLOCK
         shared = index < len(table.blocks) and self.holders(table.blocks[index]) > 1
-        beyond = max(0, missing - table.promised) + shared
+        beyond = max(0, missing - table.promised - extra) + shared
         if more == 0:
             return end  # it does not take part
         assert draft.grow(table, end) == (beyond <= self.available)
@@ -269,6 +292,15 @@ class ManagerMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.alive)
     @rule(data=st.data())
+    def park(self, data: st.DataObject) -> None:
+        sequence = data.draw(st.sampled_from(self.alive))
+        blocks = list(sequence.table.blocks)
+        self.manager.park(sequence.table)
+        assert sequence.table.promised == 0
+        assert sequence.table.blocks == blocks[: -(-sequence.n_computed // BLOCK)]
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
     def free(self, data: st.DataObject) -> None:
         sequence = self.alive.pop(data.draw(st.integers(0, len(self.alive) - 1)))
         self.manager.free(sequence.table)
@@ -288,6 +320,12 @@ class ManagerMachine(RuleBasedStateMachine):
         assert manager.n_cached == len(set(self.there.values()) - used)
         assert manager.n_used + manager.n_cached + manager.n_free == manager.n_blocks == self.n_blocks
         assert manager.n_promised == sum(sequence.table.promised for sequence in self.alive)
+        filled: dict[int, int] = {}
+        for sequence in self.alive:
+            for index, block in enumerate(sequence.table.blocks):
+                there = min(BLOCK, max(0, sequence.n_computed - index * BLOCK))
+                filled[block] = max(filled.get(block, 0), there)
+        assert manager.n_stored == sum(filled.values())
         held = sum(-(-sequence.n_computed // BLOCK) for sequence, _ in self.asleep)
         assert manager.swap.n_free == len(self.host) - held
         for sequence in self.alive:
@@ -312,7 +350,7 @@ class ManagerMachine(RuleBasedStateMachine):
 
 
 TestManagerMachine = ManagerMachine.TestCase
-TestManagerMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestManagerMachine.settings = settings(max_examples=150 * EFFORT, stateful_step_count=40, deadline=None)
 
 
 def chain(tokens: Sequence[int], salt: bytes = b"") -> Chain:

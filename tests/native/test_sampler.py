@@ -352,3 +352,79 @@ def test_prompts_out_of_range(model: Model) -> None:
         for tokens in ([-1], [1, 10**6]):
             with pytest.raises(ConfigError, match="is not in the vocabulary"):
                 sampler.see_prompt(tokens)
+
+
+def test_a_mask_lets_only_its_tokens_be_drawn(model: Model, context: Context, logits: Logits) -> None:
+    n = context.n_vocab
+    allowed = [3, 8, n - 1]
+    bits = bytearray(-(-n // 8))
+    for token in allowed:
+        bits[token // 8] |= 1 << token % 8
+    with Sampler(model, temperature=0, seed=0) as sampler:
+        unmasked = draw(context, sampler, 1)
+        sampler.mask(bytes(bits))
+        assert draw(context, sampler, 2) == [max(allowed, key=lambda token: logits[0, token])] * 2
+        sampler.mask(b"")
+        assert draw(context, sampler, 1) == unmasked
+    with Sampler(model, seed=1, logit_bias={5: 100.0}) as sampler:
+        sampler.mask(bytes(bits))
+        drawn = Counter(draw(context, sampler, 2000))
+        assert set(drawn) <= set(allowed), "a bias does not undo it"
+        weights = np.exp(logits[0, allowed].astype(np.float64))
+        for token, weight in zip(allowed, weights / weights.sum(), strict=True):
+            assert drawn[token] / 2000 == pytest.approx(weight, abs=0.05)
+
+
+def test_a_mask_of_nothing_fails_the_draw(model: Model, context: Context, logits: Logits) -> None:
+    with Sampler(model, seed=0) as sampler:
+        sampler.mask(bytes(-(-context.n_vocab // 8)))
+        tokens, statuses = context.sample(np.zeros(1, np.int32), [sampler])
+        assert tokens[0] == -1
+        assert statuses[0] != 0
+        with pytest.raises(ConfigError, match="too short"):
+            sampler.mask(b"\xff")
+    with pytest.raises(ClosedError):
+        sampler.mask(b"")
+
+
+def log_softmax(logits: Logits) -> npt.NDArray[np.float64]:
+    x = logits.astype(np.float64)
+    return x - x.max() - np.log(np.exp(x - x.max()).sum())
+
+
+def test_logprobs_are_those_of_the_model(context: Context, logits: Logits) -> None:
+    rows = np.array([1, 0, 1], np.int32)
+    tokens = np.array([7, 0, context.n_vocab - 1], np.int32)
+    chosen, top_tokens, top = context.logprobs(rows, tokens, 5)
+    for i, (row, token) in enumerate(zip(rows, tokens, strict=True)):
+        wanted = log_softmax(logits[row])
+        assert chosen[i] == pytest.approx(wanted[token], abs=1e-5)
+        best = np.lexsort((np.arange(len(wanted)), -logits[row]))[:5]
+        assert top_tokens[i].tolist() == best.tolist()
+        assert top[i] == pytest.approx(wanted[best], abs=1e-5)
+
+
+def test_logprobs_of_all_tokens_sum_to_one(context: Context, logits: Logits) -> None:
+    n = context.n_vocab
+    _, tokens, top = context.logprobs(np.zeros(1, np.int32), np.zeros(1, np.int32), n)
+    assert sorted(tokens[0].tolist()) == list(range(n))
+    assert (np.diff(top[0]) <= 0).all()
+    assert np.exp(top[0].astype(np.float64)).sum() == pytest.approx(1.0, abs=1e-5)
+
+
+def test_logprobs_refuse_what_is_wrong(context: Context, logits: Logits) -> None:
+    row, token = np.zeros(1, np.int32), np.zeros(1, np.int32)
+    assert [part.shape for part in context.logprobs(row, token)] == [(1,), (1, 0), (1, 0)]
+    n = context.n_vocab
+    for wrong_row, wrong_token, k in [
+        (2, 0, 1),
+        (-1, 0, 1),
+        (0, -1, 1),
+        (0, n, 1),
+        (0, 0, -1),
+        (0, 0, n + 1),
+    ]:
+        with pytest.raises(ConfigError):
+            context.logprobs(row + wrong_row, token + wrong_token, k)
+    with pytest.raises(ConfigError, match="equally many"):
+        context.logprobs(row, np.zeros(2, np.int32), 1)

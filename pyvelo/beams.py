@@ -1,0 +1,175 @@
+"""Beam search, over branches that fork: beams share the blocks of what they have in common."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import NamedTuple
+
+from pyvelo.engine.branch import Branch
+from pyvelo.engine.engine import Engine
+from pyvelo.engine.intake import Prompt, Submission
+from pyvelo.engine.waiting import run_all
+from pyvelo.errors import RequestError
+from pyvelo.outputs import Completion, RequestOutput, TokenLogprob, Usage, raise_first_error
+from pyvelo.sampling import BeamSearchParams
+
+__all__ = ["beam_search"]
+
+N_ENDS = 8
+"""Of the likeliest tokens, how many may end an answer."""
+
+
+class _Answer(NamedTuple):
+    """An answer, or its beginning; `logprob` is that of all its tokens."""
+
+    logprob: float
+    tokens: tuple[TokenLogprob, ...]
+    stopped: bool = False
+
+    def score(self, length_penalty: float, n_tokens: int | None = None) -> float:
+        """What it is worth; with `n_tokens`, if so many tokens more cost nothing to reach that length."""
+        return self.logprob / math.pow(n_tokens or len(self.tokens), length_penalty)
+
+
+class _Step(NamedTuple):
+    """A beam with one more token, and the number of the one that it continues."""
+
+    answer: _Answer
+    parent: int
+
+
+@dataclass
+class _Search:
+    """Behind one prompt: the beams, the branch of each, and what has ended, the best first."""
+
+    prompt: Prompt
+    prompt_ids: tuple[int, ...]
+    n_most: int  # tokens of an answer
+    branches: list[Branch]
+    beams: list[_Answer] = field(default_factory=lambda: [_Answer(0.0, ())])
+    ended: list[_Answer] = field(default_factory=list)
+    arrival: int = 0
+    n_cached: int = 0
+
+
+def beam_search(engine: Engine, prompts: Sequence[Prompt], params: BeamSearchParams) -> list[RequestOutput]:
+    """See `LLM.beam_search`. The searches take their steps together."""
+    if not isinstance(params, BeamSearchParams):
+        raise RequestError(f"{params!r} are no settings of a beam search: give a BeamSearchParams")
+    searches = [_begin(engine, prompt, params) for prompt in prompts]
+    try:
+        while active := [search for search in searches if search.beams]:
+            _advance(engine, active, params)
+    finally:
+        for branch in chain.from_iterable(search.branches for search in searches):
+            engine.driver.let_go(branch)
+    return [_output(engine, search) for search in searches]
+
+
+def _begin(engine: Engine, prompt: Prompt, params: BeamSearchParams) -> _Search:
+    tokens = engine.intake.tokens(prompt)
+    n_most = engine.intake.max_new(len(tokens), params.max_tokens)
+    return _Search(prompt, tuple(tokens), n_most, [engine.intake.branch(tokens, params.cache_salt)])
+
+
+def _advance(engine: Engine, searches: Sequence[_Search], params: BeamSearchParams) -> None:
+    """One more token for every beam of every search."""
+    settings = params.step(min(2 * params.beam_width + N_ENDS, engine.model.vocab.n_tokens))
+    given = [[engine.intake.go_on(branch, settings) for branch in search.branches] for search in searches]
+    for search, submissions in zip(searches, given, strict=True):
+        for submission in submissions:  # whoever began earlier goes on earlier
+            submission.requests[0].arrival = search.arrival
+    run_all(engine.driver, [*chain.from_iterable(given)])
+    raise_first_error(submission.output() for submission in chain.from_iterable(given))
+    for search, submissions in zip(searches, given, strict=True):
+        _note_start(search, submissions[0])
+        nearest = [submission.requests[0].logprobs[0].top for submission in submissions]
+        steps = _choose(search, nearest, params, engine.model.is_end)
+        _branch_out(engine, search, steps)
+
+
+def _note_start(search: _Search, submission: Submission) -> None:
+    if not search.arrival:
+        search.arrival = submission.requests[0].arrival
+        search.n_cached = submission.requests[0].n_cached or 0
+
+
+def _choose(
+    search: _Search,
+    nearest: Sequence[tuple[tuple[int, float], ...]],
+    params: BeamSearchParams,
+    is_end: Callable[[int], bool],
+) -> list[_Step]:
+    """The beams to go on with; those that are complete join the ended ones. `nearest`: of each beam the
+    likeliest next tokens with their logprobs."""
+    found = [
+        (beam.logprob + logprob, number, token, logprob)
+        for number, (beam, tokens) in enumerate(zip(search.beams, nearest, strict=True))
+        for token, logprob in tokens
+    ]
+    found.sort(key=lambda step: (-step[0], step[1], step[2]))
+    steps: list[_Step] = []
+    for total, number, token, logprob in found:
+        stopped = token in params.stop_token_ids or (is_end(token) and not params.ignore_eos)
+        tokens = (*search.beams[number].tokens, TokenLogprob(token, logprob))
+        answer = _Answer(total, tokens, stopped)
+        if stopped or len(tokens) == search.n_most:
+            search.ended.append(answer)
+        else:
+            steps.append(_Step(answer, number))
+        if len(steps) == params.beam_width:
+            break
+    search.ended.sort(key=lambda answer: -answer.score(params.length_penalty))
+    del search.ended[params.beam_width :]
+    return steps if _may_improve(search, steps, params) else []
+
+
+def _may_improve(search: _Search, steps: Sequence[_Step], params: BeamSearchParams) -> bool:
+    """Whether some beam could still end better than the last of those that are given."""
+    if not steps or len(search.ended) < params.beam_width:
+        return True
+    # more tokens make an answer less likely: at best they cost nothing, at the length that is worth most
+    penalty, best = params.length_penalty, steps[0].answer
+    most = max(best.score(penalty, n) for n in (len(best.tokens) + 1, search.n_most))
+    return most > search.ended[-1].score(penalty)
+
+
+def _branch_out(engine: Engine, search: _Search, steps: Sequence[_Step]) -> None:
+    """A branch for each of the new beams, in the place of those of the old ones."""
+    old = search.branches
+    new = [_fork(old[step.parent], step.answer.tokens[-1].token_id) for step in steps]
+    with engine.driver.visit() as core:
+        for step, branch in zip(steps, new, strict=True):
+            core.shelf.fork(old[step.parent], branch)
+        for branch in old:
+            core.shelf.forget(branch)
+    search.branches, search.beams = new, [step.answer for step in steps]
+
+
+def _fork(branch: Branch, token: int) -> Branch:
+    """Its tokens, but for the last, which was drawn for nothing, and this one."""
+    n_common = len(branch.tokens) - 1
+    return branch.fork([*branch.tokens[:n_common], token], n_common)
+
+
+def _output(engine: Engine, search: _Search) -> RequestOutput:
+    completions = tuple(
+        Completion(
+            index=index,
+            text=engine.intake.text_of([t.token_id for t in answer.tokens][: -1 if answer.stopped else None]),
+            token_ids=tuple(token.token_id for token in answer.tokens),
+            finish_reason="stop" if answer.stopped else "length",
+            logprobs=answer.tokens,
+        )
+        for index, answer in enumerate(search.ended)
+    )
+    generated = sum(len(answer.tokens) for answer in search.ended)
+    return RequestOutput(
+        prompt=search.prompt if isinstance(search.prompt, str) else None,
+        prompt_token_ids=search.prompt_ids,
+        outputs=completions,
+        usage=Usage(len(search.prompt_ids), search.n_cached, generated),
+    )

@@ -1,0 +1,52 @@
+"""How much of a prompt a step may take while somebody listens to those that decode beside it."""
+
+from __future__ import annotations
+
+__all__ = ["FEWEST", "Pace"]
+
+SHARE = 0.7
+"""Of the time of a step without prompts, what a prompt may add to it: tokens come at least half as fast."""
+
+FEWEST = 8
+"""Tokens of prompts that a step takes at least, so that they get on."""
+
+LOOK_AGAIN = 64
+"""Steps with prompts, one after the other, before one without shows again how long that takes."""
+
+WEIGHT = 0.3
+"""Of the newest measurement in a running average."""
+
+
+class Pace:
+    """What steps took here, and what follows for the next one. Times are in seconds."""
+
+    def __init__(self) -> None:
+        self._alone = 0.0  # a step that only decodes
+        self._per_token = 0.0  # what a token of a prompt adds to it
+        self._since = 0  # steps with prompts since the last without
+
+    def allowance(self) -> int:
+        """Tokens of prompts in the next step; 0 where it is to show how long one without them takes."""
+        if self._alone == 0.0 or self._since >= LOOK_AGAIN:
+            return 0
+        if self._per_token == 0.0:
+            return FEWEST
+        return max(FEWEST, int(SHARE * self._alone / self._per_token))
+
+    def stepped(self, n_decodes: int, n_prompt_tokens: int, seconds: float) -> None:
+        """A step took so long."""
+        if n_decodes == 0:
+            return
+        if n_prompt_tokens == 0:
+            self._alone = _average(self._alone, seconds)
+            self._since = 0
+            return
+        self._since += 1
+        if self._alone:
+            # a floor, so that noise cannot make prompts seem to cost nothing
+            extra = max(seconds - self._alone, 0.01 * self._alone)
+            self._per_token = _average(self._per_token, extra / n_prompt_tokens)
+
+
+def _average(before: float, now: float) -> float:
+    return now if before == 0.0 else before + WEIGHT * (now - before)

@@ -1,0 +1,190 @@
+"""Sessions through LLM: what they say is what a request of their tokens says, for less work."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pyvelo import LLM, SamplingParams, VeloError
+from pyvelo.errors import ClosedError, OutOfBlocks, RequestError
+
+from .conftest import MakeModel
+
+GREEDY = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
+PROMPT = [3 + 11 * i % 200 for i in range(150)]
+
+
+@pytest.fixture
+def llm(tiny_model_f32: Path) -> Iterator[LLM]:
+    with LLM(tiny_model_f32, deterministic=True, n_ctx=512, kv_cache_bytes=4 << 20) as llm:
+        yield llm
+
+
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_turns_and_forks_say_what_requests_say(tiny_model_f32: Path, prefix_cache: bool) -> None:
+    with LLM(tiny_model_f32, deterministic=True, prefix_cache=False, n_ctx=512) as plain:
+        one = plain.generate(PROMPT, GREEDY)[0].token_ids
+        two = plain.generate([*PROMPT, *one, 5, 6], GREEDY)[0].token_ids
+        three = plain.generate([*PROMPT, *one, 7], GREEDY)[0]
+    with LLM(tiny_model_f32, deterministic=True, prefix_cache=prefix_cache, n_ctx=512) as llm:
+        session = llm.session(PROMPT)
+        assert session.generate(GREEDY).token_ids == one
+        fork = session.fork()
+        session.append([5, 6])
+        fork.append([7])
+        output = session.generate(GREEDY)
+        assert output.token_ids == two
+        assert output.usage.cached_tokens == len(PROMPT) + 20 - 1
+        assert "".join(piece.text for piece in fork.stream(GREEDY)) == three.text
+        assert session.token_ids == (*PROMPT, *one, 5, 6, *two)
+        assert fork.token_ids == (*PROMPT, *one, 7, *three.token_ids)
+        assert len(fork) == len(fork.token_ids)
+        assert session.text == llm.detokenize(session.token_ids)
+
+
+def test_forks_share_memory_and_give_it_back(llm: LLM) -> None:
+    session = llm.session(PROMPT)
+    twins = [session.fork() for _ in range(8)]
+    assert llm.stats().blocks_used == -(-len(PROMPT) // 32)
+    assert llm.stats().resting == 9
+    assert llm.stats().completion_tokens == 0
+    for number, twin in enumerate(twins):
+        twin.append([number + 3])
+        twin.generate(GREEDY)
+    # the tail, and a block more for the answer
+    assert llm.stats().blocks_used <= 5 + 8 * 2
+    for twin in twins:
+        twin.close()
+    session.close()
+    assert llm.stats().blocks_used == llm.stats().resting == 0
+
+
+def test_a_session_that_is_dropped_gives_its_blocks_back(llm: LLM) -> None:
+    session = llm.session("Once upon a time")
+    session.generate(GREEDY)
+    assert llm.stats().blocks_used > 0
+    del session
+    gc.collect()
+    assert llm.stats().blocks_used == 0
+
+
+def test_requests_need_not_wait_for_sessions_at_rest(tiny_model_f32: Path) -> None:
+    """They take all the blocks that there are; the sessions go on as if nothing had been."""
+    with LLM(
+        tiny_model_f32, deterministic=True, n_ctx=256, kv_cache_bytes=1 << 20, swap_bytes=1 << 19
+    ) as llm:
+        n_blocks = llm.stats().blocks_total
+        sessions = [llm.session([number + 3, *PROMPT]) for number in range(n_blocks // 5 + 2)]
+        spoken = [session.generate(GREEDY).token_ids for session in sessions]
+        everything = llm.generate([[9, number, *PROMPT] for number in range(4)], GREEDY)
+        assert all(output.finish_reason == "length" for output in everything)
+        again = [session.generate(GREEDY).token_ids for session in sessions]
+        assert llm.stats().swap_blocks_used <= llm.stats().swap_blocks_total
+    with LLM(tiny_model_f32, deterministic=True, n_ctx=256) as llm:
+        for number, (first, second) in enumerate(zip(spoken, again, strict=True)):
+            assert llm.generate([number + 3, *PROMPT], GREEDY)[0].token_ids == first
+            assert llm.generate([number + 3, *PROMPT, *first], GREEDY)[0].token_ids == second
+
+
+def test_a_stream_that_is_closed_keeps_what_was_said(llm: LLM) -> None:
+    session = llm.session(PROMPT)
+    pieces = session.stream(SamplingParams(max_tokens=100, temperature=0, ignore_eos=True))
+    said = [token for _, piece in zip(range(3), pieces, strict=False) for token in piece.token_ids]
+    pieces.close()
+    assert session.token_ids[: len(PROMPT) + 3] == (*PROMPT, *said)
+    rest = session.token_ids
+    output = session.generate(GREEDY)
+    assert output.token_ids == llm.generate(rest, GREEDY)[0].token_ids
+
+
+def test_one_answer_at_a_time(llm: LLM) -> None:
+    session = llm.session(PROMPT)
+    pieces = session.stream(GREEDY)
+    next(pieces)
+    for attempt in (session.fork, session.generate, session.compute, lambda: session.append([3])):
+        with pytest.raises(RequestError, match="answering"):
+            attempt()
+    pieces.close()
+    session.append([3])
+
+
+def test_many_threads_with_a_session_each(llm: LLM) -> None:
+    root = llm.session(PROMPT)
+    sessions = [root.fork() for _ in range(6)]
+    spoken: dict[int, list[tuple[int, ...]]] = {}
+
+    def talk(number: int) -> None:
+        spoken[number] = []
+        for turn in range(3):
+            sessions[number].append([number + 3, turn + 3])
+            spoken[number].append(sessions[number].generate(GREEDY).token_ids)
+
+    threads = [threading.Thread(target=talk, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number in range(6):
+        tokens = list(PROMPT)
+        for turn in range(3):
+            tokens += [number + 3, turn + 3]
+            assert llm.generate(tokens, GREEDY)[0].token_ids == spoken[number][turn]
+            tokens += spoken[number][turn]
+
+
+def test_recurrent_models_have_sessions_that_compute_again(make_model: MakeModel) -> None:
+    with LLM(make_model("--arch", "lfm2", "--layers", "4"), deterministic=True) as llm:
+        session = llm.session(PROMPT[:40])
+        first = session.generate(GREEDY).token_ids
+        fork = session.fork()
+        fork.append([5])
+        assert fork.generate(GREEDY).token_ids == llm.generate([*PROMPT[:40], *first, 5], GREEDY)[0].token_ids
+
+
+Attempt = Callable[[LLM], object]
+
+
+@pytest.mark.parametrize(
+    ("attempt", "error", "says"),
+    [
+        (lambda llm: llm.session([3] * 600), RequestError, "n_ctx"),
+        (lambda llm: llm.session([10**6]), RequestError, "does not exist"),
+        (lambda llm: llm.session(3.5), RequestError, "prompt"),
+        (lambda llm: llm.session("a", cache_salt=3), RequestError, "cache_salt"),
+        (lambda llm: llm.session().generate(), RequestError, "no tokens"),
+        (lambda llm: llm.session([3]).generate(SamplingParams(n=2)), RequestError, "fork"),
+        (lambda llm: llm.session([3]).generate(7), RequestError, "SamplingParams"),
+        (lambda llm: llm.session([3] * 500).append([3] * 12), RequestError, "n_ctx"),
+    ],
+)
+def test_what_is_wrong_is_said(llm: LLM, attempt: Attempt, error: type[VeloError], says: str) -> None:
+    with pytest.raises(error, match=says):
+        attempt(llm)
+    assert llm.stats().blocks_used == 0
+
+
+def test_what_is_refused_changes_nothing(tiny_model_f32: Path) -> None:
+    with LLM(tiny_model_f32, n_ctx=512, kv_cache_bytes=1 << 18) as llm:
+        session = llm.session([3] * 40)
+        with pytest.raises(OutOfBlocks):
+            session.append([3] * 400)
+        assert len(session) == 40
+        assert len(session.generate(GREEDY).token_ids) == 20
+
+
+def test_after_the_end(tiny_model_f32: Path) -> None:
+    llm = LLM(tiny_model_f32)
+    session, other = llm.session(PROMPT), llm.session(PROMPT)
+    session.generate(GREEDY)
+    session.close()
+    session.close()
+    with pytest.raises(ClosedError, match="session"):
+        session.generate()
+    llm.close()
+    with pytest.raises(ClosedError):
+        other.generate()
+    other.close()

@@ -1,0 +1,263 @@
+"""Branches: they go on, fork, rest, give way first, and lose nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyvelo.engine.branch import Branch
+
+from .fakes import Bench, answer
+
+PROMPT = [7 * i % 90 + 1 for i in range(45)]
+
+
+def fed(bench: Bench) -> int:
+    return sum(sum(step.n_tokens) for step in bench.context.steps)
+
+
+def go_on(bench: Bench, branch: Branch, max_new: int = 4, **params: Any) -> None:
+    """One more answer, which is that of its tokens alone."""
+    wanted = answer(branch.tokens, max_new)
+    request = bench.go_on(branch, max_new, **params)
+    bench.finish(request)
+    assert request.generated_ids == wanted
+    assert not branch.busy
+
+
+def fork(bench: Bench, branch: Branch, *more: int) -> Branch:
+    twin = branch.fork([*branch.tokens, *more], len(branch.tokens))
+    bench.core.shelf.fork(branch, twin)
+    return twin
+
+
+def close(bench: Bench, *branches: Branch) -> None:
+    for branch in branches:
+        bench.core.let_go(branch)
+    bench.core.settle()
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_the_next_answer_computes_only_what_is_new(share: bool) -> None:
+    bench = Bench(share=share)
+    branch = bench.branch(PROMPT)
+    go_on(bench, branch, 10)
+    assert fed(bench) == len(PROMPT) + 9
+    branch.tokens.extend([1, 2, 3])
+    go_on(bench, branch, 10)
+    assert fed(bench) == len(PROMPT) + 9 + (1 + 3) + 9
+    assert bench.manager.n_promised == 0
+    assert list(bench.core.shelf) == [branch]
+    close(bench, branch)
+    bench.assert_idle()
+
+
+@pytest.mark.parametrize("n_prompt", [1, 2, 31, 32, 33, 64, 65])
+@pytest.mark.parametrize("share", [True, False])
+def test_forks_share_all_and_go_their_own_ways(n_prompt: int, share: bool) -> None:
+    bench = Bench(n_blocks=32, share=share)
+    branch = bench.branch(PROMPT[:1] * n_prompt)
+    go_on(bench, branch)
+    n_used = bench.manager.n_used
+    twins = [fork(bench, branch, number + 1) for number in range(4)]
+    assert bench.manager.n_used == n_used
+    before = fed(bench)
+    for _ in range(2):
+        requests = [bench.go_on(twin, 5) for twin in twins]
+        wanted = [answer(twin.tokens, 5) for twin in twins]
+        bench.finish(*requests)
+        assert [request.generated_ids for request in requests] == wanted
+    assert fed(bench) - before == 4 * ((2 + 4) + (1 + 4)), "nothing is computed again"
+    go_on(bench, branch)
+    close(bench, branch, *twins)
+    bench.assert_idle()
+
+
+def test_to_compute_only_draws_nothing_and_shows_nothing() -> None:
+    bench = Bench()
+    branch = bench.branch(PROMPT)
+    request = bench.go_on(branch, 0)
+    bench.finish(request)
+    assert list(branch.tokens) == PROMPT
+    assert request.text == ""
+    assert branch.computed
+    assert bench.core.counters.completion_tokens == 0
+    n_used = bench.manager.n_used
+    go_on(bench, branch)
+    assert fed(bench) == len(PROMPT) + 1 + 3
+    assert bench.manager.n_used == n_used
+    close(bench, branch)
+
+
+def test_what_rests_gives_way_to_what_runs() -> None:
+    bench = Bench(n_blocks=8, block_size=8)
+    older, newer = bench.branch([1] * 16), bench.branch([2] * 16)
+    go_on(bench, older)
+    go_on(bench, newer)
+    request = bench.submit([3] * 8, 30)
+    bench.finish(request)
+    assert request.generated_ids == answer([3] * 8, 30)
+    assert older.table is None
+    assert newer.table is not None
+    assert bench.core.counters.preemptions == 0
+    assert bench.core.counters.evicted_branches == 1
+    go_on(bench, older)
+    go_on(bench, newer)
+    close(bench, older, newer)
+    bench.assert_idle()
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("n_swap_blocks", [0, 3, 100])
+def test_what_gave_way_comes_back(share: bool, n_swap_blocks: int) -> None:
+    bench = Bench(n_blocks=6, block_size=8, share=share, n_swap_blocks=n_swap_blocks)
+    bench.core._costs.favour_swap = lambda n_blocks, n_tokens: True  # type: ignore[method-assign]
+    branches = [bench.branch([i + 1] * 20) for i in range(3)]
+    for _ in range(3):
+        for branch in branches:
+            go_on(bench, branch)
+    assert bench.core.counters.evicted_branches > 0
+    if n_swap_blocks == 100:
+        assert fed(bench) == 3 * (20 + 3 + 2 * 4), "nothing is computed twice"
+    close(bench, *branches)
+    bench.assert_idle()
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("n_tokens", [39, 40, 41])
+def test_a_branch_that_fills_the_pool_goes_on(n_tokens: int, share: bool) -> None:
+    """Where its last block is one to copy, there is none to copy it to."""
+    bench = Bench(n_blocks=6, block_size=8, share=share)
+    branch = bench.branch(range(1, n_tokens + 1))
+    bench.finish(bench.go_on(branch, 0))
+    twin = fork(bench, branch)
+    go_on(bench, branch, 49 - n_tokens)
+    go_on(bench, twin, 49 - n_tokens)
+    close(bench, branch, twin)
+    bench.assert_idle()
+
+
+def test_one_that_waits_gives_way_to_one_that_came_before() -> None:
+    bench = Bench(n_blocks=6, block_size=8, max_seqs=1)
+    branch = bench.branch([1] * 20)
+    go_on(bench, branch)
+    first = bench.submit([2] * 40, 4)
+    wanted = answer(branch.tokens, 4)
+    second = bench.go_on(branch, 4)
+    bench.finish(first, second)
+    assert first.generated_ids == answer([2] * 40, 4)
+    assert second.generated_ids == wanted
+    close(bench, branch)
+    bench.assert_idle()
+
+
+def test_states_do_not_rest() -> None:
+    bench = Bench(n_states=2, max_seqs=2)
+    branch = bench.branch(PROMPT)
+    go_on(bench, branch)
+    assert branch.table is None
+    twin = fork(bench, branch, 5)
+    go_on(bench, twin)
+    go_on(bench, branch)
+    close(bench, branch, twin)
+    bench.assert_idle()
+
+
+def test_what_is_cancelled_keeps_what_is_there() -> None:
+    bench = Bench(n_blocks=16, max_batch_tokens=16)
+    branch = bench.branch(PROMPT)
+    request = bench.go_on(branch, 10)
+    bench.step()
+    bench.core.cancel([request])
+    bench.core.settle()
+    assert request.finish_reason == "cancelled"
+    assert branch.table is not None
+    assert branch.table.n_tokens == 16
+    before = fed(bench)
+    go_on(bench, branch, 1)
+    assert fed(bench) - before == len(PROMPT) - 16
+    close(bench, branch)
+    bench.assert_idle()
+
+
+def test_to_let_go_ends_what_runs() -> None:
+    bench = Bench()
+    branch, other = bench.branch(PROMPT), bench.branch(PROMPT)
+    request, waiting = bench.go_on(branch, 100), bench.go_on(other, 100)
+    bench.step()
+    bench.core.let_go(other)
+    bench.core.let_go(branch)
+    bench.core.let_go(branch)
+    bench.core.settle()
+    assert request.finish_reason == waiting.finish_reason == "cancelled"
+    bench.assert_idle()
+
+
+def test_the_end_of_the_engine_takes_all() -> None:
+    bench = Bench(n_blocks=8, block_size=8, n_swap_blocks=8)
+    branches = [bench.branch([i + 1] * 20) for i in range(3)]
+    for branch in branches:
+        go_on(bench, branch)
+    bench.go_on(branches[0])
+    bench.step()
+    bench.core.cancel_all()
+    close(bench, *branches)
+    bench.assert_idle()
+
+
+@settings(max_examples=80, deadline=None)
+@given(data=st.data(), share=st.booleans(), swap=st.integers(0, 9), n_states=st.sampled_from([0, 0, 0, 3]))
+def test_whatever_is_done_with_branches(data: st.DataObject, share: bool, swap: int, n_states: int) -> None:
+    """Turns, forks, ends and others' requests at once in a pool that is too small: all answers are right."""
+    size, n_blocks = 8, 8
+    bench = Bench(
+        n_blocks=n_blocks, block_size=size, share=share, n_swap_blocks=swap, n_states=n_states,
+        max_seqs=3, max_batch_tokens=data.draw(st.integers(3, 40)),
+    )  # fmt: skip
+    branches = [bench.branch([1])]
+    asked: list[tuple[Any, tuple[int, ...]]] = []
+
+    def ask(tokens: list[int], max_new: int, branch: Branch | None = None) -> None:
+        request = bench.submit(tokens, max_new, branch=branch, priority=data.draw(st.integers(0, 1)))
+        asked.append((request, answer(tokens, max_new)))
+
+    for _ in range(data.draw(st.integers(1, 25))):
+        what = data.draw(
+            st.sampled_from(["new", "turn", "turn", "fork", "close", "request", "cancel", "step"])
+        )
+        idle = [branch for branch in branches if not branch.busy]
+        if what == "new" and len(branches) < 6:
+            branches.append(bench.branch([data.draw(st.integers(1, 3))] * data.draw(st.integers(1, 20))))
+        elif what == "turn" and idle:
+            branch = data.draw(st.sampled_from(idle))
+            branch.tokens.extend(data.draw(st.lists(st.integers(1, 3), max_size=10)))
+            room = size * n_blocks + 1 - len(branch.tokens)
+            if room > 0:
+                ask(list(branch.tokens), data.draw(st.integers(1, min(12, room))), branch)
+            else:
+                close(bench, branch)
+                branches.remove(branch)
+        elif what == "fork" and idle:
+            branches.append(
+                fork(bench, data.draw(st.sampled_from(idle)), *data.draw(st.sampled_from([[], [4]])))
+            )
+        elif what == "close" and branches:
+            branch = branches.pop(data.draw(st.integers(0, len(branches) - 1)))
+            asked = [pair for pair in asked if pair[0].branch is not branch]
+            close(bench, branch)
+        elif what == "request":
+            ask([data.draw(st.integers(1, 3))] * data.draw(st.integers(1, 30)), data.draw(st.integers(1, 20)))
+        elif what == "cancel" and asked:
+            request, _ = asked.pop(data.draw(st.integers(0, len(asked) - 1)))
+            bench.core.cancel([request])
+            bench.core.settle()
+        else:
+            bench.step()
+    bench.finish(*[request for request, _ in asked])
+    for request, wanted in asked:
+        assert request.generated_ids == wanted
+    close(bench, *branches)
+    bench.assert_idle()

@@ -1,0 +1,84 @@
+"""A long prompt beside those that decode: who listens does not wait, and the prompt gets on."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from pyvelo.engine.pace import FEWEST, LOOK_AGAIN, Pace
+
+from .fakes import Bench, answer
+
+ALONE = 0.030
+
+
+def step(pace: Pace, per_token: float) -> tuple[int, float]:
+    """A step of a machine where a token of a prompt takes so long; what it fed, and how long it took."""
+    n_tokens = pace.allowance()
+    seconds = ALONE + n_tokens * per_token
+    pace.stepped(8, n_tokens, seconds)
+    return n_tokens, seconds
+
+
+@pytest.mark.parametrize("per_token", [0.0, 1e-6, 1e-4, 1e-3, 1e-1])
+def test_steps_take_less_than_twice_as_long(per_token: float) -> None:
+    pace = Pace()
+    steps = [step(pace, per_token) for _ in range(500)][2:]
+    fewest = ALONE + FEWEST * per_token
+    assert max(seconds for _, seconds in steps) <= max(1.75 * ALONE, fewest)
+    fed = sum(n for n, _ in steps)
+    assert fed >= FEWEST * 480, "the prompt gets on"
+    if 1e-4 <= per_token <= 1e-3:
+        assert fed * per_token >= 0.6 * ALONE * 480, "and takes what it may"
+
+
+def test_a_prompt_that_gets_slower_gets_less() -> None:
+    pace = Pace()
+    for number in range(3000):
+        per_token = 1e-4 * (1 + number / 500)
+        _, seconds = step(pace, per_token)
+        assert number < 2 or seconds <= 1.8 * ALONE
+
+
+def test_now_and_then_a_step_shows_what_it_takes_without() -> None:
+    pace = Pace()
+    assert pace.allowance() == 0, "nothing is known"
+    fed = [step(pace, 1e-3)[0] for _ in range(5 * LOOK_AGAIN)]
+    zeros = [number for number, n in enumerate(fed) if n == 0]
+    assert len(zeros) == 5
+    assert all(b - a == LOOK_AGAIN + 1 for a, b in itertools.pairwise(zeros))
+
+
+def test_only_steps_that_decode_count() -> None:
+    pace = Pace()
+    pace.stepped(0, 512, 9.0)
+    assert pace.allowance() == 0
+
+
+@pytest.mark.parametrize("listened_to", [True, False])
+def test_only_who_is_listened_to_slows_a_prompt_down(listened_to: bool) -> None:
+    bench = Bench(n_blocks=32)
+    bench.core.pace.allowance = lambda: 5  # type: ignore[method-assign]
+    talking = bench.submit([1, 2, 3], 30, on_piece=(lambda piece: None) if listened_to else None)
+    bench.step()
+    prompts = [bench.submit([7] * 20, 2), bench.submit([8] * 20, 2, priority=1)]
+    bench.context.steps.clear()
+    bench.finish(*prompts)
+    mixed = [sum(step.n_tokens) - 1 for step in bench.context.steps]
+    assert (max(mixed) <= 5 + 2) == listened_to
+    assert (len(mixed) >= 40 // 5) == listened_to
+    bench.finish(talking)
+    assert talking.generated_ids == answer([1, 2, 3], 30)
+
+
+def test_a_step_without_prompts_still_decodes() -> None:
+    bench = Bench()
+    bench.core.pace.allowance = lambda: 0  # type: ignore[method-assign]
+    talking = bench.submit([1, 2, 3], 10, on_piece=lambda piece: None)
+    bench.step()
+    other = bench.submit([4] * 40, 3)
+    bench.finish(talking)
+    assert other.n_computed == 0
+    bench.finish(other)
+    assert other.generated_ids == answer([4] * 40, 3)
