@@ -7,7 +7,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import fields
 from types import TracebackType
 from typing import Any
@@ -18,6 +18,7 @@ from pyvelo.engine.engine import Engine, open_engine
 from pyvelo.engine.intake import Prompt, Submission, for_each, pair_up
 from pyvelo.engine.request import Request
 from pyvelo.engine.stats import EngineStats
+from pyvelo.engine.tracing import recording
 from pyvelo.errors import ClosedError, VeloError
 from pyvelo.outputs import RequestOutput, StreamPiece, raise_first_error
 from pyvelo.sampling import SamplingParams
@@ -86,6 +87,17 @@ class AsyncLLM:
         """Blocks, bytes, tokens and times, exact between two steps."""
         pump = await self._pump()
         return await asyncio.to_thread(pump.engine.stats)
+
+    @asynccontextmanager
+    async def trace(self, path: str | os.PathLike[str]) -> AsyncGenerator[None, None]:
+        """Records what the cache does meanwhile, as `LLM.trace`: `async with llm.trace("run.trace"): ...`."""
+        engine = (await self._pump()).engine
+        run = recording(engine.driver, path, engine.geometry.block_bytes, engine.pool.n_ctx)
+        await asyncio.to_thread(run.__enter__)
+        try:
+            yield
+        finally:
+            await asyncio.to_thread(run.__exit__, None, None, None)
 
     async def reset_prefix_cache(self) -> None:
         """Forgets the prefixes of what has ended and of what runs."""

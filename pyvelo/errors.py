@@ -15,6 +15,7 @@ __all__ = [
     "OutOfBlocks",
     "OutOfMemory",
     "RequestError",
+    "TraceError",
     "UnsupportedError",
     "VeloError",
 ]
@@ -38,6 +39,10 @@ class ConfigError(VeloError, ValueError):
 
 class RequestError(VeloError, ValueError):
     """A prompt or its sampling parameters cannot be served; the message gives the numbers."""
+
+
+class TraceError(VeloError, ValueError):
+    """A recorded run cannot be read; the message names the line."""
 
 
 class OutOfBlocks(VeloError, MemoryError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Generator, Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from pyvelo.config import EngineConfig
 from pyvelo.engine.engine import open_engine
 from pyvelo.engine.intake import Prompt, for_each, pair_up
 from pyvelo.engine.stats import EngineStats
+from pyvelo.engine.tracing import recording
 from pyvelo.engine.waiting import pieces_of, run_all
 from pyvelo.kv.geometry import Geometry
 from pyvelo.outputs import RequestOutput, StreamPiece, raise_first_error
@@ -193,6 +195,13 @@ class LLM:
     def stats(self) -> EngineStats:
         """Blocks, bytes, tokens and times, exact between two steps."""
         return self._engine.stats()
+
+    def trace(self, path: str | os.PathLike[str]) -> AbstractContextManager[None]:
+        """Records in a file what the cache does meanwhile, for `pyvelo report` and `pyvelo simulate`:
+        `with llm.trace("run.trace"): ...`. No text is recorded. ConfigError while another recording goes on.
+        """
+        engine = self._engine
+        return recording(engine.driver, path, engine.geometry.block_bytes, engine.pool.n_ctx)
 
     def reset_prefix_cache(self) -> None:
         """Forgets the prefixes of what has ended and of what runs; their blocks become free."""

@@ -97,13 +97,16 @@ async def measure(model: Path, case: Case) -> Result:
         async def chat(times: list[float]) -> None:
             prompt = [draw.randrange(n_vocab) for _ in range(case.prompt)]
             params = SamplingParams(max_tokens=case.most, temperature=0.0, ignore_eos=True)
-            async for _ in llm.stream(prompt, params):
-                times.append(now())
+            try:
+                async for _ in llm.stream(prompt, params):
+                    times.append(now())
+                    news.set()
+            finally:
                 news.set()
 
         chats = [asyncio.create_task(chat(times)) for times in stamps]
-        begin = await _all_have(stamps, news, WARM_UP)
-        arrival = await _all_have(stamps, news, case.tokens + max(map(len, stamps)))
+        begin = await _all_have(chats, stamps, news, WARM_UP)
+        arrival = await _all_have(chats, stamps, news, case.tokens + max(map(len, stamps)))
         prompt = [draw.randrange(n_vocab) for _ in range(case.long)]
         long = llm.stream(prompt, SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True))
         async with aclosing(long):
@@ -131,11 +134,15 @@ async def _bytes(model: Path, case: Case) -> int:
     return (n_tokens + 256) * await asyncio.to_thread(token_bytes)
 
 
-async def _all_have(stamps: list[list[float]], news: asyncio.Event, n: int) -> float:
+async def _all_have(
+    chats: list[asyncio.Task[None]], stamps: list[list[float]], news: asyncio.Event, n: int
+) -> float:
     """When every stream has so many tokens."""
     while min(map(len, stamps)) < n:
         news.clear()
         await news.wait()
+        if any(chat.done() for chat in chats):
+            raise UpstreamError(f"a stream ended before all had {n} tokens")
     return now()
 
 

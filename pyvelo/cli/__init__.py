@@ -1,4 +1,4 @@
-"""The command line: `pyvelo run`, `pyvelo info`. Needs the extra `cli`."""
+"""The command line: `pyvelo run`, `info`, `simulate`, `report`. Needs the extra `cli`."""
 
 from __future__ import annotations
 

@@ -130,6 +130,38 @@ def run(
 
 
 @app.command()
+def bench(
+    model: opt.ModelPath,
+    depth: opt.Depths = "0",
+    sequences: opt.SequenceCounts = "1",
+    kv_type: opt.KVTypes = "f16",
+    prompt: opt.PromptLength = 512,
+    answer: opt.AnswerLength = 64,
+    repeats: opt.Repeats = 3,
+    threads: opt.Threads = None,
+    n_gpu_layers: opt.GpuLayers = 0,
+    plot: opt.Plot = None,
+    as_json: opt.Json = False,
+) -> int:
+    """Measure how fast a model runs here."""
+    from pyvelo.bench import BenchPlan
+    from pyvelo.cli.bench import run_bench
+
+    plan = BenchPlan(
+        model=model,
+        kv_types=kv_type,
+        depths=depth,
+        sequences=sequences,
+        prompt=prompt,
+        answer=answer,
+        repeats=repeats,
+        n_threads=threads,
+        n_gpu_layers=n_gpu_layers,
+    )
+    return run_bench(plan, as_json=as_json, plot=plot)
+
+
+@app.command()
 def info(model: opt.ModelPath, block_size: opt.BlockSize = 32, as_json: opt.Json = False) -> int:
     """Show what a model is, and what its KV cache costs here."""
     from pyvelo.cli.info import describe
@@ -140,4 +172,95 @@ def info(model: opt.ModelPath, block_size: opt.BlockSize = 32, as_json: opt.Json
         print_json(report)
     else:
         print_report(report)
+    return 0
+
+
+@app.command()
+def simulate(
+    model: opt.Model = None,
+    kv_type: opt.KVTypeOption = "f16",
+    token_bytes: opt.TokenBytes = None,
+    requests: opt.Requests = 200,
+    rate: opt.Rate = 1.0,
+    prompt: opt.PromptLengths = "exponential:161",
+    answer: opt.AnswerLengths = "exponential:338",
+    max_tokens: opt.MostTokens = 1024,
+    shared_prefix: opt.SharedPrefixes = None,
+    samples: opt.Samples = 1,
+    workload: opt.Workload = None,
+    trace: opt.TraceInput = None,
+    block_size: opt.BlockSizes = None,
+    kv_cache_bytes: opt.PoolBytes = None,
+    swap_bytes: opt.SwapBytes = "0",
+    ctx: opt.LongestSequence = None,
+    max_num_seqs: opt.MaxSeqs = 256,
+    max_batch_tokens: opt.MaxBatch = 512,
+    no_prefix_cache: opt.NoPrefixCache = False,
+    policy: opt.Policies = None,
+    parallel: opt.Parallel = None,
+    cost: opt.StepCost = None,
+    seed: opt.DrawSeed = 0,
+    record: opt.RecordTo = None,
+    as_json: opt.Json = False,
+) -> int:
+    """Run the engine without a model, on a described workload, beside contiguous caches of the same size."""
+    from pyvelo.cli.simulate import Plan, print_outcomes, run_plan
+    from pyvelo.engine.workload import WorkloadSpec, parse_lengths, parse_prefix
+
+    plan = Plan(
+        model=model,
+        kv_type=kv_type,
+        token_bytes=token_bytes,
+        spec=WorkloadSpec(
+            requests,
+            rate,
+            parse_lengths(prompt),
+            parse_lengths(answer),
+            max_tokens,
+            samples,
+            [parse_prefix(text) for text in shared_prefix or ()],
+            seed,
+        ),
+        workload=workload,
+        trace=trace,
+        block_sizes=tuple(block_size or ()),
+        kv_cache_bytes=kv_cache_bytes,
+        swap_bytes=swap_bytes,
+        n_ctx=ctx,
+        max_seqs=max_num_seqs,
+        max_batch_tokens=max_batch_tokens,
+        prefix_cache=not no_prefix_cache,
+        policies=tuple(policy or ("auto",)),
+        n_parallel=parallel,
+        costs=tuple(cost or ()),
+        record=record,
+    )
+    report = run_plan(plan)
+    if as_json:
+        from pyvelo.cli.render import print_json
+
+        print_json(report)
+    else:
+        print_outcomes(report)
+    return 0
+
+
+@app.command()
+def report(
+    trace: opt.TracePath,
+    picture: opt.Picture = None,
+    by_steps: opt.BySteps = False,
+    as_json: opt.Json = False,
+) -> int:
+    """Show what a recorded run (LLM.trace, simulate --record) did to memory; -o draws it."""
+    from pyvelo.cli.report import print_summary
+    from pyvelo.cli.report import report as read
+
+    content = read(trace, picture, by_steps)
+    if as_json:
+        from pyvelo.cli.render import print_json
+
+        print_json(content)
+    else:
+        print_summary(content)
     return 0

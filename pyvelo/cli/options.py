@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from pyvelo.cli.values import parse_kv_type_option, parse_size
+from pyvelo.cli.values import parse_kv_type_option, parse_names, parse_numbers, parse_size
 
 ModelPath = Annotated[Path, Argument(metavar="MODEL", help="A GGUF file.", show_default=False)]
 Prompt = Annotated[
@@ -62,6 +62,122 @@ Deterministic = Annotated[bool, Option("--deterministic", help="Bit-identical ho
 Precision = Annotated[
     str, Option("--attention-precision", help="exact; or fast: a prompt's attention in bfloat16.")
 ]
+
+# ---- measurements ----
+
+Depths = Annotated[
+    Any, Option("--depth", parser=parse_numbers, metavar="N,...", help="Tokens in the context before.")
+]
+SequenceCounts = Annotated[
+    Any, Option("--sequences", parser=parse_numbers, metavar="N,...", help="Answers side by side.")
+]
+KVTypes = Annotated[
+    Any, Option("--kv-type", parser=parse_names, metavar="TYPE,...", help="A run for each KV type.")
+]
+PromptLength = Annotated[int, Option("--prompt-tokens", help="Tokens of the prompt that is timed.")]
+AnswerLength = Annotated[int, Option("--answer-tokens", help="Tokens of the answers that are timed.")]
+Repeats = Annotated[int, Option("-r", "--repeats", help="How often each is measured.")]
+Plot = Annotated[Path | None, Option(help="Draw the answers over depth to this file.", show_default=False)]
+
+# ---- simulation ----
+
+Model = Annotated[
+    Path | None,
+    Option("--model", help="Take the bytes of a token from this GGUF file.", show_default=False),
+]
+TokenBytes = Annotated[
+    int | None,
+    Option("--kv-bytes-per-token", help="Bytes of K and V of a token.", show_default="Qwen3-0.6B in f16"),
+]
+Workload = Annotated[
+    Path | None, Option("--workload", help="Take the requests from a JSON file.", show_default=False)
+]
+TraceInput = Annotated[
+    Path | None, Option("--trace", help="Take requests and pool from a recorded run.", show_default=False)
+]
+Requests = Annotated[int, Option("--requests", help="Requests to draw.")]
+Rate = Annotated[float, Option("--rate", help="Requests per second (Poisson); inf: all at once.")]
+LENGTHS = "tokens, uniform:LOW:HIGH, exponential:MEAN or lognormal:MEAN:SD."
+PromptLengths = Annotated[str, Option("--prompt", metavar="DIST", help=f"Length of prompts: {LENGTHS}")]
+AnswerLengths = Annotated[str, Option("--answer", metavar="DIST", help="Length of answers, likewise.")]
+MostTokens = Annotated[int, Option("--max-tokens", help="What requests ask for; longer answers are cut.")]
+SharedPrefixes = Annotated[
+    list[str] | None,
+    Option(
+        "--shared-prefix",
+        metavar="N:SHARE",
+        help="That share of the requests begins with the same N tokens; may be repeated.",
+        show_default=False,
+    ),
+]
+Samples = Annotated[int, Option("--samples", help="Answers to each prompt.")]
+BlockSizes = Annotated[
+    list[int] | None,
+    Option(
+        "--block-size",
+        metavar="TOKENS",
+        help="Tokens in a block; may be repeated. The engine has 32, 64, 128 and 256.",
+        show_default="32",
+    ),
+]
+PoolBytes = Annotated[
+    Any,
+    Option(
+        "--kv-cache-bytes",
+        parser=parse_size,
+        metavar="SIZE",
+        help="Memory of the KV cache, such as 512M or 2G.",
+        show_default="2G, or as in the trace",
+    ),
+]
+LongestSequence = Annotated[
+    int | None,
+    Option("--ctx", help="Longest sequence in tokens.", show_default="2048, or as in the trace"),
+]
+SwapBytes = Annotated[
+    Any,
+    Option("--swap-bytes", parser=parse_size, metavar="SIZE", help="Host memory for those that give way."),
+]
+Policies = Annotated[
+    list[str] | None,
+    Option(
+        "--policy",
+        metavar="NAME",
+        help="What becomes of those that give way: auto, swap, recompute, or all three; may be repeated.",
+        show_default="auto",
+    ),
+]
+MaxSeqs = Annotated[int, Option("--max-num-seqs", help="Sequences that run at once.")]
+MaxBatch = Annotated[int, Option("--max-batch-tokens", help="Tokens of a step.")]
+NoPrefixCache = Annotated[bool, Option("--no-prefix-cache", help="Share no prefixes.")]
+Parallel = Annotated[
+    int | None,
+    Option("--parallel", help="Sequences of llama.cpp's layouts.", show_default="what fits"),
+]
+StepCost = Annotated[
+    list[str] | None,
+    Option(
+        "--cost",
+        metavar="NAME=SECONDS",
+        help="step, prompt, decode, prompt_read, decode_read, masked or move; may be repeated.",
+        show_default=False,
+    ),
+]
+DrawSeed = Annotated[int, Option("--seed", help="Another number draws another workload.")]
+RecordTo = Annotated[
+    Path | None,
+    Option("--record", help="Write a trace of the first run with pages, for report.", show_default=False),
+]
+
+# ---- report ----
+
+TracePath = Annotated[Path, Argument(metavar="TRACE", help="A recorded run.", show_default=False)]
+Picture = Annotated[
+    Path | None,
+    Option("-o", "--output", metavar="FILE", help="Draw it there: .svg, .png or .pdf.", show_default=False),
+]
+
+BySteps = Annotated[bool, Option("--steps", help="Draw over steps instead of seconds.")]
 
 # ---- output ----
 

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from pyvelo.cli.values import show_bytes
 
-__all__ = ["print_json", "print_report"]
+__all__ = ["WIDTH_WITHOUT_TERMINAL", "facts_grid", "print_json", "print_report"]
 
 WIDTH_WITHOUT_TERMINAL = 120
 CACHE_TITLE = "KV cache, and the tokens that fit beside the weights in 90 % of the free memory"
@@ -43,7 +43,8 @@ def print_report(report: Mapping[str, Any]) -> None:
         console.print(content)
 
 
-def _grid() -> Table:
+def facts_grid() -> Table:
+    """Rows of a name and what is to be said of it."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
@@ -52,7 +53,7 @@ def _grid() -> Table:
 
 def _facts(report: Mapping[str, Any]) -> Table:
     model = report["model"]
-    grid = _grid()
+    grid = facts_grid()
     grid.add_row("model", escape(model["path"]))
     grid.add_row("what it is", escape(f"{model['description']} ({model['architecture']})"))
     grid.add_row("parameters", f"{model['parameters']:,}")
@@ -122,7 +123,7 @@ def _costs(costs: Mapping[str, Mapping[str, Any]]) -> Table:
 
 
 def _machine(machine: Mapping[str, Any]) -> Table:
-    grid = _grid()
+    grid = facts_grid()
     free = machine["free_memory"]
     grid.add_row(
         "machine",

@@ -18,7 +18,7 @@ from pyvelo.errors import ConfigError, ModelError
 if TYPE_CHECKING:
     from pyvelo import LLM
 
-__all__ = ["Request", "generate", "read_prompt"]
+__all__ = ["Request", "generate", "read_prompt", "waiting"]
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def generate(request: Request, *, as_json: bool, verbose: bool) -> int:
     params = SamplingParams(**request.sampling)
     _replace_what_the_terminal_cannot_show()
     started = time.perf_counter()
-    with _waiting(f"loading {request.model.name}"):
+    with waiting(f"loading {request.model.name}"):
         llm = LLM(str(request.model), **request.engine)
     with llm:
         answer = Answer(load=time.perf_counter() - started)
@@ -142,7 +142,7 @@ def _summary(answer: Answer, llm: LLM) -> str:
 
 
 @contextmanager
-def _waiting(what: str) -> Iterator[None]:
+def waiting(what: str) -> Iterator[None]:
     """A spinner on standard error, where that is a terminal."""
     if not sys.stderr.isatty():
         yield

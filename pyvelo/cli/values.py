@@ -6,7 +6,7 @@ import re
 
 from pyvelo.errors import ConfigError
 
-__all__ = ["parse_kv_type_option", "parse_size", "show_bytes"]
+__all__ = ["parse_kv_type_option", "parse_names", "parse_numbers", "parse_size", "show_bytes"]
 
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
@@ -30,6 +30,22 @@ def parse_kv_type_option(text: str) -> str | tuple[str, str]:
             return (k, v)
         case _:
             raise ConfigError(f"--kv-type {text!r}: give one type, or two with a comma between them (K,V)")
+
+
+def parse_numbers(text: str) -> list[int]:
+    """`0,4096`; else ConfigError."""
+    try:
+        return [int(number) for number in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"{text!r}: give whole numbers with commas between them, such as 0,4096") from None
+
+
+def parse_names(text: str) -> list[str]:
+    """`f16,q8_0`; else ConfigError."""
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise ConfigError(f"{text!r}: give names with commas between them, such as f16,q8_0")
+    return names
 
 
 def show_bytes(n_bytes: int) -> str:

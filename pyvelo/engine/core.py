@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from time import perf_counter as now
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -46,7 +46,8 @@ class EngineCore:
     `arrays` has room for a step within `limits`; `n_states` is the number of recurrent states (0: the model
     has none); `new_sampler` makes a request's sampler when it starts; `is_end` tells the tokens that end an
     answer; `block_bytes` is what a block takes, where some may be swapped; `debug` audits every step and
-    fills what becomes free with NaN; `call_run` calls a forward pass.
+    fills what becomes free with NaN; `call_run` calls a forward pass; `clock` tells the time in seconds, and
+    `costs` what to give up when blocks run out.
     """
 
     def __init__(
@@ -62,7 +63,12 @@ class EngineCore:
         block_bytes: int = 0,
         debug: bool = False,
         call_run: Callable[[Callable[[], None]], None] | None = None,
+        clock: Callable[[], float] = perf_counter,
+        costs: Costs | None = None,
     ) -> None:
+        self.clock = clock
+        self.watch: Callable[[Sequence[Request], Sequence[Request]], None] | None = None
+        """Is told who waits and who runs whenever both are settled; must not raise."""
         self.manager = manager
         self.limits = limits
         self.counters = Counters()
@@ -82,9 +88,9 @@ class EngineCore:
         self.shelf = Shelf(manager)
         self._deadlines = Deadlines()
         self._n_arrived = 0
-        self._costs = Costs()
+        self._costs = costs or Costs()
         self.pace = Pace()
-        self._mover = BlockMover(context, manager, block_bytes, self._costs)
+        self._mover = BlockMover(context, manager, block_bytes, self._costs, clock)
         self._debug = debug
         self._some_idle = False  # in `_running` are requests that have ended
 
@@ -107,7 +113,7 @@ class EngineCore:
         for request in requests:
             if request.branch is not None:
                 request.branch.request = request
-            request.submitted = now()
+            request.submitted = self.clock()
             self._arrivals.append(request)
 
     def cancel(self, requests: Iterable[Request]) -> None:
@@ -132,7 +138,7 @@ class EngineCore:
                 request.swapped, request.branch.swapped = request.branch.swapped, None
             if not request.held:
                 self._wait(request)
-        self.cancel(self._deadlines.due(now()))
+        self.cancel(self._deadlines.due(self.clock()))
         while self._cancels:
             request = self._cancels.popleft()
             if not request.finished:
@@ -142,6 +148,8 @@ class EngineCore:
         while self._let_go:
             self._forget(self._let_go.popleft())
         self._drop_idle()
+        if self.watch is not None:
+            self.watch(self._waiting, self._running)
 
     def cancel_all(self) -> None:
         """Ends every request, and gives back what branches hold."""
@@ -154,7 +162,7 @@ class EngineCore:
 
     def step(self) -> bool:
         """Runs one step; False when there was nothing to do."""
-        start = now()
+        start = self.clock()
         self.settle()
         plan = self._begin(self._schedule())
         if not plan.decodes and not plan.chunks:
@@ -164,7 +172,7 @@ class EngineCore:
             return changed
         try:
             batch = self._batches.build(plan)
-            self.counters.schedule_seconds += now() - start
+            self.counters.schedule_seconds += self.clock() - start
             self._compute(plan, batch)
         except Cancelled:
             self._set_back(plan)
@@ -240,7 +248,7 @@ class EngineCore:
 
     def _compute(self, plan: StepPlan, batch: Batch) -> None:
         run = partial(self._context.run, self._arrays, batch.n_tokens, batch.n_seqs)
-        start = now()
+        start = self.clock()
         try:
             self._call_run(run)
         except Cancelled:
@@ -248,7 +256,7 @@ class EngineCore:
         except Exception as error:
             self._fail(plan.requests, error)
             return
-        done = now()
+        done = self.clock()
         if batch.n_tokens >= MANY_TOKENS:
             self._costs.computed(batch.n_tokens, done - start)
         self.counters.steps += 1
@@ -259,7 +267,7 @@ class EngineCore:
                 self._advance(request, request.n_computed + n_tokens)
         if batch.drawing:
             self._draw(batch)
-        self.counters.sample_seconds += now() - done
+        self.counters.sample_seconds += self.clock() - done
 
     def _set_back(self, plan: StepPlan) -> None:
         """After a step that was cut short: whoever has not advanced runs the same tokens in the next one.

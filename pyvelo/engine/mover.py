@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from time import perf_counter as now
+from collections.abc import Callable
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,10 +22,18 @@ NAN_BYTE = 0xFF
 class BlockMover:
     """Does what the manager has decided; `costs` learns what moving takes.
 
-    `block_bytes` is what a block takes, where some may be swapped.
+    `block_bytes` is what a block takes, where some may be swapped; `clock` tells the time in seconds.
     """
 
-    def __init__(self, context: Context, manager: BlockManager, block_bytes: int, costs: Costs) -> None:
+    def __init__(
+        self,
+        context: Context,
+        manager: BlockManager,
+        block_bytes: int,
+        costs: Costs,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        self._clock = clock
         self._context = context
         self._manager = manager
         self._costs = costs
@@ -34,13 +43,13 @@ class BlockMover:
     def move(self, moves: Moves) -> None:
         """At once: a step that is cut short is run again, but what moves may be overwritten by then."""
         context, host = self._context, self._host
-        start = now()
+        start = self._clock()
         if moves.outs:
             host[[move.target for move in moves.outs]] = context.read_blocks([m.source for m in moves.outs])
         if moves.ins:
             context.write_blocks([m.target for m in moves.ins], host[[m.source for m in moves.ins]])
         if moves.outs or moves.ins:
-            self._costs.moved(len(moves.outs) + len(moves.ins), now() - start)
+            self._costs.moved(len(moves.outs) + len(moves.ins), self._clock() - start)
         if moves.copies:
             context.copy_blocks([m.source for m in moves.copies], [m.target for m in moves.copies])
 

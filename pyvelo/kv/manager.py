@@ -5,7 +5,7 @@ Planning changes nothing: a `Draft` collects what a step wants, `commit` does al
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
 from typing import Literal, NamedTuple
@@ -129,6 +129,19 @@ class BlockManager:
     def unused_blocks(self) -> set[int]:
         """Blocks that nobody holds and that are no hit."""
         return {block for block in self._pool.free_blocks() if not self._pool.kept(block)}
+
+    def tables(self) -> Iterable[BlockTable]:
+        """The live tables, the oldest first."""
+        return self._tables.values()
+
+    def published(self) -> set[int]:
+        """Blocks that are a hit, held or not."""
+        return set(self._index.published()) if self._index is not None else set()
+
+    def watch(self, observe: Callable[[Event], None] | None) -> Callable[[Event], None] | None:
+        """From now on `observe` is told what happens to blocks; returns who was told before."""
+        before, self._observe = self._observe, observe
+        return before
 
     def draft(self) -> Draft:
         """An empty plan for the pool as it is now."""

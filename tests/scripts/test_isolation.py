@@ -10,7 +10,7 @@ import pytest
 
 def test_nobody_sees_another(tiny_model_f32: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VELO_DEBUG", "1")
-    assert isolation.run(tiny_model_f32, 60, 5) == 0
+    assert isolation.run(tiny_model_f32, 60, 5, 2) == 0
 
 
 def test_a_wrong_answer_is_seen(tiny_model_f32: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,4 +23,4 @@ def test_a_wrong_answer_is_seen(tiny_model_f32: Path, monkeypatch: pytest.Monkey
         return answers
 
     monkeypatch.setattr(isolation, "alone", changed)
-    assert isolation.run(tiny_model_f32, 12, 5) == 1
+    assert isolation.run(tiny_model_f32, 12, 5, 2) == 2, "one in each schedule"

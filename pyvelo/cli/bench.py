@@ -1,0 +1,80 @@
+"""`pyvelo bench`: a table of speeds, as they are measured, and a picture of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pyvelo.bench import BenchPlan, Row, measure
+from pyvelo.errors import ConfigError
+
+__all__ = ["run_bench"]
+
+HEAD = ("KV type", "test", "depth", "sequences", "tokens/s")
+
+
+def run_bench(plan: BenchPlan, *, as_json: bool, plot: Path | None) -> int:
+    """Prints a row when it is there, or one object in the end; returns the exit code."""
+    if plot is not None:
+        _pyplot()  # before the work, not after it
+    rows: list[Row] = []
+    if not as_json:
+        print(_line(HEAD))
+    for row in measure(plan):
+        rows.append(row)
+        if not as_json:
+            print(_line(_cells(row)), flush=True)
+    if as_json:
+        results = [asdict(row) | {"median": row.median, "spread": row.spread} for row in rows]
+        print(json.dumps({"model": str(plan.model), "results": results}))
+    if plot is not None:
+        draw(rows, plot, Path(plan.model).name)
+    return 0
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    test = f"{row.test} {row.n_tokens}"
+    return row.kv_type, test, f"{row.depth}", f"{row.sequences}", f"{row.median:.2f} ± {row.spread:.2f}"
+
+
+def _line(cells: Sequence[str]) -> str:
+    kv_type, test, *numbers = cells
+    return (
+        f"{kv_type:<12} {test:<12}" + "".join(f"{number:>12}" for number in numbers[:2]) + f"{numbers[2]:>22}"
+    )
+
+
+def draw(rows: Sequence[Row], path: Path, title: str) -> None:
+    """Answers over depth, a line for each KV type and number of sequences; the ending names the format."""
+    pyplot = _pyplot()
+    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    lines: dict[tuple[str, int], list[Row]] = {}
+    for row in rows:
+        if row.test == "answer":
+            lines.setdefault((row.kv_type, row.sequences), []).append(row)
+    for (kv_type, n), points in lines.items():
+        label = kv_type if n == 1 else f"{kv_type}, {n} sequences"
+        depths, medians = [row.depth for row in points], [row.median for row in points]
+        axes.errorbar(depths, medians, [row.spread for row in points], marker="o", capsize=3, label=label)
+    axes.set(title=title, xlabel="tokens in the context", ylabel="tokens per second", ylim=(0, None))
+    axes.legend()
+    try:
+        figure.savefig(path)
+    except ValueError as error:
+        raise ConfigError(f"--plot {path}: {error}") from None
+    finally:
+        pyplot.close(figure)
+
+
+def _pyplot() -> Any:
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+    except ImportError:
+        raise ConfigError("--plot needs matplotlib: pip install pyvelo[report]") from None
+    return pyplot

@@ -1,0 +1,205 @@
+"""`pyvelo chat`: turn after turn, until the user has had enough."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter as now
+from typing import Protocol
+
+from pyvelo.cli.conversation import Conversation, Message
+from pyvelo.errors import VeloError
+from pyvelo.outputs import StreamPiece, Usage
+
+__all__ = ["Chat", "Screen", "Talker"]
+
+HELP = """\
+/help            this
+/system [TEXT]   set what the model is told before all else; without TEXT: nothing
+/reset           forget what was said
+/undo            take the last turn back
+/retry           another answer to what was said last
+/save FILE       keep this conversation; /load FILE brings it back
+/stats           speed of the last answer, and what the cache holds
+/exit            end; Ctrl-D does so too, and Ctrl-C stops an answer
+A line that ends with \\ goes on in the next."""
+
+
+class Talker(Protocol):
+    """Who answers."""
+
+    def fits(self, messages: list[Message]) -> bool:
+        """Whether there is room for the conversation, and for an answer to it."""
+
+    def stream(self, messages: list[Message]) -> Generator[StreamPiece, None, Usage | None]:
+        """The answer, piece by piece; returns what it took."""
+
+    def describe(self) -> str:
+        """What the cache holds, in a line."""
+
+
+class Screen(Protocol):
+    """Where it is shown."""
+
+    def ask(self) -> str | None:
+        """What the user says; None: that was all. KeyboardInterrupt: not this."""
+
+    def show(self, text: str) -> None:
+        """More of the answer."""
+
+    def finish(self) -> None:
+        """The answer is complete."""
+
+    def note(self, text: str) -> None:
+        """Something about the conversation, not in it."""
+
+
+@dataclass
+class _Last:
+    """The answer before; times in seconds from when it was asked for."""
+
+    n_tokens: int = 0
+    first: float = 0.0
+    total: float = 0.0
+    usage: Usage | None = None
+
+
+class Chat:
+    """A conversation between a user at a screen and a model."""
+
+    def __init__(self, talker: Talker, screen: Screen, conversation: Conversation) -> None:
+        self.conversation = conversation
+        self._talker = talker
+        self._screen = screen
+        self._last = _Last()
+        self._commands: dict[str, Callable[[str], None]] = {
+            "help": lambda _: screen.note(HELP),
+            "system": self._system,
+            "reset": self._reset,
+            "undo": self._undo,
+            "retry": self._retry,
+            "save": self._save,
+            "load": self._load,
+            "stats": lambda _: screen.note(self._stats()),
+        }
+
+    def run(self) -> None:
+        """Until the user ends it."""
+        while True:
+            try:
+                text = self._screen.ask()
+            except KeyboardInterrupt:
+                continue
+            if text is None or text.strip() in ("/exit", "/quit"):
+                return
+            if text.strip():
+                self.hear(text)
+
+    def hear(self, text: str) -> None:
+        """A command, or something to answer; what goes wrong is said, and nothing is lost."""
+        name, _, rest = text.strip().partition(" ")
+        try:
+            if not text.startswith("/"):
+                self.conversation.say(text)
+                self._answer()
+            elif (command := self._commands.get(name[1:])) is not None:
+                command(rest.strip())
+            else:
+                self._screen.note(f"there is no {name}; /help shows what there is")
+        except (VeloError, OSError) as error:
+            self._screen.note(str(error))
+
+    def _answer(self, before: str | None = None) -> None:
+        """Streams an answer to the last turn, in place of the one before. Ctrl-C keeps what has come."""
+        turn = self.conversation.turns[-1]
+        parts: list[str] = []
+        start, self._last = now(), _Last()
+        try:
+            self._make_room()
+            self._receive(parts, start)
+            turn.answer = "".join(parts)
+        except KeyboardInterrupt:
+            turn.answer = "".join(parts) or None
+        finally:
+            self._last.total = now() - start
+            self._screen.finish()
+            if turn.answer is None:  # a turn without an answer would stand in the way of the next one
+                turn.answer = before
+                if before is None:
+                    self.conversation.undo()
+
+    def _receive(self, parts: list[str], start: float) -> None:
+        pieces = self._talker.stream(self.conversation.messages())
+        with closing(pieces):
+            while True:
+                try:
+                    piece = next(pieces)
+                except StopIteration as stop:
+                    self._last.usage = stop.value
+                    return
+                self._last.first = self._last.first or now() - start
+                self._last.n_tokens += len(piece.token_ids)
+                parts.append(piece.text)
+                if piece.text:
+                    self._screen.show(piece.text)
+
+    def _make_room(self) -> None:
+        n_gone = 0
+        while not self._talker.fits(self.conversation.messages()) and self.conversation.forget_oldest():
+            n_gone += 1
+        if n_gone:
+            turns = "turn has" if n_gone == 1 else f"{n_gone} turns have"
+            self._screen.note(f"the context is full: the oldest {turns} left the conversation")
+
+    # ---- commands ----
+
+    def _system(self, text: str) -> None:
+        self.conversation.system = text or None
+        self._screen.note("the system's text is set" if text else "there is no system's text")
+
+    def _reset(self, _: str) -> None:
+        self.conversation.reset()
+        self._screen.note("forgotten")
+
+    def _undo(self, _: str) -> None:
+        turn = self.conversation.undo()
+        self._screen.note("nothing was said" if turn is None else f"taken back: {turn.user}")
+
+    def _retry(self, _: str) -> None:
+        if not self.conversation.turns:
+            self._screen.note("nothing was said")
+            return
+        turn = self.conversation.turns[-1]
+        before, turn.answer = turn.answer, None
+        self._answer(before)
+
+    def _save(self, name: str) -> None:
+        if not name:
+            self._screen.note("where to? /save FILE")
+            return
+        Path(name).expanduser().write_text(self.conversation.to_json(), encoding="utf-8")
+        self._screen.note(f"saved to {name}")
+
+    def _load(self, name: str) -> None:
+        if not name:
+            self._screen.note("from where? /load FILE")
+            return
+        try:
+            text = Path(name).expanduser().read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            self._screen.note(f"{name} is no text")
+            return
+        self.conversation = Conversation.from_json(text)
+        self._screen.note(f"{len(self.conversation.turns)} turns from {name}")
+
+    def _stats(self) -> str:
+        last = self._last
+        span = last.total - last.first
+        rate = (last.n_tokens - 1) / span if last.n_tokens > 1 and span > 0 else 0.0
+        lines = [f"{last.n_tokens} tokens, the first after {last.first:.2f} s, then {rate:.1f} per second"]
+        if last.usage is not None:
+            cached, prompt = last.usage.cached_tokens, last.usage.prompt_tokens
+            lines.append(f"{cached} of {prompt} tokens of the conversation were in the cache")
+        return "\n".join([*lines, self._talker.describe()])

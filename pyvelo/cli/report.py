@@ -1,0 +1,96 @@
+"""`pyvelo report`: a recorded run as a picture, or in numbers."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from pyvelo.cli.render import WIDTH_WITHOUT_TERMINAL, facts_grid
+from pyvelo.cli.values import show_bytes
+from pyvelo.errors import ConfigError
+from pyvelo.kv.blockmap import summarize
+from pyvelo.kv.trace import Trace, read_trace
+
+__all__ = ["FORMATS", "print_summary", "report"]
+
+FORMATS = (".svg", ".png", ".pdf")
+
+
+def report(path: Path, picture: Path | None, by_steps: bool = False) -> dict[str, Any]:
+    """What the trace at `path` says, as plain data; drawn to `picture`, where there is to be one, over time
+    or over its steps.
+
+    Raises TraceError, OSError, or ConfigError where the picture cannot be drawn.
+    """
+    if picture is not None and picture.suffix.lower() not in FORMATS:
+        raise ConfigError(f"-o {picture}: give a name that ends with {', '.join(FORMATS)}")
+    trace = read_trace(path)
+    summary = asdict(summarize(trace))
+    if picture is not None:
+        _draw(trace, picture, by_steps)
+    return {
+        "trace": os.fspath(path),
+        "pool": asdict(trace.header),
+        "summary": summary,
+        "picture": None if picture is None else os.fspath(picture),
+    }
+
+
+def _draw(trace: Trace, picture: Path, by_steps: bool) -> None:
+    if not trace.steps:
+        raise ConfigError(f"{trace.path}: nothing was recorded, there is nothing to draw")
+    try:
+        from pyvelo.cli.draw import draw
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "matplotlib":
+            raise
+        raise ConfigError('a picture needs matplotlib: pip install "pyvelo[report]"') from None
+    draw(trace, picture, by_steps)
+
+
+def print_summary(content: Mapping[str, Any]) -> None:
+    """The report of `report` for people."""
+    run, pool = content["summary"], content["pool"]
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL)
+    table = facts_grid()
+    block_bytes, size = pool["block_bytes"], pool["block_size"]
+    table.add_row("run", f"{run['seconds']:.2f} s, {run['steps']:,} moments; {_requests(run)}")
+    table.add_row(
+        "pool",
+        f"{pool['n_blocks']:,} blocks of {size} tokens, {show_bytes(pool['n_blocks'] * block_bytes)}",
+    )
+    table.add_row("in use", f"{run['mean_used']:.1f} blocks in the mean, {run['peak_used']:,} at most")
+    table.add_row(
+        "shared",
+        f"{run['peak_shared']:,} blocks at most; sharing spared {_percent(run['saved_by_sharing'])} of all",
+    )
+    table.add_row("swapped", f"{run['peak_swapped']:,} blocks at most")
+    table.add_row(
+        "gave way",
+        f"{run['preemptions']:,} times, {run['swaps']:,} of them to host memory; "
+        f"{run['evictions']:,} cached blocks were taken for other tokens",
+    )
+    table.add_row("waste", f"{_percent(run['waste_paged'])} of the slots that were held had no token")
+    token_bytes = block_bytes // size
+    for name, what in (("ctx", "n_ctx"), ("max", "its prompt and longest answer")):
+        peak = show_bytes(run[f"peak_reserved_{name}"] * token_bytes)
+        waste = _percent(run[f"waste_reserved_{name}"])
+        table.add_row("", f"with {what} for each, contiguously: {waste}, and {peak} held at most")
+    if content["picture"] is not None:
+        table.add_row("picture", escape(content["picture"]))
+    console.print(table)
+
+
+def _requests(run: Mapping[str, Any]) -> str:
+    return f"{run['requests']:,} requests, {run['finished']:,} ended, up to {run['peak_running']} at once"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"

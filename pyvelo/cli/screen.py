@@ -1,0 +1,145 @@
+"""Where a chat is shown: a terminal that edits lines and renders markdown, or plain text in and out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from pyvelo.cli.chat import Screen
+
+__all__ = ["PlainScreen", "RichScreen", "best_screen", "split_blocks"]
+
+PROMPT = "> "
+
+
+def best_screen() -> Screen:
+    """What the terminal and the installed packages allow; plain when piped."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return PlainScreen()
+    try:
+        return RichScreen()
+    except ImportError:
+        return PlainScreen()
+
+
+class PlainScreen:
+    """Lines from standard input, text to standard output; prompts and notes only where somebody sees them."""
+
+    def __init__(self) -> None:
+        self._tty = sys.stdin.isatty()
+        self._open = False  # an answer's last line has no end yet
+
+    def ask(self) -> str | None:
+        """See `Screen.ask`."""
+        return _joined(self._line)
+
+    def show(self, text: str) -> None:
+        """See `Screen.show`."""
+        print(text, end="", flush=True)
+        self._open = not text.endswith("\n")
+
+    def finish(self) -> None:
+        """See `Screen.finish`."""
+        if self._open:
+            print(flush=True)
+        self._open = False
+
+    def note(self, text: str) -> None:
+        """To standard error: it is no answer."""
+        self.finish()
+        print(text, file=sys.stderr, flush=True)
+
+    def _line(self) -> str | None:
+        try:
+            return input(PROMPT if self._tty else "")
+        except EOFError:
+            return None
+        except UnicodeDecodeError as error:
+            self.note(f"this is not UTF-8 text: {error}")
+            return ""
+
+
+class RichScreen:
+    """Edits with prompt-toolkit, shows markdown with rich; ImportError where one of them is missing."""
+
+    def __init__(self) -> None:
+        from prompt_toolkit import PromptSession
+        from prompt_toolkit.history import InMemoryHistory
+        from rich.console import Console
+        from rich.live import Live
+        from rich.markdown import Markdown
+
+        self._session: Any = PromptSession(history=InMemoryHistory(), multiline=False)
+        self._console = Console()
+        self._make_live: Callable[[], Any] = lambda: Live(
+            console=self._console, refresh_per_second=8, auto_refresh=True
+        )
+        self._markdown: Callable[[str], Any] = Markdown
+        self._live: Any = None
+        self._text = ""  # of the block that may still change
+
+    def ask(self) -> str | None:
+        """See `Screen.ask`. Escape and then Enter put a new line into the text."""
+        return _joined(self._line)
+
+    def show(self, text: str) -> None:
+        """Blocks that are complete are printed for good; only the last one is drawn anew."""
+        done, self._text = split_blocks(self._text + text)
+        if done:
+            self._clear()
+            self._console.print(self._markdown(done))
+        if self._live is None:
+            self._live = self._make_live()
+            self._live.start()
+        self._live.update(self._markdown(self._text))
+
+    def finish(self) -> None:
+        """See `Screen.finish`."""
+        if self._live is not None:
+            self._live.update(self._markdown(self._text), refresh=True)
+            self._live.stop()
+        self._live, self._text = None, ""
+
+    def note(self, text: str) -> None:
+        """Set apart from what the model says."""
+        self.finish()
+        self._console.print(text, style="dim", markup=False, highlight=False)
+
+    def _clear(self) -> None:
+        if self._live is not None:
+            self._live.update("", refresh=True)
+            self._live.stop()
+            self._live = None
+
+    def _line(self) -> str | None:
+        try:
+            line: str = self._session.prompt(PROMPT)
+            return line
+        except EOFError:
+            return None
+
+
+def _joined(line: Callable[[], str | None]) -> str | None:
+    """One line, or several where they end with a backslash."""
+    lines: list[str] = []
+    while (text := line()) is not None:
+        if not text.endswith("\\"):
+            return "\n".join([*lines, text])
+        lines.append(text[:-1])
+    return "\n".join(lines) if lines else None
+
+
+def split_blocks(text: str) -> tuple[str, str]:
+    """Markdown up to the last empty line outside a code fence, and what follows."""
+    fence, at, end = "", 0, 0
+    for line in text.splitlines(keepends=True):
+        at += len(line)
+        stripped = line.strip()
+        if fence:
+            fence = "" if stripped.startswith(fence) and not stripped.strip(fence[0]) else fence
+        elif stripped[:3] in ("```", "~~~"):
+            fence = stripped[:3]
+        elif not stripped and line.endswith("\n"):
+            end = at
+    return text[:end], text[end:]

@@ -1,0 +1,227 @@
+"""`pyvelo simulate`: a workload over pages of some sizes and policies, and over contiguous caches beside."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from pyvelo.cli.run import waiting
+from pyvelo.cli.values import show_bytes
+from pyvelo.engine.contiguous import layouts, simulate_contiguous
+from pyvelo.engine.simulate import POLICIES, Setup, StepCosts, simulate
+from pyvelo.engine.workload import Job, WorkloadSpec, draw_jobs, jobs_of_trace, read_jobs
+from pyvelo.errors import ConfigError
+from pyvelo.kv.geometry import POOL_GRAIN, make_geometry
+from pyvelo.kv.trace import Trace, read_trace
+
+__all__ = ["Plan", "print_outcomes", "run_plan"]
+
+TOKEN_BYTES = 114_688  # of Qwen3-0.6B: 28 layers, K and V of 8 heads of 128 values in f16
+CACHE_BYTES = 2 << 30
+CONTEXT = 2048
+BLOCK_SIZE = 32
+LARGEST_BLOCK = 4096
+LARGEST = 1 << 62  # bytes
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the options asked for; None: what the trace had, or a default."""
+
+    model: Path | None
+    kv_type: str | tuple[str, str]
+    token_bytes: int | None
+    spec: WorkloadSpec
+    workload: Path | None
+    trace: Path | None
+    block_sizes: tuple[int, ...]
+    kv_cache_bytes: int | None
+    swap_bytes: int
+    n_ctx: int | None
+    max_seqs: int
+    max_batch_tokens: int
+    prefix_cache: bool
+    policies: tuple[str, ...]
+    n_parallel: int | None
+    costs: tuple[str, ...]
+    record: Path | None
+
+
+def run_plan(plan: Plan) -> dict[str, Any]:
+    """Runs all of it; plain data, in bytes, tokens and seconds.
+
+    Raises ConfigError, ModelError, TraceError or OSError.
+    """
+    if plan.workload is not None and plan.trace is not None:
+        raise ConfigError("give --workload or --trace, not both")
+    trace = read_trace(plan.trace) if plan.trace is not None else None
+    n_ctx = _first(plan.n_ctx, trace.header.n_ctx if trace else None, CONTEXT)
+    if n_ctx < 2:
+        raise ConfigError(f"--ctx {n_ctx}: give 2 tokens or more, one to read and one to say")
+    jobs = _jobs(plan, trace, n_ctx)
+    token_bytes = _token_bytes(plan, trace)
+    setups = _setups(plan, trace, n_ctx, token_bytes)
+    with waiting(f"simulating {len(jobs)} requests"):
+        outcomes = [
+            simulate(setup, jobs, seed=plan.spec.seed, record=None if number else plan.record)
+            for number, setup in enumerate(setups)
+        ]
+        outcomes += [
+            simulate_contiguous(setups[0], jobs, layout)
+            for layout in layouts(setups[0], jobs, plan.n_parallel)
+        ]
+    n_samples = sum(job.samples for job in jobs)
+    return {
+        "workload": {
+            "requests": len(jobs),
+            "sequences": n_samples,
+            "prompt_tokens": sum(job.n_prompt for job in jobs),
+            "answer_tokens": sum(job.n_answer * job.samples for job in jobs),
+            "seconds": jobs[-1].time,
+        },
+        "pool": {
+            "token_bytes": token_bytes,
+            "pool_bytes": setups[0].n_slots * token_bytes,
+            "tokens": setups[0].n_slots,
+            "n_ctx": n_ctx,
+        },
+        "costs": asdict(setups[0].costs),
+        "outcomes": [asdict(outcome) for outcome in outcomes],
+    }
+
+
+def _first(*values: int | None) -> int:
+    """The first that was given."""
+    return next(value for value in values if value is not None)
+
+
+def _jobs(plan: Plan, trace: Trace | None, n_ctx: int) -> list[Job]:
+    if trace is not None:
+        return jobs_of_trace(trace)
+    if plan.workload is not None:
+        return read_jobs(plan.workload)
+    return draw_jobs(plan.spec, n_ctx)
+
+
+def _token_bytes(plan: Plan, trace: Trace | None) -> int:
+    if plan.model is not None and plan.token_bytes is not None:
+        raise ConfigError("give --model or --kv-bytes-per-token, not both")
+    if plan.model is not None:
+        return _bytes_of_model(plan.model, plan.kv_type)
+    recorded = max(1, trace.header.block_bytes // trace.header.block_size) if trace else None
+    token_bytes = _first(plan.token_bytes, recorded, TOKEN_BYTES)
+    if not 1 <= token_bytes <= LARGEST:
+        raise ConfigError(f"--kv-bytes-per-token {token_bytes}: give a number of bytes above 0")
+    return token_bytes
+
+
+def _bytes_of_model(path: Path, kv_type: str | tuple[str, str]) -> int:
+    from pyvelo import native
+    from pyvelo.text.gguf_scan import scan
+
+    scan(path)
+    with native.Model(str(path), deterministic=True) as model:  # weights stay where they are mapped
+        if model.refusal is not None:
+            raise ConfigError(f"{path}: {model.refusal}")
+        return make_geometry(path.name, model.layers, kv_type).token_bytes
+
+
+def _setups(plan: Plan, trace: Trace | None, n_ctx: int, token_bytes: int) -> list[Setup]:
+    """Every block size with every policy; all have the same slots, as far as they are whole blocks."""
+    recorded = trace.header.n_blocks * trace.header.block_size * token_bytes if trace else None
+    n_bytes = _first(plan.kv_cache_bytes, recorded, CACHE_BYTES)
+    n_slots = n_bytes // (POOL_GRAIN * token_bytes) * POOL_GRAIN
+    if n_slots == 0:
+        raise ConfigError(
+            f"--kv-cache-bytes {n_bytes} is too little: the smallest pool, {POOL_GRAIN} tokens of "
+            f"{token_bytes} bytes each, takes {POOL_GRAIN * token_bytes}"
+        )
+    sizes = plan.block_sizes or (trace.header.block_size if trace else BLOCK_SIZE,)
+    for size in sizes:
+        if not 1 <= size <= min(LARGEST_BLOCK, n_slots):
+            most = min(LARGEST_BLOCK, n_slots)
+            raise ConfigError(f"--block-size {size}: give a number of tokens from 1 to {most}")
+    policies = [p for given in plan.policies for p in (POLICIES if given == "all" else (given,))]
+    if plan.n_parallel is not None and plan.n_parallel < 1:
+        raise ConfigError(f"--parallel {plan.n_parallel}: give a number of 1 and more")
+    costs = _costs(plan.costs)
+    return [
+        Setup(
+            n_blocks=n_slots // size,
+            block_size=size,
+            block_bytes=size * token_bytes,
+            n_ctx=n_ctx,
+            n_swap_blocks=plan.swap_bytes // (size * token_bytes),
+            max_seqs=plan.max_seqs,
+            max_batch_tokens=plan.max_batch_tokens,
+            prefix_cache=plan.prefix_cache,
+            policy=policy,
+            costs=costs,
+        )
+        for size in dict.fromkeys(sizes)
+        for policy in dict.fromkeys(policies)
+    ]
+
+
+def _costs(given: Sequence[str]) -> StepCosts:
+    names = [field.name for field in fields(StepCosts)]
+    values = {}
+    for text in given:
+        name, _, number = text.partition("=")
+        try:
+            values[name] = float(number)
+        except ValueError:
+            name = ""
+        if name not in names:
+            raise ConfigError(f"--cost {text!r}: give NAME=SECONDS, where NAME is one of {', '.join(names)}")
+    return replace(StepCosts(), **values)
+
+
+# ---- for people ----
+
+# heading, value of an outcome, and how it is shown; the last ones only where one of them is not 0
+COLUMNS = (
+    ("at once", "peak_running", 1, "d"),
+    ("waste %", "waste", 100, ".1f"),
+    ("saved %", "saved", 100, ".1f"),
+    ("done s", "seconds", 1, ",.0f"),
+    ("TTFT s", "ttft_p50", 1, ".1f"),
+    ("p99", "ttft_p99", 1, ".1f"),
+    ("TBT ms", "tbt_p50", 1000, ".0f"),
+    ("p99", "tbt_p99", 1000, ".0f"),
+    ("gave way", "preemptions", 1, "d"),
+    ("swapped", "swaps", 1, "d"),
+    ("hits %", "hit_rate", 100, ".0f"),
+    ("refused", "refused", 1, "d"),
+)
+OPTIONAL = {"saved", "preemptions", "swaps", "hit_rate", "refused"}
+WIDTH = 132  # without a terminal
+
+
+def print_outcomes(report: Mapping[str, Any]) -> None:
+    """The report of `run_plan` as a table: time to the first token, time between tokens, medians and 99 %."""
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+    work, pool = report["workload"], report["pool"]
+    console.print(
+        f"{work['requests']:,} requests in {work['seconds']:.0f} s, {work['prompt_tokens']:,} tokens of "
+        f"prompt, {work['answer_tokens']:,} of answer; {show_bytes(pool['pool_bytes'])} for "
+        f"{pool['tokens']:,} tokens, {pool['n_ctx']:,} of a sequence\n",
+        soft_wrap=True,
+    )
+    outcomes = report["outcomes"]
+    shown = [c for c in COLUMNS if c[1] not in OPTIONAL or any(outcome[c[1]] for outcome in outcomes)]
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("layout", no_wrap=True)
+    for heading, *_ in shown:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for outcome in outcomes:
+        table.add_row(
+            outcome["scheme"], *(format(outcome[name] * factor, form) for _, name, factor, form in shown)
+        )
+    console.print(table)

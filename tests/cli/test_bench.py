@@ -1,0 +1,97 @@
+"""`pyvelo bench`: a row for every figure, in a table, as JSON and as a picture."""
+
+from __future__ import annotations
+
+import json
+import sys
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from pyvelo.bench import BenchPlan, measure
+from pyvelo.cli.bench import draw
+from pyvelo.errors import ConfigError, VeloError
+
+from .test_info import run_cli
+
+SMALL = ("--prompt-tokens", "40", "--answer-tokens", "6", "--repeats", "2")
+
+
+def test_every_test_has_a_row(tiny_model: Path) -> None:
+    plan = BenchPlan(
+        tiny_model, kv_types=["f16", "q8_0"], depths=[0, 70], sequences=[1, 3], prompt=40, answer=6, repeats=2
+    )
+    rows = list(measure(plan))
+    wanted = [
+        (kv_type, *test)
+        for kv_type, depth in product(["f16", "q8_0"], [0, 70])
+        for test in [("prompt", depth, 1), ("answer", depth, 1), ("answer", depth, 3)]
+    ]
+    assert [(row.kv_type, row.test, row.depth, row.sequences) for row in rows] == wanted
+    assert all(len(row.samples) == 2 and min(row.samples) > 0 for row in rows)
+    assert all(min(row.samples) <= row.median <= max(row.samples) for row in rows)
+
+
+def test_a_table_and_an_object(capsys: pytest.CaptureFixture[str], tiny_model: Path) -> None:
+    code, out, err = run_cli(capsys, "bench", tiny_model, "--depth", "0,64", *SMALL)
+    assert (code, err) == (0, "")
+    assert [line.split()[:4] for line in out.splitlines()[1:]] == [
+        ["f16", "prompt", "40", "0"],
+        ["f16", "answer", "6", "0"],
+        ["f16", "prompt", "40", "64"],
+        ["f16", "answer", "6", "64"],
+    ]
+    code, out, err = run_cli(capsys, "bench", tiny_model, "--json", *SMALL)
+    assert (code, err) == (0, "")
+    results = json.loads(out)["results"]
+    assert [result["test"] for result in results] == ["prompt", "answer"]
+    assert all(result["median"] > 0 for result in results)
+
+
+def test_a_picture(tiny_model: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    rows = list(measure(BenchPlan(tiny_model, prompt=8, answer=4, repeats=2)))
+    draw(rows, tmp_path / "speed.png", "tiny")
+    assert (tmp_path / "speed.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ConfigError, match="--plot"):
+        draw(rows, tmp_path / "speed.nothing", "tiny")
+
+
+def test_without_matplotlib_it_says_so_before_the_work(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    code, out, err = run_cli(capsys, "bench", tiny_model, "--plot", "speed.png")
+    assert (code, out) == (1, "")
+    assert "pip install pyvelo[report]" in err
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("--depth", "0,x"),
+        ("--depth", "-1"),
+        ("--sequences", "0"),
+        ("--kv-type", "q9"),
+        ("--kv-type", "f16,"),
+        ("--repeats", "0"),
+        ("--prompt-tokens", "0"),
+        ("--answer-tokens", "2000000"),
+    ],
+)
+def test_what_is_wrong_is_one_line(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, wrong: tuple[str, str]
+) -> None:
+    code, _, err = run_cli(capsys, "bench", tiny_model, *wrong)
+    assert code in (1, 2)
+    assert err.startswith("pyvelo: ")
+    assert err.count("\n") == 1
+
+
+def test_no_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, _, err = run_cli(capsys, "bench", tmp_path / "nowhere.gguf")
+    assert code == 1
+    assert "nowhere.gguf" in err
+    with pytest.raises(VeloError):
+        list(measure(BenchPlan(tmp_path / "nowhere.gguf")))

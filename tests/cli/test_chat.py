@@ -1,0 +1,206 @@
+"""The chat without a model: what commands do, what is kept, and what is said where something fails."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyvelo.cli.chat import Chat
+from pyvelo.cli.conversation import Conversation, Message
+from pyvelo.cli.screen import PlainScreen, split_blocks
+from pyvelo.errors import ConfigError, RequestError
+from pyvelo.outputs import StreamPiece, Usage
+
+
+class FakeTalker:
+    """Says how many words it was told; has room for so many messages."""
+
+    def __init__(self, room: int = 100) -> None:
+        self.room = room
+        self.asked: list[list[Message]] = []
+        self.fail: BaseException | None = None
+        self.closed = 0
+
+    def fits(self, messages: list[Message]) -> bool:
+        return len(messages) <= self.room
+
+    def stream(self, messages: list[Message]) -> Generator[StreamPiece, None, Usage | None]:
+        self.asked.append(messages)
+        try:
+            yield StreamPiece("answer ", (1,))
+            if self.fail is not None:
+                raise self.fail
+            yield StreamPiece(str(len(self.asked)), (2, 3), "stop")
+        finally:
+            self.closed += 1
+        return Usage(prompt_tokens=10, cached_tokens=7, completion_tokens=3)
+
+    def describe(self) -> str:
+        return "a cache"
+
+
+class FakeScreen:
+    def __init__(self, lines: Sequence[str | type[BaseException]] = ()) -> None:
+        self.lines = list(lines)
+        self.shown = ""
+        self.notes: list[str] = []
+
+    def ask(self) -> str | None:
+        line = self.lines.pop(0) if self.lines else None
+        if line is not None and not isinstance(line, str):
+            raise line
+        return line
+
+    def show(self, text: str) -> None:
+        self.shown += text
+
+    def finish(self) -> None:
+        self.shown += "|"
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def talk(*lines: str | type[BaseException], talker: FakeTalker | None = None) -> tuple[Chat, FakeScreen]:
+    screen = FakeScreen(lines)
+    chat = Chat(talker or FakeTalker(), screen, Conversation())
+    chat.run()
+    return chat, screen
+
+
+def said(chat: Chat) -> list[tuple[str, str | None]]:
+    return [(turn.user, turn.answer) for turn in chat.conversation.turns]
+
+
+def test_turns_follow_one_another() -> None:
+    talker = FakeTalker()
+    chat, screen = talk("one", "", "  ", KeyboardInterrupt, "two", talker=talker)
+    assert said(chat) == [("one", "answer 1"), ("two", "answer 2")]
+    assert screen.shown == "answer 1|answer 2|"
+    assert talker.asked[1] == [
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "answer 1"},
+        {"role": "user", "content": "two"},
+    ]
+
+
+def test_commands() -> None:
+    talker = FakeTalker()
+    chat, screen = talk(
+        "/undo", "/retry", "/system Be brief.", "one", "two", "/undo", "/retry",
+        "/nothing", "/stats", "/help", talker=talker,
+    )  # fmt: skip
+    assert said(chat) == [("one", "answer 3")]
+    assert talker.asked[-1] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "one"},
+    ]
+    assert screen.notes[:2] == ["nothing was said"] * 2
+    assert "there is no /nothing" in screen.notes[-3]
+    assert "7 of 10 tokens" in screen.notes[-2]
+    assert "3 tokens, the first after" in screen.notes[-2]
+    assert "a cache" in screen.notes[-2]
+    assert "/retry" in screen.notes[-1]
+    chat.hear("/reset")
+    assert said(chat) == []
+    assert chat.conversation.system == "Be brief."
+    chat.hear("/system")
+    assert chat.conversation.messages() == []
+
+
+@pytest.mark.parametrize("end", ["/exit", "/quit"])
+def test_the_end(end: str) -> None:
+    chat, screen = talk("one", end, "two")
+    assert said(chat) == [("one", "answer 1")]
+    assert screen.lines == ["two"]
+
+
+def test_a_stopped_answer_is_kept_as_far_as_it_came() -> None:
+    talker = FakeTalker()
+    talker.fail = KeyboardInterrupt()
+    chat, screen = talk("one", talker=talker)
+    assert said(chat) == [("one", "answer ")]
+    assert screen.shown == "answer |"
+    assert talker.closed == 1
+
+
+def test_what_fails_is_said_and_loses_nothing() -> None:
+    talker = FakeTalker()
+    chat, screen = talk("one", talker=talker)
+    talker.fail = RequestError("it broke")
+    chat.hear("two")
+    chat.hear("/retry")
+    assert said(chat) == [("one", "answer 1")]
+    assert screen.notes == ["it broke"] * 2
+    talker.fail = None
+    chat.hear("three")
+    assert said(chat)[1:] == [("three", "answer 4")]
+
+
+def test_a_full_context_lets_the_oldest_turns_go_and_says_so() -> None:
+    talker = FakeTalker(room=4)
+    chat, screen = talk("/system S", "one", "two", "three", talker=talker)
+    assert [user for user, _ in said(chat)] == ["two", "three"]
+    assert talker.asked[-1][0] == {"role": "system", "content": "S"}
+    assert screen.notes[-1] == "the context is full: the oldest turn has left the conversation"
+
+
+def test_a_conversation_is_saved_and_loaded(tmp_path: Path) -> None:
+    file = tmp_path / "chat.json"
+    chat, _ = talk("/system Sei höflich.", "eins", f"/save {file}", "zwei")
+    other, screen = talk(f"/load {file}")
+    assert other.conversation == Conversation("Sei höflich.", chat.conversation.turns[:1])
+    assert screen.notes == [f"1 turns from {file}"]
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "[[", '{"format": "x", "messages": []}', "\xff\xfe", "[" * 9999]
+)
+def test_what_is_no_saved_chat_changes_nothing(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "chat.json"
+    file.write_bytes(content.encode("latin-1"))
+    chat, screen = talk("one", f"/load {file}", f"/load {tmp_path}", f"/load {tmp_path}/no", "/load", "/save",
+                        f"/save {tmp_path}")  # fmt: skip
+    assert said(chat) == [("one", "answer 1")]
+    assert len(screen.notes) == 6
+
+
+@pytest.mark.parametrize("roles", [["assistant"], ["user", "user"], ["user", "system"], ["tool"]])
+def test_turns_in_the_wrong_order_are_refused(roles: list[str]) -> None:
+    messages = ", ".join(f'{{"role": "{role}", "content": "x"}}' for role in roles)
+    with pytest.raises(ConfigError, match="no chat"):
+        Conversation.from_json(f'{{"format": "pyvelo chat 1", "messages": [{messages}]}}')
+
+
+def test_lines_that_end_with_a_backslash_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = iter(["one\\", "two", "three\\"])
+
+    def read(prompt: str) -> str:
+        line = next(lines, None)
+        if line is None:
+            raise EOFError
+        return line
+
+    monkeypatch.setattr("builtins.input", read)
+    screen = PlainScreen()
+    assert [screen.ask() for _ in range(3)] == ["one\ntwo", "three", None]
+
+
+BLOCK_PARTS = ["a", "\n", "\n\n", "```", "~~~", "```py\n", " ", "# b\n"]
+
+
+@given(st.lists(st.sampled_from(BLOCK_PARTS)).map("".join))
+def test_blocks_are_split_without_loss(text: str) -> None:
+    done, rest = split_blocks(text)
+    assert done + rest == text
+    assert not done or done.endswith("\n")
+
+
+def test_a_code_block_stays_whole() -> None:
+    assert split_blocks("a\n\nb") == ("a\n\n", "b")
+    assert split_blocks("a\n\n```\nx\n\ny\n") == ("a\n\n", "```\nx\n\ny\n")
+    assert split_blocks("```\nx\n\n```\n\nz") == ("```\nx\n\n```\n\n", "z")

@@ -1,0 +1,168 @@
+"""`pyvelo simulate`: what it prints, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyvelo import LLM, SamplingParams
+from pyvelo.cli import main
+from pyvelo.kv.trace import read_trace
+
+SMALL = ("--requests", "12", "--prompt", "60", "--answer", "20", "--rate", "inf")
+
+
+def run_cli(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as done:
+        main([str(argument) for argument in arguments])
+    out, err = capsys.readouterr()
+    return int(done.value.code or 0), out, err
+
+
+def simulated(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> dict[str, Any]:
+    code, out, err = run_cli(capsys, "simulate", "--json", *arguments)
+    assert (code, err) == (0, "")
+    content: dict[str, Any] = json.loads(out)
+    return content
+
+
+def test_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run_cli(capsys, "simulate", *SMALL)
+    assert (code, err) == (0, "")
+    for name in (
+        "pages of 32, auto",
+        "reserved n_ctx",
+        "reserved max",
+        "streams: ",
+        "unified: 256",
+        "TTFT s",
+    ):
+        assert name in out
+    assert "12 requests in 0 s, 720 tokens of prompt, 240 of answer; 2.0 GiB for 18,688 tokens" in out
+    assert "…" not in out
+    assert max(map(len, out.splitlines())) <= 132
+
+
+def test_json_is_the_same_for_the_same_seed(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = ("--requests", "30", "--rate", "3", "--shared-prefix", "64:0.5", "--samples", "2")
+    first = simulated(capsys, *settings, "--seed", "4")
+    assert first == simulated(capsys, *settings, "--seed", "4")
+    assert first != simulated(capsys, *settings, "--seed", "5")
+    assert first["workload"]["sequences"] == 60
+    assert first["outcomes"][0]["hit_rate"] > 0
+
+
+def test_sizes_and_policies_are_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    tight = (
+        "--kv-bytes-per-token",
+        "1024",
+        "--kv-cache-bytes",
+        "512K",
+        "--swap-bytes",
+        "256K",
+        "--ctx",
+        "256",
+    )
+    sizes = ("--block-size", "16", "--block-size", "32", "--policy", "all")
+    report = simulated(capsys, *SMALL, "--answer", "190", "--max-tokens", "190", *tight, *sizes)
+    schemes = [outcome["scheme"] for outcome in report["outcomes"]]
+    assert schemes[:6] == [f"pages of {n}, {p}" for n in (16, 32) for p in ("auto", "swap", "recompute")]
+    assert len(schemes) == 10
+    assert report["pool"] == {"token_bytes": 1024, "pool_bytes": 1 << 19, "tokens": 512, "n_ctx": 256}
+    assert report["outcomes"][1]["swaps"] > 0 == report["outcomes"][2]["swaps"]
+
+
+def test_bytes_of_a_model(capsys: pytest.CaptureFixture[str], tiny_model: Path) -> None:
+    for kv_type in ("f16", "q8_0"):
+        with LLM(tiny_model, kv_type=kv_type, n_ctx=256) as llm:
+            expected = llm.geometry.token_bytes
+        report = simulated(capsys, *SMALL, "--model", tiny_model, "--kv-type", kv_type)
+        assert report["pool"]["token_bytes"] == expected
+
+
+def test_a_recorded_run_is_run_again(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, tmp_path: Path
+) -> None:
+    """Its requests, lengths and shared beginnings, and its pool unless another is asked for."""
+    prefix = [3 + i % 90 for i in range(100)]
+    params = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
+    with LLM(tiny_model, n_ctx=512, n_threads=1, kv_cache_bytes=1 << 21) as llm:
+        with llm.trace(tmp_path / "run.trace"):
+            llm.generate(prefix, params)
+            llm.generate([[*prefix, 200 + n] for n in range(5)], params)
+        stats = llm.stats()
+    report = simulated(capsys, "--trace", tmp_path / "run.trace", "--record", tmp_path / "again.trace")
+    assert report["workload"]["requests"] == 6
+    assert report["workload"]["prompt_tokens"] == 100 + 5 * 101
+    assert report["workload"]["answer_tokens"] == 6 * 40
+    assert report["pool"]["tokens"] == stats.tokens_total
+    assert report["pool"]["token_bytes"] * stats.block_size == stats.block_bytes
+    # in whole blocks, of 32 tokens: less than what was there
+    assert report["outcomes"][0]["hit_rate"] == pytest.approx(5 * 96 / (100 + 5 * 101), abs=0.03)
+    assert read_trace(tmp_path / "again.trace").header == read_trace(tmp_path / "run.trace").header
+    assert simulated(capsys, "--trace", tmp_path / "run.trace", "--ctx", "400")["pool"]["n_ctx"] == 400
+
+
+def test_a_described_workload(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "work.json"
+    path.write_text(json.dumps({"requests": [{"prompt": 64, "answer": 8, "samples": 3}]}), encoding="utf-8")
+    report = simulated(capsys, "--workload", path)
+    assert report["workload"]["sequences"] == 3
+    assert report["outcomes"][0]["saved"] > 0.3
+
+
+def test_costs_can_be_set(capsys: pytest.CaptureFixture[str]) -> None:
+    slow = simulated(capsys, *SMALL, "--cost", "decode=0.1", "--cost", "step=1")
+    assert (slow["costs"]["decode"], slow["costs"]["step"]) == (0.1, 1.0)
+    assert slow["outcomes"][0]["seconds"] > 20 > simulated(capsys, *SMALL)["outcomes"][0]["seconds"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--requests", "0"], "requests 0"),
+        (["--rate", "-1"], "rate -1"),
+        (["--rate", "nan"], "rate nan"),
+        (["--prompt", "long"], "'long' is no length"),
+        (["--answer", "uniform:9:1"], "uniform:9:1"),
+        (["--max-tokens", "0"], "max-tokens 0"),
+        (["--samples", "-1"], "samples -1"),
+        (["--shared-prefix", "64"], "shared prefix"),
+        (["--shared-prefix", "64:0.8", "--shared-prefix", "32:0.8"], "more than 1"),
+        (["--block-size", "0"], "block-size 0"),
+        (["--block-size", "100000"], "block-size 100000"),
+        (["--kv-cache-bytes", "1K"], "too little"),
+        (["--kv-cache-bytes", "many"], "'many' is no size"),
+        (["--kv-cache-bytes", "900000T"], "too"),
+        (["--swap-bytes", "900000T"], "too many"),
+        (["--kv-bytes-per-token", "0"], "kv-bytes-per-token 0"),
+        (["--ctx", "1"], "--ctx 1"),
+        (["--ctx", "-5"], "--ctx -5"),
+        (["--max-num-seqs", "0"], "max_seqs=0"),
+        (["--max-batch-tokens", "0"], "max_batch_tokens=0"),
+        (["--max-batch-tokens", "999999999"], "too large"),
+        (["--policy", "always"], "'always'"),
+        (["--parallel", "0"], "parallel 0"),
+        (["--cost", "decode"], "'decode'"),
+        (["--cost", "sleep=1"], "'sleep=1'"),
+        (["--cost", "decode=-1"], "decode=-1"),
+        (["--seed", "-1"], "seed -1"),
+        (["--trace", "none"], "No such file"),
+        (["--workload", "none"], "No such file"),
+        (["--workload", "none", "--trace", "none"], "not both"),
+        (["--model", "none"], "none"),
+        (["--model", "none", "--kv-bytes-per-token", "7"], "not both"),
+        (["--record", "no/run.trace"], "No such file"),
+    ],
+)
+def test_what_cannot_be_simulated(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+) -> None:
+    code, out, err = run_cli(capsys, "simulate", *SMALL, *arguments)
+    assert (code, out) == (2 if "no size" in says else 1, "")
+    assert says in err
+    assert err.startswith("pyvelo: ")
+    assert err.count("\n") == 1

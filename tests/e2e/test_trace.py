@@ -1,0 +1,75 @@
+"""Recording a real run, by both faces."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+
+from pyvelo import LLM, AsyncLLM, SamplingParams
+from pyvelo.errors import ClosedError, ConfigError
+from pyvelo.kv.blockmap import replay, summarize
+from pyvelo.kv.trace import read_trace
+
+PARAMS = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+PROMPT = [3 + i % 50 for i in range(70)]
+
+
+def test_a_run_of_several_threads(tiny_model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run.trace"
+    with LLM(tiny_model, n_ctx=256, n_threads=1) as llm:
+        before = llm.generate(PROMPT, PARAMS)
+        with llm.trace(path):
+            with pytest.raises(ConfigError, match="already"), llm.trace(tmp_path / "other"):
+                pass
+            workers = [threading.Thread(target=llm.generate, args=(PROMPT, PARAMS)) for _ in range(4)]
+            for worker in workers:
+                worker.start()
+            assert [o.token_ids for o in llm.generate([PROMPT], PARAMS)] == [before[0].token_ids]
+            for worker in workers:
+                worker.join()
+        llm.generate(PROMPT, PARAMS)
+        stats = llm.stats()
+        trace = read_trace(path)
+    header = trace.header
+    assert (header.n_blocks, header.block_size, header.n_ctx) == (stats.blocks_total, stats.block_size, 256)
+    assert header.block_bytes == stats.block_bytes
+    summary = summarize(trace)
+    assert (summary.requests, summary.finished) == (5, 5), "the requests before and behind are not in it"
+    *_, (_, blocks) = replay(trace)
+    assert (blocks.n_used, blocks.n_cached) == (0, stats.blocks_cached)
+
+
+def test_an_engine_that_is_closed_meanwhile(tiny_model: Path, tmp_path: Path) -> None:
+    with LLM(tiny_model, n_ctx=256, n_threads=1) as llm:
+        with llm.trace(tmp_path / "run.trace"):
+            llm.generate(PROMPT, PARAMS)
+            llm.close()
+        assert summarize(read_trace(tmp_path / "run.trace")).finished == 1
+        with pytest.raises(ClosedError), llm.trace(tmp_path / "other.trace"):
+            pass
+
+
+def test_a_path_that_cannot_be_written(tiny_model: Path, tmp_path: Path) -> None:
+    with LLM(tiny_model, n_ctx=256, n_threads=1) as llm:
+        with pytest.raises(FileNotFoundError), llm.trace(tmp_path / "no" / "run.trace"):
+            pass
+        assert len(llm.generate(PROMPT, PARAMS)[0].token_ids) == 12
+        with llm.trace(tmp_path / "run.trace"):
+            pass
+
+
+def test_asyncio(tiny_model: Path, tmp_path: Path) -> None:
+    async def run() -> None:
+        async with AsyncLLM(tiny_model, n_ctx=256, n_threads=1) as llm:
+            async with llm.trace(tmp_path / "run.trace"):
+                await asyncio.gather(*(llm.generate(PROMPT, PARAMS) for _ in range(3)))
+            with pytest.raises(FileNotFoundError):
+                async with llm.trace(tmp_path / "no" / "run.trace"):
+                    pass
+
+    asyncio.run(run())
+    summary = summarize(read_trace(tmp_path / "run.trace"))
+    assert (summary.requests, summary.finished) == (3, 3)
