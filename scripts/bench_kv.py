@@ -2,9 +2,11 @@
 """What the block manager and the scheduler cost on one core, without a model.
 
     python scripts/bench_kv.py
-    python scripts/bench_kv.py --json
+    python scripts/bench_kv.py --json --vllm ~/vllm/bin/python
 
-Every figure is the median of --rounds; beside it is the project's goal.
+Every figure is the median of --rounds; beside it is the project's goal. --vllm names a Python that has vLLM:
+then two figures stand beside what the same work costs in its BlockPool and KVCacheManager (vllm_kv.py says
+how), with blocks of the same size.
 """
 
 from __future__ import annotations
@@ -12,11 +14,15 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
 import sys
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from time import perf_counter as now
+
+from _upstream import UpstreamError, run_main
 
 from pyvelo.engine.request import Request
 from pyvelo.engine.scheduler import Limits, schedule
@@ -30,14 +36,21 @@ from pyvelo.text.detokenizer import Detokenizer
 SIZE = 32
 """Tokens of a block."""
 
+N_TAKEN = 1024
+"""Blocks taken at once."""
+
+N_ADMITTED = 32768
+"""Tokens of the prompt that is there."""
+
 
 @dataclass(frozen=True)
 class Result:
-    """Microseconds; `goal` is what the project promises."""
+    """Microseconds; `goal` is what the project promises, `vllm` what was measured of vLLM."""
 
     what: str
     median: float
     goal: float
+    vllm: float | None = None
 
 
 def microseconds(rounds: int, prepare: Callable[[], Callable[[], object]]) -> float:
@@ -63,8 +76,7 @@ def started(manager: BlockManager, tokens: array[int], salt: bytes = b"") -> Blo
     return outcome.table
 
 
-def take_and_free(rounds: int) -> float:
-    n = 1024
+def take_and_free(rounds: int, n: int = N_TAKEN) -> float:
     pool = BlockPool(4 * n)
     return microseconds(rounds, lambda: lambda: pool.release(pool.take(n))) / n
 
@@ -102,7 +114,7 @@ def _decoding(manager: BlockManager, index: int) -> Request:
     return request
 
 
-def admission(rounds: int, n_tokens: int = 32768) -> float:
+def admission(rounds: int, n_tokens: int = N_ADMITTED) -> float:
     """A prompt that somebody has asked before, from its tokens on."""
     manager = BlockManager(2 * n_tokens // SIZE, SIZE)
     prompt = array("i", range(n_tokens))
@@ -130,10 +142,23 @@ def fork(rounds: int, n_tokens: int = 4096) -> float:
     return microseconds(rounds, prepare)
 
 
-def results(rounds: int) -> Iterator[Result]:
-    yield Result("take and give back, a block", take_and_free(rounds), 2)
+def vllm_costs(python: Path, rounds: int) -> dict[str, float]:
+    """Microseconds of the same work in vLLM."""
+    script = Path(__file__).resolve().parent / "vllm_kv.py"
+    sizes = map(str, (rounds, SIZE, N_TAKEN, N_ADMITTED))
+    done = subprocess.run([str(python), str(script), *sizes], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        raise UpstreamError(f"vLLM could not be measured: {lines[-1] if lines else done.returncode}")
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def results(rounds: int, vllm: Path | None = None) -> Iterator[Result]:
+    theirs = vllm_costs(vllm, rounds) if vllm else {}
+    yield Result("take and give back, a block", take_and_free(rounds), 2, theirs.get("take"))
     yield Result("schedule and commit, 256 sequences decode", step_of_256(rounds), 200)
-    yield Result("admit 32768 tokens, all there", admission(rounds), 5000)
+    yield Result(f"admit {N_ADMITTED} tokens, all there", admission(rounds), 5000, theirs.get("admit"))
     yield Result("fork a sequence of 4096 tokens", fork(rounds), 100)
 
 
@@ -142,18 +167,22 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--vllm", type=Path, metavar="PYTHON", help="one that has vLLM")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    found = list(results(given.rounds))
+    found = list(results(given.rounds, given.vllm))
     if given.json:
         print(json.dumps([asdict(result) for result in found], indent=2))
         return 0
-    print("| | median µs | goal µs |")
-    print("|---|---:|---:|")
+    print(f"| | median µs | goal µs |{' vLLM µs |' if given.vllm else ''}")
+    print(f"|---|---:|---:|{'---:|' if given.vllm else ''}")
     for result in found:
-        print(f"| {result.what} | {result.median:.1f} | {result.goal:g} |")
+        theirs = "" if result.vllm is None else f"{result.vllm:.1f}"
+        print(
+            f"| {result.what} | {result.median:.1f} | {result.goal:g} |{f' {theirs} |' if given.vllm else ''}"
+        )
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_main(main))

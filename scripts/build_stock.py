@@ -2,8 +2,8 @@
 """Builds the unpatched llama.cpp to compare with, and prints the folder of its programs and libraries.
 
 It lies in the per-user cache and is built once for each version, set of options and kind of processor.
-Beside upstream's llama-bench, llama-batched-bench and llama-quantize there is libvelo-contiguous, which is
-native/lab/contiguous.cpp over the stock library.
+Beside upstream's llama-bench, llama-batched-bench and llama-quantize, and llama-server where it is asked for,
+there is libvelo-contiguous, which is native/lab/contiguous.cpp over the stock library.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import hashlib
 import platform
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from _cmake import build_targets, configure
@@ -20,6 +21,7 @@ from fetch_upstream import locate
 
 LIBRARIES = ("llama", "velo-contiguous")
 TOOLS = ("llama-bench", "llama-batched-bench", "llama-quantize")
+SERVER = ("llama-server",)
 SUPERPROJECT = ROOT / "native" / "lab" / "stock" / "CMakeLists.txt"
 
 # as native/cmake/Upstream.cmake configures the patched tree, tools aside
@@ -32,7 +34,8 @@ OPTIONS: dict[str, str | bool] = {
     "LLAMA_BUILD_TOOLS": True,
     "LLAMA_BUILD_TESTS": False,
     "LLAMA_BUILD_EXAMPLES": False,
-    "LLAMA_BUILD_SERVER": False,
+    "LLAMA_BUILD_SERVER": True,
+    "LLAMA_USE_PREBUILT_UI": False,  # nothing is downloaded
     "LLAMA_BUILD_APP": False,
 }
 
@@ -49,8 +52,8 @@ def processor() -> str:
     return f"{platform.machine()} {platform.processor()}"
 
 
-def build_stock(libs_only: bool) -> Path:
-    """Builds what is not built yet; returns the folder of programs and libraries."""
+def build_stock(targets: Sequence[str]) -> Path:
+    """Builds those that are not built yet; returns the folder of programs and libraries."""
     tree = locate(read_pin())
     superproject = SUPERPROJECT.read_bytes()
     key = hashlib.sha256(f"{tree.identity} {OPTIONS} {processor()}".encode() + superproject).hexdigest()[:12]
@@ -64,7 +67,7 @@ def build_stock(libs_only: bool) -> Path:
             copy.write_bytes(superproject)
         paths = {"STOCK_TREE": tree.path.as_posix(), "PYVELO_NATIVE_SOURCE": (ROOT / "native").as_posix()}
         configure(source, home, OPTIONS | paths)
-        build_targets(home, LIBRARIES if libs_only else LIBRARIES + TOOLS)
+        build_targets(home, targets)
     return home / "bin"
 
 
@@ -73,11 +76,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument(
         "--libs-only", action="store_true", help="only libllama and libvelo-contiguous: no tools"
     )
+    what.add_argument("--server", action="store_true", help="llama-server too")
     given = parser.parse_args()
-    print(build_stock(given.libs_only))
+    tools = () if given.libs_only else TOOLS + SERVER if given.server else TOOLS
+    print(build_stock(LIBRARIES + tools))
     return 0
 
 

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from pyvelo.engine.costs import Costs
 from pyvelo.engine.request import PRIORITY_PLACES, Request
+from pyvelo.engine.scheduler import schedule
+from pyvelo.errors import InternalError
 from pyvelo.kv.draft import Draft
 
 from .fakes import Bench, answer
@@ -285,3 +287,62 @@ def test_costs_follow_what_is_measured() -> None:
     for _ in range(100):
         costs.moved(10, 0.1)
     assert costs.favour_swap(4, 1)
+
+
+def test_what_runs_is_moved_where_nobody_says_what_is_better() -> None:
+    bench = Bench(n_blocks=6, block_size=8, n_swap_blocks=6)
+    requests = [bench.submit([i] * 8, 32) for i in (1, 2)]
+    while True:
+        bench.step()
+        plan = schedule((), bench.core._running, bench.manager, bench.core.limits)
+        if plan.preempted:
+            break
+    assert [request for request, _ in plan.preempted] == [requests[1]]
+    assert plan.preempted[0][1] is not None
+
+
+def test_who_is_urgent_waits_while_a_step_takes_no_prompt() -> None:
+    bench = Bench()
+    low = bench.submit([1] * 8, 30, on_piece=lambda piece: None)
+    bench.step()
+    urgent = bench.request([2] * 8, 4, priority=1)
+    urgent.arrival = 2
+    plan = schedule([urgent], [low], bench.manager, bench.core.limits, allowance=lambda: 0)
+    assert (plan.starts, plan.preempted, plan.decodes) == ([], [], [low])
+    plan = schedule([urgent], [low], bench.manager, bench.core.limits, allowance=lambda: 3)
+    assert [(chunk.request, chunk.n_tokens) for chunk in plan.starts] == [(urgent, 3)]
+
+
+def test_pieces_of_three_prompts_fill_a_step() -> None:
+    bench = Bench(n_blocks=64, block_size=8, max_batch_tokens=16)
+    requests = []
+    for priority, n_prompt in enumerate((100, 22, 17)):
+        requests.append(bench.submit([priority + 1] * n_prompt, 4, priority=priority))
+        bench.step()
+    assert [step.n_tokens for step in bench.context.steps] == [[16], [1, 15], [2, 14]]
+    bench.step()
+    assert bench.context.steps[-1].n_tokens == [3, 5, 8]
+    bench.finish(*requests)
+    check(requests, 4)
+
+
+def test_who_could_never_fit_was_let_in_by_mistake() -> None:
+    bench = Bench(n_blocks=2, block_size=8)
+    with pytest.raises(InternalError, match="a request for 3 of 2 blocks was let in"):
+        schedule([bench.request([1] * 17, 4)], [], bench.manager, bench.core.limits)
+
+
+def test_who_is_urgent_takes_no_place_of_its_equals() -> None:
+    bench = Bench(n_blocks=10, block_size=8)
+    equal = bench.submit([1] * 40, 8, priority=1)
+    bench.step()
+    low = bench.submit([2] * 8, 8)
+    bench.step()
+    assert low.table is not None
+    urgent = bench.submit([3] * 40, 8, priority=1)
+    bench.step()
+    assert equal.table is not None
+    assert (low.table, urgent.table) == (None, None), "its place is not enough"
+    assert bench.core.counters.preemptions == 1
+    bench.finish(equal, low, urgent)
+    check([equal, low, urgent], 8)

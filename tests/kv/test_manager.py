@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -490,6 +490,25 @@ def test_blocks_to_spare_are_left() -> None:
     assert isinstance(manager.draft().start(2 * BLOCK, None, 2), Start)
 
 
+def test_what_is_revived_is_needed_too() -> None:
+    manager = BlockManager(4, BLOCK)
+    ended(manager, range(2 * BLOCK))
+    started(manager, BLOCK)
+    again = chain(range(2 * BLOCK + 1))
+    assert manager.draft().start(4 * BLOCK, again) == NotNow(4, 3)
+    assert manager.draft().start(3 * BLOCK, again, spare=1) == NotNow(3, 2)
+    assert isinstance(manager.draft().start(3 * BLOCK, again), Start)
+
+
+@pytest.mark.parametrize(("spare", "n_cached"), [(2, BLOCK - 1), (3, 0)])
+def test_a_block_to_copy_from_is_left_to_others(spare: int, n_cached: int) -> None:
+    manager = BlockManager(4, BLOCK)
+    ended(manager, range(BLOCK))
+    outcome = manager.draft().start(BLOCK, chain(range(BLOCK)), spare)
+    assert isinstance(outcome, Start)
+    assert outcome.table.n_cached == n_cached
+
+
 def test_a_copied_block_must_be_grown_into() -> None:
     manager = BlockManager(4, BLOCK)
     ended(manager, range(BLOCK))
@@ -512,6 +531,32 @@ def test_a_stale_draft_is_refused_and_changes_nothing() -> None:
     manager.audit()
 
 
+CHANGES: dict[str, Callable[[BlockManager, BlockTable], object]] = {
+    "commit": lambda manager, table: manager.commit(manager.draft()),
+    "fork": lambda manager, table: manager.fork(table, None),
+    "free a fork": lambda manager, table: manager.free(manager.fork(table, None)),
+    "park": lambda manager, table: manager.park(table),
+    "reset": lambda manager, table: manager.reset(),
+}
+
+
+@pytest.mark.parametrize("first", CHANGES)
+@pytest.mark.parametrize("second", [None, *CHANGES])
+def test_whatever_changes_voids_a_draft(first: str, second: str | None) -> None:
+    manager = BlockManager(4, BLOCK)
+    table = started(manager, 2 * BLOCK, range(BLOCK))
+    draft = manager.draft()
+    for change in (first, second):
+        if change is not None:
+            CHANGES[change](manager, table)
+    with pytest.raises(InternalError, match="changed after this draft"):
+        manager.commit(draft)
+
+
+def test_nothing_is_counted_at_first() -> None:
+    assert set(vars(BlockManager(4, BLOCK).counts).values()) == {0}
+
+
 def test_a_table_is_freed_once() -> None:
     manager = BlockManager(4, BLOCK)
     table = started(manager, BLOCK)
@@ -524,6 +569,14 @@ def test_audit_sees_a_lost_promise() -> None:
     manager = BlockManager(4, BLOCK)
     started(manager, BLOCK).promised = 0
     with pytest.raises(InternalError, match="1 blocks promised, tables say 0"):
+        manager.audit()
+
+
+def test_audit_sees_a_block_kept_for_nothing() -> None:
+    manager = BlockManager(4, BLOCK)
+    table = started(manager, BLOCK, range(4))
+    manager._pool.keep(table.blocks[0])
+    with pytest.raises(InternalError, match="not those that are published"):
         manager.audit()
 
 
@@ -602,6 +655,7 @@ def test_a_swapped_sequence_comes_back_but_for_what_is_there() -> None:
     assert [move.target for move in moves.ins] == outcome.table.blocks[1:]
     assert [move.source for move in moves.ins] == swapped.blocks[1:]
     assert manager.swap.n_free == 3
+    assert (manager.counts.swapped_out, manager.counts.swapped_in) == (3, 2)
     manager.audit()
 
 
@@ -612,6 +666,46 @@ def test_host_memory_that_is_full_takes_nobody() -> None:
     draft = manager.draft()
     assert draft.swap_out(table) is None
     assert manager.commit(draft) == Moves([], [], [])
+
+
+def test_blocks_that_hold_nothing_yet_are_not_swapped() -> None:
+    manager = BlockManager(6, BLOCK, n_swap_blocks=3)
+    table = started(manager, 3 * BLOCK, range(3 * BLOCK))
+    manager.advance(table, BLOCK + 1)
+    held = table.blocks[:2]
+    draft = manager.draft()
+    draft.swap_out(table)
+    assert [move.source for move in manager.commit(draft).outs] == held
+    assert manager.swap.n_free == 1
+
+
+def test_tokens_that_were_there_are_counted() -> None:
+    manager = BlockManager(8, BLOCK)
+    ended(manager, range(2 * BLOCK))
+    assert (manager.counts.queried, manager.counts.hits) == (2 * BLOCK, 0)
+    table = started(manager, 3 * BLOCK, range(2 * BLOCK + 3))
+    assert (manager.counts.queried, manager.counts.hits) == (4 * BLOCK + 3, 2 * BLOCK)
+    manager.advance(table, 2 * BLOCK + 3)
+    draft = manager.draft()
+    assert isinstance(draft.resume(table, 3 * BLOCK), Start)
+    manager.commit(draft)
+    assert (manager.counts.queried, manager.counts.hits) == (6 * BLOCK + 6, 4 * BLOCK + 3)
+
+
+def test_who_resumes_is_alive() -> None:
+    manager = BlockManager(4, BLOCK)
+    table = started(manager, BLOCK, range(3))
+    draft = manager.draft()
+    draft.resume(table, 2 * BLOCK)
+    draft.drop(table)
+    with pytest.raises(InternalError, match="must be a live one"):
+        manager.commit(draft)
+    manager.free(table)
+    draft = manager.draft()
+    draft.resume(table, BLOCK)
+    with pytest.raises(InternalError, match="must be a live one"):
+        manager.commit(draft)
+    assert manager.n_promised == 0
 
 
 def test_who_is_not_in_host_memory_cannot_come_back() -> None:

@@ -169,3 +169,10 @@ def test_audit_sees_a_block_that_left_the_list() -> None:
     pool._next[1], pool._previous[3] = 3, 1
     with pytest.raises(InternalError, match="3 blocks listed, 4 counted"):
         pool.audit([])
+
+
+def test_audit_sees_an_end_that_is_another() -> None:
+    pool = BlockPool(3)
+    pool._previous[3] = 1
+    with pytest.raises(InternalError, match="its end is not block 2"):
+        pool.audit([])

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyvelo.errors import InternalError
-from pyvelo.kv.prefix import Chain, Head, Match, PrefixIndex, common_tokens
+from pyvelo.kv.prefix import MOST_SIBLINGS, Chain, Head, Match, PrefixIndex, common_tokens
 
 SIZE = 4
 
@@ -47,10 +47,28 @@ def test_keys_follow_a_sequence_that_grows() -> None:
     assert growing.n_tokens == 3 * SIZE
 
 
+@pytest.mark.parametrize("n_common", range(3 * SIZE + 1))
+def test_a_fork_has_the_keys_of_its_own_tokens(n_common: int) -> None:
+    whole = chain(range(3 * SIZE), b"mine")
+    whole.key(2)
+    tokens = array("i", [*range(n_common), *[99] * (3 * SIZE - n_common)])
+    twin = whole.fork(tokens, n_common)
+    fresh = chain(tokens, b"mine")
+    assert [twin.key(number) for number in range(3)] == [fresh.key(number) for number in range(3)]
+
+
 @given(a=st.lists(st.integers(0, 2), max_size=9), b=st.lists(st.integers(0, 2), max_size=9))
 def test_common_tokens(a: list[int], b: list[int]) -> None:
     expected = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
     assert common_tokens(array("i", a).tobytes(), array("i", b).tobytes()) == expected
+
+
+@pytest.mark.parametrize("bit", [0, 1, 15, 30])
+def test_tokens_that_differ_in_one_bit_are_not_common(bit: int) -> None:
+    a, b = (array("i", [5, token, 5]).tobytes() for token in (0, 1 << bit))
+    assert common_tokens(a, b) == 1
+    assert common_tokens(a[4:], b[4:]) == 0
+    assert common_tokens(a, array("i", [5, -(1 << 31), 5]).tobytes()) == 1
 
 
 def test_whole_blocks_from_the_start_are_hits() -> None:
@@ -82,6 +100,17 @@ def test_the_longest_head_wins_and_of_equal_ones_the_newest() -> None:
     assert index.match(chain([1, 2, 3, 4]), 4).head == Head(2, 3)
 
 
+def test_the_newest_siblings_alone_are_looked_at() -> None:
+    index = PrefixIndex(MOST_SIBLINGS + 1)
+    published(index, [1, 2, 3, 0], [0])
+    for block in range(1, MOST_SIBLINGS):
+        published(index, [9, block, 0, 0], [block])
+    assert index.match(chain([1, 2, 3, 4]), 4).head == Head(0, 3)
+    published(index, [9, 0, 0, 0], [MOST_SIBLINGS])
+    assert index.match(chain([1, 2, 3, 4]), 4).head is None
+    assert MOST_SIBLINGS == 64
+
+
 def test_another_salt_is_no_hit_and_no_head() -> None:
     index = PrefixIndex(8)
     published(index, range(8), [0, 1], b"mine")
@@ -102,8 +131,8 @@ def test_colliding_hashes_miss() -> None:
 def test_what_is_forgotten_is_no_hit() -> None:
     index = PrefixIndex(8)
     published(index, range(12), [0, 1, 2])
-    assert index.forget(1)
-    assert not index.forget(1)
+    assert index.forget(1) is True
+    assert index.forget(1) is False
     assert index.match(chain(range(12)), 12) == Match((0,), None)
     assert sorted(index.published()) == [0, 2]
     index.audit()
@@ -112,12 +141,35 @@ def test_what_is_forgotten_is_no_hit() -> None:
     index.audit()
 
 
+def test_a_match_is_kept_until_another_could_be_given() -> None:
+    n_keys = 0
+
+    def counted(chain: Chain, number: int) -> bytes:
+        nonlocal n_keys
+        n_keys += 1
+        return chain.key(number)
+
+    index, waiting = PrefixIndex(8, counted), chain(range(8))
+    assert index.match(waiting, 8) == Match((), None)
+    published(index, range(4), [0])
+    assert index.match(waiting, 8) == Match((0,), None)
+    assert index.match(waiting, 3) == Match((), Head(0, 3))
+    assert index.match(waiting, 8) == Match((0,), None)
+    before = n_keys
+    assert index.match(waiting, 8) == Match((0,), None)
+    assert n_keys == before, "nothing was searched"
+    published(index, [9] * 4, [1])
+    index.forget(0)
+    assert index.match(waiting, 8) == Match((), None)
+
+
 def test_a_block_is_published_once() -> None:
     index = PrefixIndex(8)
     published(index, range(4), [0])
     with pytest.raises(InternalError, match="published already"):
         index.publish(chain(range(8)), 1, 0)
-    assert not index.publish(chain(range(4)), 0, 1), "another block is the hit"
+    assert index.publish(chain(range(4)), 0, 1) is False, "another block is the hit"
+    assert 0 in index
     assert 1 not in index
 
 

@@ -1,0 +1,144 @@
+"""The mutation check: which changes there are, and that it sees what tests notice."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import mutate
+import pytest
+from _mutants import Mutant, mutants
+
+SOURCE = '''\
+"""A text with 1 number."""
+
+__all__ = ["f"]
+
+
+def f(a: int | None, b: bytes) -> int:
+    """Another."""
+    if not a or len(b) < 2:
+        raise ValueError(f"{a + 1}")
+    for x in reversed(b[1:]):
+        if x == a:
+            break
+        note(x)
+    return min(a, -3)
+'''
+
+SMALL = """\
+def count(n):
+    seen = 0
+    while n > 0:
+        n -= 1
+        seen += 1
+    return seen
+"""
+
+
+def changes() -> set[tuple[str, str]]:
+    return {(mutant.was, mutant.becomes) for mutant in mutants("f.py", SOURCE.encode())}
+
+
+def test_the_changes() -> None:
+    assert changes() == {
+        ("not a or len(b) < 2", "not (not a or len(b) < 2)"),
+        ("not a or len(b) < 2", "(not a and len(b) < 2)"),
+        ("not a", "a"),
+        ("len(b) < 2", "len(b) <= 2"),
+        ("len(b) < 2", "len(b) >= 2"),
+        ("2", "3"),
+        ("2", "(1)"),
+        ('raise ValueError(f"{a + 1}")', "pass"),
+        ("reversed(b[1:])", "(b[1:])"),
+        ("b[1:]", "b[:]"),
+        ("1", "2"),
+        ("1", "(0)"),
+        ("x == a", "x != a"),
+        ("x == a", "not (x == a)"),
+        ("break", "continue"),
+        ("note(x)", "pass"),
+        ("return min(a, -3)", "return None"),
+        ("min", "max"),
+        ("-3", "3"),
+        ("3", "4"),
+        ("3", "(2)"),
+    }
+
+
+def test_every_change_of_the_modules_is_python() -> None:
+    for module in mutate.MODULES:
+        source = (mutate.ROOT / module).read_bytes()
+        found = mutants(module, source)
+        assert len(found) > 10
+        for mutant in found:
+            changed = mutant.apply(source)
+            assert changed != source
+            compile(changed, module, "exec")
+
+
+def test_what_is_equivalent_is_there() -> None:
+    """The table names mutants of the modules as they are, so that it does not outlive them."""
+    found = {
+        mutate.key(m) for file in mutate.MODULES for m in mutants(file, (mutate.ROOT / file).read_bytes())
+    }
+    assert set(mutate.equivalents()) <= found
+    assert all(reason for reason in mutate.equivalents().values())
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package of one function and its test."""
+    (tmp_path / "pyvelo" / "kv").mkdir(parents=True)
+    (tmp_path / "tests" / "kv").mkdir(parents=True)
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\nfilterwarnings = ["error"]\n')
+    (tmp_path / "pyvelo/kv/small.py").write_text(SMALL)
+    (tmp_path / "tests/kv/test_small.py").write_text(
+        "from pyvelo.kv.small import count\n\ndef test_count():\n    assert count(3) == 3\n"
+    )
+    monkeypatch.setattr(mutate, "ROOT", tmp_path)
+    monkeypatch.setattr(mutate, "ENGINE_TESTS", ())
+    monkeypatch.setattr(mutate, "LIMIT", 0.5)
+    return tmp_path
+
+
+def test_killed_late_and_survived(small: Path) -> None:
+    """In a process of its own: the tests are run in its forks."""
+    program = (
+        "import sys, json; from pathlib import Path; sys.path.insert(0, sys.argv[1]); import mutate\n"
+        "home = Path(sys.argv[2]); mutate.LIMIT = 0.5; name = 'pyvelo/kv/small.py'\n"
+        "tests = mutate.Tests(home, [['tests/kv/test_small.py']])\n"
+        "found = [m for m in mutate.mutants(name, (home / name).read_bytes()) if '=' in m.was]\n"
+        "verdicts = [mutate.judge(home, m, n + 1, tests) for n, m in enumerate(found)]\n"
+        "what = {f'{v.mutant.was}, {v.mutant.becomes}': v.what for v in verdicts}\n"
+        "print(json.dumps([tests.passed(), what]))\n"
+    )
+    command = [sys.executable, "-c", program, str(Path(mutate.__file__).parent), str(small)]
+    environment = {**os.environ, "PYTHONPATH": str(small)}
+    done = subprocess.run(command, capture_output=True, check=True, env=environment)
+    passed, what = json.loads(done.stdout)
+    assert passed is True
+    assert what == {
+        "n -= 1, pass": "late",
+        "n -= 1, n += 1": "late",
+        "seen += 1, pass": "killed",
+        "seen += 1, seen -= 1": "killed",
+    }
+    assert (small / "pyvelo/kv/small.py").read_text() == SMALL
+
+
+def test_a_report(capsys: pytest.CaptureFixture[str]) -> None:
+    def verdict(was: str, what: str) -> mutate.Verdict:
+        return mutate.Verdict(Mutant("f.py", 1, "line", was, "other", 0, 1), what, 0.1)
+
+    found = [verdict("a", "killed"), verdict("b", "late"), verdict("c", "survived"), verdict("d", "survived")]
+    share = mutate.report(found, {("f.py", "line", "d", "other"): "it is the same"})
+    assert share == pytest.approx(2 / 3)
+    text = capsys.readouterr().out
+    assert "SURVIVED  f.py:1: c" in text
+    assert "equivalent  f.py:1: d" in text
+    assert "| all | 4 | 2 | 1 | 1 | 1 | 66.7% |" in text
