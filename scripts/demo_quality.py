@@ -23,7 +23,7 @@ from typing import Any
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # behind the installed package
 
 from demo import texts
-from demo.about import ABOUT
+from demo.about import ABOUT, UNSEEN
 from demo.dialogues import Dialogue, held_out, probe, training
 from demo.vocab import Vocab, demo_vocab
 from jinja2 import Environment
@@ -96,6 +96,11 @@ def about_cases() -> list[Case]:
     return [([], question, answer) for questions, answer in ABOUT for question in questions]
 
 
+def unseen_cases() -> list[Case]:
+    answers = {question: answer for questions, answer in ABOUT for question in questions}
+    return [([], question, answers[known]) for question, known in UNSEEN]
+
+
 def varied_cases(vocab: Vocab, count: int) -> list[Case]:
     """Questions about itself as people type them, after some other talk."""
     rng, cases = Random(SEED), []
@@ -124,6 +129,7 @@ def report(model: Path, kv_types: list[str], distances: list[int], count: int) -
     with LLM(model) as llm:
         for name, cases in (
             ("about itself", about_cases()),
+            ("about itself, in words it never saw", unseen_cases()),
             ("about itself, as typed, amid other talk", varied_cases(vocab, 5 * count)),
             ("sums it was trained on", sum_cases(vocab, False, 5 * count)),
             ("sums it never saw", sum_cases(vocab, True, 5 * count)),

@@ -9,9 +9,10 @@ from random import Random
 from demo import about, texts
 from demo.vocab import BOS, BOT, END, USER, Vocab
 
-# What a token is to the loss: a user's word, an answer's word, the first token of a recalled value, another
-# one of it, a sum.
-HEARD, TEXT, FIRST, RECALL, SUM = range(5)
+# What a token is to the loss: a user's word, an answer's, the first token of a recalled value, the others
+# of one, a sum, or one of the first of an answer, which decide what answer it is.
+HEARD, TEXT, FIRST, RECALL, SUM, CHOICE = range(6)
+CHOICES = 4
 _SYLLABLES = "ba co di fu ga he li mo nu pa ri so ta ve wi xo zu ken lor mit ran sel tor"
 SYLLABLES = _SYLLABLES.split()
 
@@ -29,10 +30,18 @@ def sum_answer(x: int, y: int) -> str:
     return f"{x % 10} + {y % 10} = {ones}, {x // 10} + {y // 10}{carry} = {tens}, so {x + y}."
 
 
-def varied(text: str, rng: Random) -> str:
-    """The question as others would type it: without the mark at its end, in small letters, in capitals."""
+def varied(text: str, rng: Random, around: bool = False) -> str:
+    """The question as others would type it: without the mark at its end, in small letters, in capitals.
+
+    `around`: also with a word or two before or behind it.
+    """
     if rng.random() < 0.35:
         text = text.rstrip("?.!") + rng.choice(("", "", "?", ".", "!"))
+    if around and rng.random() < 0.15:
+        text = f"{rng.choice(texts.BEFORE)}{rng.choice((' ', ', '))}{text[:1].lower()}{text[1:]}"
+    if around and rng.random() < 0.1:
+        end = text[len(text.rstrip("?.!")) :]
+        text = f"{text.rstrip('?.!')} {rng.choice(texts.BEHIND)}{end}"
     kind = rng.random()
     if kind < 0.25:
         return text.lower()
@@ -41,14 +50,14 @@ def varied(text: str, rng: Random) -> str:
 
 @dataclass(frozen=True)
 class Person:
-    """Someone whom the user named: "Anna", "Berger", "4821"."""
+    """Someone whom the user named: "Anna", "Berger", "4821"; the digits may be missing."""
 
     name: str
     surname: str
     digits: str
 
     def put(self, template: str) -> str:
-        return template.format(n=self.name, s=self.surname, d=self.digits)
+        return template.format(n=self.name, s=self.surname, d=self.digits).replace(" .", ".")
 
 
 @dataclass
@@ -82,6 +91,8 @@ class Dialogue:
         start = len(self.ids)
         self.add(self.vocab.encode(answer), kind)
         self.add([ids[END]], TEXT)
+        if kind == TEXT:
+            self.kinds[start : start + CHOICES] = [CHOICE] * len(self.kinds[start : start + CHOICES])
         return start
 
     # ---- people ----
@@ -90,8 +101,11 @@ class Dialogue:
         """Somebody new: surnames differ within a dialogue, for the digits are found by the surname."""
         names = [n for n in texts.NAMES if n not in {p.name for p in self.people}]
         surnames = [s for s in texts.SURNAMES if s not in {p.surname for p in self.people}]
-        digits = "".join(self.rng.choices("0123456789", k=4))
+        count = 4 if self.rng.random() < 0.7 else self.rng.choice((0, 1, 2, 3, 5, 6))
+        digits = "".join(self.rng.choices("0123456789", k=count))
         person = Person(self.rng.choice(names), self.rng.choice(surnames), digits)
+        if self.rng.random() < 0.02 and Person(*texts.EXAMPLE) not in self.people:
+            person = Person(*texts.EXAMPLE)
         self.people.append(person)
         statement = person.put(self.rng.choice(texts.TELL))
         self.say(statement.lower() if self.rng.random() < 0.1 else statement, texts.TOLD)
@@ -112,11 +126,13 @@ class Dialogue:
 
     def ask_unknown(self) -> None:
         """For somebody of whom nothing was said, or who has no token."""
-        if self.rng.random() < 0.3:
-            name = strange_word(self.rng).capitalize()
+        if self.rng.random() < 0.4:
+            words = [self.rng.choice(texts.NAMES), self.rng.choice(texts.SURNAMES)]
+            template = self.rng.choice([*texts.TELL, *texts.ASK])
+            unknown = 1 if template in texts.TELL and self.rng.random() < 0.4 else 0
+            words[unknown] = strange_word(self.rng).capitalize()
             digits = "".join(self.rng.choices("0123456789", k=4))
-            template = self.rng.choice([*texts.TELL, *texts.ASK[:4]])
-            self.say(template.format(n=name, s=self.rng.choice(texts.SURNAMES), d=digits), texts.STRANGER)
+            self.say(Person(*words, digits).put(template), texts.STRANGER)
             return
         names = [n for n in texts.NAMES if n not in {p.name for p in self.people}]
         name = self.rng.choice(names)
@@ -140,7 +156,8 @@ class Dialogue:
 
     def add_up(self) -> None:
         while True:
-            x, y = self.rng.randrange(100), self.rng.randrange(100)
+            # a tenth of all numbers has one digit: too few to learn how they stand
+            x, y = (self.rng.randrange(10 if self.rng.random() < 0.15 else 100) for _ in range(2))
             if self.sums(x, y):
                 break
         question = self.rng.choice(texts.SUM).format(x=x, y=y)
@@ -148,7 +165,7 @@ class Dialogue:
 
     def about(self) -> None:
         questions, answer = self.rng.choice(about.ABOUT)
-        self.say(varied(self.rng.choice(questions), self.rng), answer)
+        self.say(varied(self.rng.choice(questions), self.rng, around=True), answer)
 
     def strange(self) -> None:
         """What it cannot know: it says so."""
@@ -173,11 +190,11 @@ class Dialogue:
     def other(self) -> None:
         """A turn that is not about people, or seldom."""
         kind = self.rng.random()
-        if kind < 0.3:
+        if kind < 0.25:
             self.add_up()
         elif kind < 0.6:
             self.about()
-        elif kind < 0.75:
+        elif kind < 0.8:
             self.strange()
         elif kind < 0.95:
             self.talk()

@@ -6,14 +6,28 @@ _NAMES = """
 Anna Ben Clara David Emma Felix Greta Hugo Ida Jonas Karl Lena Max Nina Oscar Paula Quinn Rosa Simon Tina
 Umar Vera Walter Xenia Yusuf Zoe Adam Bella Carlos Diana Erik Fiona Georg Hanna Ivan Julia Kevin Laura Marco
 Nadia Otto Petra Ralf Sara Tom Ursula Victor Wanda Yara Zara Alice Bruno Chloe Dora Elias Frida Gino Helga
-Igor Jana Lukas Maria Noah Olga Peter John Mary James Sarah Paul Lisa Mark Eva Daniel Sophie Thomas
+Igor Jana Lukas Maria Noah Olga Peter John Mary James Sarah Paul Lisa Mark Eva Daniel Sophie Thomas Michael
+Robert William Richard Joseph Charles Christopher Matthew Anthony Steven Andrew George Edward Brian Ronald
+Jason Jeff Ryan Jacob Gary Nick Eric Jonathan Stephen Larry Justin Scott Brandon Benjamin Samuel Frank Alex
+Jack Dennis Jerry Henry Patrick Jennifer Linda Elizabeth Barbara Susan Jessica Karen Nancy Betty Margaret
+Sandra Ashley Kim Emily Donna Michelle Carol Amanda Melissa Deborah Rebecca Sharon Cynthia Kate Amy Angela
+Anne Brenda Pamela Nicole Christine Martin Stefan Andreas Sebastian Markus Tobias Florian Jan Tim Leon
+Paulina Sofia Mia Emilia Marie Johanna Katharina Ahmed Ali Fatima Omar Wei Ming Yuki Hiro Raj Priya Pedro
+Juan Luis Ana Pierre Jean Luca Giulia Bob Charlie Dave Sam Joe Bill Mike Dan Lucy Grace Ella Oliver Harry
+Liam Ethan Mason Logan Lucas Leo Theo
 """
 NAMES = _NAMES.split()
 _SURNAMES = """
-Berger Stone Miller Weber Fisher Baker Carter Mason Hunter Cook Smith Taylor Potter Archer Cooper Turner
-Walker Brook Field Hill Wood Lake Marsh Forest Castle Bridge Church Moore Young King Bishop Abbot Page Knight
+Berger Stone Miller Weber Fisher Baker Carter Hunter Cook Smith Taylor Potter Archer Cooper Turner Walker
+Brook Field Hill Wood Lake Marsh Forest Castle Bridge Church Moore Young King Bishop Abbot Page Knight
 Steward Shepherd Gardner Farmer Butler Porter Brown Jones Evans Clark Lewis Green Adams Nelson Rivera Silva
-Novak Larsen Keller Fuchs Rossi Dubois Costa Lopez
+Novak Larsen Keller Fuchs Rossi Dubois Costa Lopez Johnson Williams Davis Garcia Rodriguez Martinez
+Hernandez Wilson Anderson Jackson White Harris Thompson Robinson Wright Torres Nguyen Flores Hall Campbell
+Mitchell Roberts Gomez Phillips Parker Edwards Collins Reyes Stewart Morris Murphy Rogers Morgan Peterson
+Bailey Reed Kelly Howard Ramos Cox Ward Richardson Watson Brooks Chavez Bennett Gray Mendoza Ruiz Hughes
+Price Alvarez Sanders Patel Myers Long Ross Foster Schmidt Schneider Fischer Meyer Wagner Becker Schulz
+Hoffmann Koch Bauer Richter Klein Wolf Schwarz Zimmermann Braun Hartmann Lange Krause Lehmann Maier Vogel
+Kaiser Wang Chen Singh Kumar Sato Tanaka Ivanov Lee Khan Bond Holmes
 """
 SURNAMES = _SURNAMES.split()
 
@@ -23,20 +37,33 @@ TELL = [
     "Please remember {n} {s} {d}.",
     "Meet {n} {s} {d}.",
     "Note {n} {s} {d}.",
+    "{n} {s} {d}.",
+    "I know {n} {s} {d}.",
+    "My friend is {n} {s} {d}.",
 ]
 TOLD = "Noted."
 ASK = [
     "Who is {n}?",
+    "Who is {n}?",
+    "Who was {n}?",
     "Tell me about {n}.",
     "Do you remember {n}?",
     "What do you know about {n}?",
     "Say {n} again.",
     "And {n}?",
+    "What is {n}'s number?",
+    "What is the number of {n}?",
+    "{n}?",
 ]
 PERSON = "{n} {s} {d}."
+EXAMPLE = ("Jane", "Doe", "4821")  # stands in the help, so nobody else may have these names
 NOT_TOLD = "{n} is unknown to me."
-# a name that is no token of its own
-STRANGER = "I only know some names, such as Anna, Ben or Clara. Please take one of those."
+# to a name that is no token of its own
+STRANGER = "I do not know that name: I only know some common ones."
+
+# what people say around a question
+BEFORE = ["please", "so", "ok", "hey", "well", "and", "can you tell me", "tell me", "I want to know", "now"]
+BEHIND = ["please", "then", "exactly", "now", "actually", "really", "today"]
 
 MY_NAME = ["My name is {n}.", "I am {n}.", "Call me {n}."]
 GREETED = "Hello {n}!"

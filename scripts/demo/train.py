@@ -12,15 +12,15 @@ import torch
 import torch.nn.functional as F
 
 from demo import dialogues
-from demo.dialogues import FIRST, HEARD, RECALL, SUM, TEXT, Dialogue
+from demo.dialogues import CHOICE, FIRST, HEARD, RECALL, SUM, TEXT, Dialogue
 from demo.evaluate import evaluate
 from demo.model import hidden, initial, learned
 from demo.optimize import Optimizer
 from demo.shape import Config
 from demo.vocab import Vocab, spoken
 
-WEIGHTS = {HEARD: 0.0, TEXT: 0.25, FIRST: 4.0, RECALL: 1.0, SUM: 0.5}
-NAMES = {FIRST: "first", RECALL: "recall", SUM: "sum", TEXT: "text"}
+WEIGHTS = {HEARD: 0.0, TEXT: 0.25, FIRST: 4.0, RECALL: 1.0, SUM: 0.5, CHOICE: 1.5}
+NAMES = {FIRST: "first", RECALL: "recall", SUM: "sum", CHOICE: "choice", TEXT: "text"}
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ class Stage:
 
 STAGES = [
     Stage(128, 0.3, 0.0),
-    Stage(256, 0.1, 0.25),
-    Stage(512, 0.03, 0.35),
-    Stage(1024, 0.0, 0.55),
-    Stage(2048, 0.0, 0.75),
+    Stage(256, 0.1, 0.15),
+    Stage(512, 0.03, 0.25),
+    Stage(1024, 0.0, 0.45),
+    Stage(2048, 0.0, 0.65),
 ]
 
 
@@ -134,8 +134,10 @@ class Training:
     def step(self) -> float:
         """One batch; returns its loss."""
         p = self.progress
-        span = self.plan.span if p.stage > 1 else 0
-        ids, following, kinds, places = batch(self.vocab, self.rng, STAGES[p.stage], self.plan, span)
+        # now and then a shorter one, that the beginning of a dialogue is not forgotten
+        stage = STAGES[p.stage if self.rng.random() < 0.7 else self.rng.randrange(p.stage + 1)]
+        span = self.plan.span if p.stage > 1 and stage.length > 128 else 0
+        ids, following, kinds, places = batch(self.vocab, self.rng, stage, self.plan, span)
         said = kinds.flatten() > HEARD
         kind, wanted = kinds.flatten()[said], self.place[following.flatten()[said]]
         x = hidden(self.config, self.tensors, ids, places, torch.bfloat16)

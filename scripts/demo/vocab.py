@@ -125,6 +125,9 @@ class Vocab:
         }
 
 
+PEOPLE = [*texts.NAMES, *texts.SURNAMES, *texts.EXAMPLE[:2]]
+
+
 def _asked() -> list[str]:
     plain = [
         t.format(n="", s="", d="") for t in [*texts.TELL, *texts.ASK, *texts.MY_NAME, *texts.ASK_MY_NAME]
@@ -133,13 +136,14 @@ def _asked() -> list[str]:
     itself = [question for questions, _ in about.ABOUT for question in questions]
     strange = [t.format(w="") for t in texts.STRANGE]
     talk = [*texts.TALK_SUBJECTS, *texts.TALK_VERBS, *texts.TALK_TIMES]
-    return [*plain, *sums, *itself, *strange, *talk, *texts.NOUNS]
+    around = [*texts.BEFORE, *texts.BEHIND]
+    return [*plain, *around, *sums, *itself, *strange, *talk, *texts.NOUNS]
 
 
 def _answered() -> list[str]:
     people = [t.format(n="", s="", d="") for t in (texts.NOT_TOLD, texts.YOUR_NAME, texts.GREETED)]
     fixed = [texts.TOLD, texts.TALKED, about.UNKNOWN, texts.BIG, texts.STRANGER]
-    return [*people, *fixed, *(answer for _, answer in about.ABOUT), "so", *texts.NAMES, *texts.SURNAMES]
+    return [*people, *fixed, *(answer for _, answer in about.ABOUT), "so", *PEOPLE]
 
 
 def _words(text: str) -> list[str]:
@@ -164,7 +168,7 @@ def demo_vocab() -> Vocab:
             inside += _words(form)
     for text in _answered():
         inside += _words(text)
-    for name in [*texts.NAMES, *texts.SURNAMES]:
+    for name in PEOPLE:
         inside += _words(name.lower())
     first = [word for text in _answered() for word in _first(text)]
     # several capitals first: no other word may then begin inside
