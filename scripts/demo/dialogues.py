@@ -126,7 +126,7 @@ class Dialogue:
 
     def ask_unknown(self) -> None:
         """For somebody of whom nothing was said, or who has no token."""
-        if self.rng.random() < 0.4:
+        if self.rng.random() < 0.3:
             words = [self.rng.choice(texts.NAMES), self.rng.choice(texts.SURNAMES)]
             template = self.rng.choice([*texts.TELL, *texts.ASK])
             unknown = 1 if template in texts.TELL and self.rng.random() < 0.4 else 0
@@ -196,9 +196,9 @@ class Dialogue:
             self.about()
         elif kind < 0.8:
             self.strange()
-        elif kind < 0.95:
+        elif kind < 0.91:
             self.talk()
-        elif kind < 0.98:
+        elif kind < 0.97:
             self.ask_unknown()
         else:
             self.own_name()
@@ -229,6 +229,20 @@ def training(vocab: Vocab, rng: Random, length: int) -> Dialogue:
         if kind < tell and len(d.people) < most:
             d.tell()
         elif kind < tell + ask and d.people:
+            d.ask()
+        else:
+            d.other()
+    return d
+
+
+def opening(vocab: Vocab, rng: Random, length: int) -> Dialogue:
+    """A beginning in which people are rare: before a first question there is nothing to look at."""
+    d = Dialogue(vocab, rng)
+    while len(d.ids) <= length:
+        kind = rng.random()
+        if kind < 0.1:
+            d.tell()
+        elif kind < 0.2 and d.people:
             d.ask()
         else:
             d.other()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
@@ -39,11 +40,12 @@ STAGES = [
     Stage(1024, 0.0, 0.45),
     Stage(2048, 0.0, 0.65),
 ]
+OPENING, OPENINGS, SHORTER = 64, 0.35, 0.25  # tokens of an opening; shares of batches
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How to train: `minutes` in all, `tokens` a step.
+    """How to train: `minutes` of processor time in all, `tokens` a step.
 
     The next stage begins when the share `advance` of the first tokens of recalled values is right, or when
     its time has come. Positions are pushed apart up to `span`.
@@ -83,15 +85,21 @@ def positions(dialogue: Dialogue, length: int, span: int, rng: Random) -> torch.
     return torch.arange(length) + jumps.cumsum(0)
 
 
-def batch(vocab: Vocab, rng: Random, stage: Stage, plan: Plan, span: int) -> tuple[torch.Tensor, ...]:
+def batch(
+    make: Callable[[Vocab, Random, int], Dialogue],
+    vocab: Vocab,
+    rng: Random,
+    length: int,
+    rows: int,
+    span: int,
+) -> tuple[torch.Tensor, ...]:
     """Ids, the ids that follow, their kinds, positions: each [rows, length]."""
     ids, kinds, places = [], [], []
-    for _ in range(max(1, plan.tokens // stage.length)):
-        make = dialogues.drill if rng.random() < stage.drill else dialogues.training
-        dialogue = make(vocab, rng, stage.length)
-        ids.append(dialogue.ids[: stage.length + 1])
-        kinds.append(dialogue.kinds[1 : stage.length + 1])
-        places.append(positions(dialogue, stage.length, span, rng))
+    for _ in range(rows):
+        dialogue = make(vocab, rng, length)
+        ids.append(dialogue.ids[: length + 1])
+        kinds.append(dialogue.kinds[1 : length + 1])
+        places.append(positions(dialogue, length, span, rng))
     table = torch.tensor(ids)
     return table[:, :-1], table[:, 1:], torch.tensor(kinds), torch.stack(places)
 
@@ -131,13 +139,21 @@ class Training:
             p.right[FIRST] *= 0.9  # a while on the new length first
             self.log(f"-- {STAGES[p.stage].length} tokens a sequence")
 
+    def batch(self) -> tuple[torch.Tensor, ...]:
+        """Mostly of the stage's length; shorter ones and openings, that no beginning is forgotten."""
+        stage, plan, kind = self.progress.stage, self.plan, self.rng.random()
+        if kind < OPENINGS:
+            rows = plan.tokens // OPENING
+            return batch(dialogues.opening, self.vocab, self.rng, OPENING, rows, 0)
+        length = STAGES[stage if kind > OPENINGS + SHORTER else self.rng.randrange(stage + 1)].length
+        make = dialogues.drill if self.rng.random() < STAGES[stage].drill else dialogues.training
+        span = plan.span if stage > 1 and length > STAGES[0].length else 0
+        return batch(make, self.vocab, self.rng, length, max(1, plan.tokens // length), span)
+
     def step(self) -> float:
         """One batch; returns its loss."""
         p = self.progress
-        # now and then a shorter one, that the beginning of a dialogue is not forgotten
-        stage = STAGES[p.stage if self.rng.random() < 0.7 else self.rng.randrange(p.stage + 1)]
-        span = self.plan.span if p.stage > 1 and stage.length > 128 else 0
-        ids, following, kinds, places = batch(self.vocab, self.rng, stage, self.plan, span)
+        ids, following, kinds, places = self.batch()
         said = kinds.flatten() > HEARD
         kind, wanted = kinds.flatten()[said], self.place[following.flatten()[said]]
         x = hidden(self.config, self.tensors, ids, places, torch.bfloat16)
@@ -162,10 +178,10 @@ class Training:
         """Until the time is spent. Evaluations do not count."""
         p, plan, last = self.progress, self.plan, self.progress.spent
         while p.spent < 60 * plan.minutes:
-            begin = time.perf_counter()
+            begin = time.process_time()
             self.advance()
             loss = self.step()
-            p.spent += time.perf_counter() - begin
+            p.spent += time.process_time() - begin
             if p.step % 50 == 0:
                 shares = " ".join(f"{NAMES[k]} {share:.3f}" for k, share in p.right.items())
                 self.log(f"length {STAGES[p.stage].length} loss {loss:.3f} {shares}")
