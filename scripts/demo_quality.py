@@ -33,6 +33,7 @@ from pyvelo.kv.geometry import KV_TYPES
 from pyvelo.text.gguf_scan import scan
 
 SEED = 1_000_003
+CACHE = 512 << 20  # holds all dialogues of a row
 GREEDY = SamplingParams(temperature=0, max_tokens=100)
 Case = tuple[list[tuple[str, str]], str, str]  # the talk before, the question, the answer
 
@@ -64,14 +65,14 @@ def ids_of(llm: LLM, template: Any, before: Iterable[tuple[str, str]], question:
 
 
 def measure(llm: LLM, template: Any, cases: list[Case]) -> Share:
-    """All cases at once; an answer is right when its text is."""
-    prompts = [ids_of(llm, template, before, question) for before, question, _ in cases]
-    outputs = llm.generate(prompts, GREEDY)
-    wrong = [
-        f"{question} -> {output.text}"
-        for output, (_, question, answer) in zip(outputs, cases, strict=True)
-        if output.text != answer
-    ]
+    """An answer is right when its text is. One question of each dialogue first: the others find its pages."""
+    firsts = {id(before): at for at, (before, _, _) in reversed(list(enumerate(cases)))}.values()
+    wrong = []
+    for some in (sorted(firsts), sorted(set(range(len(cases))) - set(firsts))):
+        prompts = [ids_of(llm, template, *cases[at][:2]) for at in some]
+        for at, output in zip(some, llm.generate(prompts, GREEDY) if prompts else [], strict=True):
+            if output.text != cases[at][2]:
+                wrong.append(f"{cases[at][1]} -> {output.text}")
     return Share(len(cases) - len(wrong), len(cases), wrong[0] if wrong else "")
 
 
@@ -79,9 +80,10 @@ def recall_cases(vocab: Vocab, distance: int, dialogues: int) -> list[Case]:
     rng, cases = Random(SEED + distance), []
     for _ in range(dialogues):
         dialogue, people = probe(vocab, rng, distance)
+        before = list(dialogue.messages)
         for person in people:
             question = person.put(rng.choice(texts.ASK))
-            cases.append((list(dialogue.messages), question, person.put(texts.PERSON)))
+            cases.append((before, question, person.put(texts.PERSON)))
     return cases
 
 
@@ -141,7 +143,7 @@ def report(model: Path, kv_types: list[str], distances: list[int], count: int) -
     print("| KV | " + " | ".join(map(str, distances)) + " |\n|---|" + "---:|" * len(distances))
     cases_at = [recall_cases(vocab, distance, count) for distance in distances]
     for kv_type in kv_types:
-        with LLM(model, kv_type=kv_type) as llm:
+        with LLM(model, kv_type=kv_type, kv_cache_bytes=CACHE) as llm:
             shares = [measure(llm, template, cases) for cases in cases_at]
         print(f"| {kv_type} | " + " | ".join(f"{s.right / s.total:.1%}" for s in shares) + " |", flush=True)
     print(f"\n{5 * count} questions each")

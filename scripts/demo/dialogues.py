@@ -127,12 +127,15 @@ class Dialogue:
     def ask_unknown(self) -> None:
         """For somebody of whom nothing was said, or who has no token."""
         if self.rng.random() < 0.3:
-            words = [self.rng.choice(texts.NAMES), self.rng.choice(texts.SURNAMES)]
+            name, surname = self.rng.choice(texts.NAMES), self.rng.choice(texts.SURNAMES)
             template = self.rng.choice([*texts.TELL, *texts.ASK])
-            unknown = 1 if template in texts.TELL and self.rng.random() < 0.4 else 0
-            words[unknown] = strange_word(self.rng).capitalize()
+            word = strange_word(self.rng).capitalize()
+            if template in texts.TELL and self.rng.random() < 0.4:
+                surname = word
+            else:
+                name = word
             digits = "".join(self.rng.choices("0123456789", k=4))
-            self.say(Person(*words, digits).put(template), texts.STRANGER)
+            self.say(Person(name, surname, digits).put(template), texts.STRANGER)
             return
         names = [n for n in texts.NAMES if n not in {p.name for p in self.people}]
         name = self.rng.choice(names)
