@@ -93,12 +93,12 @@ def compare(model: Path, pieces: list[list[int]], kv_type: str, skip: int, threa
     return Result(kv_type, len(d), mean, median, p99, float(top.mean()))
 
 
-def pieces_of(model: Path, text: Path, context: int, most: int) -> list[list[int]]:
+def pieces_of(model: Path, text: Path, context: int, most: int, special: bool = False) -> list[list[int]]:
     """The text as token ids, cut; a shorter rest is left out."""
     from pyvelo.native import Model
 
     with Model(model) as opened:
-        tokens = list(opened.tokenize(text.read_text(encoding="utf-8")))
+        tokens = list(opened.tokenize(text.read_text(encoding="utf-8"), parse_special=special))
     pieces = [tokens[i : i + context] for i in range(0, len(tokens) - context + 1, context)]
     if not pieces:
         raise SystemExit(f"{text} has {len(tokens)} tokens: give more text, or a --context of at most that")
@@ -117,10 +117,13 @@ def main() -> int:
         "--skip", type=int, default=32, help="positions at the start of a piece that do not count"
     )
     parser.add_argument("--pieces", type=int, default=20, help="at most so many")
+    parser.add_argument(
+        "--special", action="store_true", help="the text has marks of a chat, such as <|user|>"
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_intermixed_args()
-    pieces = pieces_of(given.model, given.text, given.context, given.pieces)
+    pieces = pieces_of(given.model, given.text, given.context, given.pieces, given.special)
     results = [compare(given.model, pieces, kv, given.skip, given.threads) for kv in given.kv_type]
     if given.json:
         print(json.dumps([asdict(result) for result in results], indent=2))

@@ -111,15 +111,17 @@ class _Planner:
     def start_urgent(self, waiting: Sequence[Request]) -> int:
         """Starts those that wait although somebody of lower priority and rank runs, in its place where there
         is none for both; returns how many."""
-        budget = min(self.allowance, self.budget - len(self.running))  # who runs may decode
+        left = self.allowance
         for number, request in enumerate(waiting):
             last = self.running[-1] if self.running else None
-            if last is None or not _outranks(request, last) or budget <= 0:
+            if last is None or not _outranks(request, last) or left == 0:
                 return number
-            while not self._start(request, budget):
+            # who runs may decode
+            while not self._start(request, min(left, self.budget - len(self.running))):
                 if not self._preempt_for(request):
                     return number
-            budget -= self.starts[-1].n_tokens
+            self.budget -= self.starts[-1].n_tokens
+            left -= self.starts[-1].n_tokens
         return len(waiting)
 
     def grow(self) -> None:
@@ -139,7 +141,7 @@ class _Planner:
                     self.decodes.append(request)
             index += 1
         n_started = sum(chunk.n_tokens for chunk in self.starts)
-        self.budget = min(self.budget - len(self.decodes), self.allowance) - n_started
+        self.budget = min(self.budget - len(self.decodes), self.allowance - n_started)
 
     def feed(self) -> None:
         """The next pieces of prompts."""
@@ -152,14 +154,14 @@ class _Planner:
     def start(self, waiting: Iterable[Request]) -> None:
         """Those that wait, in the order of rank."""
         for request in waiting:
-            if self.budget == 0 or not self._start(request, self.budget):
+            if not self._start(request, self.budget):
                 break
             self.budget -= self.starts[-1].n_tokens
 
     def _start(self, request: Request, budget: int) -> bool:
         """Whether there was room."""
         spare = len(self.running) + len(self.starts)
-        if spare >= self.limits.max_seqs:
+        if spare >= self.limits.max_seqs or budget <= 0:
             return False
         # room to grow: for itself, and a block for each of those that run
         n_tokens = min(request.max_stored, len(request.tokens) + self.block_size)

@@ -229,7 +229,6 @@ class BlockManager:
         table.promised = 0
         self._pool.release(table.blocks[n_held:])
         del table.blocks[n_held:]
-        table.n_published = min(table.n_published, n_held)
 
     def free(self, table: BlockTable) -> None:
         """Gives the table's blocks and promises back; the table must not be used again."""
