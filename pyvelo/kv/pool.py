@@ -120,8 +120,6 @@ class BlockPool:
                 raise InternalError(f"free list: block {block} stands behind kept ones")
             seen += 1
             cached += self._kept[block]
-            if seen > self.n_blocks:
-                raise InternalError("free list: it runs in a circle")
             before, block = block, self._next[block]
         if self._previous[self.n_blocks] != before:
             raise InternalError(f"free list: its end is not block {before}")

@@ -115,9 +115,6 @@ class PrefixIndex:
         self._generation = 0
         self._make_key = make_key
 
-    def __contains__(self, block: int) -> bool:
-        return self._entries[block] is not None
-
     def published(self) -> Iterator[int]:
         """The published blocks."""
         return iter(self._blocks.values())

@@ -127,7 +127,7 @@ def test_what_gave_way_comes_back(share: bool, n_swap_blocks: int) -> None:
 
 
 @pytest.mark.parametrize("share", [True, False])
-@pytest.mark.parametrize("n_tokens", [39, 40, 41])
+@pytest.mark.parametrize("n_tokens", [39, 40, 41, 47, 48])
 def test_a_branch_that_fills_the_pool_goes_on(n_tokens: int, share: bool) -> None:
     """Where its last block is one to copy, there is none to copy it to."""
     bench = Bench(n_blocks=6, block_size=8, share=share)

@@ -118,6 +118,20 @@ def test_who_is_more_important_starts_beside_the_others_where_there_is_room() ->
     check(lows, 20)
 
 
+def test_who_is_more_important_takes_a_place_even_where_all_tokens_of_a_step_decode() -> None:
+    bench = Bench(max_seqs=2, max_batch_tokens=2)
+    lows = [bench.submit([1, 2], 40), bench.submit([3, 4], 40)]
+    while not all(low.n_generated for low in lows):
+        bench.step()
+    high = bench.submit([5], 4, priority=5)
+    for _ in range(6):
+        bench.step()
+    assert high.finished
+    bench.finish(*lows)
+    check(lows, 40)
+    bench.assert_idle()
+
+
 def test_the_same_importance_takes_nobodys_place() -> None:
     bench = Bench(n_blocks=4, block_size=8)
     first, second = bench.submit([1] * 8, 20, priority=1), bench.submit([2] * 8, 20, priority=1)
