@@ -736,3 +736,88 @@ def test_what_others_may_hit_is_copied_even_by_its_only_holder() -> None:
     assert twin.blocks == [copy.target]
     assert manager.n_cached == 1
     manager.audit()
+
+
+def test_a_head_is_copied_from_four_tokens_up() -> None:
+    for n_common, n_cached in ((4, 4), (3, 0)):
+        manager = BlockManager(4, BLOCK)
+        ended(manager, range(BLOCK))
+        assert started(manager, BLOCK, [*range(n_common), *[99] * 4]).n_cached == n_cached
+
+
+def test_the_block_that_is_copied_from_is_no_room_for_others() -> None:
+    manager = BlockManager(3, BLOCK)
+    ended(manager, range(BLOCK))
+    draft = manager.draft()
+    outcome = draft.start(BLOCK, chain([*range(BLOCK - 1), 99]))
+    assert isinstance(outcome, Start)
+    assert outcome.table.n_cached == BLOCK - 1
+    draft.grow(outcome.table, BLOCK)
+    assert draft.start(2 * BLOCK) == NotNow(2, 1)
+    assert isinstance(draft.start(BLOCK), Start)
+    manager.commit(draft)
+    manager.audit()
+
+
+def test_hits_that_others_hold_need_no_room() -> None:
+    manager = BlockManager(4, BLOCK)
+    first = started(manager, 2 * BLOCK, range(2 * BLOCK))
+    manager.advance(first, 2 * BLOCK)
+    outcome = manager.draft().start(4 * BLOCK, chain([*range(2 * BLOCK), 99]))
+    assert isinstance(outcome, Start)
+    assert outcome.table.promised == 2
+
+
+def test_a_parked_table_keeps_only_what_it_stores() -> None:
+    manager = BlockManager(6, BLOCK)
+    table = started(manager, 5 * BLOCK, range(3 * BLOCK))
+    manager.advance(table, BLOCK + 1)
+    manager.park(table)
+    assert len(table.blocks) == 2
+    assert (manager.n_used, manager.n_free, manager.n_promised) == (2, 4, 0)
+    manager.audit()
+
+
+def test_only_a_live_table_is_forked_or_parked() -> None:
+    manager = BlockManager(6, BLOCK)
+    table = started(manager, BLOCK)
+    manager.free(table)
+    assert (table.blocks, table.promised) == ([], 0)
+    for use in (lambda: manager.fork(table, None), lambda: manager.park(table)):
+        with pytest.raises(InternalError, match="not a live one"):
+            use()
+
+
+def test_to_discard_voids_a_draft() -> None:
+    manager = BlockManager(6, BLOCK, n_swap_blocks=2)
+    table = started(manager, BLOCK, range(5))
+    manager.advance(table, 5)
+    draft = manager.draft()
+    swapped = draft.swap_out(table)
+    assert swapped is not None
+    manager.commit(draft)
+    draft = manager.draft()
+    manager.discard(swapped)
+    with pytest.raises(InternalError, match="changed after this draft"):
+        manager.commit(draft)
+
+
+def test_a_table_counts_the_blocks_that_gave_way_to_copies() -> None:
+    manager = BlockManager(8, BLOCK)
+    table = started(manager, 2 * BLOCK, range(5))
+    manager.advance(table, 5)
+    twin = manager.fork(table, chain(range(5)))
+    draft = manager.draft()
+    draft.grow(twin, 6)
+    manager.commit(draft)
+    assert (table.n_replaced, twin.n_replaced) == (0, 1)
+
+
+def test_what_is_published_and_who_lives() -> None:
+    for share in (True, False):
+        manager = BlockManager(8, BLOCK, share=share)
+        table = started(manager, 2 * BLOCK, range(BLOCK + 1))
+        manager.advance(table, BLOCK + 1)
+        assert manager.published() == (set(table.blocks[:1]) if share else set())
+        assert list(manager.tables()) == [table]
+        assert (manager.swap.n_blocks, manager.swap.n_free) == (0, 0)
