@@ -15,12 +15,13 @@ from typing import BinaryIO, NamedTuple
 
 from pyvelo.errors import ModelError
 
-__all__ = ["GgufArray", "GgufSummary", "GgufTensor", "QuantShare", "scan"]
+__all__ = ["GgufArray", "GgufSummary", "GgufTensor", "QuantShare", "quantization_of", "scan"]
 
 Scalar = int | float | bool | str
 
 MAX_HEADER_BYTES = 256 << 20
 MAX_DIMS = 4
+MAX_ALIGNMENT = 1 << 16
 MAX_NAME_BYTES = 63
 INT64_MAX = (1 << 63) - 1
 
@@ -143,13 +144,20 @@ def scan(path: str | os.PathLike[str]) -> GgufSummary:
     """
     shown = os.fspath(path)
     try:
+        _check_kind(shown, os.stat(path).st_mode)  # before it is opened: a pipe would wait for its other end
         with open(path, "rb") as file:
             status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise ModelError(f"{shown} is not a regular file")
+            _check_kind(shown, status.st_mode)
             return _scan(shown, _Cursor(file, shown, status.st_size))
     except OSError as error:
         raise ModelError(f"cannot read {shown}: {error.strerror or error}") from error
+
+
+def _check_kind(path: str, mode: int) -> None:
+    if stat.S_ISDIR(mode):
+        raise ModelError(f"{path} is a directory: name the GGUF file in it")
+    if not stat.S_ISREG(mode):
+        raise ModelError(f"{path} is not a regular file")
 
 
 class _Cursor:
@@ -238,7 +246,7 @@ def _scan(path: str, cursor: _Cursor) -> GgufSummary:
         metadata=metadata,
         arrays=arrays,
         tensors=tensors,
-        quantization=_quantization(tensors),
+        quantization=quantization_of(tensors),
         n_params=sum(_elements(t.shape) for t in tensors),
         tensor_bytes=sum(t.n_bytes for t in tensors),
         data_offset=start,
@@ -308,6 +316,8 @@ def _alignment(cursor: _Cursor, metadata: Mapping[str, Scalar]) -> int:
     value = metadata.get("general.alignment", 32)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1 or value & (value - 1):
         raise cursor.damaged(f"general.alignment must be a power of two, not {value!r}")
+    if value > MAX_ALIGNMENT:
+        raise cursor.damaged(f"general.alignment is {value} bytes, but at most {MAX_ALIGNMENT} makes sense")
     return value
 
 
@@ -334,6 +344,8 @@ def _tensor_table(cursor: _Cursor, count: int) -> list[_Entry]:
         if n_dims > MAX_DIMS:
             raise cursor.damaged(f"tensor {name!r} has {n_dims} dimensions; at most {MAX_DIMS} are possible")
         shape = tuple(cursor.u64() for _ in range(n_dims))
+        if not all(1 <= extent <= INT64_MAX for extent in shape):
+            raise cursor.damaged(f"tensor {name!r} cannot have the shape {list(shape)}")
         kind, offset = cursor.u32(), cursor.u64()
         if kind not in TENSOR_TYPES:
             raise cursor.damaged(f"tensor {name!r} has the unknown type {kind}")
@@ -376,7 +388,8 @@ def _elements(shape: tuple[int, ...]) -> int:
     return product
 
 
-def _quantization(tensors: tuple[GgufTensor, ...]) -> dict[str, QuantShare]:
+def quantization_of(tensors: tuple[GgufTensor, ...]) -> dict[str, QuantShare]:
+    """The share of each tensor type, the largest first."""
     shares: dict[str, QuantShare] = {}
     for tensor in tensors:
         old = shares.get(tensor.type_name, QuantShare(0, 0, 0))
