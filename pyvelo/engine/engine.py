@@ -19,7 +19,8 @@ from pyvelo.engine.model_files import ModelFiles
 from pyvelo.engine.request import Request
 from pyvelo.engine.scheduler import Limits
 from pyvelo.engine.stats import EngineStats
-from pyvelo.errors import InternalError, UnsupportedError
+from pyvelo.errors import InternalError, ModelError, UnsupportedError
+from pyvelo.hub import locate
 from pyvelo.kv.budget import PoolRequest, PoolSize, size_pool
 from pyvelo.kv.geometry import CPU_LINE, GPU_LINE, Geometry, make_geometry
 from pyvelo.kv.manager import BlockManager
@@ -70,11 +71,11 @@ class Engine:
 def open_engine(config: EngineConfig) -> Engine:
     """Loads the model and allocates the pool.
 
-    Raises ModelError for a file that cannot be read or does not exist,
+    A name on the hub is looked up first. Raises ModelError for a file that cannot be read or does not exist,
     UnsupportedError for one that cannot be paged,
     ConfigError or OutOfMemory where the settings leave no room.
     """
-    path = os.fspath(config.model)
+    path = locate(config.model)
     summary = scan_model(path)  # with exact integers, before C opens it
     files = ModelFiles(part_paths(summary), summary.file_bytes)
     try:
@@ -211,6 +212,8 @@ def _sequences(config: EngineConfig, model: Model, geometry: Geometry) -> tuple[
     context = _make_context(config, model, geometry, geometry.grain_blocks, 1, 256)
     state_bytes = -(-context.info.state_bytes // max(1, context.info.n_states))
     context.close()
+    if not state_bytes:
+        raise ModelError(f"{model.info.arch} has recurrent states, but no layer of this file keeps one")
     max_seqs = max(1, min(max_seqs, STATE_BYTES // max(1, state_bytes), 256))
     return max_seqs, max_seqs * state_bytes
 

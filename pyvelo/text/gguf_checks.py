@@ -87,6 +87,9 @@ def _types(summary: GgufSummary) -> str | None:
 
 
 def _vocabulary(summary: GgufSummary) -> str | None:
+    if summary.metadata.get("tokenizer.ggml.model") == "rwkv" and "rwkv" not in summary.architecture:
+        # it never ends where a word's beginning is no token: only models that cannot be paged may have it
+        return f"tokenizer 'rwkv' is not of the architecture {summary.architecture!r}"
     tokens = summary.arrays.get("tokenizer.ggml.tokens")
     if tokens is None:
         return None

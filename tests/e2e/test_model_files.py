@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,10 @@ from pyvelo import LLM, SamplingParams
 from pyvelo.engine import engine
 from pyvelo.engine.model_files import ModelFiles
 from pyvelo.errors import ModelError
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
+
+from gguf_document import read_document, write_document
 
 ONE = SamplingParams(max_tokens=1, temperature=0)
 
@@ -69,3 +76,23 @@ def test_closing_lets_go_of_the_file(copy: Path) -> None:
     files.close()
     files.close()
     files.check()
+
+
+def test_a_hybrid_whose_layers_keep_no_state(tmp_path: Path) -> None:
+    path = tmp_path / "lfm2.gguf"
+    script = Path(__file__).resolve().parents[2] / "scripts" / "make_model.py"
+    options = ["--arch", "lfm2", "--embd", "64", "--ffn", "64", "--heads", "2", "--kv-heads", "1"]
+    command = [sys.executable, str(script), *options, "--head-dim", "32", "--type", "f32", str(path)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    document = read_document(path)
+    heads = document.find("lfm2.attention.head_count_kv")
+    assert heads is not None
+    heads.data = [1, 1]  # the first layer was a convolution
+    attention = [e for e in document.tensors if e.name.startswith(b"blk.1.attn_")]
+    document.tensors = [
+        e for e in document.tensors if b".shortconv." not in e.name and e.name != b"blk.0.attn_norm.weight"
+    ]
+    document.tensors += [replace(e, name=e.name.replace(b"blk.1", b"blk.0")) for e in attention]
+    path.write_bytes(write_document(document))
+    with pytest.raises(ModelError, match="lfm2 has recurrent states, but no layer of this file keeps one"):
+        LLM(path)

@@ -135,6 +135,15 @@ def test_arrays_of_the_vocabulary_are_of_one_length(refuse: Refuse, key: str, mo
     assert f"{key} tells of" in refuse(change)
 
 
+def test_a_tokenizer_that_might_not_end(refuse: Refuse) -> None:
+    def change(document: Document) -> None:
+        value = document.find("tokenizer.ggml.model")
+        assert value is not None
+        value.data = b"rwkv"
+
+    assert "tokenizer 'rwkv' is not of the architecture 'llama'" in refuse(change)
+
+
 @pytest.mark.parametrize("shape", [[0], [64, 0], [1 << 63], [(1 << 64) - 1, 2]])
 def test_shapes_of_nothing_and_beyond_all_numbers(refuse: Refuse, shape: list[int]) -> None:
     def change(document: Document) -> None:
