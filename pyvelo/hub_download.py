@@ -56,12 +56,21 @@ def fill_blob(repo: str, file: str, commit: str | None) -> None:
 
 
 def _download(url: str, headers: dict[str, str], part: Path, size: int, file: str) -> None:
+    if part.exists() and part.stat().st_size > size:
+        part.unlink()
+    try:
+        _go_on(url, headers, part, size, file)
+    except OSError:
+        if part.stat().st_size <= size:
+            raise
+        part.unlink()  # older versions append all of it where a server knows no ranges
+        _go_on(url, headers, part, size, file)
+
+
+def _go_on(url: str, headers: dict[str, str], part: Path, size: int, file: str) -> None:
     from huggingface_hub.file_download import http_get
 
     have = part.stat().st_size if part.exists() else 0
-    if have > size:
-        part.unlink()
-        have = 0
     with part.open("ab") as target:
         http_get(
             url,

@@ -43,6 +43,7 @@ from pyvelo import LLM, SamplingParams  # noqa: E402
 from pyvelo.errors import InternalError, OutOfMemory, VeloError  # noqa: E402
 
 SMALL = model_shapes.Shape(embd=64, ffn=64, heads=2, kv_heads=1, head_dim=32, ctx=256)
+PROMPT = "Once upon a time, 1234 f\u00fcchse\n\n  \u4f60\u597d <|x|> it's \U0001f98a"
 BAD = ("died", "hung", "memory", "escaped", "internal")
 
 
@@ -75,11 +76,11 @@ def make_bases(folder: Path, names: list[str]) -> list[Path]:
 def attempt(path: Path, index: int) -> tuple[str, str]:
     """Loads the file and generates a token: a kind and a message."""
     # with sizes of our own, or with those that the file suggests
-    sizes = {"n_ctx": 64, "kv_cache_bytes": 4 << 20, "max_num_seqs": 1} if index % 8 else {}
+    sizes = {"n_ctx": 128, "kv_cache_bytes": 4 << 20, "max_num_seqs": 1} if index % 8 else {}
     options: dict[str, Any] = {"deterministic": index % 2 == 0, "n_threads": 1 + index % 4 // 3, **sizes}
     try:
         with LLM(path, max_batch_tokens=32, **options) as llm:
-            llm.generate("Once upon a time", SamplingParams(max_tokens=1, temperature=0))
+            llm.generate(PROMPT, SamplingParams(max_tokens=1, temperature=0))
         return "ran", ""
     except OutOfMemory as error:
         return "memory", str(error)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from pyvelo.errors import ModelError
+from pyvelo.text.gguf_scan import MAX_LAYERS
 
 if TYPE_CHECKING:
     from pyvelo.text.gguf_scan import GgufSummary
@@ -34,11 +35,11 @@ ROUTERS = re.compile(r".*(_inp|_inp_shexp|cls.*)\.weight")
 
 # numbers of `<architecture>.`: the largest that makes sense, and above which something would overflow
 LARGEST: Mapping[str, int] = {
-    "block_count": 512,
+    "block_count": MAX_LAYERS,
     "context_length": INT32_MAX,
     "attention.sliding_window": INT32_MAX,
     "expert_count": 1 << 16,
-    "nextn_predict_layers": 512,
+    "nextn_predict_layers": MAX_LAYERS,
 }
 # widths that some tensor must have room for
 WIDTHS = (
@@ -131,6 +132,12 @@ def _widths(summary: GgufSummary) -> str | None:
 
 
 def _number(summary: GgufSummary, key: str) -> int | None:
-    """A whole number of the architecture, None where it is absent, or of another type, which C refuses."""
+    """A whole number of the architecture, the largest where each layer has its own.
+
+    None where it is absent, or of another type, which C refuses.
+    """
+    array = summary.arrays.get(f"{summary.architecture}.{key}")
+    if array is not None:
+        return array.largest
     value = summary.of_architecture(key)
     return value if isinstance(value, int) and not isinstance(value, bool) else None

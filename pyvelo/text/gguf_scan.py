@@ -10,7 +10,7 @@ import os
 import stat
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import BinaryIO, NamedTuple
 
 from pyvelo.errors import ModelError
@@ -22,6 +22,7 @@ Scalar = int | float | bool | str
 MAX_HEADER_BYTES = 256 << 20
 MAX_DIMS = 4
 MAX_ALIGNMENT = 1 << 16
+MAX_LAYERS = 512
 MAX_NAME_BYTES = 63
 INT64_MAX = (1 << 63) - 1
 
@@ -90,10 +91,14 @@ TENSOR_TYPES: Mapping[int, TypeLayout] = {
 
 @dataclass(frozen=True)
 class GgufArray:
-    """An array that was stepped over: the name of its elements' type, and how many there are."""
+    """An array that was stepped over: the name of its elements' type, and how many there are.
+
+    `largest` is known of whole numbers, where there are no more than a model has layers.
+    """
 
     type_name: str
     count: int
+    largest: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -308,8 +313,13 @@ def _array(cursor: _Cursor, key: str) -> GgufArray:
     if kind not in SCALARS:
         raise cursor.damaged(f"metadata array {key!r} has elements of the unknown type {kind}")
     name, code = SCALARS[kind]
-    cursor.skip(count * struct.calcsize(code))
-    return GgufArray(name, count)
+    size = count * struct.calcsize(code)
+    cursor.need(size)
+    largest = None
+    if 0 < count <= MAX_LAYERS and name[0] in "ui":
+        largest = max(struct.unpack_from(f"<{count}{code[1]}", cursor.data, cursor.at))
+    cursor.skip(size)
+    return GgufArray(name, count, largest)
 
 
 def _alignment(cursor: _Cursor, metadata: Mapping[str, Scalar]) -> int:

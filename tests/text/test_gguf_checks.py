@@ -124,6 +124,16 @@ def test_numbers_that_nothing_in_the_file_stands_for(
     assert "llama.attention." in message or f"llama.{key}" in message
 
 
+@pytest.mark.parametrize("heads", [[2, 1 << 30], [1 << 31, 2], [2, 1000]])
+def test_numbers_of_each_layer(refuse: Refuse, heads: list[int]) -> None:
+    def change(document: Document) -> None:
+        key = b"llama.attention.head_count_kv"
+        document.values = [value for value in document.values if value.key != key]
+        document.values.append(Value(key, ARRAY, heads, U32))
+
+    assert "wider than" in refuse(change)
+
+
 @pytest.mark.parametrize("key", ["tokenizer.ggml.scores", "tokenizer.ggml.token_type"])
 @pytest.mark.parametrize("more", [-1, 1])
 def test_arrays_of_the_vocabulary_are_of_one_length(refuse: Refuse, key: str, more: int) -> None:
