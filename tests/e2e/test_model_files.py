@@ -96,3 +96,17 @@ def test_a_hybrid_whose_layers_keep_no_state(tmp_path: Path) -> None:
     path.write_bytes(write_document(document))
     with pytest.raises(ModelError, match="lfm2 has recurrent states, but no layer of this file keeps one"):
         LLM(path)
+
+
+def test_a_vocabulary_without_tokens_for_a_text(tiny_model: Path, tmp_path: Path) -> None:
+    document = read_document(tiny_model)
+    tokens = document.find("tokenizer.ggml.tokens")
+    assert tokens is not None
+    tokens.data = [b"no byte " + t if t.startswith(b"<0x") else t for t in tokens.data]
+    path = tmp_path / "model.gguf"
+    path.write_bytes(write_document(document))
+    with LLM(path) as llm:
+        llm.generate("Once", ONE)
+        with pytest.raises(ModelError, match="no tokens for a part of this text"):
+            llm.generate("\u4f60", ONE)
+        llm.generate("Once", ONE)
