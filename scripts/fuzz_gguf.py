@@ -97,7 +97,8 @@ def work(pipe: Connection, bases: list[Path], seed: int, memory: int, stderr: st
     os.dup2(os.open(stderr, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
     faulthandler.enable()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (memory << 20, memory << 20))
+    if memory:
+        resource.setrlimit(resource.RLIMIT_AS, (memory << 20, memory << 20))
     path = Path(stderr).with_suffix(".gguf")
     while True:
         try:
@@ -238,7 +239,9 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--first", type=int, default=0, help="the number of the first mutant")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--limit", type=float, default=30.0, help="seconds for one mutant")
-    parser.add_argument("--memory", type=int, default=8192, help="MiB of addresses that a worker may have")
+    parser.add_argument(
+        "--memory", type=int, default=8192, help="MiB of addresses that a worker may have; 0: all"
+    )
     parser.add_argument("--arch", action="append", choices=model_shapes.ARCHS, help="default: all of them")
     parser.add_argument("--models", type=Path, help="a folder of GGUFs to damage, in place of our own")
     parser.add_argument("--save", type=Path, help="a folder for the files of findings")

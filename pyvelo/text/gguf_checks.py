@@ -71,7 +71,8 @@ PER_TOKEN = ("tokenizer.ggml.scores", "tokenizer.ggml.token_type")
 
 def check(summary: GgufSummary) -> None:
     """Raises ModelError where the tensors' types, the vocabulary or the hyperparameters cannot be meant."""
-    for problem in (_types(summary), _vocabulary(summary), _limits(summary), _widths(summary)):
+    for look in (_types, _vocabulary, _limits, _widths, _temperature):
+        problem = look(summary)
         if problem is not None:
             raise ModelError(f"{summary.path} is damaged: {problem}")
 
@@ -128,6 +129,16 @@ def _widths(summary: GgufSummary) -> str | None:
             return (
                 f"{heads} heads of {summary.architecture}.{key} {size} are wider than any tensor ({widest})"
             )
+    return None
+
+
+def _temperature(summary: GgufSummary) -> str | None:
+    """Attention that sharpens with the position divides by a length; two architectures have it elsewhere."""
+    if summary.architecture in ("llama4", "mistral3"):
+        return None
+    scale = summary.of_architecture("attention.temperature_scale")
+    if isinstance(scale, float) and scale != 0 and not _number(summary, "attention.temperature_length"):
+        return f"attention.temperature_scale is {scale}, but there is no temperature_length to go with it"
     return None
 
 

@@ -145,6 +145,14 @@ def test_arrays_of_the_vocabulary_are_of_one_length(refuse: Refuse, key: str, mo
     assert f"{key} tells of" in refuse(change)
 
 
+def test_a_scale_that_needs_a_length(refuse: Refuse) -> None:
+    def change(document: Document) -> None:
+        document.values.append(Value(b"llama.attention.temperature_scale", 6, 0.5))
+        document.values.append(Value(b"llama.attention.temperature_length", U32, 0))
+
+    assert "there is no temperature_length" in refuse(change)
+
+
 def test_a_tokenizer_that_might_not_end(refuse: Refuse) -> None:
     def change(document: Document) -> None:
         value = document.find("tokenizer.ggml.model")
