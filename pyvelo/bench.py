@@ -16,6 +16,7 @@ from pyvelo.llm import LLM
 from pyvelo.native import Model
 from pyvelo.outputs import StreamPiece, raise_first_error
 from pyvelo.sampling import SamplingParams
+from pyvelo.text.gguf_parts import scan_model
 
 __all__ = ["BenchPlan", "Row", "measure"]
 
@@ -89,6 +90,7 @@ def _opened(plan: BenchPlan, kv_type: str | tuple[str, str]) -> LLM:
     """An engine whose cache holds the largest test."""
     longest = max(plan.depths) + max(plan.prompt, plan.answer) + 2
     most = max(max(plan.sequences), 2)  # a prompt is measured behind a copy of its beginning
+    scan_model(os.fspath(plan.model))  # before C opens it
     with Model(plan.model, n_gpu_layers=0) as model:
         geometry = make_geometry(str(plan.model), model.layers, kv_type, 32)
     n_tokens = most * (longest + 2 * geometry.block_size)

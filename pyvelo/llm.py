@@ -30,7 +30,8 @@ __all__ = ["LLM"]
 class LLM:
     """A GGUF model and its cache. Usable from several threads at once; their requests share every step.
 
-    model: path of the GGUF file.
+    model: path of the GGUF file, of the first one where it is in several; or a name on the hub, such as
+        "org/repo:Q4_K_M" (see pyvelo.hub.locate), which takes the extra `hub`.
     kv_type: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0 or iq4_nl, or a pair of them for K and V.
     block_size: tokens in a block: 32, 64, 128 or 256; raised where a GPU needs it.
     kv_cache_bytes: memory for the cache. None: enough for four sequences of n_ctx tokens (of 8192 where n_ctx

@@ -4,6 +4,7 @@
 #include "handles.hpp"
 
 #include <climits>
+#include <stdexcept>
 
 namespace {
 
@@ -105,8 +106,12 @@ velo_status velo_tokenize(const velo_model * model, const char * text, size_t te
         int32_t n = 0;
         with_room_for(vocab, text_len, [&] {
             const velo::catch_aborts catching(VELO_MODEL_ERROR);
-            n = llama_tokenize(vocab, text_len ? text : "", static_cast<int32_t>(text_len), tokens, capacity,
-                               add_special != 0, parse_special != 0);
+            try {
+                n = llama_tokenize(vocab, text_len ? text : "", static_cast<int32_t>(text_len), tokens, capacity,
+                                   add_special != 0, parse_special != 0);
+            } catch (const std::out_of_range &) { // a vocabulary that falls back to bytes, but lacks some
+                velo::fail(VELO_MODEL_ERROR, "the vocabulary has no tokens for a part of this text");
+            }
         });
         if (n == INT32_MIN) {
             velo::fail(VELO_INVALID, "the text has more tokens than a 32-bit number counts");

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -78,7 +79,7 @@ def _global_options(
 
 @app.command()
 def run(
-    model: opt.ModelPath,
+    model: opt.ModelName,
     prompt: opt.Prompt = None,
     file: opt.PromptFile = None,
     max_tokens: opt.MaxTokens = 128,
@@ -131,7 +132,7 @@ def run(
 
 @app.command()
 def bench(
-    model: opt.ModelPath,
+    model: opt.ModelName,
     depth: opt.Depths = "0",
     sequences: opt.SequenceCounts = "1",
     kv_type: opt.KVTypes = "f16",
@@ -146,9 +147,10 @@ def bench(
     """Measure how fast a model runs here."""
     from pyvelo.bench import BenchPlan
     from pyvelo.cli.bench import run_bench
+    from pyvelo.hub import locate
 
     plan = BenchPlan(
-        model=model,
+        model=locate(model),
         kv_types=kv_type,
         depths=depth,
         sequences=sequences,
@@ -162,17 +164,34 @@ def bench(
 
 
 @app.command()
-def info(model: opt.ModelPath, block_size: opt.BlockSize = 32, as_json: opt.Json = False) -> int:
+def info(model: opt.ModelName, block_size: opt.BlockSize = 32, as_json: opt.Json = False) -> int:
     """Show what a model is, and what its KV cache costs here."""
     from pyvelo.cli.info import describe
     from pyvelo.cli.render import print_json, print_report
+    from pyvelo.hub import locate
 
-    report = describe(model, block_size)
+    report = describe(Path(locate(model)), block_size)
     if as_json:
         print_json(report)
     else:
         print_report(report)
     return 0
+
+
+@app.command()
+def pull(model: opt.HubModel, as_json: opt.Json = False) -> int:
+    """Bring a model from the hub into the cache, and print its path."""
+    from pyvelo.cli.models import pull_model
+
+    return pull_model(model, as_json=as_json)
+
+
+@app.command("list")
+def list_models(as_json: opt.Json = False) -> int:
+    """Show the models that are in the cache."""
+    from pyvelo.cli.models import show_cached
+
+    return show_cached(as_json=as_json)
 
 
 @app.command()

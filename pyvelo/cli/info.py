@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from pyvelo.errors import UnsupportedError
 from pyvelo.kv.geometry import KV_TYPES, POOL_GRAIN, Geometry, make_geometry
 from pyvelo.kv.memory import free_memory
-from pyvelo.text.gguf_scan import GgufSummary, scan
+from pyvelo.text.gguf_parts import scan_model
+from pyvelo.text.gguf_scan import GgufSummary
 
 if TYPE_CHECKING:
     from pyvelo.native import Model
@@ -29,7 +30,7 @@ def describe(path: Path, block_size: int) -> dict[str, Any]:
     """
     from pyvelo import native
 
-    summary = scan(path)
+    summary = scan_model(path)
     # weights stay where they are mapped: nothing is read that need not be
     with native.Model(str(path), deterministic=True) as model:
         free = free_memory()

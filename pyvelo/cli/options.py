@@ -9,7 +9,18 @@ from typer import Argument, Option
 
 from pyvelo.cli.values import parse_kv_type_option, parse_names, parse_numbers, parse_size
 
-ModelPath = Annotated[Path, Argument(metavar="MODEL", help="A GGUF file.", show_default=False)]
+ModelName = Annotated[
+    str,
+    Argument(
+        metavar="MODEL", help="A GGUF file, or a name on the hub such as org/repo:Q4_K_M.", show_default=False
+    ),
+]
+HubModel = Annotated[
+    str,
+    Argument(
+        metavar="ORG/REPO[:QUANT]", help="A model on the hub, and which file of it.", show_default=False
+    ),
+]
 Prompt = Annotated[
     str | None, Option("-p", "--prompt", help="The prompt; - reads standard input.", show_default=False)
 ]

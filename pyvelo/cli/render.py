@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -13,7 +13,7 @@ from rich.table import Table
 
 from pyvelo.cli.values import show_bytes
 
-__all__ = ["WIDTH_WITHOUT_TERMINAL", "facts_grid", "print_json", "print_report"]
+__all__ = ["WIDTH_WITHOUT_TERMINAL", "facts_grid", "print_json", "print_models", "print_report"]
 
 WIDTH_WITHOUT_TERMINAL = 120
 CACHE_TITLE = "KV cache, and the tokens that fit beside the weights in 90 % of the free memory"
@@ -41,6 +41,14 @@ def print_report(report: Mapping[str, Any]) -> None:
     for number, (title, content) in enumerate(sections):
         console.print("\n" * bool(number), f"[bold]{title}[/bold]\n" * bool(title), sep="", end="")
         console.print(content)
+
+
+def print_models(rows: Sequence[tuple[str, str, str]]) -> None:
+    """Name, size and path of each model; nothing is cut, so that it can be copied."""
+    lines = [("name", "size", "path"), *rows]
+    name, size = (max(len(line[column]) for line in lines) for column in (0, 1))
+    for line in lines:
+        print(f"{line[0]:{name}}  {line[1]:>{size}}  {line[2]}")
 
 
 def facts_grid() -> Table:

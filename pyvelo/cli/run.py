@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyvelo.cli.exits import BROKEN_PIPE, INTERRUPTED, silence_stdout
 from pyvelo.cli.values import show_bytes
-from pyvelo.errors import ConfigError, ModelError
+from pyvelo.errors import ConfigError
+from pyvelo.hub import locate
 
 if TYPE_CHECKING:
     from pyvelo import LLM
@@ -25,7 +27,7 @@ __all__ = ["Request", "generate", "read_prompt", "waiting"]
 class Request:
     """What the options asked for; `sampling` goes to SamplingParams, `engine` to LLM."""
 
-    model: Path
+    model: str
     prompt: str
     sampling: Mapping[str, Any]
     engine: Mapping[str, Any]
@@ -75,13 +77,12 @@ def generate(request: Request, *, as_json: bool, verbose: bool) -> int:
     """Loads the model, streams the answer to standard output, and returns the exit code."""
     from pyvelo import LLM, SamplingParams
 
-    if not request.model.exists():
-        raise ModelError(f"there is no model at {request.model}")
+    path = locate(request.model)
     params = SamplingParams(**request.sampling)
     _replace_what_the_terminal_cannot_show()
     started = time.perf_counter()
-    with waiting(f"loading {request.model.name}"):
-        llm = LLM(str(request.model), **request.engine)
+    with waiting(f"loading {os.path.basename(path)}"):
+        llm = LLM(path, **request.engine)
     with llm:
         answer = Answer(load=time.perf_counter() - started)
         code = _stream(llm, request.prompt, params, answer, echo=not as_json)

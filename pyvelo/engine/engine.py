@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 
@@ -14,16 +15,18 @@ from pyvelo.engine.core import EngineCore
 from pyvelo.engine.driver import Driver
 from pyvelo.engine.intake import Intake
 from pyvelo.engine.interrupts import InterruptGuard
+from pyvelo.engine.model_files import ModelFiles
 from pyvelo.engine.request import Request
 from pyvelo.engine.scheduler import Limits
 from pyvelo.engine.stats import EngineStats
-from pyvelo.errors import InternalError, UnsupportedError
+from pyvelo.errors import InternalError, ModelError, UnsupportedError
+from pyvelo.hub import locate
 from pyvelo.kv.budget import PoolRequest, PoolSize, size_pool
 from pyvelo.kv.geometry import CPU_LINE, GPU_LINE, Geometry, make_geometry
 from pyvelo.kv.manager import BlockManager
 from pyvelo.kv.memory import free_memory
 from pyvelo.native import Context, Model, Sampler, StepArrays
-from pyvelo.text.gguf_scan import scan
+from pyvelo.text.gguf_parts import part_paths, scan_model
 
 __all__ = ["Engine", "open_engine"]
 
@@ -42,11 +45,13 @@ class Engine:
     core: EngineCore
     driver: Driver
     intake: Intake
+    files: ModelFiles
 
     def close(self) -> None:
         if self.driver.close(self.context.cancel):
             self.context.close()
             self.model.close()
+            self.files.close()
 
     def reset_prefix_cache(self) -> None:
         """Between two steps; ClosedError after `close`."""
@@ -66,14 +71,25 @@ class Engine:
 def open_engine(config: EngineConfig) -> Engine:
     """Loads the model and allocates the pool.
 
-    Raises ModelError for a file that cannot be read, UnsupportedError for one that cannot be paged,
+    A name on the hub is looked up first. Raises ModelError for a file that cannot be read or does not exist,
+    UnsupportedError for one that cannot be paged,
     ConfigError or OutOfMemory where the settings leave no room.
     """
-    path = os.fspath(config.model)
-    scan(path)  # with exact integers, before C opens it
-    free_bytes = free_memory()  # before the weights are loaded: a mapped file would still seem free
+    path = locate(config.model)
+    summary = scan_model(path)  # with exact integers, before C opens it
+    files = ModelFiles(part_paths(summary), summary.file_bytes)
+    try:
+        free_bytes = free_memory()  # before the weights are loaded: a mapped file would still seem free
+        return _open(path, config, files, free_bytes)
+    except BaseException:
+        files.close()
+        raise
+
+
+def _open(path: str, config: EngineConfig, files: ModelFiles, free_bytes: int | None) -> Engine:
     model = _load(path, config)
     try:
+        files.check()
         if model.refusal is not None:
             raise UnsupportedError(model.refusal)
         geometry = make_geometry(
@@ -83,7 +99,7 @@ def open_engine(config: EngineConfig) -> Engine:
             config.block_size,
             line_bytes=GPU_LINE if config.n_gpu_layers else CPU_LINE,
         )
-        return _assemble(config, model, geometry, free_bytes)
+        return _assemble(config, model, files, geometry, free_bytes)
     except BaseException:
         model.close()
         raise
@@ -104,7 +120,9 @@ def _load(path: str, config: EngineConfig) -> Model:
         rest()
 
 
-def _assemble(config: EngineConfig, model: Model, geometry: Geometry, free_bytes: int | None) -> Engine:
+def _assemble(
+    config: EngineConfig, model: Model, files: ModelFiles, geometry: Geometry, free_bytes: int | None
+) -> Engine:
     max_seqs, state_bytes = _sequences(config, model, geometry)
     pool = size_pool(
         geometry,
@@ -129,18 +147,29 @@ def _assemble(config: EngineConfig, model: Model, geometry: Geometry, free_bytes
             raise InternalError(
                 f"a block takes {context.info.block_bytes} bytes, {geometry.block_bytes} were computed"
             )
-        return _wire(config, model, context, geometry, pool, max_seqs)
+        return _wire(config, model, files, context, geometry, pool, max_seqs)
     except BaseException:
         context.close()
         raise
 
 
 def _wire(
-    config: EngineConfig, model: Model, context: Context, geometry: Geometry, pool: PoolSize, max_seqs: int
+    config: EngineConfig,
+    model: Model,
+    files: ModelFiles,
+    context: Context,
+    geometry: Geometry,
+    pool: PoolSize,
+    max_seqs: int,
 ) -> Engine:
     limits = Limits(max_seqs, config.max_batch_tokens)
     width = geometry.blocks_for(min(pool.n_ctx, pool.n_tokens))
     guard = InterruptGuard(context.cancel)
+
+    def call_run(run: Callable[[], None]) -> None:
+        files.check()
+        guard.call(run)
+
     core = EngineCore(
         context=context,
         arrays=StepArrays(limits.max_batch_tokens, max_seqs, width, 1),
@@ -157,7 +186,7 @@ def _wire(
         is_end=cache(model.is_end),
         block_bytes=geometry.block_bytes,
         debug=os.environ.get("VELO_DEBUG") == "1",
-        call_run=guard.call,
+        call_run=call_run,
     )
     return Engine(
         model=model,
@@ -168,6 +197,7 @@ def _wire(
         core=core,
         driver=Driver(core, guard),
         intake=Intake(model, pool, geometry.block_size, config.seed),
+        files=files,
     )
 
 
@@ -182,6 +212,8 @@ def _sequences(config: EngineConfig, model: Model, geometry: Geometry) -> tuple[
     context = _make_context(config, model, geometry, geometry.grain_blocks, 1, 256)
     state_bytes = -(-context.info.state_bytes // max(1, context.info.n_states))
     context.close()
+    if not state_bytes:
+        raise ModelError(f"{model.info.arch} has recurrent states, but no layer of this file keeps one")
     max_seqs = max(1, min(max_seqs, STATE_BYTES // max(1, state_bytes), 256))
     return max_seqs, max_seqs * state_bytes
 

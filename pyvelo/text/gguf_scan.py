@@ -10,17 +10,19 @@ import os
 import stat
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import BinaryIO, NamedTuple
 
 from pyvelo.errors import ModelError
 
-__all__ = ["GgufArray", "GgufSummary", "GgufTensor", "QuantShare", "scan"]
+__all__ = ["GgufArray", "GgufSummary", "GgufTensor", "QuantShare", "quantization_of", "scan"]
 
 Scalar = int | float | bool | str
 
 MAX_HEADER_BYTES = 256 << 20
 MAX_DIMS = 4
+MAX_ALIGNMENT = 1 << 16
+MAX_LAYERS = 512
 MAX_NAME_BYTES = 63
 INT64_MAX = (1 << 63) - 1
 
@@ -89,10 +91,14 @@ TENSOR_TYPES: Mapping[int, TypeLayout] = {
 
 @dataclass(frozen=True)
 class GgufArray:
-    """An array that was stepped over: the name of its elements' type, and how many there are."""
+    """An array that was stepped over: the name of its elements' type, and how many there are.
+
+    `largest` is known of whole numbers, where there are no more than a model has layers.
+    """
 
     type_name: str
     count: int
+    largest: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -143,13 +149,20 @@ def scan(path: str | os.PathLike[str]) -> GgufSummary:
     """
     shown = os.fspath(path)
     try:
+        _check_kind(shown, os.stat(path).st_mode)  # before it is opened: a pipe would wait for its other end
         with open(path, "rb") as file:
             status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise ModelError(f"{shown} is not a regular file")
+            _check_kind(shown, status.st_mode)
             return _scan(shown, _Cursor(file, shown, status.st_size))
     except OSError as error:
         raise ModelError(f"cannot read {shown}: {error.strerror or error}") from error
+
+
+def _check_kind(path: str, mode: int) -> None:
+    if stat.S_ISDIR(mode):
+        raise ModelError(f"{path} is a directory: name the GGUF file in it")
+    if not stat.S_ISREG(mode):
+        raise ModelError(f"{path} is not a regular file")
 
 
 class _Cursor:
@@ -238,7 +251,7 @@ def _scan(path: str, cursor: _Cursor) -> GgufSummary:
         metadata=metadata,
         arrays=arrays,
         tensors=tensors,
-        quantization=_quantization(tensors),
+        quantization=quantization_of(tensors),
         n_params=sum(_elements(t.shape) for t in tensors),
         tensor_bytes=sum(t.n_bytes for t in tensors),
         data_offset=start,
@@ -300,14 +313,21 @@ def _array(cursor: _Cursor, key: str) -> GgufArray:
     if kind not in SCALARS:
         raise cursor.damaged(f"metadata array {key!r} has elements of the unknown type {kind}")
     name, code = SCALARS[kind]
-    cursor.skip(count * struct.calcsize(code))
-    return GgufArray(name, count)
+    size = count * struct.calcsize(code)
+    cursor.need(size)
+    largest = None
+    if 0 < count <= MAX_LAYERS and name[0] in "ui":
+        largest = max(struct.unpack_from(f"<{count}{code[1]}", cursor.data, cursor.at))
+    cursor.skip(size)
+    return GgufArray(name, count, largest)
 
 
 def _alignment(cursor: _Cursor, metadata: Mapping[str, Scalar]) -> int:
     value = metadata.get("general.alignment", 32)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1 or value & (value - 1):
         raise cursor.damaged(f"general.alignment must be a power of two, not {value!r}")
+    if value > MAX_ALIGNMENT:
+        raise cursor.damaged(f"general.alignment is {value} bytes, but at most {MAX_ALIGNMENT} makes sense")
     return value
 
 
@@ -334,6 +354,8 @@ def _tensor_table(cursor: _Cursor, count: int) -> list[_Entry]:
         if n_dims > MAX_DIMS:
             raise cursor.damaged(f"tensor {name!r} has {n_dims} dimensions; at most {MAX_DIMS} are possible")
         shape = tuple(cursor.u64() for _ in range(n_dims))
+        if not all(1 <= extent <= INT64_MAX for extent in shape):
+            raise cursor.damaged(f"tensor {name!r} cannot have the shape {list(shape)}")
         kind, offset = cursor.u32(), cursor.u64()
         if kind not in TENSOR_TYPES:
             raise cursor.damaged(f"tensor {name!r} has the unknown type {kind}")
@@ -376,7 +398,8 @@ def _elements(shape: tuple[int, ...]) -> int:
     return product
 
 
-def _quantization(tensors: tuple[GgufTensor, ...]) -> dict[str, QuantShare]:
+def quantization_of(tensors: tuple[GgufTensor, ...]) -> dict[str, QuantShare]:
+    """The share of each tensor type, the largest first."""
     shares: dict[str, QuantShare] = {}
     for tensor in tensors:
         old = shares.get(tensor.type_name, QuantShare(0, 0, 0))

@@ -103,7 +103,7 @@ def test_errors_are_one_line(capsys: pytest.CaptureFixture[str], tiny_model: Pat
     junk = tmp_path / "junk.gguf"
     junk.write_bytes(b"nothing of the kind")
     for complaint, arguments in {
-        "cannot read": [tmp_path / "absent.gguf"],
+        "there is no model": [tmp_path / "absent.gguf"],
         "is not a GGUF file": [junk],
         "block_size=33": [tiny_model, "--block-size", "33"],
     }.items():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import struct
 from pathlib import Path
 from typing import Any
@@ -203,8 +205,19 @@ def test_headers_longer_than_one_read(save: Any) -> None:
 def test_no_file_and_no_regular_file(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="cannot read"):
         scan(tmp_path / "absent.gguf")
-    with pytest.raises(ModelError, match=r"cannot read|not a regular file"):
+    with pytest.raises(ModelError, match="is a directory: name the GGUF file in it"):
         scan(tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes have no names here")
+def test_pipes_and_sockets_are_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)  # the path of a socket must be short
+    os.mkfifo("pipe.gguf")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("socket.gguf")
+        for name in ("pipe.gguf", "socket.gguf", os.devnull):
+            with pytest.raises(ModelError, match="is not a regular file"):
+                scan(name)
 
 
 def test_every_cut_is_noticed(save: Any) -> None:

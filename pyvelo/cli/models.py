@@ -1,0 +1,67 @@
+"""`pyvelo pull` and `pyvelo list`: models by name, and what of them is on this machine."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from pyvelo.cli.exits import ERROR
+from pyvelo.cli.values import show_bytes
+from pyvelo.hub import CachedModel, ModelChoiceError, cached_models, choice_names, pull
+
+__all__ = ["pull_model", "show_cached"]
+
+
+def pull_model(name: str, *, as_json: bool) -> int:
+    """Downloads, and prints the path for the loader or the choices that the name leaves. The exit code."""
+    from pyvelo.cli.render import print_json
+
+    try:
+        pulled = pull(name)
+    except ModelChoiceError as error:
+        if not as_json:
+            raise
+        print_json({"error": str(error), "repo": error.repo, "choices": choice_names(error.choices)})
+        return ERROR
+    if as_json:
+        print_json(
+            {
+                "repo": pulled.repo,
+                "tag": pulled.tag,
+                "path": str(pulled.paths[0]),
+                "files": [str(path) for path in pulled.paths],
+                "bytes": pulled.n_bytes,
+                "was_cached": pulled.was_cached,
+            }
+        )
+        return 0
+    done = "was there already" if pulled.was_cached else "is here"
+    print(f"pyvelo: {pulled.repo}:{pulled.tag}, {show_bytes(pulled.n_bytes)}, {done}", file=sys.stderr)
+    print(pulled.paths[0])
+    return 0
+
+
+def show_cached(*, as_json: bool) -> int:
+    """The whole models in the cache, as a table or for a program. The exit code."""
+    from pyvelo.cli.render import print_json, print_models
+
+    models = cached_models()
+    if as_json:
+        print_json({"models": [_as_dict(model) for model in models]})
+    elif models:
+        print_models([(model.name, show_bytes(model.n_bytes), str(model.paths[0])) for model in models])
+    else:
+        print("pyvelo: no model is cached: pyvelo pull ORG/REPO:QUANT brings one", file=sys.stderr)
+    return 0
+
+
+def _as_dict(model: CachedModel) -> dict[str, Any]:
+    return {
+        "name": model.name,
+        "repo": model.repo,
+        "tag": model.tag,
+        "path": str(model.paths[0]),
+        "files": [str(path) for path in model.paths],
+        "bytes": model.n_bytes,
+        "last_used": model.used,
+    }

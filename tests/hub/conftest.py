@@ -1,0 +1,84 @@
+"""A hub on loopback with a cache of its own, and commands that know both by their environment."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from .server import Hub, Repo, serve
+
+
+@dataclass(frozen=True)
+class Shell:
+    """Runs pyvelo as a user does: in a process of its own, with a home of its own."""
+
+    hub: Hub
+    home: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        kept = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+        return {
+            **kept,
+            "HF_ENDPOINT": self.hub.url,
+            "HF_HOME": str(self.home),
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "HF_HUB_DISABLE_UPDATE_CHECK": "1",
+            "NO_PROXY": "127.0.0.1",
+            "no_proxy": "127.0.0.1",
+        }
+
+    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+        """A command under way."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "pyvelo.cli", *arguments],
+            env={**self.environment, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *arguments: str, **environment: str) -> tuple[int, str, str]:
+        """Exit code, standard output and standard error of a command."""
+        process = self.start(*arguments, **environment)
+        out, err = process.communicate(timeout=120)
+        return process.returncode, out, err
+
+    def python(self, code: str, **environment: str) -> str:
+        """What a program prints."""
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**self.environment, **environment},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def parts(self) -> list[Path]:
+        """What interrupted downloads have left."""
+        return sorted(self.home.rglob("*.incomplete"))
+
+
+@pytest.fixture
+def hub(tiny_model: Path) -> Iterator[Hub]:
+    """Two repositories: one with one model and its company, one with a choice."""
+    model = tiny_model.read_bytes()
+    one = Repo({"README.md": b"one", "tiny-Q8_0.gguf": model, "mmproj-tiny-F16.gguf": b"no text model"})
+    choice = Repo(
+        {"tiny-Q8_0.gguf": model, "tiny-Q4_K_M.gguf": model + bytes(32), "tiny-UD-Q2_K_XL.gguf": b"x"}
+    )
+    with serve(Hub({"org/one": one, "org/choice": choice})) as served:
+        yield served
+
+
+@pytest.fixture
+def shell(hub: Hub, tmp_path: Path) -> Shell:
+    return Shell(hub, tmp_path / "hf home")
