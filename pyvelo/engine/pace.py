@@ -7,8 +7,9 @@ __all__ = ["FEWEST", "Pace"]
 SHARE = 0.7
 """Of the time of a step without prompts, what a prompt may add to it: tokens come at least half as fast."""
 
-FEWEST = 8
-"""Tokens of prompts that a step takes at least, so that they get on."""
+FEWEST = 4
+"""Tokens of prompts that a step takes at least, so that they get on. Deep in a context each step reads all of
+it, for one token or for a few, and may take more than twice as long whatever is done."""
 
 LOOK_AGAIN = 64
 """Steps with prompts, one after the other, before one without shows again how long that takes."""

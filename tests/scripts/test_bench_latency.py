@@ -24,8 +24,8 @@ def test_times_count_where_their_token_comes() -> None:
 
 
 def test_streams_leave_tokens_to_the_prompt() -> None:
-    assert steps_of(100, 13, 8) == 20 + 1
-    assert steps_of(8000, 512, 8) == 1000 + 16
+    assert steps_of(100, 13, 8) == 25 + 1
+    assert steps_of(8000, 512, 8) == 2000 + 32
     with pytest.raises(UpstreamError, match="leaves no token"):
         steps_of(100, 8, 8)
 

@@ -1,0 +1,52 @@
+"""Who answers in a chat: an LLM, over the blocks of what was said before."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import closing
+from typing import Any
+
+from pyvelo.cli.conversation import Message
+from pyvelo.cli.values import show_bytes
+from pyvelo.llm import LLM
+from pyvelo.outputs import StreamPiece, Usage
+from pyvelo.sampling import SamplingParams
+
+__all__ = ["LlmTalker"]
+
+ROOM = 256
+"""Tokens for an answer that a conversation must leave, or a quarter of the context where that is less."""
+
+
+class LlmTalker:
+    """Each turn is a request of the whole conversation: all but its new text is found in the cache."""
+
+    def __init__(self, llm: LLM, params: SamplingParams, options: dict[str, Any] | None = None) -> None:
+        self._llm = llm
+        self._params = params
+        self._options = options or {}
+
+    def fits(self, messages: list[Message]) -> bool:
+        """See `Talker.fits`."""
+        room = min(ROOM, self._llm.n_ctx // 4, self._params.max_tokens or ROOM)
+        return len(self._llm.chat_prompt(messages, **self._options)) + room <= self._llm.n_ctx
+
+    def stream(self, messages: list[Message]) -> Generator[StreamPiece, None, Usage | None]:
+        """See `Talker.stream`."""
+        before = self._llm.stats()
+        n_tokens = 0
+        with closing(self._llm.chat_stream(messages, self._params, **self._options)) as pieces:
+            for piece in pieces:
+                n_tokens += len(piece.token_ids)
+                yield piece
+        after = self._llm.stats()
+        queried = after.queried_tokens - before.queried_tokens
+        return Usage(queried, after.hit_tokens - before.hit_tokens, n_tokens)
+
+    def describe(self) -> str:
+        """See `Talker.describe`."""
+        stats = self._llm.stats()
+        return (
+            f"KV cache of {stats.blocks_total} blocks, {show_bytes(stats.pool_bytes)}: {stats.tokens_total} "
+            f"tokens, {stats.blocks_cached} blocks hold what was said"
+        )
