@@ -12,7 +12,7 @@ FEWEST = 4
 it, for one token or for a few, and may take more than twice as long whatever is done."""
 
 LOOK_AGAIN = 64
-"""Steps with prompts, one after the other, before one without shows again how long that takes."""
+"""Steps with prompts, one after the other, before one without shows again what that takes; at first fewer."""
 
 WEIGHT = 0.3
 """Of the newest measurement in a running average."""
@@ -25,10 +25,11 @@ class Pace:
         self._alone = 0.0  # a step that only decodes
         self._per_token = 0.0  # what a token of a prompt adds to it
         self._since = 0  # steps with prompts since the last without
+        self._patience = 1  # how many of them there may be
 
     def allowance(self) -> int:
         """Tokens of prompts in the next step; 0 where it is to show how long one without them takes."""
-        if self._alone == 0.0 or self._since >= LOOK_AGAIN:
+        if self._alone == 0.0 or self._since >= self._patience:
             return 0
         if self._per_token == 0.0:
             return FEWEST
@@ -39,14 +40,17 @@ class Pace:
         if n_decodes == 0:
             return
         if n_prompt_tokens == 0:
-            self._alone = _average(self._alone, seconds)
+            # what is slow once, as the first step is, must not let prompts take as long
+            self._alone = min(seconds, _average(self._alone, seconds))
+            self._patience = min(LOOK_AGAIN, self._patience * 2) if self._since else self._patience
             self._since = 0
             return
         self._since += 1
         if self._alone:
             # a floor, so that noise cannot make prompts seem to cost nothing
             extra = max(seconds - self._alone, 0.01 * self._alone)
-            self._per_token = _average(self._per_token, extra / n_prompt_tokens)
+            per_token = extra / n_prompt_tokens
+            self._per_token = max(per_token, _average(self._per_token, per_token))
 
 
 def _average(before: float, now: float) -> float:

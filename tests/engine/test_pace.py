@@ -44,10 +44,26 @@ def test_a_prompt_that_gets_slower_gets_less() -> None:
 def test_now_and_then_a_step_shows_what_it_takes_without() -> None:
     pace = Pace()
     assert pace.allowance() == 0, "nothing is known"
-    fed = [step(pace, 1e-3)[0] for _ in range(5 * LOOK_AGAIN)]
+    fed = [step(pace, 1e-3)[0] for _ in range(6 * LOOK_AGAIN)]
     zeros = [number for number, n in enumerate(fed) if n == 0]
-    assert len(zeros) == 5
-    assert all(b - a == LOOK_AGAIN + 1 for a, b in itertools.pairwise(zeros))
+    between = [b - a - 1 for a, b in itertools.pairwise(zeros)]
+    assert between == [1, 2, 4, 8, 16, 32, *[LOOK_AGAIN] * (len(between) - 6)]
+    assert len(between) > 8
+
+
+def test_a_slow_first_step_is_soon_forgotten() -> None:
+    pace = Pace()
+    pace.stepped(8, 0, 100 * ALONE)  # weights were read from the disk
+    steps = [step(pace, 1e-3) for _ in range(100)]
+    assert max(seconds for _, seconds in steps[3:]) <= 1.8 * ALONE
+
+
+def test_one_cheap_looking_step_does_not_let_the_next_take_long() -> None:
+    pace = Pace()
+    for _ in range(200):
+        step(pace, 1e-3)
+    pace.stepped(8, 20, 2.5 * ALONE)  # something else kept the machine busy
+    assert step(pace, 1e-3)[1] <= 1.8 * ALONE
 
 
 def test_only_steps_that_decode_count() -> None:
