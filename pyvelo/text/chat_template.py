@@ -64,7 +64,7 @@ class ChatTemplate:
     limits: bounds of a rendering.
     now: tells the time to templates that ask for it.
 
-    Thread-safe. Raises ConfigError for a source that is none or too long; what is wrong in it shows, as
+    Thread-safe. Raises ConfigError for a source that is no string; what is wrong in it shows, as
     TemplateError, when it is rendered.
     """
 
@@ -80,8 +80,6 @@ class ChatTemplate:
     ) -> None:
         if not isinstance(source, str):
             raise ConfigError(f"a chat template is a string of Jinja, not a {type(source).__name__}")
-        if len(source) > MAX_SOURCE:
-            raise ConfigError(f"{name}: {len(source)} characters are too many, at most {MAX_SOURCE} are read")
         self.source = source
         self.name = name
         self._tokens = {"bos_token": bos, "eos_token": eos}
@@ -123,6 +121,7 @@ class ChatTemplate:
     ) -> Marked:
         """As `render`; the text says which characters came from messages, tools and arguments."""
         checked = self._suited(check_messages(messages))
+        calls = any(message.get("tool_calls") for message in checked)
         names = {
             **{"tools": check_tools(tools), "documents": None},
             "add_generation_prompt": bool(add_generation_prompt),
@@ -132,10 +131,11 @@ class ChatTemplate:
         try:
             return self._run({**names, "messages": checked})
         except TemplateError as error:
-            if not any(message.get("tool_calls") for message in checked):
+            if not calls:
                 raise
             try:  # templates differ in how they want the arguments of a call
-                return self._run({**names, "messages": as_text_arguments(checked)})
+                checked = as_text_arguments(self._suited(check_messages(messages)))
+                return self._run({**names, "messages": checked})
             except TemplateError:
                 raise error from None
 
@@ -160,6 +160,8 @@ class ChatTemplate:
         from pyvelo.text.sandbox_functions import make_sandbox
         from pyvelo.text.sandbox_syntax import looks_for
 
+        if len(self.source) > MAX_SOURCE:
+            raise self._error(None, f"of its {len(self.source)} characters at most {MAX_SOURCE} can be read")
         sandbox = make_sandbox(self._now)
         try:
             loops, strings = looks_for(sandbox.parse(self.source))

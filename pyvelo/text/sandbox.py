@@ -92,6 +92,9 @@ class Each:
         self._items = items
         self._meter = meter
 
+    def __bool__(self) -> bool:
+        return True  # of an iterator none can say how long it is
+
     def __len__(self) -> int:
         return len(self._items)
 
@@ -251,6 +254,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
                 return Guarded(text_method(self, obj, name))
             case dict() if name in DICT_METHODS:
                 return Guarded(self._method(getattr(obj, name), deep=False))
+            case list() if name in ("append", "pop"):  # the lists are copies, and templates keep queues
+                return Guarded(self._method(getattr(obj, name), deep=False))
             case list() if name in LIST_METHODS:
                 return Guarded(self._method(getattr(obj, name), obj))
             case tuple() if name in LIST_METHODS | {"grouper", "list"} and hasattr(obj, name):
@@ -269,9 +274,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return NOTHING
 
     def _method(self, method: Function, owner: Any = (), *, deep: bool = True) -> Function:
-        """A method that does not change what it is of; deep: it compares what it is of and is given."""
+        """A method, metered; deep: it compares what it is of and what it is given."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
+            self.meter.charge(TEXT)
             if method.__name__ == "copy":
                 self.meter.charge(SLOT * len(getattr(method, "__self__", ())))
             if deep:

@@ -303,8 +303,9 @@ def _picking(name: str) -> Function:
     """One of Jinja's filters that apply another filter or test to every item."""
 
     def run(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
-        items = cast(Sandbox, context.environment).each(value) if value else ()
-        return JINJA_FILTERS[name](context, items, *args, **kwargs)
+        sandbox = cast(Sandbox, context.environment)
+        items = sandbox.each(value) if value else ()
+        return _list(sandbox, JINJA_FILTERS[name](context, items, *args, **kwargs))  # all lists have a length
 
     return _in_context(run)
 
@@ -344,8 +345,11 @@ def _abs(value: Any) -> Any:
 
 
 def _shallow(name: str) -> Function:
-    test: Function = JINJA_TESTS[name]
-    return lambda sandbox, value, *args: test(value, *args)
+    def run(sandbox: Sandbox, value: Any, *args: Any) -> Any:
+        test: Any = JINJA_TESTS[name]
+        return test(value, *args)
+
+    return run
 
 
 def _comparing(op: str) -> Function:
