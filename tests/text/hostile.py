@@ -20,14 +20,18 @@ ENDLESS = {
     "nested loops": "{% set r = range(100000) %}{% for a in r %}{% for b in r %}" + ENDS,
     "loops without steps": "{% for a in range(100000) %}{% set x = range(100000)|reject|list %}" + END,
     "loops that keep nothing": LOOP + "{% for b in range(99999) if false %}" + ENDS,
-    "lengths of generators": LOOP + "{% for b in range(99999)|map('string') %}{{ loop.length }}" + ENDS,
+    "lengths of generators": LOOP + "{% for b in range(99999)|map('string') %}{{ loop.length * 0 }}" + ENDS,
     "macro calls itself": "{% macro m(n) %}{{ m(n + 1) }}{% endmacro %}{{ m(0) }}",
     "macros call each other twice": (
         "{% macro m(n) %}{% if n < 50 %}{{ m(n + 1) }}{{ m(n + 1) }}{% endif %}{% endmacro %}{{ m(0) }}"
     ),
     "recursive loop": "{% for x in [1] recursive %}{{ loop([1]) }}" + END,
     "wide recursive loop": "{% for x in range(9) recursive %}{{ loop(range(99999)) }}" + END,
-    "caller": "{% macro m() %}{{ caller() }}{{ caller() }}{% endmacro %}{% macro n(i) %}{% call m() %}{% if i %}{{ n(i - 1) }}{% endif %}{% endcall %}{% endmacro %}{{ n(58) }}",
+    "caller": (
+        "{% macro m() %}{{ caller() }}{{ caller() }}{% endmacro %}"
+        "{% macro n(i) %}{% call m() %}{% if i %}{{ n(i - 1) }}{% endif %}{% endcall %}{% endmacro %}"
+        "{{ n(58) }}"
+    ),
     "sorts": LOOP + "{% set x = range(100000)|sort %}" + END,
     "searches": "{% set s = 'a' * 3000000 %}" + LOOP + "{% if 'b' in s %}{% endif %}" + END,
     "splats": "{% macro m() %}{{ varargs|length }}{% endmacro %}{% set l = range(100000)|list %}"
@@ -43,11 +47,9 @@ HUGE = {
     "number times text": "{{ 10**10 * 'x' }}",
     "list times number": "{{ ([0] * 10**10)|length }}",
     "output": "{% for i in range(100000) %}{{ 'x' * 5000 }}" + END,
-    "constants": "{% for i in range(99999) %}{% for i in range(99999) %}" + SHORT + ENDS,
-    "constants in a macro": (
-        "{% macro m() %}{% for i in range(99999) %}" + LONG + END + "{% endmacro %}{{ m()|length }}"
-    ),
-    "set block": "{% set x %}{% for i in range(99999) %}" + LONG + END + "{% endset %}",
+    "constants": LOOP + LOOP + SHORT + ENDS,
+    "constants in a macro": ("{% macro m() %}" + LOOP + LONG + END + "{% endmacro %}{{ m()|length }}"),
+    "set block": "{% set x %}" + LOOP + LONG + END + "{% endset %}",
     "doubling": "{% set n = namespace(s='xx') %}{% for i in range(60) %}{% set n.s = n.s + n.s %}" + END,
     "doubling by ~": (
         "{% set n = namespace(s='xx') %}{% for i in range(60) %}{% set n.s = n.s ~ n.s %}" + END
@@ -69,10 +71,10 @@ HUGE = {
     "lists in lists, searched": TWO_LISTS + "{{ n.s.index(n.t) }}",
     "lists in lists, in": TWO_LISTS + "{{ n.t in [n.s] }}",
     "lists in lists, in a cycle": TWO_LISTS + "{% for i in [n.s, n.t] %}{{ loop.changed(i) }}" + END,
-    "deep": "{% set n = namespace(s=()) %}{% for i in range(99999) %}{% set n.s = (n.s,) %}"
-    + END
-    + "{{ {n.s: 1} }}",
-    "deep, compared": "{% set n = namespace(s=[], t=[]) %}{% for i in range(99999) %}{% set n.s = [n.s] %}{% set n.t = [n.t] %}"
+    "deep": "{% set n = namespace(s=()) %}" + LOOP + "{% set n.s = (n.s,) %}" + END + "{{ {n.s: 1} }}",
+    "deep, compared": "{% set n = namespace(s=[], t=[]) %}"
+    + LOOP
+    + "{% set n.s = [n.s] %}{% set n.t = [n.t] %}"
     + END
     + "{{ n.s == n.t }}",
     "a namespace in itself": "{% set n = namespace() %}{% set n.n = n %}{{ n }}",
@@ -114,11 +116,20 @@ HUGE = {
     "time": "{{ strftime_now('%01000000000d') }}",
     "long time": "{{ strftime_now('%c' * 100000) }}",
     "sum of lists": "{{ ([range(9999)|list] * 9999)|sum(start=[]) }}",
-    "slices": "{% set l = range(100000)|list %}{% set n = namespace(l=[]) %}{% for i in range(99999) %}{% set n.l = [n.l, l[1:]] %}"
+    "slices": "{% set l = range(100000)|list %}{% set n = namespace(l=[]) %}"
+    + LOOP
+    + "{% set n.l = [n.l, l[1:]] %}"
     + END,
-    "splits": "{% set s = ' a' * 1000000 %}{% set n = namespace(l=[]) %}{% for i in range(99999) %}{% set n.l = [n.l, s.split()] %}"
+    "splits": "{% set s = ' a' * 1000000 %}{% set n = namespace(l=[]) %}"
+    + LOOP
+    + "{% set n.l = [n.l, s.split()] %}"
     + END,
-    "copies": "{% set s = range(100000)|list %}{% set n = namespace(l=[]) %}{% for i in range(99999) %}{% set n.l = [n.l, s.copy()] %}"
+    "a list in itself": "{% set l = [] %}{% set x = l.append(l) %}{{ l == [l] }}{{ l }}",
+    "a list in itself twice": "{% set l = [] %}{% set x = [l.append(l), l.append(l)] %}{{ l|tojson }}",
+    "a list that grows": "{% set l = [1] %}{% for x in l %}{% set x = l.append(x) %}" + END,
+    "copies": "{% set s = range(100000)|list %}{% set n = namespace(l=[]) %}"
+    + LOOP
+    + "{% set n.l = [n.l, s.copy()] %}"
     + END,
 }
 
@@ -152,17 +163,16 @@ TRICKS = {
     "caller": "{% macro m() %}{{ caller.__class__ }}{% endmacro %}{% call m() %}{% endcall %}",
     "loop": "{% for x in [1] %}{{ loop._iterable.__class__ }}" + END,
     "loop class": "{% for x in [1] %}{{ loop.__class__.__init__.__globals__ }}" + END,
-    "generator": "{{ (['a']|map('upper')).gi_frame.f_globals }}",
+    "generator": "{{ (['a']|batch(1)).gi_frame.f_globals }}",
+    "insert": "{{ [].insert(0, 1) }}",
+    "extend": "{{ messages.extend([1]) }}",
     "undefined": "{{ nothing.__class__ }}",
     "undefined's class": "{{ nothing.__init__.__globals__ }}",
     "function": "{{ raise_exception.__globals__ }}",
     "function's run": "{{ raise_exception._run('x') }}",
     "dict": "{{ dict.fromkeys([1]) }}",
-    "append": "{{ [].append(1) }}",
     "update": "{{ {}.update(a=1) }}",
-    "change messages": "{{ messages.append(1) }}",
     "change a message": "{{ messages[0].update(role='system') }}",
-    "pop": "{{ messages.pop() }}",
     "include": "{% include '/etc/passwd' %}",
     "import": "{% import 'os' as os %}{{ os }}",
     "from import": "{% from 'os' import popen %}{{ popen }}",
@@ -174,7 +184,6 @@ TRICKS = {
     "xmlattr": "{{ {'a': 1}|xmlattr }}",
     "environment": "{{ environment.getattr('', '__class__') }}",
     "context": "{{ context.environment.__class__ }}",
-    "a generator in the output": "{{ ['a']|map('upper') }}",
     "a function in the output": "{{ raise_exception }}",
     "a macro in the output": "{% macro m() %}{% endmacro %}{{ m }}",
     "a loop in the output": "{% for x in [1] %}{{ loop }}" + END,
@@ -186,12 +195,12 @@ BROKEN = {
     "unknown filter": "{{ messages|nonsense }}",
     "unknown test": "{{ messages is nonsense }}",
     "deep expression": "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
-    "long expression": "{{ 1" + " + 1" * 20000 + " }}",
-    "long attribute": "{{ messages" + ".a" * 20000 + " }}",
+    "long expression": "{{ 1" + " + 1" * 9000 + " }}",
+    "long attribute": "{{ messages" + ".a" * 9000 + " }}",
     "deep blocks": "{% if 1 %}" * 500 + "{% endif %}" * 500,
     "many loops": "{% for x in [1] %}" * 30 + "{% endfor %}" * 30,
     "long number": "{{ " + "9" * 5000 + " }}",
-    "filter of filters": "{{ ''" + "|upper" * 20000 + " }}",
+    "filter of filters": "{{ ''" + "|upper" * 9000 + " }}",
     "division": "{{ 1 / 0 }}",
     "addition": "{{ 1 + 'a' }}",
     "undefined": "{{ messages.nothing.more }}",
