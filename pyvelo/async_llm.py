@@ -7,10 +7,10 @@ import os
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import fields
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 from pyvelo.config import EngineConfig
 from pyvelo.engine.compute import rest
@@ -22,8 +22,15 @@ from pyvelo.engine.tracing import recording
 from pyvelo.errors import ClosedError, VeloError
 from pyvelo.outputs import RequestOutput, StreamPiece, raise_first_error
 from pyvelo.sampling import SamplingParams
+from pyvelo.text.conversation import ChatOptions, Chats, is_one
+from pyvelo.text.messages import Message
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["AsyncLLM"]
+
+CHAT_PARAMS = SamplingParams(max_tokens=None)
 
 
 class AsyncLLM:
@@ -80,6 +87,48 @@ class AsyncLLM:
         finally:
             pump.cancel([stream])
         raise_first_error([stream.submission.output()])
+
+    @overload
+    async def chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> RequestOutput: ...
+
+    @overload
+    async def chat(
+        self,
+        messages: Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> list[RequestOutput]: ...
+
+    async def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> RequestOutput | list[RequestOutput]:
+        """Answers conversations as `LLM.chat` does."""
+        pump = await self._pump()
+        # in a thread: a template may take its time
+        prompts = await asyncio.to_thread(pump.chats.prompts, messages, **options)
+        outputs = await self.generate(prompts, CHAT_PARAMS if params is None else params)
+        return outputs[0] if is_one(messages) else outputs
+
+    async def chat_stream(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> AsyncGenerator[StreamPiece, None]:
+        """Answers one conversation, a piece for every token as it comes."""
+        pump = await self._pump()
+        prompt = await asyncio.to_thread(pump.chats.one, messages, **options)
+        async with aclosing(self.stream(prompt, CHAT_PARAMS if params is None else params)) as pieces:
+            async for piece in pieces:
+                yield piece
 
     # ---- what it is ----
 
@@ -176,6 +225,7 @@ class _Pump:
 
     def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
         self.engine = engine
+        self.chats = Chats(engine.model)
         self.outbox: deque[tuple[_Stream, StreamPiece | None]] = deque()
         self.failure: Exception | None = None
         self.n_ended = 0  # counted where requests end: by whoever has the core to itself

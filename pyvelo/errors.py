@@ -15,6 +15,7 @@ __all__ = [
     "OutOfBlocks",
     "OutOfMemory",
     "RequestError",
+    "TemplateError",
     "TraceError",
     "UnsupportedError",
     "VeloError",
@@ -39,6 +40,10 @@ class ConfigError(VeloError, ValueError):
 
 class RequestError(VeloError, ValueError):
     """A prompt or its sampling parameters cannot be served; the message gives the numbers."""
+
+
+class TemplateError(RequestError):
+    """A chat template cannot be read or rendered; the message names it and, where there is one, the line."""
 
 
 class TraceError(VeloError, ValueError):

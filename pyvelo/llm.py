@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 from pyvelo.beams import beam_search
 from pyvelo.config import EngineConfig
@@ -20,11 +20,18 @@ from pyvelo.kv.geometry import Geometry
 from pyvelo.outputs import RequestOutput, StreamPiece, raise_first_error
 from pyvelo.sampling import BeamSearchParams, SamplingParams
 from pyvelo.session import Session
+from pyvelo.text.chat_template import ChatTemplate
+from pyvelo.text.conversation import ChatOptions, Chats, is_one
+from pyvelo.text.messages import Message
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from pyvelo.native import ModelInfo, VocabInfo
 
 __all__ = ["LLM"]
+
+CHAT_PARAMS = SamplingParams(max_tokens=None)
 
 
 class LLM:
@@ -96,6 +103,7 @@ class LLM:
                 seed=seed,
             )
         )
+        self._chats = Chats(self._engine.model)
 
     # ---- answers ----
 
@@ -135,6 +143,50 @@ class LLM:
         submission = engine.intake.prepare(prompt, for_each(params, 1)[0], pieces.append)
         return pieces_of(engine.driver, submission, pieces)
 
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> RequestOutput: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> list[RequestOutput]: ...
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> RequestOutput | list[RequestOutput]:
+        """Answers a conversation, or a list of them by a list; see `ChatOptions` for tools and templates.
+
+        Messages are dictionaries with role and content. Control tokens are those that the template writes;
+        their names in a content are text. Without `params` an answer ends where the model ends it, or the
+        context. The output's `prompt` is the conversation as the template wrote it. Raises as `generate`
+        does, and TemplateError where the template refuses.
+        """
+        self._engine.driver.check_open()
+        prompts = self._chats.prompts(messages, **options)
+        outputs = self.generate(prompts, CHAT_PARAMS if params is None else params)
+        return outputs[0] if is_one(messages) else outputs
+
+    def chat_stream(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> Generator[StreamPiece, None, None]:
+        """Answers one conversation as `chat` does, a piece for every token, as `stream` does."""
+        self._engine.driver.check_open()
+        return self.stream(self._chats.one(messages, **options), CHAT_PARAMS if params is None else params)
+
     def beam_search(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -172,6 +224,11 @@ class LLM:
         return self._engine.model.detokenize(list(tokens), special=special).decode("utf-8", "replace")
 
     # ---- what it is ----
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """The template of `chat`: the model's own, or a fallback that is known by its `name`."""
+        return self._chats.template
 
     @property
     def info(self) -> ModelInfo:

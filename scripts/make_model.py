@@ -3,6 +3,7 @@
 
     python scripts/make_model.py tiny tiny.gguf
     python scripts/make_model.py qwen3-0.6b qwen3.gguf --type Q8_0
+    python scripts/make_model.py tiny tiny.gguf --chat-template template.jinja
     python scripts/make_model.py --arch gemma3 --layers 6 --kv-heads 1 --head-dim 256 --type f32 out.gguf
 
 The same arguments give the same weights, whatever the type. What it says is noise, but the same noise.
@@ -48,12 +49,13 @@ def write_model(
     std: float = 1.0,
     tree: Path | None = None,
     quantizer: Path | None = None,
+    chat_template: str | None = None,
 ) -> None:
     """Writes the model of `shape` to `path`, whole or not at all.
 
     `type_name` is one of DIRECT, or a quantization of llama.cpp such as "Q4_K_M". `std` scales every matrix:
     1 keeps the activations' size from layer to layer. `tree` is upstream's folder, fetched when a vocabulary
-    needs it. Raises MakeError, model_shapes.ShapeError or model_vocab.VocabError.
+    needs it; `chat_template` is Jinja. Raises MakeError, model_shapes.ShapeError or model_vocab.VocabError.
     """
     model_shapes.check(shape)
     if not path.parent.is_dir():
@@ -61,7 +63,7 @@ def write_model(
     direct = type_name.lower() in DIRECT
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         part = Path(folder) / "model.gguf"
-        _write(shape, part, type_name.lower() if direct else "f16", seed, std, tree)
+        _write(shape, part, type_name.lower() if direct else "f16", seed, std, tree, chat_template)
         if not direct:
             quantized = Path(folder) / "quantized.gguf"
             quantize(part, quantized, type_name, quantizer)
@@ -69,13 +71,23 @@ def write_model(
         os.replace(part, path)
 
 
-def _write(shape: Shape, path: Path, type_name: str, seed: int, std: float, tree: Path | None) -> None:
+def _write(
+    shape: Shape,
+    path: Path,
+    type_name: str,
+    seed: int,
+    std: float,
+    tree: Path | None,
+    chat_template: str | None,
+) -> None:
     gguf = import_gguf()
     vocab = _vocabulary(shape, tree)
     kind = gguf.GGMLQuantizationType[type_name.upper()]
     plan = [(t, _stored_type(t, kind)) for t in model_shapes.tensors(shape, vocab.size)]
     writer = gguf.GGUFWriter(path, shape.arch)
     _add_metadata(writer, shape, vocab, kind)
+    if chat_template is not None:
+        writer.add_chat_template(chat_template)
     for tensor, stored in plan:
         _add_tensor_info(writer, tensor, stored)
     writer.write_header_to_file()
@@ -255,6 +267,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--upstream", type=Path, help="a llama.cpp tree; default: what fetch_upstream.py obtains"
     )
+    parser.add_argument("--chat-template", type=Path, help="a file with the model's chat template, in Jinja")
     parser.add_argument("--quantizer", type=Path, help="a llama-quantize; default: the installed library")
     return parser.parse_intermixed_args(argv)
 
@@ -278,6 +291,7 @@ def main(argv: list[str] | None = None) -> int:
             std=args.std,
             tree=args.upstream,
             quantizer=args.quantizer,
+            chat_template=args.chat_template and args.chat_template.read_text(encoding="utf-8"),
         )
     except (MakeError, model_shapes.ShapeError, model_vocab.VocabError, OSError) as error:
         print(f"make_model.py: {error}", file=sys.stderr)

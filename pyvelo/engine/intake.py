@@ -103,7 +103,8 @@ class Intake:
             requests[0].followers = list(requests[1:])
             for request in requests[1:]:
                 request.held = True
-        return Submission(prompt if isinstance(prompt, str) else None, requests, params.n)
+        text = prompt if isinstance(prompt, str) else getattr(prompt, "text", None)  # of a conversation
+        return Submission(text, requests, params.n)
 
     def go_on(
         self,
