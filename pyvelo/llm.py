@@ -187,6 +187,11 @@ class LLM:
         self._engine.driver.check_open()
         return self.stream(self._chats.one(messages, **options), CHAT_PARAMS if params is None else params)
 
+    def chat_prompt(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> tuple[int, ...]:
+        """The token ids that `chat` would answer."""
+        self._engine.driver.check_open()
+        return tuple(self._chats.one(messages, **options))
+
     def beam_search(
         self,
         prompts: Prompt | Sequence[Prompt],

@@ -13,6 +13,7 @@ import typer
 from pyvelo import __version__
 from pyvelo.cli import options as opt
 from pyvelo.cli.exits import BROKEN_PIPE, ERROR, INTERRUPTED, USAGE, silence_stdout
+from pyvelo.demo import DEMO_MODEL
 from pyvelo.errors import VeloError
 
 __all__ = ["app", "execute"]
@@ -79,9 +80,10 @@ def _global_options(
 
 @app.command()
 def run(
-    model: opt.ModelName,
+    model: opt.DemoOrModel = str(DEMO_MODEL),
     prompt: opt.Prompt = None,
     file: opt.PromptFile = None,
+    as_chat: opt.AsChat = False,
     max_tokens: opt.MaxTokens = 128,
     temperature: opt.Temperature = 0.0,
     top_k: opt.TopK = 0,
@@ -126,8 +128,48 @@ def run(
         "deterministic": deterministic,
         "attention_precision": attention_precision,
     }
-    request = Request(model, read_prompt(prompt, file), sampling, engine)
+    as_chat = as_chat or model == str(DEMO_MODEL)
+    request = Request(model, read_prompt(prompt, file), as_chat, sampling, engine)
     return generate(request, as_json=as_json, verbose=verbose)
+
+
+@app.command()
+def chat(
+    model: opt.DemoOrModel = str(DEMO_MODEL),
+    system: opt.System = None,
+    max_tokens: opt.MaxTokens = -1,
+    temperature: opt.ChatTemperature = 0.7,
+    top_k: opt.TopK = 0,
+    top_p: opt.TopP = 0.95,
+    min_p: opt.MinP = 0.0,
+    repetition_penalty: opt.RepetitionPenalty = 1.0,
+    seed: opt.Seed = None,
+    kv_type: opt.KVTypeOption = "f16",
+    ctx: opt.Context = None,
+    kv_cache_bytes: opt.CacheBytes = None,
+    threads: opt.Threads = None,
+    n_gpu_layers: opt.GpuLayers = 0,
+) -> int:
+    """Talk with a model; /help says what there is."""
+    from pyvelo.cli.chat import open_chat
+
+    sampling = {
+        "max_tokens": None if max_tokens == -1 else max_tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "seed": seed,
+    }
+    engine = {
+        "kv_type": kv_type,
+        "n_ctx": ctx,
+        "kv_cache_bytes": kv_cache_bytes,
+        "n_threads": threads,
+        "n_gpu_layers": n_gpu_layers,
+    }
+    return open_chat(model, system, sampling, engine)
 
 
 @app.command()

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+import sys
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter as now
-from typing import Protocol
+from typing import Any, Protocol
 
 from pyvelo.cli.conversation import Conversation, Message
+from pyvelo.demo import DEMO_MODEL, DEMO_NOTE
 from pyvelo.errors import VeloError
 from pyvelo.outputs import StreamPiece, Usage
 
-__all__ = ["Chat", "Screen", "Talker"]
+__all__ = ["Chat", "Screen", "Talker", "open_chat"]
 
 HELP = """\
 /help            this
@@ -203,3 +205,25 @@ class Chat:
             cached, prompt = last.usage.cached_tokens, last.usage.prompt_tokens
             lines.append(f"{cached} of {prompt} tokens of the conversation were in the cache")
         return "\n".join([*lines, self._talker.describe()])
+
+
+def open_chat(model: str, system: str | None, sampling: Mapping[str, Any], engine: Mapping[str, Any]) -> int:
+    """Loads the model and talks until the user ends it; returns the exit code."""
+    from pyvelo.cli.run import waiting
+    from pyvelo.cli.screen import best_screen
+    from pyvelo.cli.talker import LlmTalker
+    from pyvelo.hub import locate
+    from pyvelo.llm import LLM
+    from pyvelo.sampling import SamplingParams
+
+    params = SamplingParams(**sampling)
+    path = locate(model)
+    with waiting(f"loading {Path(path).name}"):
+        llm = LLM(path, **engine)
+    with llm:
+        screen = best_screen()
+        if sys.stdin.isatty():
+            screen.note(DEMO_NOTE if path == str(DEMO_MODEL) else Path(path).name)
+            screen.note("/help says what there is.")
+        Chat(LlmTalker(llm, params), screen, Conversation(system)).run()
+    return 0

@@ -21,6 +21,15 @@ HubModel = Annotated[
         metavar="ORG/REPO[:QUANT]", help="A model on the hub, and which file of it.", show_default=False
     ),
 ]
+DemoOrModel = Annotated[
+    str,
+    Argument(metavar="[MODEL]", help="As for info; without it the small model inside.", show_default=False),
+]
+System = Annotated[
+    str | None, Option("-s", "--system", help="What the model is told before all else.", show_default=False)
+]
+ChatTemperature = Annotated[float, Option("--temperature", help="0 takes the likeliest token.")]
+AsChat = Annotated[bool, Option("--chat", help="The prompt is a message: ask with the chat template.")]
 Prompt = Annotated[
     str | None, Option("-p", "--prompt", help="The prompt; - reads standard input.", show_default=False)
 ]

@@ -29,6 +29,7 @@ class Request:
 
     model: str
     prompt: str
+    as_chat: bool  # the prompt is a message, and the model's template says how it is asked
     sampling: Mapping[str, Any]
     engine: Mapping[str, Any]
 
@@ -85,7 +86,7 @@ def generate(request: Request, *, as_json: bool, verbose: bool) -> int:
         llm = LLM(path, **request.engine)
     with llm:
         answer = Answer(load=time.perf_counter() - started)
-        code = _stream(llm, request.prompt, params, answer, echo=not as_json)
+        code = _stream(llm, request, params, answer, echo=not as_json)
         if as_json:
             print(json.dumps(_as_dict(answer, llm), ensure_ascii=False))
         if verbose:
@@ -93,12 +94,14 @@ def generate(request: Request, *, as_json: bool, verbose: bool) -> int:
     return code
 
 
-def _stream(llm: LLM, prompt: str, params: Any, answer: Answer, *, echo: bool) -> int:
+def _stream(llm: LLM, request: Request, params: Any, answer: Answer, *, echo: bool) -> int:
     """Fills `answer` piece by piece; returns the exit code: the user and the reader may both end it early."""
     started = time.perf_counter()
     code = 0
     try:
-        with closing(llm.stream(prompt, params)) as pieces:
+        message = {"role": "user", "content": request.prompt}
+        asked = llm.chat_stream([message], params) if request.as_chat else llm.stream(request.prompt, params)
+        with closing(asked) as pieces:
             for piece in pieces:
                 answer.first = answer.first or time.perf_counter() - started
                 answer.text.append(piece.text)

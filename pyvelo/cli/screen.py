@@ -19,7 +19,7 @@ def best_screen() -> Screen:
         return PlainScreen()
     try:
         return RichScreen()
-    except ImportError:
+    except ImportError:  # without the extra `cli`
         return PlainScreen()
 
 

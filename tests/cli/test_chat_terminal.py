@@ -1,0 +1,116 @@
+"""`pyvelo chat` and `run` with the model inside: piped, and in a terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+CHAT = [sys.executable, "-m", "pyvelo.cli", "chat", "--temperature", "0"]
+WAIT = 60.0  # seconds
+
+
+class Terminal:
+    """A program in a terminal of its own."""
+
+    def __init__(self, command: list[str], without: str | None = None) -> None:
+        self.master, slave = pty.openpty()
+        environment = {**os.environ, "TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1"}
+        if without is not None:  # as if it were not installed
+            program = f"import sys; sys.modules[{without!r}] = None\n"
+            program += f"from pyvelo.cli import main; main({command[3:]!r})"
+            command = [sys.executable, "-c", program]
+        self.process = subprocess.Popen(
+            command, stdin=slave, stdout=slave, stderr=slave, env=environment, start_new_session=True
+        )
+        os.close(slave)
+        self.seen = ""
+
+    def send(self, text: str) -> None:
+        os.write(self.master, text.encode())
+
+    def wait_for(self, pattern: str) -> None:
+        """Reads until what was seen since the last time has it, escape sequences left out."""
+        end = time.monotonic() + WAIT
+        while time.monotonic() < end:
+            plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[=>]", "", self.seen)
+            if re.search(pattern, plain):
+                self.seen = ""
+                return
+            if select.select([self.master], [], [], 0.2)[0]:
+                try:
+                    self.seen += os.read(self.master, 65536).decode("utf-8", "replace")
+                except OSError:
+                    break
+        raise AssertionError(f"{pattern!r} did not come, but {self.seen!r}")
+
+    def close(self) -> int:
+        try:
+            return self.process.wait(WAIT)
+        finally:
+            self.process.kill()
+            os.close(self.master)
+
+
+@contextmanager
+def terminal(*arguments: str, without: str | None = None) -> Iterator[Terminal]:
+    made = Terminal([*CHAT, *arguments], without)
+    try:
+        yield made
+        assert made.close() == 0
+    finally:
+        made.process.kill()
+
+
+def test_piped_answers_are_all_that_is_printed() -> None:
+    talk = "This is Anna Berger 4821.\nWhat is 17 + 25?\nWho is Anna?\n/nothing\n"
+    done = subprocess.run(CHAT, input=talk, capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 3
+    assert lines[1].endswith("42.")
+    assert lines[2] == "Anna Berger 4821."
+    assert "there is no /nothing" in done.stderr
+
+
+def test_run_without_a_model_answers() -> None:
+    command = [sys.executable, "-m", "pyvelo.cli", "run", "-p", "What is 12 + 30?"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip().endswith("42.")
+
+
+@pytest.mark.parametrize("without", [None, "prompt_toolkit"])
+def test_in_a_terminal(without: str | None) -> None:
+    """With the package that edits lines, and without it."""
+    with terminal(without=without) as chat:
+        chat.wait_for("demo model")
+        chat.wait_for(">")
+        chat.send("This is Tom Stone 1776.\r")
+        chat.wait_for("Noted")
+        chat.send("What is 12 + 30?\r")
+        chat.wait_for(r"42\.")
+        chat.send("/stats\r")
+        chat.wait_for(r"tokens of the conversation were in the cache")
+        chat.send("Who is Tom?\r")
+        chat.wait_for("Stone 1776")
+        chat.wait_for(">")
+        chat.send("\x04")
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_program() -> None:
+    with terminal("--system", "x " * 200) as chat:
+        chat.wait_for(">")
+        chat.send("\x03")  # at the prompt: nothing happens
+        chat.send("What is 12 + 30?\r")
+        chat.wait_for(r"[0-9]")
+        os.killpg(chat.process.pid, signal.SIGINT)
+        time.sleep(0.5)
+        chat.send("/exit\r")
