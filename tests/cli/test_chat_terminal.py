@@ -39,12 +39,12 @@ class Terminal:
         os.write(self.master, text.encode())
 
     def wait_for(self, pattern: str) -> None:
-        """Reads until what was seen since the last time has it, escape sequences left out."""
+        """Reads until what was seen since the last time has it, and goes on behind it; without escapes."""
         end = time.monotonic() + WAIT
         while time.monotonic() < end:
             plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[=>]", "", self.seen)
-            if re.search(pattern, plain):
-                self.seen = ""
+            if found := re.search(pattern, plain):
+                self.seen = plain[found.end() :]
                 return
             if select.select([self.master], [], [], 0.2)[0]:
                 try:
