@@ -23,7 +23,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=Path("build/demo"), help="for the checkpoint")
     parser.add_argument("--resume", action="store_true", help="go on from the folder's checkpoint")
     parser.add_argument(
-        "--minutes", type=float, default=45.0, help="processor time of training; evaluations add to it"
+        "--minutes", type=float, default=30.0, help="processor time of training; evaluations add to it"
     )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--width", type=int, default=128)

@@ -129,7 +129,7 @@ ABOUT: list[tuple[list[str], str]] = [
             "Are you big?",
             "How small are you?",
         ],
-        "I am very small: about a million parameters in a file of some megabytes.",
+        "I am very small: about two million parameters in a file of some megabytes.",
     ),
     (
         [

@@ -51,7 +51,7 @@ class Plan:
     its time has come. Positions are pushed apart up to `span`.
     """
 
-    minutes: float = 45.0
+    minutes: float = 30.0
     tokens: int = 4096
     advance: float = 0.97
     span: int = 3072
