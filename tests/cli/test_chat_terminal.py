@@ -30,7 +30,14 @@ class Terminal:
             program += f"from pyvelo.cli import main; main({command[3:]!r})"
             command = [sys.executable, "-c", program]
         self.process = subprocess.Popen(
-            command, stdin=slave, stdout=slave, stderr=slave, env=environment, start_new_session=True
+            command,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env=environment,
+            start_new_session=True,
+            # a job in the background is born with Ctrl+C ignored
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         os.close(slave)
         self.seen = ""

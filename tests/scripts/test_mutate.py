@@ -110,7 +110,7 @@ def test_killed_late_and_survived(small: Path) -> None:
     """In a process of its own: the tests are run in its forks."""
     program = (
         "import sys, json; from pathlib import Path; sys.path.insert(0, sys.argv[1]); import mutate\n"
-        "home = Path(sys.argv[2]); mutate.LIMIT = 0.5; name = 'pyvelo/kv/small.py'\n"
+        "home = Path(sys.argv[2]); mutate.LIMIT = 3.0; name = 'pyvelo/kv/small.py'\n"
         "tests = mutate.Tests(home, [['tests/kv/test_small.py']])\n"
         "found = [m for m in mutate.mutants(name, (home / name).read_bytes()) if '=' in m.was]\n"
         "verdicts = [mutate.judge(home, m, n + 1, tests) for n, m in enumerate(found)]\n"
