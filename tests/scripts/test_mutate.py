@@ -95,6 +95,8 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "pyvelo" / "kv").mkdir(parents=True)
     (tmp_path / "tests" / "kv").mkdir(parents=True)
     (tmp_path / "scripts").mkdir()
+    for folder in ("pyvelo", "pyvelo/kv"):  # so that an installed pyvelo does not come before it
+        (tmp_path / folder / "__init__.py").touch()
     (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\nfilterwarnings = ["error"]\n')
     (tmp_path / "pyvelo/kv/small.py").write_text(SMALL)
     (tmp_path / "tests/kv/test_small.py").write_text(
