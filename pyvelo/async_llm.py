@@ -21,7 +21,7 @@ from pyvelo.engine.stats import EngineStats
 from pyvelo.engine.tracing import recording
 from pyvelo.errors import ClosedError, VeloError
 from pyvelo.outputs import RequestOutput, StreamPiece, raise_first_error
-from pyvelo.sampling import SamplingParams
+from pyvelo.sampling import CHAT_PARAMS, SamplingParams
 from pyvelo.text.conversation import ChatOptions, Chats, is_one
 from pyvelo.text.messages import Message
 
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 __all__ = ["AsyncLLM"]
-
-CHAT_PARAMS = SamplingParams(max_tokens=None)
 
 
 class AsyncLLM:

@@ -18,7 +18,7 @@ from pyvelo.engine.tracing import recording
 from pyvelo.engine.waiting import pieces_of, run_all
 from pyvelo.kv.geometry import Geometry
 from pyvelo.outputs import RequestOutput, StreamPiece, raise_first_error
-from pyvelo.sampling import BeamSearchParams, SamplingParams
+from pyvelo.sampling import CHAT_PARAMS, BeamSearchParams, SamplingParams
 from pyvelo.session import Session
 from pyvelo.text.chat_template import ChatTemplate
 from pyvelo.text.conversation import ChatOptions, Chats, is_one
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from pyvelo.native import ModelInfo, VocabInfo
 
 __all__ = ["LLM"]
-
-CHAT_PARAMS = SamplingParams(max_tokens=None)
 
 
 class LLM:

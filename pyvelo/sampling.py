@@ -13,7 +13,7 @@ from typing import Any
 
 from pyvelo.errors import RequestError
 
-__all__ = ["BeamSearchParams", "SamplingParams"]
+__all__ = ["CHAT_PARAMS", "BeamSearchParams", "SamplingParams"]
 
 _MAX_TOKEN = (1 << 31) - 1
 _MAX_GUIDE = 1 << 20
@@ -228,3 +228,7 @@ def _bias(value: Any) -> dict[int, float]:
         key = _integer("a token of logit_bias", token, 0, _MAX_TOKEN)
         bias[key] = -math.inf if banned else _number(name, number, -1e6, 1e6, ", or -inf")
     return bias
+
+
+CHAT_PARAMS = SamplingParams(max_tokens=None)
+"""Of an answer in a chat where none are given: it ends where the model ends it, or the context."""

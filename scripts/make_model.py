@@ -27,6 +27,7 @@ import model_shapes
 import model_vocab
 import numpy as np
 import numpy.typing as npt
+from _gguf import add_metadata
 from model_shapes import PRESETS, Shape, Tensor
 
 if TYPE_CHECKING:
@@ -118,18 +119,7 @@ def _add_metadata(writer: gguf.GGUFWriter, shape: Shape, vocab: model_vocab.Voca
         **model_shapes.metadata(shape),
         **vocab.fields,
     }
-    for key, value in keys.items():
-        match value:
-            case bool():
-                writer.add_bool(key, value)
-            case int():
-                writer.add_uint32(key, value)
-            case float():
-                writer.add_float32(key, value)
-            case str():
-                writer.add_string(key, value)
-            case _:
-                writer.add_array(key, value)
+    add_metadata(writer, keys)
 
 
 def _stored_type(tensor: Tensor, kind: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pyvelo.engine.costs import running_average
+
 __all__ = ["FEWEST", "Pace"]
 
 SHARE = 0.7
@@ -41,7 +43,7 @@ class Pace:
             return
         if n_prompt_tokens == 0:
             # what is slow once, as the first step is, must not let prompts take as long
-            self._alone = min(seconds, _average(self._alone, seconds))
+            self._alone = min(seconds, running_average(self._alone, seconds, WEIGHT))
             self._patience = min(LOOK_AGAIN, self._patience * 2) if self._since else self._patience
             self._since = 0
             return
@@ -50,8 +52,4 @@ class Pace:
             # a floor, so that noise cannot make prompts seem to cost nothing
             extra = max(seconds - self._alone, 0.01 * self._alone)
             per_token = extra / n_prompt_tokens
-            self._per_token = max(per_token, _average(self._per_token, per_token))
-
-
-def _average(before: float, now: float) -> float:
-    return now if before == 0.0 else before + WEIGHT * (now - before)
+            self._per_token = max(per_token, running_average(self._per_token, per_token, WEIGHT))

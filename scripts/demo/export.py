@@ -10,6 +10,7 @@ from typing import Any
 import gguf
 import numpy as np
 import numpy.typing as npt
+from _gguf import add_metadata
 
 from demo.shape import Config, metadata, shapes
 from demo.vocab import Vocab
@@ -36,8 +37,7 @@ def write_gguf(
         **{f"{ARCH}.{key}": value for key, value in metadata(config).items()},
         **vocab.fields(),
     }
-    for key, value in keys.items():
-        _add(writer, key, value)
+    add_metadata(writer, keys)
     for name, shape in shapes(config).items():
         values = np.asarray(tensors[name], np.float32)
         if values.shape != shape:
@@ -50,17 +50,3 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     os.replace(part, path)
-
-
-def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
-    match value:
-        case bool():
-            writer.add_bool(key, value)
-        case int():
-            writer.add_uint32(key, value)
-        case float():
-            writer.add_float32(key, value)
-        case str():
-            writer.add_string(key, value)
-        case _:
-            writer.add_array(key, value)
