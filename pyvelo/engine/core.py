@@ -294,9 +294,10 @@ class EngineCore:
 
     def _draw_rows(self, rows: NDArray[np.int32], requests: list[Request]) -> list[tuple[int, Request]]:
         """Draws and accepts; returns who joined at one of these rows."""
-        guided = [number for number, request in enumerate(requests) if self._mask(request)]
-        if len(guided) < len(requests):
-            rows, requests = rows[guided], [requests[number] for number in guided]
+        failed = [request for request in requests if request.guide is not None and not self._mask(request)]
+        if failed:
+            left = [number for number, request in enumerate(requests) if not request.finished]
+            rows, requests = rows[left], [requests[number] for number in left]
         samplers = [request.sampler for request in requests if request.sampler is not None]
         try:
             tokens, statuses = self._context.sample(rows, samplers)

@@ -59,9 +59,10 @@ class Guides:
         self._model = model
         self._lock = threading.Lock()
         self._tokenizer: Any = None
+        self._last: tuple[tuple[str, str], Guide] | None = None  # many prompts often share one
 
     def compile(self, params: SamplingParams) -> Guide | None:
-        """The guide of an answer; None where it is free.
+        """The guide to copy for each answer; None where answers are free.
 
         Raises RequestError where grammar, schema or expression are wrong or too complex, ConfigError where
         llguidance is not installed.
@@ -74,6 +75,12 @@ class Guides:
         if not wanted:
             return None
         name, make, source = wanted[0]
+        known = self._last
+        if known is None or known[0] != (name, source):
+            known = self._last = ((name, source), self._made(name, make, source))
+        return known[1]
+
+    def _made(self, name: str, make: Callable[[str], str], source: str) -> Guide:
         from llguidance import LLMatcher
 
         try:
