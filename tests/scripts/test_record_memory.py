@@ -20,6 +20,7 @@ def test_requests_share_give_way_and_end(tiny_model: Path, tmp_path: Path) -> No
         assert llm.stats().completion_tokens == n_pieces
     summary = summarize(read_trace(tmp_path / "run.trace"))
     assert summary.finished == summary.requests > N_REQUESTS
-    assert summary.peak_used == summary.blocks_total
+    # Who gives way, and how, follows measured costs: a block or two may stay free at the worst moment.
+    assert summary.peak_used >= 0.9 * summary.blocks_total
     assert summary.preemptions > 0 < summary.evictions
     assert summary.saved_by_sharing > 0.2
