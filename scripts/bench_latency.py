@@ -181,7 +181,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--prompt", type=int, default=128, help="tokens of a stream's prompt")
-    parser.add_argument("--tokens", type=int, default=64, help="of each stream, before the long prompt comes")
+    parser.add_argument("--tokens", type=int, default=256, help="of each stream before the long prompt")
     parser.add_argument("--long", type=int, default=16384, help="tokens of the long prompt")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", action="store_true")

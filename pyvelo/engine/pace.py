@@ -13,6 +13,9 @@ FEWEST = 4
 """Tokens of prompts that a step takes at least, so that they get on. Deep in a context each step reads all of
 it, for one token or for a few, and may take more than twice as long whatever is done."""
 
+GROWTH = 1.25
+"""How much longer than the last a piece may be: a step made cheap by noise must not let the next take all."""
+
 LOOK_AGAIN = 64
 """Steps with prompts, one after the other, before one without shows again what that takes; at first fewer."""
 
@@ -26,6 +29,7 @@ class Pace:
     def __init__(self) -> None:
         self._alone = 0.0  # a step that only decodes
         self._per_token = 0.0  # what a token of a prompt adds to it
+        self._longest = FEWEST  # what the last piece allows the next to be
         self._since = 0  # steps with prompts since the last without
         self._patience = 1  # how many of them there may be
 
@@ -35,7 +39,7 @@ class Pace:
             return 0
         if self._per_token == 0.0:
             return FEWEST
-        return max(FEWEST, int(SHARE * self._alone / self._per_token))
+        return max(FEWEST, min(self._longest, int(SHARE * self._alone / self._per_token)))
 
     def stepped(self, n_decodes: int, n_prompt_tokens: int, seconds: float) -> None:
         """A step took so long."""
@@ -48,6 +52,8 @@ class Pace:
             self._since = 0
             return
         self._since += 1
+        if n_prompt_tokens >= FEWEST:  # the end of a prompt may be shorter
+            self._longest = int(GROWTH * n_prompt_tokens) + 1
         if self._alone:
             # a floor, so that noise cannot make prompts seem to cost nothing
             extra = max(seconds - self._alone, 0.01 * self._alone)

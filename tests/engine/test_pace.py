@@ -66,6 +66,17 @@ def test_one_cheap_looking_step_does_not_let_the_next_take_long() -> None:
     assert step(pace, 1e-3)[1] <= 1.8 * ALONE
 
 
+def test_a_step_that_seems_free_does_not_let_the_next_take_everything() -> None:
+    pace = Pace()
+    for _ in range(200):
+        step(pace, 1e-3)
+    usual = step(pace, 1e-3)[0]
+    for n_free in range(1, 6):
+        n_tokens = pace.allowance()
+        pace.stepped(8, n_tokens, ALONE)  # the step without prompts was measured while the machine was busy
+        assert pace.allowance() <= usual * 1.35**n_free + 1
+
+
 def test_only_steps_that_decode_count() -> None:
     pace = Pace()
     pace.stepped(0, 512, 9.0)
