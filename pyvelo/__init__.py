@@ -10,12 +10,14 @@ from pyvelo.sampling import BeamSearchParams, SamplingParams
 
 if TYPE_CHECKING:
     from pyvelo.async_llm import AsyncLLM
+    from pyvelo.async_session import AsyncSession
     from pyvelo.llm import LLM
     from pyvelo.session import Session
 
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "AsyncSession",
     "BeamSearchParams",
     "Completion",
     "RequestOutput",
@@ -41,6 +43,10 @@ def __getattr__(name: str) -> Any:
         from pyvelo.async_llm import AsyncLLM
 
         return AsyncLLM
+    if name == "AsyncSession":
+        from pyvelo.async_session import AsyncSession
+
+        return AsyncSession
     if name == "Session":
         from pyvelo.session import Session
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
@@ -11,12 +11,11 @@ from typing import NamedTuple
 from pyvelo.engine.branch import Branch
 from pyvelo.engine.engine import Engine
 from pyvelo.engine.intake import Prompt, Submission
-from pyvelo.engine.waiting import run_all
 from pyvelo.errors import RequestError
 from pyvelo.outputs import Completion, RequestOutput, TokenLogprob, Usage, raise_first_error
 from pyvelo.sampling import BeamSearchParams
 
-__all__ = ["beam_search"]
+__all__ = ["search"]
 
 N_ENDS = 8
 """Of the likeliest tokens, how many may end an answer."""
@@ -55,14 +54,16 @@ class _Search:
     n_cached: int = 0
 
 
-def beam_search(engine: Engine, prompts: Sequence[Prompt], params: BeamSearchParams) -> list[RequestOutput]:
-    """See `LLM.beam_search`. The searches take their steps together."""
+def search(
+    engine: Engine, prompts: Sequence[Prompt], params: BeamSearchParams
+) -> Generator[Sequence[Submission], None, list[RequestOutput]]:
+    """See `LLM.beam_search`. The searches take their steps together: each yields what is to be run."""
     if not isinstance(params, BeamSearchParams):
         raise RequestError(f"{params!r} are no settings of a beam search: give a BeamSearchParams")
     searches = [_begin(engine, prompt, params) for prompt in prompts]
     try:
         while active := [search for search in searches if search.beams]:
-            _advance(engine, active, params)
+            yield from _advance(engine, active, params)
     finally:
         for branch in chain.from_iterable(search.branches for search in searches):
             engine.driver.let_go(branch)
@@ -75,14 +76,16 @@ def _begin(engine: Engine, prompt: Prompt, params: BeamSearchParams) -> _Search:
     return _Search(prompt, tuple(tokens), n_most, [engine.intake.branch(tokens, params.cache_salt)])
 
 
-def _advance(engine: Engine, searches: Sequence[_Search], params: BeamSearchParams) -> None:
+def _advance(
+    engine: Engine, searches: Sequence[_Search], params: BeamSearchParams
+) -> Generator[Sequence[Submission], None, None]:
     """One more token for every beam of every search."""
     settings = params.step(min(2 * params.beam_width + N_ENDS, engine.model.vocab.n_tokens))
     given = [[engine.intake.go_on(branch, settings) for branch in search.branches] for search in searches]
     for search, submissions in zip(searches, given, strict=True):
         for submission in submissions:  # whoever began earlier goes on earlier
             submission.requests[0].arrival = search.arrival
-    run_all(engine.driver, [*chain.from_iterable(given)])
+    yield [*chain.from_iterable(given)]
     raise_first_error(submission.output() for submission in chain.from_iterable(given))
     for search, submissions in zip(searches, given, strict=True):
         _note_start(search, submissions[0])

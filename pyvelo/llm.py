@@ -9,13 +9,13 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, overload
 
-from pyvelo.beams import beam_search
+from pyvelo.beams import search
 from pyvelo.config import EngineConfig
 from pyvelo.engine.engine import open_engine
 from pyvelo.engine.intake import Prompt, for_each, pair_up
 from pyvelo.engine.stats import EngineStats
 from pyvelo.engine.tracing import recording
-from pyvelo.engine.waiting import pieces_of, run_all
+from pyvelo.engine.waiting import pieces_of, run_all, run_steps
 from pyvelo.kv.geometry import Geometry
 from pyvelo.outputs import RequestOutput, StreamPiece, raise_first_error
 from pyvelo.sampling import CHAT_PARAMS, BeamSearchParams, SamplingParams
@@ -203,7 +203,7 @@ class LLM:
         engine = self._engine
         engine.driver.check_open()
         listed = [prompt for prompt, _ in pair_up(prompts, None)]
-        return beam_search(engine, listed, params or BeamSearchParams())
+        return run_steps(engine.driver, search(engine, listed, params or BeamSearchParams()))
 
     def session(self, prompt: Prompt = (), *, cache_salt: str = "") -> Session:
         """A sequence to go on from, and to fork: see `Session`. Nothing is computed yet.

@@ -5,40 +5,30 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
 from pyvelo.engine.branch import Branch
 from pyvelo.engine.engine import Engine
-from pyvelo.engine.intake import Prompt
+from pyvelo.engine.intake import Prompt, Submission
 from pyvelo.engine.waiting import pieces_of, run_all
 from pyvelo.errors import ClosedError, RequestError
 from pyvelo.outputs import RequestOutput, StreamPiece, raise_first_error
 from pyvelo.sampling import SamplingParams
 
-__all__ = ["Session"]
+__all__ = ["HeldBranch", "Session"]
 
 
-class Session:
-    """Text that grows, by what is appended and by what is generated behind it; made by `LLM.session`.
+class HeldBranch:
+    """What `Session` and `AsyncSession` share: the text, and whose turn it is. `let_go` gives it back."""
 
-    What is computed stays in the cache from answer to answer: each computes only what is new. Forks share all
-    that was there when they were made. A session at rest gives its blocks up before any request has to, and
-    gets them back, or computes them again, when it goes on: it never stands in the way, and loses no text.
-
-    Several threads may use different sessions at once; one session answers once at a time. `close` it, or use
-    it in `with`; one that is dropped is closed too.
-    """
-
-    def __init__(self, engine: Engine, branch: Branch) -> None:
+    def __init__(self, engine: Engine, branch: Branch, let_go: Callable[[Branch], None]) -> None:
         self._engine = engine
         self._branch = branch
         self._lock = threading.Lock()
-        self._let_go = weakref.finalize(self, engine.driver.let_go, branch)
+        self._let_go = weakref.finalize(self, let_go, branch)
         self._let_go.atexit = False
-
-    # ---- text ----
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -54,21 +44,77 @@ class Session:
         """All text, without control tokens; what is not UTF-8 becomes U+FFFD."""
         return self._engine.model.detokenize(list(self._branch.tokens)).decode("utf-8", "replace")
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return not self._let_go.alive
+
+    @contextmanager
+    def _claim(self) -> Iterator[Branch]:
+        """The branch, to oneself; it may still be `busy` with what was cancelled in the middle of a step."""
+        self._engine.driver.check_open()
+        if self.closed:
+            raise ClosedError("this session was closed")
+        if not self._lock.acquire(blocking=False):
+            raise RequestError("this session is answering: wait until it has, or fork it before")
+        try:
+            yield self._branch
+        finally:
+            self._lock.release()
+
+    def _settle(self) -> None:
+        """Waits until what was cancelled has ended."""
+        if self._branch.busy:
+            with self._engine.driver.visit():
+                pass
+
+    def _append(self, text: Prompt) -> None:
+        branch, intake = self._branch, self._engine.intake
+        tokens = intake.tokens(text, add_special=not branch.tokens)
+        intake.check_room(len(branch.tokens) + len(tokens))
+        branch.tokens.extend(tokens)
+
+    def _to_compute(self) -> list[Submission]:
+        """What computes what is not computed yet, where it can be shared."""
+        branch, intake = self._branch, self._engine.intake
+        if len(branch.tokens) > 1 and not branch.computed and intake.can_fork:
+            return [intake.compute(branch)]
+        return []
+
+    def _twin(self) -> Branch:
+        return self._branch.fork(self._branch.tokens, len(self._branch.tokens))
+
+    def _share(self, twin: HeldBranch) -> None:
+        """Lets another session share the blocks of this one."""
+        with self._engine.driver.visit() as core:
+            core.shelf.fork(self._branch, twin._branch)
+
+
+class Session(HeldBranch):
+    """Text that grows, by what is appended and by what is generated behind it; made by `LLM.session`.
+
+    What is computed stays in the cache from answer to answer: each computes only what is new. Forks share all
+    that was there when they were made. A session at rest gives its blocks up before any request has to, and
+    gets them back, or computes them again, when it goes on: it never stands in the way, and loses no text.
+
+    Several threads may use different sessions at once; one session answers once at a time. `close` it, or use
+    it in `with`; one that is dropped is closed too.
+    """
+
+    def __init__(self, engine: Engine, branch: Branch) -> None:
+        super().__init__(engine, branch, engine.driver.let_go)
+
     def append(self, text: Prompt) -> None:
         """Adds text or token ids; they are computed with the next answer, fork or `compute`.
 
         Raises RequestError or OutOfBlocks where there would be no room for an answer; nothing is added then.
         """
-        with self._claim() as branch:
-            tokens = self._engine.intake.tokens(text, add_special=not branch.tokens)
-            self._engine.intake.check_room(len(branch.tokens) + len(tokens))
-            branch.tokens.extend(tokens)
-
-    # ---- answers ----
+        with self._turn():
+            self._append(text)
 
     def generate(self, params: SamplingParams | None = None) -> RequestOutput:
         """Goes on; what is generated belongs to the session. One sample: fork for more."""
-        with self._claim() as branch:
+        with self._turn() as branch:
             submission = self._engine.intake.go_on(branch, params or SamplingParams())
             run_all(self._engine.driver, [submission])
         output = submission.output()
@@ -79,31 +125,23 @@ class Session:
         """As `generate`, a piece for every token as it comes; the session is taken until the
         last. Closing the generator cancels the rest; what was generated stays."""
         pieces: deque[StreamPiece] = deque()
-        with self._claim() as branch:
+        with self._turn() as branch:
             submission = self._engine.intake.go_on(branch, params or SamplingParams(), pieces.append)
             yield from pieces_of(self._engine.driver, submission, pieces)
 
     def compute(self) -> None:
         """Computes what was appended, while there is time, so that the next answer begins at once."""
-        with self._claim() as branch:
-            self._compute(branch)
+        with self._turn():
+            self._compute()
 
     def fork(self) -> Session:
         """Another session of the same tokens, which shares every block that this one has; first computes what
         was appended, so that none of the two has to."""
-        with self._claim() as branch:
-            self._compute(branch)
-            twin = branch.fork(branch.tokens, len(branch.tokens))
-            with self._engine.driver.visit() as core:
-                core.shelf.fork(branch, twin)
-        return Session(self._engine, twin)
-
-    # ---- life ----
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return not self._let_go.alive
+        with self._turn():
+            self._compute()
+            twin = Session(self._engine, self._twin())
+            self._share(twin)
+        return twin
 
     def close(self) -> None:
         """Cancels what it answers and gives its blocks back; may be called twice."""
@@ -118,23 +156,13 @@ class Session:
         self.close()
 
     @contextmanager
-    def _claim(self) -> Iterator[Branch]:
-        """The branch, to oneself."""
-        self._engine.driver.check_open()
-        if self.closed:
-            raise ClosedError("this session was closed")
-        if not self._lock.acquire(blocking=False):
-            raise RequestError("this session is answering: wait until it has, or fork it before")
-        try:
-            if self._branch.busy:  # it was cancelled in the middle of a step
-                with self._engine.driver.visit():
-                    pass
-            yield self._branch
-        finally:
-            self._lock.release()
+    def _turn(self) -> Iterator[Branch]:
+        """The branch, to oneself and at rest."""
+        with self._claim() as branch:
+            self._settle()
+            yield branch
 
-    def _compute(self, branch: Branch) -> None:
-        if len(branch.tokens) > 1 and not branch.computed and self._engine.intake.can_fork:
-            submission = self._engine.intake.compute(branch)
-            run_all(self._engine.driver, [submission])
-            raise_first_error([submission.output()])
+    def _compute(self) -> None:
+        submissions = self._to_compute()
+        run_all(self._engine.driver, submissions)
+        raise_first_error(submission.output() for submission in submissions)

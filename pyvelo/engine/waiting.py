@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Sequence
+from contextlib import closing
+from typing import TypeVar
 
 from pyvelo.engine.compute import rest
 from pyvelo.engine.driver import Driver
 from pyvelo.engine.intake import Submission
 from pyvelo.outputs import StreamPiece, raise_first_error
 
-__all__ = ["pieces_of", "run_all"]
+__all__ = ["pieces_of", "run_all", "run_steps"]
+
+T = TypeVar("T")
 
 
 def run_all(driver: Driver, submissions: Sequence[Submission]) -> None:
@@ -30,6 +34,18 @@ def run_all(driver: Driver, submissions: Sequence[Submission]) -> None:
         if pending:
             driver.cancel(requests)
         rest()
+
+
+def run_steps(driver: Driver, steps: Generator[Sequence[Submission], None, T]) -> T:
+    """Runs what `steps` asks for, one after the other, and returns what it returns."""
+    with closing(steps):
+        while True:
+            try:
+                submissions = next(steps)
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            run_all(driver, submissions)
 
 
 def pieces_of(

@@ -1,0 +1,145 @@
+"""Sessions and beam search through AsyncLLM: what LLM says, many at once; nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable, Coroutine
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyvelo import LLM, AsyncLLM, AsyncSession, BeamSearchParams, SamplingParams
+from pyvelo.errors import ClosedError, OutOfBlocks, RequestError
+
+GREEDY = SamplingParams(max_tokens=10, temperature=0, ignore_eos=True)
+LONG = SamplingParams(max_tokens=None, temperature=0, ignore_eos=True)
+BEAMS = BeamSearchParams(beam_width=3, max_tokens=6)
+PROMPTS = [[3 + (7 * i + j) % 250 for j in range(20 + 9 * i)] for i in range(8)]
+
+
+@pytest.fixture
+def run(tiny_model_f32: Path) -> Callable[..., None]:
+    """Runs a coroutine function with an engine that must be idle in the end."""
+
+    def run_it(body: Callable[[AsyncLLM], Coroutine[Any, Any, None]], **settings: Any) -> None:
+        async def around() -> None:
+            settings.setdefault("n_ctx", 512)
+            async with AsyncLLM(tiny_model_f32, deterministic=True, n_threads=1, **settings) as llm:
+                await body(llm)
+                gc.collect()
+                stats = await llm.stats()
+                assert (stats.running, stats.waiting, stats.resting, stats.blocks_used) == (0, 0, 0, 0)
+
+        asyncio.run(asyncio.wait_for(around(), 120))
+
+    return run_it
+
+
+async def _two_turns(llm: AsyncLLM, prompt: list[int]) -> list[tuple[int, ...]]:
+    """What a session says, and then it and its fork, each to something else."""
+    async with await llm.session(prompt) as session:
+        first = await session.generate(GREEDY)
+        async with await session.fork() as fork:
+            await session.append([5, 6])
+            await fork.append([7])
+            second, third = await asyncio.gather(session.generate(GREEDY), fork.generate(GREEDY))
+            assert second.usage.cached_tokens == len(prompt) + 10 - 1
+            assert session.token_ids == (*prompt, *first.token_ids, 5, 6, *second.token_ids)
+            assert len(fork) == len(prompt) + 10 + 1 + 10
+    return [first.token_ids, second.token_ids, third.token_ids]
+
+
+def test_sessions_say_what_those_of_llm_say(tiny_model_f32: Path, run: Callable[..., None]) -> None:
+    expected = []
+    with LLM(tiny_model_f32, deterministic=True, n_ctx=512, n_threads=1) as llm:
+        for prompt in PROMPTS:
+            one = llm.generate(prompt, GREEDY)[0].token_ids
+            turns = [[*prompt, *one, 5, 6], [*prompt, *one, 7]]
+            expected.append([one, *(output.token_ids for output in llm.generate(turns, GREEDY))])
+
+    async def body(llm: AsyncLLM) -> None:
+        assert await asyncio.gather(*(_two_turns(llm, prompt) for prompt in PROMPTS)) == expected
+
+    run(body)
+
+
+def test_a_stream_may_be_left_and_the_session_goes_on(run: Callable[..., None]) -> None:
+    async def body(llm: AsyncLLM) -> None:
+        session = await llm.session(PROMPTS[2])
+        async with aclosing(session.stream(LONG)) as pieces:
+            async for _ in pieces:
+                with pytest.raises(RequestError, match="is answering"):
+                    await session.append([1])
+                break
+        before = session.token_ids
+        assert before[: len(PROMPTS[2])] == tuple(PROMPTS[2])
+        await session.append([9])
+        before = session.token_ids
+        output = await session.generate(GREEDY)
+        (again,) = await llm.generate(list(before), GREEDY)
+        assert output.token_ids == again.token_ids
+        await session.close()
+        await session.close()
+        assert session.closed
+        with pytest.raises(ClosedError):
+            await session.generate(GREEDY)
+
+    run(body)
+
+
+def test_whoever_leaves_holds_nothing(run: Callable[..., None]) -> None:
+    async def cancelled(work: Coroutine[Any, Any, Any], after: float) -> None:
+        task = asyncio.ensure_future(work)
+        await asyncio.sleep(after)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    async def body(llm: AsyncLLM) -> None:
+        sessions: list[AsyncSession] = [await llm.session(prompt) for prompt in PROMPTS]
+        for number, session in enumerate(sessions):
+            await cancelled(session.generate(LONG), 0.01 * number)
+            await cancelled(session.fork(), 0.002 * number)
+            await cancelled(llm.beam_search(PROMPTS[:2], BEAMS), 0.01 * number)
+        answering = asyncio.ensure_future(sessions[0].generate(LONG))
+        await asyncio.sleep(0.05)
+        await sessions[0].close()  # in the middle of an answer
+        assert (await answering).finish_reason == "cancelled"
+        del sessions, session, answering
+
+    run(body, n_ctx=2048)
+
+
+def test_errors_are_those_of_llm(run: Callable[..., None]) -> None:
+    async def body(llm: AsyncLLM) -> None:
+        session = await llm.session()
+        with pytest.raises(RequestError, match="no tokens"):
+            await session.generate(GREEDY)
+        with pytest.raises((RequestError, OutOfBlocks)):
+            await session.append([3] * 600)
+        assert len(session) == 0
+        with pytest.raises(RequestError, match="does not exist"):
+            await llm.session([1 << 40])
+        with pytest.raises(RequestError):
+            await llm.beam_search(["Hi"], "wide")  # type: ignore[arg-type]
+        with pytest.raises(RequestError):
+            await llm.beam_search([[3] * 600], BEAMS)
+        await session.compute()
+
+    run(body)
+
+
+def test_a_beam_search_finds_what_that_of_llm_finds(tiny_model_f32: Path, run: Callable[..., None]) -> None:
+    with LLM(tiny_model_f32, deterministic=True, n_ctx=512, n_threads=1) as llm:
+        expected = llm.beam_search(PROMPTS, BEAMS)
+
+    async def body(llm: AsyncLLM) -> None:
+        both = await asyncio.gather(llm.beam_search(PROMPTS[:3], BEAMS), llm.beam_search(PROMPTS[3:], BEAMS))
+        found = [output for outputs in both for output in outputs]
+        assert [[c.token_ids for c in o.outputs] for o in found] == [
+            [c.token_ids for c in o.outputs] for o in expected
+        ]
+
+    run(body)
