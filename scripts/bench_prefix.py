@@ -5,7 +5,8 @@
     python scripts/bench_prefix.py model.gguf --kv-type q8_0 --json
 
 One prompt behind a beginning that was asked before; many requests at once over one beginning, beside the same
-without sharing; and the blocks that samples of one prompt hold. The model is bench_engine.py's where none is
+without sharing; the blocks that samples of one prompt hold; and what sharing costs where there is nothing to
+share. The model is bench_engine.py's where none is
 named.
 """
 
@@ -21,7 +22,7 @@ from pathlib import Path
 from time import perf_counter as now
 from typing import Any
 
-from _upstream import run_main
+from _upstream import UpstreamError, run_main
 from bench_engine import default_model, random_prompt
 
 NEW = 16
@@ -92,6 +93,28 @@ def samples(llm: Any, n_prompt: int, n: int, n_new: int) -> Result:
     return Result(f"blocks of {n} samples of {n_new} tokens behind {n_prompt}", most, alone)
 
 
+def no_hits(llm: Any, other: Any, n: int, n_prompt: int) -> tuple[Result, float]:
+    """Seconds beyond forward passes for prompts that have nothing in common; and what sharing adds to them,
+    as a share of a step."""
+    from pyvelo import SamplingParams
+
+    draw = random.Random(7)
+    prompts = [random_prompt(llm, n_prompt, draw) for _ in range(n)]
+    python, whole = [], []
+    for engine in (llm, other):
+        before = engine.stats()
+        engine.generate(prompts, SamplingParams(max_tokens=32, temperature=0, ignore_eos=True))
+        after = engine.stats()
+        if after.hit_tokens > before.hit_tokens:
+            raise UpstreamError("random prompts begin alike: they were to have nothing in common")
+        python.append(
+            after.schedule_seconds + after.sample_seconds - before.schedule_seconds - before.sample_seconds
+        )
+        whole.append(python[-1] + after.run_seconds - before.run_seconds)
+    result = Result(f"seconds beyond forward passes, {n} prompts of {n_prompt} tokens, no hits", *python)
+    return result, (python[0] - python[1]) / whole[0]
+
+
 def main() -> int:
     from pyvelo import LLM
 
@@ -119,14 +142,18 @@ def main() -> int:
             many_prompts(llm, other, given.shared // 2, 16),
             samples(llm, 2 * given.shared, 16, 32),
         ]
+        unshared, share = no_hits(llm, other, 16, given.shared // 4)
+        found.append(unshared)
     if given.json:
-        print(json.dumps([{**asdict(result), "ratio": result.ratio} for result in found], indent=2))
+        rows = [{**asdict(result), "ratio": result.ratio} for result in found]
+        print(json.dumps({"results": rows, "share_of_a_step_at_no_hits": share}, indent=2))
         return 0
     print(f"{model.name}, {given.kv_type}, {given.threads} threads\n")
     print("| | shared | not shared | ratio |")
     print("|---|---:|---:|---:|")
     for r in found:
         print(f"| {r.what} | {r.with_it:.4g} | {r.without:.4g} | {r.ratio:.1f} |")
+    print(f"\nWithout a hit, sharing takes {share:.2%} of a step.")
     return 0
 
 
