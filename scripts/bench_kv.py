@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter as now
 
+from _timing import microseconds
 from _upstream import UpstreamError, run_main
 
 from pyvelo.engine.request import Request
@@ -51,17 +52,6 @@ class Result:
     median: float
     goal: float
     vllm: float | None = None
-
-
-def microseconds(rounds: int, prepare: Callable[[], Callable[[], object]]) -> float:
-    """The median time of what `prepare` returns, made anew for every round."""
-    times = []
-    for _ in range(rounds):
-        run = prepare()
-        start = now()
-        run()
-        times.append((now() - start) * 1e6)
-    return statistics.median(times)
 
 
 def started(manager: BlockManager, tokens: array[int], salt: bytes = b"") -> BlockTable:

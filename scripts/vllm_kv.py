@@ -9,13 +9,11 @@ KVCacheManager's get_computed_blocks and allocate_slots, and free. Nothing here 
 from __future__ import annotations
 
 import json
-import statistics
 import sys
-from collections.abc import Callable
-from time import perf_counter as now
 from typing import Any
 
 import torch
+from _timing import microseconds
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.block_pool import BlockPool
@@ -23,17 +21,6 @@ from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.request import Request
-
-
-def microseconds(rounds: int, prepare: Callable[[], Callable[[], object]]) -> float:
-    """The median time of what `prepare` returns, made anew for every round."""
-    times = []
-    for _ in range(rounds):
-        run = prepare()
-        start = now()
-        run()
-        times.append((now() - start) * 1e6)
-    return statistics.median(times)
 
 
 def take_and_free(rounds: int, size: int, n: int) -> float:

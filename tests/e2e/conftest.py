@@ -1,16 +1,20 @@
-"""Where the two builds of the contiguous path are, and the models that all three paths run."""
+"""Where the two builds of the contiguous path are, the models that all three paths run, and an event loop."""
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import pyvelo
+from pyvelo import AsyncLLM
 
 ROOT = Path(__file__).resolve().parents[2]
 SUFFIX = {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")
@@ -55,3 +59,21 @@ def make_model(tmp_path_factory: pytest.TempPathFactory) -> MakeModel:
         return made[arguments]
 
     return make
+
+
+@pytest.fixture
+def run(tiny_model_f32: Path) -> Callable[..., None]:
+    """Runs a coroutine function with an engine that must be idle in the end."""
+
+    def run_it(body: Callable[[AsyncLLM], Coroutine[Any, Any, None]], **settings: Any) -> None:
+        async def around() -> None:
+            settings.setdefault("n_ctx", 512)
+            async with AsyncLLM(tiny_model_f32, deterministic=True, n_threads=1, **settings) as llm:
+                await body(llm)
+                gc.collect()
+                stats = await llm.stats()
+                assert (stats.running, stats.waiting, stats.resting, stats.blocks_used) == (0, 0, 0, 0)
+
+        asyncio.run(asyncio.wait_for(around(), 120))
+
+    return run_it

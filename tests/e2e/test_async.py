@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,23 +20,6 @@ PROMPTS = [[3 + (7 * i + j) % 250 for j in range(1 + 9 * i)] for i in range(12)]
 def expected(tiny_model_f32: Path) -> list[tuple[int, ...]]:
     with LLM(tiny_model_f32, deterministic=True, n_ctx=512, n_threads=1) as llm:
         return [output.token_ids for output in llm.generate(PROMPTS, GREEDY)]
-
-
-@pytest.fixture
-def run(tiny_model_f32: Path) -> Callable[..., None]:
-    """Runs a coroutine function with an engine that must be idle in the end."""
-
-    def run_it(body: Callable[[AsyncLLM], Coroutine[Any, Any, None]], **settings: Any) -> None:
-        async def around() -> None:
-            settings.setdefault("n_ctx", 512)
-            async with AsyncLLM(tiny_model_f32, deterministic=True, n_threads=1, **settings) as llm:
-                await body(llm)
-                stats = await llm.stats()
-                assert (stats.running, stats.waiting, stats.blocks_used) == (0, 0, 0)
-
-        asyncio.run(asyncio.wait_for(around(), 120))
-
-    return run_it
 
 
 def test_a_deadline_ends_a_stream_with_what_it_has(run: Callable[..., None]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 from pathlib import Path
@@ -18,24 +17,6 @@ GREEDY = SamplingParams(max_tokens=10, temperature=0, ignore_eos=True)
 LONG = SamplingParams(max_tokens=None, temperature=0, ignore_eos=True)
 BEAMS = BeamSearchParams(beam_width=3, max_tokens=6)
 PROMPTS = [[3 + (7 * i + j) % 250 for j in range(20 + 9 * i)] for i in range(8)]
-
-
-@pytest.fixture
-def run(tiny_model_f32: Path) -> Callable[..., None]:
-    """Runs a coroutine function with an engine that must be idle in the end."""
-
-    def run_it(body: Callable[[AsyncLLM], Coroutine[Any, Any, None]], **settings: Any) -> None:
-        async def around() -> None:
-            settings.setdefault("n_ctx", 512)
-            async with AsyncLLM(tiny_model_f32, deterministic=True, n_threads=1, **settings) as llm:
-                await body(llm)
-                gc.collect()
-                stats = await llm.stats()
-                assert (stats.running, stats.waiting, stats.resting, stats.blocks_used) == (0, 0, 0, 0)
-
-        asyncio.run(asyncio.wait_for(around(), 120))
-
-    return run_it
 
 
 async def _two_turns(llm: AsyncLLM, prompt: list[int]) -> list[tuple[int, ...]]:
