@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pyvelo.bench import BenchPlan, Row, measure
 from pyvelo.cli.picture import check_picture
+from pyvelo.cli.progress import loading
 
 __all__ = ["run_bench"]
 
@@ -20,7 +21,7 @@ def run_bench(plan: BenchPlan, *, as_json: bool, plot: Path | None) -> int:
     if plot is not None:
         check_picture("--plot", plot)
     rows: list[Row] = []
-    for row in measure(plan):
+    for row in measure(plan, loading):
         if not rows and not as_json:
             print(_line(HEAD))
         rows.append(row)

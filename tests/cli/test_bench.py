@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 
@@ -31,6 +34,21 @@ def test_every_test_has_a_row(tiny_model: Path) -> None:
     assert [(row.kv_type, row.test, row.depth, row.sequences) for row in rows] == wanted
     assert all(len(row.samples) == 2 and min(row.samples) > 0 for row in rows)
     assert all(min(row.samples) <= row.median <= max(row.samples) for row in rows)
+
+
+def test_every_load_tells_how_far_it_is(tiny_model: Path) -> None:
+    loads: list[tuple[Path, list[float]]] = []
+
+    @contextmanager
+    def loading(path: str | os.PathLike[str]) -> Iterator[Callable[[float], object]]:
+        loads.append((Path(path), []))
+        yield loads[-1][1].append
+        loads[-1][1].append(2.0)  # before anything is measured
+
+    plan = BenchPlan(tiny_model, kv_types=["f16", "q8_0"], prompt=8, answer=4, repeats=1)
+    for _ in measure(plan, loading):
+        assert loads[-1][1][-2:] == [1.0, 2.0]
+    assert [path for path, _ in loads] == [tiny_model, tiny_model]
 
 
 def test_a_table_and_an_object(capsys: pytest.CaptureFixture[str], tiny_model: Path) -> None:
