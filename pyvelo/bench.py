@@ -6,6 +6,7 @@ import os
 import random
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from time import perf_counter as now
 
@@ -73,11 +74,15 @@ class Row:
         return statistics.stdev(self.samples) if len(self.samples) > 1 else 0.0
 
 
-def measure(plan: BenchPlan) -> Iterator[Row]:
+Loading = Callable[[str | os.PathLike[str]], AbstractContextManager[Callable[[float], object] | None]]
+"""Around the load of a path; gives what is told how far it is."""
+
+
+def measure(plan: BenchPlan, loading: Loading = lambda _: nullcontext()) -> Iterator[Row]:
     """One row after the other, as they are measured. Raises as `LLM` does."""
     for kv_type in plan.kv_types:
         name = kv_type if isinstance(kv_type, str) else ",".join(kv_type)
-        with _opened(plan, kv_type) as llm:
+        with _opened(plan, kv_type, loading) as llm:
             _prompt_samples(llm, plan, 0, repeats=1)  # the first pass reads the weights from the disk
             for depth in plan.depths:
                 samples = _prompt_samples(llm, plan, depth, plan.repeats)
@@ -86,22 +91,24 @@ def measure(plan: BenchPlan) -> Iterator[Row]:
                     yield Row(name, "answer", depth, n, plan.answer, _answer_samples(llm, plan, depth, n))
 
 
-def _opened(plan: BenchPlan, kv_type: str | tuple[str, str]) -> LLM:
+def _opened(plan: BenchPlan, kv_type: str | tuple[str, str], loading: Loading) -> LLM:
     """An engine whose cache holds the largest test."""
     longest = max(plan.depths) + max(plan.prompt, plan.answer) + 2
     most = max(max(plan.sequences), 2)  # a prompt is measured behind a copy of its beginning
     scan_model(os.fspath(plan.model))  # before C opens it
-    with Model(plan.model, n_gpu_layers=0) as model:
+    with Model(plan.model, n_gpu_layers=0, deterministic=True) as model:  # mapped alone, not packed
         geometry = make_geometry(str(plan.model), model.layers, kv_type, 32)
     n_tokens = most * (longest + 2 * geometry.block_size)
-    return LLM(
-        plan.model,
-        kv_type=kv_type,
-        n_ctx=longest,
-        kv_cache_bytes=(n_tokens + 512) * geometry.token_bytes,
-        n_threads=plan.n_threads,
-        n_gpu_layers=plan.n_gpu_layers,
-    )
+    with loading(plan.model) as progress:
+        return LLM(
+            plan.model,
+            kv_type=kv_type,
+            n_ctx=longest,
+            kv_cache_bytes=(n_tokens + 512) * geometry.token_bytes,
+            n_threads=plan.n_threads,
+            n_gpu_layers=plan.n_gpu_layers,
+            progress=progress,
+        )
 
 
 def _prompt_samples(llm: LLM, plan: BenchPlan, depth: int, repeats: int) -> tuple[float, ...]:

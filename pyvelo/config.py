@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -39,6 +39,7 @@ class EngineConfig:
     deterministic: bool = False
     attention_precision: str = "exact"
     seed: int | None = None
+    progress: Callable[[float], object] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, (str, os.PathLike)):
@@ -64,6 +65,8 @@ class EngineConfig:
         if self.attention_precision not in PRECISIONS:
             choices = " or ".join(map(repr, PRECISIONS))
             raise ConfigError(f"attention_precision={self.attention_precision!r}: give {choices}")
+        if self.progress is not None and not callable(self.progress):
+            raise ConfigError(f"progress={self.progress!r}: give a function of one number, or None")
 
     def _check_integer(self, name: str, low: int, high: int, *, optional: bool = False) -> None:
         value: Any = getattr(self, name)

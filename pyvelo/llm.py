@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, overload
@@ -59,6 +59,8 @@ class LLM:
     attention_precision: "exact" rounds attention no more than stock does; "fast" may round the products of a
         prompt to bfloat16, whatever the type.
     seed: of the draws of requests that bring none.
+    progress: called while the weights are loaded, with the share that is there, 0..1; what it raises ends the
+        load.
 
     Raises ConfigError, ModelError, UnsupportedError or OutOfMemory.
     """
@@ -81,6 +83,7 @@ class LLM:
         deterministic: bool = False,
         attention_precision: str = "exact",
         seed: int | None = None,
+        progress: Callable[[float], object] | None = None,
     ) -> None:
         self._engine = open_engine(
             EngineConfig(
@@ -99,6 +102,7 @@ class LLM:
                 deterministic=deterministic,
                 attention_precision=attention_precision,
                 seed=seed,
+                progress=progress,
             )
         )
         self._chats = Chats(self._engine.model)

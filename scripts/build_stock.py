@@ -2,8 +2,8 @@
 """Builds the unpatched llama.cpp to compare with, and prints the folder of its programs and libraries.
 
 It lies in the per-user cache and is built once for each version, set of options and kind of processor.
-Beside upstream's llama-bench, llama-batched-bench and llama-quantize, and llama-server where it is asked for,
-there is libvelo-contiguous, which is native/lab/contiguous.cpp over the stock library.
+Beside upstream's llama-bench, llama-batched-bench and llama-quantize, and llama-server or llama-completion
+where they are asked for, there is libvelo-contiguous: native/lab/contiguous.cpp over the stock library.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from fetch_upstream import locate
 LIBRARIES = ("llama", "velo-contiguous")
 TOOLS = ("llama-bench", "llama-batched-bench", "llama-quantize")
 SERVER = ("llama-server",)
+COMPLETION = ("llama-completion",)
 SUPERPROJECT = ROOT / "native" / "lab" / "stock" / "CMakeLists.txt"
 
 # as native/cmake/Upstream.cmake configures the patched tree, tools aside
@@ -81,8 +82,9 @@ def main() -> int:
         "--libs-only", action="store_true", help="only libllama and libvelo-contiguous: no tools"
     )
     what.add_argument("--server", action="store_true", help="llama-server too")
+    what.add_argument("--completion", action="store_true", help="llama-completion too")
     given = parser.parse_args()
-    tools = () if given.libs_only else TOOLS + SERVER if given.server else TOOLS
+    tools = () if given.libs_only else TOOLS + SERVER * given.server + COMPLETION * given.completion
     print(build_stock(LIBRARIES + tools))
     return 0
 

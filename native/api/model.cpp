@@ -62,7 +62,7 @@ llama_model_params load_params(const velo_model_params & params) {
     }
     llama_model_params out = llama_model_default_params();
     out.n_gpu_layers       = params.n_gpu_layers;
-    out.load_mode          = params.use_mmap ? LLAMA_LOAD_MODE_MMAP : LLAMA_LOAD_MODE_NONE;
+    out.load_mode          = params.use_mmap ? LLAMA_LOAD_MODE_ON_DEMAND : LLAMA_LOAD_MODE_NONE;
     out.vocab_only         = params.vocab_only != 0;
     out.check_tensors      = params.check_tensors != 0;
     out.use_extra_bufts    = params.deterministic == 0; // repacked weights are multiplied otherwise for other batches

@@ -79,8 +79,8 @@ typedef int32_t (*velo_progress_callback)(float progress, void * user);
 
 typedef struct velo_model_params {
     int32_t                n_gpu_layers; // 0: everything on the CPU; -1: all layers
-    int32_t                use_mmap;
-    int32_t                vocab_only; // metadata and tokenizer: no weights, no layers, and only n_vocab of the sizes
+    int32_t                use_mmap;     // map the file: what a step uses of it is read then
+    int32_t                vocab_only;   // metadata and tokenizer: no weights, no layers, and only n_vocab of the sizes
     int32_t                check_tensors; // look for NaN and Inf while loading
     int32_t                deterministic; // keep weights in the layout whose products do not depend on the batch
     velo_progress_callback progress;

@@ -1,8 +1,8 @@
-// Memory that was cleared and not used yet.
+// Memory that reads as zero and takes none until it is used.
 #pragma once
 
 #include "ggml-backend.h"
 
-// For a buffer that was just cleared: it stays zero, and takes memory only as it is used. Does nothing where the buffer
-// is not plain host memory.
-void give_back_cleared_pages(ggml_backend_buffer_t buffer);
+// Makes a buffer zero without touching its pages: they are given back, and come anew when they are used. False where
+// that cannot be done: the buffer is not plain host memory, or the system knows no such thing.
+bool clear_untouched(ggml_backend_buffer_t buffer);

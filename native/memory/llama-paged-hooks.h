@@ -3,11 +3,15 @@
 
 #include <cstdint>
 
+struct ggml_backend_buffer;
 struct ggml_context;
 struct ggml_tensor;
 struct llama_context;
 struct llama_paged;
 struct llm_graph_context;
+
+// a pool is zero as a contiguous cache is, but takes memory only as it fills
+void llama_paged_clear(ggml_backend_buffer * buffer);
 
 // after the memory is made and before the first graph is reserved; throws what it refuses
 void llama_paged_attach(llama_context & ctx);

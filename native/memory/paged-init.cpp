@@ -1,5 +1,6 @@
 // From a model to a paged context: what is refused, what is forced, what is checked when the devices are known.
 
+#include "cleared-pages.h"
 #include "llama-paged-hooks.h"
 #include "paged-attn.h"
 #include "paged-state.h"
@@ -26,6 +27,12 @@ static void untranspose(llama_kv_cache & cache, const llama_model & model) {
         }
     }
     transposed = false;
+}
+
+void llama_paged_clear(ggml_backend_buffer * buffer) {
+    if (!pending || !clear_untouched(buffer)) {
+        ggml_backend_buffer_clear(buffer, 0);
+    }
 }
 
 void llama_paged_attach(llama_context & ctx) {
@@ -164,9 +171,6 @@ static llama_context * init(llama_model * model, llama_context_params cp, const 
         make_deterministic(*ctx);
     }
     llama_paged & paged = paged_of(ctx.get());
-    for (llama_kv_cache * cache : paged.caches) {
-        llama_paged_access::give_back_cleared_pages(*cache);
-    }
     if (!paged.states) {
         paged.memory = llama_paged_access::memory(*ctx).init_full();
     }

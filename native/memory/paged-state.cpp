@@ -1,7 +1,5 @@
 #include "paged-state.h"
 
-#include "cleared-pages.h"
-
 #include "llama-kv-cache-iswa.h"
 #include "llama-memory-hybrid-iswa.h"
 #include "llama-memory-hybrid.h"
@@ -43,12 +41,6 @@ size_t llama_paged_access::bytes(const llama_kv_cache & cache) {
         total += ggml_backend_buffer_get_size(buffer.get());
     }
     return total;
-}
-
-void llama_paged_access::give_back_cleared_pages(llama_kv_cache & cache) {
-    for (const auto & [ctx, buffer] : cache.ctxs_bufs) {
-        ::give_back_cleared_pages(buffer.get());
-    }
 }
 
 void llama_paged_access::begin(llama_context & c, int32_t n_tokens, int32_t n_outputs) {

@@ -90,7 +90,6 @@ struct llama_paged_access {
     static std::shared_ptr<llama_paged> & paged(llama_kv_cache & cache) { return cache.paged; }
     static bool &                         v_trans(llama_kv_cache & cache) { return cache.v_trans; }
     static size_t                         bytes(const llama_kv_cache & cache);
-    static void                           give_back_cleared_pages(llama_kv_cache & cache);
 };
 
 // The caches and the recurrent states of a memory; throws with the reason where a memory cannot be paged.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -69,6 +69,29 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+SAMPLING = (
+    *("max_tokens", "temperature", "top_k", "top_p", "min_p"),
+    *("repetition_penalty", "seed", "stop", "ignore_eos"),
+)
+ENGINE = (
+    *("kv_type", "n_ctx", "block_size", "kv_cache_bytes", "n_threads", "n_gpu_layers"),
+    *("deterministic", "attention_precision"),
+)
+
+
+def _settings(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What SamplingParams and LLM are to be made with, as far as a command has options for it."""
+    given = {
+        **options,
+        "max_tokens": None if options["max_tokens"] == -1 else options["max_tokens"],
+        "stop": tuple(options.get("stop") or ()),
+        "n_ctx": options["ctx"],
+        "n_threads": options["threads"],
+    }
+    sampling = {name: given[name] for name in SAMPLING if name in given}
+    return sampling, {name: given[name] for name in ENGINE if name in given}
+
+
 @app.callback()
 def _global_options(
     show: Annotated[
@@ -107,27 +130,7 @@ def run(
     """Generate text, and print it as it comes."""
     from pyvelo.cli.run import Request, generate, read_prompt
 
-    sampling = {
-        "max_tokens": None if max_tokens == -1 else max_tokens,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-        "seed": seed,
-        "stop": tuple(stop or ()),
-        "ignore_eos": ignore_eos,
-    }
-    engine = {
-        "kv_type": kv_type,
-        "n_ctx": ctx,
-        "block_size": block_size,
-        "kv_cache_bytes": kv_cache_bytes,
-        "n_threads": threads,
-        "n_gpu_layers": n_gpu_layers,
-        "deterministic": deterministic,
-        "attention_precision": attention_precision,
-    }
+    sampling, engine = _settings(locals())
     as_chat = as_chat or model == str(DEMO_MODEL)
     request = Request(model, read_prompt(prompt, file), as_chat, sampling, engine)
     return generate(request, as_json=as_json, verbose=verbose)
@@ -153,22 +156,7 @@ def chat(
     """Talk with a model; /help says what there is."""
     from pyvelo.cli.chat import open_chat
 
-    sampling = {
-        "max_tokens": None if max_tokens == -1 else max_tokens,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-        "seed": seed,
-    }
-    engine = {
-        "kv_type": kv_type,
-        "n_ctx": ctx,
-        "kv_cache_bytes": kv_cache_bytes,
-        "n_threads": threads,
-        "n_gpu_layers": n_gpu_layers,
-    }
+    sampling, engine = _settings(locals())
     return open_chat(model, system, sampling, engine)
 
 

@@ -6,10 +6,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from pyvelo.bench import BenchPlan, Row, measure
-from pyvelo.errors import ConfigError
+from pyvelo.cli.picture import check_picture
+from pyvelo.cli.progress import loading
 
 __all__ = ["run_bench"]
 
@@ -19,11 +19,11 @@ HEAD = ("KV type", "test", "depth", "sequences", "tokens/s")
 def run_bench(plan: BenchPlan, *, as_json: bool, plot: Path | None) -> int:
     """Prints a row when it is there, or one object in the end; returns the exit code."""
     if plot is not None:
-        _pyplot()  # before the work, not after it
+        check_picture("--plot", plot)
     rows: list[Row] = []
-    if not as_json:
-        print(_line(HEAD))
-    for row in measure(plan):
+    for row in measure(plan, loading):
+        if not rows and not as_json:
+            print(_line(HEAD))
         rows.append(row)
         if not as_json:
             print(_line(_cells(row)), flush=True)
@@ -48,9 +48,13 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def draw(rows: Sequence[Row], path: Path, title: str) -> None:
-    """Answers over depth, a line for each KV type and number of sequences; the ending names the format."""
-    pyplot = _pyplot()
-    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    """Answers over depth, a line for each KV type and number of sequences."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
     lines: dict[tuple[str, int], list[Row]] = {}
     for row in rows:
         if row.test == "answer":
@@ -61,20 +65,4 @@ def draw(rows: Sequence[Row], path: Path, title: str) -> None:
         axes.errorbar(depths, medians, [row.spread for row in points], marker="o", capsize=3, label=label)
     axes.set(title=title, xlabel="tokens in the context", ylabel="tokens per second", ylim=(0, None))
     axes.legend()
-    try:
-        figure.savefig(path)
-    except ValueError as error:
-        raise ConfigError(f"--plot {path}: {error}") from None
-    finally:
-        pyplot.close(figure)
-
-
-def _pyplot() -> Any:
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-    except ImportError:
-        raise ConfigError("--plot needs matplotlib: pip install pyvelo[report]") from None
-    return pyplot
+    figure.savefig(path)

@@ -209,7 +209,7 @@ class Chat:
 
 def open_chat(model: str, system: str | None, sampling: Mapping[str, Any], engine: Mapping[str, Any]) -> int:
     """Loads the model and talks until the user ends it; returns the exit code."""
-    from pyvelo.cli.run import waiting
+    from pyvelo.cli.progress import loading
     from pyvelo.cli.screen import best_screen
     from pyvelo.cli.talker import LlmTalker
     from pyvelo.hub import locate
@@ -218,8 +218,8 @@ def open_chat(model: str, system: str | None, sampling: Mapping[str, Any], engin
 
     params = SamplingParams(**sampling)
     path = locate(model)
-    with waiting(f"loading {Path(path).name}"):
-        llm = LLM(path, **engine)
+    with loading(path) as progress:
+        llm = LLM(path, **engine, progress=progress)
     with llm:
         screen = best_screen()
         if sys.stdin.isatty():

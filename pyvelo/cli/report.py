@@ -12,15 +12,14 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from pyvelo.cli.picture import check_picture
 from pyvelo.cli.render import WIDTH_WITHOUT_TERMINAL, facts_grid
 from pyvelo.cli.values import show_bytes
 from pyvelo.errors import ConfigError
 from pyvelo.kv.blockmap import summarize
 from pyvelo.kv.trace import Trace, read_trace
 
-__all__ = ["FORMATS", "print_summary", "report"]
-
-FORMATS = (".svg", ".png", ".pdf")
+__all__ = ["print_summary", "report"]
 
 
 def report(path: Path, picture: Path | None, by_steps: bool = False) -> dict[str, Any]:
@@ -29,8 +28,8 @@ def report(path: Path, picture: Path | None, by_steps: bool = False) -> dict[str
 
     Raises TraceError, OSError, or ConfigError where the picture cannot be drawn.
     """
-    if picture is not None and picture.suffix.lower() not in FORMATS:
-        raise ConfigError(f"-o {picture}: give a name that ends with {', '.join(FORMATS)}")
+    if picture is not None:
+        check_picture("-o", picture)
     trace = read_trace(path)
     summary = asdict(summarize(trace))
     if picture is not None:
@@ -46,12 +45,8 @@ def report(path: Path, picture: Path | None, by_steps: bool = False) -> dict[str
 def _draw(trace: Trace, picture: Path, by_steps: bool) -> None:
     if not trace.steps:
         raise ConfigError(f"{trace.path}: nothing was recorded, there is nothing to draw")
-    try:
-        from pyvelo.cli.draw import draw
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "matplotlib":
-            raise
-        raise ConfigError('a picture needs matplotlib: pip install "pyvelo[report]"') from None
+    from pyvelo.cli.draw import draw
+
     draw(trace, picture, by_steps)
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyvelo.cli.exits import BROKEN_PIPE, INTERRUPTED, silence_stdout
+from pyvelo.cli.progress import loading
 from pyvelo.cli.values import show_bytes
 from pyvelo.errors import ConfigError
 from pyvelo.hub import locate
@@ -20,7 +20,7 @@ from pyvelo.hub import locate
 if TYPE_CHECKING:
     from pyvelo import LLM
 
-__all__ = ["Request", "generate", "read_prompt", "waiting"]
+__all__ = ["Request", "generate", "read_prompt"]
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,8 @@ def generate(request: Request, *, as_json: bool, verbose: bool) -> int:
     params = SamplingParams(**request.sampling)
     _replace_what_the_terminal_cannot_show()
     started = time.perf_counter()
-    with waiting(f"loading {os.path.basename(path)}"):
-        llm = LLM(path, **request.engine)
+    with loading(path) as progress:
+        llm = LLM(path, **request.engine, progress=progress)
     with llm:
         answer = Answer(load=time.perf_counter() - started)
         code = _stream(llm, request, params, answer, echo=not as_json)
@@ -143,18 +143,6 @@ def _summary(answer: Answer, llm: LLM) -> str:
         f"{stats.sequences_total} sequences of {stats.n_ctx}, {show_bytes(stats.pool_bytes)} | "
         f"{answer.finish_reason}"
     )
-
-
-@contextmanager
-def waiting(what: str) -> Iterator[None]:
-    """A spinner on standard error, where that is a terminal."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status(what):
-        yield
 
 
 def _replace_what_the_terminal_cannot_show() -> None:

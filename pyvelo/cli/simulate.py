@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from pyvelo.cli.run import waiting
+from pyvelo.cli.progress import waiting
 from pyvelo.cli.values import show_bytes
 from pyvelo.engine.contiguous import layouts, simulate_contiguous
 from pyvelo.engine.simulate import POLICIES, Setup, StepCosts, simulate

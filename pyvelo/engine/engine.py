@@ -107,12 +107,18 @@ def _open(path: str, config: EngineConfig, files: ModelFiles, free_bytes: int | 
 
 def _load(path: str, config: EngineConfig) -> Model:
     stop = threading.Event()
+
+    def watch(share: float) -> bool:
+        if config.progress is not None:
+            config.progress(share)
+        return not stop.is_set()
+
     load = partial(
         Model,
         path,
         n_gpu_layers=config.n_gpu_layers,
         deterministic=config.deterministic,
-        progress=lambda _: not stop.is_set(),
+        progress=watch,
     )
     try:
         return compute(load, stop.set)

@@ -11,8 +11,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-
 from pyvelo.errors import ConfigError, UnsupportedError
 
 __all__ = [
@@ -37,7 +35,7 @@ GPU_LINE = 128  # bytes
 
 @dataclass(frozen=True)
 class KVType:
-    """A type that K or V can be stored in: `group` values take `group_bytes` bytes."""
+    """A type that K or V can be stored in, by ggml's number: `group` values take `group_bytes` bytes."""
 
     name: str
     id: int
@@ -49,14 +47,19 @@ class KVType:
         return n_values // self.group * self.group_bytes
 
 
-def _kv_type(name: str) -> KVType:
-    kind = GGMLQuantizationType[name.upper()]
-    group, group_bytes = GGML_QUANT_SIZES[kind]
-    return KVType(name, int(kind), group, group_bytes)
-
-
 KV_TYPES: dict[str, KVType] = {
-    name: _kv_type(name) for name in ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+    kind.name: kind
+    for kind in (
+        KVType("f32", 0, 1, 4),
+        KVType("f16", 1, 1, 2),
+        KVType("bf16", 30, 1, 2),
+        KVType("q8_0", 8, 32, 34),
+        KVType("q5_1", 7, 32, 24),
+        KVType("q5_0", 6, 32, 22),
+        KVType("q4_1", 3, 32, 20),
+        KVType("q4_0", 2, 32, 18),
+        KVType("iq4_nl", 20, 32, 18),
+    )
 }
 
 

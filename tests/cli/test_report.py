@@ -108,7 +108,7 @@ def test_what_cannot_be_reported(
         ([tiny_model], "line 1"),
         ([tmp_path / "cut.trace"], f"line {len(lines)}"),
         ([trace, "-o", tmp_path / "run.txt"], ".svg"),
-        ([trace, "-o", tmp_path / "no" / "run.svg"], "No such file"),
+        ([trace, "-o", tmp_path / "no" / "run.svg"], "no folder"),
         ([empty, "-o", tmp_path / "run.svg"], "nothing"),
     ):
         code, out, err = run_cli(capsys, "report", *arguments)

@@ -1,0 +1,25 @@
+"""What a picture needs before there is any work for it: a name that tells its format, a folder, a library."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pyvelo.errors import ConfigError
+
+__all__ = ["FORMATS", "check_picture"]
+
+FORMATS = (".svg", ".png", ".pdf")
+
+
+def check_picture(option: str, path: Path) -> None:
+    """Raises ConfigError where nothing can be drawn to `path`, the value of `option`."""
+    if path.suffix.lower() not in FORMATS:
+        raise ConfigError(f"{option} {path}: give a name that ends with {', '.join(FORMATS)}")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{option} {path}: there is no folder {path.parent}")
+    try:
+        import matplotlib  # noqa: F401
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "matplotlib":
+            raise
+        raise ConfigError('a picture needs matplotlib: pip install "pyvelo[report]"') from None

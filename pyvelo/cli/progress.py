@@ -1,0 +1,96 @@
+"""What is shown on standard error, where that is a terminal, while something takes its time.
+
+Rich is imported with the first thing that it draws: most models load before there is anything to show.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Protocol
+
+__all__ = ["Bar", "LoadingBar", "loading", "waiting"]
+
+SHOW_AFTER = 0.5
+"""Seconds of loading after which there is a bar."""
+
+
+class Bar(Protocol):
+    """Something that is drawn from when it is made."""
+
+    def show(self, share: float) -> None:
+        """How much is done, 0..1."""
+
+    def close(self) -> None:
+        """Takes it from the terminal."""
+
+
+class LoadingBar:
+    """Called with the share of a model that is loaded, it decides from when on there is a bar.
+
+    `open_bar` makes one; `clock` tells the time in seconds.
+    """
+
+    def __init__(self, open_bar: Callable[[], Bar], clock: Callable[[], float] = time.perf_counter) -> None:
+        self._open_bar = open_bar
+        self._clock = clock
+        self._start = clock()
+        self._bar: Bar | None = None
+
+    def __call__(self, share: float) -> None:
+        late = self._clock() - self._start >= SHOW_AFTER
+        if self._bar is None and late and share < 1.0:
+            self._bar = self._open_bar()
+        if self._bar is not None:
+            self._bar.show(share)
+
+    def close(self) -> None:
+        """Ends the bar, where there is one."""
+        if self._bar is not None:
+            self._bar.close()
+
+
+class _RichBar:
+    def __init__(self, what: str) -> None:
+        from rich.console import Console
+        from rich.markup import escape
+        from rich.progress import Progress
+
+        self._progress = Progress(console=Console(stderr=True), transient=True, redirect_stdout=False)
+        self._task = self._progress.add_task(escape(what), total=1.0)
+        self._progress.start()
+
+    def show(self, share: float) -> None:
+        self._progress.update(self._task, completed=share)
+
+    def close(self) -> None:
+        self._progress.stop()
+
+
+@contextmanager
+def loading(path: str | os.PathLike[str]) -> Iterator[Callable[[float], None] | None]:
+    """What `LLM` is to tell its progress to while it loads `path`; None where nobody would see it."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    bar = LoadingBar(partial(_RichBar, f"loading {os.path.basename(path)}"))
+    try:
+        yield bar
+    finally:
+        bar.close()
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """A spinner, from now on."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(what):
+        yield

@@ -1,0 +1,137 @@
+"""The bar while a model loads: when there is one, where it is seen, and what Ctrl-C does to it."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pyvelo.cli.progress import SHOW_AFTER, LoadingBar
+
+from .test_info import run_cli
+
+
+class Recorded:
+    """A bar that notes what it was told."""
+
+    def __init__(self) -> None:
+        self.shares: list[float] = []
+        self.closed = False
+
+    def show(self, share: float) -> None:
+        assert not self.closed
+        self.shares.append(share)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Load:
+    """A load in a time of its own."""
+
+    def __init__(self) -> None:
+        self.time = 1000.0
+        self.bars: list[Recorded] = []
+        self.bar = LoadingBar(self._open, lambda: self.time)
+
+    def _open(self) -> Recorded:
+        self.bars.append(Recorded())
+        return self.bars[-1]
+
+    def reach(self, share: float, seconds: float) -> None:
+        self.time = 1000.0 + seconds
+        self.bar(share)
+
+
+def test_a_quick_load_shows_nothing() -> None:
+    load = Load()
+    for step in range(10):
+        load.reach(step / 10, SHOW_AFTER * step / 10)
+    load.reach(1.0, SHOW_AFTER * 3)  # there is nothing left to wait for
+    load.bar.close()
+    assert load.bars == []
+
+
+def test_a_slow_load_shows_a_bar_from_then_on() -> None:
+    load = Load()
+    load.reach(0.2, SHOW_AFTER * 0.9)
+    assert load.bars == []
+    load.reach(0.3, SHOW_AFTER)
+    load.reach(0.7, SHOW_AFTER * 2)
+    load.reach(1.0, SHOW_AFTER * 3)
+    assert [bar.shares for bar in load.bars] == [[0.3, 0.7, 1.0]]
+    assert not load.bars[0].closed
+    load.bar.close()
+    assert load.bars[0].closed
+
+
+PROGRAM = """
+import os, signal, sys
+from pyvelo.cli import main, progress
+progress.SHOW_AFTER = 0.0  # as if every load were a slow one
+call = progress.LoadingBar.__call__
+def stopped(self, share):
+    call(self, share)
+    os.kill(os.getpid(), signal.SIGINT)
+if sys.argv[1] == "stop":
+    progress.LoadingBar.__call__ = stopped
+main(sys.argv[2:])
+"""
+
+
+def in_a_terminal(*arguments: str) -> tuple[int, str, str]:
+    """Exit code, standard output (a pipe) and what the terminal at standard error showed."""
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=slave,
+        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "80"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    os.close(slave)
+    shown = b""
+    while True:
+        try:
+            piece = os.read(master, 65536)
+        except OSError:  # Linux: the other end is closed
+            break
+        if not piece:
+            break
+        shown += piece
+    os.close(master)
+    out = process.communicate(timeout=60)[0]
+    return process.returncode, out.decode(), shown.decode()
+
+
+def test_a_terminal_sees_the_bar_and_the_pipe_does_not(tiny_model: Path) -> None:
+    asked = ["run", str(tiny_model), "-p", "Once", "-n", "3"]
+    code, out, shown = in_a_terminal("run", *asked)
+    assert (code, out) == (
+        0,
+        subprocess.check_output([sys.executable, "-m", "pyvelo.cli", *asked], text=True),
+    )
+    assert f"loading {tiny_model.name}" in shown
+    assert "\x1b[2K" in shown[shown.rindex("loading") :]  # it is gone again, and the cursor is back
+    assert shown.count("\x1b[?25h") == shown.count("\x1b[?25l") == 1
+
+
+def test_ctrl_c_while_loading_ends_it_cleanly(tiny_model: Path) -> None:
+    code, out, shown = in_a_terminal("stop", "run", str(tiny_model), "-p", "Once", "-n", "3")
+    assert (code, out) == (130, "")
+    assert "loading" in shown
+    assert "Traceback" not in shown
+    assert shown.count("\x1b[?25h") == 1
+
+
+def test_nothing_is_shown_where_nobody_sees_it(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyvelo.cli.progress.SHOW_AFTER", 0.0)
+    code, _, err = run_cli(capsys, "run", tiny_model, "-p", "Once", "-n", "3")
+    assert (code, err) == (0, "")
