@@ -43,11 +43,11 @@ VARIANTS: dict[str, frozenset[str]] = {
 
 QEMU, QEMU_MODEL, QEMU_VARIANT = "qemu-x86_64", "Haswell", "haswell"
 
-# Runs the program of its arguments and then says, on standard error, which files the process had mapped.
+# Runs the program of its arguments; what the process had mapped in the end goes to the file of the first.
 _WITH_MAPS = """
-import atexit, runpy, sys
-atexit.register(lambda: sys.stderr.write(open("/proc/self/maps").read()))
-sys.argv = sys.argv[1:]
+import atexit, pathlib, runpy, sys
+maps, *sys.argv = sys.argv[1:]
+atexit.register(lambda: pathlib.Path(maps).write_text(pathlib.Path("/proc/self/maps").read_text()))
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
@@ -72,7 +72,7 @@ def flags_here(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
 
 
 def libraries(maps: str) -> set[Path]:
-    """The shared libraries in a text with the lines of a /proc/PID/maps among others."""
+    """The shared libraries in the text of a /proc/PID/maps."""
     found = re.findall(r"^[0-9a-f]+-[0-9a-f]+ [^/\n]*(/.*\.so[^/\n]*)$", maps, re.MULTILINE)
     return set(map(Path, found))
 
@@ -123,11 +123,11 @@ def ask(programs: Path, machine: str, emulator: Sequence[str], expected: str) ->
 
     Raises: UpstreamError when the answer or the variant is wrong.
     """
-    command = [*emulator, str(programs / "python"), "-I", "-c", _WITH_MAPS]
+    maps = programs.parent / "maps"
+    command = [*emulator, str(programs / "python"), "-I", "-c", _WITH_MAPS, str(maps)]
     command += [str(programs / "pyvelo"), "run", "-p", QUESTION]
-    done = _run(command, without_compilers(programs), programs.parent.parent)
-    answer = done.stdout.strip()
-    variant = loaded_variant(libraries(done.stderr), programs.parent)
+    answer = _run(command, without_compilers(programs), programs.parent.parent).strip()
+    variant = loaded_variant(libraries(maps.read_text()), programs.parent)
     print(f"{machine}: {variant}: {answer}", flush=True)
     if not re.search(rf"\b{ANSWER}\b", answer):
         raise UpstreamError(f"{QUESTION!r} shall be answered with {ANSWER}: {answer!r}")
@@ -155,12 +155,19 @@ def check_wheel(wheel: Path) -> None:
         ask(programs, f"without the variants for AVX-512 (no {QEMU} here)", (), older)
 
 
-def _run(
-    command: Sequence[str], environment: Mapping[str, str], folder: Path
-) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        command, env=environment, cwd=folder, capture_output=True, text=True, check=False, timeout=SECONDS
-    )
-    if done.returncode != 0:
-        raise UpstreamError(f"{' '.join(command)}\nfailed: {done.stderr.strip()[-2000:]}")
-    return done
+def _run(command: Sequence[str], environment: Mapping[str, str], folder: Path) -> str:
+    """What the command prints."""
+    try:
+        done = subprocess.run(
+            command, env=environment, cwd=folder, capture_output=True, text=True, timeout=SECONDS, check=True
+        )
+    except subprocess.TimeoutExpired:
+        raise UpstreamError(f"{_brief(command)} took longer than {SECONDS} s") from None
+    except subprocess.CalledProcessError as error:
+        said = error.stderr.strip()[-2000:]
+        raise UpstreamError(f"{_brief(command)} failed (status {error.returncode}): {said}") from None
+    return done.stdout
+
+
+def _brief(command: Sequence[str]) -> str:
+    return " ".join(part for part in command if "\n" not in part)

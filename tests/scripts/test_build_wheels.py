@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sys
 import zipfile
@@ -13,6 +14,7 @@ from _upstream import UpstreamError
 from _wheel_check import (
     COMPILERS,
     VARIANTS,
+    ask,
     best_variant,
     flags_here,
     libraries,
@@ -77,7 +79,7 @@ def maps(*paths: Path | str) -> set[Path]:
     """What is read out of a memory map with these files in it, each in two segments."""
     lines = ["7ffe-7fff rw-p 00000000 00:00 0    [stack]", "7f00-7f01 rw-p 00000000 00:00 0 "]
     lines += [f"7f0{i}-7f0{i + 1} r-xp 00000000 fe:01 123    {path}" for path in paths for i in (1, 5)]
-    return libraries("a line of a log, with a / in it\n" + "\n".join(lines))
+    return libraries("\n".join(lines))
 
 
 def test_the_variant_of_a_process() -> None:
@@ -99,6 +101,39 @@ def test_the_variant_of_a_process() -> None:
     ):
         with pytest.raises(UpstreamError, match=said):
             loaded_variant(wrong, HOME)
+
+
+def program(folder: Path, text: str) -> Path:
+    """A folder of programs: this Python, and a `pyvelo` of that text."""
+    programs = folder / "environment" / "bin"
+    programs.mkdir(parents=True)
+    (programs / "python").symlink_to(sys.executable)
+    (programs / "pyvelo").write_text(text)
+    return programs
+
+
+def test_what_fails_is_said(tmp_path: Path) -> None:
+    programs = program(tmp_path, "import sys; print('no model', file=sys.stderr); sys.exit(3)")
+    with pytest.raises(UpstreamError, match=r"pyvelo run .* failed \(status 3\): no model$"):
+        ask(programs, "here", (), "x64")
+
+
+def test_the_process_that_answers_is_the_one_looked_at(tmp_path: Path) -> None:
+    with pytest.raises(UpstreamError, match=r"one libggml-cpu-\*, from the wheel: it loaded none"):
+        ask(program(tmp_path, "print('so 42.')"), "here", (), "x64")
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected", "said"),
+    [("so 42.", "zen4", None), ("so 421.", "zen4", "answered with 42"), ("so 42.", "x64", "took zen4")],
+)
+def test_answer_and_variant_are_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, expected: str, said: str | None
+) -> None:
+    monkeypatch.setattr("_wheel_check.loaded_variant", lambda mapped, environment: "zen4")
+    programs = program(tmp_path, f"import sys; assert sys.argv[1:3] == ['run', '-p']; print('{answer}')")
+    with pytest.raises(UpstreamError, match=said) if said else contextlib.nullcontext():
+        ask(programs, "here", (), expected)
 
 
 def test_this_process_maps_its_libraries() -> None:
