@@ -96,11 +96,9 @@ def _the_one(kind: str, mapped: Iterable[Path], environment: Path) -> Path:
 
 def without_compilers(programs: Path, base: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The environment `base` in which no program but those in the folder `programs` can be found."""
-    hidden = ("PYTHON", "CMAKE", "LD_", "VIRTUAL_ENV")
+    hidden = ("CC", "CXX", "CMAKE", "LD_", "PYTHON", "VIRTUAL_ENV")
     kept = {name: value for name, value in base.items() if not name.startswith(hidden)}
-    return {name: value for name, value in kept.items() if name not in ("CC", "CXX")} | {
-        "PATH": str(programs)
-    }
+    return {**kept, "PATH": str(programs)}
 
 
 def install(wheel: Path, folder: Path) -> Path:
@@ -124,6 +122,7 @@ def ask(programs: Path, machine: str, emulator: Sequence[str], expected: str) ->
     Raises: UpstreamError when the answer or the variant is wrong.
     """
     maps = programs.parent / "maps"
+    maps.unlink(missing_ok=True)
     command = [*emulator, str(programs / "python"), "-I", "-c", _WITH_MAPS, str(maps)]
     command += [str(programs / "pyvelo"), "run", "-p", QUESTION]
     answer = _run(command, without_compilers(programs), programs.parent.parent).strip()
