@@ -32,32 +32,42 @@ def cmake() -> str:
 
 def configure(source: Path, build: Path, options: Mapping[str, str | bool]) -> None:
     """Configures `build` from `source`; a folder that is configured already keeps its generator."""
-    arguments = [f"-D{key}={_value(value)}" for key, value in options.items()]
+    arguments = [f"-D{key}={_value(value)}" for key, value in {**launchers(), **options}.items()]
     ninja = program("ninja")
     if ninja and not (build / "CMakeCache.txt").exists():
         arguments += ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
-    if ccache := program("ccache"):
-        arguments += [f"-DCMAKE_{language}_COMPILER_LAUNCHER={ccache}" for language in ("C", "CXX")]
     build.mkdir(parents=True, exist_ok=True)
-    _run([cmake(), "-S", str(source), "-B", str(build), *arguments], build / "configure.log")
+    run_logged([cmake(), "-S", str(source), "-B", str(build), *arguments], build / "configure.log")
 
 
 def build_targets(build: Path, targets: Sequence[str]) -> None:
     """Builds the targets with as many jobs as there are processors."""
     jobs = str(os.cpu_count() or 1)
-    _run([cmake(), "--build", str(build), "--parallel", jobs, "--target", *targets], build / "build.log")
+    run_logged(
+        [cmake(), "--build", str(build), "--parallel", jobs, "--target", *targets], build / "build.log"
+    )
 
 
-def _value(value: str | bool) -> str:
-    return value if isinstance(value, str) else "ON" if value else "OFF"
+def launchers() -> dict[str, str]:
+    """The options that put ccache in front of the compilers, where there is one."""
+    ccache = program("ccache")
+    return {f"CMAKE_{language}_COMPILER_LAUNCHER": ccache for language in ("C", "CXX")} if ccache else {}
 
 
-def _run(command: Sequence[str], log: Path) -> None:
+def run_logged(command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> None:
+    """Runs a command whose output goes to `log`.
+
+    Raises: UpstreamError when it fails; the last lines of the log are shown.
+    """
     with log.open("wb") as stream:
-        done = subprocess.run(command, stdout=stream, stderr=subprocess.STDOUT)
+        done = subprocess.run(command, stdout=stream, stderr=subprocess.STDOUT, env=environment, check=False)
     if done.returncode != 0:
         tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-40:]
         print("\n".join(tail), file=sys.stderr)
         raise UpstreamError(
-            f"{' '.join(command[:2])} … failed: its last lines are above, all of them in {log}"
+            f"{' '.join(command[:3])} … failed: its last lines are above, all of them in {log}"
         )
+
+
+def _value(value: str | bool) -> str:
+    return value if isinstance(value, str) else "ON" if value else "OFF"
