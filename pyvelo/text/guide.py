@@ -182,7 +182,7 @@ def _from_schema(schema: str) -> str:
     wanted = json.loads(schema)
     # of two that come to the same, the one that can take options
     wanted = {} if wanted is True else wanted
-    options = {"whitespace_pattern": _WHITESPACE} if isinstance(wanted, dict) else None
+    options: Any = {"whitespace_pattern": _WHITESPACE} if isinstance(wanted, dict) else None
     return str(LLMatcher.grammar_from_json_schema(wanted, defaults=options))
 
 
