@@ -4,7 +4,8 @@
     python scripts/record_chat.py docs/chat.svg
 
 The real `pyvelo chat` runs in a terminal of its own and is told the lines below; what it writes is
-interpreted as a terminal does it (pyte). The picture is SVG that refers to nothing outside. Needs the extra `test`.
+interpreted as a terminal does it (pyte). The picture is SVG that refers to nothing outside itself. Needs the
+extra `test`.
 """
 
 from __future__ import annotations
