@@ -17,6 +17,7 @@ from .test_snippets import PAGES, ROOT
 
 OURS = {field.name for kind in (EngineConfig, SamplingParams, BeamSearchParams) for field in fields(kind)}
 OURS |= set(ChatOptions.__annotations__)
+NAME = re.compile(r"\b([a-z_]+)=")
 COMPARISONS = [page for page in PAGES if page.name.startswith("FROM_")]
 
 
@@ -46,10 +47,19 @@ def test_arguments_in_our_column_exist(page: Path) -> None:
         }
     # LLM.embed has these two for itself
     assert named - {"pooling", "normalize"} <= OURS
-    assert len(named) > 25
+    assert len(named) > 20
 
 
-NAME = re.compile(r"\b([a-z_]+)=")
+def names(cell: str) -> set[str]:
+    """Of arguments in a cell."""
+    return {name for code in re.findall("`[^`]*`", cell) for name in NAME.findall(code)}
+
+
+@pytest.mark.parametrize("page", COMPARISONS, ids=lambda page: page.name)
+def test_what_is_not_there_is_not_there(page: Path) -> None:
+    missing = [row[0] for table in tables(page) for row in table if row[1].startswith("not there")]
+    assert missing
+    assert set().union(*map(names, missing)) & OURS == set()
 
 
 def test_each_setting_is_in_the_readme_or_a_comparison() -> None:
