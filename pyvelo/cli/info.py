@@ -21,6 +21,8 @@ __all__ = ["describe"]
 
 # the default of LLM(memory_utilization=...)
 MEMORY_SHARE = 0.9
+GIB = 1 << 30
+CONVERSATIONS = (4096, 32768)  # tokens; and one that fills the context
 
 
 def describe(path: Path, block_size: int) -> dict[str, Any]:
@@ -69,6 +71,7 @@ def _kv_types(summary: GgufSummary, model: Model, block_size: int, free: int | N
     """For each KV type its cost, or why it cannot be had."""
     if not model.info.can_page:
         return {}
+    lengths = _lengths(model.info.n_ctx_train)
     costs: dict[str, Any] = {}
     for name in KV_TYPES:
         try:
@@ -81,6 +84,10 @@ def _kv_types(summary: GgufSummary, model: Model, block_size: int, free: int | N
             "token_bytes": geometry.token_bytes,
             "block_size": geometry.block_size,
             "block_bytes": geometry.block_bytes,
+            "tokens_in_a_gib": _tokens_in(geometry, GIB),
+            "conversations": [
+                {"tokens": n, "bytes": geometry.blocks_for(n) * geometry.block_bytes} for n in lengths
+            ],
             "tokens_that_fit": fitting,
             "sequences_that_fit": None if fitting is None else fitting // max(1, model.info.n_ctx_train),
         }
@@ -89,8 +96,17 @@ def _kv_types(summary: GgufSummary, model: Model, block_size: int, free: int | N
 
 def _fitting(geometry: Geometry, free: int, weights: int) -> int:
     """Tokens of the largest pool beside the weights, in the share of the free memory that LLM takes."""
-    left = max(0, int(free * MEMORY_SHARE) - weights)
-    return left // (POOL_GRAIN * geometry.token_bytes) * POOL_GRAIN
+    return _tokens_in(geometry, max(0, int(free * MEMORY_SHARE) - weights))
+
+
+def _tokens_in(geometry: Geometry, n_bytes: int) -> int:
+    """Tokens of the largest pool in so many bytes."""
+    return n_bytes // (POOL_GRAIN * geometry.token_bytes) * POOL_GRAIN
+
+
+def _lengths(longest: int) -> list[int]:
+    """Of the conversations whose bytes are told."""
+    return [n for n in CONVERSATIONS if n < longest] + [longest] * (longest > 0)
 
 
 def _machine(free: int | None) -> dict[str, Any]:

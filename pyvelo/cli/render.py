@@ -16,7 +16,6 @@ from pyvelo.cli.values import show_bytes
 __all__ = ["WIDTH_WITHOUT_TERMINAL", "facts_grid", "print_json", "print_models", "print_report"]
 
 WIDTH_WITHOUT_TERMINAL = 120
-CACHE_TITLE = "KV cache, and the tokens that fit beside the weights in 90 % of the free memory"
 
 
 def print_json(report: Mapping[str, Any]) -> None:
@@ -28,14 +27,10 @@ def print_json(report: Mapping[str, Any]) -> None:
 def print_report(report: Mapping[str, Any]) -> None:
     """The report of `info.describe` for people."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL)
-    paged = report["paged"]
     sections: list[tuple[str, Table | str]] = [
         ("", _facts(report)),
         ("weights", _quantization(report["quantization"])),
-        (
-            CACHE_TITLE,
-            _costs(report["kv_types"]) if paged["possible"] else escape(f"none: {paged['refusal']}"),
-        ),
+        _cache(report["paged"]["refusal"], report["kv_types"]),
         ("", _machine(report["machine"])),
     ]
     for number, (title, content) in enumerate(sections):
@@ -112,22 +107,28 @@ def _quantization(shares: Mapping[str, Mapping[str, int]]) -> Table:
     return table
 
 
-def _costs(costs: Mapping[str, Mapping[str, Any]]) -> Table:
-    table = _table("per token", "block", "per block", "tokens that fit", "full sequences")
+def _cache(refusal: str | None, costs: Mapping[str, Mapping[str, Any]]) -> tuple[str, Table | str]:
+    """What a token and whole conversations take, and how many tokens there is room for; with its title."""
+    if refusal is not None:
+        return "KV cache", escape(f"none: {refusal}")
+    possible = [cost for cost in costs.values() if "refusal" not in cost]
+    sizes = " or ".join(map(str, sorted({cost["block_size"] for cost in possible})))
+    title = f"KV cache in blocks of {sizes} tokens: what a conversation takes, and how many tokens fit"
+    lengths = [told["tokens"] for told in possible[0]["conversations"]]
+    table = _table("a token", *(f"{n:,} tokens" for n in lengths), "in 1 GiB", "here", "sequences")
     for name, cost in costs.items():
         if "refusal" in cost:
-            table.add_row(name, "-", "-", "-", "-", "cannot be cut into this model's heads")
+            table.add_row(name, *"-" * (len(lengths) + 4), "cannot be cut into this model's heads")
             continue
-        fit = cost["tokens_that_fit"]
+        fitting = cost["tokens_that_fit"], cost["sequences_that_fit"]
         table.add_row(
             name,
             show_bytes(cost["token_bytes"]),
-            f"{cost['block_size']} tokens",
-            show_bytes(cost["block_bytes"]),
-            "unknown" if fit is None else f"{fit:,}",
-            "unknown" if fit is None else f"{cost['sequences_that_fit']:,}",
+            *(show_bytes(told["bytes"]) for told in cost["conversations"]),
+            f"{cost['tokens_in_a_gib']:,}",
+            *("unknown" if fit is None else f"{fit:,}" for fit in fitting),
         )
-    return table
+    return title, table
 
 
 def _machine(machine: Mapping[str, Any]) -> Table:
@@ -137,6 +138,7 @@ def _machine(machine: Mapping[str, Any]) -> Table:
         "machine",
         f"{machine['cores']} cores, {'unknown' if free is None else show_bytes(free)} of memory free",
     )
+    grid.add_row("here", "weights and cache take at most 90 % of that")
     for device in machine["devices"]:
         memory = f"{show_bytes(device['memory_free'])} of {show_bytes(device['memory_total'])} free"
         grid.add_row("device", escape(f"{device['name']}: {device['description']}, {memory}"))

@@ -46,7 +46,8 @@ class LlmTalker:
     def describe(self) -> str:
         """See `Talker.describe`."""
         stats = self._llm.stats()
+        said = "1 block holds" if stats.blocks_cached == 1 else f"{stats.blocks_cached:,} blocks hold"
         return (
-            f"KV cache of {stats.blocks_total} blocks, {show_bytes(stats.pool_bytes)}: {stats.tokens_total} "
-            f"tokens, {stats.blocks_cached} blocks hold what was said"
+            f"KV cache of {stats.blocks_total:,} blocks, {show_bytes(stats.pool_bytes)}: "
+            f"{stats.tokens_total:,} tokens; {said} what was said"
         )

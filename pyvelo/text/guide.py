@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Guide", "Guides"]
 
+# between the parts of JSON: a space, or a new line and its indentation; without an end to it, small models
+# write blanks until their tokens run out
+_WHITESPACE = r" ?|\n[ \t]{0,32}"
+
 
 class Guide:
     """Of one answer: follows it token by token."""
@@ -175,7 +179,11 @@ def _from_grammar(source: str) -> str:
 def _from_schema(schema: str) -> str:
     from llguidance import LLMatcher
 
-    return str(LLMatcher.grammar_from_json_schema(json.loads(schema)))
+    wanted = json.loads(schema)
+    # of two that come to the same, the one that can take options
+    wanted = {} if wanted is True else wanted
+    options: Any = {"whitespace_pattern": _WHITESPACE} if isinstance(wanted, dict) else None
+    return str(LLMatcher.grammar_from_json_schema(wanted, defaults=options))
 
 
 def _from_regex(regex: str) -> str:

@@ -58,6 +58,32 @@ def test_a_json_schema(llm: LLM, schema: Any) -> None:
         assert set(value["tags"]) <= {"red", "green"}
 
 
+@pytest.mark.parametrize("schema", [SCHEMA, {"type": "array", "items": {"const": 1}, "maxItems": 3}])
+def test_blanks_between_the_parts_of_json_end(llm: LLM, schema: Any) -> None:
+    """However much the model would like to write nothing else."""
+    blanks = [token for token in range(llm.vocab.n_tokens) if llm.detokenize([token]).isspace()]
+    bias = dict.fromkeys(blanks, 100.0)
+    output = llm.generate(
+        PROMPT, SamplingParams(max_tokens=2000, json_schema=schema, logit_bias=bias, seed=3)
+    )[0]
+    assert output.finish_reason == "stop"
+    assert "\n\t" in output.text
+    json.loads(output.text)
+
+
+@pytest.mark.parametrize("schema", [True, "true", {}])
+def test_any_json(llm: LLM, schema: Any) -> None:
+    closed = {llm.tokenize(sign, add_special=False)[-1]: -100.0 for sign in '[{"'}
+    (text,) = answers(llm, 1, json_schema=schema, logit_bias=closed)
+    assert isinstance(json.loads(text), (int, float, bool, type(None)))
+
+
+def test_the_schema_says_otherwise_about_blanks(llm: LLM) -> None:
+    dense = {**SCHEMA, "x-guidance": {"whitespace_flexible": False, "whitespace_pattern": ""}}
+    for text in answers(llm, json_schema=dense):
+        assert not re.search(r"\s", re.sub(r'"(\\.|[^"\\])*"', "", text))
+
+
 def test_a_grammar(llm: LLM) -> None:
     grammar = 'root ::= word (" and " word){0,3}\nword ::= "fox" | "bear" | [0-9]+ "?"'
     for text in answers(llm, grammar=grammar):

@@ -1,0 +1,61 @@
+"""What the pages show is what happens: their code runs, and prints what they say; nothing is left out."""
+
+from __future__ import annotations
+
+import io
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import pytest
+from cli.stand_ins import stand_in
+from hub.conftest import Shell
+from hub.server import Hub, Repo, serve
+
+from pyvelo.cli.app import execute
+from pyvelo.demo import DEMO_MODEL
+
+from .snippets import Run, run_page
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+# what must run at least, so that none of it is lost
+LEAST = {"README.md": 5, "GUIDE.md": 14, "FROM_LLAMA_CPP_PYTHON.md": 8, "FROM_VLLM.md": 8, "MEMORY.md": 4}
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    """`pyvelo` in a folder with the models that pages name, and a hub with the one that they pull."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # the command line has its own
+    Path("model.gguf").symlink_to(DEMO_MODEL)
+    Path("docs").mkdir()
+    repo = Repo({"repo-Q4_K_M.gguf": DEMO_MODEL.read_bytes()})
+    with serve(Hub({"org/repo": repo})) as hub:
+        shell = Shell(hub, tmp_path / "hf home")
+
+        def run(arguments: list[str], typed: str) -> tuple[int, str]:
+            if arguments[0] in ("pull", "list"):  # whose library looks for its server when it is imported
+                code, out, err = shell.run(*arguments)
+                return code, err + out
+            if arguments[0] == "info" and not Path(arguments[1]).exists():
+                stand_in(Path(arguments[1]))
+            return in_process(arguments, typed, monkeypatch)
+
+        yield run
+
+
+def in_process(arguments: list[str], typed: str, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
+    """Exit code and all output of a command."""
+    written = io.StringIO()
+    with monkeypatch.context() as patch, redirect_stdout(written), redirect_stderr(written):
+        patch.setattr(sys, "stdin", io.StringIO(typed))
+        code = execute(arguments)
+    return code, written.getvalue()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_page(page: Path, run: Run) -> None:
+    assert run_page(page, run) >= LEAST.get(page.name, 0)
