@@ -36,22 +36,22 @@ struct meeting {
 
 struct warp_state {
     meeting      meet;
-    uint64_t     sent[32];  // of a shuffle
-    const void * rows[32];  // of matrices
+    uint64_t     sent[32]; // of a shuffle
+    const void * rows[32]; // of matrices
     uint32_t     a[32][4], b[32][2];
     float *      c[32];
     uint32_t *   loaded[32];
 };
 
 struct block_state {
-    int                      index, n_blocks, n_threads;
-    meeting                  meet;
-    std::vector<fiber>       fibers;
-    std::vector<warp_state>  warps;
-    std::function<void()>    body;
-    ucontext_t               home;
-    jmp_buf                  back;
-    int                      current = 0;
+    int                     index, n_blocks, n_threads;
+    meeting                 meet;
+    std::vector<fiber>      fibers;
+    std::vector<warp_state> warps;
+    std::function<void()>   body;
+    ucontext_t              home;
+    jmp_buf                 back;
+    int                     current = 0;
 };
 
 inline thread_local block_state * here = nullptr;
@@ -134,7 +134,7 @@ inline uint32_t pack_bf16(float low, float high) { return float_to_bf16(low) | (
 template <int bytes> void copy_async(void * to, const void * from) {
     here->fibers[here->current].groups.back().push_back({to, from, bytes});
 }
-inline void copy_commit() { here->fibers[here->current].groups.emplace_back(); }
+inline void                 copy_commit() { here->fibers[here->current].groups.emplace_back(); }
 template <int pending> void copy_wait() {
     auto & groups = here->fibers[here->current].groups;
     while (groups.size() > pending + 1) {
@@ -179,7 +179,7 @@ template <float (*number)(uint16_t)> void mma(float (&c)[4], const uint32_t (&a)
         for (int i = 0; i < 32; ++i) {
             for (int r = 0; r < 4; ++r) {
                 for (int h = 0; h < 2; ++h) {
-                    const int column     = i % 4 * 2 + h + r / 2 * 8;
+                    const int column                = i % 4 * 2 + h + r / 2 * 8;
                     left[i / 4 + r % 2 * 8][column] = number((uint16_t) (w.a[i][r] >> 16 * h));
                     if (r < 2) {
                         right[i % 4 * 2 + h + r * 8][i / 4] = number((uint16_t) (w.b[i][r] >> 16 * h));
@@ -199,7 +199,9 @@ template <float (*number)(uint16_t)> void mma(float (&c)[4], const uint32_t (&a)
         }
     });
 }
-inline void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) { mma<f16_to_float>(c, a, b0, b1); }
+inline void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    mma<f16_to_float>(c, a, b0, b1);
+}
 inline void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     mma<bf16_to_float>(c, a, b0, b1);
 }

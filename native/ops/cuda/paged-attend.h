@@ -51,8 +51,8 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
     work_item    item;
 
     float sums[M_TILES][V_PAIRS][2][4]; // of V, of this warp's columns
-    float highest[M_TILES][2];       // score of a row so far, base 2
-    float total[M_TILES][2];         // of the weights of this thread's columns
+    float highest[M_TILES][2];          // score of a row so far, base 2
+    float total[M_TILES][2];            // of the weights of this thread's columns
 
     GPU_FN attend(const view & p, char * memory, const layout & at, const work_item & item)
         : p(p), memory(memory), at(at), s(sequence_of(p, item.row)), item(item) {}
@@ -128,8 +128,8 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
                 for (int q_part = 0; q_part < Q_PARTS - k_part; ++q_part) {
                     for (int m = 0; m < M_TILES; ++m) {
                         uint32_t a[4];
-                        gpu::load_matrices(a, memory + at.q + (q_part * ROWS + 16 * m + lane % 16) * stride + 32 * step +
-                                                  lane / 16 * 16);
+                        gpu::load_matrices(a, memory + at.q + (q_part * ROWS + 16 * m + lane % 16) * stride +
+                                                  32 * step + lane / 16 * 16);
                         KNumbers::multiply(c[m], a, b[0], b[1]);
                     }
                 }
@@ -250,8 +250,8 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
 
     GPU_FN void put_weights(float a, float b, int m, int h, int column) {
         const float top = highest[m][h];
-        a = a == -INFINITY ? 0.0f : gpu::exp2(a - top);
-        b = b == -INFINITY ? 0.0f : gpu::exp2(b - top);
+        a               = a == -INFINITY ? 0.0f : gpu::exp2(a - top);
+        b               = b == -INFINITY ? 0.0f : gpu::exp2(b - top);
         total[m][h] += a + b;
         char * row = memory + at.weights + (16 * m + gpu::lane() / 4 + 8 * h) * weight_stride(at.tokens) + 2 * column;
         for (int part = 0; part < VNumbers::weight_parts; ++part) {
@@ -339,8 +339,9 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
                     write_row(m, h, out, final_factor(p, head, highest[m][h], total[m][h]));
                     continue;
                 }
-                const int64_t index = starts.partials[item.row] + ((int64_t) j * p.n_head + head) * item.n_splits + item.split;
-                float *       to    = p.partial + index * partial_floats(p);
+                const int64_t index =
+                    starts.partials[item.row] + ((int64_t) j * p.n_head + head) * item.n_splits + item.split;
+                float * to = p.partial + index * partial_floats(p);
                 write_row(m, h, to, 1.0f);
                 if (gpu::warp() == 0 && gpu::lane() % 4 == 0) {
                     to[p.d_v]     = highest[m][h];
@@ -377,11 +378,12 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
     // To the tokens that any row of this tile attends.
     GPU_FN void cut_range() {
         const int last_row = n_packed() < ROWS ? n_packed() - 1 : ROWS - 1;
-        const int last = s.position(packed(last_row) / p.group), first = first_visible(p, s.position(packed(0) / p.group));
-        item.tokens.end   = last + 1 < item.tokens.end ? last + 1 : item.tokens.end;
-        const int grain   = first / GRAIN * GRAIN;
-        item.tokens.begin = grain > item.tokens.begin ? grain : item.tokens.begin;
-        item.tokens.end   = item.tokens.end < item.tokens.begin ? item.tokens.begin : item.tokens.end;
+        const int last     = s.position(packed(last_row) / p.group),
+                  first    = first_visible(p, s.position(packed(0) / p.group));
+        item.tokens.end    = last + 1 < item.tokens.end ? last + 1 : item.tokens.end;
+        const int grain    = first / GRAIN * GRAIN;
+        item.tokens.begin  = grain > item.tokens.begin ? grain : item.tokens.begin;
+        item.tokens.end    = item.tokens.end < item.tokens.begin ? item.tokens.begin : item.tokens.end;
     }
 };
 
@@ -397,12 +399,12 @@ GPU_FN float final_factor(const view & p, int head, float highest, float total) 
 
 template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers>
 GPU_FN void attend_block(const view & p, row_class of, int tokens, char * memory) {
-    const layout at      = layout_of<KNumbers, VNumbers>(p, 16 * M_TILES, tokens);
-    int *        starts  = (int *) (memory + at.starts);
-    row_starts   where   = {starts, starts + p.n_rows + 1};
+    const layout at     = layout_of<KNumbers, VNumbers>(p, 16 * M_TILES, tokens);
+    int *        starts = (int *) (memory + at.starts);
+    row_starts   where  = {starts, starts + p.n_rows + 1};
     find_starts(p, of, 16 * M_TILES, where, starts + 2 * (p.n_rows + 1));
     for (int number = gpu::block(); number < where.items[p.n_rows]; number += gpu::n_blocks()) {
-        const work_item item = item_of(p, where, 16 * M_TILES, number);
+        const work_item                              item = item_of(p, where, 16 * M_TILES, number);
         attend<M_TILES, V_PAIRS, KNumbers, VNumbers> work(p, memory, at, item);
         work.run(where);
     }
@@ -421,7 +423,7 @@ GPU_FN void merge_block(const view & p, row_class of, char * memory) {
         }
         for (int i = gpu::block(); i < s.n_q * p.n_head; i += gpu::n_blocks()) {
             const float * parts = p.partial + ((int64_t) where.partials[row] + (int64_t) i * n) * partial_floats(p);
-            float         top   = -INFINITY, total = 0.0f;
+            float         top = -INFINITY, total = 0.0f;
             for (int k = 0; k < n; ++k) {
                 top = fmaxf(top, parts[k * partial_floats(p) + p.d_v]);
             }

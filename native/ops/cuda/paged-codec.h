@@ -11,13 +11,19 @@ GPU_FN bool is_quantized(int type) { return type != PAGE_F32 && type != PAGE_F16
 
 GPU_FN int group_bytes(int type) { // of 32 numbers
     switch (type) {
-    case PAGE_Q8_0: return 34;
-    case PAGE_Q5_1: return 24;
-    case PAGE_Q5_0: return 22;
-    case PAGE_Q4_1: return 20;
+    case PAGE_Q8_0:
+        return 34;
+    case PAGE_Q5_1:
+        return 24;
+    case PAGE_Q5_0:
+        return 22;
+    case PAGE_Q4_1:
+        return 20;
     case PAGE_Q4_0:
-    case PAGE_IQ4_NL: return 18;
-    default: return type == PAGE_F32 ? 128 : 64;
+    case PAGE_IQ4_NL:
+        return 18;
+    default:
+        return type == PAGE_F32 ? 128 : 64;
     }
 }
 
@@ -73,7 +79,9 @@ GPU_FN void unpack_unit(int type, const char * row, int unit, float (&to)[UNIT])
             to[2 * i + 1]      = d * (int8_t) (two >> 8);
         }
         break;
-    case PAGE_Q4_0: unpack_nibbles(group + 2, half, to, [=](uint32_t x, int) { return d * ((int) x - 8); }); break;
+    case PAGE_Q4_0:
+        unpack_nibbles(group + 2, half, to, [=](uint32_t x, int) { return d * ((int) x - 8); });
+        break;
     case PAGE_Q4_1: {
         const float m = load_f16(group + 2);
         unpack_nibbles(group + 4, half, to, [=](uint32_t x, int) { return d * (int) x + m; });
@@ -88,10 +96,13 @@ GPU_FN void unpack_unit(int type, const char * row, int unit, float (&to)[UNIT])
     case PAGE_Q5_1: {
         const float    m    = load_f16(group + 2);
         const uint32_t high = high_bits(group + 4, half);
-        unpack_nibbles(group + 8, half, to, [=](uint32_t x, int i) { return d * (int) (x | (high >> i & 1) << 4) + m; });
+        unpack_nibbles(group + 8, half, to,
+                       [=](uint32_t x, int i) { return d * (int) (x | (high >> i & 1) << 4) + m; });
         break;
     }
-    default: unpack_nibbles(group + 2, half, to, [=](uint32_t x, int) { return d * iq4_value(x); }); break;
+    default:
+        unpack_nibbles(group + 2, half, to, [=](uint32_t x, int) { return d * iq4_value(x); });
+        break;
     }
 }
 

@@ -73,7 +73,7 @@ struct row_starts {
 GPU_FN void find_starts(const view & p, row_class of, int tile_rows, row_starts starts, int * scratch) {
     int items_before = 0, partials_before = 0;
     for (int base = 0; base < p.n_rows; base += gpu::n_threads()) {
-        const int row = base + gpu::thread();
+        const int row   = base + gpu::thread();
         int       items = 0, partials = 0;
         if (row < p.n_rows) {
             const sequence s = sequence_of(p, row);
@@ -131,7 +131,7 @@ GPU_FN work_item item_of(const view & p, row_starts starts, int tile_rows, int n
     }
     const sequence s     = sequence_of(p, low);
     const int      parts = n_splits(p, s), tiles = ceil_div(packed_rows(p, s), tile_rows);
-    const int      rest  = number - starts.items[low];
+    const int      rest = number - starts.items[low];
     work_item      item;
     item.row      = low;
     item.n_splits = parts;

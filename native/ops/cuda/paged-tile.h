@@ -9,7 +9,7 @@
 namespace paged {
 
 struct half_numbers { // f16 and all quantized types
-    static constexpr int  parts = 1, weight_parts = 1;
+    static constexpr int   parts = 1, weight_parts = 1;
     GPU_FN static uint32_t pack(float a, float b) { return gpu::pack_f16(a, b); }
     GPU_FN static float    rounded(float a) { return gpu::f16_to_float((uint16_t) gpu::pack_f16(a, 0.0f)); }
     GPU_FN static void     multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
@@ -18,7 +18,7 @@ struct half_numbers { // f16 and all quantized types
 };
 
 struct bfloat_numbers { // bf16, which is too coarse for a weight
-    static constexpr int  parts = 1, weight_parts = 2;
+    static constexpr int   parts = 1, weight_parts = 2;
     GPU_FN static uint32_t pack(float a, float b) { return gpu::pack_bf16(a, b); }
     GPU_FN static float    rounded(float a) { return gpu::bf16_to_float((uint16_t) gpu::pack_bf16(a, 0.0f)); }
     GPU_FN static void     multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
@@ -43,8 +43,8 @@ template <class Numbers> GPU_FN bool raw_is_ready(const pages & x, int d) {
 }
 
 // Begins to copy the rows of tokens begin .. begin + n_tokens; those from `end` on become zeros.
-GPU_FN void fetch_rows(const view & p, const pages & x, const sequence & s, int head_kv, int begin, int end, int n_tokens,
-                       char * to) {
+GPU_FN void fetch_rows(const view & p, const pages & x, const sequence & s, int head_kv, int begin, int end,
+                       int n_tokens, char * to) {
     const int stride = raw_stride(x.row_bytes), chunks = stride / 16;
     for (int i = gpu::thread(); i < n_tokens * chunks; i += gpu::n_threads()) {
         const int t = i / chunks, chunk = i % chunks, token = begin + t;

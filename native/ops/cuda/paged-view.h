@@ -8,8 +8,17 @@
 namespace paged {
 
 // As ggml numbers them; checked where both are known.
-enum page_type { PAGE_F32 = 0, PAGE_F16 = 1, PAGE_Q4_0 = 2, PAGE_Q4_1 = 3, PAGE_Q5_0 = 6, PAGE_Q5_1 = 7, PAGE_Q8_0 = 8,
-                 PAGE_IQ4_NL = 20, PAGE_BF16 = 30 };
+enum page_type {
+    PAGE_F32    = 0,
+    PAGE_F16    = 1,
+    PAGE_Q4_0   = 2,
+    PAGE_Q4_1   = 3,
+    PAGE_Q5_0   = 6,
+    PAGE_Q5_1   = 7,
+    PAGE_Q8_0   = 8,
+    PAGE_IQ4_NL = 20,
+    PAGE_BF16   = 30
+};
 
 enum window_kind { WINDOW_NONE = 0, WINDOW_SLIDING = 1, WINDOW_CHUNKED = 2 };
 
@@ -35,8 +44,8 @@ struct view {
 
     int   d_k, d_v;
     int   n_head, n_head_kv, group;
-    int   n_rows;   // of the table
-    int   v_is_k;   // V is the beginning of K: it is read once
+    int   n_rows; // of the table
+    int   v_is_k; // V is the beginning of K: it is read once
     int   block_size, window, window_type;
     float scale, softcap;
     float slope_base, slope_base_rest; // ALiBi: of the first `n_slopes` heads, and of the others

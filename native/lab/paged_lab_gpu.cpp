@@ -1,10 +1,10 @@
-// The kernels on the host: a call of the laboratory's interface, computed by fibers.
+// The kernels for GPUs on the host: what the laboratory runs on the CPU's operator, computed by fibers.
+#include "lab_gpu.h"
+
 #include "paged-launch.h"
 
-#include "lab.h"
-
+#include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <vector>
 
 namespace {
@@ -14,11 +14,10 @@ struct host_machine {
 
     template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers>
     void attend(const paged::view & p, paged::row_class of, int tokens, int bytes) {
-        std::vector<char> memory(bytes + 16);
+        std::vector<char> memory(bytes + 16, (char) 0xff); // NaN, whatever type it is read as
         char *            aligned = memory.data() + (16 - (uintptr_t) memory.data() % 16) % 16;
-        gpu::launch(n_blocks, paged::N_THREADS, [&] {
-            paged::attend_block<M_TILES, V_PAIRS, KNumbers, VNumbers>(p, of, tokens, aligned);
-        });
+        gpu::launch(n_blocks, paged::N_THREADS,
+                    [&] { paged::attend_block<M_TILES, V_PAIRS, KNumbers, VNumbers>(p, of, tokens, aligned); });
     }
     void merge(const paged::view & p, int bytes) {
         std::vector<char> memory(bytes);
@@ -28,13 +27,9 @@ struct host_machine {
 
 int row_bytes(int type, int64_t d) { return (int) (d / 32.0 * paged::group_bytes(type)); }
 
-} // namespace
-
-// In the place of the laboratory's own, for the tests of tests/ops.
-extern "C" LAB_API const char * lab_paged_attn(const lab_paged * op, const lab_run * run) {
-    const int n_blocks = 1 + run->n_threads, shared_bytes = 227 << 10;
-    paged::view p = {};
+paged::view view_of(const lab_paged * op) {
     const int   k_row = row_bytes(op->type_k, op->d_k), v_row = row_bytes(op->type_v, op->d_v);
+    paged::view p    = {};
     p.q              = (const char *) op->q;
     p.q_head_stride  = op->q_head_stride ? op->q_head_stride : op->d_k * 4;
     p.q_token_stride = op->q_token_stride ? op->q_token_stride : op->n_head * op->d_k * 4;
@@ -60,12 +55,17 @@ extern "C" LAB_API const char * lab_paged_attn(const lab_paged * op, const lab_r
         p.slope_base      = powf(2.0f, -op->max_bias / p.n_slopes);
         p.slope_base_rest = powf(2.0f, -op->max_bias / 2.0f / p.n_slopes);
     }
-    const int64_t rows = paged::most_partials(op->n_tokens, op->n_rows, op->n_head, op->width * op->block_size);
+    return p;
+}
+
+} // namespace
+
+const char * lab_paged_attn_gpu(const lab_paged * op, int32_t n_blocks, int32_t shared_bytes) {
+    paged::view        p    = view_of(op);
+    const int64_t      rows = paged::most_partials(op->n_tokens, op->n_rows, op->n_head, op->width * op->block_size);
     std::vector<float> partial(rows * paged::partial_floats(p), NAN);
     p.partial = partial.data();
-    for (int64_t i = 0; i < op->n_tokens * op->n_head * op->d_v; ++i) {
-        op->out[i] = 0.0f;
-    }
+    std::fill_n(op->out, op->n_tokens * op->n_head * op->d_v, 0.0f);
     host_machine machine = {n_blocks};
-    return paged::launch(p, op->n_tokens, {4, shared_bytes}, machine) ? nullptr : "no kernel";
+    return paged::launch(p, op->n_tokens, shared_bytes, machine) ? nullptr : "no kernel has room for such heads";
 }
