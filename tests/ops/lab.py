@@ -9,6 +9,7 @@ import importlib.util
 import os
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,7 @@ struct lab_flash {
     float *out;
 };
 const char *lab_paged_attn(const struct lab_paged *op, const struct lab_run *run);
+const char *lab_paged_attn_gpu(const struct lab_paged *op, int32_t n_blocks, int32_t shared_bytes);
 const char *lab_flash_attn(const struct lab_flash *op, const struct lab_run *run);
 const char *lab_quantize(int32_t type, const float *from, void *to, int64_t n_rows, int64_t n);
 const char *lab_dequantize(int32_t type, const void *from, float *to, int64_t n_rows, int64_t n);
@@ -213,8 +215,46 @@ def paged_attention(
     strided views whose last axis is contiguous. table [n_rows, 4 + width]; out [n_tokens, n_head, d_v].
     ValueError carries the sentence with which the operator refused.
     """
-    run = run or Run()
     out = np.empty((q.shape[0], heads.n_head, heads.d_v), np.float32) if out is None else out
+    op = _paged_struct(heads, params, q, k, v, table, sinks, out)
+    c_run, seconds = _run_struct(run or Run())
+    _raise_on(_lib.lab_paged_attn(op, c_run))
+    return out, seconds
+
+
+def paged_attention_gpu(
+    heads: Heads,
+    params: Params,
+    q: Floats,
+    k: Bytes,
+    v: Bytes | None,
+    table: Table,
+    sinks: Floats | None = None,
+    blocks: int = 4,
+    shared_bytes: int = 227 << 10,
+) -> Floats:
+    """The same by the kernels for GPUs, on the host: so many blocks of threads, so much memory for each."""
+    out = np.full((q.shape[0], heads.n_head, heads.d_v), np.nan, np.float32)
+    op = _paged_struct(heads, params, q, k, v, table, sinks, out)
+    _raise_on(_gpu_library().lab_paged_attn_gpu(op, blocks, shared_bytes))
+    return out
+
+
+@cache
+def _gpu_library() -> Any:
+    return _ffi.dlopen(str(_library().with_name(_library().name.replace("velo-lab", "velo-lab-gpu"))))
+
+
+def _paged_struct(
+    heads: Heads,
+    params: Params,
+    q: Floats,
+    k: Bytes,
+    v: Bytes | None,
+    table: Table,
+    sinks: Floats | None,
+    out: Floats,
+) -> Any:
     op = _ffi.new("struct lab_paged *")
     op.type_k, op.type_v = KV_TYPES[heads.type_k], KV_TYPES[heads.type_v]
     op.d_k, op.d_v, op.n_head, op.n_head_kv = heads.d_k, heads.d_v, heads.n_head, heads.n_head_kv
@@ -231,9 +271,7 @@ def paged_attention(
     op.q, op.k, op.v = _pointer(q, "float *"), _pointer(k, "void *"), _pointer(v, "void *")
     op.table, op.sinks = _pointer(table, "int32_t *"), _pointer(sinks, "float *")
     op.out = _pointer(out, "float *")
-    c_run, seconds = _run_struct(run)
-    _raise_on(_lib.lab_paged_attn(op, c_run))
-    return out, seconds
+    return op
 
 
 def flash_attention(

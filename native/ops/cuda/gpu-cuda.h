@@ -1,0 +1,124 @@
+// The machine of gpu.h on an NVIDIA GPU.
+#pragma once
+
+#include <cstdint>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#define GPU_FN __device__ __forceinline__
+
+namespace gpu {
+
+GPU_FN int thread() { return threadIdx.x; }
+GPU_FN int lane() { return threadIdx.x % 32; }
+GPU_FN int warp() { return threadIdx.x / 32; }
+GPU_FN int n_threads() { return blockDim.x; }
+GPU_FN int block() { return blockIdx.x; }
+GPU_FN int n_blocks() { return gridDim.x; }
+
+GPU_FN void sync_warp() { __syncwarp(); }
+GPU_FN void sync_block() { __syncthreads(); }
+
+template <class T> GPU_FN T shuffle_xor(T value, int mask) { return __shfl_xor_sync(0xffffffff, value, mask); }
+template <class T> GPU_FN T shuffle_up(T value, int by) { return __shfl_up_sync(0xffffffff, value, by); }
+
+GPU_FN float exp2(float x) { return exp2f(x); }
+
+GPU_FN uint32_t bits(__half2 x) { return *(const uint32_t *) &x; }
+GPU_FN uint32_t bits(__nv_bfloat162 x) { return *(const uint32_t *) &x; }
+GPU_FN uint32_t pack_f16(float low, float high) { return bits(__floats2half2_rn(low, high)); }
+GPU_FN uint32_t pack_bf16(float low, float high) { return bits(__floats2bfloat162_rn(low, high)); }
+GPU_FN float    f16_to_float(uint16_t x) { return __half2float(__ushort_as_half(x)); }
+GPU_FN float    bf16_to_float(uint16_t x) { return __uint_as_float((uint32_t) x << 16); }
+
+// ---- from global to shared memory, while the thread goes on ----
+
+template <int bytes> GPU_FN void copy_async(void * to, const void * from) {
+    static_assert(bytes == 4 || bytes == 8 || bytes == 16, "what cp.async takes");
+#if __CUDA_ARCH__ >= 800
+    const uint32_t address = (uint32_t) __cvta_generic_to_shared(to);
+    if (bytes == 16) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from));
+    } else {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(address), "l"(from), "n"(bytes));
+    }
+#else
+    for (int i = 0; i < bytes / 4; ++i) {
+        ((uint32_t *) to)[i] = ((const uint32_t *) from)[i];
+    }
+#endif
+}
+GPU_FN void copy_commit() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;");
+#endif
+}
+template <int pending> GPU_FN void copy_wait() { // for all groups but the newest `pending`
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(pending));
+#endif
+}
+
+// ---- fragments ----
+
+// Four 8x8 matrices of 16-bit numbers; lane i gives the address of row i % 8 of matrix i / 8.
+GPU_FN void load_matrices(uint32_t (&to)[4], const void * row) {
+    const uint32_t address = (uint32_t) __cvta_generic_to_shared(row);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(address));
+}
+GPU_FN void load_matrices_transposed(uint32_t (&to)[4], const void * row) {
+    const uint32_t address = (uint32_t) __cvta_generic_to_shared(row);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(address));
+}
+
+GPU_FN void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#else
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(b0));
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[2]), "r"(a[3]), "r"(b1));
+#endif
+}
+
+#if __CUDA_ARCH__ < 800
+// One row of a against two columns of b: bfloat16 has no product before compute capability 8.0.
+GPU_FN float dot_bf16(float sum, uint32_t a, uint32_t b) {
+    sum += bf16_to_float(a & 0xffff) * bf16_to_float(b & 0xffff);
+    return sum + bf16_to_float(a >> 16) * bf16_to_float(b >> 16);
+}
+#endif
+
+GPU_FN void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#else
+    const int g = lane() / 4, column = lane() % 4 * 2;
+    for (int k = 0; k < 4; ++k) { // the lanes of a row hold its pairs of numbers
+        for (int half = 0; half < 2; ++half) {
+            const uint32_t top    = __shfl_sync(0xffffffff, a[2 * half], g * 4 + k);
+            const uint32_t bottom = __shfl_sync(0xffffffff, a[2 * half + 1], g * 4 + k);
+            for (int n = 0; n < 2; ++n) {
+                const uint32_t b = __shfl_sync(0xffffffff, half ? b1 : b0, (column + n) * 4 + k);
+                c[n]             = dot_bf16(c[n], top, b);
+                c[2 + n]         = dot_bf16(c[2 + n], bottom, b);
+            }
+        }
+    }
+#endif
+}
+
+} // namespace gpu

@@ -1,0 +1,262 @@
+// The machine of gpu.h on the host: the threads of a block are fibers that take turns, so that kernels run as they are
+// and their numbers can be checked where there is no GPU. What a copy brings is not there before it was waited for.
+#pragma once
+
+#include <cmath>
+#include <csetjmp>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <ucontext.h>
+#include <vector>
+
+#define GPU_FN inline
+
+namespace gpu {
+
+struct copy {
+    void *       to;
+    const void * from;
+    int          bytes;
+};
+
+struct fiber {
+    ucontext_t                     first; // how it begins
+    jmp_buf                        place; // where it goes on
+    bool                           begun = false, done = false;
+    std::vector<char>              stack;
+    std::vector<std::vector<copy>> groups; // of copies under way; the last one is not committed yet
+};
+
+// Where threads meet: the last one to come does the work of all, and lets them go.
+struct meeting {
+    int      n_come = 0;
+    uint64_t n_held = 0;
+};
+
+struct warp_state {
+    meeting      meet;
+    uint64_t     sent[32]; // of a shuffle
+    const void * rows[32]; // of matrices
+    uint32_t     a[32][4], b[32][2];
+    float *      c[32];
+    uint32_t *   loaded[32];
+};
+
+struct block_state {
+    int                     index, n_blocks, n_threads;
+    meeting                 meet;
+    std::vector<fiber>      fibers;
+    std::vector<warp_state> warps;
+    std::function<void()>   body;
+    ucontext_t              home;
+    jmp_buf                 back;
+    int                     current = 0;
+};
+
+inline thread_local block_state * here = nullptr;
+
+inline int thread() { return here->current; }
+inline int lane() { return here->current % 32; }
+inline int warp() { return here->current / 32; }
+inline int n_threads() { return here->n_threads; }
+inline int block() { return here->index; }
+inline int n_blocks() { return here->n_blocks; }
+
+inline void give_way() { // to the scheduler, until it is this thread's turn again
+    if (_setjmp(here->fibers[here->current].place) == 0) {
+        _longjmp(here->back, 1);
+    }
+}
+
+template <class F> void meet(meeting & place, int n, const F & work) {
+    const uint64_t held = place.n_held;
+    if (++place.n_come == n) {
+        work();
+        place.n_come = 0;
+        ++place.n_held;
+        return;
+    }
+    while (place.n_held == held) {
+        give_way();
+    }
+}
+
+inline warp_state & my_warp() { return here->warps[warp()]; }
+inline void         sync_warp() {
+    meet(my_warp().meet, 32, [] {});
+}
+inline void sync_block() {
+    meet(here->meet, here->n_threads, [] {});
+}
+
+template <class T> T exchange(T value, int from) {
+    static_assert(sizeof(T) <= 8, "a register or two");
+    warp_state & w = my_warp();
+    memcpy(&w.sent[lane()], &value, sizeof(T));
+    sync_warp();
+    memcpy(&value, &w.sent[from], sizeof(T));
+    sync_warp();
+    return value;
+}
+template <class T> T shuffle_xor(T value, int mask) { return exchange(value, lane() ^ mask); }
+template <class T> T shuffle_up(T value, int by) { return exchange(value, lane() < by ? lane() : lane() - by); }
+
+inline float exp2(float x) { return ::exp2f(x); }
+
+inline float bf16_to_float(uint16_t x) {
+    const uint32_t wide = (uint32_t) x << 16;
+    float          y;
+    memcpy(&y, &wide, sizeof(y));
+    return y;
+}
+inline uint16_t float_to_bf16(float x) { // to the nearest, ties to even
+    uint32_t wide;
+    memcpy(&wide, &x, sizeof(wide));
+    return x != x ? 0x7fc0 : (uint16_t) ((wide + 0x7fff + (wide >> 16 & 1)) >> 16);
+}
+inline float f16_to_float(uint16_t x) {
+    _Float16 y;
+    memcpy(&y, &x, sizeof(y));
+    return (float) y;
+}
+inline uint16_t float_to_f16(float x) {
+    const _Float16 y = (_Float16) x;
+    uint16_t       z;
+    memcpy(&z, &y, sizeof(z));
+    return z;
+}
+inline uint32_t pack_f16(float low, float high) { return float_to_f16(low) | (uint32_t) float_to_f16(high) << 16; }
+inline uint32_t pack_bf16(float low, float high) { return float_to_bf16(low) | (uint32_t) float_to_bf16(high) << 16; }
+
+// ---- from global to shared memory, while the thread goes on ----
+
+template <int bytes> void copy_async(void * to, const void * from) {
+    here->fibers[here->current].groups.back().push_back({to, from, bytes});
+}
+inline void                 copy_commit() { here->fibers[here->current].groups.emplace_back(); }
+template <int pending> void copy_wait() {
+    auto & groups = here->fibers[here->current].groups;
+    while (groups.size() > pending + 1) {
+        for (const copy & c : groups.front()) {
+            memcpy(c.to, c.from, c.bytes);
+        }
+        groups.erase(groups.begin());
+    }
+}
+
+// ---- fragments ----
+
+inline void load(uint32_t (&to)[4], const void * row, bool transposed) {
+    warp_state & w   = my_warp();
+    w.rows[lane()]   = row;
+    w.loaded[lane()] = to;
+    meet(w.meet, 32, [&] {
+        for (int l = 0; l < 32; ++l) {
+            for (int m = 0; m < 4; ++m) {
+                uint16_t pair[2];
+                for (int i = 0; i < 2; ++i) {
+                    const int r = transposed ? l % 4 * 2 + i : l / 4, c = transposed ? l / 4 : l % 4 * 2 + i;
+                    memcpy(&pair[i], (const char *) w.rows[8 * m + r] + 2 * c, 2);
+                }
+                w.loaded[l][m] = pair[0] | (uint32_t) pair[1] << 16;
+            }
+        }
+    });
+}
+inline void load_matrices(uint32_t (&to)[4], const void * row) { load(to, row, false); }
+inline void load_matrices_transposed(uint32_t (&to)[4], const void * row) { load(to, row, true); }
+
+template <float (*number)(uint16_t)> void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    warp_state & w = my_warp();
+    const int    l = lane();
+    memcpy(w.a[l], a, sizeof(a));
+    w.b[l][0] = b0;
+    w.b[l][1] = b1;
+    w.c[l]    = c;
+    meet(w.meet, 32, [&] {
+        float left[16][16], right[16][8];
+        for (int i = 0; i < 32; ++i) {
+            for (int r = 0; r < 4; ++r) {
+                for (int h = 0; h < 2; ++h) {
+                    const int column                = i % 4 * 2 + h + r / 2 * 8;
+                    left[i / 4 + r % 2 * 8][column] = number((uint16_t) (w.a[i][r] >> 16 * h));
+                    if (r < 2) {
+                        right[i % 4 * 2 + h + r * 8][i / 4] = number((uint16_t) (w.b[i][r] >> 16 * h));
+                    }
+                }
+            }
+        }
+        for (int i = 0; i < 32; ++i) {
+            for (int r = 0; r < 4; ++r) {
+                const int row = i / 4 + r / 2 * 8, column = i % 4 * 2 + r % 2;
+                float     sum = w.c[i][r];
+                for (int k = 0; k < 16; ++k) {
+                    sum += left[row][k] * right[k][column];
+                }
+                w.c[i][r] = sum;
+            }
+        }
+    });
+}
+inline void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    mma<f16_to_float>(c, a, b0, b1);
+}
+inline void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    mma<bf16_to_float>(c, a, b0, b1);
+}
+
+// ---- launch ----
+
+inline void begin_fiber() {
+    here->body();
+    here->fibers[here->current].done = true;
+    _longjmp(here->back, 1);
+}
+
+inline void run_block(block_state & state) {
+    here                = &state;
+    constexpr int bytes = 64 << 10;
+    for (fiber & f : state.fibers) {
+        f.stack.resize(bytes);
+        f.groups.emplace_back();
+        getcontext(&f.first);
+        f.first.uc_stack.ss_sp   = f.stack.data();
+        f.first.uc_stack.ss_size = bytes;
+        makecontext(&f.first, begin_fiber, 0);
+    }
+    for (volatile bool some = true; some;) {
+        some = false;
+        for (volatile int t = 0; t < state.n_threads; t = t + 1) {
+            fiber & f = state.fibers[t];
+            if (f.done) {
+                continue;
+            }
+            some          = true;
+            state.current = t;
+            if (_setjmp(state.back) == 0) {
+                if (f.begun) {
+                    _longjmp(f.place, 1);
+                }
+                f.begun = true;
+                swapcontext(&state.home, &f.first);
+            }
+        }
+    }
+}
+
+// Runs `body` as n_blocks blocks of n_threads threads, one block after the other.
+inline void launch(int n_blocks, int n_threads, const std::function<void()> & body) {
+    for (int index = 0; index < n_blocks; ++index) {
+        block_state state;
+        state.index     = index;
+        state.n_blocks  = n_blocks;
+        state.n_threads = n_threads;
+        state.fibers.resize(n_threads);
+        state.warps.resize(n_threads / 32);
+        state.body = body;
+        run_block(state);
+    }
+}
+
+} // namespace gpu

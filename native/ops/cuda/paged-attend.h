@@ -1,0 +1,448 @@
+// Attention of a tile of packed query rows over a range of tokens, by one block of four warps.
+//
+// For each tile of tokens the warps share the scores by tokens and the weighted sum of V by its columns, so that each
+// number of K and V becomes a fragment once. One kernel serves decode (16 rows, tokens split among blocks) and prefill
+// (64 rows): both are bound by what they read, or by products, not by how rows are dealt out.
+#pragma once
+
+#include "paged-tile.h"
+
+namespace paged {
+
+constexpr int   N_WARPS   = 4;
+constexpr int   N_THREADS = 32 * N_WARPS;
+constexpr int   N_STAGES  = 2;
+constexpr float LOG2E     = 1.4426950408889634f;
+constexpr int   Q_PARTS   = 2; // queries are as exact as two numbers of 16 bits
+
+// Bytes of shared memory, and where things lie there.
+struct layout {
+    int rows, tokens; // of a tile
+    int q, stages, stage_bytes, v_raw, k, v, weights, maxima, starts, total;
+};
+
+GPU_FN int weight_stride(int tokens) { return 2 * tokens + PAD; }
+
+template <class KNumbers, class VNumbers> GPU_FN layout layout_of(const view & p, int rows, int tokens) {
+    const bool k_ready = raw_is_ready<KNumbers>(p.k, p.d_k), v_ready = raw_is_ready<VNumbers>(p.v, p.d_v);
+    layout     l;
+    l.rows        = rows;
+    l.tokens      = tokens;
+    l.q           = 0;
+    l.stages      = l.q + Q_PARTS * rows * number_stride(p.d_k);
+    l.v_raw       = tokens * raw_stride(p.k.row_bytes);
+    l.stage_bytes = l.v_raw + (p.v_is_k ? 0 : tokens * raw_stride(p.v.row_bytes));
+    l.k           = l.stages + N_STAGES * l.stage_bytes;
+    l.v           = l.k + (k_ready ? 0 : KNumbers::parts * tokens * number_stride(p.d_k));
+    l.weights     = l.v + (v_ready || p.v_is_k ? 0 : VNumbers::parts * tokens * number_stride(p.d_v));
+    l.maxima      = l.weights + 2 * rows * weight_stride(tokens); // two parts
+    l.starts      = l.maxima + rows * N_WARPS * (int) sizeof(float);
+    l.total       = l.starts + (2 * (p.n_rows + 1) + 64) * (int) sizeof(int);
+    return l;
+}
+
+template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct attend {
+    static constexpr int ROWS = 16 * M_TILES;
+
+    const view & p;
+    char *       memory;
+    layout       at;
+    sequence     s;
+    work_item    item;
+
+    float sums[M_TILES][V_PAIRS][2][4]; // of V, of this warp's columns
+    float highest[M_TILES][2];          // score of a row so far, base 2
+    float total[M_TILES][2];            // of the weights of this thread's columns
+
+    GPU_FN attend(const view & p, char * memory, const layout & at, const work_item & item)
+        : p(p), memory(memory), at(at), s(sequence_of(p, item.row)), item(item) {}
+
+    GPU_FN int n_packed() const { return s.n_q * p.group - item.tile * ROWS; }
+    GPU_FN int packed(int row) const { return item.tile * ROWS + row; }
+
+    // ---- what is read ----
+
+    GPU_FN void load_queries() {
+        const int units = ceil_div(p.d_k, UNIT), stride = number_stride(p.d_k);
+        for (int i = gpu::thread(); i < ROWS * units; i += N_THREADS) {
+            const int row = i / units, unit = i % units;
+            float     x[UNIT] = {};
+            if (row < n_packed()) {
+                const int     j = packed(row) / p.group, head = item.head_kv * p.group + packed(row) % p.group;
+                const float * from = (const float *) (p.q + head * p.q_head_stride + (s.q0 + j) * p.q_token_stride);
+                for (int n = 0; n < UNIT; ++n) {
+                    x[n] = UNIT * unit + n < p.d_k ? from[UNIT * unit + n] * p.scale : 0.0f;
+                }
+            }
+            for (int part = 0; part < Q_PARTS; ++part) {
+                uint32_t * words = (uint32_t *) (memory + at.q + (part * ROWS + row) * stride + 2 * UNIT * unit);
+                for (int w = 0; w < UNIT / 2; ++w) {
+                    words[w] = KNumbers::pack(x[2 * w], x[2 * w + 1]);
+                    x[2 * w] -= KNumbers::rounded(x[2 * w]);
+                    x[2 * w + 1] -= KNumbers::rounded(x[2 * w + 1]);
+                }
+            }
+        }
+    }
+
+    GPU_FN void fetch(int tile) { // into its stage of the ring; always one group of copies
+        const int begin = item.tokens.begin + tile * at.tokens;
+        if (begin < item.tokens.end) {
+            char * stage = memory + at.stages + tile % N_STAGES * at.stage_bytes;
+            fetch_rows(p, p.k, s, item.head_kv, begin, item.tokens.end, at.tokens, stage);
+            if (!p.v_is_k) {
+                fetch_rows(p, p.v, s, item.head_kv, begin, item.tokens.end, at.tokens, stage + at.v_raw);
+            }
+        }
+        gpu::copy_commit();
+    }
+
+    struct rows_of_numbers {
+        const char * data;
+        int          stride, part; // bytes from row to row, from part to part
+    };
+
+    template <class Numbers>
+    GPU_FN rows_of_numbers ready(const pages & x, int d, int tile, const char * raw, char * room) {
+        if (raw_is_ready<Numbers>(x, d)) {
+            return {raw, raw_stride(x.row_bytes), 0};
+        }
+        const int begin = item.tokens.begin + tile * at.tokens;
+        convert_rows<Numbers>(p, x, s, item.head_kv, d, begin, item.tokens.end, at.tokens, raw, room);
+        return {room, number_stride(d), at.tokens * number_stride(d)};
+    }
+
+    // ---- one tile of tokens ----
+
+    // Eight tokens: columns 8*n of the tile.
+    GPU_FN void score(const rows_of_numbers & k, int n, float (&c)[M_TILES][4]) {
+        const int lane = gpu::lane(), stride = number_stride(p.d_k);
+        for (int m = 0; m < M_TILES; ++m) {
+            c[m][0] = c[m][1] = c[m][2] = c[m][3] = 0.0f;
+        }
+        for (int step = 0; step < ceil_div(p.d_k, 16); ++step) {
+            for (int k_part = 0; k_part < KNumbers::parts; ++k_part) {
+                uint32_t b[4]; // of which two are used: matrices 2 and 3 repeat 0 and 1
+                gpu::load_matrices(b, k.data + k_part * k.part + (8 * n + lane % 8) * k.stride + 32 * step +
+                                          lane / 8 % 2 * 16);
+                for (int q_part = 0; q_part < Q_PARTS - k_part; ++q_part) {
+                    for (int m = 0; m < M_TILES; ++m) {
+                        uint32_t a[4];
+                        gpu::load_matrices(a, memory + at.q + (q_part * ROWS + 16 * m + lane % 16) * stride +
+                                                  32 * step + lane / 16 * 16);
+                        KNumbers::multiply(c[m], a, b[0], b[1]);
+                    }
+                }
+            }
+        }
+    }
+
+    // Of a product to a score, base 2; -inf where a row does not attend a token.
+    GPU_FN float finished(float x, int row, int token, float slope) const {
+        const int position = s.position(packed(row) / p.group);
+        if (row >= n_packed() || token >= item.tokens.end || token > position || token < first_visible(p, position)) {
+            return -INFINITY;
+        }
+        if (p.softcap > 0.0f) {
+            x = p.softcap * tanhf(x / p.softcap);
+        }
+        return (x - slope * (float) (position - token)) * LOG2E;
+    }
+
+    GPU_FN void tile_of_tokens(int tile) {
+        gpu::copy_wait<N_STAGES - 2>();
+        gpu::sync_block(); // the tile is there, and nobody reads the one before
+        fetch(tile + 1);
+        const char *    stage = memory + at.stages + tile % N_STAGES * at.stage_bytes;
+        rows_of_numbers k = ready<KNumbers>(p.k, p.d_k, tile, stage, memory + at.k), v = k;
+        if (!p.v_is_k) {
+            v = ready<VNumbers>(p.v, p.d_v, tile, stage + at.v_raw, memory + at.v);
+        }
+        gpu::sync_block();
+        weigh(k, item.tokens.begin + tile * at.tokens);
+        gpu::sync_block();
+        add(v);
+    }
+
+    static constexpr int MOST_COLUMNS = 2; // groups of eight tokens of a warp
+
+    // Scores of a tile, the highest of each row, and the weights of V.
+    GPU_FN void weigh(const rows_of_numbers & k, int begin) {
+        const int lane = gpu::lane(), g = lane / 4, column = lane % 4 * 2, groups = at.tokens / 8;
+        float     scores[MOST_COLUMNS][M_TILES][4], tops[M_TILES][2];
+        for (int m = 0; m < M_TILES; ++m) {
+            tops[m][0] = tops[m][1] = -INFINITY;
+        }
+#pragma unroll
+        for (int i = 0; i < MOST_COLUMNS; ++i) {
+            const int n = gpu::warp() + N_WARPS * i;
+            if (n >= groups) {
+                break;
+            }
+            score(k, n, scores[i]);
+            for (int m = 0; m < M_TILES; ++m) {
+                for (int r = 0; r < 4; ++r) {
+                    const int   row   = 16 * m + g + r / 2 * 8;
+                    const float slope = alibi_slope(p, item.head_kv * p.group + packed(row) % p.group);
+                    scores[i][m][r]   = finished(scores[i][m][r], row, begin + 8 * n + column + r % 2, slope);
+                    tops[m][r / 2]    = fmaxf(tops[m][r / 2], scores[i][m][r]);
+                }
+            }
+        }
+        share_tops(tops);
+        for (int m = 0; m < M_TILES; ++m) {
+            for (int h = 0; h < 2; ++h) {
+                rescale(m, h, tops[m][h]);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < MOST_COLUMNS; ++i) {
+            const int n = gpu::warp() + N_WARPS * i;
+            if (n >= groups) {
+                break;
+            }
+            for (int m = 0; m < M_TILES; ++m) {
+                for (int h = 0; h < 2; ++h) {
+                    put_weights(scores[i][m][2 * h], scores[i][m][2 * h + 1], m, h, 8 * n + column);
+                }
+            }
+        }
+    }
+
+    // The highest score of each row in the tile, for all warps.
+    GPU_FN void share_tops(float (&tops)[M_TILES][2]) {
+        float *   maxima = (float *) (memory + at.maxima);
+        const int g      = gpu::lane() / 4;
+        for (int m = 0; m < M_TILES; ++m) {
+            for (int h = 0; h < 2; ++h) {
+                tops[m][h] = fmaxf(tops[m][h], gpu::shuffle_xor(tops[m][h], 1));
+                tops[m][h] = fmaxf(tops[m][h], gpu::shuffle_xor(tops[m][h], 2));
+                if (gpu::lane() % 4 == 0) {
+                    maxima[(16 * m + g + 8 * h) * N_WARPS + gpu::warp()] = tops[m][h];
+                }
+            }
+        }
+        gpu::sync_block();
+        for (int m = 0; m < M_TILES; ++m) {
+            for (int h = 0; h < 2; ++h) {
+                for (int w = 0; w < N_WARPS; ++w) {
+                    tops[m][h] = fmaxf(tops[m][h], maxima[(16 * m + g + 8 * h) * N_WARPS + w]);
+                }
+            }
+        }
+    }
+
+    // A row's sums and weights so far, relative to a higher score.
+    GPU_FN void rescale(int m, int h, float top) {
+        top = fmaxf(top, highest[m][h]);
+        if (top > highest[m][h]) {
+            const float factor = gpu::exp2(highest[m][h] - top);
+            total[m][h] *= factor;
+            for (int n = 0; n < V_PAIRS; ++n) {
+                for (int r = 0; r < 2; ++r) {
+                    sums[m][n][0][2 * h + r] *= factor;
+                    sums[m][n][1][2 * h + r] *= factor;
+                }
+            }
+            highest[m][h] = top;
+        }
+    }
+
+    GPU_FN void put_weights(float a, float b, int m, int h, int column) {
+        const float top = highest[m][h];
+        a               = a == -INFINITY ? 0.0f : gpu::exp2(a - top);
+        b               = b == -INFINITY ? 0.0f : gpu::exp2(b - top);
+        total[m][h] += a + b;
+        char * row = memory + at.weights + (16 * m + gpu::lane() / 4 + 8 * h) * weight_stride(at.tokens) + 2 * column;
+        for (int part = 0; part < VNumbers::weight_parts; ++part) {
+            *(uint32_t *) (row + part * ROWS * weight_stride(at.tokens)) = VNumbers::pack(a, b);
+            a -= VNumbers::rounded(a);
+            b -= VNumbers::rounded(b);
+        }
+    }
+
+    // The weighted sum of the tile's V, of this warp's columns: groups of sixteen, dealt out in turn.
+    GPU_FN void add(const rows_of_numbers & v) {
+        const int lane = gpu::lane(), stride = weight_stride(at.tokens);
+        for (int step = 0; step < at.tokens / 16; ++step) {
+            for (int w_part = 0; w_part < VNumbers::weight_parts; ++w_part) {
+                uint32_t a[M_TILES][4];
+                for (int m = 0; m < M_TILES; ++m) {
+                    gpu::load_matrices(a[m], memory + at.weights + (w_part * ROWS + 16 * m + lane % 16) * stride +
+                                                 32 * step + lane / 16 * 16);
+                }
+                for (int v_part = 0; v_part < (w_part ? 1 : VNumbers::parts); ++v_part) {
+#pragma unroll
+                    for (int n = 0; n < V_PAIRS; ++n) {
+                        const int column = 16 * (gpu::warp() + N_WARPS * n);
+                        if (column >= p.d_v) {
+                            break;
+                        }
+                        uint32_t b[4];
+                        gpu::load_matrices_transposed(b, v.data + v_part * v.part + (16 * step + lane % 16) * v.stride +
+                                                             2 * column + lane / 16 * 16);
+                        for (int m = 0; m < M_TILES; ++m) {
+                            VNumbers::multiply(sums[m][n][0], a[m], b[0], b[1]);
+                            VNumbers::multiply(sums[m][n][1], a[m], b[2], b[3]);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    // ---- what is written ----
+
+    GPU_FN void share_totals() { // over the columns of all threads
+        float *   shared = (float *) (memory + at.maxima);
+        const int g      = gpu::lane() / 4;
+        gpu::sync_block();
+        for (int m = 0; m < M_TILES; ++m) {
+            for (int h = 0; h < 2; ++h) {
+                total[m][h] += gpu::shuffle_xor(total[m][h], 1);
+                total[m][h] += gpu::shuffle_xor(total[m][h], 2);
+                if (gpu::lane() % 4 == 0) {
+                    shared[(16 * m + g + 8 * h) * N_WARPS + gpu::warp()] = total[m][h];
+                }
+            }
+        }
+        gpu::sync_block();
+        for (int m = 0; m < M_TILES; ++m) {
+            for (int h = 0; h < 2; ++h) {
+                const float * of_row = shared + (16 * m + g + 8 * h) * N_WARPS;
+                total[m][h]          = ((of_row[0] + of_row[1]) + of_row[2]) + of_row[3];
+            }
+        }
+    }
+
+    GPU_FN void write_row(int m, int h, float * to, float factor) const {
+        for (int n = 0; n < 2 * V_PAIRS; ++n) {
+            const int column = 16 * (gpu::warp() + N_WARPS * (n / 2)) + 8 * (n % 2) + gpu::lane() % 4 * 2;
+            if (column < p.d_v) {
+                to[column]     = sums[m][n / 2][n % 2][2 * h] * factor;
+                to[column + 1] = sums[m][n / 2][n % 2][2 * h + 1] * factor;
+            }
+        }
+    }
+
+    GPU_FN void write(row_starts starts) {
+        share_totals();
+        for (int m = 0; m < M_TILES; ++m) {
+            for (int h = 0; h < 2; ++h) {
+                const int row = 16 * m + gpu::lane() / 4 + 8 * h;
+                if (row >= n_packed()) {
+                    continue;
+                }
+                const int j = packed(row) / p.group, head = item.head_kv * p.group + packed(row) % p.group;
+                if (item.n_splits == 1) {
+                    float * out = p.out + ((int64_t) (s.q0 + j) * p.n_head + head) * p.d_v;
+                    write_row(m, h, out, final_factor(p, head, highest[m][h], total[m][h]));
+                    continue;
+                }
+                const int64_t index =
+                    starts.partials[item.row] + ((int64_t) j * p.n_head + head) * item.n_splits + item.split;
+                float * to = p.partial + index * partial_floats(p);
+                write_row(m, h, to, 1.0f);
+                if (gpu::warp() == 0 && gpu::lane() % 4 == 0) {
+                    to[p.d_v]     = highest[m][h];
+                    to[p.d_v + 1] = total[m][h];
+                }
+            }
+        }
+    }
+
+    GPU_FN void run(row_starts starts) {
+        for (int m = 0; m < M_TILES; ++m) {
+            for (int h = 0; h < 2; ++h) {
+                highest[m][h] = -INFINITY;
+                total[m][h]   = 0.0f;
+            }
+            for (int n = 0; n < V_PAIRS; ++n) {
+                for (int r = 0; r < 4; ++r) {
+                    sums[m][n][0][r] = sums[m][n][1][r] = 0.0f;
+                }
+            }
+        }
+        cut_range();
+        fetch(0);
+        load_queries();
+        const int n = ceil_div(item.tokens.end - item.tokens.begin, at.tokens);
+        for (int tile = 0; tile < n; ++tile) {
+            tile_of_tokens(tile);
+        }
+        gpu::copy_wait<0>();
+        write(starts);
+        gpu::sync_block(); // before the next item's queries take the place of these
+    }
+
+    // To the tokens that any row of this tile attends.
+    GPU_FN void cut_range() {
+        const int last_row = n_packed() < ROWS ? n_packed() - 1 : ROWS - 1;
+        const int last     = s.position(packed(last_row) / p.group),
+                  first    = first_visible(p, s.position(packed(0) / p.group));
+        item.tokens.end    = last + 1 < item.tokens.end ? last + 1 : item.tokens.end;
+        const int grain    = first / GRAIN * GRAIN;
+        item.tokens.begin  = grain > item.tokens.begin ? grain : item.tokens.begin;
+        item.tokens.end    = item.tokens.end < item.tokens.begin ? item.tokens.begin : item.tokens.end;
+    }
+};
+
+// What the weighted sum of a row is multiplied by; a sink takes its share of the weights.
+GPU_FN float final_factor(const view & p, int head, float highest, float total) {
+    if (p.sinks == nullptr) {
+        return 1.0f / total;
+    }
+    const float sink = p.sinks[head] * LOG2E, top = fmaxf(highest, sink);
+    const float own = gpu::exp2(highest - top);
+    return own / (total * own + gpu::exp2(sink - top));
+}
+
+template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers>
+GPU_FN void attend_block(const view & p, row_class of, int tokens, char * memory) {
+    const layout at     = layout_of<KNumbers, VNumbers>(p, 16 * M_TILES, tokens);
+    int *        starts = (int *) (memory + at.starts);
+    row_starts   where  = {starts, starts + p.n_rows + 1};
+    find_starts(p, of, 16 * M_TILES, where, starts + 2 * (p.n_rows + 1));
+    for (int number = gpu::block(); number < where.items[p.n_rows]; number += gpu::n_blocks()) {
+        const work_item                              item = item_of(p, where, 16 * M_TILES, number);
+        attend<M_TILES, V_PAIRS, KNumbers, VNumbers> work(p, memory, at, item);
+        work.run(where);
+    }
+}
+
+// Joins the parts of rows whose tokens were split, in the order of positions: a block for each such row.
+GPU_FN void merge_block(const view & p, row_class of, char * memory) {
+    int *      starts = (int *) memory;
+    row_starts where  = {starts, starts + p.n_rows + 1};
+    find_starts(p, of, 16, where, starts + 2 * (p.n_rows + 1));
+    for (int row = 0; row < p.n_rows; ++row) {
+        const sequence s = sequence_of(p, row);
+        const int      n = n_splits(p, s);
+        if (n == 1) {
+            continue;
+        }
+        for (int i = gpu::block(); i < s.n_q * p.n_head; i += gpu::n_blocks()) {
+            const float * parts = p.partial + ((int64_t) where.partials[row] + (int64_t) i * n) * partial_floats(p);
+            float         top = -INFINITY, total = 0.0f;
+            for (int k = 0; k < n; ++k) {
+                top = fmaxf(top, parts[k * partial_floats(p) + p.d_v]);
+            }
+            for (int k = 0; k < n; ++k) {
+                const float * part = parts + k * partial_floats(p) + p.d_v;
+                total += part[1] * gpu::exp2(part[0] - top);
+            }
+            const int   head   = i % p.n_head;
+            const float factor = final_factor(p, head, top, total);
+            for (int column = gpu::thread(); column < p.d_v; column += gpu::n_threads()) {
+                float sum = 0.0f;
+                for (int k = 0; k < n; ++k) {
+                    const float * part = parts + k * partial_floats(p);
+                    sum += part[column] * gpu::exp2(part[p.d_v] - top);
+                }
+                p.out[((int64_t) s.q0 * p.n_head + i) * p.d_v + column] = sum * factor;
+            }
+        }
+    }
+}
+
+} // namespace paged

@@ -1,0 +1,101 @@
+// A tile of tokens on its way from the pool to the tensor cores: raw bytes of K and V rows arrive in a ring of stages,
+// and become rows of 16-bit numbers there is a product for. What is exact in float16 or bfloat16 is one number; a
+// float is two bfloat16 whose sum it is, to 16 bits.
+#pragma once
+
+#include "paged-codec.h"
+#include "paged-split.h"
+
+namespace paged {
+
+struct half_numbers { // f16 and all quantized types
+    static constexpr int   parts = 1, weight_parts = 1;
+    GPU_FN static uint32_t pack(float a, float b) { return gpu::pack_f16(a, b); }
+    GPU_FN static float    rounded(float a) { return gpu::f16_to_float((uint16_t) gpu::pack_f16(a, 0.0f)); }
+    GPU_FN static void     multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+        gpu::mma_f16(c, a, b0, b1);
+    }
+};
+
+struct bfloat_numbers { // bf16, which is too coarse for a weight
+    static constexpr int   parts = 1, weight_parts = 2;
+    GPU_FN static uint32_t pack(float a, float b) { return gpu::pack_bf16(a, b); }
+    GPU_FN static float    rounded(float a) { return gpu::bf16_to_float((uint16_t) gpu::pack_bf16(a, 0.0f)); }
+    GPU_FN static void     multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+        gpu::mma_bf16(c, a, b0, b1);
+    }
+};
+
+struct float_numbers : bfloat_numbers { // f32
+    static constexpr int parts = 2;
+};
+
+constexpr int PAD = 16; // bytes behind a row of 16-bit numbers, so that eight rows lie in different banks
+
+GPU_FN int round_up(int n, int to) { return (n + to - 1) / to * to; }
+GPU_FN int raw_stride(int row_bytes) { return round_up(row_bytes, 16) + PAD; } // a row may begin within 16 bytes
+GPU_FN int number_stride(int d) { return 2 * round_up(d, UNIT) + PAD; }
+
+// Whether raw rows are the rows of numbers.
+template <class Numbers> GPU_FN bool raw_is_ready(const pages & x, int d) {
+    const bool aligned = ((uint64_t) x.data | x.head_stride | x.slot_stride) % 16 == 0;
+    return (x.type == PAGE_F16 || x.type == PAGE_BF16) && aligned && d % UNIT == 0;
+}
+
+// Begins to copy the rows of tokens begin .. begin + n_tokens; those from `end` on become zeros.
+GPU_FN void fetch_rows(const view & p, const pages & x, const sequence & s, int head_kv, int begin, int end,
+                       int n_tokens, char * to) {
+    const int stride = raw_stride(x.row_bytes), chunks = stride / 16;
+    for (int i = gpu::thread(); i < n_tokens * chunks; i += gpu::n_threads()) {
+        const int t = i / chunks, chunk = i % chunks, token = begin + t;
+        char *    at = to + t * stride + 16 * chunk;
+        if (token >= end) {
+            for (int word = 0; word < 4; ++word) {
+                ((uint32_t *) at)[word] = 0;
+            }
+            continue;
+        }
+        const int64_t slot  = (int64_t) s.blocks[token / p.block_size] * p.block_size + token % p.block_size;
+        const char *  row   = x.data + head_kv * x.head_stride + slot * x.slot_stride;
+        const char *  first = (const char *) ((uint64_t) row & ~(uint64_t) 15);
+        if (first + 16 * chunk < row + x.row_bytes) {
+            gpu::copy_async<16>(at, first + 16 * chunk);
+        }
+    }
+}
+
+// Where a row begins in its stage: as far from 16 bytes as in the pool.
+GPU_FN int raw_offset(const view & p, const pages & x, const sequence & s, int head_kv, int token) {
+    const int64_t slot = (int64_t) s.blocks[token / p.block_size] * p.block_size + token % p.block_size;
+    return (int) ((uint64_t) (x.data + head_kv * x.head_stride + slot * x.slot_stride) & 15);
+}
+
+// Rows of numbers out of raw ones; part 1 of all rows lies behind part 0 of all rows.
+template <class Numbers>
+GPU_FN void convert_rows(const view & p, const pages & x, const sequence & s, int head_kv, int d, int begin, int end,
+                         int n_tokens, const char * raw, char * to) {
+    const int units = ceil_div(d, UNIT), stride = number_stride(d);
+    for (int i = gpu::thread(); i < n_tokens * units; i += gpu::n_threads()) {
+        const int t = i / units, unit = i % units;
+        float     x16[UNIT] = {};
+        if (begin + t < end) {
+            const char * row = raw + t * raw_stride(x.row_bytes) + raw_offset(p, x, s, head_kv, begin + t);
+            unpack_unit(x.type, row, unit, x16);
+            for (int n = d - UNIT * unit; n < UNIT; ++n) { // behind the row are other bytes
+                x16[n] = 0.0f;
+            }
+        }
+#pragma unroll
+        for (int part = 0; part < Numbers::parts; ++part) {
+            uint32_t * words = (uint32_t *) (to + (part * n_tokens + t) * stride + 2 * UNIT * unit);
+#pragma unroll
+            for (int w = 0; w < UNIT / 2; ++w) {
+                words[w] = Numbers::pack(x16[2 * w], x16[2 * w + 1]);
+                x16[2 * w] -= Numbers::rounded(x16[2 * w]);
+                x16[2 * w + 1] -= Numbers::rounded(x16[2 * w + 1]);
+            }
+        }
+    }
+}
+
+} // namespace paged

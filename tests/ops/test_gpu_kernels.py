@@ -1,0 +1,135 @@
+"""The kernels for NVIDIA GPUs on the host, where threads are fibers: their numbers are held to the oracle."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from . import lab
+from .cases import RAGGED, Call, Case, make, poisoned, same_bits
+from .lab import KV_TYPES, QUANTIZED, Floats, Heads, Params
+from .reference import nmse
+
+SIZES = [(64, 64), (80, 80), (96, 96), (112, 112), (128, 128), (192, 128), (256, 256), (576, 512)]
+LIMIT = 1e-6
+"""NMSE against float64; weights and dequantized numbers have the 11 bits of float16."""
+
+
+def on_gpu(call: Call, blocks: int = 4, shared_bytes: int = 227 << 10) -> Floats:
+    """The call's output."""
+    case = call.case
+    return lab.paged_attention_gpu(
+        case.heads, case.params, call.q, call.k, call.v, call.table, call.sinks, blocks, shared_bytes
+    )
+
+
+@pytest.mark.parametrize(
+    ("kv_type", "d_k", "d_v"),
+    [
+        (t, *sizes)
+        for t in KV_TYPES
+        for sizes in SIZES
+        if t not in QUANTIZED or not any(d % 32 for d in sizes)
+    ],
+)
+def test_every_type_and_head_size(kv_type: str, d_k: int, d_v: int) -> None:
+    """Few queries, whose tokens are split among blocks, and many."""
+    heads = Heads(d_k, d_v, 8, 2, kv_type, kv_type)
+    call = make(Case(heads, sequences=((1, 70), (19, 41), (2, 520)), v_of_k=d_k == 576))
+    assert nmse(on_gpu(call), call.exact()) <= LIMIT
+
+
+@pytest.mark.parametrize(
+    ("type_k", "type_v"),
+    [("f16", "q8_0"), ("q8_0", "q4_0"), ("f32", "bf16"), ("q5_1", "iq4_nl"), ("bf16", "f32")],
+)
+def test_types_of_k_and_v_apart(type_k: str, type_v: str) -> None:
+    """Each has products of its own."""
+    call = make(Case(Heads(128, 64, 8, 2, type_k, type_v), sequences=RAGGED))
+    assert nmse(on_gpu(call), call.exact()) <= LIMIT
+
+
+@pytest.mark.parametrize(
+    ("n_head", "n_head_kv"), [(1, 1), (3, 3), (12, 4), (16, 2), (14, 2), (128, 1), (40, 1)]
+)
+def test_groups_of_heads(n_head: int, n_head_kv: int) -> None:
+    """1 to 128 query heads for a KV head."""
+    heads = Heads(64, 64, n_head, n_head_kv, "q8_0", "f16")
+    call = make(Case(heads, sequences=((1, 77), (3, 40), (11, 30))))
+    assert nmse(on_gpu(call), call.exact()) <= LIMIT
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        Params(scale=0.3),
+        Params(max_bias=8.0),
+        Params(softcap=30.0),
+        Params(window=70, window_type="sliding"),
+        Params(window=1, window_type="sliding"),
+        Params(window=40, window_type="chunked"),
+        Params(window=600, window_type="chunked", max_bias=4.0, softcap=20.0),
+        Params(block_size=128, window=200, window_type="sliding"),
+        Params(block_size=256),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("sinks", [False, True])
+def test_parameters(params: Params, sinks: bool) -> None:
+    """Over ragged batches."""
+    call = make(Case(Heads(64, 64, 12, 4, "f16", "q8_0"), params, RAGGED, sinks))
+    assert nmse(on_gpu(call), call.exact()) <= LIMIT
+
+
+@pytest.mark.parametrize("kv_type", ["f32", "f16", "bf16", "q8_0", "q4_1"])
+def test_foreign_slots_change_nothing(kv_type: str) -> None:
+    """NaN in slots that no table names, and behind the last token of a block."""
+    call = make(Case(Heads(96, 64, 8, 2, kv_type, kv_type), sequences=RAGGED, loose_rows=1))
+    out = on_gpu(call)
+    assert np.isfinite(out).all()
+    assert same_bits(on_gpu(poisoned(call, 0xFF)), out)
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "q5_0"])
+def test_bits_are_the_same_alone_and_for_any_number_of_blocks(kv_type: str) -> None:
+    """What a sequence gets depends on the sequence alone."""
+    call = make(Case(Heads(64, 64, 8, 2, kv_type, kv_type), sequences=RAGGED))
+    together = on_gpu(call, blocks=1)
+    assert same_bits(on_gpu(call, blocks=7), together)
+    for index, (n_q, _) in enumerate(call.case.sequences):
+        q0 = int(call.table[index, 0])
+        assert same_bits(on_gpu(call.alone(index), blocks=3), together[q0 : q0 + n_q])
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+def test_strides(kv_type: str) -> None:
+    """K and V with bytes of others between heads and slots, so that rows begin anywhere within 16 bytes."""
+    call = make(Case(Heads(64, 96, 8, 4, kv_type, kv_type), sequences=RAGGED))
+
+    def spread(x: lab.Bytes) -> lab.Bytes:
+        wide = np.full((x.shape[0], x.shape[1] + 1, x.shape[2] + 2), 0xFF, np.uint8)
+        wide[:, :-1, : x.shape[2]] = x
+        return wide[:, :-1, : x.shape[2]]
+
+    assert call.v is not None
+    apart = replace(call, k=spread(call.k), v=spread(call.v))
+    assert same_bits(on_gpu(apart), on_gpu(call))
+
+
+@pytest.mark.parametrize("kilobytes", [48, 64, 100, 164])
+def test_less_shared_memory_has_smaller_tiles(kilobytes: int) -> None:
+    """That of other cards; what has no room is refused."""
+    call = make(Case(Heads(128, 128, 8, 2, "q8_0", "q8_0"), sequences=((1, 300), (40, 90))))
+    assert nmse(on_gpu(call, shared_bytes=kilobytes << 10), call.exact()) <= LIMIT
+    with pytest.raises(ValueError, match="no kernel has room"):
+        on_gpu(call, shared_bytes=4096)
+
+
+def test_heads_that_no_kernel_takes() -> None:
+    """They stay on the CPU."""
+    for sizes in ((40, 20), (64, 576)):
+        call = make(Case(Heads(*sizes, 4, 2), sequences=((1, 10),)))
+        with pytest.raises(ValueError, match="no kernel has room"):
+            on_gpu(call)
