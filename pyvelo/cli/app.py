@@ -93,6 +93,7 @@ def run(
     seed: opt.Seed = None,
     stop: opt.Stop = None,
     ignore_eos: opt.IgnoreEos = False,
+    echo: opt.Echo = False,
     kv_type: opt.KVTypeOption = "f16",
     ctx: opt.Context = None,
     block_size: opt.BlockSize = 32,
@@ -117,6 +118,7 @@ def run(
         "seed": seed,
         "stop": tuple(stop or ()),
         "ignore_eos": ignore_eos,
+        "echo": echo,
     }
     engine = {
         "kv_type": kv_type,

@@ -51,6 +51,7 @@ Seed = Annotated[int | None, Option(help="Make the draws reproducible.", show_de
 Stop = Annotated[
     list[str] | None, Option(help="End where this text appears; may be repeated.", show_default=False)
 ]
+Echo = Annotated[bool, Option("--echo", help="Print the prompt before the answer.")]
 IgnoreEos = Annotated[bool, Option("--ignore-eos", help="Go on where the model would end.")]
 
 # ---- engine ----

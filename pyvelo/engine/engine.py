@@ -230,7 +230,7 @@ def _make_context(
         max_batch_tokens=config.max_batch_tokens,
         max_seqs=max_seqs,
         max_seq_len=max_seq_len,
-        max_outputs=max_seqs,
+        max_outputs=Limits(max_seqs, config.max_batch_tokens).max_outputs,
         n_threads=config.n_threads or 0,
         deterministic=config.deterministic,
         fast_attention=config.attention_precision == "fast",

@@ -49,6 +49,7 @@ class Submission:
             usage=Usage(
                 prompt_tokens=first.n_prompt, cached_tokens=first.n_cached or 0, completion_tokens=generated
             ),
+            prompt_logprobs=first.scored_prompt,
         )
 
     def _best(self) -> Sequence[Request]:
@@ -95,15 +96,19 @@ class Intake:
             raise RequestError("best_of: which are the best is known when all have ended: they cannot stream")
         tokens = self.tokens(prompt)
         max_new = self.max_new(len(tokens), params.max_tokens)
+        text = prompt if isinstance(prompt, str) else getattr(prompt, "text", None)  # of a conversation
         make = self._maker(params)
+        echo = self._echo(params, tokens, text)
         requests = tuple(
-            make(tokens, max_new=max_new, index=index, on_piece=on_piece) for index in range(params.n_samples)
+            make(tokens, max_new=max_new, index=index, on_piece=on_piece, echo=echo)
+            for index in range(params.n_samples)
         )
+        for request in requests:
+            request.prompt_logprobs = requests[0].prompt_logprobs  # one prompt: whoever computes it tells all
         if self.can_fork:
             requests[0].followers = list(requests[1:])
             for request in requests[1:]:
                 request.held = True
-        text = prompt if isinstance(prompt, str) else getattr(prompt, "text", None)  # of a conversation
         return Submission(text, requests, params.n)
 
     def go_on(
@@ -118,9 +123,13 @@ class Intake:
             raise RequestError("the session has no tokens; append at least one")
         if params.n_samples > 1:
             raise RequestError(f"a session goes on in one way: n is {params.n_samples}; fork it for others")
+        if params.prompt_logprobs is not None:
+            raise RequestError("prompt_logprobs: a session computes no token twice; ask LLM.generate")
         max_new = self.max_new(len(branch.tokens), params.max_tokens)
+        echo = self._echo(params, branch.tokens, None)
         make = self._maker(params)
-        return Submission(None, (make(branch.tokens, max_new=max_new, on_piece=on_piece, branch=branch),), 1)
+        request = make(branch.tokens, max_new=max_new, on_piece=on_piece, branch=branch, echo=echo)
+        return Submission(None, (request,), 1)
 
     def compute(self, branch: Branch) -> Submission:
         """A request that only computes what the branch holds."""
@@ -144,6 +153,12 @@ class Intake:
         """Their text, without control tokens; what is not UTF-8 becomes U+FFFD."""
         detokenizer = Detokenizer(self._token_bytes, ())
         return "".join([detokenizer.push(token) for token in tokens]) + detokenizer.finish()
+
+    def _echo(self, params: SamplingParams, tokens: Sequence[int], text: str | None) -> str:
+        """What an answer begins with."""
+        if not params.echo:
+            return ""
+        return text if text is not None else self._model.detokenize(list(tokens)).decode("utf-8", "replace")
 
     def _maker(self, params: SamplingParams) -> Callable[..., Request]:
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(64)
@@ -188,8 +203,9 @@ class Intake:
             raise RequestError(f"{params!r} are no sampling parameters: give a SamplingParams")
         if params.guided:
             check_installed()
-        if (params.logprobs or 0) > self._n_vocab:
-            raise RequestError(f"logprobs={params.logprobs}: the vocabulary has {self._n_vocab} tokens")
+        for name, n in {"logprobs": params.logprobs, "prompt_logprobs": params.prompt_logprobs}.items():
+            if (n or 0) > self._n_vocab:
+                raise RequestError(f"{name}={n}: the vocabulary has {self._n_vocab} tokens")
         named = {"stop_token_ids": params.stop_token_ids, "logit_bias": params.logit_bias or ()}
         for name, tokens in named.items():
             wrong = next((token for token in tokens if token >= self._n_vocab), None)
