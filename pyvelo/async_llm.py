@@ -26,6 +26,8 @@ from pyvelo.text.conversation import ChatOptions, Chats, is_one
 from pyvelo.text.messages import Message
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from typing_extensions import Unpack
 
 __all__ = ["AsyncLLM"]
@@ -127,6 +129,23 @@ class AsyncLLM:
         async with aclosing(self.stream(prompt, CHAT_PARAMS if params is None else params)) as pieces:
             async for piece in pieces:
                 yield piece
+
+    async def embed(
+        self,
+        texts: Prompt | Sequence[Prompt],
+        *,
+        pooling: str | None = None,
+        normalize: bool = True,
+    ) -> NDArray[np.float32]:
+        """Vectors of texts, as `LLM.embed` gives them, computed in a thread; a task that is cancelled ends it
+        soon."""
+        pump = await self._pump()
+        stopped = threading.Event()
+        try:
+            embed = pump.engine.embeddings.embed
+            return await asyncio.to_thread(embed, texts, pooling, normalize, stopped.is_set)
+        finally:
+            stopped.set()
 
     # ---- what it is ----
 
@@ -258,6 +277,8 @@ class _Pump:
         while not self._stopping:
             self._work.wait()
             self._work.clear()
+            if self._stopping:
+                break
             try:
                 self.engine.driver.drive(self._ready)
             except Exception as error:  # a defect: nobody must wait for ever

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import operator
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 from pyvelo.engine.branch import Branch
+from pyvelo.engine.prompts import Prompt, listed, tokens_of
 from pyvelo.engine.request import Request
 from pyvelo.errors import OutOfBlocks, RequestError
 from pyvelo.kv.budget import PoolSize
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from pyvelo.native import Model
 
 __all__ = ["Intake", "Prompt", "Submission", "for_each", "pair_up"]
-
-Prompt = str | Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -182,21 +180,7 @@ class Intake:
 
     def tokens(self, prompt: Prompt, *, add_special: bool = True) -> Sequence[int]:
         """Token ids of a prompt; RequestError where it is none, or empty."""
-        if isinstance(prompt, str):
-            tokens: list[int] | None = self._model.tokenize(prompt, add_special=add_special)
-        else:
-            try:
-                tokens = [operator.index(token) for token in prompt]
-            except TypeError:
-                tokens = None
-            if tokens is None or isinstance(prompt, (bytes, Mapping)):
-                raise RequestError("a prompt is a string or a list of token ids")
-            wrong = next((token for token in tokens if not 0 <= token < self._n_vocab), None)
-            if wrong is not None:
-                raise RequestError(f"token {wrong} does not exist: ids go from 0 to {self._n_vocab - 1}")
-        if not tokens:
-            raise RequestError("the prompt has no tokens; give at least one")
-        return tokens
+        return tokens_of(self._model, prompt, add_special=add_special)
 
     def _check_params(self, params: SamplingParams) -> None:
         if not isinstance(params, SamplingParams):
@@ -243,19 +227,8 @@ def pair_up(
     prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
 ) -> list[tuple[Prompt, SamplingParams]]:
     """Every prompt with its parameters; RequestError where their numbers differ or something is no prompt."""
-    listed = _listed(prompts)
-    return list(zip(listed, for_each(params, len(listed)), strict=True))
-
-
-def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several as a list: a string is one prompt, and so are numbers."""
-    if isinstance(prompts, str):
-        return [prompts]
-    if isinstance(prompts, (bytes, Mapping)) or not isinstance(prompts, Iterable):
-        raise RequestError(f"{prompts!r} is no prompt: give a string, token ids, or a list of either")
-    items = list(prompts)
-    one = bool(items) and not any(isinstance(item, str) or hasattr(item, "__len__") for item in items)
-    return [cast("list[int]", items)] if one else cast("list[Prompt]", items)
+    given = listed(prompts)
+    return list(zip(given, for_each(params, len(given)), strict=True))
 
 
 def for_each(params: SamplingParams | Sequence[SamplingParams] | None, n: int) -> list[SamplingParams]:
