@@ -81,6 +81,8 @@ def check(shape: Shape) -> None:
         raise ShapeError(f"{shape.arch} needs heads * head_dim = embd, but {width} is not {shape.embd}")
     if shape.pooling and shape.pooling not in POOLINGS:
         raise ShapeError(f"pooling {shape.pooling!r} is not among {', '.join(POOLINGS)}")
+    if shape.arch == "t5encoder" and shape.kv_heads != shape.heads:
+        raise ShapeError(f"t5encoder has as many KV heads as heads, {shape.heads}, not {shape.kv_heads}")
     if shape.window and shape.arch not in WINDOWED:
         raise ShapeError(f"{shape.arch} has no sliding window; {', '.join(WINDOWED)} have")
     if shape.experts and shape.arch not in ("llama", "gpt-oss"):

@@ -89,6 +89,9 @@ const char * llama_model_defect(const llama_model * model) {
     if (mrope && sections[0] <= 0 && sections[1] <= 0 && sections[2] <= 0) {
         return "its positions have several parts, but all are empty";
     }
+    if (model->arch == LLM_ARCH_T5ENCODER && !model->layers[0].attn_rel_b_enc) {
+        return "its first layer has no relative position bias, which all of them use";
+    }
     for (uint32_t il = 0; il < hparams.n_layer_all; ++il) {
         const uint32_t n_rot   = hparams.n_rot(il);
         const bool     rotates = hparams.rope_type != LLAMA_ROPE_TYPE_NONE && has_cache(*model, il);

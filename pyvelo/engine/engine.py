@@ -63,7 +63,7 @@ class Engine:
     def generator(self) -> Generator:
         if self.parts is None:
             arch = self.model.info.arch
-            raise UnsupportedError(f"the architecture '{arch}' embeds texts and generates none: use embed")
+            raise UnsupportedError(f"this model ({arch}) embeds texts and generates none: use embed")
         return self.parts
 
     @property

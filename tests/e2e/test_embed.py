@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -18,7 +20,7 @@ from pyvelo.engine import embedding
 from pyvelo.errors import ClosedError, ModelError, RequestError, UnsupportedError
 
 from . import bert
-from .conftest import MakeModel
+from .conftest import ROOT, MakeModel
 
 SMALL = ("--layers", "2", "--embd", "128", "--heads", "2", "--kv-heads", "2", "--head-dim", "64")
 TEXTS = ["Once upon a time", "the old king", "", [5, 9, 300], [3 + 7 * i % 900 for i in range(500)], [8]]
@@ -67,13 +69,15 @@ def test_bert_is_bert(shared: LLM, bert_model: Path, pooling: str | None) -> Non
     assert np.allclose(length(unit), 1)
 
 
-def by_upstream(library: Path, path: Path, tokens: Sequence[int], pooling: int, n_embd: int) -> np.ndarray:
+def by_upstream(
+    library: Path, path: Path, tokens: Sequence[int], pooling: int, n_embd: int, n_ctx: int = 512
+) -> np.ndarray:
     ffi = FFI()
     ffi.cdef("int32_t stock_embed(const char *, int32_t, int32_t, const int32_t *, int32_t, float *);")
     out = np.empty(n_embd, np.float32)
     given = ffi.from_buffer("int32_t[]", np.asarray(tokens, np.int32))
-    stock = ffi.dlopen(str(library)).stock_embed
-    assert stock(str(path).encode(), pooling, 512, given, len(tokens), ffi.from_buffer("float[]", out)) == 0
+    stock, target = ffi.dlopen(str(library)).stock_embed, ffi.from_buffer("float[]", out)
+    assert stock(str(path).encode(), pooling, n_ctx, given, len(tokens), target) == 0
     return out
 
 
@@ -101,7 +105,30 @@ def test_company_makes_no_difference(make_model: MakeModel, arch: str) -> None:
         assert llm.embed([], pooling="mean").shape == (0, 128)
 
 
-def test_a_long_text_in_pieces_is_one_text(make_model: MakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_to_both_sides_takes_a_text_whole(
+    tmp_path: Path, patched_library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A llama whose file says that it is not causal has a cache, but must not be read in pieces, or write."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import make_model
+    import model_shapes
+
+    keys = model_shapes.metadata
+    monkeypatch.setattr(
+        model_shapes, "metadata", lambda shape: keys(shape) | {"llama.attention.causal": False}
+    )
+    path = tmp_path / "both.gguf"
+    make_model.write_model(model_shapes.Shape(ctx=2048, pooling="mean"), path)
+    texts = [[3 + i * i % 900 for i in range(n)] for n in (5, 300, 700)]
+    with LLM(path, n_threads=1) as llm:
+        given = llm.embed(texts, normalize=False)
+        expected = np.stack([by_upstream(patched_library, path, text, 1, 256, 1024) for text in texts])
+        assert error(expected, given) < 1e-4
+        with pytest.raises(UnsupportedError, match=r"\(llama\) embeds texts and generates none"):
+            llm.generate("Hello")
+
+
+def test_a_long_text_in_pieces_is_one_text(make_model: MakeModel) -> None:
     path = make_model("--arch", "qwen3", *SMALL, "--ctx", "4096", "--type", "f32", "--pooling", "last")
     text = [3 + (i * i) % 1000 for i in range(1500)]  # batches are of 512 tokens
     with LLM(path, n_threads=1) as llm:
@@ -154,7 +181,7 @@ def test_asyncio_embeds_too(bert_model: Path, shared: LLM) -> None:
 
     vectors, message = asyncio.run(main())
     assert np.array_equal(vectors, shared.embed(TEXTS))
-    assert "'bert' embeds texts and generates none" in message
+    assert "(bert) embeds texts and generates none" in message
 
 
 # ---- what is refused ----
@@ -174,7 +201,7 @@ def test_what_needs_a_generator_says_so(shared: LLM) -> None:
         lambda: shared.trace("run.trace"),
     ]
     for ask in asked:
-        with pytest.raises(UnsupportedError, match="'bert' embeds texts and generates none: use embed"):
+        with pytest.raises(UnsupportedError, match=r"\(bert\) embeds texts and generates none: use embed"):
             ask()
     assert shared.n_ctx == 600
     assert shared.detokenize(shared.tokenize("the old king")).strip().endswith("the old king")
@@ -259,9 +286,6 @@ def test_close_ends_what_runs(bert_model: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.usefixtures("sigint")
 def test_ctrl_c_ends_a_long_embedding(shared: LLM) -> None:
-    import os
-    import signal
-
     shared.embed("Hello")
     timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()

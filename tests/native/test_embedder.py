@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pyvelo.errors import Cancelled, ClosedError, ConfigError
+from pyvelo.errors import Cancelled, ClosedError, ConfigError, ModelError
 from pyvelo.native import POOLINGS, Embedder, Model
 from pyvelo.native._ffi import ffi, lib
 
@@ -65,6 +65,25 @@ def test_wrong_settings(model: Model, tiny_model_f32: Path) -> None:
         Embedder(model, max_tokens=8, n_threads=-1)
     with Model(tiny_model_f32, vocab_only=True) as empty, pytest.raises(ConfigError, match="vocab_only"):
         Embedder(empty, max_tokens=8)
+
+
+def test_an_encoder_without_its_position_bias_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "scripts"))
+    import make_model
+    import model_shapes
+
+    tensors = model_shapes.tensors
+    shape, path = model_shapes.Shape(arch="t5encoder", kv_heads=4, ctx=64), tmp_path / "t5.gguf"
+    make_model.write_model(shape, path)
+    Model(path).close()
+    monkeypatch.setattr(
+        model_shapes, "tensors", lambda *given: (t for t in tensors(*given) if "attn_rel_b" not in t.name)
+    )
+    make_model.write_model(shape, path)
+    with pytest.raises(ModelError, match="no relative position bias"):
+        Model(path)
 
 
 def test_a_buffer_that_is_too_small(embedder: Embedder) -> None:
