@@ -7,10 +7,10 @@
     python scripts/fuzz_gguf.py --bytes 1234 --seed 7 > bad.gguf
 
 Each mutant must either be refused with one of PyVelo's errors or run for a token, or embed a text. Workers
-are forked from one process that has loaded the libraries, and used until they die. A worker that dies by a signal, takes
-longer than --limit seconds, wants more than --memory MiB, or lets another exception out is a finding: it is
-printed with the seed and the number of its mutant, and with --save its file is kept. A run that was stopped
-goes on with --first.
+are forked from one process that has loaded the libraries, and used until they die. A worker that dies by a
+signal, takes longer than --limit seconds, wants more than --memory MiB, or lets another exception out is a
+finding: it is printed with the seed and the number of its mutant, and with --save its file is kept. A run
+that was stopped goes on with --first.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def attempt(path: Path, index: int) -> tuple[str, str]:
             if not llm.info.is_encoder:
                 llm.generate(PROMPT, SamplingParams(max_tokens=1, temperature=0))
             if llm.info.is_encoder or index % 3 == 0:
-                llm.embed([PROMPT, [0]], pooling="mean")
+                llm.embed(PROMPT, pooling="mean")
         return "ran", ""
     except OutOfMemory as error:
         return "memory", str(error)

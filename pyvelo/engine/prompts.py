@@ -20,7 +20,7 @@ def tokens_of(
     model: Model, prompt: Prompt, *, add_special: bool = True, name: str = "the prompt"
 ) -> Sequence[int]:
     """Token ids of a prompt; RequestError, in which it has that name, where it is none, or empty."""
-    n_vocab = model.info.n_vocab
+    n_vocab = model.vocab.n_tokens
     if isinstance(prompt, str):
         tokens: list[int] | None = model.tokenize(prompt, add_special=add_special)
     else:
