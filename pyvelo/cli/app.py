@@ -175,6 +175,26 @@ def chat(
 
 
 @app.command()
+def embed(
+    model: opt.ModelName,
+    text: opt.Texts = None,
+    file: opt.TextFile = None,
+    pooling: opt.Pooling = None,
+    raw: opt.Raw = False,
+    ctx: opt.Context = None,
+    threads: opt.Threads = None,
+    n_gpu_layers: opt.GpuLayers = 0,
+    as_json: opt.Json = False,
+) -> int:
+    """Print a vector for each text."""
+    from pyvelo.cli.embed import print_vectors, read_texts
+
+    texts = read_texts(text, file)
+    engine = {"n_ctx": ctx, "n_threads": threads, "n_gpu_layers": n_gpu_layers}
+    return print_vectors(model, texts, pooling=pooling, normalize=not raw, as_json=as_json, engine=engine)
+
+
+@app.command()
 def bench(
     model: opt.ModelName,
     depth: opt.Depths = "0",

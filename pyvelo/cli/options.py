@@ -37,6 +37,21 @@ PromptFile = Annotated[
     Path | None, Option("-f", "--file", help="Read the prompt from a file.", show_default=False)
 ]
 
+Texts = Annotated[
+    list[str] | None,
+    Option(
+        "-p", "--text", help="A text; may be repeated. - reads lines of standard input.", show_default=False
+    ),
+]
+TextFile = Annotated[
+    Path | None, Option("-f", "--file", help="Take the lines of a file.", show_default=False)
+]
+Pooling = Annotated[
+    str | None,
+    Option(help="mean, cls or last: what makes a vector of its tokens'.", show_default="the model's own"),
+]
+Raw = Annotated[bool, Option("--raw", help="Leave the vectors as long as they are.")]
+
 # ---- sampling ----
 
 MaxTokens = Annotated[

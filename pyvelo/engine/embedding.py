@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,9 @@ __all__ = ["Embeddings"]
 
 NO_POOLING, RANK = 0, 4  # of ModelInfo.pooling
 
-GROUP = 64
-"""Texts of one call: between two of them others get their turn, and whoever stopped to listen is heard."""
+GROUP_TEXTS, GROUP_TOKENS = 64, 4096
+"""Of one call, unless a single text is longer: between two of them others get their turn, and who stopped to
+listen is heard."""
 
 SMALLEST = 512
 """Tokens of a text that there is room for at first; where a longer one comes, twice as many, and so on."""
@@ -56,10 +57,10 @@ class Embeddings:
         guard = InterruptGuard(self._cancel)
         try:
             with guard:
-                for first in range(0, len(given), GROUP):
+                for group in _groups(given):
                     if guard.hit or stopped():
                         raise Cancelled("the embedding was cancelled")
-                    self._run(given[first : first + GROUP], kind, out[first : first + GROUP], guard)
+                    self._run(given[group], kind, out[group], guard)
         finally:
             rest()
         if normalize:
@@ -77,9 +78,10 @@ class Embeddings:
         if self._closed:
             return False
         self._closed = True
-        self._cancel()
-        with self._turn:
-            self._embedder = None
+        while not self._turn.acquire(timeout=0.05):
+            self._cancel()  # again: what is cancelled just before it begins does not hear it
+        self._embedder = None
+        self._turn.release()
         return True
 
     def _pooling(self, name: str | None) -> int:
@@ -141,3 +143,15 @@ class Embeddings:
         embedder = self._embedder
         if embedder is not None:
             embedder.cancel()
+
+
+def _groups(texts: Sequence[Sequence[int]]) -> Iterator[slice]:
+    """Which texts go into one call."""
+    first = n_tokens = 0
+    for number, text in enumerate(texts):
+        n_tokens += len(text)
+        if number > first and (number - first == GROUP_TEXTS or n_tokens > GROUP_TOKENS):
+            yield slice(first, number)
+            first, n_tokens = number, len(text)
+    if texts:
+        yield slice(first, len(texts))

@@ -10,10 +10,12 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import hypothesis
 import numpy as np
 import numpy.typing as npt
 import pytest
 from cffi import FFI
+from hypothesis import strategies as st
 
 from pyvelo import LLM, AsyncLLM, SamplingParams
 from pyvelo.engine import embedding
@@ -143,6 +145,16 @@ def test_a_long_text_in_pieces_is_one_text(make_model: MakeModel) -> None:
         assert error(vectors[0].sum(0), sums[1] - sums[0]) < 1e-2
 
 
+@hypothesis.given(lengths=st.lists(st.integers(1, 1500), max_size=200))
+def test_groups_are_small_and_leave_nothing_out(lengths: list[int]) -> None:
+    texts = [range(n) for n in lengths]
+    groups = [texts[group] for group in embedding._groups(texts)]
+    assert [text for group in groups for text in group] == texts
+    for group in groups:
+        assert 1 <= len(group) <= embedding.GROUP_TEXTS
+        assert len(group) == 1 or sum(map(len, group)) <= embedding.GROUP_TOKENS
+
+
 # ---- a model that generates goes on ----
 
 
@@ -257,12 +269,12 @@ def test_a_file_that_becomes_shorter_is_an_error(bert_model: Path, tmp_path: Pat
 # ---- ends ----
 
 
-def test_close_ends_what_runs(bert_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("seconds", [0.0, 0.05])
+def test_close_ends_what_runs(bert_model: Path, seconds: float) -> None:
     llm = LLM(bert_model, n_threads=1)
     llm.embed("Hello")
     raised: list[Exception] = []
     begun = threading.Event()
-    monkeypatch.setattr(embedding, "GROUP", 4)
 
     def work() -> None:
         begun.set()
@@ -275,7 +287,7 @@ def test_close_ends_what_runs(bert_model: Path, monkeypatch: pytest.MonkeyPatch)
     thread = threading.Thread(target=work)
     thread.start()
     begun.wait()
-    time.sleep(0.05)
+    time.sleep(seconds)
     llm.close()
     thread.join(timeout=60)
     assert [type(error) for error in raised] == [ClosedError]
