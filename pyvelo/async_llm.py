@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import fields
@@ -26,6 +27,8 @@ from pyvelo.text.conversation import ChatOptions, Chats, is_one
 from pyvelo.text.messages import Message
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from typing_extensions import Unpack
 
 __all__ = ["AsyncLLM"]
@@ -133,6 +136,23 @@ class AsyncLLM:
         """A sequence to go on from, and to fork, as `LLM.session` makes it: see `AsyncSession`."""
         pump = await self._pump()
         return AsyncSession(pump, pump.engine.intake.branch(prompt, cache_salt))
+
+    async def embed(
+        self,
+        texts: Prompt | Sequence[Prompt],
+        *,
+        pooling: str | None = None,
+        normalize: bool = True,
+    ) -> NDArray[np.float32]:
+        """Vectors of texts, as `LLM.embed` gives them, computed in a thread; a task that is cancelled ends it
+        soon."""
+        pump = await self._pump()
+        stopped = threading.Event()
+        try:
+            embed = pump.engine.embeddings.embed
+            return await asyncio.to_thread(embed, texts, pooling, normalize, stopped.is_set)
+        finally:
+            stopped.set()
 
     # ---- what it is ----
 

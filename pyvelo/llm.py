@@ -25,6 +25,8 @@ from pyvelo.text.conversation import ChatOptions, Chats, is_one
 from pyvelo.text.messages import Message
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from typing_extensions import Unpack
 
     from pyvelo.native import ModelInfo, VocabInfo
@@ -34,6 +36,9 @@ __all__ = ["LLM"]
 
 class LLM:
     """A GGUF model and its cache. Usable from several threads at once; their requests share every step.
+
+    Of a model that only embeds (BERT and its kin) there is no cache: `embed` works, and what generates raises
+    UnsupportedError.
 
     model: path of the GGUF file, of the first one where it is in several; or a name on the hub, such as
         "org/repo:Q4_K_M" (see pyvelo.hub.locate), which takes the extra `hub`.
@@ -217,17 +222,37 @@ class LLM:
         self._engine.driver.check_open()
         return Session(self._engine, self._engine.intake.branch(prompt, cache_salt))
 
+    # ---- vectors ----
+
+    def embed(
+        self,
+        texts: Prompt | Sequence[Prompt],
+        *,
+        pooling: str | None = None,
+        normalize: bool = True,
+    ) -> NDArray[np.float32]:
+        """A vector for each text (text or token ids, one or a list): float32 [n, info.n_embd_out].
+
+        `pooling` makes it of the vectors of the text's tokens: "mean", "cls" (the first) or "last"; None:
+        what the model's file says. `normalize` gives it a length of 1. A text is read whole: up to n_ctx
+        tokens, and no more than the model was trained on. The context for it is made with the first.
+
+        Raises RequestError where a text is empty or too long, or where the model names no pooling and
+        `pooling` neither; UnsupportedError where the model has no embeddings; OutOfMemory, ComputeError.
+        """
+        return self._engine.embeddings.embed(texts, pooling, normalize)
+
     # ---- text ----
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Token ids of a text; add_special: with what the model expects in front, as `generate` does it;
         parse_special: names of control tokens in the text become those tokens."""
-        self._engine.driver.check_open()
+        self._engine.check_open()
         return self._engine.model.tokenize(text, add_special=add_special, parse_special=parse_special)
 
     def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
         """Text of token ids; special: with control tokens by name. What is not UTF-8 becomes U+FFFD."""
-        self._engine.driver.check_open()
+        self._engine.check_open()
         return self._engine.model.detokenize(list(tokens), special=special).decode("utf-8", "replace")
 
     # ---- what it is ----
@@ -254,8 +279,8 @@ class LLM:
 
     @property
     def n_ctx(self) -> int:
-        """Longest sequence in tokens, prompt and answer."""
-        return self._engine.pool.n_ctx
+        """Longest sequence in tokens, prompt and answer; longest text of a model that only embeds."""
+        return self._engine.n_ctx
 
     def stats(self) -> EngineStats:
         """Blocks, bytes, tokens and times, exact between two steps."""

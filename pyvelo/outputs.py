@@ -36,7 +36,8 @@ class StreamPiece:
 
     `text` is empty while a character or a stop string is incomplete. `token_ids` holds the token, and is
     empty only in the last piece of a cancelled request. `finish_reason` is None in all pieces but the last.
-    `logprob` is there where logprobs were asked for.
+    `logprob` is there where logprobs were asked for, and in the first piece of a sample `prompt_logprobs`, as
+    `RequestOutput` has them, where they were; there the text begins with the prompt's where it is echoed.
     """
 
     text: str
@@ -44,6 +45,7 @@ class StreamPiece:
     finish_reason: FinishReason | None = None
     index: int = 0
     logprob: TokenLogprob | None = None
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,9 @@ class Usage:
 
 @dataclass(frozen=True)
 class Completion:
-    """One sample. `token_ids` includes the token that ended it, `text` neither that nor the stop string;
-    `logprobs` is there where they were asked for, one for each token."""
+    """One sample. `token_ids` includes the token that ended it, `text` neither that nor the stop string, but
+    at its beginning the prompt where it is echoed; `logprobs` is there where they were asked for, one for
+    each token."""
 
     index: int
     text: str
@@ -79,12 +82,17 @@ class Completion:
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """The answer to one prompt; `text`, `token_ids` and `finish_reason` are those of the first sample."""
+    """The answer to one prompt; `text`, `token_ids` and `finish_reason` are those of the first sample.
+
+    `prompt_logprobs` is there where they were asked for, one for each token of the prompt but the first, in
+    whose place is None; not where the request ended before they were known.
+    """
 
     prompt: str | None
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[Completion, ...]
     usage: Usage
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
 
     @property
     def text(self) -> str:

@@ -39,6 +39,10 @@ class SamplingParams:
     ignore_eos: goes on where the model would end.
     seed: 0 to 2**64-1; None: one that differs from request to request.
     logprobs: tells how likely every token was, and so many of the most likely ones in its place; up to 1024.
+    prompt_logprobs: tells the same of the tokens of the prompt, which then runs in smaller pieces, and takes
+        nothing from the cache.
+    echo: the text begins with the prompt's: as it was given, or as its token ids read; in a chat as the
+        template wrote it, in a session with all that is there. `token_ids` and `stop` know only the answer.
     logit_bias: added to the logit of a token; -inf bans it.
     grammar, json_schema, regex: one of them at most, which the answer follows: a grammar in GBNF or Lark; a
         schema, as text or as what json.loads gives; a regular expression. They need the extra `guide`.
@@ -65,6 +69,8 @@ class SamplingParams:
     ignore_eos: bool = False
     seed: int | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    echo: bool = False
     logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
     grammar: str | None = None
     json_schema: str | Mapping[str, Any] | bool | None = field(default=None, hash=False)
@@ -80,8 +86,9 @@ class SamplingParams:
         put("n", _integer("n", self.n, 1, 1024))
         if self.best_of is not None:
             put("best_of", _integer("best_of", self.best_of, self.n, 1024, f"; n is {self.n}"))
-        if self.logprobs is not None:
-            put("logprobs", _integer("logprobs", self.logprobs, 0, 1024, "; None: none"))
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                put(name, _integer(name, getattr(self, name), 0, 1024, "; None: none"))
         put("temperature", _number("temperature", self.temperature, 0.0, 1e6))
         put("top_k", _integer("top_k", self.top_k, 0, _MAX_TOKEN, "; 0 turns it off"))
         put("top_p", _number("top_p", self.top_p, 0.0, 1.0, "; 1 turns it off", above=True))
@@ -94,8 +101,9 @@ class SamplingParams:
         put("frequency_penalty", _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0))
         put("stop", _strings(self.stop))
         put("stop_token_ids", _token_ids(self.stop_token_ids))
-        if not isinstance(self.ignore_eos, bool):
-            raise RequestError(f"ignore_eos={self.ignore_eos!r}: give True or False")
+        for name in ("ignore_eos", "echo"):
+            if not isinstance(getattr(self, name), bool):
+                raise RequestError(f"{name}={getattr(self, name)!r}: give True or False")
         if self.seed is not None:
             put("seed", _integer("seed", self.seed, 0, (1 << 64) - 1))
         if self.logit_bias is not None:

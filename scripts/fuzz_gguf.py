@@ -6,11 +6,11 @@
     python scripts/fuzz_gguf.py --seed 7 --replay 1234        one mutant, in this process
     python scripts/fuzz_gguf.py --bytes 1234 --seed 7 > bad.gguf
 
-Each mutant must either be refused with one of PyVelo's errors or run for a token. Workers are forked from
-one process that has loaded the libraries, and used until they die. A worker that dies by a signal, takes
-longer than --limit seconds, wants more than --memory MiB, or lets another exception out is a finding: it is
-printed with the seed and the number of its mutant, and with --save its file is kept. A run that was stopped
-goes on with --first.
+Each mutant must either be refused with one of PyVelo's errors or run for a token, or embed a text. Workers
+are forked from one process that has loaded the libraries, and used until they die. A worker that dies by a
+signal, takes longer than --limit seconds, wants more than --memory MiB, or lets another exception out is a
+finding: it is printed with the seed and the number of its mutant, and with --save its file is kept. A run
+that was stopped goes on with --first.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from pyvelo import LLM, SamplingParams  # noqa: E402
 from pyvelo.errors import InternalError, OutOfMemory, VeloError  # noqa: E402
 
 SMALL = model_shapes.Shape(embd=64, ffn=64, heads=2, kv_heads=1, head_dim=32, ctx=256)
+OTHERWISE: dict[str, dict[str, Any]] = {"gpt-oss": {"experts": 4}, "t5encoder": {"kv_heads": 2}}
 PROMPT = "Once upon a time, 1234 f\u00fcchse\n\n  \u4f60\u597d <|x|> it's \U0001f98a"
 BAD = ("died", "hung", "memory", "escaped", "internal")
 
@@ -60,7 +61,7 @@ class Outcome:
 def make_bases(folder: Path, names: list[str]) -> list[Path]:
     """A small model of each architecture in q8_0; llama in f32 too, and wide enough for the K types."""
     shapes = [
-        (name, replace(SMALL, arch=name, experts=4 * (name == "gpt-oss")), type_name)
+        (name, replace(SMALL, arch=name, **OTHERWISE.get(name, {})), type_name)
         for name in names
         for type_name in (("q8_0", "f32") if name == "llama" else ("q8_0",))
     ]
@@ -74,13 +75,16 @@ def make_bases(folder: Path, names: list[str]) -> list[Path]:
 
 
 def attempt(path: Path, index: int) -> tuple[str, str]:
-    """Loads the file and generates a token: a kind and a message."""
+    """Loads the file and generates a token, or embeds a text: a kind and a message."""
     # with sizes of our own, or with those that the file suggests
     sizes = {"n_ctx": 128, "kv_cache_bytes": 4 << 20, "max_num_seqs": 1} if index % 8 else {}
     options: dict[str, Any] = {"deterministic": index % 2 == 0, "n_threads": 1 + index % 4 // 3, **sizes}
     try:
         with LLM(path, max_batch_tokens=32, **options) as llm:
-            llm.generate(PROMPT, SamplingParams(max_tokens=1, temperature=0))
+            if not llm.info.is_encoder:
+                llm.generate(PROMPT, SamplingParams(max_tokens=1, temperature=0))
+            if llm.info.is_encoder or index % 3 == 0:
+                llm.embed(PROMPT, pooling="mean")
         return "ran", ""
     except OutOfMemory as error:
         return "memory", str(error)

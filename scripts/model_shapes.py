@@ -33,7 +33,8 @@ class ShapeError(ValueError):
 
 @dataclass(frozen=True)
 class Shape:
-    """The numbers of a model. Widths are in elements, `window` and `ctx` in tokens (0: no window)."""
+    """The numbers of a model. Widths are in elements, `window` and `ctx` in tokens (0: no window); `pooling`
+    names what makes an embedding."""
 
     arch: str = "llama"
     layers: int = 2
@@ -48,6 +49,7 @@ class Shape:
     window: int = 0
     experts: int = 0
     tied: bool = True
+    pooling: str = ""
 
 
 PRESETS: dict[str, tuple[Shape, str]] = {
@@ -75,8 +77,12 @@ def check(shape: Shape) -> None:
     if shape.head_dim % 2:
         raise ShapeError(f"head_dim must be even for the rotary embedding, not {shape.head_dim}")
     width = shape.heads * shape.head_dim
-    if shape.arch in ("qwen2", "lfm2") and width != shape.embd:
+    if shape.arch in ("qwen2", "lfm2", "bert", "nomic-bert") and width != shape.embd:
         raise ShapeError(f"{shape.arch} needs heads * head_dim = embd, but {width} is not {shape.embd}")
+    if shape.pooling and shape.pooling not in POOLINGS:
+        raise ShapeError(f"pooling {shape.pooling!r} is not among {', '.join(POOLINGS)}")
+    if shape.arch == "t5encoder" and shape.kv_heads != shape.heads:
+        raise ShapeError(f"t5encoder has as many KV heads as heads, {shape.heads}, not {shape.kv_heads}")
     if shape.window and shape.arch not in WINDOWED:
         raise ShapeError(f"{shape.arch} has no sliding window; {', '.join(WINDOWED)} have")
     if shape.experts and shape.arch not in ("llama", "gpt-oss"):
@@ -111,8 +117,11 @@ def metadata(shape: Shape) -> dict[str, Any]:
     if shape.experts:
         keys |= {"expert_count": shape.experts, "expert_used_count": min(2, shape.experts)}
         keys["expert_feed_forward_length"] = shape.ffn
+    if shape.pooling:
+        keys["pooling_type"] = POOLINGS[shape.pooling]
     keys |= ARCHS[shape.arch].keys(shape)
-    return {f"{shape.arch}.{key}": value for key, value in keys.items()}
+    named = {f"{shape.arch}.{key}": value for key, value in keys.items()}
+    return named | ({"tokenizer.ggml.token_type_count": TOKEN_TYPES} if shape.arch in ENCODERS else {})
 
 
 def tensors(shape: Shape, n_vocab: int) -> Iterator[Tensor]:
@@ -124,9 +133,13 @@ def tensors(shape: Shape, n_vocab: int) -> Iterator[Tensor]:
     # gemma multiplies the embedding by the root of its width
     quiet = shape.embd**-0.5 if shape.arch.startswith("gemma") else 1.0
     yield Tensor("token_embd.weight", (n_vocab, shape.embd), "embedding", quiet)
+    prefix = "enc.blk" if shape.arch == "t5encoder" else "blk"
     for layer in range(shape.layers):
         for tensor in ARCHS[shape.arch].layer(shape, layer):
-            yield tensor._replace(name=f"blk.{layer}.{tensor.name}")
+            yield tensor._replace(name=f"{prefix}.{layer}.{tensor.name}")
+    if shape.arch in ENCODERS:
+        yield from ENCODERS[shape.arch](shape)
+        return
     separate = not shape.tied or shape.arch == "gpt-oss"
     last_norm = "token_embd_norm.weight" if shape.arch == "lfm2" else "output_norm.weight"
     yield Tensor(last_norm, (shape.embd,), "norm", LOUD / (1.0 if separate else quiet))
@@ -275,6 +288,61 @@ def _lfm2_layer(s: Shape, number: int) -> Iterator[Tensor]:
     yield from _ffn(s)
 
 
+# of BERT's sentences A and B
+TOKEN_TYPES = 2
+
+
+def _bert_keys(s: Shape) -> dict[str, Any]:
+    return {"attention.layer_norm_epsilon": 1e-6, "attention.causal": False}
+
+
+def _norm_and_bias(s: Shape, name: str) -> Iterator[Tensor]:
+    yield Tensor(f"{name}.weight", (s.embd,), "norm")
+    yield Tensor(f"{name}.bias", (s.embd,), "bias")
+
+
+def _bert_outside(s: Shape) -> Iterator[Tensor]:
+    if s.arch == "bert":
+        yield Tensor("position_embd.weight", (s.ctx, s.embd), "router", s.embd**0.5)
+    yield Tensor("token_types.weight", (TOKEN_TYPES, s.embd), "router", s.embd**0.5)
+    yield from _norm_and_bias(s, "token_embd_norm")
+
+
+def _bert_layer(s: Shape) -> Iterator[Tensor]:
+    biases = s.arch == "bert"
+    for tensor in _qkvo(s):
+        if tensor.name != "attn_norm.weight":
+            yield tensor
+    if biases:
+        yield from _qkv_biases(s)
+        yield Tensor("attn_output.bias", (s.embd,), "bias")
+    yield from _norm_and_bias(s, "attn_output_norm")
+    for tensor in _ffn(s):
+        gated = tensor.name == "ffn_gate.weight"
+        if tensor.kind == "matrix" and not (biases and gated):
+            yield tensor
+    if biases:
+        yield Tensor("ffn_up.bias", (s.ffn,), "bias")
+        yield Tensor("ffn_down.bias", (s.embd,), "bias")
+    yield from _norm_and_bias(s, "layer_output_norm")
+
+
+def _t5_keys(s: Shape) -> dict[str, Any]:
+    return {"attention.relative_buckets_count": 32}
+
+
+def _t5_layer(s: Shape, number: int) -> Iterator[Tensor]:
+    for tensor in _qkvo(s):
+        yield tensor._replace(name=tensor.name.replace("attn_output", "attn_o"))
+    if number == 0:
+        yield Tensor("attn_rel_b.weight", (32, s.heads), "router", s.heads**0.5)
+    yield from _ffn(s)
+
+
+def _t5_outside(s: Shape) -> Iterator[Tensor]:
+    yield Tensor("enc.output_norm.weight", (s.embd,), "norm")
+
+
 def _no_keys(s: Shape) -> dict[str, Any]:
     return {}
 
@@ -282,6 +350,8 @@ def _no_keys(s: Shape) -> dict[str, Any]:
 def _gemma2_keys(s: Shape) -> dict[str, Any]:
     return {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 
+
+POOLINGS = {"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}
 
 WINDOWED = {"gemma2": 128, "gemma3": 128, "gpt-oss": 128}
 
@@ -294,4 +364,14 @@ ARCHS: dict[str, Arch] = {
     "gpt-oss": Arch(_no_keys, _plain(_gpt_oss_layer)),
     "deepseek2": Arch(_deepseek2_keys, _plain(_deepseek2_layer)),
     "lfm2": Arch(_lfm2_keys, _lfm2_layer),
+    "bert": Arch(_bert_keys, _plain(_bert_layer)),
+    "nomic-bert": Arch(_bert_keys, _plain(_bert_layer)),
+    "t5encoder": Arch(_t5_keys, _t5_layer),
+}
+
+# their tensors outside the layers, but for the embedding
+ENCODERS: dict[str, Callable[[Shape], Iterator[Tensor]]] = {
+    "bert": _bert_outside,
+    "nomic-bert": _bert_outside,
+    "t5encoder": _t5_outside,
 }

@@ -3,6 +3,7 @@
 #include "handles.hpp"
 #include "host-memory.hpp"
 #include "model-facts.h"
+#include "threads.hpp"
 #include "timer.hpp"
 
 #include "ggml.h"
@@ -10,11 +11,8 @@
 
 #include <algorithm>
 #include <array>
-#include <thread>
 
 namespace {
-
-constexpr int32_t max_threads = GGML_MAX_N_THREADS;
 
 velo_status status_of(llama_paged_status status) {
     switch (status) {
@@ -38,12 +36,6 @@ void check(llama_paged_status status) {
     if (status != LLAMA_PAGED_OK) {
         velo::fail(status_of(status), "%s", llama_paged_error());
     }
-}
-
-int32_t threads_for(int32_t asked) {
-    velo::check_range("n_threads", asked, 0, max_threads);
-    return asked ? asked
-                 : std::clamp<int32_t>(static_cast<int32_t>(std::thread::hardware_concurrency()), 1, max_threads);
 }
 
 // ---- what a pool may be ----
@@ -157,7 +149,7 @@ llama_context_params context_params(velo_context & context, const velo_context_p
     out.n_batch              = static_cast<uint32_t>(params.max_batch_tokens);
     out.n_ubatch             = out.n_batch; // one graph for a step
     out.n_outputs_max        = static_cast<uint32_t>(context.max_outputs);
-    out.n_threads            = threads_for(params.n_threads);
+    out.n_threads            = velo::threads_for(params.n_threads);
     out.n_threads_batch      = out.n_threads;
     out.type_k               = static_cast<ggml_type>(params.type_k);
     out.type_v               = static_cast<ggml_type>(params.type_v);
@@ -293,7 +285,7 @@ velo_status velo_context_logits(velo_context * context, int32_t row, float * log
 velo_status velo_context_set_threads(velo_context * context, int32_t n_threads) noexcept {
     return velo::guarded([&] {
         const auto    lock = velo::lock_context(context);
-        const int32_t n    = threads_for(n_threads);
+        const int32_t n    = velo::threads_for(n_threads);
         llama_set_n_threads(context->llama.get(), n, n);
     });
 }

@@ -55,6 +55,21 @@ struct velo_context {
     velo::drawer                 drawer;
 };
 
+struct velo_embedder {
+    std::shared_ptr<llama_model>                                model;
+    std::unique_ptr<llama_context, velo::llama_context_deleter> llama;
+    int32_t                                                     n_vocab     = 0;
+    int32_t                                                     n_embd      = 0;     // of what is given
+    int32_t                                                     max_tokens  = 0;     // of a text
+    int32_t                                                     max_batch   = 0;     // tokens of a batch
+    int32_t                                                     max_texts   = 0;     // of a batch
+    bool                                                        whole       = false; // a text must be in one batch
+    bool                                                        has_encoder = false;
+
+    std::atomic<int> phase{velo::RUN_IDLE};
+    std::mutex       mutex;
+};
+
 struct velo_sampler {
     std::shared_ptr<llama_model>  model;    // only to tell samplers of another model
     velo_sampler_params           params{}; // its arrays are in `bias`

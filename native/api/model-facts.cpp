@@ -2,8 +2,11 @@
 #include "model-facts.h"
 
 #include "llama-arch.h"
+#include "llama-cparams.h"
+#include "llama-memory.h"
 #include "llama-model.h"
 
+#include <algorithm>
 #include <cmath>
 
 namespace {
@@ -86,6 +89,9 @@ const char * llama_model_defect(const llama_model * model) {
     if (mrope && sections[0] <= 0 && sections[1] <= 0 && sections[2] <= 0) {
         return "its positions have several parts, but all are empty";
     }
+    if (model->arch == LLM_ARCH_T5ENCODER && !model->layers[0].attn_rel_b_enc) {
+        return "its first layer has no relative position bias, which all of them use";
+    }
     for (uint32_t il = 0; il < hparams.n_layer_all; ++il) {
         const uint32_t n_rot   = hparams.n_rot(il);
         const bool     rotates = hparams.rope_type != LLAMA_ROPE_TYPE_NONE && has_cache(*model, il);
@@ -96,3 +102,29 @@ const char * llama_model_defect(const llama_model * model) {
     }
     return nullptr;
 }
+
+// What makes the real memory is asked for a small one: no list of encoders can go stale.
+bool llama_model_is_encoder(const llama_model * model) {
+    if (llama_model_is_diffusion(model) || model->arch == LLM_ARCH_WAVTOKENIZER_DEC) {
+        return false;
+    }
+    if (llama_model_has_encoder(model)) {
+        return !llama_model_has_decoder(model);
+    }
+    if (!model->hparams.causal_attn) {
+        return true;
+    }
+    llama_cparams cp = {};
+    cp.n_ctx         = 256;
+    cp.n_ctx_seq     = 256;
+    cp.n_seq_max     = 1;
+    cp.n_ubatch      = 32;
+    cp.n_batch       = 32;
+
+    llama_memory_params mp = {};
+    mp.type_k              = GGML_TYPE_F16;
+    mp.type_v              = GGML_TYPE_F16;
+    return !llama_memory_ptr(model->create_memory(mp, cp));
+}
+
+int32_t llama_model_pooling(const llama_model * model) { return std::max<int32_t>(0, model->hparams.pooling_type); }

@@ -16,6 +16,12 @@ LLAMA_API int32_t llama_model_cached_layers(const struct llama_model * model, ve
 // What is wrong with hyperparameters that loading accepts, but on which computing would abort; NULL: nothing.
 LLAMA_API const char * llama_model_defect(const struct llama_model * model);
 
+// Whether all that the model does is to read a text as a whole: it has embeddings, and writes nothing.
+LLAMA_API bool llama_model_is_encoder(const struct llama_model * model);
+
+// How the file says that embeddings are pooled: a llama_pooling_type, 0 where it says nothing.
+LLAMA_API int32_t llama_model_pooling(const struct llama_model * model);
+
 #ifdef __cplusplus
 }
 #endif

@@ -164,6 +164,9 @@ velo_status velo_model_get_info(const velo_model * model, velo_model_info * info
             info->n_head                         = layers.empty() ? llama_model_n_head(llama) : layers[0].n_head;
             info->n_head_kv                      = layers.empty() ? llama_model_n_head_kv(llama) : layers[0].n_head_kv;
             info->n_ctx_train                    = llama_model_n_ctx_train(llama);
+            info->n_embd_out                     = llama_model_n_embd_out(llama);
+            info->pooling                        = llama_model_pooling(llama);
+            info->is_encoder                     = !info->can_page && llama_model_is_encoder(llama);
         }
     });
 }

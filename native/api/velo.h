@@ -39,9 +39,10 @@ typedef enum velo_status {
     VELO_INTERNAL         = 8 // a defect of this library
 } velo_status;
 
-typedef struct velo_model   velo_model;
-typedef struct velo_context velo_context;
-typedef struct velo_sampler velo_sampler;
+typedef struct velo_model    velo_model;
+typedef struct velo_context  velo_context;
+typedef struct velo_sampler  velo_sampler;
+typedef struct velo_embedder velo_embedder;
 
 // ---- library ----
 
@@ -106,6 +107,9 @@ typedef struct velo_model_info {
     int64_t size_bytes;    // of the weights
     int32_t has_recurrent; // some layers keep a state instead of a cache
     int32_t can_page;      // 0: velo_context_create refuses it, with the reason
+    int32_t n_embd_out;    // numbers of an embedding
+    int32_t pooling;       // how the file says that embeddings are pooled, a velo_pooling
+    int32_t is_encoder;    // it embeds texts, and generates none
 } velo_model_info;
 
 VELO_API velo_status velo_model_get_info(const velo_model * model, velo_model_info * info) VELO_NOEXCEPT;
@@ -284,6 +288,33 @@ VELO_API velo_status velo_sample(velo_context * context, const int32_t * rows, v
 VELO_API velo_status velo_logprobs(velo_context * context, const int32_t * rows, const int32_t * tokens, int32_t n,
                                    int32_t k, float * logprobs, int32_t * top_tokens,
                                    float * top_logprobs) VELO_NOEXCEPT;
+
+// ---- embeddings ----
+
+// Which tokens' vectors make that of a text.
+typedef enum velo_pooling {
+    VELO_POOLING_NONE = 0, // the file does not say
+    VELO_POOLING_MEAN = 1, // all of them
+    VELO_POOLING_CLS  = 2, // the first
+    VELO_POOLING_LAST = 3,
+    VELO_POOLING_RANK = 4 // a head gives a score instead
+} velo_pooling;
+
+typedef struct velo_embedder_params {
+    int32_t max_tokens; // of one text, at most what the model was trained on; no default
+    int32_t n_threads;  // 0: the cores there are
+} velo_embedder_params;
+
+// A context of its own beside those that generate.
+VELO_API velo_status velo_embedder_create(velo_model * model, const velo_embedder_params * params,
+                                          velo_embedder ** embedder) VELO_NOEXCEPT;
+VELO_API void        velo_embedder_free(velo_embedder * embedder) VELO_NOEXCEPT;
+// Writes n_embd_out numbers for each text. `tokens` are those of all texts, one after the other; pooling is mean, cls
+// or last. Synchronous; calls from several threads wait for one another. After a failure make another embedder.
+VELO_API velo_status velo_embed(velo_embedder * embedder, const int32_t * tokens, const int32_t * lengths,
+                                int32_t n_texts, int32_t pooling, float * out, size_t capacity) VELO_NOEXCEPT;
+// Makes a call in progress return VELO_CANCELLED soon; a later one is not affected. Thread-safe.
+VELO_API velo_status velo_embedder_cancel(velo_embedder * embedder) VELO_NOEXCEPT;
 
 #ifdef __cplusplus
 }

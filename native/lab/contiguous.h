@@ -38,6 +38,11 @@ LAB_API int32_t contiguous_logits(struct contiguous * c, float * logits);
 // The saved state of a sequence, in upstream's format. Returns its size; nothing is written where it does not fit.
 LAB_API int64_t contiguous_state(struct contiguous * c, int32_t seq, uint8_t * bytes, int64_t capacity);
 
+// The embedding of a text, pooled by upstream, in a context of n_tokens_max tokens. `out`: n_embd_out floats. In a file
+// of its own, which only the patched tree has. Returns 0, or less on failure.
+LAB_API int32_t stock_embed(const char * path, int32_t pooling, int32_t n_tokens_max, const int32_t * tokens,
+                            int32_t n_tokens, float * out);
+
 #ifdef __cplusplus
 }
 #endif

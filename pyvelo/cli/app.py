@@ -71,7 +71,7 @@ def _show_version(wanted: bool) -> None:
 
 SAMPLING = (
     *("max_tokens", "temperature", "top_k", "top_p", "min_p"),
-    *("repetition_penalty", "seed", "stop", "ignore_eos"),
+    *("repetition_penalty", "seed", "stop", "ignore_eos", "echo"),
 )
 ENGINE = (
     *("kv_type", "n_ctx", "block_size", "kv_cache_bytes", "n_threads", "n_gpu_layers"),
@@ -116,6 +116,7 @@ def run(
     seed: opt.Seed = None,
     stop: opt.Stop = None,
     ignore_eos: opt.IgnoreEos = False,
+    echo: opt.Echo = False,
     kv_type: opt.KVTypeOption = "f16",
     ctx: opt.Context = None,
     block_size: opt.BlockSize = 32,
@@ -158,6 +159,26 @@ def chat(
 
     sampling, engine = _settings(locals())
     return open_chat(model, system, sampling, engine)
+
+
+@app.command()
+def embed(
+    model: opt.ModelName,
+    text: opt.Texts = None,
+    file: opt.TextFile = None,
+    pooling: opt.Pooling = None,
+    raw: opt.Raw = False,
+    ctx: opt.Context = None,
+    threads: opt.Threads = None,
+    n_gpu_layers: opt.GpuLayers = 0,
+    as_json: opt.Json = False,
+) -> int:
+    """Print a vector for each text."""
+    from pyvelo.cli.embed import print_vectors, read_texts
+
+    texts = read_texts(text, file)
+    engine = {"n_ctx": ctx, "n_threads": threads, "n_gpu_layers": n_gpu_layers}
+    return print_vectors(model, texts, pooling=pooling, normalize=not raw, as_json=as_json, engine=engine)
 
 
 @app.command()

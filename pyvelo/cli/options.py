@@ -37,6 +37,21 @@ PromptFile = Annotated[
     Path | None, Option("-f", "--file", help="Read the prompt from a file.", show_default=False)
 ]
 
+Texts = Annotated[
+    list[str] | None,
+    Option(
+        "-p", "--text", help="A text; may be repeated. - reads lines of standard input.", show_default=False
+    ),
+]
+TextFile = Annotated[
+    Path | None, Option("-f", "--file", help="Take the lines of a file.", show_default=False)
+]
+Pooling = Annotated[
+    str | None,
+    Option(help="mean, cls or last: what makes a vector of its tokens'.", show_default="the model's own"),
+]
+Raw = Annotated[bool, Option("--raw", help="Leave the vectors as long as they are.")]
+
 # ---- sampling ----
 
 MaxTokens = Annotated[
@@ -51,6 +66,7 @@ Seed = Annotated[int | None, Option(help="Make the draws reproducible.", show_de
 Stop = Annotated[
     list[str] | None, Option(help="End where this text appears; may be repeated.", show_default=False)
 ]
+Echo = Annotated[bool, Option("--echo", help="Print the prompt before the answer.")]
 IgnoreEos = Annotated[bool, Option("--ignore-eos", help="Go on where the model would end.")]
 
 # ---- engine ----

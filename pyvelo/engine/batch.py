@@ -18,16 +18,27 @@ from pyvelo.kv.draft import BlockTable
 if TYPE_CHECKING:
     from pyvelo.native import StepArrays
 
-__all__ = ["Batch", "BatchBuilder"]
+__all__ = ["Batch", "BatchBuilder", "Scored"]
+
+
+class Scored(NamedTuple):
+    """Tokens of a prompt from `first` on; rows of logits from `row` on score those behind."""
+
+    request: Request
+    first: int
+    row: int
+    n_tokens: int
 
 
 class Batch(NamedTuple):
-    """How much of the arrays is filled, and who gets the token drawn from each row of logits."""
+    """How much of the arrays is filled, who gets the token drawn from which row of logits, and whose prompt
+    the others score."""
 
     n_tokens: int
     n_seqs: int
     rows: NDArray[np.int32]
     drawing: list[Request]
+    scored: list[Scored]
 
 
 class BatchBuilder:
@@ -49,13 +60,23 @@ class BatchBuilder:
         drawing = list(plan.decodes)
         if plan.decodes:
             self._write_decodes(plan.decodes)
+        n_rows, drawn = n_seqs, []  # rows of logits, and those that prompts draw from
+        scored: list[Scored] = []
         for chunk in plan.chunks:
             self._write_chunk(n_seqs, n_tokens, chunk)
+            if chunk.request.scores:
+                scored.append(self._write_scored(n_tokens, n_rows, chunk))
+                n_rows += scored[-1].n_tokens
             n_tokens += chunk.n_tokens
             n_seqs += 1
             if chunk.last:
                 drawing.append(chunk.request)
-        return Batch(n_tokens, n_seqs, self._count[: len(drawing)], drawing)
+                drawn.append(n_rows)
+                n_rows += 1
+        rows = self._count[: len(drawing)]
+        if scored:
+            rows = np.concatenate((self._count[: len(plan.decodes)], np.array(drawn, np.int32)))
+        return Batch(n_tokens, n_seqs, rows, drawing, scored)
 
     def _write_decodes(self, requests: list[Request]) -> None:
         arrays, n = self._arrays, len(requests)
@@ -92,6 +113,15 @@ class BatchBuilder:
         arrays.outputs[first + n - 1] = chunk.last
         arrays.seqs[row, :3] = first, n, end
         arrays.states[row] = request.state
+
+    def _write_scored(self, first: int, row: int, chunk: Chunk) -> Scored:
+        """Wants the logits of all tokens of a piece that have none yet, but for the prompt's last one."""
+        request, start = chunk.request, chunk.request.n_computed
+        begin = max(start, len(request.prompt_logprobs))
+        n = max(0, start + chunk.n_tokens - chunk.last - begin)
+        at = first + begin - start
+        self._arrays.outputs[at : at + n] = 1
+        return Scored(request, begin, row, n)
 
     def _write_table(self, row: int, table: BlockTable) -> None:
         """Brings a row up to date; but for replaced blocks a table only grows at its end."""

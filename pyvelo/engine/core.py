@@ -19,7 +19,7 @@ from pyvelo.engine.batch import Batch, BatchBuilder
 from pyvelo.engine.branch import Branch, Shelf
 from pyvelo.engine.costs import Costs
 from pyvelo.engine.deadlines import Deadlines
-from pyvelo.engine.logprobs import logprobs_of
+from pyvelo.engine.logprobs import logprobs_of, score_prompts
 from pyvelo.engine.mover import BlockMover
 from pyvelo.engine.pace import Pace
 from pyvelo.engine.request import Request
@@ -28,7 +28,7 @@ from pyvelo.engine.stats import Counters
 from pyvelo.errors import Cancelled, ComputeError, InternalError
 from pyvelo.kv.draft import Swapped
 from pyvelo.kv.manager import BlockManager
-from pyvelo.outputs import FinishReason, StreamPiece, TokenLogprob
+from pyvelo.outputs import FinishReason, TokenLogprob
 
 if TYPE_CHECKING:
     from pyvelo.native import Context, Sampler, StepArrays
@@ -262,6 +262,7 @@ class EngineCore:
         self.counters.steps += 1
         self.counters.run_seconds += done - start
         self.pace.stepped(len(plan.decodes), batch.n_tokens - len(plan.decodes), done - start)
+        score_prompts(self._context, batch.scored, self._fail)
         for request, _, n_tokens, last in plan.chunks:
             if not last:
                 self._advance(request, request.n_computed + n_tokens)
@@ -294,8 +295,10 @@ class EngineCore:
 
     def _draw_rows(self, rows: NDArray[np.int32], requests: list[Request]) -> list[tuple[int, Request]]:
         """Draws and accepts; returns who joined at one of these rows."""
-        failed = [request for request in requests if request.guide is not None and not self._mask(request)]
-        if failed:
+        for request in requests:
+            if request.guide is not None:
+                self._mask(request)
+        if any(request.finished for request in requests):  # its prompt or its guide failed
             left = [number for number, request in enumerate(requests) if not request.finished]
             rows, requests = rows[left], [requests[number] for number in left]
         samplers = [request.sampler for request in requests if request.sampler is not None]
@@ -321,16 +324,14 @@ class EngineCore:
                 raise
         return joined
 
-    def _mask(self, request: Request) -> bool:
-        """Tells a sampler what its guide allows; False where that fails, and the request with it."""
+    def _mask(self, request: Request) -> None:
+        """Tells a sampler what its guide allows; where that fails the request does."""
         if request.guide is None or request.sampler is None:
-            return True
+            return
         try:
             request.sampler.mask(request.guide.mask())
         except Exception as error:
             self._fail([request], error)
-            return False
-        return True
 
     def _fork(self, request: Request) -> list[Request]:
         """Lets the other samples of its prompt start beside it; who finds no place waits."""
@@ -373,7 +374,7 @@ class EngineCore:
             request.logprobs.append(logprob)
         text, reason = request.accept(token, self._is_end(token))
         if request.on_piece is not None:
-            request.on_piece(StreamPiece(text, (token,), reason, request.index, logprob))
+            request.on_piece(request.piece(text, (token,), reason, logprob))
         if reason is not None:
             self._end(request, reason)
 
@@ -385,7 +386,7 @@ class EngineCore:
         request.text_parts.append(text)
         try:
             if request.on_piece is not None:
-                request.on_piece(StreamPiece(text, (), "cancelled", request.index))
+                request.on_piece(request.piece(text, (), "cancelled"))
         except Exception as error:
             request.error = error
         self._end(request, "cancelled")

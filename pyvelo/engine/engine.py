@@ -13,6 +13,7 @@ from pyvelo.config import EngineConfig
 from pyvelo.engine.compute import compute, rest
 from pyvelo.engine.core import EngineCore
 from pyvelo.engine.driver import Driver
+from pyvelo.engine.embedding import Embeddings
 from pyvelo.engine.intake import Intake
 from pyvelo.engine.interrupts import InterruptGuard
 from pyvelo.engine.model_files import ModelFiles
@@ -34,10 +35,9 @@ STATE_BYTES = 1 << 30  # the recurrent states of all running sequences take no m
 
 
 @dataclass(frozen=True)
-class Engine:
-    """What a face (`LLM`) drives. `close` ends its requests and frees everything; it may be called twice."""
+class Generator:
+    """The parts of an engine that generate text."""
 
-    model: Model
     context: Context
     geometry: Geometry
     pool: PoolSize
@@ -45,13 +45,71 @@ class Engine:
     core: EngineCore
     driver: Driver
     intake: Intake
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What a face (`LLM`) drives. `close` ends its requests and frees everything; it may be called twice.
+
+    A model that only embeds has no generator: what needs one raises UnsupportedError.
+    """
+
+    model: Model
     files: ModelFiles
+    embeddings: Embeddings
+    parts: Generator | None
+
+    @property
+    def generator(self) -> Generator:
+        if self.parts is None:
+            arch = self.model.info.arch
+            raise UnsupportedError(f"this model ({arch}) embeds texts and generates none: use embed")
+        return self.parts
+
+    @property
+    def context(self) -> Context:
+        return self.generator.context
+
+    @property
+    def geometry(self) -> Geometry:
+        return self.generator.geometry
+
+    @property
+    def pool(self) -> PoolSize:
+        return self.generator.pool
+
+    @property
+    def limits(self) -> Limits:
+        return self.generator.limits
+
+    @property
+    def core(self) -> EngineCore:
+        return self.generator.core
+
+    @property
+    def driver(self) -> Driver:
+        return self.generator.driver
+
+    @property
+    def intake(self) -> Intake:
+        return self.generator.intake
+
+    @property
+    def n_ctx(self) -> int:
+        """Longest sequence in tokens, or longest text."""
+        return self.parts.pool.n_ctx if self.parts is not None else self.embeddings.max_tokens
 
     def close(self) -> None:
-        if self.driver.close(self.context.cancel):
-            self.context.close()
+        if self.embeddings.close():
+            if self.parts is not None:
+                self.parts.driver.close(self.parts.context.cancel)
+                self.parts.context.close()
             self.model.close()
             self.files.close()
+
+    def check_open(self) -> None:
+        """ClosedError after `close`."""
+        self.embeddings.check_open()
 
     def reset_prefix_cache(self) -> None:
         """Between two steps; ClosedError after `close`."""
@@ -90,6 +148,9 @@ def _open(path: str, config: EngineConfig, files: ModelFiles, free_bytes: int | 
     model = _load(path, config)
     try:
         files.check()
+        embeddings = _embeddings(config, model, files)
+        if model.info.is_encoder:
+            return Engine(model, files, embeddings, None)
         if model.refusal is not None:
             raise UnsupportedError(model.refusal)
         geometry = make_geometry(
@@ -99,10 +160,15 @@ def _open(path: str, config: EngineConfig, files: ModelFiles, free_bytes: int | 
             config.block_size,
             line_bytes=GPU_LINE if config.n_gpu_layers else CPU_LINE,
         )
-        return _assemble(config, model, files, geometry, free_bytes)
+        return Engine(model, files, embeddings, _assemble(config, model, files, geometry, free_bytes))
     except BaseException:
         model.close()
         raise
+
+
+def _embeddings(config: EngineConfig, model: Model, files: ModelFiles) -> Embeddings:
+    longest = max(1, model.info.n_ctx_train)
+    return Embeddings(model, min(config.n_ctx or longest, longest), config.n_threads or 0, files.check)
 
 
 def _load(path: str, config: EngineConfig) -> Model:
@@ -128,7 +194,7 @@ def _load(path: str, config: EngineConfig) -> Model:
 
 def _assemble(
     config: EngineConfig, model: Model, files: ModelFiles, geometry: Geometry, free_bytes: int | None
-) -> Engine:
+) -> Generator:
     max_seqs, state_bytes = _sequences(config, model, geometry)
     pool = size_pool(
         geometry,
@@ -167,7 +233,7 @@ def _wire(
     geometry: Geometry,
     pool: PoolSize,
     max_seqs: int,
-) -> Engine:
+) -> Generator:
     limits = Limits(max_seqs, config.max_batch_tokens)
     width = geometry.blocks_for(min(pool.n_ctx, pool.n_tokens))
     guard = InterruptGuard(context.cancel)
@@ -194,8 +260,7 @@ def _wire(
         debug=os.environ.get("VELO_DEBUG") == "1",
         call_run=call_run,
     )
-    return Engine(
-        model=model,
+    return Generator(
         context=context,
         geometry=geometry,
         pool=pool,
@@ -203,7 +268,6 @@ def _wire(
         core=core,
         driver=Driver(core, guard),
         intake=Intake(model, pool, geometry.block_size, config.seed),
-        files=files,
     )
 
 
@@ -236,7 +300,7 @@ def _make_context(
         max_batch_tokens=config.max_batch_tokens,
         max_seqs=max_seqs,
         max_seq_len=max_seq_len,
-        max_outputs=max_seqs,
+        max_outputs=Limits(max_seqs, config.max_batch_tokens).max_outputs,
         n_threads=config.n_threads or 0,
         deterministic=config.deterministic,
         fast_attention=config.attention_precision == "fast",

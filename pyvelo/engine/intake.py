@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import operator
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 from pyvelo.engine.branch import Branch
+from pyvelo.engine.prompts import Prompt, listed, tokens_of
 from pyvelo.engine.request import Request
 from pyvelo.errors import OutOfBlocks, RequestError
 from pyvelo.kv.budget import PoolSize
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from pyvelo.native import Model
 
 __all__ = ["Intake", "Prompt", "Submission", "for_each", "pair_up"]
-
-Prompt = str | Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -49,6 +47,7 @@ class Submission:
             usage=Usage(
                 prompt_tokens=first.n_prompt, cached_tokens=first.n_cached or 0, completion_tokens=generated
             ),
+            prompt_logprobs=first.scored_prompt,
         )
 
     def _best(self) -> Sequence[Request]:
@@ -95,15 +94,19 @@ class Intake:
             raise RequestError("best_of: which are the best is known when all have ended: they cannot stream")
         tokens = self.tokens(prompt)
         max_new = self.max_new(len(tokens), params.max_tokens)
+        text = prompt if isinstance(prompt, str) else getattr(prompt, "text", None)  # of a conversation
         make = self._maker(params)
+        echo = self._echo(params, tokens, text)
         requests = tuple(
-            make(tokens, max_new=max_new, index=index, on_piece=on_piece) for index in range(params.n_samples)
+            make(tokens, max_new=max_new, index=index, on_piece=on_piece, echo=echo)
+            for index in range(params.n_samples)
         )
+        for request in requests:
+            request.prompt_logprobs = requests[0].prompt_logprobs  # one prompt: whoever computes it tells all
         if self.can_fork:
             requests[0].followers = list(requests[1:])
             for request in requests[1:]:
                 request.held = True
-        text = prompt if isinstance(prompt, str) else getattr(prompt, "text", None)  # of a conversation
         return Submission(text, requests, params.n)
 
     def go_on(
@@ -118,9 +121,13 @@ class Intake:
             raise RequestError("the session has no tokens; append at least one")
         if params.n_samples > 1:
             raise RequestError(f"a session goes on in one way: n is {params.n_samples}; fork it for others")
+        if params.prompt_logprobs is not None:
+            raise RequestError("prompt_logprobs: a session computes no token twice; ask LLM.generate")
         max_new = self.max_new(len(branch.tokens), params.max_tokens)
+        echo = self._echo(params, branch.tokens, None)
         make = self._maker(params)
-        return Submission(None, (make(branch.tokens, max_new=max_new, on_piece=on_piece, branch=branch),), 1)
+        request = make(branch.tokens, max_new=max_new, on_piece=on_piece, branch=branch, echo=echo)
+        return Submission(None, (request,), 1)
 
     def compute(self, branch: Branch) -> Submission:
         """A request that only computes what the branch holds."""
@@ -145,6 +152,12 @@ class Intake:
         detokenizer = Detokenizer(self._token_bytes, ())
         return "".join([detokenizer.push(token) for token in tokens]) + detokenizer.finish()
 
+    def _echo(self, params: SamplingParams, tokens: Sequence[int], text: str | None) -> str:
+        """What an answer begins with."""
+        if not params.echo:
+            return ""
+        return text if text is not None else self._model.detokenize(list(tokens)).decode("utf-8", "replace")
+
     def _maker(self, params: SamplingParams) -> Callable[..., Request]:
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(64)
         stops = cast("tuple[str, ...]", params.stop)
@@ -167,29 +180,16 @@ class Intake:
 
     def tokens(self, prompt: Prompt, *, add_special: bool = True) -> Sequence[int]:
         """Token ids of a prompt; RequestError where it is none, or empty."""
-        if isinstance(prompt, str):
-            tokens: list[int] | None = self._model.tokenize(prompt, add_special=add_special)
-        else:
-            try:
-                tokens = [operator.index(token) for token in prompt]
-            except TypeError:
-                tokens = None
-            if tokens is None or isinstance(prompt, (bytes, Mapping)):
-                raise RequestError("a prompt is a string or a list of token ids")
-            wrong = next((token for token in tokens if not 0 <= token < self._n_vocab), None)
-            if wrong is not None:
-                raise RequestError(f"token {wrong} does not exist: ids go from 0 to {self._n_vocab - 1}")
-        if not tokens:
-            raise RequestError("the prompt has no tokens; give at least one")
-        return tokens
+        return tokens_of(self._model, prompt, add_special=add_special)
 
     def _check_params(self, params: SamplingParams) -> None:
         if not isinstance(params, SamplingParams):
             raise RequestError(f"{params!r} are no sampling parameters: give a SamplingParams")
         if params.guided:
             check_installed()
-        if (params.logprobs or 0) > self._n_vocab:
-            raise RequestError(f"logprobs={params.logprobs}: the vocabulary has {self._n_vocab} tokens")
+        for name, n in {"logprobs": params.logprobs, "prompt_logprobs": params.prompt_logprobs}.items():
+            if (n or 0) > self._n_vocab:
+                raise RequestError(f"{name}={n}: the vocabulary has {self._n_vocab} tokens")
         named = {"stop_token_ids": params.stop_token_ids, "logit_bias": params.logit_bias or ()}
         for name, tokens in named.items():
             wrong = next((token for token in tokens if token >= self._n_vocab), None)
@@ -227,19 +227,8 @@ def pair_up(
     prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
 ) -> list[tuple[Prompt, SamplingParams]]:
     """Every prompt with its parameters; RequestError where their numbers differ or something is no prompt."""
-    listed = _listed(prompts)
-    return list(zip(listed, for_each(params, len(listed)), strict=True))
-
-
-def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several as a list: a string is one prompt, and so are numbers."""
-    if isinstance(prompts, str):
-        return [prompts]
-    if isinstance(prompts, (bytes, Mapping)) or not isinstance(prompts, Iterable):
-        raise RequestError(f"{prompts!r} is no prompt: give a string, token ids, or a list of either")
-    items = list(prompts)
-    one = bool(items) and not any(isinstance(item, str) or hasattr(item, "__len__") for item in items)
-    return [cast("list[int]", items)] if one else cast("list[Prompt]", items)
+    given = listed(prompts)
+    return list(zip(given, for_each(params, len(given)), strict=True))
 
 
 def for_each(params: SamplingParams | Sequence[SamplingParams] | None, n: int) -> list[SamplingParams]:

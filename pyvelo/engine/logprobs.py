@@ -1,20 +1,21 @@
-"""How likely the tokens are that a step has drawn, for those requests that want to know."""
+"""How likely tokens are, those that a step has drawn and those of prompts, for requests that want to know."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pyvelo.engine.batch import Scored
 from pyvelo.engine.request import Request
 from pyvelo.outputs import TokenLogprob
 
 if TYPE_CHECKING:
     from pyvelo.native import Context
 
-__all__ = ["logprobs_of"]
+__all__ = ["logprobs_of", "score_prompts"]
 
 
 def logprobs_of(
@@ -36,6 +37,27 @@ def logprobs_of(
         id(request): TokenLogprob(int(tokens[place]), logprob, _named(ids[:n], logprobs[:n]))
         for (place, request, n), logprob, ids, logprobs in named
     }
+
+
+def score_prompts(
+    context: Context, pieces: Iterable[Scored], fail: Callable[[list[Request], Exception], None]
+) -> None:
+    """Notes how likely the tokens of prompts were; `fail` is told whose are not."""
+    for request, first, row, n in pieces:
+        if not n:
+            continue
+        tokens = np.array(request.tokens[first + 1 : first + 1 + n], np.int32)
+        rows = np.arange(row, row + n, dtype=np.int32)
+        try:
+            logprobs, ids, top = context.logprobs(rows, tokens, request.params.prompt_logprobs or 0)
+        except Exception as error:
+            fail([request], error)
+            continue
+        named = zip(tokens.tolist(), logprobs.tolist(), ids.tolist(), top.tolist(), strict=True)
+        # to where they belong: another sample may have put them there before
+        request.prompt_logprobs[first : first + n] = [
+            TokenLogprob(token, logprob, _named(*best)) for token, logprob, *best in named
+        ]
 
 
 def _named(ids: list[int], logprobs: list[float]) -> tuple[tuple[int, float], ...]:

@@ -115,6 +115,8 @@ class Pump:
         while not self._stopping:
             self._work.wait()
             self._work.clear()
+            if self._stopping:
+                break
             try:
                 self.engine.driver.drive(self._ready)
             except Exception as error:  # a defect: nobody must wait for ever

@@ -36,6 +36,7 @@ class Request:
         "branch",
         "chain",
         "detokenizer",
+        "echo",
         "error",
         "finish_reason",
         "followers",
@@ -51,7 +52,9 @@ class Request:
         "n_prompt",
         "on_end",
         "on_piece",
+        "opened",
         "params",
+        "prompt_logprobs",
         "sampler",
         "seed",
         "state",
@@ -76,6 +79,7 @@ class Request:
         on_piece: Callable[[StreamPiece], None] | None = None,
         branch: Branch | None = None,
         guide: Guide | None = None,
+        echo: str = "",
     ) -> None:
         self.branch = branch
         sequence = branch or Branch(prompt, block_size, params.cache_salt)
@@ -96,12 +100,16 @@ class Request:
         self.stop_ids = frozenset(params.stop_token_ids)
         self.detokenizer = detokenizer
         self.on_piece = on_piece
+        self.opened = False  # a piece was made
         self.on_end: Callable[[Request], None] | None = None  # must not raise
         self.text_parts: list[str] = []
+        self.echo = echo  # what the text begins with
         # of the most likely tokens, how many are to be named with each; None: nothing is asked
         self.n_logprobs = 0 if params.logprobs is None and params.best_of is not None else params.logprobs
         self.guide = guide
         self.logprobs: list[TokenLogprob] = []  # of what was generated
+        # of the prompt, from its second token on, as far as they are known; samples have one list
+        self.prompt_logprobs: list[TokenLogprob] = []
         self.finish_reason: FinishReason | None = None
         self.error: Exception | None = None
         self.swapped: Swapped | None = None  # where its K and V are while it waits after giving way
@@ -114,6 +122,16 @@ class Request:
     def max_stored(self) -> int:
         """Tokens whose K and V it may come to store: the last one generated is never computed."""
         return self.n_prompt + max(1, self.max_new) - 1
+
+    @property
+    def most_cached(self) -> int | None:
+        """Tokens that may be taken from a cache, which has no logits; None: all."""
+        return len(self.prompt_logprobs) if self.scores else None
+
+    @property
+    def scores(self) -> bool:
+        """Whether logits of its prompt are to come yet: from its token `len(prompt_logprobs)` on."""
+        return self.params.prompt_logprobs is not None and len(self.prompt_logprobs) < self.n_prompt - 1
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -149,6 +167,26 @@ class Request:
             self.text_parts.append(text)
         return text, reason
 
+    def piece(
+        self,
+        text: str,
+        tokens: tuple[int, ...],
+        reason: FinishReason | None,
+        logprob: TokenLogprob | None = None,
+    ) -> StreamPiece:
+        """What a listener gets; the first piece tells of the prompt what was asked for."""
+        if self.opened:
+            return StreamPiece(text, tokens, reason, self.index, logprob)
+        self.opened = True
+        return StreamPiece(self.echo + text, tokens, reason, self.index, logprob, self.scored_prompt)
+
+    @property
+    def scored_prompt(self) -> tuple[TokenLogprob | None, ...] | None:
+        """Of each token of the prompt how likely it was, where that was asked for and is known."""
+        if self.params.prompt_logprobs is None or self.scores:
+            return None
+        return (None, *self.prompt_logprobs)
+
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None
@@ -163,5 +201,5 @@ class Request:
 
     @property
     def text(self) -> str:
-        """What was generated so far, as far as it may be shown."""
-        return "".join(self.text_parts)
+        """What was generated so far, as far as it may be shown, behind the prompt where it is echoed."""
+        return self.echo + "".join(self.text_parts)

@@ -12,7 +12,11 @@ from pyvelo.errors import InternalError
 from pyvelo.kv.draft import BlockTable, Draft, Never, NotNow, Start, Swapped
 from pyvelo.kv.manager import BlockManager
 
-__all__ = ["Chunk", "Limits", "StepPlan", "schedule"]
+__all__ = ["SCORED_TOKENS", "Chunk", "Limits", "StepPlan", "schedule"]
+
+SCORED_TOKENS = 64
+"""Of prompts, whose logits a step gives beside those that a token is drawn from: each is as long as the
+vocabulary."""
 
 
 class Limits(NamedTuple):
@@ -20,6 +24,11 @@ class Limits(NamedTuple):
 
     max_seqs: int
     max_batch_tokens: int
+
+    @property
+    def max_outputs(self) -> int:
+        """Tokens whose logits are asked for."""
+        return min(self.max_batch_tokens, self.max_seqs + SCORED_TOKENS)
 
 
 class Chunk(NamedTuple):
@@ -97,6 +106,7 @@ class _Planner:
         self.block_size = manager.block_size
         self.budget = limits.max_batch_tokens
         self.allowance = limits.max_batch_tokens  # tokens of prompts
+        self.scored = 0
         self.starts: list[Chunk] = []
         self.decodes: list[Request] = []
         self.prefills: list[Request] = []
@@ -173,7 +183,9 @@ class _Planner:
             if held is not None:
                 outcome = self.draft.resume(held, n_tokens, spare)
             else:
-                outcome = self.draft.start(n_tokens, request.chain, spare, request.swapped)
+                outcome = self.draft.start(
+                    n_tokens, request.chain, spare, request.swapped, request.most_cached
+                )
             if isinstance(outcome, Never):
                 raise InternalError(f"a request for {outcome.needed} of {outcome.total} blocks was let in")
             if not isinstance(outcome, NotNow):
@@ -190,10 +202,20 @@ class _Planner:
 
     def _chunk(self, request: Request, table: BlockTable, budget: int, n_there: int) -> Chunk:
         pending = len(request.tokens) - n_there
-        n_tokens = min(pending, budget)
+        n_tokens = self._piece(request, n_there, min(pending, budget))
         if not self.draft.grow(table, n_there + n_tokens):
             raise InternalError("a sequence has no blocks for the tokens that it started with")
         return Chunk(request, table, n_tokens, n_tokens == pending)
+
+    def _piece(self, request: Request, n_there: int, n_tokens: int) -> int:
+        """How many of the next `n_tokens` a step takes. Whoever wants the logits of all gets those of one at
+        least: there is a row for everyone who may draw."""
+        n_rows = n_there + n_tokens - len(request.prompt_logprobs)
+        if not request.scores or n_rows <= 0:  # what it computes again was scored before
+            return n_tokens
+        fewer = max(0, n_rows - 1 - (SCORED_TOKENS - self.scored))
+        self.scored += n_rows - 1 - fewer
+        return n_tokens - fewer
 
     # ---- who gives way ----
 

@@ -131,18 +131,23 @@ class Draft:
         self.swapped: list[tuple[BlockTable, Swapped]] = []
 
     def start(
-        self, n_tokens: int, chain: Chain | None = None, spare: int = 0, swapped: Swapped | None = None
+        self,
+        n_tokens: int,
+        chain: Chain | None = None,
+        spare: int = 0,
+        swapped: Swapped | None = None,
+        most_cached: int | None = None,
     ) -> Start | NotNow | Never:
         """Promises a new sequence the blocks of `n_tokens` tokens, less what is there of its prefix.
 
         `chain` is of the tokens that it starts with; the last of them is always computed, for its logits.
         Without it nothing is shared. `spare` blocks must be left for others. What is `swapped` comes back,
-        but for whole blocks that are there.
+        but for whole blocks that are there. Of what is there `most_cached` tokens are taken at most.
         """
         needed = -(-n_tokens // self._size)
         if needed > self._pool.n_blocks:
             return Never(needed, self._pool.n_blocks)
-        match = self._match(chain)
+        match = self._match(chain, most_cached)
         if swapped is not None:
             match = Match(match.blocks[: swapped.n_tokens // self._size], None)
         fresh, spared = needed - len(match.blocks), self._free_ones(match.blocks)
@@ -223,10 +228,11 @@ class Draft:
         self._let_gone[block] = self._let_gone.get(block, 0) + 1
         return self._let_gone[block] == self._pool.references(block)
 
-    def _match(self, chain: Chain | None) -> Match:
+    def _match(self, chain: Chain | None, most: int | None) -> Match:
         if self._index is None or chain is None:
             return Match((), None)
-        match = self._index.match(chain, chain.n_tokens - 1)
+        last = chain.n_tokens - 1
+        match = self._index.match(chain, last if most is None else min(most, last))
         head = match.head
         return match if head is None or head.n_tokens >= SHORTEST_HEAD else Match(match.blocks, None)
 

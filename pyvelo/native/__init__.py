@@ -1,14 +1,17 @@
 """Thin wrappers over the compiled module: arrays in, arrays out, statuses as exceptions."""
 
 from .context import Context, ContextInfo, StepArrays, Timings
+from .embedder import POOLINGS, Embedder
 from .library import Device, LogLevel, devices, release_threads, set_log, system_info
 from .model import Layer, Model, ModelInfo, VocabInfo, quantize
 from .sampler import Sampler
 
 __all__ = [
+    "POOLINGS",
     "Context",
     "ContextInfo",
     "Device",
+    "Embedder",
     "Layer",
     "LogLevel",
     "Model",

@@ -23,7 +23,11 @@ __all__ = ["Layer", "Model", "ModelInfo", "VocabInfo", "quantize", "token_array"
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What a model is; `size_bytes` is that of its weights, `n_head` that of its first attention layer."""
+    """What a model is; `size_bytes` is that of its weights, `n_head` that of its first attention layer.
+
+    `n_embd_out` are the numbers of an embedding; `pooling` is how the file says that they are made: 0 not at
+    all, 1 mean, 2 cls, 3 last, 4 a score instead. `is_encoder`: it embeds texts, and generates none.
+    """
 
     arch: str
     description: str
@@ -37,6 +41,9 @@ class ModelInfo:
     size_bytes: int
     has_recurrent: bool
     can_page: bool
+    n_embd_out: int
+    pooling: int
+    is_encoder: bool
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,16 @@ def test_prints_the_answer_and_nothing_else(
     assert len(set(expected.split())) > 6
 
 
+def test_the_prompt_is_printed_first_where_asked(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, expected: str
+) -> None:
+    arguments = ("run", tiny_model, "-p", PROMPT, "-n", "24", "--echo")
+    assert run_cli(capsys, *arguments) == (0, PROMPT + expected + "\n", "")
+    code, out, _ = run_cli(capsys, *arguments, "--json")
+    answer = json.loads(out)
+    assert (code, answer["text"], len(answer["token_ids"])) == (0, PROMPT + expected, 24)
+
+
 def test_the_prompt_from_a_file_and_from_standard_input(
     tiny_model: Path, expected: str, tmp_path: Path
 ) -> None:

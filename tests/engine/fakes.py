@@ -98,8 +98,9 @@ class FakeContext:
     def __post_init__(self) -> None:
         self.slots = np.full(self.n_blocks * self.block_size, EMPTY, np.int64)
         self.states: dict[int, list[int]] = {}
-        self.drawn: list[int] = []
+        self.drawn: list[int] = []  # behind each token whose logits were wanted
         self.rows_drawn: list[int] = []
+        self.rows_scored: set[int] = set()
         self.n_copies = 0
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
@@ -132,7 +133,7 @@ class FakeContext:
         assert set(arrays.outputs[:n_tokens].tolist()) <= {0, 1}
         self._check_tables(arrays, n_seqs)
         self.before_run()
-        self.drawn, self.rows_drawn = [], []
+        self.drawn, self.rows_drawn, self.rows_scored = [], [], set()
         for row in range(n_seqs):
             self._run_row(arrays, row, int(firsts[row]), sizes[row])
         self.steps.append(Step(sizes, len(self.drawn)))
@@ -167,26 +168,30 @@ class FakeContext:
             assert state == stored[: length - n].tolist(), "the state continues its sequence"
             state.extend(fed.tolist())
         wanted = arrays.outputs[first : first + n].tolist()
-        assert wanted[:-1] == [0] * (n - 1)
-        if wanted[-1]:
-            self.drawn.append(next_token(stored.tolist()))
+        known = stored.tolist()
+        self.drawn += [next_token(known[: length - n + at + 1]) for at in range(n) if wanted[at]]
 
     def sample(self, rows: Any, samplers: Sequence[FakeSampler]) -> tuple[Any, Any]:
         self.before_sample()
         if not self.rows_drawn:
-            assert rows.tolist() == list(range(len(self.drawn))), "every wanted row is drawn"
+            left = set(range(len(self.drawn))) - self.rows_scored
+            assert set(rows.tolist()) == left, "every wanted row is drawn, or scores a prompt"
         self.rows_drawn += rows.tolist()
         assert not any(sampler.closed for sampler in samplers)
         statuses = [sampler.status for sampler in samplers]
         return np.array(self.drawn, np.int32)[rows], np.array(statuses, np.int32)
 
     def logprobs(self, rows: Any, tokens: Any, k: int) -> tuple[Any, Any, Any]:
-        """A token t has the logprob -t / 100; the likeliest are 0, 1, ... but every row knows one less than
-        the row before."""
-        assert set(rows.tolist()) <= set(self.rows_drawn)
+        """A token t has the logprob -t / 100, less what the toy model says / 100 where that is another; the
+        likeliest are 0, 1, ... but every row knows one less than the row before."""
+        if not set(rows.tolist()) <= set(self.rows_drawn):
+            assert not self.rows_drawn, "prompts are scored before anything is drawn"
+            assert not self.rows_scored & set(rows.tolist())
+            self.rows_scored |= set(rows.tolist())
         top = np.tile(np.arange(k, dtype=np.int32), (len(rows), 1))
         top[top >= N_VOCAB - rows[:, None]] = -1
-        return -tokens / 100, top, -top / 100
+        said = np.array(self.drawn)[rows]
+        return -(tokens + np.where(said == tokens, 0, said)) / 100, top, -top / 100
 
 
 class Bench:

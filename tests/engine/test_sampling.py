@@ -31,6 +31,8 @@ def test_defaults_are_those_of_the_design() -> None:
         "ignore_eos": False,
         "seed": None,
         "logprobs": None,
+        "prompt_logprobs": None,
+        "echo": False,
         "logit_bias": None,
         "grammar": None,
         "json_schema": None,
@@ -60,6 +62,11 @@ def test_defaults_are_those_of_the_design() -> None:
         ("logprobs", -1),
         ("logprobs", 1025),
         ("logprobs", 1.5),
+        ("prompt_logprobs", -1),
+        ("prompt_logprobs", 1025),
+        ("prompt_logprobs", True),
+        ("echo", 1),
+        ("echo", None),
         ("max_tokens", 1.5),
         ("max_tokens", True),
         ("max_tokens", "8"),
@@ -151,8 +158,3 @@ def test_the_dictionary_that_was_given_stays_with_its_owner() -> None:
     params = SamplingParams(logit_bias=bias)
     bias[5] = 1.0
     assert params.logit_bias == {1: 2.0}
-
-
-def test_parameters_of_later_features_are_not_accepted_silently() -> None:
-    with pytest.raises(TypeError):
-        SamplingParams(prompt_logprobs=3)  # type: ignore[call-arg]

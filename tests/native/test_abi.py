@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from pyvelo.native import Context, Model, Sampler
+from pyvelo.native import Context, Embedder, Model, Sampler
 from pyvelo.native._ffi import ffi, lib
 
 FUNCTIONS = sorted(name for name in dir(lib) if name.startswith("velo_") and callable(getattr(lib, name)))
 CHECKED = [name for name in FUNCTIONS if ffi.typeof(getattr(lib, name)).result.kind == "enum"]  # type: ignore[attr-defined]
-HANDLES = ("velo_model", "velo_context", "velo_sampler")
+HANDLES = ("velo_model", "velo_context", "velo_sampler", "velo_embedder")
 
 
 def empty(kind: Any) -> Any:
@@ -37,7 +37,7 @@ def message() -> bytes:
 
 
 def test_there_are_some_forty_functions() -> None:
-    assert 38 <= len(FUNCTIONS) <= 48
+    assert 38 <= len(FUNCTIONS) <= 52
     assert len(CHECKED) >= 30
 
 
@@ -51,7 +51,13 @@ def test_null_everywhere(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in CHECKED if handle_of(name) and len(arguments(name)) > 1])
 def test_a_handle_and_null_for_the_rest(name: str, model: Model, context: Context) -> None:
     sampler = Sampler(model, seed=0)
-    handles = {"velo_model": model.handle, "velo_context": context.handle, "velo_sampler": sampler.handle}
+    embedder = Embedder(model, max_tokens=8, n_threads=1)
+    handles = {
+        "velo_model": model.handle,
+        "velo_context": context.handle,
+        "velo_sampler": sampler.handle,
+        "velo_embedder": embedder.handle,
+    }
     status = getattr(lib, name)(handles[str(handle_of(name))], *map(empty, arguments(name)[1:]))
     # what is left to do with nothing is done: no blocks to copy, no rows to sample
     harmless = {
@@ -85,6 +91,7 @@ def test_null_is_freed_like_nothing() -> None:
     lib.velo_model_free(ffi.NULL)
     lib.velo_context_free(ffi.NULL)
     lib.velo_sampler_free(ffi.NULL)
+    lib.velo_embedder_free(ffi.NULL)
 
 
 def test_batches_without_arrays(context: Context) -> None:

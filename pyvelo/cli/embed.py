@@ -1,0 +1,56 @@
+"""`pyvelo embed`: vectors of texts, a line for each."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pyvelo.cli.run import read_prompt, waiting
+from pyvelo.errors import ConfigError
+from pyvelo.hub import locate
+
+__all__ = ["print_vectors", "read_texts"]
+
+
+def read_texts(texts: Sequence[str] | None, file: Path | None) -> list[str]:
+    """The texts of the options, or the lines of a file or of standard input (`-`); ConfigError without."""
+    if texts and (file is not None or (len(texts) > 1 and "-" in texts)):
+        raise ConfigError("give -p or -f, not both, and - alone")
+    if texts and list(texts) != ["-"]:
+        return list(texts)
+    if not texts and file is None:
+        raise ConfigError("what shall be embedded? Give -p TEXT, -f FILE, or -p - to read standard input")
+    lines = read_prompt("-" if texts else None, file).splitlines()
+    if not lines:
+        raise ConfigError("there is no line to embed")
+    return lines
+
+
+def print_vectors(
+    model: str,
+    texts: Sequence[str],
+    *,
+    pooling: str | None,
+    normalize: bool,
+    as_json: bool,
+    engine: dict[str, Any],
+) -> int:
+    """Loads the model and prints a line of numbers for each text; as JSON all of them in one list."""
+    from pyvelo import LLM
+
+    path = locate(model)
+    with waiting(f"loading {os.path.basename(path)}"):
+        llm = LLM(path, **engine)
+    with llm:
+        vectors = llm.embed(texts, pooling=pooling, normalize=normalize)
+    if as_json:
+        json.dump([[float(f"{x:.8g}") for x in row] for row in vectors.tolist()], sys.stdout)
+        print()
+    else:
+        for row in vectors.tolist():
+            print(" ".join(f"{x:.8g}" for x in row))
+    return 0

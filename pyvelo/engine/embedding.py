@@ -1,0 +1,157 @@
+"""Embeddings of texts, over a context of their own that is made when the first are asked for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyvelo.engine.compute import rest
+from pyvelo.engine.interrupts import InterruptGuard
+from pyvelo.engine.prompts import Prompt, listed, tokens_of
+from pyvelo.errors import Cancelled, ClosedError, RequestError, UnsupportedError, VeloError
+from pyvelo.native import POOLINGS, Embedder, Model
+
+__all__ = ["Embeddings"]
+
+NO_POOLING, RANK = 0, 4  # of ModelInfo.pooling
+
+GROUP_TEXTS, GROUP_TOKENS = 64, 4096
+"""Of one call, unless a single text is longer: between two of them others get their turn, and who stopped to
+listen is heard."""
+
+SMALLEST = 512
+"""Tokens of a text that there is room for at first; where a longer one comes, twice as many, and so on."""
+
+
+class Embeddings:
+    """Embeds the texts of one model. Thread-safe: calls take turns, group by group.
+
+    `max_tokens` is of one text; `check` is called before each group, and raises where the model must not be
+    used any more.
+    """
+
+    def __init__(self, model: Model, max_tokens: int, n_threads: int, check: Callable[[], None]) -> None:
+        self.max_tokens = max_tokens
+        self._model = model
+        self._n_threads = n_threads
+        self._check = check
+        self._turn = threading.Lock()
+        self._embedder: Embedder | None = None
+        self._closed = False
+
+    def embed(
+        self,
+        texts: Prompt | Sequence[Prompt],
+        pooling: str | None,
+        normalize: bool,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> NDArray[np.float32]:
+        """See `LLM.embed`; Cancelled where `stopped()` says so between two groups."""
+        self.check_open()
+        kind = self._pooling(pooling)
+        given = [self._tokens(text, number) for number, text in enumerate(listed(texts))]
+        out = np.empty((len(given), self._model.info.n_embd_out), np.float32)
+        guard = InterruptGuard(self._cancel)
+        try:
+            with guard:
+                for group in _groups(given):
+                    if guard.hit or stopped():
+                        raise Cancelled("the embedding was cancelled")
+                    self._run(given[group], kind, out[group], guard)
+        finally:
+            rest()
+        if normalize:
+            norms = np.linalg.norm(out, axis=1, keepdims=True)
+            np.divide(out, norms, out=out, where=norms > 0)
+        return out
+
+    def check_open(self) -> None:
+        """ClosedError after `close`."""
+        if self._closed:
+            raise ClosedError("this engine was closed")
+
+    def close(self) -> bool:
+        """Ends what runs; False where that was done before."""
+        if self._closed:
+            return False
+        self._closed = True
+        while not self._turn.acquire(timeout=0.05):
+            self._cancel()  # again: what is cancelled just before it begins does not hear it
+        self._embedder = None
+        self._turn.release()
+        return True
+
+    def _pooling(self, name: str | None) -> int:
+        """The number of a pooling, by default of the model's own."""
+        own = self._model.info.pooling
+        if name is None and own == RANK:
+            raise UnsupportedError("this model scores texts instead of embedding them: name a pooling")
+        names = ", ".join(map(repr, POOLINGS))
+        if name is None and own == NO_POOLING:
+            raise RequestError(f"this model does not say how its embeddings are pooled: name one of {names}")
+        if name is not None and name not in POOLINGS:
+            raise RequestError(f"pooling={name!r}: give one of {names}, or None for the model's own")
+        return own if name is None else POOLINGS[name]
+
+    def _tokens(self, text: Prompt, number: int) -> Sequence[int]:
+        tokens = tokens_of(self._model, text, name=f"text {number}")
+        if len(tokens) > self.max_tokens:
+            raise RequestError(
+                f"text {number} has {len(tokens)} tokens, but n_ctx={self.max_tokens}: shorten it"
+            )
+        return tokens
+
+    def _run(
+        self, texts: Sequence[Sequence[int]], pooling: int, out: NDArray[np.float32], guard: InterruptGuard
+    ) -> None:
+        """Fills `out`, float32 [n, n_embd], in its turn."""
+        while not self._turn.acquire(timeout=guard.patience or -1):
+            if guard.hit:
+                raise Cancelled("the embedding was cancelled")
+        try:
+            self.check_open()
+            self._check()
+            embedder = self._roomy(max(map(len, texts)))
+
+            def run() -> None:
+                out[:] = embedder.embed(texts, pooling)
+
+            guard.call(run)
+        except Cancelled:
+            self.check_open()
+            raise
+        except VeloError:
+            self._embedder = None  # the next one begins anew
+            raise
+        finally:
+            self._turn.release()
+
+    def _roomy(self, n_tokens: int) -> Embedder:
+        """An embedder for texts of so many tokens."""
+        if self._embedder is None or self._embedder.max_tokens < n_tokens:
+            self._embedder = None  # its memory first
+            size = max(SMALLEST, 1 << (n_tokens - 1).bit_length())
+            self._embedder = Embedder(
+                self._model, max_tokens=min(size, self.max_tokens), n_threads=self._n_threads
+            )
+        return self._embedder
+
+    def _cancel(self) -> None:
+        embedder = self._embedder
+        if embedder is not None:
+            embedder.cancel()
+
+
+def _groups(texts: Sequence[Sequence[int]]) -> Iterator[slice]:
+    """Which texts go into one call."""
+    first = n_tokens = 0
+    for number, text in enumerate(texts):
+        n_tokens += len(text)
+        if number > first and (number - first == GROUP_TEXTS or n_tokens > GROUP_TOKENS):
+            yield slice(first, number)
+            first, n_tokens = number, len(text)
+    if texts:
+        yield slice(first, len(texts))

@@ -1,0 +1,113 @@
+"""Embedders: a vector for each text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import ClosedError
+from ._ffi import check, ffi, int32, ints, lib
+from .model import Model, token_array
+
+if TYPE_CHECKING:
+    from ._velo import CData
+
+__all__ = ["POOLINGS", "Embedder"]
+
+POOLINGS: Final = {
+    "mean": lib.VELO_POOLING_MEAN,
+    "cls": lib.VELO_POOLING_CLS,
+    "last": lib.VELO_POOLING_LAST,
+}
+"""The names of what makes a text's vector of its tokens': their mean, the first, the last."""
+
+
+class Embedder:
+    """A context for embeddings, beside those that generate.
+
+    Calls from several threads wait for one another, but for `cancel()`. After a failure make another one.
+
+    Args:
+        model: the model to run; the embedder keeps what it needs of it.
+        max_tokens: tokens of one text, at most what the model was trained on.
+        n_threads: 0 takes the cores there are.
+
+    Raises:
+        ConfigError: a setting is out of range.
+        UnsupportedError: the model embeds no texts.
+        OutOfMemory: there is too little for a text of that length.
+        ClosedError: the model was closed.
+    """
+
+    def __init__(self, model: Model, *, max_tokens: int, n_threads: int = 0) -> None:
+        self._handle: CData | None = None
+        params = ffi.new("velo_embedder_params *")
+        params.max_tokens = int32("max_tokens", max_tokens)
+        params.n_threads = int32("n_threads", n_threads)
+        out = ffi.new("velo_embedder **")
+        check(lib.velo_embedder_create(model.handle, params, out))
+        self._handle = ffi.gc(out[0], lib.velo_embedder_free)
+        self.max_tokens: Final[int] = max_tokens
+        self.n_embd: Final[int] = model.info.n_embd_out
+
+    @property
+    def handle(self) -> CData:
+        """The C handle.
+
+        Raises:
+            ClosedError: the embedder was closed.
+        """
+        handle = self._handle
+        if handle is None:
+            raise ClosedError("the embedder was closed")
+        return handle
+
+    def embed(self, texts: Sequence[Sequence[int]], pooling: int) -> npt.NDArray[np.float32]:
+        """The vectors of texts that are given as token ids, float32 [n, n_embd].
+
+        Args:
+            texts: from 1 to `max_tokens` tokens each.
+            pooling: one of the values of POOLINGS.
+
+        Raises:
+            ConfigError: a text is empty or too long, a token unknown, or there is no such pooling.
+            Cancelled: `cancel()` was called meanwhile.
+            ComputeError: the computation failed, or gave what is no number.
+        """
+        handle = self.handle
+        lengths = np.array([len(text) for text in texts], np.int32)
+        tokens = token_array([token for text in texts for token in text])
+        out = np.empty((len(lengths), self.n_embd), np.float32)
+        target = ffi.from_buffer("float[]", out.reshape(-1))
+        n = len(lengths)
+        check(
+            lib.velo_embed(
+                handle, ints(tokens), ints(lengths), n, int32("pooling", pooling), target, out.size
+            )
+        )
+        return out
+
+    def cancel(self) -> None:
+        """Make a call in progress, in another thread, raise `Cancelled` soon. A later one is not affected."""
+        check(lib.velo_embedder_cancel(self.handle))
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close()` was called."""
+        return self._handle is None
+
+    def close(self) -> None:
+        """Free it; a call in progress in another thread is finished first. May be called again."""
+        self._handle = None
+
+    def __enter__(self) -> Embedder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

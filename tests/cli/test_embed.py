@@ -1,0 +1,79 @@
+"""`pyvelo embed`: what it prints, and what it refuses."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pyvelo import LLM
+
+from .test_run import run_cli
+
+TEXTS = ["Once upon a time", "the old king"]
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_model: Path) -> np.ndarray:
+    with LLM(tiny_model, n_threads=1) as llm:
+        return llm.embed(TEXTS, pooling="mean", normalize=False)
+
+
+def close(out: str, expected: np.ndarray) -> bool:
+    rows = np.array([[float(number) for number in line.split()] for line in out.splitlines()])
+    return rows.shape == expected.shape and bool(
+        np.abs(rows - expected).max() < 1e-2 * np.abs(expected).max()
+    )
+
+
+def test_a_line_for_each_text(
+    capsys: pytest.CaptureFixture[str],
+    tiny_model: Path,
+    expected: np.ndarray,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = ("--pooling", "mean", "--raw", "--threads", "1")
+    code, out, err = run_cli(capsys, "embed", tiny_model, "-p", TEXTS[0], "-p", TEXTS[1], *options)
+    assert (code, err) == (0, "")
+    assert close(out, expected)
+    assert not close(out, expected[::-1])
+    file = tmp_path / "texts.txt"
+    file.write_text("\n".join(TEXTS), encoding="utf-8")
+    assert run_cli(capsys, "embed", tiny_model, "-f", file, *options)[1] == out
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(TEXTS).encode())))
+    assert run_cli(capsys, "embed", tiny_model, "-p", "-", *options)[1] == out
+
+
+def test_json_and_a_length_of_one(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, expected: np.ndarray
+) -> None:
+    code, out, _ = run_cli(
+        capsys, "embed", tiny_model, "-p", TEXTS[0], "--pooling", "mean", "--json", "--threads", "1"
+    )
+    vector = np.array(json.loads(out))
+    assert (code, vector.shape) == (0, (1, expected.shape[1]))
+    assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "what shall be embedded?"),
+        (["-p", "a", "-f", "b"], "not both"),
+        (["-p", "a", "-p", "-"], "not both, and - alone"),
+        (["-p", "a"], "does not say how its embeddings are pooled"),
+        (["-p", "a", "--pooling", "max"], "pooling='max'"),
+    ],
+)
+def test_bad_input_is_a_line(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, options: list[str], message: str
+) -> None:
+    code, out, err = run_cli(capsys, "embed", tiny_model, *options)
+    assert (code, out) == (1, "")
+    assert message in err
+    assert err.count("\n") == 1
