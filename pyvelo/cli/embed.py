@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pyvelo.cli.run import read_prompt, waiting
+from pyvelo.cli.progress import loading
+from pyvelo.cli.run import read_prompt
 from pyvelo.errors import ConfigError
 from pyvelo.hub import locate
 
@@ -43,8 +43,8 @@ def print_vectors(
     from pyvelo import LLM
 
     path = locate(model)
-    with waiting(f"loading {os.path.basename(path)}"):
-        llm = LLM(path, **engine)
+    with loading(path) as progress:
+        llm = LLM(path, progress=progress, **engine)
     with llm:
         vectors = llm.embed(texts, pooling=pooling, normalize=normalize)
     if as_json:
