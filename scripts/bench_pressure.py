@@ -184,7 +184,7 @@ def run(engine: Engine, case: Case) -> Run:
         requests += engine.intake.prepare(prompt, params).requests
     before = engine.stats()
     most, steps, start = bound(work, case.batch), 0, now()
-    engine.core.submit(requests)
+    engine.core.inbox.submit(requests)
     while not all(request.finished for request in requests) and steps <= most:
         engine.core.step()
         steps += 1

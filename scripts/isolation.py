@@ -103,7 +103,7 @@ def alone(engine: Engine, work: list[Job]) -> Iterator[list[tuple[int, ...]]]:
         requests = submission_of(engine, job).requests
         for request in requests:
             request.held, request.followers = False, []
-            engine.core.submit([request])
+            engine.core.inbox.submit([request])
             while not request.finished:
                 engine.core.step()
         yield [request.generated_ids for request in requests]
@@ -138,12 +138,12 @@ def together(engine: Engine, work: list[Job], order: Sequence[int]) -> list[tupl
         while len(open_) < AT_ONCE and len(started) < len(work):
             number = order[len(started)]
             requests = submission_of(engine, work[number]).requests
-            engine.core.submit(requests)
+            engine.core.inbox.submit(requests)
             started[number] = requests
             open_.append((work[number], requests, step))
         for job, requests, since in open_:
             if job.cancel_after is not None and step - since >= job.cancel_after:
-                engine.core.cancel(requests)
+                engine.core.inbox.cancel(requests)
         engine.core.step()
         step += 1
         open_ = [entry for entry in open_ if not all(request.finished for request in entry[1])]

@@ -1,12 +1,11 @@
 """The step loop: a plan, its blocks, its arrays, one forward pass, one draw, and what becomes of the tokens.
 
-One request's failure ends that request only. While one thread steps, others may `submit` and `cancel`.
+One request's failure ends that request only. While one thread steps, others may put things into the inbox.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from time import perf_counter
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 from pyvelo.engine.batch import Batch, BatchBuilder
 from pyvelo.engine.branch import Branch, Shelf
 from pyvelo.engine.costs import Costs
-from pyvelo.engine.deadlines import Deadlines
+from pyvelo.engine.inbox import Inbox
 from pyvelo.engine.logprobs import logprobs_of, score_prompts
 from pyvelo.engine.mover import BlockMover
 from pyvelo.engine.pace import Pace
@@ -69,6 +68,7 @@ class EngineCore:
         self.clock = clock
         self.watch: Callable[[Sequence[Request], Sequence[Request]], None] | None = None
         """Is told who waits and who runs whenever both are settled; must not raise."""
+        self.inbox = Inbox(clock)
         self.manager = manager
         self.limits = limits
         self.counters = Counters()
@@ -80,14 +80,9 @@ class EngineCore:
         self._call_run = call_run or (lambda run: run())
         self._free_states = list(range(n_states))[::-1]
         self._has_states = n_states > 0
-        self._arrivals: deque[Request] = deque()
-        self._cancels: deque[Request] = deque()
-        self._let_go: deque[Branch] = deque()
         self._waiting: list[Request] = []  # both in the order of rank
         self._running: list[Request] = []
         self.shelf = Shelf(manager)
-        self._deadlines = Deadlines()
-        self._n_arrived = 0
         self._costs = costs or Costs()
         self.pace = Pace()
         self._mover = BlockMover(context, manager, block_bytes, self._costs, clock)
@@ -97,7 +92,7 @@ class EngineCore:
     @property
     def n_waiting(self) -> int:
         held = sum(len(request.followers) for request in (*self._waiting, *self._running))
-        return len(self._waiting) + len(self._arrivals) + held
+        return len(self._waiting) + self.inbox.n_new + held
 
     @property
     def n_running(self) -> int:
@@ -108,45 +103,19 @@ class EngineCore:
         """Requests that wait in host memory."""
         return sum(request.swapped is not None for request in self._waiting)
 
-    def submit(self, requests: Iterable[Request]) -> None:
-        """Lets requests that can fit wait for their turn. Thread-safe."""
-        for request in requests:
-            if request.branch is not None:
-                request.branch.request = request
-            request.submitted = self.clock()
-            self._arrivals.append(request)
-
-    def cancel(self, requests: Iterable[Request]) -> None:
-        """Ends requests at the next `settle` or `step`. Thread-safe, harmless for those that are done."""
-        self._cancels.extend(request for request in requests if not request.finished)
-
-    def let_go(self, branch: Branch) -> None:
-        """Gives back what a branch holds, at the next `settle` or `step`, and ends what runs on it.
-
-        Thread-safe.
-        """
-        self._let_go.append(branch)
-
     def settle(self) -> None:
-        """Takes in what `submit`, `cancel` and `let_go` left."""
-        while self._arrivals:
-            request = self._arrivals.popleft()
-            self._n_arrived += 1
-            request.arrival = request.arrival or self._n_arrived
-            self._deadlines.note(request)
+        """Takes in what is in the inbox."""
+        for request in self.inbox.arrivals():
             if request.branch is not None:
                 request.swapped, request.branch.swapped = request.branch.swapped, None
             if not request.held:
                 self._wait(request)
-        self.cancel(self._deadlines.due(self.clock()))
-        while self._cancels:
-            request = self._cancels.popleft()
-            if not request.finished:
-                if request in self._waiting:
-                    self._waiting.remove(request)
-                self._end_early(request)
-        while self._let_go:
-            self._forget(self._let_go.popleft())
+        for request in self.inbox.cancelled():
+            if request in self._waiting:
+                self._waiting.remove(request)
+            self._end_early(request)
+        for branch in self.inbox.dropped():
+            self._forget(branch)
         self._drop_idle()
         if self.watch is not None:
             self.watch(self._waiting, self._running)
@@ -155,7 +124,7 @@ class EngineCore:
         """Ends every request, and gives back what branches hold."""
         self.settle()
         while self._running or self._waiting:
-            self.cancel([*self._running, *self._waiting])
+            self.inbox.cancel([*self._running, *self._waiting])
             self.settle()
         for branch in list(self.shelf):
             self.shelf.forget(branch)
@@ -432,7 +401,7 @@ class EngineCore:
 
     def _forget(self, branch: Branch) -> None:
         if branch.request is not None and branch.busy:
-            self.cancel([branch.request])
+            self.inbox.cancel([branch.request])
             self.settle()
         self.shelf.forget(branch)
 

@@ -38,7 +38,7 @@ class Driver:
         """Hands requests over; ClosedError after `close`."""
         with self._turn:
             self.check_open()
-            self._core.submit(requests)
+            self._core.inbox.submit(requests)
 
     def check_open(self) -> None:
         """ClosedError after `close`."""
@@ -69,7 +69,7 @@ class Driver:
     def cancel(self, requests: Iterable[Request]) -> None:
         """Ends requests now, or where a step is in progress, right after it. Never waits for a step."""
         with self._turn:
-            self._core.cancel(requests)
+            self._core.inbox.cancel(requests)
             if not self._busy:
                 self._busy = True
                 self._leave()
@@ -77,7 +77,7 @@ class Driver:
     def let_go(self, branch: Branch) -> None:
         """Gives back what a branch holds, as soon as `cancel` would end a request. Never waits for a step."""
         with self._turn:
-            self._core.let_go(branch)
+            self._core.inbox.let_go(branch)
             if not self._busy:
                 self._busy = True
                 self._leave()

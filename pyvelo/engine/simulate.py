@@ -308,7 +308,7 @@ class _Run:
         requests[0].followers = requests[1:]
         for request in requests[1:]:
             request.held = True
-        self.core.submit(requests)
+        self.core.inbox.submit(requests)
 
     def _request(
         self, index: int, job: Job, sample: int, prompt: NDArray[np.int32], params: SamplingParams

@@ -76,11 +76,11 @@ def test_they_survive_giving_way_half_way(
         core._costs.favour_swap = lambda n_blocks, n_tokens: True  # type: ignore[method-assign]
         intake = llm._engine.intake
         low, high = intake.prepare(PROMPT, ask()), intake.prepare([*PROMPT, *PROMPT], ask(priority=1))
-        core.submit(low.requests)
+        core.inbox.submit(low.requests)
         core.step()
         core.step()
         assert len(low.requests[0].prompt_logprobs) == 48
-        core.submit(high.requests)
+        core.inbox.submit(high.requests)
         while not (low.finished and high.finished):
             core.step()
         assert core.counters.preemptions == 1

@@ -265,7 +265,7 @@ class Bench:
 
     def submit(self, *args: Any, **kwargs: Any) -> Request:
         request = self.request(*args, **kwargs)
-        self.core.submit([request])
+        self.core.inbox.submit([request])
         return request
 
     def step(self) -> bool:

@@ -36,7 +36,7 @@ def fork(bench: Bench, branch: Branch, *more: int) -> Branch:
 
 def close(bench: Bench, *branches: Branch) -> None:
     for branch in branches:
-        bench.core.let_go(branch)
+        bench.core.inbox.let_go(branch)
     bench.core.settle()
 
 
@@ -171,7 +171,7 @@ def test_what_is_cancelled_keeps_what_is_there() -> None:
     branch = bench.branch(PROMPT)
     request = bench.go_on(branch, 10)
     bench.step()
-    bench.core.cancel([request])
+    bench.core.inbox.cancel([request])
     bench.core.settle()
     assert request.finish_reason == "cancelled"
     assert branch.table is not None
@@ -188,9 +188,9 @@ def test_to_let_go_ends_what_runs() -> None:
     branch, other = bench.branch(PROMPT), bench.branch(PROMPT)
     request, waiting = bench.go_on(branch, 100), bench.go_on(other, 100)
     bench.step()
-    bench.core.let_go(other)
-    bench.core.let_go(branch)
-    bench.core.let_go(branch)
+    bench.core.inbox.let_go(other)
+    bench.core.inbox.let_go(branch)
+    bench.core.inbox.let_go(branch)
     bench.core.settle()
     assert request.finish_reason == waiting.finish_reason == "cancelled"
     bench.assert_idle()
@@ -252,7 +252,7 @@ def test_whatever_is_done_with_branches(data: st.DataObject, share: bool, swap: 
             ask([data.draw(st.integers(1, 3))] * data.draw(st.integers(1, 30)), data.draw(st.integers(1, 20)))
         elif what == "cancel" and asked:
             request, _ = asked.pop(data.draw(st.integers(0, len(asked) - 1)))
-            bench.core.cancel([request])
+            bench.core.inbox.cancel([request])
             bench.core.settle()
         else:
             bench.step()

@@ -22,7 +22,7 @@ def test_a_deadline_ends_a_request_with_what_it_has() -> None:
         bench.step()
     assert (ended.finish_reason, ended.generated_ids) == ("cancelled", ())
     late.submitted -= 3600  # as if so much time had passed
-    bench.core._deadlines.note(late)
+    bench.core.inbox.deadlines.note(late)
     bench.step()
     assert late.finish_reason == "cancelled"
     assert late.generated_ids == answer([4, 5], 5)
@@ -35,7 +35,7 @@ def test_deadlines_of_what_has_ended_are_forgotten() -> None:
     bench = Bench()
     for number in range(300):
         bench.finish(bench.submit([number + 1], 1, timeout=3600))
-    assert len(bench.core._deadlines) < 100
+    assert len(bench.core.inbox.deadlines) < 100
 
 
 def test_one_request_gives_the_answer() -> None:
@@ -297,7 +297,7 @@ def test_cancelling_frees_blocks_and_keeps_the_text() -> None:
     running = bench.submit([1] * 30, 50, on_piece=pieces.append)
     for _ in range(5):
         bench.step()
-    bench.core.cancel([running])
+    bench.core.inbox.cancel([running])
     bench.core.settle()
     assert running.finish_reason == "cancelled"
     assert running.text == joined(pieces) == text_of(answer([1] * 30, 5))
@@ -309,7 +309,7 @@ def test_cancelling_who_waits() -> None:
     bench = Bench(max_seqs=1)
     running, waiting = bench.submit([1], 5), bench.submit([2], 5)
     bench.step()
-    bench.core.cancel([waiting])
+    bench.core.inbox.cancel([waiting])
     bench.finish(running)
     assert (waiting.finish_reason, waiting.generated_ids) == ("cancelled", ())
     assert running.generated_ids == answer([1], 5)
@@ -319,16 +319,16 @@ def test_cancelling_who_waits() -> None:
 def test_cancelling_who_has_not_arrived_or_is_done_is_harmless() -> None:
     bench = Bench()
     request = bench.submit([1], 1)
-    bench.core.cancel([request])
+    bench.core.inbox.cancel([request])
     bench.step()
     assert request.finish_reason == "cancelled"
     done = bench.submit([1], 1)
     bench.finish(done)
-    bench.core.cancel([done])
+    bench.core.inbox.cancel([done])
     bench.core.settle()
     assert done.finish_reason == "length"
     never = bench.request([1], 1)
-    bench.core.cancel([never])
+    bench.core.inbox.cancel([never])
     bench.core.settle()
     assert never.finish_reason == "cancelled"
     bench.assert_idle()
@@ -401,7 +401,7 @@ def test_everyone_gets_the_answer_it_gets_alone(data: st.DataObject) -> None:
     for clock in range(10_000):
         victim = cancelled.get(clock)
         if victim is not None and victim < len(requests):
-            bench.core.cancel([requests[victim]])
+            bench.core.inbox.cancel([requests[victim]])
         if not bench.step():
             break
         order += [request for request in requests if request.table is not None and request not in order]

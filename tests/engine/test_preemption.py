@@ -144,7 +144,7 @@ def test_age_protects_from_the_more_important() -> None:
     bench = Bench(n_blocks=4, block_size=8)
     low = bench.submit([1] * 8, 20)
     bench.step()
-    bench.core._n_arrived = PRIORITY_PLACES + 1  # so many came in between
+    bench.core.inbox.n_arrived = PRIORITY_PLACES + 1  # so many came in between
     high = bench.submit([2] * 8, 20, priority=1)
     bench.finish(low)
     assert high.n_generated == 0
@@ -165,7 +165,7 @@ def test_who_gave_way_can_be_cancelled() -> None:
     old, young = bench.submit([1] * 8, 32), bench.submit([2] * 8, 32)
     while bench.core.counters.preemptions == 0:
         bench.step()
-    bench.core.cancel([young])
+    bench.core.inbox.cancel([young])
     bench.core.settle()
     assert young.finish_reason == "cancelled"
     assert young.n_generated > 0
@@ -245,7 +245,7 @@ def test_whatever_comes_ends_with_its_answer(
         for _ in range(data.draw(st.integers(0, 15))):
             bench.step()
         if data.draw(st.integers(0, 7)) == 0:
-            bench.core.cancel([data.draw(st.sampled_from(requests))])
+            bench.core.inbox.cancel([data.draw(st.sampled_from(requests))])
             bench.core.settle()
     bench.finish(*requests)
     for request in requests:
@@ -284,7 +284,7 @@ def test_who_is_in_host_memory_can_be_cancelled() -> None:
     while bench.core.counters.swaps == 0:
         bench.step()
     assert young.swapped is not None
-    bench.core.cancel([young])
+    bench.core.inbox.cancel([young])
     bench.core.settle()
     assert bench.manager.swap.n_free == 6
     bench.finish(old)

@@ -104,7 +104,7 @@ def test_samples_that_cannot_share_blocks_share_what_is_known(max_batch_tokens: 
     requests = [bench.request(PROMPT, 6, prompt_logprobs=1) for _ in range(3)]
     for request in requests:
         request.prompt_logprobs = requests[0].prompt_logprobs
-    bench.core.submit(requests)
+    bench.core.inbox.submit(requests)
     bench.finish(*requests)
     for request in requests:
         check(request)
@@ -118,7 +118,7 @@ def test_a_sample_goes_on_where_the_first_one_was_cancelled() -> None:
     requests[1].prompt_logprobs = requests[0].prompt_logprobs
     for _ in range(2):
         bench.step()
-    bench.core.cancel(requests[:1])
+    bench.core.inbox.cancel(requests[:1])
     bench.finish(*requests)
     assert requests[1].generated_ids == answer(PROMPT, 6)
     check(requests[1])

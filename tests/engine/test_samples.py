@@ -19,7 +19,7 @@ def group(bench: Bench, n: int, prompt: list[int] = PROMPT, max_new: int = 6, **
     requests[0].followers = requests[1:]
     for request in requests[1:]:
         request.held = True
-    bench.core.submit(requests)
+    bench.core.inbox.submit(requests)
     return requests
 
 
@@ -115,7 +115,7 @@ def test_the_first_is_cancelled_before_its_prompt_is_computed() -> None:
     bench = Bench(max_batch_tokens=16)
     requests = group(bench, 3)
     bench.step()
-    bench.core.cancel([requests[0], requests[1]])
+    bench.core.inbox.cancel([requests[0], requests[1]])
     bench.finish(*requests)
     assert [request.finish_reason for request in requests] == ["cancelled", "cancelled", "length"]
     assert requests[2].generated_ids == answer(PROMPT, 6)

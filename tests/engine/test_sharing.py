@@ -146,7 +146,7 @@ def test_everyone_gets_the_answer_it_gets_alone(data: st.DataObject, n_blocks: i
         for _ in range(data.draw(st.integers(0, 6))):
             bench.step()
         if data.draw(st.integers(0, 9)) == 0:
-            bench.core.cancel([data.draw(st.sampled_from(requests))])
+            bench.core.inbox.cancel([data.draw(st.sampled_from(requests))])
             bench.core.settle()
     bench.finish(*requests)
     for prompt, request in zip(prompts, requests, strict=True):

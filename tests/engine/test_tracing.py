@@ -95,12 +95,12 @@ def test_the_map_at_every_moment(
         requests[0].followers = requests[1:]
         for request in requests[1:]:
             request.held = True
-        bench.core.submit(requests)
+        bench.core.inbox.submit(requests)
         submitted += requests
         for _ in range(steps):
             bench.step()
         if cancel:
-            bench.core.cancel(requests[:1])
+            bench.core.inbox.cancel(requests[:1])
     while not all(request.finished for request in submitted):
         bench.step()
     trace = bench.stop()

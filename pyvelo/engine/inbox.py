@@ -1,0 +1,72 @@
+"""What others want of a core, until it looks between two steps."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+
+from pyvelo.engine.branch import Branch
+from pyvelo.engine.deadlines import Deadlines
+from pyvelo.engine.request import Request
+
+__all__ = ["Inbox"]
+
+
+class Inbox:
+    """`submit`, `cancel` and `let_go` are thread-safe; what takes things out belongs to the core.
+
+    `clock` tells the time in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._arrivals: deque[Request] = deque()
+        self._cancels: deque[Request] = deque()
+        self._let_go: deque[Branch] = deque()
+        self.deadlines = Deadlines()
+        self.n_arrived = 0
+
+    @property
+    def n_new(self) -> int:
+        """Requests that the core has not seen yet."""
+        return len(self._arrivals)
+
+    def submit(self, requests: Iterable[Request]) -> None:
+        """Lets requests that can fit wait for their turn."""
+        for request in requests:
+            if request.branch is not None:
+                request.branch.request = request
+            request.submitted = self._clock()
+            self._arrivals.append(request)
+
+    def cancel(self, requests: Iterable[Request]) -> None:
+        """Ends requests; harmless for those that are done."""
+        self._cancels.extend(request for request in requests if not request.finished)
+
+    def let_go(self, branch: Branch) -> None:
+        """Gives back what a branch holds, and ends what runs on it."""
+        self._let_go.append(branch)
+
+    # ---- for the core ----
+
+    def arrivals(self) -> Iterator[Request]:
+        """Takes out those that are new, each with its number."""
+        while self._arrivals:
+            request = self._arrivals.popleft()
+            self.n_arrived += 1
+            request.arrival = request.arrival or self.n_arrived
+            self.deadlines.note(request)
+            yield request
+
+    def cancelled(self) -> Iterator[Request]:
+        """Takes out those to end, those whose time is up among them."""
+        self.cancel(self.deadlines.due(self._clock()))
+        while self._cancels:
+            request = self._cancels.popleft()
+            if not request.finished:
+                yield request
+
+    def dropped(self) -> Iterator[Branch]:
+        """Takes out branches that nobody holds any more."""
+        while self._let_go:
+            yield self._let_go.popleft()
