@@ -1,0 +1,155 @@
+"""What the manager tells of blocks, what its audit sees, and drafts that are refused in time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from pyvelo.errors import InternalError
+from pyvelo.kv.draft import NotNow, Start, Swapped
+from pyvelo.kv.manager import BlockManager, Event
+
+from .test_manager import BLOCK, chain, ended, started
+
+TOKENS = range(2 * BLOCK)
+
+
+def told(manager: BlockManager, act: Callable[[], object]) -> list[Event]:
+    """What is told while `act` runs."""
+    events: list[Event] = []
+    before = manager.watch(events.append)
+    act()
+    assert manager.watch(before) is not None
+    return events
+
+
+def test_what_becomes_of_a_block_is_told() -> None:
+    manager = BlockManager(6, BLOCK, n_swap_blocks=4)
+    table = started(manager, 3 * BLOCK, [*TOKENS, 5])
+    first, second, tail = table.blocks
+    assert told(manager, lambda: manager.advance(table, 2 * BLOCK + 1)) == [
+        Event("stored", first),
+        Event("stored", second),
+    ]
+    twin = manager.fork(table, None)
+    draft = manager.draft()
+    assert draft.grow(twin, 2 * BLOCK + 2)
+    assert told(manager, lambda: manager.commit(draft)) == [Event("copied", tail)]
+    manager.free(twin)
+    assert told(manager, lambda: started(manager, 2 * BLOCK + 1, [*TOKENS, 9])) == [
+        Event("hit", first),
+        Event("hit", second),
+    ]
+    draft = manager.draft()
+    assert draft.swap_out(table) is not None
+    assert told(manager, lambda: manager.commit(draft)) == [
+        Event("swapped", b) for b in (first, second, tail)
+    ]
+    assert told(manager, manager.reset) == [Event("reset", first), Event("reset", second)]
+
+
+def test_eviction_is_told_before_the_block_is_anothers() -> None:
+    manager = BlockManager(2, BLOCK)
+    ended(manager, TOKENS)
+    (event,) = told(manager, lambda: started(manager, BLOCK, [99] * BLOCK))
+    assert event.kind == "evicted"
+    assert event.block not in manager.published()
+
+
+def test_one_observer_at_a_time() -> None:
+    one: list[Event] = []
+    other: list[Event] = []
+    manager = BlockManager(2, BLOCK, observe=one.append)
+    assert manager.watch(other.append) == one.append
+    assert manager.watch(one.append) == other.append
+    ended(manager, TOKENS)
+    assert len(one) == 2
+    assert not other
+
+
+def test_audit_looks_at_the_pool_the_index_and_host_memory() -> None:
+    def lose_a_reference(manager: BlockManager) -> None:
+        manager._pool.share(next(iter(manager.tables())).blocks[0])
+
+    def lose_an_entry(manager: BlockManager) -> None:
+        assert manager._index is not None
+        manager._index._children.clear()
+
+    def lose_a_sleeper(manager: BlockManager) -> None:
+        manager._asleep.clear()
+
+    for harm in (lose_a_reference, lose_an_entry, lose_a_sleeper):
+        manager = BlockManager(8, BLOCK, n_swap_blocks=4)
+        gone = started(manager, BLOCK + 1, [7] * (BLOCK + 1))
+        manager.advance(gone, BLOCK + 1)
+        draft = manager.draft()
+        draft.swap_out(gone)
+        manager.commit(draft)
+        manager.advance(started(manager, 2 * BLOCK, TOKENS), 2 * BLOCK)
+        manager.audit()
+        harm(manager)
+        with pytest.raises(InternalError):
+            manager.audit()
+
+
+def test_a_draft_that_promises_too_much_is_refused() -> None:
+    manager = BlockManager(2, BLOCK)
+    draft = manager.draft()
+    draft.available = -1
+    with pytest.raises(InternalError, match="promises 1 blocks that are not there"):
+        manager.commit(draft)
+
+
+def test_a_sleeper_that_is_none_changes_nothing() -> None:
+    manager = BlockManager(4, BLOCK, n_swap_blocks=2)
+    draft = manager.draft()
+    outcome = draft.start(BLOCK, chain(range(BLOCK)), 0, Swapped(3))
+    assert isinstance(outcome, Start)
+    draft.grow(outcome.table, BLOCK)
+    with pytest.raises(InternalError, match="is not in host memory"):
+        manager.commit(draft)
+    assert (manager.n_used, manager.n_promised, list(manager.tables())) == (0, 0, [])
+
+
+def test_two_that_revive_the_same_blocks_need_room_for_them_once() -> None:
+    manager = BlockManager(4, BLOCK)
+    ended(manager, TOKENS)
+    draft = manager.draft()
+    for _ in range(2):  # two blocks that are there, and one more each
+        assert isinstance(draft.start(3 * BLOCK, chain([*TOKENS, 1])), Start)
+    assert draft.start(BLOCK) == NotNow(1, 0)
+    manager.commit(draft)
+    assert (manager.n_used, manager.n_promised) == (2, 2)
+
+
+def test_who_comes_back_takes_no_hit_beyond_what_it_had() -> None:
+    """Another has computed more of the same text meanwhile; what was swapped is in its own place."""
+    manager = BlockManager(8, BLOCK, n_swap_blocks=4)
+    text = [*TOKENS, 1, 2]
+    table = started(manager, 3 * BLOCK, text)
+    manager.advance(table, BLOCK + 2)
+    draft = manager.draft()
+    swapped = draft.swap_out(table)
+    assert swapped is not None
+    manager.commit(draft)
+    ended(manager, text)
+    draft = manager.draft()
+    outcome = draft.start(3 * BLOCK, chain(text), 0, swapped)
+    assert isinstance(outcome, Start)
+    assert len(outcome.table.blocks) == 1
+    assert outcome.table.n_cached == BLOCK + 2
+    draft.grow(outcome.table, len(text))
+    moves = manager.commit(draft)
+    assert [move.target for move in moves.ins] == outcome.table.blocks[1:2]
+    manager.audit()
+
+
+def test_a_resumed_table_needs_no_less_than_nothing() -> None:
+    manager = BlockManager(4, BLOCK)
+    table = started(manager, 3 * BLOCK, range(BLOCK))
+    draft = manager.draft()
+    assert isinstance(draft.resume(table, BLOCK), Start)
+    assert draft.available == 4 - 3
+    manager.commit(draft)
+    assert manager.n_promised == 2
