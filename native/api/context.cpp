@@ -138,6 +138,12 @@ struct running {
     velo_context & context;
 };
 
+void check_files(const velo_context & context) {
+    if (context.files) {
+        context.files->check();
+    }
+}
+
 void copy_blocks(velo_context & context, const int32_t (*copies)[2], int32_t n) {
     std::vector<int32_t> sources, targets;
     for (int32_t i = 0; i < n; ++i) {
@@ -201,6 +207,7 @@ velo_status velo_context_create(velo_model * model, const velo_context_params * 
 
         auto made              = std::make_unique<velo_context>();
         made->model            = model->llama;
+        made->files            = model->files;
         made->n_vocab          = model->n_vocab;
         made->max_batch_tokens = params->max_batch_tokens;
         made->max_outputs =
@@ -260,8 +267,13 @@ velo_status velo_context_run(velo_context * context, const velo_batch * batch) n
         if (batch->n_copies > 0) {
             copy_blocks(*context, reinterpret_cast<const int32_t (*)[2]>(batch->copies), batch->n_copies);
         }
-        const llama_paged_batch paged = paged_batch(*batch);
-        check(llama_decode_paged(context->llama.get(), &paged));
+        check_files(*context);
+        // No catch_aborts here: an abort in a team of OpenMP's threads cannot be thrown past the others, who wait for
+        // this one at the next barrier. What could abort is checked before, in the file and in the batch.
+        const llama_paged_batch  paged  = paged_batch(*batch);
+        const llama_paged_status status = llama_decode_paged(context->llama.get(), &paged);
+        check_files(*context); // before anything that was computed from zeros
+        check(status);
         ++context->timings.n_runs;
         context->timings.n_tokens += batch->n_tokens;
     });
