@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pyvelo.engine.branch import Branch
 from pyvelo.engine.request import Request
-from pyvelo.errors import OutOfBlocks, RequestError
+from pyvelo.errors import OutOfBlocks, RequestError, shown
 from pyvelo.kv.budget import PoolSize
 from pyvelo.outputs import Completion, FinishReason, RequestOutput, StreamPiece, Usage
 from pyvelo.sampling import SamplingParams
@@ -131,7 +131,7 @@ class Intake:
     def branch(self, prompt: Prompt, salt: str) -> Branch:
         """A branch of a prompt, which may be empty, with nothing computed."""
         salt = SamplingParams(cache_salt=salt).cache_salt  # it is checked there
-        empty = not isinstance(prompt, str) and isinstance(prompt, Sized) and not len(prompt)
+        empty = not isinstance(prompt, str) and isinstance(prompt, Sized) and _items(prompt) == []
         tokens = () if empty else self.tokens(prompt)
         self.check_room(len(tokens))
         return Branch(tokens, self._block_size, salt)
@@ -178,14 +178,16 @@ class Intake:
                 raise RequestError("a prompt is a string or a list of token ids")
             wrong = next((token for token in tokens if not 0 <= token < self._n_vocab), None)
             if wrong is not None:
-                raise RequestError(f"token {wrong} does not exist: ids go from 0 to {self._n_vocab - 1}")
+                raise RequestError(
+                    f"token {shown(wrong)} does not exist: ids go from 0 to {self._n_vocab - 1}"
+                )
         if not tokens:
             raise RequestError("the prompt has no tokens; give at least one")
         return tokens
 
     def _check_params(self, params: SamplingParams) -> None:
         if not isinstance(params, SamplingParams):
-            raise RequestError(f"{params!r} are no sampling parameters: give a SamplingParams")
+            raise RequestError(f"{shown(params)} are no sampling parameters: give a SamplingParams")
         if params.guided:
             check_installed()
         if (params.logprobs or 0) > self._n_vocab:
@@ -235,11 +237,19 @@ def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or several as a list: a string is one prompt, and so are numbers."""
     if isinstance(prompts, str):
         return [prompts]
-    if isinstance(prompts, (bytes, Mapping)) or not isinstance(prompts, Iterable):
-        raise RequestError(f"{prompts!r} is no prompt: give a string, token ids, or a list of either")
-    items = list(prompts)
+    items = None if isinstance(prompts, (bytes, Mapping)) else _items(prompts)
+    if items is None:
+        raise RequestError(f"{shown(prompts)} is no prompt: give a string, token ids, or a list of either")
     one = bool(items) and not any(isinstance(item, str) or hasattr(item, "__len__") for item in items)
     return [cast("list[int]", items)] if one else cast("list[Prompt]", items)
+
+
+def _items(value: Any) -> list[Any] | None:
+    """What is in it, None where it has no items: an array without an axis is iterable by its type alone."""
+    try:
+        return list(value)
+    except TypeError:
+        return None
 
 
 def for_each(params: SamplingParams | Sequence[SamplingParams] | None, n: int) -> list[SamplingParams]:
@@ -248,7 +258,8 @@ def for_each(params: SamplingParams | Sequence[SamplingParams] | None, n: int) -
         return [SamplingParams()] * n
     if isinstance(params, SamplingParams):
         return [params] * n
-    listed = list(params) if isinstance(params, Iterable) else [params]
+    items = _items(params)
+    listed: list[Any] = [params] if items is None else items
     if len(listed) != n:
         raise RequestError(f"{len(listed)} SamplingParams for {n} prompts: give one, or one for each")
     return listed
