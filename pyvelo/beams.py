@@ -11,7 +11,7 @@ from typing import NamedTuple
 from pyvelo.engine.branch import Branch
 from pyvelo.engine.engine import Engine
 from pyvelo.engine.intake import Prompt, Submission
-from pyvelo.errors import RequestError
+from pyvelo.errors import RequestError, shown
 from pyvelo.outputs import Completion, RequestOutput, TokenLogprob, Usage, raise_first_error
 from pyvelo.sampling import BeamSearchParams
 
@@ -59,7 +59,7 @@ def search(
 ) -> Generator[Sequence[Submission], None, list[RequestOutput]]:
     """See `LLM.beam_search`. The searches take their steps together: each yields what is to be run."""
     if not isinstance(params, BeamSearchParams):
-        raise RequestError(f"{params!r} are no settings of a beam search: give a BeamSearchParams")
+        raise RequestError(f"{shown(params)} are no settings of a beam search: give a BeamSearchParams")
     searches = [_begin(engine, prompt, params) for prompt in prompts]
     try:
         while active := [search for search in searches if search.beams]:

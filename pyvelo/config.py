@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
-from pyvelo.errors import ConfigError
+from pyvelo.errors import ConfigError, shown
 from pyvelo.kv.geometry import BLOCK_SIZES, parse_kv_type
 
 __all__ = ["EngineConfig"]
@@ -42,12 +42,12 @@ class EngineConfig:
     progress: Callable[[float], object] | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.model, (str, os.PathLike)):
-            raise ConfigError(f"model={self.model!r}: give the path of a GGUF file")
+        if not isinstance(self.model, (str, os.PathLike)) or not _is_path(self.model):
+            raise ConfigError(f"model={shown(self.model)}: give the path of a GGUF file")
         parse_kv_type(self.kv_type)
-        if self.block_size not in BLOCK_SIZES:
+        if not isinstance(self.block_size, int) or self.block_size not in BLOCK_SIZES:
             sizes = ", ".join(map(str, BLOCK_SIZES))
-            raise ConfigError(f"block_size={self.block_size!r}: choose from {sizes} tokens")
+            raise ConfigError(f"block_size={shown(self.block_size)}: choose from {sizes} tokens")
         for name in ("max_num_seqs", "max_batch_tokens"):
             self._check_integer(name, 1, _MAX_BATCH)
         self._check_integer("n_gpu_layers", -1, _INT32_MAX)
@@ -58,15 +58,15 @@ class EngineConfig:
         self._check_integer("seed", 0, (1 << 64) - 1, optional=True)
         share = self.memory_utilization
         if isinstance(share, bool) or not isinstance(share, Real) or not 0.0 < share <= 1.0:
-            raise ConfigError(f"memory_utilization={share!r}: give a number above 0 and up to 1")
+            raise ConfigError(f"memory_utilization={shown(share)}: give a number above 0 and up to 1")
         for name in ("deterministic", "prefix_cache"):
             if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name}={getattr(self, name)!r}: give True or False")
-        if self.attention_precision not in PRECISIONS:
+                raise ConfigError(f"{name}={shown(getattr(self, name))}: give True or False")
+        if not isinstance(self.attention_precision, str) or self.attention_precision not in PRECISIONS:
             choices = " or ".join(map(repr, PRECISIONS))
-            raise ConfigError(f"attention_precision={self.attention_precision!r}: give {choices}")
+            raise ConfigError(f"attention_precision={shown(self.attention_precision)}: give {choices}")
         if self.progress is not None and not callable(self.progress):
-            raise ConfigError(f"progress={self.progress!r}: give a function of one number, or None")
+            raise ConfigError(f"progress={shown(self.progress)}: give a function of one number, or None")
 
     def _check_integer(self, name: str, low: int, high: int, *, optional: bool = False) -> None:
         value: Any = getattr(self, name)
@@ -78,5 +78,13 @@ class EngineConfig:
             number = None
         if number is None or not low <= number <= high:
             choice = " or None" if optional else ""
-            raise ConfigError(f"{name}={value!r}: give an integer from {low} to {high}{choice}")
+            raise ConfigError(f"{name}={shown(value)}: give an integer from {low} to {high}{choice}")
         object.__setattr__(self, name, number)
+
+
+def _is_path(model: str | os.PathLike[str]) -> bool:
+    """Whether the system could look for a file of this name."""
+    try:
+        return b"\0" not in os.fsencode(model)
+    except UnicodeEncodeError:
+        return False

@@ -1,4 +1,4 @@
-"""Every error that PyVelo raises on purpose.
+"""Every error that PyVelo raises on purpose, and how their messages show what was given.
 
 Each is a `VeloError` and also the built-in that people would catch.
 """
@@ -19,7 +19,11 @@ __all__ = [
     "TraceError",
     "UnsupportedError",
     "VeloError",
+    "one_line",
+    "shown",
 ]
+
+_MAX_SHOWN = 120
 
 
 class VeloError(Exception):
@@ -72,3 +76,17 @@ class ClosedError(VeloError, RuntimeError):
 
 class InternalError(VeloError, RuntimeError):
     """A defect of PyVelo itself; please report it."""
+
+
+def shown(value: object) -> str:
+    """What a message says of a value that somebody gave: its repr, in one line that is not long."""
+    try:
+        return one_line(repr(value), _MAX_SHOWN)
+    except Exception:  # whatever its class does; of a number, that it has thousands of digits
+        return f"some {type(value).__name__}"
+
+
+def one_line(text: str, longest: int = 500) -> str:
+    """The text without line ends, cut where it is longer."""
+    line = " ".join(text.split())
+    return line if len(line) <= longest else f"{line[:longest]}..."

@@ -11,7 +11,7 @@ from functools import partial
 from numbers import Real
 from typing import Any
 
-from pyvelo.errors import RequestError
+from pyvelo.errors import RequestError, one_line, shown
 
 __all__ = ["CHAT_PARAMS", "BeamSearchParams", "SamplingParams"]
 
@@ -103,7 +103,7 @@ class SamplingParams:
         put("stop_token_ids", _token_ids(self.stop_token_ids))
         for name in ("ignore_eos", "echo"):
             if not isinstance(getattr(self, name), bool):
-                raise RequestError(f"{name}={getattr(self, name)!r}: give True or False")
+                raise RequestError(f"{name}={shown(getattr(self, name))}: give True or False")
         if self.seed is not None:
             put("seed", _integer("seed", self.seed, 0, (1 << 64) - 1))
         if self.logit_bias is not None:
@@ -115,7 +115,7 @@ class SamplingParams:
         if self.timeout is not None:
             put("timeout", _number("timeout", self.timeout, 0.0, 1e9, "; None: no limit"))
         if not isinstance(self.cache_salt, str):
-            raise RequestError(f"cache_salt={self.cache_salt!r}: give a string")
+            raise RequestError(f"cache_salt={shown(self.cache_salt)}: give a string")
 
     @property
     def n_samples(self) -> int:
@@ -185,15 +185,18 @@ def _integer(name: str, value: Any, low: int, high: int, hint: str = "") -> int:
     except TypeError:
         number = None
     if number is None or not low <= number <= high:
-        raise RequestError(f"{name}={value!r}: give an integer from {low} to {high}{hint}")
+        raise RequestError(f"{name}={shown(value)}: give an integer from {low} to {high}{hint}")
     return number
 
 
 def _number(name: str, value: Any, low: float, high: float, hint: str = "", *, above: bool = False) -> float:
-    number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    try:
+        number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    except OverflowError:  # a whole number or a fraction
+        number = math.nan
     if not low <= number <= high or (above and number == low):
         bound = f"above {low:g} and up to" if above else f"from {low:g} to"
-        raise RequestError(f"{name}={value!r}: give a number {bound} {high:g}{hint}")
+        raise RequestError(f"{name}={shown(value)}: give a number {bound} {high:g}{hint}")
     return number
 
 
@@ -203,7 +206,7 @@ def _strings(value: Any) -> tuple[str, ...]:
     except TypeError:
         strings = (None,)
     if not all(isinstance(string, str) and string for string in strings):
-        raise RequestError(f"stop={value!r}: give a string or several, none of them empty")
+        raise RequestError(f"stop={shown(value)}: give a string or several, none of them empty")
     return strings
 
 
@@ -211,7 +214,7 @@ def _token_ids(value: Any) -> tuple[int, ...]:
     try:
         tokens = tuple(value)
     except TypeError:
-        raise RequestError(f"stop_token_ids={value!r}: give a list of token ids") from None
+        raise RequestError(f"stop_token_ids={shown(value)}: give a list of token ids") from None
     return tuple(_integer("stop_token_ids", token, 0, _MAX_TOKEN) for token in tokens)
 
 
@@ -222,16 +225,18 @@ def _schema(value: Any) -> str:
             return json.dumps(value)
         json.loads(value)
     except (TypeError, ValueError, RecursionError) as error:
-        raise RequestError(f"json_schema={value!r}: give a schema that is JSON: {error}") from None
+        raise RequestError(
+            f"json_schema={shown(value)}: give a schema that is JSON: {one_line(str(error))}"
+        ) from None
     return value
 
 
 def _bias(value: Any) -> dict[int, float]:
     if not isinstance(value, Mapping):
-        raise RequestError(f"logit_bias={value!r}: give a dictionary from token ids to numbers")
+        raise RequestError(f"logit_bias={shown(value)}: give a dictionary from token ids to numbers")
     bias = {}
     for token, number in value.items():
-        name = f"logit_bias[{token!r}]"
+        name = f"logit_bias[{shown(token)}]"
         banned = isinstance(number, Real) and number == -math.inf
         key = _integer("a token of logit_bias", token, 0, _MAX_TOKEN)
         bias[key] = -math.inf if banned else _number(name, number, -1e6, 1e6, ", or -inf")

@@ -80,7 +80,12 @@ class _Reader:
 
 def read_document(path: Path) -> Document:
     """Reads a sound GGUF whose tensors lie one after the other."""
-    reader = _Reader(path.read_bytes())
+    return parse_document(path.read_bytes())
+
+
+def parse_document(data: bytes) -> Document:
+    """Like `read_document`, of a file's bytes; some exception where they are not those of a sound one."""
+    reader = _Reader(data)
     reader.at = 4
     version, n_tensors, n_values = reader.number("I"), reader.number("Q"), reader.number("Q")
     values = []

@@ -80,14 +80,18 @@ def mutant(bases: list[Path], seed: int, index: int) -> tuple[str, bytes]:
     base = draw.choice(bases)
     document = copy.deepcopy(_cached(base))
     done = [base.stem]
-    for _ in range(draw.choice((1, 1, 1, 2, 2, 3, 5))):
-        damage = draw.choice(DAMAGES)
-        damage(draw, document)
-        done.append(damage.__name__.strip("_"))
+    done += [damage(draw, document) for _ in range(draw.choice((1, 1, 1, 2, 2, 3, 5)))]
     data = bytearray(write_document(document))
     if draw.random() < 0.2:
         done.append(_bytes(draw, data))
     return " ".join(done), bytes(data)
+
+
+def damage(draw: random.Random, document: Document) -> str:
+    """Damages the document in one way; its name."""
+    way = draw.choice(DAMAGES)
+    way(draw, document)
+    return way.__name__.strip("_")
 
 
 _documents: dict[Path, Document] = {}

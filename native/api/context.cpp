@@ -193,6 +193,7 @@ velo_status velo_context_create(velo_model * model, const velo_context_params * 
 
         auto made              = std::make_unique<velo_context>();
         made->model            = model->llama;
+        made->files            = model->files;
         made->n_vocab          = model->n_vocab;
         made->max_batch_tokens = params->max_batch_tokens;
         made->max_outputs =
@@ -252,8 +253,13 @@ velo_status velo_context_run(velo_context * context, const velo_batch * batch) n
         if (batch->n_copies > 0) {
             copy_blocks(*context, reinterpret_cast<const int32_t (*)[2]>(batch->copies), batch->n_copies);
         }
-        const llama_paged_batch paged = paged_batch(*batch);
-        check(llama_decode_paged(context->llama.get(), &paged));
+        velo::check_files(context->files);
+        // No catch_aborts here: an abort in a team of OpenMP's threads cannot be thrown past the others, who wait for
+        // this one at the next barrier. What could abort is checked before, in the file and in the batch.
+        const llama_paged_batch  paged  = paged_batch(*batch);
+        const llama_paged_status status = llama_decode_paged(context->llama.get(), &paged);
+        velo::check_files(context->files); // before anything that was computed from zeros
+        check(status);
         ++context->timings.n_runs;
         context->timings.n_tokens += batch->n_tokens;
     });

@@ -169,7 +169,10 @@ void run_batch(velo_embedder & embedder, text * texts, pool * pools, int32_t n_t
             owners.push_back(seq);
         }
     }
-    check_status(embedder.has_encoder ? llama_encode(ctx, *batch) : llama_decode(ctx, *batch));
+    velo::check_files(embedder.files);
+    const int32_t status = embedder.has_encoder ? llama_encode(ctx, *batch) : llama_decode(ctx, *batch);
+    velo::check_files(embedder.files); // before anything that was computed from zeros
+    check_status(status);
     for (int32_t at = 0; at < batch->n_tokens; ++at) {
         const float * token = llama_get_embeddings_ith(ctx, at);
         if (!token) {
@@ -227,6 +230,7 @@ velo_status velo_embedder_create(velo_model * model, const velo_embedder_params 
 
         auto made         = std::make_unique<velo_embedder>();
         made->model       = model->llama;
+        made->files       = model->files;
         made->n_vocab     = model->n_vocab;
         made->n_embd      = llama_model_n_embd_out(llama);
         made->max_tokens  = params->max_tokens;

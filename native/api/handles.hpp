@@ -3,6 +3,7 @@
 
 #include "draw.hpp"
 #include "guard.hpp"
+#include "mapped-files.hpp"
 #include "velo.h"
 
 #include "llama.h"
@@ -17,13 +18,14 @@
 
 // A context or a sampler shares the model, so the order in which handles are freed does not matter.
 struct velo_model {
-    std::shared_ptr<llama_model> llama;
-    const llama_vocab *          vocab         = nullptr;
-    int32_t                      n_vocab       = 0;
-    bool                         vocab_only    = false;
-    bool                         deterministic = false;
-    bool                         offloads      = false; // some layers are on a GPU
-    std::string                  refusal;               // why it cannot be paged; empty: it can
+    std::shared_ptr<llama_model>        llama;
+    std::shared_ptr<velo::mapped_files> files; // NULL where none are mapped
+    const llama_vocab *                 vocab         = nullptr;
+    int32_t                             n_vocab       = 0;
+    bool                                vocab_only    = false;
+    bool                                deterministic = false;
+    bool                                offloads      = false; // some layers are on a GPU
+    std::string                         refusal;               // why it cannot be paged; empty: it can
 };
 
 namespace velo {
@@ -39,6 +41,7 @@ enum run_phase : int { RUN_IDLE, RUN_RUNNING, RUN_CANCELLED };
 
 struct velo_context {
     std::shared_ptr<llama_model>                                model;
+    std::shared_ptr<velo::mapped_files>                         files; // of the model
     std::unique_ptr<llama_context, velo::llama_context_deleter> llama;
     int32_t                                                     n_vocab          = 0;
     int32_t                                                     max_batch_tokens = 0;
@@ -57,6 +60,7 @@ struct velo_context {
 
 struct velo_embedder {
     std::shared_ptr<llama_model>                                model;
+    std::shared_ptr<velo::mapped_files>                         files; // of the model
     std::unique_ptr<llama_context, velo::llama_context_deleter> llama;
     int32_t                                                     n_vocab     = 0;
     int32_t                                                     n_embd      = 0;     // of what is given

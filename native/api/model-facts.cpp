@@ -95,7 +95,9 @@ const char * llama_model_defect(const llama_model * model) {
     for (uint32_t il = 0; il < hparams.n_layer_all; ++il) {
         const uint32_t n_rot   = hparams.n_rot(il);
         const bool     rotates = hparams.rope_type != LLAMA_ROPE_TYPE_NONE && has_cache(*model, il);
-        const bool     empty = n_rot == 0 && !llm_arch_is_hybrid(model->arch); // hybrids may do without, but not say so
+        // who may do without rotation, though the type of it does not say so
+        const bool may_rest = model->arch == LLM_ARCH_GRANITE_HYBRID && !hparams.rope_pattern[il];
+        const bool empty    = n_rot == 0 && !may_rest;
         if (rotates && (empty || n_rot % 2 != 0 || n_rot > hparams.n_embd_head_k(il))) {
             return "its rotary positions do not fit its heads";
         }

@@ -111,13 +111,17 @@ velo_status velo_model_load(const char * path, const velo_model_params * params,
             llama_params.progress_callback_user_data = &to;
         }
 
-        auto                     made = std::make_unique<velo_model>();
+        auto made = std::make_unique<velo_model>();
+        if (chosen.use_mmap) {
+            made->files = std::make_shared<velo::mapped_files>(path);
+        }
         const velo::error_log    log;
         const velo::catch_aborts catching(VELO_MODEL_ERROR);
         made->llama.reset(llama_model_load_from_file(path, llama_params), llama_model_free);
         if (to.cancelled) {
             velo::fail(VELO_CANCELLED, "the load of %s was cancelled", path);
         }
+        velo::check_files(made->files);
         if (!made->llama) {
             const std::string cause = log.cause("no reason was given"), prefix = "error loading model: ";
             const size_t      start = cause.compare(0, prefix.size(), prefix) == 0 ? prefix.size() : 0;

@@ -1,5 +1,6 @@
 // Writing a model with other weight types.
 #include "guard.hpp"
+#include "mapped-files.hpp"
 
 #include "llama.h"
 
@@ -77,10 +78,12 @@ velo_status velo_model_quantize(const char * source, const char * target, const 
         // written beside the target and renamed, so that a failure leaves what was there
         const std::string        partial = std::string(target) + ".partial";
         std::error_code          error;
+        const velo::mapped_files files(source);
         const velo::error_log    log;
         const velo::catch_aborts catching(VELO_MODEL_ERROR);
-        if (llama_model_quantize(source, partial.c_str(), &params) != 0) {
+        if (llama_model_quantize(source, partial.c_str(), &params) != 0 || files.are_lost()) {
             fs::remove(fs::u8path(partial), error);
+            files.check();
             velo::fail(VELO_MODEL_ERROR, "%s cannot be quantized to %s: %s", source, type,
                        log.cause("no reason was given").c_str());
         }

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pyvelo.engine.compute import rest
 from pyvelo.engine.interrupts import InterruptGuard
 from pyvelo.engine.prompts import Prompt, listed, tokens_of
-from pyvelo.errors import Cancelled, ClosedError, RequestError, UnsupportedError, VeloError
+from pyvelo.errors import Cancelled, ClosedError, RequestError, UnsupportedError, VeloError, shown
 from pyvelo.native import POOLINGS, Embedder, Model
 
 __all__ = ["Embeddings"]
@@ -93,7 +93,7 @@ class Embeddings:
         if name is None and own == NO_POOLING:
             raise RequestError(f"this model does not say how its embeddings are pooled: name one of {names}")
         if name is not None and name not in POOLINGS:
-            raise RequestError(f"pooling={name!r}: give one of {names}, or None for the model's own")
+            raise RequestError(f"pooling={shown(name)}: give one of {names}, or None for the model's own")
         return own if name is None else POOLINGS[name]
 
     def _tokens(self, text: Prompt, number: int) -> Sequence[int]:

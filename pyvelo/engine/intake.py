@@ -9,9 +9,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 from pyvelo.engine.branch import Branch
-from pyvelo.engine.prompts import Prompt, listed, tokens_of
+from pyvelo.engine.prompts import Prompt, items_of, listed, tokens_of
 from pyvelo.engine.request import Request
-from pyvelo.errors import OutOfBlocks, RequestError
+from pyvelo.errors import OutOfBlocks, RequestError, shown
 from pyvelo.kv.budget import PoolSize
 from pyvelo.outputs import Completion, FinishReason, RequestOutput, StreamPiece, Usage
 from pyvelo.sampling import SamplingParams
@@ -138,7 +138,7 @@ class Intake:
     def branch(self, prompt: Prompt, salt: str) -> Branch:
         """A branch of a prompt, which may be empty, with nothing computed."""
         salt = SamplingParams(cache_salt=salt).cache_salt  # it is checked there
-        empty = not isinstance(prompt, str) and isinstance(prompt, Sized) and not len(prompt)
+        empty = not isinstance(prompt, str) and isinstance(prompt, Sized) and items_of(prompt) == []
         tokens = () if empty else self.tokens(prompt)
         self.check_room(len(tokens))
         return Branch(tokens, self._block_size, salt)
@@ -184,7 +184,7 @@ class Intake:
 
     def _check_params(self, params: SamplingParams) -> None:
         if not isinstance(params, SamplingParams):
-            raise RequestError(f"{params!r} are no sampling parameters: give a SamplingParams")
+            raise RequestError(f"{shown(params)} are no sampling parameters: give a SamplingParams")
         if params.guided:
             check_installed()
         for name, n in {"logprobs": params.logprobs, "prompt_logprobs": params.prompt_logprobs}.items():
@@ -237,7 +237,8 @@ def for_each(params: SamplingParams | Sequence[SamplingParams] | None, n: int) -
         return [SamplingParams()] * n
     if isinstance(params, SamplingParams):
         return [params] * n
-    listed = list(params) if isinstance(params, Iterable) else [params]
-    if len(listed) != n:
-        raise RequestError(f"{len(listed)} SamplingParams for {n} prompts: give one, or one for each")
-    return listed
+    items = items_of(params)
+    given: list[Any] = [params] if items is None else items
+    if len(given) != n:
+        raise RequestError(f"{len(given)} SamplingParams for {n} prompts: give one, or one for each")
+    return given

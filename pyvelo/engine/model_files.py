@@ -1,8 +1,8 @@
 """The files that an engine's weights are mapped from, watched for becoming shorter.
 
-A page of a mapped file that is no longer there ends the process when it is read; no handler of Python's can
-prevent that. So the files are looked at before every step: what was cut since then is told of as an error.
-What is cut while a step runs is not seen in time.
+A page of a mapped file that is no longer there cannot be read. So the files are looked at before every step:
+what was cut since then is told of with its numbers. What is cut while a step runs is seen by the native side
+(`native/api/mapped-files.hpp`), which ends that step with an error too; on Linux, as elsewhere nothing can.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from pyvelo.errors import ConfigError, UnsupportedError
+from pyvelo.errors import ConfigError, UnsupportedError, shown
 
 __all__ = [
     "BLOCK_SIZES",
@@ -116,12 +116,14 @@ class Geometry:
 
 def parse_kv_type(kv_type: str | Sequence[str]) -> tuple[KVType, KVType]:
     """The types of K and V from a name or a pair of names; ConfigError for anything else."""
+    if not isinstance(kv_type, Sequence):
+        raise ConfigError(f"kv_type={shown(kv_type)}: give a name or a pair (K, V)")
     names = (kv_type, kv_type) if isinstance(kv_type, str) else tuple(kv_type)
     if len(names) != 2:
         raise ConfigError(f"kv_type is a name or a pair (K, V), not {len(names)} names")
-    unknown = [name for name in names if name not in KV_TYPES]
+    unknown = [name for name in names if not isinstance(name, str) or name not in KV_TYPES]
     if unknown:
-        raise ConfigError(f"kv_type {unknown[0]!r} does not exist; choose from {', '.join(KV_TYPES)}")
+        raise ConfigError(f"kv_type {shown(unknown[0])} does not exist; choose from {', '.join(KV_TYPES)}")
     return KV_TYPES[names[0]], KV_TYPES[names[1]]
 
 

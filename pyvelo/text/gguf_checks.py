@@ -65,13 +65,18 @@ WIDTHS = (
     "shortconv.l_cache",
     "vocab_size",
 )
+# what upstream divides by where a file has it
+DIVISORS = ("ssm.time_step_rank", "ssm.group_count")
+ZERO_GROUPS = "plamo2"  # counts none, and divides by nothing
+# who divides by the number of heads before asking whether there are any
+HEAD_DIVIDERS = frozenset({"olmo2", "phimoe", "gemma2", "gemma3"})
 # arrays that say something of every token
 PER_TOKEN = ("tokenizer.ggml.scores", "tokenizer.ggml.token_type")
 
 
 def check(summary: GgufSummary) -> None:
     """Raises ModelError where the tensors' types, the vocabulary or the hyperparameters cannot be meant."""
-    for look in (_types, _vocabulary, _limits, _widths, _temperature):
+    for look in (_types, _vocabulary, _limits, _widths, _divisors, _temperature):
         problem = look(summary)
         if problem is not None:
             raise ModelError(f"{summary.path} is damaged: {problem}")
@@ -132,6 +137,15 @@ def _widths(summary: GgufSummary) -> str | None:
     return None
 
 
+def _divisors(summary: GgufSummary) -> str | None:
+    for key in DIVISORS:
+        if _smallest(summary, key) == 0 and summary.architecture != ZERO_GROUPS:
+            return f"{summary.architecture}.{key} is 0"
+    if summary.architecture in HEAD_DIVIDERS and not _smallest(summary, "attention.head_count"):
+        return f"{summary.architecture}.attention.head_count is 0 or missing"
+    return None
+
+
 def _temperature(summary: GgufSummary) -> str | None:
     """Attention that sharpens with the position divides by a length; two architectures have it elsewhere."""
     if summary.architecture in ("llama4", "mistral3"):
@@ -150,5 +164,15 @@ def _number(summary: GgufSummary, key: str) -> int | None:
     array = summary.arrays.get(f"{summary.architecture}.{key}")
     if array is not None:
         return array.largest
+    return _whole(summary, key)
+
+
+def _smallest(summary: GgufSummary, key: str) -> int | None:
+    """Like `_number`, the smallest."""
+    array = summary.arrays.get(f"{summary.architecture}.{key}")
+    return _whole(summary, key) if array is None else array.smallest
+
+
+def _whole(summary: GgufSummary, key: str) -> int | None:
     value = summary.of_architecture(key)
     return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -93,12 +93,13 @@ TENSOR_TYPES: Mapping[int, TypeLayout] = {
 class GgufArray:
     """An array that was stepped over: the name of its elements' type, and how many there are.
 
-    `largest` is known of whole numbers, where there are no more than a model has layers.
+    `largest` and `smallest` are known of whole numbers, where there are no more than a model has layers.
     """
 
     type_name: str
     count: int
     largest: int | None = field(default=None, compare=False)
+    smallest: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -315,11 +316,12 @@ def _array(cursor: _Cursor, key: str) -> GgufArray:
     name, code = SCALARS[kind]
     size = count * struct.calcsize(code)
     cursor.need(size)
-    largest = None
+    largest = smallest = None
     if 0 < count <= MAX_LAYERS and name[0] in "ui":
-        largest = max(struct.unpack_from(f"<{count}{code[1]}", cursor.data, cursor.at))
+        numbers = struct.unpack_from(f"<{count}{code[1]}", cursor.data, cursor.at)
+        largest, smallest = max(numbers), min(numbers)
     cursor.skip(size)
-    return GgufArray(name, count, largest)
+    return GgufArray(name, count, largest, smallest)
 
 
 def _alignment(cursor: _Cursor, metadata: Mapping[str, Scalar]) -> int:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pyvelo.errors import ComputeError, ConfigError, RequestError
+from pyvelo.errors import ComputeError, ConfigError, RequestError, one_line
 
 if TYPE_CHECKING:
     from pyvelo.native import Model
@@ -21,6 +21,8 @@ __all__ = ["Guide", "Guides"]
 # between the parts of JSON: a space, or a new line and its indentation; without an end to it, small models
 # write blanks until their tokens run out
 _WHITESPACE = r" ?|\n[ \t]{0,32}"
+
+MAX_FORCED = 256  # bytes
 
 
 class Guide:
@@ -90,7 +92,7 @@ class Guides:
         try:
             grammar = make(source)
         except Exception as error:  # whatever a converter finds wrong
-            raise RequestError(f"{name}: {error}") from error
+            raise RequestError(f"{name}: {one_line(str(error))}") from error
         matcher = LLMatcher(self._ready(), grammar, log_level=0)
         if matcher.is_error():
             raise RequestError(f"{name}: {_error(matcher)}")
@@ -115,7 +117,7 @@ def check_installed() -> None:
 
 def _error(matcher: Any) -> str:
     """Without the state behind it."""
-    return str(matcher.get_error()).partition("\n<state>")[0]
+    return one_line(str(matcher.get_error()).partition("\n<state>")[0])
 
 
 class _Vocabulary:
@@ -136,8 +138,11 @@ class _Vocabulary:
         self._longest = max(map(len, self._ids), default=1)
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """The tokens of what a grammar leaves no choice about; their bytes must be those of the text."""
-        wanted = text.encode() if isinstance(text, str) else text
+        """The tokens of what a grammar leaves no choice about; their bytes must be those of the text.
+
+        Those of its beginning will do. It is asked at every token, so all of a long one would take too long.
+        """
+        wanted = (text.encode() if isinstance(text, str) else text)[:MAX_FORCED]
         try:
             tokens = self._model.tokenize(wanted.decode(), add_special=False)
         except UnicodeDecodeError:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pyvelo.errors import RequestError
+from pyvelo.errors import RequestError, shown
 from pyvelo.text.plain import plain
 
 __all__ = ["Message", "as_text_arguments", "check_arguments", "check_messages", "check_tools", "join_parts"]
@@ -39,18 +39,18 @@ def _check_message(message: Any, where: str) -> dict[str, Any]:
     role = message.get("role")
     if not isinstance(role, str) or not _NAME.fullmatch(role):
         raise RequestError(
-            f"{where} has the role {role!r}: a role is a name such as system, user, assistant or tool"
+            f"{where} has the role {shown(role)}: a role is a name such as system, user, assistant or tool"
         )
     checked: dict[str, Any] = {"role": str.__str__(role)}
     for key, value in message.items():
         if not isinstance(key, str):
-            raise RequestError(f"{where} has the key {key!r}: keys must be strings")
+            raise RequestError(f"{where} has the key {shown(key)}: keys must be strings")
         if key == "content":
             checked[key] = _check_content(value, where)
         elif key == "tool_calls":
             checked[key] = _check_calls(value, where)
         elif key != "role":
-            checked[str.__str__(key)] = plain(value, f"{where}[{key!r}]")
+            checked[str.__str__(key)] = plain(value, f"{where}[{shown(key)}]")
     if checked.get("content") is None and "tool_calls" not in checked and not _reasons(checked):
         raise RequestError(f"{where} has neither content nor tool_calls")
     reasoning = next((checked[key] for key in _REASONING if checked.get(key) is not None), None)
@@ -74,7 +74,7 @@ def _check_content(content: Any, where: str) -> Any:
         kind: Any = part.get("type") if isinstance(part, Mapping) else type(part).__name__
         if not isinstance(part, Mapping) or kind != "text" or not isinstance(part.get("text"), str):
             raise RequestError(
-                f"{where}: part {index} of the content is {kind!r}; "
+                f"{where}: part {index} of the content is {shown(kind)}; "
                 "only {'type': 'text', 'text': '...'} can be answered"
             )
         parts.append({"type": "text", "text": plain(part["text"], where)})
@@ -154,7 +154,7 @@ def check_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     checked: dict[str, Any] = {}
     for name, value in arguments.items():
         if not isinstance(name, str) or not name.isidentifier():
-            raise RequestError(f"{name!r} is no name for an argument of a chat template")
+            raise RequestError(f"{shown(name)} is no name for an argument of a chat template")
         if name in _RESERVED:
             raise RequestError(f"{name} is no template argument: it has a parameter, or is the model's own")
         named = isinstance(value, str) and _NAME.fullmatch(value)

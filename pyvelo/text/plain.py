@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pyvelo.errors import RequestError
+from pyvelo.errors import RequestError, shown
 from pyvelo.text.marked import theirs
 
 __all__ = ["plain", "units"]
@@ -39,7 +39,7 @@ def plain(value: Any, where: str, string: Callable[[str], str] = theirs, depth: 
 
 def _key(key: Any, where: str, string: Callable[[str], str]) -> str:
     if not isinstance(key, str):
-        raise RequestError(f"{where} has the key {key!r}: the keys of a dictionary must be strings")
+        raise RequestError(f"{where} has the key {shown(key)}: the keys of a dictionary must be strings")
     return string(str.__str__(key))
 
 

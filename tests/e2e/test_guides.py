@@ -14,6 +14,8 @@ import pytest
 
 from pyvelo import LLM, SamplingParams
 from pyvelo.errors import ComputeError, RequestError
+from pyvelo.native import Model
+from pyvelo.text.guide import MAX_FORCED
 
 SCHEMA = {
     "type": "object",
@@ -46,6 +48,23 @@ def test_a_regular_expression(llm: LLM) -> None:
     texts = answers(llm, regex=r"[0-9]{3}-[a-z]{2,9}(\.|!)")
     assert all(re.fullmatch(r"[0-9]{3}-[a-z]{2,9}(\.|!)", text) for text in texts)
     assert len(set(texts)) > 1, "they are drawn"
+
+
+@pytest.mark.parametrize("text", ["ab" * 400, "\u4f60\u597d" * 150, "a\U0001f98a" * 99])
+def test_what_is_forced_is_read_a_piece_at_a_time(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    tokenize, lengths = Model.tokenize, []
+
+    def watched(model: Model, piece: str, **options: Any) -> list[int]:
+        lengths.append(len(piece.encode()))
+        return tokenize(model, piece, **options)
+
+    monkeypatch.setattr(Model, "tokenize", watched)
+    params = SamplingParams(regex=text, max_tokens=1500)
+    output = llm.generate([1], params)[0]
+    assert (output.text, output.finish_reason) == (text, "stop")
+    assert 200 < max(lengths) <= MAX_FORCED
 
 
 @pytest.mark.parametrize("schema", [SCHEMA, json.dumps(SCHEMA)])

@@ -153,6 +153,27 @@ def test_a_scale_that_needs_a_length(refuse: Refuse) -> None:
     assert "there is no temperature_length" in refuse(change)
 
 
+@pytest.mark.parametrize("key", ["ssm.time_step_rank", "ssm.group_count"])
+def test_numbers_that_are_divided_by(refuse: Refuse, key: str) -> None:
+    assert f"llama.{key} is 0" in refuse(put(f"llama.{key}", 0))
+
+
+@pytest.mark.parametrize("heads", [None, 0, [0, 4]])
+def test_who_divides_by_the_number_of_heads_has_some(refuse: Refuse, heads: int | list[int] | None) -> None:
+    def change(document: Document) -> None:
+        for value in document.values:
+            value.key = value.key.replace(b"llama.", b"olmo2.")
+            value.data = b"olmo2" if value.key == b"general.architecture" else value.data
+        key = b"olmo2.attention.head_count"
+        document.values = [value for value in document.values if value.key != key]
+        if isinstance(heads, list):
+            document.values.append(Value(key, ARRAY, heads, U32))
+        elif heads is not None:
+            document.values.append(Value(key, U32, heads))
+
+    assert "olmo2.attention.head_count is 0 or missing" in refuse(change)
+
+
 def test_a_tokenizer_that_might_not_end(refuse: Refuse) -> None:
     def change(document: Document) -> None:
         value = document.find("tokenizer.ggml.model")

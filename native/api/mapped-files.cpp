@@ -1,0 +1,263 @@
+#include "mapped-files.hpp"
+
+#include "guard.hpp"
+
+#if !defined(__linux__)
+
+velo::mapped_files::mapped_files(const char * path) : path(path) {}
+velo::mapped_files::~mapped_files() = default;
+bool velo::mapped_files::lose(const identity &) noexcept { return false; }
+
+#else
+
+#    include "llama.h"
+
+#    include <array>
+#    include <cerrno>
+#    include <csignal>
+#    include <cstdio>
+#    include <fcntl.h>
+#    include <mutex>
+#    include <string_view>
+#    include <sys/mman.h>
+#    include <unistd.h>
+
+namespace {
+
+using velo::mapped_files;
+
+// ---- the kernel's list of mappings, read with what a signal handler may call ----
+
+struct mapping {
+    uintptr_t              first = 0, last = 0;
+    mapped_files::identity file;
+};
+
+// The numbers of a line "first-last perms offset major:minor inode path".
+class line_reader {
+public:
+    // False until the line is at its end.
+    bool take(char c) noexcept {
+        if (c == '\n') {
+            return true;
+        }
+        const bool ends = c == ' ' || c == '-' || c == ':';
+        if (field >= 7 || (ends && blank)) {
+            return false;
+        }
+        blank = ends;
+        if (ends) {
+            const bool inside = field == 2 && c != ' '; // the permissions may have dashes
+            field += inside ? 0 : 1;
+            return false;
+        }
+        const unsigned digit = c <= '9' ? static_cast<unsigned>(c - '0') : static_cast<unsigned>(c - 'a' + 10);
+        const unsigned base  = field == 6 ? 10 : 16;
+        numbers[field]       = numbers[field] * base + digit;
+        return false;
+    }
+
+    mapping found() const noexcept {
+        return {static_cast<uintptr_t>(numbers[0]),
+                static_cast<uintptr_t>(numbers[1]),
+                {numbers[4] << 32 | numbers[5], numbers[6]}};
+    }
+
+private:
+    uint64_t numbers[7] = {};
+    size_t   field      = 0;
+    bool     blank      = false;
+};
+
+// The mapping that holds `address`; one of no length where there is none.
+mapping mapping_of(uintptr_t address) noexcept {
+    const int list = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
+    if (list < 0) {
+        return {};
+    }
+    char        text[1024];
+    line_reader line;
+    mapping     found;
+    for (ssize_t n; found.last == 0 && (n = read(list, text, sizeof(text))) > 0;) {
+        for (ssize_t i = 0; i < n && found.last == 0; ++i) {
+            if (line.take(text[i])) {
+                const mapping one = line.found();
+                if (one.first <= address && address < one.last) {
+                    found = one;
+                }
+                line = {};
+            }
+        }
+    }
+    close(list);
+    return found;
+}
+
+// ---- who is watched ----
+
+// Held for a moment, by a thread that reads no mapped page meanwhile; a handler may take it, as it could no mutex.
+class watch_lock {
+public:
+    watch_lock() noexcept {
+        while (busy.test_and_set(std::memory_order_acquire)) {
+        }
+    }
+    ~watch_lock() { busy.clear(std::memory_order_release); }
+    watch_lock(const watch_lock &)             = delete;
+    watch_lock & operator=(const watch_lock &) = delete;
+
+private:
+    static std::atomic_flag busy;
+};
+std::atomic_flag watch_lock::busy = ATOMIC_FLAG_INIT;
+
+mapped_files *   watched = nullptr; // under the lock
+struct sigaction before;            // what was there before the handler
+
+// Mappings that are zeros now, the last ones: their other readers may be on their way here.
+std::array<mapping, 64> zeroed;
+size_t                  n_zeroed = 0;
+
+bool is_zeroed(uintptr_t address) noexcept {
+    bool found = false;
+    for (const mapping & one : zeroed) {
+        found = found || (one.first <= address && address < one.last);
+    }
+    return found;
+}
+
+// Whether the page at `address` was one of a watched file; then zeros are in its place. Under the lock.
+bool replace(uintptr_t address) noexcept {
+    const mapping found = mapping_of(address);
+    if (found.file.inode == 0) { // memory of no file
+        return is_zeroed(address);
+    }
+    bool ours = false;
+    for (mapped_files * files = watched; files; files = files->next) {
+        ours = files->lose(found.file) || ours; // several models may be of one file
+    }
+    if (!ours) {
+        return false;
+    }
+    // all of it: what is computed now is thrown away, and every page by itself would be slow
+    void * const  start = reinterpret_cast<void *>(found.first);
+    constexpr int flags = MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    if (mmap(start, found.last - found.first, PROT_READ, flags, -1, 0) == MAP_FAILED) {
+        return false;
+    }
+    zeroed[n_zeroed++ % zeroed.size()] = found;
+    return true;
+}
+
+void handle(int signal, siginfo_t * info, void * context) {
+    const int saved = errno;
+    bool      ours  = false;
+    if (info->si_code == BUS_ADRERR) { // otherwise it was sent, or the memory is broken
+        const watch_lock lock;
+        ours = replace(reinterpret_cast<uintptr_t>(info->si_addr));
+    }
+    errno = saved;
+    if (ours) {
+        return;
+    }
+    if (before.sa_flags & SA_SIGINFO) {
+        before.sa_sigaction(signal, info, context);
+    } else if (before.sa_handler == SIG_DFL) {
+        sigaction(signal, &before, nullptr);
+        if (info->si_code <= 0) {
+            raise(signal); // what was sent does not come again by itself
+        }
+    } else if (before.sa_handler != SIG_IGN) {
+        before.sa_handler(signal);
+    }
+}
+
+// Once: whoever takes the signal later, such as a debugger, is asked first.
+void start_watching() {
+    static std::once_flag once;
+    std::call_once(once, [] {
+        struct sigaction action{};
+        action.sa_sigaction = handle;
+        action.sa_flags     = SA_SIGINFO | SA_ONSTACK;
+        sigemptyset(&action.sa_mask);
+        sigaction(SIGBUS, nullptr, &before);
+        sigaction(SIGBUS, &action, nullptr);
+    });
+}
+
+// What the kernel calls the file at `path`, asked by mapping a page of it: stat() may call its device otherwise.
+mapped_files::identity identify(const char * path) {
+    const int file = open(path, O_RDONLY | O_CLOEXEC);
+    void *    page = file < 0 ? MAP_FAILED : mmap(nullptr, 1, PROT_READ, MAP_SHARED, file, 0);
+    if (file >= 0) {
+        close(file);
+    }
+    if (page == MAP_FAILED) {
+        return {};
+    }
+    const mapped_files::identity found = mapping_of(reinterpret_cast<uintptr_t>(page)).file;
+    munmap(page, 1);
+    return found;
+}
+
+// The files of a model whose first is `path`, by upstream's way to name them.
+std::vector<std::string> parts_of(const std::string & path) {
+    constexpr std::string_view ending = "-00001-of-00002.gguf";
+    int                        parts  = 0;
+    if (path.size() < ending.size() ||
+        std::sscanf(path.c_str() + path.size() - ending.size(), "-00001-of-%5d.gguf", &parts) != 1 || parts < 2) {
+        return {path};
+    }
+    std::vector<std::string> paths;
+    const std::string        prefix = path.substr(0, path.size() - ending.size());
+    for (int part = 0; part < parts; ++part) {
+        std::string name(path.size() + 1, '\0');
+        name.resize(static_cast<size_t>(llama_split_path(name.data(), name.size(), prefix.c_str(), part, parts)));
+        paths.push_back(std::move(name));
+    }
+    return paths;
+}
+
+} // namespace
+
+velo::mapped_files::mapped_files(const char * path) : path(path) {
+    for (const std::string & part : parts_of(this->path)) {
+        const identity file = identify(part.c_str());
+        if (file.inode == 0) {
+            break; // upstream will say that it is missing
+        }
+        files.push_back(file);
+    }
+    start_watching();
+    const watch_lock lock;
+    next    = watched;
+    watched = this;
+}
+
+velo::mapped_files::~mapped_files() {
+    const watch_lock lock;
+    mapped_files **  link = &watched;
+    while (*link != this) {
+        link = &(*link)->next;
+    }
+    *link = next;
+}
+
+bool velo::mapped_files::lose(const identity & file) noexcept {
+    for (const identity & one : files) {
+        if (one.device == file.device && one.inode == file.inode) {
+            lost.store(true, std::memory_order_release);
+            return true;
+        }
+    }
+    return false;
+}
+
+#endif
+
+void velo::mapped_files::check() const {
+    if (are_lost()) {
+        fail(VELO_MODEL_ERROR,
+             "%s became shorter while it was in use, or cannot be read any more: load the model again", path.c_str());
+    }
+}

@@ -1,0 +1,195 @@
+"""Files that are cut while they are mapped: an error, a process that lives on, and other models that work."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the handler is Linux's")
+
+TESTS = Path(__file__).resolve().parents[2]
+
+COMMON = f"""
+import faulthandler, mmap, os, sys, threading
+faulthandler.enable()  # as pytest does it, before
+sys.path.insert(0, {str(TESTS)!r})
+from pyvelo.errors import ModelError
+from pyvelo.native import Context, Model, StepArrays, quantize
+from tests.native.steps import Seq, logits_of, run
+
+class Runner:
+    def __init__(self, path, **options):
+        self.model = Model(path, **options)
+        self.context = Context(self.model, n_blocks=8, max_batch_tokens=64, max_seqs=4, max_seq_len=128,
+                               n_threads=3, deterministic=options.get("deterministic", False))
+    def logits(self):
+        arrays = StepArrays(max_tokens=64, max_seqs=4, max_width=4, max_copies=4)
+        run(self.context, arrays, [(Seq([0]), list(range(1, 30)))])
+        return logits_of(self.context, 1).tobytes()
+
+def refused(call):
+    try:
+        call()
+    except ModelError as error:
+        assert "became shorter while it was in use" in str(error), error
+        return
+    raise AssertionError("no error")
+
+sound, path = sys.argv[1:]
+"""
+
+
+def child(code: str, sound: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    copy = Path(shutil.copy(sound, folder / "copy.gguf"))
+    command = [sys.executable, "-c", COMMON + code, str(sound), str(copy)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+
+
+def lives(code: str, sound: Path, folder: Path) -> None:
+    done = child(code, sound, folder)
+    assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
+
+
+@pytest.mark.parametrize("left", [0, 4096, 300_000])
+def test_cut_before_a_run(tiny_model_f32: Path, tmp_path: Path, left: int) -> None:
+    code = f"""
+one, other, twin = Runner(path), Runner(sound), Runner(path)
+before = other.logits()
+assert one.logits() == before
+os.truncate(path, {left})
+for _ in range(2):
+    refused(one.logits)
+refused(twin.logits)  # of the same file, in a mapping of its own
+assert other.logits() == before
+del one, twin
+assert other.logits() == before
+assert Runner(sound).logits() == before
+print("alive")
+"""
+    lives(code, tiny_model_f32, tmp_path)
+
+
+def test_cut_while_runs_go_on(tiny_model_f32: Path, tmp_path: Path) -> None:
+    code = """
+one = Runner(path, deterministic=True)
+threading.Timer(0.3, os.truncate, (path, 4096)).start()
+try:
+    while True:
+        one.logits()
+except ModelError as error:
+    assert "became shorter" in str(error)
+    print("alive")
+"""
+    lives(code, tiny_model_f32, tmp_path)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_cut_while_it_is_loaded(tiny_model: Path, tmp_path: Path, deterministic: bool) -> None:
+    code = f"""
+def cut(share):
+    if share > 0.2:
+        os.truncate(path, 4096)
+def load():
+    Runner(path, progress=cut, deterministic={deterministic}).logits()
+refused(load)
+Runner(sound).logits()
+print("alive")
+"""
+    lives(code, tiny_model, tmp_path)
+
+
+def test_parts_of_a_model(tiny_model_f32: Path, tmp_path: Path) -> None:
+    sys.path.append(str(TESTS / "scripts"))
+    from gguf_document import Value, read_document, write_document
+
+    document = read_document(tiny_model_f32)
+    tensors, values = document.tensors, document.values
+    counts = [Value(b"split.count", 2, 2), Value(b"split.tensors.count", 5, len(tensors))]
+    for number, part in enumerate((tensors[:4], tensors[4:])):
+        document.values = [*(values if number == 0 else ()), *counts, Value(b"split.no", 2, number)]
+        document.tensors = part
+        name = tmp_path / f"model-{number + 1:05}-of-00002.gguf"
+        name.write_bytes(write_document(document))
+    code = """
+first = os.path.dirname(path) + "/model-00001-of-00002.gguf"
+one = Runner(first)
+assert one.logits() == Runner(sound).logits()
+os.truncate(first.replace("00001-of", "00002-of"), 1000)
+refused(one.logits)
+print("alive")
+"""
+    lives(code, tiny_model_f32, tmp_path)
+
+
+def test_quantizing_a_file_that_is_cut(tiny_model_f32: Path, tmp_path: Path) -> None:
+    code = """
+target = path + ".q8"
+def cut():
+    while not os.path.exists(target + ".partial"):
+        pass
+    os.truncate(path, 4096)
+thread = threading.Thread(target=cut)
+thread.start()
+try:
+    quantize(path, target, "Q8_0")
+except ModelError:  # or it was done before
+    assert not os.path.exists(target) and not os.path.exists(target + ".partial")
+thread.join()
+print("alive")
+"""
+    lives(code, tiny_model_f32, tmp_path)
+
+
+@pytest.mark.parametrize("handler", [False, True])
+def test_mappings_of_others_still_end_the_process(
+    tiny_model_f32: Path, tmp_path: Path, handler: bool
+) -> None:
+    code = f"""
+if not {handler}:
+    faulthandler.disable()
+one = Runner(path)
+with open(sound + ".mapped", "wb+") as file:
+    file.truncate(1 << 16)
+    pages = mmap.mmap(file.fileno(), 1 << 16)
+    file.truncate(0)
+print("now", flush=True)
+pages[40_000]
+print("past it")
+"""
+    done = child(code, Path(shutil.copy(tiny_model_f32, tmp_path / "sound.gguf")), tmp_path)
+    assert done.returncode == -signal.SIGBUS
+    assert done.stdout == "now\n"
+    assert ("Fatal Python error: Bus error" in done.stderr) == handler
+
+
+def test_a_signal_that_is_sent(tiny_model_f32: Path, tmp_path: Path) -> None:
+    code = """
+faulthandler.disable()
+one = Runner(path)
+os.kill(os.getpid(), 7)
+print("past it")
+"""
+    done = child(code, tiny_model_f32, tmp_path)
+    assert (done.returncode, done.stdout) == (-signal.SIGBUS, "")
+
+
+def test_a_handler_in_python_stays(tiny_model_f32: Path, tmp_path: Path) -> None:
+    code = """
+import signal
+faulthandler.disable()
+seen = []
+signal.signal(signal.SIGBUS, lambda *_: seen.append(1))
+one = Runner(path)
+os.kill(os.getpid(), signal.SIGBUS)
+assert seen == [1]
+os.truncate(path, 4096)
+refused(one.logits)
+assert seen == [1]
+print("alive")
+"""
+    lives(code, tiny_model_f32, tmp_path)
