@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter as now
 
-from _upstream import ROOT, UpstreamError, run_main
+from _upstream import UpstreamError, run_main
 
 from pyvelo.demo import DEMO_MODEL
 
@@ -125,7 +125,6 @@ def race(wanted: Mapping[str, Measure], rounds: int) -> list[Figure]:
     with tempfile.TemporaryDirectory() as byte_code:
         environment = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
             "PYTHONPYCACHEPREFIX": byte_code,  # as an installed package has it
         }
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -169,10 +168,12 @@ def main() -> int:
     given = _arguments()
     if given.rounds < 1 or given.tokens < 1:
         raise UpstreamError("give --rounds and --tokens of 1 or more")
-    stock = given.stock_bin and given.stock_bin / "llama-completion"
+    stock = given.stock_bin and given.stock_bin.resolve() / "llama-completion"
     if stock and not stock.exists():
         raise UpstreamError(f"there is no {stock}: scripts/build_stock.py --completion builds one")
-    figures = race(measures(given.model, given.prompt, given.tokens, given.ctx, stock), given.rounds)
+    model = given.model.resolve()
+    os.chdir(Path(__file__).parent)  # where no folder is taken for the package that is installed
+    figures = race(measures(model, given.prompt, given.tokens, given.ctx, stock), given.rounds)
     if given.json:
         print(json.dumps([asdict(figure) | {"median": figure.median} for figure in figures]))
     else:

@@ -118,8 +118,10 @@ def test_the_map_at_every_moment(
     assert len(ended) + sum(r.finish_reason == "cancelled" for r in submitted) >= len(submitted)
     counts, counters = bench.manager.counts, bench.core.counters
     assert sum(isinstance(event, Evicted) for event in events) == counts.evictions
-    assert sum(isinstance(event, GaveWay) for event in events) == counters.preemptions
-    assert summarize(trace).swaps == counters.swaps
+    # who gave way and was cancelled before the next picture is not in it
+    gave_way = sum(isinstance(event, GaveWay) for event in events)
+    assert counters.preemptions - counters.cancelled <= gave_way <= counters.preemptions
+    assert counters.swaps - counters.cancelled <= summarize(trace).swaps <= counters.swaps
 
 
 def of(trace: Trace, kind: type[TraceEvent]) -> list[TraceEvent]:

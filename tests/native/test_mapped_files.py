@@ -193,3 +193,17 @@ assert seen == [1]
 print("alive")
 """
     lives(code, tiny_model_f32, tmp_path)
+
+
+def test_cut_before_texts_are_embedded(tiny_model_f32: Path, tmp_path: Path) -> None:
+    code = """
+from pyvelo.native import Embedder
+model = Model(path, deterministic=True)
+embedder = Embedder(model, max_tokens=64, n_threads=2)
+assert embedder.embed([[1, 2, 3]], 1).any()
+os.truncate(path, 4096)
+for _ in range(2):
+    refused(lambda: embedder.embed([[1, 2, 3]], 1))
+print("alive")
+"""
+    lives(code, tiny_model_f32, tmp_path)
