@@ -360,3 +360,57 @@ def test_who_is_urgent_takes_no_place_of_its_equals() -> None:
     assert bench.core.counters.preemptions == 1
     bench.finish(equal, low, urgent)
     check([equal, low, urgent], 8)
+
+
+@pytest.mark.parametrize(("allowance", "shares"), [(64, [4, 8, 7]), (10, [4, 6])])
+def test_those_who_are_urgent_share_one_step(allowance: int, shares: list[int]) -> None:
+    bench = Bench(n_blocks=64, block_size=8, max_batch_tokens=20)
+    low = bench.submit([1] * 8, 30, on_piece=lambda piece: None)
+    bench.step()
+    urgent = [bench.request([2 + n] * n, 4, priority=1) for n in (4, 8, 20)]
+    for number, request in enumerate(urgent):
+        request.arrival = 2 + number
+    plan = schedule(urgent, [low], bench.manager, bench.core.limits, allowance=lambda: allowance)
+    assert [chunk.n_tokens for chunk in plan.starts] == shares
+    assert plan.decodes == [low]
+
+
+def test_what_the_urgent_leave_goes_to_prompts_that_have_begun() -> None:
+    bench = Bench(n_blocks=64, block_size=8, max_batch_tokens=20)
+    talking = bench.submit([1] * 8, 30, on_piece=lambda piece: None)
+    bench.step()
+    begun = bench.submit([2] * 60, 4)
+    bench.core.pace.allowance = lambda: 5  # type: ignore[method-assign]
+    bench.step()
+    assert begun.n_computed == 5
+    urgent = bench.request([3] * 4, 4, priority=1)
+    urgent.arrival = 3
+    running = [talking, begun]
+    plan = schedule([urgent], running, bench.manager, bench.core.limits, allowance=lambda: 10)
+    assert [(chunk.request, chunk.n_tokens) for chunk in plan.chunks] == [(begun, 6), (urgent, 4)]
+
+
+def test_who_came_earlier_takes_no_place_of_the_equally_important() -> None:
+    """It gave way before, and waits for blocks; whoever runs meanwhile goes on."""
+    bench = Bench(n_blocks=4, block_size=8)
+    younger = bench.submit([1] * 20, 8)
+    bench.step()
+    older = bench.request([2] * 20, 4)
+    older.arrival = younger.arrival - 1
+    plan = schedule([older], [younger], bench.manager, bench.core.limits)
+    assert (plan.starts, plan.preempted) == ([], [])
+
+
+def test_a_branch_that_goes_on_in_a_step_does_not_give_way_in_it() -> None:
+    bench = Bench(n_blocks=8, block_size=8, share=False)
+    first, other = bench.branch([1] * 12), bench.branch([2] * 12)
+    for branch in (first, other):
+        bench.finish(bench.go_on(branch, 2))
+    held = first.table
+    again = bench.request(first.tokens, 4, branch=first)
+    large = bench.request([3] * 40, 4)
+    again.arrival, large.arrival = 10, 11
+    plan = schedule([again, large], [], bench.manager, bench.core.limits, resting=bench.core.shelf)
+    assert next(chunk.request for chunk in plan.starts) is again
+    assert plan.starts[0].table is held
+    assert all(branch is other for branch, _ in plan.evicted)

@@ -153,3 +153,29 @@ def test_a_resumed_table_needs_no_less_than_nothing() -> None:
     assert draft.available == 4 - 3
     manager.commit(draft)
     assert manager.n_promised == 2
+
+
+def test_without_a_chain_nothing_is_published() -> None:
+    manager = BlockManager(8, BLOCK)
+    table = started(manager, 2 * BLOCK)
+    draft = manager.draft()
+    assert draft.grow(table, 2 * BLOCK)
+    manager.commit(draft)
+    manager.advance(table, 2 * BLOCK)
+    assert (table.n_tokens, manager.published()) == (2 * BLOCK, set())
+
+
+def test_to_free_and_to_discard_void_a_draft() -> None:
+    manager = BlockManager(8, BLOCK, n_swap_blocks=2)
+    table, other = started(manager, BLOCK, range(3)), started(manager, BLOCK, range(3, 6))
+    manager.advance(other, 3)
+    draft = manager.draft()
+    swapped = draft.swap_out(other)
+    assert swapped is not None
+    manager.commit(draft)
+    for change in (lambda: manager.free(table), lambda: manager.discard(swapped)):
+        draft = manager.draft()
+        change()
+        with pytest.raises(InternalError, match="changed after this draft was made"):
+            manager.commit(draft)
+    assert table.blocks == []
