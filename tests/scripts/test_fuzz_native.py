@@ -11,7 +11,6 @@ from gguf_document import parse_document
 
 from pyvelo import LLM, SamplingParams
 
-
 ENCODERS = ("bert", "nomic-bert", "t5encoder")
 
 
