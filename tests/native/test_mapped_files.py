@@ -17,7 +17,7 @@ TESTS = Path(__file__).resolve().parents[2]
 COMMON = f"""
 import faulthandler, mmap, os, sys, threading
 faulthandler.enable()  # as pytest does it, before
-sys.path.insert(0, {str(TESTS)!r})
+sys.path.append({str(TESTS)!r})  # behind the installed package
 from pyvelo.errors import ModelError
 from pyvelo.native import Context, Model, StepArrays, quantize
 from tests.native.steps import Seq, logits_of, run
@@ -47,7 +47,8 @@ sound, path = sys.argv[1:]
 def child(code: str, sound: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     copy = Path(shutil.copy(sound, folder / "copy.gguf"))
     command = [sys.executable, "-c", COMMON + code, str(sound), str(copy)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    # not in the checkout, whose package may have no compiled part
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=folder)
 
 
 def lives(code: str, sound: Path, folder: Path) -> None:
