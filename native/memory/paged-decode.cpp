@@ -357,6 +357,9 @@ llama_paged_status llama_decode_paged(llama_context * ctx, const llama_paged_bat
             paged_fail(LLAMA_PAGED_INVALID, "the batch is null");
         }
         decode(*ctx, paged, *batch);
+        if (batch->n_tokens > 0) {
+            paged.ahead.stored(*std::max_element(batch->slots, batch->slots + batch->n_tokens), batch->n_tokens);
+        }
     });
 }
 

@@ -171,6 +171,15 @@ static llama_context * init(llama_model * model, llama_context_params cp, const 
         make_deterministic(*ctx);
     }
     llama_paged & paged = paged_of(ctx.get());
+    for (const llama_kv_cache * cache : paged.caches) {
+        for (const llama_paged_access::layer & layer : llama_paged_access::layers(*cache)) {
+            for (const ggml_tensor * pool : {layer.k, layer.v}) {
+                if (pool) {
+                    paged.ahead.add(pool);
+                }
+            }
+        }
+    }
     if (!paged.states) {
         paged.memory = llama_paged_access::memory(*ctx).init_full();
     }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "llama-paged.h"
+#include "pool-ahead.h"
 
 #include "llama-context.h"
 #include "llama-kv-cache.h"
@@ -61,6 +62,7 @@ struct llama_paged {
     llama_memory_context_ptr      memory; // serves every step of an attention-only model
     paged_step                    step;
     paged_ubatch_buffers          buffers;
+    pool_ahead                    ahead;
 
     uint32_t n_slots() const { return params.n_blocks * params.block_size; }
 };
