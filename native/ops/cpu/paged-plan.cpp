@@ -4,7 +4,7 @@ namespace paged {
 
 namespace {
 
-constexpr int64_t few_rows = 8; // query rows of a KV head up to which K is better read than unpacked
+constexpr int64_t few_rows = 32; // query rows of a KV head up to which K is better read than unpacked
 
 // A thread's share is cut in this many items at least, as far as chunks and heads allow.
 constexpr int64_t items_per_thread = 2;
