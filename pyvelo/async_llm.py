@@ -130,7 +130,7 @@ class AsyncLLM:
         """The best answers that a search of a certain width finds, as `LLM.beam_search` does."""
         pump = await self._pump()
         listed = [prompt for prompt, _ in pair_up(prompts, None)]
-        return await pump.run_all(search(pump.engine, listed, params or BeamSearchParams()))
+        return await pump.run_steps(search(pump.engine, listed, params or BeamSearchParams()))
 
     async def session(self, prompt: Prompt = (), *, cache_salt: str = "") -> AsyncSession:
         """A sequence to go on from, and to fork, as `LLM.session` makes it: see `AsyncSession`."""

@@ -2,9 +2,8 @@
 #include "model-facts.h"
 
 #include "llama-arch.h"
-#include "llama-cparams.h"
-#include "llama-memory.h"
 #include "llama-model.h"
+#include "paged-state.h"
 
 #include <algorithm>
 #include <cmath>
@@ -105,7 +104,6 @@ const char * llama_model_defect(const llama_model * model) {
     return nullptr;
 }
 
-// What makes the real memory is asked for a small one: no list of encoders can go stale.
 bool llama_model_is_encoder(const llama_model * model) {
     if (llama_model_is_diffusion(model) || model->arch == LLM_ARCH_WAVTOKENIZER_DEC) {
         return false;
@@ -116,17 +114,7 @@ bool llama_model_is_encoder(const llama_model * model) {
     if (!model->hparams.causal_attn) {
         return true;
     }
-    llama_cparams cp = {};
-    cp.n_ctx         = 256;
-    cp.n_ctx_seq     = 256;
-    cp.n_seq_max     = 1;
-    cp.n_ubatch      = 32;
-    cp.n_batch       = 32;
-
-    llama_memory_params mp = {};
-    mp.type_k              = GGML_TYPE_F16;
-    mp.type_v              = GGML_TYPE_F16;
-    return !llama_memory_ptr(model->create_memory(mp, cp));
+    return !paged_small_memory(*model);
 }
 
 int32_t llama_model_pooling(const llama_model * model) { return std::max<int32_t>(0, model->hparams.pooling_type); }

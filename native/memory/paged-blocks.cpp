@@ -4,21 +4,6 @@
 
 #include <cstring>
 
-using layer = llama_paged_access::layer;
-
-// f(tensor) for every K and V tensor of the pool, in the order in which a block's bytes are laid out
-template <typename F> static void for_each_pool(const llama_paged & paged, F && f) {
-    for (const llama_kv_cache * cache : paged.caches) {
-        for (const layer & l : llama_paged_access::layers(*cache)) {
-            for (ggml_tensor * pool : {l.k, l.v}) {
-                if (pool) {
-                    f(pool);
-                }
-            }
-        }
-    }
-}
-
 static size_t block_bytes(const llama_paged & paged, const ggml_tensor * pool) {
     return paged.params.block_size * pool->nb[1];
 }
@@ -183,14 +168,14 @@ llama_paged_status llama_paged_get_storage(llama_context * ctx, uint32_t i, llam
         for (const llama_kv_cache * cache : paged.caches) {
             const auto & layers = llama_paged_access::layers(*cache);
             if (i - first < layers.size()) {
-                const layer & l = layers[i - first];
-                *storage        = {(int32_t) l.il,
-                                   (int32_t) l.k->type,
-                                   (int32_t) (l.v ? l.v->type : l.k->type),
-                                   (int32_t) l.k->ne[0],
-                                   (int32_t) (l.v ? l.v->ne[0] : 0),
-                                   (int64_t) l.k->nb[1],
-                                   (int64_t) (l.v ? l.v->nb[1] : 0)};
+                const llama_paged_access::layer & l = layers[i - first];
+                *storage                            = {(int32_t) l.il,
+                                                       (int32_t) l.k->type,
+                                                       (int32_t) (l.v ? l.v->type : l.k->type),
+                                                       (int32_t) l.k->ne[0],
+                                                       (int32_t) (l.v ? l.v->ne[0] : 0),
+                                                       (int64_t) l.k->nb[1],
+                                                       (int64_t) (l.v ? l.v->nb[1] : 0)};
                 return;
             }
             first += layers.size();

@@ -171,15 +171,7 @@ static llama_context * init(llama_model * model, llama_context_params cp, const 
         make_deterministic(*ctx);
     }
     llama_paged & paged = paged_of(ctx.get());
-    for (const llama_kv_cache * cache : paged.caches) {
-        for (const llama_paged_access::layer & layer : llama_paged_access::layers(*cache)) {
-            for (const ggml_tensor * pool : {layer.k, layer.v}) {
-                if (pool) {
-                    paged.ahead.add(pool);
-                }
-            }
-        }
-    }
+    for_each_pool(paged, [&](const ggml_tensor * pool) { paged.ahead.add(pool); });
     if (!paged.states) {
         paged.memory = llama_paged_access::memory(*ctx).init_full();
     }
@@ -193,27 +185,30 @@ llama_context * llama_paged_init(llama_model * model, llama_context_params cpara
     return ctx;
 }
 
-// The code that makes the real memory is asked for a small one: no list of architectures can go stale.
+llama_memory_ptr paged_small_memory(const llama_model & model) {
+    llama_cparams cp = {};
+    cp.n_ctx         = 256;
+    cp.n_ctx_seq     = 256;
+    cp.n_seq_max     = 1;
+    cp.n_ubatch      = 32;
+    cp.n_batch       = 32;
+    cp.flash_attn    = true;
+    cp.kv_unified    = true;
+    cp.causal_attn   = true;
+
+    llama_memory_params mp = {};
+    mp.type_k              = GGML_TYPE_F16;
+    mp.type_v              = GGML_TYPE_F16;
+    mp.swa_full            = true;
+    return llama_memory_ptr(model.create_memory(mp, cp));
+}
+
 const char * llama_paged_refusal(const llama_model * model) {
     const llama_paged_status status = paged_guard([&] {
         if (!model) {
             invalid("the model is null");
         }
-        llama_cparams cp = {};
-        cp.n_ctx         = 256;
-        cp.n_ctx_seq     = 256;
-        cp.n_seq_max     = 1;
-        cp.n_ubatch      = 32;
-        cp.n_batch       = 32;
-        cp.flash_attn    = true;
-        cp.kv_unified    = true;
-        cp.causal_attn   = true;
-
-        llama_memory_params mp = {};
-        mp.type_k              = GGML_TYPE_F16;
-        mp.type_v              = GGML_TYPE_F16;
-        mp.swa_full            = true;
-        const llama_memory_ptr memory(model->create_memory(mp, cp));
+        const llama_memory_ptr memory = paged_small_memory(*model);
         paged_parts_of(memory.get(), *model);
     });
     return status == LLAMA_PAGED_OK ? nullptr : llama_paged_error();

@@ -94,6 +94,22 @@ struct llama_paged_access {
     static size_t                         bytes(const llama_kv_cache & cache);
 };
 
+// f(tensor) for every K and V tensor of the pool, in the order in which a block's bytes are laid out
+template <typename F> void for_each_pool(const llama_paged & paged, F && f) {
+    for (const llama_kv_cache * cache : paged.caches) {
+        for (const llama_paged_access::layer & l : llama_paged_access::layers(*cache)) {
+            for (ggml_tensor * pool : {l.k, l.v}) {
+                if (pool) {
+                    f(pool);
+                }
+            }
+        }
+    }
+}
+
+// A small memory as the model makes its own: no list of architectures can go stale. Null where it has none.
+llama_memory_ptr paged_small_memory(const llama_model & model);
+
 // The caches and the recurrent states of a memory; throws with the reason where a memory cannot be paged.
 struct paged_parts {
     std::vector<llama_kv_cache *> caches;

@@ -67,7 +67,7 @@ class Pump:
             self._cancel([stream])
         raise_first_error([stream.submission.output()])
 
-    async def run_all(self, steps: Generator[Sequence[Submission], None, T]) -> T:
+    async def run_steps(self, steps: Generator[Sequence[Submission], None, T]) -> T:
         """Runs what `steps` asks for, one after the other, and returns what it returns."""
         try:
             while True:

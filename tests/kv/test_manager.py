@@ -716,6 +716,7 @@ def test_who_is_not_in_host_memory_cannot_come_back() -> None:
     draft.grow(outcome.table, BLOCK)
     with pytest.raises(InternalError, match="is not in host memory"):
         manager.commit(draft)
+    assert (manager.n_used, manager.n_promised, list(manager.tables())) == (0, 0, [])
     with pytest.raises(InternalError, match="is not in host memory"):
         manager.discard(Swapped(3))
 

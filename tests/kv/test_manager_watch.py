@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from pyvelo.errors import InternalError
-from pyvelo.kv.draft import NotNow, Start, Swapped
+from pyvelo.kv.draft import NotNow, Start
 from pyvelo.kv.manager import BlockManager, Event
 
 from .test_manager import BLOCK, chain, ended, started
@@ -99,17 +99,6 @@ def test_a_draft_that_promises_too_much_is_refused() -> None:
     draft.available = -1
     with pytest.raises(InternalError, match="promises 1 blocks that are not there"):
         manager.commit(draft)
-
-
-def test_a_sleeper_that_is_none_changes_nothing() -> None:
-    manager = BlockManager(4, BLOCK, n_swap_blocks=2)
-    draft = manager.draft()
-    outcome = draft.start(BLOCK, chain(range(BLOCK)), 0, Swapped(3))
-    assert isinstance(outcome, Start)
-    draft.grow(outcome.table, BLOCK)
-    with pytest.raises(InternalError, match="is not in host memory"):
-        manager.commit(draft)
-    assert (manager.n_used, manager.n_promised, list(manager.tables())) == (0, 0, [])
 
 
 def test_two_that_revive_the_same_blocks_need_room_for_them_once() -> None:

@@ -24,7 +24,7 @@ struct layout {
 GPU_FN int weight_stride(int tokens) { return 2 * tokens + PAD; }
 
 template <class KNumbers, class VNumbers> GPU_FN layout layout_of(const view & p, int rows, int tokens) {
-    const bool k_ready = raw_is_ready<KNumbers>(p.k, p.d_k), v_ready = raw_is_ready<VNumbers>(p.v, p.d_v);
+    const bool k_ready = raw_is_ready(p.k, p.d_k), v_ready = raw_is_ready(p.v, p.d_v);
     layout     l;
     l.rows        = rows;
     l.tokens      = tokens;
@@ -74,14 +74,7 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
                     x[n] = UNIT * unit + n < p.d_k ? from[UNIT * unit + n] * p.scale : 0.0f;
                 }
             }
-            for (int part = 0; part < Q_PARTS; ++part) {
-                uint32_t * words = (uint32_t *) (memory + at.q + (part * ROWS + row) * stride + 2 * UNIT * unit);
-                for (int w = 0; w < UNIT / 2; ++w) {
-                    words[w] = KNumbers::pack(x[2 * w], x[2 * w + 1]);
-                    x[2 * w] -= KNumbers::rounded(x[2 * w]);
-                    x[2 * w + 1] -= KNumbers::rounded(x[2 * w + 1]);
-                }
-            }
+            put_unit<KNumbers, Q_PARTS>(x, memory + at.q + row * stride + 2 * UNIT * unit, ROWS * stride);
         }
     }
 
@@ -104,7 +97,7 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
 
     template <class Numbers>
     GPU_FN rows_of_numbers ready(const pages & x, int d, int tile, const char * raw, char * room) {
-        if (raw_is_ready<Numbers>(x, d)) {
+        if (raw_is_ready(x, d)) {
             return {raw, raw_stride(x.row_bytes), 0};
         }
         const int begin = item.tokens.begin + tile * at.tokens;

@@ -37,9 +37,14 @@ GPU_FN int raw_stride(int row_bytes) { return round_up(row_bytes, 16) + PAD; } /
 GPU_FN int number_stride(int d) { return 2 * round_up(d, UNIT) + PAD; }
 
 // Whether raw rows are the rows of numbers.
-template <class Numbers> GPU_FN bool raw_is_ready(const pages & x, int d) {
+GPU_FN bool raw_is_ready(const pages & x, int d) {
     const bool aligned = ((uint64_t) x.data | x.head_stride | x.slot_stride) % 16 == 0;
     return (x.type == PAGE_F16 || x.type == PAGE_BF16) && aligned && d % UNIT == 0;
+}
+
+GPU_FN const char * row_of(const view & p, const pages & x, const sequence & s, int head_kv, int token) {
+    const int64_t slot = (int64_t) s.blocks[token / p.block_size] * p.block_size + token % p.block_size;
+    return x.data + head_kv * x.head_stride + slot * x.slot_stride;
 }
 
 // Begins to copy the rows of tokens begin .. begin + n_tokens; those from `end` on become zeros.
@@ -55,19 +60,27 @@ GPU_FN void fetch_rows(const view & p, const pages & x, const sequence & s, int 
             }
             continue;
         }
-        const int64_t slot  = (int64_t) s.blocks[token / p.block_size] * p.block_size + token % p.block_size;
-        const char *  row   = x.data + head_kv * x.head_stride + slot * x.slot_stride;
-        const char *  first = (const char *) ((uint64_t) row & ~(uint64_t) 15);
+        const char * row   = row_of(p, x, s, head_kv, token);
+        const char * first = (const char *) ((uint64_t) row & ~(uint64_t) 15);
         if (first + 16 * chunk < row + x.row_bytes) {
             gpu::copy_async<16>(at, first + 16 * chunk);
         }
     }
 }
 
-// Where a row begins in its stage: as far from 16 bytes as in the pool.
-GPU_FN int raw_offset(const view & p, const pages & x, const sequence & s, int head_kv, int token) {
-    const int64_t slot = (int64_t) s.blocks[token / p.block_size] * p.block_size + token % p.block_size;
-    return (int) ((uint64_t) (x.data + head_kv * x.head_stride + slot * x.slot_stride) & 15);
+// Sixteen numbers as `parts` times as many of 16 bits, whose sums they are; a part lies `part_stride` behind the one
+// before.
+template <class Numbers, int parts> GPU_FN void put_unit(float (&x)[UNIT], char * to, int part_stride) {
+#pragma unroll
+    for (int part = 0; part < parts; ++part) {
+        uint32_t * words = (uint32_t *) (to + part * part_stride);
+#pragma unroll
+        for (int w = 0; w < UNIT / 2; ++w) {
+            words[w] = Numbers::pack(x[2 * w], x[2 * w + 1]);
+            x[2 * w] -= Numbers::rounded(x[2 * w]);
+            x[2 * w + 1] -= Numbers::rounded(x[2 * w + 1]);
+        }
+    }
 }
 
 // Rows of numbers out of raw ones; part 1 of all rows lies behind part 0 of all rows.
@@ -79,22 +92,13 @@ GPU_FN void convert_rows(const view & p, const pages & x, const sequence & s, in
         const int t = i / units, unit = i % units;
         float     x16[UNIT] = {};
         if (begin + t < end) {
-            const char * row = raw + t * raw_stride(x.row_bytes) + raw_offset(p, x, s, head_kv, begin + t);
-            unpack_unit(x.type, row, unit, x16);
+            const int offset = (int) ((uint64_t) row_of(p, x, s, head_kv, begin + t) & 15); // as fetch_rows had it
+            unpack_unit(x.type, raw + t * raw_stride(x.row_bytes) + offset, unit, x16);
             for (int n = d - UNIT * unit; n < UNIT; ++n) { // behind the row are other bytes
                 x16[n] = 0.0f;
             }
         }
-#pragma unroll
-        for (int part = 0; part < Numbers::parts; ++part) {
-            uint32_t * words = (uint32_t *) (to + (part * n_tokens + t) * stride + 2 * UNIT * unit);
-#pragma unroll
-            for (int w = 0; w < UNIT / 2; ++w) {
-                words[w] = Numbers::pack(x16[2 * w], x16[2 * w + 1]);
-                x16[2 * w] -= Numbers::rounded(x16[2 * w]);
-                x16[2 * w + 1] -= Numbers::rounded(x16[2 * w + 1]);
-            }
-        }
+        put_unit<Numbers, Numbers::parts>(x16, to + t * stride + 2 * UNIT * unit, n_tokens * stride);
     }
 }
 
