@@ -7,6 +7,7 @@ there tells C to stop.
 from __future__ import annotations
 
 import os
+import selectors
 import signal
 import socket
 import threading
@@ -23,23 +24,46 @@ class _Watch:
     """A thread that runs `action`, while there is one, when the signal has come."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.action: Callable[[], None] | None = None
+        self._lock = threading.Lock()
+        self._action: Callable[[], None] | None = None
+        self._turn = 0
         self._reader, self.writer = socket.socketpair()
+        self._reader.setblocking(False)
         self.writer.setblocking(False)
         threading.Thread(target=self._read, name="pyvelo-ctrl-c", daemon=True).start()
 
-    def _read(self) -> None:
-        while signals := self._reader.recv(64):
-            if signal.SIGINT in signals:
-                while self._act():
-                    time.sleep(AGAIN)
+    def begin(self, action: Callable[[], None]) -> None:
+        with self._lock:
+            self._turn += 1
+            self._action = action
 
-    def _act(self) -> bool:
-        with self.lock:
-            if self.action is not None:
-                self.action()
-            return self.action is not None
+    def end(self) -> None:
+        """Nothing is called from now on; a signal that came is not left for the next turn."""
+        with self._lock:
+            self._action = None
+            self._signals()
+
+    def _read(self) -> None:
+        ready = selectors.DefaultSelector()
+        ready.register(self._reader, selectors.EVENT_READ)
+        while ready.select():
+            with self._lock:  # a signal is taken in the turn that it came in
+                hit, turn = signal.SIGINT in self._signals(), self._turn
+            while hit and self._act(turn):
+                time.sleep(AGAIN)
+
+    def _act(self, turn: int) -> bool:
+        with self._lock:
+            if self._action is None or self._turn != turn:
+                return False
+            self._action()
+            return True
+
+    def _signals(self) -> bytes:
+        try:
+            return self._reader.recv(4096)
+        except BlockingIOError:
+            return b""
 
 
 _watch: _Watch | None = None
@@ -55,18 +79,17 @@ def on_ctrl_c(action: Callable[[], None]) -> Iterator[None]:
     global _watch
     if _watch is None:
         _watch = _Watch()
-    other = signal.set_wakeup_fd(_watch.writer.fileno(), warn_on_full_buffer=False)
+    watch = _watch
+    watch.begin(action)  # before the descriptor is set, or a signal in between would find nothing to do
+    other = signal.set_wakeup_fd(watch.writer.fileno(), warn_on_full_buffer=False)
     if other != -1:
         signal.set_wakeup_fd(other)
-        yield
-        return
-    _watch.action = action
     try:
         yield
     finally:
-        signal.set_wakeup_fd(-1)
-        with _watch.lock:
-            _watch.action = None
+        if other == -1:
+            signal.set_wakeup_fd(-1)
+        watch.end()
 
 
 def _forget() -> None:
