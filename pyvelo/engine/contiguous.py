@@ -248,8 +248,9 @@ class _Run:
         gave_way = self._grow()
         chunks = [(s, 1) for s in self._running if s.decodes]
         budget = self._setup.limits.max_batch_tokens - len(chunks)
-        if any(s.n_generated for s in self._running):
-            budget = min(budget, self._pace.allowance())
+        if n_listening := sum(s.n_generated > 0 for s in self._running):
+            n_waiting = len(self.waiting) + len(self._running) - len(chunks)
+            budget = min(budget, self._pace.allowance(len(chunks), n_listening, n_waiting))
         for sequence in self._running:
             if not sequence.decodes and budget:
                 chunks.append((sequence, min(budget, sequence.n_known - sequence.n_stored)))

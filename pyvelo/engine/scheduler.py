@@ -65,7 +65,7 @@ def schedule(
     limits: Limits,
     favour_swap: Callable[[int, int], bool] = lambda n_blocks, n_tokens: True,
     resting: Iterable[Branch] = (),
-    allowance: Callable[[], int] | None = None,
+    allowance: Callable[[int, int, int], int] | None = None,
 ) -> StepPlan:
     """Decodes first, then prompts, the whole within `max_batch_tokens`. Both lists are in the order of rank.
 
@@ -73,11 +73,14 @@ def schedule(
     last of those that run; so the first of all always gets on. Whoever waits starts in the order of rank, if
     there are blocks for all its tokens and for some more; those of lower priority give way to it.
     `favour_swap(blocks, tokens)`: whether it is better to move them out and back than to compute them again.
-    `allowance()`: tokens of prompts that a step may take while somebody listens to one that decodes.
+    `allowance(decodes, listening, waiting)`: tokens of prompts that a step may take beside so many that are
+    decoded, while so many listen to them, and so many wait for the end of their prompts.
     """
     planner = _Planner(running, manager, limits, favour_swap, resting)
-    if allowance is not None and any(r.on_piece is not None and r.n_generated for r in running):
-        planner.allowance = allowance()
+    n_listening = sum(r.on_piece is not None and r.n_generated > 0 for r in running)
+    if allowance is not None and n_listening:
+        n_decodes = sum(r.n_computed + 1 == len(r.tokens) for r in running)
+        planner.allowance = allowance(n_decodes, n_listening, len(waiting) + len(running) - n_decodes)
     urgent = planner.start_urgent(waiting)
     planner.grow()
     planner.feed()

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from pyvelo.engine.pace import FEWEST, LOOK_AGAIN, Pace
+from pyvelo.engine.pace import COMFORT, FEWEST, LOOK_AGAIN, ROWS, Pace
 
 from .fakes import Bench, answer
 
@@ -15,7 +15,7 @@ ALONE = 0.030
 
 def step(pace: Pace, per_token: float) -> tuple[int, float]:
     """A step of a machine where a token of a prompt takes so long; what it fed, and how long it took."""
-    n_tokens = pace.allowance()
+    n_tokens = pace.allowance(8, 8, 1)
     seconds = ALONE + n_tokens * per_token
     pace.stepped(8, n_tokens, seconds)
     return n_tokens, seconds
@@ -43,7 +43,7 @@ def test_a_prompt_that_gets_slower_gets_less() -> None:
 
 def test_now_and_then_a_step_shows_what_it_takes_without() -> None:
     pace = Pace()
-    assert pace.allowance() == 0, "nothing is known"
+    assert pace.allowance(8, 8, 1) == 0, "nothing is known"
     fed = [step(pace, 1e-3)[0] for _ in range(6 * LOOK_AGAIN)]
     zeros = [number for number, n in enumerate(fed) if n == 0]
     between = [b - a - 1 for a, b in itertools.pairwise(zeros)]
@@ -72,21 +72,58 @@ def test_a_step_that_seems_free_does_not_let_the_next_take_everything() -> None:
         step(pace, 1e-3)
     usual = step(pace, 1e-3)[0]
     for n_free in range(1, 6):
-        n_tokens = pace.allowance()
+        n_tokens = pace.allowance(8, 8, 1)
         pace.stepped(8, n_tokens, ALONE)  # the step without prompts was measured while the machine was busy
-        assert pace.allowance() <= usual * 1.35**n_free + 1
+        assert pace.allowance(8, 8, 1) <= usual * 1.35**n_free + 1
+
+
+@pytest.mark.parametrize("n_decodes", [1, 8, 30, 31, 33, 64])
+def test_a_step_ends_with_a_group_of_rows(n_decodes: int) -> None:
+    pace, group = Pace(), 0.5 * ALONE
+    alone = group * -(-n_decodes // ROWS)
+    pieces = []
+    for _ in range(400):
+        n_tokens = pace.allowance(n_decodes, n_decodes, 1)
+        seconds = group * -(-(n_decodes + n_tokens) // ROWS)
+        pace.stepped(n_decodes, n_tokens, seconds)
+        pieces.append(n_tokens)
+    assert all((n_decodes + n) % ROWS == 0 or n < ROWS + FEWEST for n in pieces if n)
+    last = [n for n in pieces[-LOOK_AGAIN:] if n]
+    assert all((n_decodes + n) % ROWS == 0 or n_decodes + n < ROWS or n == FEWEST for n in last)
+    longest = group * -(-(n_decodes + max(last)) // ROWS)
+    assert longest <= max(2 * alone, alone + group), "one group is the least that helps"
+
+
+@pytest.mark.parametrize(("alone", "n_waiting", "expected"), [
+    (0.030, 1, 0.030 * 1.7),
+    (0.030, 8, 0.060),
+    (0.030, 16, 0.090),
+    (0.030, 400, COMFORT),
+    (0.120, 400, 0.120 * 1.7),
+])  # fmt: skip
+def test_where_many_wait_prompts_get_more_up_to_what_is_still_comfortable(
+    alone: float, n_waiting: int, expected: float
+) -> None:
+    pace, per_token = Pace(), 1e-5
+    longest = 0.0
+    for _ in range(200):
+        n_tokens = pace.allowance(8, 8, n_waiting)
+        seconds = alone + n_tokens * per_token
+        pace.stepped(8, n_tokens, seconds)
+        longest = max(longest, seconds)
+    assert longest == pytest.approx(expected, rel=0.02)
 
 
 def test_only_steps_that_decode_count() -> None:
     pace = Pace()
     pace.stepped(0, 512, 9.0)
-    assert pace.allowance() == 0
+    assert pace.allowance(8, 8, 1) == 0
 
 
 @pytest.mark.parametrize("listened_to", [True, False])
 def test_only_who_is_listened_to_slows_a_prompt_down(listened_to: bool) -> None:
     bench = Bench(n_blocks=32)
-    bench.core.pace.allowance = lambda: 5  # type: ignore[method-assign]
+    bench.core.pace.allowance = lambda *_: 5  # type: ignore[method-assign]
     talking = bench.submit([1, 2, 3], 30, on_piece=(lambda piece: None) if listened_to else None)
     bench.step()
     prompts = [bench.submit([7] * 20, 2), bench.submit([8] * 20, 2, priority=1)]
@@ -101,7 +138,7 @@ def test_only_who_is_listened_to_slows_a_prompt_down(listened_to: bool) -> None:
 
 def test_a_step_without_prompts_still_decodes() -> None:
     bench = Bench()
-    bench.core.pace.allowance = lambda: 0  # type: ignore[method-assign]
+    bench.core.pace.allowance = lambda *_: 0  # type: ignore[method-assign]
     talking = bench.submit([1, 2, 3], 10, on_piece=lambda piece: None)
     bench.step()
     other = bench.submit([4] * 40, 3)

@@ -321,9 +321,9 @@ def test_who_is_urgent_waits_while_a_step_takes_no_prompt() -> None:
     bench.step()
     urgent = bench.request([2] * 8, 4, priority=1)
     urgent.arrival = 2
-    plan = schedule([urgent], [low], bench.manager, bench.core.limits, allowance=lambda: 0)
+    plan = schedule([urgent], [low], bench.manager, bench.core.limits, allowance=lambda *_: 0)
     assert (plan.starts, plan.preempted, plan.decodes) == ([], [], [low])
-    plan = schedule([urgent], [low], bench.manager, bench.core.limits, allowance=lambda: 3)
+    plan = schedule([urgent], [low], bench.manager, bench.core.limits, allowance=lambda *_: 3)
     assert [(chunk.request, chunk.n_tokens) for chunk in plan.starts] == [(urgent, 3)]
 
 
@@ -370,7 +370,7 @@ def test_those_who_are_urgent_share_one_step(allowance: int, shares: list[int]) 
     urgent = [bench.request([2 + n] * n, 4, priority=1) for n in (4, 8, 20)]
     for number, request in enumerate(urgent):
         request.arrival = 2 + number
-    plan = schedule(urgent, [low], bench.manager, bench.core.limits, allowance=lambda: allowance)
+    plan = schedule(urgent, [low], bench.manager, bench.core.limits, allowance=lambda *_: allowance)
     assert [chunk.n_tokens for chunk in plan.starts] == shares
     assert plan.decodes == [low]
 
@@ -380,13 +380,13 @@ def test_what_the_urgent_leave_goes_to_prompts_that_have_begun() -> None:
     talking = bench.submit([1] * 8, 30, on_piece=lambda piece: None)
     bench.step()
     begun = bench.submit([2] * 60, 4)
-    bench.core.pace.allowance = lambda: 5  # type: ignore[method-assign]
+    bench.core.pace.allowance = lambda *_: 5  # type: ignore[method-assign]
     bench.step()
     assert begun.n_computed == 5
     urgent = bench.request([3] * 4, 4, priority=1)
     urgent.arrival = 3
     running = [talking, begun]
-    plan = schedule([urgent], running, bench.manager, bench.core.limits, allowance=lambda: 10)
+    plan = schedule([urgent], running, bench.manager, bench.core.limits, allowance=lambda *_: 10)
     assert [(chunk.request, chunk.n_tokens) for chunk in plan.chunks] == [(begun, 6), (urgent, 4)]
 
 
