@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from pyvelo import LLM, SamplingParams
+from pyvelo.cli.conversation import Message
 from pyvelo.cli.progress import SHOW_AFTER, LoadingBar
+from pyvelo.cli.talker import LlmTalker
 
 from .test_info import run_cli
 
@@ -85,6 +88,34 @@ def test_every_wait_has_its_time() -> None:
     load.reach(1.0, SHOW_AFTER * 41)
     assert [bar.shares for bar in load.bars] == [[0.9, 1.0], [0.95], [0.97, 1.0]]
     assert all(bar.closed for bar in load.bars)
+
+
+@pytest.mark.filterwarnings("ignore:.*chat template")
+def test_an_answer_that_is_stopped_leaves_no_bar(packed_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyvelo.cli.progress.SHOW_AFTER", 0.0)
+    bars: list[Recorded] = []
+
+    class Stopped(Recorded):
+        def show(self, share: float) -> None:
+            super().show(share)
+            if len(bars) == 2 and share > 0.3:
+                raise KeyboardInterrupt
+
+    def open_bar() -> Recorded:
+        bars.append(Stopped())
+        return bars[-1]
+
+    bar = LoadingBar(open_bar)
+    asked: list[Message] = [{"role": "user", "content": "Once"}]
+    with LLM(packed_model, progress=bar) as llm:
+        talker = LlmTalker(llm, SamplingParams(max_tokens=2), bar=bar)
+        with pytest.raises(KeyboardInterrupt):
+            list(talker.stream(asked))
+        assert [bar.closed for bar in bars] == [True, True]
+        list(talker.stream(asked))
+    assert [bar.closed for bar in bars] == [True, True, True]
+    assert bars[2].shares[0] == bars[1].shares[-1]
+    assert bars[2].shares[-1] == 1.0
 
 
 PROGRAM = """
