@@ -56,7 +56,7 @@ def tiny_model_f32(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def packed_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One of some MB, nearly all of them in a type that AMX, AVX2 and NEON have a faster layout for."""
-    shape = ("--embd", "512", "--ffn", "2048", "--layers", "3", "--untied")
+    shape = ("--embd", "512", "--ffn", "1024", "--layers", "8", "--untied")
     return _make(tmp_path_factory.mktemp("model") / "packed.gguf", *shape, "--type", "q4_0")
 
 

@@ -6,6 +6,8 @@
 #include "ggml.h"
 
 #include <algorithm>
+#include <exception>
+#include <string_view>
 
 #if defined(__linux__)
 #    include <sys/mman.h>
@@ -23,7 +25,38 @@ int64_t packed_bytes(const ggml_tensor * tensor) {
     return static_cast<int64_t>(ggml_backend_buft_get_alloc_size(ggml_backend_buffer_get_type(tensor->buffer), tensor));
 }
 
-// The layouts that pack in parallel take as many threads as OpenMP gives the caller.
+// Upstream packs a weight of this layout with one thread, so several go at once; others it packs with a team itself.
+bool packs_alone(const llama_late_weight & weight) {
+    const auto buft = ggml_backend_buffer_get_type(weight.tensor->buffer);
+    return std::string_view(ggml_backend_buft_name(buft)) == "CPU_REPACK";
+}
+
+void pack(const llama_late_weight & weight) {
+    const velo::catch_aborts catching(VELO_MODEL_ERROR);
+    ggml_backend_tensor_set(weight.tensor, weight.data, 0, ggml_nbytes(weight.tensor));
+}
+
+void pack_together(const llama_late_weight * weights, size_t n) {
+    std::exception_ptr failure;
+#if defined(_OPENMP)
+#    pragma omp parallel for schedule(dynamic)
+#endif
+    for (size_t i = 0; i < n; ++i) {
+        try {
+            pack(weights[i]);
+        } catch (...) { // nothing may be thrown past the others of a team
+#if defined(_OPENMP)
+#    pragma omp critical(velo_packing)
+#endif
+            failure = std::current_exception();
+        }
+    }
+    if (failure) {
+        std::rethrow_exception(failure);
+    }
+}
+
+// As many threads as a team of the calling thread has, upstream's own included.
 class team_size {
 public:
 #if defined(_OPENMP)
@@ -84,14 +117,13 @@ void velo::packing::finish(int32_t n_threads, const std::function<bool()> & canc
         return;
     }
     const team_size                   team(n_threads);
-    const catch_aborts                catching(VELO_MODEL_ERROR);
     const std::lock_guard<std::mutex> lock(mutex);
     while (n_packed < weights.size()) {
         report();
         if (cancelled()) {
             fail(VELO_CANCELLED, "the run was cancelled while weights were packed");
         }
-        pack_next();
+        pack_next(n_threads);
     }
     if (!done) {
         done.store(true, std::memory_order_release);
@@ -99,19 +131,33 @@ void velo::packing::finish(int32_t n_threads, const std::function<bool()> & canc
     }
 }
 
-// Where this throws, the weight is packed anew by the next call, from its beginning.
-void velo::packing::pack_next() {
-    while (n_fetched < std::min(n_packed + 2, weights.size())) { // the disk reads one while the processor packs one
+// Where this throws, the next call packs the same weights anew, from their beginning.
+void velo::packing::pack_next(int32_t n_threads) {
+    const size_t end = end_of_group(n_threads), n = end - n_packed;
+    while (n_fetched < std::min(end + n, weights.size())) { // the disk reads as many ahead of the processor
         fetch(weights[n_fetched++]);
     }
-    const llama_late_weight & weight = weights[n_packed];
-    ggml_backend_tensor_set(weight.tensor, weight.data, 0, ggml_nbytes(weight.tensor));
+    if (n == 1) { // upstream's team would be nested in ours, whose threads are made anew each time
+        pack(weights[n_packed]);
+    } else {
+        pack_together(&weights[n_packed], n);
+    }
     check_files(files); // before anything that was packed from zeros counts
-    give_back(weight);
-    const int64_t size = packed_bytes(weight.tensor);
-    bytes_packed += size;
-    promised -= size;
-    ++n_packed;
+    for (; n_packed < end; ++n_packed) {
+        give_back(weights[n_packed]);
+        const int64_t size = packed_bytes(weights[n_packed].tensor);
+        bytes_packed += size;
+        promised -= size;
+    }
+}
+
+size_t velo::packing::end_of_group(int32_t n_threads) const {
+    const size_t most = n_packed + 2 * static_cast<size_t>(n_threads); // two for each, as their sizes differ
+    size_t       end  = n_packed;
+    while (end < std::min(most, weights.size()) && packs_alone(weights[end])) {
+        ++end;
+    }
+    return std::max(end, n_packed + 1);
 }
 
 void velo::packing::report() {

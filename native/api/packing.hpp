@@ -26,14 +26,15 @@ public:
     packing(const packing &)             = delete;
     packing & operator=(const packing &) = delete;
 
-    // Before whatever computes with the model: packs what is not packed yet, or waits while another thread does, with
-    // `n_threads` threads where the layout's own code knows how. Throws VELO_CANCELLED where `cancelled` or the
-    // callback say so; the next call goes on. Throws VELO_MODEL_ERROR where the files are lost.
+    // Before whatever computes with the model: packs what is not packed yet with `n_threads` threads, or waits while
+    // another call does. Throws VELO_CANCELLED where `cancelled` or the callback say so; the next call goes on. Throws
+    // VELO_MODEL_ERROR where the files are lost.
     void finish(int32_t n_threads, const std::function<bool()> & cancelled);
 
 private:
-    void pack_next();
-    void report();
+    void   pack_next(int32_t n_threads);
+    size_t end_of_group(int32_t n_threads) const;
+    void   report();
 
     std::vector<llama_late_weight> weights; // in the order of the file
     std::shared_ptr<mapped_files>  files;

@@ -107,7 +107,7 @@ def test_an_answer_that_is_stopped_leaves_no_bar(packed_model: Path, monkeypatch
 
     bar = LoadingBar(open_bar)
     asked: list[Message] = [{"role": "user", "content": "Once"}]
-    with LLM(packed_model, progress=bar) as llm:
+    with LLM(packed_model, n_threads=2, progress=bar) as llm:
         talker = LlmTalker(llm, SamplingParams(max_tokens=2), bar=bar)
         with pytest.raises(KeyboardInterrupt):
             list(talker.stream(asked))
@@ -173,7 +173,9 @@ def test_a_terminal_sees_the_bar_and_the_pipe_does_not(tiny_model: Path) -> None
 
 
 def test_a_terminal_sees_the_first_step_pack(packed_model: Path) -> None:
-    code, out, shown = in_a_terminal("run", "run", str(packed_model), "-p", "Once", "-n", "3")
+    code, out, shown = in_a_terminal(
+        "run", "run", str(packed_model), "-p", "Once", "-n", "3", "--threads", "2"
+    )
     assert (code, out != "") == (0, True)
     assert shown.count("\x1b[?25h") == shown.count("\x1b[?25l") == 2  # a bar for the load, and one for that
 
@@ -187,7 +189,9 @@ def test_ctrl_c_while_loading_ends_it_cleanly(tiny_model: Path) -> None:
 
 
 def test_ctrl_c_while_the_first_step_packs_ends_it_cleanly(packed_model: Path) -> None:
-    code, out, shown = in_a_terminal("stop-packing", "run", str(packed_model), "-p", "Once", "-n", "3")
+    code, out, shown = in_a_terminal(
+        "stop-packing", "run", str(packed_model), "-p", "Once", "-n", "3", "--threads", "2"
+    )
     assert (code, out) == (130, "")
     assert "Traceback" not in shown
     assert shown.count("\x1b[?25h") == shown.count("\x1b[?25l") == 2

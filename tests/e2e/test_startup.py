@@ -165,7 +165,7 @@ def test_progress_goes_from_0_to_1(tiny_model: Path) -> None:
 
 def test_progress_of_the_first_step(packed_model: Path) -> None:
     shares: list[float] = []
-    with LLM(packed_model, progress=shares.append) as llm:
+    with LLM(packed_model, n_threads=2, progress=shares.append) as llm:
         shares.clear()
         llm.generate("Once", SamplingParams(max_tokens=1))
         assert (shares[0], shares[-1]) == (0.0, 1.0)
@@ -184,7 +184,7 @@ def test_what_progress_raises_ends_the_requests_of_the_step(packed_model: Path) 
             raise raised[0]
 
     params = SamplingParams(max_tokens=4, temperature=0)
-    with LLM(packed_model, progress=enough) as llm:
+    with LLM(packed_model, n_threads=2, progress=enough) as llm:
         with pytest.raises(LookupError, match="enough"):
             llm.generate("Once", params)
         assert llm.stats().blocks_used == 0
@@ -205,7 +205,7 @@ def test_ctrl_c_in_the_first_step(packed_model: Path) -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
     params = SamplingParams(max_tokens=4, temperature=0)
-    with LLM(packed_model, progress=interrupt) as llm:
+    with LLM(packed_model, n_threads=2, progress=interrupt) as llm:
         with pytest.raises(KeyboardInterrupt):
             llm.generate("Once", params)
         assert llm.stats().blocks_used == 0
@@ -233,7 +233,7 @@ def test_progress_of_asyncio(packed_model: Path) -> None:
     shares: list[float] = []
 
     async def load() -> None:
-        async with AsyncLLM(packed_model, progress=shares.append) as llm:
+        async with AsyncLLM(packed_model, n_threads=2, progress=shares.append) as llm:
             assert (shares[0], shares[-1]) == (0.0, 1.0)
             shares.clear()
             await llm.generate("Once", SamplingParams(max_tokens=1))
