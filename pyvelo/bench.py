@@ -83,7 +83,6 @@ def measure(plan: BenchPlan, loading: Loading = lambda _: nullcontext()) -> Iter
     for kv_type in plan.kv_types:
         name = kv_type if isinstance(kv_type, str) else ",".join(kv_type)
         with _opened(plan, kv_type, loading) as llm:
-            _prompt_samples(llm, plan, 0, repeats=1)  # the first pass reads the weights from the disk
             for depth in plan.depths:
                 samples = _prompt_samples(llm, plan, depth, plan.repeats)
                 yield Row(name, "prompt", depth, 1, plan.prompt, samples)
@@ -92,7 +91,7 @@ def measure(plan: BenchPlan, loading: Loading = lambda _: nullcontext()) -> Iter
 
 
 def _opened(plan: BenchPlan, kv_type: str | tuple[str, str], loading: Loading) -> LLM:
-    """An engine whose cache holds the largest test."""
+    """An engine whose cache holds the largest test, after a pass that reads and packs the weights."""
     longest = max(plan.depths) + max(plan.prompt, plan.answer) + 2
     most = max(max(plan.sequences), 2)  # a prompt is measured behind a copy of its beginning
     scan_model(os.fspath(plan.model))  # before C opens it
@@ -100,7 +99,7 @@ def _opened(plan: BenchPlan, kv_type: str | tuple[str, str], loading: Loading) -
         geometry = make_geometry(str(plan.model), model.layers, kv_type, 32)
     n_tokens = most * (longest + 2 * geometry.block_size)
     with loading(plan.model) as progress:
-        return LLM(
+        llm = LLM(
             plan.model,
             kv_type=kv_type,
             n_ctx=longest,
@@ -109,6 +108,12 @@ def _opened(plan: BenchPlan, kv_type: str | tuple[str, str], loading: Loading) -
             n_gpu_layers=plan.n_gpu_layers,
             progress=progress,
         )
+        try:
+            _prompt_samples(llm, plan, 0, repeats=1)
+        except BaseException:
+            llm.close()
+            raise
+    return llm
 
 
 def _prompt_samples(llm: LLM, plan: BenchPlan, depth: int, repeats: int) -> tuple[float, ...]:

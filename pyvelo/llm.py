@@ -64,8 +64,9 @@ class LLM:
     attention_precision: "exact" rounds attention no more than stock does; "fast" may round the products of a
         prompt to bfloat16, whatever the type.
     seed: of the draws of requests that bring none.
-    progress: called while the weights are loaded, with the share that is there, 0..1; what it raises ends the
-        load.
+    progress: called while the model is loaded, with the share that is there, 0..1. Where weights are packed
+        for this processor, the first step does that, and calls it again from 0 to 1, in the thread that
+        computes. What it raises ends the load, or the requests of the step; it must not use the LLM.
 
     Raises ConfigError, ModelError, UnsupportedError or OutOfMemory.
     """

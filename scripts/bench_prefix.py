@@ -136,7 +136,8 @@ def main() -> int:
     }
     model = given.model or default_model()
     with LLM(model, **settings) as llm, LLM(model, prefix_cache=False, **settings) as other:
-        first_token(llm, [1] * 64)
+        for engine in (llm, other):  # their first steps read and pack the weights
+            first_token(engine, [1] * 64)
         found = [
             one_prompt(llm, given.shared, given.rounds),
             many_prompts(llm, other, given.shared // 2, 16),

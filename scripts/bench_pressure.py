@@ -170,6 +170,16 @@ class Fixed(Costs):
         return self._swap
 
 
+def warm_up(engine: Engine) -> None:
+    """The first step reads and packs the weights: it is no policy's."""
+    from pyvelo import SamplingParams
+
+    (request,) = engine.intake.prepare([0], SamplingParams(max_tokens=1)).requests
+    engine.core.inbox.submit([request])
+    while not request.finished:
+        engine.core.step()
+
+
 def run(engine: Engine, case: Case) -> Run:
     """All requests at once, until all are done or there was a livelock."""
     from pyvelo import SamplingParams
@@ -201,6 +211,7 @@ def worker(model: Path, case: Case, share: float, policies: list[str], determini
     try:
         costs = {"measured": engine.core._costs, "swap": Fixed(True), "recompute": Fixed(False)}
         found = []
+        warm_up(engine)
         for policy in policies:
             engine.core._costs = costs[policy]
             found.append(run(engine, case))

@@ -194,6 +194,7 @@ velo_status velo_context_create(velo_model * model, const velo_context_params * 
         auto made              = std::make_unique<velo_context>();
         made->model            = model->llama;
         made->files            = model->files;
+        made->packing          = model->packing;
         made->n_vocab          = model->n_vocab;
         made->max_batch_tokens = params->max_batch_tokens;
         made->max_outputs =
@@ -254,6 +255,7 @@ velo_status velo_context_run(velo_context * context, const velo_batch * batch) n
             copy_blocks(*context, reinterpret_cast<const int32_t (*)[2]>(batch->copies), batch->n_copies);
         }
         velo::check_files(context->files);
+        context->packing->finish(llama_n_threads(context->llama.get()), [&] { return is_cancelled(context); });
         // No catch_aborts here: an abort in a team of OpenMP's threads cannot be thrown past the others, who wait for
         // this one at the next barrier. What could abort is checked before, in the file and in the batch.
         const llama_paged_batch  paged  = paged_batch(*batch);

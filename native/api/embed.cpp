@@ -231,6 +231,7 @@ velo_status velo_embedder_create(velo_model * model, const velo_embedder_params 
         auto made         = std::make_unique<velo_embedder>();
         made->model       = model->llama;
         made->files       = model->files;
+        made->packing     = model->packing;
         made->n_vocab     = model->n_vocab;
         made->n_embd      = llama_model_n_embd_out(llama);
         made->max_tokens  = params->max_tokens;
@@ -272,6 +273,8 @@ velo_status velo_embed(velo_embedder * embedder, const int32_t * tokens, const i
 
         const running            run(*embedder);
         const velo::catch_aborts catching(VELO_FAILED);
+        velo::check_files(embedder->files);
+        embedder->packing->finish(llama_n_threads(embedder->llama.get()), [&] { return is_cancelled(embedder); });
         for (size_t first = 0; first < texts.size();) {
             const int32_t     n = group_of(*embedder, texts, first);
             std::vector<pool> pools(static_cast<size_t>(n), pool(pooling, embedder->n_embd));

@@ -4,6 +4,7 @@
 #include "draw.hpp"
 #include "guard.hpp"
 #include "mapped-files.hpp"
+#include "packing.hpp"
 #include "velo.h"
 
 #include "llama.h"
@@ -20,6 +21,7 @@
 struct velo_model {
     std::shared_ptr<llama_model>        llama;
     std::shared_ptr<velo::mapped_files> files; // NULL where none are mapped
+    std::shared_ptr<velo::packing>      packing;
     const llama_vocab *                 vocab         = nullptr;
     int32_t                             n_vocab       = 0;
     bool                                vocab_only    = false;
@@ -41,7 +43,8 @@ enum run_phase : int { RUN_IDLE, RUN_RUNNING, RUN_CANCELLED };
 
 struct velo_context {
     std::shared_ptr<llama_model>                                model;
-    std::shared_ptr<velo::mapped_files>                         files; // of the model
+    std::shared_ptr<velo::mapped_files>                         files;   // of the model
+    std::shared_ptr<velo::packing>                              packing; // of the model
     std::unique_ptr<llama_context, velo::llama_context_deleter> llama;
     int32_t                                                     n_vocab          = 0;
     int32_t                                                     max_batch_tokens = 0;
@@ -60,7 +63,8 @@ struct velo_context {
 
 struct velo_embedder {
     std::shared_ptr<llama_model>                                model;
-    std::shared_ptr<velo::mapped_files>                         files; // of the model
+    std::shared_ptr<velo::mapped_files>                         files;   // of the model
+    std::shared_ptr<velo::packing>                              packing; // of the model
     std::unique_ptr<llama_context, velo::llama_context_deleter> llama;
     int32_t                                                     n_vocab     = 0;
     int32_t                                                     n_embd      = 0;     // of what is given

@@ -1,5 +1,7 @@
 #include "host-memory.hpp"
 
+#include "packing.hpp"
+
 #include "ggml-backend.h"
 
 #include <algorithm>
@@ -59,5 +61,6 @@ int64_t velo::free_host_memory() {
         return static_cast<int64_t>(unused);
     }
     const int64_t limit = left_of_limit();
-    return limit < 0 ? free : std::min(free, limit);
+    free                = limit < 0 ? free : std::min(free, limit);
+    return std::max<int64_t>(0, free - promised_memory());
 }

@@ -1,6 +1,7 @@
 // The library as a whole: messages, the log, devices.
 #include "guard.hpp"
 #include "host-memory.hpp"
+#include "packing.hpp"
 
 #include "ggml-backend.h"
 #include "llama.h"
@@ -226,6 +227,8 @@ velo_status velo_devices(velo_device * devices, int32_t capacity, int32_t * coun
         velo::put_array(found.data(), static_cast<int32_t>(found.size()), devices, capacity, count);
     });
 }
+
+int64_t velo_promised_memory(void) noexcept { return velo::promised_memory(); }
 
 velo_status velo_system_info(char * text, size_t capacity, size_t * len) noexcept {
     return velo::guarded([&] {

@@ -69,6 +69,14 @@ llama_model_params load_params(const velo_model_params & params) {
     return out;
 }
 
+// While one lives, what this thread loads leaves weights to be packed later.
+struct leaving_weights {
+    explicit leaving_weights(std::vector<llama_late_weight> & weights) { llama_leave_weights(&weights); }
+    ~leaving_weights() { llama_leave_weights(nullptr); }
+    leaving_weights(const leaving_weights &)             = delete;
+    leaving_weights & operator=(const leaving_weights &) = delete;
+};
+
 // Upstream's number of characters -> text of that size.
 std::string read_text(const std::function<int32_t(char *, size_t)> & read) {
     std::string text(static_cast<size_t>(std::max(0, read(nullptr, 0))), '\0');
@@ -117,7 +125,12 @@ velo_status velo_model_load(const char * path, const velo_model_params * params,
         }
         const velo::error_log    log;
         const velo::catch_aborts catching(VELO_MODEL_ERROR);
-        made->llama.reset(llama_model_load_from_file(path, llama_params), llama_model_free);
+
+        std::vector<llama_late_weight> weights;
+        {
+            const leaving_weights leaving(weights);
+            made->llama.reset(llama_model_load_from_file(path, llama_params), llama_model_free);
+        }
         if (to.cancelled) {
             velo::fail(VELO_CANCELLED, "the load of %s was cancelled", path);
         }
@@ -131,6 +144,8 @@ velo_status velo_model_load(const char * path, const velo_model_params * params,
         if (defect) {
             velo::fail(VELO_MODEL_ERROR, "%s is damaged: %s", path, defect);
         }
+        made->packing =
+            std::make_shared<velo::packing>(std::move(weights), made->files, chosen.progress, chosen.progress_user);
         made->vocab         = llama_model_get_vocab(made->llama.get());
         made->n_vocab       = llama_vocab_n_tokens(made->vocab);
         made->vocab_only    = llama_params.vocab_only;

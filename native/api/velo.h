@@ -66,6 +66,8 @@ typedef struct velo_device {
 } velo_device;
 
 VELO_API velo_status velo_devices(velo_device * devices, int32_t capacity, int32_t * count) VELO_NOEXCEPT;
+// Bytes that models allocated for weights that their first run packs: free by the system's count, but spoken for.
+VELO_API int64_t velo_promised_memory(void) VELO_NOEXCEPT;
 // "AVX512 = 1 | ..." as the library was built
 VELO_API velo_status velo_system_info(char * text, size_t capacity, size_t * len) VELO_NOEXCEPT;
 
@@ -75,15 +77,20 @@ VELO_API void velo_threads_release(void) VELO_NOEXCEPT;
 
 // ---- model ----
 
-// 0..1; return 0 to cancel the load
+// 0..1; return 0 to cancel
 typedef int32_t (*velo_progress_callback)(float progress, void * user);
 
 typedef struct velo_model_params {
-    int32_t                n_gpu_layers; // 0: everything on the CPU; -1: all layers
-    int32_t                use_mmap;     // map the file: what a step uses of it is read then
-    int32_t                vocab_only;   // metadata and tokenizer: no weights, no layers, and only n_vocab of the sizes
-    int32_t                check_tensors; // look for NaN and Inf while loading
-    int32_t                deterministic; // keep weights in the layout whose products do not depend on the batch
+    int32_t n_gpu_layers; // 0: everything on the CPU; -1: all layers
+    // Map the file: what a step uses of it is read then. Weights that this processor has a faster layout for are packed
+    // by the first run of the model, whichever context's, in memory that is allocated by the load.
+    int32_t use_mmap;
+    int32_t vocab_only;    // metadata and tokenizer: no weights, no layers, and only n_vocab of the sizes
+    int32_t check_tensors; // look for NaN and Inf while loading
+    int32_t deterministic; // keep weights in the layout whose products do not depend on the batch
+    // Told of the load, from 0 to 1, in the thread that loads; and, where weights are left to be packed, of that from 0
+    // to 1 again, in the thread that runs, which must call nothing of the model or its contexts from there. It must be
+    // valid until they are freed.
     velo_progress_callback progress;
     void *                 progress_user;
 } velo_model_params;

@@ -1,14 +1,19 @@
 // What the patched files of llama.cpp call. Nothing else includes this.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 struct ggml_backend_buffer;
 struct ggml_context;
 struct ggml_tensor;
 struct llama_context;
+struct llama_model_loader;
 struct llama_paged;
 struct llm_graph_context;
+
+// whether a mapped weight is left to be packed with the first step (late-weights.h); if not, it is packed now
+bool llama_late_weight_left(llama_model_loader & loader, size_t file, ggml_tensor * tensor, const void * data);
 
 // a pool is zero as a contiguous cache is, but takes memory only as it fills
 void llama_paged_clear(ggml_backend_buffer * buffer);

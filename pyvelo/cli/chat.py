@@ -218,12 +218,10 @@ def open_chat(model: str, system: str | None, sampling: Mapping[str, Any], engin
 
     params = SamplingParams(**sampling)
     path = locate(model)
-    with loading(path) as progress:
-        llm = LLM(path, **engine, progress=progress)
-    with llm:
+    with loading(path) as bar, LLM(path, **engine, progress=bar) as llm:
         screen = best_screen()
         if sys.stdin.isatty():
             screen.note(DEMO_NOTE if path == str(DEMO_MODEL) else Path(path).name)
             screen.note("/help says what there is.")
-        Chat(LlmTalker(llm, params), screen, Conversation(system)).run()
+        Chat(LlmTalker(llm, params, bar=bar), screen, Conversation(system)).run()
     return 0

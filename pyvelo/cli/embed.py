@@ -43,9 +43,7 @@ def print_vectors(
     from pyvelo import LLM
 
     path = locate(model)
-    with loading(path) as progress:
-        llm = LLM(path, progress=progress, **engine)
-    with llm:
+    with loading(path) as progress, LLM(path, progress=progress, **engine) as llm:
         vectors = llm.embed(texts, pooling=pooling, normalize=normalize)
     if as_json:
         json.dump([[float(f"{x:.8g}") for x in row] for row in vectors.tolist()], sys.stdout)

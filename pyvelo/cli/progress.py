@@ -30,9 +30,10 @@ class Bar(Protocol):
 
 
 class LoadingBar:
-    """Called with the share of a model that is loaded, it decides from when on there is a bar.
+    """Called with the share of a model that is loaded, or packed, it decides from when on there is a bar.
 
-    `open_bar` makes one; `clock` tells the time in seconds.
+    From 0 to 1 is one wait, and there may be several. `open_bar` makes a bar; `clock` tells the time in
+    seconds.
     """
 
     def __init__(self, open_bar: Callable[[], Bar], clock: Callable[[], float] = time.perf_counter) -> None:
@@ -42,16 +43,21 @@ class LoadingBar:
         self._bar: Bar | None = None
 
     def __call__(self, share: float) -> None:
+        if share == 0.0:
+            self._start = self._clock()
         late = self._clock() - self._start >= SHOW_AFTER
         if self._bar is None and late and share < 1.0:
             self._bar = self._open_bar()
         if self._bar is not None:
             self._bar.show(share)
+        if share >= 1.0:
+            self.close()
 
     def close(self) -> None:
         """Ends the bar, where there is one."""
-        if self._bar is not None:
-            self._bar.close()
+        bar, self._bar = self._bar, None
+        if bar is not None:
+            bar.close()
 
 
 class _RichBar:
@@ -72,8 +78,8 @@ class _RichBar:
 
 
 @contextmanager
-def loading(path: str | os.PathLike[str]) -> Iterator[Callable[[float], None] | None]:
-    """What `LLM` is to tell its progress to while it loads `path`; None where nobody would see it."""
+def loading(path: str | os.PathLike[str]) -> Iterator[LoadingBar | None]:
+    """What `LLM` is to tell its progress to, up to its first answer; None where nobody would see it."""
     if not sys.stderr.isatty():
         yield None
         return

@@ -82,9 +82,7 @@ def generate(request: Request, *, as_json: bool, verbose: bool) -> int:
     params = SamplingParams(**request.sampling)
     _replace_what_the_terminal_cannot_show()
     started = time.perf_counter()
-    with loading(path) as progress:
-        llm = LLM(path, **request.engine, progress=progress)
-    with llm:
+    with loading(path) as progress, LLM(path, **request.engine, progress=progress) as llm:
         answer = Answer(load=time.perf_counter() - started)
         code = _stream(llm, request, params, answer, echo=not as_json)
         if as_json:

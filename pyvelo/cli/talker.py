@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from typing import Any
 
 from pyvelo.cli.conversation import Message
+from pyvelo.cli.progress import LoadingBar
 from pyvelo.cli.values import show_bytes
 from pyvelo.llm import LLM
 from pyvelo.outputs import StreamPiece, Usage
@@ -19,12 +20,22 @@ ROOM = 256
 
 
 class LlmTalker:
-    """Each turn is a request of the whole conversation: all but its new text is found in the cache."""
+    """Each turn is a request of the whole conversation: all but its new text is found in the cache.
 
-    def __init__(self, llm: LLM, params: SamplingParams, options: dict[str, Any] | None = None) -> None:
+    The first answer packs the model's weights: `bar` is what shows that, and it does not outlast an answer.
+    """
+
+    def __init__(
+        self,
+        llm: LLM,
+        params: SamplingParams,
+        options: dict[str, Any] | None = None,
+        bar: LoadingBar | None = None,
+    ) -> None:
         self._llm = llm
         self._params = params
         self._options = options or {}
+        self._bar = bar
 
     def fits(self, messages: list[Message]) -> bool:
         """See `Talker.fits`."""
@@ -35,7 +46,8 @@ class LlmTalker:
         """See `Talker.stream`."""
         before = self._llm.stats()
         n_tokens = 0
-        with closing(self._llm.chat_stream(messages, self._params, **self._options)) as pieces:
+        asked = self._llm.chat_stream(messages, self._params, **self._options)
+        with closing(self._bar) if self._bar is not None else nullcontext(), closing(asked) as pieces:
             for piece in pieces:
                 n_tokens += len(piece.token_ids)
                 yield piece

@@ -226,7 +226,7 @@ class EngineCore:
             self._fail(plan.requests, error)
             return
         done = self.clock()
-        if batch.n_tokens >= MANY_TOKENS:
+        if batch.n_tokens >= MANY_TOKENS and self.counters.steps:  # the first one packs weights, too
             self._costs.computed(batch.n_tokens, done - start)
         self.counters.steps += 1
         self.counters.run_seconds += done - start

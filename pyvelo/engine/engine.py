@@ -26,7 +26,7 @@ from pyvelo.kv.budget import PoolRequest, PoolSize, size_pool
 from pyvelo.kv.geometry import CPU_LINE, GPU_LINE, Geometry, make_geometry
 from pyvelo.kv.manager import BlockManager
 from pyvelo.kv.memory import free_memory
-from pyvelo.native import Context, Model, Sampler, StepArrays
+from pyvelo.native import Context, Model, Sampler, StepArrays, promised_memory
 from pyvelo.text.gguf_parts import part_paths, scan_model
 
 __all__ = ["Engine", "open_engine"]
@@ -137,11 +137,19 @@ def open_engine(config: EngineConfig) -> Engine:
     summary = scan_model(path)  # with exact integers, before C opens it
     files = ModelFiles(part_paths(summary), summary.file_bytes)
     try:
-        free_bytes = free_memory()  # before the weights are loaded: a mapped file would still seem free
-        return _open(path, config, files, free_bytes)
+        return _open(path, config, files, _free_bytes())
     except BaseException:
         files.close()
         raise
+
+
+def _free_bytes() -> int | None:
+    """Before the weights are loaded: what is mapped, or packed by the first step, would still seem free.
+
+    So does what the models of other engines will pack.
+    """
+    free = free_memory()
+    return None if free is None else max(0, free - promised_memory())
 
 
 def _open(path: str, config: EngineConfig, files: ModelFiles, free_bytes: int | None) -> Engine:

@@ -2,7 +2,7 @@
 
 from .context import Context, ContextInfo, StepArrays, Timings
 from .embedder import POOLINGS, Embedder
-from .library import Device, LogLevel, devices, release_threads, set_log, system_info
+from .library import Device, LogLevel, devices, promised_memory, release_threads, set_log, system_info
 from .model import Layer, Model, ModelInfo, VocabInfo, quantize
 from .sampler import Sampler
 
@@ -21,6 +21,7 @@ __all__ = [
     "Timings",
     "VocabInfo",
     "devices",
+    "promised_memory",
     "quantize",
     "release_threads",
     "set_log",

@@ -159,6 +159,7 @@ class Context:
         check(lib.velo_context_create(model.handle, params, out))
         self._handle = ffi.gc(out[0], lib.velo_context_free)
         self.n_vocab: Final[int] = model.info.n_vocab
+        self._watcher = model.watcher
         self._block_bytes = self.info.block_bytes
 
     @property
@@ -190,6 +191,8 @@ class Context:
     def run(self, arrays: StepArrays, n_tokens: int, n_seqs: int, n_copies: int = 0) -> None:
         """Run one step: copy blocks, then the forward pass of `n_tokens` tokens of `n_seqs` sequences.
 
+        The first of a model packs its weights; what the model's `progress` raises then is raised here.
+
         Raises:
             ConfigError: the arrays contradict one another; nothing was computed.
             Cancelled: `cancel()` was called meanwhile. The same step may be run again; where a model has
@@ -206,7 +209,7 @@ class Context:
         batch.n_tokens = n_tokens
         batch.n_seqs = n_seqs
         batch.n_copies = n_copies
-        check(lib.velo_context_run(self.handle, batch))
+        self._watcher.check(lib.velo_context_run(self.handle, batch))
 
     def cancel(self) -> None:
         """Make a run in progress, in another thread, raise `Cancelled` soon. A later run is not affected."""

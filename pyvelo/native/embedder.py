@@ -53,6 +53,7 @@ class Embedder:
         self._handle = ffi.gc(out[0], lib.velo_embedder_free)
         self.max_tokens: Final[int] = max_tokens
         self.n_embd: Final[int] = model.info.n_embd_out
+        self._watcher = model.watcher
 
     @property
     def handle(self) -> CData:
@@ -84,7 +85,7 @@ class Embedder:
         out = np.empty((len(lengths), self.n_embd), np.float32)
         target = ffi.from_buffer("float[]", out.reshape(-1))
         n = len(lengths)
-        check(
+        self._watcher.check(
             lib.velo_embed(
                 handle, ints(tokens), ints(lengths), n, int32("pooling", pooling), target, out.size
             )

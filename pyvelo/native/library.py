@@ -13,7 +13,7 @@ from ._ffi import check, ffi, from_c, lib, raised_in_callbacks, read_bytes
 if TYPE_CHECKING:
     from ._velo import CData
 
-__all__ = ["Device", "LogLevel", "devices", "release_threads", "set_log", "system_info"]
+__all__ = ["Device", "LogLevel", "devices", "promised_memory", "release_threads", "set_log", "system_info"]
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -44,6 +44,14 @@ def devices() -> tuple[Device, ...]:
             check(status)
             return tuple(from_c(Device, found[i]) for i in range(count[0]))
         capacity = count[0]
+
+
+def promised_memory() -> int:
+    """Bytes that loaded models have allocated for weights that their first run packs, and not touched yet.
+
+    The system still counts them as free.
+    """
+    return int(lib.velo_promised_memory())
 
 
 def system_info() -> str:

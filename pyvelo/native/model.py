@@ -85,17 +85,20 @@ class Model:
     Args:
         path: the GGUF file; the first one where a model is in several.
         n_gpu_layers: layers on a GPU; -1 for all.
-        use_mmap: map the file instead of reading it.
+        use_mmap: map the file instead of reading it: what a run uses is read then, and weights that this
+            processor has a faster layout for are packed by the first one.
         vocab_only: load metadata and tokenizer: no weights, no layers, and of the sizes only `n_vocab`.
         check_tensors: refuse weights that are NaN or infinite.
         deterministic: keep weights in the layout whose products do not depend on the batch.
-        progress: called with 0..1 while loading; returning False cancels.
+        progress: called with 0..1 while loading, and where weights are left for the first run to pack, with
+            0..1 then; it must not use the model. Returning False cancels; what it raises is raised by the
+            load or the run.
 
     Raises:
         ModelError: the file cannot be read or is damaged.
         UnsupportedError: this build has no GPU backend, but layers shall be on one.
         ConfigError: a setting is out of range.
-        Cancelled: `progress` said so; what it raises is raised as it is.
+        Cancelled: `progress` said so.
     """
 
     def __init__(
@@ -117,18 +120,15 @@ class Model:
         params.vocab_only = bool(vocab_only)
         params.check_tensors = bool(check_tensors)
         params.deterministic = bool(deterministic)
-        watcher = _Progress(progress)
-        state = ffi.new_handle(watcher)
+        self.watcher = Watcher(progress)
         if progress is not None:
             params.progress = lib.velo_py_progress
-            params.progress_user = state
+            params.progress_user = self.watcher.handle
         out = ffi.new("velo_model **")
         status = lib.velo_model_load(_path(path), ffi.new("velo_model_params *", params), out)
         if not status:
             self._handle = ffi.gc(out[0], lib.velo_model_free)
-        if watcher.raised is not None:
-            raise watcher.raised
-        check(status)
+        self.watcher.check(status)
 
         info = ffi.new("velo_model_info *")
         check(lib.velo_model_get_info(self.handle, info))
@@ -270,17 +270,28 @@ class Model:
         return bool(out[0])
 
 
-class _Progress:
-    """What a load tells its progress to, and what came of it."""
+class Watcher:
+    """What a load and the first run tell their progress to, and what came of it.
+
+    Whoever may run the model keeps it: C has its handle.
+    """
 
     def __init__(self, callback: Callable[[float], bool | None] | None) -> None:
         self.callback = callback
         self.raised: BaseException | None = None
+        self.handle: CData = ffi.new_handle(self)
+
+    def check(self, status: int) -> None:
+        """Raise what the callback raised, or else what the call reports."""
+        error, self.raised = self.raised, None
+        if error is not None:
+            raise error
+        check(status)
 
 
 @ffi.def_extern()
 def velo_py_progress(value: float, user: CData) -> int:
-    watcher: _Progress = ffi.from_handle(user)
+    watcher: Watcher = ffi.from_handle(user)
     try:
         return int(watcher.callback is None or watcher.callback(value) is not False)
     except BaseException as error:

@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from pyvelo import LLM, SamplingParams
+from pyvelo.cli.conversation import Message
 from pyvelo.cli.progress import SHOW_AFTER, LoadingBar
+from pyvelo.cli.talker import LlmTalker
 
 from .test_info import run_cli
 
@@ -65,9 +68,54 @@ def test_a_slow_load_shows_a_bar_from_then_on() -> None:
     load.reach(0.7, SHOW_AFTER * 2)
     load.reach(1.0, SHOW_AFTER * 3)
     assert [bar.shares for bar in load.bars] == [[0.3, 0.7, 1.0]]
-    assert not load.bars[0].closed
-    load.bar.close()
     assert load.bars[0].closed
+    load.bar.close()
+
+
+def test_every_wait_has_its_time() -> None:
+    load = Load()
+    load.reach(0.0, 0.0)
+    load.reach(0.9, SHOW_AFTER * 2)
+    load.reach(1.0, SHOW_AFTER * 3)
+    load.reach(0.0, SHOW_AFTER * 30)  # the user took a while to ask something
+    load.reach(0.9, SHOW_AFTER * 30.9)
+    assert [bar.shares for bar in load.bars] == [[0.9, 1.0]]
+    load.reach(0.95, SHOW_AFTER * 31)
+    assert [bar.shares for bar in load.bars] == [[0.9, 1.0], [0.95]]
+    load.bar.close()  # it was stopped
+    assert load.bars[1].closed
+    load.reach(0.97, SHOW_AFTER * 40)  # and goes on
+    load.reach(1.0, SHOW_AFTER * 41)
+    assert [bar.shares for bar in load.bars] == [[0.9, 1.0], [0.95], [0.97, 1.0]]
+    assert all(bar.closed for bar in load.bars)
+
+
+@pytest.mark.filterwarnings("ignore:.*chat template")
+def test_an_answer_that_is_stopped_leaves_no_bar(packed_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyvelo.cli.progress.SHOW_AFTER", 0.0)
+    bars: list[Recorded] = []
+
+    class Stopped(Recorded):
+        def show(self, share: float) -> None:
+            super().show(share)
+            if len(bars) == 2 and share > 0.3:
+                raise KeyboardInterrupt
+
+    def open_bar() -> Recorded:
+        bars.append(Stopped())
+        return bars[-1]
+
+    bar = LoadingBar(open_bar)
+    asked: list[Message] = [{"role": "user", "content": "Once"}]
+    with LLM(packed_model, n_threads=2, progress=bar) as llm:
+        talker = LlmTalker(llm, SamplingParams(max_tokens=2), bar=bar)
+        with pytest.raises(KeyboardInterrupt):
+            list(talker.stream(asked))
+        assert [bar.closed for bar in bars] == [True, True]
+        list(talker.stream(asked))
+    assert [bar.closed for bar in bars] == [True, True, True]
+    assert bars[2].shares[0] == bars[1].shares[-1]
+    assert bars[2].shares[-1] == 1.0
 
 
 PROGRAM = """
@@ -75,10 +123,13 @@ import os, signal, sys
 from pyvelo.cli import main, progress
 progress.SHOW_AFTER = 0.0  # as if every load were a slow one
 call = progress.LoadingBar.__call__
+shares = []
 def stopped(self, share):
     call(self, share)
-    os.kill(os.getpid(), signal.SIGINT)
-if sys.argv[1] == "stop":
+    shares.append(share)
+    if sys.argv[1] == "stop" or (1.0 in shares and 0.3 < share < 1.0):
+        os.kill(os.getpid(), signal.SIGINT)
+if sys.argv[1] != "run":
     progress.LoadingBar.__call__ = stopped
 main(sys.argv[2:])
 """
@@ -118,7 +169,15 @@ def test_a_terminal_sees_the_bar_and_the_pipe_does_not(tiny_model: Path) -> None
     )
     assert f"loading {tiny_model.name}" in shown
     assert "\x1b[2K" in shown[shown.rindex("loading") :]  # it is gone again, and the cursor is back
-    assert shown.count("\x1b[?25h") == shown.count("\x1b[?25l") == 1
+    assert shown.count("\x1b[?25h") == shown.count("\x1b[?25l") > 0
+
+
+def test_a_terminal_sees_the_first_step_pack(packed_model: Path) -> None:
+    code, out, shown = in_a_terminal(
+        "run", "run", str(packed_model), "-p", "Once", "-n", "3", "--threads", "2"
+    )
+    assert (code, out != "") == (0, True)
+    assert shown.count("\x1b[?25h") == shown.count("\x1b[?25l") == 2  # a bar for the load, and one for that
 
 
 def test_ctrl_c_while_loading_ends_it_cleanly(tiny_model: Path) -> None:
@@ -127,6 +186,15 @@ def test_ctrl_c_while_loading_ends_it_cleanly(tiny_model: Path) -> None:
     assert "loading" in shown
     assert "Traceback" not in shown
     assert shown.count("\x1b[?25h") == 1
+
+
+def test_ctrl_c_while_the_first_step_packs_ends_it_cleanly(packed_model: Path) -> None:
+    code, out, shown = in_a_terminal(
+        "stop-packing", "run", str(packed_model), "-p", "Once", "-n", "3", "--threads", "2"
+    )
+    assert (code, out) == (130, "")
+    assert "Traceback" not in shown
+    assert shown.count("\x1b[?25h") == shown.count("\x1b[?25l") == 2
 
 
 def test_nothing_is_shown_where_nobody_sees_it(

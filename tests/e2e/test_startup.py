@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from pyvelo import LLM, AsyncLLM, SamplingParams
+from pyvelo.engine import engine
 from pyvelo.errors import ConfigError
+from pyvelo.native import promised_memory
 
 SMAPS = Path("/proc/self/smaps")
 linux_only = pytest.mark.skipif(not SMAPS.exists(), reason="resident pages are read from /proc")
@@ -94,6 +98,49 @@ def test_weights_are_mapped_and_read_by_the_first_step(tiny_model_f32: Path) -> 
 
 
 @linux_only
+def test_weights_are_mapped_until_the_first_step_packs_them(packed_model: Path) -> None:
+    n_bytes = packed_model.stat().st_size
+    with LLM(packed_model) as llm:
+        mapped, loaded = resident(packed_model)
+        assert mapped > 0.9 * n_bytes
+        assert loaded < 0.1 * mapped
+        llm.generate("Once", SamplingParams(max_tokens=1))
+        assert resident(packed_model)[1] < 0.2 * mapped  # what is packed is not needed twice
+
+
+@linux_only
+def test_an_embedding_packs_weights_too(packed_model: Path) -> None:
+    with LLM(packed_model) as llm:
+        mapped, loaded = resident(packed_model)
+        assert loaded < 0.1 * mapped
+        llm.embed("Once", pooling="mean")
+        assert promised_memory() == 0
+        assert resident(packed_model)[1] < 0.2 * mapped
+
+
+def test_memory_that_weights_will_take_is_not_free(
+    packed_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the next engine: a pool is sized before anything is in it."""
+    free = 30 << 20
+    monkeypatch.setattr(engine, "free_memory", lambda: free)
+
+    def pool_bytes() -> int:
+        with LLM(packed_model, kv_type="f32", memory_utilization=0.9) as other:
+            return other.stats().pool_bytes
+
+    alone = pool_bytes()
+    with LLM(packed_model) as llm:
+        promised = promised_memory()
+        assert promised > 0.7 * packed_model.stat().st_size
+        beside = pool_bytes()
+        grain = 2 * 256 * llm.stats().block_bytes // llm.stats().block_size  # of f32
+        assert alone - beside == pytest.approx(0.9 * promised, abs=grain)
+        llm.generate("Once", SamplingParams(max_tokens=1))
+        assert pool_bytes() == alone  # the system counts what is packed
+
+
+@linux_only
 def test_the_cache_takes_memory_as_it_fills(tiny_model: Path) -> None:
     small, least = pool_and_peak(tiny_model, 16 << 20)
     large, most = pool_and_peak(tiny_model, 1 << 30)
@@ -110,9 +157,60 @@ def test_progress_goes_from_0_to_1(tiny_model: Path) -> None:
         assert (shares[0], shares[-1]) == (0.0, 1.0)
         assert shares == sorted(shares)
         assert len(shares) > 3
-        n_loading = len(shares)
         llm.generate("Once", SamplingParams(max_tokens=1))
-        assert len(shares) == n_loading
+        shares.clear()
+        llm.generate("Once", SamplingParams(max_tokens=1))
+        assert shares == []
+
+
+def test_progress_of_the_first_step(packed_model: Path) -> None:
+    shares: list[float] = []
+    with LLM(packed_model, n_threads=2, progress=shares.append) as llm:
+        shares.clear()
+        llm.generate("Once", SamplingParams(max_tokens=1))
+        assert (shares[0], shares[-1]) == (0.0, 1.0)
+        assert shares == sorted(shares)
+        assert len(shares) > 10
+
+
+def test_what_progress_raises_ends_the_requests_of_the_step(packed_model: Path) -> None:
+    shares: list[float] = []
+    raised: list[Exception] = []
+
+    def enough(share: float) -> None:
+        shares.append(share)
+        if shares.count(1.0) == 1 and 0.3 < share < 0.6 and not raised:
+            raised.append(LookupError("enough"))
+            raise raised[0]
+
+    params = SamplingParams(max_tokens=4, temperature=0)
+    with LLM(packed_model, n_threads=2, progress=enough) as llm:
+        with pytest.raises(LookupError, match="enough"):
+            llm.generate("Once", params)
+        assert llm.stats().blocks_used == 0
+        answer = llm.generate("Once", params)[0].token_ids
+    with LLM(packed_model) as llm:
+        assert llm.generate("Once", params)[0].token_ids == answer
+
+
+@pytest.mark.usefixtures("sigint")
+def test_ctrl_c_in_the_first_step(packed_model: Path) -> None:
+    shares: list[float] = []
+    sent: list[bool] = []
+
+    def interrupt(share: float) -> None:
+        shares.append(share)
+        if shares.count(1.0) == 1 and 0.3 < share < 0.6 and not sent:
+            sent.append(True)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    params = SamplingParams(max_tokens=4, temperature=0)
+    with LLM(packed_model, n_threads=2, progress=interrupt) as llm:
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate("Once", params)
+        assert llm.stats().blocks_used == 0
+        assert llm.generate("Once", params)[0].usage.completion_tokens == 4
+        assert shares[-1] == 1.0
 
 
 def test_what_progress_raises_ends_the_load(tiny_model: Path) -> None:
@@ -131,12 +229,14 @@ def test_what_progress_raises_ends_the_load(tiny_model: Path) -> None:
     LLM(tiny_model).close()
 
 
-def test_progress_of_asyncio(tiny_model: Path) -> None:
+def test_progress_of_asyncio(packed_model: Path) -> None:
     shares: list[float] = []
 
     async def load() -> None:
-        async with AsyncLLM(tiny_model, progress=shares.append):
-            pass
+        async with AsyncLLM(packed_model, n_threads=2, progress=shares.append) as llm:
+            assert (shares[0], shares[-1]) == (0.0, 1.0)
+            shares.clear()
+            await llm.generate("Once", SamplingParams(max_tokens=1))
 
     asyncio.run(load())
     assert (shares[0], shares[-1]) == (0.0, 1.0)

@@ -303,6 +303,24 @@ def test_costs_follow_what_is_measured() -> None:
     assert costs.favour_swap(4, 1)
 
 
+def test_the_first_step_tells_no_costs() -> None:
+    """It reads and packs weights, too."""
+    bench = Bench(n_blocks=16, block_size=8)
+    time = [0.0]
+    bench.core.clock = lambda: time[0]
+
+    def pass_time() -> None:
+        time[0] += 1000.0 if not bench.context.steps else 4.0
+
+    bench.context.before_run = pass_time
+    bench.finish(bench.submit([1] * 40, 1))
+    bench.core._costs.moved(1, 1.0)
+    assert bench.core._costs.favour_swap(1000, 1), "nothing is known yet"
+    bench.finish(bench.submit([2] * 40, 1))  # 0.1 s a token
+    assert bench.core._costs.favour_swap(1, 21)
+    assert not bench.core._costs.favour_swap(1, 19)
+
+
 def test_what_runs_is_moved_where_nobody_says_what_is_better() -> None:
     bench = Bench(n_blocks=6, block_size=8, n_swap_blocks=6)
     requests = [bench.submit([i] * 8, 32) for i in (1, 2)]

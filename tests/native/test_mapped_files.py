@@ -56,6 +56,64 @@ def lives(code: str, sound: Path, folder: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
 
 
+@pytest.mark.parametrize("left", [0, 4096, 3_000_000])
+def test_cut_before_weights_are_packed(packed_model: Path, tmp_path: Path, left: int) -> None:
+    code = f"""
+one, other, twin = Runner(path), Runner(sound), Runner(path)
+os.truncate(path, {left})
+for _ in range(2):
+    refused(one.logits)
+refused(twin.logits)
+with open(sound, "rb") as source, open(path, "rb+") as target:
+    target.write(source.read())
+for cut in (one, twin):  # half of what they have was packed from zeros
+    refused(cut.logits)
+assert other.logits() == Runner(path).logits() == Runner(path, use_mmap=False).logits()
+print("alive")
+"""
+    lives(code, packed_model, tmp_path)
+
+
+def test_cut_while_weights_are_packed(packed_model: Path, tmp_path: Path) -> None:
+    code = """
+ends = []
+def watch(share):
+    ends.extend([share] if share == 1.0 else [])
+    if len(ends) == 1 and 0.3 < share < 1.0:
+        os.truncate(path, 4096)
+one = Runner(path, progress=watch)
+assert ends == [1.0]
+for _ in range(2):
+    refused(one.logits)
+assert Runner(sound).logits() == Runner(sound, use_mmap=False).logits()
+print("alive")
+"""
+    lives(code, packed_model, tmp_path)
+
+
+def test_cut_before_an_embedder_packs(packed_model: Path, tmp_path: Path) -> None:
+    code = """
+from pyvelo.native import Embedder
+embedder = Embedder(Model(path), max_tokens=64, n_threads=2)
+os.truncate(path, 4096)
+for _ in range(2):
+    refused(lambda: embedder.embed([[1, 2, 3]], 1))
+print("alive")
+"""
+    lives(code, packed_model, tmp_path)
+
+
+def test_cut_after_weights_were_packed(packed_model: Path, tmp_path: Path) -> None:
+    code = """
+one = Runner(path)
+before = one.logits()
+os.truncate(path, 4096)  # some are used as they lie in the file
+refused(one.logits)
+print("alive")
+"""
+    lives(code, packed_model, tmp_path)
+
+
 @pytest.mark.parametrize("left", [0, 4096, 300_000])
 def test_cut_before_a_run(tiny_model_f32: Path, tmp_path: Path, left: int) -> None:
     code = f"""
@@ -104,11 +162,16 @@ print("alive")
     lives(code, tiny_model, tmp_path)
 
 
-def test_parts_of_a_model(tiny_model_f32: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", ["tiny_model_f32", "packed_model"])
+@pytest.mark.parametrize("runs_before", [False, True])
+def test_parts_of_a_model(
+    request: pytest.FixtureRequest, tmp_path: Path, model: str, runs_before: bool
+) -> None:
     sys.path.append(str(TESTS / "scripts"))
     from gguf_document import Value, read_document, write_document
 
-    document = read_document(tiny_model_f32)
+    whole = request.getfixturevalue(model)
+    document = read_document(whole)
     tensors, values = document.tensors, document.values
     counts = [Value(b"split.count", 2, 2), Value(b"split.tensors.count", 5, len(tensors))]
     for number, part in enumerate((tensors[:4], tensors[4:])):
@@ -116,15 +179,16 @@ def test_parts_of_a_model(tiny_model_f32: Path, tmp_path: Path) -> None:
         document.tensors = part
         name = tmp_path / f"model-{number + 1:05}-of-00002.gguf"
         name.write_bytes(write_document(document))
-    code = """
+    code = f"""
 first = os.path.dirname(path) + "/model-00001-of-00002.gguf"
 one = Runner(first)
-assert one.logits() == Runner(sound).logits()
+if {runs_before}:
+    assert one.logits() == Runner(sound, use_mmap=False).logits()
 os.truncate(first.replace("00001-of", "00002-of"), 1000)
 refused(one.logits)
 print("alive")
 """
-    lives(code, tiny_model_f32, tmp_path)
+    lives(code, whole, tmp_path)
 
 
 def test_quantizing_a_file_that_is_cut(tiny_model_f32: Path, tmp_path: Path) -> None:
