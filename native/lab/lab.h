@@ -63,6 +63,18 @@ struct lab_flash {
 LAB_API const char * lab_flash_attn(const struct lab_flash * op, const struct lab_run * run);
 
 // Rows of a KV type; n is a multiple of the type's group. Null, or what was wrong.
+// y = weights * x for rows x; null, or why not
+struct lab_product {
+    int32_t       type; // ggml_type
+    int32_t       n_threads;
+    int32_t       packed; // 0: weights as in a file; 1: in the first of the CPU backend's own layouts that takes them
+    int64_t       n_out, n_in, n_rows;
+    const void *  weights; // [n_out] rows of n_in
+    const float * x;       // [n_rows, n_in]
+    float *       out;     // [n_rows, n_out]
+};
+LAB_API const char * lab_product_run(const struct lab_product * p);
+
 LAB_API const char * lab_quantize(int32_t type, const float * from, void * to, int64_t n_rows, int64_t n);
 LAB_API const char * lab_dequantize(int32_t type, const void * from, float * to, int64_t n_rows, int64_t n);
 LAB_API int64_t      lab_row_size(int32_t type, int64_t n); // bytes

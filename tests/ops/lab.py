@@ -33,6 +33,8 @@ KV_TYPES = {
     "q4_0": 2,
     "iq4_nl": 20,
 }
+#: of weights too
+TYPES = {**KV_TYPES, "q4_k": 12, "q5_k": 13, "q6_k": 14, "iq4_xs": 23}
 QUANTIZED = tuple(name for name in KV_TYPES if name not in ("f32", "f16", "bf16"))
 HEADER = 4
 """Integers in front of the block ids of a table row."""
@@ -74,6 +76,14 @@ struct lab_flash {
 const char *lab_paged_attn(const struct lab_paged *op, const struct lab_run *run);
 const char *lab_paged_attn_gpu(const struct lab_paged *op, int32_t n_blocks, int32_t shared_bytes);
 const char *lab_flash_attn(const struct lab_flash *op, const struct lab_run *run);
+struct lab_product {
+    int32_t type, n_threads, packed;
+    int64_t n_out, n_in, n_rows;
+    const void *weights;
+    const float *x;
+    float *out;
+};
+const char *lab_product_run(const struct lab_product *p);
 const char *lab_quantize(int32_t type, const float *from, void *to, int64_t n_rows, int64_t n);
 const char *lab_dequantize(int32_t type, const void *from, float *to, int64_t n_rows, int64_t n);
 int64_t lab_row_size(int32_t type, int64_t n);
@@ -148,7 +158,7 @@ class Params:
 
 def row_size(kv_type: str, n: int) -> int:
     """Bytes of a row of n elements; ValueError where n is not a whole number of groups."""
-    size = int(_lib.lab_row_size(KV_TYPES[kv_type], n))
+    size = int(_lib.lab_row_size(TYPES[kv_type], n))
     if size < 0:
         raise ValueError(f"{n} elements are not a whole number of groups of {kv_type}")
     return size
@@ -166,7 +176,7 @@ def quantize(kv_type: str, rows: Floats) -> Bytes:
     out = np.empty((*rows.shape[:-1], row_size(kv_type, n)), np.uint8)
     _raise_on(
         _lib.lab_quantize(
-            KV_TYPES[kv_type], _pointer(rows, "float *"), _pointer(out, "void *"), rows.size // n, n
+            TYPES[kv_type], _pointer(rows, "float *"), _pointer(out, "void *"), rows.size // n, n
         )
     )
     return out
@@ -178,9 +188,28 @@ def dequantize(kv_type: str, rows: Bytes, n: int) -> Floats:
     out = np.empty((*rows.shape[:-1], n), np.float32)
     _raise_on(
         _lib.lab_dequantize(
-            KV_TYPES[kv_type], _pointer(rows, "void *"), _pointer(out, "float *"), out.size // n, n
+            TYPES[kv_type], _pointer(rows, "void *"), _pointer(out, "float *"), out.size // n, n
         )
     )
+    return out
+
+
+def product(kind: str, weights: Bytes, rows: Floats, *, packed: bool, threads: int = 2) -> Floats | None:
+    """Weights, bytes [n_out, row_size], times rows [n, n_in]: [n, n_out]; None where nothing packs such weights."""
+    rows = np.ascontiguousarray(rows, np.float32)
+    out = np.full((len(rows), len(weights)), np.nan, np.float32)
+    c = _ffi.new("struct lab_product *")
+    c.type, c.n_threads, c.packed = TYPES[kind], threads, packed
+    c.n_out, c.n_in, c.n_rows = len(weights), rows.shape[1], len(rows)
+    c.weights, c.x, c.out = (
+        _pointer(weights, "void *"),
+        _pointer(rows, "float *"),
+        _pointer(out, "float *"),
+    )
+    message = _lib.lab_product_run(c)
+    if message != _ffi.NULL and b"nothing here" in _ffi.string(message):
+        return None
+    _raise_on(message)
     return out
 
 

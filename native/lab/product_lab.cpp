@@ -1,0 +1,75 @@
+// One matrix product, with the weights as they lie in a file or in a layout that the CPU backend packs them into.
+#include "ggml-backend.h"
+#include "ggml-cpu.h"
+#include "ggml.h"
+#include "lab.h"
+
+#include <memory>
+
+namespace {
+
+struct context_deleter {
+    void operator()(ggml_context * context) const { ggml_free(context); }
+};
+struct buffer_deleter {
+    void operator()(ggml_backend_buffer * buffer) const { ggml_backend_buffer_free(buffer); }
+};
+struct backend_deleter {
+    void operator()(ggml_backend * backend) const { ggml_backend_free(backend); }
+};
+using context_ptr = std::unique_ptr<ggml_context, context_deleter>;
+using buffer_ptr  = std::unique_ptr<ggml_backend_buffer, buffer_deleter>;
+using backend_ptr = std::unique_ptr<ggml_backend, backend_deleter>;
+
+context_ptr new_context() {
+    return context_ptr(ggml_init({ggml_tensor_overhead() * 8 + ggml_graph_overhead(), nullptr, true}));
+}
+
+// Null-terminated.
+ggml_backend_buffer_type_t * packed_layouts() {
+    ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    auto               get = reinterpret_cast<ggml_backend_dev_get_extra_bufts_t>(
+        ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(cpu), "ggml_backend_dev_get_extra_bufts"));
+    static ggml_backend_buffer_type_t none[] = {nullptr};
+    return get ? get(cpu) : none;
+}
+
+const char * compute(const lab_product & p, ggml_backend_buffer_type_t layout, bool & supported) {
+    const backend_ptr backend(ggml_backend_cpu_init());
+    const context_ptr weights = new_context(), rest = new_context();
+    ggml_tensor *     w = ggml_new_tensor_2d(weights.get(), static_cast<ggml_type>(p.type), p.n_in, p.n_out);
+    ggml_tensor *     x = ggml_new_tensor_2d(rest.get(), GGML_TYPE_F32, p.n_in, p.n_rows);
+    ggml_tensor *     y = ggml_mul_mat(rest.get(), w, x);
+    const buffer_ptr  weights_buffer(ggml_backend_alloc_ctx_tensors_from_buft(weights.get(), layout));
+    const buffer_ptr  buffer(ggml_backend_alloc_ctx_tensors(rest.get(), backend.get()));
+    supported = weights_buffer && ggml_backend_supports_op(backend.get(), y);
+    if (!supported) {
+        return "no such product";
+    }
+    ggml_backend_cpu_set_n_threads(backend.get(), p.n_threads);
+    ggml_backend_tensor_set(w, p.weights, 0, ggml_nbytes(w));
+    ggml_backend_tensor_set(x, p.x, 0, ggml_nbytes(x));
+    ggml_cgraph * graph = ggml_new_graph_custom(rest.get(), 4, false);
+    ggml_build_forward_expand(graph, y);
+    if (ggml_backend_graph_compute(backend.get(), graph) != GGML_STATUS_SUCCESS) {
+        return "the product failed";
+    }
+    ggml_backend_tensor_get(y, p.out, 0, ggml_nbytes(y));
+    return nullptr;
+}
+
+} // namespace
+
+const char * lab_product_run(const lab_product * p) {
+    bool supported = false;
+    if (!p->packed) {
+        return compute(*p, ggml_backend_cpu_buffer_type(), supported);
+    }
+    for (ggml_backend_buffer_type_t * layout = packed_layouts(); *layout; ++layout) {
+        const char * message = compute(*p, *layout, supported);
+        if (supported) {
+            return message;
+        }
+    }
+    return "nothing here packs such weights";
+}
