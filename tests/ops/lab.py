@@ -195,7 +195,7 @@ def dequantize(kv_type: str, rows: Bytes, n: int) -> Floats:
 
 
 def product(kind: str, weights: Bytes, rows: Floats, *, packed: bool, threads: int = 2) -> Floats | None:
-    """Weights, bytes [n_out, row_size], times rows [n, n_in]: [n, n_out]; None where nothing packs such weights."""
+    """Weights, bytes [n_out, row_size], times rows [n, n_in]: [n, n_out]; None where nothing packs them."""
     rows = np.ascontiguousarray(rows, np.float32)
     out = np.full((len(rows), len(weights)), np.nan, np.float32)
     c = _ffi.new("struct lab_product *")

@@ -50,7 +50,7 @@ def test_packed_products_are_right(kind: str, n_out: int, n_in: int) -> None:
 
 @pytest.mark.parametrize("kind", TYPES)
 def test_a_row_is_the_same_in_any_company(kind: str) -> None:
-    """Of up to twelve, and whatever the threads: what sequences say does not depend on who decodes beside them."""
+    """Of up to twelve, and whatever the threads: what one says does not depend on who decodes beside it."""
     file, _ = weights(kind, 96, 512, seed=3)
     x = rows(12, 512)
     together = product(kind, file, x, packed=True, threads=2)
