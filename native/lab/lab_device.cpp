@@ -196,7 +196,7 @@ ggml_status stream_compute(ggml_backend_t backend, ggml_cgraph * graph) {
     stream_synchronize(backend);
     const at_work open;
     ++counts.graphs;
-    ggml_backend_cpu_set_n_threads(stream_of(backend).cpu, 2);
+    ggml_backend_cpu_set_n_threads(stream_of(backend).cpu, 1);
     return ggml_backend_graph_compute(stream_of(backend).cpu, graph);
 }
 

@@ -6,6 +6,7 @@ import sys
 
 import lab_device
 import numpy as np
+import pytest
 
 from pyvelo.errors import ConfigError, OutOfMemory
 from pyvelo.native import Context, Model, devices
@@ -74,12 +75,8 @@ def check_refusals(context: Context, model: Model) -> None:
         (lambda: context.swap_in([0, 1], [0]), "2 blocks cannot be copied to 1"),
         (lambda: open_context(model, 0).swap_out([0], [0]), "not one of the 0"),
     ):
-        try:
+        with pytest.raises(ConfigError, match=message):
             call()
-        except ConfigError as error:
-            assert message in str(error), error
-        else:
-            raise AssertionError(f"not refused: {message}")
 
 
 def main(path: str, n_gpu_layers: int, n_layers_there: int) -> None:
@@ -103,12 +100,8 @@ def main(path: str, n_gpu_layers: int, n_layers_there: int) -> None:
             check_refusals(context, model)
         assert lab_device.counts().pinned == before.pinned
         if n_layers_there:
-            try:
+            with pytest.raises(OutOfMemory, match="MiB of LAB0 are free"):
                 Context(model, n_blocks=1 << 15, max_seq_len=256)
-            except OutOfMemory as error:
-                assert "MiB of LAB0 are free" in str(error), error
-            else:
-                raise AssertionError("more than the device has")
 
 
 if __name__ == "__main__":
