@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pyvelo.config import EngineConfig
 from pyvelo.engine.placement import Gpu, Load, burdens, check_fits, host_weights, most_layers, weigh
 from pyvelo.engine.scheduler import Limits
-from pyvelo.kv.budget import DeviceRoom, PoolRequest, wanted_tokens
-from pyvelo.kv.geometry import GPU_LINE, POOL_GRAIN, Geometry, make_geometry
+from pyvelo.kv.budget import DeviceRoom, PoolRequest, PoolSize, size_pool, wanted_tokens
+from pyvelo.kv.geometry import CPU_LINE, GPU_LINE, POOL_GRAIN, Geometry, make_geometry
 from pyvelo.native import Device, Model, devices
 from pyvelo.text.gguf_scan import GgufSummary
 
-__all__ = ["NOTHING", "STATE_BYTES", "Offload", "find_gpus", "plan_offload", "weigh_model"]
+__all__ = ["NOTHING", "STATE_BYTES", "Offload", "find_gpus", "plan_offload", "planned_pool", "weigh_model"]
 
 STATE_BYTES = 1 << 30  # the recurrent states of all running sequences take no more
 SCRATCH_BYTES = 256 << 20  # of a GPU for libraries, besides what follows from the model
@@ -60,8 +60,31 @@ def plan_offload(config: EngineConfig, path: str, summary: GgufSummary) -> Offlo
         request = _request(config, model)
     n = _decide(config, load, gpus, geometry, request)
     held = burdens(load, n, gpus)
-    rooms = tuple(DeviceRoom(b.gpu.name, b.gpu.free_bytes, b.weights + b.other, b.token) for b in held)
+    rooms = tuple(
+        DeviceRoom(b.gpu.name, b.gpu.free_bytes, b.weights + b.other, b.token, b.n_layers, b.weights)
+        for b in held
+    )
     return Offload(n, rooms, host_weights(load, n, gpus))
+
+
+def planned_pool(
+    config: EngineConfig, summary: GgufSummary, model: Model, offload: Offload, free_bytes: int | None
+) -> tuple[PoolSize, int]:
+    """The pool that an engine would make, but for recurrent states; and the host's bytes of a token."""
+    geometry = make_geometry(
+        summary.path,
+        model.layers,
+        config.kv_type,
+        config.block_size,
+        line_bytes=GPU_LINE if offload.n_gpu_layers else CPU_LINE,
+    )
+    want = replace(
+        _request(config, model),
+        free_bytes=free_bytes,
+        other_bytes=offload.host_weights or 0,
+        devices=offload.rooms,
+    )
+    return size_pool(geometry, want), want.host_token_bytes(geometry)
 
 
 def weigh_model(config: EngineConfig, summary: GgufSummary, model: Model, geometry: Geometry | None) -> Load:

@@ -26,6 +26,8 @@ class DeviceRoom:
     free_bytes: int
     other_bytes: int  # what it needs beside the pool: weights, and memory to compute
     token_bytes: int
+    n_layers: int = 0
+    weight_bytes: int = 0
 
 
 @dataclass(frozen=True)
