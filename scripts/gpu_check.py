@@ -5,8 +5,8 @@
 
 The package must be built with PYVELO_CUDA; velo-op-bench and test-backend-ops are looked for beside its
 libraries and under build/, or named. The exit status is 0 when every section that was chosen passed, 1 where
-one did not (or what it needs is not there, or it ran out of time: the report says which), 2 for wrong arguments,
-3 without a GPU.
+one did not (or what it needs is not there, or time ran out: the report says which), 2 for wrong arguments, 3
+without a GPU.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Engines with layers on devices: as many as asked for or as fit, one pool on both sides, and no other token."""
+"""Engines with layers on devices: as many as asked for or as fit, one pool on both sides, the same tokens."""
 
 from __future__ import annotations
 
