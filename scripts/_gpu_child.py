@@ -2,7 +2,7 @@
 
     _gpu_child.py devices | tokens MODEL | pressure MODEL
 
-It prints one JSON object. What is expected are the answers of the CPU alone.
+It prints JSON, an object on a line. What is expected are the answers of the CPU alone.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ def pressure(path: str) -> dict[str, Any]:
 def main() -> int:
     what, *rest = sys.argv[1:]
     if what == "devices":
-        print(json.dumps({"devices": [asdict(device) for device in devices()]}))
+        for device in devices():
+            print(json.dumps(asdict(device)))
         return 0
     commands = {"tokens": tokens, "pressure": pressure}
     print(json.dumps(commands[what](rest[0])))

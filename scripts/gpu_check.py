@@ -30,23 +30,35 @@ SECONDS = 470.0
 WRONG = 2
 
 
-def find_gpu(run: Run, wanted: str | None) -> tuple[dict[str, Any] | None, str]:
-    """The GPU to check, as the package sees it; or None, and why there is none."""
-    try:
-        done = run([sys.executable, os.fspath(HERE / "_gpu_child.py"), "devices"], 60, {})
-    except (Missing, OutOfTime) as error:
-        return None, str(error)
-    lines = json_lines(done.out)
-    if done.code != 0 or not lines:
-        said = (done.err or "nothing").strip().splitlines()[-1]
-        return None, f"the package cannot list its devices: {said}"
-    gpus = [device for device in lines[-1]["devices"] if device["kind"] == "gpu"]
+def find_gpu(run: Run, wanted: str | None, op_bench: Path | None) -> tuple[dict[str, Any] | None, str]:
+    """The GPU to check, as the package sees it; or None, and why there is none.
+
+    Where the package cannot be imported, what needs none of it can still be checked: velo-op-bench is asked.
+    """
+    lister = [sys.executable, os.fspath(HERE / "_gpu_child.py"), "devices"]
+    found, why = _list_devices(run, lister, "the package")
+    if found is None and op_bench is not None:
+        found, _ = _list_devices(run, [os.fspath(op_bench), "devices"], "velo-op-bench")
+    if found is None:
+        return None, why
+    gpus = [device for device in found if device["kind"] == "gpu"]
     for device in gpus:
         if wanted in (None, device["name"]):
             return device, ""
     if gpus:
         return None, f"there is no GPU {wanted}; there are {', '.join(device['name'] for device in gpus)}"
-    return None, "the package sees no GPU: none is here, or it was built without PYVELO_CUDA"
+    return None, "no GPU is seen: none is here, or this was built without PYVELO_CUDA"
+
+
+def _list_devices(run: Run, command: Sequence[str], who: str) -> tuple[list[dict[str, Any]] | None, str]:
+    try:
+        done = run(command, 60, {})
+    except (Missing, OutOfTime) as error:
+        return None, str(error)
+    if done.code != 0 or not json_lines(done.out):
+        said = (done.err.strip() or "nothing").splitlines()[-1]
+        return None, f"{who} cannot list the devices: {said}"
+    return json_lines(done.out), ""
 
 
 def driver(run: Run) -> str | None:
@@ -84,7 +96,8 @@ def main(argv: Sequence[str] | None = None, run: Run = run_program) -> int:
         )
         return WRONG
     start = time.monotonic()
-    device, why = find_gpu(run, args.device)
+    op_bench = args.op_bench or _built("velo-op-bench")
+    device, why = find_gpu(run, args.device, op_bench)
     report: dict[str, Any] = {"device": device, "driver": driver(run) if device else None, "sections": []}
     if device is None:
         report |= {"passed": False, "why": why}
@@ -92,7 +105,7 @@ def main(argv: Sequence[str] | None = None, run: Run = run_program) -> int:
         print(f"gpu_check: {why}", file=sys.stderr)
     else:
         with tempfile.TemporaryDirectory() as folder:
-            tools = _tools(args, device["name"], Path(folder), run)
+            tools = _tools(args, device["name"], op_bench, Path(folder), run)
             sections = check(names, tools, args.seconds - (time.monotonic() - start))
         code = exit_code(sections)
         report |= {"passed": code == 0, "sections": [section.as_json() for section in sections]}
@@ -105,11 +118,11 @@ def main(argv: Sequence[str] | None = None, run: Run = run_program) -> int:
     return code
 
 
-def _tools(args: argparse.Namespace, device: str, scratch: Path, run: Run) -> Tools:
+def _tools(args: argparse.Namespace, device: str, op_bench: Path | None, scratch: Path, run: Run) -> Tools:
     sanitizer = shutil.which("compute-sanitizer")
     return Tools(
         device=device,
-        op_bench=args.op_bench or _built("velo-op-bench"),
+        op_bench=op_bench,
         backend_ops=args.backend_ops or _built("test-backend-ops"),
         sanitizer=args.sanitizer or (Path(sanitizer) if sanitizer else None),
         stock_bench=args.stock_bench,
@@ -160,5 +173,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def use_checkout() -> None:
+    """Programs that are started import the package of this checkout, where it is built."""
+    if any((ROOT / "pyvelo/native").glob("_velo*")) and (ROOT / "pyvelo/native/lib").is_dir():
+        paths = [os.fspath(ROOT), os.environ.get("PYTHONPATH", "")]
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+
+
 if __name__ == "__main__":
+    use_checkout()
     sys.exit(main())

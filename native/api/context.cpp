@@ -108,6 +108,9 @@ std::map<int32_t, double> pool_bytes(const llama_model * model, const velo_conte
 // A system that promises more memory than it has kills whoever takes it at its word.
 void check_memory(const velo_model & model, const velo_context_params & params) {
     for (const auto & [number, needed] : pool_bytes(model.llama.get(), params)) {
+        if (number < 0) { // a device that is in no list
+            continue;
+        }
         const ggml_backend_dev_t device = ggml_backend_dev_get(static_cast<size_t>(number));
         const bool               host   = ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU;
         size_t                   free = 0, total = 0;

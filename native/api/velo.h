@@ -136,7 +136,7 @@ typedef struct velo_layer {
     int32_t head_dim_v;  // 0: V is a view of K
     int32_t window;      // tokens, 0: attends everything
     int32_t window_type; // 0 none, 1 sliding, 2 chunked
-    int32_t device;      // where its weights and its cache are: a number in velo_devices
+    int32_t device;      // where its weights and its cache are: a number in velo_devices, -1: in none
 } velo_layer;
 
 VELO_API velo_status velo_model_layers(const velo_model * model, velo_layer * layers, int32_t capacity,

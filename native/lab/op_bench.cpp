@@ -4,6 +4,7 @@
 //   decode TYPE SEQUENCES LENGTH [paged|flash]    a token for each sequence; flash: upstream's, contiguous
 //   prefill TYPE LENGTH [paged|flash]             one sequence from its first token
 //   copy                              what the device's memory gives, read and written
+// or velo-op-bench devices: the devices there are
 #include "paged-attn.h"
 
 #include "ggml-alloc.h"
@@ -325,8 +326,25 @@ void copy(ggml_backend_t backend, int64_t size) {
     printf("{\"bench\": \"copy\", \"bytes\": %lld, \"seconds\": %.9g}\n", (long long) size, seconds_of(g, backend, 8));
 }
 
+int list_devices() {
+    const char * kinds[] = {"cpu", "gpu", "igpu", "accelerator", "meta"};
+    for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
+        const ggml_backend_dev_t device = ggml_backend_dev_get(i);
+        size_t                   free = 0, total = 0;
+        ggml_backend_dev_memory(device, &free, &total);
+        printf("{\"name\": \"%s\", \"description\": \"%s\", \"kind\": \"%s\", \"memory_total\": %zu, "
+               "\"memory_free\": %zu}\n",
+               ggml_backend_dev_name(device), ggml_backend_dev_description(device),
+               kinds[ggml_backend_dev_type(device)], total, free);
+    }
+    return 0;
+}
+
 int run(const std::vector<std::string> & args) {
     const auto at = [&](size_t i) { return i < args.size() ? args[i] : std::string(); };
+    if (args.size() == 1 && args[0] == "devices") {
+        return list_devices();
+    }
     if (args.size() < 2) {
         throw std::runtime_error("usage: velo-op-bench DEVICE check|decode|prefill|copy ...");
     }

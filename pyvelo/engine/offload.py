@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -54,7 +55,7 @@ def plan_offload(config: EngineConfig, path: str, summary: GgufSummary) -> Offlo
         geometry = None
         if model.refusal is None:
             geometry = make_geometry(
-                path, model.layers, config.kv_type, config.block_size, line_bytes=GPU_LINE
+                os.path.basename(path), model.layers, config.kv_type, config.block_size, line_bytes=GPU_LINE
             )
         load = weigh_model(config, summary, model, geometry)
         request = _request(config, model)

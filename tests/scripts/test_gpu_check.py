@@ -31,6 +31,7 @@ from _gpu_sections import PREFILLS, SECTIONS, SHAPES, SPEED_TYPES, Done, run_pro
 from gpu_check import WRONG, main
 
 import pyvelo
+from pyvelo.native import devices
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 GPU = {"name": "CUDA0", "description": "a card", "kind": "gpu", "memory_total": 80, "memory_free": 79}
@@ -58,7 +59,7 @@ class Machine:
 
     def _usual(self, command: Sequence[str]) -> Done:
         if "devices" in command:
-            return Done(0, json.dumps({"devices": [CPU, GPU]}), "")
+            return Done(0, json.dumps(CPU) + "\n" + json.dumps(GPU), "")
         if command[0] == "nvidia-smi":
             return Done(0, "550.54.15\n", "")
         if "PAGED_ATTN" in command:
@@ -218,13 +219,21 @@ def test_a_measurement_that_hangs_keeps_the_others(check: Check) -> None:
 
 
 def test_no_gpu_is_one_line_and_a_report(check: Check, capsys: pytest.CaptureFixture[str]) -> None:
-    code, report = check(Machine(devices=json.dumps({"devices": [CPU]})))
+    code, report = check(Machine(devices=json.dumps(CPU)))
     assert (code, report["passed"], report["device"], report["sections"]) == (NO_GPU, False, None, [])
     assert capsys.readouterr().err == f"gpu_check: {report['why']}\n"
     code, report = check(Machine(), "--device", "CUDA7")
     assert (code, report["why"]) == (NO_GPU, "there is no GPU CUDA7; there are CUDA0")
     code, report = check(Machine(devices=Done(1, "", "ImportError: no library\n")))
     assert (code, "ImportError: no library" in report["why"]) == (NO_GPU, True)
+
+
+def test_without_the_package_the_operator_is_checked(check: Check) -> None:
+    machine = Machine(_gpu_child=Done(1, "", "ModuleNotFoundError: No module named 'pyvelo'\n"))
+    code, report = check(machine, "--only", "foreign,tokens,speed")
+    assert (code, report["device"]) == (FAILED, GPU)
+    assert outcomes(report) == {"foreign": "passed", "tokens": "failed", "speed": "passed"}
+    assert "No module named 'pyvelo'" in report["sections"][1]["why"]
 
 
 def test_sections_that_do_not_exist(check: Check, capsys: pytest.CaptureFixture[str]) -> None:
@@ -336,6 +345,12 @@ def test_the_operator_is_checked_and_measured_on_any_device(op_bench: str) -> No
         ("prefill", 2 * 64 * 8 * 128 * 2),
     ]
     assert all(row["versus_flash"] > 0 for row in found["rows"])
+
+
+def test_the_bench_lists_devices_as_the_package_does(op_bench: str) -> None:
+    (found,) = json_lines(run_program([op_bench, "devices"], 30, {}).out)
+    (cpu,) = (device for device in devices() if device.kind == "cpu")
+    assert (found["name"], found["kind"], found["description"]) == (cpu.name, cpu.kind, cpu.description)
 
 
 @pytest.mark.parametrize("words", [[], ["CPU"], ["none", "copy"], ["CPU", "decode", "q9", "1", "1"]])
