@@ -39,6 +39,15 @@ def check_tokens(path: str, expected: list[tuple[int, ...]]) -> None:
         llm.close()
 
 
+def check_alone(path: str) -> None:
+    """Deterministic engines leave the devices alone; others give them products of large batches."""
+    for deterministic, idle in ((True, True), (False, False)):
+        before = lab_device.counts().graphs
+        with LLM(path, deterministic=deterministic, **SMALL) as llm:  # type: ignore[arg-type]
+            llm.generate([PROMPTS[4] * 3], SamplingParams(max_tokens=2))
+        assert (lab_device.counts().graphs == before) == idle
+
+
 def check_memory(path: str) -> None:
     """What was planned is what is there."""
     for n in (1, 2, -1):
@@ -108,6 +117,7 @@ def main(path: str, what: str) -> None:
         return
     for _ in range(int(what)):
         lab_device.add_device(1 << 30)
+    check_alone(path)
     check_memory(path)
     check_tokens(path, expected)
     assert lab_device.counts().graphs > 0
