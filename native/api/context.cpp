@@ -285,6 +285,9 @@ velo_status velo_context_run(velo_context * context, const velo_batch * batch) n
         const llama_paged_status status = llama_decode_paged(context->llama.get(), &paged);
         velo::check_files(context->files); // before anything that was computed from zeros
         check(status);
+        if (is_cancelled(context)) { // a GPU does not look in between
+            velo::fail(VELO_CANCELLED, "the step was cancelled");
+        }
         ++context->timings.n_runs;
         context->timings.n_tokens += batch->n_tokens;
     });
