@@ -33,7 +33,7 @@ class EngineConfig:
     max_num_seqs: int = 256
     max_batch_tokens: int = 512
     n_threads: int | None = None
-    n_gpu_layers: int = 0
+    n_gpu_layers: int | str = 0
     prefix_cache: bool = True
     swap_bytes: int = 0
     deterministic: bool = False
@@ -50,7 +50,7 @@ class EngineConfig:
             raise ConfigError(f"block_size={shown(self.block_size)}: choose from {sizes} tokens")
         for name in ("max_num_seqs", "max_batch_tokens"):
             self._check_integer(name, 1, _MAX_BATCH)
-        self._check_integer("n_gpu_layers", -1, _INT32_MAX)
+        self._check_gpu_layers()
         self._check_integer("swap_bytes", 0, (1 << 63) - 1)
         for name in ("n_ctx", "n_threads"):
             self._check_integer(name, 1, _INT32_MAX, optional=True)
@@ -67,6 +67,18 @@ class EngineConfig:
             raise ConfigError(f"attention_precision={shown(self.attention_precision)}: give {choices}")
         if self.progress is not None and not callable(self.progress):
             raise ConfigError(f"progress={shown(self.progress)}: give a function of one number, or None")
+
+    def _check_gpu_layers(self) -> None:
+        layers = self.n_gpu_layers
+        if isinstance(layers, str):
+            if layers != "auto":
+                raise ConfigError(f'n_gpu_layers={shown(layers)}: give a number, -1 for all, or "auto"')
+            return
+        self._check_integer("n_gpu_layers", -1, _INT32_MAX)
+        if self.n_gpu_layers and self.deterministic is True:
+            raise ConfigError(
+                f"n_gpu_layers={layers}: with deterministic=True the CPU computes alone, give 0"
+            )
 
     def _check_integer(self, name: str, low: int, high: int, *, optional: bool = False) -> None:
         value: Any = getattr(self, name)

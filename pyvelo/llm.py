@@ -55,7 +55,7 @@ class LLM:
         have their states in 1 GiB. The others wait.
     max_batch_tokens: tokens of one step; longer prompts run in pieces.
     n_threads: None: the cores there are.
-    n_gpu_layers: layers to offload; -1: all.
+    n_gpu_layers: layers on GPUs, the last ones first, the output among them; -1: all; "auto": as many as fit.
     prefix_cache: sequences that begin alike share the blocks of their beginning, also with those that ended
         (but with recurrent layers, whose states are not in blocks).
     swap_bytes: host memory beside the cache, for sequences that must give way while blocks are scarce; what
@@ -83,7 +83,7 @@ class LLM:
         max_num_seqs: int = 256,
         max_batch_tokens: int = 512,
         n_threads: int | None = None,
-        n_gpu_layers: int = 0,
+        n_gpu_layers: int | str = 0,
         prefix_cache: bool = True,
         swap_bytes: int = 0,
         deterministic: bool = False,

@@ -9,11 +9,16 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import lab_device
 import pytest
 
 import pyvelo
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_configure() -> None:
+    lab_device.from_environment()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -6,11 +6,13 @@
 #include "threads.hpp"
 #include "timer.hpp"
 
+#include "ggml-backend.h"
 #include "ggml.h"
 #include "llama-paged.h"
 
 #include <algorithm>
 #include <array>
+#include <map>
 
 namespace {
 
@@ -71,6 +73,7 @@ void check_sizes(const velo_context_params & params) {
     velo::check_range("max_seqs", params.max_seqs, 1, INT32_MAX);
     velo::check_range("max_seq_len", params.max_seq_len, 1, INT32_MAX);
     velo::check_range("max_outputs", params.max_outputs, 0, params.max_batch_tokens);
+    velo::check_range("n_swap_blocks", params.n_swap_blocks, 0, INT32_MAX);
 }
 
 void check_row(const velo_layer & layer, const char * which, int32_t head_dim, int32_t type) {
@@ -83,11 +86,11 @@ void check_row(const velo_layer & layer, const char * which, int32_t head_dim, i
     }
 }
 
-// Bytes of the pool; refuses what the types cannot hold.
-int64_t pool_bytes(const llama_model * model, const velo_context_params & params) {
+// Bytes of the pool on each device; refuses what the types cannot hold.
+std::map<int32_t, double> pool_bytes(const llama_model * model, const velo_context_params & params) {
     std::vector<velo_layer> layers(static_cast<size_t>(llama_model_cached_layers(model, nullptr, 0)));
     llama_model_cached_layers(model, layers.data(), static_cast<int32_t>(layers.size()));
-    double bytes = 0; // not an integer: it may be more than one holds
+    std::map<int32_t, double> bytes; // no integers: they may be more than one holds
     for (const velo_layer & layer : layers) {
         check_row(layer, "K", layer.head_dim_k, params.type_k);
         check_row(layer, "V", layer.head_dim_v, params.type_v);
@@ -97,20 +100,29 @@ int64_t pool_bytes(const llama_model * model, const velo_context_params & params
         const size_t row =
             ggml_row_size(static_cast<ggml_type>(params.type_k), int64_t{layer.head_dim_k} * layer.n_head_kv) +
             ggml_row_size(static_cast<ggml_type>(params.type_v), int64_t{layer.head_dim_v} * layer.n_head_kv);
-        bytes += static_cast<double>(row) * params.n_blocks * params.block_size;
+        bytes[layer.device] += static_cast<double>(row) * params.n_blocks * params.block_size;
     }
-    return static_cast<int64_t>(std::min(bytes, 9e18));
+    return bytes;
 }
 
 // A system that promises more memory than it has kills whoever takes it at its word.
 void check_memory(const velo_model & model, const velo_context_params & params) {
-    const int64_t needed = pool_bytes(model.llama.get(), params);
-    const int64_t free   = velo::free_host_memory();
-    if (!model.offloads && needed > free) {
-        constexpr double mib = 1024.0 * 1024.0;
-        velo::fail(VELO_OUT_OF_MEMORY,
-                   "%d blocks need %.1f MiB, but %.1f MiB of memory are free: use fewer blocks or a smaller type",
-                   params.n_blocks, static_cast<double>(needed) / mib, static_cast<double>(free) / mib);
+    for (const auto & [number, needed] : pool_bytes(model.llama.get(), params)) {
+        if (number < 0) { // a device that is in no list
+            continue;
+        }
+        const ggml_backend_dev_t device = ggml_backend_dev_get(static_cast<size_t>(number));
+        const bool               host   = ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU;
+        size_t                   free = 0, total = 0;
+        ggml_backend_dev_memory(device, &free, &total);
+        free = host ? static_cast<size_t>(velo::free_host_memory()) : free;
+        if (needed > static_cast<double>(free) && (host || total > 0)) { // a device need not tell
+            constexpr double  mib   = 1024.0 * 1024.0;
+            const std::string where = host ? "memory" : ggml_backend_dev_name(device);
+            velo::fail(VELO_OUT_OF_MEMORY,
+                       "%d blocks need %.1f MiB, but %.1f MiB of %s are free: use fewer blocks or a smaller type",
+                       params.n_blocks, needed / mib, static_cast<double>(free) / mib, where.c_str());
+        }
     }
 }
 
@@ -153,6 +165,7 @@ llama_context_params context_params(velo_context & context, const velo_context_p
     out.n_threads_batch      = out.n_threads;
     out.type_k               = static_cast<ggml_type>(params.type_k);
     out.type_v               = static_cast<ggml_type>(params.type_v);
+    out.op_offload           = params.deterministic == 0; // a GPU takes products of large batches, and rounds otherwise
     out.abort_callback       = is_cancelled;
     out.abort_callback_data  = &context;
     return out;
@@ -205,6 +218,7 @@ velo_status velo_context_create(velo_model * model, const velo_context_params * 
         paged.block_size     = static_cast<uint32_t>(params->block_size);
         paged.max_rows       = static_cast<uint32_t>(params->max_seqs);
         paged.max_seq_len    = static_cast<uint32_t>(params->max_seq_len);
+        paged.n_swap_blocks  = static_cast<uint32_t>(params->n_swap_blocks);
         paged.deterministic  = params->deterministic != 0;
         paged.fast_attention = params->fast_attention != 0;
 
@@ -244,6 +258,17 @@ velo_status velo_context_get_info(velo_context * context, velo_context_info * in
     });
 }
 
+velo_status velo_context_memory(velo_context * context, velo_device_memory * memory, int32_t capacity,
+                                int32_t * count) noexcept {
+    return velo::guarded([&] {
+        const auto                      lock  = velo::lock_context(context);
+        const llama_context *           llama = context->llama.get();
+        std::vector<velo_device_memory> found(static_cast<size_t>(llama_context_memory(llama, nullptr, 0)));
+        llama_context_memory(llama, found.data(), static_cast<int32_t>(found.size()));
+        velo::put_array(found.data(), static_cast<int32_t>(found.size()), memory, capacity, count);
+    });
+}
+
 velo_status velo_context_run(velo_context * context, const velo_batch * batch) noexcept {
     return velo::guarded([&] {
         const auto lock = velo::lock_context(context);
@@ -262,6 +287,9 @@ velo_status velo_context_run(velo_context * context, const velo_batch * batch) n
         const llama_paged_status status = llama_decode_paged(context->llama.get(), &paged);
         velo::check_files(context->files); // before anything that was computed from zeros
         check(status);
+        if (is_cancelled(context)) { // a GPU does not look in between
+            velo::fail(VELO_CANCELLED, "the step was cancelled");
+        }
         ++context->timings.n_runs;
         context->timings.n_tokens += batch->n_tokens;
     });
@@ -319,6 +347,22 @@ velo_status velo_blocks_write(velo_context * context, const int32_t * blocks, in
     return velo::guarded([&] {
         const auto lock = velo::lock_context(context);
         check(llama_paged_write(context->llama.get(), blocks, n, bytes, size));
+    });
+}
+
+velo_status velo_blocks_swap_out(velo_context * context, const int32_t * blocks, const int32_t * places,
+                                 int32_t n) noexcept {
+    return velo::guarded([&] {
+        const auto lock = velo::lock_context(context);
+        check(llama_paged_swap_out(context->llama.get(), blocks, places, n));
+    });
+}
+
+velo_status velo_blocks_swap_in(velo_context * context, const int32_t * places, const int32_t * blocks,
+                                int32_t n) noexcept {
+    return velo::guarded([&] {
+        const auto lock = velo::lock_context(context);
+        check(llama_paged_swap_in(context->llama.get(), places, blocks, n));
     });
 }
 

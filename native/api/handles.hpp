@@ -33,7 +33,10 @@ struct velo_model {
 namespace velo {
 
 struct llama_context_deleter {
-    void operator()(llama_context * context) const { llama_free(context); }
+    void operator()(llama_context * context) const {
+        llama_synchronize(context); // nothing may be under way on a device when its memory goes
+        llama_free(context);
+    }
 };
 
 // idle -> running -> idle, or running -> cancelled -> idle: a cancel between two runs finds nothing to cancel

@@ -92,6 +92,20 @@ void take_log(ggml_log_level level, const char * text, void *) noexcept {
     }
 }
 
+int32_t kind_of(enum ggml_backend_dev_type type) {
+    switch (type) {
+    case GGML_BACKEND_DEVICE_TYPE_GPU:
+    case GGML_BACKEND_DEVICE_TYPE_META:
+        return VELO_DEVICE_GPU;
+    case GGML_BACKEND_DEVICE_TYPE_IGPU:
+        return VELO_DEVICE_IGPU;
+    case GGML_BACKEND_DEVICE_TYPE_ACCEL:
+        return VELO_DEVICE_ACCELERATOR;
+    default:
+        return VELO_DEVICE_CPU;
+    }
+}
+
 void take_abort(const char * message) {
     if (abort_status != VELO_OK) {
         throw velo::error(abort_status, message);
@@ -220,7 +234,7 @@ velo_status velo_devices(velo_device * devices, int32_t capacity, int32_t * coun
             }
             velo::put_name(found[i].name, ggml_backend_dev_name(device));
             velo::put_name(found[i].description, ggml_backend_dev_description(device));
-            found[i].is_gpu       = type == GGML_BACKEND_DEVICE_TYPE_GPU || type == GGML_BACKEND_DEVICE_TYPE_IGPU;
+            found[i].kind         = kind_of(type);
             found[i].memory_total = static_cast<int64_t>(total);
             found[i].memory_free  = static_cast<int64_t>(free);
         }

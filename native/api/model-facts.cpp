@@ -2,11 +2,13 @@
 #include "model-facts.h"
 
 #include "llama-arch.h"
+#include "llama-context.h"
 #include "llama-model.h"
 #include "paged-state.h"
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 
 namespace {
 
@@ -50,6 +52,37 @@ int32_t window_type(llama_swa_type type) {
 
 } // namespace
 
+int32_t llama_device_number(ggml_backend_dev_t device) {
+    for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
+        if (ggml_backend_dev_get(i) == device) {
+            return static_cast<int32_t>(i);
+        }
+    }
+    return -1;
+}
+
+int32_t llama_context_memory(const llama_context * context, velo_device_memory * memory, int32_t capacity) {
+    std::map<int32_t, velo_device_memory> found;
+    const auto cpu = llama_device_number(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU));
+    for (const auto & [buft, part] : context->memory_breakdown()) {
+        const int32_t device =
+            ggml_backend_buft_is_host(buft) ? cpu : llama_device_number(ggml_backend_buft_get_device(buft));
+        velo_device_memory & m = found[device];
+        m.device               = device;
+        m.weight_bytes += static_cast<int64_t>(part.model);
+        m.pool_bytes += static_cast<int64_t>(part.context);
+        m.compute_bytes += static_cast<int64_t>(part.compute);
+    }
+    int32_t n = 0;
+    for (const auto & [device, m] : found) {
+        if (n < capacity) {
+            memory[n] = m;
+        }
+        ++n;
+    }
+    return n;
+}
+
 int32_t llama_model_cached_layers(const llama_model * model, velo_layer * layers, int32_t capacity) {
     const auto & hparams = model->hparams;
     if (llm_arch_is_recurrent(model->arch)) {
@@ -70,6 +103,7 @@ int32_t llama_model_cached_layers(const llama_model * model, velo_layer * layers
             layer.head_dim_v     = hparams.is_mla() ? 0 : static_cast<int32_t>(hparams.n_embd_head_v(il));
             layer.window         = window ? static_cast<int32_t>(hparams.n_swa) : 0;
             layer.window_type    = window;
+            layer.device         = llama_device_number(model->dev_layer(static_cast<int>(il)));
         }
         ++n;
     }

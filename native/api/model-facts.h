@@ -13,6 +13,13 @@ extern "C" {
 // there are.
 LLAMA_API int32_t llama_model_cached_layers(const struct llama_model * model, velo_layer * layers, int32_t capacity);
 
+// Its place among all devices, -1 where it is none of them.
+LLAMA_API int32_t llama_device_number(ggml_backend_dev_t device);
+
+// What lies on each device, as many as fit in `capacity`; returns how many there are.
+LLAMA_API int32_t llama_context_memory(const struct llama_context * context, velo_device_memory * memory,
+                                       int32_t capacity);
+
 // What is wrong with hyperparameters that loading accepts, but on which computing would abort; NULL: nothing.
 LLAMA_API const char * llama_model_defect(const struct llama_model * model);
 

@@ -57,10 +57,17 @@ typedef void (*velo_log_callback)(int32_t level, const char * text, void * user)
 // end; one that another thread had begun may still come after this returns.
 VELO_API velo_status velo_log_set(velo_log_callback callback, void * user, int32_t min_level) VELO_NOEXCEPT;
 
+typedef enum velo_device_kind {
+    VELO_DEVICE_CPU         = 0,
+    VELO_DEVICE_GPU         = 1, // with memory of its own
+    VELO_DEVICE_IGPU        = 2, // in host memory
+    VELO_DEVICE_ACCELERATOR = 3  // beside the CPU, for some operations
+} velo_device_kind;
+
 typedef struct velo_device {
     char    name[64];
     char    description[128];
-    int32_t is_gpu;
+    int32_t kind;         // a velo_device_kind
     int64_t memory_total; // bytes
     int64_t memory_free;  // of the CPU: what can be taken without pushing others out
 } velo_device;
@@ -136,6 +143,7 @@ typedef struct velo_layer {
     int32_t head_dim_v;  // 0: V is a view of K
     int32_t window;      // tokens, 0: attends everything
     int32_t window_type; // 0 none, 1 sliding, 2 chunked
+    int32_t device;      // where its weights and its cache are: a number in velo_devices, -1: in none
 } velo_layer;
 
 VELO_API velo_status velo_model_layers(const velo_model * model, velo_layer * layers, int32_t capacity,
@@ -191,6 +199,7 @@ typedef struct velo_context_params {
     int32_t n_threads;        // 0: the cores there are
     int32_t deterministic;    // bit-identical logits alone, batched and recomputed; the model must be loaded so too
     int32_t fast_attention;   // products of many query rows may be rounded to bfloat16, whatever the types
+    int32_t n_swap_blocks;    // blocks in host memory beside the pool, for velo_blocks_swap_out
 } velo_context_params;
 
 // n_blocks and max_seq_len have no default
@@ -212,6 +221,18 @@ typedef struct velo_context_info {
 } velo_context_info;
 
 VELO_API velo_status velo_context_get_info(velo_context * context, velo_context_info * info) VELO_NOEXCEPT;
+
+// What lies on one device.
+typedef struct velo_device_memory {
+    int32_t device; // a number in velo_devices
+    int64_t weight_bytes;
+    int64_t pool_bytes; // K, V and recurrent states
+    int64_t compute_bytes;
+} velo_device_memory;
+
+// Devices that hold anything; memory that the host and a device share counts as the CPU's.
+VELO_API velo_status velo_context_memory(velo_context * context, velo_device_memory * memory, int32_t capacity,
+                                         int32_t * count) VELO_NOEXCEPT;
 
 // One step of all sequences: copies first, then the forward pass. Arrays are read during the call only.
 typedef struct velo_batch {
@@ -246,6 +267,12 @@ VELO_API velo_status velo_blocks_read(velo_context * context, const int32_t * bl
                                       size_t size) VELO_NOEXCEPT;
 VELO_API velo_status velo_blocks_write(velo_context * context, const int32_t * blocks, int32_t n, const void * bytes,
                                        size_t size) VELO_NOEXCEPT;
+// To host memory and back: each block to a place 0 .. n_swap_blocks-1. A pool on a device is copied by the device, on a
+// stream of its own; pinned memory is used where there is any.
+VELO_API velo_status velo_blocks_swap_out(velo_context * context, const int32_t * blocks, const int32_t * places,
+                                          int32_t n) VELO_NOEXCEPT;
+VELO_API velo_status velo_blocks_swap_in(velo_context * context, const int32_t * places, const int32_t * blocks,
+                                         int32_t n) VELO_NOEXCEPT;
 // 0xFF is NaN in every type: what must not be read can be made visible.
 VELO_API velo_status velo_blocks_fill(velo_context * context, const int32_t * blocks, int32_t n,
                                       uint8_t byte) VELO_NOEXCEPT;

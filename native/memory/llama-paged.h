@@ -28,6 +28,7 @@ struct llama_paged_params {
     uint32_t block_size;     // tokens, a multiple of 32
     uint32_t max_rows;       // sequences of one step in the worst case
     uint32_t max_seq_len;    // tokens of the longest sequence (rope scaling, width of the table)
+    uint32_t n_swap_blocks;  // blocks in host memory beside the pool
     bool     deterministic;  // a sequence's logits do not depend on what runs beside it, nor on how it was cut
     bool     fast_attention; // products of many query rows may be rounded to bfloat16, whatever the types
 };
@@ -101,6 +102,12 @@ LLAMA_API enum llama_paged_status llama_paged_write(struct llama_context * ctx, 
 // every byte of the blocks set to `byte` (0xFF is NaN in every type)
 LLAMA_API enum llama_paged_status llama_paged_fill(struct llama_context * ctx, const int32_t * blocks, int32_t n,
                                                    uint8_t byte);
+
+// To host memory and back, each block to a place 0 .. n_swap_blocks-1; done when the call returns.
+LLAMA_API enum llama_paged_status llama_paged_swap_out(struct llama_context * ctx, const int32_t * blocks,
+                                                       const int32_t * places, int32_t n);
+LLAMA_API enum llama_paged_status llama_paged_swap_in(struct llama_context * ctx, const int32_t * places,
+                                                      const int32_t * blocks, int32_t n);
 
 // Forget what a recurrent state holds: call it before a sequence starts in it.
 LLAMA_API enum llama_paged_status llama_paged_clear_state(struct llama_context * ctx, int32_t state);

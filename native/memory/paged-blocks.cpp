@@ -1,20 +1,22 @@
 // Whole blocks over all layers, and what was allocated for them.
 
-#include "paged-state.h"
+#include "paged-blocks.h"
 
+#include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
-static size_t block_bytes(const llama_paged & paged, const ggml_tensor * pool) {
+size_t paged_block_bytes(const llama_paged & paged, const ggml_tensor * pool) {
     return paged.params.block_size * pool->nb[1];
 }
 
-static size_t block_bytes(const llama_paged & paged) {
+size_t paged_block_bytes(const llama_paged & paged) {
     size_t total = 0;
-    for_each_pool(paged, [&](const ggml_tensor * pool) { total += block_bytes(paged, pool); });
+    for_each_pool(paged, [&](const ggml_tensor * pool) { total += paged_block_bytes(paged, pool); });
     return total;
 }
 
-static void check_blocks(const llama_paged & paged, const int32_t * blocks, int32_t n) {
+void paged_check_blocks(const llama_paged & paged, const int32_t * blocks, int32_t n) {
     if (n < 0 || (n > 0 && !blocks)) {
         paged_fail(LLAMA_PAGED_INVALID, "the list of blocks is null or has a negative length");
     }
@@ -27,53 +29,76 @@ static void check_blocks(const llama_paged & paged, const int32_t * blocks, int3
 }
 
 static void check_buffer(const llama_paged & paged, int32_t n, const void * data, size_t size) {
-    const size_t need = n * block_bytes(paged);
+    const size_t need = n * paged_block_bytes(paged);
     if (size != need || (need > 0 && !data)) {
         paged_fail(LLAMA_PAGED_INVALID, "the buffer has " + std::to_string(size) + " bytes; " + std::to_string(n) +
                                             " blocks take " + std::to_string(need));
     }
 }
 
-// the block's place in a pool that lies in host memory, else null
-static uint8_t * host_block(const llama_paged & paged, ggml_tensor * pool, int32_t block) {
-    return ggml_backend_buffer_is_host(pool->buffer)
-               ? static_cast<uint8_t *>(pool->data) + block * block_bytes(paged, pool)
-               : nullptr;
+// Bytes of a pool as a tensor of their own, which is what backends copy.
+static ggml_tensor bytes_of(ggml_tensor * pool, size_t at, size_t size) {
+    ggml_tensor view = *pool;
+    view.type        = GGML_TYPE_I8;
+    view.op          = GGML_OP_VIEW;
+    view.view_src    = pool;
+    view.view_offs   = at;
+    view.data        = static_cast<uint8_t *>(pool->data) + at;
+    std::fill_n(view.ne, GGML_MAX_DIMS, 1);
+    std::fill_n(view.nb, GGML_MAX_DIMS, size);
+    view.ne[0] = (int64_t) size;
+    view.nb[0] = 1;
+    return view;
 }
 
-static void copy_block(const llama_paged & paged, ggml_tensor * pool, int32_t src, int32_t dst,
-                       std::vector<uint8_t> & staging) {
-    const size_t size = block_bytes(paged, pool);
-    if (uint8_t * from = host_block(paged, pool, src)) {
-        memmove(host_block(paged, pool, dst), from, size);
+// Pools of a device are copied there, behind what it computes.
+static void copy_bytes(llama_context & ctx, ggml_tensor * pool, size_t from, size_t to, size_t size) {
+    if (ggml_backend_buffer_is_host(pool->buffer)) {
+        auto * data = static_cast<uint8_t *>(pool->data);
+        memmove(data + to, data + from, size);
         return;
     }
-    staging.resize(size);
-    ggml_backend_tensor_get(pool, staging.data(), src * size, size);
-    ggml_backend_tensor_set(pool, staging.data(), dst * size, size);
+    ggml_tensor source = bytes_of(pool, from, size), target = bytes_of(pool, to, size);
+    if (ggml_backend_t backend = paged_backend_of(llama_paged_access::sched(ctx), pool)) {
+        ggml_backend_tensor_copy_async(backend, backend, &source, &target);
+    } else {
+        ggml_backend_tensor_copy(&source, &target);
+    }
+}
+
+// One after the other: a run whose source and target overlap goes block by block.
+static void copy_run(llama_context & ctx, const llama_paged & paged, ggml_tensor * pool, int32_t src, int32_t dst,
+                     size_t length) {
+    const size_t size = paged_block_bytes(paged, pool);
+    if (src == dst) {
+        return;
+    }
+    const size_t step = (size_t) std::abs(src - dst) >= length ? length : 1;
+    for (size_t i = 0; i < length; i += step) {
+        copy_bytes(ctx, pool, (src + i) * size, (dst + i) * size, step * size);
+    }
 }
 
 llama_paged_status llama_paged_copy(llama_context * ctx, const int32_t * src, const int32_t * dst, int32_t n) {
     return paged_guard([&] {
         const llama_paged & paged = paged_of(ctx);
-        check_blocks(paged, src, n);
-        check_blocks(paged, dst, n);
+        paged_check_blocks(paged, src, n);
+        paged_check_blocks(paged, dst, n);
         ctx->synchronize();
-        std::vector<uint8_t> staging;
         for_each_pool(paged, [&](ggml_tensor * pool) {
-            for (int32_t i = 0; i < n; ++i) {
-                copy_block(paged, pool, src[i], dst[i], staging);
-            }
+            for_each_run(src, dst, n, [&](int32_t from, int32_t to, size_t length) {
+                copy_run(*ctx, paged, pool, from, to, length);
+            });
         });
     });
 }
 
 // f(pool, offset in the pool, offset in the caller's buffer, size) for every piece of the blocks
 template <typename F> static void for_each_piece(const llama_paged & paged, const int32_t * blocks, int32_t n, F && f) {
-    const size_t stride = block_bytes(paged);
+    const size_t stride = paged_block_bytes(paged);
     size_t       offset = 0;
     for_each_pool(paged, [&](ggml_tensor * pool) {
-        const size_t size = block_bytes(paged, pool);
+        const size_t size = paged_block_bytes(paged, pool);
         for (int32_t i = 0; i < n; ++i) {
             f(pool, blocks[i] * size, i * stride + offset, size);
         }
@@ -84,7 +109,7 @@ template <typename F> static void for_each_piece(const llama_paged & paged, cons
 llama_paged_status llama_paged_read(llama_context * ctx, const int32_t * blocks, int32_t n, void * data, size_t size) {
     return paged_guard([&] {
         const llama_paged & paged = paged_of(ctx);
-        check_blocks(paged, blocks, n);
+        paged_check_blocks(paged, blocks, n);
         check_buffer(paged, n, data, size);
         ctx->synchronize();
         for_each_piece(paged, blocks, n, [&](ggml_tensor * pool, size_t at, size_t to, size_t bytes) {
@@ -97,7 +122,7 @@ llama_paged_status llama_paged_write(llama_context * ctx, const int32_t * blocks
                                      size_t size) {
     return paged_guard([&] {
         const llama_paged & paged = paged_of(ctx);
-        check_blocks(paged, blocks, n);
+        paged_check_blocks(paged, blocks, n);
         check_buffer(paged, n, data, size);
         ctx->synchronize();
         for_each_piece(paged, blocks, n, [&](ggml_tensor * pool, size_t at, size_t from, size_t bytes) {
@@ -109,7 +134,7 @@ llama_paged_status llama_paged_write(llama_context * ctx, const int32_t * blocks
 llama_paged_status llama_paged_fill(llama_context * ctx, const int32_t * blocks, int32_t n, uint8_t byte) {
     return paged_guard([&] {
         const llama_paged & paged = paged_of(ctx);
-        check_blocks(paged, blocks, n);
+        paged_check_blocks(paged, blocks, n);
         ctx->synchronize();
         for_each_piece(paged, blocks, n, [&](ggml_tensor * pool, size_t at, size_t, size_t bytes) {
             ggml_backend_tensor_memset(pool, byte, at, bytes);
@@ -142,7 +167,7 @@ llama_paged_status llama_paged_get_info(llama_context * ctx, llama_paged_info * 
         *info             = {};
         info->n_blocks    = paged.params.n_blocks;
         info->block_size  = paged.params.block_size;
-        info->block_bytes = block_bytes(paged);
+        info->block_bytes = paged_block_bytes(paged);
         for (const llama_kv_cache * cache : paged.caches) {
             info->n_storages += llama_paged_access::layers(*cache).size();
             info->pool_bytes += llama_paged_access::bytes(*cache);

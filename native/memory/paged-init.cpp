@@ -172,6 +172,7 @@ static llama_context * init(llama_model * model, llama_context_params cp, const 
     }
     llama_paged & paged = paged_of(ctx.get());
     for_each_pool(paged, [&](const ggml_tensor * pool) { paged.ahead.add(pool); });
+    paged_open_swap(paged);
     if (!paged.states) {
         paged.memory = llama_paged_access::memory(*ctx).init_full();
     }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "llama-paged.h"
+#include "paged-swap.h"
 #include "pool-ahead.h"
 
 #include "llama-context.h"
@@ -63,6 +64,7 @@ struct llama_paged {
     paged_step                    step;
     paged_ubatch_buffers          buffers;
     pool_ahead                    ahead;
+    std::unique_ptr<paged_swap>   swap; // null where none was asked for
 
     uint32_t n_slots() const { return params.n_blocks * params.block_size; }
 };
@@ -119,6 +121,9 @@ paged_parts paged_parts_of(llama_memory_i * memory, const llama_model & model);
 
 // The paged mode of a context; throws where it is off.
 llama_paged & paged_of(llama_context * ctx);
+
+// Takes the host memory for swapped blocks, where some are wanted.
+void paged_open_swap(llama_paged & paged);
 
 // The backend on which the pool of this tensor lies; null if none of the scheduler's can reach it.
 ggml_backend_t paged_backend_of(ggml_backend_sched_t sched, const ggml_tensor * pool);

@@ -215,13 +215,18 @@ def bench(
 
 
 @app.command()
-def info(model: opt.ModelName, block_size: opt.BlockSize = 32, as_json: opt.Json = False) -> int:
+def info(
+    model: opt.ModelName,
+    block_size: opt.BlockSize = 32,
+    n_gpu_layers: opt.GpuLayers = "auto",
+    as_json: opt.Json = False,
+) -> int:
     """Show what a model is, and what its KV cache costs here."""
     from pyvelo.cli.info import describe
     from pyvelo.cli.render import print_json, print_report
     from pyvelo.hub import locate
 
-    report = describe(Path(locate(model)), block_size)
+    report = describe(Path(locate(model)), block_size, n_gpu_layers)
     if as_json:
         print_json(report)
     else:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyvelo.errors import UnsupportedError
+from pyvelo.errors import UnsupportedError, VeloError
 from pyvelo.kv.geometry import KV_TYPES, POOL_GRAIN, Geometry, make_geometry
 from pyvelo.kv.memory import free_memory
 from pyvelo.text.gguf_parts import scan_model
 from pyvelo.text.gguf_scan import GgufSummary
 
 if TYPE_CHECKING:
+    from pyvelo.config import EngineConfig
     from pyvelo.native import Model
 
 __all__ = ["describe"]
@@ -25,14 +26,16 @@ GIB = 1 << 30
 CONVERSATIONS = (4096, 32768)  # tokens; and one that fills the context
 
 
-def describe(path: Path, block_size: int) -> dict[str, Any]:
+def describe(path: Path, block_size: int, n_gpu_layers: int | str = "auto") -> dict[str, Any]:
     """Everything about the model at `path` as plain data; sizes in bytes.
 
-    Raises ModelError when the file is no model, ConfigError for a block size that does not exist.
+    Raises ModelError when the file is no model, ConfigError for a setting that does not exist.
     """
     from pyvelo import native
+    from pyvelo.config import EngineConfig
 
     summary = scan_model(path)
+    config = EngineConfig(model=path, block_size=block_size, n_gpu_layers=n_gpu_layers)
     # weights stay where they are mapped: nothing is read that need not be
     with native.Model(str(path), deterministic=True) as model:
         free = free_memory()
@@ -42,6 +45,7 @@ def describe(path: Path, block_size: int) -> dict[str, Any]:
             "paged": {"possible": model.info.can_page, "refusal": model.refusal or None},
             "layers": [asdict(layer) for layer in model.layers],
             "kv_types": _kv_types(summary, model, block_size, free),
+            "placement": _placement(config, summary, model, free),
             "machine": _machine(free),
         }
 
@@ -107,6 +111,33 @@ def _tokens_in(geometry: Geometry, n_bytes: int) -> int:
 def _lengths(longest: int) -> list[int]:
     """Of the conversations whose bytes are told."""
     return [n for n in CONVERSATIONS if n < longest] + [longest] * (longest > 0)
+
+
+def _placement(
+    config: EngineConfig, summary: GgufSummary, model: Model, free: int | None
+) -> dict[str, Any] | None:
+    """What LLM would put where with its defaults, or why it could not; None where there is nothing to put."""
+    from pyvelo.engine.offload import NOTHING, plan_offload, planned_pool
+
+    if not model.info.can_page:
+        return None
+    try:
+        plan = plan_offload(config, summary.path, summary)
+        if plan.n_gpu_layers and not plan.rooms:
+            raise UnsupportedError("there is no GPU: give 0, or build with PYVELO_CUDA")
+        if plan == NOTHING:
+            plan = replace(plan, host_weights=model.info.size_bytes)
+        pool, on_host = planned_pool(config, summary, model, plan, free)
+    except VeloError as error:
+        return {"n_gpu_layers": config.n_gpu_layers, "refusal": str(error)}
+    parts = [("CPU", model.info.n_layer - sum(r.n_layers for r in plan.rooms), plan.host_weights, on_host)]
+    parts += [(room.name, room.n_layers, room.weight_bytes, room.token_bytes) for room in plan.rooms]
+    names = ("name", "layers", "weight_bytes", "pool_bytes")
+    return {
+        "n_gpu_layers": plan.n_gpu_layers,
+        "tokens": pool.n_tokens,
+        "devices": [dict(zip(names, (*part[:3], part[3] * pool.n_tokens), strict=True)) for part in parts],
+    }
 
 
 def _machine(free: int | None) -> dict[str, Any]:

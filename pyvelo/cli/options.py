@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from pyvelo.cli.values import parse_kv_type_option, parse_names, parse_numbers, parse_size
+from pyvelo.cli.values import parse_gpu_layers, parse_kv_type_option, parse_names, parse_numbers, parse_size
 
 ModelName = Annotated[
     str,
@@ -93,7 +93,15 @@ CacheBytes = Annotated[
     ),
 ]
 Threads = Annotated[int | None, Option(help="CPU threads.", show_default="all cores")]
-GpuLayers = Annotated[int, Option("--n-gpu-layers", help="Layers on the GPU; -1: all.")]
+GpuLayers = Annotated[
+    Any,
+    Option(
+        "--n-gpu-layers",
+        parser=parse_gpu_layers,
+        metavar="N|auto",
+        help="Layers on the GPU; -1: all; auto: as many as fit.",
+    ),
+]
 Deterministic = Annotated[bool, Option("--deterministic", help="Bit-identical however the work is cut.")]
 Precision = Annotated[
     str, Option("--attention-precision", help="exact; or fast: a prompt's attention in bfloat16.")

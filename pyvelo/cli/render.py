@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -31,7 +31,7 @@ def print_report(report: Mapping[str, Any]) -> None:
         ("", _facts(report)),
         ("weights", _quantization(report["quantization"])),
         _cache(report["paged"]["refusal"], report["kv_types"]),
-        ("", _machine(report["machine"])),
+        ("", _machine(report["machine"], report["placement"])),
     ]
     for number, (title, content) in enumerate(sections):
         console.print("\n" * bool(number), f"[bold]{title}[/bold]\n" * bool(title), sep="", end="")
@@ -131,7 +131,20 @@ def _cache(refusal: str | None, costs: Mapping[str, Mapping[str, Any]]) -> tuple
     return title, table
 
 
-def _machine(machine: Mapping[str, Any]) -> Table:
+def _placement(placement: Mapping[str, Any]) -> Iterator[str]:
+    """What would be on each device."""
+    if "refusal" in placement:
+        yield f"nothing: {placement['refusal']}"
+        return
+    for part in placement["devices"]:
+        layers = f"{part['layers']} layer{'s' * (part['layers'] != 1)}"
+        yield (
+            f"{part['name']}: {layers}, {show_bytes(part['weight_bytes'])} of weights, "
+            f"{show_bytes(part['pool_bytes'])} of the cache of {placement['tokens']:,} tokens"
+        )
+
+
+def _machine(machine: Mapping[str, Any], placement: Mapping[str, Any] | None) -> Table:
     grid = facts_grid()
     free = machine["free_memory"]
     grid.add_row(
@@ -142,6 +155,8 @@ def _machine(machine: Mapping[str, Any]) -> Table:
     for device in machine["devices"]:
         memory = f"{show_bytes(device['memory_free'])} of {show_bytes(device['memory_total'])} free"
         grid.add_row("device", escape(f"{device['name']}: {device['description']}, {memory}"))
+    for line in _placement(placement) if placement else ():
+        grid.add_row("runs on", escape(line))
     abilities = machine["system"].replace(" = 1", "").replace(" |", ",").strip(" ,")
     grid.add_row("built for", escape(abilities))
     return grid

@@ -6,7 +6,14 @@ import re
 
 from pyvelo.errors import ConfigError
 
-__all__ = ["parse_kv_type_option", "parse_names", "parse_numbers", "parse_size", "show_bytes"]
+__all__ = [
+    "parse_gpu_layers",
+    "parse_kv_type_option",
+    "parse_names",
+    "parse_numbers",
+    "parse_size",
+    "show_bytes",
+]
 
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
@@ -30,6 +37,14 @@ def parse_kv_type_option(text: str) -> str | tuple[str, str]:
             return (k, v)
         case _:
             raise ConfigError(f"--kv-type {text!r}: give one type, or two with a comma between them (K,V)")
+
+
+def parse_gpu_layers(text: str | int) -> int | str:
+    """A number of layers, or `auto`; else ConfigError."""
+    try:
+        return "auto" if text == "auto" else int(text)
+    except ValueError:
+        raise ConfigError(f"--n-gpu-layers {text!r}: give a number, -1 for all, or auto") from None
 
 
 def parse_numbers(text: str) -> list[int]:

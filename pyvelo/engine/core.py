@@ -44,9 +44,8 @@ class EngineCore:
 
     `arrays` has room for a step within `limits`; `n_states` is the number of recurrent states (0: the model
     has none); `new_sampler` makes a request's sampler when it starts; `is_end` tells the tokens that end an
-    answer; `block_bytes` is what a block takes, where some may be swapped; `debug` audits every step and
-    fills what becomes free with NaN; `call_run` calls a forward pass; `clock` tells the time in seconds, and
-    `costs` what to give up when blocks run out.
+    answer; `debug` audits every step and fills what becomes free with NaN; `call_run` calls a forward pass;
+    `clock` tells the time in seconds, and `costs` what to give up when blocks run out.
     """
 
     def __init__(
@@ -59,7 +58,6 @@ class EngineCore:
         n_states: int,
         new_sampler: Callable[[Request], Sampler],
         is_end: Callable[[int], bool],
-        block_bytes: int = 0,
         debug: bool = False,
         call_run: Callable[[Callable[[], None]], None] | None = None,
         clock: Callable[[], float] = perf_counter,
@@ -85,7 +83,7 @@ class EngineCore:
         self.shelf = Shelf(manager)
         self._costs = costs or Costs()
         self.pace = Pace()
-        self._mover = BlockMover(context, manager, block_bytes, self._costs, clock)
+        self._mover = BlockMover(context, manager, self._costs, clock)
         self._debug = debug
         self._some_idle = False  # in `_running` are requests that have ended
 

@@ -17,6 +17,7 @@ from pyvelo.engine.embedding import Embeddings
 from pyvelo.engine.intake import Intake
 from pyvelo.engine.interrupts import InterruptGuard
 from pyvelo.engine.model_files import ModelFiles
+from pyvelo.engine.offload import STATE_BYTES, Offload, plan_offload
 from pyvelo.engine.request import Request
 from pyvelo.engine.scheduler import Limits
 from pyvelo.engine.stats import EngineStats
@@ -30,8 +31,6 @@ from pyvelo.native import Context, Model, Sampler, StepArrays, promised_memory
 from pyvelo.text.gguf_parts import part_paths, scan_model
 
 __all__ = ["Engine", "open_engine"]
-
-STATE_BYTES = 1 << 30  # the recurrent states of all running sequences take no more
 
 
 @dataclass(frozen=True)
@@ -137,7 +136,8 @@ def open_engine(config: EngineConfig) -> Engine:
     summary = scan_model(path)  # with exact integers, before C opens it
     files = ModelFiles(part_paths(summary), summary.file_bytes)
     try:
-        return _open(path, config, files, _free_bytes())
+        free_bytes = _free_bytes()
+        return _open(path, config, files, free_bytes, plan_offload(config, path, summary))
     except BaseException:
         files.close()
         raise
@@ -152,8 +152,10 @@ def _free_bytes() -> int | None:
     return None if free is None else max(0, free - promised_memory())
 
 
-def _open(path: str, config: EngineConfig, files: ModelFiles, free_bytes: int | None) -> Engine:
-    model = _load(path, config)
+def _open(
+    path: str, config: EngineConfig, files: ModelFiles, free_bytes: int | None, offload: Offload
+) -> Engine:
+    model = _load(path, config, offload.n_gpu_layers)
     try:
         files.check()
         embeddings = _embeddings(config, model, files)
@@ -166,9 +168,11 @@ def _open(path: str, config: EngineConfig, files: ModelFiles, free_bytes: int | 
             model.layers,
             config.kv_type,
             config.block_size,
-            line_bytes=GPU_LINE if config.n_gpu_layers else CPU_LINE,
+            line_bytes=GPU_LINE if offload.n_gpu_layers else CPU_LINE,
         )
-        return Engine(model, files, embeddings, _assemble(config, model, files, geometry, free_bytes))
+        return Engine(
+            model, files, embeddings, _assemble(config, model, files, geometry, free_bytes, offload)
+        )
     except BaseException:
         model.close()
         raise
@@ -179,7 +183,7 @@ def _embeddings(config: EngineConfig, model: Model, files: ModelFiles) -> Embedd
     return Embeddings(model, min(config.n_ctx or longest, longest), config.n_threads or 0, files.check)
 
 
-def _load(path: str, config: EngineConfig) -> Model:
+def _load(path: str, config: EngineConfig, n_gpu_layers: int) -> Model:
     stop = threading.Event()
 
     def watch(share: float) -> bool:
@@ -190,7 +194,7 @@ def _load(path: str, config: EngineConfig) -> Model:
     load = partial(
         Model,
         path,
-        n_gpu_layers=config.n_gpu_layers,
+        n_gpu_layers=n_gpu_layers,
         deterministic=config.deterministic,
         progress=watch,
     )
@@ -201,9 +205,15 @@ def _load(path: str, config: EngineConfig) -> Model:
 
 
 def _assemble(
-    config: EngineConfig, model: Model, files: ModelFiles, geometry: Geometry, free_bytes: int | None
+    config: EngineConfig,
+    model: Model,
+    files: ModelFiles,
+    geometry: Geometry,
+    free_bytes: int | None,
+    offload: Offload,
 ) -> Generator:
     max_seqs, state_bytes = _sequences(config, model, geometry)
+    weights = model.info.size_bytes if offload.host_weights is None else offload.host_weights
     pool = size_pool(
         geometry,
         PoolRequest(
@@ -213,7 +223,8 @@ def _assemble(
             kv_cache_bytes=config.kv_cache_bytes,
             memory_utilization=config.memory_utilization,
             free_bytes=free_bytes,
-            other_bytes=model.info.size_bytes + state_bytes,
+            other_bytes=weights + state_bytes,
+            devices=offload.rooms,
         ),
     )
     if 0 < model.info.n_ctx_train < pool.n_ctx:
@@ -258,13 +269,12 @@ def _wire(
             pool.n_blocks,
             geometry.block_size,
             share=config.prefix_cache and not model.info.has_recurrent,
-            n_swap_blocks=0 if model.info.has_recurrent else config.swap_bytes // geometry.block_bytes,
+            n_swap_blocks=_swap_blocks(config, model, geometry),
         ),
         limits=limits,
         n_states=context.info.n_states,
         new_sampler=lambda request: _new_sampler(model, request),
         is_end=cache(model.is_end),
-        block_bytes=geometry.block_bytes,
         debug=os.environ.get("VELO_DEBUG") == "1",
         call_run=call_run,
     )
@@ -296,6 +306,11 @@ def _sequences(config: EngineConfig, model: Model, geometry: Geometry) -> tuple[
     return max_seqs, max_seqs * state_bytes
 
 
+def _swap_blocks(config: EngineConfig, model: Model, geometry: Geometry) -> int:
+    """Blocks in host memory for sequences that give way; recurrent states could not go with them."""
+    return 0 if model.info.has_recurrent else min(config.swap_bytes // geometry.block_bytes, (1 << 31) - 1)
+
+
 def _make_context(
     config: EngineConfig, model: Model, geometry: Geometry, n_blocks: int, max_seqs: int, max_seq_len: int
 ) -> Context:
@@ -312,6 +327,7 @@ def _make_context(
         n_threads=config.n_threads or 0,
         deterministic=config.deterministic,
         fast_attention=config.attention_precision == "fast",
+        n_swap_blocks=_swap_blocks(config, model, geometry),
     )
 
 

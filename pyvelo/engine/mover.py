@@ -6,8 +6,6 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from pyvelo.engine.costs import Costs
 from pyvelo.kv.manager import BlockManager, Moves
 
@@ -22,14 +20,13 @@ NAN_BYTE = 0xFF
 class BlockMover:
     """Does what the manager has decided; `costs` learns what moving takes.
 
-    `block_bytes` is what a block takes, where some may be swapped; `clock` tells the time in seconds.
+    The context has as many swapped blocks as the manager counts; `clock` tells the time in seconds.
     """
 
     def __init__(
         self,
         context: Context,
         manager: BlockManager,
-        block_bytes: int,
         costs: Costs,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
@@ -37,17 +34,16 @@ class BlockMover:
         self._context = context
         self._manager = manager
         self._costs = costs
-        self._host = np.empty((manager.swap.n_blocks, block_bytes), np.uint8)  # memory as it is used
         self._poisoned: set[int] = set()
 
     def move(self, moves: Moves) -> None:
         """At once: a step that is cut short is run again, but what moves may be overwritten by then."""
-        context, host = self._context, self._host
+        context = self._context
         start = self._clock()
         if moves.outs:
-            host[[move.target for move in moves.outs]] = context.read_blocks([m.source for m in moves.outs])
+            context.swap_out([m.source for m in moves.outs], [m.target for m in moves.outs])
         if moves.ins:
-            context.write_blocks([m.target for m in moves.ins], host[[m.source for m in moves.ins]])
+            context.swap_in([m.source for m in moves.ins], [m.target for m in moves.ins])
         if moves.outs or moves.ins:
             self._costs.moved(len(moves.outs) + len(moves.ins), self._clock() - start)
         if moves.copies:

@@ -210,11 +210,10 @@ class _Context:
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         self._move(len(targets))
 
-    def read_blocks(self, blocks: Sequence[int]) -> NDArray[np.uint8]:
+    def swap_out(self, blocks: Sequence[int], places: Sequence[int]) -> None:
         self._move(len(blocks))
-        return np.empty((len(blocks), 0), np.uint8)
 
-    def write_blocks(self, blocks: Sequence[int], data: NDArray[np.uint8]) -> None:
+    def swap_in(self, places: Sequence[int], blocks: Sequence[int]) -> None:
         self._move(len(blocks))
 
     def fill_blocks(self, blocks: Sequence[int], byte: int) -> None:

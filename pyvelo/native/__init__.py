@@ -1,8 +1,17 @@
 """Thin wrappers over the compiled module: arrays in, arrays out, statuses as exceptions."""
 
-from .context import Context, ContextInfo, StepArrays, Timings
+from .context import Context, ContextInfo, DeviceMemory, StepArrays, Timings
 from .embedder import POOLINGS, Embedder
-from .library import Device, LogLevel, devices, promised_memory, release_threads, set_log, system_info
+from .library import (
+    Device,
+    DeviceKind,
+    LogLevel,
+    devices,
+    promised_memory,
+    release_threads,
+    set_log,
+    system_info,
+)
 from .model import Layer, Model, ModelInfo, VocabInfo, quantize
 from .sampler import Sampler
 
@@ -11,6 +20,8 @@ __all__ = [
     "Context",
     "ContextInfo",
     "Device",
+    "DeviceKind",
+    "DeviceMemory",
     "Embedder",
     "Layer",
     "LogLevel",

@@ -18,7 +18,7 @@ from .sampler import Sampler
 if TYPE_CHECKING:
     from ._velo import CData
 
-__all__ = ["Context", "ContextInfo", "StepArrays", "Timings"]
+__all__ = ["Context", "ContextInfo", "DeviceMemory", "StepArrays", "Timings"]
 
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
@@ -40,6 +40,16 @@ class ContextInfo:
     state_bytes: int
     compute_bytes: int
     output_bytes: int
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Bytes that lie on one device, a number in `devices()`; `pool_bytes` counts recurrent states too."""
+
+    device: int
+    weight_bytes: int
+    pool_bytes: int
+    compute_bytes: int
 
 
 @dataclass(frozen=True)
@@ -118,6 +128,7 @@ class Context:
         n_threads: 0 takes the cores there are.
         deterministic: logits do not depend on what runs beside a sequence; the model must be loaded so, too.
         fast_attention: products of many query rows may be rounded to bfloat16, whatever the types.
+        n_swap_blocks: blocks in host memory beside the pool, for `swap_out`.
 
     Raises:
         ConfigError: a setting is out of range or contradicts another.
@@ -141,6 +152,7 @@ class Context:
         n_threads: int = 0,
         deterministic: bool = False,
         fast_attention: bool = False,
+        n_swap_blocks: int = 0,
     ) -> None:
         self._handle: CData | None = None
         params = ffi.new("velo_context_params *")
@@ -155,6 +167,7 @@ class Context:
         params.n_threads = int32("n_threads", n_threads)
         params.deterministic = bool(deterministic)
         params.fast_attention = bool(fast_attention)
+        params.n_swap_blocks = int32("n_swap_blocks", n_swap_blocks)
         out = ffi.new("velo_context **")
         check(lib.velo_context_create(model.handle, params, out))
         self._handle = ffi.gc(out[0], lib.velo_context_free)
@@ -180,6 +193,19 @@ class Context:
         out = ffi.new("velo_context_info *")
         check(lib.velo_context_get_info(self.handle, out))
         return from_c(ContextInfo, out)
+
+    @property
+    def memory(self) -> tuple[DeviceMemory, ...]:
+        """What lies on each device that holds anything, the model's weights included."""
+        count = ffi.new("int32_t *")
+        capacity = 16
+        while True:
+            found = ffi.new("velo_device_memory[]", capacity)
+            status = lib.velo_context_memory(self.handle, found, capacity, count)
+            if status != lib.VELO_BUFFER_TOO_SMALL:
+                check(status)
+                return tuple(from_c(DeviceMemory, found[i]) for i in range(count[0]))
+            capacity = count[0]
 
     @property
     def timings(self) -> Timings:
@@ -313,8 +339,7 @@ class Context:
             ConfigError: they are not equally many, or not all in the pool.
         """
         sources, targets = _blocks(src), _blocks(dst)
-        if len(sources) != len(targets):
-            raise ConfigError(f"{len(sources)} blocks cannot be copied to {len(targets)}")
+        _check_pairs(sources, targets)
         check(lib.velo_blocks_copy(self.handle, ints(sources), ints(targets), len(sources)))
 
     def read_blocks(self, blocks: Sequence[int] | Int32Array) -> npt.NDArray[np.uint8]:
@@ -343,6 +368,26 @@ class Context:
             )
         source = ffi.from_buffer("uint8_t[]", np.ascontiguousarray(data).reshape(-1))
         check(lib.velo_blocks_write(self.handle, ints(ids), len(ids), source, data.nbytes))
+
+    def swap_out(self, blocks: Sequence[int] | Int32Array, places: Sequence[int] | Int32Array) -> None:
+        """Copy blocks to `places` in host memory, each from 0 to `n_swap_blocks` - 1.
+
+        Raises:
+            ConfigError: they are not equally many, or one is not there.
+        """
+        sources, targets = _blocks(blocks), _blocks(places)
+        _check_pairs(sources, targets)
+        check(lib.velo_blocks_swap_out(self.handle, ints(sources), ints(targets), len(sources)))
+
+    def swap_in(self, places: Sequence[int] | Int32Array, blocks: Sequence[int] | Int32Array) -> None:
+        """Copy what `swap_out` left at `places` to blocks.
+
+        Raises:
+            ConfigError: they are not equally many, or one is not there.
+        """
+        sources, targets = _blocks(places), _blocks(blocks)
+        _check_pairs(sources, targets)
+        check(lib.velo_blocks_swap_in(self.handle, ints(sources), ints(targets), len(sources)))
 
     def fill_blocks(self, blocks: Sequence[int] | Int32Array, byte: int) -> None:
         """Set every byte of blocks; 0xFF is NaN in f32, f16 and bf16 and in the scales of the other types.
@@ -383,3 +428,8 @@ def _blocks(blocks: Sequence[int] | Int32Array) -> Int32Array:
     if isinstance(blocks, np.ndarray) and blocks.dtype == np.int32 and blocks.ndim == 1:
         return np.ascontiguousarray(blocks)
     return np.array([int32("a block", block) for block in blocks], np.int32)
+
+
+def _check_pairs(sources: Int32Array, targets: Int32Array) -> None:
+    if len(sources) != len(targets):
+        raise ConfigError(f"{len(sources)} blocks cannot be copied to {len(targets)}")

@@ -8,15 +8,26 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from ..errors import ConfigError
-from ._ffi import check, ffi, from_c, lib, raised_in_callbacks, read_bytes
+from ._ffi import check, ffi, lib, raised_in_callbacks, read_bytes
 
 if TYPE_CHECKING:
     from ._velo import CData
 
-__all__ = ["Device", "LogLevel", "devices", "promised_memory", "release_threads", "set_log", "system_info"]
+__all__ = [
+    "Device",
+    "DeviceKind",
+    "LogLevel",
+    "devices",
+    "promised_memory",
+    "release_threads",
+    "set_log",
+    "system_info",
+]
 
 LogLevel = Literal["debug", "info", "warning", "error"]
+DeviceKind = Literal["cpu", "gpu", "igpu", "accelerator"]
 
+_KINDS: tuple[DeviceKind, ...] = ("cpu", "gpu", "igpu", "accelerator")  # by C's numbers
 _LEVELS: tuple[LogLevel, ...] = ("debug", "info", "warning", "error")  # C counts from 1
 
 _log: Callable[[LogLevel, str], object] | None = None
@@ -24,11 +35,14 @@ _log: Callable[[LogLevel, str], object] | None = None
 
 @dataclass(frozen=True)
 class Device:
-    """A device that can compute; memory in bytes."""
+    """A device that can compute; memory in bytes.
+
+    `kind`: "gpu" has memory of its own, "igpu" shares the host's, "accelerator" does some of the CPU's work.
+    """
 
     name: str
     description: str
-    is_gpu: bool
+    kind: DeviceKind
     memory_total: int
     memory_free: int
 
@@ -42,8 +56,18 @@ def devices() -> tuple[Device, ...]:
         status = lib.velo_devices(found, capacity, count)
         if status != lib.VELO_BUFFER_TOO_SMALL:
             check(status)
-            return tuple(from_c(Device, found[i]) for i in range(count[0]))
+            return tuple(_device(found[i]) for i in range(count[0]))
         capacity = count[0]
+
+
+def _device(found: CData) -> Device:
+    return Device(
+        ffi.string(found.name).decode("utf-8", "replace"),
+        ffi.string(found.description).decode("utf-8", "replace"),
+        _KINDS[found.kind],
+        found.memory_total,
+        found.memory_free,
+    )
 
 
 def promised_memory() -> int:

@@ -64,7 +64,8 @@ class Layer:
     """What one layer caches for each token.
 
     `head_dim_v` is 0 where V is a view of K. `window` is in tokens, 0 without one; `window_type` is 0 for
-    none, 1 for the last `window` tokens, 2 for those since the last multiple of `window`.
+    none, 1 for the last `window` tokens, 2 for those since the last multiple of `window`. `device` is
+    where its weights and its cache are, a number in `devices()`.
     """
 
     layer: int
@@ -74,6 +75,7 @@ class Layer:
     head_dim_v: int
     window: int
     window_type: int
+    device: int
 
 
 class Model:

@@ -60,6 +60,33 @@ def test_json_agrees_with_the_engine(capsys: pytest.CaptureFixture[str], tiny_mo
     assert tokens[0] > 0
 
 
+def test_what_would_run_where(capsys: pytest.CaptureFixture[str], tiny_model: Path) -> None:
+    report = json.loads(run_cli(capsys, "info", tiny_model, "--json")[1])
+    (cpu,) = report["placement"]["devices"]
+    with LLM(tiny_model) as llm:
+        assert report["placement"]["tokens"] == llm.stats().tokens_total
+        assert cpu["pool_bytes"] == llm.stats().tokens_total * report["kv_types"]["f16"]["token_bytes"]
+    assert (cpu["name"], cpu["layers"]) == ("CPU", 2)
+    assert "CPU: 2 layers" in run_cli(capsys, "info", tiny_model)[1]
+    assert "nothing: there is no GPU" in run_cli(capsys, "info", tiny_model, "--n-gpu-layers", "2")[1]
+    code, _, err = run_cli(capsys, "info", tiny_model, "--n-gpu-layers", "some")
+    assert (code != 0, "give a number, -1 for all, or auto" in err) == (True, True)
+
+
+def test_what_would_run_on_a_gpu(tiny_model: Path) -> None:
+    tests = Path(__file__).resolve().parents[1]
+    code = (
+        f"import sys; sys.path.insert(0, {str(tests)!r}); import lab_device; lab_device.add_device(1 << 30)\n"
+        f"from pyvelo.cli import main; main(['info', {str(tiny_model)!r}, '--json', '--n-gpu-layers', '2'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    report = json.loads(done.stdout)
+    assert [device["kind"] for device in report["machine"]["devices"]] == ["cpu", "gpu"]
+    cpu, gpu = report["placement"]["devices"]
+    assert (cpu["name"], cpu["layers"], gpu["name"], gpu["layers"]) == ("CPU", 1, "LAB0", 1)
+    assert cpu["pool_bytes"] == gpu["pool_bytes"] == report["placement"]["tokens"] * 512
+
+
 def make(path: Path, *options: str) -> Path:
     script = Path(__file__).resolve().parents[2] / "scripts" / "make_model.py"
     subprocess.run([sys.executable, str(script), *options, str(path)], check=True, capture_output=True)

@@ -97,6 +97,7 @@ class FakeContext:
 
     def __post_init__(self) -> None:
         self.slots = np.full(self.n_blocks * self.block_size, EMPTY, np.int64)
+        self.swapped: dict[int, Any] = {}  # host memory
         self.states: dict[int, list[int]] = {}
         self.drawn: list[int] = []  # behind each token whose logits were wanted
         self.rows_drawn: list[int] = []
@@ -110,12 +111,15 @@ class FakeContext:
             slots[target] = slots[source]
         self.n_copies += len(sources)
 
-    def read_blocks(self, blocks: Sequence[int]) -> Any:
-        return self.slots.reshape(self.n_blocks, self.block_size)[list(blocks)].view(np.uint8)
+    def swap_out(self, blocks: Sequence[int], places: Sequence[int]) -> None:
+        assert len(set(places)) == len(blocks)
+        for block, place in zip(blocks, places, strict=True):
+            self.swapped[place] = self.slots.reshape(self.n_blocks, self.block_size)[block].copy()
 
-    def write_blocks(self, blocks: Sequence[int], data: Any) -> None:
-        assert data.shape == (len(blocks), 8 * self.block_size)
-        self.slots.reshape(self.n_blocks, self.block_size)[list(blocks)] = data.view(np.int64)
+    def swap_in(self, places: Sequence[int], blocks: Sequence[int]) -> None:
+        assert len(set(blocks)) == len(places)
+        for place, block in zip(places, blocks, strict=True):
+            self.slots.reshape(self.n_blocks, self.block_size)[block] = self.swapped[place]
 
     def fill_blocks(self, blocks: Sequence[int], byte: int) -> None:
         self.slots.reshape(self.n_blocks, self.block_size)[list(blocks)] = EMPTY
@@ -225,7 +229,6 @@ class Bench:
             n_states=n_states,
             new_sampler=cast(Any, self._sampler),
             is_end=lambda token: token == END,
-            block_bytes=8 * block_size,
             debug=True,
         )
 

@@ -45,6 +45,8 @@ from pyvelo.errors import ConfigError
         ("max_batch_tokens", (1 << 20) + 1),
         ("n_threads", 0),
         ("n_gpu_layers", -2),
+        ("n_gpu_layers", "some"),
+        ("n_gpu_layers", None),
         ("deterministic", 1),
         ("attention_precision", "rough"),
         ("attention_precision", None),
@@ -58,8 +60,14 @@ def test_a_wrong_setting_is_refused_by_name(name: str, value: Any) -> None:
         EngineConfig(**settings)
 
 
+def test_gpus_are_not_deterministic() -> None:
+    with pytest.raises(ConfigError, match="n_gpu_layers=-1: with deterministic=True the CPU computes alone"):
+        EngineConfig(model="m.gguf", n_gpu_layers=-1, deterministic=True)
+
+
 def test_what_is_allowed() -> None:
     EngineConfig(model="m.gguf")
+    EngineConfig(model="m.gguf", n_gpu_layers=-1)
     EngineConfig(
         model=Path("m.gguf"),
         kv_type=("q8_0", "q4_0"),
@@ -70,7 +78,7 @@ def test_what_is_allowed() -> None:
         max_num_seqs=1,
         max_batch_tokens=1,
         n_threads=1,
-        n_gpu_layers=-1,
+        n_gpu_layers="auto",
         deterministic=True,
         attention_precision="fast",
         seed=0,

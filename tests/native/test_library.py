@@ -28,7 +28,7 @@ def test_generated_files_are_fresh() -> None:
 
 def test_there_is_a_cpu() -> None:
     (cpu,) = (device for device in devices() if device.name == "CPU")
-    assert not cpu.is_gpu
+    assert cpu.kind == "cpu"
     assert cpu.description
     assert 0 < cpu.memory_free <= cpu.memory_total
 

@@ -184,7 +184,9 @@ def test_weights_that_are_not_numbers_are_found_where_asked(tiny_model_f32: Path
 # ---- settings ----
 
 
-@pytest.mark.skipif(any(device.is_gpu for device in devices()), reason="this build has a GPU to offload to")
+@pytest.mark.skipif(
+    any(device.kind == "gpu" for device in devices()), reason="this build has a GPU to offload to"
+)
 def test_no_gpu_to_offload_to(tiny_model: Path) -> None:
     with pytest.raises(UnsupportedError, match="no GPU backend: use n_gpu_layers 0"):
         Model(tiny_model, n_gpu_layers=1)

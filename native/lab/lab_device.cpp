@@ -1,0 +1,282 @@
+#include "lab_device.h"
+
+#include "ggml-backend-impl.h"
+#include "ggml-backend.h"
+#include "ggml-cpu.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <sys/mman.h>
+#include <vector>
+
+// A page that the host reads or writes without asking the device ends the process: nothing else would show it here.
+namespace {
+
+struct device_state;
+
+struct buffer_state {
+    device_state * device;
+    uint8_t *      base;
+    size_t         size;
+};
+
+struct device_state {
+    std::string                 name;
+    size_t                      total = 0, taken = 0;
+    std::vector<buffer_state *> buffers;
+    int                         n_open = 0;
+    ggml_backend_buffer_type    buft{}, host{};
+    ggml_backend_device         device{};
+};
+
+std::recursive_mutex                       mutex;
+std::vector<std::unique_ptr<device_state>> devices;
+lab_device_counts                          counts{};
+
+// While one lives, what is on the devices can be touched: the device is at work.
+struct at_work {
+    std::lock_guard<std::recursive_mutex> lock{mutex};
+
+    at_work() { open(+1, PROT_READ | PROT_WRITE); }
+    ~at_work() { open(-1, PROT_NONE); }
+
+    static void open(int step, int protection) {
+        for (const auto & d : devices) {
+            const int before = d->n_open;
+            d->n_open += step;
+            if (before == 0 || d->n_open == 0) {
+                for (const buffer_state * b : d->buffers) {
+                    mprotect(b->base, b->size, protection);
+                }
+            }
+        }
+    }
+};
+
+// ---- memory ----
+
+buffer_state * state_of(ggml_backend_buffer_t buffer) { return static_cast<buffer_state *>(buffer->context); }
+
+void buffer_free(ggml_backend_buffer_t buffer) {
+    const std::lock_guard<std::recursive_mutex> lock(mutex);
+    buffer_state *                              b = state_of(buffer);
+    b->device->taken -= b->size;
+    auto & all = b->device->buffers;
+    all.erase(std::find(all.begin(), all.end(), b));
+    munmap(b->base, b->size);
+    delete b;
+}
+void * buffer_base(ggml_backend_buffer_t buffer) { return state_of(buffer)->base; }
+void   buffer_memset(ggml_backend_buffer_t, ggml_tensor * t, uint8_t value, size_t offset, size_t size) {
+    const at_work open;
+    memset(static_cast<uint8_t *>(t->data) + offset, value, size);
+}
+void buffer_set(ggml_backend_buffer_t, ggml_tensor * t, const void * data, size_t offset, size_t size) {
+    const at_work open;
+    ++counts.writes;
+    memcpy(static_cast<uint8_t *>(t->data) + offset, data, size);
+}
+void buffer_get(ggml_backend_buffer_t, const ggml_tensor * t, void * data, size_t offset, size_t size) {
+    const at_work open;
+    ++counts.reads;
+    memcpy(data, static_cast<const uint8_t *>(t->data) + offset, size);
+}
+bool on_a_device(const ggml_tensor * t) {
+    const ggml_backend_buffer_t buffer = t->view_src ? t->view_src->buffer : t->buffer;
+    return buffer && buffer->iface.free_buffer == buffer_free;
+}
+bool buffer_copy(ggml_backend_buffer_t, const ggml_tensor * src, ggml_tensor * dst) {
+    const at_work open;
+    if (!on_a_device(src)) {
+        return false;
+    }
+    ++counts.copies;
+    memcpy(dst->data, src->data, ggml_nbytes(src));
+    return true;
+}
+void buffer_clear(ggml_backend_buffer_t buffer, uint8_t value) {
+    const at_work open;
+    memset(state_of(buffer)->base, value, state_of(buffer)->size);
+}
+
+const char * buft_name(ggml_backend_buffer_type_t buft) {
+    return static_cast<device_state *>(buft->context)->name.c_str();
+}
+size_t buft_alignment(ggml_backend_buffer_type_t) { return 128; }
+
+ggml_backend_buffer_t buft_alloc(ggml_backend_buffer_type_t buft, size_t size) {
+    const at_work  open;
+    device_state * d = static_cast<device_state *>(buft->context);
+    size             = (size + 4095) / 4096 * 4096;
+    if (d->taken + size > d->total) {
+        return nullptr;
+    }
+    void * base =
+        mmap(nullptr, std::max<size_t>(size, 4096), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (base == MAP_FAILED) {
+        return nullptr;
+    }
+    ggml_backend_buffer_i iface = {};
+    iface.free_buffer           = buffer_free;
+    iface.get_base              = buffer_base;
+    iface.memset_tensor         = buffer_memset;
+    iface.set_tensor            = buffer_set;
+    iface.get_tensor            = buffer_get;
+    iface.cpy_tensor            = buffer_copy;
+    iface.clear                 = buffer_clear;
+    d->taken += size;
+    d->buffers.push_back(new buffer_state{d, static_cast<uint8_t *>(base), size});
+    return ggml_backend_buffer_init(buft, iface, d->buffers.back(), size);
+}
+
+const char * host_name(ggml_backend_buffer_type_t) { return "LabPinned"; }
+bool         host_is_host(ggml_backend_buffer_type_t) { return true; }
+void         host_free(ggml_backend_buffer_t buffer) {
+    counts.pinned -= (int64_t) buffer->size;
+    free(buffer->context);
+}
+ggml_backend_buffer_t host_alloc(ggml_backend_buffer_type_t buft, size_t size) {
+    void * memory = aligned_alloc(128, (size + 127) / 128 * 128);
+    if (!memory) {
+        return nullptr;
+    }
+    ggml_backend_buffer_t buffer = ggml_backend_cpu_buffer_from_ptr(memory, size);
+    buffer->buft                 = buft;
+    buffer->context              = memory;
+    buffer->iface.free_buffer    = host_free;
+    counts.pinned += (int64_t) size;
+    return buffer;
+}
+
+// ---- streams: what is queued is done when somebody waits, and no earlier ----
+
+struct stream {
+    std::vector<std::function<void()>> queue;
+    ggml_backend_t                     cpu = ggml_backend_cpu_init();
+};
+
+stream & stream_of(ggml_backend_t backend) { return *static_cast<stream *>(backend->context); }
+
+void stream_synchronize(ggml_backend_t backend) {
+    auto & queue = stream_of(backend).queue;
+    for (const auto & work : queue) {
+        work();
+    }
+    queue.clear();
+}
+const char * stream_name(ggml_backend_t backend) { return ggml_backend_dev_name(backend->device); }
+void         stream_free(ggml_backend_t backend) {
+    stream_synchronize(backend);
+    ggml_backend_free(stream_of(backend).cpu);
+    delete &stream_of(backend);
+    delete backend;
+}
+void stream_set(ggml_backend_t backend, ggml_tensor * t, const void * data, size_t offset, size_t size) {
+    ggml_tensor to = *t;
+    stream_of(backend).queue.push_back([=]() mutable { buffer_set(nullptr, &to, data, offset, size); });
+}
+void stream_get(ggml_backend_t backend, const ggml_tensor * t, void * data, size_t offset, size_t size) {
+    const ggml_tensor from = *t;
+    stream_of(backend).queue.push_back([=] { buffer_get(nullptr, &from, data, offset, size); });
+}
+bool stream_copy(ggml_backend_t source, ggml_backend_t target, const ggml_tensor * src, ggml_tensor * dst) {
+    if (source != target || !on_a_device(src) || !on_a_device(dst)) {
+        return false;
+    }
+    ggml_tensor from = *src, to = *dst;
+    stream_of(target).queue.push_back([=]() mutable { buffer_copy(nullptr, &from, &to); });
+    return true;
+}
+ggml_status stream_compute(ggml_backend_t backend, ggml_cgraph * graph) {
+    stream_synchronize(backend);
+    const at_work open;
+    ++counts.graphs;
+    ggml_backend_cpu_set_n_threads(stream_of(backend).cpu, 1);
+    return ggml_backend_graph_compute(stream_of(backend).cpu, graph);
+}
+
+// ---- the device ----
+
+device_state & state_of(ggml_backend_dev_t device) { return *static_cast<device_state *>(device->context); }
+
+const char *               dev_name(ggml_backend_dev_t device) { return state_of(device).name.c_str(); }
+const char *               dev_description(ggml_backend_dev_t) { return "laboratory device"; }
+enum ggml_backend_dev_type dev_type(ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_GPU; }
+void                       dev_memory(ggml_backend_dev_t device, size_t * free, size_t * total) {
+    *total = state_of(device).total;
+    *free  = *total - state_of(device).taken;
+}
+void dev_props(ggml_backend_dev_t device, ggml_backend_dev_props * props) {
+    props->name        = dev_name(device);
+    props->description = dev_description(device);
+    props->type        = dev_type(device);
+    dev_memory(device, &props->memory_free, &props->memory_total);
+    props->caps = {true, true, false, false, true};
+}
+ggml_backend_t dev_init(ggml_backend_dev_t device, const char *) {
+    static ggml_guid guid = {0x1a, 0xb0, 0xde, 0x71, 0xce, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11};
+    ggml_backend_i   iface{};
+    iface.get_name         = stream_name;
+    iface.free             = stream_free;
+    iface.set_tensor_async = stream_set;
+    iface.get_tensor_async = stream_get;
+    iface.cpy_tensor_async = stream_copy;
+    iface.synchronize      = stream_synchronize;
+    iface.graph_compute    = stream_compute;
+    ++counts.streams;
+    return new ggml_backend{&guid, iface, device, new stream};
+}
+ggml_backend_buffer_type_t dev_buft(ggml_backend_dev_t device) { return &state_of(device).buft; }
+ggml_backend_buffer_type_t dev_host_buft(ggml_backend_dev_t device) { return &state_of(device).host; }
+bool                       dev_supports_op(ggml_backend_dev_t, const ggml_tensor * op) {
+    return ggml_backend_dev_supports_op(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), op);
+}
+bool dev_supports_buft(ggml_backend_dev_t device, ggml_backend_buffer_type_t buft) {
+    return buft == &state_of(device).buft;
+}
+bool dev_offload_op(ggml_backend_dev_t, const ggml_tensor * op) { return op->ne[1] >= 32; } // as CUDA's
+
+const char *       reg_name(ggml_backend_reg_t) { return "LAB"; }
+size_t             reg_count(ggml_backend_reg_t) { return 1; }
+ggml_backend_dev_t reg_device(ggml_backend_reg_t reg, size_t) {
+    return &static_cast<device_state *>(reg->context)->device;
+}
+void * reg_address(ggml_backend_reg_t, const char *) { return nullptr; }
+
+} // namespace
+
+const char * lab_device_add(int64_t bytes) {
+    if (bytes < 0) {
+        return "a device cannot have fewer than 0 bytes";
+    }
+    const std::lock_guard<std::recursive_mutex> lock(mutex);
+    devices.push_back(std::make_unique<device_state>());
+    device_state & d = *devices.back();
+    d.name           = "LAB" + std::to_string(devices.size() - 1);
+    d.total          = (size_t) bytes;
+    auto * reg = new ggml_backend_reg{GGML_BACKEND_API_VERSION, {reg_name, reg_count, reg_device, reg_address}, &d};
+    d.buft     = {{buft_name, buft_alloc, buft_alignment, nullptr, nullptr, nullptr}, &d.device, &d};
+    d.host     = {{host_name, host_alloc, buft_alignment, nullptr, nullptr, host_is_host}, &d.device, &d};
+    ggml_backend_device_i iface{};
+    iface.get_name             = dev_name;
+    iface.get_description      = dev_description;
+    iface.get_memory           = dev_memory;
+    iface.get_type             = dev_type;
+    iface.get_props            = dev_props;
+    iface.init_backend         = dev_init;
+    iface.get_buffer_type      = dev_buft;
+    iface.get_host_buffer_type = dev_host_buft;
+    iface.supports_op          = dev_supports_op;
+    iface.supports_buft        = dev_supports_buft;
+    iface.offload_op           = dev_offload_op;
+    d.device                   = {iface, reg, &d};
+    ggml_backend_register(reg);
+    return nullptr;
+}
+
+lab_device_counts lab_device_count(void) { return counts; }

@@ -1,0 +1,136 @@
+#include "paged-swap.h"
+
+#include "paged-blocks.h"
+#include "paged-state.h"
+
+#include <algorithm>
+#include <cstring>
+
+static ggml_backend_dev_t device_of(const ggml_tensor * pool) {
+    return ggml_backend_buft_get_device(ggml_backend_buffer_get_type(pool->buffer));
+}
+
+ggml_backend_t paged_swap::stream_of(const ggml_tensor * pool) const {
+    const ggml_backend_dev_t device = device_of(pool);
+    for (const lane & l : lanes) {
+        if (l.device == device) {
+            return l.stream.get();
+        }
+    }
+    return nullptr;
+}
+
+// A device that gives no stream of its own copies while the caller waits.
+static void open_lanes(paged_swap & swap, const llama_paged & paged) {
+    for_each_pool(paged, [&](const ggml_tensor * pool) {
+        const ggml_backend_dev_t device = device_of(pool);
+        if (ggml_backend_buffer_is_host(pool->buffer) || !device || swap.stream_of(pool)) {
+            return;
+        }
+        if (ggml_backend_ptr stream{ggml_backend_dev_init(device, nullptr)}) {
+            swap.lanes.push_back({device, std::move(stream)});
+        }
+    });
+}
+
+// Pinned memory is taken whole, at once; where it cannot be had, plain memory is as good and slower.
+static void take_memory(paged_swap & swap, size_t size) {
+    for (const paged_swap::lane & l : swap.lanes) {
+        const ggml_backend_buffer_type_t buft = ggml_backend_dev_host_buffer_type(l.device);
+        swap.pinned.reset(buft ? ggml_backend_buft_alloc_buffer(buft, size) : nullptr);
+        if (swap.pinned) {
+            swap.base = static_cast<uint8_t *>(ggml_backend_buffer_get_base(swap.pinned.get()));
+            return;
+        }
+    }
+    swap.plain.reset(static_cast<uint8_t *>(malloc(size)));
+    swap.base = swap.plain.get();
+    if (!swap.base) {
+        paged_fail(LLAMA_PAGED_NO_MEMORY, "no memory for " + std::to_string(swap.n_blocks) +
+                                              " swapped blocks, which take " + std::to_string(size) + " bytes");
+    }
+}
+
+void paged_open_swap(llama_paged & paged) {
+    const uint32_t n_blocks = paged.params.n_swap_blocks;
+    if (n_blocks == 0) {
+        return;
+    }
+    auto swap      = std::make_unique<paged_swap>();
+    swap->n_blocks = n_blocks;
+    open_lanes(*swap, paged);
+    take_memory(*swap, n_blocks * paged_block_bytes(paged));
+    paged.swap = std::move(swap);
+}
+
+static void check_places(const llama_paged & paged, const int32_t * places, int32_t n) {
+    const uint32_t n_places = paged.swap ? paged.swap->n_blocks : 0;
+    if (n > 0 && !places) {
+        paged_fail(LLAMA_PAGED_INVALID, "the list of swapped blocks is null");
+    }
+    for (int32_t i = 0; i < n; ++i) {
+        if (places[i] < 0 || (uint32_t) places[i] >= n_places) {
+            paged_fail(LLAMA_PAGED_INVALID, "swapped block " + std::to_string(places[i]) + " is not one of the " +
+                                                std::to_string(n_places) + " there are");
+        }
+    }
+}
+
+// f(pool, stream or null, offset in the pool, host memory, bytes) for runs of blocks that are neighbours on both sides
+template <typename F>
+static void move_runs(const llama_paged & paged, const int32_t * blocks, const int32_t * places, int32_t n, F && f) {
+    const paged_swap & swap   = *paged.swap;
+    uint8_t *          memory = swap.base;
+    for_each_pool(paged, [&](ggml_tensor * pool) {
+        const size_t         size   = paged_block_bytes(paged, pool);
+        const ggml_backend_t stream = swap.stream_of(pool);
+        for_each_run(blocks, places, n, [&](int32_t block, int32_t place, size_t length) {
+            f(pool, stream, block * size, memory + place * size, length * size);
+        });
+        memory += swap.n_blocks * size;
+    });
+    for (const paged_swap::lane & l : swap.lanes) { // the step that comes needs what was moved, or moves over it
+        ggml_backend_synchronize(l.stream.get());
+    }
+}
+
+llama_paged_status llama_paged_swap_out(llama_context * ctx, const int32_t * blocks, const int32_t * places,
+                                        int32_t n) {
+    return paged_guard([&] {
+        const llama_paged & paged = paged_of(ctx);
+        paged_check_blocks(paged, blocks, n);
+        check_places(paged, places, n);
+        if (n == 0) {
+            return;
+        }
+        ctx->synchronize();
+        move_runs(paged, blocks, places, n,
+                  [](ggml_tensor * pool, ggml_backend_t stream, size_t at, uint8_t * to, size_t size) {
+                      if (stream) {
+                          ggml_backend_tensor_get_async(stream, pool, to, at, size);
+                      } else {
+                          ggml_backend_tensor_get(pool, to, at, size);
+                      }
+                  });
+    });
+}
+
+llama_paged_status llama_paged_swap_in(llama_context * ctx, const int32_t * places, const int32_t * blocks, int32_t n) {
+    return paged_guard([&] {
+        const llama_paged & paged = paged_of(ctx);
+        paged_check_blocks(paged, blocks, n);
+        check_places(paged, places, n);
+        if (n == 0) {
+            return;
+        }
+        ctx->synchronize();
+        move_runs(paged, blocks, places, n,
+                  [](ggml_tensor * pool, ggml_backend_t stream, size_t at, const uint8_t * from, size_t size) {
+                      if (stream) {
+                          ggml_backend_tensor_set_async(stream, pool, from, at, size);
+                      } else {
+                          ggml_backend_tensor_set(pool, from, at, size);
+                      }
+                  });
+    });
+}

@@ -1,0 +1,178 @@
+"""What a run of gpu_check.py reports: sections and their outcome, time budgets, what figures must reach."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+__all__ = [
+    "FAILED",
+    "NO_GPU",
+    "PASSED",
+    "Budget",
+    "Missing",
+    "OutOfTime",
+    "Section",
+    "backend_ops",
+    "exit_code",
+    "json_lines",
+    "judge_speed",
+    "run_section",
+]
+
+PASSED, FAILED, NO_GPU = 0, 1, 3
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+STRICT = ("f32", "f16", "bf16")
+NMSE, STRICT_NMSE = 5e-4, 1e-5
+BANDWIDTH = {"f16": 0.80, "q8_0": 0.60, "q4_0": 0.50}
+"""Shares of the copy bandwidth at which decode must read pages."""
+VERSUS_FLASH = {"decode": 1.0, "prefill": 0.95}
+
+Outcome = Literal["passed", "failed", "not there", "out of time"]
+
+
+class Missing(Exception):
+    """What a section needs is not on this machine; the message says what."""
+
+
+class OutOfTime(Exception):
+    """The budget of a section ended before it did."""
+
+
+@dataclass
+class Section:
+    """What became of a section: why it did not pass, its seconds, and what it found."""
+
+    name: str
+    outcome: Outcome
+    why: str = ""
+    seconds: float = 0.0
+    found: dict[str, Any] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Budget:
+    """Seconds of a whole run; a section gets its own share, or what is left."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._end = clock() + seconds
+
+    def left(self, share: float) -> float:
+        """Seconds for a section that would take up to `share`."""
+        return max(0.0, min(share, self._end - self._clock()))
+
+
+def run_section(
+    name: str,
+    check: Callable[[float], tuple[Mapping[str, Any], Sequence[str]]],
+    seconds: float,
+    clock: Callable[[], float] = time.monotonic,
+) -> Section:
+    """Runs `check` within so many seconds; it returns what it found, and what is wrong with it."""
+    if seconds <= 0:
+        return Section(name, "out of time", "the sections before it took all the time")
+    start = clock()
+    found: Mapping[str, Any] = {}
+    try:
+        found, complaints = check(seconds)
+        outcome, why = ("failed", "; ".join(complaints)) if complaints else ("passed", "")
+    except Missing as missing:
+        outcome, why = "not there", str(missing)
+    except OutOfTime as late:
+        outcome, why = "out of time", str(late)
+    except Exception as error:  # one section's defect must not hide the others
+        outcome, why = "failed", f"{type(error).__name__}: {error}"
+    return Section(name, outcome, why, round(clock() - start, 2), dict(found))  # type: ignore[arg-type]
+
+
+def exit_code(sections: Iterable[Section]) -> int:
+    """0 when there are sections and all passed; what is not there, or was not reached, has not passed."""
+    outcomes = [section.outcome for section in sections]
+    return PASSED if outcomes and all(outcome == "passed" for outcome in outcomes) else FAILED
+
+
+def json_lines(text: str) -> list[dict[str, Any]]:
+    """The lines of a program that writes an object on each; others are skipped."""
+    found = []
+    for line in text.splitlines():
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            found.append(value)
+    return found
+
+
+def backend_ops(text: str) -> tuple[dict[str, Any], list[str]]:
+    """Cases of upstream's test-backend-ops that passed, failed or were not taken; and what is wrong."""
+    lines = [COLOUR.sub("", line).strip() for line in text.splitlines()]
+    cases = [line for line in lines if line.startswith("PAGED_ATTN(")]
+    failed = [line for line in cases if line.endswith("FAIL")]
+    refused = [line for line in cases if "not supported" in line]
+    passed = sum(line.endswith("OK") for line in cases)
+    complaints = []
+    if failed:
+        complaints.append(f"{len(failed)} cases of test-backend-ops fail, the first {failed[0]}")
+    if refused:
+        complaints.append(f"{len(refused)} cases are not supported, the first {refused[0]}")
+    if not passed:
+        complaints.append("test-backend-ops ran no case of PAGED_ATTN")
+    return {"passed": passed, "failed": failed, "not_supported": refused}, complaints
+
+
+def judge_checks(checks: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What is wrong with the cases of velo-op-bench's check."""
+    if not checks:
+        return ["velo-op-bench checked nothing"]
+    wrong = []
+    for case in checks:
+        limit = STRICT_NMSE if str(case["check"]).split()[0] in STRICT else NMSE
+        error = case.get("nmse")
+        if error is None or not error <= limit:
+            wrong.append(f"{case['check']}: {case.get('refusal') or f'NMSE {error}, above {limit:g}'}")
+    return wrong
+
+
+def judge_speed(lines: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
+    """Figures of velo-op-bench, and shares of the copy bandwidth and of upstream's; what is too slow."""
+    copies = [line for line in lines if line.get("bench") == "copy"]
+    bandwidth = max((2 * line["bytes"] / line["seconds"] for line in copies), default=0.0)
+    runs = {
+        (line["bench"], line["type"], line["sequences"], line["length"], line["kernel"]): line
+        for line in lines
+        if line.get("bench") in VERSUS_FLASH
+    }
+    rows: list[dict[str, Any]] = []
+    complaints = [] if bandwidth else ["the copy bandwidth was not measured"]
+    for (bench, kind, n, length, kernel), line in runs.items():
+        if kernel != "paged":
+            continue
+        shown = f"{bench} {kind} {n} x {length}"
+        row: dict[str, Any] = {**line, "bytes_per_second": line["kv_bytes"] / line["seconds"]}
+        other = runs.get((bench, kind, n, length, "flash"))
+        row["versus_flash"] = other["seconds"] / line["seconds"] if other else None
+        if row["versus_flash"] is None:
+            complaints.append(f"{shown}: upstream's was not measured")
+        elif row["versus_flash"] < VERSUS_FLASH[bench]:
+            complaints.append(
+                f"{shown}: {row['versus_flash']:.2f}x of upstream's, not {VERSUS_FLASH[bench]:g}x"
+            )
+        if bench == "decode" and bandwidth:
+            row["of_copy_bandwidth"] = row["bytes_per_second"] / bandwidth
+            wanted = BANDWIDTH.get(kind, 0.0)
+            if row["of_copy_bandwidth"] < wanted:
+                complaints.append(
+                    f"{shown}: {row['of_copy_bandwidth']:.0%} of the copy bandwidth, not {wanted:.0%}"
+                )
+        rows.append(row)
+    if not rows:
+        complaints.append("nothing was measured")
+    return {"copy_bytes_per_second": bandwidth, "rows": rows}, complaints
