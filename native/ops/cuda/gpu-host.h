@@ -11,6 +11,8 @@
 #include <vector>
 
 #define GPU_FN inline
+#define GPU_BOTH inline
+#define GPU_UNROLL
 
 namespace gpu {
 
@@ -103,6 +105,7 @@ template <class T> T shuffle_xor(T value, int mask) { return exchange(value, lan
 template <class T> T shuffle_up(T value, int by) { return exchange(value, lane() < by ? lane() : lane() - by); }
 
 inline float exp2(float x) { return ::exp2f(x); }
+inline float tanh(float x) { return 1.0f - 2.0f / (1.0f + exp2(x * 2.8853900817779268f)); } // as the GPU has it
 
 inline float bf16_to_float(uint16_t x) {
     const uint32_t wide = (uint32_t) x << 16;

@@ -7,9 +7,9 @@ namespace paged {
 
 constexpr int UNIT = 16; // numbers: half a group of a quantized type
 
-GPU_FN bool is_quantized(int type) { return type != PAGE_F32 && type != PAGE_F16 && type != PAGE_BF16; }
+GPU_BOTH bool is_quantized(int type) { return type != PAGE_F32 && type != PAGE_F16 && type != PAGE_BF16; }
 
-GPU_FN int group_bytes(int type) { // of 32 numbers
+GPU_BOTH int group_bytes(int type) { // of 32 numbers
     switch (type) {
     case PAGE_Q8_0:
         return 34;
@@ -32,7 +32,7 @@ GPU_FN float    load_f16(const char * at) { return gpu::f16_to_float(*(const uin
 
 // Codes of 4 bits: the low halves of 16 bytes are numbers 0 to 15 of a group, the high ones 16 to 31.
 template <class Number> GPU_FN void unpack_nibbles(const char * codes, int half, float (&to)[UNIT], Number number) {
-#pragma unroll
+    GPU_UNROLL
     for (int i = 0; i < 8; ++i) {
         const uint32_t two = load_u16(codes + 2 * i) >> 4 * half;
         to[2 * i]          = number(two & 15, 2 * i);
@@ -52,7 +52,7 @@ GPU_FN int iq4_value(uint32_t code) {
 GPU_FN void unpack_unit(int type, const char * row, int unit, float (&to)[UNIT]) {
     if (type == PAGE_F32) {
         const uint16_t * words = (const uint16_t *) (row + 4 * UNIT * unit);
-#pragma unroll
+        GPU_UNROLL
         for (int i = 0; i < UNIT; ++i) {
             const uint32_t bits = words[2 * i] | (uint32_t) words[2 * i + 1] << 16;
             memcpy(&to[i], &bits, sizeof(float));
@@ -61,7 +61,7 @@ GPU_FN void unpack_unit(int type, const char * row, int unit, float (&to)[UNIT])
     }
     if (type == PAGE_F16 || type == PAGE_BF16) {
         const uint16_t * halves = (const uint16_t *) (row + 2 * UNIT * unit);
-#pragma unroll
+        GPU_UNROLL
         for (int i = 0; i < UNIT; ++i) {
             to[i] = type == PAGE_F16 ? gpu::f16_to_float(halves[i]) : gpu::bf16_to_float(halves[i]);
         }
@@ -72,7 +72,7 @@ GPU_FN void unpack_unit(int type, const char * row, int unit, float (&to)[UNIT])
     const float  d     = load_f16(group);
     switch (type) {
     case PAGE_Q8_0:
-#pragma unroll
+        GPU_UNROLL
         for (int i = 0; i < 8; ++i) {
             const uint32_t two = load_u16(group + 2 + UNIT * half + 2 * i);
             to[2 * i]          = d * (int8_t) (two & 255);

@@ -32,12 +32,12 @@ struct float_numbers : bfloat_numbers { // f32
 
 constexpr int PAD = 16; // bytes behind a row of 16-bit numbers, so that eight rows lie in different banks
 
-GPU_FN int round_up(int n, int to) { return (n + to - 1) / to * to; }
-GPU_FN int raw_stride(int row_bytes) { return round_up(row_bytes, 16) + PAD; } // a row may begin within 16 bytes
-GPU_FN int number_stride(int d) { return 2 * round_up(d, UNIT) + PAD; }
+GPU_BOTH int round_up(int n, int to) { return (n + to - 1) / to * to; }
+GPU_BOTH int raw_stride(int row_bytes) { return round_up(row_bytes, 16) + PAD; } // a row may begin within 16 bytes
+GPU_BOTH int number_stride(int d) { return 2 * round_up(d, UNIT) + PAD; }
 
 // Whether raw rows are the rows of numbers.
-GPU_FN bool raw_is_ready(const pages & x, int d) {
+GPU_BOTH bool raw_is_ready(const pages & x, int d) {
     const bool aligned = ((uint64_t) x.data | x.head_stride | x.slot_stride) % 16 == 0;
     return (x.type == PAGE_F16 || x.type == PAGE_BF16) && aligned && d % UNIT == 0;
 }
@@ -71,10 +71,10 @@ GPU_FN void fetch_rows(const view & p, const pages & x, const sequence & s, int 
 // Sixteen numbers as `parts` times as many of 16 bits, whose sums they are; a part lies `part_stride` behind the one
 // before.
 template <class Numbers, int parts> GPU_FN void put_unit(float (&x)[UNIT], char * to, int part_stride) {
-#pragma unroll
+    GPU_UNROLL
     for (int part = 0; part < parts; ++part) {
         uint32_t * words = (uint32_t *) (to + part * part_stride);
-#pragma unroll
+        GPU_UNROLL
         for (int w = 0; w < UNIT / 2; ++w) {
             words[w] = Numbers::pack(x[2 * w], x[2 * w + 1]);
             x[2 * w] -= Numbers::rounded(x[2 * w]);
@@ -94,8 +94,9 @@ GPU_FN void convert_rows(const view & p, const pages & x, const sequence & s, in
         if (begin + t < end) {
             const int offset = (int) ((uint64_t) row_of(p, x, s, head_kv, begin + t) & 15); // as fetch_rows had it
             unpack_unit(x.type, raw + t * raw_stride(x.row_bytes) + offset, unit, x16);
-            for (int n = d - UNIT * unit; n < UNIT; ++n) { // behind the row are other bytes
-                x16[n] = 0.0f;
+            GPU_UNROLL
+            for (int n = 0; n < UNIT; ++n) { // behind the row are other bytes
+                x16[n] = UNIT * unit + n < d ? x16[n] : 0.0f;
             }
         }
         put_unit<Numbers, Numbers::parts>(x16, to + t * stride + 2 * UNIT * unit, n_tokens * stride);
