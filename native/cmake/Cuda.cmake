@@ -15,7 +15,7 @@ if (NOT CMAKE_CUDA_COMPILER)
 endif()
 
 # This machine's cards, or those that people have: machine code up to the newest, and PTX of that for what comes after.
-if (NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+if (NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
     find_program(PYVELO_NVIDIA_SMI nvidia-smi)
     set(_card 1)
     if (PYVELO_NATIVE AND NOT PYVELO_PORTABLE AND PYVELO_NVIDIA_SMI)

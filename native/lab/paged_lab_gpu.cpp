@@ -65,8 +65,9 @@ paged::view view_of(const lab_paged * op) {
     p.out          = op->out;
     p.d_k = op->d_k, p.d_v = op->d_v, p.n_head = op->n_head, p.n_head_kv = op->n_head_kv;
     p.group = p.n_head / p.n_head_kv, p.n_tokens = op->n_tokens, p.n_rows = op->n_rows;
-    p.block_size = op->block_size, p.window = op->window, p.window_type = op->window_type;
+    p.window = op->window, p.window_type = op->window_type;
     p.scale = op->scale, p.softcap = op->softcap;
+    paged::set_block_size(p, op->block_size);
     paged::set_bias(p, op->max_bias);
     return p;
 }

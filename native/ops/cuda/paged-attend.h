@@ -5,41 +5,9 @@
 // (64 rows): both are bound by what they read, or by products, not by how rows are dealt out.
 #pragma once
 
-#include "paged-tile.h"
+#include "paged-layout.h"
 
 namespace paged {
-
-constexpr int   N_WARPS   = 4;
-constexpr int   N_THREADS = 32 * N_WARPS;
-constexpr int   N_STAGES  = 2;
-constexpr float LOG2E     = 1.4426950408889634f;
-constexpr int   Q_PARTS   = 2; // queries are as exact as two numbers of 16 bits
-
-// Bytes of shared memory, and where things lie there.
-struct layout {
-    int rows, tokens; // of a tile
-    int q, stages, stage_bytes, v_raw, k, v, weights, maxima, starts, total;
-};
-
-GPU_BOTH int weight_stride(int tokens) { return 2 * tokens + PAD; }
-
-template <class KNumbers, class VNumbers> GPU_BOTH layout layout_of(const view & p, int rows, int tokens) {
-    const bool k_ready = raw_is_ready(p.k, p.d_k), v_ready = raw_is_ready(p.v, p.d_v);
-    layout     l;
-    l.rows        = rows;
-    l.tokens      = tokens;
-    l.q           = 0;
-    l.stages      = l.q + Q_PARTS * rows * number_stride(p.d_k);
-    l.v_raw       = tokens * raw_stride(p.k.row_bytes);
-    l.stage_bytes = l.v_raw + (p.v_is_k ? 0 : tokens * raw_stride(p.v.row_bytes));
-    l.k           = l.stages + N_STAGES * l.stage_bytes;
-    l.v           = l.k + (k_ready ? 0 : KNumbers::parts * tokens * number_stride(p.d_k));
-    l.weights     = l.v + (v_ready || p.v_is_k ? 0 : VNumbers::parts * tokens * number_stride(p.d_v));
-    l.maxima      = l.weights + 2 * rows * weight_stride(tokens); // two parts
-    l.starts      = l.maxima + rows * N_WARPS * (int) sizeof(float);
-    l.total       = l.starts + START_INTS * (int) sizeof(int);
-    return l;
-}
 
 template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct attend {
     static constexpr int ROWS = 16 * M_TILES;
@@ -108,19 +76,21 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
 
     // ---- one tile of tokens ----
 
-    // Eight tokens: columns 8*n of the tile.
-    GPU_FN void score(const rows_of_numbers & k, int n, float (&c)[M_TILES][4]) {
-        const int lane = gpu::lane(), stride = number_stride(p.d_k);
-        GPU_UNROLL
-        for (int m = 0; m < M_TILES; ++m) {
-            c[m][0] = c[m][1] = c[m][2] = c[m][3] = 0.0f;
-        }
+    static constexpr int MOST_COLUMNS = 2; // groups of eight tokens of a warp: every fourth
+
+    GPU_FN bool has_columns(int i) const { return gpu::warp() + N_WARPS * i < at.tokens / 8; }
+
+    // Adds the products of this warp's groups of tokens with all rows: a fragment of the queries is loaded for both.
+    GPU_FN void score(const rows_of_numbers & k, float (&c)[MOST_COLUMNS][M_TILES][4]) {
+        const int    lane = gpu::lane(), stride = number_stride(p.d_k);
+        const bool   two  = has_columns(1);
+        const int    n    = gpu::warp() + (two ? lane / 16 * N_WARPS : 0); // matrices 2 and 3 are of the second group
+        const char * keys = k.data + (8 * n + lane % 8) * k.stride + lane / 8 % 2 * 16;
         for (int step = 0; step < ceil_div(p.d_k, 16); ++step) {
             GPU_UNROLL
             for (int k_part = 0; k_part < KNumbers::parts; ++k_part) {
-                uint32_t b[4]; // of which two are used: matrices 2 and 3 repeat 0 and 1
-                gpu::load_matrices(b, k.data + k_part * k.part + (8 * n + lane % 8) * k.stride + 32 * step +
-                                          lane / 8 % 2 * 16);
+                uint32_t b[4];
+                gpu::load_matrices(b, keys + k_part * k.part + 32 * step);
                 GPU_UNROLL
                 for (int q_part = 0; q_part < Q_PARTS - k_part; ++q_part) {
                     GPU_UNROLL
@@ -128,23 +98,37 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
                         uint32_t a[4];
                         gpu::load_matrices(a, memory + at.q + (q_part * ROWS + 16 * m + lane % 16) * stride +
                                                   32 * step + lane / 16 * 16);
-                        KNumbers::multiply(c[m], a, b[0], b[1]);
+                        KNumbers::multiply(c[0][m], a, b[0], b[1]);
+                        if (two) {
+                            KNumbers::multiply(c[1][m], a, b[2], b[3]);
+                        }
                     }
                 }
             }
         }
     }
 
-    // Of a product to a score, base 2; -inf where a row does not attend a token.
-    GPU_FN float finished(float x, int row, int token, float slope) const {
-        const int position = s.position(packed(row) / p.group);
-        if (row >= n_packed() || token >= item.tokens.end || token > position || token < first_visible(p, position)) {
-            return -INFINITY;
+    // Of products to scores, base 2, of one row; -inf where it does not attend a token. `token`: of the first score.
+    GPU_FN void finish(float (&c)[MOST_COLUMNS][M_TILES][4], int m, int h, int token, float & top) const {
+        const int   row      = 16 * m + gpu::lane() / 4 + 8 * h;
+        const int   position = row < n_packed() ? s.position(packed(row) / p.group) : -1;
+        const int   end      = position + 1 < item.tokens.end ? position + 1 : item.tokens.end;
+        const int   first    = position < 0 ? 0 : first_visible(p, position);
+        const float slope    = alibi_slope(p, item.head_kv * p.group + packed(row) % p.group);
+        GPU_UNROLL
+        for (int i = 0; i < MOST_COLUMNS; ++i) {
+            GPU_UNROLL
+            for (int r = 0; r < 2; ++r) {
+                const int here = token + 8 * N_WARPS * i + r;
+                float &   x    = c[i][m][2 * h + r];
+                if (p.softcap > 0.0f) {
+                    x = p.softcap * gpu::tanh(x / p.softcap);
+                }
+                x   = (x - slope * (float) (position - here)) * LOG2E;
+                x   = here < end && here >= first && has_columns(i) ? x : -INFINITY;
+                top = fmaxf(top, x);
+            }
         }
-        if (p.softcap > 0.0f) {
-            x = p.softcap * gpu::tanh(x / p.softcap);
-        }
-        return (x - slope * (float) (position - token)) * LOG2E;
     }
 
     GPU_FN void tile_of_tokens(int tile) {
@@ -162,32 +146,26 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
         add(v);
     }
 
-    static constexpr int MOST_COLUMNS = 2; // groups of eight tokens of a warp
-
     // Scores of a tile, the highest of each row, and the weights of V.
     GPU_FN void weigh(const rows_of_numbers & k, int begin) {
-        const int lane = gpu::lane(), g = lane / 4, column = lane % 4 * 2, groups = at.tokens / 8;
+        const int column = 8 * gpu::warp() + gpu::lane() % 4 * 2;
         float     scores[MOST_COLUMNS][M_TILES][4], tops[M_TILES][2];
         GPU_UNROLL
         for (int m = 0; m < M_TILES; ++m) {
-            tops[m][0] = tops[m][1] = -INFINITY;
+            GPU_UNROLL
+            for (int r = 0; r < 4; ++r) {
+                scores[0][m][r] = scores[1][m][r] = 0.0f;
+            }
+        }
+        if (has_columns(0)) {
+            score(k, scores);
         }
         GPU_UNROLL
-        for (int i = 0; i < MOST_COLUMNS; ++i) {
-            const int n = gpu::warp() + N_WARPS * i;
-            if (n >= groups) {
-                break;
-            }
-            score(k, n, scores[i]);
+        for (int m = 0; m < M_TILES; ++m) {
             GPU_UNROLL
-            for (int m = 0; m < M_TILES; ++m) {
-                GPU_UNROLL
-                for (int r = 0; r < 4; ++r) {
-                    const int   row   = 16 * m + g + r / 2 * 8;
-                    const float slope = alibi_slope(p, item.head_kv * p.group + packed(row) % p.group);
-                    scores[i][m][r]   = finished(scores[i][m][r], row, begin + 8 * n + column + r % 2, slope);
-                    tops[m][r / 2]    = fmaxf(tops[m][r / 2], scores[i][m][r]);
-                }
+            for (int h = 0; h < 2; ++h) {
+                tops[m][h] = -INFINITY;
+                finish(scores, m, h, begin + column, tops[m][h]);
             }
         }
         share_tops(tops);
@@ -196,19 +174,11 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
             GPU_UNROLL
             for (int h = 0; h < 2; ++h) {
                 rescale(m, h, tops[m][h]);
-            }
-        }
-        GPU_UNROLL
-        for (int i = 0; i < MOST_COLUMNS; ++i) {
-            const int n = gpu::warp() + N_WARPS * i;
-            if (n >= groups) {
-                break;
-            }
-            GPU_UNROLL
-            for (int m = 0; m < M_TILES; ++m) {
                 GPU_UNROLL
-                for (int h = 0; h < 2; ++h) {
-                    put_weights(scores[i][m][2 * h], scores[i][m][2 * h + 1], m, h, 8 * n + column);
+                for (int i = 0; i < MOST_COLUMNS; ++i) {
+                    if (has_columns(i)) {
+                        put_weights(scores[i][m][2 * h], scores[i][m][2 * h + 1], m, h, column + 8 * N_WARPS * i);
+                    }
                 }
             }
         }

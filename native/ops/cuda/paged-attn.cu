@@ -65,11 +65,11 @@ static view view_of(const ggml_tensor * dst) {
     p.group          = p.n_head / p.n_head_kv;
     p.n_tokens       = (int) q->ne[2];
     p.n_rows         = (int) table->ne[1];
-    p.block_size     = params.block_size;
     p.window         = params.window;
     p.window_type    = params.window_type;
     p.scale          = params.scale;
     p.softcap        = params.softcap;
+    set_block_size(p, params.block_size);
     set_bias(p, params.max_bias);
     return p;
 }

@@ -35,6 +35,14 @@ inline void set_bias(view & p, float max_bias) {
     }
 }
 
+inline void set_block_size(view & p, int block_size) {
+    p.block_size  = block_size;
+    p.block_shift = -1;
+    for (int shift = 0; shift < 31; ++shift) {
+        p.block_shift = 1 << shift == block_size ? shift : p.block_shift;
+    }
+}
+
 // A machine that launches nothing: what is left of a launch is whether there would be one.
 struct no_machine {
     template <int, int, class, class> void attend(const view &, row_class, int, int) {}

@@ -43,27 +43,50 @@ GPU_BOTH bool raw_is_ready(const pages & x, int d) {
 }
 
 GPU_FN const char * row_of(const view & p, const pages & x, const sequence & s, int head_kv, int token) {
-    const int64_t slot = (int64_t) s.blocks[token / p.block_size] * p.block_size + token % p.block_size;
+    int64_t slot;
+    if (p.block_shift >= 0) { // a division costs more than all the rest
+        slot = ((int64_t) s.blocks[token >> p.block_shift] << p.block_shift) + (token & (p.block_size - 1));
+    } else {
+        slot = (int64_t) s.blocks[token / p.block_size] * p.block_size + token % p.block_size;
+    }
     return x.data + head_kv * x.head_stride + slot * x.slot_stride;
 }
 
-// Begins to copy the rows of tokens begin .. begin + n_tokens; those from `end` on become zeros.
+// How threads share rows of `n` equal pieces: as many neighbours to a row as a power of two is enough for.
+struct row_share {
+    int row, rows, piece, pieces; // this thread's first row and piece, and how far it is to the next
+};
+
+GPU_FN row_share share_of_rows(int n) {
+    int shift = 0;
+    while (shift < 5 && 1 << shift < n) {
+        ++shift;
+    }
+    const int pieces = 1 << shift;
+    return {gpu::thread() >> shift, gpu::n_threads() >> shift, gpu::thread() & (pieces - 1), pieces};
+}
+
+struct alignas(16) quad { // one store or load
+    uint32_t words[4];
+};
+
+// Begins to copy the rows of tokens begin .. begin + n_tokens, 16 bytes at a time; those from `end` on become zeros.
 GPU_FN void fetch_rows(const view & p, const pages & x, const sequence & s, int head_kv, int begin, int end,
                        int n_tokens, char * to) {
-    const int stride = raw_stride(x.row_bytes), chunks = stride / 16;
-    for (int i = gpu::thread(); i < n_tokens * chunks; i += gpu::n_threads()) {
-        const int t = i / chunks, chunk = i % chunks, token = begin + t;
-        char *    at = to + t * stride + 16 * chunk;
-        if (token >= end) {
-            for (int word = 0; word < 4; ++word) {
-                ((uint32_t *) at)[word] = 0;
+    const int       stride = raw_stride(x.row_bytes), chunks = stride / 16;
+    const row_share share = share_of_rows(ceil_div(x.row_bytes, 16));
+    for (int t = share.row; t < n_tokens; t += share.rows) {
+        char * at = to + t * stride;
+        if (begin + t >= end) {
+            for (int chunk = share.piece; chunk < chunks; chunk += share.pieces) {
+                *(quad *) (at + 16 * chunk) = {};
             }
             continue;
         }
-        const char * row   = row_of(p, x, s, head_kv, token);
+        const char * row   = row_of(p, x, s, head_kv, begin + t);
         const char * first = (const char *) ((uint64_t) row & ~(uint64_t) 15);
-        if (first + 16 * chunk < row + x.row_bytes) {
-            gpu::copy_async<16>(at, first + 16 * chunk);
+        for (int chunk = share.piece; first + 16 * chunk < row + x.row_bytes; chunk += share.pieces) {
+            gpu::copy_async<16>(at + 16 * chunk, first + 16 * chunk);
         }
     }
 }
@@ -73,13 +96,16 @@ GPU_FN void fetch_rows(const view & p, const pages & x, const sequence & s, int 
 template <class Numbers, int parts> GPU_FN void put_unit(float (&x)[UNIT], char * to, int part_stride) {
     GPU_UNROLL
     for (int part = 0; part < parts; ++part) {
-        uint32_t * words = (uint32_t *) (to + part * part_stride);
+        quad both[2];
         GPU_UNROLL
         for (int w = 0; w < UNIT / 2; ++w) {
-            words[w] = Numbers::pack(x[2 * w], x[2 * w + 1]);
+            both[w / 4].words[w % 4] = Numbers::pack(x[2 * w], x[2 * w + 1]);
             x[2 * w] -= Numbers::rounded(x[2 * w]);
             x[2 * w + 1] -= Numbers::rounded(x[2 * w + 1]);
         }
+        quad * quads = (quad *) (to + part * part_stride);
+        quads[0]     = both[0];
+        quads[1]     = both[1];
     }
 }
 
@@ -87,19 +113,22 @@ template <class Numbers, int parts> GPU_FN void put_unit(float (&x)[UNIT], char 
 template <class Numbers>
 GPU_FN void convert_rows(const view & p, const pages & x, const sequence & s, int head_kv, int d, int begin, int end,
                          int n_tokens, const char * raw, char * to) {
-    const int units = ceil_div(d, UNIT), stride = number_stride(d);
-    for (int i = gpu::thread(); i < n_tokens * units; i += gpu::n_threads()) {
-        const int t = i / units, unit = i % units;
-        float     x16[UNIT] = {};
-        if (begin + t < end) {
-            const int offset = (int) ((uint64_t) row_of(p, x, s, head_kv, begin + t) & 15); // as fetch_rows had it
-            unpack_unit(x.type, raw + t * raw_stride(x.row_bytes) + offset, unit, x16);
-            GPU_UNROLL
-            for (int n = 0; n < UNIT; ++n) { // behind the row are other bytes
-                x16[n] = UNIT * unit + n < d ? x16[n] : 0.0f;
+    const int       units = ceil_div(d, UNIT), stride = number_stride(d);
+    const row_share share = share_of_rows(units);
+    for (int t = share.row; t < n_tokens; t += share.rows) {
+        const int offset = // as fetch_rows had it
+            begin + t < end ? (int) ((uint64_t) row_of(p, x, s, head_kv, begin + t) & 15) : 0;
+        for (int unit = share.piece; unit < units; unit += share.pieces) {
+            float x16[UNIT] = {};
+            if (begin + t < end) {
+                unpack_unit(x.type, raw + t * raw_stride(x.row_bytes) + offset, unit, x16);
+                GPU_UNROLL
+                for (int n = 0; n < UNIT; ++n) { // behind the row are other bytes
+                    x16[n] = UNIT * unit + n < d ? x16[n] : 0.0f;
+                }
             }
+            put_unit<Numbers, Numbers::parts>(x16, to + t * stride + 2 * UNIT * unit, n_tokens * stride);
         }
-        put_unit<Numbers, Numbers::parts>(x16, to + t * stride + 2 * UNIT * unit, n_tokens * stride);
     }
 }
 

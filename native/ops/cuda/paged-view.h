@@ -44,10 +44,11 @@ struct view {
 
     int   d_k, d_v;
     int   n_head, n_head_kv, group;
-    int   n_tokens; // query rows of the call
-    int   n_rows;   // of the table
-    int   v_is_k;   // V is the beginning of K: it is read once
-    int   block_size, window, window_type;
+    int   n_tokens;                // query rows of the call
+    int   n_rows;                  // of the table
+    int   v_is_k;                  // V is the beginning of K: it is read once
+    int   block_size, block_shift; // of which it is a power of two, or -1
+    int   window, window_type;
     float scale, softcap;
     float slope_step, slope_step_rest; // ALiBi: logarithms (base 2) of the first `n_slopes` heads, and of the others
     int   n_slopes;                    // 0: no bias
