@@ -37,6 +37,16 @@ GPU_FN uint32_t pack_bf16(float low, float high) { return bits(__floats2bfloat16
 GPU_FN float    f16_to_float(uint16_t x) { return __half2float(__ushort_as_half(x)); }
 GPU_FN float    bf16_to_float(uint16_t x) { return __uint_as_float((uint32_t) x << 16); }
 
+// The low word of two, shifted right; four bytes of eight, each chosen by a digit.
+GPU_FN uint32_t funnel(uint32_t low, uint32_t high, int shift) { return __funnelshift_r(low, high, shift); }
+GPU_FN uint32_t permute(uint32_t a, uint32_t b, uint32_t digits) { return __byte_perm(a, b, digits); }
+
+// Pairs of float16.
+GPU_FN __half2  halves(uint32_t x) { return *(const __half2 *) &x; }
+GPU_FN uint32_t add_f16(uint32_t a, uint32_t b) { return bits(__hadd2(halves(a), halves(b))); }
+GPU_FN uint32_t mul_f16(uint32_t a, uint32_t b) { return bits(__hmul2(halves(a), halves(b))); }
+GPU_FN uint32_t fma_f16(uint32_t a, uint32_t b, uint32_t c) { return bits(__hfma2(halves(a), halves(b), halves(c))); }
+
 // ---- from global to shared memory, while the thread goes on ----
 
 template <int bytes> GPU_FN void copy_async(void * to, const void * from) {

@@ -9,6 +9,7 @@
 namespace paged {
 
 struct half_numbers { // f16 and all quantized types
+    static constexpr bool  quantized = true;
     static constexpr int   parts = 1, weight_parts = 1;
     GPU_FN static uint32_t pack(float a, float b) { return gpu::pack_f16(a, b); }
     GPU_FN static float    rounded(float a) { return gpu::f16_to_float((uint16_t) gpu::pack_f16(a, 0.0f)); }
@@ -18,6 +19,7 @@ struct half_numbers { // f16 and all quantized types
 };
 
 struct bfloat_numbers { // bf16, which is too coarse for a weight
+    static constexpr bool  quantized = false;
     static constexpr int   parts = 1, weight_parts = 2;
     GPU_FN static uint32_t pack(float a, float b) { return gpu::pack_bf16(a, b); }
     GPU_FN static float    rounded(float a) { return gpu::bf16_to_float((uint16_t) gpu::pack_bf16(a, 0.0f)); }
@@ -91,21 +93,24 @@ GPU_FN void fetch_rows(const view & p, const pages & x, const sequence & s, int 
     }
 }
 
+GPU_FN void put_words(const uint32_t (&words)[UNIT / 2], char * to) {
+    ((quad *) to)[0] = {{words[0], words[1], words[2], words[3]}};
+    ((quad *) to)[1] = {{words[4], words[5], words[6], words[7]}};
+}
+
 // Sixteen numbers as `parts` times as many of 16 bits, whose sums they are; a part lies `part_stride` behind the one
 // before.
 template <class Numbers, int parts> GPU_FN void put_unit(float (&x)[UNIT], char * to, int part_stride) {
     GPU_UNROLL
     for (int part = 0; part < parts; ++part) {
-        quad both[2];
+        uint32_t words[UNIT / 2];
         GPU_UNROLL
         for (int w = 0; w < UNIT / 2; ++w) {
-            both[w / 4].words[w % 4] = Numbers::pack(x[2 * w], x[2 * w + 1]);
+            words[w] = Numbers::pack(x[2 * w], x[2 * w + 1]);
             x[2 * w] -= Numbers::rounded(x[2 * w]);
             x[2 * w + 1] -= Numbers::rounded(x[2 * w + 1]);
         }
-        quad * quads = (quad *) (to + part * part_stride);
-        quads[0]     = both[0];
-        quads[1]     = both[1];
+        put_words(words, to + part * part_stride);
     }
 }
 
@@ -118,16 +123,26 @@ GPU_FN void convert_rows(const view & p, const pages & x, const sequence & s, in
     for (int t = share.row; t < n_tokens; t += share.rows) {
         const int offset = // as fetch_rows had it
             begin + t < end ? (int) ((uint64_t) row_of(p, x, s, head_kv, begin + t) & 15) : 0;
+        const char * from = raw + t * raw_stride(x.row_bytes) + offset;
         for (int unit = share.piece; unit < units; unit += share.pieces) {
+            char * at = to + t * stride + 2 * UNIT * unit;
+            if (Numbers::quantized && is_quantized(x.type)) { // a row is a whole number of groups
+                uint32_t words[UNIT / 2] = {};
+                if (begin + t < end) {
+                    unpack_halves(x.type, from, unit, words);
+                }
+                put_words(words, at);
+                continue;
+            }
             float x16[UNIT] = {};
             if (begin + t < end) {
-                unpack_unit(x.type, raw + t * raw_stride(x.row_bytes) + offset, unit, x16);
+                unpack_floats(x.type, from, unit, x16);
                 GPU_UNROLL
                 for (int n = 0; n < UNIT; ++n) { // behind the row are other bytes
                     x16[n] = UNIT * unit + n < d ? x16[n] : 0.0f;
                 }
             }
-            put_unit<Numbers, Numbers::parts>(x16, to + t * stride + 2 * UNIT * unit, n_tokens * stride);
+            put_unit<Numbers, Numbers::parts>(x16, at, n_tokens * stride);
         }
     }
 }
