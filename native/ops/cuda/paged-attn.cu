@@ -85,14 +85,15 @@ void ggml_cuda_paged_attn(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
     ggml_cuda_pool_alloc<float> partial(ctx.pool(), parts * partial_floats(p));
     p.partial = partial.get();
 
-    cuda_machine machine = {ctx.device, ctx.stream()};
-    const bool   done    = launch(p, (int) ggml_cuda_info().devices[ctx.device].smpbo, machine);
+    const auto & info    = ggml_cuda_info().devices[ctx.device];
+    cuda_machine machine = {info.physical_device, ctx.stream()};
+    const bool   done    = launch(p, (int) info.smpbo, machine);
     CUDA_CHECK(machine.status);
     GGML_ASSERT(done); // ggml_cuda_paged_attn_supported has said so
 }
 
 bool ggml_cuda_paged_attn_supported(int device, const ggml_tensor * dst) {
-    const ggml_cuda_device_info::cuda_device_info & info = ggml_cuda_info().devices[device];
+    const auto & info = ggml_cuda_info().devices[device];
     // ldmatrix and mma of 16 rows
     return GGML_CUDA_CC_IS_NVIDIA(info.cc) && info.cc >= GGML_CUDA_CC_TURING &&
            refusal(view_of(dst), (int) info.smpbo) == nullptr;
