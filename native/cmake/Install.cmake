@@ -18,6 +18,9 @@ foreach (_target IN LISTS _libraries)
     set_target_properties(${_target} PROPERTIES INSTALL_RPATH "${_origin}" BUILD_WITH_INSTALL_RPATH OFF)
 endforeach()
 set_target_properties(_velo PROPERTIES INSTALL_RPATH "${_origin}/lib")
+if (TARGET ggml-cuda)
+    velo_join_cuda()
+endif()
 
 install(TARGETS ${_libraries} COMPONENT pyvelo
     LIBRARY DESTINATION pyvelo/native/lib RUNTIME DESTINATION pyvelo/native/lib)

@@ -36,14 +36,17 @@ velo_upstream_option(LLAMA_BUILD_EXAMPLES OFF)
 velo_upstream_option(LLAMA_BUILD_SERVER OFF)
 velo_upstream_option(LLAMA_BUILD_APP OFF)
 
+if (PYVELO_CUDA)
+    include(Cuda)
+endif()
 add_subdirectory(${_tree} llama.cpp)
 
-# Adds files of ours to a target of upstream's.
+# Adds files of ours to a target of upstream's. nvcc does not take the compiler's warnings as they are.
 function(velo_add_sources target)
     list(TRANSFORM ARGN PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/ OUTPUT_VARIABLE _files)
     target_sources(${target} PRIVATE ${_files})
     set_source_files_properties(${_files} TARGET_DIRECTORY ${target}
-        PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON COMPILE_OPTIONS "-Wall;-Wextra")
+        PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON COMPILE_OPTIONS "$<$<NOT:$<COMPILE_LANGUAGE:CUDA>>:-Wall;-Wextra>")
 endfunction()
 
 # The variants of the CPU backend: one, or one for each instruction set where GGML_CPU_ALL_VARIANTS is on.

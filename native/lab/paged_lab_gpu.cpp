@@ -1,9 +1,8 @@
 // The kernels for GPUs on the host: what the laboratory runs on the CPU's operator, computed by fibers.
 #include "lab_gpu.h"
 
-#include "paged-launch.h"
+#include "paged-call.h"
 
-#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -21,7 +20,25 @@ struct host_machine {
     }
     void merge(const paged::view & p, int bytes) {
         std::vector<char> memory(bytes);
-        gpu::launch(n_blocks, paged::N_THREADS, [&] { paged::merge_block(p, {1, INT32_MAX}, memory.data()); });
+        gpu::launch(n_blocks, paged::N_THREADS, [&] { paged::merge_block(p, memory.data()); });
+    }
+    template <class KNumbers> bool attend_with(const paged::view & p, int shared_bytes) {
+        return paged::launch_by_v<KNumbers>(p, shared_bytes, *this);
+    }
+};
+
+// Notes what would be launched.
+struct listing_machine {
+    lab_gpu_launch * to;
+    int              n = 0;
+
+    template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers>
+    void attend(const paged::view &, paged::row_class of, int tokens, int bytes) {
+        to[n++] = {of.least, of.most, 16 * M_TILES, 64 * V_PAIRS, tokens, bytes};
+    }
+    void                           merge(const paged::view &, int bytes) { to[n++] = {0, 0, 0, 0, 0, bytes}; }
+    template <class KNumbers> bool attend_with(const paged::view & p, int shared_bytes) {
+        return paged::launch_by_v<KNumbers>(p, shared_bytes, *this);
     }
 };
 
@@ -47,25 +64,54 @@ paged::view view_of(const lab_paged * op) {
     p.sinks        = op->sinks;
     p.out          = op->out;
     p.d_k = op->d_k, p.d_v = op->d_v, p.n_head = op->n_head, p.n_head_kv = op->n_head_kv;
-    p.group = p.n_head / p.n_head_kv, p.n_rows = op->n_rows;
-    p.block_size = op->block_size, p.window = op->window, p.window_type = op->window_type;
+    p.group = p.n_head / p.n_head_kv, p.n_tokens = op->n_tokens, p.n_rows = op->n_rows;
+    p.window = op->window, p.window_type = op->window_type;
     p.scale = op->scale, p.softcap = op->softcap;
-    if (op->max_bias > 0) {
-        p.n_slopes        = 1 << (int) floor(log2((double) p.n_head));
-        p.slope_base      = powf(2.0f, -op->max_bias / p.n_slopes);
-        p.slope_base_rest = powf(2.0f, -op->max_bias / 2.0f / p.n_slopes);
-    }
+    paged::set_block_size(p, op->block_size);
+    paged::set_bias(p, op->max_bias);
     return p;
 }
 
 } // namespace
 
 const char * lab_paged_attn_gpu(const lab_paged * op, int32_t n_blocks, int32_t shared_bytes) {
-    paged::view        p    = view_of(op);
-    const int64_t      rows = paged::most_partials(op->n_tokens, op->n_rows, op->n_head, op->width * op->block_size);
+    paged::view p = view_of(op);
+    if (const char * why = paged::refusal(p, shared_bytes)) {
+        return why;
+    }
+    const int64_t      rows = lab_gpu_most_partials(op);
     std::vector<float> partial(rows * paged::partial_floats(p), NAN);
-    p.partial = partial.data();
-    std::fill_n(op->out, op->n_tokens * op->n_head * op->d_v, 0.0f);
+    p.partial            = partial.data();
     host_machine machine = {n_blocks};
-    return paged::launch(p, op->n_tokens, shared_bytes, machine) ? nullptr : "no kernel has room for such heads";
+    paged::launch(p, shared_bytes, machine);
+    return nullptr;
+}
+
+const char * lab_gpu_refusal(const lab_paged * op, int32_t shared_bytes) {
+    return paged::refusal(view_of(op), shared_bytes);
+}
+
+int32_t lab_gpu_launches(const lab_paged * op, int32_t shared_bytes, lab_gpu_launch * to) {
+    listing_machine machine = {to};
+    paged::launch(view_of(op), shared_bytes, machine);
+    return machine.n;
+}
+
+int64_t lab_gpu_most_partials(const lab_paged * op) {
+    return paged::most_partials(op->n_tokens, op->n_rows, op->n_head, op->width * op->block_size);
+}
+
+int32_t lab_gpu_items(const lab_paged * op, const lab_gpu_launch * kernel, lab_gpu_item * to, int32_t room) {
+    const paged::view        p    = view_of(op);
+    const paged::tiles_asked asks = {p, {kernel->least_rows, kernel->most_rows}, kernel->tile_rows};
+    int                      ints[paged::START_INTS];
+    const paged::row_starts  starts = paged::starts_in(p, ints);
+    gpu::launch(1, paged::N_THREADS, [&] { paged::find_starts(p, asks, starts); });
+    const int n = starts.items[starts.n];
+    for (int i = 0; i < n && i < room; ++i) {
+        const paged::work_item item = paged::item_of(p, asks, starts, i);
+        to[i]                       = {item.row,      item.tile,     item.head_kv,      item.split,
+                                       item.n_splits, item.partials, item.tokens.begin, item.tokens.end};
+    }
+    return n;
 }

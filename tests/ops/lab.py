@@ -75,6 +75,17 @@ struct lab_flash {
 };
 const char *lab_paged_attn(const struct lab_paged *op, const struct lab_run *run);
 const char *lab_paged_attn_gpu(const struct lab_paged *op, int32_t n_blocks, int32_t shared_bytes);
+struct lab_gpu_launch {
+    int32_t least_rows, most_rows, tile_rows, columns, tile_tokens, shared_bytes;
+};
+struct lab_gpu_item {
+    int32_t row, tile, head_kv, split, n_splits, partials, begin, end;
+};
+const char *lab_gpu_refusal(const struct lab_paged *op, int32_t shared_bytes);
+int32_t lab_gpu_launches(const struct lab_paged *op, int32_t shared_bytes, struct lab_gpu_launch *to);
+int64_t lab_gpu_most_partials(const struct lab_paged *op);
+int32_t lab_gpu_items(const struct lab_paged *op, const struct lab_gpu_launch *kernel,
+                      struct lab_gpu_item *to, int32_t room);
 const char *lab_flash_attn(const struct lab_flash *op, const struct lab_run *run);
 struct lab_product {
     int32_t type, n_threads, packed;
@@ -267,6 +278,69 @@ def paged_attention_gpu(
     op = _paged_struct(heads, params, q, k, v, table, sinks, out)
     _raise_on(_gpu_library().lab_paged_attn_gpu(op, blocks, shared_bytes))
     return out
+
+
+@dataclass(frozen=True)
+class GpuLaunch:
+    """A launch of a kernel for GPUs: which sequences it serves, by packed rows, in what tiles."""
+
+    least_rows: int
+    most_rows: int
+    tile_rows: int
+    columns: int
+    tile_tokens: int
+    shared_bytes: int
+
+
+@dataclass(frozen=True)
+class GpuItem:
+    """A piece of work of a block of threads: rows of a tile, a KV head, and tokens begin .. end."""
+
+    row: int
+    tile: int
+    head_kv: int
+    split: int
+    n_splits: int
+    partials: int
+    begin: int
+    end: int
+
+
+class GpuPlan:
+    """What would be launched for a call with so much shared memory for a block; nothing is computed.
+
+    Arrays as those of paged_attention. `refusal` is a sentence, or empty; `launches` are the attending ones.
+    """
+
+    def __init__(
+        self,
+        heads: Heads,
+        params: Params,
+        q: Floats,
+        k: Bytes,
+        v: Bytes | None,
+        table: Table,
+        shared_bytes: int = 227 << 10,
+    ) -> None:
+        self._kept = (q, k, v, table, np.empty((q.shape[0], heads.n_head, heads.d_v), np.float32))
+        self._op = _paged_struct(heads, params, q, k, v, table, None, self._kept[-1])
+        library = _gpu_library()
+        why = library.lab_gpu_refusal(self._op, shared_bytes)
+        self.refusal = "" if why == _ffi.NULL else _ffi.string(why).decode()
+        found = _ffi.new("struct lab_gpu_launch[3]")
+        n = 0 if self.refusal else library.lab_gpu_launches(self._op, shared_bytes, found)
+        launches = [GpuLaunch(*(getattr(one, name) for name in GpuLaunch.__annotations__)) for one in found]
+        self.launches = [launch for launch in launches[:n] if launch.tile_rows]
+        self.most_partials = int(library.lab_gpu_most_partials(self._op))
+
+    def items(self, launch: GpuLaunch) -> list[GpuItem]:
+        """What the blocks of a launch find to do, in the order of their numbers."""
+        library = _gpu_library()
+        kernel = _ffi.new("struct lab_gpu_launch *", [getattr(launch, n) for n in GpuLaunch.__annotations__])
+        n = library.lab_gpu_items(self._op, kernel, _ffi.NULL, 0)
+        found = _ffi.new("struct lab_gpu_item[]", max(1, n))
+        library.lab_gpu_items(self._op, kernel, found, n)
+        return [GpuItem(*(getattr(found[i], name) for name in GpuItem.__annotations__)) for i in range(n)]
 
 
 @cache

@@ -6,6 +6,9 @@
 #include <cuda_fp16.h>
 
 #define GPU_FN __device__ __forceinline__
+#define GPU_BOTH __host__ __device__ __forceinline__ // what the launcher computes with, too
+// Registers have no index: a loop over an array of them must be written out.
+#define GPU_UNROLL _Pragma("unroll")
 
 namespace gpu {
 
@@ -22,7 +25,10 @@ GPU_FN void sync_block() { __syncthreads(); }
 template <class T> GPU_FN T shuffle_xor(T value, int mask) { return __shfl_xor_sync(0xffffffff, value, mask); }
 template <class T> GPU_FN T shuffle_up(T value, int by) { return __shfl_up_sync(0xffffffff, value, by); }
 
+// The backend is compiled with fast mathematics: of these, exp2 is good to 2 units in the last place and tanh would not
+// be good to 11 bits.
 GPU_FN float exp2(float x) { return exp2f(x); }
+GPU_FN float tanh(float x) { return 1.0f - 2.0f / (1.0f + exp2f(x * 2.8853900817779268f)); } // of 2x, base e
 
 GPU_FN uint32_t bits(__half2 x) { return *(const uint32_t *) &x; }
 GPU_FN uint32_t bits(__nv_bfloat162 x) { return *(const uint32_t *) &x; }
@@ -30,6 +36,16 @@ GPU_FN uint32_t pack_f16(float low, float high) { return bits(__floats2half2_rn(
 GPU_FN uint32_t pack_bf16(float low, float high) { return bits(__floats2bfloat162_rn(low, high)); }
 GPU_FN float    f16_to_float(uint16_t x) { return __half2float(__ushort_as_half(x)); }
 GPU_FN float    bf16_to_float(uint16_t x) { return __uint_as_float((uint32_t) x << 16); }
+
+// The low word of two, shifted right; four bytes of eight, each chosen by a digit.
+GPU_FN uint32_t funnel(uint32_t low, uint32_t high, int shift) { return __funnelshift_r(low, high, shift); }
+GPU_FN uint32_t permute(uint32_t a, uint32_t b, uint32_t digits) { return __byte_perm(a, b, digits); }
+
+// Pairs of float16.
+GPU_FN __half2  halves(uint32_t x) { return *(const __half2 *) &x; }
+GPU_FN uint32_t add_f16(uint32_t a, uint32_t b) { return bits(__hadd2(halves(a), halves(b))); }
+GPU_FN uint32_t mul_f16(uint32_t a, uint32_t b) { return bits(__hmul2(halves(a), halves(b))); }
+GPU_FN uint32_t fma_f16(uint32_t a, uint32_t b, uint32_t c) { return bits(__hfma2(halves(a), halves(b), halves(c))); }
 
 // ---- from global to shared memory, while the thread goes on ----
 
@@ -107,15 +123,18 @@ GPU_FN void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 #else
     const int g = lane() / 4, column = lane() % 4 * 2;
+#    pragma unroll 1
     for (int k = 0; k < 4; ++k) { // the lanes of a row hold its pairs of numbers
-        for (int half = 0; half < 2; ++half) {
-            const uint32_t top    = __shfl_sync(0xffffffff, a[2 * half], g * 4 + k);
-            const uint32_t bottom = __shfl_sync(0xffffffff, a[2 * half + 1], g * 4 + k);
-            for (int n = 0; n < 2; ++n) {
-                const uint32_t b = __shfl_sync(0xffffffff, half ? b1 : b0, (column + n) * 4 + k);
-                c[n]             = dot_bf16(c[n], top, b);
-                c[2 + n]         = dot_bf16(c[2 + n], bottom, b);
-            }
+        uint32_t rows[4], columns[2][2];
+        GPU_UNROLL
+        for (int i = 0; i < 4; ++i) {
+            rows[i]               = __shfl_sync(0xffffffff, a[i], g * 4 + k);
+            columns[i % 2][i / 2] = __shfl_sync(0xffffffff, i / 2 ? b1 : b0, (column + i % 2) * 4 + k);
+        }
+        GPU_UNROLL
+        for (int i = 0; i < 4; ++i) {
+            c[i] = dot_bf16(c[i], rows[i / 2], columns[i % 2][0]);
+            c[i] = dot_bf16(c[i], rows[2 + i / 2], columns[i % 2][1]);
         }
     }
 #endif

@@ -11,6 +11,8 @@
 #include <vector>
 
 #define GPU_FN inline
+#define GPU_BOTH inline
+#define GPU_UNROLL
 
 namespace gpu {
 
@@ -103,6 +105,7 @@ template <class T> T shuffle_xor(T value, int mask) { return exchange(value, lan
 template <class T> T shuffle_up(T value, int by) { return exchange(value, lane() < by ? lane() : lane() - by); }
 
 inline float exp2(float x) { return ::exp2f(x); }
+inline float tanh(float x) { return 1.0f - 2.0f / (1.0f + exp2(x * 2.8853900817779268f)); } // as the GPU has it
 
 inline float bf16_to_float(uint16_t x) {
     const uint32_t wide = (uint32_t) x << 16;
@@ -128,6 +131,32 @@ inline uint16_t float_to_f16(float x) {
 }
 inline uint32_t pack_f16(float low, float high) { return float_to_f16(low) | (uint32_t) float_to_f16(high) << 16; }
 inline uint32_t pack_bf16(float low, float high) { return float_to_bf16(low) | (uint32_t) float_to_bf16(high) << 16; }
+
+inline uint32_t funnel(uint32_t low, uint32_t high, int shift) {
+    return (uint32_t) (((uint64_t) high << 32 | low) >> shift);
+}
+inline uint32_t permute(uint32_t a, uint32_t b, uint32_t digits) {
+    const uint64_t both = (uint64_t) b << 32 | a;
+    uint32_t       to   = 0;
+    for (int i = 0; i < 4; ++i) {
+        to |= (uint32_t) (both >> 8 * (digits >> 4 * i & 7) & 255) << 8 * i;
+    }
+    return to;
+}
+
+inline uint32_t fma_f16(uint32_t a, uint32_t b, uint32_t c) { // exact in double, and rounded once
+    uint32_t to = 0;
+    for (int i = 0; i < 32; i += 16) {
+        const double   x = f16_to_float((uint16_t) (a >> i)), y = f16_to_float((uint16_t) (b >> i));
+        const _Float16 sum = (_Float16) (x * y + f16_to_float((uint16_t) (c >> i)));
+        uint16_t       z;
+        memcpy(&z, &sum, sizeof(z));
+        to |= (uint32_t) z << i;
+    }
+    return to;
+}
+inline uint32_t add_f16(uint32_t a, uint32_t b) { return fma_f16(a, 0x3c003c00, b); }
+inline uint32_t mul_f16(uint32_t a, uint32_t b) { return fma_f16(a, b, 0x80008000); } // plus -0
 
 // ---- from global to shared memory, while the thread goes on ----
 

@@ -5,41 +5,9 @@
 // (64 rows): both are bound by what they read, or by products, not by how rows are dealt out.
 #pragma once
 
-#include "paged-tile.h"
+#include "paged-layout.h"
 
 namespace paged {
-
-constexpr int   N_WARPS   = 4;
-constexpr int   N_THREADS = 32 * N_WARPS;
-constexpr int   N_STAGES  = 2;
-constexpr float LOG2E     = 1.4426950408889634f;
-constexpr int   Q_PARTS   = 2; // queries are as exact as two numbers of 16 bits
-
-// Bytes of shared memory, and where things lie there.
-struct layout {
-    int rows, tokens; // of a tile
-    int q, stages, stage_bytes, v_raw, k, v, weights, maxima, starts, total;
-};
-
-GPU_FN int weight_stride(int tokens) { return 2 * tokens + PAD; }
-
-template <class KNumbers, class VNumbers> GPU_FN layout layout_of(const view & p, int rows, int tokens) {
-    const bool k_ready = raw_is_ready(p.k, p.d_k), v_ready = raw_is_ready(p.v, p.d_v);
-    layout     l;
-    l.rows        = rows;
-    l.tokens      = tokens;
-    l.q           = 0;
-    l.stages      = l.q + Q_PARTS * rows * number_stride(p.d_k);
-    l.v_raw       = tokens * raw_stride(p.k.row_bytes);
-    l.stage_bytes = l.v_raw + (p.v_is_k ? 0 : tokens * raw_stride(p.v.row_bytes));
-    l.k           = l.stages + N_STAGES * l.stage_bytes;
-    l.v           = l.k + (k_ready ? 0 : KNumbers::parts * tokens * number_stride(p.d_k));
-    l.weights     = l.v + (v_ready || p.v_is_k ? 0 : VNumbers::parts * tokens * number_stride(p.d_v));
-    l.maxima      = l.weights + 2 * rows * weight_stride(tokens); // two parts
-    l.starts      = l.maxima + rows * N_WARPS * (int) sizeof(float);
-    l.total       = l.starts + (2 * (p.n_rows + 1) + 64) * (int) sizeof(int);
-    return l;
-}
 
 template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct attend {
     static constexpr int ROWS = 16 * M_TILES;
@@ -70,6 +38,7 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
             if (row < n_packed()) {
                 const int     j = packed(row) / p.group, head = item.head_kv * p.group + packed(row) % p.group;
                 const float * from = (const float *) (p.q + head * p.q_head_stride + (s.q0 + j) * p.q_token_stride);
+                GPU_UNROLL
                 for (int n = 0; n < UNIT; ++n) {
                     x[n] = UNIT * unit + n < p.d_k ? from[UNIT * unit + n] * p.scale : 0.0f;
                 }
@@ -107,39 +76,59 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
 
     // ---- one tile of tokens ----
 
-    // Eight tokens: columns 8*n of the tile.
-    GPU_FN void score(const rows_of_numbers & k, int n, float (&c)[M_TILES][4]) {
-        const int lane = gpu::lane(), stride = number_stride(p.d_k);
-        for (int m = 0; m < M_TILES; ++m) {
-            c[m][0] = c[m][1] = c[m][2] = c[m][3] = 0.0f;
-        }
+    static constexpr int MOST_COLUMNS = 2; // groups of eight tokens of a warp: every fourth
+
+    GPU_FN bool has_columns(int i) const { return gpu::warp() + N_WARPS * i < at.tokens / 8; }
+
+    // Adds the products of this warp's groups of tokens with all rows: a fragment of the queries is loaded for both.
+    GPU_FN void score(const rows_of_numbers & k, float (&c)[MOST_COLUMNS][M_TILES][4]) {
+        const int    lane = gpu::lane(), stride = number_stride(p.d_k);
+        const bool   two  = has_columns(1);
+        const int    n    = gpu::warp() + (two ? lane / 16 * N_WARPS : 0); // matrices 2 and 3 are of the second group
+        const char * keys = k.data + (8 * n + lane % 8) * k.stride + lane / 8 % 2 * 16;
         for (int step = 0; step < ceil_div(p.d_k, 16); ++step) {
+            GPU_UNROLL
             for (int k_part = 0; k_part < KNumbers::parts; ++k_part) {
-                uint32_t b[4]; // of which two are used: matrices 2 and 3 repeat 0 and 1
-                gpu::load_matrices(b, k.data + k_part * k.part + (8 * n + lane % 8) * k.stride + 32 * step +
-                                          lane / 8 % 2 * 16);
+                uint32_t b[4];
+                gpu::load_matrices(b, keys + k_part * k.part + 32 * step);
+                GPU_UNROLL
                 for (int q_part = 0; q_part < Q_PARTS - k_part; ++q_part) {
+                    GPU_UNROLL
                     for (int m = 0; m < M_TILES; ++m) {
                         uint32_t a[4];
                         gpu::load_matrices(a, memory + at.q + (q_part * ROWS + 16 * m + lane % 16) * stride +
                                                   32 * step + lane / 16 * 16);
-                        KNumbers::multiply(c[m], a, b[0], b[1]);
+                        KNumbers::multiply(c[0][m], a, b[0], b[1]);
+                        if (two) {
+                            KNumbers::multiply(c[1][m], a, b[2], b[3]);
+                        }
                     }
                 }
             }
         }
     }
 
-    // Of a product to a score, base 2; -inf where a row does not attend a token.
-    GPU_FN float finished(float x, int row, int token, float slope) const {
-        const int position = s.position(packed(row) / p.group);
-        if (row >= n_packed() || token >= item.tokens.end || token > position || token < first_visible(p, position)) {
-            return -INFINITY;
+    // Of products to scores, base 2, of one row; -inf where it does not attend a token. `token`: of the first score.
+    GPU_FN void finish(float (&c)[MOST_COLUMNS][M_TILES][4], int m, int h, int token, float & top) const {
+        const int   row      = 16 * m + gpu::lane() / 4 + 8 * h;
+        const int   position = row < n_packed() ? s.position(packed(row) / p.group) : -1;
+        const int   end      = position + 1 < item.tokens.end ? position + 1 : item.tokens.end;
+        const int   first    = position < 0 ? 0 : first_visible(p, position);
+        const float slope    = alibi_slope(p, item.head_kv * p.group + packed(row) % p.group);
+        GPU_UNROLL
+        for (int i = 0; i < MOST_COLUMNS; ++i) {
+            GPU_UNROLL
+            for (int r = 0; r < 2; ++r) {
+                const int here = token + 8 * N_WARPS * i + r;
+                float &   x    = c[i][m][2 * h + r];
+                if (p.softcap > 0.0f) {
+                    x = p.softcap * gpu::tanh(x / p.softcap);
+                }
+                x   = (x - slope * (float) (position - here)) * LOG2E;
+                x   = here < end && here >= first && has_columns(i) ? x : -INFINITY;
+                top = fmaxf(top, x);
+            }
         }
-        if (p.softcap > 0.0f) {
-            x = p.softcap * tanhf(x / p.softcap);
-        }
-        return (x - slope * (float) (position - token)) * LOG2E;
     }
 
     GPU_FN void tile_of_tokens(int tile) {
@@ -157,46 +146,39 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
         add(v);
     }
 
-    static constexpr int MOST_COLUMNS = 2; // groups of eight tokens of a warp
-
     // Scores of a tile, the highest of each row, and the weights of V.
     GPU_FN void weigh(const rows_of_numbers & k, int begin) {
-        const int lane = gpu::lane(), g = lane / 4, column = lane % 4 * 2, groups = at.tokens / 8;
+        const int column = 8 * gpu::warp() + gpu::lane() % 4 * 2;
         float     scores[MOST_COLUMNS][M_TILES][4], tops[M_TILES][2];
+        GPU_UNROLL
         for (int m = 0; m < M_TILES; ++m) {
-            tops[m][0] = tops[m][1] = -INFINITY;
-        }
-#pragma unroll
-        for (int i = 0; i < MOST_COLUMNS; ++i) {
-            const int n = gpu::warp() + N_WARPS * i;
-            if (n >= groups) {
-                break;
+            GPU_UNROLL
+            for (int r = 0; r < 4; ++r) {
+                scores[0][m][r] = scores[1][m][r] = 0.0f;
             }
-            score(k, n, scores[i]);
-            for (int m = 0; m < M_TILES; ++m) {
-                for (int r = 0; r < 4; ++r) {
-                    const int   row   = 16 * m + g + r / 2 * 8;
-                    const float slope = alibi_slope(p, item.head_kv * p.group + packed(row) % p.group);
-                    scores[i][m][r]   = finished(scores[i][m][r], row, begin + 8 * n + column + r % 2, slope);
-                    tops[m][r / 2]    = fmaxf(tops[m][r / 2], scores[i][m][r]);
-                }
+        }
+        if (has_columns(0)) {
+            score(k, scores);
+        }
+        GPU_UNROLL
+        for (int m = 0; m < M_TILES; ++m) {
+            GPU_UNROLL
+            for (int h = 0; h < 2; ++h) {
+                tops[m][h] = -INFINITY;
+                finish(scores, m, h, begin + column, tops[m][h]);
             }
         }
         share_tops(tops);
+        GPU_UNROLL
         for (int m = 0; m < M_TILES; ++m) {
+            GPU_UNROLL
             for (int h = 0; h < 2; ++h) {
                 rescale(m, h, tops[m][h]);
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < MOST_COLUMNS; ++i) {
-            const int n = gpu::warp() + N_WARPS * i;
-            if (n >= groups) {
-                break;
-            }
-            for (int m = 0; m < M_TILES; ++m) {
-                for (int h = 0; h < 2; ++h) {
-                    put_weights(scores[i][m][2 * h], scores[i][m][2 * h + 1], m, h, 8 * n + column);
+                GPU_UNROLL
+                for (int i = 0; i < MOST_COLUMNS; ++i) {
+                    if (has_columns(i)) {
+                        put_weights(scores[i][m][2 * h], scores[i][m][2 * h + 1], m, h, column + 8 * N_WARPS * i);
+                    }
                 }
             }
         }
@@ -206,7 +188,9 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
     GPU_FN void share_tops(float (&tops)[M_TILES][2]) {
         float *   maxima = (float *) (memory + at.maxima);
         const int g      = gpu::lane() / 4;
+        GPU_UNROLL
         for (int m = 0; m < M_TILES; ++m) {
+            GPU_UNROLL
             for (int h = 0; h < 2; ++h) {
                 tops[m][h] = fmaxf(tops[m][h], gpu::shuffle_xor(tops[m][h], 1));
                 tops[m][h] = fmaxf(tops[m][h], gpu::shuffle_xor(tops[m][h], 2));
@@ -216,8 +200,11 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
             }
         }
         gpu::sync_block();
+        GPU_UNROLL
         for (int m = 0; m < M_TILES; ++m) {
+            GPU_UNROLL
             for (int h = 0; h < 2; ++h) {
+                GPU_UNROLL
                 for (int w = 0; w < N_WARPS; ++w) {
                     tops[m][h] = fmaxf(tops[m][h], maxima[(16 * m + g + 8 * h) * N_WARPS + w]);
                 }
@@ -231,7 +218,9 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
         if (top > highest[m][h]) {
             const float factor = gpu::exp2(highest[m][h] - top);
             total[m][h] *= factor;
+            GPU_UNROLL
             for (int n = 0; n < V_PAIRS; ++n) {
+                GPU_UNROLL
                 for (int r = 0; r < 2; ++r) {
                     sums[m][n][0][2 * h + r] *= factor;
                     sums[m][n][1][2 * h + r] *= factor;
@@ -247,6 +236,7 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
         b               = b == -INFINITY ? 0.0f : gpu::exp2(b - top);
         total[m][h] += a + b;
         char * row = memory + at.weights + (16 * m + gpu::lane() / 4 + 8 * h) * weight_stride(at.tokens) + 2 * column;
+        GPU_UNROLL
         for (int part = 0; part < VNumbers::weight_parts; ++part) {
             *(uint32_t *) (row + part * ROWS * weight_stride(at.tokens)) = VNumbers::pack(a, b);
             a -= VNumbers::rounded(a);
@@ -258,14 +248,17 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
     GPU_FN void add(const rows_of_numbers & v) {
         const int lane = gpu::lane(), stride = weight_stride(at.tokens);
         for (int step = 0; step < at.tokens / 16; ++step) {
+            GPU_UNROLL
             for (int w_part = 0; w_part < VNumbers::weight_parts; ++w_part) {
                 uint32_t a[M_TILES][4];
+                GPU_UNROLL
                 for (int m = 0; m < M_TILES; ++m) {
                     gpu::load_matrices(a[m], memory + at.weights + (w_part * ROWS + 16 * m + lane % 16) * stride +
                                                  32 * step + lane / 16 * 16);
                 }
+                GPU_UNROLL
                 for (int v_part = 0; v_part < (w_part ? 1 : VNumbers::parts); ++v_part) {
-#pragma unroll
+                    GPU_UNROLL
                     for (int n = 0; n < V_PAIRS; ++n) {
                         const int column = 16 * (gpu::warp() + N_WARPS * n);
                         if (column >= p.d_v) {
@@ -274,6 +267,7 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
                         uint32_t b[4];
                         gpu::load_matrices_transposed(b, v.data + v_part * v.part + (16 * step + lane % 16) * v.stride +
                                                              2 * column + lane / 16 * 16);
+                        GPU_UNROLL
                         for (int m = 0; m < M_TILES; ++m) {
                             VNumbers::multiply(sums[m][n][0], a[m], b[0], b[1]);
                             VNumbers::multiply(sums[m][n][1], a[m], b[2], b[3]);
@@ -290,7 +284,9 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
         float *   shared = (float *) (memory + at.maxima);
         const int g      = gpu::lane() / 4;
         gpu::sync_block();
+        GPU_UNROLL
         for (int m = 0; m < M_TILES; ++m) {
+            GPU_UNROLL
             for (int h = 0; h < 2; ++h) {
                 total[m][h] += gpu::shuffle_xor(total[m][h], 1);
                 total[m][h] += gpu::shuffle_xor(total[m][h], 2);
@@ -300,7 +296,9 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
             }
         }
         gpu::sync_block();
+        GPU_UNROLL
         for (int m = 0; m < M_TILES; ++m) {
+            GPU_UNROLL
             for (int h = 0; h < 2; ++h) {
                 const float * of_row = shared + (16 * m + g + 8 * h) * N_WARPS;
                 total[m][h]          = ((of_row[0] + of_row[1]) + of_row[2]) + of_row[3];
@@ -309,6 +307,7 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
     }
 
     GPU_FN void write_row(int m, int h, float * to, float factor) const {
+        GPU_UNROLL
         for (int n = 0; n < 2 * V_PAIRS; ++n) {
             const int column = 16 * (gpu::warp() + N_WARPS * (n / 2)) + 8 * (n % 2) + gpu::lane() % 4 * 2;
             if (column < p.d_v) {
@@ -318,9 +317,11 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
         }
     }
 
-    GPU_FN void write(row_starts starts) {
+    GPU_FN void write() {
         share_totals();
+        GPU_UNROLL
         for (int m = 0; m < M_TILES; ++m) {
+            GPU_UNROLL
             for (int h = 0; h < 2; ++h) {
                 const int row = 16 * m + gpu::lane() / 4 + 8 * h;
                 if (row >= n_packed()) {
@@ -332,9 +333,8 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
                     write_row(m, h, out, final_factor(p, head, highest[m][h], total[m][h]));
                     continue;
                 }
-                const int64_t index =
-                    starts.partials[item.row] + ((int64_t) j * p.n_head + head) * item.n_splits + item.split;
-                float * to = p.partial + index * partial_floats(p);
+                const int64_t index = item.partials + ((int64_t) j * p.n_head + head) * item.n_splits + item.split;
+                float *       to    = p.partial + index * partial_floats(p);
                 write_row(m, h, to, 1.0f);
                 if (gpu::warp() == 0 && gpu::lane() % 4 == 0) {
                     to[p.d_v]     = highest[m][h];
@@ -344,13 +344,17 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
         }
     }
 
-    GPU_FN void run(row_starts starts) {
+    GPU_FN void run() {
+        GPU_UNROLL
         for (int m = 0; m < M_TILES; ++m) {
+            GPU_UNROLL
             for (int h = 0; h < 2; ++h) {
                 highest[m][h] = -INFINITY;
                 total[m][h]   = 0.0f;
             }
+            GPU_UNROLL
             for (int n = 0; n < V_PAIRS; ++n) {
+                GPU_UNROLL
                 for (int r = 0; r < 4; ++r) {
                     sums[m][n][0][r] = sums[m][n][1][r] = 0.0f;
                 }
@@ -364,7 +368,7 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
             tile_of_tokens(tile);
         }
         gpu::copy_wait<0>();
-        write(starts);
+        write();
         gpu::sync_block(); // before the next item's queries take the place of these
     }
 
@@ -392,49 +396,13 @@ GPU_FN float final_factor(const view & p, int head, float highest, float total) 
 
 template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers>
 GPU_FN void attend_block(const view & p, row_class of, int tokens, char * memory) {
-    const layout at     = layout_of<KNumbers, VNumbers>(p, 16 * M_TILES, tokens);
-    int *        starts = (int *) (memory + at.starts);
-    row_starts   where  = {starts, starts + p.n_rows + 1};
-    find_starts(p, of, 16 * M_TILES, where, starts + 2 * (p.n_rows + 1));
-    for (int number = gpu::block(); number < where.items[p.n_rows]; number += gpu::n_blocks()) {
-        const work_item                              item = item_of(p, where, 16 * M_TILES, number);
-        attend<M_TILES, V_PAIRS, KNumbers, VNumbers> work(p, memory, at, item);
-        work.run(where);
-    }
-}
-
-// Joins the parts of rows whose tokens were split, in the order of positions: a block for each such row.
-GPU_FN void merge_block(const view & p, row_class of, char * memory) {
-    int *      starts = (int *) memory;
-    row_starts where  = {starts, starts + p.n_rows + 1};
-    find_starts(p, of, 16, where, starts + 2 * (p.n_rows + 1));
-    for (int row = 0; row < p.n_rows; ++row) {
-        const sequence s = sequence_of(p, row);
-        const int      n = n_splits(p, s);
-        if (n == 1) {
-            continue;
-        }
-        for (int i = gpu::block(); i < s.n_q * p.n_head; i += gpu::n_blocks()) {
-            const float * parts = p.partial + ((int64_t) where.partials[row] + (int64_t) i * n) * partial_floats(p);
-            float         top = -INFINITY, total = 0.0f;
-            for (int k = 0; k < n; ++k) {
-                top = fmaxf(top, parts[k * partial_floats(p) + p.d_v]);
-            }
-            for (int k = 0; k < n; ++k) {
-                const float * part = parts + k * partial_floats(p) + p.d_v;
-                total += part[1] * gpu::exp2(part[0] - top);
-            }
-            const int   head   = i % p.n_head;
-            const float factor = final_factor(p, head, top, total);
-            for (int column = gpu::thread(); column < p.d_v; column += gpu::n_threads()) {
-                float sum = 0.0f;
-                for (int k = 0; k < n; ++k) {
-                    const float * part = parts + k * partial_floats(p);
-                    sum += part[column] * gpu::exp2(part[p.d_v] - top);
-                }
-                p.out[((int64_t) s.q0 * p.n_head + i) * p.d_v + column] = sum * factor;
-            }
-        }
+    const layout      at     = layout_of<KNumbers, VNumbers>(p, 16 * M_TILES, tokens);
+    const row_starts  starts = starts_in(p, (int *) (memory + at.starts));
+    const tiles_asked asks   = {p, of, 16 * M_TILES};
+    find_starts(p, asks, starts);
+    for (int number = gpu::block(); number < starts.items[starts.n]; number += gpu::n_blocks()) {
+        attend<M_TILES, V_PAIRS, KNumbers, VNumbers> work(p, memory, at, item_of(p, asks, starts, number));
+        work.run();
     }
 }
 

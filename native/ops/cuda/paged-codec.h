@@ -1,4 +1,5 @@
-// Numbers of a page: sixteen at a time, out of the bytes of a row in shared memory (2-byte aligned).
+// Numbers of a page: sixteen at a time, out of the bytes of a row in shared memory (2-byte aligned). Quantized ones
+// become float16 by integer operations and pairs of half-precision ones, which round once, as a float would.
 #pragma once
 
 #include "paged-view.h"
@@ -7,9 +8,9 @@ namespace paged {
 
 constexpr int UNIT = 16; // numbers: half a group of a quantized type
 
-GPU_FN bool is_quantized(int type) { return type != PAGE_F32 && type != PAGE_F16 && type != PAGE_BF16; }
+GPU_BOTH bool is_quantized(int type) { return type != PAGE_F32 && type != PAGE_F16 && type != PAGE_BF16; }
 
-GPU_FN int group_bytes(int type) { // of 32 numbers
+GPU_BOTH int group_bytes(int type) { // of 32 numbers
     switch (type) {
     case PAGE_Q8_0:
         return 34;
@@ -28,81 +29,82 @@ GPU_FN int group_bytes(int type) { // of 32 numbers
 }
 
 GPU_FN uint32_t load_u16(const char * at) { return *(const uint16_t *) at; }
-GPU_FN float    load_f16(const char * at) { return gpu::f16_to_float(*(const uint16_t *) at); }
 
-// Codes of 4 bits: the low halves of 16 bytes are numbers 0 to 15 of a group, the high ones 16 to 31.
-template <class Number> GPU_FN void unpack_nibbles(const char * codes, int half, float (&to)[UNIT], Number number) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const uint32_t two = load_u16(codes + 2 * i) >> 4 * half;
-        to[2 * i]          = number(two & 15, 2 * i);
-        to[2 * i + 1]      = number(two >> 8 & 15, 2 * i + 1);
+// Sixteen bytes from an even address; two more are read and not used where that is no multiple of four.
+GPU_FN void load_bytes(const char * at, uint32_t (&to)[4]) {
+    const int        shift = (int) ((uint64_t) at & 2) * 8;
+    const uint32_t * words = (const uint32_t *) (at - shift / 8);
+    uint32_t         low   = words[0];
+    GPU_UNROLL
+    for (int i = 0; i < 4; ++i) {
+        const uint32_t high = i < 3 || shift ? words[i + 1] : 0;
+        to[i]               = gpu::funnel(low, high, shift);
+        low                 = high;
     }
 }
 
-GPU_FN uint32_t high_bits(const char * at, int half) { return load_u16(at + 2 * half); } // bit i: of number i
+// Four bits to the fifth bit of four bytes.
+GPU_FN uint32_t fifth_bits(uint32_t four) { return ((four & 15) * 0x00204081u & 0x01010101u) << 4; }
 
-GPU_FN int iq4_value(uint32_t code) {
-    // -127 -104 -83 -65 -49 -35 -22 -10 1 13 25 38 53 69 89 113, eight to a word
-    const uint64_t word = code < 8 ? 0xf6eaddcfbfad9881ull : 0x7159453526190d01ull;
-    return (int8_t) (word >> 8 * (code & 7));
+// Values of iq4_nl for the codes in four bytes: -127 -104 -83 -65 -49 -35 -22 -10 1 13 25 38 53 69 89 113, plus 128.
+GPU_FN uint32_t iq4_values(uint32_t codes) {
+    const uint32_t pairs  = codes | codes >> 4; // in bytes 0 and 2
+    const uint32_t picked = gpu::permute(pairs, 0, 0x4420) & 0x7777;
+    const uint32_t low    = gpu::permute(0x3f2d1801, 0x766a5d4f, picked);
+    const uint32_t high   = gpu::permute(0xa6998d81, 0xf1d9c5b5, picked);
+    const uint32_t mask   = (codes >> 3 & 0x01010101u) * 255;
+    return (low & ~mask) | (high & mask);
 }
 
-// Numbers 16*unit to 16*unit + 15 of a row.
-GPU_FN void unpack_unit(int type, const char * row, int unit, float (&to)[UNIT]) {
-    if (type == PAGE_F32) {
-        const uint16_t * words = (const uint16_t *) (row + 4 * UNIT * unit);
-#pragma unroll
-        for (int i = 0; i < UNIT; ++i) {
-            const uint32_t bits = words[2 * i] | (uint32_t) words[2 * i + 1] << 16;
-            memcpy(&to[i], &bits, sizeof(float));
+// Four codes, one in each byte, as two pairs of float16: code - bias.
+GPU_FN void to_halves(uint32_t codes, int bias, uint32_t & first, uint32_t & second) {
+    const uint32_t thousand = 0x64646464; // 0x6400 + code is 1024 + code
+    const uint32_t minus    = gpu::pack_f16((float) -(1024 + bias), (float) -(1024 + bias));
+    first                   = gpu::add_f16(gpu::permute(codes, thousand, 0x4140), minus);
+    second                  = gpu::add_f16(gpu::permute(codes, thousand, 0x4342), minus);
+}
+
+// Numbers 16*unit to 16*unit + 15 of a row of quantized ones, as pairs of float16.
+GPU_FN void unpack_halves(int type, const char * row, int unit, uint32_t (&to)[UNIT / 2]) {
+    const char *   group = row + unit / 2 * group_bytes(type);
+    const int      half  = unit % 2;
+    const bool     five = type == PAGE_Q5_0 || type == PAGE_Q5_1, with_least = type == PAGE_Q4_1 || type == PAGE_Q5_1;
+    const int      head = with_least ? 4 : 2; // bytes of scale and least value
+    const uint32_t d = load_u16(group) * 0x10001u, least = with_least ? load_u16(group + 2) * 0x10001u : 0;
+    const uint32_t fifth = five ? load_u16(group + head + 2 * half) : 0; // of numbers in order
+    uint32_t       codes[4];
+    load_bytes(group + head + (five ? 4 : 0) + (type == PAGE_Q8_0 ? UNIT * half : 0), codes);
+    const int bias = type == PAGE_Q8_0 || type == PAGE_IQ4_NL ? 128
+                     : type == PAGE_Q4_0                      ? 8
+                     : type == PAGE_Q5_0                      ? 16
+                                                              : 0;
+    GPU_UNROLL
+    for (int i = 0; i < 4; ++i) {
+        if (type == PAGE_Q8_0) {
+            codes[i] ^= 0x80808080u;
+        } else { // low halves of 16 bytes are numbers 0 to 15 of a group, high ones 16 to 31
+            codes[i] = (codes[i] >> 4 * half & 0x0f0f0f0fu) | fifth_bits(fifth >> 4 * i);
         }
-        return;
+        if (type == PAGE_IQ4_NL) {
+            codes[i] = iq4_values(codes[i]);
+        }
+        to_halves(codes[i], bias, to[2 * i], to[2 * i + 1]);
+        to[2 * i]     = with_least ? gpu::fma_f16(to[2 * i], d, least) : gpu::mul_f16(to[2 * i], d);
+        to[2 * i + 1] = with_least ? gpu::fma_f16(to[2 * i + 1], d, least) : gpu::mul_f16(to[2 * i + 1], d);
     }
-    if (type == PAGE_F16 || type == PAGE_BF16) {
-        const uint16_t * halves = (const uint16_t *) (row + 2 * UNIT * unit);
-#pragma unroll
-        for (int i = 0; i < UNIT; ++i) {
+}
+
+// Numbers 16*unit to 16*unit + 15 of a row of f32, f16 or bf16, as floats.
+GPU_FN void unpack_floats(int type, const char * row, int unit, float (&to)[UNIT]) {
+    const uint16_t * halves = (const uint16_t *) row + UNIT * unit * (type == PAGE_F32 ? 2 : 1);
+    GPU_UNROLL
+    for (int i = 0; i < UNIT; ++i) {
+        if (type == PAGE_F32) {
+            const uint32_t bits = halves[2 * i] | (uint32_t) halves[2 * i + 1] << 16;
+            memcpy(&to[i], &bits, sizeof(float));
+        } else {
             to[i] = type == PAGE_F16 ? gpu::f16_to_float(halves[i]) : gpu::bf16_to_float(halves[i]);
         }
-        return;
-    }
-    const char * group = row + unit / 2 * group_bytes(type);
-    const int    half  = unit % 2;
-    const float  d     = load_f16(group);
-    switch (type) {
-    case PAGE_Q8_0:
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            const uint32_t two = load_u16(group + 2 + UNIT * half + 2 * i);
-            to[2 * i]          = d * (int8_t) (two & 255);
-            to[2 * i + 1]      = d * (int8_t) (two >> 8);
-        }
-        break;
-    case PAGE_Q4_0:
-        unpack_nibbles(group + 2, half, to, [=](uint32_t x, int) { return d * ((int) x - 8); });
-        break;
-    case PAGE_Q4_1: {
-        const float m = load_f16(group + 2);
-        unpack_nibbles(group + 4, half, to, [=](uint32_t x, int) { return d * (int) x + m; });
-        break;
-    }
-    case PAGE_Q5_0: {
-        const uint32_t high = high_bits(group + 2, half);
-        unpack_nibbles(group + 6, half, to,
-                       [=](uint32_t x, int i) { return d * ((int) (x | (high >> i & 1) << 4) - 16); });
-        break;
-    }
-    case PAGE_Q5_1: {
-        const float    m    = load_f16(group + 2);
-        const uint32_t high = high_bits(group + 4, half);
-        unpack_nibbles(group + 8, half, to,
-                       [=](uint32_t x, int i) { return d * (int) (x | (high >> i & 1) << 4) + m; });
-        break;
-    }
-    default:
-        unpack_nibbles(group + 2, half, to, [=](uint32_t x, int) { return d * iq4_value(x); });
-        break;
     }
 }
 

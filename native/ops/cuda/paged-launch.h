@@ -1,12 +1,13 @@
-// From a call's shapes to launches: which kernel, how many blocks, how much shared memory. Nothing here reads the
-// table, so that a captured graph holds for every step of the same shapes. `Machine` launches, on a GPU or on the host.
+// From a call's shapes to launches: which kernel, how much shared memory. Nothing here reads the table, so that a
+// captured graph holds for every step of the same shapes. `Machine` launches, on a GPU or on the host, or not at all.
 #pragma once
 
-#include "paged-attend.h"
+#include "paged-merge.h"
 
 namespace paged {
 
-// Tokens of a tile: as many as shared memory has room for.
+// Tokens of a tile: as many as shared memory has room for. They do not follow the number of sequences: a sum's order
+// follows them.
 template <class KNumbers, class VNumbers> inline int tile_tokens(const view & p, int rows, int shared_bytes) {
     for (int tokens : {64, 32, 16}) {
         if (layout_of<KNumbers, VNumbers>(p, rows, tokens).total <= shared_bytes) {
@@ -27,60 +28,56 @@ bool launch_class(const view & p, row_class of, int shared_bytes, Machine & mach
     return true;
 }
 
-// Rows of few queries, then those of many; n_tokens: query rows of the call.
+// Rows of few queries, then those of many.
 template <int MANY, int V_PAIRS, class KNumbers, class VNumbers, class Machine>
-bool launch_all(const view & p, int n_tokens, int shared_bytes, Machine & machine) {
+bool launch_all(const view & p, int shared_bytes, Machine & machine) {
     if (!launch_class<1, V_PAIRS, KNumbers, VNumbers>(p, {1, 16}, shared_bytes, machine)) {
         return false;
     }
-    if (n_tokens * p.group > 16) {
-        if (!launch_class<MANY, V_PAIRS, KNumbers, VNumbers>(p, {17, INT32_MAX}, shared_bytes, machine)) {
-            launch_class<1, V_PAIRS, KNumbers, VNumbers>(p, {17, INT32_MAX}, shared_bytes, machine);
-        }
+    const row_class many = {17, INT32_MAX};
+    if ((int64_t) p.n_tokens * p.group > 16 &&
+        !launch_class<MANY, V_PAIRS, KNumbers, VNumbers>(p, many, shared_bytes, machine)) {
+        launch_class<1, V_PAIRS, KNumbers, VNumbers>(p, many, shared_bytes, machine);
     }
-    machine.merge(p, (2 * (p.n_rows + 1) + 64) * (int) sizeof(int));
+    machine.merge(p, START_INTS * (int) sizeof(int));
     return true;
 }
 
 template <class KNumbers, class VNumbers, class Machine>
-bool launch_by_size(const view & p, int n_tokens, int shared_bytes, Machine & machine) {
+bool launch_by_size(const view & p, int shared_bytes, Machine & machine) {
     if (p.d_v <= 64) {
-        return launch_all<4, 1, KNumbers, VNumbers>(p, n_tokens, shared_bytes, machine);
+        return launch_all<4, 1, KNumbers, VNumbers>(p, shared_bytes, machine);
     }
     if (p.d_v <= 128) {
-        return launch_all<4, 2, KNumbers, VNumbers>(p, n_tokens, shared_bytes, machine);
+        return launch_all<4, 2, KNumbers, VNumbers>(p, shared_bytes, machine);
     }
     if (p.d_v <= 256) {
-        return launch_all<2, 4, KNumbers, VNumbers>(p, n_tokens, shared_bytes, machine);
+        return launch_all<2, 4, KNumbers, VNumbers>(p, shared_bytes, machine);
     }
-    return p.d_v <= 512 && launch_all<1, 8, KNumbers, VNumbers>(p, n_tokens, shared_bytes, machine);
+    return p.d_v <= 512 && launch_all<1, 8, KNumbers, VNumbers>(p, shared_bytes, machine);
 }
 
-template <class KNumbers, class Machine>
-bool launch_by_v(const view & p, int n_tokens, int shared_bytes, Machine & machine) {
+// One for each kind of numbers of K: each is a file of its own to compile.
+template <class KNumbers, class Machine> bool launch_by_v(const view & p, int shared_bytes, Machine & machine) {
     switch (p.v.type) {
     case PAGE_F32:
-        return launch_by_size<KNumbers, float_numbers>(p, n_tokens, shared_bytes, machine);
+        return launch_by_size<KNumbers, float_numbers>(p, shared_bytes, machine);
     case PAGE_BF16:
-        return launch_by_size<KNumbers, bfloat_numbers>(p, n_tokens, shared_bytes, machine);
+        return launch_by_size<KNumbers, bfloat_numbers>(p, shared_bytes, machine);
     default:
-        return launch_by_size<KNumbers, half_numbers>(p, n_tokens, shared_bytes, machine);
+        return launch_by_size<KNumbers, half_numbers>(p, shared_bytes, machine);
     }
 }
 
-// `shared_bytes`: what a block may have. False where that has no room for a tile, or where heads are no whole number of
-// eight, or longer than any kernel has registers for.
-template <class Machine> bool launch(const view & p, int n_tokens, int shared_bytes, Machine & machine) {
-    if (p.d_k % 8 || p.d_v % 8) {
-        return false;
-    }
+// Launches, and is true; or no kernel has room for such heads in the `shared_bytes` that a block may have.
+template <class Machine> bool launch(const view & p, int shared_bytes, Machine & machine) {
     switch (p.k.type) {
     case PAGE_F32:
-        return launch_by_v<float_numbers>(p, n_tokens, shared_bytes, machine);
+        return machine.template attend_with<float_numbers>(p, shared_bytes);
     case PAGE_BF16:
-        return launch_by_v<bfloat_numbers>(p, n_tokens, shared_bytes, machine);
+        return machine.template attend_with<bfloat_numbers>(p, shared_bytes);
     default:
-        return launch_by_v<half_numbers>(p, n_tokens, shared_bytes, machine);
+        return machine.template attend_with<half_numbers>(p, shared_bytes);
     }
 }
 

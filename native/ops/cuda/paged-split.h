@@ -21,7 +21,7 @@ struct token_range {
     int begin, end;
 };
 
-GPU_FN int ceil_div(int a, int b) { return (a + b - 1) / b; }
+GPU_BOTH int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 // The first token that any query attends, down to a multiple of the grain.
 GPU_FN int first_token(const view & p, const sequence & s) { return first_visible(p, s.position(0)) / GRAIN * GRAIN; }
@@ -54,7 +54,7 @@ GPU_FN int n_partials(const view & p, const sequence & s) {
 }
 
 // A row of `partial`: the weighted sum of V, the largest score (base 2), and the sum of the weights.
-GPU_FN int partial_floats(const view & p) { return p.d_v + 2; }
+GPU_BOTH int partial_floats(const view & p) { return p.d_v + 2; }
 
 // The bound of all rows of `partial`, from shapes alone.
 inline int64_t most_partials(int64_t n_tokens, int64_t n_rows, int64_t n_head, int64_t width_tokens) {
@@ -63,64 +63,88 @@ inline int64_t most_partials(int64_t n_tokens, int64_t n_rows, int64_t n_head, i
     return (n_tokens < few ? n_tokens : few) * n_head * (splits < MOST_SPLITS ? splits : MOST_SPLITS);
 }
 
-// In shared memory: where each row's items and partials begin; entry n_rows holds their numbers.
+// What a row of the table asks of a kernel: of its items, and of `partial`.
+struct demand {
+    int items, partials;
+};
+
+// In shared memory: how much of each is asked for before a stretch of rows; the last entry has the sums. Stretches are
+// rows, or, of a long table, as many that its entries have a fixed size: tiles do not get smaller where it is long.
+constexpr int MOST_STRETCHES = 512;
+
 struct row_starts {
+    int   stretch, n; // rows of a stretch, and stretches
     int * items;
     int * partials;
 };
 
-// By all threads of a block, of which there are at most 1024; `scratch` holds 2 x 32 integers.
-GPU_FN void find_starts(const view & p, row_class of, int tile_rows, row_starts starts, int * scratch) {
-    int items_before = 0, partials_before = 0;
-    for (int base = 0; base < p.n_rows; base += gpu::n_threads()) {
-        const int row   = base + gpu::thread();
-        int       items = 0, partials = 0;
-        if (row < p.n_rows) {
-            const sequence s = sequence_of(p, row);
-            items            = n_items(p, s, of, tile_rows);
-            partials         = n_partials(p, s);
-        }
-        int items_here = items, partials_here = partials; // of this thread and those before it in the warp
+constexpr int START_INTS = 2 * (MOST_STRETCHES + 1) + 2 * 32; // with find_starts's scratch
+
+GPU_FN row_starts starts_in(const view & p, int * ints) {
+    const int stretch = p.n_rows > MOST_STRETCHES ? ceil_div(p.n_rows, MOST_STRETCHES) : 1;
+    return {stretch, ceil_div(p.n_rows, stretch), ints, ints + MOST_STRETCHES + 1};
+}
+
+template <class Asks> GPU_FN demand demand_of(const view & p, const Asks & asks, int begin, int end) {
+    demand sum = {0, 0};
+    for (int row = begin; row < end && row < p.n_rows; ++row) {
+        const demand one = asks(sequence_of(p, row));
+        sum.items += one.items;
+        sum.partials += one.partials;
+    }
+    return sum;
+}
+
+// By all threads of a block, of which there are at most 1024. `asks` says what a sequence asks for.
+template <class Asks> GPU_FN void find_starts(const view & p, const Asks & asks, const row_starts & to) {
+    int *  scratch = to.partials + MOST_STRETCHES + 1;
+    demand before  = {0, 0};
+    for (int base = 0; base < to.n; base += gpu::n_threads()) {
+        const int    i   = base + gpu::thread();
+        const demand own = demand_of(p, asks, i * to.stretch, i * to.stretch + to.stretch);
+        demand       sum = own; // of this thread and those before it in the warp
+        GPU_UNROLL
         for (int by = 1; by < 32; by *= 2) {
-            const int more_items = gpu::shuffle_up(items_here, by), more_partials = gpu::shuffle_up(partials_here, by);
-            items_here += gpu::lane() >= by ? more_items : 0;
-            partials_here += gpu::lane() >= by ? more_partials : 0;
+            const int items = gpu::shuffle_up(sum.items, by), partials = gpu::shuffle_up(sum.partials, by);
+            sum.items += gpu::lane() >= by ? items : 0;
+            sum.partials += gpu::lane() >= by ? partials : 0;
         }
         if (gpu::lane() == 31) {
-            scratch[gpu::warp()]      = items_here;
-            scratch[32 + gpu::warp()] = partials_here;
+            scratch[gpu::warp()]      = sum.items;
+            scratch[32 + gpu::warp()] = sum.partials;
         }
         gpu::sync_block();
-        int all_items = 0, all_partials = 0;
+        demand all = {0, 0};
         for (int w = 0; w < gpu::n_threads() / 32; ++w) {
-            items_here += w < gpu::warp() ? scratch[w] : 0;
-            partials_here += w < gpu::warp() ? scratch[32 + w] : 0;
-            all_items += scratch[w];
-            all_partials += scratch[32 + w];
+            sum.items += w < gpu::warp() ? scratch[w] : 0;
+            sum.partials += w < gpu::warp() ? scratch[32 + w] : 0;
+            all.items += scratch[w];
+            all.partials += scratch[32 + w];
         }
-        if (row < p.n_rows) {
-            starts.items[row]    = items_before + items_here - items;
-            starts.partials[row] = partials_before + partials_here - partials;
+        if (i < to.n) {
+            to.items[i]    = before.items + sum.items - own.items;
+            to.partials[i] = before.partials + sum.partials - own.partials;
         }
-        items_before += all_items;
-        partials_before += all_partials;
+        before.items += all.items;
+        before.partials += all.partials;
         gpu::sync_block();
     }
     if (gpu::thread() == 0) {
-        starts.items[p.n_rows]    = items_before;
-        starts.partials[p.n_rows] = partials_before;
+        to.items[to.n]    = before.items;
+        to.partials[to.n] = before.partials;
     }
     gpu::sync_block();
 }
 
-struct work_item {
-    int         row, tile, head_kv, split, n_splits;
-    token_range tokens;
+// The row that an item belongs to, and what is before it.
+struct row_place {
+    int    row;
+    demand before;
 };
 
-// The item of a number; those of one sequence and KV head follow one another.
-GPU_FN work_item item_of(const view & p, row_starts starts, int tile_rows, int number) {
-    int low = 0, high = p.n_rows - 1; // the last row that begins at or before it
+template <class Asks>
+GPU_FN row_place place_of(const view & p, const Asks & asks, const row_starts & starts, int number) {
+    int low = 0, high = starts.n - 1; // the last stretch that begins at or before it
     while (low < high) {
         const int middle = (low + high + 1) / 2;
         if (starts.items[middle] <= number) {
@@ -129,12 +153,53 @@ GPU_FN work_item item_of(const view & p, row_starts starts, int tile_rows, int n
             high = middle - 1;
         }
     }
-    const sequence s     = sequence_of(p, low);
-    const int      parts = n_splits(p, s), tiles = ceil_div(packed_rows(p, s), tile_rows);
-    const int      rest = number - starts.items[low];
-    work_item      item;
-    item.row      = low;
+    row_place at = {low * starts.stretch, {starts.items[low], starts.partials[low]}};
+    for (; at.row < low * starts.stretch + starts.stretch - 1; ++at.row) {
+        const demand one = asks(sequence_of(p, at.row));
+        if (number < at.before.items + one.items) {
+            break;
+        }
+        at.before.items += one.items;
+        at.before.partials += one.partials;
+    }
+    return at;
+}
+
+// What an attending kernel is asked for.
+struct tiles_asked {
+    const view & p;
+    row_class    of;
+    int          tile_rows;
+
+    GPU_FN demand operator()(const sequence & s) const { return {n_items(p, s, of, tile_rows), n_partials(p, s)}; }
+};
+
+// What the merging kernel is asked for: each query and head of sequences whose tokens are split.
+struct merges_asked {
+    const view & p;
+
+    GPU_FN demand operator()(const sequence & s) const {
+        const int n = n_partials(p, s);
+        return {n ? s.n_q * p.n_head : 0, n};
+    }
+};
+
+struct work_item {
+    int         row, tile, head_kv, split, n_splits;
+    int         partials; // before those of its row
+    token_range tokens;
+};
+
+// The item of a number; those of one sequence and KV head follow one another.
+GPU_FN work_item item_of(const view & p, const tiles_asked & asks, const row_starts & starts, int number) {
+    const row_place at    = place_of(p, asks, starts, number);
+    const sequence  s     = sequence_of(p, at.row);
+    const int       parts = n_splits(p, s), tiles = ceil_div(packed_rows(p, s), asks.tile_rows);
+    const int       rest = number - at.before.items;
+    work_item       item;
+    item.row      = at.row;
     item.n_splits = parts;
+    item.partials = at.before.partials;
     item.tile     = rest % tiles;
     item.split    = rest / tiles % parts;
     item.head_kv  = rest / tiles / parts;

@@ -40,15 +40,17 @@ struct view {
     int64_t         table_stride; // integers
     const float *   sinks;        // null: none
     float *         out;          // [n_tokens][n_head][d_v]
-    float *         partial;      // of those whose tokens are split, see plan.h
+    float *         partial;      // of those whose tokens are split, see paged-split.h
 
     int   d_k, d_v;
     int   n_head, n_head_kv, group;
-    int   n_rows; // of the table
-    int   v_is_k; // V is the beginning of K: it is read once
-    int   block_size, window, window_type;
+    int   n_tokens;                // query rows of the call
+    int   n_rows;                  // of the table
+    int   v_is_k;                  // V is the beginning of K: it is read once
+    int   block_size, block_shift; // of which it is a power of two, or -1
+    int   window, window_type;
     float scale, softcap;
-    float slope_base, slope_base_rest; // ALiBi: of the first `n_slopes` heads, and of the others
+    float slope_step, slope_step_rest; // ALiBi: logarithms (base 2) of the first `n_slopes` heads, and of the others
     int   n_slopes;                    // 0: no bias
 };
 
@@ -76,8 +78,8 @@ GPU_FN float alibi_slope(const view & p, int head) {
     if (p.n_slopes == 0) {
         return 0.0f;
     }
-    return head < p.n_slopes ? powf(p.slope_base, (float) (head + 1))
-                             : powf(p.slope_base_rest, (float) (2 * (head - p.n_slopes) + 1));
+    return gpu::exp2(head < p.n_slopes ? p.slope_step * (float) (head + 1)
+                                       : p.slope_step_rest * (float) (2 * (head - p.n_slopes) + 1));
 }
 
 } // namespace paged

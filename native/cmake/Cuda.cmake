@@ -1,0 +1,97 @@
+# What upstream's CUDA backend needs of the machine that builds: nvcc, cuBLAS from the toolkit or from its PyPI package,
+# and something to link where no driver is installed. Included before upstream, which then finds all of it.
+set(PYVELO_CUBLAS "" CACHE PATH "the folder of cuBLAS: its include/cublas_v2.h and lib (default: searched for)")
+
+# Its own words for a missing compiler name a variable, and no remedy.
+include(CheckLanguage)
+find_program(PYVELO_NVCC nvcc HINTS ENV CUDACXX ENV CUDA_PATH ENV CUDA_HOME PATHS /usr/local/cuda PATH_SUFFIXES bin)
+if (NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX} AND PYVELO_NVCC)
+    set(CMAKE_CUDA_COMPILER ${PYVELO_NVCC})
+endif()
+check_language(CUDA)
+if (NOT CMAKE_CUDA_COMPILER)
+    message(FATAL_ERROR "PYVELO_CUDA needs NVIDIA's compiler, and there is no nvcc that works: install the CUDA toolkit, "
+        "put nvcc on PATH or name it with -DCMAKE_CUDA_COMPILER=/path/to/nvcc; without PYVELO_CUDA the build needs none")
+endif()
+
+# This machine's cards, or those that people have: machine code up to the newest, and PTX of that for what comes after.
+if (NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
+    find_program(PYVELO_NVIDIA_SMI nvidia-smi)
+    set(_card 1)
+    if (PYVELO_NATIVE AND NOT PYVELO_PORTABLE AND PYVELO_NVIDIA_SMI)
+        execute_process(COMMAND ${PYVELO_NVIDIA_SMI} -L RESULT_VARIABLE _card OUTPUT_QUIET ERROR_QUIET)
+    endif()
+    if (_card EQUAL 0)
+        set(CMAKE_CUDA_ARCHITECTURES native)
+    else()
+        set(CMAKE_CUDA_ARCHITECTURES 75-real 80-real 86-real 89-real 90)
+    endif()
+endif()
+enable_language(CUDA)
+find_package(CUDAToolkit REQUIRED)
+
+# cuBLAS: where it was named, in the toolkit, or in the site-packages of the Python that builds. A build that pip isolates
+# hides those from sys.path, not from sysconfig.
+set(_cublas_packages "
+import site, sys, sysconfig
+folders = {*sys.path, *site.getsitepackages(), sysconfig.get_path('purelib'), sysconfig.get_path('platlib')}
+print(';'.join(sorted(folder + '/nvidia' for folder in folders if folder)))
+")
+execute_process(COMMAND ${Python_EXECUTABLE} -c "${_cublas_packages}"
+    OUTPUT_VARIABLE _folders OUTPUT_STRIP_TRAILING_WHITESPACE)
+set(_packages)
+foreach (_folder IN LISTS _folders)
+    file(GLOB _found ${_folder}/cu${CUDAToolkit_VERSION_MAJOR} ${_folder}/cublas) # from CUDA 13 on, and before
+    list(APPEND _packages ${_found})
+endforeach()
+if (PYVELO_CUBLAS)
+    set(_places ${PYVELO_CUBLAS})
+else()
+    set(_places ${CUDAToolkit_LIBRARY_ROOT} ${CUDAToolkit_TARGET_DIR} ${CUDAToolkit_INCLUDE_DIRS}/.. ${_packages})
+endif()
+
+set(PYVELO_CUBLAS_INCLUDE)
+foreach (_place IN LISTS _places)
+    file(GLOB _library ${_place}/lib64/libcublas.so ${_place}/lib64/libcublas.so.${CUDAToolkit_VERSION_MAJOR}
+        ${_place}/lib/libcublas.so ${_place}/lib/libcublas.so.${CUDAToolkit_VERSION_MAJOR}
+        ${_place}/lib/x64/cublas.lib)
+    if (_library AND EXISTS ${_place}/include/cublas_v2.h)
+        list(GET _library 0 _library)
+        get_filename_component(PYVELO_CUBLAS_INCLUDE ${_place}/include REALPATH)
+        set(CUDA_cublas_LIBRARY ${_library} CACHE FILEPATH "cuBLAS, as FindCUDAToolkit takes it" FORCE)
+        break()
+    endif()
+endforeach()
+if (NOT PYVELO_CUBLAS_INCLUDE)
+    if (CUDAToolkit_VERSION_MAJOR GREATER_EQUAL 13)
+        set(_package nvidia-cublas)
+    else()
+        set(_package nvidia-cublas-cu${CUDAToolkit_VERSION_MAJOR})
+    endif()
+    list(JOIN _places ", " _places)
+    message(FATAL_ERROR "PYVELO_CUDA needs cuBLAS for CUDA ${CUDAToolkit_VERSION_MAJOR}, and it is not in ${_places}: "
+        "install the whole toolkit, or `${Python_EXECUTABLE} -m pip install ${_package}`, "
+        "or name its folder with -DPYVELO_CUBLAS=DIR")
+endif()
+message(STATUS "cuBLAS: ${CUDA_cublas_LIBRARY}")
+
+# The driver's library comes with a driver: where there is none, a stand-in of the same name to link with.
+find_library(CUDA_cuda_driver_LIBRARY NAMES cuda
+    HINTS ${CUDAToolkit_LIBRARY_DIR} ENV CUDA_PATH PATH_SUFFIXES lib64/stubs lib/stubs stubs lib64 lib)
+if (NOT CUDA_cuda_driver_LIBRARY)
+    add_library(velo-cuda-driver SHARED ${CMAKE_CURRENT_LIST_DIR}/cuda-driver.c)
+    set_target_properties(velo-cuda-driver PROPERTIES OUTPUT_NAME cuda VERSION 1 SOVERSION 1
+        LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/cuda-driver)
+    add_library(CUDA::cuda_driver ALIAS velo-cuda-driver)
+endif()
+
+# After upstream: its target is told what it cannot know. Where it is installed it finds the runtime and cuBLAS beside the
+# package if they are packages too, else where they were at build time.
+function(velo_join_cuda)
+    target_include_directories(ggml-cuda SYSTEM PRIVATE ${PYVELO_CUBLAS_INCLUDE})
+    get_filename_component(_cublas ${CUDA_cublas_LIBRARY} DIRECTORY)
+    set(_neighbours "$ORIGIN/../../../nvidia")
+    set_target_properties(ggml-cuda PROPERTIES
+        BUILD_WITH_INSTALL_RPATH ON # the stand-in for the driver must not be found when it runs
+        INSTALL_RPATH "$ORIGIN;${_neighbours}/cu${CUDAToolkit_VERSION_MAJOR}/lib;${_neighbours}/cublas/lib;${_neighbours}/cuda_runtime/lib;${_cublas};${CUDAToolkit_LIBRARY_DIR}")
+endfunction()

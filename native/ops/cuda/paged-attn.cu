@@ -1,0 +1,100 @@
+// GGML_OP_PAGED_ATTN in ggml's CUDA backend: a call's tensors as a view, the device's stream and workspace.
+#include "paged-attn.cuh"
+
+#include "paged-attn.h"
+#include "paged-kernels.cuh"
+
+namespace paged {
+
+template <> bool cuda_machine::attend_with<float_numbers>(const view & p, int shared_bytes);
+template <> bool cuda_machine::attend_with<bfloat_numbers>(const view & p, int shared_bytes);
+template <> bool cuda_machine::attend_with<half_numbers>(const view & p, int shared_bytes);
+
+} // namespace paged
+
+using namespace paged;
+
+static_assert((int) PAGE_F32 == (int) GGML_TYPE_F32 && (int) PAGE_F16 == (int) GGML_TYPE_F16 &&
+                  (int) PAGE_BF16 == (int) GGML_TYPE_BF16 && (int) PAGE_Q8_0 == (int) GGML_TYPE_Q8_0 &&
+                  (int) PAGE_Q5_1 == (int) GGML_TYPE_Q5_1 && (int) PAGE_Q5_0 == (int) GGML_TYPE_Q5_0 &&
+                  (int) PAGE_Q4_1 == (int) GGML_TYPE_Q4_1 && (int) PAGE_Q4_0 == (int) GGML_TYPE_Q4_0 &&
+                  (int) PAGE_IQ4_NL == (int) GGML_TYPE_IQ4_NL,
+              "types have ggml's numbers");
+static_assert((int) WINDOW_SLIDING == (int) GGML_PAGED_ATTN_WINDOW_SLIDING &&
+                  (int) WINDOW_CHUNKED == (int) GGML_PAGED_ATTN_WINDOW_CHUNKED,
+              "windows have the operator's numbers");
+static_assert((int) ROW_Q0 == (int) GGML_PAGED_ATTN_Q0 && (int) ROW_NQ == (int) GGML_PAGED_ATTN_NQ &&
+                  (int) ROW_LENGTH == (int) GGML_PAGED_ATTN_KV && (int) ROW_HEADER == (int) GGML_PAGED_ATTN_HEADER,
+              "a row of the table is the operator's");
+
+// Before memory is allocated an address is where a view begins; a buffer begins at a multiple of 128.
+static const char * address(const ggml_tensor * x) {
+    return x->data ? (const char *) x->data : (const char *) x->view_offs;
+}
+
+static bool is_beginning(const ggml_tensor * v, const ggml_tensor * k) {
+    const ggml_tensor *of_v = v->view_src ? v->view_src : v, *of_k = k->view_src ? k->view_src : k;
+    return of_v == of_k && v->view_offs == k->view_offs && v->type == k->type && v->ne[0] <= k->ne[0] &&
+           v->nb[1] == k->nb[1] && v->nb[2] == k->nb[2];
+}
+
+static pages pages_of(const ggml_tensor * x) {
+    return {address(x), (int64_t) x->nb[1], (int64_t) x->nb[2], (int) x->type, (int) ggml_row_size(x->type, x->ne[0])};
+}
+
+static view view_of(const ggml_tensor * dst) {
+    const ggml_tensor *q = dst->src[0], *k = dst->src[1], *v = dst->src[2], *table = dst->src[3], *sinks = dst->src[4];
+    ggml_paged_attn_params params;
+    memcpy(&params, dst->op_params, sizeof(params));
+
+    view p           = {};
+    p.q              = (const char *) q->data;
+    p.q_head_stride  = q->nb[1];
+    p.q_token_stride = q->nb[2];
+    p.k              = pages_of(k);
+    p.v              = pages_of(v);
+    p.v_is_k         = is_beginning(v, k);
+    p.table          = (const int32_t *) table->data;
+    p.table_stride   = table->nb[1] / sizeof(int32_t);
+    p.sinks          = sinks ? (const float *) sinks->data : nullptr;
+    p.out            = (float *) dst->data;
+    p.d_k            = (int) k->ne[0];
+    p.d_v            = (int) v->ne[0];
+    p.n_head         = (int) q->ne[1];
+    p.n_head_kv      = (int) k->ne[1];
+    p.group          = p.n_head / p.n_head_kv;
+    p.n_tokens       = (int) q->ne[2];
+    p.n_rows         = (int) table->ne[1];
+    p.window         = params.window;
+    p.window_type    = params.window_type;
+    p.scale          = params.scale;
+    p.softcap        = params.softcap;
+    set_block_size(p, params.block_size);
+    set_bias(p, params.max_bias);
+    return p;
+}
+
+void ggml_cuda_paged_attn(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
+    view p = view_of(dst);
+    if (p.n_tokens == 0) {
+        return;
+    }
+    const ggml_tensor *         table = dst->src[3];
+    const int64_t               width = table->ne[0] - GGML_PAGED_ATTN_HEADER;
+    const int64_t               parts = most_partials(p.n_tokens, p.n_rows, p.n_head, width * p.block_size);
+    ggml_cuda_pool_alloc<float> partial(ctx.pool(), parts * partial_floats(p));
+    p.partial = partial.get();
+
+    const auto & info    = ggml_cuda_info().devices[ctx.device];
+    cuda_machine machine = {info.physical_device, ctx.stream()};
+    const bool   done    = launch(p, (int) info.smpbo, machine);
+    CUDA_CHECK(machine.status);
+    GGML_ASSERT(done); // ggml_cuda_paged_attn_supported has said so
+}
+
+bool ggml_cuda_paged_attn_supported(int device, const ggml_tensor * dst) {
+    const auto & info = ggml_cuda_info().devices[device];
+    // ldmatrix and mma of 16 rows
+    return GGML_CUDA_CC_IS_NVIDIA(info.cc) && info.cc >= GGML_CUDA_CC_TURING &&
+           refusal(view_of(dst), (int) info.smpbo) == nullptr;
+}

@@ -1,0 +1,96 @@
+#!/usr/bin/env python3
+"""Builds upstream's whole CUDA backend with our operator in it, and looks at what came out.
+
+Neither a GPU nor a driver is needed: nvcc, and cuBLAS from the toolkit or from the PyPI package nvidia-cublas
+beside this Python. The library must hold our kernels, and every symbol that it needs must be found where it
+looks. It takes the better part of an hour for one architecture; ccache makes the second time short.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from _cmake import build_targets, configure, launchers
+from _upstream import ROOT, UpstreamError, run_main
+from cuda_report import readable
+
+BUILD = ROOT / "build" / "cuda"
+LIBRARY = "libggml-cuda.so"
+KERNELS = 64
+"""Three kinds of numbers for K and for V, seven shapes of tiles, and the kernel that merges."""
+
+
+def build(architectures: str, tree: Path | None, cublas: Path | None) -> Path:
+    """Configures and builds the target ggml-cuda; returns the library."""
+    options: dict[str, str | bool] = {
+        "PYVELO_CUDA": True,
+        "PYVELO_UPSTREAM_TESTS": True,
+        "CMAKE_CUDA_ARCHITECTURES": architectures,
+        "Python_EXECUTABLE": Path(sys.executable).as_posix(),
+    }
+    if tree is not None:
+        options["PYVELO_TREE"] = tree.resolve().as_posix()
+    if cublas is not None:
+        options["PYVELO_CUBLAS"] = cublas.resolve().as_posix()
+    for ccache in launchers().values():
+        options["CMAKE_CUDA_COMPILER_LAUNCHER"] = ccache
+    configure(ROOT / "native", BUILD, options)
+    build_targets(BUILD, ["ggml-cuda"])
+    return BUILD / "bin" / LIBRARY
+
+
+def output(*command: str, libraries: Path | None = None) -> str:
+    """What a program prints.
+
+    Raises: UpstreamError when there is no such program.
+    """
+    program = shutil.which(command[0])
+    if program is None:
+        raise UpstreamError(
+            f"{command[0]} is needed to look at {LIBRARY}: install binutils and the C library's"
+        )
+    environment = dict(os.environ, **({"LD_LIBRARY_PATH": str(libraries)} if libraries else {}))
+    done = subprocess.run([program, *command[1:]], capture_output=True, text=True, env=environment)
+    return done.stdout + done.stderr
+
+
+def our_kernels(symbols: str) -> set[str]:
+    """The instances of our kernels in what nm prints."""
+    kernels = (line.split()[-1] for line in symbols.splitlines() if "_kernel" in line and "5paged" in line)
+    return {readable(symbol) for symbol in kernels}
+
+
+def unresolved(text: str) -> list[str]:
+    """Libraries and symbols that ldd -r did not find."""
+    words = ("not found", "undefined symbol")
+    return sorted({line.strip() for line in text.splitlines() if any(word in line for word in words)})
+
+
+def main() -> int:
+    """Builds, looks, tells."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--architectures", default="90-real", help="as CMake names them (default: 90-real)")
+    parser.add_argument("--tree", type=Path, help="a patched llama.cpp tree (default: made in the cache)")
+    parser.add_argument("--cublas", type=Path, help="the folder of cuBLAS (default: searched for)")
+    given = parser.parse_args()
+
+    begin = time.perf_counter()
+    library = build(given.architectures, given.tree, given.cublas)
+    print(f"{library}: {library.stat().st_size >> 20} MiB in {time.perf_counter() - begin:.0f} s")
+    kernels = our_kernels(output("nm", "--defined-only", str(library)))
+    print(f"kernels of ours: {len(kernels)} of {KERNELS}")
+    missing = unresolved(output("ldd", "-r", str(library), libraries=BUILD / "cuda-driver"))
+    print(f"not found: {'; '.join(missing) or 'nothing'}")
+    return 0 if len(kernels) == KERNELS and not missing else 1
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

@@ -1,0 +1,185 @@
+#!/usr/bin/env python3
+"""Compiles our CUDA kernels and reads the compiler's report: no register may be kept in memory.
+
+For each compute capability the files of native/ops/cuda are compiled to machine code, without ggml, and a
+table shows what every kernel takes. A spill (a register that is stored and loaded again) or a stack frame (an
+array that no register can hold) is a failure: in a loop over a cache it costs more than all else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from _upstream import ROOT, UpstreamError, run_main
+
+SOURCES = ROOT / "native" / "ops" / "cuda"
+CAPABILITIES = ("7.5", "8.0", "8.9", "9.0")
+
+# as upstream's CMakeLists.txt compiles the backend
+FLAGS = ("-std=c++17", "-O3", "-use_fast_math", "-Xptxas", "-v", "-cubin")
+
+_FUNCTION = re.compile(r"Function properties for (\S+)")
+_FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
+_ATTEND = re.compile(
+    r"attend_kernelILi(\d+)ELi(\d+)ENS_\d+([a-z]+)_numbersE(?:NS_\d+([a-z]+)_numbersE|S\d*_)"
+)
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What the compiler says of a function: registers of a thread, and bytes."""
+
+    name: str
+    capability: str
+    registers: int
+    stack: int
+    spills: int
+    shared: int
+    """Static; what a tile takes of shared memory is decided when a kernel is launched."""
+
+    @property
+    def clean(self) -> bool:
+        """Whether everything that a thread has is in registers."""
+        return self.stack == 0 and self.spills == 0
+
+
+def readable(symbol: str) -> str:
+    """A kernel's name and its template's arguments, out of the symbol that the compiler prints."""
+    found = _ATTEND.search(symbol)
+    if found:
+        rows, columns, k, v = 16 * int(found[1]), 64 * int(found[2]), found[3], found[4] or found[3]
+        return f"attend K {k}, V {v}, {rows} rows, {columns} columns"
+    plain = re.search(r"\d([a-z]+)_kernel", symbol)
+    return plain[1] if plain else symbol
+
+
+def read_report(text: str, capability: str) -> list[Usage]:
+    """The functions of a report of ptxas -v, in its order."""
+    functions: list[Usage] = []
+    name, frame = "", (0, 0, 0)
+    for line in text.splitlines():
+        if found := _FUNCTION.search(line):
+            if name:  # of a function that is called, nothing more is said
+                functions.append(Usage(name, capability, 0, frame[0], frame[1] + frame[2], 0))
+            name = readable(found[1])
+        elif found := _FRAME.search(line):
+            frame = (int(found[1]), int(found[2]), int(found[3]))
+        elif (found := _USED.search(line)) and name:
+            stack, stores, loads = frame
+            functions.append(
+                Usage(name, capability, int(found[1]), stack, stores + loads, int(found[2] or 0))
+            )
+            name = ""
+    if name:
+        functions.append(Usage(name, capability, 0, frame[0], frame[1] + frame[2], 0))
+    return functions
+
+
+def find_nvcc(given: str | None) -> str:
+    """The path of nvcc: the one that was named, else of CUDACXX, on PATH, in CUDA_PATH or the usual folder.
+
+    Raises: UpstreamError when there is none.
+    """
+    named = given or os.environ.get("CUDACXX")
+    places = [Path(os.environ.get("CUDA_PATH", "/usr/local/cuda"), "bin")]
+    found = shutil.which(named) if named else shutil.which("nvcc") or shutil.which("nvcc", path=places[0])
+    if found is None:
+        wanted = f"{named} is no program" if named else "there is no nvcc on PATH"
+        raise UpstreamError(
+            f"our kernels are compiled with NVIDIA's compiler, and {wanted}: install the CUDA toolkit "
+            f"(its package cuda-nvcc is enough) or name nvcc with --nvcc"
+        )
+    return found
+
+
+def compile_one(nvcc: str, source: Path, capability: str, folder: Path) -> list[Usage]:
+    """The report on one file for one compute capability.
+
+    Raises: UpstreamError when it does not compile; the compiler's words are shown.
+    """
+    architecture = "sm_" + capability.replace(".", "")
+    output = folder / f"{source.stem}-{architecture}.cubin"
+    command = [nvcc, *FLAGS, f"-arch={architecture}", str(source), "-o", str(output)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        print(done.stdout + done.stderr, file=sys.stderr)
+        raise UpstreamError(f"{source.name} does not compile for {capability}: the reason is above")
+    return read_report(done.stdout + done.stderr, capability)
+
+
+def report(nvcc: str, sources: Sequence[Path], capabilities: Sequence[str], jobs: int) -> list[Usage]:
+    """The reports on all files for all compute capabilities, `jobs` of them at a time."""
+    work = [(source, capability) for capability in capabilities for source in sources]
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
+        reports = list(pool.map(lambda one: compile_one(nvcc, one[0], one[1], Path(folder)), work))
+    return list(
+        dict.fromkeys(usage for one in reports for usage in one)
+    )  # the merging kernel is in all files
+
+
+def print_table(functions: Sequence[Usage]) -> None:
+    """A line for each kernel, with a column for each compute capability: registers, and what is wrong."""
+    capabilities = list(dict.fromkeys(usage.capability for usage in functions))
+    cells = {(usage.name, usage.capability): usage for usage in functions}
+    width = max(len(usage.name) for usage in functions)
+    print(f"{'registers of':{width}} " + " ".join(f"{capability:>22}" for capability in capabilities))
+    for name in dict.fromkeys(usage.name for usage in functions):
+        row = []
+        for capability in capabilities:
+            usage = cells.get((name, capability))
+            text = "" if usage is None else str(usage.registers)
+            if usage is not None and usage.shared:
+                text += f", {usage.shared} B shared"
+            if usage is not None and not usage.clean:
+                text += f", {usage.stack} stack, {usage.spills} spilled"
+            row.append(f"{text:>22}")
+        print(f"{name:{width}} " + " ".join(row))
+
+
+def main() -> int:
+    """Compiles, prints the table, fails where it must."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--capability", action="append", help="9.0, for example (default: all)")
+    parser.add_argument("--nvcc", help="the compiler (default: the one on PATH)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compilers at a time")
+    given = parser.parse_args()
+    for capability in given.capability or ():
+        if not re.fullmatch(r"\d+\.\d", capability):
+            raise UpstreamError(f"{capability} is no compute capability: give one like 9.0")
+
+    begin = time.perf_counter()
+    capabilities = given.capability or CAPABILITIES
+    sources = sorted(SOURCES.glob("paged-kernels-*.cu"))
+    functions = report(find_nvcc(given.nvcc), sources, capabilities, max(1, given.jobs))
+    if not functions:
+        raise UpstreamError("the compiler reported on no kernel: is ptxas -v still the way to ask it?")
+    print_table(functions)
+    wrong = [usage for usage in functions if not usage.clean]
+    for usage in wrong:
+        print(
+            f"{usage.name} for {usage.capability}: {usage.stack} bytes of stack, {usage.spills} of spills",
+            file=sys.stderr,
+        )
+    print(
+        f"{len(functions)} kernels for {', '.join(capabilities)} in {time.perf_counter() - begin:.0f} s: "
+        f"{len(wrong)} with spills or a stack frame"
+    )
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

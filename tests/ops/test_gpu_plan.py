@@ -1,0 +1,207 @@
+"""What the kernels for GPUs decide before they compute: who does what, how large tiles are, refusals."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from .cases import RAGGED, Call, Case, make
+from .lab import KV_TYPES, QUANTIZED, GpuItem, GpuPlan, Heads, Params
+
+GRAIN = 64
+KIB = 1024
+CARDS = {"7.5": 64 * KIB, "8.6 and 8.9": 99 * KIB, "8.0": 163 * KIB, "9.0": 227 * KIB}
+"""Shared memory that a block may have, by compute capability."""
+
+
+def plan_of(call: Call, shared_bytes: int = 227 * KIB) -> GpuPlan:
+    case = call.case
+    return GpuPlan(case.heads, case.params, call.q, call.k, call.v, call.table, shared_bytes)
+
+
+def all_items(call: Call) -> list[tuple[int, GpuItem]]:
+    """(rows of a tile, item) of all launches."""
+    plan = plan_of(call)
+    return [(launch.tile_rows, item) for launch in plan.launches for item in plan.items(launch)]
+
+
+def first_seen(params: Params, position: int) -> int:
+    """The first position that a query attends, as the operator's definition says."""
+    if params.window_type == "sliding":
+        return max(0, position - params.window + 1)
+    return position // params.window * params.window if params.window_type == "chunked" else 0
+
+
+WINDOWS = [
+    Params(),
+    Params(window=300, window_type="sliding"),
+    Params(window=1, window_type="sliding"),
+    Params(window=700, window_type="chunked"),
+]
+
+
+@pytest.mark.parametrize("params", WINDOWS, ids=str)
+@pytest.mark.parametrize("group", [1, 4, 40])
+def test_every_token_of_every_row_is_attended_once(params: Params, group: int) -> None:
+    """By one item; an item's tokens may reach beyond what a row attends, never short of it."""
+    lengths = ((1, 9000), (2, 5000), (16, 4097), (17, 4096), (300, 1000), (0, 50), (1, 1), (1, 256), (1, 257))
+    call = make(Case(Heads(64, 64, 2 * group, 2), params, lengths))
+    by_tile: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
+    for tile_rows, item in all_items(call):
+        by_tile.setdefault((item.row, item.head_kv, item.tile * tile_rows), []).append((item.begin, item.end))
+    expected = {
+        (row, head, first)
+        for row, (n_q, _) in enumerate(lengths)
+        for head in range(2)
+        for first in range(0, n_q * group, 16 if n_q * group <= 16 else 64)
+    }
+    assert set(by_tile) == expected
+    for (row, _, _), found in by_tile.items():
+        n_q, length = lengths[row]
+        ranges = [pair for pair in sorted(found) if pair[0] < pair[1]]
+        assert ranges[0][0] <= first_seen(params, length - n_q)
+        assert ranges[-1][1] == length
+        assert all(left[1] == right[0] for left, right in pairwise(ranges))
+        assert all(begin % GRAIN == 0 for begin, _ in ranges)
+
+
+@pytest.mark.parametrize("params", WINDOWS, ids=str)
+def test_parts_depend_on_the_sequence_alone(params: Params) -> None:
+    """Not on the others, nor on their number."""
+    lengths = [(1, 9000), (16, 3000), (17, 3000), (2, 70), (1, 256)]
+    company = lengths + [(1, 40)] * 30
+    random.Random(3).shuffle(company)
+    heads = Heads(64, 64, 8, 2)
+
+    def parts(call: Call, row: int) -> list[tuple[int, ...]]:
+        return [
+            (rows, item.tile, item.head_kv, item.split, item.n_splits, item.begin, item.end)
+            for rows, item in all_items(call)
+            if item.row == row
+        ]
+
+    together = make(Case(heads, params, company))
+    for sequence in lengths:
+        alone = make(Case(heads, params, (sequence,)))
+        assert parts(together, company.index(sequence)) == parts(alone, 0)
+
+
+def test_long_sequences_are_split_and_many_queries_are_not() -> None:
+    """A part has 256 tokens or more, and a sequence at most 32."""
+    call = make(Case(Heads(64, 64, 4, 1), sequences=((1, 256), (1, 257), (16, 4096), (17, 4096), (1, 20000))))
+    splits = {item.row: item.n_splits for _, item in all_items(call)}
+    assert splits == {0: 1, 1: 2, 2: 16, 3: 1, 4: 32}
+
+
+@pytest.mark.parametrize("n_rows", [1, 5, 511, 512, 513, 1300, 2500])
+def test_partial_results_do_not_overlap(n_rows: int) -> None:
+    """Nor do they exceed what shapes bound, however many rows the table has."""
+    rng = random.Random(n_rows)
+    sequences = [rng.choice([(1, 1), (0, 9), (1, 300), (2, 700), (17, 300)]) for _ in range(n_rows)]
+    call = make(Case(Heads(64, 64, 4, 2), sequences=sequences))
+    plan = plan_of(call)
+    begin = 0
+    starts = {}
+    for row, (n_q, length) in enumerate(sequences):
+        n = -(-length // 256) if 0 < n_q <= 16 else 1
+        starts[row] = begin
+        begin += n_q * 4 * n if n > 1 else 0
+    assert begin <= plan.most_partials
+    for launch in plan.launches:
+        for item in plan.items(launch):
+            assert item.partials == starts[item.row]
+
+
+def bytes_of(heads: Heads, launch_rows: int, tokens: int) -> int:
+    """The least that a tile needs: queries in two parts, two stages of raw K and V, weights."""
+    size = {"f16": 2.0, "bf16": 2.0, "f32": 4.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
+    raw = heads.d_k * size[heads.type_k] + heads.d_v * size[heads.type_v]
+    return int(2 * launch_rows * heads.d_k * 2 + 2 * tokens * raw + launch_rows * tokens * 2)
+
+
+@pytest.mark.parametrize("card", CARDS)
+@pytest.mark.parametrize("kv_type", ["f32", "f16", "bf16", "q8_0", "q4_0"])
+@pytest.mark.parametrize("sizes", [(64, 64), (128, 128), (192, 128), (256, 256), (576, 512)])
+def test_tiles_fit_into_shared_memory(card: str, kv_type: str, sizes: tuple[int, int]) -> None:
+    """And are as large as fits: the next size up would not, unless this is the largest."""
+    heads = Heads(*sizes, 8, 2, kv_type, kv_type)
+    plan = plan_of(make(Case(heads, sequences=((1, 100), (40, 90)))), CARDS[card])
+    if plan.refusal:
+        # 16 rows and 16 tokens, converted where they are not what the tensor cores take
+        unpacked = 0 if kv_type in ("f16", "bf16") else 16 * 2 * sum(sizes) * (2 if kv_type == "f32" else 1)
+        assert bytes_of(heads, 16, 16) + unpacked + 12 * KIB > CARDS[card]
+        return
+    few, many = plan.launches
+    assert (few.least_rows, few.most_rows, few.tile_rows) == (1, 16, 16)
+    assert (many.least_rows, many.most_rows) == (17, 2**31 - 1)
+    for launch in plan.launches:
+        assert launch.tile_tokens in (16, 32, 64)
+        assert bytes_of(heads, launch.tile_rows, launch.tile_tokens) < launch.shared_bytes <= CARDS[card]
+        assert launch.columns >= sizes[1]
+    more = plan_of(make(Case(heads, sequences=((1, 100), (40, 90)))), few.shared_bytes - 1)
+    assert more.refusal or more.launches[0].tile_tokens < few.tile_tokens
+
+
+@pytest.mark.parametrize("kv_type", KV_TYPES)
+def test_common_heads_fit_every_card(kv_type: str) -> None:
+    """64 and 128; but floats, which are unpacked to twice as many numbers, need more than 7.5 has."""
+    for d in (64, 128):
+        call = make(Case(Heads(d, d, 8, 2, kv_type, kv_type)))
+        refused = [bool(plan_of(call, room).refusal) for room in CARDS.values()]
+        assert refused == [kv_type == "f32" and d == 128, False, False, False]
+
+
+def test_latent_attention_fits_from_capability_8_on() -> None:
+    """Heads of 576 and 512 whose V is a view of K."""
+    latent = make(Case(Heads(576, 512, 16, 1, "f16", "f16"), v_of_k=True))
+    assert [bool(plan_of(latent, room).refusal) for room in CARDS.values()] == [True, False, False, False]
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+def test_tiles_do_not_follow_the_number_of_sequences(kv_type: str) -> None:
+    """The order of a sum follows the tiles: a long table must not make them smaller."""
+    heads = Heads(128, 128, 8, 2, kv_type, kv_type)
+    one = make(Case(heads, sequences=((1, 40),)))
+    many = make(Case(heads, sequences=((1, 1),) * 2000))
+    for room in CARDS.values():
+        few, company = plan_of(one, room).launches[0], plan_of(many, room).launches[0]
+        assert few == company
+
+
+def test_queries_that_fit_one_tile_need_one_launch() -> None:
+    """16 packed rows in all: there cannot be a sequence of more."""
+    assert len(plan_of(make(Case(Heads(64, 64, 16, 1), sequences=((1, 100),)))).launches) == 1
+    assert len(plan_of(make(Case(Heads(64, 64, 17, 1), sequences=((1, 100),)))).launches) == 2
+
+
+@pytest.mark.parametrize("kv_type", KV_TYPES)
+def test_types_and_sizes_that_run(kv_type: str) -> None:
+    """Multiples of 8 up to 512 for V, of 32 where groups are; beyond, a sentence."""
+    step = 32 if kv_type in QUANTIZED else 8
+    for d in range(step, 513, 5 * step):
+        call = make(Case(Heads(64, d, 4, 2, "f16", kv_type)))
+        assert plan_of(call).refusal == ""
+    too_long = make(Case(Heads(64, 544, 4, 2, "f16", kv_type)))
+    assert plan_of(too_long).refusal == "the head size of V must be at most 512"
+
+
+def test_what_is_refused() -> None:
+    """Each for its own reason."""
+    call = make(Case(Heads(64, 64, 4, 2)))
+    assert plan_of(call, 8 * KIB).refusal == "a block has too little shared memory for a tile of such heads"
+    odd = make(Case(Heads(36, 64, 4, 2)))
+    assert plan_of(odd).refusal == "the head sizes must be multiples of 8"
+    wide = np.zeros((call.k.shape[0], 2, call.k.shape[2] + 1), np.uint8)
+    shifted = replace(call, k=wide[:, :, : call.k.shape[2]])
+    assert plan_of(shifted).refusal == "rows of K and V must begin at even addresses"
+
+
+def test_rows_of_no_queries_have_no_work() -> None:
+    """Rows that pad a table to a fixed size."""
+    call = make(Case(Heads(64, 64, 8, 2), sequences=RAGGED))
+    padded = replace(call, table=np.pad(call.table, ((0, 700), (0, 0))))
+    assert all_items(padded) == all_items(call)
