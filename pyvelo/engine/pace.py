@@ -18,8 +18,8 @@ FEWEST = 4
 it, for one token or for a few, and may take more than twice as long whatever is done."""
 
 ROWS = 32
-"""Tokens that the matrix products of a CPU take together. One more takes as long as another such group, so a
-step that is to be short ends with a group."""
+"""Tokens that the matrix products of a CPU take together, at most. One more costs as much as several, so a step
+that is to be short ends with such a group."""
 
 GROWTH = 1.25
 """How much longer than the last a piece may be: a step made cheap by noise must not let the next take all."""
