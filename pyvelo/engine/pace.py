@@ -9,17 +9,20 @@ __all__ = ["FEWEST", "Pace"]
 SHARE = 0.7
 """Of the time of a step without prompts, what prompts may add to it: tokens come at least half as fast."""
 
-COMFORT = 0.15
+COMFORT = 0.12
 """Seconds between tokens that still come faster than people read. Up to there, prompts may add more than
-their share where many wait: the time of a step as many times as there are who wait for each who listens."""
+their share where many wait (the time of a step as many times as there are who wait for each who listens), or
+where their share is too short to help, as deep in a context, which a step reads for one token or for many."""
 
 FEWEST = 4
-"""Tokens of prompts that a step takes at least, so that they get on. Deep in a context each step reads all of
-it, for one token or for a few, and may take more than twice as long whatever is done."""
+"""Tokens of prompts that a step takes at least, so that they get on."""
+
+HELPFUL = 8
+"""Tokens of prompts below which a step is not worth the reading of the context, and may be longer instead."""
 
 ROWS = 32
-"""Tokens that the matrix products of a CPU take together, at most. One more costs as much as several, so a step
-that is to be short ends with such a group."""
+"""Tokens that the matrix products of a CPU take together, at most. One more costs as much as several, so a
+step that is to be short ends with such a group."""
 
 GROWTH = 1.25
 """How much longer than the last a piece may be: a step made cheap by noise must not let the next take all."""
@@ -30,13 +33,19 @@ LOOK_AGAIN = 64
 WEIGHT = 0.3
 """Of the newest measurement in a running average."""
 
+DOUBT = 4.0
+"""Variance of the lengths of pieces, in tokens squared, at which a line through them is half believed."""
+
+FLATTEST = 0.1
+"""Of what tokens cost on the average, what one more may seem to cost at least."""
+
 
 class Pace:
     """What steps took here, and what follows for the next one. Times are in seconds."""
 
     def __init__(self) -> None:
         self._alone = 0.0  # a step that only decodes
-        self._per_token = 0.0  # what a token of a prompt adds to it
+        self._line = _Line()  # what prompts add to it
         self._may = FEWEST  # tokens of the next piece, before it ends with a group
         self._longest = FEWEST  # what the last piece allows the next to be
         self._since = 0  # steps with prompts since the last without
@@ -52,11 +61,13 @@ class Pace:
         """
         if self._alone == 0.0 or self._since >= self._patience:
             return 0
-        if self._per_token == 0.0:
+        if self._line.empty:
             return FEWEST
-        fair = max(SHARE, n_waiting / n_listening) * self._alone
-        seconds = min(fair, max(SHARE * self._alone, COMFORT - self._alone))
-        self._may = max(FEWEST, min(self._longest, int(seconds / self._per_token)))
+        share, comfort = SHARE * self._alone, max(SHARE * self._alone, COMFORT - self._alone)
+        n_tokens = self._line.tokens(max(share, min(comfort, n_waiting / n_listening * self._alone)))
+        if n_tokens < HELPFUL:
+            n_tokens = self._line.tokens(comfort)
+        self._may = max(FEWEST, min(self._longest, n_tokens))
         whole = self._may - (n_decodes + self._may) % ROWS
         return whole if whole >= FEWEST else self._may
 
@@ -76,6 +87,30 @@ class Pace:
             self._longest = int(GROWTH * (self._may if cut else n_prompt_tokens)) + 1
         if self._alone:
             # a floor, so that noise cannot make prompts seem to cost nothing
-            extra = max(seconds - self._alone, 0.01 * self._alone)
-            per_token = extra / n_prompt_tokens
-            self._per_token = max(per_token, running_average(self._per_token, per_token, WEIGHT))
+            self._line.add(n_prompt_tokens, max(seconds - self._alone, 0.01 * self._alone))
+
+
+class _Line:
+    """Seconds over tokens: a part that any piece costs, such as reading the context, and one for each token.
+    By least squares over the latest pieces, drawn towards a line through zero where they were all as long."""
+
+    def __init__(self) -> None:
+        self.empty = True
+        self._tokens = self._seconds = 0.0  # means
+        self._variance = self._covariance = 0.0
+
+    def add(self, n_tokens: int, seconds: float) -> None:
+        weight = 1.0 if self.empty else WEIGHT
+        self.empty = False
+        tokens_off, seconds_off = n_tokens - self._tokens, seconds - self._seconds
+        self._tokens += weight * tokens_off
+        self._seconds += weight * seconds_off
+        self._variance = (1 - weight) * (self._variance + weight * tokens_off**2)
+        self._covariance = (1 - weight) * (self._covariance + weight * tokens_off * seconds_off)
+
+    def tokens(self, seconds: float) -> int:
+        """How many take so long; 0 and less where none do."""
+        through_zero = self._seconds / self._tokens
+        slope = (self._covariance + DOUBT * through_zero) / (self._variance + DOUBT)
+        slope = min(max(slope, FLATTEST * through_zero), through_zero)
+        return int(self._tokens + (seconds - self._seconds) / slope)

@@ -48,10 +48,10 @@ class StepCosts:
     sequences of 1024. `move` is by what a copy of memory gives on such a machine.
     """
 
-    step: float = 0.012
-    prompt: float = 2.09e-3  # a token of a prompt
-    decode: float = 5.4e-3  # a token of an answer
-    prompt_read: float = 0.63e-6  # for a token of a prompt, each token before it
+    step: float = 0.015
+    prompt: float = 0.75e-3  # a token of a prompt
+    decode: float = 1.5e-3  # a token of an answer
+    prompt_read: float = 0.52e-6  # for a token of a prompt, each token before it
     decode_read: float = 4.2e-6  # for a token of an answer, each token before it
     masked: float = 0.48  # a cell of another sequence that is read and masked, as a part of an own one
     move: float = 1.25e-10  # a byte between pool and host memory, or copied in the pool: 8 GB/s

@@ -87,11 +87,9 @@ def test_a_step_ends_with_a_group_of_rows(n_decodes: int) -> None:
         seconds = group * -(-(n_decodes + n_tokens) // ROWS)
         pace.stepped(n_decodes, n_tokens, seconds)
         pieces.append(n_tokens)
-    assert all((n_decodes + n) % ROWS == 0 or n < ROWS + FEWEST for n in pieces if n)
-    last = [n for n in pieces[-LOOK_AGAIN:] if n]
-    assert all((n_decodes + n) % ROWS == 0 or n_decodes + n < ROWS or n == FEWEST for n in last)
-    longest = group * -(-(n_decodes + max(last)) // ROWS)
-    assert longest <= max(2 * alone, alone + group), "one group is the least that helps"
+    assert all((n_decodes + n) % ROWS == 0 or n - (n_decodes + n) % ROWS < FEWEST for n in pieces if n)
+    longest = group * -(-(n_decodes + max(pieces)) // ROWS)
+    assert longest <= max(2 * alone, COMFORT), "where one more group is too long, what is comfortable"
 
 
 @pytest.mark.parametrize(("alone", "n_waiting", "expected"), [
