@@ -33,6 +33,9 @@ LOOK_AGAIN = 64
 WEIGHT = 0.3
 """Of the newest measurement in a running average."""
 
+RISE = 1.1
+"""How much longer than before a step without prompts may be taken to be."""
+
 DOUBT = 4.0
 """Variance of the lengths of pieces, in tokens squared, at which a line through them is half believed."""
 
@@ -76,10 +79,7 @@ class Pace:
         if n_decodes == 0:
             return
         if n_prompt_tokens == 0:
-            # what is slow once, as the first step is, must not let prompts take as long
-            self._alone = min(seconds, running_average(self._alone, seconds, WEIGHT))
-            self._patience = min(LOOK_AGAIN, self._patience * 2) if self._since else self._patience
-            self._since = 0
+            self._look(seconds)
             return
         self._since += 1
         if n_prompt_tokens >= FEWEST:  # the end of a prompt may be shorter
@@ -88,6 +88,15 @@ class Pace:
         if self._alone:
             # a floor, so that noise cannot make prompts seem to cost nothing
             self._line.add(n_prompt_tokens, max(seconds - self._alone, 0.01 * self._alone))
+
+    def _look(self, seconds: float) -> None:
+        """A step without prompts. What is slow once must not make room for prompts: it is looked at again."""
+        before, now = self._alone, min(seconds, running_average(self._alone, seconds, WEIGHT))
+        rose = 0.0 < RISE * before < now
+        self._alone = RISE * before if rose else now
+        if self._since:
+            self._patience = 1 if rose else min(LOOK_AGAIN, self._patience * 2)
+        self._since = 0
 
 
 class _Line:

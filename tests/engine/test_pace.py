@@ -58,6 +58,25 @@ def test_a_slow_first_step_is_soon_forgotten() -> None:
     assert max(seconds for _, seconds in steps[3:]) <= 1.8 * ALONE
 
 
+def test_a_step_that_is_slow_once_does_not_make_room_for_prompts() -> None:
+    pace = Pace()
+    for _ in range(300):
+        step(pace, 1e-3)
+    pace.stepped(8, 0, 5 * ALONE)
+    assert max(step(pace, 1e-3)[1] for _ in range(100)) <= 1.8 * ALONE
+
+
+def test_steps_that_became_slower_are_soon_known() -> None:
+    pace = Pace()
+    for _ in range(300):
+        step(pace, 1e-3)
+    for _ in range(60):  # twice as many decode
+        n_tokens = pace.allowance(8, 8, 1)
+        seconds = 2 * ALONE + n_tokens * 1e-3
+        pace.stepped(8, n_tokens, seconds)
+    assert 2.5 * ALONE <= seconds <= 3.6 * ALONE
+
+
 def test_one_cheap_looking_step_does_not_let_the_next_take_long() -> None:
     pace = Pace()
     for _ in range(200):
