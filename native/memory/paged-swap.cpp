@@ -94,43 +94,40 @@ static void move_runs(const llama_paged & paged, const int32_t * blocks, const i
     }
 }
 
-llama_paged_status llama_paged_swap_out(llama_context * ctx, const int32_t * blocks, const int32_t * places,
-                                        int32_t n) {
+// The same, once all blocks and places are known to exist and the last step has ended.
+template <typename F>
+static llama_paged_status move_blocks(llama_context * ctx, const int32_t * blocks, const int32_t * places, int32_t n,
+                                      F && f) {
     return paged_guard([&] {
         const llama_paged & paged = paged_of(ctx);
         paged_check_blocks(paged, blocks, n);
         check_places(paged, places, n);
-        if (n == 0) {
-            return;
+        if (n > 0) {
+            ctx->synchronize();
+            move_runs(paged, blocks, places, n, f);
         }
-        ctx->synchronize();
-        move_runs(paged, blocks, places, n,
-                  [](ggml_tensor * pool, ggml_backend_t stream, size_t at, uint8_t * to, size_t size) {
-                      if (stream) {
-                          ggml_backend_tensor_get_async(stream, pool, to, at, size);
-                      } else {
-                          ggml_backend_tensor_get(pool, to, at, size);
-                      }
-                  });
     });
 }
 
+llama_paged_status llama_paged_swap_out(llama_context * ctx, const int32_t * blocks, const int32_t * places,
+                                        int32_t n) {
+    return move_blocks(ctx, blocks, places, n,
+                       [](ggml_tensor * pool, ggml_backend_t stream, size_t at, uint8_t * to, size_t size) {
+                           if (stream) {
+                               ggml_backend_tensor_get_async(stream, pool, to, at, size);
+                           } else {
+                               ggml_backend_tensor_get(pool, to, at, size);
+                           }
+                       });
+}
+
 llama_paged_status llama_paged_swap_in(llama_context * ctx, const int32_t * places, const int32_t * blocks, int32_t n) {
-    return paged_guard([&] {
-        const llama_paged & paged = paged_of(ctx);
-        paged_check_blocks(paged, blocks, n);
-        check_places(paged, places, n);
-        if (n == 0) {
-            return;
-        }
-        ctx->synchronize();
-        move_runs(paged, blocks, places, n,
-                  [](ggml_tensor * pool, ggml_backend_t stream, size_t at, const uint8_t * from, size_t size) {
-                      if (stream) {
-                          ggml_backend_tensor_set_async(stream, pool, from, at, size);
-                      } else {
-                          ggml_backend_tensor_set(pool, from, at, size);
-                      }
-                  });
-    });
+    return move_blocks(ctx, blocks, places, n,
+                       [](ggml_tensor * pool, ggml_backend_t stream, size_t at, const uint8_t * from, size_t size) {
+                           if (stream) {
+                               ggml_backend_tensor_set_async(stream, pool, from, at, size);
+                           } else {
+                               ggml_backend_tensor_set(pool, from, at, size);
+                           }
+                       });
 }

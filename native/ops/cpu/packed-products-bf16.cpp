@@ -159,24 +159,8 @@ bool velo_packed_products_of_many(const ggml_compute_params * params, ggml_tenso
     if (ggml_nrows(dst) < MANY || !paged::has_tile_registers()) {
         return false;
     }
-    switch (dst->src[0]->type) {
-    case GGML_TYPE_Q4_0:
-        return run<q4_0>(params, dst);
-    case GGML_TYPE_Q4_1:
-        return run<q4_1>(params, dst);
-    case GGML_TYPE_Q8_0:
-        return run<q8_0>(params, dst);
-    case GGML_TYPE_Q4_K:
-        return run<with_minimum<false>>(params, dst);
-    case GGML_TYPE_Q5_K:
-        return run<with_minimum<true>>(params, dst);
-    case GGML_TYPE_Q6_K:
-        return run<q6_K>(params, dst);
-    case GGML_TYPE_IQ4_XS:
-        return run<iq4_xs>(params, dst);
-    default:
-        return false;
-    }
+    return with_weights(dst->src[0]->type,
+                        [&](auto type) { return run<typename decltype(type)::weights>(params, dst); });
 }
 
 #else

@@ -68,24 +68,11 @@ template <class Weights> bool run(const ggml_compute_params * params, ggml_tenso
 } // namespace
 
 bool velo_packed_products(const ggml_compute_params * params, ggml_tensor * dst) {
-    switch (dst->src[0]->type) {
-    case GGML_TYPE_Q4_0:
-        return run<q4_0>(params, dst);
-    case GGML_TYPE_Q4_1:
-        return run<q4_1>(params, dst);
-    case GGML_TYPE_Q8_0: // AMX takes these bytes as they lie
-        return ggml_nrows(dst) <= 12 && run<q8_0>(params, dst);
-    case GGML_TYPE_Q4_K:
-        return run<with_minimum<false>>(params, dst);
-    case GGML_TYPE_Q5_K:
-        return run<with_minimum<true>>(params, dst);
-    case GGML_TYPE_Q6_K:
-        return run<q6_K>(params, dst);
-    case GGML_TYPE_IQ4_XS:
-        return run<iq4_xs>(params, dst);
-    default:
-        return false;
+    if (dst->src[0]->type == GGML_TYPE_Q8_0 && ggml_nrows(dst) > 12) {
+        return false; // AMX takes these bytes as they lie
     }
+    return with_weights(dst->src[0]->type,
+                        [&](auto type) { return run<typename decltype(type)::weights>(params, dst); });
 }
 
 #else

@@ -384,4 +384,30 @@ struct q8_0 {
     }
 };
 
+template <class T> struct type_of {
+    using weights = T;
+};
+
+// What f(type_of<T>()) returns for the weights T of a type; false for a type that is none of these.
+template <class F> bool with_weights(ggml_type type, F f) {
+    switch (type) {
+    case GGML_TYPE_Q4_0:
+        return f(type_of<q4_0>());
+    case GGML_TYPE_Q4_1:
+        return f(type_of<q4_1>());
+    case GGML_TYPE_Q8_0:
+        return f(type_of<q8_0>());
+    case GGML_TYPE_Q4_K:
+        return f(type_of<with_minimum<false>>());
+    case GGML_TYPE_Q5_K:
+        return f(type_of<with_minimum<true>>());
+    case GGML_TYPE_Q6_K:
+        return f(type_of<q6_K>());
+    case GGML_TYPE_IQ4_XS:
+        return f(type_of<iq4_xs>());
+    default:
+        return false;
+    }
+}
+
 } // namespace packed
