@@ -17,9 +17,9 @@ PARAMS = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
 PROMPT = [3 + i % 50 for i in range(70)]
 
 
-def test_a_run_of_several_threads(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_run_of_several_threads(tiny_model_f32: Path, tmp_path: Path) -> None:
     path = tmp_path / "run.trace"
-    with LLM(tiny_model, n_ctx=256, n_threads=1) as llm:
+    with LLM(tiny_model_f32, n_ctx=256, n_threads=1, deterministic=True) as llm:
         before = llm.generate(PROMPT, PARAMS)
         with llm.trace(path):
             with pytest.raises(ConfigError, match="already"), llm.trace(tmp_path / "other"):
