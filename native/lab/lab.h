@@ -80,6 +80,9 @@ LAB_API const char * lab_dequantize(int32_t type, const void * from, float * to,
 LAB_API int64_t      lab_row_size(int32_t type, int64_t n); // bytes
 LAB_API const char * lab_type_name(int32_t type);
 
+// Threads meet so often at the barrier of the CPU backend. Null, or what went wrong.
+LAB_API const char * lab_team_barrier(int32_t n_threads, int32_t n_rounds);
+
 // Bytes a second that threads together read from memory.
 LAB_API double lab_read_rate(const void * data, int64_t bytes, int32_t n_threads);
 

@@ -194,6 +194,7 @@ int main(int argc, char ** argv) {
     }
     wrong += !check({80, 112, 4, 2}, {}, GGML_TYPE_F16, GGML_TYPE_BF16);
     wrong += !check({40, 20, 4, 2}, {0, 0, 5, 0, 0, false}, GGML_TYPE_F16, GGML_TYPE_F32);
+    wrong += lab_team_barrier(3, 2000) != nullptr;
     printf(wrong ? "%d wrong\n" : "all right\n", wrong);
     return wrong != 0;
 }

@@ -3,6 +3,7 @@
 #include "ggml-backend.h"
 
 #include <algorithm>
+#include <cmath>
 
 #if defined(__linux__)
 #    include <sys/mman.h>
@@ -12,6 +13,7 @@
 #endif
 
 static constexpr uintptr_t page = 2u << 20;
+static constexpr uintptr_t soon = page / 4 * 3; // a short chat does with the first page
 
 static uintptr_t page_end(uintptr_t address) { return (address + page - 1) / page * page; }
 
@@ -31,25 +33,34 @@ void pool_ahead::add(const ggml_tensor * pool) {
         return;
     }
     const uintptr_t begin = (uintptr_t) pool->data;
-    regions.push_back({begin, begin + ggml_nbytes(pool), pool->nb[1], page_end(begin)});
-    slot_bytes += pool->nb[1];
+    regions.push_back({begin, begin + ggml_nbytes(pool), pool->nb[1], page_end(begin), 0});
+}
+
+// Takes note of what is stored. Returns how much of a page this step should fetch for the region.
+static double due(pool_ahead::region & r, int64_t highest, int64_t n_slots) {
+    const uintptr_t used = r.begin + (highest + 1) * r.slot_bytes;
+    r.there              = std::max(r.there, page_end(used));
+    r.left               = r.there - used;
+    if (r.there >= r.end || r.left > soon) {
+        return 0;
+    }
+    return std::min(1.0, (double) (n_slots * r.slot_bytes) / std::max<size_t>(r.left, 1));
 }
 
 void pool_ahead::stored(int64_t highest, int64_t n_slots) {
-    size_t n_pages = 1 + n_slots * slot_bytes / page;
-    for (size_t i = 0; i < regions.size() && n_pages > 0; ++i) {
-        region &        r    = regions[next];
-        const uintptr_t used = r.begin + (highest + 1) * r.slot_bytes;
-        next                 = (next + 1) % regions.size();
-        r.there              = std::max(r.there, page_end(used));
-        if (r.there >= r.end || used + page / 2 < r.there) {
-            continue; // there is none, or it is not needed soon
-        }
+    double pages = 0;
+    for (region & r : regions) {
+        pages += due(r, highest, n_slots);
+    }
+    for (int n = (int) std::ceil(pages); n > 0; --n) {
+        region & r = *std::min_element(regions.begin(), regions.end(), [](const region & a, const region & b) {
+            return a.there < a.end && (b.there >= b.end || a.left < b.left);
+        });
         if (!fetch(r.there, std::min(r.there + page, r.end))) {
             regions.clear();
             return;
         }
         r.there += page;
-        --n_pages;
+        r.left += page;
     }
 }

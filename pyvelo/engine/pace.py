@@ -11,14 +11,10 @@ SHARE = 0.7
 
 COMFORT = 0.12
 """Seconds between tokens that still come faster than people read. Up to there, prompts may add more than
-their share where many wait (the time of a step as many times as there are who wait for each who listens), or
-where their share is too short to help, as deep in a context, which a step reads for one token or for many."""
+their share where many wait: the time of a step as many times as there are who wait for each who listens."""
 
 FEWEST = 4
 """Tokens of prompts that a step takes at least, so that they get on."""
-
-HELPFUL = 8
-"""Tokens of prompts below which a step is not worth the reading of the context, and may be longer instead."""
 
 ROWS = 32
 """Tokens that the matrix products of a CPU take together, at most. One more costs as much as several, so a
@@ -68,8 +64,6 @@ class Pace:
             return FEWEST
         share, comfort = SHARE * self._alone, max(SHARE * self._alone, COMFORT - self._alone)
         n_tokens = self._line.tokens(max(share, min(comfort, n_waiting / n_listening * self._alone)))
-        if n_tokens < HELPFUL:
-            n_tokens = self._line.tokens(comfort)
         self._may = max(FEWEST, min(self._longest, n_tokens))
         whole = self._may - (n_decodes + self._may) % ROWS
         return whole if whole >= FEWEST else self._may

@@ -74,6 +74,7 @@ struct lab_flash {
     float *out;
 };
 const char *lab_paged_attn(const struct lab_paged *op, const struct lab_run *run);
+const char *lab_team_barrier(int32_t n_threads, int32_t n_rounds);
 const char *lab_paged_attn_gpu(const struct lab_paged *op, int32_t n_blocks, int32_t shared_bytes);
 struct lab_gpu_launch {
     int32_t least_rows, most_rows, tile_rows, columns, tile_tokens, shared_bytes;
@@ -409,3 +410,8 @@ def flash_attention(
     c_run, seconds = _run_struct(run)
     _raise_on(_lib.lab_flash_attn(op, c_run))
     return out, seconds
+
+
+def meet(n_threads: int, n_rounds: int) -> None:
+    """Threads meet so often at the CPU backend's barrier; raises if one left before another had come."""
+    _raise_on(_lib.lab_team_barrier(n_threads, n_rounds))
