@@ -13,7 +13,7 @@ COMFORT = 0.12
 """Seconds between tokens that still come faster than people read. Up to there, prompts may add more than
 their share where many wait: the time of a step as many times as there are who wait for each who listens."""
 
-FEWEST = 4
+FEWEST = 2
 """Tokens of prompts that a step takes at least, so that they get on."""
 
 ROWS = 32

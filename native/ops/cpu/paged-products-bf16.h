@@ -99,10 +99,11 @@ public:
     }
 
     // Pairs of elements become dwords, dwords of 16 tokens lanes; tokens past the last are zero.
-    void set_keys(int64_t head_kv, const tile & at) {
+    void set_keys(int64_t head_kv, const tile & at, rows_ahead & ahead) {
         const row_to_float convert = row_converter(p_.k->type);
         for (int64_t t = 0; t < tile_tokens; t += 16) {
             for (int64_t i = 0; i < 16; ++i) {
+                ahead.step();
                 if (t + i < at.size()) {
                     convert(kv_row(p_.k, head_kv, at.slot + t + i), row_, p_.d_k);
                     put_row(row_, wide_, i * d_k());
@@ -120,12 +121,13 @@ public:
 
     // Pairs of tokens become dwords, zero where the tile has none. A token's place follows from its position alone, so
     // that a sum does too.
-    void set_values(int span, int64_t head_kv, const tile & at) {
+    void set_values(int span, int64_t head_kv, const tile & at, rows_ahead & ahead) {
         const int64_t lead   = at.begin % tile_tokens;
         int64_t       to     = span * (tile_tokens / 2) * d_v();
         float *       row[2] = {row_, row_ + d_v()};
         for (int64_t t = -lead; t < tile_tokens - lead; t += 2, to += d_v()) {
             for (int i = 0; i < 2; ++i) {
+                ahead.step();
                 if (t + i >= 0 && t + i < at.size()) {
                     row_converter(p_.v->type)(kv_row(p_.v, head_kv, at.slot + t + i), row[i], p_.d_v);
                 } else {

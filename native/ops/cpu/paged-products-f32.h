@@ -30,13 +30,14 @@ public:
     }
 
     // Lanes past the tile's last token repeat it: their scores are never looked at.
-    void set_keys(int64_t head_kv, const tile & at) {
+    void set_keys(int64_t head_kv, const tile & at, rows_ahead & ahead) {
         const row_to_float convert = row_converter(p_.k->type);
         const int64_t      d       = padded(p_.d_k);
         for (int64_t t = 0; t < at.size(); t += lanes) {
             for (int64_t i = 0; i < lanes; ++i) {
                 const int64_t slot = at.slot + std::min(t + i, at.size() - 1);
                 convert(kv_row(p_.k, head_kv, slot), row_ + i * d, p_.d_k);
+                ahead.step();
             }
             for (int64_t i = 0; i < d; i += lanes) {
                 f32v block[lanes];
@@ -53,10 +54,11 @@ public:
         }
     }
 
-    void set_values(int, int64_t head_kv, const tile & at) {
+    void set_values(int, int64_t head_kv, const tile & at, rows_ahead & ahead) {
         const row_to_float convert = row_converter(p_.v->type);
         for (int64_t i = 0; i < at.size(); ++i) {
             convert(kv_row(p_.v, head_kv, at.slot + i), v_ + i * padded(p_.d_v), p_.d_v);
+            ahead.step();
         }
     }
 

@@ -55,16 +55,6 @@ template <class P> struct job {
     }
 };
 
-void look_ahead(int64_t head_kv, const ggml_tensor * t, const tile & next) {
-    const int64_t bytes = ggml_row_size(t->type, t->ne[0]);
-    for (int64_t i = 0; i < next.size(); ++i) {
-        const char * row = kv_row(t, head_kv, next.slot + i);
-        for (int64_t offset = 0; offset < bytes; offset += 64) {
-            prefetch_line(row + offset);
-        }
-    }
-}
-
 // Tiles of [begin, end) in order, the next one read ahead; after the last of K comes the first of V.
 template <class F>
 void for_each_tile(const problem & p, const tile_work & w, const ggml_tensor * t, int64_t begin, int64_t end,
@@ -72,18 +62,20 @@ void for_each_tile(const problem & p, const tile_work & w, const ggml_tensor * t
     for (int64_t at = begin; at < end;) {
         const tile now = tile_at(p, w.s, at, end);
         at             = now.end;
+        rows_ahead ahead;
         if (at < end) {
-            look_ahead(w.head_kv, t, tile_at(p, w.s, at, end));
+            ahead = rows_ahead(t, w.head_kv, tile_at(p, w.s, at, end));
         } else if (t == p.k) {
-            look_ahead(w.head_kv, p.v, tile_at(p, w.s, begin, end));
+            ahead = rows_ahead(p.v, w.head_kv, tile_at(p, w.s, begin, end));
         }
-        compute(now);
+        compute(now, ahead);
     }
 }
 
 template <class P> void score_tiles(job<P> & b, int64_t begin, int64_t end, int64_t start) {
-    for_each_tile(b.p, b.w, b.p.k, begin, end, [&](const tile & at) {
-        b.products.set_keys(b.w.head_kv, at);
+    for_each_tile(b.p, b.w, b.p.k, begin, end, [&](const tile & at, rows_ahead & ahead) {
+        b.products.set_keys(b.w.head_kv, at, ahead);
+        ahead.finish();
         P::for_each_block(b.rows, [&](int64_t r, int64_t n) {
             if (b.sees(r, n, at.begin, at.end)) {
                 b.products.score(r, n, b.x.s + r * score_stride + at.begin - start);
@@ -95,8 +87,9 @@ template <class P> void score_tiles(job<P> & b, int64_t begin, int64_t end, int6
 template <class P> void add_tiles(job<P> & b, int64_t begin, int64_t end, int64_t start) {
     tile_span spans[P::spans_at_once];
     int       n_spans = 0;
-    for_each_tile(b.p, b.w, b.p.v, begin, end, [&](const tile & at) {
-        b.products.set_values(n_spans, b.w.head_kv, at);
+    for_each_tile(b.p, b.w, b.p.v, begin, end, [&](const tile & at, rows_ahead & ahead) {
+        b.products.set_values(n_spans, b.w.head_kv, at, ahead);
+        ahead.finish();
         spans[n_spans++] = {at.begin - start, at.size()};
         if (n_spans < P::spans_at_once && at.end < end) {
             return;
@@ -190,8 +183,10 @@ public:
         keys_.set_queries(rows);
         values_.set_queries(rows);
     }
-    void set_keys(int64_t head_kv, const tile & at) { keys_.set_keys(head_kv, at); }
-    void set_values(int span, int64_t head_kv, const tile & at) { values_.set_values(span, head_kv, at); }
+    void set_keys(int64_t head_kv, const tile & at, rows_ahead & ahead) { keys_.set_keys(head_kv, at, ahead); }
+    void set_values(int span, int64_t head_kv, const tile & at, rows_ahead & ahead) {
+        values_.set_values(span, head_kv, at, ahead);
+    }
 
     template <class F> static void for_each_block(int64_t rows, F f) { bf16_products<1>::for_each_block(rows, f); }
 
