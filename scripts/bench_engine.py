@@ -3,6 +3,7 @@
 
     python scripts/bench_engine.py
     python scripts/bench_engine.py model.gguf --kv-type q8_0 --depth 4096 --rounds 5 --json
+    python scripts/bench_engine.py --depth 0 --busy 1           beside something else that runs
 
 Both prefill a batch and decode token by token, at an empty context and at a deep one, with flash attention
 and the same KV type. Ours is measured as a user meets it: LLM.stream, with scheduling, sampling and text;
@@ -20,6 +21,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter as now
@@ -240,6 +242,18 @@ def default_stock() -> Path:
     return Path(done.stdout.splitlines()[-1])
 
 
+@contextmanager
+def busy_processes(count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """So many that do nothing else than to keep a core from others."""
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield busy
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
 def show(results: list[Result], plan: Plan) -> None:
     """A table in Markdown."""
     print(f"{plan.model.name}, {plan.threads} threads, tokens per second\n")
@@ -267,6 +281,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--prompt", type=int, default=512, help="tokens of the prefill")
     parser.add_argument("--tokens", type=int, default=64, help="tokens to decode")
+    parser.add_argument("--busy", type=int, default=0, help="processes that want a core meanwhile")
     parser.add_argument("--check", action="store_true", help="exit with 1 where a promised ratio is missed")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--worker", nargs=6, help=argparse.SUPPRESS)
@@ -290,7 +305,8 @@ def main() -> int:
         repeats=given.repeats,
     )
     cases = [Case(kv_type, depth) for depth in given.depth for kv_type in given.kv_type]
-    results = [result for case in cases for result in race(plan, case, given.rounds)]
+    with busy_processes(given.busy):
+        results = [result for case in cases for result in race(plan, case, given.rounds)]
     if given.json:
         print(json.dumps([{**asdict(r), "reached": r.reached} for r in results], indent=2))
     else:

@@ -82,3 +82,9 @@ def test_a_missing_program_is_one_sentence(plan: Plan, tmp_path: Path) -> None:
     (tmp_path / "llama-bench").write_text("#!/bin/sh\necho no such model >&2\nexit 3\n")
     with pytest.raises(bench_engine.UpstreamError, match="llama-bench failed: no such model"):
         bench_engine.stock(plan, Case("f16", 0))
+
+
+def test_busy_processes_end_with_the_race() -> None:
+    with bench_engine.busy_processes(2) as busy:
+        assert [process.poll() for process in busy] == [None, None]
+    assert None not in [process.poll() for process in busy]
