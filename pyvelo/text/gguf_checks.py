@@ -44,6 +44,7 @@ LARGEST: Mapping[str, int] = {
 # widths that some tensor must have room for
 WIDTHS = (
     "embedding_length",
+    "embedding_length_out",
     "attention.head_count",
     "attention.head_count_kv",
     "attention.key_length",

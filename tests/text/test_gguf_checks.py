@@ -107,6 +107,7 @@ def test_vectors_that_are_not_f32(refuse: Refuse, name: str) -> None:
         ("attention.sliding_window", (1 << 32) - 1, "at most 2147483647"),
         ("expert_count", 1 << 30, "at most 65536"),
         ("embedding_length", 1 << 30, "no tensor is wider"),
+        ("embedding_length_out", (1 << 32) - 1, "no tensor is wider"),
         ("vocab_size", 1 << 30, "no tensor is wider"),
         ("attention.key_length", 1 << 24, "no tensor is wider"),
         ("attention.value_length", 1 << 30, "no tensor is wider"),
