@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pyvelo.config import EngineConfig
+from pyvelo.engine.gpu_memory import Step, workspace_bytes
 from pyvelo.engine.placement import Gpu, Load, burdens, check_fits, host_weights, most_layers, weigh
 from pyvelo.engine.scheduler import Limits
 from pyvelo.kv.budget import DeviceRoom, PoolRequest, PoolSize, size_pool, wanted_tokens
@@ -17,7 +18,6 @@ from pyvelo.text.gguf_scan import GgufSummary
 __all__ = ["NOTHING", "STATE_BYTES", "Offload", "find_gpus", "plan_offload", "planned_pool", "weigh_model"]
 
 STATE_BYTES = 1 << 30  # the recurrent states of all running sequences take no more
-SCRATCH_BYTES = 256 << 20  # of a GPU for libraries, besides what follows from the model
 
 
 @dataclass(frozen=True)
@@ -96,16 +96,25 @@ def weigh_model(config: EngineConfig, summary: GgufSummary, model: Model, geomet
     n_layers = blocks if isinstance(blocks, int) else model.info.n_layer
     states = STATE_BYTES if model.info.has_recurrent else 0
     tokens = {row.layer: row.k_bytes + row.v_bytes for row in rows}
-    return weigh(tensors, n_layers, tokens, _scratch(config, summary, model), states)
+    scratch = _scratch(config, summary, model, paged=geometry is not None)
+    return weigh(tensors, n_layers, tokens, scratch, states)
 
 
-def _scratch(config: EngineConfig, summary: GgufSummary, model: Model) -> int:
-    """Bytes that a GPU computes in: activations of a step, logits, and what libraries keep."""
+def _scratch(config: EngineConfig, summary: GgufSummary, model: Model, paged: bool) -> int:
+    """Bytes that a GPU computes in: activations of a step, logits, and what its backend works in."""
     inner = summary.of_architecture("feed_forward_length")
+    experts = summary.of_architecture("expert_used_count")
     width = 8 * model.info.n_embd + 3 * (inner if isinstance(inner, int) else 4 * model.info.n_embd)
     limits = Limits(min(config.max_num_seqs, config.max_batch_tokens), config.max_batch_tokens)
-    numbers = config.max_batch_tokens * width + limits.max_outputs * model.info.n_vocab
-    return SCRATCH_BYTES + 4 * numbers
+    step = Step(
+        n_tokens=config.max_batch_tokens,
+        n_rows=min(config.max_num_seqs, config.max_batch_tokens),
+        n_outputs=limits.max_outputs,
+        longest=config.n_ctx or model.info.n_ctx_train,
+        n_experts=experts if isinstance(experts, int) and experts > 0 else 1,
+    )
+    numbers = step.n_tokens * width + step.n_outputs * model.info.n_vocab
+    return workspace_bytes(model.layers if paged else (), summary.tensors, step) + 4 * numbers
 
 
 def _request(config: EngineConfig, model: Model) -> PoolRequest:
