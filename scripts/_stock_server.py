@@ -39,6 +39,7 @@ class ServerSettings:
     threads: int
     batch: int
     connections: int
+    gpu: bool = False
 
 
 def command(settings: ServerSettings, port: int) -> list[str]:
@@ -48,6 +49,7 @@ def command(settings: ServerSettings, port: int) -> list[str]:
     arguments += ["-c", str(settings.context), "-np", str(settings.slots), "-cb"]
     arguments += ["--kv-unified" if settings.unified else "--no-kv-unified"]
     arguments += ["-t", threads, "-tb", threads, "-b", batch, "-ub", batch, "-fa", "on"]
+    arguments += ["-ngl", "all" if settings.gpu else "0"]
     arguments += ["-ctk", settings.kv_type, "-ctv", settings.kv_type]
     arguments += ["--cache-ram", "0", "-sps", "0", "--fit", "off", "--no-ui", "--no-jinja"]
     # a connection that waits for a slot holds a thread, which sleeps

@@ -1,9 +1,10 @@
-// The operator on any device, without a model: velo-op-bench DEVICE check|decode|prefill|copy ...
+// The operator on any device, without a model: velo-op-bench DEVICE check|decode|prefill|copy|series ...
 // Every line on standard output is one JSON object.
 //   check [quick]                     against the CPU's reference, with NaN in every slot that no table names
 //   decode TYPE SEQUENCES LENGTH [paged|flash]    a token for each sequence; flash: upstream's, contiguous
 //   prefill TYPE LENGTH [paged|flash]             one sequence from its first token
 //   copy [BYTES]                      what the device's memory gives, read and written
+//   series LINE...                    such commands one after the other, each one argument
 // or velo-op-bench devices: the devices there are
 #include "device_timer.h"
 #include "op_call.h"
@@ -21,6 +22,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -264,31 +267,68 @@ int list_devices() {
     return 0;
 }
 
-int run(const std::vector<std::string> & args) {
-    const auto at = [&](size_t i) { return i < args.size() ? args[i] : std::string(); };
+using strings = std::vector<std::string>;
+
+int64_t number_of(const std::string & text, int64_t most) {
+    char *        end   = nullptr;
+    const int64_t value = std::strtoll(text.c_str(), &end, 10);
+    if (text.empty() || *end || value < 1 || value > most) {
+        throw std::runtime_error("'" + text + "' is no number from 1 to " + std::to_string(most));
+    }
+    return value;
+}
+
+bool obey(ggml_backend_t backend, const strings & words) {
+    const auto at = [&](size_t i) { return i < words.size() ? words[i] : std::string(); };
+    if (at(0) == "check") {
+        return check(backend, at(1) == "quick");
+    }
+    const auto count = [&](size_t i, int most) { return (int) number_of(at(i), most); };
+    if (at(0) == "decode") {
+        bench(backend, "decode", at(1), count(2, 1 << 16), 1, count(3, 1 << 20), at(4) == "flash");
+    } else if (at(0) == "prefill") {
+        bench(backend, "prefill", at(1), 1, count(2, 1 << 16), count(2, 1 << 16), at(3) == "flash");
+    } else if (at(0) == "copy") {
+        copy(backend, at(1).empty() ? int64_t(1) << 30 : number_of(at(1), int64_t(1) << 40));
+    } else {
+        throw std::runtime_error("there is no command " + at(0));
+    }
+    fflush(stdout);
+    return true;
+}
+
+// One after the other; what fails is told, and the others are tried.
+bool obey_all(ggml_backend_t backend, const strings & lines) {
+    bool done = true;
+    for (const std::string & line : lines) {
+        std::istringstream in(line);
+        const strings      words{std::istream_iterator<std::string>(in), std::istream_iterator<std::string>()};
+        try {
+            done = obey(backend, words) && done;
+        } catch (const std::exception & error) {
+            printf("{\"failed\": \"%s\", \"why\": \"%s\"}\n", line.c_str(), error.what());
+            fflush(stdout);
+            done = false;
+        }
+    }
+    return done;
+}
+
+int run(const strings & args) {
     if (args.size() == 1 && args[0] == "devices") {
         return list_devices();
     }
     if (args.size() < 2) {
-        throw std::runtime_error("usage: velo-op-bench DEVICE check|decode|prefill|copy ...");
+        throw std::runtime_error("usage: velo-op-bench DEVICE check|decode|prefill|copy|series ...");
     }
     ggml_backend_ptr backend(ggml_backend_init_by_name(args[0].c_str(), nullptr));
     if (!backend) {
         throw std::runtime_error("there is no device " + args[0]);
     }
-    if (at(1) == "check") {
-        return check(backend.get(), at(2) == "quick") ? 0 : 1;
-    }
-    if (at(1) == "decode") {
-        bench(backend.get(), "decode", at(2), std::stoi(at(3)), 1, std::stoi(at(4)), at(5) == "flash");
-    } else if (at(1) == "prefill") {
-        bench(backend.get(), "prefill", at(2), 1, std::stoi(at(3)), std::stoi(at(3)), at(4) == "flash");
-    } else if (at(1) == "copy") {
-        copy(backend.get(), at(2).empty() ? 1 << 30 : std::stoll(at(2)));
-    } else {
-        throw std::runtime_error("there is no command " + at(1));
-    }
-    return 0;
+    const strings rest(args.begin() + 1, args.end());
+    const bool    done = rest[0] == "series" ? obey_all(backend.get(), strings(rest.begin() + 1, rest.end()))
+                                             : obey(backend.get(), rest);
+    return done ? 0 : 1;
 }
 
 } // namespace
