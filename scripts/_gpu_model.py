@@ -2,8 +2,8 @@
 
     _gpu_model.py PATH
 
-Its matrices are blocks of quantized numbers drawn at random, some thousands of them over and over: how fast it
-runs does not depend on what it says.
+Its matrices are blocks of quantized numbers drawn at random, some thousands of them over and over: how fast
+it runs does not depend on what it says.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import subprocess
 import tempfile
@@ -66,7 +67,10 @@ def running(settings: ServerSettings) -> Iterator[int]:
         raise UpstreamError(f"there is no {settings.program}: scripts/build_stock.py --server builds one")
     port = _free_port()
     with tempfile.TemporaryFile() as log:
-        server = subprocess.Popen(command(settings, port), stdout=log, stderr=subprocess.STDOUT)
+        # its libraries lie beside it, wherever they were built
+        folders = [str(settings.program.parent), os.environ.get("LD_LIBRARY_PATH")]
+        beside = os.environ | {"LD_LIBRARY_PATH": os.pathsep.join(filter(None, folders))}
+        server = subprocess.Popen(command(settings, port), stdout=log, stderr=subprocess.STDOUT, env=beside)
         try:
             end = time.monotonic() + PATIENCE
             while not _is_ready(port):

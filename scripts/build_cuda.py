@@ -2,8 +2,9 @@
 """Builds upstream's whole CUDA backend with our operator in it, and looks at what came out.
 
 Neither a GPU nor a driver is needed: nvcc, and cuBLAS from the toolkit or from the PyPI package nvidia-cublas
-beside this Python. The library must hold our kernels, every symbol that it needs must be found where it looks,
-and it must be loaded where there is no driver. It takes the better part of an hour for one architecture; ccache makes the second time short.
+beside this Python. The library must hold our kernels, every symbol that it needs must be found where it
+looks, and it must be loaded where there is no driver. It takes the better part of an hour for one
+architecture; ccache makes the second time short.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ KERNELS = 64
 """Three kinds of numbers for K and for V, seven shapes of tiles, and the kernel that merges."""
 
 
-def build(architectures: str, tree: Path | None, cublas: Path | None) -> Path:
-    """Configures and builds the target ggml-cuda; returns the library."""
+def configure_cuda(architectures: str, tree: Path | None, cublas: Path | None) -> None:
+    """Configures the folder: for any CPU with AVX2, with what checks and measures."""
     options: dict[str, str | bool] = {
         "PYVELO_CUDA": True,
+        "PYVELO_NATIVE": False,
+        "PYVELO_BUILD_TESTS": True,
         "PYVELO_UPSTREAM_TESTS": True,
         "CMAKE_CUDA_ARCHITECTURES": architectures,
         "Python_EXECUTABLE": Path(sys.executable).as_posix(),
@@ -40,8 +43,6 @@ def build(architectures: str, tree: Path | None, cublas: Path | None) -> Path:
     for ccache in launchers().values():
         options["CMAKE_CUDA_COMPILER_LAUNCHER"] = ccache
     configure(ROOT / "native", BUILD, options)
-    build_targets(BUILD, ["ggml-cuda"])
-    return BUILD / "bin" / LIBRARY
 
 
 def output(*command: str) -> str:
@@ -81,7 +82,9 @@ def main() -> int:
     given = parser.parse_args()
 
     begin = time.perf_counter()
-    library = build(given.architectures, given.tree, given.cublas)
+    configure_cuda(given.architectures, given.tree, given.cublas)
+    build_targets(BUILD, ["ggml-cuda"])
+    library = BUILD / "bin" / LIBRARY
     print(f"{library}: {library.stat().st_size >> 20} MiB in {time.perf_counter() - begin:.0f} s")
     kernels = our_kernels(output("nm", "--defined-only", str(library)))
     print(f"kernels of ours: {len(kernels)} of {KERNELS}")

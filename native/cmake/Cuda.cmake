@@ -87,13 +87,15 @@ if (NOT PYVELO_CUBLAS_INCLUDE)
 endif()
 message(STATUS "cuBLAS: ${CUDA_cublas_LIBRARY}")
 
-# After upstream: its target is told what it cannot know. Where it is installed it finds the runtime and cuBLAS beside the
-# package if they are packages too, else where they were at build time.
+# Where it is installed the backend finds the runtime and cuBLAS beside the package if they are packages too, else where
+# they were at build time.
+get_filename_component(_cublas ${CUDA_cublas_LIBRARY} DIRECTORY)
+set(_neighbours "$ORIGIN/../../../nvidia")
+set(PYVELO_CUDA_RPATH "$ORIGIN" ${_neighbours}/cu${CUDAToolkit_VERSION_MAJOR}/lib ${_neighbours}/cublas/lib
+    ${_neighbours}/cuda_runtime/lib ${_cublas} ${CUDAToolkit_LIBRARY_DIR})
+
+# After upstream: its target is told what it cannot know.
 function(velo_join_cuda)
     target_include_directories(ggml-cuda SYSTEM PRIVATE ${PYVELO_CUBLAS_INCLUDE})
-    get_filename_component(_cublas ${CUDA_cublas_LIBRARY} DIRECTORY)
-    set(_neighbours "$ORIGIN/../../../nvidia")
-    set_target_properties(ggml-cuda PROPERTIES
-        BUILD_WITH_INSTALL_RPATH ON
-        INSTALL_RPATH "$ORIGIN;${_neighbours}/cu${CUDAToolkit_VERSION_MAJOR}/lib;${_neighbours}/cublas/lib;${_neighbours}/cuda_runtime/lib;${_cublas};${CUDAToolkit_LIBRARY_DIR}")
+    set_target_properties(ggml-cuda PROPERTIES BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH "${PYVELO_CUDA_RPATH}")
 endfunction()
