@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError
 from pathlib import Path
 from typing import Any
 
@@ -125,18 +126,46 @@ def _json(done: Done, name: str) -> Any:
         raise RuntimeError(f"{name} printed no JSON: {done.out[:80]!r}") from None
 
 
-def large_model(run: Run, given: Path | None, scratch: Path, seconds: float) -> Path:
-    """The Llama-8B shape that was given, else one that is made, 5 GB of it.
+class LargeModel:
+    """The Llama-8B shape that was given, or one that is made while other things are checked: 5 GB of it."""
 
-    Raises Missing where it cannot be made.
-    """
-    if given is not None:
-        return given
-    path = scratch / "llama-8b-q4_k_m.gguf"
-    if not path.exists():
-        part = path.with_suffix(".part")
+    def __init__(self, given: Path | None, scratch: Path) -> None:
+        self._path = given or scratch / "llama-8b-q4_k_m.gguf"
+        self._maker = ThreadPoolExecutor(1)
+        self._made: Future[None] | None = None
+
+    def begin(self, run: Run, seconds: float) -> None:
+        """Lets it be made within so many seconds, where there is none."""
+        if not self._path.exists():
+            self._made = self._maker.submit(self._make, run, seconds)
+
+    def _make(self, run: Run, seconds: float) -> None:
+        part = self._path.with_suffix(".part")
         done = run([sys.executable, os.fspath(HERE / "_gpu_model.py"), os.fspath(part)], seconds, {})
         if done.code != 0:
             raise Missing(f"no model of the shape (--model), and none can be made: {last_line(done)}")
-        part.replace(path)
-    return path
+        part.replace(self._path)
+
+    def path(self, seconds: float) -> Path:
+        """Its file; Missing where it cannot be made, OutOfTime where that takes longer."""
+        if self._made is not None:
+            try:
+                self._made.result(seconds)
+            except TimeoutError:
+                raise OutOfTime(f"a model of the shape was not written within {seconds:.0f} s") from None
+        return self._path
+
+    def close(self) -> None:
+        """Waits until nothing is written any more."""
+        self._maker.shutdown()
+
+
+def roomy_folder(n_bytes: int = 8 << 30) -> str | None:
+    """Where a model of 5 GB is written fast: in memory, where there is enough of it."""
+    shared = Path("/dev/shm")
+    try:
+        room = os.statvfs(shared)
+        memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return os.fspath(shared) if min(room.f_bavail * room.f_frsize, memory // 4) >= n_bytes else None

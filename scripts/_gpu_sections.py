@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from _gpu_figures import Found, check_serving, check_single, check_speed, large_model
+from _gpu_figures import Found, LargeModel, check_serving, check_single, check_speed
 from _gpu_machine import Done, Places, Run, last_line
 from _gpu_report import Budget, Missing, backend_ops, json_lines, judge_checks
 
@@ -31,10 +31,8 @@ class Tools:
     op_bench: Path | None
     backend_ops: Path | None
     sanitizer: Path | None
-    model: Path | None
-    """A Llama-8B shape; None: made."""
+    model: LargeModel
     small_models: tuple[Path, ...]
-    scratch: Path
     run: Run
 
 
@@ -191,7 +189,7 @@ def serving(tools: Tools, seconds: float) -> Found:
 
 def _with_model(tools: Tools, seconds: float, check: Callable[[Run, Places, Path, float], Found]) -> Found:
     time = Budget(seconds)
-    path = large_model(tools.run, tools.model, tools.scratch, time.left(seconds))
+    path = tools.model.path(time.left(seconds))
     found, complaints = check(tools.run, tools.places, path, time.left(seconds))
     return {"model": path.name, **found}, complaints
 

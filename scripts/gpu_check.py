@@ -33,6 +33,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from _gpu_figures import LargeModel, roomy_folder
 from _gpu_machine import (
     BUNDLE,
     ROOT,
@@ -146,9 +147,14 @@ def main(argv: Sequence[str] | None = None, run: Run = run_program) -> int:
         code = NO_GPU
         print(f"gpu_check: {why}", file=sys.stderr)
     else:
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory(dir=roomy_folder()) as folder:
             tools = _tools(args, device["name"], places, op_bench, Path(folder), run)
-            sections = check(names, tools, budget)
+            try:
+                if {"single", "serving"} & set(names):
+                    tools.model.begin(run, budget.left(args.seconds))
+                sections = check(names, tools, budget)
+            finally:
+                tools.model.close()
         code = exit_code(sections)
         report |= {"passed": code == 0, "sections": [section.as_json() for section in sections]}
     report["seconds"] = round(time.monotonic() - start, 1)
@@ -169,9 +175,8 @@ def _tools(
         op_bench=op_bench,
         backend_ops=args.backend_ops or places.program("test-backend-ops"),
         sanitizer=args.sanitizer or find_sanitizer(),
-        model=args.model,
+        model=LargeModel(args.model, args.scratch or scratch),
         small_models=tuple(args.small_model or _small_models(scratch, run)),
-        scratch=args.scratch or scratch,
         run=run,
     )
 
@@ -208,7 +213,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--op-bench", type=path, help="a velo-op-bench")
     parser.add_argument("--backend-ops", type=path, help="a test-backend-ops of the patched tree")
     parser.add_argument("--sanitizer", type=path, help="a compute-sanitizer")
-    parser.add_argument("--model", type=path, help="a Llama-8B shape, Q4_K_M; default: made, in seconds")
+    parser.add_argument("--model", type=path, help="a Llama-8B shape, Q4_K_M; default: made meanwhile")
     parser.add_argument("--small-model", type=path, action="append", help="a small model; may be repeated")
     parser.add_argument("--scratch", type=path, help="a folder in which a made model is kept")
     return parser

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from _gpu_child import TIE, Expected, compare
-from _gpu_figures import N_REQUESTS, PREFILLS, SHAPES, SPEED_TYPES, measurements
+from _gpu_figures import N_REQUESTS, PREFILLS, SHAPES, SPEED_TYPES, LargeModel, measurements
 from _gpu_machine import Done
 from _gpu_report import (
     FAILED,
@@ -114,6 +115,7 @@ def figure(words: Sequence[str]) -> dict[str, Any]:
 def check(tmp_path: Path) -> Callable[..., tuple[int, dict[str, Any]]]:
     def run(machine: Machine, *options: str) -> tuple[int, dict[str, Any]]:
         output, given = tmp_path / "gpu.json", ["--bundle", str(tmp_path / "none")]
+        (tmp_path / "model").touch()
         for name in ("llama-bench", "llama-server"):
             (tmp_path / "stock_bin").mkdir(exist_ok=True)
             (tmp_path / "stock_bin" / name).touch()
@@ -336,6 +338,40 @@ def test_single_answers_are_compared_by_medians() -> None:
     found, complaints = judge_single({"results": rows}, [{"n_gen": 128, "samples_ts": [1.0, 10.1, 99.0]}])
     assert found["versus_stock"] == pytest.approx(10 / 10.1)
     assert complaints == []
+
+
+def test_a_large_model_is_made_meanwhile(tmp_path: Path) -> None:
+    written = threading.Event()
+
+    def slow(command: Sequence[str], seconds: float, extra: Mapping[str, str]) -> Done:
+        assert seconds == 99
+        written.wait(30)
+        Path(command[-1]).touch()
+        return Done(0, "", "")
+
+    model = LargeModel(None, tmp_path)
+    model.begin(slow, 99)
+    with pytest.raises(OutOfTime, match="not written within 0 s"):
+        model.path(0.05)
+    written.set()
+    assert model.path(30).exists()
+    model.close()
+    again = LargeModel(None, tmp_path)
+    again.begin(lambda *_: pytest.fail("it is there"), 99)
+    assert again.path(0) == model.path(0)
+
+
+def test_a_large_model_that_cannot_be_made(tmp_path: Path) -> None:
+    model = LargeModel(None, tmp_path)
+    model.begin(lambda *_: Done(1, "", "OSError: No space left on device\n"), 99)
+    for _ in range(2):
+        with pytest.raises(Missing, match="none can be made: OSError: No space left on device"):
+            model.path(30)
+    model.close()
+    given = LargeModel(tmp_path / "mine.gguf", tmp_path)
+    (tmp_path / "mine.gguf").touch()
+    given.begin(lambda *_: pytest.fail("it was given"), 99)
+    assert given.path(0) == tmp_path / "mine.gguf"
 
 
 def test_answers_may_part_where_two_tokens_are_as_likely() -> None:
