@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -12,11 +13,22 @@ from pyvelo.engine.placement import Gpu, Load, burdens, check_fits, host_weights
 from pyvelo.engine.scheduler import Limits
 from pyvelo.kv.budget import DeviceRoom, PoolRequest, PoolSize, size_pool, wanted_tokens
 from pyvelo.kv.geometry import CPU_LINE, GPU_LINE, POOL_GRAIN, Geometry, make_geometry
-from pyvelo.native import Device, Model, devices
+from pyvelo.native import Device, Model, devices, system_info
 from pyvelo.text.gguf_scan import GgufSummary
 
-__all__ = ["NOTHING", "STATE_BYTES", "Offload", "find_gpus", "plan_offload", "planned_pool", "weigh_model"]
+__all__ = [
+    "NOTHING",
+    "NO_GPU",
+    "STATE_BYTES",
+    "Offload",
+    "built_for_gpus",
+    "find_gpus",
+    "plan_offload",
+    "planned_pool",
+    "weigh_model",
+]
 
+NO_GPU = "CUDA finds no GPU here (is there one, with a driver?)"
 STATE_BYTES = 1 << 30  # the recurrent states of all running sequences take no more
 
 
@@ -32,6 +44,11 @@ class Offload:
 NOTHING = Offload(0)
 
 
+def built_for_gpus() -> bool:
+    """Whether this build has a backend for GPUs, whatever it finds."""
+    return "CUDA : " in system_info()
+
+
 def find_gpus(found: Sequence[Device]) -> tuple[Gpu, ...]:
     """What llama.cpp offloads to: all devices with memory of their own, else the first with the host's."""
     own = [device for device in found if device.kind == "gpu"]
@@ -45,6 +62,8 @@ def plan_offload(config: EngineConfig, path: str, summary: GgufSummary) -> Offlo
     Raises OutOfMemory, with the numbers, where `n_gpu_layers` is more than there is room for.
     """
     gpus = find_gpus(devices()) if config.n_gpu_layers else ()
+    if not gpus and config.n_gpu_layers == "auto" and built_for_gpus():
+        warnings.warn(f"{NO_GPU}: the CPU computes everything", RuntimeWarning, stacklevel=2)
     if not gpus:  # C refuses a number with a sentence of its own
         return NOTHING if config.n_gpu_layers == "auto" else Offload(int(config.n_gpu_layers))
     if config.n_gpu_layers == "auto" and config.deterministic:
