@@ -205,7 +205,7 @@ bool check_one(ggml_backend_t backend, ggml_backend_t cpu, const shape & s) {
 bool check(ggml_backend_t backend, bool quick) {
     const std::vector<std::array<int, 2>>     ragged = {{1, 1},  {7, 7},  {1, 133}, {33, 100}, {0, 64},
                                                         {5, 97}, {1, 64}, {1, 700}, {66, 130}, {17, 17}};
-    const std::vector<std::array<int, 2>>     brief  = {{1, 33}, {5, 40}, {20, 20}};
+    const std::vector<std::array<int, 2>>     brief  = {{1, 33}, {5, 40}, {20, 20}, {1, 300}};
     const std::vector<std::array<int64_t, 4>> heads =
         quick ? std::vector<std::array<int64_t, 4>>{{64, 64, 4, 2}, {128, 128, 8, 1}}
               : std::vector<std::array<int64_t, 4>>{{64, 64, 8, 8},     {64, 64, 8, 1},   {96, 96, 12, 4},
@@ -225,11 +225,19 @@ bool check(ggml_backend_t backend, bool quick) {
     return right;
 }
 
+// As many as are wanted, or as half of the device's memory holds.
+int layers_for(ggml_backend_t backend, const call & c, int wanted) {
+    size_t free = 0, total = 0;
+    ggml_backend_dev_memory(ggml_backend_get_device(backend), &free, &total);
+    const size_t most = free / 2 / (c.k.size() + c.v.size());
+    return (int) std::max<size_t>(1, std::min<size_t>(wanted, most));
+}
+
 void bench(ggml_backend_t backend, const char * what, const std::string & type, int n, int rows, int length,
            bool flash) {
     const call c = make_call(
         {type_named(type), 128, 128, 32, 8, std::vector<std::array<int, 2>>((size_t) n, {rows, length})}, false, true);
-    const int    n_layers = rows > 1 ? 2 : 8;
+    const int    n_layers = layers_for(backend, c, rows > 1 ? 2 : 8);
     const graph  g        = flash ? flash_graph(c, backend, n_layers) : paged_graph(c, backend, n_layers);
     const timing t        = time_of(g, backend, n_layers);
     const double read     = 2.0 * (double) ggml_row_size(c.s.type, 128 * 8) * n * length;
