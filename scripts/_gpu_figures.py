@@ -22,7 +22,7 @@ N_REQUESTS = 64
 SERVING = (
     *("--requests", str(N_REQUESTS), "--rate", "1000", "--kv-bytes", str(4 << 30), "--kv-type", "f16"),
     *("--prompt-mean", "256", "--answer-mean", "128", "--shortest", "32", "--longest", "2048"),
-    *("--batch", "512", "--threads", "8", "--tries", "3", "--gpu", "--json"),
+    *("--batch", "512", "--threads", "8", "--tries", "3", "--any-length", "--gpu", "--json"),
 )
 """4 GiB are 32768 tokens of an 8B shape: seven of the longest requests, or all of them as they are."""
 UNIFIED_SLOTS = ("8", "16", str(N_REQUESTS))

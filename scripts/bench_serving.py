@@ -10,7 +10,7 @@ times, as many threads, tokens of a step, bytes of KV cache, and with --gpu all 
 
 - PyVelo: AsyncLLM, without its prefix cache.
 - streams: llama-server with as many slots as the cache has room for, cut into equal parts that each hold the
-  longest of the requests.
+  longest of the requests, or with --any-length the longest that could have come.
 - unified: llama-server with one buffer for all slots. Where more slots run than surely fit, and they fill it,
   the server ends every request that runs; the client asks for those again, up to --tries times, after
   pauses that grow.
@@ -65,6 +65,8 @@ class Plan:
     tries: int
     gpu: bool = False
     """All layers, and the cache, on GPUs."""
+    any_length: bool = False
+    """A slot holds the longest request that may come, as ours do, not only the longest that does."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +212,7 @@ def race(plan: Plan, program: Path, unified_slots: list[int], rounds: int) -> li
     probe = in_worker(plan, "probe")
     jobs = workload(plan.load, probe["n_vocab"])
     n_cache = plan.kv_bytes // probe["token_bytes"]
-    longest = max(job.n_tokens for job in jobs)
+    longest = context_of(plan.load) - 2 if plan.any_length else max(job.n_tokens for job in jobs)
     sides: dict[str, Callable[[], Run]] = {"PyVelo": partial(ours, plan)}
     for mode in stock_modes(n_cache, longest, unified_slots):
         sides[mode.name] = partial(stock, plan, program, mode, jobs)
@@ -310,6 +312,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--tries", type=int, default=5, help="of a request that stock breaks off")
     parser.add_argument("--batch", type=int, default=512, help="tokens of a step")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--any-length", action="store_true", help="stock's slots hold the longest request that may come"
+    )
     parser.add_argument("--gpu", action="store_true", help="all layers on GPUs, on every side")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=1)
@@ -344,6 +349,7 @@ def main() -> int:
         tbt_limit=given.tbt_limit,
         tries=given.tries,
         gpu=given.gpu,
+        any_length=given.any_length,
     )
     rounds = race(plan, stock_server(given.stock_bin), given.unified_slots, given.rounds)
     if given.json:

@@ -6,16 +6,20 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import bench_serving
 import gguf
 import lab_device
 import numpy as np
 import pytest
-from _gpu_machine import run_program
+from _gpu_figures import N_REQUESTS, check_serving, check_single
+from _gpu_machine import Done, Places, run_program
 from _gpu_model import LLAMA_8B, SPREAD, blocks, stored_type, write_large
-from _gpu_report import NO_GPU, json_lines, judge_checks, judge_speed
+from _gpu_report import NO_GPU, Missing, json_lines, judge_checks, judge_speed
+from _serving import Load, workload
 from model_shapes import tensors
 
 import pyvelo
@@ -23,6 +27,8 @@ from pyvelo import LLM, SamplingParams
 from pyvelo.native import devices
 from pyvelo.text.gguf_scan import scan
 
+LLAMA_8B_TOKEN = 32 * 2 * 8 * 128 * 2
+"""Bytes of K and V in f16."""
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 
@@ -105,6 +111,70 @@ def test_the_bench_says_what_it_cannot_do(op_bench: str, words: list[str]) -> No
     done = run_program([op_bench, *words], 30, {})
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith("velo-op-bench: ")
+
+
+# ---- beside stock ----
+
+
+def stock_at(folder: Path) -> Places:
+    """Where stock's programs would be."""
+    for name in ("llama-bench", "llama-server"):
+        (folder / name).touch()
+    return Places(None, None, folder)
+
+
+def test_one_answer_is_measured_with_the_command_that_is_given(tiny_model: Path, tmp_path: Path) -> None:
+    """Ours runs, on the CPU and with less to do; stock's is a listing as llama-bench prints it."""
+    smaller = {"-1": "0", "512": "16", "128": "8", "5": "1"}
+
+    def run(command: Sequence[str], seconds: float, extra: Mapping[str, str]) -> Done:
+        if command[0].endswith("llama-bench"):
+            assert extra["LD_LIBRARY_PATH"].split(":")[0] == os.fspath(tmp_path)
+            rows = [{"n_prompt": 512, "n_gen": 0, "samples_ts": [9.0]}]
+            return Done(0, json.dumps([*rows, {"n_prompt": 0, "n_gen": 128, "samples_ts": [1e-3]}]), "")
+        return run_program([smaller.get(word, word) for word in command], seconds, extra)
+
+    found, complaints = check_single(run, stock_at(tmp_path), tiny_model, 60)
+    assert complaints == []
+    assert found["versus_stock"] > 1000
+    assert {row["test"] for row in found["pyvelo"]} == {"prompt", "answer"}
+
+
+def test_many_requests_are_asked_for_as_the_benchmark_understands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = []
+
+    def run(command: Sequence[str], seconds: float, extra: Mapping[str, str]) -> Done:
+        commands.append(list(command))
+        return Done(0, json.dumps({"rounds": []}), "")
+
+    check_serving(run, stock_at(tmp_path), Path("m.gguf"), 60)
+    monkeypatch.setattr(sys, "argv", commands[0][1:])
+    given = bench_serving._arguments()
+    assert (given.model, given.stock_bin, given.gpu, given.json) == (Path("m.gguf"), tmp_path, True, True)
+    assert given.requests == N_REQUESTS
+    load = Load(
+        given.requests, given.rate, given.prompt_mean, given.answer_mean, given.shortest, given.longest, 0
+    )
+    longest = bench_serving.context_of(load) - 2
+    modes = bench_serving.stock_modes(given.kv_bytes // LLAMA_8B_TOKEN, longest, given.unified_slots)
+    assert [mode.name for mode in modes] == [
+        "streams, 7 slots of 4608",
+        *(f"unified, {n} slots" for n in (8, 16, 64)),
+    ]
+    jobs = workload(load, 128256)
+    assert sum(job.n_tokens for job in jobs) < given.kv_bytes // LLAMA_8B_TOKEN, "all fit at once"
+
+
+def test_what_stock_lacks_is_told(tmp_path: Path) -> None:
+    def run(*_: object) -> Done:
+        pytest.fail("there is nothing to run")
+
+    with pytest.raises(Missing, match=r"gpu_bundle\.py makes them"):
+        check_single(run, Places(None, None, None), Path("m.gguf"), 60)
+    with pytest.raises(Missing, match="there is no llama-server in"):
+        check_serving(run, Places(None, None, tmp_path), Path("m.gguf"), 60)
 
 
 # ---- the large model ----
