@@ -97,11 +97,16 @@ def answers_of(llm: LLM) -> list[tuple[int, ...]]:
     return [output.token_ids for output in llm.generate(prompts(llm.vocab.n_tokens), params())]
 
 
+def half(n_layers: int) -> int:
+    """`n_gpu_layers` of half of the layers: the output goes first."""
+    return n_layers // 2 + 1
+
+
 def tokens(path: str) -> dict[str, Any]:
     """Which answers differ for no layers on the GPU, half of them and all."""
     (expected, n_layers), tie = alone(path), tie_of(path)
     found = []
-    for n in (0, (n_layers + 1) // 2, -1):
+    for n in (0, half(n_layers), -1):
         with LLM(path, n_gpu_layers=n, **ENGINE) as llm:
             verdict = compare(expected, answers_of(llm), tie)
             memory = [asdict(part) for part in llm._engine.context.memory]
@@ -117,7 +122,7 @@ def pressure(path: str) -> dict[str, Any]:
         layers = model.layers
     token_bytes = sum(4 * layer.n_head_kv * layer.head_dim_k for layer in layers)
     found = []
-    for n in ((n_layers + 1) // 2, -1):
+    for n in (half(n_layers), -1):
         for swap_bytes in (0, 64 << 20):
             with LLM(
                 path, n_gpu_layers=n, kv_cache_bytes=512 * token_bytes, swap_bytes=swap_bytes, **ENGINE

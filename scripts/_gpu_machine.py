@@ -25,6 +25,7 @@ __all__ = [
     "Done",
     "Places",
     "Run",
+    "copy_package",
     "find_sanitizer",
     "last_line",
     "library_folders",
@@ -153,10 +154,18 @@ def settle(bundle: Path = BUNDLE, stock: Path | None = None) -> Places:
     if archive.is_file() and not _is_newer(bundle, archive):
         unpack(archive, bundle)
     there = bundle if (bundle / "pyvelo" / "native" / "lib").is_dir() else None
+    if there:
+        copy_package(there)  # that of the checkout may be newer
     package = there or (ROOT if _is_built(ROOT) else None)
     if stock is None and there and (there / "stock").is_dir():
         stock = there / "stock"
     return Places(package, there, stock)
+
+
+def copy_package(to: Path) -> None:
+    """The package's Python, without what a build in place has left there."""
+    left_out = shutil.ignore_patterns("__pycache__", "*.so", "lib")
+    shutil.copytree(ROOT / "pyvelo", to / "pyvelo", ignore=left_out, dirs_exist_ok=True)
 
 
 def unpack(archive: Path, to: Path) -> None:

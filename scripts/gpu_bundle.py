@@ -25,11 +25,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from _cmake import build_targets, cmake, run_logged
-from _upstream import ROOT, UpstreamError, run_main
+from _gpu_machine import BUNDLE, copy_package
+from _upstream import UpstreamError, run_main
 from build_cuda import BUILD, LIBRARY, configure_cuda
 from build_stock import build_stock
 
-BUNDLE = ROOT / "build" / "gpu"
 TARGETS = ("velo", "_velo", "velo-lab", "velo-lab-gpu", "velo-op-bench", "test-backend-ops")
 STOCK = ("llama-bench", "llama-server")
 WHEELS = ("cffi", "gguf")
@@ -57,12 +57,6 @@ def make(
         add_wheels(part / "site", python)
     shutil.rmtree(bundle, ignore_errors=True)
     part.rename(bundle)
-
-
-def copy_package(to: Path) -> None:
-    """The package's Python, without what a build in place has left there."""
-    left_out = shutil.ignore_patterns("__pycache__", "*.so", "lib")
-    shutil.copytree(ROOT / "pyvelo", to / "pyvelo", ignore=left_out)
 
 
 def copy_stock(to: Path, backend: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from _gpu_machine import (
     Done,
     Places,
+    copy_package,
     find_sanitizer,
     library_folders,
     nvidia_folders,
@@ -23,7 +24,7 @@ from _gpu_machine import (
     unresolved,
 )
 from _gpu_report import Missing, OutOfTime
-from gpu_bundle import copy_package, pack, sizes
+from gpu_bundle import pack, sizes
 
 # ---- programs ----
 
@@ -96,6 +97,7 @@ def test_what_is_packed_is_found_again(tmp_path: Path) -> None:
     assert program is not None
     assert run_program([os.fspath(program)], 10, {}).out == "hi\n"
     assert os.readlink(there / "gpu/stock/libggml-cuda.so") == "../pyvelo/native/lib/libggml-cuda.so"
+    assert (there / "gpu/pyvelo/llm.py").exists(), "the checkout's Python is taken"
     (there / "gpu" / "mine").touch()
     settle(there / "gpu")
     assert (there / "gpu" / "mine").exists(), "it is unpacked once"
