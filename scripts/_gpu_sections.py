@@ -57,7 +57,8 @@ def check_ops(tools: Tools, seconds: float) -> Found:
         tools.backend_ops,
         "no test-backend-ops: scripts/gpu_bundle.py builds it, or name one (--backend-ops)",
     )
-    done = tools.run([program, "test", "-o", "PAGED_ATTN", "-b", tools.device], seconds, {})
+    libraries = {"LD_LIBRARY_PATH": tools.places.library_path(tools.places.libraries)}
+    done = tools.run([program, "test", "-o", "PAGED_ATTN", "-b", tools.device], seconds, libraries)
     found, complaints = backend_ops(done.out)
     if done.code != 0 and not complaints:
         complaints = [f"test-backend-ops ended with {done.code}: {last_line(done)}"]

@@ -69,7 +69,7 @@ def find_gpu(run: Run, wanted: str | None, op_bench: Path | None) -> tuple[dict[
             return device, ""
     if gpus:
         return None, f"there is no GPU {wanted}; there are {', '.join(device['name'] for device in gpus)}"
-    return None, "no GPU is seen: none is here, or this was built without PYVELO_CUDA"
+    return None, "no GPU is seen: there is none, or no driver, or this was built without PYVELO_CUDA"
 
 
 def _list_devices(run: Run, command: Sequence[str], who: str) -> tuple[list[dict[str, Any]] | None, str]:
