@@ -205,6 +205,6 @@ SECTIONS: dict[str, tuple[Callable[[Tools, float], Found], float]] = {
     "serving": (serving, 150),
     "memcheck": (check_memory, 60),
     "racecheck": (check_races, 60),
-    "tests": (check_tests, 90),
+    "tests": (check_tests, 120),
 }
 """Name, check, and the seconds it may take, in the order in which they run."""

@@ -7,7 +7,7 @@ What it needs is built by scripts/gpu_bundle.py, on any machine with nvcc and cu
 
     python scripts/gpu_bundle.py                build/gpu, and build/gpu.tar.xz, which is all that travels
 
-Carry the checkout and build/gpu.tar.xz (some 40 MiB) to the machine with the card, and run the first command
+Carry the checkout and build/gpu.tar.xz (some 30 MiB) to the machine with the card, and run the first command
 there: nothing is built or downloaded. That machine needs a driver, cuBLAS for the same CUDA (libcublas and
 libcublasLt are far too large to be carried: from a toolkit, or the PyPI package nvidia-cublas), numpy and
 jinja2; for `tests` pytest and hypothesis; for `memcheck` and `racecheck` compute-sanitizer. Where build/gpu
