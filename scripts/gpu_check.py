@@ -25,6 +25,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import tempfile
 import time
@@ -50,6 +51,7 @@ from _gpu_sections import HERE, SECTIONS, Tools
 SECONDS = 470.0
 WRONG = 2
 CUDA_LIBRARY = "libggml-cuda.so"
+KERNEL_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def find_gpu(run: Run, wanted: str | None, op_bench: Path | None) -> tuple[dict[str, Any] | None, str]:
@@ -84,13 +86,18 @@ def _list_devices(run: Run, command: Sequence[str], who: str) -> tuple[list[dict
 
 
 def driver(run: Run) -> str | None:
-    """The driver's version; None where nvidia-smi does not tell."""
+    """The driver's version, from nvidia-smi or else the kernel; None where neither tells."""
     try:
         done = run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], 30, {})
+        if done.code == 0 and done.out.split():
+            return done.out.split()[0]
     except (Missing, OutOfTime):
+        pass
+    try:
+        found = re.search(r"Kernel Module.*?(\d+\.[\d.]+)", KERNEL_DRIVER.read_text(encoding="utf-8"))
+    except OSError:
         return None
-    lines = done.out.split()
-    return lines[0] if done.code == 0 and lines else None
+    return found[1] if found else None
 
 
 def check(names: Sequence[str], tools: Tools, budget: Budget) -> list[Section]:

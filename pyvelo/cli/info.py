@@ -124,8 +124,8 @@ def _placement(
     try:
         plan = plan_offload(config, summary.path, summary)
         if plan.n_gpu_layers and not plan.rooms:
-            why = NO_GPU if built_for_gpus() else "there is no GPU: build with PYVELO_CUDA"
-            raise UnsupportedError(f"{why}, or give 0")
+            none = "there is no GPU: give 0, or build with PYVELO_CUDA"
+            raise UnsupportedError(f"{NO_GPU}: give 0" if built_for_gpus() else none)
         if plan == NOTHING:
             plan = replace(plan, host_weights=model.info.size_bytes)
         pool, on_host = planned_pool(config, summary, model, plan, free)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import gpu_check
 import pytest
 from _gpu_child import TIE, Expected, compare
 from _gpu_figures import N_REQUESTS, PREFILLS, SHAPES, SPEED_TYPES, LargeModel, measurements
@@ -273,6 +274,18 @@ def test_no_gpu_is_one_line_and_a_report(check: Check, capsys: pytest.CaptureFix
     assert (code, report["why"]) == (NO_GPU, "there is no GPU CUDA7; there are CUDA0")
     code, report = check(Machine(devices=Done(1, "", "ImportError: no library\n")))
     assert (code, "ImportError: no library" in report["why"]) == (NO_GPU, True)
+
+
+def test_the_driver_is_named_by_whoever_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    version = tmp_path / "version"
+    monkeypatch.setattr(gpu_check, "KERNEL_DRIVER", version)
+    silent = Machine(**{"nvidia-smi": Missing("not there")})
+    assert gpu_check.driver(Machine()) == "550.54.15"
+    assert gpu_check.driver(silent) is None
+    version.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build\n")
+    assert gpu_check.driver(silent) == "580.159.04"
+    version.write_text("nothing of the kind\n")
+    assert gpu_check.driver(Machine(**{"nvidia-smi": Done(9, "no devices", "")})) is None
 
 
 def test_without_the_package_the_operator_is_checked(check: Check) -> None:
