@@ -39,6 +39,7 @@ void check(cudaError_t status) {
 
 // The backend records an event of ggml's on its stream whatever made it; its own cannot tell the time.
 struct event_timer : device_timer {
+    // The backend's device is this thread's: it has just been given tensors.
     explicit event_timer(ggml_backend_t backend) : backend(backend) {
         for (ggml_backend_event & event : events) {
             cudaEvent_t own = nullptr;
