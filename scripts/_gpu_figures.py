@@ -20,11 +20,11 @@ SPEED_TYPES = ("f16", "q8_0", "q4_0")
 
 N_REQUESTS = 64
 SERVING = (
-    *("--requests", str(N_REQUESTS), "--rate", "1000", "--kv-bytes", str(4 << 30), "--kv-type", "f16"),
+    *("--requests", str(N_REQUESTS), "--rate", "1000", "--kv-bytes", str(2 << 30), "--kv-type", "f16"),
     *("--prompt-mean", "256", "--answer-mean", "128", "--shortest", "32", "--longest", "2048"),
     *("--batch", "512", "--threads", "8", "--tries", "3", "--any-length", "--gpu", "--json"),
 )
-"""4 GiB are 32768 tokens of an 8B shape: seven of the longest requests, or all of them as they are."""
+"""2 GiB are 16384 tokens of an 8B shape: three of the longest requests, or two thirds of all as they are."""
 UNIFIED_SLOTS = ("8", "16", str(N_REQUESTS))
 
 Found = tuple[Mapping[str, Any], Sequence[str]]

@@ -216,9 +216,10 @@ def judge_serving(report: Mapping[str, Any], n_requests: int) -> tuple[dict[str,
     """Many requests at equal bytes of cache: what bench_serving.py tells in JSON.
 
     Speed counts against the better of all modes of stock, the number that run at once against the mode that
-    is sure of its slots: fixed streams, each of which holds the longest request.
+    is sure of its slots: fixed streams, each of which holds the longest request. What it is against the modes
+    that happened to break nothing off is told, too.
     """
-    complaints, speeds, peaks = list[str](), list[float](), list[float]()
+    complaints, speeds, peaks, unbroken = list[str](), list[float](), list[float](), list[float]()
     for number, summaries in enumerate(report["rounds"]):
         mine = summaries["PyVelo"]
         stock = {name: summary for name, summary in summaries.items() if name != "PyVelo"}
@@ -231,10 +232,13 @@ def judge_serving(report: Mapping[str, Any], n_requests: int) -> tuple[dict[str,
             continue
         speeds.append(mine["tokens_per_s"] / best)
         peaks.append(mine["peak"] / streams[0])
+        calm = [summary["peak"] for summary in stock.values() if not summary["broken_off"]]
+        unbroken.append(mine["peak"] / max(calm, default=streams[0]))
     found: dict[str, Any] = {**report, "versus_stock": None, "peak_versus_streams": None}
     if not speeds:
         return found, complaints or ["nothing was measured"]
     found["versus_stock"], found["peak_versus_streams"] = statistics.median(speeds), statistics.median(peaks)
+    found["peak_versus_unbroken"] = statistics.median(unbroken)
     if found["versus_stock"] < MANY:
         complaints.append(f"{n_requests} requests: {found['versus_stock']:.2f}x of stock, not {MANY:g}x")
     if found["peak_versus_streams"] < PEAK:

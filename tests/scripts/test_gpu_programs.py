@@ -160,11 +160,12 @@ def test_many_requests_are_asked_for_as_the_benchmark_understands(
     longest = bench_serving.context_of(load) - 2
     modes = bench_serving.stock_modes(given.kv_bytes // LLAMA_8B_TOKEN, longest, given.unified_slots)
     assert [mode.name for mode in modes] == [
-        "streams, 7 slots of 4608",
+        "streams, 3 slots of 5376",
         *(f"unified, {n} slots" for n in (8, 16, 64)),
     ]
     jobs = workload(load, 128256)
-    assert sum(job.n_tokens for job in jobs) < given.kv_bytes // LLAMA_8B_TOKEN, "all fit at once"
+    share = given.kv_bytes // LLAMA_8B_TOKEN / sum(job.n_tokens for job in jobs)
+    assert 0.5 < share < 0.8, "not all fit at once"
 
 
 def test_what_stock_lacks_is_told(tmp_path: Path) -> None:
