@@ -11,6 +11,7 @@ __all__ = [
     "ComputeError",
     "ConfigError",
     "InternalError",
+    "LibraryError",
     "ModelError",
     "OutOfBlocks",
     "OutOfMemory",
@@ -72,6 +73,10 @@ class ComputeError(VeloError, RuntimeError):
 
 class ClosedError(VeloError, RuntimeError):
     """The object was closed before."""
+
+
+class LibraryError(VeloError, ImportError):
+    """The compiled part cannot be loaded; the message says what is missing."""
 
 
 class InternalError(VeloError, RuntimeError):

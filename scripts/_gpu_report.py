@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -20,6 +21,9 @@ __all__ = [
     "backend_ops",
     "exit_code",
     "json_lines",
+    "judge_checks",
+    "judge_serving",
+    "judge_single",
     "judge_speed",
     "run_section",
 ]
@@ -31,6 +35,9 @@ NMSE, STRICT_NMSE = 5e-4, 1e-5
 BANDWIDTH = {"f16": 0.80, "q8_0": 0.60, "q4_0": 0.50}
 """Shares of the copy bandwidth at which decode must read pages."""
 VERSUS_FLASH = {"decode": 1.0, "prefill": 0.95}
+EVENTS = "cuda events"
+SINGLE, MANY, PEAK = 0.99, 1.5, 5.0
+"""Against stock: the speed of one answer and of many, and how many run at once."""
 
 Outcome = Literal["passed", "failed", "not there", "out of time"]
 
@@ -40,7 +47,11 @@ class Missing(Exception):
 
 
 class OutOfTime(Exception):
-    """The budget of a section ended before it did."""
+    """The budget of a section ended before it did; `out` is what a program had printed until then."""
+
+    def __init__(self, message: str, out: str = "") -> None:
+        super().__init__(message)
+        self.out = out
 
 
 @dataclass
@@ -151,7 +162,12 @@ def judge_speed(lines: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], lis
         if line.get("bench") in VERSUS_FLASH
     }
     rows: list[dict[str, Any]] = []
-    complaints = [] if bandwidth else ["the copy bandwidth was not measured"]
+    complaints = [f"{line['failed']}: {line['why']}" for line in lines if "failed" in line]
+    if not bandwidth:
+        complaints.append("the copy bandwidth was not measured")
+    clocks = {str(line.get("clock")) for line in [*copies, *runs.values()]}
+    if others := sorted(clocks - {EVENTS}):
+        complaints.append(f"measured by {', '.join(others)}, not by {EVENTS}")
     for (bench, kind, n, length, kernel), line in runs.items():
         if kernel != "paged":
             continue
@@ -176,3 +192,55 @@ def judge_speed(lines: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], lis
     if not rows:
         complaints.append("nothing was measured")
     return {"copy_bytes_per_second": bandwidth, "rows": rows}, complaints
+
+
+def judge_single(
+    ours: Mapping[str, Any], stock: Sequence[Mapping[str, Any]]
+) -> tuple[dict[str, Any], list[str]]:
+    """One answer at a time: what `pyvelo bench` and llama-bench tell, both in JSON."""
+    mine = [row["median"] for row in ours["results"] if row["test"] == "answer" and row["sequences"] == 1]
+    theirs = [statistics.median(row["samples_ts"]) for row in stock if row["n_gen"] > 0]
+    found: dict[str, Any] = {"pyvelo": ours["results"], "stock": [_brief(row) for row in stock]}
+    if not mine or not theirs:
+        return found, ["an answer was not measured on both sides"]
+    share = mine[0] / theirs[0]
+    found["versus_stock"] = share
+    return found, [] if share >= SINGLE else [f"a single answer: {share:.3f}x of stock, not {SINGLE:g}x"]
+
+
+def _brief(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: row.get(key) for key in ("n_prompt", "n_gen", "samples_ts", "backends", "build_commit")}
+
+
+def judge_serving(report: Mapping[str, Any], n_requests: int) -> tuple[dict[str, Any], list[str]]:
+    """Many requests at equal bytes of cache: what bench_serving.py tells in JSON.
+
+    Speed counts against the better of all modes of stock, the number that run at once against the mode that
+    is sure of its slots: fixed streams, each of which holds the longest request. What it is against the modes
+    that happened to break nothing off is told, too.
+    """
+    complaints, speeds, peaks, unbroken = list[str](), list[float](), list[float](), list[float]()
+    for number, summaries in enumerate(report["rounds"]):
+        mine = summaries["PyVelo"]
+        stock = {name: summary for name, summary in summaries.items() if name != "PyVelo"}
+        streams = [summary["peak"] for name, summary in stock.items() if name.startswith("streams")]
+        if mine["failed"]:
+            complaints.append(f"round {number + 1}: {mine['failed']} of our {n_requests} requests failed")
+        best = max((summary["tokens_per_s"] for summary in stock.values()), default=0.0)
+        if not best or not streams or not streams[0]:
+            complaints.append(f"round {number + 1}: stock finished nothing to compare with")
+            continue
+        speeds.append(mine["tokens_per_s"] / best)
+        peaks.append(mine["peak"] / streams[0])
+        calm = [summary["peak"] for summary in stock.values() if not summary["broken_off"]]
+        unbroken.append(mine["peak"] / max(calm, default=streams[0]))
+    found: dict[str, Any] = {**report, "versus_stock": None, "peak_versus_streams": None}
+    if not speeds:
+        return found, complaints or ["nothing was measured"]
+    found["versus_stock"], found["peak_versus_streams"] = statistics.median(speeds), statistics.median(peaks)
+    found["peak_versus_unbroken"] = statistics.median(unbroken)
+    if found["versus_stock"] < MANY:
+        complaints.append(f"{n_requests} requests: {found['versus_stock']:.2f}x of stock, not {MANY:g}x")
+    if found["peak_versus_streams"] < PEAK:
+        complaints.append(f"{found['peak_versus_streams']:.1f}x as many at once as stock, not {PEAK:g}x")
+    return found, complaints

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import subprocess
 import tempfile
@@ -39,6 +40,7 @@ class ServerSettings:
     threads: int
     batch: int
     connections: int
+    gpu: bool = False
 
 
 def command(settings: ServerSettings, port: int) -> list[str]:
@@ -48,6 +50,7 @@ def command(settings: ServerSettings, port: int) -> list[str]:
     arguments += ["-c", str(settings.context), "-np", str(settings.slots), "-cb"]
     arguments += ["--kv-unified" if settings.unified else "--no-kv-unified"]
     arguments += ["-t", threads, "-tb", threads, "-b", batch, "-ub", batch, "-fa", "on"]
+    arguments += ["-ngl", "all" if settings.gpu else "0"]
     arguments += ["-ctk", settings.kv_type, "-ctv", settings.kv_type]
     arguments += ["--cache-ram", "0", "-sps", "0", "--fit", "off", "--no-ui", "--no-jinja"]
     # a connection that waits for a slot holds a thread, which sleeps
@@ -64,7 +67,10 @@ def running(settings: ServerSettings) -> Iterator[int]:
         raise UpstreamError(f"there is no {settings.program}: scripts/build_stock.py --server builds one")
     port = _free_port()
     with tempfile.TemporaryFile() as log:
-        server = subprocess.Popen(command(settings, port), stdout=log, stderr=subprocess.STDOUT)
+        # its libraries lie beside it, wherever they were built
+        folders = [str(settings.program.parent), os.environ.get("LD_LIBRARY_PATH")]
+        beside = os.environ | {"LD_LIBRARY_PATH": os.pathsep.join(filter(None, folders))}
+        server = subprocess.Popen(command(settings, port), stdout=log, stderr=subprocess.STDOUT, env=beside)
         try:
             end = time.monotonic() + PATIENCE
             while not _is_ready(port):

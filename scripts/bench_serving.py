@@ -6,11 +6,11 @@
 
 Requests arrive as a Poisson process; their prompts and answers have exponential lengths within bounds and
 mean nothing; answers are greedy and run to their full length. Every side gets the same token ids at the same
-times, as many threads, tokens of a step, and bytes of KV cache:
+times, as many threads, tokens of a step, bytes of KV cache, and with --gpu all layers on GPUs:
 
 - PyVelo: AsyncLLM, without its prefix cache.
 - streams: llama-server with as many slots as the cache has room for, cut into equal parts that each hold the
-  longest of the requests.
+  longest of the requests, or with --any-length the longest that could have come.
 - unified: llama-server with one buffer for all slots. Where more slots run than surely fit, and they fill it,
   the server ends every request that runs; the client asks for those again, up to --tries times, after
   pauses that grow.
@@ -63,6 +63,10 @@ class Plan:
     ttft_limit: float
     tbt_limit: float
     tries: int
+    gpu: bool = False
+    """All layers, and the cache, on GPUs."""
+    any_length: bool = False
+    """A slot holds the longest request that may come, as ours do, not only the longest that does."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,7 @@ async def serve(plan: Plan) -> tuple[list[Record], float, int]:
         n_ctx=context_of(plan.load),
         n_threads=plan.threads,
         max_batch_tokens=plan.batch,
+        n_gpu_layers=-1 if plan.gpu else 0,
         prefix_cache=False,
     ) as llm:
 
@@ -178,7 +183,7 @@ def stock_modes(n_cache: int, longest: int, unified_slots: list[int]) -> list[Mo
 def stock(plan: Plan, program: Path, mode: Mode, jobs: list[Job]) -> Run:
     settings = ServerSettings(
         program, plan.model, plan.kv_type, mode.context, mode.slots, mode.unified,
-        plan.threads, plan.batch, len(jobs),
+        plan.threads, plan.batch, len(jobs), plan.gpu,
     )  # fmt: skip
     with running(settings) as port:
         asyncio.run(play([WARM_UP], partial(ask, port)))
@@ -207,7 +212,7 @@ def race(plan: Plan, program: Path, unified_slots: list[int], rounds: int) -> li
     probe = in_worker(plan, "probe")
     jobs = workload(plan.load, probe["n_vocab"])
     n_cache = plan.kv_bytes // probe["token_bytes"]
-    longest = max(job.n_tokens for job in jobs)
+    longest = context_of(plan.load) - 2 if plan.any_length else max(job.n_tokens for job in jobs)
     sides: dict[str, Callable[[], Run]] = {"PyVelo": partial(ours, plan)}
     for mode in stock_modes(n_cache, longest, unified_slots):
         sides[mode.name] = partial(stock, plan, program, mode, jobs)
@@ -307,6 +312,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--tries", type=int, default=5, help="of a request that stock breaks off")
     parser.add_argument("--batch", type=int, default=512, help="tokens of a step")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--any-length", action="store_true", help="stock's slots hold the longest request that may come"
+    )
+    parser.add_argument("--gpu", action="store_true", help="all layers on GPUs, on every side")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--json", action="store_true")
@@ -339,6 +348,8 @@ def main() -> int:
         ttft_limit=given.ttft_limit,
         tbt_limit=given.tbt_limit,
         tries=given.tries,
+        gpu=given.gpu,
+        any_length=given.any_length,
     )
     rounds = race(plan, stock_server(given.stock_bin), given.unified_slots, given.rounds)
     if given.json:

@@ -2,14 +2,14 @@
 """Builds upstream's whole CUDA backend with our operator in it, and looks at what came out.
 
 Neither a GPU nor a driver is needed: nvcc, and cuBLAS from the toolkit or from the PyPI package nvidia-cublas
-beside this Python. The library must hold our kernels, and every symbol that it needs must be found where it
-looks. It takes the better part of an hour for one architecture; ccache makes the second time short.
+beside this Python. The library must hold our kernels, every symbol that it needs must be found where it
+looks, and it must be loaded where there is no driver. It takes the better part of an hour for one
+architecture; ccache makes the second time short.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import subprocess
 import sys
@@ -26,10 +26,12 @@ KERNELS = 64
 """Three kinds of numbers for K and for V, seven shapes of tiles, and the kernel that merges."""
 
 
-def build(architectures: str, tree: Path | None, cublas: Path | None) -> Path:
-    """Configures and builds the target ggml-cuda; returns the library."""
+def configure_cuda(architectures: str, tree: Path | None, cublas: Path | None) -> None:
+    """Configures the folder: for any CPU with AVX2, with what checks and measures."""
     options: dict[str, str | bool] = {
         "PYVELO_CUDA": True,
+        "PYVELO_NATIVE": False,
+        "PYVELO_BUILD_TESTS": True,
         "PYVELO_UPSTREAM_TESTS": True,
         "CMAKE_CUDA_ARCHITECTURES": architectures,
         "Python_EXECUTABLE": Path(sys.executable).as_posix(),
@@ -41,11 +43,9 @@ def build(architectures: str, tree: Path | None, cublas: Path | None) -> Path:
     for ccache in launchers().values():
         options["CMAKE_CUDA_COMPILER_LAUNCHER"] = ccache
     configure(ROOT / "native", BUILD, options)
-    build_targets(BUILD, ["ggml-cuda"])
-    return BUILD / "bin" / LIBRARY
 
 
-def output(*command: str, libraries: Path | None = None) -> str:
+def output(*command: str) -> str:
     """What a program prints.
 
     Raises: UpstreamError when there is no such program.
@@ -55,8 +55,7 @@ def output(*command: str, libraries: Path | None = None) -> str:
         raise UpstreamError(
             f"{command[0]} is needed to look at {LIBRARY}: install binutils and the C library's"
         )
-    environment = dict(os.environ, **({"LD_LIBRARY_PATH": str(libraries)} if libraries else {}))
-    done = subprocess.run([program, *command[1:]], capture_output=True, text=True, env=environment)
+    done = subprocess.run([program, *command[1:]], capture_output=True, text=True)
     return done.stdout + done.stderr
 
 
@@ -83,13 +82,18 @@ def main() -> int:
     given = parser.parse_args()
 
     begin = time.perf_counter()
-    library = build(given.architectures, given.tree, given.cublas)
+    configure_cuda(given.architectures, given.tree, given.cublas)
+    build_targets(BUILD, ["ggml-cuda"])
+    library = BUILD / "bin" / LIBRARY
     print(f"{library}: {library.stat().st_size >> 20} MiB in {time.perf_counter() - begin:.0f} s")
     kernels = our_kernels(output("nm", "--defined-only", str(library)))
     print(f"kernels of ours: {len(kernels)} of {KERNELS}")
-    missing = unresolved(output("ldd", "-r", str(library), libraries=BUILD / "cuda-driver"))
+    needed = output("ldd", "-r", str(library))
+    missing = unresolved(needed)
     print(f"not found: {'; '.join(missing) or 'nothing'}")
-    return 0 if len(kernels) == KERNELS and not missing else 1
+    if "libcuda.so" in needed:
+        print("it needs the driver's library, and is not loaded where there is none")
+    return 0 if len(kernels) == KERNELS and not missing and "libcuda.so" not in needed else 1
 
 
 if __name__ == "__main__":

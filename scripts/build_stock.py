@@ -12,7 +12,7 @@ import argparse
 import hashlib
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from _cmake import build_targets, configure
@@ -53,11 +53,14 @@ def processor() -> str:
     return f"{platform.machine()} {platform.processor()}"
 
 
-def build_stock(targets: Sequence[str]) -> Path:
-    """Builds those that are not built yet; returns the folder of programs and libraries."""
-    tree = locate(read_pin())
+def build_stock(targets: Sequence[str], changes: Mapping[str, str | bool] | None = None) -> Path:
+    """Builds those that are not built yet; returns the folder of programs and libraries.
+
+    `changes` are options that differ from OPTIONS; a build of others has another folder.
+    """
+    tree, options = locate(read_pin()), OPTIONS | dict(changes or {})
     superproject = SUPERPROJECT.read_bytes()
-    key = hashlib.sha256(f"{tree.identity} {OPTIONS} {processor()}".encode() + superproject).hexdigest()[:12]
+    key = hashlib.sha256(f"{tree.identity} {options} {processor()}".encode() + superproject).hexdigest()[:12]
     home = tree.cache / f"stock-{key}"
     with exclusive(home.with_suffix(".lock")):
         # a copy, so that every checkout of this repository shares one build
@@ -67,7 +70,7 @@ def build_stock(targets: Sequence[str]) -> Path:
         if not copy.exists() or copy.read_bytes() != superproject:
             copy.write_bytes(superproject)
         paths = {"STOCK_TREE": tree.path.as_posix(), "PYVELO_NATIVE_SOURCE": (ROOT / "native").as_posix()}
-        configure(source, home, OPTIONS | paths)
+        configure(source, home, options | paths)
         build_targets(home, targets)
     return home / "bin"
 

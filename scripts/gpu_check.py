@@ -1,12 +1,23 @@
 #!/usr/bin/env python3
 """Checks on an NVIDIA card all that no other machine can: one command, one JSON, within 8 minutes.
 
-    python scripts/gpu_check.py -o gpu.json [--only ops,foreign] [--stock-bench PATH/llama-bench]
+    python scripts/gpu_check.py -o gpu.json [--only ops,foreign] [--model llama-8b-q4_k_m.gguf]
 
-The package must be built with PYVELO_CUDA; velo-op-bench and test-backend-ops are looked for beside its
-libraries and under build/, or named. The exit status is 0 when every section that was chosen passed, 1 where
-one did not (or what it needs is not there, or time ran out: the report says which), 2 for wrong arguments, 3
-without a GPU.
+What it needs is built by scripts/gpu_bundle.py, on any machine with nvcc and cuBLAS, a card or none:
+
+    python scripts/gpu_bundle.py                build/gpu, and build/gpu.tar.xz, which is all that travels
+
+Carry the checkout and build/gpu.tar.xz (some 30 MiB) to the machine with the card, and run the first command
+there: nothing is built or downloaded. That machine needs a driver, cuBLAS for the same CUDA (libcublas and
+libcublasLt are far too large to be carried: from a toolkit, or the PyPI package nvidia-cublas), numpy and
+jinja2; for `tests` pytest and hypothesis; for `memcheck` and `racecheck` compute-sanitizer. Where build/gpu
+is absent, the package that is built in the checkout or installed is checked, by the programs that lie beside
+it or below build/.
+
+The report names the device, the driver, the libraries that were not found, and for every section its outcome,
+its seconds, its figures and what is wrong with them. The exit status is 0 when every section that was chosen
+passed, 1 where one did not (or what it needs is not there, or time ran out: the report says which), 2 for
+wrong arguments, 3 without a GPU.
 """
 
 from __future__ import annotations
@@ -14,20 +25,33 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
+import re
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from _gpu_figures import LargeModel, roomy_folder
+from _gpu_machine import (
+    BUNDLE,
+    ROOT,
+    Places,
+    Run,
+    find_sanitizer,
+    library_folders,
+    run_program,
+    settle,
+)
 from _gpu_report import NO_GPU, Budget, Missing, OutOfTime, Section, exit_code, json_lines, run_section
-from _gpu_sections import HERE, SECTIONS, Run, Tools, run_program
+from _gpu_sections import HERE, SECTIONS, Tools
 
-ROOT = HERE.parent
 SECONDS = 470.0
 WRONG = 2
+CUDA_LIBRARY = "libggml-cuda.so"
+KERNEL_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def find_gpu(run: Run, wanted: str | None, op_bench: Path | None) -> tuple[dict[str, Any] | None, str]:
@@ -47,7 +71,7 @@ def find_gpu(run: Run, wanted: str | None, op_bench: Path | None) -> tuple[dict[
             return device, ""
     if gpus:
         return None, f"there is no GPU {wanted}; there are {', '.join(device['name'] for device in gpus)}"
-    return None, "no GPU is seen: none is here, or this was built without PYVELO_CUDA"
+    return None, "no GPU is seen: there is none, or no driver, or this was built without PYVELO_CUDA"
 
 
 def _list_devices(run: Run, command: Sequence[str], who: str) -> tuple[list[dict[str, Any]] | None, str]:
@@ -62,18 +86,23 @@ def _list_devices(run: Run, command: Sequence[str], who: str) -> tuple[list[dict
 
 
 def driver(run: Run) -> str | None:
-    """The driver's version; None where nvidia-smi does not tell."""
+    """The driver's version, from nvidia-smi or else the kernel; None where neither tells."""
     try:
         done = run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], 30, {})
+        if done.code == 0 and done.out.split():
+            return done.out.split()[0]
     except (Missing, OutOfTime):
+        pass
+    try:
+        found = re.search(r"Kernel Module.*?(\d+\.[\d.]+)", KERNEL_DRIVER.read_text(encoding="utf-8"))
+    except OSError:
         return None
-    lines = done.out.split()
-    return lines[0] if done.code == 0 and lines else None
+    return found[1] if found else None
 
 
-def check(names: Sequence[str], tools: Tools, seconds: float) -> list[Section]:
+def check(names: Sequence[str], tools: Tools, budget: Budget) -> list[Section]:
     """Runs the sections in their order, each within its time."""
-    budget, sections = Budget(seconds), []
+    sections = []
     for name in [name for name in SECTIONS if name in names]:
         function, share = SECTIONS[name]
         section = run_section(name, lambda limit, f=function: f(tools, limit), budget.left(share))  # type: ignore[misc]
@@ -85,28 +114,54 @@ def check(names: Sequence[str], tools: Tools, seconds: float) -> list[Section]:
     return sections
 
 
+def with_libraries(run: Run, places: Places) -> tuple[Places, list[str]]:
+    """Places that know where NVIDIA's libraries are, and the names of those that are nowhere."""
+    library = places.libraries and places.libraries / CUDA_LIBRARY
+    if library is None or not library.exists():
+        return places, []
+    folders, nowhere = library_folders(run, library)
+    return replace(places, nvidia=tuple(folders)), nowhere
+
+
+def within(run: Run, environment: Mapping[str, str]) -> Run:
+    """Runs programs with these variables."""
+    return lambda command, seconds, extra: run(command, seconds, {**environment, **extra})
+
+
 def main(argv: Sequence[str] | None = None, run: Run = run_program) -> int:
     args = _parser().parse_args(argv)
     names = list(SECTIONS) if args.only is None else args.only.split(",")
     unknown = [name for name in names if name not in SECTIONS]
     if unknown:
-        print(
-            f"gpu_check: there is no section {unknown[0]!r}: choose from {', '.join(SECTIONS)}",
-            file=sys.stderr,
-        )
+        choice = f"choose from {', '.join(SECTIONS)}"
+        print(f"gpu_check: there is no section {unknown[0]!r}: {choice}", file=sys.stderr)
         return WRONG
-    start = time.monotonic()
-    op_bench = args.op_bench or _built("velo-op-bench")
+    start, budget = time.monotonic(), Budget(args.seconds)
+    try:
+        places = settle(args.bundle, args.stock_bin)
+    except Missing as missing:
+        print(f"gpu_check: {missing}", file=sys.stderr)
+        return WRONG
+    places, nowhere = with_libraries(run, places)
+    run = within(run, places.environment())
+    op_bench = args.op_bench or places.program("velo-op-bench")
     device, why = find_gpu(run, args.device, op_bench)
-    report: dict[str, Any] = {"device": device, "driver": driver(run) if device else None, "sections": []}
+    report: dict[str, Any] = {"device": device, "driver": driver(run) if device else None}
+    report |= {"libraries_not_found": nowhere, "sections": []}
     if device is None:
+        why = f"{why}; not found: {', '.join(nowhere)}" if nowhere else why
         report |= {"passed": False, "why": why}
         code = NO_GPU
         print(f"gpu_check: {why}", file=sys.stderr)
     else:
-        with tempfile.TemporaryDirectory() as folder:
-            tools = _tools(args, device["name"], op_bench, Path(folder), run)
-            sections = check(names, tools, args.seconds - (time.monotonic() - start))
+        with tempfile.TemporaryDirectory(dir=roomy_folder()) as folder:
+            tools = _tools(args, device["name"], places, op_bench, Path(folder), run)
+            try:
+                if {"single", "serving"} & set(names):
+                    tools.model.begin(run, budget.left(args.seconds))
+                sections = check(names, tools, budget)
+            finally:
+                tools.model.close()
         code = exit_code(sections)
         report |= {"passed": code == 0, "sections": [section.as_json() for section in sections]}
     report["seconds"] = round(time.monotonic() - start, 1)
@@ -118,68 +173,58 @@ def main(argv: Sequence[str] | None = None, run: Run = run_program) -> int:
     return code
 
 
-def _tools(args: argparse.Namespace, device: str, op_bench: Path | None, scratch: Path, run: Run) -> Tools:
-    sanitizer = shutil.which("compute-sanitizer")
+def _tools(
+    args: argparse.Namespace, device: str, places: Places, op_bench: Path | None, scratch: Path, run: Run
+) -> Tools:
     return Tools(
         device=device,
+        places=places,
         op_bench=op_bench,
-        backend_ops=args.backend_ops or _built("test-backend-ops"),
-        sanitizer=args.sanitizer or (Path(sanitizer) if sanitizer else None),
-        stock_bench=args.stock_bench,
-        model=args.model,
+        backend_ops=args.backend_ops or places.program("test-backend-ops"),
+        sanitizer=args.sanitizer or find_sanitizer(),
+        model=LargeModel(args.model, args.scratch or scratch),
         small_models=tuple(args.small_model or _small_models(scratch, run)),
-        scratch=args.scratch or scratch,
         run=run,
     )
 
 
-def _built(name: str) -> Path | None:
-    """The newest program of that name beside the package's libraries or under build/."""
-    folders = [ROOT / "pyvelo/native/lib", ROOT / "build"]
-    paths = [path for folder in folders for path in folder.rglob(name)]
-    found = [path for path in paths if path.is_file() and os.access(path, os.X_OK)]
-    return max(found, key=lambda path: path.stat().st_mtime, default=None)
-
-
 def _small_models(scratch: Path, run: Run) -> list[Path]:
     """The model inside the package, and a random one of exact weights where one can be made."""
-    tiny = scratch / "tiny-f32.gguf"
+    tiny, demo = scratch / "tiny-f32.gguf", ROOT / "pyvelo/assets/demo.gguf"
+    maker = [sys.executable, os.fspath(HERE / "make_model.py"), "tiny", "--type", "f32", os.fspath(tiny)]
     try:
-        done = run(
-            [sys.executable, os.fspath(HERE / "make_model.py"), "tiny", "--type", "f32", os.fspath(tiny)],
-            60,
-            {},
-        )
+        done = run(maker, 60, {})
     except (Missing, OutOfTime):
-        return [ROOT / "pyvelo/assets/demo.gguf"]
-    return [*([tiny] if done.code == 0 else []), ROOT / "pyvelo/assets/demo.gguf"]
+        return [demo]
+    return [*([tiny] if done.code == 0 else []), demo]
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gpu_check.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("-o", "--output", type=Path, help="where the JSON goes; default: standard output")
+
+    def path(text: str) -> Path:
+        return Path(text).resolve()  # programs are started elsewhere
+
+    parser.add_argument("-o", "--output", type=path, help="where the JSON goes; default: standard output")
     parser.add_argument("--only", help=f"sections, with commas: {', '.join(SECTIONS)}")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="for everything")
     parser.add_argument("--device", help="such as CUDA1; default: the first GPU")
-    parser.add_argument("--op-bench", type=Path, help="a velo-op-bench")
-    parser.add_argument("--backend-ops", type=Path, help="a test-backend-ops of the patched tree")
-    parser.add_argument("--sanitizer", type=Path, help="a compute-sanitizer")
-    parser.add_argument("--stock-bench", type=Path, help="llama-bench of a stock CUDA build")
-    parser.add_argument("--model", type=Path, help="a Llama-8B shape, Q4_K_M; default: made, in minutes")
-    parser.add_argument("--small-model", type=Path, action="append", help="a small model; may be repeated")
-    parser.add_argument("--scratch", type=Path, help="a folder in which a made model is kept")
+    parser.add_argument(
+        "--bundle", type=path, default=BUNDLE, help="what gpu_bundle.py made; default: build/gpu"
+    )
+    parser.add_argument(
+        "--stock-bin", type=path, help="programs of a stock CUDA build; default: the bundle's"
+    )
+    parser.add_argument("--op-bench", type=path, help="a velo-op-bench")
+    parser.add_argument("--backend-ops", type=path, help="a test-backend-ops of the patched tree")
+    parser.add_argument("--sanitizer", type=path, help="a compute-sanitizer")
+    parser.add_argument("--model", type=path, help="a Llama-8B shape, Q4_K_M; default: made meanwhile")
+    parser.add_argument("--small-model", type=path, action="append", help="a small model; may be repeated")
+    parser.add_argument("--scratch", type=path, help="a folder in which a made model is kept")
     return parser
 
 
-def use_checkout() -> None:
-    """Programs that are started import the package of this checkout, where it is built."""
-    if any((ROOT / "pyvelo/native").glob("_velo*")) and (ROOT / "pyvelo/native/lib").is_dir():
-        paths = [os.fspath(ROOT), os.environ.get("PYTHONPATH", "")]
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-
-
 if __name__ == "__main__":
-    use_checkout()
     sys.exit(main())

@@ -25,7 +25,7 @@ def pytest_configure() -> None:
 def _away_from_the_checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Child processes import the package that the tests import: Python would prefer the current folder's."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.fspath(Path(pyvelo.__file__).parents[1]))
+        patch.setenv("PYTHONPATH", os.fspath(Path(pyvelo.__file__).parents[1]), prepend=os.pathsep)
         patch.chdir(tmp_path_factory.mktemp("elsewhere"))
         yield
 

@@ -57,7 +57,10 @@ llama_model_params load_params(const velo_model_params & params) {
     if (params.n_gpu_layers != 0 && !llama_supports_gpu_offload()) {
         velo::fail(
             VELO_UNSUPPORTED,
-            "n_gpu_layers is %d, but this build has no GPU backend: use n_gpu_layers 0, or build with PYVELO_CUDA",
+            ggml_backend_reg_by_name("CUDA")
+                ? "n_gpu_layers is %d, but CUDA finds no GPU here (is there one, with a driver?): use n_gpu_layers 0"
+                : "n_gpu_layers is %d, but this build has no GPU backend: use n_gpu_layers 0, or build with "
+                  "PYVELO_CUDA",
             params.n_gpu_layers);
     }
     llama_model_params out = llama_model_default_params();

@@ -1,5 +1,5 @@
 # What upstream's CUDA backend needs of the machine that builds: nvcc, cuBLAS from the toolkit or from its PyPI package,
-# and something to link where no driver is installed. Included before upstream, which then finds all of it.
+# and no driver. Included before upstream, which then finds all of it.
 set(PYVELO_CUBLAS "" CACHE PATH "the folder of cuBLAS: its include/cublas_v2.h and lib (default: searched for)")
 
 # Its own words for a missing compiler name a variable, and no remedy.
@@ -28,7 +28,19 @@ if (NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
     endif()
 endif()
 enable_language(CUDA)
+
+# The driver's library comes with a driver, and what needs it is not loaded where there is none. This goes in its place,
+# here and wherever else the toolkit is looked for.
+if (UNIX)
+    add_library(velo-cuda-driver STATIC ${CMAKE_CURRENT_LIST_DIR}/cuda-driver.c)
+    add_library(CUDA::cuda_driver ALIAS velo-cuda-driver)
+endif()
 find_package(CUDAToolkit REQUIRED)
+if (UNIX)
+    target_include_directories(velo-cuda-driver SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+    target_compile_options(velo-cuda-driver PRIVATE -Wall -Wextra)
+    target_link_libraries(velo-cuda-driver PRIVATE ${CMAKE_DL_LIBS})
+endif()
 
 # cuBLAS: where it was named, in the toolkit, or in the site-packages of the Python that builds. A build that pip isolates
 # hides those from sys.path, not from sysconfig.
@@ -75,23 +87,15 @@ if (NOT PYVELO_CUBLAS_INCLUDE)
 endif()
 message(STATUS "cuBLAS: ${CUDA_cublas_LIBRARY}")
 
-# The driver's library comes with a driver: where there is none, a stand-in of the same name to link with.
-find_library(CUDA_cuda_driver_LIBRARY NAMES cuda
-    HINTS ${CUDAToolkit_LIBRARY_DIR} ENV CUDA_PATH PATH_SUFFIXES lib64/stubs lib/stubs stubs lib64 lib)
-if (NOT CUDA_cuda_driver_LIBRARY)
-    add_library(velo-cuda-driver SHARED ${CMAKE_CURRENT_LIST_DIR}/cuda-driver.c)
-    set_target_properties(velo-cuda-driver PROPERTIES OUTPUT_NAME cuda VERSION 1 SOVERSION 1
-        LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/cuda-driver)
-    add_library(CUDA::cuda_driver ALIAS velo-cuda-driver)
-endif()
+# Where it is installed the backend finds the runtime and cuBLAS beside the package if they are packages too, else where
+# they were at build time.
+get_filename_component(_cublas ${CUDA_cublas_LIBRARY} DIRECTORY)
+set(_neighbours "$ORIGIN/../../../nvidia")
+set(PYVELO_CUDA_RPATH "$ORIGIN" ${_neighbours}/cu${CUDAToolkit_VERSION_MAJOR}/lib ${_neighbours}/cublas/lib
+    ${_neighbours}/cuda_runtime/lib ${_cublas} ${CUDAToolkit_LIBRARY_DIR})
 
-# After upstream: its target is told what it cannot know. Where it is installed it finds the runtime and cuBLAS beside the
-# package if they are packages too, else where they were at build time.
+# After upstream: its target is told what it cannot know.
 function(velo_join_cuda)
     target_include_directories(ggml-cuda SYSTEM PRIVATE ${PYVELO_CUBLAS_INCLUDE})
-    get_filename_component(_cublas ${CUDA_cublas_LIBRARY} DIRECTORY)
-    set(_neighbours "$ORIGIN/../../../nvidia")
-    set_target_properties(ggml-cuda PROPERTIES
-        BUILD_WITH_INSTALL_RPATH ON # the stand-in for the driver must not be found when it runs
-        INSTALL_RPATH "$ORIGIN;${_neighbours}/cu${CUDAToolkit_VERSION_MAJOR}/lib;${_neighbours}/cublas/lib;${_neighbours}/cuda_runtime/lib;${_cublas};${CUDAToolkit_LIBRARY_DIR}")
+    set_target_properties(ggml-cuda PROPERTIES BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH "${PYVELO_CUDA_RPATH}")
 endfunction()

@@ -117,14 +117,15 @@ def _placement(
     config: EngineConfig, summary: GgufSummary, model: Model, free: int | None
 ) -> dict[str, Any] | None:
     """What LLM would put where with its defaults, or why it could not; None where there is nothing to put."""
-    from pyvelo.engine.offload import NOTHING, plan_offload, planned_pool
+    from pyvelo.engine.offload import NO_GPU, NOTHING, built_for_gpus, plan_offload, planned_pool
 
     if not model.info.can_page:
         return None
     try:
         plan = plan_offload(config, summary.path, summary)
         if plan.n_gpu_layers and not plan.rooms:
-            raise UnsupportedError("there is no GPU: give 0, or build with PYVELO_CUDA")
+            none = "there is no GPU: give 0, or build with PYVELO_CUDA"
+            raise UnsupportedError(f"{NO_GPU}: give 0" if built_for_gpus() else none)
         if plan == NOTHING:
             plan = replace(plan, host_weights=model.info.size_bytes)
         pool, on_host = planned_pool(config, summary, model, plan, free)

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pyvelo.config import EngineConfig
+from pyvelo.engine.gpu_memory import Step, workspace_bytes
 from pyvelo.engine.placement import Gpu, Load, burdens, check_fits, host_weights, most_layers, weigh
 from pyvelo.engine.scheduler import Limits
 from pyvelo.kv.budget import DeviceRoom, PoolRequest, PoolSize, size_pool, wanted_tokens
 from pyvelo.kv.geometry import CPU_LINE, GPU_LINE, POOL_GRAIN, Geometry, make_geometry
-from pyvelo.native import Device, Model, devices
+from pyvelo.native import Device, Model, devices, system_info
 from pyvelo.text.gguf_scan import GgufSummary
 
-__all__ = ["NOTHING", "STATE_BYTES", "Offload", "find_gpus", "plan_offload", "planned_pool", "weigh_model"]
+__all__ = [
+    "NOTHING",
+    "NO_GPU",
+    "STATE_BYTES",
+    "Offload",
+    "built_for_gpus",
+    "find_gpus",
+    "plan_offload",
+    "planned_pool",
+    "weigh_model",
+]
 
+NO_GPU = "CUDA finds no GPU here (is there one, with a driver?)"
 STATE_BYTES = 1 << 30  # the recurrent states of all running sequences take no more
-SCRATCH_BYTES = 256 << 20  # of a GPU for libraries, besides what follows from the model
 
 
 @dataclass(frozen=True)
@@ -30,6 +42,11 @@ class Offload:
 
 
 NOTHING = Offload(0)
+
+
+def built_for_gpus() -> bool:
+    """Whether this build has a backend for GPUs, whatever it finds."""
+    return "CUDA : " in system_info()
 
 
 def find_gpus(found: Sequence[Device]) -> tuple[Gpu, ...]:
@@ -45,6 +62,8 @@ def plan_offload(config: EngineConfig, path: str, summary: GgufSummary) -> Offlo
     Raises OutOfMemory, with the numbers, where `n_gpu_layers` is more than there is room for.
     """
     gpus = find_gpus(devices()) if config.n_gpu_layers else ()
+    if not gpus and config.n_gpu_layers == "auto" and built_for_gpus():
+        warnings.warn(f"{NO_GPU}: the CPU computes everything", RuntimeWarning, stacklevel=2)
     if not gpus:  # C refuses a number with a sentence of its own
         return NOTHING if config.n_gpu_layers == "auto" else Offload(int(config.n_gpu_layers))
     if config.n_gpu_layers == "auto" and config.deterministic:
@@ -96,16 +115,25 @@ def weigh_model(config: EngineConfig, summary: GgufSummary, model: Model, geomet
     n_layers = blocks if isinstance(blocks, int) else model.info.n_layer
     states = STATE_BYTES if model.info.has_recurrent else 0
     tokens = {row.layer: row.k_bytes + row.v_bytes for row in rows}
-    return weigh(tensors, n_layers, tokens, _scratch(config, summary, model), states)
+    scratch = _scratch(config, summary, model, paged=geometry is not None)
+    return weigh(tensors, n_layers, tokens, scratch, states)
 
 
-def _scratch(config: EngineConfig, summary: GgufSummary, model: Model) -> int:
-    """Bytes that a GPU computes in: activations of a step, logits, and what libraries keep."""
+def _scratch(config: EngineConfig, summary: GgufSummary, model: Model, paged: bool) -> int:
+    """Bytes that a GPU computes in: activations of a step, logits, and what its backend works in."""
     inner = summary.of_architecture("feed_forward_length")
+    experts = summary.of_architecture("expert_used_count")
     width = 8 * model.info.n_embd + 3 * (inner if isinstance(inner, int) else 4 * model.info.n_embd)
     limits = Limits(min(config.max_num_seqs, config.max_batch_tokens), config.max_batch_tokens)
-    numbers = config.max_batch_tokens * width + limits.max_outputs * model.info.n_vocab
-    return SCRATCH_BYTES + 4 * numbers
+    step = Step(
+        n_tokens=config.max_batch_tokens,
+        n_rows=min(config.max_num_seqs, config.max_batch_tokens),
+        n_outputs=limits.max_outputs,
+        longest=config.n_ctx or model.info.n_ctx_train,
+        n_experts=experts if isinstance(experts, int) and experts > 0 else 1,
+    )
+    numbers = step.n_tokens * width + step.n_outputs * model.info.n_vocab
+    return workspace_bytes(model.layers if paged else (), summary.tensors, step) + 4 * numbers
 
 
 def _request(config: EngineConfig, model: Model) -> PoolRequest:

@@ -15,19 +15,29 @@ from ..errors import (
     ComputeError,
     ConfigError,
     InternalError,
+    LibraryError,
     ModelError,
     OutOfMemory,
     UnsupportedError,
     VeloError,
+    one_line,
 )
+
+
+def why_not_loaded(error: ImportError) -> str:
+    """A sentence for what the loader said."""
+    said = one_line(str(error))
+    if "libcu" in said:  # cuBLAS, CUDA's runtime
+        remedy = "install NVIDIA's CUDA toolkit, or `pip install nvidia-cublas` of the CUDA it was built with"
+    else:
+        remedy = "install the package with pip, or build it in place as CONTRIBUTING.md says"
+    return f"the compiled part of pyvelo cannot be loaded ({said}): {remedy}"
+
 
 try:
     from ._velo import ffi, lib
 except ImportError as error:
-    raise ImportError(
-        "the compiled part of pyvelo cannot be loaded: install the package with pip, or build it in place "
-        "as CONTRIBUTING.md says"
-    ) from error
+    raise LibraryError(why_not_loaded(error)) from None
 
 if TYPE_CHECKING:
     from ._velo import CData
@@ -47,7 +57,7 @@ _ERRORS: dict[int, type[VeloError]] = {
 raised_in_callbacks: list[BaseException] = []
 
 if lib.velo_abi_version() != lib.VELO_ABI_VERSION:
-    raise ImportError(
+    raise LibraryError(
         f"libvelo has interface {lib.velo_abi_version()}, but pyvelo was built for {lib.VELO_ABI_VERSION}: "
         "install pyvelo anew"
     )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyvelo.engine.offload import find_gpus
+from pyvelo.config import EngineConfig
+from pyvelo.engine import offload
+from pyvelo.engine.offload import NOTHING, find_gpus, plan_offload
 from pyvelo.engine.placement import (
     Gpu,
     LayerBytes,
@@ -24,6 +27,7 @@ from pyvelo.errors import OutOfMemory
 from pyvelo.kv.budget import DeviceRoom, PoolRequest, size_pool, wanted_tokens
 from pyvelo.kv.geometry import POOL_GRAIN, make_geometry
 from pyvelo.native import Device
+from pyvelo.text.gguf_parts import scan_model
 
 sizes = st.integers(0, 1000)
 loads = st.builds(
@@ -190,3 +194,22 @@ def test_a_pool_that_was_asked_for_must_fit_on_the_gpu() -> None:
         OutOfMemory, match=f"{asked // 2} bytes on GPU0.*; {asked // 2} or fewer n_gpu_layers"
     ):
         size_pool(GEOMETRY, short)
+
+
+@pytest.mark.parametrize("built", [True, False])
+def test_a_build_for_gpus_that_finds_none_says_so(
+    tiny_model: Path, built: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who asks for as many layers as fit gets the CPU; where that may be a mistake, a line too."""
+    monkeypatch.setattr(offload, "devices", lambda: ())
+    monkeypatch.setattr(
+        offload, "system_info", lambda: "CUDA : ARCHS = 900, CPU : AVX2" if built else "CPU : AVX2"
+    )
+    auto = EngineConfig(model=tiny_model, n_gpu_layers="auto")
+    if built:
+        with pytest.warns(RuntimeWarning, match="CUDA finds no GPU here .*: the CPU computes everything"):
+            assert plan_offload(auto, str(tiny_model), scan_model(tiny_model)) == NOTHING
+    else:
+        assert plan_offload(auto, str(tiny_model), scan_model(tiny_model)) == NOTHING
+    none = EngineConfig(model=tiny_model)
+    assert plan_offload(none, str(tiny_model), scan_model(tiny_model)) == NOTHING

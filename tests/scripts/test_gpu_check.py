@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import lab_device
+import gpu_check
 import pytest
+from _gpu_child import TIE, Expected, compare
+from _gpu_figures import N_REQUESTS, PREFILLS, SHAPES, SPEED_TYPES, LargeModel, measurements
+from _gpu_machine import Done
 from _gpu_report import (
     FAILED,
     NO_GPU,
@@ -22,16 +23,14 @@ from _gpu_report import (
     Section,
     backend_ops,
     exit_code,
-    json_lines,
     judge_checks,
+    judge_serving,
+    judge_single,
     judge_speed,
     run_section,
 )
-from _gpu_sections import PREFILLS, SECTIONS, SHAPES, SPEED_TYPES, Done, run_program
+from _gpu_sections import SECTIONS
 from gpu_check import WRONG, main
-
-import pyvelo
-from pyvelo.native import devices
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 GPU = {"name": "CUDA0", "description": "a card", "kind": "gpu", "memory_total": 80, "memory_free": 79}
@@ -71,18 +70,33 @@ class Machine:
         if "check" in command:
             return Done(0, CHECKED, "")
         if "tokens" in command:
-            return Done(0, json.dumps({"answers": 8, "runs": [{"n_gpu_layers": 0, "wrong": []}]}), "")
+            return Done(0, json.dumps({"answers": 8, "runs": [{"n_gpu_layers": 0, **RIGHT}]}), "")
         if "pressure" in command:
-            run = {"n_gpu_layers": -1, "swap_bytes": 1, "wrong": [], "preemptions": 3, "swaps": 2}
+            run = {"n_gpu_layers": -1, "swap_bytes": 1, **RIGHT, "preemptions": 3, "swaps": 2}
             return Done(0, json.dumps({"answers": 8, "runs": [run]}), "")
-        if command[0].endswith("op_bench"):
-            return Done(0, json.dumps(figure(command[2:])), "")
+        if "series" in command:
+            lines = [json.dumps(figure(line.split())) for line in command[command.index("series") + 1 :]]
+            return Done(0, "\n".join(lines), "")
+        if any(part.endswith("bench_serving.py") for part in command):
+            return Done(0, json.dumps(served()), "")
         if "pyvelo.cli" in command:
             rows = [{"test": "answer", "sequences": 1, "median": 100.0}]
             return Done(0, json.dumps({"results": rows}), "")
         if "-ngl" in command:
-            return Done(0, json.dumps([{"n_gen": 0, "avg_ts": 9.0}, {"n_gen": 128, "avg_ts": 100.5}]), "")
+            rows = [{"n_gen": 0, "samples_ts": [9.0]}, {"n_gen": 128, "samples_ts": [100.5, 90.0, 101.0]}]
+            return Done(0, json.dumps(rows), "")
         return Done(0, "3 passed\n", "")
+
+
+RIGHT: dict[str, Any] = {"wrong": [], "parted": []}
+
+
+def served(speed: float = 1600.0, peak: int = 56, failed: int = 0) -> dict[str, Any]:
+    """What bench_serving.py tells of a round."""
+    sides = {"PyVelo": (speed, peak, failed, 0), "streams, 7 slots of 4608": (700.0, 7, 0, 0)}
+    sides |= {"unified, 16 slots": (1000.0, 16, 0, 0), "unified, 64 slots": (900.0, 60, 2, 90)}
+    keys = ("tokens_per_s", "peak", "failed", "broken_off")
+    return {"rounds": [{name: dict(zip(keys, found, strict=True)) for name, found in sides.items()}]}
 
 
 CHECKED = '{"check": "f16 64x64 8/8", "nmse": 1e-7}\n{"check": "q4_0 64x64 8/8", "nmse": 4e-4}\nnoise\n'
@@ -91,22 +105,26 @@ CHECKED = '{"check": "f16 64x64 8/8", "nmse": 1e-7}\n{"check": "q4_0 64x64 8/8",
 def figure(words: Sequence[str]) -> dict[str, Any]:
     """A card that copies 4 TB/s, read and written, and reads pages at 90 % of that, as upstream does."""
     if words[0] == "copy":
-        return {"bench": "copy", "bytes": 2 << 30, "seconds": (4 << 30) / 4e12}
+        return {"bench": "copy", "bytes": 2 << 30, "seconds": (4 << 30) / 4e12, "clock": "cuda events"}
     n, length = (int(words[2]), int(words[3])) if words[0] == "decode" else (1, int(words[2]))
     size = n * length * 4096
     head = {"bench": words[0], "kernel": words[-1], "type": words[1], "sequences": n, "length": length}
-    return head | {"kv_bytes": size, "seconds": size / 3.6e12}
+    return head | {"kv_bytes": size, "seconds": size / 3.6e12, "clock": "cuda events"}
 
 
 @pytest.fixture
 def check(tmp_path: Path) -> Callable[..., tuple[int, dict[str, Any]]]:
     def run(machine: Machine, *options: str) -> tuple[int, dict[str, Any]]:
-        output, given = tmp_path / "gpu.json", []
+        output, given = tmp_path / "gpu.json", ["--bundle", str(tmp_path / "none")]
+        (tmp_path / "model").touch()
+        for name in ("llama-bench", "llama-server"):
+            (tmp_path / "stock_bin").mkdir(exist_ok=True)
+            (tmp_path / "stock_bin" / name).touch()
         for option in (
             "--op-bench",
             "--backend-ops",
             "--sanitizer",
-            "--stock-bench",
+            "--stock-bin",
             "--model",
             "--small-model",
         ):
@@ -151,9 +169,18 @@ def test_a_card_on_which_all_is_well(check: Check) -> None:
         ({"check": '{"check": "q8_0 8x8 8/8", "refusal": "no kernel"}\n'}, "foreign", "no kernel"),
         ({"check": ""}, "foreign", "checked nothing"),
         (
-            {"tokens": '{"runs": [{"n_gpu_layers": 2, "wrong": [5]}]}'},
+            {"tokens": '{"answers": 8, "runs": [{"n_gpu_layers": 2, "wrong": [5], "parted": [{}]}]}'},
             "tokens",
             "answers [5] are not the CPU's",
+        ),
+        (
+            {
+                "tokens": json.dumps(
+                    {"answers": 2, "runs": [{"n_gpu_layers": 2, "wrong": [], "parted": [1, 2]}]}
+                )
+            },
+            "tokens",
+            "2 of 2 answers part from the CPU's",
         ),
         ({"tokens": Done(1, "", "Traceback\nValueError: x\n")}, "tokens", "ended with 1: ValueError: x"),
         (
@@ -162,7 +189,22 @@ def test_a_card_on_which_all_is_well(check: Check) -> None:
             "ERROR SUMMARY: 4 errors",
         ),
         ({"racecheck": CHECKED}, "racecheck", "no summary"),
-        ({"copy": Done(2, "", "no memory")}, "speed", "copy: no memory; the copy bandwidth was not measured"),
+        (
+            {"series": '{"failed": "copy", "why": "no memory"}\n'},
+            "speed",
+            "copy: no memory; the copy bandwidth was not measured",
+        ),
+        ({"series": Done(134, "", "CUDA error")}, "speed", "velo-op-bench ended with 134: CUDA error"),
+        (
+            {"bench_serving": json.dumps(served(speed=1499))},
+            "serving",
+            "64 requests: 1.50x of stock, not 1.5x",
+        ),
+        ({"bench_serving": json.dumps(served(peak=34))}, "serving", "4.9x as many at once as stock, not 5x"),
+        ({"bench_serving": json.dumps(served(failed=1))}, "serving", "1 of our 64 requests failed"),
+        ({"bench_serving": "a warning"}, "serving", "bench_serving.py printed no JSON: 'a warning'"),
+        ({"-ngl": Done(1, "", "no such device")}, "single", "llama-bench ended with 1: no such device"),
+        ({"pyvelo.cli": '{"results": []}'}, "single", "not measured on both sides"),
         ({"pytest": Done(1, "1 failed, 2 passed\n", "")}, "tests", "1 failed, 2 passed"),
     ],
 )
@@ -180,8 +222,8 @@ def test_what_is_wrong_fails_its_section_alone(
 
 
 def test_pressure_that_pressed_nobody_is_no_pass(check: Check) -> None:
-    run = {"n_gpu_layers": -1, "swap_bytes": 1, "wrong": [], "preemptions": 0, "swaps": 0}
-    _, report = check(Machine(pressure=json.dumps({"runs": [run]})), "--only", "manager")
+    run = {"n_gpu_layers": -1, "swap_bytes": 1, **RIGHT, "preemptions": 0, "swaps": 0}
+    _, report = check(Machine(pressure=json.dumps({"answers": 8, "runs": [run]})), "--only", "manager")
     (section,) = report["sections"]
     assert section["outcome"] == "failed"
     assert "nobody gave way" in section["why"]
@@ -190,8 +232,9 @@ def test_pressure_that_pressed_nobody_is_no_pass(check: Check) -> None:
 
 def test_slower_than_stock_is_no_pass(check: Check) -> None:
     slow = json.dumps({"results": [{"test": "answer", "sequences": 1, "median": 98.0}]})
-    code, report = check(Machine(**{"pyvelo.cli": slow}), "--only", "end_to_end")
+    code, report = check(Machine(**{"pyvelo.cli": slow}), "--only", "single")
     assert (code, report["sections"][0]["outcome"]) == (FAILED, "failed")
+    assert report["sections"][0]["why"] == "a single answer: 0.975x of stock, not 0.99x"
     assert report["sections"][0]["found"]["versus_stock"] == pytest.approx(98 / 100.5)
 
 
@@ -211,11 +254,16 @@ def test_time_is_kept(check: Check) -> None:
 
 
 def test_a_measurement_that_hangs_keeps_the_others(check: Check) -> None:
-    _, report = check(Machine(flash=OutOfTime("did not end")), "--only", "speed")
+    lines = [json.dumps(figure(line.split())) for line in measurements()[:6]]
+    late = OutOfTime("velo-op-bench did not end within 75 s", "\n".join(lines) + '\n{"bench": "dec')
+    _, report = check(Machine(series=late), "--only", "speed")
     (section,) = report["sections"]
     assert section["outcome"] == "failed"
-    assert len(section["found"]["rows"]) == len(SPEED_TYPES) * len(SHAPES) + len(PREFILLS)
-    assert "upstream's was not measured" in section["why"]
+    assert len(section["found"]["rows"]) == 3
+    assert section["why"].startswith(
+        "velo-op-bench did not end within 75 s; decode q8_0 32 x 4096: upstream's"
+    )
+    assert "; not measured: decode q8_0 32 4096 flash, decode q8_0 8 32768 paged, " in section["why"]
 
 
 def test_no_gpu_is_one_line_and_a_report(check: Check, capsys: pytest.CaptureFixture[str]) -> None:
@@ -226,6 +274,18 @@ def test_no_gpu_is_one_line_and_a_report(check: Check, capsys: pytest.CaptureFix
     assert (code, report["why"]) == (NO_GPU, "there is no GPU CUDA7; there are CUDA0")
     code, report = check(Machine(devices=Done(1, "", "ImportError: no library\n")))
     assert (code, "ImportError: no library" in report["why"]) == (NO_GPU, True)
+
+
+def test_the_driver_is_named_by_whoever_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    version = tmp_path / "version"
+    monkeypatch.setattr(gpu_check, "KERNEL_DRIVER", version)
+    silent = Machine(**{"nvidia-smi": Missing("not there")})
+    assert gpu_check.driver(Machine()) == "550.54.15"
+    assert gpu_check.driver(silent) is None
+    version.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build\n")
+    assert gpu_check.driver(silent) == "580.159.04"
+    version.write_text("nothing of the kind\n")
+    assert gpu_check.driver(Machine(**{"nvidia-smi": Done(9, "no devices", "")})) is None
 
 
 def test_without_the_package_the_operator_is_checked(check: Check) -> None:
@@ -272,6 +332,76 @@ def test_figures_by_hand() -> None:
     assert "not 1x" in complaints[0]
     half = [line | {"seconds": 2 * line["seconds"]} for line in lines[1:]]
     assert any("45% of the copy bandwidth, not 80%" in text for text in judge_speed([lines[0], *half])[1])
+    by_host = [*lines, figure(["decode", "f16", "32", "4096", "flash"]) | {"clock": "host"}]
+    assert judge_speed(by_host)[1] == ["measured by host, not by cuda events"]
+
+
+def test_serving_counts_against_the_better_mode_and_the_sure_one() -> None:
+    found, complaints = judge_serving(served(), N_REQUESTS)
+    assert (found["versus_stock"], found["peak_versus_streams"], complaints) == (1.6, 8.0, [])
+    assert found["peak_versus_unbroken"] == 3.5, "the mode that broke requests off does not count"
+    rounds = {"rounds": [served(speed=s)["rounds"][0] for s in (1000, 1700, 2000)]}
+    assert judge_serving(rounds, N_REQUESTS)[0]["versus_stock"] == 1.7
+    alone = {"rounds": [{"PyVelo": served()["rounds"][0]["PyVelo"]}]}
+    assert judge_serving(alone, N_REQUESTS)[1] == ["round 1: stock finished nothing to compare with"]
+    assert judge_serving({"rounds": []}, N_REQUESTS)[1] == ["nothing was measured"]
+
+
+def test_single_answers_are_compared_by_medians() -> None:
+    rows = [{"test": "answer", "sequences": n, "median": 10.0 * n} for n in (64, 1)]
+    found, complaints = judge_single({"results": rows}, [{"n_gen": 128, "samples_ts": [1.0, 10.1, 99.0]}])
+    assert found["versus_stock"] == pytest.approx(10 / 10.1)
+    assert complaints == []
+
+
+def test_a_large_model_is_made_meanwhile(tmp_path: Path) -> None:
+    written = threading.Event()
+
+    def slow(command: Sequence[str], seconds: float, extra: Mapping[str, str]) -> Done:
+        assert seconds == 99
+        written.wait(30)
+        Path(command[-1]).touch()
+        return Done(0, "", "")
+
+    model = LargeModel(None, tmp_path)
+    model.begin(slow, 99)
+    with pytest.raises(OutOfTime, match="not written within 0 s"):
+        model.path(0.05)
+    written.set()
+    assert model.path(30).exists()
+    model.close()
+    again = LargeModel(None, tmp_path)
+    again.begin(lambda *_: pytest.fail("it is there"), 99)
+    assert again.path(0) == model.path(0)
+
+
+def test_a_large_model_that_cannot_be_made(tmp_path: Path) -> None:
+    model = LargeModel(None, tmp_path)
+    model.begin(lambda *_: Done(1, "", "OSError: No space left on device\n"), 99)
+    for _ in range(2):
+        with pytest.raises(Missing, match="none can be made: OSError: No space left on device"):
+            model.path(30)
+    model.close()
+    given = LargeModel(tmp_path / "mine.gguf", tmp_path)
+    (tmp_path / "mine.gguf").touch()
+    given.begin(lambda *_: pytest.fail("it was given"), 99)
+    assert given.path(0) == tmp_path / "mine.gguf"
+
+
+def test_answers_may_part_where_two_tokens_are_as_likely() -> None:
+    likely = ({5: -0.5, 6: -0.9}, {7: -0.6, 8: -0.7, 9: -3.0})
+    answer = Expected((5, 7), likely)
+    assert compare([answer], [(5, 7)], TIE) == {"wrong": [], "parted": []}
+    tied = compare([answer], [(5, 8)], TIE)
+    assert tied["wrong"] == []
+    assert tied["parted"] == [{"answer": 0, "token": 1, "margin": pytest.approx(0.1)}]
+    assert compare([answer, answer], [(5, 7), (5, 9)], TIE)["wrong"] == [1]
+    assert compare([answer], [(6, 7)], TIE)["wrong"] == [0]
+    assert compare([answer], [(4, 7)], TIE) == {
+        "wrong": [0],
+        "parted": [{"answer": 0, "token": 0, "margin": None}],
+    }
+    assert compare([answer], [(5,)], TIE)["wrong"] == [0], "too short"
 
 
 def test_what_upstreams_test_prints() -> None:
@@ -279,82 +409,3 @@ def test_what_upstreams_test_prints() -> None:
     assert (found["passed"], found["failed"], complaints) == (2, [], [])
     assert judge_checks([{"check": "f32 64x64 8/8", "nmse": 1e-5}]) == []
     assert len(judge_checks([{"check": "f32 64x64 8/8", "nmse": float("nan")}])) == 1
-
-
-# ---- real programs ----
-
-
-def test_programs_that_hang_or_are_not_there() -> None:
-    with pytest.raises(OutOfTime, match="did not end"):
-        run_program([sys.executable, "-c", "import time; time.sleep(60)"], 0.2, {})
-    with pytest.raises(Missing, match="cannot be run"):
-        run_program(["/nonexistent/program"], 1, {})
-    assert (
-        run_program([sys.executable, "-c", "import os; print(os.environ['A'])"], 30, {"A": "7"}).out == "7\n"
-    )
-
-
-def test_the_script_itself_without_a_gpu(tmp_path: Path) -> None:
-    output = tmp_path / "gpu.json"
-    hidden = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, str(SCRIPTS / "gpu_check.py"), "-o", str(output)]
-    done = subprocess.run(command, env=hidden, capture_output=True, text=True, check=False)
-    assert done.returncode == NO_GPU, done.stderr
-    assert json.loads(output.read_text())["why"] in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize("what", ["tokens", "pressure"])
-def test_engines_of_the_check_on_a_device_of_the_laboratory(tiny_model_f32: Path, what: str) -> None:
-    code = (
-        f"import sys; sys.path[:0] = [{os.path.dirname(lab_device.__file__)!r}, {os.fspath(SCRIPTS)!r}]\n"
-        f"import lab_device, _gpu_child; lab_device.add_device(1 << 30)\n"
-        f"_gpu_child.ENGINE['n_threads'] = 1\n"
-        f"sys.argv = ['', {what!r}, {os.fspath(tiny_model_f32)!r}]; sys.exit(_gpu_child.main())"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
-    assert result["answers"] == 8
-    assert [run["wrong"] for run in result["runs"]] == [[]] * len(result["runs"])
-    if what == "pressure":
-        assert all(run["preemptions"] > 0 for run in result["runs"])
-        assert all((run["swaps"] > 0) == (run["swap_bytes"] > 0) for run in result["runs"])
-
-
-@pytest.fixture(scope="module")
-def op_bench() -> str:
-    program = Path(pyvelo.__file__).parent / "native/lib/velo-op-bench"
-    assert program.exists(), f"{program} is missing: install with -C cmake.define.PYVELO_BUILD_TESTS=ON"
-    return os.fspath(program)
-
-
-def test_the_operator_is_checked_and_measured_on_any_device(op_bench: str) -> None:
-    done = run_program([op_bench, "CPU", "check", "quick"], 120, {})
-    checks = json_lines(done.out)
-    assert (done.code, len(checks), judge_checks(checks)) == (0, 18, [])
-    sizes = {"copy": ["1048576"], "decode": ["q8_0", "2", "96"], "prefill": ["f16", "64"]}
-    lines = []
-    for command, size in sizes.items():
-        for kernel in ([],) if command == "copy" else (["paged"], ["flash"]):
-            lines += json_lines(run_program([op_bench, "CPU", command, *size, *kernel], 60, {}).out)
-    found, _ = judge_speed(lines)
-    assert found["copy_bytes_per_second"] > 0
-    assert [(row["bench"], row["kv_bytes"]) for row in found["rows"]] == [
-        ("decode", 2 * 2 * 96 * 8 * 128 * 34 // 32),
-        ("prefill", 2 * 64 * 8 * 128 * 2),
-    ]
-    assert all(row["versus_flash"] > 0 for row in found["rows"])
-
-
-def test_the_bench_lists_devices_as_the_package_does(op_bench: str) -> None:
-    (found,) = json_lines(run_program([op_bench, "devices"], 30, {}).out)
-    (cpu,) = (device for device in devices() if device.kind == "cpu")
-    assert (found["name"], found["kind"], found["description"]) == (cpu.name, cpu.kind, cpu.description)
-
-
-@pytest.mark.parametrize("words", [[], ["CPU"], ["none", "copy"], ["CPU", "decode", "q9", "1", "1"]])
-def test_the_bench_says_what_it_cannot_do(op_bench: str, words: list[str]) -> None:
-    done = run_program([op_bench, *words], 30, {})
-    assert (done.code, done.out) == (2, "")
-    assert done.err.startswith("velo-op-bench: ")

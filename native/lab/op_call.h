@@ -1,0 +1,35 @@
+// One call of the operator, made up: what velo-op-bench checks and measures.
+#pragma once
+
+#include "ggml.h"
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+using bytes = std::vector<uint8_t>;
+
+constexpr int BLOCK = 32;
+
+struct shape {
+    ggml_type                       type;
+    int64_t                         d_k, d_v, heads, heads_kv;
+    std::vector<std::array<int, 2>> sequences; // query rows, length
+};
+
+struct call {
+    shape                s;
+    int64_t              n_tokens = 0, n_slots = 0, width = 1, rows = 0;
+    bytes                q, k, v;
+    std::vector<int32_t> table;
+
+    bool latent() const { return s.d_k > 256; } // V is a view of K
+};
+
+// The types of K and V, by name.
+const std::vector<std::pair<const char *, ggml_type>> & op_types();
+
+// Blocks are shuffled; `poison` leaves NaN wherever no token of a sequence lies; `repeat` draws few rows, many times.
+call make_call(const shape & s, bool poison, bool repeat);

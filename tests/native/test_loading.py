@@ -1,0 +1,54 @@
+"""A compiled part that cannot be loaded is an error in one line, whatever is missing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pyvelo
+from pyvelo.errors import LibraryError, VeloError
+from pyvelo.native._ffi import why_not_loaded
+
+PACKAGE = Path(pyvelo.__file__).parent
+
+
+@pytest.mark.parametrize(
+    ("missing", "said"),
+    [("_velo.abi3.so", "_velo"), ("lib/libllama.so", "libllama.so: cannot open shared object file")],
+)
+def test_a_library_that_is_not_there(tmp_path: Path, missing: str, said: str) -> None:
+    shutil.copytree(PACKAGE, tmp_path / "pyvelo", ignore=shutil.ignore_patterns("__pycache__", "*lab*"))
+    (tmp_path / "pyvelo" / "native" / missing).unlink()
+    environment = os.environ | {"PYTHONPATH": os.fspath(tmp_path)}
+    command = [sys.executable, "-m", "pyvelo.cli", "run", "model.gguf", "-p", "x"]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert done.stderr.startswith("pyvelo: the compiled part of pyvelo cannot be loaded (")
+    assert said in done.stderr
+    assert "install the package with pip" in done.stderr
+    code = "from pyvelo import LLM"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr.splitlines()[-1].startswith("pyvelo.errors.LibraryError: the compiled part")
+    assert done.stderr.count("Traceback") == 1
+
+
+def test_libraries_of_nvidia_have_another_remedy() -> None:
+    said = "libcublas.so.13: cannot open shared object file: No such file or directory"
+    assert why_not_loaded(ImportError(said)) == (
+        f"the compiled part of pyvelo cannot be loaded ({said}): install NVIDIA's CUDA toolkit, or "
+        "`pip install nvidia-cublas` of the CUDA it was built with"
+    )
+    assert issubclass(LibraryError, VeloError)
+    assert issubclass(LibraryError, ImportError)
