@@ -120,7 +120,7 @@ call make_call(const shape & s, bool poison, bool repeat) {
         row[GGML_PAGED_ATTN_Q0]    = q0;
         row[GGML_PAGED_ATTN_NQ]    = rows;
         row[GGML_PAGED_ATTN_KV]    = length;
-        row[GGML_PAGED_ATTN_FLAGS] = 0;
+        row[GGML_PAGED_ATTN_SHARED] = 0;
         for (int t = 0; t < length; ++t) {
             if (t % BLOCK == 0) {
                 row[GGML_PAGED_ATTN_HEADER + t / BLOCK] = order[next++];

@@ -25,8 +25,27 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
     GPU_FN attend(const view & p, char * memory, const layout & at, const work_item & item)
         : p(p), memory(memory), at(at), s(sequence_of(p, item.row)), item(item) {}
 
-    GPU_FN int n_packed() const { return s.n_q * p.group - item.tile * ROWS; }
+    // Rows of all members of a tile, one member's behind the other's; where there are several, there is one tile.
+    GPU_FN int n_packed() const { return item.members * packed_rows(p, s) - item.tile * ROWS; }
     GPU_FN int packed(int row) const { return item.tile * ROWS + row; }
+    GPU_FN int head_of(int row) const { return item.head_kv * p.group + packed(row) % p.group; }
+
+    // Of each row, in shared memory: the position of its query, -1 where it is nobody's; and the number of the row of
+    // `out` or `partial` that it becomes.
+    GPU_FN int * positions() const { return (int *) (memory + at.positions); }
+    GPU_FN int * places() const { return (int *) (memory + at.places); }
+
+    GPU_FN int place_of_row(int row, int member, int j, int token) const {
+        if (item.n_splits == 1) {
+            return token * p.n_head + head_of(row);
+        }
+        int before = item.partials;
+        for (int i = 0; i < member; ++i) {
+            before += n_partials(p, sequence_of(p, item.row + i));
+        }
+        const int n = member ? n_splits(p, sequence_of(p, item.row + member)) : item.n_splits;
+        return before + (j * p.n_head + head_of(row)) * n + item.split;
+    }
 
     // ---- what is read ----
 
@@ -34,14 +53,23 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
         const int units = ceil_div(p.d_k, UNIT), stride = number_stride(p.d_k);
         for (int i = gpu::thread(); i < ROWS * units; i += N_THREADS) {
             const int row = i / units, unit = i % units;
-            float     x[UNIT] = {};
+            float     x[UNIT]  = {};
+            int       position = -1, place = 0;
             if (row < n_packed()) {
-                const int     j = packed(row) / p.group, head = item.head_kv * p.group + packed(row) % p.group;
-                const float * from = (const float *) (p.q + head * p.q_head_stride + (s.q0 + j) * p.q_token_stride);
+                const int      member = packed(row) / packed_rows(p, s), j = packed(row) % packed_rows(p, s) / p.group;
+                const sequence whose = sequence_of(p, item.row + member);
+                const float *  from =
+                    (const float *) (p.q + head_of(row) * p.q_head_stride + (whose.q0 + j) * p.q_token_stride);
                 GPU_UNROLL
                 for (int n = 0; n < UNIT; ++n) {
                     x[n] = UNIT * unit + n < p.d_k ? from[UNIT * unit + n] * p.scale : 0.0f;
                 }
+                position = whose.position(j);
+                place    = unit == 0 ? place_of_row(row, member, j, whose.q0 + j) : 0;
+            }
+            if (unit == 0) {
+                positions()[row] = position;
+                places()[row]    = place;
             }
             put_unit<KNumbers, Q_PARTS>(x, memory + at.q + row * stride + 2 * UNIT * unit, ROWS * stride);
         }
@@ -111,10 +139,10 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
     // Of products to scores, base 2, of one row; -inf where it does not attend a token. `token`: of the first score.
     GPU_FN void finish(float (&c)[MOST_COLUMNS][M_TILES][4], int m, int h, int token, float & top) const {
         const int   row      = 16 * m + gpu::lane() / 4 + 8 * h;
-        const int   position = row < n_packed() ? s.position(packed(row) / p.group) : -1;
+        const int   position = positions()[row];
         const int   end      = position + 1 < item.tokens.end ? position + 1 : item.tokens.end;
         const int   first    = position < 0 ? 0 : first_visible(p, position);
-        const float slope    = alibi_slope(p, item.head_kv * p.group + packed(row) % p.group);
+        const float slope    = alibi_slope(p, head_of(row));
         GPU_UNROLL
         for (int i = 0; i < MOST_COLUMNS; ++i) {
             GPU_UNROLL
@@ -327,14 +355,12 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
                 if (row >= n_packed()) {
                     continue;
                 }
-                const int j = packed(row) / p.group, head = item.head_kv * p.group + packed(row) % p.group;
+                const int64_t place = places()[row];
                 if (item.n_splits == 1) {
-                    float * out = p.out + ((int64_t) (s.q0 + j) * p.n_head + head) * p.d_v;
-                    write_row(m, h, out, final_factor(p, head, highest[m][h], total[m][h]));
+                    write_row(m, h, p.out + place * p.d_v, final_factor(p, head_of(row), highest[m][h], total[m][h]));
                     continue;
                 }
-                const int64_t index = item.partials + ((int64_t) j * p.n_head + head) * item.n_splits + item.split;
-                float *       to    = p.partial + index * partial_floats(p);
+                float * to = p.partial + place * partial_floats(p);
                 write_row(m, h, to, 1.0f);
                 if (gpu::warp() == 0 && gpu::lane() % 4 == 0) {
                     to[p.d_v]     = highest[m][h];
@@ -372,8 +398,11 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
         gpu::sync_block(); // before the next item's queries take the place of these
     }
 
-    // To the tokens that any row of this tile attends.
+    // To the tokens that any row of this tile attends; what members have in common is attended whole.
     GPU_FN void cut_range() {
+        if (item.members > 1) {
+            return;
+        }
         const int last_row = n_packed() < ROWS ? n_packed() - 1 : ROWS - 1;
         const int last     = s.position(packed(last_row) / p.group),
                   first    = first_visible(p, s.position(packed(0) / p.group));
@@ -396,10 +425,10 @@ GPU_FN float final_factor(const view & p, int head, float highest, float total) 
 
 template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers>
 GPU_FN void attend_block(const view & p, row_class of, int tokens, char * memory) {
-    const layout      at     = layout_of<KNumbers, VNumbers>(p, 16 * M_TILES, tokens);
-    const row_starts  starts = starts_in(p, (int *) (memory + at.starts));
-    const tiles_asked asks   = {p, of, 16 * M_TILES};
-    find_starts(p, asks, starts);
+    const layout     at     = layout_of<KNumbers, VNumbers>(p, 16 * M_TILES, tokens);
+    const row_starts starts = starts_in(p, (int *) (memory + at.starts));
+    tiles_asked      asks   = {p, of, 16 * M_TILES, false};
+    find_items(asks, gpu::n_blocks(), starts);
     for (int number = gpu::block(); number < starts.items[starts.n]; number += gpu::n_blocks()) {
         attend<M_TILES, V_PAIRS, KNumbers, VNumbers> work(p, memory, at, item_of(p, asks, starts, number));
         work.run();

@@ -1,5 +1,5 @@
-// The shape of a block: its warps, and where in its shared memory the queries, the tiles on their way and what is
-// exchanged between warps lie.
+// The shape of a block: its warps, and where in its shared memory the queries, the tiles on their way, what is
+// exchanged between warps and whose the rows are lie.
 #pragma once
 
 #include "paged-tile.h"
@@ -15,7 +15,7 @@ constexpr int   Q_PARTS   = 2; // queries are as exact as two numbers of 16 bits
 // Bytes of shared memory, and where things lie there.
 struct layout {
     int rows, tokens; // of a tile
-    int q, stages, stage_bytes, v_raw, k, v, weights, maxima, starts, total;
+    int q, stages, stage_bytes, v_raw, k, v, weights, maxima, positions, places, starts, total;
 };
 
 GPU_BOTH int weight_stride(int tokens) { return 2 * tokens + PAD; }
@@ -33,7 +33,9 @@ template <class KNumbers, class VNumbers> GPU_BOTH layout layout_of(const view &
     l.v           = l.k + (k_ready ? 0 : KNumbers::parts * tokens * number_stride(p.d_k));
     l.weights     = l.v + (v_ready || p.v_is_k ? 0 : VNumbers::parts * tokens * number_stride(p.d_v));
     l.maxima      = l.weights + 2 * rows * weight_stride(tokens); // two parts
-    l.starts      = l.maxima + rows * N_WARPS * (int) sizeof(float);
+    l.positions   = l.maxima + rows * N_WARPS * (int) sizeof(float);
+    l.places      = l.positions + rows * (int) sizeof(int);
+    l.starts      = l.places + rows * (int) sizeof(int);
     l.total       = l.starts + START_INTS * (int) sizeof(int);
     return l;
 }

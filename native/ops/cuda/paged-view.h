@@ -23,7 +23,7 @@ enum page_type {
 enum window_kind { WINDOW_NONE = 0, WINDOW_SLIDING = 1, WINDOW_CHUNKED = 2 };
 
 // The integers in front of the block ids of a row of the table.
-enum row_field { ROW_Q0 = 0, ROW_NQ = 1, ROW_LENGTH = 2, ROW_HEADER = 4 };
+enum row_field { ROW_Q0 = 0, ROW_NQ = 1, ROW_LENGTH = 2, ROW_SHARED = 3, ROW_HEADER = 4 };
 
 struct pages { // K or V of one layer
     const char * data;
@@ -56,6 +56,7 @@ struct view {
 
 struct sequence {
     int             q0, n_q, length;
+    int             shared; // leading blocks that are those of the row before, as far as they were looked for
     const int32_t * blocks;
 
     GPU_FN int position(int j) const { return length - n_q + j; }
@@ -63,7 +64,7 @@ struct sequence {
 
 GPU_FN sequence sequence_of(const view & p, int row) {
     const int32_t * entry = p.table + row * p.table_stride;
-    return {entry[ROW_Q0], entry[ROW_NQ], entry[ROW_LENGTH], entry + ROW_HEADER};
+    return {entry[ROW_Q0], entry[ROW_NQ], entry[ROW_LENGTH], entry[ROW_SHARED], entry + ROW_HEADER};
 }
 
 // The first position that a query at `position` attends; the last one is its own.
