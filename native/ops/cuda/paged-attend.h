@@ -35,18 +35,6 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
     GPU_FN int * positions() const { return (int *) (memory + at.positions); }
     GPU_FN int * places() const { return (int *) (memory + at.places); }
 
-    GPU_FN int place_of_row(int row, int member, int j, int token) const {
-        if (item.n_splits == 1) {
-            return token * p.n_head + head_of(row);
-        }
-        int before = item.partials;
-        for (int i = 0; i < member; ++i) {
-            before += n_partials(p, sequence_of(p, item.row + i));
-        }
-        const int n = member ? n_splits(p, sequence_of(p, item.row + member)) : item.n_splits;
-        return before + (j * p.n_head + head_of(row)) * n + item.split;
-    }
-
     // ---- what is read ----
 
     GPU_FN void load_queries() {
@@ -65,7 +53,7 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
                     x[n] = UNIT * unit + n < p.d_k ? from[UNIT * unit + n] * p.scale : 0.0f;
                 }
                 position = whose.position(j);
-                place    = unit == 0 ? place_of_row(row, member, j, whose.q0 + j) : 0;
+                place    = unit == 0 ? result_row(p, item, member, whose.q0, j, head_of(row)) : 0;
             }
             if (unit == 0) {
                 positions()[row] = position;
@@ -386,7 +374,7 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
                 }
             }
         }
-        cut_range();
+        item.tokens = visible_part(p, s, item, packed(0), packed(n_packed() < ROWS ? n_packed() - 1 : ROWS - 1));
         fetch(0);
         load_queries();
         const int n = ceil_div(item.tokens.end - item.tokens.begin, at.tokens);
@@ -397,31 +385,7 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
         write();
         gpu::sync_block(); // before the next item's queries take the place of these
     }
-
-    // To the tokens that any row of this tile attends; what members have in common is attended whole.
-    GPU_FN void cut_range() {
-        if (item.members > 1) {
-            return;
-        }
-        const int last_row = n_packed() < ROWS ? n_packed() - 1 : ROWS - 1;
-        const int last     = s.position(packed(last_row) / p.group),
-                  first    = first_visible(p, s.position(packed(0) / p.group));
-        item.tokens.end    = last + 1 < item.tokens.end ? last + 1 : item.tokens.end;
-        const int grain    = first / GRAIN * GRAIN;
-        item.tokens.begin  = grain > item.tokens.begin ? grain : item.tokens.begin;
-        item.tokens.end    = item.tokens.end < item.tokens.begin ? item.tokens.begin : item.tokens.end;
-    }
 };
-
-// What the weighted sum of a row is multiplied by; a sink takes its share of the weights.
-GPU_FN float final_factor(const view & p, int head, float highest, float total) {
-    if (p.sinks == nullptr) {
-        return 1.0f / total;
-    }
-    const float sink = p.sinks[head] * LOG2E, top = fmaxf(highest, sink);
-    const float own = gpu::exp2(highest - top);
-    return own / (total * own + gpu::exp2(sink - top));
-}
 
 template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers>
 GPU_FN void attend_block(const view & p, row_class of, int tokens, char * memory) {

@@ -6,11 +6,10 @@
 
 namespace paged {
 
-constexpr int   N_WARPS   = 4;
-constexpr int   N_THREADS = 32 * N_WARPS;
-constexpr int   N_STAGES  = 2;
-constexpr float LOG2E     = 1.4426950408889634f;
-constexpr int   Q_PARTS   = 2; // queries are as exact as two numbers of 16 bits
+constexpr int N_WARPS   = 4;
+constexpr int N_THREADS = 32 * N_WARPS;
+constexpr int N_STAGES  = 2;
+constexpr int Q_PARTS   = 2; // queries are as exact as two numbers of 16 bits
 
 // Bytes of shared memory, and where things lie there.
 struct layout {

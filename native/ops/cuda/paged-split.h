@@ -169,6 +169,33 @@ struct work_item {
     token_range tokens;
 };
 
+// The row of `partial`, or, of a sequence that is not split, of `out`, that the item makes of a query and head of one
+// of its members.
+GPU_FN int result_row(const view & p, const work_item & item, int member, int q0, int j, int head) {
+    if (item.n_splits == 1) {
+        return (q0 + j) * p.n_head + head;
+    }
+    int before = item.partials;
+    for (int i = 0; i < member; ++i) {
+        before += n_partials(p, sequence_of(p, item.row + i));
+    }
+    const int n = member ? n_splits(p, sequence_of(p, item.row + member)) : item.n_splits;
+    return before + (j * p.n_head + head) * n + item.split;
+}
+
+// Of an item's tokens those that any of its packed rows first .. last attends; what members have in common is attended
+// whole.
+GPU_FN token_range visible_part(const view & p, const sequence & s, const work_item & item, int first, int last) {
+    if (item.members > 1) {
+        return item.tokens;
+    }
+    const int grain = first_visible(p, s.position(first / p.group)) / GRAIN * GRAIN;
+    const int after = s.position(last / p.group) + 1;
+    const int begin = grain > item.tokens.begin ? grain : item.tokens.begin;
+    const int end   = after < item.tokens.end ? after : item.tokens.end;
+    return {begin, end < begin ? begin : end};
+}
+
 // The item of a number; those of one sequence and KV head follow one another.
 GPU_FN work_item item_of(const view & p, const tiles_asked & asks, const row_starts & starts, int number) {
     const row_place at      = place_of(asks, starts, number);

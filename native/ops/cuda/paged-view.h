@@ -75,6 +75,18 @@ GPU_FN int first_visible(const view & p, int position) {
     return p.window_type == WINDOW_CHUNKED ? position / p.window * p.window : 0;
 }
 
+constexpr float LOG2E = 1.4426950408889634f;
+
+// What the weighted sum of a row is multiplied by; a sink takes its share of the weights.
+GPU_FN float final_factor(const view & p, int head, float highest, float total) {
+    if (p.sinks == nullptr) {
+        return 1.0f / total;
+    }
+    const float sink = p.sinks[head] * LOG2E, top = fmaxf(highest, sink);
+    const float own = gpu::exp2(highest - top);
+    return own / (total * own + gpu::exp2(sink - top));
+}
+
 GPU_FN float alibi_slope(const view & p, int head) {
     if (p.n_slopes == 0) {
         return 0.0f;
