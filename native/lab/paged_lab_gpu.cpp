@@ -67,6 +67,7 @@ paged::view view_of(const lab_paged * op) {
     p.group = p.n_head / p.n_head_kv, p.n_tokens = op->n_tokens, p.n_rows = op->n_rows;
     p.window = op->window, p.window_type = op->window_type;
     p.scale = op->scale, p.softcap = op->softcap;
+    p.fast = (op->flags & 2) != 0; // GGML_PAGED_ATTN_FAST
     paged::set_block_size(p, op->block_size);
     paged::set_bias(p, op->max_bias);
     return p;

@@ -59,7 +59,12 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
                 positions()[row] = position;
                 places()[row]    = place;
             }
-            put_unit<KNumbers, Q_PARTS>(x, memory + at.q + row * stride + 2 * UNIT * unit, ROWS * stride);
+            char * to = memory + at.q + row * stride + 2 * UNIT * unit;
+            if (is_fast(p, ROWS)) {
+                put_unit<KNumbers, 1>(x, to, 0);
+            } else {
+                put_unit<KNumbers, MOST_PARTS>(x, to, ROWS * stride);
+            }
         }
     }
 
@@ -97,18 +102,18 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
     GPU_FN bool has_columns(int i) const { return gpu::warp() + N_WARPS * i < at.tokens / 8; }
 
     // Adds the products of this warp's groups of tokens with all rows: a fragment of the queries is loaded for both.
-    GPU_FN void score(const rows_of_numbers & k, float (&c)[MOST_COLUMNS][M_TILES][4]) {
+    template <int PARTS> GPU_FN void score(const rows_of_numbers & k, float (&c)[MOST_COLUMNS][M_TILES][4]) {
         const int    lane = gpu::lane(), stride = number_stride(p.d_k);
         const bool   two  = has_columns(1);
         const int    n    = gpu::warp() + (two ? lane / 16 * N_WARPS : 0); // matrices 2 and 3 are of the second group
         const char * keys = k.data + (8 * n + lane % 8) * k.stride + lane / 8 % 2 * 16;
         for (int step = 0; step < ceil_div(p.d_k, 16); ++step) {
             GPU_UNROLL
-            for (int k_part = 0; k_part < KNumbers::parts; ++k_part) {
+            for (int k_part = 0; k_part < KNumbers::parts && k_part < PARTS; ++k_part) {
                 uint32_t b[4];
                 gpu::load_matrices(b, keys + k_part * k.part + 32 * step);
                 GPU_UNROLL
-                for (int q_part = 0; q_part < Q_PARTS - k_part; ++q_part) {
+                for (int q_part = 0; q_part < PARTS - k_part; ++q_part) {
                     GPU_UNROLL
                     for (int m = 0; m < M_TILES; ++m) {
                         uint32_t a[4];
@@ -159,7 +164,11 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
         gpu::sync_block();
         weigh(k, item.tokens.begin + tile * at.tokens);
         gpu::sync_block();
-        add(v);
+        if (is_fast(p, ROWS)) {
+            add<1>(v);
+        } else {
+            add<MOST_PARTS>(v);
+        }
     }
 
     // Scores of a tile, the highest of each row, and the weights of V.
@@ -174,7 +183,11 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
             }
         }
         if (has_columns(0)) {
-            score(k, scores);
+            if (is_fast(p, ROWS)) {
+                score<1>(k, scores);
+            } else {
+                score<MOST_PARTS>(k, scores);
+            }
         }
         GPU_UNROLL
         for (int m = 0; m < M_TILES; ++m) {
@@ -253,7 +266,7 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
         total[m][h] += a + b;
         char * row = memory + at.weights + (16 * m + gpu::lane() / 4 + 8 * h) * weight_stride(at.tokens) + 2 * column;
         GPU_UNROLL
-        for (int part = 0; part < VNumbers::weight_parts; ++part) {
+        for (int part = 0; part < VNumbers::weight_parts && (part == 0 || !is_fast(p, ROWS)); ++part) {
             *(uint32_t *) (row + part * ROWS * weight_stride(at.tokens)) = VNumbers::pack(a, b);
             a -= VNumbers::rounded(a);
             b -= VNumbers::rounded(b);
@@ -261,11 +274,11 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
     }
 
     // The weighted sum of the tile's V, of this warp's columns: groups of sixteen, dealt out in turn.
-    GPU_FN void add(const rows_of_numbers & v) {
+    template <int PARTS> GPU_FN void add(const rows_of_numbers & v) {
         const int lane = gpu::lane(), stride = weight_stride(at.tokens);
         for (int step = 0; step < at.tokens / 16; ++step) {
             GPU_UNROLL
-            for (int w_part = 0; w_part < VNumbers::weight_parts; ++w_part) {
+            for (int w_part = 0; w_part < VNumbers::weight_parts && w_part < PARTS; ++w_part) {
                 uint32_t a[M_TILES][4];
                 GPU_UNROLL
                 for (int m = 0; m < M_TILES; ++m) {
@@ -273,7 +286,7 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
                                                  32 * step + lane / 16 * 16);
                 }
                 GPU_UNROLL
-                for (int v_part = 0; v_part < (w_part ? 1 : VNumbers::parts); ++v_part) {
+                for (int v_part = 0; v_part < (w_part ? 1 : VNumbers::parts) && v_part < PARTS; ++v_part) {
                     GPU_UNROLL
                     for (int n = 0; n < V_PAIRS; ++n) {
                         const int column = 16 * (gpu::warp() + N_WARPS * n);

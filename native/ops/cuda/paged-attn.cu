@@ -70,6 +70,7 @@ static view view_of(const ggml_tensor * dst) {
     p.window_type    = params.window_type;
     p.scale          = params.scale;
     p.softcap        = params.softcap;
+    p.fast           = (params.flags & GGML_PAGED_ATTN_FAST) != 0;
     set_block_size(p, params.block_size);
     set_bias(p, params.max_bias);
     return p;

@@ -52,6 +52,7 @@ struct view {
     float scale, softcap;
     float slope_step, slope_step_rest; // ALiBi: logarithms (base 2) of the first `n_slopes` heads, and of the others
     int   n_slopes;                    // 0: no bias
+    int   fast;                        // products of many rows may be of numbers of 16 bits, rounded once
 };
 
 struct sequence {
