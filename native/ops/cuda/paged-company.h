@@ -10,7 +10,7 @@ namespace paged {
 // Leading parts that a row of the table has in common with the row before: of the same size, in the same blocks, and
 // attended whole by all queries of both.
 GPU_FN int shared_parts(const view & p, int row, const sequence & s) {
-    if (s.shared == 0 || row == 0 || p.window_type != WINDOW_NONE) {
+    if (s.shared <= 0 || row == 0 || p.window_type != WINDOW_NONE) {
         return 0;
     }
     const sequence before = sequence_of(p, row - 1);
@@ -27,7 +27,7 @@ GPU_FN int shared_parts(const view & p, int row, const sequence & s) {
 // Leading parts of a row of the table that are computed with those of the row before. So many rows as a tile has room
 // for keep company; companies begin at multiples of that number.
 GPU_FN int skipped_parts(const view & p, int row, const sequence & s, int tile_rows) {
-    if (s.shared == 0 || s.n_q == 0) {
+    if (s.shared <= 0 || s.n_q == 0) {
         return 0;
     }
     const int room = tile_rows / packed_rows(p, s);
