@@ -144,6 +144,12 @@ def test_a_sequence_that_is_all_shared_prefix() -> None:
     assert_same_bits(call, 4)
 
 
+def test_a_sequence_of_one_part_goes_alone() -> None:
+    """It has no partial results: what is one part of it and of a longer one is computed for each."""
+    call = make(Case(Heads(64, 64, 8, 2), sequences=((1, 256), (1, 700), (1, 256), (1, 600))))
+    assert_same_bits(joined(call, (8, 8, 8)), 1)
+
+
 # ---- who goes with whom ----
 
 
@@ -167,6 +173,7 @@ def check_plan(call: Call) -> int:
         members = call.table[item.row : item.row + item.members]
         most = max(most, item.members)
         if item.members > 1:
+            assert item.n_splits > 1
             assert len(set(members[:, 1])) == 1
             assert item.members * members[0, 1] * group <= tile_rows
             assert item.end <= (members[:, 2] - members[:, 1]).min() + 1
