@@ -23,10 +23,14 @@ GPU_LAYERS = "VELO_TEST_GPU_LAYERS"
 
 
 class Counts(ctypes.Structure):
-    """What was done on all devices so far; `pinned` are bytes of pinned host memory now."""
+    """What was done on all devices so far; `pinned` are bytes of pinned host memory now.
+
+    `shared` are the blocks that paged attention was told two sequences have in common, layer by layer.
+    """
 
     _fields_ = [
-        (name, ctypes.c_int64) for name in ("graphs", "copies", "reads", "writes", "streams", "pinned")
+        (name, ctypes.c_int64)
+        for name in ("graphs", "copies", "reads", "writes", "streams", "pinned", "shared")
     ]
 
     graphs: int
@@ -35,6 +39,7 @@ class Counts(ctypes.Structure):
     writes: int
     streams: int
     pinned: int
+    shared: int
 
 
 @functools.cache

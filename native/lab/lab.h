@@ -48,6 +48,9 @@ struct lab_paged {
 // Null, or the sentence of ggml_paged_attn_check.
 LAB_API const char * lab_paged_attn(const struct lab_paged * op, const struct lab_run * run);
 
+// Notes in each row of a table how many blocks it begins with that the row before begins with too.
+LAB_API void lab_find_shared(int32_t * table, int64_t n_rows, int64_t width, int32_t block_size);
+
 // Stock GGML_OP_FLASH_ATTN_EXT as llama.cpp builds it: K and V token-major, one stream for each sequence.
 struct lab_flash {
     int32_t          type_k, type_v;

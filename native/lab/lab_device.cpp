@@ -3,6 +3,7 @@
 #include "ggml-backend-impl.h"
 #include "ggml-backend.h"
 #include "ggml-cpu.h"
+#include "paged-attn.h"
 
 #include <algorithm>
 #include <atomic>
@@ -192,10 +193,21 @@ bool stream_copy(ggml_backend_t source, ggml_backend_t target, const ggml_tensor
     stream_of(target).queue.push_back([=]() mutable { buffer_copy(nullptr, &from, &to); });
     return true;
 }
+void count_shared(const ggml_tensor * op) {
+    if (op->op == GGML_OP_PAGED_ATTN) {
+        const ggml_tensor * table = op->src[3];
+        for (int64_t row = 0; row < table->ne[1]; ++row) {
+            counts.shared += static_cast<const int32_t *>(table->data)[row * table->ne[0] + GGML_PAGED_ATTN_SHARED];
+        }
+    }
+}
 ggml_status stream_compute(ggml_backend_t backend, ggml_cgraph * graph) {
     stream_synchronize(backend);
     const at_work open;
     ++counts.graphs;
+    for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
+        count_shared(ggml_graph_node(graph, i));
+    }
     ggml_backend_cpu_set_n_threads(stream_of(backend).cpu, 1);
     return ggml_backend_graph_compute(stream_of(backend).cpu, graph);
 }

@@ -19,6 +19,7 @@ struct lab_device_counts {
     int64_t writes;  // from the host
     int64_t streams; // made
     int64_t pinned;  // bytes of pinned host memory now
+    int64_t shared;  // blocks that paged attention was told two sequences have in common, layer by layer
 };
 LAB_API struct lab_device_counts lab_device_count(void);
 

@@ -16,7 +16,7 @@ struct lab_gpu_launch {
 
 // A piece of work of a block.
 struct lab_gpu_item {
-    int32_t row, tile, head_kv, split, n_splits, partials, begin, end;
+    int32_t row, tile, head_kv, split, n_splits, members, partials, begin, end;
 };
 
 // GGML_OP_PAGED_ATTN as `n_blocks` blocks of threads would compute it, each with so much shared memory. Null, or why
@@ -32,8 +32,9 @@ LAB_API int32_t lab_gpu_launches(const struct lab_paged * op, int32_t shared_byt
 // Rows of the workspace, as shapes bound them.
 LAB_API int64_t lab_gpu_most_partials(const struct lab_paged * op);
 
-// The items of a launch, as its blocks find them; returns their number, of which the first `room` are written.
-LAB_API int32_t lab_gpu_items(const struct lab_paged * op, const struct lab_gpu_launch * kernel,
+// The items of a launch of so many blocks, as these find them; returns their number, of which the first `room` are
+// written.
+LAB_API int32_t lab_gpu_items(const struct lab_paged * op, const struct lab_gpu_launch * kernel, int32_t n_blocks,
                               struct lab_gpu_item * to, int32_t room);
 
 #ifdef __cplusplus

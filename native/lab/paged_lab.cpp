@@ -131,6 +131,10 @@ const char * lab_flash_attn(const lab_flash * op, const lab_run * run) {
     return nullptr;
 }
 
+void lab_find_shared(int32_t * table, int64_t n_rows, int64_t width, int32_t block_size) {
+    ggml_paged_attn_find_shared(table, n_rows, GGML_PAGED_ATTN_HEADER + width, block_size);
+}
+
 const char * lab_quantize(int32_t type, const float * from, void * to, int64_t n_rows, int64_t n) {
     if (!is_type(type) || n % ggml_blck_size((ggml_type) type) != 0) {
         return "no such type, or a row is not a whole number of its groups";

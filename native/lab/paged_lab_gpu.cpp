@@ -67,6 +67,7 @@ paged::view view_of(const lab_paged * op) {
     p.group = p.n_head / p.n_head_kv, p.n_tokens = op->n_tokens, p.n_rows = op->n_rows;
     p.window = op->window, p.window_type = op->window_type;
     p.scale = op->scale, p.softcap = op->softcap;
+    p.fast = (op->flags & 2) != 0; // GGML_PAGED_ATTN_FAST
     paged::set_block_size(p, op->block_size);
     paged::set_bias(p, op->max_bias);
     return p;
@@ -101,17 +102,23 @@ int64_t lab_gpu_most_partials(const lab_paged * op) {
     return paged::most_partials(op->n_tokens, op->n_rows, op->n_head, op->width * op->block_size);
 }
 
-int32_t lab_gpu_items(const lab_paged * op, const lab_gpu_launch * kernel, lab_gpu_item * to, int32_t room) {
-    const paged::view        p    = view_of(op);
-    const paged::tiles_asked asks = {p, {kernel->least_rows, kernel->most_rows}, kernel->tile_rows};
-    int                      ints[paged::START_INTS];
-    const paged::row_starts  starts = paged::starts_in(p, ints);
-    gpu::launch(1, paged::N_THREADS, [&] { paged::find_starts(p, asks, starts); });
+int32_t lab_gpu_items(const lab_paged * op, const lab_gpu_launch * kernel, int32_t n_blocks, lab_gpu_item * to,
+                      int32_t room) {
+    const paged::view       p    = view_of(op);
+    paged::tiles_asked      asks = {p, {kernel->least_rows, kernel->most_rows}, kernel->tile_rows, false};
+    int                     ints[paged::START_INTS];
+    const paged::row_starts starts = paged::starts_in(p, ints);
+    gpu::launch(1, paged::N_THREADS, [&] {
+        paged::tiles_asked own = asks; // each thread finds out
+        paged::find_items(own, n_blocks, starts);
+        gpu::sync_block();
+        asks.company = own.company;
+    });
     const int n = starts.items[starts.n];
     for (int i = 0; i < n && i < room; ++i) {
         const paged::work_item item = paged::item_of(p, asks, starts, i);
-        to[i]                       = {item.row,      item.tile,     item.head_kv,      item.split,
-                                       item.n_splits, item.partials, item.tokens.begin, item.tokens.end};
+        to[i]                       = {item.row,     item.tile,     item.head_kv,      item.split,     item.n_splits,
+                                       item.members, item.partials, item.tokens.begin, item.tokens.end};
     }
     return n;
 }

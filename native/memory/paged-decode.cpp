@@ -160,6 +160,7 @@ static void set_step(llama_paged & paged, const llama_paged_batch & b, const pie
         const int32_t n_blocks  = (row.length - later - 1) / bs + 1;
         memcpy(out + GGML_PAGED_ATTN_HEADER, b.tables + (size_t) s * b.table_stride, n_blocks * sizeof(int32_t));
     }
+    ggml_paged_attn_find_shared(step.table.data(), p.s1 - p.s0, stride, bs);
 }
 
 static llama_ubatch make_ubatch(llama_paged & paged, const llama_paged_batch & b, const piece & p) {

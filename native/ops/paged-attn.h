@@ -23,7 +23,7 @@ enum ggml_paged_attn_row {
     GGML_PAGED_ATTN_Q0     = 0, // first query row of the sequence
     GGML_PAGED_ATTN_NQ     = 1, // number of its query rows; 0: the row is skipped
     GGML_PAGED_ATTN_KV     = 2, // its length in tokens after this step
-    GGML_PAGED_ATTN_FLAGS  = 3, // must be 0
+    GGML_PAGED_ATTN_SHARED = 3, // leading blocks that are those of the row before; fewer, as 0, are never wrong
     GGML_PAGED_ATTN_HEADER = 4, // block ids in position order follow, -1 past the end
 };
 
@@ -39,6 +39,9 @@ enum ggml_paged_attn_flags {
     // products of many query rows may be rounded to bfloat16, whatever the type of K and V
     GGML_PAGED_ATTN_FAST = 2,
 };
+
+// Fills in GGML_PAGED_ATTN_SHARED of each row of a table, by its other numbers: rows of `stride` integers.
+GGML_API void ggml_paged_attn_find_shared(int32_t * table, int64_t n_rows, int64_t stride, int32_t block_size);
 
 struct ggml_paged_attn_params {
     float   scale;

@@ -7,9 +7,10 @@ import sys
 import lab_device
 import numpy as np
 import pytest
+from steps import Seq, logits_of, run
 
 from pyvelo.errors import ConfigError, OutOfMemory
-from pyvelo.native import Context, Model, devices
+from pyvelo.native import Context, Model, StepArrays, devices
 
 N_BLOCKS = 32
 
@@ -67,6 +68,21 @@ def check_swap(context: Context, rng: np.random.Generator) -> None:
         check_pool(context, kept)
 
 
+def check_shared(context: Context, n_layers_there: int) -> None:
+    """What sequences have in common is told to the device; a step of three has them in common twice."""
+    arrays = StepArrays(max_tokens=200, max_seqs=4, max_width=8, max_copies=0)
+    work = [
+        (Seq([4, 5, 6, 7], 100), [1]),
+        (Seq([4, 5, 6, 9, 10], 128), [2]),
+        (Seq([4, 5, 8], 70), [3, 4]),
+        (Seq([9], 20), [5]),
+    ]
+    before = lab_device.counts().shared
+    run(context, arrays, work)
+    logits_of(context, len(work))
+    assert lab_device.counts().shared - before == (3 + 2) * n_layers_there
+
+
 def check_refusals(context: Context, model: Model) -> None:
     for call, message in (
         (lambda: context.swap_out([0], [24]), "swapped block 24 is not one of the 24"),
@@ -97,6 +113,7 @@ def main(path: str, n_gpu_layers: int, n_layers_there: int) -> None:
             assert pinned == (24 * info.block_bytes if n_layers_there else 0)
             check_copies(context, rng)
             check_swap(context, rng)
+            check_shared(context, n_layers_there)
             check_refusals(context, model)
         assert lab_device.counts().pinned == before.pinned
         if n_layers_there:

@@ -75,17 +75,18 @@ struct lab_flash {
 };
 const char *lab_paged_attn(const struct lab_paged *op, const struct lab_run *run);
 const char *lab_team_barrier(int32_t n_threads, int32_t n_rounds);
+void lab_find_shared(int32_t *table, int64_t n_rows, int64_t width, int32_t block_size);
 const char *lab_paged_attn_gpu(const struct lab_paged *op, int32_t n_blocks, int32_t shared_bytes);
 struct lab_gpu_launch {
     int32_t least_rows, most_rows, tile_rows, columns, tile_tokens, shared_bytes;
 };
 struct lab_gpu_item {
-    int32_t row, tile, head_kv, split, n_splits, partials, begin, end;
+    int32_t row, tile, head_kv, split, n_splits, members, partials, begin, end;
 };
 const char *lab_gpu_refusal(const struct lab_paged *op, int32_t shared_bytes);
 int32_t lab_gpu_launches(const struct lab_paged *op, int32_t shared_bytes, struct lab_gpu_launch *to);
 int64_t lab_gpu_most_partials(const struct lab_paged *op);
-int32_t lab_gpu_items(const struct lab_paged *op, const struct lab_gpu_launch *kernel,
+int32_t lab_gpu_items(const struct lab_paged *op, const struct lab_gpu_launch *kernel, int32_t n_blocks,
                       struct lab_gpu_item *to, int32_t room);
 const char *lab_flash_attn(const struct lab_flash *op, const struct lab_run *run);
 struct lab_product {
@@ -281,6 +282,13 @@ def paged_attention_gpu(
     return out
 
 
+def find_shared(table: Table, block_size: int) -> Table:
+    """A copy whose rows say how many blocks they have in common with the row before."""
+    table = table.copy()
+    _lib.lab_find_shared(_pointer(table, "int32_t *"), table.shape[0], table.shape[1] - HEADER, block_size)
+    return table
+
+
 @dataclass(frozen=True)
 class GpuLaunch:
     """A launch of a kernel for GPUs: which sequences it serves, by packed rows, in what tiles."""
@@ -295,13 +303,17 @@ class GpuLaunch:
 
 @dataclass(frozen=True)
 class GpuItem:
-    """A piece of work of a block of threads: rows of a tile, a KV head, and tokens begin .. end."""
+    """A piece of work of a block of threads: rows of a tile, a KV head, and tokens begin .. end.
+
+    The rows are those of `members` sequences, from `row` of the table on.
+    """
 
     row: int
     tile: int
     head_kv: int
     split: int
     n_splits: int
+    members: int
     partials: int
     begin: int
     end: int
@@ -334,13 +346,13 @@ class GpuPlan:
         self.launches = [launch for launch in launches[:n] if launch.tile_rows]
         self.most_partials = int(library.lab_gpu_most_partials(self._op))
 
-    def items(self, launch: GpuLaunch) -> list[GpuItem]:
-        """What the blocks of a launch find to do, in the order of their numbers."""
+    def items(self, launch: GpuLaunch, blocks: int = 4) -> list[GpuItem]:
+        """What so many blocks of a launch find to do, in the order of their numbers."""
         library = _gpu_library()
         kernel = _ffi.new("struct lab_gpu_launch *", [getattr(launch, n) for n in GpuLaunch.__annotations__])
-        n = library.lab_gpu_items(self._op, kernel, _ffi.NULL, 0)
+        n = library.lab_gpu_items(self._op, kernel, blocks, _ffi.NULL, 0)
         found = _ffi.new("struct lab_gpu_item[]", max(1, n))
-        library.lab_gpu_items(self._op, kernel, found, n)
+        library.lab_gpu_items(self._op, kernel, blocks, found, n)
         return [GpuItem(*(getattr(found[i], name) for name in GpuItem.__annotations__)) for i in range(n)]
 
 

@@ -161,6 +161,17 @@ def test_latent_attention_fits_from_capability_8_on() -> None:
     assert [bool(plan_of(latent, room).refusal) for room in CARDS.values()] == [True, False, False, False]
 
 
+def test_fast_tiles_of_many_rows_need_less_memory() -> None:
+    """Queries are half as long there: two blocks of f16 and 128 fit a multiprocessor of 9.0 then."""
+    heads, sequences = Heads(128, 128, 32, 8), ((40, 90), (1, 300))
+    exact, fast = (
+        plan_of(make(Case(heads, Params(fast=fast), sequences))).launches for fast in (False, True)
+    )
+    assert fast[0] == exact[0]
+    assert exact[1].shared_bytes - fast[1].shared_bytes == 64 * (2 * 128 + 16)
+    assert 2 * (fast[1].shared_bytes + KIB) <= 228 * KIB < 2 * exact[1].shared_bytes
+
+
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
 def test_tiles_do_not_follow_the_number_of_sequences(kv_type: str) -> None:
     """The order of a sum follows the tiles: a long table must not make them smaller."""

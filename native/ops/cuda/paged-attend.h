@@ -25,8 +25,15 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
     GPU_FN attend(const view & p, char * memory, const layout & at, const work_item & item)
         : p(p), memory(memory), at(at), s(sequence_of(p, item.row)), item(item) {}
 
-    GPU_FN int n_packed() const { return s.n_q * p.group - item.tile * ROWS; }
+    // Rows of all members of a tile, one member's behind the other's; where there are several, there is one tile.
+    GPU_FN int n_packed() const { return item.members * packed_rows(p, s) - item.tile * ROWS; }
     GPU_FN int packed(int row) const { return item.tile * ROWS + row; }
+    GPU_FN int head_of(int row) const { return item.head_kv * p.group + packed(row) % p.group; }
+
+    // Of each row, in shared memory: the position of its query, -1 where it is nobody's; and the number of the row of
+    // `out` or `partial` that it becomes.
+    GPU_FN int * positions() const { return (int *) (memory + at.positions); }
+    GPU_FN int * places() const { return (int *) (memory + at.places); }
 
     // ---- what is read ----
 
@@ -34,16 +41,30 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
         const int units = ceil_div(p.d_k, UNIT), stride = number_stride(p.d_k);
         for (int i = gpu::thread(); i < ROWS * units; i += N_THREADS) {
             const int row = i / units, unit = i % units;
-            float     x[UNIT] = {};
+            float     x[UNIT]  = {};
+            int       position = -1, place = 0;
             if (row < n_packed()) {
-                const int     j = packed(row) / p.group, head = item.head_kv * p.group + packed(row) % p.group;
-                const float * from = (const float *) (p.q + head * p.q_head_stride + (s.q0 + j) * p.q_token_stride);
+                const int      member = packed(row) / packed_rows(p, s), j = packed(row) % packed_rows(p, s) / p.group;
+                const sequence whose = sequence_of(p, item.row + member);
+                const float *  from =
+                    (const float *) (p.q + head_of(row) * p.q_head_stride + (whose.q0 + j) * p.q_token_stride);
                 GPU_UNROLL
                 for (int n = 0; n < UNIT; ++n) {
                     x[n] = UNIT * unit + n < p.d_k ? from[UNIT * unit + n] * p.scale : 0.0f;
                 }
+                position = whose.position(j);
+                place    = unit == 0 ? result_row(p, item, member, whose.q0, j, head_of(row)) : 0;
             }
-            put_unit<KNumbers, Q_PARTS>(x, memory + at.q + row * stride + 2 * UNIT * unit, ROWS * stride);
+            if (unit == 0) {
+                positions()[row] = position;
+                places()[row]    = place;
+            }
+            char * to = memory + at.q + row * stride + 2 * UNIT * unit;
+            if (is_fast(p, ROWS)) {
+                put_unit<KNumbers, 1>(x, to, 0);
+            } else {
+                put_unit<KNumbers, MOST_PARTS>(x, to, ROWS * stride);
+            }
         }
     }
 
@@ -81,18 +102,18 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
     GPU_FN bool has_columns(int i) const { return gpu::warp() + N_WARPS * i < at.tokens / 8; }
 
     // Adds the products of this warp's groups of tokens with all rows: a fragment of the queries is loaded for both.
-    GPU_FN void score(const rows_of_numbers & k, float (&c)[MOST_COLUMNS][M_TILES][4]) {
+    template <int PARTS> GPU_FN void score(const rows_of_numbers & k, float (&c)[MOST_COLUMNS][M_TILES][4]) {
         const int    lane = gpu::lane(), stride = number_stride(p.d_k);
         const bool   two  = has_columns(1);
         const int    n    = gpu::warp() + (two ? lane / 16 * N_WARPS : 0); // matrices 2 and 3 are of the second group
         const char * keys = k.data + (8 * n + lane % 8) * k.stride + lane / 8 % 2 * 16;
         for (int step = 0; step < ceil_div(p.d_k, 16); ++step) {
             GPU_UNROLL
-            for (int k_part = 0; k_part < KNumbers::parts; ++k_part) {
+            for (int k_part = 0; k_part < KNumbers::parts && k_part < PARTS; ++k_part) {
                 uint32_t b[4];
                 gpu::load_matrices(b, keys + k_part * k.part + 32 * step);
                 GPU_UNROLL
-                for (int q_part = 0; q_part < Q_PARTS - k_part; ++q_part) {
+                for (int q_part = 0; q_part < PARTS - k_part; ++q_part) {
                     GPU_UNROLL
                     for (int m = 0; m < M_TILES; ++m) {
                         uint32_t a[4];
@@ -111,10 +132,10 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
     // Of products to scores, base 2, of one row; -inf where it does not attend a token. `token`: of the first score.
     GPU_FN void finish(float (&c)[MOST_COLUMNS][M_TILES][4], int m, int h, int token, float & top) const {
         const int   row      = 16 * m + gpu::lane() / 4 + 8 * h;
-        const int   position = row < n_packed() ? s.position(packed(row) / p.group) : -1;
+        const int   position = positions()[row];
         const int   end      = position + 1 < item.tokens.end ? position + 1 : item.tokens.end;
         const int   first    = position < 0 ? 0 : first_visible(p, position);
-        const float slope    = alibi_slope(p, item.head_kv * p.group + packed(row) % p.group);
+        const float slope    = alibi_slope(p, head_of(row));
         GPU_UNROLL
         for (int i = 0; i < MOST_COLUMNS; ++i) {
             GPU_UNROLL
@@ -143,7 +164,11 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
         gpu::sync_block();
         weigh(k, item.tokens.begin + tile * at.tokens);
         gpu::sync_block();
-        add(v);
+        if (is_fast(p, ROWS)) {
+            add<1>(v);
+        } else {
+            add<MOST_PARTS>(v);
+        }
     }
 
     // Scores of a tile, the highest of each row, and the weights of V.
@@ -158,7 +183,11 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
             }
         }
         if (has_columns(0)) {
-            score(k, scores);
+            if (is_fast(p, ROWS)) {
+                score<1>(k, scores);
+            } else {
+                score<MOST_PARTS>(k, scores);
+            }
         }
         GPU_UNROLL
         for (int m = 0; m < M_TILES; ++m) {
@@ -237,7 +266,7 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
         total[m][h] += a + b;
         char * row = memory + at.weights + (16 * m + gpu::lane() / 4 + 8 * h) * weight_stride(at.tokens) + 2 * column;
         GPU_UNROLL
-        for (int part = 0; part < VNumbers::weight_parts; ++part) {
+        for (int part = 0; part < VNumbers::weight_parts && (part == 0 || !is_fast(p, ROWS)); ++part) {
             *(uint32_t *) (row + part * ROWS * weight_stride(at.tokens)) = VNumbers::pack(a, b);
             a -= VNumbers::rounded(a);
             b -= VNumbers::rounded(b);
@@ -245,11 +274,11 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
     }
 
     // The weighted sum of the tile's V, of this warp's columns: groups of sixteen, dealt out in turn.
-    GPU_FN void add(const rows_of_numbers & v) {
+    template <int PARTS> GPU_FN void add(const rows_of_numbers & v) {
         const int lane = gpu::lane(), stride = weight_stride(at.tokens);
         for (int step = 0; step < at.tokens / 16; ++step) {
             GPU_UNROLL
-            for (int w_part = 0; w_part < VNumbers::weight_parts; ++w_part) {
+            for (int w_part = 0; w_part < VNumbers::weight_parts && w_part < PARTS; ++w_part) {
                 uint32_t a[M_TILES][4];
                 GPU_UNROLL
                 for (int m = 0; m < M_TILES; ++m) {
@@ -257,7 +286,7 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
                                                  32 * step + lane / 16 * 16);
                 }
                 GPU_UNROLL
-                for (int v_part = 0; v_part < (w_part ? 1 : VNumbers::parts); ++v_part) {
+                for (int v_part = 0; v_part < (w_part ? 1 : VNumbers::parts) && v_part < PARTS; ++v_part) {
                     GPU_UNROLL
                     for (int n = 0; n < V_PAIRS; ++n) {
                         const int column = 16 * (gpu::warp() + N_WARPS * n);
@@ -327,14 +356,12 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
                 if (row >= n_packed()) {
                     continue;
                 }
-                const int j = packed(row) / p.group, head = item.head_kv * p.group + packed(row) % p.group;
+                const int64_t place = places()[row];
                 if (item.n_splits == 1) {
-                    float * out = p.out + ((int64_t) (s.q0 + j) * p.n_head + head) * p.d_v;
-                    write_row(m, h, out, final_factor(p, head, highest[m][h], total[m][h]));
+                    write_row(m, h, p.out + place * p.d_v, final_factor(p, head_of(row), highest[m][h], total[m][h]));
                     continue;
                 }
-                const int64_t index = item.partials + ((int64_t) j * p.n_head + head) * item.n_splits + item.split;
-                float *       to    = p.partial + index * partial_floats(p);
+                float * to = p.partial + place * partial_floats(p);
                 write_row(m, h, to, 1.0f);
                 if (gpu::warp() == 0 && gpu::lane() % 4 == 0) {
                     to[p.d_v]     = highest[m][h];
@@ -360,7 +387,7 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
                 }
             }
         }
-        cut_range();
+        item.tokens = visible_part(p, s, item, packed(0), packed(n_packed() < ROWS ? n_packed() - 1 : ROWS - 1));
         fetch(0);
         load_queries();
         const int n = ceil_div(item.tokens.end - item.tokens.begin, at.tokens);
@@ -371,35 +398,14 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
         write();
         gpu::sync_block(); // before the next item's queries take the place of these
     }
-
-    // To the tokens that any row of this tile attends.
-    GPU_FN void cut_range() {
-        const int last_row = n_packed() < ROWS ? n_packed() - 1 : ROWS - 1;
-        const int last     = s.position(packed(last_row) / p.group),
-                  first    = first_visible(p, s.position(packed(0) / p.group));
-        item.tokens.end    = last + 1 < item.tokens.end ? last + 1 : item.tokens.end;
-        const int grain    = first / GRAIN * GRAIN;
-        item.tokens.begin  = grain > item.tokens.begin ? grain : item.tokens.begin;
-        item.tokens.end    = item.tokens.end < item.tokens.begin ? item.tokens.begin : item.tokens.end;
-    }
 };
-
-// What the weighted sum of a row is multiplied by; a sink takes its share of the weights.
-GPU_FN float final_factor(const view & p, int head, float highest, float total) {
-    if (p.sinks == nullptr) {
-        return 1.0f / total;
-    }
-    const float sink = p.sinks[head] * LOG2E, top = fmaxf(highest, sink);
-    const float own = gpu::exp2(highest - top);
-    return own / (total * own + gpu::exp2(sink - top));
-}
 
 template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers>
 GPU_FN void attend_block(const view & p, row_class of, int tokens, char * memory) {
-    const layout      at     = layout_of<KNumbers, VNumbers>(p, 16 * M_TILES, tokens);
-    const row_starts  starts = starts_in(p, (int *) (memory + at.starts));
-    const tiles_asked asks   = {p, of, 16 * M_TILES};
-    find_starts(p, asks, starts);
+    const layout     at     = layout_of<KNumbers, VNumbers>(p, 16 * M_TILES, tokens);
+    const row_starts starts = starts_in(p, (int *) (memory + at.starts));
+    tiles_asked      asks   = {p, of, 16 * M_TILES, false};
+    find_items(asks, gpu::n_blocks(), starts);
     for (int number = gpu::block(); number < starts.items[starts.n]; number += gpu::n_blocks()) {
         attend<M_TILES, V_PAIRS, KNumbers, VNumbers> work(p, memory, at, item_of(p, asks, starts, number));
         work.run();

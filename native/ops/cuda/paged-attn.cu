@@ -24,7 +24,8 @@ static_assert((int) WINDOW_SLIDING == (int) GGML_PAGED_ATTN_WINDOW_SLIDING &&
                   (int) WINDOW_CHUNKED == (int) GGML_PAGED_ATTN_WINDOW_CHUNKED,
               "windows have the operator's numbers");
 static_assert((int) ROW_Q0 == (int) GGML_PAGED_ATTN_Q0 && (int) ROW_NQ == (int) GGML_PAGED_ATTN_NQ &&
-                  (int) ROW_LENGTH == (int) GGML_PAGED_ATTN_KV && (int) ROW_HEADER == (int) GGML_PAGED_ATTN_HEADER,
+                  (int) ROW_LENGTH == (int) GGML_PAGED_ATTN_KV && (int) ROW_SHARED == (int) GGML_PAGED_ATTN_SHARED &&
+                  (int) ROW_HEADER == (int) GGML_PAGED_ATTN_HEADER,
               "a row of the table is the operator's");
 
 // Before memory is allocated an address is where a view begins; a buffer begins at a multiple of 128.
@@ -69,6 +70,7 @@ static view view_of(const ggml_tensor * dst) {
     p.window_type    = params.window_type;
     p.scale          = params.scale;
     p.softcap        = params.softcap;
+    p.fast           = (params.flags & GGML_PAGED_ATTN_FAST) != 0;
     set_block_size(p, params.block_size);
     set_bias(p, params.max_bias);
     return p;

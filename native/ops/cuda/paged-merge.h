@@ -72,7 +72,7 @@ GPU_FN void merge_block(const view & p, char * memory) {
     const merges_asked asks   = {p};
     find_starts(p, asks, starts);
     for (int number = gpu::block(); number < starts.items[starts.n]; number += gpu::n_blocks()) {
-        const row_place at = place_of(p, asks, starts, number);
+        const row_place at = place_of(asks, starts, number);
         const sequence  s  = sequence_of(p, at.row);
         const int       i = number - at.before.items, n = n_splits(p, s);
         merge_row(p, p.partial + ((int64_t) at.before.partials + (int64_t) i * n) * partial_floats(p), n, i % p.n_head,

@@ -1,71 +1,21 @@
 // Who computes what. A sequence's query heads of one KV head are packed to rows: row j * group + h is head h of its
 // query j. A work item is a tile of such rows, one KV head, and a range of tokens: all of them, or, where a sequence
-// has few queries, a part of them, so that a GPU is full with one sequence. All of it follows from the sequence alone.
+// has few queries, a part of them, so that a GPU is full with one sequence. All of it follows from the sequence alone,
+// but that a part may be computed in company (paged-company.h), which changes no bit of it.
 #pragma once
 
-#include "paged-view.h"
+#include "paged-company.h"
 
 namespace paged {
-
-constexpr int FEW_QUERIES  = 16;  // of a sequence, up to which its tokens are split
-constexpr int SPLIT_TOKENS = 256; // of a part, at least
-constexpr int MOST_SPLITS  = 32;
-constexpr int GRAIN        = 64; // tokens; parts begin at multiples of it
 
 // Of the rows of a table, those whose packed rows number from `least` to `most` belong to a kernel.
 struct row_class {
     int least, most;
 };
 
-struct token_range {
-    int begin, end;
-};
-
-GPU_BOTH int ceil_div(int a, int b) { return (a + b - 1) / b; }
-
-// The first token that any query attends, down to a multiple of the grain.
-GPU_FN int first_token(const view & p, const sequence & s) { return first_visible(p, s.position(0)) / GRAIN * GRAIN; }
-
-GPU_FN int n_splits(const view & p, const sequence & s) {
-    if (s.n_q == 0 || s.n_q > FEW_QUERIES) {
-        return 1;
-    }
-    const int n = ceil_div(s.length - first_token(p, s), SPLIT_TOKENS);
-    return n < 1 ? 1 : n < MOST_SPLITS ? n : MOST_SPLITS;
-}
-
-GPU_FN token_range split_range(const view & p, const sequence & s, int split, int n) {
-    const int first = first_token(p, s), each = ceil_div(ceil_div(s.length - first, n), GRAIN) * GRAIN;
-    const int begin = first + split * each, end = begin + each;
-    return {begin < s.length ? begin : s.length, end < s.length ? end : s.length};
-}
-
-GPU_FN int packed_rows(const view & p, const sequence & s) { return s.n_q * p.group; }
-
-GPU_FN int n_items(const view & p, const sequence & s, row_class of, int tile_rows) {
-    const int rows = packed_rows(p, s);
-    return rows < of.least || rows > of.most ? 0 : ceil_div(rows, tile_rows) * p.n_head_kv * n_splits(p, s);
-}
-
-// Rows of `partial` that a sequence takes: for each query and head as many as it has parts.
-GPU_FN int n_partials(const view & p, const sequence & s) {
-    const int n = n_splits(p, s);
-    return n == 1 ? 0 : s.n_q * p.n_head * n;
-}
-
-// A row of `partial`: the weighted sum of V, the largest score (base 2), and the sum of the weights.
-GPU_BOTH int partial_floats(const view & p) { return p.d_v + 2; }
-
-// The bound of all rows of `partial`, from shapes alone.
-inline int64_t most_partials(int64_t n_tokens, int64_t n_rows, int64_t n_head, int64_t width_tokens) {
-    const int64_t few    = n_rows * FEW_QUERIES;
-    const int64_t splits = (width_tokens + SPLIT_TOKENS - 1) / SPLIT_TOKENS;
-    return (n_tokens < few ? n_tokens : few) * n_head * (splits < MOST_SPLITS ? splits : MOST_SPLITS);
-}
-
-// What a row of the table asks of a kernel: of its items, and of `partial`.
+// What a row of the table asks of a kernel: of its items, and of `partial`; and items that company would spare it.
 struct demand {
-    int items, partials;
+    int items, partials, spared;
 };
 
 // In shared memory: how much of each is asked for before a stretch of rows; the last entry has the sums. Stretches are
@@ -78,7 +28,7 @@ struct row_starts {
     int * partials;
 };
 
-constexpr int START_INTS = 2 * (MOST_STRETCHES + 1) + 2 * 32; // with find_starts's scratch
+constexpr int START_INTS = 2 * (MOST_STRETCHES + 1) + 3 * 32; // with find_starts's scratch
 
 GPU_FN row_starts starts_in(const view & p, int * ints) {
     const int stretch = p.n_rows > MOST_STRETCHES ? ceil_div(p.n_rows, MOST_STRETCHES) : 1;
@@ -86,40 +36,45 @@ GPU_FN row_starts starts_in(const view & p, int * ints) {
 }
 
 template <class Asks> GPU_FN demand demand_of(const view & p, const Asks & asks, int begin, int end) {
-    demand sum = {0, 0};
+    demand sum = {0, 0, 0};
     for (int row = begin; row < end && row < p.n_rows; ++row) {
-        const demand one = asks(sequence_of(p, row));
+        const demand one = asks(row);
         sum.items += one.items;
         sum.partials += one.partials;
+        sum.spared += one.spared;
     }
     return sum;
 }
 
-// By all threads of a block, of which there are at most 1024. `asks` says what a sequence asks for.
-template <class Asks> GPU_FN void find_starts(const view & p, const Asks & asks, const row_starts & to) {
+// By all threads of a block, of which there are at most 1024; returns the sums. `asks` says what a row asks for.
+template <class Asks> GPU_FN demand find_starts(const view & p, const Asks & asks, const row_starts & to) {
     int *  scratch = to.partials + MOST_STRETCHES + 1;
-    demand before  = {0, 0};
+    demand before  = {0, 0, 0};
     for (int base = 0; base < to.n; base += gpu::n_threads()) {
         const int    i   = base + gpu::thread();
         const demand own = demand_of(p, asks, i * to.stretch, i * to.stretch + to.stretch);
         demand       sum = own; // of this thread and those before it in the warp
         GPU_UNROLL
         for (int by = 1; by < 32; by *= 2) {
-            const int items = gpu::shuffle_up(sum.items, by), partials = gpu::shuffle_up(sum.partials, by);
-            sum.items += gpu::lane() >= by ? items : 0;
-            sum.partials += gpu::lane() >= by ? partials : 0;
+            const demand up = {gpu::shuffle_up(sum.items, by), gpu::shuffle_up(sum.partials, by),
+                               gpu::shuffle_up(sum.spared, by)};
+            sum.items += gpu::lane() >= by ? up.items : 0;
+            sum.partials += gpu::lane() >= by ? up.partials : 0;
+            sum.spared += gpu::lane() >= by ? up.spared : 0;
         }
         if (gpu::lane() == 31) {
             scratch[gpu::warp()]      = sum.items;
             scratch[32 + gpu::warp()] = sum.partials;
+            scratch[64 + gpu::warp()] = sum.spared;
         }
         gpu::sync_block();
-        demand all = {0, 0};
+        demand all = {0, 0, 0};
         for (int w = 0; w < gpu::n_threads() / 32; ++w) {
             sum.items += w < gpu::warp() ? scratch[w] : 0;
             sum.partials += w < gpu::warp() ? scratch[32 + w] : 0;
             all.items += scratch[w];
             all.partials += scratch[32 + w];
+            all.spared += scratch[64 + w];
         }
         if (i < to.n) {
             to.items[i]    = before.items + sum.items - own.items;
@@ -127,6 +82,7 @@ template <class Asks> GPU_FN void find_starts(const view & p, const Asks & asks,
         }
         before.items += all.items;
         before.partials += all.partials;
+        before.spared += all.spared;
         gpu::sync_block();
     }
     if (gpu::thread() == 0) {
@@ -134,6 +90,7 @@ template <class Asks> GPU_FN void find_starts(const view & p, const Asks & asks,
         to.partials[to.n] = before.partials;
     }
     gpu::sync_block();
+    return before;
 }
 
 // The row that an item belongs to, and what is before it.
@@ -142,8 +99,7 @@ struct row_place {
     demand before;
 };
 
-template <class Asks>
-GPU_FN row_place place_of(const view & p, const Asks & asks, const row_starts & starts, int number) {
+template <class Asks> GPU_FN row_place place_of(const Asks & asks, const row_starts & starts, int number) {
     int low = 0, high = starts.n - 1; // the last stretch that begins at or before it
     while (low < high) {
         const int middle = (low + high + 1) / 2;
@@ -153,9 +109,9 @@ GPU_FN row_place place_of(const view & p, const Asks & asks, const row_starts & 
             high = middle - 1;
         }
     }
-    row_place at = {low * starts.stretch, {starts.items[low], starts.partials[low]}};
+    row_place at = {low * starts.stretch, {starts.items[low], starts.partials[low], 0}};
     for (; at.row < low * starts.stretch + starts.stretch - 1; ++at.row) {
-        const demand one = asks(sequence_of(p, at.row));
+        const demand one = asks(at.row);
         if (number < at.before.items + one.items) {
             break;
         }
@@ -170,39 +126,91 @@ struct tiles_asked {
     const view & p;
     row_class    of;
     int          tile_rows;
+    bool         company; // whether parts that sequences have in common are computed once
 
-    GPU_FN demand operator()(const sequence & s) const { return {n_items(p, s, of, tile_rows), n_partials(p, s)}; }
+    GPU_FN int skipped(int row, const sequence & s) const { return skipped_parts(p, row, s, tile_rows); }
+
+    GPU_FN demand operator()(int row) const {
+        const sequence s    = sequence_of(p, row);
+        const int      rows = packed_rows(p, s), partials = n_partials(p, s);
+        if (rows < of.least || rows > of.most) {
+            return {0, partials, 0};
+        }
+        const int of_part = ceil_div(rows, tile_rows) * p.n_head_kv, items = of_part * n_splits(p, s);
+        const int spared = of_part * skipped(row, s);
+        return {company ? items - spared : items, partials, spared};
+    }
 };
+
+// By all threads of a block: the items of each row, in company where that is worth it to so many blocks.
+GPU_FN void find_items(tiles_asked & asks, int n_blocks, const row_starts & to) {
+    const demand alone = find_starts(asks.p, asks, to);
+    if (company_wins(alone.items, alone.spared, n_blocks)) {
+        asks.company = true;
+        find_starts(asks.p, asks, to);
+    }
+}
 
 // What the merging kernel is asked for: each query and head of sequences whose tokens are split.
 struct merges_asked {
     const view & p;
 
-    GPU_FN demand operator()(const sequence & s) const {
-        const int n = n_partials(p, s);
-        return {n ? s.n_q * p.n_head : 0, n};
+    GPU_FN demand operator()(int row) const {
+        const sequence s = sequence_of(p, row);
+        const int      n = n_partials(p, s);
+        return {n ? s.n_q * p.n_head : 0, n, 0};
     }
 };
 
 struct work_item {
     int         row, tile, head_kv, split, n_splits;
+    int         members;  // rows of the table from this one on, that have this part in common
     int         partials; // before those of its row
     token_range tokens;
 };
 
+// The row of `partial`, or, of a sequence that is not split, of `out`, that the item makes of a query and head of one
+// of its members.
+GPU_FN int result_row(const view & p, const work_item & item, int member, int q0, int j, int head) {
+    if (item.n_splits == 1) {
+        return (q0 + j) * p.n_head + head;
+    }
+    int before = item.partials;
+    for (int i = 0; i < member; ++i) {
+        before += n_partials(p, sequence_of(p, item.row + i));
+    }
+    const int n = member ? n_splits(p, sequence_of(p, item.row + member)) : item.n_splits;
+    return before + (j * p.n_head + head) * n + item.split;
+}
+
+// Of an item's tokens those that any of its packed rows first .. last attends; what members have in common is attended
+// whole.
+GPU_FN token_range visible_part(const view & p, const sequence & s, const work_item & item, int first, int last) {
+    if (item.members > 1) {
+        return item.tokens;
+    }
+    const int grain = first_visible(p, s.position(first / p.group)) / GRAIN * GRAIN;
+    const int after = s.position(last / p.group) + 1;
+    const int begin = grain > item.tokens.begin ? grain : item.tokens.begin;
+    const int end   = after < item.tokens.end ? after : item.tokens.end;
+    return {begin, end < begin ? begin : end};
+}
+
 // The item of a number; those of one sequence and KV head follow one another.
 GPU_FN work_item item_of(const view & p, const tiles_asked & asks, const row_starts & starts, int number) {
-    const row_place at    = place_of(p, asks, starts, number);
-    const sequence  s     = sequence_of(p, at.row);
-    const int       parts = n_splits(p, s), tiles = ceil_div(packed_rows(p, s), asks.tile_rows);
+    const row_place at      = place_of(asks, starts, number);
+    const sequence  s       = sequence_of(p, at.row);
+    const int       skipped = asks.company ? asks.skipped(at.row, s) : 0;
+    const int       parts = n_splits(p, s), own = parts - skipped, tiles = ceil_div(packed_rows(p, s), asks.tile_rows);
     const int       rest = number - at.before.items;
     work_item       item;
     item.row      = at.row;
     item.n_splits = parts;
     item.partials = at.before.partials;
     item.tile     = rest % tiles;
-    item.split    = rest / tiles % parts;
-    item.head_kv  = rest / tiles / parts;
+    item.split    = skipped + rest / tiles % own;
+    item.head_kv  = rest / tiles / own;
+    item.members  = asks.company ? n_members(p, at.row, item.split, asks.tile_rows) : 1;
     item.tokens   = split_range(p, s, item.split, parts);
     return item;
 }

@@ -23,7 +23,7 @@ enum page_type {
 enum window_kind { WINDOW_NONE = 0, WINDOW_SLIDING = 1, WINDOW_CHUNKED = 2 };
 
 // The integers in front of the block ids of a row of the table.
-enum row_field { ROW_Q0 = 0, ROW_NQ = 1, ROW_LENGTH = 2, ROW_HEADER = 4 };
+enum row_field { ROW_Q0 = 0, ROW_NQ = 1, ROW_LENGTH = 2, ROW_SHARED = 3, ROW_HEADER = 4 };
 
 struct pages { // K or V of one layer
     const char * data;
@@ -52,10 +52,12 @@ struct view {
     float scale, softcap;
     float slope_step, slope_step_rest; // ALiBi: logarithms (base 2) of the first `n_slopes` heads, and of the others
     int   n_slopes;                    // 0: no bias
+    int   fast;                        // products of many rows may be of numbers of 16 bits, rounded once
 };
 
 struct sequence {
     int             q0, n_q, length;
+    int             shared; // leading blocks that are those of the row before, as far as they were looked for
     const int32_t * blocks;
 
     GPU_FN int position(int j) const { return length - n_q + j; }
@@ -63,7 +65,7 @@ struct sequence {
 
 GPU_FN sequence sequence_of(const view & p, int row) {
     const int32_t * entry = p.table + row * p.table_stride;
-    return {entry[ROW_Q0], entry[ROW_NQ], entry[ROW_LENGTH], entry + ROW_HEADER};
+    return {entry[ROW_Q0], entry[ROW_NQ], entry[ROW_LENGTH], entry[ROW_SHARED], entry + ROW_HEADER};
 }
 
 // The first position that a query at `position` attends; the last one is its own.
@@ -72,6 +74,18 @@ GPU_FN int first_visible(const view & p, int position) {
         return position < p.window ? 0 : position - p.window + 1;
     }
     return p.window_type == WINDOW_CHUNKED ? position / p.window * p.window : 0;
+}
+
+constexpr float LOG2E = 1.4426950408889634f;
+
+// What the weighted sum of a row is multiplied by; a sink takes its share of the weights.
+GPU_FN float final_factor(const view & p, int head, float highest, float total) {
+    if (p.sinks == nullptr) {
+        return 1.0f / total;
+    }
+    const float sink = p.sinks[head] * LOG2E, top = fmaxf(highest, sink);
+    const float own = gpu::exp2(highest - top);
+    return own / (total * own + gpu::exp2(sink - top));
 }
 
 GPU_FN float alibi_slope(const view & p, int head) {

@@ -1,0 +1,262 @@
+"""Sequences that begin with the same blocks, by the kernels for GPUs: read once, and no bit is another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from . import lab
+from .cases import Call, Case, blocks_of, make, poisoned, same_bits
+from .lab import HEADER, KV_TYPES, GpuItem, GpuPlan, Heads, Params, Table
+from .test_gpu_kernels import on_gpu
+
+SEVEN = ((1, 600), (1, 700), (1, 640), (1, 768), (1, 1000), (1, 577), (1, 601))
+"""Decode, in parts of 256 tokens."""
+
+
+def joined(call: Call, blocks: tuple[int, ...]) -> Call:
+    """Row i of the table begins with so many blocks of the row before; rows say what they have in common."""
+    table = call.table.copy()
+    for row, n in enumerate(blocks, 1):
+        table[row, HEADER : HEADER + n] = table[row - 1, HEADER : HEADER + n]
+    return replace(call, table=lab.find_shared(table, call.case.params.block_size))
+
+
+def apart(call: Call) -> Call:
+    """The same, but nobody is told that blocks are shared."""
+    table = call.table.copy()
+    table[:, 3] = 0
+    return replace(call, table=table)
+
+
+def items(call: Call, blocks: int = 1) -> list[tuple[int, GpuItem]]:
+    """(rows of a tile, item) of all launches."""
+    case = call.case
+    plan = GpuPlan(case.heads, case.params, call.q, call.k, call.v, call.table)
+    return [(launch.tile_rows, item) for launch in plan.launches for item in plan.items(launch, blocks)]
+
+
+def most_members(call: Call, blocks: int = 1) -> int:
+    return max(item.members for _, item in items(call, blocks))
+
+
+def assert_same_bits(call: Call, members: int) -> None:
+    """As when nothing is shared, as alone, and for several blocks; so many sequences are in a tile."""
+    assert most_members(call) == members
+    together = on_gpu(call, blocks=1)
+    assert np.isfinite(together).all()
+    assert same_bits(on_gpu(apart(call), blocks=3), together)
+    assert same_bits(on_gpu(call, blocks=3), together)
+
+
+# ---- bits ----
+
+
+@pytest.mark.parametrize("kv_type", KV_TYPES)
+@pytest.mark.parametrize("sizes", [(64, 64), (128, 96)])
+def test_every_type(kv_type: str, sizes: tuple[int, int]) -> None:
+    """Four of seven are in a tile, then three; prefixes end within a part."""
+    call = make(Case(Heads(*sizes, 8, 2, kv_type, kv_type), sequences=SEVEN))
+    assert_same_bits(joined(call, (18, 17, 17, 18, 16, 17)), 4)
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "bf16"])
+def test_large_heads(kv_type: str) -> None:
+    """Latent attention, whose V is a view of K; two sequences of eight heads to a tile."""
+    call = make(Case(Heads(576, 512, 8, 1, kv_type, kv_type), sequences=SEVEN[:3], v_of_k=True))
+    assert_same_bits(joined(call, (17, 17)), 2)
+    call = make(Case(Heads(256, 256, 8, 2, kv_type, kv_type), sequences=SEVEN[:5]))
+    assert_same_bits(joined(call, (18, 17, 17, 18)), 4)
+
+
+@pytest.mark.parametrize(
+    ("n_head", "n_head_kv", "members"),
+    [(2, 2, 7), (3, 1, 5), (10, 2, 3), (8, 1, 2), (9, 1, 1), (16, 1, 1), (20, 1, 3), (33, 1, 1), (70, 1, 1)],
+)
+def test_groups_of_heads(n_head: int, n_head_kv: int, members: int) -> None:
+    """As many sequences as a tile of 16 rows has room for, or one of 64 where a group is larger."""
+    call = make(Case(Heads(64, 64, n_head, n_head_kv, "q8_0", "f16"), sequences=SEVEN))
+    assert_same_bits(joined(call, (18, 17, 17, 18, 16, 17)), members)
+
+
+@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.parametrize(
+    ("params", "members"),
+    [
+        (Params(max_bias=8.0), 4),
+        (Params(softcap=30.0, scale=0.3), 4),
+        (Params(max_bias=4.0, softcap=20.0, block_size=96), 4),
+        (Params(block_size=64), 4),
+        (Params(block_size=256), 4),
+        (Params(window=500, window_type="sliding"), 1),
+        (Params(window=5000, window_type="sliding"), 1),
+        (Params(window=300, window_type="chunked", max_bias=4.0), 1),
+    ],
+    ids=str,
+)
+def test_parameters(params: Params, members: int, sinks: bool) -> None:
+    """Windows are never in company: what they see begins anywhere."""
+    call = make(Case(Heads(64, 64, 8, 2, "f16", "q8_0"), params, SEVEN, sinks))
+    shared = 544 // params.block_size
+    assert_same_bits(joined(call, (shared,) * 6), members)
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "q4_0"])
+def test_mixtures(kv_type: str) -> None:
+    """Rows of prompts, of several queries, of none and of other parts stand between those that share."""
+    sequences = (
+        *((1, 600), (1, 700), (0, 700), (1, 700), (1, 620), (40, 640), (17, 600), (1, 630), (1, 650)),
+        *(
+            (1, 560),
+            (1, 570),
+            (1, 900),
+            (2, 900),
+            (2, 800),
+            (2, 1300),
+            (3, 700),
+            (1, 256),
+            (1, 300),
+            (1, 512),
+        ),
+    )
+    call = make(Case(Heads(64, 64, 8, 2, kv_type, kv_type), sequences=sequences, loose_rows=1))
+    needs = [blocks_of(length, 32) for _, length in sequences]
+    call = joined(call, tuple(min(pair) for pair in pairwise(needs)))
+    assert_same_bits(call, 2)
+    together = on_gpu(call, blocks=1)
+    for row, (n_q, _) in enumerate(sequences):
+        q0 = int(call.table[row, 0])
+        assert same_bits(on_gpu(call.alone(row), blocks=2), together[q0 : q0 + n_q])
+    assert same_bits(on_gpu(poisoned(call, 0xFF), blocks=1), together)
+
+
+def test_a_sequence_that_is_all_shared_prefix() -> None:
+    """Nothing is left of it but what another one reads, its last token too."""
+    call = make(Case(Heads(64, 64, 8, 2), sequences=((1, 512), (1, 512), (1, 1024), (1, 768))))
+    call = joined(call, (16, 16, 24))
+    assert {item.row for _, item in items(call)} == {0, 2}
+    assert_same_bits(call, 4)
+
+
+def test_a_sequence_of_one_part_goes_alone() -> None:
+    """It has no partial results: what is one part of it and of a longer one is computed for each."""
+    call = make(Case(Heads(64, 64, 8, 2), sequences=((1, 256), (1, 700), (1, 256), (1, 600))))
+    assert_same_bits(joined(call, (8, 8, 8)), 1)
+
+
+# ---- who goes with whom ----
+
+
+def parts(call: Call, blocks: int) -> Iterator[tuple[int, int, int, int, tuple[int, int]]]:
+    """(row, tile, KV head, part, its tokens) that an item computes."""
+    for _, item in items(call, blocks):
+        for row in range(item.row, item.row + item.members):
+            yield row, item.tile, item.head_kv, item.split, (item.begin, item.end)
+
+
+def check_plan(call: Call) -> int:
+    """Everything is computed once, and together only what is the same; returns the most members of a tile."""
+    alone = sorted(parts(apart(call), 1))
+    assert sorted(parts(call, 1)) == alone
+    assert len(alone) == len(set(alone))
+    starts = {item.row: item.partials for _, item in items(apart(call))}
+    most, size = 1, call.case.params.block_size
+    group = call.case.heads.n_head // call.case.heads.n_head_kv
+    for tile_rows, item in items(call):
+        assert item.partials == starts[item.row]
+        members = call.table[item.row : item.row + item.members]
+        most = max(most, item.members)
+        if item.members > 1:
+            assert item.n_splits > 1
+            assert len(set(members[:, 1])) == 1
+            assert item.members * members[0, 1] * group <= tile_rows
+            assert item.end <= (members[:, 2] - members[:, 1]).min() + 1
+            named = members[:, HEADER + item.begin // size : HEADER + blocks_of(item.end, size)]
+            assert (named == named[0]).all()
+    return most
+
+
+rows = st.tuples(
+    st.sampled_from([0, 1, 1, 1, 1, 2, 3, 16, 17]),
+    st.sampled_from([70, 256, 300, 512, 560, 600, 1000, 8192, 8200, 9000, 10000, 20000]),
+    st.integers(0, 700),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(rows, min_size=1, max_size=20),
+    st.sampled_from([(1, 1), (4, 1), (6, 2), (20, 1), (40, 1)]),
+    st.sampled_from([32, 96, 256]),
+)
+def test_every_part_is_computed_once(
+    sequences: list[tuple[int, int, int]], heads: tuple[int, int], block_size: int
+) -> None:
+    """Whatever neighbours have in common."""
+    case = Case(Heads(8, 8, *heads), Params(block_size=block_size), [(q, n) for q, n, _ in sequences])
+    needs = [blocks_of(n, block_size) for _, n in case.sequences]
+    shared = [min(s[2], a, b) for s, (a, b) in zip(sequences[1:], pairwise(needs), strict=True)]
+    check_plan(joined(make(case), tuple(shared)))
+
+
+def test_parts_of_the_same_size_are_shared_and_others_not() -> None:
+    """Up to 8192 tokens parts have 256; beyond, their size follows the length in steps of 2048."""
+
+    def together(*lengths: int) -> int:
+        call = make(Case(Heads(8, 8, 4, 1), sequences=[(1, n) for n in lengths]))
+        common = min(lengths) // 32
+        return check_plan(joined(call, (common,) * (len(lengths) - 1)))
+
+    assert together(600, 8192) == together(8193, 10240) == together(30721, 32768, 31000) - 1 == 2
+    assert together(8192, 8193) == together(10240, 10241) == together(300, 600) == 1
+
+
+def test_long_tables() -> None:
+    """Where a stretch of the table is several rows."""
+    call = make(Case(Heads(8, 8, 4, 1), sequences=[(1, 600)] * 1100))
+    assert check_plan(joined(call, tuple(18 if row % 7 else 0 for row in range(1, 1100)))) == 4
+
+
+@pytest.mark.parametrize(
+    ("shared_blocks", "worth_it"), [(24, {1, 2, 7, 8, 10, 14, 16, 20, 31}), (8, {1, 2, 7, 10, 14, 31})]
+)
+def test_company_is_kept_where_items_come_round_less_often(shared_blocks: int, worth_it: set[int]) -> None:
+    """Alone 32 items; 14 where three parts of four are shared, 26 where it is one."""
+    call = make(Case(Heads(8, 8, 8, 2), sequences=[(1, 1000)] * 4))
+    call = joined(call, (shared_blocks,) * 3)
+    for blocks in (1, 2, 7, 8, 10, 14, 16, 20, 31, 32, 33, 1000):
+        assert most_members(call, blocks) == (4 if blocks in worth_it else 1)
+
+
+# ---- what a row says ----
+
+
+def common_blocks(table: Table, block_size: int) -> list[int]:
+    """Leading blocks of each row that those of the row before equal."""
+    found = [0]
+    for before, row in pairwise(table):
+        n = min(blocks_of(int(r[2]), block_size) if r[1] else 0 for r in (before, row))
+        differ = np.flatnonzero(before[HEADER : HEADER + n] != row[HEADER : HEADER + n])
+        found.append(int(differ[0]) if len(differ) else n)
+    return found
+
+
+@pytest.mark.parametrize("block_size", [32, 96])
+def test_rows_say_what_they_have_in_common(block_size: int) -> None:
+    """Within both lengths; a row of no queries has nothing, whatever it was left with."""
+    rng = np.random.default_rng(5)
+    table = np.full((40, HEADER + 9), -1, np.int32)
+    table[:, 0:2] = rng.integers(0, 5, (40, 2))
+    table[:, 2] = rng.integers(1, 9 * block_size + 1, 40)
+    table[:, 3] = rng.integers(0, 9, 40)
+    table[:, HEADER:] = rng.random((40, 9)) < 0.05
+    found = lab.find_shared(table, block_size)
+    assert (found[:, [0, 1, 2, *range(4, 13)]] == table[:, [0, 1, 2, *range(4, 13)]]).all()
+    assert list(found[:, 3]) == common_blocks(table, block_size)
+    assert len(set(found[:, 3])) > 4
