@@ -131,6 +131,8 @@ def _widths(summary: GgufSummary) -> str | None:
     heads = _number(summary, "attention.head_count") if heads is None else heads
     for key in ("attention.key_length", "attention.value_length"):
         size = _number(summary, key)
+        if heads and size == 0:
+            return f"{summary.architecture}.{key} is 0, but there are heads"
         if heads and size and heads * size > widest:
             return (
                 f"{heads} heads of {summary.architecture}.{key} {size} are wider than any tensor ({widest})"

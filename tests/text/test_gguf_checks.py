@@ -113,6 +113,8 @@ def test_vectors_that_are_not_f32(refuse: Refuse, name: str) -> None:
         ("attention.value_length", 1 << 30, "no tensor is wider"),
         ("attention.head_count_kv", (1 << 32) - 1, "no tensor is wider"),
         ("attention.head_count_kv", 1000, "are wider than any tensor"),
+        ("attention.key_length", 0, "there are heads"),
+        ("attention.value_length", 0, "there are heads"),
         ("attention.head_count_kv", 0, "there are tensors for keys"),
         ("ssm.state_size", 1 << 30, "no tensor is wider"),
     ],
