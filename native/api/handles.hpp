@@ -27,6 +27,7 @@ struct velo_model {
     bool                                vocab_only    = false;
     bool                                deterministic = false;
     bool                                offloads      = false; // some layers are on a GPU
+    bool                                is_encoder    = false; // it has no cache, and embeds
     std::string                         refusal;               // why it cannot be paged; empty: it can
 };
 

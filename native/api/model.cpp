@@ -109,6 +109,15 @@ velo_model_params velo_model_default_params(void) noexcept {
     return params;
 }
 
+// Whether a model that cannot be paged is for embeddings. Upstream finds out by making its memory, if it can.
+static bool embeds_alone(const llama_model & model, const char * path) {
+    try {
+        return llama_model_is_encoder(&model);
+    } catch (const std::runtime_error & e) {
+        velo::fail(VELO_MODEL_ERROR, "%s is damaged: %s", path, e.what());
+    }
+}
+
 velo_status velo_model_load(const char * path, const velo_model_params * params, velo_model ** model) noexcept {
     return velo::guarded([&] {
         velo::check_pointer(model, "model");
@@ -157,7 +166,8 @@ velo_status velo_model_load(const char * path, const velo_model_params * params,
         if (made->vocab_only) {
             made->refusal = "the model was loaded with vocab_only: it has no weights to run";
         } else if (const char * reason = llama_paged_refusal(made->llama.get())) {
-            made->refusal = reason;
+            made->refusal    = reason;
+            made->is_encoder = embeds_alone(*made->llama, path);
         }
         *model = made.release();
     });
@@ -188,7 +198,7 @@ velo_status velo_model_get_info(const velo_model * model, velo_model_info * info
             info->n_ctx_train                    = llama_model_n_ctx_train(llama);
             info->n_embd_out                     = llama_model_n_embd_out(llama);
             info->pooling                        = llama_model_pooling(llama);
-            info->is_encoder                     = !info->can_page && llama_model_is_encoder(llama);
+            info->is_encoder                     = model->is_encoder;
         }
     });
 }
