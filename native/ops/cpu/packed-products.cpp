@@ -46,41 +46,25 @@ constexpr tile_of_rows<Weights> tiles[] = {
     tile<Weights, 5>, tile<Weights, 6>, tile<Weights, 7>, tile<Weights, 8>,
 };
 
-template <class Weights> struct call {
-    const char *                  weights;
-    const typename Weights::row * rows;
-    float *                       out;
-    int64_t                       n_in, n_out, n_rows;
+template <class Weights> bool run(const ggml_compute_params * params, ggml_tensor * dst) {
+    const auto n_in = dst->src[0]->ne[0], n_out = dst->ne[0], n_rows = ggml_nrows(dst);
+    const auto n_blocks = n_in / Weights::K;
+    auto *     rows     = static_cast<typename Weights::row *>(params->wdata);
+    round_part<Weights>(params, static_cast<const float *>(dst->src[1]->data), n_rows * n_blocks, rows);
+    ggml_barrier(params->threadpool);
 
-    // Columns of the result, 16 to a tile.
-    void run(int64_t first_tile, int64_t end) const {
-        const auto n_blocks = n_in / Weights::K;
-        const auto parts    = (n_rows + MOST_ROWS - 1) / MOST_ROWS; // of equal size, for the tile is unpacked for each
-        for (auto at = first_tile; at < end; ++at) {
-            for (int64_t part = 0; part < parts; ++part) {
-                const auto first = n_rows * part / parts, n = n_rows * (part + 1) / parts - first;
-                tiles<Weights>[n - 1](static_cast<int>(n_blocks), weights + at * n_blocks * Weights::BYTES,
-                                      rows + first * n_blocks, out + first * n_out + at * COLS,
-                                      static_cast<size_t>(n_out));
-            }
+    // fixed shares: handing out what is left at their ends costs more than waiting for it, where memory is the limit
+    const auto   n_tiles = n_out / COLS, end = n_tiles * (params->ith + 1) / params->nth;
+    const auto   parts   = (n_rows + MOST_ROWS - 1) / MOST_ROWS; // of equal size, for the tile is unpacked for each
+    const auto * weights = static_cast<const char *>(dst->src[0]->data);
+    auto *       out     = static_cast<float *>(dst->data);
+    for (auto at = n_tiles * params->ith / params->nth; at < end; ++at) {
+        for (int64_t part = 0; part < parts; ++part) {
+            const auto first = n_rows * part / parts, n = n_rows * (part + 1) / parts - first;
+            tiles<Weights>[n - 1](static_cast<int>(n_blocks), weights + at * n_blocks * Weights::BYTES,
+                                  rows + first * n_blocks, out + first * n_out + at * COLS, static_cast<size_t>(n_out));
         }
     }
-};
-
-template <class Weights> bool run(const ggml_compute_params * params, ggml_tensor * dst) {
-    auto * rows = static_cast<typename Weights::row *>(params->wdata);
-    round_part<Weights>(params, static_cast<const float *>(dst->src[1]->data), ggml_nelements(dst->src[1]) / Weights::K,
-                        rows);
-    ggml_barrier(params->threadpool);
-    const call<Weights> c = {static_cast<const char *>(dst->src[0]->data),
-                             rows,
-                             static_cast<float *>(dst->data),
-                             dst->src[0]->ne[0],
-                             dst->ne[0],
-                             ggml_nrows(dst)};
-    // fixed shares: handing out what is left at their ends costs more than waiting for it, where memory is the limit
-    const int64_t n_tiles = c.n_out / COLS;
-    c.run(n_tiles * params->ith / params->nth, n_tiles * (params->ith + 1) / params->nth);
     return true;
 }
 
