@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from _upstream import UpstreamError
+from _upstream import ROOT, UpstreamError
 
 
 def program(name: str) -> str | None:
@@ -46,6 +46,12 @@ def build_targets(build: Path, targets: Sequence[str]) -> None:
     run_logged(
         [cmake(), "--build", str(build), "--parallel", jobs, "--target", *targets], build / "build.log"
     )
+
+
+def copy_package(to: Path) -> None:
+    """The package's Python, without what a build in place has left there."""
+    left_out = shutil.ignore_patterns("__pycache__", "*.so", "lib")
+    shutil.copytree(ROOT / "pyvelo", to / "pyvelo", ignore=left_out, dirs_exist_ok=True)
 
 
 def launchers() -> dict[str, str]:

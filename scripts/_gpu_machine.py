@@ -19,13 +19,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from _cmake import copy_package
 from _gpu_report import Missing, OutOfTime
 
 __all__ = [
     "Done",
     "Places",
     "Run",
-    "copy_package",
     "find_sanitizer",
     "last_line",
     "library_folders",
@@ -160,12 +160,6 @@ def settle(bundle: Path = BUNDLE, stock: Path | None = None) -> Places:
     if stock is None and there and (there / "stock").is_dir():
         stock = there / "stock"
     return Places(package, there, stock)
-
-
-def copy_package(to: Path) -> None:
-    """The package's Python, without what a build in place has left there."""
-    left_out = shutil.ignore_patterns("__pycache__", "*.so", "lib")
-    shutil.copytree(ROOT / "pyvelo", to / "pyvelo", ignore=left_out, dirs_exist_ok=True)
 
 
 def unpack(archive: Path, to: Path) -> None:

@@ -24,8 +24,8 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from _cmake import build_targets, cmake, run_logged
-from _gpu_machine import BUNDLE, copy_package
+from _cmake import build_targets, cmake, copy_package, run_logged
+from _gpu_machine import BUNDLE
 from _upstream import UpstreamError, run_main
 from build_cuda import BUILD, LIBRARY, configure_cuda
 from build_stock import build_stock

@@ -18,7 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from _cmake import build_targets, cmake, configure
+from _cmake import build_targets, cmake, configure, copy_package
 from _upstream import ROOT, UpstreamError, run_main
 
 BUILD = ROOT / "build" / "portable"
@@ -35,8 +35,7 @@ def build() -> Path:
     build_targets(BUILD, ["all"])
     folder = BUILD / "package"
     shutil.rmtree(folder, ignore_errors=True)
-    ignored = shutil.ignore_patterns("lib", "*.so", "__pycache__")
-    shutil.copytree(ROOT / "pyvelo", folder / "pyvelo", ignore=ignored)
+    copy_package(folder)
     install = [cmake(), "--install", str(BUILD), "--component", "pyvelo", "--prefix", str(folder)]
     done = subprocess.run(install, capture_output=True, text=True, check=False)
     if done.returncode != 0:

@@ -14,6 +14,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from _cmake import copy_package
+
 ROOT = Path(__file__).resolve().parent.parent
 DRIVERS = {"velo-lab-check": {"thread": ["2", "3"]}}
 """Native programs that check themselves and end with 0: name, and arguments for a kind of sanitizer.
@@ -64,8 +66,7 @@ def run_tests(folder: Path) -> bool:
     """Runs TESTS over a package of this build, laid out beside it; False when one failed."""
     package = folder / "package"
     shutil.rmtree(package, ignore_errors=True)
-    compiled = shutil.ignore_patterns("lib", "*.so", "__pycache__")
-    shutil.copytree(ROOT / "pyvelo", package / "pyvelo", ignore=compiled)
+    copy_package(package)
     install = ["cmake", "--install", str(folder), "--component", "pyvelo", "--prefix", str(package)]
     subprocess.run(install, check=True, stdout=subprocess.DEVNULL)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import _gpu_machine
 import pytest
+from _cmake import copy_package
 from _gpu_machine import (
     Done,
     Places,
-    copy_package,
     find_sanitizer,
     library_folders,
     nvidia_folders,
