@@ -101,8 +101,9 @@ class EngineCore:
         """Requests that wait in host memory."""
         return sum(request.swapped is not None for request in self._waiting)
 
-    def settle(self) -> None:
-        """Takes in what is in the inbox."""
+    def settle(self) -> bool:
+        """Takes in what is in the inbox; whether that ended a request."""
+        n_ended = self.counters.n_ended
         for request in self.inbox.arrivals():
             if request.branch is not None:
                 request.swapped, request.branch.swapped = request.branch.swapped, None
@@ -117,6 +118,7 @@ class EngineCore:
         self._drop_idle()
         if self.watch is not None:
             self.watch(self._waiting, self._running)
+        return self.counters.n_ended > n_ended
 
     def cancel_all(self) -> None:
         """Ends every request, and gives back what branches hold."""
@@ -128,12 +130,12 @@ class EngineCore:
             self.shelf.forget(branch)
 
     def step(self) -> bool:
-        """Runs one step; False when there was nothing to do."""
+        """Runs one step; False when there was nothing to do, and no request to end either."""
         start = self.clock()
-        self.settle()
+        ended = self.settle()
         plan = self._begin(self._schedule())
         if not plan.decodes and not plan.chunks:
-            changed = bool(plan.starts or plan.preempted or plan.evicted)
+            changed = bool(ended or plan.starts or plan.preempted or plan.evicted)
             if self._waiting and not self._running and not changed:
                 raise InternalError("requests wait although nothing runs")
             return changed

@@ -27,6 +27,11 @@ class Counters:
     run_seconds: float = 0.0  # in forward passes
     sample_seconds: float = 0.0  # from there to the end of the step
 
+    @property
+    def n_ended(self) -> int:
+        """Requests that have ended, however."""
+        return self.stopped + self.ran_out + self.cancelled + self.failed
+
     def ended(self, reason: FinishReason) -> None:
         """A request has ended so."""
         self.stopped += reason == "stop"

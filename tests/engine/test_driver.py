@@ -201,6 +201,21 @@ def test_closing_right_after_a_visit(stand: Stand) -> None:
     stand.assert_idle()
 
 
+def test_what_comes_right_after_a_deadline_is_answered(stand: Stand) -> None:
+    """A step that only ends a request whose time is up; the next one comes before the driver looks again."""
+    requests = [stand.hand_over([1, 2], 100, timeout=0)]
+
+    def ready() -> bool:
+        if requests[-1].finished and len(requests) == 1:
+            requests.append(stand.hand_over([3, 4], 5))
+        return requests[-1].finished
+
+    stand.driver.drive(ready)
+    assert requests[0].finish_reason == "cancelled"
+    assert requests[1].generated_ids == answer([3, 4], 5)
+    stand.assert_idle()
+
+
 def test_waiting_for_nothing_is_a_defect_and_not_a_hang(stand: Stand) -> None:
     with pytest.raises(InternalError, match="nothing is left to do"):
         stand.driver.drive(lambda: False)
