@@ -98,7 +98,7 @@ def others_share(since: tuple[float, float, float] | None = None) -> tuple[tuple
 def quiet_rounds(run: Callable[[], T], wanted: int, patience: float) -> tuple[list[T], bool]:
     """Rounds during which others left the cores alone; after `patience` seconds the noisy ones, and False."""
     quiet, noisy, until = list[T](), list[T](), time.monotonic() + patience
-    while len(quiet) < wanted and time.monotonic() < until:
+    while not (quiet or noisy) or (len(quiet) < wanted and time.monotonic() < until):
         mark, _ = others_share()
         result = run()
         (quiet if others_share(mark)[1] < 0.08 else noisy).append(result)

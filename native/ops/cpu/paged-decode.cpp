@@ -34,41 +34,33 @@ scratch layout(const problem & p, int64_t rows, arena & a) {
     return x;
 }
 
-// One item on its way. A KV head's rows of a member lie together, then those of its other heads, then the next
-// member's.
+// One item on its way. The rows of a KV head lie together, member by member, so that what is unpacked of its keys and
+// values serves all of them.
 struct job {
     const problem &     p;
     const decode_work & w;
+    int64_t             rows; // of a KV head
     scratch             x;
     page_kernel         k, v;
     read_ahead          ahead;
-    int64_t             score_steps = 0, add_steps = 0; // of reading ahead, in a tile of one KV head
 
-    int64_t rows_of(const sequence & s) const { return s.n_q * p.group; } // of a KV head
     int64_t heads() const { return w.head_end - w.head_begin; }
+    int64_t first_row(int64_t head) const { return (head - w.head_begin) * rows; }
 };
-
-// f(member, its first row)
-template <class F> void for_each_member(const job & b, F f) {
-    int64_t row = 0;
-    for (int64_t i = 0; i < b.w.n_members; ++i) {
-        const decode_member & m = b.w.members[i];
-        f(m, row);
-        row += b.heads() * b.rows_of(m.s);
-    }
-}
 
 // f(row, member, query row, query head)
 template <class F> void for_each_row(const job & b, F f) {
-    for_each_member(b, [&](const decode_member & m, int64_t row) {
-        for (int64_t head = b.w.head_begin; head < b.w.head_end; ++head) {
+    int64_t row = 0;
+    for (int64_t head = b.w.head_begin; head < b.w.head_end; ++head) {
+        for (int64_t i = 0; i < b.w.n_members; ++i) {
+            const decode_member & m = b.w.members[i];
             for (int64_t j = 0; j < m.s.n_q; ++j) {
                 for (int64_t g = 0; g < b.p.group; ++g) {
                     f(row++, m, j, head * b.p.group + g);
                 }
             }
         }
-    });
+    }
 }
 
 kv_rows copied(const job & b, const ggml_tensor * t, const char * first, int64_t n) {
@@ -107,17 +99,14 @@ kv_rows rows_of(const job & b, const ggml_tensor * t, page_form form, int64_t he
 }
 
 void score_tile(job & b, int64_t head, const tile & at, int64_t chunk_begin) {
-    const kv_rows k = rows_of(b, b.p.k, b.k.form, head, at);
-    for_each_member(b, [&](const decode_member & m, int64_t row) {
-        row += (head - b.w.head_begin) * b.rows_of(m.s);
-        b.k.score(k, from_row(b.x.q, row, b.p.d_k), b.rows_of(m.s), b.p.d_k,
-                  b.x.s + row * score_stride + at.begin - chunk_begin, b.ahead);
-    });
+    const int64_t row = b.first_row(head);
+    b.k.score(rows_of(b, b.p.k, b.k.form, head, at), from_row(b.x.q, row, b.p.d_k), b.rows, b.p.d_k,
+              b.x.s + row * score_stride + at.begin - chunk_begin, b.ahead);
 }
 
 // the weights of a tile that is not whole, with zeros after them
-const float * padded_weights(const job & b, const float * w, int64_t rows, int64_t n) {
-    for (int64_t r = 0; r < rows; ++r) {
+const float * padded_weights(const job & b, const float * w, int64_t n) {
+    for (int64_t r = 0; r < b.rows; ++r) {
         std::copy_n(w + r * score_stride, n, b.x.few + r * tile_tokens);
         std::fill_n(b.x.few + r * tile_tokens + n, tile_tokens - n, 0.0f);
     }
@@ -125,20 +114,16 @@ const float * padded_weights(const job & b, const float * w, int64_t rows, int64
 }
 
 void add_tile(job & b, int64_t head, const tile & at, int64_t chunk_begin) {
-    const kv_rows v   = rows_of(b, b.p.v, b.v.form, head, at);
+    const int64_t row = b.first_row(head);
+    const float * w   = b.x.s + row * score_stride + at.begin - chunk_begin;
     const bool    pad = b.v.form == page_form::whole && at.size() < tile_tokens;
-    for_each_member(b, [&](const decode_member & m, int64_t row) {
-        const int64_t rows = b.rows_of(m.s);
-        row += (head - b.w.head_begin) * rows;
-        const float * w = b.x.s + row * score_stride + at.begin - chunk_begin;
-        b.v.add(v, pad ? padded_weights(b, w, rows, at.size()) : w, pad ? tile_tokens : score_stride, rows, b.p.d_v,
-                b.x.part + row * b.p.d_v, b.ahead);
-    });
+    b.v.add(rows_of(b, b.p.v, b.v.form, head, at), pad ? padded_weights(b, w, at.size()) : w,
+            pad ? tile_tokens : score_stride, b.rows, b.p.d_v, b.x.part + row * b.p.d_v, b.ahead);
 }
 
 // Points the reading ahead at the tile `next` of `t`, to be read in the steps of a tile of `now`.
 void look_ahead(job & b, const ggml_tensor * now, const ggml_tensor * t, const tile & next) {
-    const int64_t steps = now == b.p.k ? b.score_steps : b.add_steps;
+    const int64_t steps = now == b.p.k ? b.k.score_steps(b.rows, b.p.d_k) : b.v.add_steps(b.rows, b.p.d_v);
     b.ahead.start(kv_row(t, b.w.head_begin, next.slot), b.heads() * t->nb[1], t->nb[2], next.size(), b.heads() * steps);
 }
 
@@ -213,21 +198,18 @@ size_t decode_scratch(const problem & p, int64_t n_q) {
 }
 
 void decode(const problem & p, const decode_work & w, char * memory) {
-    int64_t n_q = 0;
+    int64_t rows = 0;
     for (int64_t i = 0; i < w.n_members; ++i) {
-        n_q += w.members[i].s.n_q;
+        rows += w.members[i].s.n_q * p.group;
     }
     arena a = {(uintptr_t) memory};
     job   b = {p,
                w,
-               layout(p, (w.head_end - w.head_begin) * p.group * n_q, a),
+               rows,
+               layout(p, (w.head_end - w.head_begin) * rows, a),
                page_kernel_of(p.k->type),
                page_kernel_of(p.v->type),
                {}};
-    for_each_member(b, [&](const decode_member & m, int64_t) {
-        b.score_steps += b.k.score_steps(b.rows_of(m.s), p.d_k);
-        b.add_steps += b.v.add_steps(b.rows_of(m.s), p.d_v);
-    });
     prepare_rows(b);
     for (int64_t chunk = w.chunks.first; chunk < w.chunks.last; ++chunk) {
         attend_chunk(b, chunk);

@@ -10,11 +10,38 @@
 #include <ucontext.h>
 #include <vector>
 
+#ifdef __SANITIZE_ADDRESS__
+#    include <sanitizer/common_interface_defs.h>
+#endif
+
 #define GPU_FN inline
 #define GPU_BOTH inline
 #define GPU_UNROLL
 
 namespace gpu {
+
+// AddressSanitizer is told of a change of stacks, before it and after it.
+struct stack_in_use {
+    const void * bottom = nullptr;
+    size_t       size   = 0;
+    void *       fake   = nullptr; // what the sanitizer keeps of it meanwhile
+};
+
+inline void leave(stack_in_use & from, const stack_in_use & to, bool for_good = false) {
+#ifdef __SANITIZE_ADDRESS__
+    __sanitizer_start_switch_fiber(for_good ? nullptr : &from.fake, to.bottom, to.size);
+#else
+    (void) from, (void) to, (void) for_good;
+#endif
+}
+
+inline void arrive(stack_in_use & from, const stack_in_use & to) {
+#ifdef __SANITIZE_ADDRESS__
+    __sanitizer_finish_switch_fiber(to.fake, &from.bottom, &from.size);
+#else
+    (void) from, (void) to;
+#endif
+}
 
 struct copy {
     void *       to;
@@ -27,6 +54,7 @@ struct fiber {
     jmp_buf                        place; // where it goes on
     bool                           begun = false, done = false;
     std::vector<char>              stack;
+    stack_in_use                   use;
     std::vector<std::vector<copy>> groups; // of copies under way; the last one is not committed yet
 };
 
@@ -53,6 +81,7 @@ struct block_state {
     std::function<void()>   body;
     ucontext_t              home;
     jmp_buf                 back;
+    stack_in_use            use; // of the scheduler
     int                     current = 0;
 };
 
@@ -66,9 +95,12 @@ inline int block() { return here->index; }
 inline int n_blocks() { return here->n_blocks; }
 
 inline void give_way() { // to the scheduler, until it is this thread's turn again
-    if (_setjmp(here->fibers[here->current].place) == 0) {
+    fiber & f = here->fibers[here->current];
+    if (_setjmp(f.place) == 0) {
+        leave(f.use, here->use);
         _longjmp(here->back, 1);
     }
+    arrive(here->use, here->fibers[here->current].use);
 }
 
 template <class F> void meet(meeting & place, int n, const F & work) {
@@ -238,8 +270,11 @@ inline void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_
 // ---- launch ----
 
 inline void begin_fiber() {
+    fiber & f = here->fibers[here->current];
+    arrive(here->use, f.use);
     here->body();
-    here->fibers[here->current].done = true;
+    f.done = true;
+    leave(f.use, here->use, true);
     _longjmp(here->back, 1);
 }
 
@@ -252,6 +287,8 @@ inline void run_block(block_state & state) {
         getcontext(&f.first);
         f.first.uc_stack.ss_sp   = f.stack.data();
         f.first.uc_stack.ss_size = bytes;
+        f.use.bottom             = f.stack.data();
+        f.use.size               = bytes;
         makecontext(&f.first, begin_fiber, 0);
     }
     for (volatile bool some = true; some;) {
@@ -264,12 +301,14 @@ inline void run_block(block_state & state) {
             some          = true;
             state.current = t;
             if (_setjmp(state.back) == 0) {
+                leave(state.use, f.use);
                 if (f.begun) {
                     _longjmp(f.place, 1);
                 }
                 f.begun = true;
                 swapcontext(&state.home, &f.first);
             }
+            arrive(state.fibers[state.current].use, state.use);
         }
     }
 }
