@@ -46,14 +46,14 @@ def passes(path: str) -> bool:
 
 def mutate(data: bytes, seed: int, max_size: int) -> bytes:
     """The file `data` with damage that `seed` decides; nothing where it is none, or becomes too long."""
+    draw = random.Random(seed)
     try:
         document = parse_document(data)
-    except Exception:  # any bytes come here
+        for _ in range(draw.choice((1, 1, 2, 3))):
+            damage(draw, document)
+        changed = write_document(document)
+    except Exception:  # any bytes come here, and not all that can be read can be changed or written
         return b""
-    draw = random.Random(seed)
-    for _ in range(draw.choice((1, 1, 2, 3))):
-        damage(draw, document)
-    changed = write_document(document)
     return changed if len(changed) <= max_size else b""
 
 
