@@ -68,10 +68,10 @@ void score_rows(const kv_rows & k, const query_rows & q, int64_t d, float * s, r
 // The weights of a tile times its scales, as integers: for each group and row, 32 low bytes and 32 high ones.
 template <int rows> struct integer_weights {
     alignas(64) int32_t bytes[most_groups][rows][16];
-    float   unit[most_groups][rows]; // what 1 stands for
-    int32_t low[most_groups][rows];  // what the sums of both bytes begin with: the offset of the codes
-    int32_t high[most_groups][rows];
-    float   least[most_groups][rows]; // sum of weights times minima
+    float unit[most_groups][rows];  // what 1 stands for
+    float least[most_groups][rows]; // sum of weights times minima
+    // what the sums of low bytes begin with, or of high ones: what the offset of the codes adds is taken off
+    alignas(32) int32_t begin[(most_groups * rows + 7) / 8 * 8];
 };
 
 constexpr byte_table make_split() { // words of 32 tokens, as packs leaves them, to low and high bytes in order
@@ -84,6 +84,24 @@ constexpr byte_table make_split() { // words of 32 tokens, as packs leaves them,
     return made;
 }
 constexpr byte_table split = make_split();
+
+// The sums of the lanes of 8 vectors.
+PAGED_INLINE __m256i sums_of_8(const __m512i * x) {
+    __m512i a[4], b[2];
+    PAGED_UNROLL
+    for (int i = 0; i < 4; ++i) {
+        a[i] = _mm512_add_epi32(_mm512_unpacklo_epi32(x[2 * i], x[2 * i + 1]),
+                                _mm512_unpackhi_epi32(x[2 * i], x[2 * i + 1]));
+    }
+    PAGED_UNROLL
+    for (int i = 0; i < 2; ++i) {
+        b[i] = _mm512_add_epi32(_mm512_unpacklo_epi64(a[2 * i], a[2 * i + 1]),
+                                _mm512_unpackhi_epi64(a[2 * i], a[2 * i + 1]));
+    }
+    const __m512i c = _mm512_add_epi32(_mm512_shuffle_i64x2(b[0], b[1], 0x88), _mm512_shuffle_i64x2(b[0], b[1], 0xdd));
+    const __m512i d = _mm512_add_epi32(c, _mm512_shuffle_i64x2(c, c, 0xb1)); // quarters 0 and 2 hold both halves
+    return _mm256_inserti128_si256(_mm512_castsi512_si256(d), _mm512_extracti32x4_epi32(d, 2), 1);
+}
 
 // The largest |scale| of a tile; infinity or NaN where there is one, which then reaches the result.
 PAGED_INLINE float largest_scale(const uint16_t * scale) {
@@ -98,10 +116,11 @@ PAGED_INLINE float largest_scale(const uint16_t * scale) {
 template <class C, int rows>
 PAGED_INLINE void make_weights(const halves & scale, const halves & least, int n_groups, const float * w,
                                int64_t w_stride, integer_weights<rows> & out) {
-    constexpr float most = C::signed_scale ? 32767.0f : 65535.0f;
-    constexpr float tiny = 1e-30f;
-    __m512          first[rows], second[rows];
-    float           top[rows];
+    constexpr float     most = C::signed_scale ? 32767.0f : 65535.0f;
+    constexpr float     tiny = 1e-30f;
+    __m512              first[rows], second[rows];
+    float               top[rows];
+    alignas(64) __m512i totals[C::signed_scale ? (most_groups * rows + 7) / 8 * 8 : 1];
     PAGED_UNROLL
     for (int r = 0; r < rows; ++r) {
         const __m512 a = _mm512_loadu_ps(w + r * w_stride), b = _mm512_loadu_ps(w + r * w_stride + 16);
@@ -122,18 +141,25 @@ PAGED_INLINE void make_weights(const halves & scale, const halves & least, int n
             const __m512i words = C::signed_scale ? _mm512_packs_epi32(a, b) : _mm512_packus_epi32(a, b);
             _mm512_store_si512(out.bytes[j][r], _mm512_permutexvar_epi8(vector_of(split), words));
             out.unit[j][r] = largest * (top[r] * (1.0f / most));
-            out.low[j][r] = out.high[j][r] = 0;
             if constexpr (C::signed_scale && !C::wide_values) {
-                out.low[j][r] = -C::value_offset * _mm512_reduce_add_epi32(_mm512_add_epi32(a, b));
+                totals[j * rows + r] = _mm512_add_epi32(a, b);
             } else if constexpr (C::signed_scale) { // only the high bytes meet codes with an offset
-                const __m512i high = _mm512_add_epi32(_mm512_srai_epi32(a, 8), _mm512_srai_epi32(b, 8));
-                out.high[j][r]     = -128 * _mm512_reduce_add_epi32(high);
+                totals[j * rows + r] = _mm512_add_epi32(_mm512_srai_epi32(a, 8), _mm512_srai_epi32(b, 8));
             }
             if constexpr (C::has_min) {
                 const __m512 m =
                     _mm512_fmadd_ps(floats_of(least[j] + 16), second[r], _mm512_mul_ps(floats_of(least[j]), first[r]));
                 out.least[j][r] = sum(m) * (top[r] * (1.0f / most));
             }
+        }
+    }
+    if constexpr (C::signed_scale) {
+        constexpr int offset = C::wide_values ? 128 : C::value_offset;
+        const int     n      = n_groups * rows;
+        std::fill(totals + n, totals + (n + 7) / 8 * 8, _mm512_setzero_si512());
+        for (int i = 0; i < n; i += 8) {
+            const __m256i begin = _mm256_mullo_epi32(sums_of_8(totals + i), _mm256_set1_epi32(-offset));
+            _mm256_store_si256((__m256i *) (out.begin + i), begin);
         }
     }
 }
@@ -152,8 +178,10 @@ void add_rows(const kv_rows & v, const float * w, int64_t w_stride, int64_t d, f
         __m512i low[rows][2], high[rows][2];
         PAGED_UNROLL
         for (int r = 0; r < rows; ++r) {
-            low[r][0] = low[r][1] = _mm512_set1_epi32(weights.low[j][r]);
-            high[r][0] = high[r][1] = _mm512_set1_epi32(weights.high[j][r]);
+            const __m512i begin =
+                C::signed_scale ? _mm512_set1_epi32(weights.begin[j * rows + r]) : _mm512_setzero_si512();
+            low[r][0] = low[r][1] = C::wide_values ? _mm512_setzero_si512() : begin;
+            high[r][0] = high[r][1] = C::wide_values ? begin : _mm512_setzero_si512();
         }
         PAGED_UNROLL
         for (int c = 0; c < 8; ++c) {
