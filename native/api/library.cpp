@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <cstdarg>
 #include <cstdio>
+#include <cstring>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -106,9 +107,15 @@ int32_t kind_of(enum ggml_backend_dev_type type) {
     }
 }
 
+// "file:line: text" -> "text"
+const char * without_place(const char * message) {
+    const char * colon = std::strstr(message, ": ");
+    return colon && colon > message && colon[-1] >= '0' && colon[-1] <= '9' ? colon + 2 : message;
+}
+
 void take_abort(const char * message) {
     if (abort_status != VELO_OK) {
-        throw velo::error(abort_status, message);
+        throw velo::error(abort_status, without_place(message));
     }
     std::fprintf(stderr, "%s\n", message);
 }

@@ -24,6 +24,8 @@ def attempt(path, deterministic):
     except InternalError:
         raise
     except VeloError as error:
+        if ".cpp" in str(error):  # a line of source tells a user nothing
+            raise
         return "refused"
     return "ran"
 
