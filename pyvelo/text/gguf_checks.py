@@ -37,7 +37,7 @@ ROUTERS = re.compile(r".*(_inp|_inp_shexp|cls.*)\.weight")
 LARGEST: Mapping[str, int] = {
     "block_count": MAX_LAYERS,
     "context_length": INT32_MAX,
-    "attention.sliding_window": INT32_MAX,
+    "attention.sliding_window": 1 << 28,  # embedding reserves a word for each token of a window
     "expert_count": 1 << 16,
     "nextn_predict_layers": MAX_LAYERS,
 }
