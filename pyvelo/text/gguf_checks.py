@@ -29,6 +29,7 @@ INDEX_TABLES = re.compile(r".*tid2eid.*|d2t(\..*)?|masked_embd_ordering.*")
 ELEMENTWISE = re.compile(
     r".*\.bias|.*norm\d?(_\d|_exps|_key|_query|_conv)?(\.weight)?|.*sinks(\.weight)?|rope_f.*|.*\.rope_f.*"
     r"|.*\.(ssm_conv1d(_[qkv])?|shortconv\.conv|ple_conv1d|ssm_a|ssm_d|time_mix_first)(\.weight)?"
+    r"|token_types\.weight"
 )
 # a router with one output is a vector, but a matrix to those that multiply with it
 ROUTERS = re.compile(r".*(_inp|_inp_shexp|cls.*)\.weight")

@@ -99,6 +99,15 @@ def test_vectors_that_are_not_f32(refuse: Refuse, name: str) -> None:
     assert "takes f32" in refuse(change)
 
 
+def test_kinds_of_tokens_that_are_not_f32(refuse: Refuse) -> None:
+    """A matrix, but its first row is added as it is."""
+
+    def change(document: Document) -> None:
+        document.tensors.append(Entry(b"token_types.weight", [32, 2], TYPES["q5_0"], bytes(44)))
+
+    assert "takes f32" in refuse(change)
+
+
 @pytest.mark.parametrize(
     ("key", "value", "complaint"),
     [
