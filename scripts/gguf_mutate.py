@@ -327,7 +327,7 @@ def _other_kind(draw: random.Random, document: Document) -> None:
         elements = 1
         for extent in entry.shape:
             elements *= extent
-        if layout is not None and elements * 8 < MAX_DATA:
+        if layout is not None and 0 <= elements * 8 < MAX_DATA:
             n_bytes = elements // layout.group * layout.group_bytes
             entry.data = draw.randbytes(n_bytes) if draw.random() < 0.3 else bytes(n_bytes)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
+from functools import partial
+from itertools import islice, takewhile
 from typing import NamedTuple
 
 from pyvelo.engine.branch import Branch
@@ -110,6 +111,9 @@ class _Planner:
         self.budget = limits.max_batch_tokens
         self.allowance = limits.max_batch_tokens  # tokens of prompts
         self.scored = 0
+        self.refused: NotNow | None = (
+            None  # why the last that was to start could not, where it was for blocks
+        )
         self.starts: list[Chunk] = []
         self.decodes: list[Request] = []
         self.prefills: list[Request] = []
@@ -123,7 +127,7 @@ class _Planner:
 
     def start_urgent(self, waiting: Sequence[Request]) -> int:
         """Starts those that wait although somebody of lower priority and rank runs, in its place where there
-        is none for both; returns how many."""
+        is none for both and it is enough; returns how many."""
         left = self.allowance
         for number, request in enumerate(waiting):
             last = self.running[-1] if self.running else None
@@ -131,8 +135,9 @@ class _Planner:
                 return number
             # who runs may decode
             while not self._start(request, min(left, self.budget - len(self.running))):
-                if not self._preempt_for(request):
+                if not self._gets_room(request):
                     return number
+                self._preempt()
             self.budget -= self.starts[-1].n_tokens
             left -= self.starts[-1].n_tokens
         return len(waiting)
@@ -173,6 +178,7 @@ class _Planner:
 
     def _start(self, request: Request, budget: int) -> bool:
         """Whether there was room."""
+        self.refused = None
         spare = len(self.running) + len(self.starts)
         if spare >= self.limits.max_seqs or budget <= 0:
             return False
@@ -194,6 +200,7 @@ class _Planner:
             if not isinstance(outcome, NotNow):
                 break
             if not self._evict(held):
+                self.refused = outcome
                 if held is not None and not spare:
                     self._evict_own(request)  # its next block may be one to copy, and there is no other
                 return False
@@ -240,12 +247,14 @@ class _Planner:
         request = self.running.pop()
         self.preempted.append((request, self._give_way(_table(request))))
 
-    def _preempt_for(self, request: Request) -> bool:
-        """Whoever ranks last of those that run gives way, where it is of lower priority."""
-        if not self.running or not _outranks(request, self.running[-1]):
-            return False
-        self._preempt()
-        return True
+    def _gets_room(self, request: Request) -> bool:
+        """Whether it could start if all of lower priority gave way who rank last of those that run."""
+        lower = list(takewhile(partial(_outranks, request), reversed(self.running)))
+        if not lower or self.refused is None:
+            return bool(lower)
+        # a block for each of those that run was to be left
+        available = self.refused.available + len(lower) + self.draft.would_free(map(_table, lower))
+        return self.refused.needed <= available
 
     def _give_way(self, table: BlockTable) -> Swapped | None:
         if table.n_tokens and self.favour_swap(len(table.blocks), table.n_tokens):

@@ -7,6 +7,7 @@ are none.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -197,6 +198,14 @@ class Draft:
             if replaced:
                 self._let_go(table.blocks[table.n_tokens // self._size])
         return True
+
+    def would_free(self, tables: Iterable[BlockTable]) -> int:
+        """Blocks that would be there if all these were dropped."""
+        tables = list(tables)
+        held = Counter(block for table in tables for block in table.blocks)
+        gone, references = self._let_gone, self._pool.references
+        last = sum(references(block) == n + gone.get(block, 0) for block, n in held.items())
+        return last + sum(table.promised for table in tables)
 
     def drop(self, table: BlockTable) -> None:
         """Gives the table's blocks and promises back; it must not have grown in this draft."""

@@ -374,10 +374,26 @@ def test_who_is_urgent_takes_no_place_of_its_equals() -> None:
     urgent = bench.submit([3] * 40, 8, priority=1)
     bench.step()
     assert equal.table is not None
-    assert (low.table, urgent.table) == (None, None), "its place is not enough"
-    assert bench.core.counters.preemptions == 1
+    assert (low.n_generated, urgent.table) == (2, None), "its place is not enough"
+    assert bench.core.counters.preemptions == 0
     bench.finish(equal, low, urgent)
     check([equal, low, urgent], 8)
+
+
+def test_as_many_give_way_as_who_is_urgent_needs() -> None:
+    """The last of three, and then the one before, as a block is left for each of those that go on."""
+    bench = Bench(n_blocks=12, block_size=8)
+    lows = [bench.submit([1 + n] * 20, 4) for n in range(3)]
+    bench.step()
+    assert all(low.table is not None for low in lows)
+    urgent = bench.submit([9] * 40, 8, priority=1)
+    bench.step()
+    assert [low.table is not None for low in lows] == [True, False, False]
+    assert urgent.n_generated == 1
+    bench.finish(*lows, urgent)
+    check(lows, 4)
+    check([urgent], 8)
+    bench.assert_idle()
 
 
 @pytest.mark.parametrize(("allowance", "shares"), [(64, [4, 8, 7]), (10, [4, 6])])

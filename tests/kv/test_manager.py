@@ -159,8 +159,12 @@ class ManagerMachine(RuleBasedStateMachine):
     def leave(self, draft: Draft, sequence: Sequence_, swap: bool) -> tuple[Sequence_, Swapped] | None:
         """The sequence gives way; to host memory where that is wanted and there is room."""
         before = self.used()
+        tables = [other.table for other in self.alive]
+        assert draft.would_free(tables) == len(before) + sum(table.promised for table in tables)
         self.alive.remove(sequence)
-        self.available += len(before - self.used()) + sequence.table.promised
+        freed = len(before - self.used()) + sequence.table.promised
+        assert draft.would_free([sequence.table]) == freed
+        self.available += freed
         if swap and sequence.n_computed > 0:
             n_blocks = -(-sequence.n_computed // BLOCK)
             swapped = draft.swap_out(sequence.table)
@@ -466,6 +470,18 @@ def test_a_dropped_sequence_makes_room_in_the_same_draft() -> None:
     manager.commit(draft)
     assert (manager.n_used, manager.n_promised) == (4, 0)
     manager.audit()
+
+
+def test_what_several_hold_is_free_once_all_of_them_are_dropped() -> None:
+    manager = BlockManager(8, BLOCK)
+    table = started(manager, 3 * BLOCK, range(2 * BLOCK))
+    manager.advance(table, 2 * BLOCK)
+    fork, other = manager.fork(table, None), started(manager, 2 * BLOCK)
+    draft = manager.draft()
+    assert [draft.would_free(tables) for tables in ([table], [fork], [other])] == [1, 0, 2]
+    assert draft.would_free([table, fork]) == 3
+    draft.drop(other)
+    assert draft.would_free([]) == 0
 
 
 def test_a_table_that_grows_cannot_be_dropped_nor_dropped_twice() -> None:
