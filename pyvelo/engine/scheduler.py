@@ -111,9 +111,7 @@ class _Planner:
         self.budget = limits.max_batch_tokens
         self.allowance = limits.max_batch_tokens  # tokens of prompts
         self.scored = 0
-        self.refused: NotNow | None = (
-            None  # why the last that was to start could not, where it was for blocks
-        )
+        self.refused: NotNow | None = None  # what the last that was to start lacked, if blocks
         self.starts: list[Chunk] = []
         self.decodes: list[Request] = []
         self.prefills: list[Request] = []
