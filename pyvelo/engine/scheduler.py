@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from enum import Enum, auto
 from functools import partial
 from itertools import islice, takewhile
 from typing import NamedTuple
@@ -90,6 +91,13 @@ def schedule(
     return planner.plan()
 
 
+class _Refusal(Enum):
+    """Why a request does not start in this step, where that is not for want of blocks."""
+
+    FULL = auto()  # the step holds as many sequences or tokens as it may
+    LATER = auto()  # its branch gives way in this step: it can come back in the next
+
+
 class _Planner:
     """A plan that is being made."""
 
@@ -111,7 +119,6 @@ class _Planner:
         self.budget = limits.max_batch_tokens
         self.allowance = limits.max_batch_tokens  # tokens of prompts
         self.scored = 0
-        self.refused: NotNow | None = None  # what the last that was to start lacked, if blocks
         self.starts: list[Chunk] = []
         self.decodes: list[Request] = []
         self.prefills: list[Request] = []
@@ -132,12 +139,14 @@ class _Planner:
             if last is None or not _outranks(request, last) or left == 0:
                 return number
             # who runs may decode
-            while not self._start(request, min(left, self.budget - len(self.running))):
-                if not self._gets_room(request):
+            while not isinstance(
+                outcome := self._start(request, min(left, self.budget - len(self.running))), Chunk
+            ):
+                if not self._gets_room(request, outcome):
                     return number
                 self._preempt()
-            self.budget -= self.starts[-1].n_tokens
-            left -= self.starts[-1].n_tokens
+            self.budget -= outcome.n_tokens
+            left -= outcome.n_tokens
         return len(waiting)
 
     def grow(self) -> None:
@@ -170,21 +179,21 @@ class _Planner:
     def start(self, waiting: Iterable[Request]) -> None:
         """Those that wait, in the order of rank."""
         for request in waiting:
-            if not self._start(request, self.budget):
+            outcome = self._start(request, self.budget)
+            if not isinstance(outcome, Chunk):
                 break
-            self.budget -= self.starts[-1].n_tokens
+            self.budget -= outcome.n_tokens
 
-    def _start(self, request: Request, budget: int) -> bool:
-        """Whether there was room."""
-        self.refused = None
+    def _start(self, request: Request, budget: int) -> Chunk | NotNow | _Refusal:
+        """Its first piece, or why there is none."""
         spare = len(self.running) + len(self.starts)
         if spare >= self.limits.max_seqs or budget <= 0:
-            return False
+            return _Refusal.FULL
         # room to grow: for itself, and a block for each of those that run
         n_tokens = min(request.max_stored, len(request.tokens) + self.block_size)
         held = request.branch.table if request.branch is not None else None
         if held is not None and held in self.draft.dropped:
-            return False  # it lies in host memory, or is a hit, after this step
+            return _Refusal.LATER
         while True:
             outcome: Start | NotNow | Never
             if held is not None:
@@ -198,15 +207,14 @@ class _Planner:
             if not isinstance(outcome, NotNow):
                 break
             if not self._evict(held):
-                self.refused = outcome
                 if held is not None and not spare:
                     self._evict_own(request)  # its next block may be one to copy, and there is no other
-                return False
+                return outcome
         table = outcome.table
         if held is not None:
             self.resumed.append(held)
         self.starts.append(self._chunk(request, table, budget, table.n_tokens))
-        return True
+        return self.starts[-1]
 
     def _chunk(self, request: Request, table: BlockTable, budget: int, n_there: int) -> Chunk:
         pending = len(request.tokens) - n_there
@@ -245,14 +253,14 @@ class _Planner:
         request = self.running.pop()
         self.preempted.append((request, self._give_way(_table(request))))
 
-    def _gets_room(self, request: Request) -> bool:
+    def _gets_room(self, request: Request, why: NotNow | _Refusal) -> bool:
         """Whether it could start if all of lower priority gave way who rank last of those that run."""
         lower = list(takewhile(partial(_outranks, request), reversed(self.running)))
-        if not lower or self.refused is None:
-            return bool(lower)
+        if isinstance(why, _Refusal):
+            return why is _Refusal.FULL and bool(lower)
         # a block for each of those that run was to be left
-        available = self.refused.available + len(lower) + self.draft.would_free(map(_table, lower))
-        return self.refused.needed <= available
+        available = why.available + len(lower) + self.draft.would_free(map(_table, lower))
+        return why.needed <= available
 
     def _give_way(self, table: BlockTable) -> Swapped | None:
         if table.n_tokens and self.favour_swap(len(table.blocks), table.n_tokens):

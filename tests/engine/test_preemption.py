@@ -448,3 +448,19 @@ def test_a_branch_that_goes_on_in_a_step_does_not_give_way_in_it() -> None:
     assert next(chunk.request for chunk in plan.starts) is again
     assert plan.starts[0].table is held
     assert all(branch is other for branch, _ in plan.evicted)
+
+
+def test_nobody_gives_way_to_a_branch_that_gives_way_itself() -> None:
+    """It comes back in a later step, so that the room would be left empty in this one."""
+    bench = Bench(n_blocks=10, block_size=8, share=False)
+    branch = bench.branch([1] * 10)
+    bench.finish(bench.go_on(branch, 2))
+    low = bench.submit([2] * 8, 30)
+    bench.step()
+    large = bench.request([3] * 48, 4, priority=1)
+    again = bench.request(branch.tokens, 4, branch=branch, priority=1)
+    large.arrival, again.arrival = 10, 11
+    plan = schedule([large, again], [low], bench.manager, bench.core.limits, resting=bench.core.shelf)
+    assert [chunk.request for chunk in plan.starts] == [large]
+    assert [gone for gone, _ in plan.evicted] == [branch]
+    assert (plan.decodes, plan.preempted) == ([low], [])

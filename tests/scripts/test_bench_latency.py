@@ -20,7 +20,7 @@ def test_times_count_where_their_token_comes() -> None:
     stamps = [[0.0, 1.0, 3.0], [0.5, 2.5]]
     assert gaps(stamps, 0.0, 1.0) == [1.0]
     assert gaps(stamps, 1.0, 3.0) == [2.0, 2.0]
-    assert Result(64, 1.0, 2.0, 1.0, 3.0, 9.0).ratio == 1.5
+    assert Result(64, 10, 20, 1.0, 2.0, 1.0, 3.0, 9.0).ratio == 1.5
 
 
 def test_streams_leave_tokens_to_the_prompt() -> None:
