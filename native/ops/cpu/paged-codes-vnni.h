@@ -18,8 +18,12 @@ struct alignas(64) byte_table {
 struct alignas(64) word_table {
     uint16_t x[32];
 };
+struct alignas(64) dword_table {
+    uint32_t x[16];
+};
 PAGED_INLINE __m512i vector_of(const byte_table & t) { return _mm512_load_si512(t.x); }
 PAGED_INLINE __m512i vector_of(const word_table & t) { return _mm512_load_si512(t.x); }
+PAGED_INLINE __m512i vector_of(const dword_table & t) { return _mm512_load_si512(t.x); }
 
 // ---- loads and transposes ----
 
@@ -52,22 +56,49 @@ PAGED_INLINE void transpose_quarters(const __m512i * x, __m512i * out) {
     out[3] = _mm512_unpackhi_epi64(b, d);
 }
 
-constexpr byte_table make_interleave_16() { // byte 4*i + t takes byte i of token t, rows of 16 bytes
+// Interleaves 16 bytes of each of 4 tokens, which lie `bytes` apart: byte 4*i + t of the result is byte from + i of
+// token t. With VBMI in one permute, else dwords across the vector and then bytes within its quarters.
+template <int bytes, int from> constexpr byte_table make_interleave() {
     byte_table made = {};
     for (int i = 0; i < 64; ++i) {
-        made.x[i] = (uint8_t) (i % 4 * 16 + i / 4);
+        made.x[i] = (uint8_t) (i % 4 * bytes + from + i / 4);
     }
     return made;
 }
-constexpr byte_table make_interleave_32(int from) { // the same of rows of 32 bytes, from byte `from`
-    byte_table made = {};
-    for (int i = 0; i < 64; ++i) {
-        made.x[i] = (uint8_t) (i % 4 * 32 + from + i / 4);
+template <int bytes, int from> constexpr dword_table make_dword_interleave() {
+    dword_table made = {};
+    for (int i = 0; i < 16; ++i) {
+        made.x[i] = (uint32_t) (i % 4 * bytes + from) / 4 + i / 4;
     }
     return made;
 }
-constexpr byte_table interleave_16    = make_interleave_16();
-constexpr byte_table interleave_32[2] = {make_interleave_32(0), make_interleave_32(16)};
+constexpr byte_table make_byte_transpose() { // 4x4 bytes within each quarter
+    byte_table made = {};
+    for (int i = 0; i < 64; ++i) {
+        made.x[i] = (uint8_t) (i % 4 * 4 + i % 16 / 4);
+    }
+    return made;
+}
+constexpr byte_table byte_transpose = make_byte_transpose();
+
+PAGED_INLINE __m512i interleaved_16(__m512i x) { // 4 rows of 16 bytes
+#    if defined(__AVX512VBMI__)
+    static constexpr byte_table order = make_interleave<16, 0>();
+    return _mm512_permutexvar_epi8(vector_of(order), x);
+#    else
+    static constexpr dword_table order = make_dword_interleave<16, 0>();
+    return _mm512_shuffle_epi8(_mm512_permutexvar_epi32(vector_of(order), x), vector_of(byte_transpose));
+#    endif
+}
+template <int from> PAGED_INLINE __m512i interleaved_32(__m512i a, __m512i b) { // 4 rows of 32 bytes, from `from` on
+#    if defined(__AVX512VBMI__)
+    static constexpr byte_table order = make_interleave<32, from>();
+    return _mm512_permutex2var_epi8(a, vector_of(order), b);
+#    else
+    static constexpr dword_table order = make_dword_interleave<32, from>();
+    return _mm512_shuffle_epi8(_mm512_permutex2var_epi32(a, vector_of(order), b), vector_of(byte_transpose));
+#    endif
+}
 
 // ---- the types ----
 
@@ -97,8 +128,8 @@ struct q8_0_codes {
     }
     static PAGED_INLINE void values(const char * p, size_t stride, __m512i * x) {
         const __m512i a = load_2x32(p + 2, stride), b = load_2x32(p + 2 + 2 * stride, stride);
-        x[0] = _mm512_permutex2var_epi8(a, vector_of(interleave_32[0]), b);
-        x[1] = _mm512_permutex2var_epi8(a, vector_of(interleave_32[1]), b);
+        x[0] = interleaved_32<0>(a, b);
+        x[1] = interleaved_32<16>(a, b);
     }
 };
 
@@ -121,7 +152,7 @@ template <int first_code> struct nibbles {
         }
     }
     static PAGED_INLINE void values(const char * p, size_t stride, __m512i * x) {
-        const __m512i both = _mm512_permutexvar_epi8(vector_of(interleave_16), load_4x16(p + first_code, stride));
+        const __m512i both = interleaved_16(load_4x16(p + first_code, stride));
         x[0]               = low(both);
         x[1]               = high(both);
     }

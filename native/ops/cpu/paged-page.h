@@ -6,7 +6,7 @@
 
 #include <type_traits>
 
-#if defined(PAGED_AVX512) && defined(__AVX512VNNI__) && defined(__AVX512VBMI__) && defined(__BMI2__)
+#if defined(PAGED_AVX512) && defined(__AVX512VNNI__) && defined(__BMI2__)
 #    define PAGED_CODES_VNNI
 #elif defined(PAGED_AVX512) || defined(PAGED_AVX2)
 #    define PAGED_CODES_AVX2
