@@ -75,8 +75,9 @@ struct lab_product {
     const void *  weights; // [n_out] rows of n_in
     const float * x;       // [n_rows, n_in]
     float *       out;     // [n_rows, n_out]
+    const char *  layout;  // set: what ggml calls the layout that the weights had
 };
-LAB_API const char * lab_product_run(const struct lab_product * p);
+LAB_API const char * lab_product_run(struct lab_product * p);
 
 LAB_API const char * lab_quantize(int32_t type, const float * from, void * to, int64_t n_rows, int64_t n);
 LAB_API const char * lab_dequantize(int32_t type, const void * from, float * to, int64_t n_rows, int64_t n);

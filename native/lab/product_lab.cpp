@@ -60,14 +60,13 @@ const char * compute(const lab_product & p, ggml_backend_buffer_type_t layout, b
 
 } // namespace
 
-const char * lab_product_run(const lab_product * p) {
-    bool supported = false;
-    if (!p->packed) {
-        return compute(*p, ggml_backend_cpu_buffer_type(), supported);
-    }
-    for (ggml_backend_buffer_type_t * layout = packed_layouts(); *layout; ++layout) {
+const char * lab_product_run(lab_product * p) {
+    bool                       supported = false;
+    ggml_backend_buffer_type_t plain[]   = {ggml_backend_cpu_buffer_type(), nullptr};
+    for (ggml_backend_buffer_type_t * layout = p->packed ? packed_layouts() : plain; *layout; ++layout) {
         const char * message = compute(*p, *layout, supported);
         if (supported) {
+            p->layout = ggml_backend_buft_name(*layout);
             return message;
         }
     }

@@ -95,8 +95,9 @@ struct lab_product {
     const void *weights;
     const float *x;
     float *out;
+    const char *layout;
 };
-const char *lab_product_run(const struct lab_product *p);
+const char *lab_product_run(struct lab_product *p);
 const char *lab_quantize(int32_t type, const float *from, void *to, int64_t n_rows, int64_t n);
 const char *lab_dequantize(int32_t type, const void *from, float *to, int64_t n_rows, int64_t n);
 int64_t lab_row_size(int32_t type, int64_t n);
@@ -209,6 +210,13 @@ def dequantize(kv_type: str, rows: Bytes, n: int) -> Floats:
 
 def product(kind: str, weights: Bytes, rows: Floats, *, packed: bool, threads: int = 2) -> Floats | None:
     """Weights, bytes [n_out, row_size], times rows [n, n_in]: [n, n_out]; None where nothing packs them."""
+    return product_in(kind, weights, rows, packed=packed, threads=threads)[0]
+
+
+def product_in(
+    kind: str, weights: Bytes, rows: Floats, *, packed: bool, threads: int = 2
+) -> tuple[Floats | None, str | None]:
+    """The same, and what ggml calls the layout that the weights had."""
     rows = np.ascontiguousarray(rows, np.float32)
     out = np.full((len(rows), len(weights)), np.nan, np.float32)
     c = _ffi.new("struct lab_product *")
@@ -221,9 +229,9 @@ def product(kind: str, weights: Bytes, rows: Floats, *, packed: bool, threads: i
     )
     message = _lib.lab_product_run(c)
     if message != _ffi.NULL and b"nothing here" in _ffi.string(message):
-        return None
+        return None, None
     _raise_on(message)
-    return out
+    return out, _ffi.string(c.layout).decode()
 
 
 def read_rate(array: npt.NDArray[Any], threads: int) -> float:
