@@ -15,30 +15,62 @@ constexpr int most_groups = 576 / group + 3; // a load takes the scales of up to
 struct alignas(64) byte_table {
     uint8_t x[64];
 };
-struct alignas(64) word_table {
-    uint16_t x[32];
-};
 struct alignas(64) dword_table {
     uint32_t x[16];
 };
 PAGED_INLINE __m512i vector_of(const byte_table & t) { return _mm512_load_si512(t.x); }
-PAGED_INLINE __m512i vector_of(const word_table & t) { return _mm512_load_si512(t.x); }
 PAGED_INLINE __m512i vector_of(const dword_table & t) { return _mm512_load_si512(t.x); }
+
+// ---- where rows lie ----
+
+// A number that the compiler knows nothing of.
+template <class T> PAGED_INLINE T opaque(T x) {
+#    if defined(__GNUC__)
+    __asm__("" : "+r"(x));
+#    endif
+    return x;
+}
+
+// Rows of a group, as one register and one of a few multiples of the stride: left alone, the compiler keeps an address
+// for each of them, and those on the stack.
+struct row_strides {
+    size_t one, three, five, seven;
+
+    explicit PAGED_INLINE row_strides(size_t stride)
+        : one(stride), three(opaque(3 * stride)), five(opaque(5 * stride)), seven(opaque(7 * stride)) {}
+    PAGED_INLINE size_t operator()(int i) const { // below 8
+        const size_t at[8] = {0, one, 2 * one, three, 4 * one, five, 2 * three, seven};
+        return at[i];
+    }
+};
+struct rows_of_4 {
+    const char * first;
+    row_strides  at;
+
+    PAGED_INLINE              rows_of_4(const char * p, row_strides s) : first(opaque(p)), at(s) {}
+    PAGED_INLINE const char * operator[](int i) const { return first + at(i); }
+};
+struct rows_of_16 {
+    const char * first;
+    const char * second;
+    row_strides  at;
+
+    PAGED_INLINE rows_of_16(const char * p, row_strides s) : first(opaque(p)), second(opaque(p + 8 * s.one)), at(s) {}
+    PAGED_INLINE const char * operator[](int i) const { return (i < 8 ? first : second) + at(i % 8); }
+};
 
 // ---- loads and transposes ----
 
-PAGED_INLINE __m512i load_2x32(const char * p, size_t stride) {
-    return _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *) p)),
-                              _mm256_loadu_si256((const __m256i *) (p + stride)), 1);
+PAGED_INLINE __m512i load_2x32(const char * a, const char * b) {
+    return _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *) a)),
+                              _mm256_loadu_si256((const __m256i *) b), 1);
 }
-PAGED_INLINE __m512i load_4x16(const char * p, size_t stride) {
-    const __m128i * row[4] = {(const __m128i *) p, (const __m128i *) (p + stride), (const __m128i *) (p + 2 * stride),
-                              (const __m128i *) (p + 3 * stride)};
-    const __m256i   low =
-        _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128(row[0])), _mm_loadu_si128(row[1]), 1);
-    const __m256i high =
-        _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128(row[2])), _mm_loadu_si128(row[3]), 1);
-    return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+PAGED_INLINE __m256i load_2x16(const char * a, const char * b) {
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *) a)),
+                                   _mm_loadu_si128((const __m128i *) b), 1);
+}
+PAGED_INLINE __m512i load_4x16(const char * a, const char * b, const char * c, const char * d) {
+    return _mm512_inserti64x4(_mm512_castsi256_si512(load_2x16(a, b)), load_2x16(c, d), 1);
 }
 PAGED_INLINE uint64_t word_at(const char * p) {
     uint16_t x;
@@ -110,13 +142,14 @@ struct q8_0_codes {
     static constexpr int  bytes = 34, key_offset = 128, value_offset = 0;
     static constexpr bool has_min = false, signed_scale = false, wide_values = true;
 
-    static PAGED_INLINE void keys(const char * p, size_t stride, __m512i * w) {
-        const __m512i flip = _mm512_set1_epi8((char) 0x80);
-        __m512i       x[8], u[8];
+    static PAGED_INLINE void keys(const char * p, const row_strides & at, __m512i * w) {
+        const __m512i    flip = _mm512_set1_epi8((char) 0x80);
+        const rows_of_16 row(p + 2, at);
+        __m512i          x[8], u[8];
         PAGED_UNROLL
         for (int i = 0; i < 4; ++i) { // two rows beside each other, 4 tokens apart
-            x[i]     = _mm512_xor_si512(load_2x32(p + 2 + i * stride, 4 * stride), flip);
-            x[4 + i] = _mm512_xor_si512(load_2x32(p + 2 + (8 + i) * stride, 4 * stride), flip);
+            x[i]     = _mm512_xor_si512(load_2x32(row[i], row[4 + i]), flip);
+            x[4 + i] = _mm512_xor_si512(load_2x32(row[8 + i], row[12 + i]), flip);
         }
         transpose_quarters(x, u);
         transpose_quarters(x + 4, u + 4);
@@ -126,8 +159,9 @@ struct q8_0_codes {
             w[4 + k] = _mm512_shuffle_i32x4(u[k], u[4 + k], 0xdd);
         }
     }
-    static PAGED_INLINE void values(const char * p, size_t stride, __m512i * x) {
-        const __m512i a = load_2x32(p + 2, stride), b = load_2x32(p + 2 + 2 * stride, stride);
+    static PAGED_INLINE void values(const char * p, const row_strides & at, __m512i * x) {
+        const rows_of_4 row(p + 2, at);
+        const __m512i   a = load_2x32(row[0], row[1]), b = load_2x32(row[2], row[3]);
         x[0] = interleaved_32<0>(a, b);
         x[1] = interleaved_32<16>(a, b);
     }
@@ -138,11 +172,12 @@ template <int first_code> struct nibbles {
     static PAGED_INLINE __m512i low(__m512i x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
     static PAGED_INLINE __m512i high(__m512i x) { return low(_mm512_srli_epi16(x, 4)); }
 
-    static PAGED_INLINE void keys(const char * p, size_t stride, __m512i * w) {
-        __m512i x[4], u[4];
+    static PAGED_INLINE void keys(const char * p, const row_strides & at, __m512i * w) {
+        const rows_of_16 row(p + first_code, at);
+        __m512i          x[4], u[4];
         PAGED_UNROLL
         for (int i = 0; i < 4; ++i) {
-            x[i] = load_4x16(p + first_code + i * stride, 4 * stride);
+            x[i] = load_4x16(row[i], row[4 + i], row[8 + i], row[12 + i]);
         }
         transpose_quarters(x, u);
         PAGED_UNROLL
@@ -151,10 +186,11 @@ template <int first_code> struct nibbles {
             w[4 + k] = high(u[k]);
         }
     }
-    static PAGED_INLINE void values(const char * p, size_t stride, __m512i * x) {
-        const __m512i both = interleaved_16(load_4x16(p + first_code, stride));
-        x[0]               = low(both);
-        x[1]               = high(both);
+    static PAGED_INLINE void values(const char * p, const row_strides & at, __m512i * x) {
+        const rows_of_4 row(p + first_code, at);
+        const __m512i   both = interleaved_16(load_4x16(row[0], row[1], row[2], row[3]));
+        x[0]                 = low(both);
+        x[1]                 = high(both);
     }
 };
 
@@ -165,34 +201,35 @@ template <int first_code> struct fifths {
     static PAGED_INLINE __m512i with_bit(__m512i x, uint64_t bits) {
         return _mm512_or_si512(x, _mm512_maskz_set1_epi8(bits, 16));
     }
-    // bits of tokens 0, 4, 8, 12 after one another
-    static PAGED_INLINE uint64_t bits_of_keys(const char * qh, size_t stride) {
-        return word_at(qh) | word_at(qh + 4 * stride) << 16 | word_at(qh + 8 * stride) << 32 |
-               word_at(qh + 12 * stride) << 48;
+    static constexpr int qh = -4; // where the bits lie, from the codes
+    // bits of tokens i, i + 4, i + 8, i + 12 after one another
+    static PAGED_INLINE uint64_t bits_of_keys(const rows_of_16 & row, int i, int from) {
+        return word_at(row[i] + from) | word_at(row[4 + i] + from) << 16 | word_at(row[8 + i] + from) << 32 |
+               word_at(row[12 + i] + from) << 48;
     }
     // bit 4*i + t is bit i of token t
-    static PAGED_INLINE uint64_t bits_of_values(const char * qh, size_t stride) {
+    static PAGED_INLINE uint64_t bits_of_values(const rows_of_4 & row, int from) {
         constexpr uint64_t each = 0x1111111111111111;
-        return _pdep_u64(word_at(qh), each) | _pdep_u64(word_at(qh + stride), each << 1) |
-               _pdep_u64(word_at(qh + 2 * stride), each << 2) | _pdep_u64(word_at(qh + 3 * stride), each << 3);
+        return _pdep_u64(word_at(row[0] + from), each) | _pdep_u64(word_at(row[1] + from), each << 1) |
+               _pdep_u64(word_at(row[2] + from), each << 2) | _pdep_u64(word_at(row[3] + from), each << 3);
     }
-    static PAGED_INLINE void keys(const char * p, size_t stride, __m512i * w) {
-        const char * qh = p + first_code - 4;
-        __m512i      low[4], high[4];
+    static PAGED_INLINE void keys(const char * p, const row_strides & at, __m512i * w) {
+        const rows_of_16 row(p + first_code, at);
+        __m512i          low[4], high[4];
         PAGED_UNROLL
         for (int i = 0; i < 4; ++i) {
-            const __m512i x = load_4x16(p + first_code + i * stride, 4 * stride);
-            low[i]          = with_bit(base::low(x), bits_of_keys(qh + i * stride, stride));
-            high[i]         = with_bit(base::high(x), bits_of_keys(qh + 2 + i * stride, stride));
+            const __m512i x = load_4x16(row[i], row[4 + i], row[8 + i], row[12 + i]);
+            low[i]          = with_bit(base::low(x), bits_of_keys(row, i, qh));
+            high[i]         = with_bit(base::high(x), bits_of_keys(row, i, qh + 2));
         }
         transpose_quarters(low, w);
         transpose_quarters(high, w + 4);
     }
-    static PAGED_INLINE void values(const char * p, size_t stride, __m512i * x) {
-        const char * qh = p + first_code - 4;
-        base::values(p, stride, x);
-        x[0] = with_bit(x[0], bits_of_values(qh, stride));
-        x[1] = with_bit(x[1], bits_of_values(qh + 2, stride));
+    static PAGED_INLINE void values(const char * p, const row_strides & at, __m512i * x) {
+        const rows_of_4 row(p + first_code, at);
+        base::values(p, at, x);
+        x[0] = with_bit(x[0], bits_of_values(row, qh));
+        x[1] = with_bit(x[1], bits_of_values(row, qh + 2));
     }
 };
 
@@ -221,15 +258,15 @@ struct iq4_nl_codes {
                                                                         25, 38, 53, 69, 89, 113)),
                                    x);
     }
-    static PAGED_INLINE void keys(const char * p, size_t stride, __m512i * w) {
-        nibbles<2>::keys(p, stride, w);
+    static PAGED_INLINE void keys(const char * p, const row_strides & at, __m512i * w) {
+        nibbles<2>::keys(p, at, w);
         PAGED_UNROLL
         for (int k = 0; k < 8; ++k) {
             w[k] = _mm512_xor_si512(numbers(w[k]), _mm512_set1_epi8((char) 0x80));
         }
     }
-    static PAGED_INLINE void values(const char * p, size_t stride, __m512i * x) {
-        nibbles<2>::values(p, stride, x);
+    static PAGED_INLINE void values(const char * p, const row_strides & at, __m512i * x) {
+        nibbles<2>::values(p, at, x);
         x[0] = numbers(x[0]);
         x[1] = numbers(x[1]);
     }
@@ -237,59 +274,65 @@ struct iq4_nl_codes {
 
 // ---- scales ----
 
-// One word of each group of 32 tokens, as halves: [group][token]. Words are picked from whole loads by permutes under
-// a mask: 16-bit stores in front of a vector load would wait for the store buffer.
+// One word of each group of 32 tokens, as halves: [group][token]. Four groups at a time: a load of a token's row has
+// each in another quarter, or two loads have, and a shuffle of bytes puts its words to the token's place in them.
 using halves = uint16_t[most_groups][tile_tokens];
 
-template <int bytes, int word> constexpr word_table make_picks(int groups) {
-    word_table made = {};
-    for (int i = 0; i < 32; ++i) {
-        made.x[i] = (uint16_t) (i / (32 / groups) * bytes / 2 + word);
-    }
-    return made;
-}
-
 template <int bytes, int word> struct scale_picker {
-    static constexpr int        at_once = 3 * bytes + 2 * word + 2 <= 64 ? 4 : 2; // groups of a load
-    static constexpr word_table picks   = make_picks<bytes, word>(at_once);
+    static constexpr bool in_one_load = 3 * bytes + 2 * word + 2 <= 64;
+    // else: groups 0 and 1 are in quarters 0 and `apart`, groups 2 and 3 in the other two of a load from `rest` on
+    static constexpr int apart = bytes / 16;
+    static constexpr int rest  = 2 * bytes - 16 * (3 - apart);
 
-    // 16 tokens of 2 groups
-    static PAGED_INLINE __m512i of_2(const char * p, size_t stride) {
-        __m512i even = _mm512_setzero_si512(), odd = even;
-        PAGED_UNROLL
-        for (int t = 0; t < 16; t += 2) {
-            const __m512i a = _mm512_loadu_si512(p + t * stride), b = _mm512_loadu_si512(p + (t + 1) * stride);
-            even = _mm512_mask_permutexvar_epi16(even, 0x10001u << t, vector_of(picks), a);
-            odd  = _mm512_mask_permutexvar_epi16(odd, 0x20002u << t, vector_of(picks), b);
+    static constexpr int quarter(int g) { return in_one_load || apart == 1 ? g : g % 2 * 2 + g / 2; }
+    static constexpr int byte(int g) { return g * bytes + 2 * word - (in_one_load || g < 2 ? 0 : rest); }
+
+    struct alignas(64) tables {
+        uint8_t of[8][64];
+    };
+    static constexpr tables make_picks() { // of tokens 0 to 7
+        tables made = {};
+        for (int t = 0; t < 8; ++t) {
+            for (int i = 0; i < 64; ++i) {
+                made.of[t][i] = 0x80; // a zero
+            }
+            for (int g = 0; g < 4; ++g) {
+                uint8_t * to = made.of[t] + 16 * quarter(g) + 2 * t;
+                to[0]        = (uint8_t) (byte(g) % 16);
+                to[1]        = (uint8_t) (byte(g) % 16 + 1);
+            }
         }
-        return _mm512_or_si512(even, odd);
+        return made;
     }
-    // 8 tokens of 4 groups
-    static PAGED_INLINE __m512i of_4(const char * p, size_t stride) {
+    static constexpr tables picks = make_picks();
+
+    // 8 of the rows
+    static PAGED_INLINE __m512i of_8(const rows_of_16 & row, int from, __mmask16 others) {
         __m512i r = _mm512_setzero_si512();
         PAGED_UNROLL
         for (int t = 0; t < 8; ++t) {
-            r = _mm512_mask_permutexvar_epi16(r, 0x01010101u << t, vector_of(picks),
-                                              _mm512_loadu_si512(p + t * stride));
+            __m512i x = _mm512_loadu_si512(row[from + t]);
+            if constexpr (!in_one_load) {
+                x = _mm512_mask_loadu_epi32(x, others, row[from + t] + rest);
+            }
+            r = _mm512_or_si512(r, _mm512_shuffle_epi8(x, _mm512_load_si512(picks.of[t])));
         }
         return r;
     }
-    static PAGED_INLINE void all(const char * p, size_t stride, int n_groups, halves out) {
-        for (int j = 0; j < n_groups; j += at_once) {
-            const char * from = p + j * bytes;
-            if constexpr (at_once == 2) {
-                const __m512i a = of_2(from, stride), b = of_2(from + 16 * stride, stride);
-                _mm512_store_si512(out[j], _mm512_shuffle_i64x2(a, b, 0x44));
-                _mm512_store_si512(out[j + 1], _mm512_shuffle_i64x2(a, b, 0xee));
-            } else {
-                const __m512i a = of_4(from, stride), b = of_4(from + 8 * stride, stride);
-                const __m512i c = of_4(from + 16 * stride, stride), d = of_4(from + 24 * stride, stride);
-                const __m512i ab = _mm512_shuffle_i64x2(a, b, 0x44), cd = _mm512_shuffle_i64x2(c, d, 0x44);
-                const __m512i ef = _mm512_shuffle_i64x2(a, b, 0xee), gh = _mm512_shuffle_i64x2(c, d, 0xee);
-                _mm512_store_si512(out[j], _mm512_shuffle_i64x2(ab, cd, 0x88));
-                _mm512_store_si512(out[j + 1], _mm512_shuffle_i64x2(ab, cd, 0xdd));
-                _mm512_store_si512(out[j + 2], _mm512_shuffle_i64x2(ef, gh, 0x88));
-                _mm512_store_si512(out[j + 3], _mm512_shuffle_i64x2(ef, gh, 0xdd));
+    static PAGED_INLINE void all(const char * p, const row_strides & at, int n_groups, halves out) {
+        for (int j = 0; j < n_groups; j += 4) { // nothing behind the last group is read, but for what a load may reach
+            const __mmask16 others =
+                (j + 2 < n_groups ? 1 << byte(2) / 4 : 0) | (j + 3 < n_groups ? 1 << byte(3) / 4 : 0);
+            const rows_of_16 low(p + j * bytes, at), high(p + j * bytes + 16 * at.one, at);
+            const __m512i    a = of_8(low, 0, others), b = of_8(low, 8, others);
+            const __m512i    c = of_8(high, 0, others), d = of_8(high, 8, others);
+            const __m512i    ab = _mm512_shuffle_i64x2(a, b, 0x44), cd = _mm512_shuffle_i64x2(c, d, 0x44);
+            const __m512i    ef = _mm512_shuffle_i64x2(a, b, 0xee), gh = _mm512_shuffle_i64x2(c, d, 0xee);
+            const __m512i    of[4] = {_mm512_shuffle_i64x2(ab, cd, 0x88), _mm512_shuffle_i64x2(ab, cd, 0xdd),
+                                      _mm512_shuffle_i64x2(ef, gh, 0x88), _mm512_shuffle_i64x2(ef, gh, 0xdd)};
+            PAGED_UNROLL
+            for (int g = 0; g < 4; ++g) {
+                _mm512_store_si512(out[j + g], of[quarter(g)]);
             }
         }
     }

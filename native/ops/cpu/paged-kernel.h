@@ -91,18 +91,21 @@ struct read_ahead {
         per_step = (int) ((row_width / 64 + 1) * n_rows / std::max<int64_t>(1, steps)) + 1;
     }
     PAGED_INLINE void step() {
-        for (int i = 0; i < per_step; ++i) {
-            if (line >= end) {
-                if (--rows <= 0) {
-                    rows = 0;
-                    return;
-                }
-                line = end - width + stride;
-                end += stride;
+        const char * at = line; // few instructions: they compete with the arithmetic
+        for (int64_t left = per_step * 64;;) {
+            const char * stop = at + std::min<int64_t>(left, end - at);
+            left -= stop - at;
+            for (; at < stop; at += 64) {
+                prefetch_line(at);
             }
-            prefetch_line(line);
-            line += 64;
+            if (left <= 0 || rows <= 1) {
+                break;
+            }
+            --rows;
+            at = end - width + stride;
+            end += stride;
         }
+        line = at;
     }
 };
 

@@ -24,10 +24,11 @@ using namespace vnni;
 template <class C, int rows>
 void score_rows(const kv_rows & k, const query_rows & q, int64_t d, float * s, read_ahead & ahead) {
     const int          n_groups = (int) (d / group);
+    const row_strides  at(k.stride);
     alignas(64) halves scale, least;
-    scale_picker<C::bytes, 0>::all(k.first, k.stride, n_groups, scale);
+    scale_picker<C::bytes, 0>::all(k.first, at, n_groups, scale);
     if constexpr (C::has_min) {
-        scale_picker<C::bytes, 1>::all(k.first, k.stride, n_groups, least);
+        scale_picker<C::bytes, 1>::all(k.first, at, n_groups, least);
     }
     for (int half = 0; half < tile_tokens; half += 16) {
         __m512 score[rows];
@@ -37,7 +38,7 @@ void score_rows(const kv_rows & k, const query_rows & q, int64_t d, float * s, r
         }
         for (int j = 0; j < n_groups; ++j) {
             __m512i w[8];
-            C::keys(k.first + half * k.stride + j * C::bytes, k.stride, w);
+            C::keys(k.first + half * k.stride + j * C::bytes, at, w);
             ahead.step();
             const __m512 dk = floats_of(scale[j] + half);
             PAGED_UNROLL
@@ -45,11 +46,13 @@ void score_rows(const kv_rows & k, const query_rows & q, int64_t d, float * s, r
                 const int32_t * codes = (const int32_t *) (q.codes + r * d + j * group);
                 const int32_t   sum   = q.sum[r * n_groups + j];
                 const float     dq    = q.scale[r * n_groups + j];
-                __m512i         dot   = _mm512_set1_epi32(-C::key_offset * sum);
+                __m512i         dot = _mm512_set1_epi32(-C::key_offset * sum), more = _mm512_setzero_si512();
                 PAGED_UNROLL
-                for (int i = 0; i < 8; ++i) {
-                    dot = _mm512_dpbusd_epi32(dot, w[i], _mm512_set1_epi32(codes[i]));
+                for (int i = 0; i < 4; ++i) { // two chains: each product waits for the one before
+                    dot  = _mm512_dpbusd_epi32(dot, w[i], _mm512_set1_epi32(codes[i]));
+                    more = _mm512_dpbusd_epi32(more, w[4 + i], _mm512_set1_epi32(codes[4 + i]));
                 }
+                dot      = _mm512_add_epi32(dot, more);
                 score[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_mul_ps(dk, _mm512_set1_ps(dq)), score[r]);
                 if constexpr (C::has_min) {
                     score[r] = _mm512_fmadd_ps(floats_of(least[j] + half), _mm512_set1_ps(dq * (float) sum), score[r]);
@@ -163,10 +166,11 @@ PAGED_INLINE void make_weights(const halves & scale, const halves & least, int n
 template <class C, int rows>
 void add_rows(const kv_rows & v, const float * w, int64_t w_stride, int64_t d, float * sum, read_ahead & ahead) {
     const int          n_groups = (int) (d / group);
+    const row_strides  at(v.stride);
     alignas(64) halves scale, least;
-    scale_picker<C::bytes, 0>::all(v.first, v.stride, n_groups, scale);
+    scale_picker<C::bytes, 0>::all(v.first, at, n_groups, scale);
     if constexpr (C::has_min) {
-        scale_picker<C::bytes, 1>::all(v.first, v.stride, n_groups, least);
+        scale_picker<C::bytes, 1>::all(v.first, at, n_groups, least);
     }
     integer_weights<rows> weights; // all of them first: no product waits for its weight
     make_weights<C, rows>(scale, least, n_groups, w, w_stride, weights);
@@ -185,7 +189,7 @@ void add_rows(const kv_rows & v, const float * w, int64_t w_stride, int64_t d, f
                 ahead.step();
             }
             __m512i x[2];
-            C::values(v.first + 4 * c * v.stride + j * C::bytes, v.stride, x);
+            C::values(v.first + 4 * c * v.stride + j * C::bytes, at, x);
             PAGED_UNROLL
             for (int r = 0; r < rows; ++r) {
                 const __m512i wl = _mm512_set1_epi32(weights.bytes[j][r][c]);
