@@ -109,8 +109,8 @@ async def measure(model: Path, case: Case) -> Result:
                 news.set()
 
         chats = [asyncio.create_task(chat(times)) for times in stamps]
-        begin = await _all_have(chats, stamps, news, WARM_UP)
-        arrival = await _all_have(chats, stamps, news, case.tokens + _longest(stamps))
+        begin = await _all_got(chats, stamps, news, WARM_UP)
+        arrival = await _all_got(chats, stamps, news, case.tokens)
         grew_from = case.prompt + _longest(stamps)
         prompt = [draw.randrange(n_vocab) for _ in range(case.long)]
         long = llm.stream(prompt, SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True))
@@ -118,7 +118,7 @@ async def measure(model: Path, case: Case) -> Result:
             async for _ in long:
                 answered = now()
         grew_to = case.prompt + _longest(stamps)
-        end = await _all_have(chats, stamps, news, case.tokens + _longest(stamps))
+        end = await _all_got(chats, stamps, news, case.tokens)
         for task in chats:
             task.cancel()
         await asyncio.gather(*chats, return_exceptions=True)
@@ -144,15 +144,16 @@ async def _bytes(model: Path, case: Case) -> int:
     return (n_tokens + 256) * await asyncio.to_thread(token_bytes)
 
 
-async def _all_have(
+async def _all_got(
     chats: list[asyncio.Task[None]], stamps: list[list[float]], news: asyncio.Event, n: int
 ) -> float:
-    """When every stream has so many tokens."""
-    while min(map(len, stamps)) < n:
+    """When every stream has so many tokens more than now."""
+    wanted = [len(times) + n for times in stamps]
+    while any(len(times) < n_wanted for times, n_wanted in zip(stamps, wanted, strict=True)):
         news.clear()
         await news.wait()
         if any(chat.done() for chat in chats):
-            raise UpstreamError(f"a stream ended before all had {n} tokens")
+            raise UpstreamError(f"a stream ended before all got {n} tokens more")
     return now()
 
 
