@@ -59,8 +59,8 @@ class Case:
 
 @dataclass(frozen=True)
 class Result:
-    """Milliseconds between tokens of the streams, how many tokens each had when the long prompt came and when
-    it was answered, and seconds to its first token."""
+    """Milliseconds between tokens of the streams, how many tokens the longest had when the long prompt came
+    and when it was answered, and seconds to its first token."""
 
     batch: int
     grew_from: int
@@ -117,6 +117,8 @@ async def measure(model: Path, case: Case) -> Result:
         async with aclosing(long):
             async for _ in long:
                 answered = now()
+        if any(task.done() for task in chats):
+            raise UpstreamError("a stream ended before the long prompt was computed: give a shorter --long")
         grew_to = case.prompt + _longest(stamps)
         end = await _all_got(chats, stamps, news, case.tokens)
         for task in chats:

@@ -98,20 +98,26 @@ def test_no_further_from_the_truth_than_stock(
     """The truth is stock with F32 pages and no flash attention, over what the weights stand for as floats.
 
     Random weights under Q4_K_M blow any rounding up, so there is no absolute bound: paged must be as near
-    to the truth as stock's flash attention over the same KV type, but for chance: over other tokens its
-    distance is 0.975 to 1.038 of stock's where both round activations to bytes. What both round alike, as
-    where products are of floats, must bring them nearer to each other than to the truth.
+    to the truth as stock's flash attention over the same KV type. Where both round activations to bytes,
+    which is nearer over one text is chance (0.975 to 1.038 of stock's distance): four count together. What
+    both round alike, as where products are of floats, must bring them nearer to each other than to the truth.
     """
     path = make_model(*SHAPE, "--type", weights)
-    tokens = [*job.tokens, *tokens_of(300, N_GREEDY, seed=3)]
     chunks = [*CHUNKS, *[1] * N_GREEDY]
     floats = as_floats(path, tmp_path / "floats.gguf")
-    exact = replace(job, model=str(floats), tokens=tokens, chunks=chunks, n_greedy=0)
-    truth = contiguous.run(stock_library, exact).logits[-N_GREEDY:]
-    over_kv = replace(exact, model=str(path), type_k=kv, type_v=kv, flash_attn=True)
-    stock = contiguous.run(stock_library, over_kv).logits[-N_GREEDY:]
-    paged = run_paged(path, kv, tokens, chunks, 0).logits[-N_GREEDY:]
-    assert nmse(truth, paged) <= (1.02 if weights == "f32" else 1.08) * nmse(truth, stock)
+    found = []
+    for seed in (3,) if weights == "f32" else (3, 4, 5, 6):
+        tokens = [*job.tokens, *tokens_of(300, N_GREEDY, seed=seed)]
+        exact = replace(job, model=str(floats), tokens=tokens, chunks=chunks, n_greedy=0)
+        over_kv = replace(exact, model=str(path), type_k=kv, type_v=kv, flash_attn=True)
+        runs = (
+            contiguous.run(stock_library, exact),
+            contiguous.run(stock_library, over_kv),
+            run_paged(path, kv, tokens, chunks, 0),
+        )
+        found.append([run.logits[-N_GREEDY:] for run in runs])
+    truth, stock, paged = (np.concatenate(logits) for logits in zip(*found, strict=True))
+    assert nmse(truth, paged) <= 1.02 * nmse(truth, stock)
     if weights == "f32":
         assert nmse(stock, paged) <= nmse(truth, stock)
 
