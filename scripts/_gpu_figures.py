@@ -16,6 +16,10 @@ from _gpu_report import Budget, Missing, OutOfTime, json_lines, judge_serving, j
 HERE = Path(__file__).resolve().parent
 SHAPES = ((32, 4096), (8, 32768))
 PREFILLS = (2048, 8192)
+SHARED = (32, 4096)
+"""Sequences over one prefix, and its tokens."""
+CHUNKS = ((512, 2048), (512, 8192), (512, 32768), (2048, 8192))
+"""Rows of a chunk and the tokens up to its end: from where on would gathering blocks win?"""
 SPEED_TYPES = ("f16", "q8_0", "q4_0")
 
 N_REQUESTS = 64
@@ -31,13 +35,18 @@ Found = tuple[Mapping[str, Any], Sequence[str]]
 
 
 def measurements() -> list[str]:
-    """Commands of velo-op-bench, ours before upstream's of each shape."""
+    """Commands of velo-op-bench, ours first of each shape; what decides about others comes last."""
     lines = ["copy"]
     for kind in SPEED_TYPES:
         for n, length in SHAPES:
             lines += [f"decode {kind} {n} {length} {kernel}" for kernel in ("paged", "flash")]
     for length in PREFILLS:
         lines += [f"prefill f16 {length} {kernel}" for kernel in ("paged", "flash")]
+    for kind in SPEED_TYPES:
+        lines += [f"decode {kind} {SHARED[0]} {SHARED[1]} shared"]
+    for kind in ("f16", "q8_0"):
+        for rows, length in CHUNKS:
+            lines += [f"chunk {kind} {rows} {length} {kernel}" for kernel in ("paged", "gathered")]
     return lines
 
 

@@ -18,6 +18,7 @@ __all__ = [
     "Missing",
     "OutOfTime",
     "Section",
+    "alternatives",
     "backend_ops",
     "exit_code",
     "json_lines",
@@ -161,13 +162,14 @@ def judge_speed(lines: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], lis
         for line in lines
         if line.get("bench") in VERSUS_FLASH
     }
+    others = alternatives(lines)
     rows: list[dict[str, Any]] = []
     complaints = [f"{line['failed']}: {line['why']}" for line in lines if "failed" in line]
     if not bandwidth:
         complaints.append("the copy bandwidth was not measured")
     clocks = {str(line.get("clock")) for line in [*copies, *runs.values()]}
-    if others := sorted(clocks - {EVENTS}):
-        complaints.append(f"measured by {', '.join(others)}, not by {EVENTS}")
+    if wrong := sorted(clocks - {EVENTS}):
+        complaints.append(f"measured by {', '.join(wrong)}, not by {EVENTS}")
     for (bench, kind, n, length, kernel), line in runs.items():
         if kernel != "paged":
             continue
@@ -191,7 +193,20 @@ def judge_speed(lines: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], lis
         rows.append(row)
     if not rows:
         complaints.append("nothing was measured")
-    return {"copy_bytes_per_second": bandwidth, "rows": rows}, complaints
+    return {"copy_bytes_per_second": bandwidth, "rows": rows, "alternatives": others}, complaints
+
+
+def alternatives(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """How much faster than pages one by one is each thing that could be done instead: a prefix read once for
+    all that share it, and blocks gathered for upstream's kernel."""
+    shape = ("bench", "type", "sequences", "rows", "length")
+    runs = {(*(line.get(key) for key in shape), line["kernel"]): line for line in lines if "kernel" in line}
+    found = []
+    for (*of, kernel), line in runs.items():
+        if kernel in ("shared", "gathered") and (paged := runs.get((*of, "paged"))):
+            ratio = paged["seconds"] / line["seconds"]
+            found.append({**line, "seconds_paged": paged["seconds"], "versus_paged": ratio})
+    return found
 
 
 def judge_single(

@@ -1,11 +1,14 @@
-// The operator on any device, without a model: velo-op-bench DEVICE check|decode|prefill|copy|series ...
+// The operator on any device, without a model: velo-op-bench DEVICE check|decode|prefill|chunk|copy|series ...
 // Every line on standard output is one JSON object.
 //   check [quick]                     against the CPU's reference, with NaN in every slot that no table names
-//   decode TYPE SEQUENCES LENGTH [paged|flash]    a token for each sequence; flash: upstream's, contiguous
-//   prefill TYPE LENGTH [paged|flash]             one sequence from its first token
+//   decode TYPE SEQUENCES LENGTH [paged|flash|shared]    a token for each sequence
+//   prefill TYPE LENGTH [paged|flash|gathered]           one sequence from its first token
+//   chunk TYPE ROWS LENGTH [paged|flash|gathered]        the last rows of one
 //   copy [BYTES]                      what the device's memory gives, read and written
 //   series LINE...                    such commands one after the other, each one argument
 // or velo-op-bench devices: the devices there are
+// Kernels are paged: our operator; flash: upstream's, contiguous; shared: ours, all but the last block being the same
+// for all; gathered: the blocks copied to a contiguous buffer, and upstream's over that.
 #include "device_timer.h"
 #include "op_call.h"
 #include "paged-attn.h"
@@ -58,8 +61,10 @@ graph begin_graph() {
 }
 
 void finish_graph(graph & g, ggml_backend_t backend) {
-    if (!ggml_backend_supports_op(backend, g.out)) {
-        throw std::runtime_error("the device does not take this operation");
+    for (int i = 0; i < ggml_graph_n_nodes(g.nodes); ++i) {
+        if (!ggml_backend_supports_op(backend, ggml_graph_node(g.nodes, i))) {
+            throw std::runtime_error("the device does not take this operation");
+        }
     }
     g.buffer.reset(ggml_backend_alloc_ctx_tensors(g.ctx.get(), backend));
     if (!g.buffer) {
@@ -118,6 +123,18 @@ graph paged_graph(const call & c, ggml_backend_t backend, int n_layers) {
     return g;
 }
 
+// The last rows of a sequence see what is before them.
+void set_causal(ggml_tensor * mask) {
+    const int64_t            length = mask->ne[0], rows = mask->ne[1];
+    std::vector<ggml_fp16_t> seen((size_t) (length * rows));
+    for (int64_t r = 0; r < rows; ++r) {
+        for (int64_t t = 0; t < length; ++t) {
+            seen[r * length + t] = ggml_fp32_to_fp16(t <= length - rows + r ? 0.0f : -INFINITY);
+        }
+    }
+    set(mask, seen.data(), seen.size() * sizeof(ggml_fp16_t));
+}
+
 // The same sequences, all of one length, each contiguous, with a mask as llama.cpp has: without one upstream's kernels
 // do not share a read of K and V among the heads of a group.
 graph flash_graph(const call & c, ggml_backend_t backend, int n_layers) {
@@ -136,13 +153,41 @@ graph flash_graph(const call & c, ggml_backend_t backend, int n_layers) {
     finish_graph(g, backend);
     set(q, c.q.data(), c.q.size());
     all.fill(c.k, c.v);
-    std::vector<ggml_fp16_t> seen((size_t) (length * rows));
-    for (int64_t r = 0; r < rows; ++r) {
-        for (int64_t t = 0; t < length; ++t) {
-            seen[r * length + t] = ggml_fp32_to_fp16(t <= length - rows + r ? 0.0f : -INFINITY);
-        }
+    set_causal(mask);
+    return g;
+}
+
+// One sequence of our pages, copied for upstream's kernel: what that costs, and from where on it would win. A gather
+// of our own would do without the floats in between.
+graph gathered_graph(const call & c, ggml_backend_t backend, int n_layers) {
+    graph         g    = begin_graph();
+    auto *        ctx  = g.ctx.get();
+    const int64_t rows = c.s.sequences[0][0], length = c.s.sequences[0][1];
+    ggml_tensor * q      = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, c.s.d_k, c.s.heads, rows);
+    ggml_tensor * mask   = ggml_new_tensor_2d(ctx, GGML_TYPE_F16, length, rows);
+    ggml_tensor * slots  = ggml_new_tensor_1d(ctx, GGML_TYPE_I32, length);
+    const auto    gather = [&](ggml_tensor * x) { // [d][heads][slots] to [d][length][heads], in float16
+        ggml_tensor * flat = ggml_reshape_2d(ctx, x, x->ne[0] * x->ne[1], x->ne[2]);
+        ggml_tensor * own  = ggml_cast(ctx, ggml_get_rows(ctx, flat, slots), GGML_TYPE_F16);
+        return ggml_permute(ctx, ggml_reshape_3d(ctx, own, x->ne[0], x->ne[1], length), 0, 2, 1, 3);
+    };
+    layers all;
+    for (int i = 0; i < n_layers; ++i) {
+        all.k.push_back(ggml_new_tensor_3d(ctx, c.s.type, c.s.d_k, c.s.heads_kv, c.n_slots));
+        all.v.push_back(ggml_new_tensor_3d(ctx, c.s.type, c.s.d_v, c.s.heads_kv, c.n_slots));
+        g.out = ggml_flash_attn_ext(ctx, ggml_permute(ctx, q, 0, 2, 1, 3), gather(all.k[i]), gather(all.v[i]), mask,
+                                    1.0f / sqrtf((float) c.s.d_k), 0, 0);
+        ggml_build_forward_expand(g.nodes, g.out);
     }
-    set(mask, seen.data(), seen.size() * sizeof(ggml_fp16_t));
+    finish_graph(g, backend);
+    set(q, c.q.data(), c.q.size());
+    all.fill(c.k, c.v);
+    set_causal(mask);
+    std::vector<int32_t> of_tokens((size_t) length);
+    for (int64_t t = 0; t < length; ++t) {
+        of_tokens[t] = c.table[GGML_PAGED_ATTN_HEADER + t / BLOCK] * BLOCK + (int32_t) (t % BLOCK);
+    }
+    set(slots, of_tokens.data(), of_tokens.size() * sizeof(int32_t));
     return g;
 }
 
@@ -233,17 +278,38 @@ int layers_for(ggml_backend_t backend, const call & c, int wanted) {
     return (int) std::max<size_t>(1, std::min<size_t>(wanted, most));
 }
 
-void bench(ggml_backend_t backend, const char * what, const std::string & type, int n, int rows, int length,
-           bool flash) {
-    const call c = make_call(
-        {type_named(type), 128, 128, 32, 8, std::vector<std::array<int, 2>>((size_t) n, {rows, length})}, false, true);
-    const int    n_layers = layers_for(backend, c, rows > 1 ? 2 : 8);
-    const graph  g        = flash ? flash_graph(c, backend, n_layers) : paged_graph(c, backend, n_layers);
+struct task {
+    std::string what, type;
+    int         sequences, rows, length;
+    std::string kernel; // empty: paged
+};
+
+void bench(ggml_backend_t backend, const task & of) {
+    const bool   flash = of.kernel == "flash", gathered = of.kernel == "gathered", shared = of.kernel == "shared";
+    const char * only = of.what == "decode" ? "shared" : "gathered";
+    if (!of.kernel.empty() && of.kernel != "paged" && !flash && of.kernel != only) {
+        throw std::runtime_error("'" + of.kernel + "' is not paged, flash or " + only);
+    }
+    if (of.rows > of.length) {
+        throw std::runtime_error("there are more rows than tokens");
+    }
+    const std::vector<std::array<int, 2>> sequences((size_t) of.sequences, {of.rows, of.length});
+    const int                             common = shared ? (of.length - 1) / BLOCK : 0;
+    const call   c        = make_call({type_named(of.type), 128, 128, 32, 8, sequences, common}, false, true);
+    const int    n_layers = layers_for(backend, c, of.rows > 1 ? 2 : 8);
+    const graph  g        = flash      ? flash_graph(c, backend, n_layers)
+                            : gathered ? gathered_graph(c, backend, n_layers)
+                                       : paged_graph(c, backend, n_layers);
     const timing t        = time_of(g, backend, n_layers);
-    const double read     = 2.0 * (double) ggml_row_size(c.s.type, 128 * 8) * n * length;
-    printf("{\"bench\": \"%s\", \"kernel\": \"%s\", \"type\": \"%s\", \"sequences\": %d, \"length\": %d, "
-           "\"seconds\": %.9g, \"clock\": \"%s\", \"kv_bytes\": %.0f}\n",
-           what, flash ? "flash" : "paged", type.c_str(), n, length, t.seconds, t.clock, read);
+    const double read     = 2.0 * (double) ggml_row_size(c.s.type, 128 * 8) * of.sequences * of.length;
+    printf("{\"bench\": \"%s\", \"kernel\": \"%s\", \"type\": \"%s\", \"sequences\": %d, \"rows\": %d, "
+           "\"length\": %d, \"seconds\": %.9g, \"clock\": \"%s\", \"kv_bytes\": %.0f",
+           of.what.c_str(), of.kernel.empty() ? "paged" : of.kernel.c_str(), of.type.c_str(), of.sequences, of.rows,
+           of.length, t.seconds, t.clock, read);
+    if (gathered) { // that it is the same which is measured
+        printf(", \"nmse\": %.3g", nmse(result_of(g, backend), result_of(paged_graph(c, backend, 1), backend)));
+    }
+    printf("}\n");
 }
 
 void copy(ggml_backend_t backend, int64_t size) {
@@ -293,9 +359,11 @@ bool obey(ggml_backend_t backend, const strings & words) {
     }
     const auto count = [&](size_t i, int most) { return (int) number_of(at(i), most); };
     if (at(0) == "decode") {
-        bench(backend, "decode", at(1), count(2, 1 << 16), 1, count(3, 1 << 20), at(4) == "flash");
+        bench(backend, {at(0), at(1), count(2, 1 << 16), 1, count(3, 1 << 20), at(4)});
     } else if (at(0) == "prefill") {
-        bench(backend, "prefill", at(1), 1, count(2, 1 << 16), count(2, 1 << 16), at(3) == "flash");
+        bench(backend, {at(0), at(1), 1, count(2, 1 << 16), count(2, 1 << 16), at(3)});
+    } else if (at(0) == "chunk") {
+        bench(backend, {at(0), at(1), 1, count(2, 1 << 16), count(3, 1 << 20), at(4)});
     } else if (at(0) == "copy") {
         copy(backend, at(1).empty() ? int64_t(1) << 30 : number_of(at(1), int64_t(1) << 40));
     } else {
@@ -327,7 +395,7 @@ int run(const strings & args) {
         return list_devices();
     }
     if (args.size() < 2) {
-        throw std::runtime_error("usage: velo-op-bench DEVICE check|decode|prefill|copy|series ...");
+        throw std::runtime_error("usage: velo-op-bench DEVICE check|decode|prefill|chunk|copy|series ...");
     }
     ggml_backend_ptr backend(ggml_backend_init_by_name(args[0].c_str(), nullptr));
     if (!backend) {

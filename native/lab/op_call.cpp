@@ -70,20 +70,21 @@ call make_call(const shape & s, bool poison, bool repeat) {
     memset(&c.table[(c.rows - 1) * stride], 0, GGML_PAGED_ATTN_HEADER * sizeof(int32_t));
     int next = 0, q0 = 0;
     for (size_t i = 0; i < s.sequences.size(); ++i) {
-        const auto [rows, length]   = s.sequences[i];
-        int32_t * row               = &c.table[i * stride];
-        row[GGML_PAGED_ATTN_Q0]     = q0;
-        row[GGML_PAGED_ATTN_NQ]     = rows;
-        row[GGML_PAGED_ATTN_KV]     = length;
-        row[GGML_PAGED_ATTN_SHARED] = 0;
+        const auto [rows, length] = s.sequences[i];
+        int32_t * row             = &c.table[i * stride];
+        row[GGML_PAGED_ATTN_Q0]   = q0;
+        row[GGML_PAGED_ATTN_NQ]   = rows;
+        row[GGML_PAGED_ATTN_KV]   = length;
         for (int t = 0; t < length; ++t) {
+            const int at = GGML_PAGED_ATTN_HEADER + t / BLOCK;
             if (t % BLOCK == 0) {
-                row[GGML_PAGED_ATTN_HEADER + t / BLOCK] = order[next++];
+                row[at] = i > 0 && t / BLOCK < s.common_blocks ? c.table[at] : order[next++];
             }
-            named[(size_t) row[GGML_PAGED_ATTN_HEADER + t / BLOCK] * BLOCK + t % BLOCK] = true;
+            named[(size_t) row[at] * BLOCK + t % BLOCK] = true;
         }
         q0 += rows;
     }
+    ggml_paged_attn_find_shared(c.table.data(), c.rows, stride, BLOCK);
     for (int64_t slot = 0; poison && slot < c.n_slots; ++slot) {
         if (!named[slot]) {
             memset(&c.k[slot * row_k], 0xff, row_k);

@@ -16,7 +16,8 @@ constexpr int BLOCK = 32;
 struct shape {
     ggml_type                       type;
     int64_t                         d_k, d_v, heads, heads_kv;
-    std::vector<std::array<int, 2>> sequences; // query rows, length
+    std::vector<std::array<int, 2>> sequences;         // query rows, length
+    int                             common_blocks = 0; // with which every sequence begins
 };
 
 struct call {

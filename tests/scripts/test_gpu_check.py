@@ -11,7 +11,7 @@ from typing import Any
 import gpu_check
 import pytest
 from _gpu_child import TIE, Expected, compare
-from _gpu_figures import N_REQUESTS, PREFILLS, SHAPES, SPEED_TYPES, LargeModel, measurements
+from _gpu_figures import CHUNKS, N_REQUESTS, PREFILLS, SHAPES, SPEED_TYPES, LargeModel, measurements
 from _gpu_machine import Done
 from _gpu_report import (
     FAILED,
@@ -106,10 +106,14 @@ def figure(words: Sequence[str]) -> dict[str, Any]:
     """A card that copies 4 TB/s, read and written, and reads pages at 90 % of that, as upstream does."""
     if words[0] == "copy":
         return {"bench": "copy", "bytes": 2 << 30, "seconds": (4 << 30) / 4e12, "clock": "cuda events"}
-    n, length = (int(words[2]), int(words[3])) if words[0] == "decode" else (1, int(words[2]))
+    bench, kind, *sizes, kernel = words
+    length = int(sizes[-1])
+    n = int(sizes[0]) if bench == "decode" else 1
+    rows = {"decode": 1, "prefill": length, "chunk": int(sizes[0])}[bench]
     size = n * length * 4096
-    head = {"bench": words[0], "kernel": words[-1], "type": words[1], "sequences": n, "length": length}
-    return head | {"kv_bytes": size, "seconds": size / 3.6e12, "clock": "cuda events"}
+    head = {"bench": bench, "kernel": kernel, "type": kind, "sequences": n, "rows": rows, "length": length}
+    seconds = size / 3.6e12 / (2 if kernel == "shared" else 1)
+    return head | {"kv_bytes": size, "seconds": seconds, "clock": "cuda events"}
 
 
 @pytest.fixture
@@ -149,8 +153,10 @@ def test_a_card_on_which_all_is_well(check: Check) -> None:
     assert report["passed"] is True
     assert (report["device"], report["driver"]) == (GPU, "550.54.15")
     assert outcomes(report) == dict.fromkeys(SECTIONS, "passed")
-    rows = next(s for s in report["sections"] if s["name"] == "speed")["found"]["rows"]
-    assert len(rows) == len(SPEED_TYPES) * len(SHAPES) + len(PREFILLS)
+    found = next(s for s in report["sections"] if s["name"] == "speed")["found"]
+    assert len(found["rows"]) == len(SPEED_TYPES) * len(SHAPES) + len(PREFILLS)
+    ratios = [(row["kernel"], row["versus_paged"]) for row in found["alternatives"]]
+    assert ratios == [("shared", 2.0)] * len(SPEED_TYPES) + [("gathered", 1.0)] * 2 * len(CHUNKS)
 
 
 @pytest.mark.parametrize(

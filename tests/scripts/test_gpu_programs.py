@@ -73,7 +73,8 @@ def test_the_operator_is_checked_and_measured_on_any_device(op_bench: str) -> No
     checks = json_lines(done.out)
     assert (done.code, len(checks), judge_checks(checks)) == (0, 18, [])
     lines = ["copy 1048576", "decode q8_0 2 96 paged", "decode q8_0 2 96 flash", "decode q9 1 1"]
-    lines += ["prefill f16 63 paged", "prefill f16 63 flash"]
+    lines += ["prefill f16 63 paged", "prefill f16 63 flash", "decode q8_0 2 96 shared"]
+    lines += ["chunk q4_0 33 70 paged", "chunk q4_0 33 70 gathered"]
     done = run_program([op_bench, "CPU", "series", *lines], 60, {})
     assert done.code == 1
     found, complaints = judge_speed(json_lines(done.out))
@@ -85,6 +86,12 @@ def test_the_operator_is_checked_and_measured_on_any_device(op_bench: str) -> No
         ("prefill", 2 * 63 * 8 * 128 * 2),
     ]
     assert all(row["versus_flash"] > 0 for row in found["rows"])
+    assert [(row["bench"], row["rows"], row["kernel"]) for row in found["alternatives"]] == [
+        ("decode", 1, "shared"),
+        ("chunk", 33, "gathered"),
+    ]
+    assert all(row["versus_paged"] > 0 for row in found["alternatives"])
+    assert found["alternatives"][1]["nmse"] < 5e-4
 
 
 def test_the_bench_lists_devices_as_the_package_does(op_bench: str) -> None:
@@ -103,6 +110,10 @@ def test_the_bench_lists_devices_as_the_package_does(op_bench: str) -> None:
         ["CPU", "decode", "f16", "0", "1"],
         ["CPU", "decode", "f16", "1"],
         ["CPU", "prefill", "f16", "6x"],
+        ["CPU", "prefill", "f16", "6", "shared"],
+        ["CPU", "decode", "f16", "1", "6", "dreamt"],
+        ["CPU", "chunk", "f16", "7", "6"],
+        ["CPU", "chunk", "iq4_nl", "1", "6", "contiguous"],
         ["CPU", "copy", "-1"],
         ["CPU", "dream"],
     ],
