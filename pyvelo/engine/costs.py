@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Costs", "running_average"]
+__all__ = ["Costs"]
 
 WEIGHT = 0.2
 """Of the newest measurement in a running average."""
@@ -17,17 +17,17 @@ class Costs:
 
     def moved(self, n_blocks: int, seconds: float) -> None:
         """That many blocks were moved one way."""
-        self._per_block = running_average(self._per_block, seconds / n_blocks, WEIGHT)
+        self._per_block = _running_average(self._per_block, seconds / n_blocks, WEIGHT)
 
     def computed(self, n_tokens: int, seconds: float) -> None:
         """A step of many tokens took so long."""
-        self._per_token = running_average(self._per_token, seconds / n_tokens, WEIGHT)
+        self._per_token = _running_average(self._per_token, seconds / n_tokens, WEIGHT)
 
     def favour_swap(self, n_blocks: int, n_tokens: int) -> bool:
         """Whether a sequence is better moved out and back than computed again."""
         return not self._per_token or 2 * n_blocks * self._per_block <= n_tokens * self._per_token
 
 
-def running_average(before: float, now: float, weight: float) -> float:
+def _running_average(before: float, now: float, weight: float) -> float:
     """With the newest measurement; `before` is 0 where it is the first."""
     return now if before == 0.0 else before + weight * (now - before)

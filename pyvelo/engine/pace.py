@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pyvelo.engine.costs import running_average
+from collections import deque
+from statistics import median_low
 
 __all__ = ["FEWEST", "Pace"]
 
@@ -29,8 +30,15 @@ LOOK_AGAIN = 64
 WEIGHT = 0.3
 """Of the newest measurement in a running average."""
 
-RISE = 1.1
-"""How much longer than before a step without prompts may be taken to be."""
+LOOKS = 3
+"""Steps without prompts whose middle one counts, so that one that was slow makes no room for prompts."""
+
+UNEVEN = 1.15
+"""How much longer than the newest of them a step without prompts is taken to be at most: steps that became
+quick are believed at once."""
+
+CHANGED = 1.3
+"""How much longer than before a step without prompts takes that the next is looked at soon for."""
 
 DOUBT = 4.0
 """Variance of the lengths of pieces, in tokens squared, at which a line through them is half believed."""
@@ -43,7 +51,8 @@ class Pace:
     """What steps took here, and what follows for the next one. Times are in seconds."""
 
     def __init__(self) -> None:
-        self._alone = 0.0  # a step that only decodes
+        self._looks: deque[float] = deque(maxlen=LOOKS)  # what steps without prompts took
+        self._alone = 0.0  # such a step now
         self._line = _Line()  # what prompts add to it
         self._may = FEWEST  # tokens of the next piece, before it ends with a group
         self._longest = FEWEST  # what the last piece allows the next to be
@@ -84,12 +93,13 @@ class Pace:
             self._line.add(n_prompt_tokens, max(seconds - self._alone, 0.01 * self._alone))
 
     def _look(self, seconds: float) -> None:
-        """A step without prompts. What is slow once must not make room for prompts: it is looked at again."""
-        before, now = self._alone, min(seconds, running_average(self._alone, seconds, WEIGHT))
-        rose = 0.0 < RISE * before < now
-        self._alone = RISE * before if rose else now
+        """A step without prompts. Where it took longer, or less, it is soon looked at again."""
+        before = self._alone
+        self._looks.append(seconds)
+        self._alone = min(median_low(self._looks), UNEVEN * seconds)
         if self._since:
-            self._patience = 1 if rose else min(LOOK_AGAIN, self._patience * 2)
+            changed = seconds > CHANGED * before or self._alone < before / UNEVEN
+            self._patience = 1 if changed else min(LOOK_AGAIN, self._patience * 2)
         self._since = 0
 
 

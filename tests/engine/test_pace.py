@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import random
+from statistics import mean
 
 import pytest
 
@@ -75,6 +77,22 @@ def test_steps_that_became_slower_are_soon_known() -> None:
         seconds = 2 * ALONE + n_tokens * 1e-3
         pace.stepped(8, n_tokens, seconds)
     assert 2.5 * ALONE <= seconds <= 3.6 * ALONE
+
+
+def test_steps_of_uneven_length_cost_a_prompt_nothing() -> None:
+    shares = []
+    for seed in range(6):
+        pace, draw = Pace(), random.Random(seed)
+        alone = [ALONE * draw.lognormvariate(0, 0.12) for _ in range(2000)]
+        taken = []
+        for own in alone:
+            n_tokens = pace.allowance(8, 8, 1)
+            seconds = own * (1 + n_tokens * 1e-3 / ALONE)
+            pace.stepped(8, n_tokens, seconds)
+            taken.append(seconds)
+        shares.append(mean(taken) / mean(alone))
+        assert sorted(taken)[1980] < 2 * sorted(alone)[1980]
+    assert mean(shares) >= 1.6, "it takes what it may"
 
 
 def test_one_cheap_looking_step_does_not_let_the_next_take_long() -> None:
