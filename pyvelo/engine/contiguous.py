@@ -248,7 +248,8 @@ class _Run:
         gave_way = self._grow()
         chunks = [(s, 1) for s in self._running if s.decodes]
         budget = self._setup.limits.max_batch_tokens - len(chunks)
-        if n_listening := sum(s.n_generated > 0 for s in self._running):
+        n_listening = sum(s.n_generated > 0 for s in self._running)
+        if n_listening and chunks:  # who listens may be computed again
             n_waiting = len(self.waiting) + len(self._running) - len(chunks)
             budget = min(budget, self._pace.allowance(len(chunks), n_listening, n_waiting))
         for sequence in self._running:

@@ -291,6 +291,15 @@ def test_who_is_in_host_memory_can_be_cancelled() -> None:
     bench.assert_idle()
 
 
+def test_who_listens_and_is_computed_again_alone_has_nobody_to_wait_for() -> None:
+    bench = Bench(n_blocks=6, block_size=8, share=False, max_batch_tokens=8)
+    bench.core.pace.allowance = lambda *_: 0  # type: ignore[method-assign]
+    requests = [bench.submit([n] * 4, 40, on_piece=lambda piece: None) for n in (1, 2)]
+    bench.finish(*requests)
+    assert bench.core.counters.preemptions > 0
+    check(requests, 40)
+
+
 def test_costs_follow_what_is_measured() -> None:
     costs = Costs()
     assert costs.favour_swap(100, 1), "nothing is known yet"

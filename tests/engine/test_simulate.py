@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from pyvelo.engine.contiguous import Reserved, Streams, Unified, layouts, simulate_contiguous
 from pyvelo.engine.meter import Outcome
+from pyvelo.engine.pace import Pace
 from pyvelo.engine.simulate import POLICIES, Setup, StepCosts, simulate
 from pyvelo.engine.workload import Job, WorkloadSpec, draw_jobs, jobs_of_trace, parse_lengths
 from pyvelo.errors import ConfigError
@@ -175,6 +177,24 @@ def test_contiguous_layouts_give_every_answer_too(jobs: list[Job], gaps: list[fl
         assert outcome.peak_slots <= n_slots
         assert (outcome.hit_rate, outcome.saved, outcome.swaps) == (0, 0, 0)
         assert layout.name.startswith("unified") or outcome.preemptions == 0
+
+
+def test_who_is_computed_again_in_a_unified_buffer_has_nobody_to_wait_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = itertools.count()
+
+    def none(*_: object) -> int:
+        assert next(calls) < 1000, "no progress"
+        return 0
+
+    monkeypatch.setattr(Pace, "allowance", none)
+    setup = setup_of(1, 100, n_ctx=90, max_batch_tokens=8)
+    jobs = [Job(0, 4, 60, 60), Job(0, 4, 60, 60)]
+    (layout,) = (made for made in layouts(setup, jobs) if made.name.startswith("unified"))
+    outcome = simulate_contiguous(setup, jobs, layout)
+    assert outcome.preemptions > 0
+    assert layout.held == 0
 
 
 def test_one_sequence_alone_takes_the_time_of_its_steps() -> None:
