@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -226,7 +228,8 @@ def test_allocations_may_fail_at_any_time(data: st.DataObject, share: bool) -> N
 def test_whatever_comes_ends_with_its_answer(
     data: st.DataObject, n_states: int, share: bool, swap: int
 ) -> None:
-    """Equal and unequal priorities, adversarial sizes, cancels on the way: nothing hangs."""
+    """Equal and unequal priorities, adversarial sizes, cancels on the way, some who listen, and a pace that
+    takes from prompts what it likes: nothing hangs."""
     bench = Bench(
         n_blocks=6,
         block_size=8,
@@ -236,12 +239,16 @@ def test_whatever_comes_ends_with_its_answer(
         share=share,
         n_swap_blocks=0 if n_states else swap,
     )
+    pace = random.Random(data.draw(st.integers(0, 99)))
+    bench.core.pace.allowance = lambda *_: pace.choice([0, 0, 2, 20])  # type: ignore[method-assign]
     requests = []
     for _ in range(data.draw(st.integers(1, 10))):
         n_prompt = data.draw(st.integers(1, 40))
         prompt = [data.draw(st.integers(1, 2))] * n_prompt
         n = data.draw(st.integers(1, 48 - n_prompt))
-        requests.append(bench.submit(prompt, n, priority=data.draw(st.sampled_from([0, 0, 1, -3]))))
+        on_piece = data.draw(st.sampled_from([None, lambda piece: None]))
+        priority = data.draw(st.sampled_from([0, 0, 1, -3]))
+        requests.append(bench.submit(prompt, n, on_piece=on_piece, priority=priority))
         for _ in range(data.draw(st.integers(0, 15))):
             bench.step()
         if data.draw(st.integers(0, 7)) == 0:
