@@ -4,12 +4,13 @@
     python scripts/isolation.py
     python scripts/isolation.py --requests 1000 --seed 7 --schedules 3
 
-Requests of eight tenants, with beginnings of their own and shared ones, samples, cancels and priorities, run
-at once over a pool of a quarter of what they would need, with host memory for some of those that give way;
-then once more in another order and within other limits of a step, so that others share, wait and give way.
-Every step is audited, free blocks are filled with NaN (VELO_DEBUG). In deterministic mode every answer must
-be, token for token, that of the same request alone, without any sharing; one that was cancelled must be the
-beginning of it. The model is the tiny preset, made for the run.
+Requests of eight tenants, with beginnings of their own and shared ones, samples, cancels and priorities, half
+of which listen to their tokens, run at once over a pool of a quarter of what they would need, with host
+memory for some of those that give way; then once more in another order and within other limits of a step, so
+that others share, wait and give way. Every step is audited, free blocks are filled with NaN (VELO_DEBUG). In
+deterministic mode every answer must be, token for token, that of the same request alone, without any sharing,
+and so must what was told of it; one that was cancelled must be the beginning of it. The model is the tiny
+preset, made for the run.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter as now
@@ -31,6 +32,7 @@ from _upstream import run_main
 if TYPE_CHECKING:
     from pyvelo.engine.engine import Engine
     from pyvelo.engine.request import Request
+    from pyvelo.outputs import StreamPiece
 
 SCRIPTS = Path(__file__).resolve().parent
 TENANTS = 8
@@ -41,7 +43,7 @@ AT_ONCE = 48
 
 @dataclass(frozen=True)
 class Job:
-    """One request; `cancel_after` steps, where it is cancelled."""
+    """One request; `cancel_after` steps, where it is cancelled; `listens`: to its tokens as they come."""
 
     prompt: tuple[int, ...]
     salt: str
@@ -51,6 +53,7 @@ class Job:
     seed: int
     priority: int
     cancel_after: int | None
+    listens: bool
 
 
 def jobs(count: int, seed: int, n_vocab: int) -> list[Job]:
@@ -77,12 +80,13 @@ def jobs(count: int, seed: int, n_vocab: int) -> list[Job]:
                 seed=draw.randrange(1 << 32),
                 priority=draw.choice([0, 0, 0, 1, -1]),
                 cancel_after=draw.randint(0, 40) if draw.random() < 0.08 else None,
+                listens=draw.random() < 0.5,
             )
         )
     return made
 
 
-def submission_of(engine: Engine, job: Job) -> Any:
+def submission_of(engine: Engine, job: Job, on_piece: Callable[[StreamPiece], None] | None = None) -> Any:
     from pyvelo import SamplingParams
 
     params = SamplingParams(
@@ -94,7 +98,7 @@ def submission_of(engine: Engine, job: Job) -> Any:
         cache_salt=job.salt,
         ignore_eos=True,
     )
-    return engine.intake.prepare(list(job.prompt), params)
+    return engine.intake.prepare(list(job.prompt), params, on_piece)
 
 
 def alone(engine: Engine, work: list[Job]) -> Iterator[list[tuple[int, ...]]]:
@@ -107,6 +111,18 @@ def alone(engine: Engine, work: list[Job]) -> Iterator[list[tuple[int, ...]]]:
             while not request.finished:
                 engine.core.step()
         yield [request.generated_ids for request in requests]
+
+
+@dataclass(frozen=True)
+class Said:
+    """The requests of a job, and what came of them on the way, where it listens."""
+
+    requests: tuple[Request, ...]
+    pieces: list[StreamPiece]
+
+    def told(self, index: int) -> tuple[int, ...]:
+        """Tokens of one of its answers."""
+        return tuple(token for piece in self.pieces if piece.index == index for token in piece.token_ids)
 
 
 @dataclass(frozen=True)
@@ -129,38 +145,45 @@ def schedules(count: int, n_jobs: int, seed: int) -> list[Schedule]:
     return made
 
 
-def together(engine: Engine, work: list[Job], order: Sequence[int]) -> list[tuple[Request, ...]]:
+def together(engine: Engine, work: list[Job], order: Sequence[int]) -> list[Said]:
     """All of them, AT_ONCE at a time; in the order of `work`."""
-    started: dict[int, tuple[Request, ...]] = {}
+    started: dict[int, Said] = {}
     open_: list[tuple[Job, tuple[Request, ...], int]] = []
     step = 0
     while len(started) < len(work) or open_:
         while len(open_) < AT_ONCE and len(started) < len(work):
             number = order[len(started)]
-            requests = submission_of(engine, work[number]).requests
+            job = work[number]
+            pieces: list[StreamPiece] = []
+            requests = submission_of(engine, job, pieces.append if job.listens else None).requests
             engine.core.inbox.submit(requests)
-            started[number] = requests
-            open_.append((work[number], requests, step))
+            started[number] = Said(requests, pieces)
+            open_.append((job, requests, step))
         for job, requests, since in open_:
             if job.cancel_after is not None and step - since >= job.cancel_after:
                 engine.core.inbox.cancel(requests)
-        engine.core.step()
+        if not engine.core.step():
+            raise RuntimeError(f"step {step} does nothing, although requests are open")
         step += 1
         open_ = [entry for entry in open_ if not all(request.finished for request in entry[1])]
     return [started[number] for number in range(len(work))]
 
 
-def compare(work: list[Job], expected: list[list[tuple[int, ...]]], got: list[tuple[Request, ...]]) -> int:
-    """How many answers are wrong."""
+def compare(work: list[Job], expected: list[list[tuple[int, ...]]], got: list[Said]) -> int:
+    """How many answers are wrong, or were not told as they are."""
     wrong = 0
-    for number, (job, answers, requests) in enumerate(zip(work, expected, got, strict=True)):
-        for answer, request in zip(answers, requests, strict=True):
-            tokens = request.generated_ids
+    for number, (job, answers, said) in enumerate(zip(work, expected, got, strict=True)):
+        for answer, request in zip(answers, said.requests, strict=True):
+            tokens, told = request.generated_ids, said.told(request.index)
             whole = request.finish_reason == "length" and tokens == answer
             cut = job.cancel_after is not None and tokens == answer[: len(tokens)]
-            if request.error is not None or not (whole or cut):
+            heard = not job.listens or (told == tokens if whole else told == tokens[: len(told)])
+            if request.error is not None or not (whole or cut) or not heard:
                 wrong += 1
-                print(f"request {number}: {request.finish_reason} {request.error} {tokens} is not {answer}")
+                print(
+                    f"request {number}: {request.finish_reason} {request.error} {tokens} is not {answer}, "
+                    f"or not what was told: {told}"
+                )
     return wrong
 
 
