@@ -155,6 +155,25 @@ def test_only_steps_that_decode_count() -> None:
     assert pace.allowance(8, 8, 1) == 0
 
 
+def test_the_pace_is_told_who_decodes_who_listens_and_whose_prompts_are_left() -> None:
+    told = []
+
+    def allowance(*numbers: int) -> int:
+        told.append(numbers)
+        return 5
+
+    bench = Bench(n_blocks=32)
+    bench.core.pace.allowance = allowance  # type: ignore[method-assign]
+    talking = [bench.submit([1, 2, 3], 30, on_piece=lambda piece: None), bench.submit([4, 5], 30)]
+    bench.step()
+    assert told == [], "nobody listens yet"
+    prompts = [bench.submit([number] * 20, 2) for number in (7, 8, 9)]
+    bench.step()
+    bench.step()
+    assert told == [(2, 1, 3)] * 2, "one of the prompts has begun, two wait"
+    bench.finish(*talking, *prompts)
+
+
 @pytest.mark.parametrize("listened_to", [True, False])
 def test_only_who_is_listened_to_slows_a_prompt_down(listened_to: bool) -> None:
     bench = Bench(n_blocks=32)
