@@ -41,7 +41,7 @@ MEMORY = 8 << 30
 
 MODULES = tuple(f"pyvelo/kv/{name}.py" for name in ("pool", "prefix", "draft", "manager", "swap"))
 MODULES += ("pyvelo/engine/scheduler.py",)
-TESTED = ("core", "sharing", "preemption", "samples", "branches")
+TESTED = ("core", "sharing", "preemption", "samples", "branches", "pace")
 ENGINE_TESTS = tuple(f"tests/engine/test_{name}.py" for name in TESTED)
 EQUIVALENT = Path(__file__).resolve().parent / "mutants_equivalent.json"
 

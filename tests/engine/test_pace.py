@@ -158,8 +158,8 @@ def test_only_steps_that_decode_count() -> None:
 def test_the_pace_is_told_who_decodes_who_listens_and_whose_prompts_are_left() -> None:
     told = []
 
-    def allowance(*numbers: int) -> int:
-        told.append(numbers)
+    def allowance(n_decodes: int, n_listening: int, n_waiting: int) -> int:
+        told.append((n_decodes, n_listening, n_waiting))
         return 5
 
     bench = Bench(n_blocks=32)
