@@ -63,7 +63,7 @@ class Pace:
         """Tokens of prompts in the next step; 0 where it is to show how long one without them takes.
 
         Args:
-            n_decodes: tokens of the step that are not of prompts; at least 1, for others bring nobody a token.
+            n_decodes: tokens of the step that are not of prompts; at least 1, or nobody is kept from a token.
             n_listening: those who get theirs as they come; at least 1.
             n_waiting: those whose prompts are still to be computed.
         """
