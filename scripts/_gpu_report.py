@@ -162,14 +162,13 @@ def judge_speed(lines: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], lis
         for line in lines
         if line.get("bench") in VERSUS_FLASH
     }
-    others = alternatives(lines)
     rows: list[dict[str, Any]] = []
     complaints = [f"{line['failed']}: {line['why']}" for line in lines if "failed" in line]
     if not bandwidth:
         complaints.append("the copy bandwidth was not measured")
     clocks = {str(line.get("clock")) for line in [*copies, *runs.values()]}
-    if wrong := sorted(clocks - {EVENTS}):
-        complaints.append(f"measured by {', '.join(wrong)}, not by {EVENTS}")
+    if others := sorted(clocks - {EVENTS}):
+        complaints.append(f"measured by {', '.join(others)}, not by {EVENTS}")
     for (bench, kind, n, length, kernel), line in runs.items():
         if kernel != "paged":
             continue
@@ -193,7 +192,7 @@ def judge_speed(lines: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], lis
         rows.append(row)
     if not rows:
         complaints.append("nothing was measured")
-    return {"copy_bytes_per_second": bandwidth, "rows": rows, "alternatives": others}, complaints
+    return {"copy_bytes_per_second": bandwidth, "rows": rows, "alternatives": alternatives(lines)}, complaints
 
 
 def alternatives(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

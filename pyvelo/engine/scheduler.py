@@ -80,9 +80,10 @@ def schedule(
     """
     planner = _Planner(running, manager, limits, favour_swap, resting)
     n_listening = sum(r.on_piece is not None and r.n_generated > 0 for r in running)
-    n_decodes = sum(r.n_computed + 1 == len(r.tokens) for r in running)
-    if allowance is not None and n_listening and n_decodes:  # who listens may be computed again
-        planner.allowance = allowance(n_decodes, n_listening, len(waiting) + len(running) - n_decodes)
+    if allowance is not None and n_listening:
+        n_decodes = sum(r.n_computed + 1 == len(r.tokens) for r in running)
+        if n_decodes:  # who listens may be computed again
+            planner.allowance = allowance(n_decodes, n_listening, len(waiting) + len(running) - n_decodes)
     urgent = planner.start_urgent(waiting)
     planner.grow()
     planner.feed()
