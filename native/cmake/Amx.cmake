@@ -8,3 +8,15 @@ function(velo_keep_amx_config tree)
         endforeach()
     endif()
 endfunction()
+
+# Weights in AMX's layout are multiplied on processors with AVX-512's VNNI alone, too (packed-products.cpp). Upstream packs
+# them where a file is compiled for both: these are, and execute nothing of AMX where velo_packed_products_suffice().
+function(velo_pack_without_amx tree)
+    include(CheckCXXCompilerFlag)
+    check_cxx_compiler_flag("-mamx-tile -mamx-int8" PYVELO_HAS_AMX_FLAGS)
+    if (PYVELO_HAS_AMX_FLAGS)
+        set(_backend ${tree}/ggml/src/ggml-cpu)
+        set_property(SOURCE ${_backend}/amx/amx.cpp ${_backend}/amx/mmq.cpp ${_backend}/ggml-cpu.cpp
+            TARGET_DIRECTORY ${ARGN} APPEND PROPERTY COMPILE_OPTIONS -mamx-tile -mamx-int8)
+    endif()
+endfunction()

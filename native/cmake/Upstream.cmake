@@ -57,3 +57,4 @@ set(PYVELO_CPU_TARGETS ${_targets})
 
 include(Amx)
 velo_keep_amx_config(${_tree} ${PYVELO_CPU_TARGETS})
+velo_pack_without_amx(${_tree} ${PYVELO_CPU_TARGETS})

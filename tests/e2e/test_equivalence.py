@@ -99,14 +99,14 @@ def test_no_further_from_the_truth_than_stock(
 
     Random weights under Q4_K_M blow any rounding up, so there is no absolute bound: paged must be as near
     to the truth as stock's flash attention over the same KV type. Where both round activations to bytes,
-    which is nearer over one text is chance (0.975 to 1.038 of stock's distance): four count together. What
+    which is nearer over one text is chance (0.96 to 1.05 of stock's distance): sixteen count together. What
     both round alike, as where products are of floats, must bring them nearer to each other than to the truth.
     """
     path = make_model(*SHAPE, "--type", weights)
     chunks = [*CHUNKS, *[1] * N_GREEDY]
     floats = as_floats(path, tmp_path / "floats.gguf")
     found = []
-    for seed in (3,) if weights == "f32" else (3, 4, 5, 6):
+    for seed in (3,) if weights == "f32" else range(3, 19):
         tokens = [*job.tokens, *tokens_of(300, N_GREEDY, seed=seed)]
         exact = replace(job, model=str(floats), tokens=tokens, chunks=chunks, n_greedy=0)
         over_kv = replace(exact, model=str(path), type_k=kv, type_v=kv, flash_attn=True)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 
 def test_without_tile_registers() -> None:
-    """Numbers and bits once more, in a process that does not ask for AMX."""
+    """Numbers, bits and products once more, in a process that does not ask for AMX."""
     here = Path(__file__).parent
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     done = subprocess.run(
-        [*command, str(here / "test_numbers.py"), str(here / "test_bits.py")],
+        [*command, *(str(here / f"test_{name}.py") for name in ("numbers", "bits", "products"))],
         env={**os.environ, "PYVELO_NO_AMX": "1"},
         capture_output=True,
         text=True,

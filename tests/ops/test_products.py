@@ -52,14 +52,14 @@ def test_packed_products_are_right(kind: str, n_out: int, n_in: int) -> None:
 def test_a_row_is_the_same_in_any_company(kind: str) -> None:
     """Of up to twelve, and whatever the threads: what one says does not depend on who decodes beside it.
 
-    That is what our products over AMX's layout promise; upstream's over others round one row otherwise than
-    four.
+    That is what our products over AMX's layout promise, on any processor with AVX-512's VNNI; upstream's
+    over others round one row otherwise than four.
     """
     file, _ = weights(kind, 96, 512, seed=3)
     x = rows(12, 512)
     together, layout = product_in(kind, file, x, packed=True, threads=2)
     if together is None or layout != "AMX":
-        pytest.skip("this processor has no tiles: such weights are multiplied by upstream")
+        pytest.skip("no products of bytes in AVX-512 here: such weights are multiplied by upstream")
     for n in (1, 2, 3, 5, 8, 9, 11):
         for first in (0, 12 - n):
             for threads in (1, 2, 3):

@@ -151,7 +151,7 @@ template <class Weights> bool run(const ggml_compute_params * params, ggml_tenso
 
 } // namespace
 
-size_t velo_packed_work_size(const ggml_tensor * dst) {
+size_t velo_packed_work_size_of_many(const ggml_tensor * dst) {
     return ggml_nrows(dst) < MANY ? 0 : static_cast<size_t>(padded(ggml_nrows(dst)) * dst->src[0]->ne[0]) * 2;
 }
 
@@ -165,7 +165,7 @@ bool velo_packed_products_of_many(const ggml_compute_params * params, ggml_tenso
 
 #else
 
-size_t velo_packed_work_size(const ggml_tensor *) { return 0; }
+size_t velo_packed_work_size_of_many(const ggml_tensor *) { return 0; }
 bool   velo_packed_products_of_many(const ggml_compute_params *, ggml_tensor *) { return false; }
 
 #endif

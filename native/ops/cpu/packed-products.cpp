@@ -1,22 +1,28 @@
-// Matrix products with weights that upstream packed for AMX. Upstream unpacks each tile into memory for AMX's own tiles
-// of 16 rows, whose sums go through memory too, and for one row has a kernel. Here a tile is unpacked into registers
-// for up to 8 rows at a time. Three layers of a 1B model, milliseconds of upstream and of this at 8, 16, 64 and 512
-// rows (2 cores of Sapphire Rapids; packed-products-bf16.cpp takes more than 16): q4_K 9.6 11.5 32 243, here 4.5 8.6 31
-// 228; q6_K 16 29 80 496, here 7.2 12 36 265.
+// Matrix products with weights in the layout that upstream packs them into for AMX, on any processor with AVX-512's
+// VNNI. Upstream unpacks each tile into memory for AMX's own tiles of 16 rows, whose sums go through memory too, and
+// for one row has a kernel. Here a tile is unpacked into registers for up to 8 rows at a time. Three layers of a 1B
+// model, milliseconds of upstream and of this at 8, 16, 64 and 512 rows (2 cores of Sapphire Rapids;
+// packed-products-bf16.cpp takes more than 16): q4_K 9.6 11.5 32 243, here 4.5 8.6 31 228; q6_K 16 29 80 496, here 7.2
+// 12 36 265.
 #include "packed-products.h"
 
 #include "ggml-cpu-impl.h"
 #include "ggml-impl.h"
 
-#if defined(__AMX_INT8__) && defined(__AVX512VNNI__)
+#if defined(__AVX512VNNI__) && defined(__GNUC__)
 
 #    include "packed-rows.h"
+
+#    include <algorithm>
+#    include <cpuid.h>
+#    include <cstdlib>
 
 namespace {
 
 using namespace packed;
 
-constexpr int MOST_ROWS = 8; // that a tile is unpacked into registers for
+constexpr int     MOST_ROWS = 8;         // that a tile is unpacked into registers for
+constexpr int64_t ROOM      = 256 << 10; // bytes of tiles that stay near, in the second level, while rows pass by
 
 template <class Weights, int ROWS>
 void tile(int n_blocks, const char * weights, const typename Weights::row * first, float * dst, size_t stride) {
@@ -56,25 +62,50 @@ template <class Weights> bool run(const ggml_compute_params * params, ggml_tenso
     // fixed shares: handing out what is left at their ends costs more than waiting for it, where memory is the limit
     const auto   n_tiles = n_out / COLS, end = n_tiles * (params->ith + 1) / params->nth;
     const auto   parts   = (n_rows + MOST_ROWS - 1) / MOST_ROWS; // of equal size, for the tile is unpacked for each
+    const auto   bytes   = n_blocks * Weights::BYTES;            // of a tile
+    const auto   group   = parts > 2 ? std::max<int64_t>(1, ROOM / bytes) : 1;
     const auto * weights = static_cast<const char *>(dst->src[0]->data);
     auto *       out     = static_cast<float *>(dst->data);
-    for (auto at = n_tiles * params->ith / params->nth; at < end; ++at) {
+    for (auto at = n_tiles * params->ith / params->nth; at < end; at += group) {
         for (int64_t part = 0; part < parts; ++part) {
             const auto first = n_rows * part / parts, n = n_rows * (part + 1) / parts - first;
-            tiles<Weights>[n - 1](static_cast<int>(n_blocks), weights + at * n_blocks * Weights::BYTES,
-                                  rows + first * n_blocks, out + first * n_out + at * COLS, static_cast<size_t>(n_out));
+            for (auto i = at; i < std::min(end, at + group); ++i) {
+                tiles<Weights>[n - 1](static_cast<int>(n_blocks), weights + i * bytes, rows + first * n_blocks,
+                                      out + first * n_out + i * COLS, static_cast<size_t>(n_out));
+            }
         }
     }
     return true;
 }
 
+bool has_tiles_of_bytes() {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 25 & 1);
+}
+
 } // namespace
+
+size_t velo_packed_work_size(const ggml_tensor * dst) {
+    size_t     of_few    = 0;
+    const auto n_numbers = ggml_nrows(dst) * dst->src[0]->ne[0];
+    with_weights(dst->src[0]->type, [&](auto type) {
+        using weights = typename decltype(type)::weights;
+        of_few        = static_cast<size_t>(n_numbers / weights::K) * sizeof(typename weights::row);
+        return true;
+    });
+    return std::max(of_few, velo_packed_work_size_of_many(dst));
+}
+
+bool velo_packed_products_suffice() {
+    static const bool suffice = std::getenv("PYVELO_NO_AMX") || !has_tiles_of_bytes();
+    return suffice;
+}
 
 bool velo_packed_products(const ggml_compute_params * params, ggml_tensor * dst) {
     if (velo_packed_products_of_many(params, dst)) {
         return true;
     }
-    if (dst->src[0]->type == GGML_TYPE_Q8_0 && ggml_nrows(dst) > 12) {
+    if (dst->src[0]->type == GGML_TYPE_Q8_0 && ggml_nrows(dst) > 12 && !velo_packed_products_suffice()) {
         return false; // AMX takes these bytes as they lie
     }
     return with_weights(dst->src[0]->type,
@@ -83,6 +114,8 @@ bool velo_packed_products(const ggml_compute_params * params, ggml_tensor * dst)
 
 #else
 
-bool velo_packed_products(const ggml_compute_params *, ggml_tensor *) { return false; }
+size_t velo_packed_work_size(const ggml_tensor *) { return 0; }
+bool   velo_packed_products_suffice() { return false; }
+bool   velo_packed_products(const ggml_compute_params *, ggml_tensor *) { return false; }
 
 #endif

@@ -1,4 +1,4 @@
-// Matrix products with weights that upstream packed for AMX.
+// Matrix products with weights in the layout that upstream packs them into for AMX.
 #pragma once
 
 #include <stdbool.h>
@@ -14,9 +14,15 @@ struct ggml_tensor;
 // This thread's part of dst = src[0] * src[1]. False, and nothing is done, where AMX does better as upstream uses it.
 bool velo_packed_products(const struct ggml_compute_params * params, struct ggml_tensor * dst);
 
-// The same for many rows alone. They take so many bytes of the work buffer.
-bool   velo_packed_products_of_many(const struct ggml_compute_params * params, struct ggml_tensor * dst);
+// Bytes of the work buffer that it takes.
 size_t velo_packed_work_size(const struct ggml_tensor * dst);
+
+// Whether all products are ours: the processor has no AMX.
+bool velo_packed_products_suffice(void);
+
+// The same for many rows alone.
+bool   velo_packed_products_of_many(const struct ggml_compute_params * params, struct ggml_tensor * dst);
+size_t velo_packed_work_size_of_many(const struct ggml_tensor * dst);
 
 #ifdef __cplusplus
 }

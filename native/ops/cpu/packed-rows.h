@@ -9,7 +9,18 @@
 
 namespace packed {
 
-inline void round_blocks(const float * from, block_q8_0 * to, int64_t n) { quantize_row_q8_0(from, to, n * QK8_0); }
+inline void round_blocks(const float * from, summed_q8_0 * to, int64_t n) {
+    const __m256i ones = _mm256_set1_epi8(1);
+    for (int64_t i = 0; i < n; ++i) {
+        block_q8_0 block;
+        quantize_row_q8_0(from + i * QK8_0, &block, QK8_0);
+        const __m256i bytes = _mm256_loadu_si256((const __m256i *) block.qs);
+        const __m512i fours = _mm512_castsi256_si512(_mm256_dpbusd_epi32(_mm256_setzero_si256(), ones, bytes));
+        _mm256_storeu_si256((__m256i *) to[i].qs, bytes);
+        to[i].minus_sum = -_mm512_mask_reduce_add_epi32(0xff, fours);
+        to[i].d         = GGML_CPU_FP16_TO_FP32(block.d);
+    }
+}
 inline void round_blocks(const float * from, block_q8_1 * to, int64_t n) { quantize_row_q8_1(from, to, n * QK8_1); }
 
 // The value that is furthest from zero; the first of them.

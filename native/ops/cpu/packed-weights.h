@@ -1,6 +1,7 @@
 // The tiles that upstream packs weights into for AMX, type by type, and what a block of them adds to a few rows. A tile
 // has 16 columns; in it bytes that are multiplied together lie side by side, 32 or 16 along K are unpacked into
-// registers at a time. Sums are of integers within a block, so that a row is the same to the bit whatever goes with it.
+// registers at a time. Sums are of integers within a group of one scale, and a row's groups are added up in their
+// order, so that it is the same to the bit whatever goes with it.
 #pragma once
 
 #define GGML_COMMON_DECL_C
@@ -85,32 +86,49 @@ inline __m512i word(const void * at) {
     return _mm512_set1_epi32(value);
 }
 
-// start + codes * row, where N numbers of codes are without sign and the row's bytes have one.
-template <int N> inline __m512i products(__m512i start, const __m512i * codes, const int8_t * row) {
-#pragma GCC                     unroll 8
+// sum += codes * four bytes of a row, which are read by the product: GCC takes an instruction of its own for that.
+inline void multiply(__m512i & sum, __m512i codes, const int8_t * row) {
+    using four_bytes [[gnu::may_alias]] = int32_t;
+    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(codes), "m"(*reinterpret_cast<const four_bytes *>(row)));
+}
+
+template <int ROWS> using row_sums = __m512i[ROWS];
+
+// sums += codes * rows, from `first` along K on, where N numbers of codes are without sign and the rows' bytes have
+// one. Rows take turns, for each product waits for the last of its row.
+template <int N, int ROWS, class Row>
+void        add_products(row_sums<ROWS> & sums, const __m512i * codes, const Row * const (&rows)[ROWS], int first) {
+#pragma GCC unroll 8
     for (int k = 0; k < N; ++k) {
-        start = _mm512_dpbusd_epi32(start, codes[k], word(row + 4 * k));
+#pragma GCC unroll 8
+        for (int m = 0; m < ROWS; ++m) {
+            multiply(sums[m], codes[k], rows[m]->qs + first + 4 * k);
+        }
     }
-    return start;
 }
 
 // ---- types whose rows of activations are q8_K ----
 
-template <int ROWS> using row_sums = __m512i[ROWS];
+// What the groups of a block add up to for each row, before the scales of the block.
+template <int ROWS> using block_sums = __m512[ROWS];
 
-inline void scale_and_add(__m512i & sum, __m512i products, __m512i scale) {
-    sum = _mm512_add_epi32(sum, _mm512_mullo_epi32(products, scale));
+template <int ROWS> void scale_and_add(block_sums<ROWS> & sums, const row_sums<ROWS> & products, __m512 scale) {
+#pragma GCC              unroll 8
+    for (int m = 0; m < ROWS; ++m) {
+        sums[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(products[m]), scale, sums[m]);
+    }
 }
 
 template <int ROWS>
-void finish_block(const char * d, const block_q8_K * const (&rows)[ROWS], const row_sums<ROWS> & sum,
+void finish_block(const char * d, const block_q8_K * const (&rows)[ROWS], const block_sums<ROWS> & sums,
                   __m512 (&out)[ROWS]) {
     const __m512 columns = halves16(d);
     for (int m = 0; m < ROWS; ++m) {
-        out[m] =
-            _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[m]), _mm512_mul_ps(columns, _mm512_set1_ps(rows[m]->d)), out[m]);
+        out[m] = _mm512_fmadd_ps(sums[m], _mm512_mul_ps(columns, _mm512_set1_ps(rows[m]->d)), out[m]);
     }
 }
+
+inline __m512 scales16(const char * at) { return _mm512_cvtepi32_ps(bytes16(at)); }
 
 // What a code's middle of 2^SHIFT adds to products with each 16 of the row's values, negative.
 template <int SHIFT, int ROWS> void middles(const block_q8_K * const (&rows)[ROWS], int32_t (&out)[ROWS][16]) {
@@ -133,16 +151,13 @@ template <bool FIVE_BITS> struct with_minimum {
     static constexpr int BYTES = D_MIN + 2 * COLS;
 
     template <int ROWS> static void add(const char * w, const row * const (&rows)[ROWS], __m512 (&out)[ROWS]) {
-        row_sums<ROWS> sum = {};
+        block_sums<ROWS> sums = {};
         for (int group = 0; group < 8; ++group) {
-            const codes32 codes = read(w, group);
-            const __m512i scale = bytes16(w + SCALE + COLS * group);
-#pragma GCC unroll 8
-            for (int m = 0; m < ROWS; ++m) {
-                scale_and_add(sum[m], products<8>(_mm512_setzero_si512(), codes.at, rows[m]->qs + 32 * group), scale);
-            }
+            row_sums<ROWS> products = {};
+            add_products<8>(products, read(w, group).at, rows, 32 * group);
+            scale_and_add<ROWS>(sums, products, scales16(w + SCALE + COLS * group));
         }
-        finish_block<ROWS>(w + D, rows, sum, out);
+        finish_block<ROWS>(w + D, rows, sums, out);
         subtract_minima<ROWS>(w, rows, out);
     }
 
@@ -168,18 +183,18 @@ template <bool FIVE_BITS> struct with_minimum {
     template <int ROWS>
     static void subtract_minima(const char * w, const row * const (&rows)[ROWS], __m512 (&out)[ROWS]) {
         const __m512 d = halves16(w + D_MIN);
-        __m512i      min[4];
+        __m512i      min[8]; // of a group, in both halves of a number: a row's sums are of 16 values
         for (int k = 0; k < 4; ++k) {
-            min[k] = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *) (w + MIN + 32 * k)));
+            const __m512i two  = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *) (w + MIN + 32 * k)));
+            const __m512i even = _mm512_and_si512(two, _mm512_set1_epi32(0xffff));
+            const __m512i odd  = _mm512_srli_epi32(two, 16);
+            min[2 * k]         = _mm512_or_si512(even, _mm512_slli_epi32(two, 16));
+            min[2 * k + 1]     = _mm512_or_si512(odd, _mm512_slli_epi32(odd, 16));
         }
         for (int m = 0; m < ROWS; ++m) {
-            const __m256i       sums = _mm256_loadu_si256((const __m256i *) rows[m]->bsums); // of 16 values each
-            alignas(16) int32_t pairs[4];
-            _mm_store_si128((__m128i *) pairs,
-                            _mm_hadd_epi16(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1)));
             __m512i minima = _mm512_setzero_si512();
-            for (int k = 0; k < 4; ++k) {
-                minima = _mm512_dpwssds_epi32(minima, _mm512_set1_epi32(pairs[k]), min[k]);
+            for (int k = 0; k < 8; ++k) {
+                minima = _mm512_dpwssd_epi32(minima, word(rows[m]->bsums + 2 * k), min[k]);
             }
             out[m] = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(minima), _mm512_mul_ps(d, _mm512_set1_ps(rows[m]->d)), out[m]);
         }
@@ -199,18 +214,19 @@ struct q6_K {
     template <int ROWS> static void add(const char * w, const row * const (&rows)[ROWS], __m512 (&out)[ROWS]) {
         int32_t middle[ROWS][16];
         middles<5, ROWS>(rows, middle);
-        row_sums<ROWS> sum = {};
+        block_sums<ROWS> sums = {};
         for (int group = 0; group < 16; ++group) {
             __m512i codes[4];
             read(w, group, codes);
-            const __m512i scale = bytes16(w + SCALE + COLS * group);
+            row_sums<ROWS> products;
 #pragma GCC unroll 8
             for (int m = 0; m < ROWS; ++m) {
-                const __m512i start = _mm512_set1_epi32(middle[m][group]);
-                scale_and_add(sum[m], products<4>(start, codes, rows[m]->qs + 16 * group), scale);
+                products[m] = _mm512_set1_epi32(middle[m][group]);
             }
+            add_products<4>(products, codes, rows, 16 * group);
+            scale_and_add<ROWS>(sums, products, scales16(w + SCALE + COLS * group));
         }
-        finish_block<ROWS>(w + D, rows, sum, out);
+        finish_block<ROWS>(w + D, rows, sums, out);
     }
 
     static weights32 unpack(const char * w, int group) {
@@ -248,17 +264,18 @@ struct iq4_xs {
     template <int ROWS> static void add(const char * w, const row * const (&rows)[ROWS], __m512 (&out)[ROWS]) {
         int32_t middle[ROWS][16];
         middles<7, ROWS>(rows, middle);
-        row_sums<ROWS> sum = {};
+        block_sums<ROWS> sums = {};
         for (int group = 0; group < 8; ++group) {
-            const codes32 codes = read(w, group);
-            const __m512i scale = bytes16(w + SCALE + COLS * group);
+            const codes32  codes = read(w, group);
+            row_sums<ROWS> products;
 #pragma GCC unroll 8
             for (int m = 0; m < ROWS; ++m) {
-                const __m512i start = _mm512_set1_epi32(middle[m][2 * group] + middle[m][2 * group + 1]);
-                scale_and_add(sum[m], products<8>(start, codes.at, rows[m]->qs + 32 * group), scale);
+                products[m] = _mm512_set1_epi32(middle[m][2 * group] + middle[m][2 * group + 1]);
             }
+            add_products<8>(products, codes.at, rows, 32 * group);
+            scale_and_add<ROWS>(sums, products, scales16(w + SCALE + COLS * group));
         }
-        finish_block<ROWS>(w + D, rows, sum, out);
+        finish_block<ROWS>(w + D, rows, sums, out);
     }
 
     static weights32 unpack(const char * w, int group) {
@@ -276,13 +293,36 @@ struct iq4_xs {
     }
 };
 
-// ---- types whose rows of activations are q8_0 or q8_1 ----
+// ---- types of 32 codes to a scale ----
+
+// A row's bytes as in a q8_0, and their sum, negative: what the middle of codes adds to the products is known without
+// them.
+struct summed_q8_0 {
+    float   d;
+    int32_t minus_sum;
+    int8_t  qs[QK8_0];
+};
+
+// 32 codes along K around a middle of 2^SHIFT.
+template <int SHIFT, int ROWS>
+void add_around_middle(const codes32 & codes, __m512 d, const summed_q8_0 * const (&rows)[ROWS], __m512 (&out)[ROWS]) {
+    row_sums<ROWS> sums;
+#pragma GCC unroll 8
+    for (int m = 0; m < ROWS; ++m) {
+        sums[m] = _mm512_slli_epi32(_mm512_set1_epi32(rows[m]->minus_sum), SHIFT);
+    }
+    add_products<8>(sums, codes.at, rows, 0);
+#pragma GCC unroll 8
+    for (int m = 0; m < ROWS; ++m) {
+        out[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[m]), _mm512_mul_ps(d, _mm512_set1_ps(rows[m]->d)), out[m]);
+    }
+}
 
 inline __m512 scale_of(const ggml_half & half) { return _mm512_set1_ps(GGML_CPU_FP16_TO_FP32(half)); }
 
 // Codes of 4 bits around 8.
 struct q4_0 {
-    using row = block_q8_0;
+    using row = summed_q8_0;
 
     static constexpr int K     = QK4_0;
     static constexpr int D     = K / 2 * COLS;
@@ -291,12 +331,7 @@ struct q4_0 {
     template <int ROWS> static void add(const char * w, const row * const (&rows)[ROWS], __m512 (&out)[ROWS]) {
         codes32 codes;
         codes.read_nibbles(w);
-        const __m512 d = halves16(w + D);
-#pragma GCC unroll 8
-        for (int m = 0; m < ROWS; ++m) {
-            const __m512i sum = products<8>(_mm512_set1_epi32(middle(rows[m]->qs)), codes.at, rows[m]->qs);
-            out[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_mul_ps(d, scale_of(rows[m]->d)), out[m]);
-        }
+        add_around_middle<3, ROWS>(codes, halves16(w + D), rows, out);
     }
 
     static weights32 unpack(const char * w, int) {
@@ -304,14 +339,6 @@ struct q4_0 {
         weights32    out = {{}, {d, d}, {down, down}};
         out.codes.read_nibbles(w);
         return out;
-    }
-
-    static int32_t middle(const int8_t * row) {
-        const __m256i eights =
-            _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_set1_epi8(8), _mm256_loadu_si256((const __m256i *) row));
-        const __m128i fours = _mm_add_epi32(_mm256_castsi256_si128(eights), _mm256_extracti128_si256(eights, 1));
-        const __m128i twos  = _mm_add_epi32(fours, _mm_shuffle_epi32(fours, 0x4e));
-        return -_mm_cvtsi128_si32(_mm_add_epi32(twos, _mm_shuffle_epi32(twos, 0xb1)));
     }
 };
 
@@ -327,11 +354,12 @@ struct q4_1 {
     template <int ROWS> static void add(const char * w, const row * const (&rows)[ROWS], __m512 (&out)[ROWS]) {
         codes32 codes;
         codes.read_nibbles(w);
-        const __m512 d = halves16(w + D), min = halves16(w + MIN);
+        const __m512   d = halves16(w + D), min = halves16(w + MIN);
+        row_sums<ROWS> sums = {};
+        add_products<8>(sums, codes.at, rows, 0);
 #pragma GCC unroll 8
         for (int m = 0; m < ROWS; ++m) {
-            const __m512i sum = products<8>(_mm512_setzero_si512(), codes.at, rows[m]->qs);
-            out[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_mul_ps(d, scale_of(rows[m]->d)), out[m]);
+            out[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[m]), _mm512_mul_ps(d, scale_of(rows[m]->d)), out[m]);
             out[m] = _mm512_fmadd_ps(min, scale_of(rows[m]->s), out[m]);
         }
     }
@@ -344,43 +372,30 @@ struct q4_1 {
     }
 };
 
-// Bytes with a sign. The instruction wants one side without: the row's, with 128 on top; what that adds lies packed.
+// Bytes with a sign. The instruction wants one side without: these, with 128 on top.
 struct q8_0 {
-    using row = block_q8_0;
+    using row = summed_q8_0;
 
-    static constexpr int K      = QK8_0;
-    static constexpr int D      = K * COLS;
-    static constexpr int MIDDLE = D + 2 * COLS;
-    static constexpr int BYTES  = MIDDLE + 4 * COLS;
+    static constexpr int K     = QK8_0;
+    static constexpr int D     = K * COLS;
+    static constexpr int BYTES = D + 2 * COLS + 4 * COLS; // behind the scales lies what upstream's products need
 
     template <int ROWS> static void add(const char * w, const row * const (&rows)[ROWS], __m512 (&out)[ROWS]) {
-        codes32 codes;
-        codes.read_bytes(w);
-        const __m512  d     = halves16(w + D);
-        const __m512i start = negative(load(w + MIDDLE));
-        const __m256i top   = _mm256_set1_epi8(static_cast<char>(128));
-#pragma GCC unroll 8
-        for (int m = 0; m < ROWS; ++m) {
-            alignas(32) uint8_t shifted[K];
-            const __m256i       values = _mm256_loadu_si256((const __m256i *) rows[m]->qs);
-            _mm256_store_si256((__m256i *) shifted, _mm256_xor_si256(values, top));
-            __m512i sum = start;
-#pragma GCC unroll 8
-            for (int k = 0; k < 8; ++k) {
-                sum = _mm512_dpbusd_epi32(sum, word(shifted + 4 * k), codes.at[k]);
-            }
-            out[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_mul_ps(d, scale_of(rows[m]->d)), out[m]);
-        }
+        add_around_middle<7, ROWS>(read(w), halves16(w + D), rows, out);
     }
 
     static weights32 unpack(const char * w, int) {
         const __m512 d = halves16(w + D), down = _mm512_mul_ps(d, _mm512_set1_ps(-128));
-        weights32    out = {{}, {d, d}, {down, down}};
-        out.codes.read_bytes(w);
-        for (__m512i & codes : out.codes.at) {
-            codes = _mm512_xor_si512(codes, _mm512_set1_epi8(static_cast<char>(128)));
+        return {read(w), {d, d}, {down, down}};
+    }
+
+    static codes32 read(const char * w) {
+        codes32 codes;
+        codes.read_bytes(w);
+        for (__m512i & four : codes.at) {
+            four = _mm512_xor_si512(four, _mm512_set1_epi8(static_cast<char>(128)));
         }
-        return out;
+        return codes;
     }
 };
 
