@@ -126,4 +126,6 @@ class _Line:
         through_zero = self._seconds / self._tokens
         slope = (self._covariance + DOUBT * through_zero) / (self._variance + DOUBT)
         slope = min(max(slope, FLATTEST * through_zero), through_zero)
-        return int(self._tokens + (seconds - self._seconds) / slope)
+        n_tokens = int(self._tokens + (seconds - self._seconds) / slope)
+        # where pieces were all as long, only a longer one shows that most of their time is not its tokens'
+        return max(n_tokens, round(self._tokens) + 1) if seconds > self._seconds else n_tokens

@@ -35,6 +35,18 @@ def test_steps_take_less_than_twice_as_long(per_token: float) -> None:
         assert fed * per_token >= 0.6 * ALONE * 480, "and takes what it may"
 
 
+def test_what_any_piece_costs_is_told_from_what_its_tokens_cost() -> None:
+    """Behind a long context a piece takes half of a step however short it is: its tokens are nearly free."""
+    pace, fed = Pace(), []
+    for _ in range(500):
+        n_tokens = pace.allowance(8, 8, 1)
+        seconds = ALONE + (0.5 * ALONE + n_tokens * 5e-4 if n_tokens else 0.0)
+        pace.stepped(8, n_tokens, seconds)
+        fed.append(n_tokens)
+        assert seconds <= 1.75 * ALONE
+    assert mean(fed[100:]) >= 10, "of twelve that fit"
+
+
 def test_a_prompt_that_gets_slower_gets_less() -> None:
     pace = Pace()
     for number in range(3000):
