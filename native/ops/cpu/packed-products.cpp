@@ -11,11 +11,10 @@
 
 #if defined(__AVX512VNNI__) && defined(__GNUC__)
 
+#    include "amx-bits.h"
 #    include "packed-rows.h"
 
 #    include <algorithm>
-#    include <cpuid.h>
-#    include <cstdlib>
 
 namespace {
 
@@ -78,11 +77,6 @@ template <class Weights> bool run(const ggml_compute_params * params, ggml_tenso
     return true;
 }
 
-bool has_tiles_of_bytes() {
-    unsigned a = 0, b = 0, c = 0, d = 0;
-    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 25 & 1);
-}
-
 } // namespace
 
 size_t velo_packed_work_size(const ggml_tensor * dst) {
@@ -97,7 +91,7 @@ size_t velo_packed_work_size(const ggml_tensor * dst) {
 }
 
 bool velo_packed_products_suffice() {
-    static const bool suffice = std::getenv("PYVELO_NO_AMX") || !has_tiles_of_bytes();
+    static const bool suffice = !velo_has_amx(amx_bit::bytes);
     return suffice;
 }
 

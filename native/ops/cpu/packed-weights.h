@@ -39,20 +39,25 @@ template <int first, int n> inline __m512i upper(__m512i bytes) {
 struct codes32 {
     __m512i at[8];
 
-    void read_bytes(const char * lines) {
-        for (int k = 0; k < 8; ++k) {
-            at[k] = load(lines + 64 * k);
-            velo_read_ahead(lines + 64 * k, 64);
-        }
-    }
-
-    void read_nibbles(const char * lines) {
+    static codes32 nibbles(const char * lines) {
+        codes32 out;
         for (int k = 0; k < 4; ++k) {
             const __m512i bytes = load(lines + 64 * k);
             velo_read_ahead(lines + 64 * k, 64);
-            at[2 * k]     = low(bytes);
-            at[2 * k + 1] = high(bytes);
+            out.at[2 * k]     = low(bytes);
+            out.at[2 * k + 1] = high(bytes);
         }
+        return out;
+    }
+
+    // Bytes with a sign, 128 on top.
+    static codes32 shifted_bytes(const char * lines) {
+        codes32 out;
+        for (int k = 0; k < 8; ++k) {
+            out.at[k] = _mm512_xor_si512(load(lines + 64 * k), _mm512_set1_epi8(static_cast<char>(128)));
+            velo_read_ahead(lines + 64 * k, 64);
+        }
+        return out;
     }
 
     void add_fifth_bit(__m512i bits) {
@@ -171,8 +176,7 @@ template <bool FIVE_BITS> struct with_minimum {
     }
 
     static codes32 read(const char * w, int group) {
-        codes32 codes;
-        codes.read_nibbles(w + 256 * group);
+        codes32 codes = codes32::nibbles(w + 256 * group);
         if (FIVE_BITS) {
             velo_read_ahead(w + BITS + 64 * group, 64);
             codes.add_fifth_bit(load(w + BITS + 64 * group));
@@ -286,8 +290,7 @@ struct iq4_xs {
 
     static codes32 read(const char * w, int group) {
         const __m512i values = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *) kvalues_iq4nl));
-        codes32       codes;
-        codes.read_nibbles(w + 256 * group);
+        codes32       codes  = codes32::nibbles(w + 256 * group);
         codes.look_up(_mm512_xor_si512(values, _mm512_set1_epi8(static_cast<char>(128))));
         return codes;
     }
@@ -329,16 +332,12 @@ struct q4_0 {
     static constexpr int BYTES = D + 2 * COLS;
 
     template <int ROWS> static void add(const char * w, const row * const (&rows)[ROWS], __m512 (&out)[ROWS]) {
-        codes32 codes;
-        codes.read_nibbles(w);
-        add_around_middle<3, ROWS>(codes, halves16(w + D), rows, out);
+        add_around_middle<3, ROWS>(codes32::nibbles(w), halves16(w + D), rows, out);
     }
 
     static weights32 unpack(const char * w, int) {
         const __m512 d = halves16(w + D), down = _mm512_mul_ps(d, _mm512_set1_ps(-8));
-        weights32    out = {{}, {d, d}, {down, down}};
-        out.codes.read_nibbles(w);
-        return out;
+        return {codes32::nibbles(w), {d, d}, {down, down}};
     }
 };
 
@@ -352,11 +351,9 @@ struct q4_1 {
     static constexpr int BYTES = MIN + 2 * COLS;
 
     template <int ROWS> static void add(const char * w, const row * const (&rows)[ROWS], __m512 (&out)[ROWS]) {
-        codes32 codes;
-        codes.read_nibbles(w);
         const __m512   d = halves16(w + D), min = halves16(w + MIN);
         row_sums<ROWS> sums = {};
-        add_products<8>(sums, codes.at, rows, 0);
+        add_products<8>(sums, codes32::nibbles(w).at, rows, 0);
 #pragma GCC unroll 8
         for (int m = 0; m < ROWS; ++m) {
             out[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[m]), _mm512_mul_ps(d, scale_of(rows[m]->d)), out[m]);
@@ -366,9 +363,7 @@ struct q4_1 {
 
     static weights32 unpack(const char * w, int) {
         const __m512 d = halves16(w + D), min = halves16(w + MIN);
-        weights32    out = {{}, {d, d}, {min, min}};
-        out.codes.read_nibbles(w);
-        return out;
+        return {codes32::nibbles(w), {d, d}, {min, min}};
     }
 };
 
@@ -381,21 +376,12 @@ struct q8_0 {
     static constexpr int BYTES = D + 2 * COLS + 4 * COLS; // behind the scales lies what upstream's products need
 
     template <int ROWS> static void add(const char * w, const row * const (&rows)[ROWS], __m512 (&out)[ROWS]) {
-        add_around_middle<7, ROWS>(read(w), halves16(w + D), rows, out);
+        add_around_middle<7, ROWS>(codes32::shifted_bytes(w), halves16(w + D), rows, out);
     }
 
     static weights32 unpack(const char * w, int) {
         const __m512 d = halves16(w + D), down = _mm512_mul_ps(d, _mm512_set1_ps(-128));
-        return {read(w), {d, d}, {down, down}};
-    }
-
-    static codes32 read(const char * w) {
-        codes32 codes;
-        codes.read_bytes(w);
-        for (__m512i & four : codes.at) {
-            four = _mm512_xor_si512(four, _mm512_set1_epi8(static_cast<char>(128)));
-        }
-        return codes;
+        return {codes32::shifted_bytes(w), {d, d}, {down, down}};
     }
 };
 

@@ -3,12 +3,10 @@
 #if defined(PAGED_BF16)
 
 #    if defined(PAGED_AMX)
-#        include <cpuid.h>
+#        include "amx-bits.h"
 #        include <sys/syscall.h>
 #        include <unistd.h>
 #    endif
-
-#    include <cstdlib>
 
 namespace paged {
 
@@ -144,15 +142,10 @@ void multiply_block(const bf16_factors * factors, int n, const shape & x, int64_
     }
 }
 
-// A portable build's choice of instruction set looks at AMX for integers alone.
-bool has_bf16_tiles() {
-    unsigned a = 0, b = 0, c = 0, d = 0;
-    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1);
-}
-
 bool ask_for_tile_registers() {
     constexpr long request = 0x1023, tile_data = 18; // ARCH_REQ_XCOMP_PERM of arch_prctl, the tiles' state
-    return !std::getenv("PYVELO_NO_AMX") && has_bf16_tiles() && syscall(SYS_arch_prctl, request, tile_data) == 0;
+    // a portable build's choice of instruction set looks at AMX for integers alone
+    return velo_has_amx(amx_bit::bf16) && syscall(SYS_arch_prctl, request, tile_data) == 0;
 }
 
 #    endif
