@@ -58,6 +58,7 @@ class Pace:
         self._longest = FEWEST  # what the last piece allows the next to be
         self._since = 0  # steps with prompts since the last without
         self._patience = 1  # how many of them there may be
+        self._surprised = False  # the last step without was not as before: is it so?
 
     def allowance(self, n_decodes: int, n_listening: int, n_waiting: int) -> int:
         """Tokens of prompts in the next step; 0 where it is to show how long one without them takes.
@@ -67,7 +68,7 @@ class Pace:
             n_listening: those who get theirs as they come; at least 1.
             n_waiting: those whose prompts are still to be computed.
         """
-        if self._alone == 0.0 or self._since >= self._patience:
+        if self._alone == 0.0 or self._since >= (1 if self._surprised else self._patience):
             return 0
         if self._line.empty:
             return FEWEST
@@ -93,13 +94,14 @@ class Pace:
             self._line.add(n_prompt_tokens, max(seconds - self._alone, 0.01 * self._alone))
 
     def _look(self, seconds: float) -> None:
-        """A step without prompts. Where it took longer, or less, it is soon looked at again."""
+        """A step without prompts. Where it took longer, or less, the next but one is such a step, too."""
         before = self._alone
         self._looks.append(seconds)
         self._alone = min(median_low(self._looks), UNEVEN * seconds)
         if self._since:
-            changed = seconds > CHANGED * before or self._alone < before / UNEVEN
-            self._patience = 1 if changed else min(LOOK_AGAIN, self._patience * 2)
+            self._surprised = seconds > CHANGED * before or self._alone < before / UNEVEN
+            if not self._surprised:
+                self._patience = min(LOOK_AGAIN, self._patience * 2)
         self._since = 0
 
 
