@@ -152,20 +152,13 @@ class _Planner:
 
     def grow(self) -> None:
         """Who decodes, who has more of its prompt to feed, and who must give way."""
-        index = 0
-        while index < len(self.running):
-            request = self.running[index]
+        grow, decodes = self.draft.grow, self.decodes
+        for request in self.running:  # whoever gives way leaves its end
             n_next = request.n_computed + 1
             if n_next < len(request.tokens):
                 self.prefills.append(request)  # its blocks are promised
-            else:
-                table = _table(request)
-                while index < len(self.running) and not self.draft.grow(table, n_next):
-                    if not self._evict(None):
-                        self._preempt()
-                if index < len(self.running):
-                    self.decodes.append(request)
-            index += 1
+            elif grow(_table(request), n_next) or self._make_room(request, n_next):
+                decodes.append(request)
         n_started = sum(chunk.n_tokens for chunk in self.starts)
         self.budget = min(self.budget - len(self.decodes), self.allowance - n_started)
 
@@ -235,6 +228,17 @@ class _Planner:
         return n_tokens - fewer
 
     # ---- who gives way ----
+
+    def _make_room(self, request: Request, n_tokens: int) -> bool:
+        """Others give way until it can grow; False where it was the last who could."""
+        table = _table(request)
+        while True:
+            if not self._evict(None):
+                self._preempt()
+                if request is self.preempted[-1][0]:
+                    return False
+            if self.draft.grow(table, n_tokens):
+                return True
 
     def _evict(self, keep: BlockTable | None) -> bool:
         """The branch that rests longest gives way, but not `keep`; False where there is none."""

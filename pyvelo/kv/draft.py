@@ -230,7 +230,7 @@ class Draft:
         if index >= len(table.blocks):
             return False
         block = table.blocks[index]
-        return self._pool.kept(block) or self._pool.references(block) - self._let_gone.get(block, 0) > 1
+        return self._pool.readers(block) - self._let_gone.get(block, 0) > 1
 
     def _let_go(self, block: int) -> bool:
         """One reference less; whether it was the last."""

@@ -32,6 +32,10 @@ class BlockPool:
         """How many hold the block."""
         return self._references[block]
 
+    def readers(self, block: int) -> int:
+        """How many hold the block, and one more where it is worth keeping: whoever comes for it later."""
+        return self._references[block] + self._kept[block]
+
     def take(self, n: int) -> list[int]:
         """Takes the `n` first free blocks, each with one reference; all of them, or OutOfBlocks.
 
