@@ -35,7 +35,9 @@ def test_the_youngest_gives_way_and_loses_nothing() -> None:
     shown = []
     young.on_piece = lambda piece: shown.append(piece.token_ids)
     while bench.core.counters.preemptions == 0:
+        before = old.n_generated
         bench.step()
+        assert old.n_generated == before + 1, "others give way to it at once"
     assert old.table is not None
     assert young.table is None
     assert young.n_generated > 0
