@@ -4,6 +4,9 @@
 For each compute capability the files of native/ops/cuda are compiled to machine code, without ggml, and a
 table shows what every kernel takes. A spill (a register that is stored and loaded again) or a stack frame (an
 array that no register can hold) is a failure: in a loop over a cache it costs more than all else.
+
+What nvcc has dropped, --capability 7.0 from CUDA 13 on, is compiled by the runtime compiler of CUDA 12, which
+PyPI has.
 """
 
 from __future__ import annotations
@@ -18,9 +21,10 @@ import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from _nvrtc import compile_with_nvrtc
 from _upstream import ROOT, UpstreamError, run_main
 
 SOURCES = ROOT / "native" / "ops" / "cuda"
@@ -28,6 +32,11 @@ CAPABILITIES = ("7.5", "8.0", "8.9", "9.0")
 
 # as upstream's CMakeLists.txt compiles the backend
 FLAGS = ("-std=c++17", "-O3", "-use_fast_math", "-Xptxas", "-v", "-cubin")
+RUNTIME_FLAGS = ("-std=c++17", "-default-device", "-use_fast_math", "--ptxas-options=-v")
+RUNTIME_SOURCE = """
+#define INFINITY __int_as_float(0x7f800000)
+#include "paged-kernels.cuh"
+"""
 
 _FUNCTION = re.compile(r"Function properties for (\S+)")
 _FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -48,6 +57,7 @@ class Usage:
     spills: int
     shared: int
     """Static; what a tile takes of shared memory is decided when a kernel is launched."""
+    symbol: str = field(default="", compare=False, repr=False)
 
     @property
     def clean(self) -> bool:
@@ -65,25 +75,37 @@ def readable(symbol: str) -> str:
     return plain[1] if plain else symbol
 
 
+def instance(symbol: str) -> str | None:
+    """The C++ name of the kernel with its template's arguments; None for one that is no template."""
+    if (found := _ATTEND.search(symbol)) is None:
+        return None
+    k, v = found[3], found[4] or found[3]
+    return f"paged::attend_kernel<{found[1]}, {found[2]}, paged::{k}_numbers, paged::{v}_numbers>"
+
+
 def read_report(text: str, capability: str) -> list[Usage]:
     """The functions of a report of ptxas -v, in its order."""
     functions: list[Usage] = []
-    name, frame = "", (0, 0, 0)
+    symbol, frame = "", (0, 0, 0)
+
+    def add(registers: int, shared: int) -> None:
+        stack, stores, loads = frame
+        functions.append(
+            Usage(readable(symbol), capability, registers, stack, stores + loads, shared, symbol)
+        )
+
     for line in text.splitlines():
         if found := _FUNCTION.search(line):
-            if name:  # of a function that is called, nothing more is said
-                functions.append(Usage(name, capability, 0, frame[0], frame[1] + frame[2], 0))
-            name = readable(found[1])
+            if symbol:  # of a function that is called, nothing more is said
+                add(0, 0)
+            symbol = found[1]
         elif found := _FRAME.search(line):
             frame = (int(found[1]), int(found[2]), int(found[3]))
-        elif (found := _USED.search(line)) and name:
-            stack, stores, loads = frame
-            functions.append(
-                Usage(name, capability, int(found[1]), stack, stores + loads, int(found[2] or 0))
-            )
-            name = ""
-    if name:
-        functions.append(Usage(name, capability, 0, frame[0], frame[1] + frame[2], 0))
+        elif (found := _USED.search(line)) and symbol:
+            add(int(found[1]), int(found[2] or 0))
+            symbol = ""
+    if symbol:
+        add(0, 0)
     return functions
 
 
@@ -104,6 +126,12 @@ def find_nvcc(given: str | None) -> str:
     return found
 
 
+def known_to(nvcc: str) -> list[str]:
+    """The compute capabilities that a compiler makes code for, the oldest first."""
+    done = subprocess.run([nvcc, "--list-gpu-arch"], capture_output=True, text=True)
+    return [f"{major}.{minor}" for major, minor in re.findall(r"compute_(\d+)(\d)$", done.stdout, re.M)]
+
+
 def compile_one(nvcc: str, source: Path, capability: str, folder: Path) -> list[Usage]:
     """The report on one file for one compute capability.
 
@@ -119,14 +147,39 @@ def compile_one(nvcc: str, source: Path, capability: str, folder: Path) -> list[
     return read_report(done.stdout + done.stderr, capability)
 
 
+def compile_dropped(instances: Sequence[str], capability: str) -> list[Usage]:
+    """The report on these kernels for a compute capability that nvcc has dropped.
+
+    Raises: UpstreamError when they do not compile, or there is no compiler for them.
+    """
+    flags = [*RUNTIME_FLAGS, f"-arch=sm_{capability.replace('.', '')}"]
+    done, words = compile_with_nvrtc(RUNTIME_SOURCE, instances, flags, SOURCES)
+    if not done:
+        print(words, file=sys.stderr)
+        raise UpstreamError(f"the kernels do not compile for {capability}: the reason is above")
+    return read_report(words, capability)
+
+
 def report(nvcc: str, sources: Sequence[Path], capabilities: Sequence[str], jobs: int) -> list[Usage]:
-    """The reports on all files for all compute capabilities, `jobs` of them at a time."""
-    work = [(source, capability) for capability in capabilities for source in sources]
+    """The reports on all files for all compute capabilities, `jobs` of them at a time.
+
+    Which kernels there are is what nvcc makes of the sources, for the oldest that it knows if for no other.
+
+    Raises: UpstreamError when something does not compile, or no report was understood.
+    """
+    known = known_to(nvcc)
+    dropped = [one for one in capabilities if known and float(one) < float(known[0])]
+    offered = [one for one in capabilities if one not in dropped]
+    work = [(source, capability) for capability in offered or known[:1] for source in sources]
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
         reports = list(pool.map(lambda one: compile_one(nvcc, one[0], one[1], Path(folder)), work))
-    return list(
-        dict.fromkeys(usage for one in reports for usage in one)
-    )  # the merging kernel is in all files
+        groups = [sorted(filter(None, {instance(usage.symbol) for usage in one})) for one in reports]
+        again = [(group, one) for one in dropped for group in groups[: len(sources)]]
+        old = list(pool.map(lambda one: compile_dropped(*one), again))
+    if not all([*old, *reports]):
+        raise UpstreamError("the compiler reported on no kernel: is ptxas -v still the way to ask it?")
+    found = [usage for one in [*old, *reports] for usage in one]
+    return [one for one in dict.fromkeys(found) if one.capability in capabilities]  # merging is in all files
 
 
 def print_table(functions: Sequence[Usage]) -> None:
@@ -153,7 +206,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--capability", action="append", help="9.0, for example (default: all)")
+    parser.add_argument(
+        "--capability", action="append", help=f"7.0, for example (default: {', '.join(CAPABILITIES)})"
+    )
     parser.add_argument("--nvcc", help="the compiler (default: the one on PATH)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compilers at a time")
     given = parser.parse_args()
@@ -165,8 +220,6 @@ def main() -> int:
     capabilities = given.capability or CAPABILITIES
     sources = sorted(SOURCES.glob("paged-kernels-*.cu"))
     functions = report(find_nvcc(given.nvcc), sources, capabilities, max(1, given.jobs))
-    if not functions:
-        raise UpstreamError("the compiler reported on no kernel: is ptxas -v still the way to ask it?")
     print_table(functions)
     wrong = [usage for usage in functions if not usage.clean]
     for usage in wrong:

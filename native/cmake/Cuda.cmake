@@ -25,9 +25,23 @@ if (NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
         set(CMAKE_CUDA_ARCHITECTURES native)
     else()
         set(CMAKE_CUDA_ARCHITECTURES 75-real 80-real 86-real 89-real 90)
+        execute_process(COMMAND ${CMAKE_CUDA_COMPILER} --list-gpu-arch OUTPUT_VARIABLE _known ERROR_QUIET)
+        if (_known MATCHES "compute_70") # CUDA 13 knows it no more
+            list(PREPEND CMAKE_CUDA_ARCHITECTURES 70-real)
+        endif()
     endif()
 endif()
+function (velo_refuse_old_architectures)
+    foreach (_architecture IN LISTS ARGN)
+        if (_architecture MATCHES "^[0-9]+" AND CMAKE_MATCH_0 LESS 70)
+            message(FATAL_ERROR "PYVELO_CUDA is for compute capability 7.0 and up, and ${_architecture} is among "
+                "CMAKE_CUDA_ARCHITECTURES: name others (70, 75, 80, 86, 89, 90), or build without PYVELO_CUDA")
+        endif()
+    endforeach()
+endfunction()
+velo_refuse_old_architectures(${CMAKE_CUDA_ARCHITECTURES})
 enable_language(CUDA)
+velo_refuse_old_architectures(${CMAKE_CUDA_ARCHITECTURES_NATIVE})
 
 # The driver's library comes with a driver, and what needs it is not loaded where there is none. This goes in its place,
 # here and wherever else the toolkit is looked for.

@@ -3,6 +3,8 @@
 
 #include "lab.h"
 
+#include <stdbool.h>
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -19,9 +21,10 @@ struct lab_gpu_item {
     int32_t row, tile, head_kv, split, n_splits, members, partials, begin, end;
 };
 
-// GGML_OP_PAGED_ATTN as `n_blocks` blocks of threads would compute it, each with so much shared memory. Null, or why
-// not.
-LAB_API const char * lab_paged_attn_gpu(const struct lab_paged * op, int32_t n_blocks, int32_t shared_bytes);
+// GGML_OP_PAGED_ATTN as `n_blocks` blocks of threads would compute it, each with so much shared memory, on a GPU with
+// tensor cores or on an old one. Null, or why not.
+LAB_API const char * lab_paged_attn_gpu(const struct lab_paged * op, int32_t n_blocks, int32_t shared_bytes,
+                                        bool tensor_cores);
 
 // Why no kernel takes this call, or null; of the tensors only shapes and addresses are looked at.
 LAB_API const char * lab_gpu_refusal(const struct lab_paged * op, int32_t shared_bytes);

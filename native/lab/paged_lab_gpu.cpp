@@ -75,7 +75,7 @@ paged::view view_of(const lab_paged * op) {
 
 } // namespace
 
-const char * lab_paged_attn_gpu(const lab_paged * op, int32_t n_blocks, int32_t shared_bytes) {
+const char * lab_paged_attn_gpu(const lab_paged * op, int32_t n_blocks, int32_t shared_bytes, bool tensor_cores) {
     paged::view p = view_of(op);
     if (const char * why = paged::refusal(p, shared_bytes)) {
         return why;
@@ -83,6 +83,7 @@ const char * lab_paged_attn_gpu(const lab_paged * op, int32_t n_blocks, int32_t 
     const int64_t      rows = lab_gpu_most_partials(op);
     std::vector<float> partial(rows * paged::partial_floats(p), NAN);
     p.partial            = partial.data();
+    gpu::tensor_cores    = tensor_cores;
     host_machine machine = {n_blocks};
     paged::launch(p, shared_bytes, machine);
     return nullptr;

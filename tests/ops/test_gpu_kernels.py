@@ -19,12 +19,11 @@ FAST_LIMITS = {"f32": 5e-5, "bf16": 2e-5}
 """Where products of many rows are of numbers of 8 bits, rounded once; of 11 bits they stay within LIMIT."""
 
 
-def on_gpu(call: Call, blocks: int = 4, shared_bytes: int = 227 << 10) -> Floats:
+def on_gpu(call: Call, blocks: int = 4, shared_bytes: int = 227 << 10, tensor_cores: bool = True) -> Floats:
     """The call's output."""
     case = call.case
-    return lab.paged_attention_gpu(
-        case.heads, case.params, call.q, call.k, call.v, call.table, call.sinks, blocks, shared_bytes
-    )
+    inputs = (case.heads, case.params, call.q, call.k, call.v, call.table, call.sinks)
+    return lab.paged_attention_gpu(*inputs, blocks, shared_bytes, tensor_cores)
 
 
 @pytest.mark.parametrize(
@@ -119,6 +118,20 @@ def test_fast_rounds_once_where_rows_are_many(kv_type: str, d: int) -> None:
     assert not (out[many] == exactly[many]).all(axis=(1, 2)).any()
     expected = call.exact()[many]
     assert nmse(exactly[many], expected) < nmse(out[many], expected) <= FAST_LIMITS.get(kv_type, LIMIT)
+
+
+@pytest.mark.parametrize("kv_type", ["f32", "f16", "bf16", "q8_0", "q4_1"])
+@pytest.mark.parametrize("d", [40, 64, 128])
+def test_without_tensor_cores(kv_type: str, d: int) -> None:
+    """Ordinary instructions stand for products and for loads of their numbers: the sums differ, no more."""
+    if kv_type in QUANTIZED and d % 32:
+        d = 96
+    call = make(Case(Heads(d, d, 4, 1, kv_type, kv_type), sequences=((1, 70), (5, 41)), loose_rows=1))
+    out = on_gpu(call, shared_bytes=96 << 10, tensor_cores=False)
+    assert nmse(out, call.exact()) <= LIMIT
+    assert not same_bits(out, on_gpu(call, shared_bytes=96 << 10))
+    poison = on_gpu(poisoned(call, 0xFF), shared_bytes=96 << 10, tensor_cores=False)
+    assert same_bits(poison, out)
 
 
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import build_cuda
@@ -28,10 +29,14 @@ def entry(symbol: str, stack: int = 0, stores: int = 0, loads: int = 0, register
 
 
 def compiler(folder: Path, text: str, status: int = 0) -> str:
-    """A program that prints a report, as nvcc does."""
+    """A program that prints a report, as nvcc does; it knows no compute capability before 7.5."""
     path = folder / "nvcc"
     path.write_text(
-        f"#!{sys.executable}\nimport sys\nsys.stderr.write({text!r})\nsys.exit({status})\n", encoding="utf-8"
+        f"#!{sys.executable}\nimport sys\n"
+        "if '--list-gpu-arch' in sys.argv:\n"
+        "    print('compute_75\\ncompute_90\\ncompute_120')\n    sys.exit()\n"
+        f"sys.stderr.write({text!r})\nsys.exit({status})\n",
+        encoding="utf-8",
     )
     path.chmod(0o755)
     return str(path)
@@ -65,7 +70,52 @@ def test_a_function_that_is_called_counts_too() -> None:
 
 @pytest.mark.skipif(os.name == "nt", reason="the compiler of this test is a script with a #! line")
 class TestProgram:
-    """The whole script, over a compiler that only prints."""
+    """The whole script, over compilers that only print."""
+
+    @pytest.fixture(autouse=True)
+    def old_compiler(self, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+        """Stands for that of CUDA 12: has nothing to complain of; the kernels that it was asked for."""
+        asked: list[tuple[str, ...]] = []
+
+        def compile_with_nvrtc(
+            source: str, names: Sequence[str], options: Sequence[str], include: Path
+        ) -> tuple[bool, str]:
+            assert "-arch=sm_70" in options
+            asked.append(tuple(names))
+            return True, entry(KERNEL.format(v=SAME), registers=222) + entry(MERGE)
+
+        monkeypatch.setattr(cuda_report, "compile_with_nvrtc", compile_with_nvrtc)
+        return asked
+
+    def test_what_nvcc_has_dropped(
+        self,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+        old_compiler: list[tuple[str, ...]],
+    ) -> None:
+        """Is compiled by another, for the same kernels, whether nvcc is asked for any or not."""
+        nvcc = compiler(tmp_path, entry(KERNEL.format(v=OTHER), registers=123) + entry(MERGE))
+        assert run(monkeypatch, "--nvcc", nvcc, "--capability", "7.0") == 0
+        out = capsys.readouterr().out
+        assert "222" in out
+        assert "123" not in out
+        assert set(old_compiler) == {
+            ("paged::attend_kernel<4, 2, paged::half_numbers, paged::bfloat_numbers>",)
+        }
+        assert run(monkeypatch, "--nvcc", nvcc, "--capability", "7.0", "--capability", "12.0") == 0
+        out = capsys.readouterr().out
+        assert "222" in out
+        assert "123" in out
+
+    def test_what_the_old_compiler_refuses(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr(cuda_report, "compile_with_nvrtc", lambda *given: (False, "no such thing"))
+        nvcc = compiler(tmp_path, entry(KERNEL.format(v=SAME)))
+        with pytest.raises(UpstreamError, match=r"do not compile for 7\.0: the reason is above"):
+            run(monkeypatch, "--nvcc", nvcc, "--capability", "7.0")
+        assert "no such thing" in capsys.readouterr().err
 
     def test_without_spills(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -101,6 +151,12 @@ class TestProgram:
         with pytest.raises(UpstreamError, match=r"does not compile for \d\.\d: the reason is above"):
             run(monkeypatch, "--nvcc", compiler(tmp_path, "error: no such thing\n", 2))
         assert "no such thing" in capsys.readouterr().err
+
+
+def test_no_old_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    with pytest.raises(UpstreamError, match="pip install nvidia-cuda-nvrtc-cu12 nvidia-cuda-runtime-cu12"):
+        cuda_report.compile_dropped(["paged::merge_kernel"], "7.0")
 
 
 def test_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

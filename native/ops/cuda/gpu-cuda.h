@@ -9,6 +9,7 @@
 #define GPU_BOTH __host__ __device__ __forceinline__ // what the launcher computes with, too
 // Registers have no index: a loop over an array of them must be written out.
 #define GPU_UNROLL _Pragma("unroll")
+#define GPU_ROLLED _Pragma("unroll 1")
 
 namespace gpu {
 
@@ -22,6 +23,7 @@ GPU_FN int n_blocks() { return gridDim.x; }
 GPU_FN void sync_warp() { __syncwarp(); }
 GPU_FN void sync_block() { __syncthreads(); }
 
+template <class T> GPU_FN T shuffle(T value, int from) { return __shfl_sync(0xffffffff, value, from); }
 template <class T> GPU_FN T shuffle_xor(T value, int mask) { return __shfl_xor_sync(0xffffffff, value, mask); }
 template <class T> GPU_FN T shuffle_up(T value, int by) { return __shfl_up_sync(0xffffffff, value, by); }
 
@@ -47,12 +49,16 @@ GPU_FN uint32_t add_f16(uint32_t a, uint32_t b) { return bits(__hadd2(halves(a),
 GPU_FN uint32_t mul_f16(uint32_t a, uint32_t b) { return bits(__hmul2(halves(a), halves(b))); }
 GPU_FN uint32_t fma_f16(uint32_t a, uint32_t b, uint32_t c) { return bits(__hfma2(halves(a), halves(b), halves(c))); }
 
+// Shared memory has addresses of its own.
+GPU_FN uint32_t         shared_address(const void * x) { return (uint32_t) __cvta_generic_to_shared(x); }
+GPU_FN const uint32_t * words_at(uint32_t address) { return (const uint32_t *) __cvta_shared_to_generic(address); }
+
 // ---- from global to shared memory, while the thread goes on ----
 
 template <int bytes> GPU_FN void copy_async(void * to, const void * from) {
     static_assert(bytes == 4 || bytes == 8 || bytes == 16, "what cp.async takes");
 #if __CUDA_ARCH__ >= 800
-    const uint32_t address = (uint32_t) __cvta_generic_to_shared(to);
+    const uint32_t address = shared_address(to);
     if (bytes == 16) {
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from));
     } else {
@@ -77,18 +83,30 @@ template <int pending> GPU_FN void copy_wait() { // for all groups but the newes
 
 // ---- fragments ----
 
+} // namespace gpu
+
+#include "gpu-plain.h"
+
+namespace gpu {
+
 // Four 8x8 matrices of 16-bit numbers; lane i gives the address of row i % 8 of matrix i / 8.
 GPU_FN void load_matrices(uint32_t (&to)[4], const void * row) {
-    const uint32_t address = (uint32_t) __cvta_generic_to_shared(row);
+#if __CUDA_ARCH__ >= 750
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                 : "r"(address));
+                 : "r"(shared_address(row)));
+#else
+    plain::load<false>(to, row);
+#endif
 }
 GPU_FN void load_matrices_transposed(uint32_t (&to)[4], const void * row) {
-    const uint32_t address = (uint32_t) __cvta_generic_to_shared(row);
+#if __CUDA_ARCH__ >= 750
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                 : "r"(address));
+                 : "r"(shared_address(row)));
+#else
+    plain::load<true>(to, row);
+#endif
 }
 
 GPU_FN void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
@@ -97,23 +115,17 @@ GPU_FN void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t
                  "{%0, %1, %2, %3};"
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-#else
+#elif __CUDA_ARCH__ >= 750
     asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                  : "r"(a[0]), "r"(a[1]), "r"(b0));
     asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                  : "r"(a[2]), "r"(a[3]), "r"(b1));
+#else
+    plain::mma<f16_to_float>(c, a, b0, b1);
 #endif
 }
-
-#if __CUDA_ARCH__ < 800
-// One row of a against two columns of b: bfloat16 has no product before compute capability 8.0.
-GPU_FN float dot_bf16(float sum, uint32_t a, uint32_t b) {
-    sum += bf16_to_float(a & 0xffff) * bf16_to_float(b & 0xffff);
-    return sum + bf16_to_float(a >> 16) * bf16_to_float(b >> 16);
-}
-#endif
 
 GPU_FN void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
 #if __CUDA_ARCH__ >= 800
@@ -122,21 +134,7 @@ GPU_FN void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 #else
-    const int g = lane() / 4, column = lane() % 4 * 2;
-#    pragma unroll 1
-    for (int k = 0; k < 4; ++k) { // the lanes of a row hold its pairs of numbers
-        uint32_t rows[4], columns[2][2];
-        GPU_UNROLL
-        for (int i = 0; i < 4; ++i) {
-            rows[i]               = __shfl_sync(0xffffffff, a[i], g * 4 + k);
-            columns[i % 2][i / 2] = __shfl_sync(0xffffffff, i / 2 ? b1 : b0, (column + i % 2) * 4 + k);
-        }
-        GPU_UNROLL
-        for (int i = 0; i < 4; ++i) {
-            c[i] = dot_bf16(c[i], rows[i / 2], columns[i % 2][0]);
-            c[i] = dot_bf16(c[i], rows[2 + i / 2], columns[i % 2][1]);
-        }
-    }
+    plain::mma<bf16_to_float>(c, a, b0, b1);
 #endif
 }
 

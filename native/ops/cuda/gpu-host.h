@@ -17,6 +17,7 @@
 #define GPU_FN inline
 #define GPU_BOTH inline
 #define GPU_UNROLL
+#define GPU_ROLLED
 
 namespace gpu {
 
@@ -133,6 +134,7 @@ template <class T> T exchange(T value, int from) {
     sync_warp();
     return value;
 }
+template <class T> T shuffle(T value, int from) { return exchange(value, from); }
 template <class T> T shuffle_xor(T value, int mask) { return exchange(value, lane() ^ mask); }
 template <class T> T shuffle_up(T value, int by) { return exchange(value, lane() < by ? lane() : lane() - by); }
 
@@ -190,6 +192,9 @@ inline uint32_t fma_f16(uint32_t a, uint32_t b, uint32_t c) { // exact in double
 inline uint32_t add_f16(uint32_t a, uint32_t b) { return fma_f16(a, 0x3c003c00, b); }
 inline uint32_t mul_f16(uint32_t a, uint32_t b) { return fma_f16(a, b, 0x80008000); } // plus -0
 
+inline uint64_t         shared_address(const void * x) { return (uint64_t) x; }
+inline const uint32_t * words_at(uint64_t address) { return (const uint32_t *) address; }
+
 // ---- from global to shared memory, while the thread goes on ----
 
 template <int bytes> void copy_async(void * to, const void * from) {
@@ -225,9 +230,6 @@ inline void load(uint32_t (&to)[4], const void * row, bool transposed) {
         }
     });
 }
-inline void load_matrices(uint32_t (&to)[4], const void * row) { load(to, row, false); }
-inline void load_matrices_transposed(uint32_t (&to)[4], const void * row) { load(to, row, true); }
-
 template <float (*number)(uint16_t)> void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     warp_state & w = my_warp();
     const int    l = lane();
@@ -260,11 +262,25 @@ template <float (*number)(uint16_t)> void mma(float (&c)[4], const uint32_t (&a)
         }
     });
 }
+} // namespace gpu
+
+#include "gpu-plain.h"
+
+namespace gpu {
+
+inline thread_local bool tensor_cores = true; // or what an old GPU does without them
+
+inline void load_matrices(uint32_t (&to)[4], const void * row) {
+    tensor_cores ? load(to, row, false) : plain::load<false>(to, row);
+}
+inline void load_matrices_transposed(uint32_t (&to)[4], const void * row) {
+    tensor_cores ? load(to, row, true) : plain::load<true>(to, row);
+}
 inline void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    mma<f16_to_float>(c, a, b0, b1);
+    tensor_cores ? mma<f16_to_float>(c, a, b0, b1) : plain::mma<f16_to_float>(c, a, b0, b1);
 }
 inline void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    mma<bf16_to_float>(c, a, b0, b1);
+    tensor_cores ? mma<bf16_to_float>(c, a, b0, b1) : plain::mma<bf16_to_float>(c, a, b0, b1);
 }
 
 // ---- launch ----

@@ -2,7 +2,7 @@
 #include "paged-attn.cuh"
 
 #include "paged-attn.h"
-#include "paged-kernels.cuh"
+#include "paged-machine.cuh"
 
 namespace paged {
 
@@ -96,7 +96,7 @@ void ggml_cuda_paged_attn(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
 
 bool ggml_cuda_paged_attn_supported(int device, const ggml_tensor * dst) {
     const auto & info = ggml_cuda_info().devices[device];
-    // ldmatrix and mma of 16 rows
-    return GGML_CUDA_CC_IS_NVIDIA(info.cc) && info.cc >= GGML_CUDA_CC_TURING &&
+    // threads of a warp that go apart, and 96 KiB for a block
+    return GGML_CUDA_CC_IS_NVIDIA(info.cc) && info.cc >= GGML_CUDA_CC_VOLTA &&
            refusal(view_of(dst), (int) info.smpbo) == nullptr;
 }

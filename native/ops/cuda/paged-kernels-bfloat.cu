@@ -1,5 +1,5 @@
 // The kernels for K of bfloat16.
-#include "paged-kernels.cuh"
+#include "paged-machine.cuh"
 
 namespace paged {
 

@@ -1,5 +1,5 @@
 // The kernels for K of float32.
-#include "paged-kernels.cuh"
+#include "paged-machine.cuh"
 
 namespace paged {
 

@@ -1,5 +1,5 @@
 // The kernels for K of float16, and all quantized types.
-#include "paged-kernels.cuh"
+#include "paged-machine.cuh"
 
 namespace paged {
 
