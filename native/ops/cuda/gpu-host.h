@@ -230,6 +230,7 @@ inline void load(uint32_t (&to)[4], const void * row, bool transposed) {
         }
     });
 }
+
 template <float (*number)(uint16_t)> void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     warp_state & w = my_warp();
     const int    l = lane();
@@ -262,6 +263,7 @@ template <float (*number)(uint16_t)> void mma(float (&c)[4], const uint32_t (&a)
         }
     });
 }
+
 } // namespace gpu
 
 #include "gpu-plain.h"
