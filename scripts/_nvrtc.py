@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
+from _gpu_machine import nvidia_folders
 from _upstream import UpstreamError
 
 PACKAGES = ("nvidia-cuda-nvrtc-cu12", "nvidia-cuda-runtime-cu12")
 """The compiler, and CUDA's headers."""
 
-_LIBRARY, _HEADERS = "cuda_nvrtc/lib/libnvrtc.so.12", "cuda_runtime/include"
+_LIBRARY = "libnvrtc.so.12"
 
 # of the C++ library it has nothing
 _CSTDINT = b"""
@@ -29,19 +29,21 @@ def compile_with_nvrtc(
 
     Raises: UpstreamError where its packages are not installed.
     """
-    folder = Path(sysconfig.get_path("platlib"), "nvidia")
-    if not (folder / _LIBRARY).is_file() or not (folder / _HEADERS).is_dir():
+    folders = nvidia_folders()
+    libraries = [folder / _LIBRARY for folder in folders if (folder / _LIBRARY).is_file()]
+    includes = [folder.parent / "include" for folder in folders if folder.parent.name == "cuda_runtime"]
+    if not libraries or not includes:
         raise UpstreamError(
             f"this takes the compiler of CUDA 12, which is not installed: pip install {' '.join(PACKAGES)}"
         )
-    nvrtc = ctypes.CDLL(str(folder / _LIBRARY))
+    nvrtc = ctypes.CDLL(str(libraries[0]))
     program = ctypes.c_void_p()
     headers = (ctypes.c_char_p * 1)(_CSTDINT), (ctypes.c_char_p * 1)(b"cstdint")
     _require(nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernels.cu", 1, *headers))
     try:
         for name in names:
             _require(nvrtc.nvrtcAddNameExpression(program, name.encode()))
-        words = [*options, f"-I{include}", f"-I{folder / _HEADERS}"]
+        words = [*options, f"-I{include}", f"-I{includes[0]}"]
         given = (ctypes.c_char_p * len(words))(*(word.encode() for word in words))
         status = nvrtc.nvrtcCompileProgram(program, len(words), given)
         size = ctypes.c_size_t()
@@ -55,4 +57,4 @@ def compile_with_nvrtc(
 
 def _require(status: int) -> None:
     if status != 0:
-        raise UpstreamError(f"nvrtc failed with status {status} before it compiled anything")
+        raise UpstreamError(f"a call of nvrtc failed with status {status}")

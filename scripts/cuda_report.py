@@ -65,22 +65,27 @@ class Usage:
         return self.stack == 0 and self.spills == 0
 
 
+def template_arguments(symbol: str) -> tuple[int, int, str, str] | None:
+    """Tiles of rows, pairs of columns, the numbers of K and of V; None where the kernel is no template."""
+    found = _ATTEND.search(symbol)
+    return (int(found[1]), int(found[2]), found[3], found[4] or found[3]) if found else None
+
+
 def readable(symbol: str) -> str:
     """A kernel's name and its template's arguments, out of the symbol that the compiler prints."""
-    found = _ATTEND.search(symbol)
-    if found:
-        rows, columns, k, v = 16 * int(found[1]), 64 * int(found[2]), found[3], found[4] or found[3]
-        return f"attend K {k}, V {v}, {rows} rows, {columns} columns"
+    if arguments := template_arguments(symbol):
+        m_tiles, v_pairs, k, v = arguments
+        return f"attend K {k}, V {v}, {16 * m_tiles} rows, {64 * v_pairs} columns"
     plain = re.search(r"\d([a-z]+)_kernel", symbol)
     return plain[1] if plain else symbol
 
 
 def instance(symbol: str) -> str | None:
     """The C++ name of the kernel with its template's arguments; None for one that is no template."""
-    if (found := _ATTEND.search(symbol)) is None:
+    if (arguments := template_arguments(symbol)) is None:
         return None
-    k, v = found[3], found[4] or found[3]
-    return f"paged::attend_kernel<{found[1]}, {found[2]}, paged::{k}_numbers, paged::{v}_numbers>"
+    m_tiles, v_pairs, k, v = arguments
+    return f"paged::attend_kernel<{m_tiles}, {v_pairs}, paged::{k}_numbers, paged::{v}_numbers>"
 
 
 def read_report(text: str, capability: str) -> list[Usage]:
@@ -173,8 +178,9 @@ def report(nvcc: str, sources: Sequence[Path], capabilities: Sequence[str], jobs
     work = [(source, capability) for capability in offered or known[:1] for source in sources]
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
         reports = list(pool.map(lambda one: compile_one(nvcc, one[0], one[1], Path(folder)), work))
-        groups = [sorted(filter(None, {instance(usage.symbol) for usage in one})) for one in reports]
-        again = [(group, one) for one in dropped for group in groups[: len(sources)]]
+        each = reports[: len(sources)]  # of the first compute capability
+        groups = [sorted(filter(None, {instance(usage.symbol) for usage in one})) for one in each]
+        again = [(group, one) for one in dropped for group in groups]
         old = list(pool.map(lambda one: compile_dropped(*one), again))
     if not all([*old, *reports]):
         raise UpstreamError("the compiler reported on no kernel: is ptxas -v still the way to ask it?")

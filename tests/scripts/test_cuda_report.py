@@ -154,7 +154,7 @@ class TestProgram:
 
 
 def test_no_old_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr("_nvrtc.nvidia_folders", lambda: [tmp_path])
     with pytest.raises(UpstreamError, match="pip install nvidia-cuda-nvrtc-cu12 nvidia-cuda-runtime-cu12"):
         cuda_report.compile_dropped(["paged::merge_kernel"], "7.0")
 

@@ -96,7 +96,7 @@ void ggml_cuda_paged_attn(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
 
 bool ggml_cuda_paged_attn_supported(int device, const ggml_tensor * dst) {
     const auto & info = ggml_cuda_info().devices[device];
-    // threads of a warp that go apart, and 96 KiB for a block
+    // nothing is compiled for older ones (native/cmake/Cuda.cmake)
     return GGML_CUDA_CC_IS_NVIDIA(info.cc) && info.cc >= GGML_CUDA_CC_VOLTA &&
            refusal(view_of(dst), (int) info.smpbo) == nullptr;
 }
