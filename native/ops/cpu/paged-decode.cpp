@@ -45,7 +45,6 @@ struct job {
     read_ahead          ahead;
 
     int64_t heads() const { return w.head_end - w.head_begin; }
-    int64_t first_row(int64_t head) const { return (head - w.head_begin) * rows; }
 };
 
 // f(row, member, query row, query head)
@@ -80,31 +79,32 @@ kv_rows converted(const job & b, const ggml_tensor * t, const char * first, int6
     return {b.x.page, t->ne[0] * sizeof(float), n};
 }
 
-// the rows of a tile as the kernel takes them
-kv_rows rows_of(const job & b, const ggml_tensor * t, page_form form, int64_t head, const tile & at) {
-    const char * first = kv_row(t, head, at.slot);
-    switch (form) {
-    case page_form::floats:
-        return converted(b, t, first, at.size());
-    case page_form::whole:
-        // a load may reach past a row: not past the last one of the pool
-        if (at.size() < tile_tokens || at.slot + at.size() == t->ne[2]) {
-            return copied(b, t, first, at.size());
-        }
-        break;
-    case page_form::in_place:
-        break;
+bool is_copied(const ggml_tensor * t, const tile & at) {
+    // a load may reach past a row: not past the last one of the pool
+    return at.size() < tile_tokens || at.slot + at.size() == t->ne[2];
+}
+
+// f(rows as the kernel takes them, their first query row): all heads at once where they are read in place
+template <class F> void with_rows(const job & b, const ggml_tensor * t, page_form form, const tile & at, F f) {
+    if (form == page_form::in_place || (form == page_form::whole && !is_copied(t, at))) {
+        f(kv_rows{kv_row(t, b.w.head_begin, at.slot), t->nb[2], at.size(), b.heads(), t->nb[1]}, 0);
+        return;
     }
-    return {first, t->nb[2], at.size()};
+    for (int64_t head = b.w.head_begin; head < b.w.head_end; ++head) {
+        const char * first = kv_row(t, head, at.slot);
+        f(form == page_form::floats ? converted(b, t, first, at.size()) : copied(b, t, first, at.size()),
+          (head - b.w.head_begin) * b.rows);
+    }
 }
 
-void score_tile(job & b, int64_t head, const tile & at, int64_t chunk_begin) {
-    const int64_t row = b.first_row(head);
-    b.k.score(rows_of(b, b.p.k, b.k.form, head, at), from_row(b.x.q, row, b.p.d_k), b.rows, b.p.d_k,
-              b.x.s + row * score_stride + at.begin - chunk_begin, b.ahead);
+void score_tile(job & b, const tile & at, int64_t chunk_begin) {
+    with_rows(b, b.p.k, b.k.form, at, [&](const kv_rows & k, int64_t row) {
+        b.k.score(k, from_row(b.x.q, row, b.p.d_k), b.rows, b.p.d_k,
+                  b.x.s + row * score_stride + at.begin - chunk_begin, b.ahead);
+    });
 }
 
-// the weights of a tile that is not whole, with zeros after them
+// the weights of a head's tile that is not whole, with zeros after them
 const float * padded_weights(const job & b, const float * w, int64_t n) {
     for (int64_t r = 0; r < b.rows; ++r) {
         std::copy_n(w + r * score_stride, n, b.x.few + r * tile_tokens);
@@ -113,12 +113,13 @@ const float * padded_weights(const job & b, const float * w, int64_t n) {
     return b.x.few;
 }
 
-void add_tile(job & b, int64_t head, const tile & at, int64_t chunk_begin) {
-    const int64_t row = b.first_row(head);
-    const float * w   = b.x.s + row * score_stride + at.begin - chunk_begin;
-    const bool    pad = b.v.form == page_form::whole && at.size() < tile_tokens;
-    b.v.add(rows_of(b, b.p.v, b.v.form, head, at), pad ? padded_weights(b, w, at.size()) : w,
-            pad ? tile_tokens : score_stride, b.rows, b.p.d_v, b.x.part + row * b.p.d_v, b.ahead);
+void add_tile(job & b, const tile & at, int64_t chunk_begin) {
+    const bool pad = b.v.form == page_form::whole && at.size() < tile_tokens;
+    with_rows(b, b.p.v, b.v.form, at, [&](const kv_rows & v, int64_t row) {
+        const float * w = b.x.s + row * score_stride + at.begin - chunk_begin;
+        b.v.add(v, pad ? padded_weights(b, w, at.size()) : w, pad ? tile_tokens : score_stride, b.rows, b.p.d_v,
+                b.x.part + row * b.p.d_v, b.ahead);
+    });
 }
 
 // Points the reading ahead at the tile `next` of `t`, to be read in the steps of a tile of `now`.
@@ -142,9 +143,7 @@ template <class F> void for_each_tile(job & b, const ggml_tensor * t, int64_t be
         } else {
             b.ahead = {};
         }
-        for (int64_t head = b.w.head_begin; head < b.w.head_end; ++head) {
-            compute(head, at);
-        }
+        compute(at);
         if (last) {
             return;
         }
@@ -173,7 +172,7 @@ void attend_chunk(job & b, int64_t chunk) {
     const int64_t    start = chunk * chunk_tokens;
     const int64_t    begin = std::max(start, first_visible(b.p, s.position(0)));
     const int64_t    end   = std::min(start + chunk_tokens, s.length);
-    for_each_tile(b, b.p.k, begin, end, [&](int64_t head, const tile & at) { score_tile(b, head, at, start); });
+    for_each_tile(b, b.p.k, begin, end, [&](const tile & at) { score_tile(b, at, start); });
 
     const int64_t clear_begin = (begin - start) / tile_tokens * tile_tokens;
     const int64_t clear_end   = (end - start + tile_tokens - 1) / tile_tokens * tile_tokens;
@@ -184,7 +183,7 @@ void attend_chunk(job & b, int64_t chunk) {
                     std::min(end, own + 1) - start, clear_begin, clear_end, score_map_of(b.p, head), own - start);
         std::fill_n(b.x.part + row * b.p.d_v, b.p.d_v, 0.0f);
     });
-    for_each_tile(b, b.p.v, begin, end, [&](int64_t head, const tile & at) { add_tile(b, head, at, start); });
+    for_each_tile(b, b.p.v, begin, end, [&](const tile & at) { add_tile(b, at, start); });
 }
 
 } // namespace

@@ -218,7 +218,7 @@ template <class C> PAGED_INLINE __m256i dot(__m256i sum, const __m256i * w, cons
 }
 
 template <class C, int rows>
-void score_rows(const kv_rows & k, const query_rows & q, int64_t d, float * s, read_ahead & ahead) {
+PAGED_INLINE void score_rows(const kv_rows & k, const query_rows & q, int64_t d, float * s, read_ahead & ahead) {
     const int n_groups = (int) (d / group);
     floats    scale, least;
     load_halves(k.first, k.stride, C::bytes, 0, n_groups, scale);
@@ -258,7 +258,8 @@ void score_rows(const kv_rows & k, const query_rows & q, int64_t d, float * s, r
 // ---- values ----
 
 template <class C, int rows>
-void add_rows(const kv_rows & v, const float * w, int64_t w_stride, int64_t d, float * sum, read_ahead & ahead) {
+PAGED_INLINE void add_rows(const kv_rows & v, const float * w, int64_t w_stride, int64_t d, float * sum,
+                           read_ahead & ahead) {
     const int n_groups = (int) (d / group);
     floats    scale, least;
     load_halves(v.first, v.stride, C::bytes, 0, n_groups, scale);
@@ -314,16 +315,18 @@ void add_rows(const kv_rows & v, const float * w, int64_t w_stride, int64_t d, f
 
 template <class C>
 void score_group(const kv_rows & k, const query_rows & q, int64_t rows, int64_t d, float * s, read_ahead & ahead) {
-    in_groups<4>(rows,
-                 [&](int64_t r, auto n) { score_rows<C, n>(k, from_row(q, r, d), d, s + r * score_stride, ahead); });
+    in_groups<4>(k, rows, [&](const kv_rows & head, int64_t r, auto n) {
+        score_rows<C, n>(head, from_row(q, r, d), d, s + r * score_stride, ahead);
+    });
 }
 
 template <class C>
 void add_group(const kv_rows & v, const float * w, int64_t w_stride, int64_t rows, int64_t d, float * sum,
                read_ahead & ahead) {
-    in_groups<2>(rows, [&](int64_t r, auto n) { // 8 sums at a time: 16 would not stay in registers
-        add_rows<C, n>(v, w + r * w_stride, w_stride, d, sum + r * d, ahead);
-    });
+    in_groups<2>(v, rows,
+                 [&](const kv_rows & head, int64_t r, auto n) { // 8 sums at a time: 16 would not stay in registers
+                     add_rows<C, n>(head, w + r * w_stride, w_stride, d, sum + r * d, ahead);
+                 });
 }
 
 int64_t score_steps(int64_t rows, int64_t d) { return d / group * 4 * ((rows + 3) / 4); }

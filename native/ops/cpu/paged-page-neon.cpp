@@ -137,7 +137,7 @@ PAGED_INLINE int8x16_t query_codes(const int8_t * q, int i) {
 }
 
 template <class C, int rows>
-void score_rows(const kv_rows & k, const query_rows & q, int64_t d, float * s, read_ahead & ahead) {
+PAGED_INLINE void score_rows(const kv_rows & k, const query_rows & q, int64_t d, float * s, read_ahead & ahead) {
     const int n_groups = (int) (d / group);
     floats    scale, least;
     load_halves(k.first, k.stride, C::bytes, 0, n_groups, scale);
@@ -195,7 +195,8 @@ PAGED_INLINE void floats_of(int8x16_t x, float32x4_t * out) {
 }
 
 template <class C, int rows>
-void add_rows(const kv_rows & v, const float * w, int64_t w_stride, int64_t d, float * sum, read_ahead & ahead) {
+PAGED_INLINE void add_rows(const kv_rows & v, const float * w, int64_t w_stride, int64_t d, float * sum,
+                           read_ahead & ahead) {
     const int n_groups = (int) (d / group);
     floats    scale, least;
     load_halves(v.first, v.stride, C::bytes, 0, n_groups, scale);
@@ -251,15 +252,16 @@ void add_rows(const kv_rows & v, const float * w, int64_t w_stride, int64_t d, f
 
 template <class C>
 void score_group(const kv_rows & k, const query_rows & q, int64_t rows, int64_t d, float * s, read_ahead & ahead) {
-    in_groups<4>(rows,
-                 [&](int64_t r, auto n) { score_rows<C, n>(k, from_row(q, r, d), d, s + r * score_stride, ahead); });
+    in_groups<4>(k, rows, [&](const kv_rows & head, int64_t r, auto n) {
+        score_rows<C, n>(head, from_row(q, r, d), d, s + r * score_stride, ahead);
+    });
 }
 
 template <class C>
 void add_group(const kv_rows & v, const float * w, int64_t w_stride, int64_t rows, int64_t d, float * sum,
                read_ahead & ahead) {
-    in_groups<2>(rows, [&](int64_t r, auto n) { // 16 sums at a time, of 32 registers
-        add_rows<C, n>(v, w + r * w_stride, w_stride, d, sum + r * d, ahead);
+    in_groups<2>(v, rows, [&](const kv_rows & head, int64_t r, auto n) { // 16 sums at a time, of 32 registers
+        add_rows<C, n>(head, w + r * w_stride, w_stride, d, sum + r * d, ahead);
     });
 }
 

@@ -23,7 +23,7 @@ using namespace vnni;
 // ---- keys ----
 
 template <class C, int rows>
-void score_rows(const kv_rows & k, const query_rows & q, int64_t d, float * s, read_ahead & ahead) {
+PAGED_INLINE void score_rows(const kv_rows & k, const query_rows & q, int64_t d, float * s, read_ahead & ahead) {
     const int          n_groups = (int) (d / group);
     const row_strides  at(k.stride);
     alignas(64) halves scale, least;
@@ -165,7 +165,8 @@ PAGED_INLINE void make_weights(const halves & scale, const halves & least, int n
 }
 
 template <class C, int rows>
-void add_rows(const kv_rows & v, const float * w, int64_t w_stride, int64_t d, float * sum, read_ahead & ahead) {
+PAGED_INLINE void add_rows(const kv_rows & v, const float * w, int64_t w_stride, int64_t d, float * sum,
+                           read_ahead & ahead) {
     const int          n_groups = (int) (d / group);
     const row_strides  at(v.stride);
     alignas(64) halves scale, least;
@@ -230,15 +231,17 @@ void add_rows(const kv_rows & v, const float * w, int64_t w_stride, int64_t d, f
 
 template <class C>
 void score_group(const kv_rows & k, const query_rows & q, int64_t rows, int64_t d, float * s, read_ahead & ahead) {
-    in_groups<8>(rows,
-                 [&](int64_t r, auto n) { score_rows<C, n>(k, from_row(q, r, d), d, s + r * score_stride, ahead); });
+    in_groups<8>(k, rows, [&](const kv_rows & head, int64_t r, auto n) {
+        score_rows<C, n>(head, from_row(q, r, d), d, s + r * score_stride, ahead);
+    });
 }
 
 template <class C>
 void add_group(const kv_rows & v, const float * w, int64_t w_stride, int64_t rows, int64_t d, float * sum,
                read_ahead & ahead) {
-    in_groups<4>(rows,
-                 [&](int64_t r, auto n) { add_rows<C, n>(v, w + r * w_stride, w_stride, d, sum + r * d, ahead); });
+    in_groups<4>(v, rows, [&](const kv_rows & head, int64_t r, auto n) {
+        add_rows<C, n>(head, w + r * w_stride, w_stride, d, sum + r * d, ahead);
+    });
 }
 
 int64_t score_steps(int64_t rows, int64_t d) { return d / group * 2 * (rows <= 4 ? 1 : (rows + 7) / 8); }

@@ -19,7 +19,7 @@ struct as_bf16 {
 };
 
 template <class T, int rows>
-void score_rows(const kv_rows & k, const float * q, int64_t d, float * s, read_ahead & ahead) {
+PAGED_INLINE void score_rows(const kv_rows & k, const float * q, int64_t d, float * s, read_ahead & ahead) {
     for (int64_t t = 0; t < k.n; t += 4) {
         const char * row[4];
         for (int64_t i = 0; i < 4; ++i) {
@@ -92,7 +92,8 @@ PAGED_INLINE void add_columns(const kv_rows & v, int64_t from, const float * w, 
 constexpr int most_columns(int64_t rows) { return (lanes == 16 ? 16 : 8) / (rows <= 2 ? 2 : 4); }
 
 template <class T, int rows>
-void add_rows(const kv_rows & v, const float * w, int64_t w_stride, float * sum, int64_t d, read_ahead & ahead) {
+PAGED_INLINE void add_rows(const kv_rows & v, const float * w, int64_t w_stride, float * sum, int64_t d,
+                           read_ahead & ahead) {
     constexpr int most = most_columns(rows);
     int64_t       i    = 0;
     for (; i + most * lanes <= d; i += most * lanes) {
@@ -105,14 +106,17 @@ void add_rows(const kv_rows & v, const float * w, int64_t w_stride, float * sum,
 
 template <class T>
 void score_group(const kv_rows & k, const query_rows & q, int64_t rows, int64_t d, float * s, read_ahead & ahead) {
-    in_groups<4>(rows, [&](int64_t r, auto n) { score_rows<T, n>(k, q.x + r * d, d, s + r * score_stride, ahead); });
+    in_groups<4>(k, rows, [&](const kv_rows & head, int64_t r, auto n) {
+        score_rows<T, n>(head, q.x + r * d, d, s + r * score_stride, ahead);
+    });
 }
 
 template <class T>
 void add_group(const kv_rows & v, const float * w, int64_t w_stride, int64_t rows, int64_t d, float * sum,
                read_ahead & ahead) {
-    in_groups<4>(rows,
-                 [&](int64_t r, auto n) { add_rows<T, n>(v, w + r * w_stride, w_stride, sum + r * d, d, ahead); });
+    in_groups<4>(v, rows, [&](const kv_rows & head, int64_t r, auto n) {
+        add_rows<T, n>(head, w + r * w_stride, w_stride, sum + r * d, d, ahead);
+    });
 }
 
 int64_t score_steps(int64_t rows, int64_t) { return tile_tokens / 4 * ((rows + 3) / 4); }

@@ -16,21 +16,24 @@
 
 namespace paged {
 
-// Rows of one KV head: in the pool or, copied or converted, in a thread's scratch.
+// Rows of KV heads: in the pool or, one head's copied or converted, in a thread's scratch.
 struct kv_rows {
     const char * first;
     size_t       stride;
-    int64_t      n; // at most tile_tokens
+    int64_t      n; // of a head, at most tile_tokens
+    int64_t      heads       = 1;
+    size_t       head_stride = 0;
 };
 
-// Query rows of one KV head, multiplied by query_factor; also as integers of 8 bits, each group of 32 with its scale.
+// Query rows, multiplied by query_factor; also as integers of 8 bits, each group of 32 with its scale.
 struct query_rows {
-    float *   x;     // [rows][d_k]
-    int8_t *  codes; // [rows][d_k]
-    float *   scale; // [rows][d_k / 32]
-    int32_t * sum;   // [rows][d_k / 32], of the codes
+    float *   x;     // [heads * rows][d_k]
+    int8_t *  codes; // [heads * rows][d_k]
+    float *   scale; // [heads * rows][d_k / 32]
+    int32_t * sum;   // [heads * rows][d_k / 32], of the codes
 };
 
+// `rows` query rows for each of the heads, one head's after the other's.
 // s[row * score_stride + t] = q[row] * k[t]; what follows the last token, up to a whole tile, may be overwritten
 using score_fn = void (*)(const kv_rows & k, const query_rows & q, int64_t rows, int64_t d, float * s,
                           read_ahead & ahead);
@@ -38,7 +41,7 @@ using score_fn = void (*)(const kv_rows & k, const query_rows & q, int64_t rows,
 using add_fn = void (*)(const kv_rows & v, const float * w, int64_t w_stride, int64_t rows, int64_t d, float * sum,
                         read_ahead & ahead);
 
-// How often a call reads ahead.
+// How often a call reads ahead for each of the heads.
 using steps_fn = int64_t (*)(int64_t rows, int64_t d);
 
 enum class page_form {
@@ -76,6 +79,19 @@ template <int most, class F> PAGED_INLINE void in_groups(int64_t rows, F f, int6
     }
     if constexpr (most > 1) {
         in_groups<most / 2>(rows, f, r);
+    }
+}
+
+// f(rows of one head, its first query row, a constant for the number of rows)
+template <int most, class F> PAGED_INLINE void in_groups(const kv_rows & x, int64_t rows, F f) {
+    // one group goes through all heads, its constants in registers; of several, each finds its head near
+    const int64_t together = rows <= most && (rows & (rows - 1)) == 0 ? x.heads : 1;
+    for (int64_t begin = 0; begin < x.heads; begin += together) {
+        in_groups<most>(rows, [&](int64_t r, auto n) {
+            for (int64_t head = begin; head < begin + together; ++head) {
+                f(kv_rows{x.first + head * x.head_stride, x.stride, x.n}, head * rows + r, n);
+            }
+        });
     }
 }
 
