@@ -51,6 +51,35 @@ constexpr tile_of_rows<Weights> tiles[] = {
     tile<Weights, 5>, tile<Weights, 6>, tile<Weights, 7>, tile<Weights, 8>,
 };
 
+template <class Weights>
+void two_tiles(int64_t n_blocks, const char * const (&weights)[2], const typename Weights::row * row,
+               float * const (&dst)[2]) {
+    __m512 out[2][1] = {};
+    for (int64_t block = 0; block < n_blocks; ++block) {
+        for (int i = 0; i < 2; ++i) {
+            Weights::template add<1>(weights[i] + block * Weights::BYTES, {row + block}, out[i]);
+        }
+    }
+    for (int i = 0; i < 2; ++i) {
+        _mm512_storeu_ps(dst[i], out[i][0]);
+    }
+}
+
+// Tiles [begin, end) for a single row, the halves side by side: memory gives a core more in two streams than in one.
+// With more rows the registers do not suffice.
+template <class Weights>
+void one_row(int64_t n_blocks, const char * weights, int64_t begin, int64_t end, const typename Weights::row * row,
+             float * dst) {
+    const auto bytes = n_blocks * Weights::BYTES, half = (end - begin) / 2;
+    for (auto i = begin; i < begin + half; ++i) {
+        two_tiles<Weights>(n_blocks, {weights + i * bytes, weights + (i + half) * bytes}, row,
+                           {dst + i * COLS, dst + (i + half) * COLS});
+    }
+    for (auto i = begin + 2 * half; i < end; ++i) {
+        tile<Weights, 1>(static_cast<int>(n_blocks), weights + i * bytes, row, dst + i * COLS, 0);
+    }
+}
+
 template <class Weights> bool run(const ggml_compute_params * params, ggml_tensor * dst) {
     const auto n_in = dst->src[0]->ne[0], n_out = dst->ne[0], n_rows = ggml_nrows(dst);
     const auto n_blocks = n_in / Weights::K;
@@ -59,13 +88,18 @@ template <class Weights> bool run(const ggml_compute_params * params, ggml_tenso
     ggml_barrier(params->threadpool);
 
     // fixed shares: handing out what is left at their ends costs more than waiting for it, where memory is the limit
-    const auto   n_tiles = n_out / COLS, end = n_tiles * (params->ith + 1) / params->nth;
+    const auto   n_tiles = n_out / COLS;
+    const auto   begin = n_tiles * params->ith / params->nth, end = n_tiles * (params->ith + 1) / params->nth;
     const auto   parts   = (n_rows + MOST_ROWS - 1) / MOST_ROWS; // of equal size, for the tile is unpacked for each
     const auto   bytes   = n_blocks * Weights::BYTES;            // of a tile
     const auto   group   = parts > 2 ? std::max<int64_t>(1, ROOM / bytes) : 1;
     const auto * weights = static_cast<const char *>(dst->src[0]->data);
     auto *       out     = static_cast<float *>(dst->data);
-    for (auto at = n_tiles * params->ith / params->nth; at < end; at += group) {
+    if (n_rows == 1) {
+        one_row<Weights>(n_blocks, weights, begin, end, rows, out);
+        return true;
+    }
+    for (auto at = begin; at < end; at += group) {
         for (int64_t part = 0; part < parts; ++part) {
             const auto first = n_rows * part / parts, n = n_rows * (part + 1) / parts - first;
             for (auto i = at; i < std::min(end, at + group); ++i) {
