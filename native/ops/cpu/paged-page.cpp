@@ -185,19 +185,20 @@ page_kernel code_kernel_of(ggml_type type) {
 
 } // namespace
 
-page_kernel page_kernel_of(ggml_type type) {
+page_kernel page_kernel_of(ggml_type type, int64_t rows) {
+    const page_kernel converted = kernel_as<as_f32>(page_form::floats);
     switch (type) {
     case GGML_TYPE_F32:
         return kernel_as<as_f32>(page_form::in_place);
-    case GGML_TYPE_F16:
-        return kernel_as<as_f16>(page_form::in_place);
+    case GGML_TYPE_F16: // for many rows, halves are better converted once
+        return rows < 16 ? kernel_as<as_f16>(page_form::in_place) : converted;
     case GGML_TYPE_BF16:
-        return kernel_as<as_bf16>(page_form::in_place);
+        return rows < 16 ? kernel_as<as_bf16>(page_form::in_place) : converted;
     default:
         break;
     }
     const page_kernel codes = code_kernel_of(type);
-    return codes.score ? codes : kernel_as<as_f32>(page_form::floats);
+    return codes.score ? codes : converted;
 }
 
 } // namespace paged

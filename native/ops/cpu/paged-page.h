@@ -58,7 +58,8 @@ struct page_kernel {
     steps_fn  add_steps;
 };
 
-page_kernel page_kernel_of(ggml_type type);
+// For so many query rows of a KV head. What it computes with a row is the same to the bit for any number.
+page_kernel page_kernel_of(ggml_type type, int64_t rows);
 
 // Kernels that compute with the codes themselves; without `score` where this build has none.
 struct code_kernels {
