@@ -87,8 +87,8 @@ LAB_API const char * lab_type_name(int32_t type);
 // Threads meet so often at the barrier of the CPU backend. Null, or what went wrong.
 LAB_API const char * lab_team_barrier(int32_t n_threads, int32_t n_rounds);
 
-// Bytes a second that threads together read from memory.
-LAB_API double lab_read_rate(const void * data, int64_t bytes, int32_t n_threads);
+// Bytes a second that threads together read from memory, each line by line from n_streams parts in turns.
+LAB_API double lab_read_rate(const void * data, int64_t bytes, int32_t n_threads, int32_t n_streams);
 
 #ifdef __cplusplus
 }

@@ -162,22 +162,25 @@ int64_t lab_row_size(int32_t type, int64_t n) {
 
 const char * lab_type_name(int32_t type) { return is_type(type) ? ggml_type_name((ggml_type) type) : nullptr; }
 
-double lab_read_rate(const void * data, int64_t bytes, int32_t n_threads) {
+double lab_read_rate(const void * data, int64_t bytes, int32_t n_threads, int32_t n_streams) {
+    constexpr int64_t        line = 8;
     std::vector<std::thread> threads;
-    std::vector<uint64_t>    sums(n_threads * 8);
-    const int64_t            words = bytes / (int64_t) sizeof(uint64_t) / n_threads / 16 * 16;
+    std::vector<uint64_t>    sums(n_threads * line);
+    const int64_t            words = bytes / (int64_t) sizeof(uint64_t) / n_threads / n_streams / line * line; // of one
     const auto               start = std::chrono::steady_clock::now();
     for (int32_t i = 0; i < n_threads; ++i) {
         threads.emplace_back([=, &sums] {
-            const uint64_t * word    = (const uint64_t *) data + i * words;
-            uint64_t         sum[16] = {};
-            for (int64_t w = 0; w < words; w += 16) {
-                for (int l = 0; l < 16; ++l) {
-                    sum[l] += word[w + l];
+            const uint64_t * first     = (const uint64_t *) data + i * words * n_streams;
+            uint64_t         sum[line] = {};
+            for (int64_t w = 0; w < words; w += line) {
+                for (int32_t stream = 0; stream < n_streams; ++stream) {
+                    for (int64_t l = 0; l < line; ++l) {
+                        sum[l] += first[stream * words + w + l];
+                    }
                 }
             }
             for (uint64_t s : sum) {
-                sums[i * 8] += s;
+                sums[i * line] += s;
             }
         });
     }
@@ -187,5 +190,5 @@ double lab_read_rate(const void * data, int64_t bytes, int32_t n_threads) {
     const double      seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     volatile uint64_t keep    = sums[0]; // the sums are used, so they are computed
     (void) keep;
-    return words * n_threads * sizeof(uint64_t) / seconds;
+    return words * n_streams * n_threads * sizeof(uint64_t) / seconds;
 }

@@ -103,7 +103,7 @@ const char *lab_quantize(int32_t type, const float *from, void *to, int64_t n_ro
 const char *lab_dequantize(int32_t type, const void *from, float *to, int64_t n_rows, int64_t n);
 int64_t lab_row_size(int32_t type, int64_t n);
 const char *lab_type_name(int32_t type);
-double lab_read_rate(const void *data, int64_t bytes, int32_t n_threads);
+double lab_read_rate(const void *data, int64_t bytes, int32_t n_threads, int32_t n_streams);
 """
 
 
@@ -235,9 +235,14 @@ def product_in(
     return out, _ffi.string(c.layout).decode()
 
 
-def read_rate(array: npt.NDArray[Any], threads: int) -> float:
-    """Bytes a second that `threads` threads together read."""
-    return float(_lib.lab_read_rate(_pointer(array, "void *"), array.nbytes, threads))
+def read_rate(threads: int, streams: int, tries: int) -> float:
+    """Bytes a second that memory gives `threads` threads, each of which reads from `streams` places in turns.
+
+    The best of so many tries over 512 MB.
+    """
+    memory = np.ones(512 << 20, np.uint8)
+    at = _pointer(memory, "void *")
+    return max(_lib.lab_read_rate(at, memory.nbytes, threads, streams) for _ in range(tries))
 
 
 def _run_struct(run: Run) -> tuple[Any, npt.NDArray[np.float64]]:
