@@ -21,6 +21,12 @@ def pytest_configure() -> None:
     lab_device.from_environment()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "patched_library" in getattr(item, "fixturenames", ()):
+            item.add_marker("laboratory")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _away_from_the_checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Child processes import the package that the tests import: Python would prefer the current folder's."""

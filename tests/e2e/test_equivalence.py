@@ -51,7 +51,9 @@ def job(make_model: MakeModel) -> contiguous.Job:
     return contiguous.Job(str(path), tokens, CHUNKS, N_GREEDY, type_k=F32, type_v=F32)
 
 
-@pytest.mark.parametrize("build", ["patched_library", "stock_library"])
+@pytest.mark.parametrize(
+    "build", [pytest.param("patched_library", marks=pytest.mark.laboratory), "stock_library"]
+)
 def test_f32_equals_stock_to_rounding(
     build: str, job: contiguous.Job, request: pytest.FixtureRequest
 ) -> None:

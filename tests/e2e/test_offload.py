@@ -11,6 +11,8 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 
+pytestmark = pytest.mark.laboratory  # its device
+
 
 @pytest.mark.parametrize("what", ["1", "2", "auto"])
 def test_offload(tiny_model_f32: Path, what: str) -> None:

@@ -11,6 +11,8 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 
+pytestmark = pytest.mark.laboratory  # its device
+
 
 @pytest.mark.parametrize(("n_gpu_layers", "layers_there"), [(0, 0), (1, 0), (2, 1), (3, 2), (-1, 2)])
 def test_blocks_on_both_sides(tiny_model_f32: Path, n_gpu_layers: int, layers_there: int) -> None:
