@@ -23,8 +23,11 @@ def pytest_configure() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if "patched_library" in getattr(item, "fixturenames", ()):
+        fixtures = getattr(item, "fixturenames", ())
+        if "patched_library" in fixtures:
             item.add_marker("laboratory")
+        if "packed_model" in fixtures:
+            item.add_marker("packing")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -44,6 +44,7 @@ def expected(path: Path) -> bytes:
         return logits(context)
 
 
+@pytest.mark.packing
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0", "Q2_K", "Q4_K_M", "Q6_K", "IQ4_NL"])
 def test_the_same_weights_as_by_the_load(tiny_model_f32: Path, tmp_path: Path, kind: str) -> None:
     path = tmp_path / "model.gguf"
