@@ -242,7 +242,7 @@ def read_rate(threads: int, streams: int, tries: int) -> float:
     """
     memory = np.ones(512 << 20, np.uint8)
     at = _pointer(memory, "void *")
-    return max(_lib.lab_read_rate(at, memory.nbytes, threads, streams) for _ in range(tries))
+    return max(float(_lib.lab_read_rate(at, memory.nbytes, threads, streams)) for _ in range(tries))
 
 
 def _run_struct(run: Run) -> tuple[Any, npt.NDArray[np.float64]]:
