@@ -223,8 +223,10 @@ def main() -> None:
     options = parser.parse_args()
 
     one, three = (lab.read_rate(options.threads, streams, 3) for streams in (1, 3))
-    print(f"memory read rate, {options.threads} threads: {one / 1e9:.1f} GB/s", end=" in one stream each, ")
-    print(f"{three / 1e9:.1f} in three")
+    print(
+        f"memory read rate, {options.threads} threads: {one / 1e9:.1f} GB/s in one stream each, "
+        f"{three / 1e9:.1f} in three"
+    )
     other = "separate" if options.shared_prefix else "stock"
     print(f"| type | shape | batch | context | {other} µs | ours µs | ratio | ours GB/s |")
     print("|---|---|---|---|---|---|---|---|")

@@ -71,7 +71,7 @@ inline const char * kv_row(const ggml_tensor * t, int64_t head, int64_t slot) {
 }
 
 // Reads ahead, some bytes at each step of the arithmetic, in several streams of rising addresses: a core with three
-// gets a tenth more from memory than with one, as each is a page of its own to the processor's own reading ahead.
+// gets a tenth more from memory than with one, for the processor's own prefetcher works page by page.
 struct read_ahead {
     static constexpr int streams = 3;
 

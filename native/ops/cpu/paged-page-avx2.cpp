@@ -323,10 +323,10 @@ void score_group(const kv_rows & k, const query_rows & q, int64_t rows, int64_t 
 template <class C>
 void add_group(const kv_rows & v, const float * w, int64_t w_stride, int64_t rows, int64_t d, float * sum,
                read_ahead & ahead) {
-    in_groups<2>(v, rows,
-                 [&](const kv_rows & head, int64_t r, auto n) { // 8 sums at a time: 16 would not stay in registers
-                     add_rows<C, n>(head, w + r * w_stride, w_stride, d, sum + r * d, ahead);
-                 });
+    // 8 sums at a time: 16 would not stay in registers
+    in_groups<2>(v, rows, [&](const kv_rows & head, int64_t r, auto n) {
+        add_rows<C, n>(head, w + r * w_stride, w_stride, d, sum + r * d, ahead);
+    });
 }
 
 int64_t score_steps(int64_t rows, int64_t d) { return d / group * 4 * ((rows + 3) / 4); }
