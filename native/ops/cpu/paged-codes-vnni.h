@@ -31,6 +31,15 @@ template <class T> PAGED_INLINE T opaque(T x) {
     return x;
 }
 
+// The same, not even that it is what it was in the turn before: addresses in a loop are then distances from it, where
+// the compiler would have made each of them before the loop and kept them on the stack.
+template <class T> PAGED_INLINE T renewed(T x) {
+#    if defined(__GNUC__)
+    __asm__ volatile("" : "+r"(x));
+#    endif
+    return x;
+}
+
 // Rows of a group, as one register and one of a few multiples of the stride: left alone, the compiler keeps an address
 // for each of them, and those on the stack.
 struct row_strides {
@@ -88,19 +97,19 @@ PAGED_INLINE void transpose_quarters(const __m512i * x, __m512i * out) {
     out[3] = _mm512_unpackhi_epi64(b, d);
 }
 
-// Interleaves 16 bytes of each of 4 tokens, which lie `bytes` apart: byte 4*i + t of the result is byte from + i of
-// token t. With VBMI in one permute, else dwords across the vector and then bytes within its quarters.
-template <int bytes, int from> constexpr byte_table make_interleave() {
+// Interleaves 16 bytes of each of 4 tokens: byte 4*i + t of the result is byte i of token t. With VBMI in one permute,
+// else dwords across the vector and then bytes within its quarters.
+constexpr byte_table make_interleave() {
     byte_table made = {};
     for (int i = 0; i < 64; ++i) {
-        made.x[i] = (uint8_t) (i % 4 * bytes + from + i / 4);
+        made.x[i] = (uint8_t) (i % 4 * 16 + i / 4);
     }
     return made;
 }
-template <int bytes, int from> constexpr dword_table make_dword_interleave() {
+constexpr dword_table make_dword_interleave() {
     dword_table made = {};
     for (int i = 0; i < 16; ++i) {
-        made.x[i] = (uint32_t) (i % 4 * bytes + from) / 4 + i / 4;
+        made.x[i] = (uint32_t) (i % 4 * 4 + i / 4);
     }
     return made;
 }
@@ -115,20 +124,32 @@ constexpr byte_table byte_transpose = make_byte_transpose();
 
 PAGED_INLINE __m512i interleaved_16(__m512i x) { // 4 rows of 16 bytes
 #    if defined(__AVX512VBMI__)
-    static constexpr byte_table order = make_interleave<16, 0>();
+    static constexpr byte_table order = make_interleave();
     return _mm512_permutexvar_epi8(vector_of(order), x);
 #    else
-    static constexpr dword_table order = make_dword_interleave<16, 0>();
+    static constexpr dword_table order = make_dword_interleave();
     return _mm512_shuffle_epi8(_mm512_permutexvar_epi32(vector_of(order), x), vector_of(byte_transpose));
 #    endif
 }
-template <int from> PAGED_INLINE __m512i interleaved_32(__m512i a, __m512i b) { // 4 rows of 32 bytes, from `from` on
-#    if defined(__AVX512VBMI__)
-    static constexpr byte_table order = make_interleave<32, from>();
-    return _mm512_permutex2var_epi8(a, vector_of(order), b);
+
+// ---- products ----
+
+// sum + x * y, with one dword of y for all lanes: four products of unsigned and signed bytes, or two of words. GCC
+// would spend an instruction on the broadcast.
+PAGED_INLINE __m512i add_bytes(__m512i sum, __m512i x, const int32_t * y) {
+#    if defined(__GNUC__)
+    __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(x), "m"(*y));
+    return sum;
 #    else
-    static constexpr dword_table order = make_dword_interleave<32, from>();
-    return _mm512_shuffle_epi8(_mm512_permutex2var_epi32(a, vector_of(order), b), vector_of(byte_transpose));
+    return _mm512_dpbusd_epi32(sum, x, _mm512_set1_epi32(*y));
+#    endif
+}
+PAGED_INLINE __m512i add_words(__m512i sum, __m512i x, const int32_t * y) {
+#    if defined(__GNUC__)
+    __asm__("vpdpwssd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(x), "m"(*y));
+    return sum;
+#    else
+    return _mm512_dpwssd_epi32(sum, x, _mm512_set1_epi32(*y));
 #    endif
 }
 
@@ -136,11 +157,11 @@ template <int from> PAGED_INLINE __m512i interleaved_32(__m512i a, __m512i b) { 
 
 // Each has: the bytes of a group; whether an offset follows the scale; whether scales may be negative; what is taken
 // off its key and its value codes; keys() of 16 tokens, w[k] having bytes 4k.. of each in a lane; values() of 4
-// tokens, interleaved. Key codes are unsigned; value codes are signed, and unsigned too where they are below 128.
+// tokens, bytes interleaved, or of 2, words interleaved within each quarter. Codes are unsigned; as words, signed.
 
 struct q8_0_codes {
     static constexpr int  bytes = 34, key_offset = 128, value_offset = 0;
-    static constexpr bool has_min = false, signed_scale = false, wide_values = true;
+    static constexpr bool has_min = false, value_words = true;
 
     static PAGED_INLINE void keys(const char * p, const row_strides & at, __m512i * w) {
         const __m512i    flip = _mm512_set1_epi8((char) 0x80);
@@ -159,11 +180,11 @@ struct q8_0_codes {
             w[4 + k] = _mm512_shuffle_i32x4(u[k], u[4 + k], 0xdd);
         }
     }
-    static PAGED_INLINE void values(const char * p, const row_strides & at, __m512i * x) {
-        const rows_of_4 row(p + 2, at);
-        const __m512i   a = load_2x32(row[0], row[1]), b = load_2x32(row[2], row[3]);
-        x[0] = interleaved_32<0>(a, b);
-        x[1] = interleaved_32<16>(a, b);
+    static PAGED_INLINE void values(const char * p, const char * q, __m512i * x) {
+        const __m512i a = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *) (p + 2)));
+        const __m512i b = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *) (q + 2)));
+        x[0]            = _mm512_unpacklo_epi16(a, b);
+        x[1]            = _mm512_unpackhi_epi16(a, b);
     }
 };
 
@@ -235,34 +256,35 @@ template <int first_code> struct fifths {
 
 struct q4_0_codes : nibbles<2> {
     static constexpr int  bytes = 18, key_offset = 8, value_offset = 8;
-    static constexpr bool has_min = false, signed_scale = true, wide_values = false;
+    static constexpr bool has_min = false, value_words = false;
 };
 struct q4_1_codes : nibbles<4> {
     static constexpr int  bytes = 20, key_offset = 0, value_offset = 0;
-    static constexpr bool has_min = true, signed_scale = false, wide_values = false;
+    static constexpr bool has_min = true, value_words = false;
 };
 struct q5_0_codes : fifths<6> {
     static constexpr int  bytes = 22, key_offset = 16, value_offset = 16;
-    static constexpr bool has_min = false, signed_scale = true, wide_values = false;
+    static constexpr bool has_min = false, value_words = false;
 };
 struct q5_1_codes : fifths<8> {
     static constexpr int  bytes = 24, key_offset = 0, value_offset = 0;
-    static constexpr bool has_min = true, signed_scale = false, wide_values = false;
+    static constexpr bool has_min = true, value_words = false;
 };
 struct iq4_nl_codes {
-    static constexpr int  bytes = 18, key_offset = 128, value_offset = 0;
-    static constexpr bool has_min = false, signed_scale = true, wide_values = true;
+    static constexpr int  bytes = 18, key_offset = 128, value_offset = 128;
+    static constexpr bool has_min = false, value_words = false;
 
-    static PAGED_INLINE __m512i numbers(__m512i x) { // what upstream's kvalues_iq4nl gives for a code
-        return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_setr_epi8(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13,
-                                                                        25, 38, 53, 69, 89, 113)),
+    static PAGED_INLINE __m512i numbers(__m512i x) { // what upstream's kvalues_iq4nl gives for a code, plus 128
+        const __m128i signed_numbers =
+            _mm_setr_epi8(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113);
+        return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_xor_si128(signed_numbers, _mm_set1_epi8((char) 0x80))),
                                    x);
     }
     static PAGED_INLINE void keys(const char * p, const row_strides & at, __m512i * w) {
         nibbles<2>::keys(p, at, w);
         PAGED_UNROLL
         for (int k = 0; k < 8; ++k) {
-            w[k] = _mm512_xor_si512(numbers(w[k]), _mm512_set1_epi8((char) 0x80));
+            w[k] = numbers(w[k]);
         }
     }
     static PAGED_INLINE void values(const char * p, const row_strides & at, __m512i * x) {
@@ -306,14 +328,14 @@ template <int bytes, int word> struct scale_picker {
     }
     static constexpr tables picks = make_picks();
 
-    // 8 of the rows
-    static PAGED_INLINE __m512i of_8(const rows_of_16 & row, int from, __mmask16 others) {
+    // 8 of the rows; `other` lies `rest` behind `row`
+    static PAGED_INLINE __m512i of_8(const rows_of_16 & row, const rows_of_16 & other, int from, __mmask16 others) {
         __m512i r = _mm512_setzero_si512();
         PAGED_UNROLL
         for (int t = 0; t < 8; ++t) {
             __m512i x = _mm512_loadu_si512(row[from + t]);
             if constexpr (!in_one_load) {
-                x = _mm512_mask_loadu_epi32(x, others, row[from + t] + rest);
+                x = _mm512_mask_loadu_epi32(x, others, other[from + t]);
             }
             r = _mm512_or_si512(r, _mm512_shuffle_epi8(x, _mm512_load_si512(picks.of[t])));
         }
@@ -323,9 +345,11 @@ template <int bytes, int word> struct scale_picker {
         for (int j = 0; j < n_groups; j += 4) { // nothing behind the last group is read, but for what a load may reach
             const __mmask16 others =
                 (j + 2 < n_groups ? 1 << byte(2) / 4 : 0) | (j + 3 < n_groups ? 1 << byte(3) / 4 : 0);
-            const rows_of_16 low(p + j * bytes, at), high(p + j * bytes + 16 * at.one, at);
-            const __m512i    a = of_8(low, 0, others), b = of_8(low, 8, others);
-            const __m512i    c = of_8(high, 0, others), d = of_8(high, 8, others);
+            const char *     q = p + j * bytes;
+            const rows_of_16 low(q, at), low_rest(q + rest, at);
+            const rows_of_16 high(q + 16 * at.one, at), high_rest(q + 16 * at.one + rest, at);
+            const __m512i    a = of_8(low, low_rest, 0, others), b = of_8(low, low_rest, 8, others);
+            const __m512i    c = of_8(high, high_rest, 0, others), d = of_8(high, high_rest, 8, others);
             const __m512i    ab = _mm512_shuffle_i64x2(a, b, 0x44), cd = _mm512_shuffle_i64x2(c, d, 0x44);
             const __m512i    ef = _mm512_shuffle_i64x2(a, b, 0xee), gh = _mm512_shuffle_i64x2(c, d, 0xee);
             const __m512i    of[4] = {_mm512_shuffle_i64x2(ab, cd, 0x88), _mm512_shuffle_i64x2(ab, cd, 0xdd),

@@ -22,43 +22,71 @@ using namespace vnni;
 
 // ---- keys ----
 
+// What the sums of products begin with: what the offset of the codes adds is taken off.
+template <int offset> PAGED_INLINE void make_begins(const int32_t * sum, int n, int32_t * out) {
+    for (int i = 0; i < n; i += 16) {
+        const __m512i x = _mm512_maskz_loadu_epi32((__mmask16) ((1u << std::min(16, n - i)) - 1), sum + i);
+        _mm512_store_si512(out + i, _mm512_mullo_epi32(x, _mm512_set1_epi32(-offset)));
+    }
+}
+
+// Adds to the scores of 16 tokens what a group of their keys gives. `q` and `begin` are the group's of the first row,
+// the next row's are n_groups behind.
 template <class C, int rows>
+PAGED_INLINE void add_scores(const __m512i * keys, __m512 scale, __m512 least, const query_rows & q,
+                             const int32_t * begin, int n_groups, __m512 * score) {
+    PAGED_UNROLL
+    for (int r = 0; r < rows; ++r) {
+        const int32_t * codes = (const int32_t *) (q.codes + r * n_groups * group);
+        const __m512    dq    = _mm512_set1_ps(q.scale[r * n_groups]);
+        __m512i         dot = _mm512_setzero_si512(), more = dot;
+        if constexpr (C::key_offset != 0) {
+            dot = _mm512_set1_epi32(begin[r * n_groups]);
+        }
+        PAGED_UNROLL
+        for (int i = 0; i < 4; ++i) { // two chains: each product waits for the one before
+            dot  = add_bytes(dot, keys[i], codes + i);
+            more = add_bytes(more, keys[4 + i], codes + 4 + i);
+        }
+        dot      = _mm512_add_epi32(dot, more);
+        score[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_mul_ps(scale, dq), score[r]);
+        if constexpr (C::has_min) {
+            const __m512 sum = _mm512_set1_ps((float) q.sum[r * n_groups]);
+            score[r]         = _mm512_fmadd_ps(least, _mm512_mul_ps(dq, sum), score[r]);
+        }
+    }
+}
+
+// `fixed`: the number of groups, or 0 for any. Where it is known, addresses take no instructions.
+template <class C, int rows, int fixed>
 PAGED_INLINE void score_rows(const kv_rows & k, const query_rows & q, int64_t d, float * s, read_ahead & ahead) {
-    const int          n_groups = (int) (d / group);
+    const int          n_groups = fixed ? fixed : (int) (d / group);
     const row_strides  at(k.stride);
     alignas(64) halves scale, least;
     scale_picker<C::bytes, 0>::all(k.first, at, n_groups, scale);
     if constexpr (C::has_min) {
         scale_picker<C::bytes, 1>::all(k.first, at, n_groups, least);
     }
+    alignas(64) int32_t begin[(rows * most_groups + 15) / 16 * 16];
+    if constexpr (C::key_offset != 0) {
+        make_begins<C::key_offset>(q.sum, rows * n_groups, begin);
+    }
     for (int half = 0; half < tile_tokens; half += 16) {
-        __m512 score[rows];
+        const query_rows all = {nullptr, renewed(q.codes), renewed(q.scale), renewed(q.sum)};
+        __m512           score[rows];
         PAGED_UNROLL
         for (int r = 0; r < rows; ++r) {
             score[r] = _mm512_setzero_ps();
         }
+#    pragma GCC unroll 4
         for (int j = 0; j < n_groups; ++j) {
-            __m512i w[8];
-            C::keys(k.first + half * k.stride + j * C::bytes, at, w);
+            __m512i keys[8];
+            C::keys(k.first + half * k.stride + j * C::bytes, at, keys);
             ahead.step();
             const __m512 dk = floats_of(scale[j] + half);
-            PAGED_UNROLL
-            for (int r = 0; r < rows; ++r) {
-                const int32_t * codes = (const int32_t *) (q.codes + r * d + j * group);
-                const int32_t   sum   = q.sum[r * n_groups + j];
-                const float     dq    = q.scale[r * n_groups + j];
-                __m512i         dot = _mm512_set1_epi32(-C::key_offset * sum), more = _mm512_setzero_si512();
-                PAGED_UNROLL
-                for (int i = 0; i < 4; ++i) { // two chains: each product waits for the one before
-                    dot  = _mm512_dpbusd_epi32(dot, w[i], _mm512_set1_epi32(codes[i]));
-                    more = _mm512_dpbusd_epi32(more, w[4 + i], _mm512_set1_epi32(codes[4 + i]));
-                }
-                dot      = _mm512_add_epi32(dot, more);
-                score[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_mul_ps(dk, _mm512_set1_ps(dq)), score[r]);
-                if constexpr (C::has_min) {
-                    score[r] = _mm512_fmadd_ps(floats_of(least[j] + half), _mm512_set1_ps(dq * (float) sum), score[r]);
-                }
-            }
+            const __m512 mk = C::has_min ? floats_of(least[j] + half) : dk;
+            add_scores<C, rows>(keys, dk, mk, {nullptr, all.codes + j * group, all.scale + j, all.sum + j}, begin + j,
+                                n_groups, score);
         }
         PAGED_UNROLL
         for (int r = 0; r < rows; ++r) {
@@ -67,21 +95,26 @@ PAGED_INLINE void score_rows(const kv_rows & k, const query_rows & q, int64_t d,
     }
 }
 
-// ---- values ----
+// ---- weights ----
 
-// The weights of a tile times its scales, as integers: for each group and row, 32 low bytes and 32 high ones.
+// The weights of a tile times its scales, as integers of 16 bits: for each group and row, 16 pairs of words in the
+// order of pair_at(), or 32 low bytes and 32 high ones, all signed.
 template <int rows> struct integer_weights {
-    alignas(64) int32_t bytes[most_groups][rows][16];
-    float unit[most_groups][rows];  // what 1 stands for
-    float least[most_groups][rows]; // sum of weights times minima
-    // what the sums of low bytes begin with, or of high ones: what the offset of the codes adds is taken off
+    alignas(64) int32_t x[most_groups][rows][16];
+    alignas(16) float unit[rows][most_groups + 1]; // what 1 stands for
+    float least[most_groups][rows];                // sum of weights times minima
+    // what sums of products with low bytes begin with: what the offset of the codes adds is taken off
     alignas(32) int32_t begin[(most_groups * rows + 7) / 8 * 8];
 };
 
+constexpr int pair_at(int pair) { return pair / 2 % 4 * 4 + pair / 8 * 2 + pair % 2; } // as packs leaves them
+
 // The words of 32 tokens, 4 of each half in a quarter as packs leaves them, to low bytes in order and then high ones.
 PAGED_INLINE __m512i split_bytes(__m512i words) {
+    const __m512i next   = _mm512_add_epi16(words, _mm512_set1_epi16(128)); // low bytes are signed: these are rounded
+    const __m512i bytes  = _mm512_mask_blend_epi8(0xaaaaaaaaaaaaaaaa, words, next);
     const __m512i dwords = _mm512_shuffle_epi8(
-        words, _mm512_broadcast_i32x4(_mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15)));
+        bytes, _mm512_broadcast_i32x4(_mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15)));
     return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), dwords);
 }
 
@@ -103,24 +136,33 @@ PAGED_INLINE __m256i sums_of_8(const __m512i * x) {
     return _mm256_inserti128_si256(_mm512_castsi512_si256(d), _mm512_extracti32x4_epi32(d, 2), 1);
 }
 
-// The largest |scale| of a tile; infinity or NaN where there is one, which then reaches the result.
-PAGED_INLINE float largest_scale(const uint16_t * scale) {
-    const __m512i magnitude = _mm512_and_si512(_mm512_load_si512(scale), _mm512_set1_epi16(0x7fff));
-    const __m256i a = _mm256_max_epu16(_mm512_castsi512_si256(magnitude), _mm512_extracti64x4_epi64(magnitude, 1));
+// The largest |scale| of each of four groups; infinity or NaN where there is one, which then reaches the result.
+PAGED_INLINE __m128 largest_scales(const uint16_t (*scale)[tile_tokens]) {
+    const __m512i magnitude = _mm512_set1_epi16(0x7fff);
+    __m512i       x[4], y[2];
+    PAGED_UNROLL
+    for (int i = 0; i < 4; ++i) {
+        x[i] = _mm512_and_si512(_mm512_load_si512(scale[i]), magnitude);
+    }
+    PAGED_UNROLL
+    for (int i = 0; i < 2; ++i) { // words of two groups in turns
+        y[i] = _mm512_max_epu16(_mm512_unpacklo_epi16(x[2 * i], x[2 * i + 1]),
+                                _mm512_unpackhi_epi16(x[2 * i], x[2 * i + 1]));
+    }
+    const __m512i z = _mm512_max_epu16(_mm512_unpacklo_epi32(y[0], y[1]), _mm512_unpackhi_epi32(y[0], y[1]));
+    const __m256i a = _mm256_max_epu16(_mm512_castsi512_si256(z), _mm512_extracti64x4_epi64(z, 1));
     const __m128i b = _mm_max_epu16(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
-    // the least of the complements is the one horizontal minimum there is
-    const __m128i c = _mm_minpos_epu16(_mm_xor_si128(b, _mm_set1_epi16(-1)));
-    return _cvtsh_ss((uint16_t) ~_mm_extract_epi16(c, 0));
+    return _mm_cvtph_ps(_mm_max_epu16(b, _mm_unpackhi_epi64(b, b)));
 }
 
 template <class C, int rows>
 PAGED_INLINE void make_weights(const halves & scale, const halves & least, int n_groups, const float * w,
                                int64_t w_stride, integer_weights<rows> & out) {
-    constexpr float     most = C::signed_scale ? 32767.0f : 65535.0f;
+    constexpr float     most = C::value_words ? 32767.0f : 32639.0f; // with both bytes 127
     constexpr float     tiny = 1e-30f;
     __m512              first[rows], second[rows];
     float               top[rows];
-    alignas(64) __m512i totals[C::signed_scale ? (most_groups * rows + 7) / 8 * 8 : 1];
+    alignas(64) __m512i totals[C::value_offset ? (most_groups * rows + 7) / 8 * 8 : 1];
     PAGED_UNROLL
     for (int r = 0; r < rows; ++r) {
         const __m512 a = _mm512_loadu_ps(w + r * w_stride), b = _mm512_loadu_ps(w + r * w_stride + 16);
@@ -129,37 +171,129 @@ PAGED_INLINE void make_weights(const halves & scale, const halves & least, int n
         first[r]         = _mm512_mul_ps(a, all);
         second[r]        = _mm512_mul_ps(b, all);
     }
-    for (int j = 0; j < n_groups; ++j) {
-        const float  largest = largest_scale(scale[j]);
-        const __m512 inverse = _mm512_set1_ps(1.0f / (largest == 0.0f ? 1.0f : largest));
-        const __m512 d0      = _mm512_mul_ps(floats_of(scale[j]), inverse);
-        const __m512 d1      = _mm512_mul_ps(floats_of(scale[j] + 16), inverse);
+    for (int begin = 0; begin < n_groups; begin += 4) {
+        const __m128      largest = largest_scales(scale + begin);
+        const __mmask8    none    = _mm_cmp_ps_mask(largest, _mm_setzero_ps(), _CMP_EQ_OQ);
+        const __m128      one     = _mm_set1_ps(1.0f);
+        alignas(16) float inverse[4];
+        _mm_store_ps(inverse, _mm_div_ps(one, _mm_mask_mov_ps(largest, none, one)));
         PAGED_UNROLL
         for (int r = 0; r < rows; ++r) {
-            const __m512i a     = _mm512_cvtps_epi32(_mm512_mul_ps(d0, first[r]));
-            const __m512i b     = _mm512_cvtps_epi32(_mm512_mul_ps(d1, second[r]));
-            const __m512i words = C::signed_scale ? _mm512_packs_epi32(a, b) : _mm512_packus_epi32(a, b);
-            _mm512_store_si512(out.bytes[j][r], split_bytes(words));
-            out.unit[j][r] = largest * (top[r] * (1.0f / most));
-            if constexpr (C::signed_scale && !C::wide_values) {
-                totals[j * rows + r] = _mm512_add_epi32(a, b);
-            } else if constexpr (C::signed_scale) { // only the high bytes meet codes with an offset
-                totals[j * rows + r] = _mm512_add_epi32(_mm512_srai_epi32(a, 8), _mm512_srai_epi32(b, 8));
-            }
-            if constexpr (C::has_min) {
-                const __m512 m =
-                    _mm512_fmadd_ps(floats_of(least[j] + 16), second[r], _mm512_mul_ps(floats_of(least[j]), first[r]));
-                out.least[j][r] = sum(m) * (top[r] * (1.0f / most));
+            _mm_storeu_ps(out.unit[r] + begin, _mm_mul_ps(largest, _mm_set1_ps(top[r] * (1.0f / most))));
+        }
+        for (int j = begin; j < std::min(begin + 4, n_groups); ++j) {
+            const __m512 d0 = _mm512_mul_ps(floats_of(scale[j]), _mm512_set1_ps(inverse[j - begin]));
+            const __m512 d1 = _mm512_mul_ps(floats_of(scale[j] + 16), _mm512_set1_ps(inverse[j - begin]));
+            PAGED_UNROLL
+            for (int r = 0; r < rows; ++r) {
+                const __m512i a     = _mm512_cvtps_epi32(_mm512_mul_ps(d0, first[r]));
+                const __m512i b     = _mm512_cvtps_epi32(_mm512_mul_ps(d1, second[r]));
+                const __m512i words = _mm512_packs_epi32(a, b);
+                _mm512_store_si512(out.x[j][r], C::value_words ? words : split_bytes(words));
+                if constexpr (C::value_offset != 0) {
+                    totals[j * rows + r] = _mm512_add_epi32(a, b);
+                }
+                if constexpr (C::has_min) {
+                    const __m512 m = _mm512_mul_ps(floats_of(least[j]), first[r]);
+                    out.least[j][r] =
+                        sum(_mm512_fmadd_ps(floats_of(least[j] + 16), second[r], m)) * (top[r] * (1.0f / most));
+                }
             }
         }
     }
-    if constexpr (C::signed_scale) {
-        constexpr int offset = C::wide_values ? 128 : C::value_offset;
-        const int     n      = n_groups * rows;
+    if constexpr (C::value_offset != 0) {
+        const int n = n_groups * rows;
         std::fill(totals + n, totals + (n + 7) / 8 * 8, _mm512_setzero_si512());
         for (int i = 0; i < n; i += 8) {
-            const __m256i begin = _mm256_mullo_epi32(sums_of_8(totals + i), _mm256_set1_epi32(-offset));
-            _mm256_store_si256((__m256i *) (out.begin + i), begin);
+            const __m256i offset = _mm256_set1_epi32(-C::value_offset);
+            _mm256_store_si256((__m256i *) (out.begin + i), _mm256_mullo_epi32(sums_of_8(totals + i), offset));
+        }
+    }
+}
+
+// ---- values ----
+
+// Sums of products over a tile, of 32 elements of each row.
+template <int rows> using sums_of_rows = __m512i[rows][2];
+
+// Pairs of tokens times words.
+template <class C, int rows>
+PAGED_INLINE void add_pairs(const char * p, const row_strides & at, const int32_t (*w)[16], read_ahead & ahead,
+                            sums_of_rows<rows> & out) {
+    constexpr int chains = rows <= 2 ? 2 : 1; // each product waits for the one before
+    __m512i       sum[chains][rows][2];
+    PAGED_UNROLL
+    for (int i = 0; i < chains * rows * 2; ++i) {
+        sum[i / (rows * 2)][i / 2 % rows][i % 2] = _mm512_setzero_si512();
+    }
+    PAGED_UNROLL
+    for (int t = 0; t < tile_tokens; t += 4) {
+        if (t % 16 == 0) {
+            ahead.step();
+        }
+        const rows_of_4 row(p, at);
+        p = row.first + 4 * at.one;
+        PAGED_UNROLL
+        for (int u = 0; u < 4; u += 2) {
+            __m512i x[2];
+            C::values(row[u], row[u + 1], x);
+            PAGED_UNROLL
+            for (int r = 0; r < rows; ++r) {
+                PAGED_UNROLL
+                for (int i = 0; i < 2; ++i) {
+                    __m512i & to = sum[u / 2 % chains][r][i];
+                    to           = add_words(to, x[i], w[r] + pair_at((t + u) / 2));
+                }
+            }
+        }
+    }
+    // a quarter has 4 elements of the first half of 8 in one sum, and 4 of the other in the other
+    const __m512i first  = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
+    const __m512i second = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+    PAGED_UNROLL
+    for (int r = 0; r < rows; ++r) {
+        __m512i * a = sum[0][r];
+        if constexpr (chains == 2) {
+            a[0] = _mm512_add_epi32(a[0], sum[1][r][0]);
+            a[1] = _mm512_add_epi32(a[1], sum[1][r][1]);
+        }
+        out[r][0] = _mm512_permutex2var_epi64(a[0], first, a[1]);
+        out[r][1] = _mm512_permutex2var_epi64(a[0], second, a[1]);
+    }
+}
+
+// Four tokens at a time times low bytes and high bytes.
+template <class C, int rows>
+PAGED_INLINE void add_fours(const char * p, const row_strides & at, const int32_t (*w)[16], const int32_t * begin,
+                            read_ahead & ahead, sums_of_rows<rows> & out) {
+    sums_of_rows<rows> high;
+    PAGED_UNROLL
+    for (int r = 0; r < rows; ++r) {
+        out[r][0] = out[r][1] = C::value_offset ? _mm512_set1_epi32(begin[r]) : _mm512_setzero_si512();
+        high[r][0] = high[r][1] = _mm512_setzero_si512();
+    }
+    PAGED_UNROLL
+    for (int c = 0; c < tile_tokens / 4; ++c) {
+        if (c % 4 == 0) {
+            ahead.step();
+        }
+        __m512i x[2];
+        C::values(p, at, x);
+        p = opaque(p + 4 * at.one);
+        PAGED_UNROLL
+        for (int r = 0; r < rows; ++r) {
+            PAGED_UNROLL
+            for (int i = 0; i < 2; ++i) {
+                out[r][i]  = add_bytes(out[r][i], x[i], w[r] + c);
+                high[r][i] = add_bytes(high[r][i], x[i], w[r] + 8 + c);
+            }
+        }
+    }
+    PAGED_UNROLL
+    for (int r = 0; r < rows; ++r) {
+        PAGED_UNROLL
+        for (int i = 0; i < 2; ++i) {
+            out[r][i] = _mm512_add_epi32(out[r][i], _mm512_slli_epi32(high[r][i], 8));
         }
     }
 }
@@ -177,50 +311,23 @@ PAGED_INLINE void add_rows(const kv_rows & v, const float * w, int64_t w_stride,
     integer_weights<rows> weights; // all of them first: no product waits for its weight
     make_weights<C, rows>(scale, least, n_groups, w, w_stride, weights);
     for (int j = 0; j < n_groups; ++j) {
-        __m512i low[rows][2], high[rows][2];
-        PAGED_UNROLL
-        for (int r = 0; r < rows; ++r) {
-            const __m512i begin =
-                C::signed_scale ? _mm512_set1_epi32(weights.begin[j * rows + r]) : _mm512_setzero_si512();
-            low[r][0] = low[r][1] = C::wide_values ? _mm512_setzero_si512() : begin;
-            high[r][0] = high[r][1] = C::wide_values ? begin : _mm512_setzero_si512();
-        }
-        PAGED_UNROLL
-        for (int c = 0; c < 8; ++c) {
-            if (c % 4 == 0) {
-                ahead.step();
-            }
-            __m512i x[2];
-            C::values(v.first + 4 * c * v.stride + j * C::bytes, at, x);
-            PAGED_UNROLL
-            for (int r = 0; r < rows; ++r) {
-                const __m512i wl = _mm512_set1_epi32(weights.bytes[j][r][c]);
-                const __m512i wh = _mm512_set1_epi32(weights.bytes[j][r][8 + c]);
-                PAGED_UNROLL
-                for (int i = 0; i < 2; ++i) {
-                    low[r][i] = _mm512_dpbusd_epi32(low[r][i], wl, x[i]);
-                    if constexpr (!C::signed_scale) {
-                        high[r][i] = _mm512_dpbusd_epi32(high[r][i], wh, x[i]);
-                    } else if constexpr (!C::wide_values) {
-                        high[r][i] = _mm512_dpbusd_epi32(high[r][i], x[i], wh);
-                    } else {
-                        const __m512i positive = _mm512_xor_si512(x[i], _mm512_set1_epi8((char) 0x80));
-                        high[r][i]             = _mm512_dpbusd_epi32(high[r][i], positive, wh);
-                    }
-                }
-            }
+        const char *       p = v.first + j * C::bytes;
+        sums_of_rows<rows> exact;
+        if constexpr (C::value_words) {
+            add_pairs<C, rows>(p, at, weights.x[j], ahead, exact);
+        } else {
+            add_fours<C, rows>(p, at, weights.x[j], weights.begin + j * rows, ahead, exact);
         }
         PAGED_UNROLL
         for (int r = 0; r < rows; ++r) {
             PAGED_UNROLL
             for (int i = 0; i < 2; ++i) {
-                float *       to    = sum + r * d + j * group + i * 16;
-                const __m512i exact = _mm512_add_epi32(low[r][i], _mm512_slli_epi32(high[r][i], 8));
-                __m512        all   = _mm512_loadu_ps(to);
+                float * to  = sum + r * d + j * group + i * 16;
+                __m512  all = _mm512_loadu_ps(to);
                 if constexpr (C::has_min) {
                     all = _mm512_add_ps(all, _mm512_set1_ps(weights.least[j][r]));
                 }
-                all = _mm512_fmadd_ps(_mm512_cvtepi32_ps(exact), _mm512_set1_ps(weights.unit[j][r]), all);
+                all = _mm512_fmadd_ps(_mm512_cvtepi32_ps(exact[r][i]), _mm512_set1_ps(weights.unit[r][j]), all);
                 _mm512_storeu_ps(to, all);
             }
         }
@@ -232,23 +339,30 @@ PAGED_INLINE void add_rows(const kv_rows & v, const float * w, int64_t w_stride,
 template <class C>
 void score_group(const kv_rows & k, const query_rows & q, int64_t rows, int64_t d, float * s, read_ahead & ahead) {
     in_groups<8>(k, rows, [&](const kv_rows & head, int64_t r, auto n) {
-        score_rows<C, n>(head, from_row(q, r, d), d, s + r * score_stride, ahead);
+        if (d == 4 * group) {
+            score_rows<C, n, 4>(head, from_row(q, r, d), d, s + r * score_stride, ahead);
+        } else {
+            score_rows<C, n, 0>(head, from_row(q, r, d), d, s + r * score_stride, ahead);
+        }
     });
 }
+
+template <class C> constexpr int most_rows = C::value_words ? 8 : 4; // sums of values fit into the registers
 
 template <class C>
 void add_group(const kv_rows & v, const float * w, int64_t w_stride, int64_t rows, int64_t d, float * sum,
                read_ahead & ahead) {
-    in_groups<4>(v, rows, [&](const kv_rows & head, int64_t r, auto n) {
+    in_groups<most_rows<C>>(v, rows, [&](const kv_rows & head, int64_t r, auto n) {
         add_rows<C, n>(head, w + r * w_stride, w_stride, d, sum + r * d, ahead);
     });
 }
 
-int64_t score_steps(int64_t rows, int64_t d) { return d / group * 2 * (rows <= 4 ? 1 : (rows + 7) / 8); }
-int64_t add_steps(int64_t rows, int64_t d) { return d / group * 2 * ((rows + 3) / 4); }
+template <int most> int64_t steps(int64_t rows, int64_t d) {
+    return d / group * 2 * (rows <= 4 ? 1 : (rows + most - 1) / most);
+}
 
 template <class C> page_kernel kernel_of() {
-    return {page_form::whole, score_group<C>, add_group<C>, score_steps, add_steps};
+    return {page_form::whole, score_group<C>, add_group<C>, steps<8>, steps<most_rows<C>>};
 }
 
 } // namespace
