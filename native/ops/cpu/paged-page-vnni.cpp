@@ -298,10 +298,10 @@ PAGED_INLINE void add_fours(const char * p, const row_strides & at, const int32_
     }
 }
 
-template <class C, int rows>
+template <class C, int rows, int fixed>
 PAGED_INLINE void add_rows(const kv_rows & v, const float * w, int64_t w_stride, int64_t d, float * sum,
                            read_ahead & ahead) {
-    const int          n_groups = (int) (d / group);
+    const int          n_groups = fixed ? fixed : (int) (d / group);
     const row_strides  at(v.stride);
     alignas(64) halves scale, least;
     scale_picker<C::bytes, 0>::all(v.first, at, n_groups, scale);
@@ -336,14 +336,24 @@ PAGED_INLINE void add_rows(const kv_rows & v, const float * w, int64_t w_stride,
 
 // ---- any number of rows ----
 
+// f(a constant for the number of groups, or 0): heads of 64 and 128 have kernels of their own.
+template <class F> PAGED_INLINE void with_groups(int64_t d, F f) {
+    switch (d / group) {
+    case 2:
+        return f(std::integral_constant<int, 2>());
+    case 4:
+        return f(std::integral_constant<int, 4>());
+    default:
+        return f(std::integral_constant<int, 0>());
+    }
+}
+
 template <class C>
 void score_group(const kv_rows & k, const query_rows & q, int64_t rows, int64_t d, float * s, read_ahead & ahead) {
-    in_groups<8>(k, rows, [&](const kv_rows & head, int64_t r, auto n) {
-        if (d == 4 * group) {
-            score_rows<C, n, 4>(head, from_row(q, r, d), d, s + r * score_stride, ahead);
-        } else {
-            score_rows<C, n, 0>(head, from_row(q, r, d), d, s + r * score_stride, ahead);
-        }
+    with_groups(d, [&](auto fixed) {
+        in_groups<8>(k, rows, [&](const kv_rows & head, int64_t r, auto n) {
+            score_rows<C, n, fixed>(head, from_row(q, r, d), d, s + r * score_stride, ahead);
+        });
     });
 }
 
@@ -352,8 +362,10 @@ template <class C> constexpr int most_rows = C::value_words ? 8 : 4; // sums of 
 template <class C>
 void add_group(const kv_rows & v, const float * w, int64_t w_stride, int64_t rows, int64_t d, float * sum,
                read_ahead & ahead) {
-    in_groups<most_rows<C>>(v, rows, [&](const kv_rows & head, int64_t r, auto n) {
-        add_rows<C, n>(head, w + r * w_stride, w_stride, d, sum + r * d, ahead);
+    with_groups(d, [&](auto fixed) {
+        in_groups<most_rows<C>>(v, rows, [&](const kv_rows & head, int64_t r, auto n) {
+            add_rows<C, n, fixed>(head, w + r * w_stride, w_stride, d, sum + r * d, ahead);
+        });
     });
 }
 
