@@ -31,11 +31,15 @@ def cmake() -> str:
 
 
 def configure(source: Path, build: Path, options: Mapping[str, str | bool]) -> None:
-    """Configures `build` from `source`; a folder that is configured already keeps its generator."""
-    arguments = [f"-D{key}={_value(value)}" for key, value in {**launchers(), **options}.items()]
+    """Configures `build` from `source`; what is configured keeps its generator and compilers."""
+    configured = (build / "CMakeCache.txt").exists()
+    defaults = {} if configured else launchers()  # new ones would build everything anew
+    arguments = [f"-D{key}={_value(value)}" for key, value in {**defaults, **options}.items()]
     ninja = program("ninja")
-    if ninja and not (build / "CMakeCache.txt").exists():
-        arguments += ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
+    if ninja and not configured:
+        arguments += ["-G", "Ninja"]
+    if ninja and (not configured or (build / "build.ninja").exists()):
+        arguments += [f"-DCMAKE_MAKE_PROGRAM={ninja}"]  # pip's, for example, is gone with its environment
     build.mkdir(parents=True, exist_ok=True)
     run_logged([cmake(), "-S", str(source), "-B", str(build), *arguments], build / "configure.log")
 

@@ -136,17 +136,20 @@ LEFT_OUT = (
 )
 
 
-def build(programs: Sequence[str], tree: Path | None = None) -> Path:
-    """Builds upstream's test programs on the patched tree (None: the cached one); returns their folder."""
+def build(programs: Sequence[str], tree: Path | None = None, at: Path = BUILD) -> Path:
+    """Builds upstream's test programs on the patched tree (None: the cached one); returns their folder.
+
+    `at`: where. What an earlier build left there, pip's for example, is not built again.
+    """
     tree = tree or apply(None)
     options: dict[str, str | bool] = {
         "PYVELO_UPSTREAM_TESTS": True,
         "PYVELO_TREE": tree.as_posix(),
         "Python_EXECUTABLE": Path(sys.executable).as_posix(),
     }
-    configure(ROOT / "native", BUILD, options)
-    build_targets(BUILD, sorted(set(programs)))
-    folder = BUILD / "bin"
+    configure(ROOT / "native", at, options)
+    build_targets(at, sorted(set(programs)))
+    folder = at / "bin"
     return folder / "Release" if (folder / "Release").is_dir() else folder
 
 
@@ -191,6 +194,13 @@ def main() -> int:
     )
     parser.add_argument("--quick", action="store_true", help="some minutes instead of half an hour")
     parser.add_argument("--tree", type=Path, help="a patched llama.cpp tree (default: made in the cache)")
+    parser.add_argument(
+        "--build",
+        type=Path,
+        default=BUILD,
+        metavar="DIR",
+        help="where to build, for example the folder in build/ that pip has left (default: %(default)s)",
+    )
     given = parser.parse_args()
 
     tree = given.tree.resolve() if given.tree else apply(None)
@@ -202,7 +212,8 @@ def main() -> int:
     chosen = [(test, test.quick if given.quick else test.arguments) for test in tests]
 
     begin = time.perf_counter()
-    folder = build([test.program for test, arguments in chosen if arguments is not None], tree)
+    programs = [test.program for test, arguments in chosen if arguments is not None]
+    folder = build(programs, tree, given.build.resolve())
     print(f"{'test':42} {'result':8} {'seconds':>7}  note")
     print(f"{'(build)':42} {'ok':8} {time.perf_counter() - begin:7.1f}", flush=True)
     failed = 0
