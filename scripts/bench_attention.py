@@ -39,8 +39,6 @@ SHAPES = {  # heads, KV heads, head size of K and of V
     "16/16/192": (16, 16, 192, 128),
     "16/1/576": (16, 1, 576, 512),
 }
-COLD_BYTES = 256 << 20
-"""K and V of all layers together, where the context allows it: more than a cache holds."""
 MOST_LAYERS = 28
 
 
@@ -65,6 +63,17 @@ class Point:
     def ratio(self) -> float:
         """Stock's time divided by ours."""
         return self.stock / self.ours
+
+
+def cold_bytes() -> int:
+    """Bytes of K and V of all layers together, where the context allows it: twice what the last cache holds,
+    at least 256 MB."""
+    sizes = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+    try:
+        largest = max((int(size.read_text().rstrip("K\n")) for size in sizes), default=0) << 10
+    except (OSError, ValueError):  # a system that tells otherwise
+        largest = 0
+    return max(256 << 20, 2 * largest)
 
 
 def random_bytes(kv_type: str, n: int, rng: np.random.Generator) -> lab.Bytes:
@@ -118,7 +127,8 @@ def measure(
     n_slots = n_seqs * blocks * params.block_size
     row_k = lab.row_size(kv_type, d_k) * n_head_kv
     row_v = 0 if of_k else lab.row_size(kv_type, d_v) * n_head_kv
-    layers = int(np.clip(COLD_BYTES // (n_slots * (row_k + row_v)), 1, MOST_LAYERS if n_q < 8 else 2))
+    most = MOST_LAYERS if n_q < 8 else 2
+    layers = int(np.clip(-(-cold_bytes() // (n_slots * (row_k + row_v))), 1, most))
 
     stride = n_slots * max(row_k, row_v)  # one for K's layers and for V's
     k = random_bytes(kv_type, layers * stride, rng)

@@ -29,6 +29,8 @@ TEXTS = ["Once upon a time", "the old king", "", [5, 9, 300], [3 + 7 * i % 900 f
 TEXTS += [[3 + (i * j + i) % 1000 for j in range(1 + i % 40)] for i in range(100)]
 POOLINGS = {"mean": 1, "cls": 2, "last": 3}
 KINDS = ["bert", "nomic-bert", "t5encoder", "qwen3", "gemma3", "lfm2"]
+HALF = 2.0**-11
+"""ggml's GELU is a table over halves: a sum that another batch rounds otherwise may find its neighbour."""
 
 
 @pytest.fixture(scope="module")
@@ -64,10 +66,10 @@ def test_bert_is_bert(shared: LLM, bert_model: Path, pooling: str | None) -> Non
     given = shared.embed(texts, pooling=pooling, normalize=False)
     assert given.dtype == np.float32
     assert given.shape == (20, 128) == (20, shared.info.n_embd_out)
-    assert error(expected, given) < 1e-4
+    assert error(expected, given) < HALF
     assert error(expected[::-1], given) > 0.1, "the texts differ by more than that"
     unit = shared.embed(texts, pooling=pooling)
-    assert error(expected / length(expected), unit) < 1e-4
+    assert error(expected / length(expected), unit) < HALF
     assert np.allclose(length(unit), 1)
 
 
@@ -90,8 +92,10 @@ def test_the_vectors_are_upstreams(make_model: MakeModel, patched_library: Path,
     with LLM(path, n_ctx=512, n_threads=1) as llm:
         for name, number in POOLINGS.items():
             given = llm.embed(texts, pooling=name, normalize=False)
+            alone = np.concatenate([llm.embed([text], pooling=name, normalize=False) for text in texts])
             expected = np.stack([by_upstream(patched_library, path, t, number, 128) for t in texts])
-            assert error(expected, given) < 1e-4
+            assert error(expected, alone) < 1e-5
+            assert error(expected, given) < HALF
         assert np.array_equal(llm.embed(texts), llm.embed(texts, pooling="last"))
 
 
@@ -103,7 +107,7 @@ def test_company_makes_no_difference(make_model: MakeModel, arch: str) -> None:
         for number in (0, 1, 3, 4, 5, 40, 105):
             alone = llm.embed(TEXTS[number], pooling="mean")
             assert alone.shape == (1, 128)
-            assert error(together[number : number + 1], alone) < 1e-4
+            assert error(together[number : number + 1], alone) < HALF
         assert llm.embed([], pooling="mean").shape == (0, 128)
 
 
