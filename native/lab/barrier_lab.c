@@ -33,7 +33,7 @@ static void * meet(void * argument) {
     for (int round = 1; round <= all->rounds; ++round) {
         seed = seed * 1664525u + 1013904223u;
         if (seed >> 24 < 8) {
-            be_late((int) (seed >> 10 & 255));
+            be_late((int) (seed >> 10 & 1023));
         }
         all->entered[m->number] = round;
         velo_team_barrier(&all->n_here, &all->n_rounds, all->n_threads);

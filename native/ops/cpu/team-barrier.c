@@ -12,11 +12,15 @@
 
 enum { PAUSES = 16 }; // between looks at the clock
 
-// Nanoseconds of spinning before sleep, which takes tens of thousands to wake from: a quarter of what the thread worked
-// since the last barrier, for so far may threads of a team be apart that have their cores.
-static const long long LEAST = 20000, MOST = 2000000;
+// Nanoseconds. Who sleeps takes a hundred thousand to wake from it on a virtual machine, and is as late for the next
+// barrier: then others sleep there and are late in turn, for hundreds of barriers. So there is patience. Where it was
+// in vain twice and soon, something else has the core of the thread that is missing, and gives it back when another is
+// free: for a while, spinning takes no longer than a quarter of what the thread worked, for so far may threads be apart
+// that have their cores.
+static const long long PATIENCE = 300000, SOON = 5000000, WHILE = 20000000, LEAST = 20000, MOST = 2000000;
 
-static atomic_int n_sleeping; // of all teams: to wake one for nothing does no harm
+static atomic_int   n_sleeping;           // of all teams: to wake one for nothing does no harm
+static atomic_llong in_vain, hurry_until; // when patience was last in vain; until when there is none
 
 static void relax(void) {
 #    if defined(__x86_64__) || defined(__i386__)
@@ -36,9 +40,14 @@ static bool over(atomic_int * n_rounds, int round) {
     return atomic_load_explicit(n_rounds, memory_order_acquire) != round;
 }
 
+static long long clamped(long long x, long long least, long long most) {
+    return x < least ? least : x > most ? most : x;
+}
+
 static bool spin(atomic_int * n_rounds, int round, long long worked) {
-    const long long quarter = worked / 4, most = quarter < LEAST ? LEAST : quarter > MOST ? MOST : quarter;
-    const long long end = now_ns() + most;
+    const long long begin = now_ns();
+    const bool      hurry = begin < atomic_load_explicit(&hurry_until, memory_order_relaxed);
+    const long long end   = begin + clamped(worked / 4, hurry ? LEAST : PATIENCE, MOST);
     do {
         for (int i = 0; i < PAUSES; ++i) {
             if (over(n_rounds, round)) {
@@ -47,6 +56,12 @@ static bool spin(atomic_int * n_rounds, int round, long long worked) {
             relax();
         }
     } while (now_ns() < end);
+    if (!hurry) {
+        const long long since = end - atomic_exchange_explicit(&in_vain, end, memory_order_relaxed);
+        if (since >= PATIENCE && since < SOON) { // sooner, another thread waited at the same barrier
+            atomic_store_explicit(&hurry_until, end + WHILE, memory_order_relaxed);
+        }
+    }
     return false;
 }
 
