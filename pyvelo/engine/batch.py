@@ -1,7 +1,7 @@
 """The arrays that describe a step, written into buffers that are made once.
 
 Rows of the table array stay from step to step: while the same sequences decode, only a block that a sequence
-grew into is written, or a row anew in which a block was replaced.
+grew into is written. A row is written anew when its table's version has changed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class BatchBuilder:
         self._block_size = block_size
         self._count = np.arange(max(max_seqs, len(arrays.tokens)), dtype=np.int32)
         self._owners: list[BlockTable | None] = [None] * max_seqs
-        self._filled = [(0, 0)] * max_seqs  # blocks, and replaced ones
+        self._filled = [(0, 0)] * max_seqs  # blocks of the table in the row, and its version
         arrays.tables.fill(-1)
         arrays.seqs.fill(0)
 
@@ -84,7 +84,7 @@ class BatchBuilder:
         for row, request in enumerate(requests):
             table = request.table
             if table is not None and (
-                owners[row] is not table or filled[row] != (len(table.blocks), table.n_replaced)
+                owners[row] is not table or filled[row] != (len(table.blocks), table.version)
             ):
                 self._write_table(row, table)
         positions = np.array([request.n_computed for request in requests], dtype=np.int32)
@@ -124,10 +124,10 @@ class BatchBuilder:
         return Scored(request, begin, row, n)
 
     def _write_table(self, row: int, table: BlockTable) -> None:
-        """Brings a row up to date; but for replaced blocks a table only grows at its end."""
-        (before, n_replaced), blocks = self._filled[row], table.blocks
-        start = before if self._owners[row] is table and n_replaced == table.n_replaced else 0
+        """Bring a row up to date. A table of the same version has only grown at its end."""
+        (before, version), blocks = self._filled[row], table.blocks
+        start = before if self._owners[row] is table and version == table.version else 0
         self._arrays.tables[row, start : len(blocks)] = blocks[start:]
         if len(blocks) < before:
             self._arrays.tables[row, len(blocks) : before] = -1
-        self._owners[row], self._filled[row] = table, (len(blocks), table.n_replaced)
+        self._owners[row], self._filled[row] = table, (len(blocks), table.version)

@@ -32,18 +32,38 @@ class Swapped:
 
 
 class BlockTable:
-    """The blocks of one sequence in position order: token p lies in block `blocks[p // block_size]`."""
+    """The blocks of one sequence in position order: token p lies in block `blocks[p // block_size]`.
 
-    __slots__ = ("blocks", "chain", "n_cached", "n_published", "n_replaced", "n_tokens", "promised")
+    Change `blocks` by the methods alone: they keep `version`, by which a copy of the table knows that more
+    was done to it than blocks added at its end.
+    """
+
+    __slots__ = ("blocks", "chain", "n_cached", "n_published", "n_tokens", "promised", "version")
 
     def __init__(self, blocks: Sequence[int], n_tokens: int, promised: int, chain: Chain | None) -> None:
         self.blocks = list(blocks)
         self.n_tokens = n_tokens  # whose K and V are there
         self.n_cached = n_tokens  # that were there when it started
         self.n_published = len(blocks)  # of its blocks, those whose tokens are published
-        self.n_replaced = 0  # how often a block gave way to a copy of it
+        self.version = 0  # how often a block was replaced, or the table became shorter
         self.promised = promised  # blocks that it may still take
         self.chain = chain
+
+    def extend(self, blocks: Iterable[int]) -> None:
+        """Add blocks at the end."""
+        self.blocks.extend(blocks)
+
+    def replace(self, index: int, block: int) -> None:
+        """Put another block in the place of one."""
+        self.blocks[index] = block
+        self.version += 1
+
+    def truncate(self, n_blocks: int) -> list[int]:
+        """Keep the first `n_blocks` blocks. Return the others."""
+        cut = self.blocks[n_blocks:]
+        del self.blocks[n_blocks:]
+        self.version += 1
+        return cut
 
 
 @dataclass(frozen=True)

@@ -174,10 +174,9 @@ class BlockManager:
             if growth.replaces:
                 index = table.n_tokens // self.block_size
                 copies.append(self._copy(table.blocks[index], next(blocks)))
-                table.blocks[index] = copies[-1].target
-                table.n_replaced += 1
+                table.replace(index, copies[-1].target)
                 sources.append(copies[-1].source)
-            table.blocks.extend(islice(blocks, growth.n_blocks - growth.replaces))
+            table.extend(islice(blocks, growth.n_blocks - growth.replaces))
             table.promised -= growth.n_promised
             self._promised -= growth.n_promised
         ins = []
@@ -227,8 +226,7 @@ class BlockManager:
         self._version += 1
         self._promised -= table.promised
         table.promised = 0
-        self._pool.release(table.blocks[n_held:])
-        del table.blocks[n_held:]
+        self._pool.release(table.truncate(n_held))
 
     def free(self, table: BlockTable) -> None:
         """Gives the table's blocks and promises back; the table must not be used again."""
@@ -236,9 +234,8 @@ class BlockManager:
             raise InternalError("this block table is not a live one")
         self._version += 1
         self._promised -= table.promised
-        self._pool.release(table.blocks)
+        self._pool.release(table.truncate(0))
         table.promised = 0
-        table.blocks = []
 
     def discard(self, swapped: Swapped) -> None:
         """Gives back what a sequence holds in host memory; it will not come back."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 from pathlib import Path
@@ -122,5 +123,34 @@ def test_a_beam_search_finds_what_that_of_llm_finds(tiny_model_f32: Path, run: C
         assert [[c.token_ids for c in o.outputs] for o in found] == [
             [c.token_ids for c in o.outputs] for o in expected
         ]
+
+    run(body)
+
+
+def test_a_session_that_was_computed_goes_on_beside_others_with_its_own_blocks(
+    run: Callable[..., None], tiny_model_f32: Path
+) -> None:
+    """Of a block and a token: at rest it frees its second block, and another request takes that one."""
+    rng, answer = random.Random(1), SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
+
+    def text(n_tokens: int) -> list[int]:
+        return [rng.randrange(5, 250) for _ in range(n_tokens)]
+
+    rounds = [(text(33), text(3), text(5), text(20)) for _ in range(8)]
+    with LLM(tiny_model_f32, deterministic=True, n_ctx=512, n_threads=1, prefix_cache=False) as llm:
+        alone = [t for begin, more, _, other in rounds for t in (begin + more, other)]
+        expected = [output.token_ids for output in llm.generate(alone, answer)]
+
+    async def body(llm: AsyncLLM) -> None:
+        got = []
+        for begin, more, first, other in rounds:
+            async with await llm.session(begin) as session:
+                await asyncio.gather(llm.generate([first], SamplingParams(max_tokens=1)), session.compute())
+                await session.append(more)
+                (another,), mine = await asyncio.gather(
+                    llm.generate([other], answer), session.generate(answer)
+                )
+                got += [mine.token_ids, another.token_ids]
+        assert got == expected
 
     run(body)

@@ -819,15 +819,30 @@ def test_to_discard_voids_a_draft() -> None:
         manager.commit(draft)
 
 
-def test_a_table_counts_the_blocks_that_gave_way_to_copies() -> None:
+def test_a_table_has_another_version_when_more_than_its_end_changes() -> None:
+    """A copy of a row is brought up to date by what was added, as long as the version stays."""
     manager = BlockManager(8, BLOCK)
-    table = started(manager, 2 * BLOCK, range(5))
+    table = started(manager, 3 * BLOCK, range(5))
+    versions = [table.version]
+
+    def grow(grown: BlockTable, n_tokens: int) -> None:
+        draft = manager.draft()
+        assert draft.grow(grown, n_tokens)
+        manager.commit(draft)
+
+    grow(table, BLOCK + 1)
     manager.advance(table, 5)
     twin = manager.fork(table, chain(range(5)))
-    draft = manager.draft()
-    draft.grow(twin, 6)
-    manager.commit(draft)
-    assert (table.n_replaced, twin.n_replaced) == (0, 1)
+    assert table.version == versions[0], "it has grown only"
+    for change in (
+        lambda: manager.park(table),  # leaves a block that holds nothing
+        lambda: grow(table, 6),  # copies the block of its twin
+        lambda: manager.free(table),
+    ):
+        change()
+        assert table.version not in versions
+        versions.append(table.version)
+    assert twin.version == 0
 
 
 def test_what_is_published_and_who_lives() -> None:
