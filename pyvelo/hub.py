@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyvelo.errors import ConfigError, ModelError
+from pyvelo import __version__
+from pyvelo.errors import ConfigError, ModelError, one_line
+from pyvelo.hub_answers import read_listing
 from pyvelo.text.gguf_names import ModelFile, find_models, matching
 
 if TYPE_CHECKING:
@@ -36,6 +39,9 @@ _NAME = re.compile(
     r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::(?P<quant>[\w.+-][\w.+/ -]*))?", re.ASCII
 )
 _GIB = 1 << 30
+ANSWER_TIMEOUT = 60.0
+"""Seconds without a byte after which a hub counts as one that does not answer."""
+MOST_LISTED = 20  # models in a message
 
 
 @dataclass(frozen=True)
@@ -135,7 +141,6 @@ def pull(name: HubName | str) -> Pulled:
         raise ConfigError(f"{name!r} is no name on the hub: give org/repo or org/repo:QUANT")
     if not _has_library():
         raise ModelError(f'to pull {named} takes huggingface-hub: pip install "pyvelo[hub]"')
-    from huggingface_hub import HfApi
     from huggingface_hub import constants as hub
 
     if hub.HF_HUB_OFFLINE:
@@ -144,10 +149,9 @@ def pull(name: HubName | str) -> Pulled:
             raise ModelError(f"{named} is not in the cache, and HF_HUB_OFFLINE forbids to ask the hub")
         return Pulled(found.repo, found.tag, found.paths, found.n_bytes, True)
     with _asking(named):
-        info = HfApi().model_info(named.repo, files_metadata=True)
-    sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
-    chosen = _choose(named, find_models(sizes), "it has")
-    return _fetch(named, chosen, info.sha)
+        answer = _description(named.repo)
+    commit, sizes = read_listing(answer, named.repo)
+    return _fetch(named, _choose(named, find_models(sizes), "it has"), commit)
 
 
 def cached_models(repo: str | None = None) -> list[CachedModel]:
@@ -161,6 +165,8 @@ def cached_models(repo: str | None = None) -> list[CachedModel]:
         repos = scan_cache_dir(hub.HF_HUB_CACHE).repos
     except CacheNotFound:
         return []
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot read the cache {hub.HF_HUB_CACHE}: {one_line(str(error))}") from error
     wanted = [r for r in repos if r.repo_type == "model" and repo in (None, r.repo_id)]
     models = [model for r in wanted for model in _models_of(r)]
     return sorted(models, key=lambda model: (model.repo.casefold(), model.n_bytes))
@@ -179,17 +185,20 @@ def _choose(name: HubName, models: list[ModelFile], has: str) -> ModelFile:
     if not models:
         raise ModelChoiceError(f"{name.repo} has no GGUF model", name.repo, ())
     listed = found or models
-    labels = ", ".join(f"{label} ({_size(model.n_bytes)})" for label, model in _labels(listed))
+    labels = _labels(listed)
+    told = ", ".join(f"{label} ({_size(model.n_bytes)})" for label, model in labels[:MOST_LISTED])
+    if len(labels) > MOST_LISTED:
+        told += f" and {len(labels) - MOST_LISTED:,} more"
     what = f"{name.quant} is none of its models" if not found else f"{len(found)} models go by that name"
-    example = f"{name.repo}:{_labels(listed)[0][0]}"
-    raise ModelChoiceError(f"{name}: {what}; {has} {labels}. Name one, as in {example}", name.repo, listed)
+    example = f"{name.repo}:{labels[0][0]}"
+    raise ModelChoiceError(f"{name}: {what}; {has} {told}. Name one, as in {example}", name.repo, listed)
 
 
 def _labels(models: Iterable[ModelFile]) -> list[tuple[str, ModelFile]]:
     """What to write behind the colon for each: its tag, or its file's name where several have that tag."""
     listed = list(models)
-    tags = [model.tag for model in listed]
-    return [(m.tag if tags.count(m.tag) == 1 else m.name, m) for m in listed]
+    tags = Counter(model.tag for model in listed)
+    return [(m.tag if tags[m.tag] == 1 else m.name, m) for m in listed]
 
 
 def _size(n_bytes: int) -> str:
@@ -239,28 +248,27 @@ def _current(repo: CachedRepoInfo) -> CachedRevisionInfo | None:
 # ---- the network ----
 
 
-def _fetch(name: HubName, model: ModelFile, commit: str | None) -> Pulled:
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+def _description(repo: str) -> object:
+    """Return the JSON that the hub answers for a repository."""
+    from huggingface_hub import constants as hub
+    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
-    from pyvelo.hub_download import fill_blob
+    headers = build_hf_headers(library_name="pyvelo", library_version=__version__)
+    url = f"{hub.ENDPOINT}/api/models/{repo}"
+    answer = get_session().get(url, headers=headers, params={"blobs": True}, timeout=ANSWER_TIMEOUT)
+    hf_raise_for_status(answer)
+    return answer.json()
 
-    brought = False
-    paths = []
+
+def _fetch(name: HubName, model: ModelFile, commit: str) -> Pulled:
+    from pyvelo.hub_download import fetch_file, set_main
+
     with _asking(name):
-        for file, _ in model.files:
-            if not isinstance(try_to_load_from_cache(name.repo, file, revision=commit), str):
-                fill_blob(name.repo, file, commit)
-                brought = True
-            paths.append(Path(hf_hub_download(name.repo, file)))
-    if (
-        len(
-            {path.parts[: -len(Path(file).parts)] for path, (file, _) in zip(paths, model.files, strict=True)}
-        )
-        > 1
-    ):
-        raise ModelError(f"{name} was changed on the hub while it was downloaded: pull it once more")
-    n_bytes = sum(path.stat().st_size for path in paths)
-    return Pulled(name.repo, model.tag, tuple(paths), n_bytes, not brought)
+        fetched = [fetch_file(name.repo, file, commit) for file, _ in model.files]
+        set_main(name.repo, commit)
+        n_bytes = sum(path.stat().st_size for path, _ in fetched)
+    paths = tuple(path for path, _ in fetched)
+    return Pulled(name.repo, model.tag, paths, n_bytes, not any(was_missing for _, was_missing in fetched))
 
 
 @contextmanager

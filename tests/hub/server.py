@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 
@@ -40,6 +41,12 @@ class Hub:
     honest: bool = True
     """Whether the content is what its hash says."""
     ranges: bool = True
+    answers: list[bytes] = field(default_factory=list)
+    """What descriptions of repositories to give, one a request; then the true ones."""
+    etags: list[str] = field(default_factory=list)
+    """What ETags to give, one a request; then the SHA-256."""
+    commit: str | None = None
+    """What commit to name in headers; None: the true one."""
     resume: threading.Event = field(default_factory=threading.Event)
     url: str = ""
 
@@ -50,6 +57,26 @@ class Hub:
             for method, path, span in self.requests
             if "/resolve/" in path and method == "GET"
         ]
+
+
+def describe(name: str, repo: Repo) -> dict[str, Any]:
+    """What a hub says of a repository."""
+    siblings = [
+        {
+            "rfilename": file,
+            "size": len(data),
+            "blobId": git_sha1(data),
+            "lfs": {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 134},
+        }
+        for file, data in repo.files.items()
+    ]
+    facts = {"id": name, "modelId": name, "sha": repo.commit, "private": False, "tags": []}
+    return {**facts, "siblings": siblings}
+
+
+def git_sha1(data: bytes) -> str:
+    """The name that git gives to a file's content."""
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -86,24 +113,7 @@ class _Handler(BaseHTTPRequestHandler):
         repo = self._repo(name)
         if repo is None:
             return
-        siblings = [
-            {
-                "rfilename": file,
-                "size": len(data),
-                "blobId": hashlib.sha1(data).hexdigest(),
-                "lfs": {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 134},
-            }
-            for file, data in repo.files.items()
-        ]
-        body = {
-            "id": name,
-            "modelId": name,
-            "sha": repo.commit,
-            "private": False,
-            "tags": [],
-            "siblings": siblings,
-        }
-        data = json.dumps(body).encode()
+        data = self.hub.answers.pop(0) if self.hub.answers else json.dumps(describe(name, repo)).encode()
         self._head(200, {"Content-Type": "application/json", "Content-Length": str(len(data))})
         self.wfile.write(data)
 
@@ -123,8 +133,8 @@ class _Handler(BaseHTTPRequestHandler):
         if span and self.hub.ranges:
             start = int(span[1])
         headers = {
-            "X-Repo-Commit": repo.commit,
-            "ETag": f'"{hashlib.sha256(data).hexdigest()}"',
+            "X-Repo-Commit": self.hub.commit or repo.commit,
+            "ETag": f'"{self.hub.etags.pop(0) if self.hub.etags else hashlib.sha256(data).hexdigest()}"',
             "Accept-Ranges": "bytes",
             "Content-Length": str(len(data) - start),
         }
