@@ -17,6 +17,7 @@ __all__ = ["CHAT_PARAMS", "BeamSearchParams", "SamplingParams"]
 
 _MAX_TOKEN = (1 << 31) - 1
 _MAX_GUIDE = 1 << 20
+_LEAST = 2.0**-126  # of 32-bit floats, the smallest above 0 with full precision: the sampler computes with these
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,10 +191,20 @@ def _integer(name: str, value: Any, low: int, high: int, hint: str = "") -> int:
 
 
 def _number(name: str, value: Any, low: float, high: float, hint: str = "", *, above: bool = False) -> float:
+    """Return the value as a number between `low` and `high`, as a 32-bit float has it: too small a one is 0.
+
+    Args:
+        above: exclude `low`.
+
+    Raises:
+        RequestError: the value is not such a number.
+    """
     try:
         number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
     except OverflowError:  # a whole number or a fraction
         number = math.nan
+    if abs(number) < _LEAST and number != 0:
+        number, hint = 0.0, f"{hint}; below {_LEAST:.4g} a 32-bit float is 0 or loses precision"
     if not low <= number <= high or (above and number == low):
         bound = f"above {low:g} and up to" if above else f"from {low:g} to"
         raise RequestError(f"{name}={shown(value)}: give a number {bound} {high:g}{hint}")

@@ -71,7 +71,11 @@ void adjust(const velo_sampler & sampler, float * logits) {
     const velo_sampler_params & params = sampler.params;
     for (const auto & [token, count] : sampler.seen) {
         float & logit = logits[token];
-        logit         = logit > 0.0f ? logit / params.repetition_penalty : logit * params.repetition_penalty;
+        if (logit <= 0.0f) {
+            logit *= params.repetition_penalty;
+        } else if (logit < infinity) { // a damaged model's infinity stays one; a small penalty makes none
+            logit = std::min(logit / params.repetition_penalty, std::numeric_limits<float>::max());
+        }
         if (count > 0) {
             logit -= params.presence_penalty + params.frequency_penalty * static_cast<float>(count);
         }

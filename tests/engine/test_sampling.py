@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import pickle
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pyvelo import SamplingParams
+from pyvelo import BeamSearchParams, SamplingParams
 from pyvelo.errors import RequestError
 
 
@@ -118,6 +119,22 @@ def test_a_wrong_value_is_refused_by_name_and_with_what_would_do(field: str, val
         SamplingParams(**settings)
     assert field in str(refused.value)
     assert "give" in str(refused.value)
+
+
+@pytest.mark.parametrize("field", ["top_p", "repetition_penalty"])
+@pytest.mark.parametrize("value", [1e-50, 1e-40, 5e-324, Fraction(1, 10**60), np.float32(1e-42)])
+def test_values_that_a_32_bit_float_has_no_room_for(field: str, value: Any) -> None:
+    settings: dict[str, Any] = {field: value}
+    with pytest.raises(RequestError, match=rf"^{field}=.* give a number above 0 .* a 32-bit float is 0"):
+        SamplingParams(**settings)
+
+
+@pytest.mark.parametrize("field", ["temperature", "min_p", "presence_penalty", "frequency_penalty"])
+def test_a_value_that_is_0_as_a_32_bit_float_is_0(field: str) -> None:
+    settings: dict[str, Any] = {field: 1e-50}
+    assert getattr(SamplingParams(**settings), field) == 0.0
+    assert SamplingParams(logit_bias={3: -1e-40}).logit_bias == {3: 0.0}
+    assert BeamSearchParams(length_penalty=-1e-310).length_penalty == 0.0
 
 
 def test_values_are_brought_to_their_types() -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections import Counter
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from pyvelo.errors import ClosedError, ConfigError
+from pyvelo import SamplingParams
+from pyvelo.errors import ClosedError, ConfigError, RequestError
 from pyvelo.native import Context, Model, Sampler, StepArrays
 from pyvelo.native._ffi import lib
 
@@ -428,3 +432,36 @@ def test_logprobs_refuse_what_is_wrong(context: Context, logits: Logits) -> None
             context.logprobs(row + wrong_row, token + wrong_token, k)
     with pytest.raises(ConfigError, match="equally many"):
         context.logprobs(row, np.zeros(2, np.int32), 1)
+
+
+# ---- settings ----
+
+
+SMALL = st.sampled_from([5e-324, 1e-310, 1e-50, 1e-45, 1e-40, 1.17e-38, 2.0**-126, 1e-30, 1e-7])
+FLOATS = st.floats(-2.0, 2.0) | SMALL | SMALL.map(operator.neg) | st.floats()
+FIELDS = [
+    *("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+]
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(values=st.dictionaries(st.sampled_from(FIELDS), FLOATS, min_size=1), bias=FLOATS)
+def test_what_sampling_params_accept_can_be_drawn_with(
+    context: Context, model: Model, logits: Logits, values: dict[str, float], bias: float
+) -> None:
+    given_: dict[str, Any] = dict(values)
+    try:
+        params = SamplingParams(**given_, logit_bias={7: bias})
+    except RequestError:
+        return
+    chosen = {name: getattr(params, name) for name in FIELDS}
+    with Sampler(model, seed=1, logit_bias=params.logit_bias, **chosen) as sampler:
+        sampler.see_prompt(range(50))
+        draw(context, sampler, 4)
+
+
+def test_a_small_repetition_penalty_makes_no_infinity(context: Context, model: Model, logits: Logits) -> None:
+    best = int(logits[0].argmax())
+    with Sampler(model, seed=1, repetition_penalty=2.0**-126, logit_bias={best: 50.0}) as sampler:
+        sampler.see_prompt([best])
+        assert draw(context, sampler, 2) == [best, best]
