@@ -17,7 +17,9 @@ __all__ = ["CHAT_PARAMS", "BeamSearchParams", "SamplingParams"]
 
 _MAX_TOKEN = (1 << 31) - 1
 _MAX_GUIDE = 1 << 20
-_LEAST = 2.0**-126  # of 32-bit floats, the smallest above 0 with full precision: the sampler computes with these
+_LEAST = (
+    2.0**-126
+)  # of 32-bit floats, the smallest above 0 with full precision: the sampler computes with these
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@
 #include "llama-arch.h"
 #include "llama-context.h"
 #include "llama-model.h"
+#include "llama-vocab.h"
 #include "paged-state.h"
 
 #include <algorithm>
@@ -152,3 +153,5 @@ bool llama_model_is_encoder(const llama_model * model) {
 }
 
 int32_t llama_model_pooling(const llama_model * model) { return std::max<int32_t>(0, model->hparams.pooling_type); }
+
+bool llama_vocab_adds_space(const llama_vocab * vocab) { return vocab->get_add_space_prefix(); }

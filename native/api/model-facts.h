@@ -29,6 +29,9 @@ LLAMA_API bool llama_model_is_encoder(const struct llama_model * model);
 // How the file says that embeddings are pooled: a llama_pooling_type, 0 where it says nothing.
 LLAMA_API int32_t llama_model_pooling(const struct llama_model * model);
 
+// Whether the tokenizer puts a space in front of a text.
+LLAMA_API bool llama_vocab_adds_space(const struct llama_vocab * vocab);
+
 #ifdef __cplusplus
 }
 #endif

@@ -179,7 +179,7 @@ VELO_API velo_status velo_tokenize(const velo_model * model, const char * text, 
 // The bytes that a token stands for; a character may be spread over several tokens. special: show control tokens too.
 VELO_API velo_status velo_token_to_bytes(const velo_model * model, int32_t token, int32_t special, char * bytes,
                                          size_t capacity, size_t * len) VELO_NOEXCEPT;
-// The inverse of velo_tokenize: joins tokens and removes what the tokenizer had put in front.
+// The inverse of velo_tokenize: the bytes of all tokens, without what the tokenizer had put in front.
 VELO_API velo_status velo_detokenize(const velo_model * model, const int32_t * tokens, int32_t n_tokens,
                                      int32_t special, char * bytes, size_t capacity, size_t * len) VELO_NOEXCEPT;
 // 1 where the model ends its answer with this token

@@ -2,8 +2,11 @@
 #include "big-stack.hpp"
 #include "guard.hpp"
 #include "handles.hpp"
+#include "model-facts.h"
 
+#include <algorithm>
 #include <climits>
+#include <cstdlib>
 #include <stdexcept>
 
 namespace {
@@ -65,11 +68,25 @@ template <class Write> void put_bytes(char * bytes, size_t capacity, size_t * le
     if (capacity > 0) {
         velo::check_pointer(bytes, "bytes");
     }
-    const int32_t written = write(bytes, room(capacity));
-    *len                  = static_cast<size_t>(std::abs(static_cast<int64_t>(written)));
+    const int64_t written = write(bytes, room(capacity));
+    *len                  = static_cast<size_t>(std::abs(written));
     if (written < 0) {
         velo::fail(VELO_BUFFER_TOO_SMALL, "the buffer has %zu bytes, but %zu are needed", capacity, *len);
     }
+}
+
+// Writes the bytes of all tokens, one after another, and returns their number as put_bytes wants it. Upstream's
+// llama_detokenize also removes spaces in front of punctuation for some vocabularies, which generated text keeps.
+int64_t join_pieces(const llama_vocab * vocab, const int32_t * tokens, int32_t n_tokens, bool special, char * to,
+                    int32_t size) {
+    int64_t total = 0;
+    for (int32_t i = 0; i < n_tokens; ++i) {
+        const int64_t left   = std::max<int64_t>(0, size - total);
+        const int32_t lstrip = i == 0 && llama_vocab_adds_space(vocab);
+        total += std::abs(llama_token_to_piece(vocab, tokens[i], left ? to + total : to, static_cast<int32_t>(left),
+                                               lstrip, special));
+    }
+    return total > size ? -total : total;
 }
 
 } // namespace
@@ -144,7 +161,7 @@ velo_status velo_detokenize(const velo_model * model, const int32_t * tokens, in
             check_token(model, tokens[i]);
         }
         if (!special && n_tokens > 0) {
-            // what add_special put around the text; upstream would then keep the space that it had put in front, too
+            // what add_special put around the text
             const int32_t bos = llama_vocab_get_add_bos(vocab) && tokens[0] == llama_vocab_bos(vocab);
             tokens += bos;
             n_tokens -= bos;
@@ -153,7 +170,7 @@ velo_status velo_detokenize(const velo_model * model, const int32_t * tokens, in
         }
         const velo::catch_aborts catching(VELO_MODEL_ERROR);
         put_bytes(bytes, capacity, len, [&](char * to, int32_t size) {
-            return llama_detokenize(vocab, tokens, n_tokens, to, size, false, special != 0);
+            return join_pieces(vocab, tokens, n_tokens, special != 0, to, size);
         });
     });
 }

@@ -188,3 +188,22 @@ def test_after_the_end(tiny_model_f32: Path) -> None:
     with pytest.raises(ClosedError):
         other.generate()
     other.close()
+
+
+def test_text_keeps_the_spaces_in_front_of_punctuation(make_model: MakeModel) -> None:
+    """Upstream's llama_detokenize removes them for this kind of vocabulary; an answer's stream keeps them."""
+    shape = ["--layers", "1", "--embd", "64", "--ffn", "64", "--heads", "1", "--kv-heads", "1"]
+    path = make_model(*shape, "--vocab", "gpt-2", "--type", "f32")
+    prompt = "Hello , world ! It 's ' quoted ' ?"
+    params = SamplingParams(max_tokens=4, temperature=0, echo=True, logit_bias={764: 1e6})  # " ."
+    with LLM(path, n_ctx=256, n_threads=1) as llm:
+        tokens = llm.tokenize(prompt)
+        assert llm.detokenize(tokens) == prompt
+        for given_ in (prompt, tokens):
+            assert llm.generate([given_], params)[0].text == prompt + " . . . ."
+        session = llm.session(tokens)
+        assert session.text == prompt
+        assert session.generate(params).text == prompt + " . . . ."
+        assert session.text == prompt + " . . . ."
+        session.append(" , no")
+        assert session.text == prompt + " . . . . , no"

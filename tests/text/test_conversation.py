@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -21,7 +17,8 @@ from pyvelo.text.chat_template import ChatTemplate
 from pyvelo.text.conversation import Chats, encode, is_one
 from pyvelo.text.marked import Marked, merge, theirs
 
-ROOT = Path(__file__).resolve().parents[2]
+from .upstream import models_folder
+
 USER = {"role": "user", "content": "Hi"}
 SAYS = "{{ messages[0].content }}"
 
@@ -147,16 +144,9 @@ def test_parts_of_control_tokens_do_not_join() -> None:
     assert list(written[0]) == [1]  # a template may put a role into a token
 
 
-@cache
-def vocabularies() -> Path:
-    script = ROOT / "scripts" / "fetch_upstream.py"
-    done = subprocess.run([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, check=True)
-    return Path(done.stdout.splitlines()[-1]) / "models"
-
-
 @pytest.fixture(scope="module", params=["qwen2", "llama-bpe", "llama-spm", "phi-3"])
 def real(request: pytest.FixtureRequest) -> Iterator[Model]:
-    with Model(vocabularies() / f"ggml-vocab-{request.param}.gguf", vocab_only=True) as model:
+    with Model(models_folder() / f"ggml-vocab-{request.param}.gguf", vocab_only=True) as model:
         yield model
 
 

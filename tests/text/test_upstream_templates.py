@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -23,18 +21,15 @@ from pyvelo.text.chat_template import ChatTemplate
 from pyvelo.text.marked import Marked
 
 from .conversations import CONVERSATIONS
+from .upstream import models_folder
 
-ROOT = Path(__file__).resolve().parents[2]
 EXPECTED = Path(__file__).with_name("expected")
 NAMES = sorted(path.stem for path in EXPECTED.glob("*.txt"))
 HEAD = "######## "
 
 
-@cache
 def folder() -> Path:
-    command = [sys.executable, str(ROOT / "scripts" / "fetch_upstream.py")]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    return Path(done.stdout.splitlines()[-1]) / "models" / "templates"
+    return models_folder() / "templates"
 
 
 @cache
