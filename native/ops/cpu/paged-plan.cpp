@@ -18,6 +18,10 @@ constexpr int64_t fewest_rows = 4;
 // Query rows of sequences that share a prefix, in one item.
 constexpr int64_t rows_together = 16;
 
+// Sequences in one item at most: each has a query row or more, and an item takes no more rows than these.
+constexpr int64_t most_members = 32;
+static_assert(few_rows <= most_members && rows_together <= most_members, "an item's rows may be of as many sequences");
+
 constexpr size_t most_partials = size_t(64) << 20; // bytes, but one token's whole context always fits
 
 int64_t chunks_of(int64_t tokens) { return (tokens + chunk_tokens - 1) / chunk_tokens; }
@@ -106,7 +110,7 @@ void find_members(const problem & p, const plan & made, int64_t first, int64_t &
     for (int64_t i = first + 1; i < made.n_tasks; ++i) {
         const task & t = made.tasks[i];
         rows += t.s.n_q;
-        if (t.by != kernel::decode || rows > decode_rows_together(p)) {
+        if (t.by != kernel::decode || rows > decode_rows_together(p) || members == most_members) {
             return;
         }
         const int64_t common = common_chunks(p, leader, t, std::min(shared, whole_chunks(t)));
@@ -242,7 +246,7 @@ void run_item(const problem & p, const task & t, int64_t item, first_read next, 
         t.pieces == 1 ? t.chunks : chunk_range{t.chunks.first + piece, t.chunks.first + piece + 1};
     item /= t.pieces - t.skipped;
     if (t.by == kernel::decode) {
-        decode_member members[rows_together];
+        decode_member members[most_members];
         const int64_t n_members = piece < t.shared ? t.members : 1;
         for (int64_t i = 0; i < n_members; ++i) {
             members[i] = {(&t)[i].s, (&t)[i].partials};
