@@ -9,8 +9,9 @@ namespace paged {
 
 namespace vnni {
 
-constexpr int group       = 32;              // elements that share a scale
-constexpr int most_groups = 576 / group + 3; // a load takes the scales of up to 4 groups
+constexpr int group       = code_group;
+constexpr int most_groups = most_code_groups;
+static_assert(most_groups % 4 == 0, "scales are stored for 4 groups at a time");
 
 struct alignas(64) byte_table {
     uint8_t x[64];

@@ -206,8 +206,8 @@ void decode(const problem & p, const decode_work & w, char * memory) {
                w,
                rows,
                layout(p, (w.head_end - w.head_begin) * rows, a),
-               page_kernel_of(p.k->type, rows),
-               page_kernel_of(p.v->type, rows),
+               page_kernel_of(p.k->type, p.d_k, rows),
+               page_kernel_of(p.v->type, p.d_v, rows),
                {}};
     prepare_rows(b);
     for (int64_t chunk = w.chunks.first; chunk < w.chunks.last; ++chunk) {

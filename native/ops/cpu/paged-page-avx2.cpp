@@ -11,8 +11,8 @@ namespace paged {
 
 namespace {
 
-constexpr int group       = 32; // elements that share a scale
-constexpr int most_groups = 576 / group;
+constexpr int group       = code_group;
+constexpr int most_groups = most_code_groups;
 
 PAGED_INLINE __m256i load_2x16(const char * p, size_t stride) {
     return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *) p)),

@@ -11,8 +11,8 @@ namespace paged {
 
 namespace {
 
-constexpr int group       = 32; // elements that share a scale
-constexpr int most_groups = 576 / group;
+constexpr int group       = code_group;
+constexpr int most_groups = most_code_groups;
 
 // The codes of one token's group: elements 0 to 15, and 16 to 31.
 struct codes32 {

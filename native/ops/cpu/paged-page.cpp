@@ -183,22 +183,25 @@ page_kernel code_kernel_of(ggml_type type) {
     }
 }
 
+// Query rows of a KV head from which on halves are better converted once than at each use.
+constexpr int64_t rows_worth_converting = 16;
+
 } // namespace
 
-page_kernel page_kernel_of(ggml_type type, int64_t rows) {
+page_kernel page_kernel_of(ggml_type type, int64_t d, int64_t rows) {
     const page_kernel converted = kernel_as<as_f32>(page_form::floats);
     switch (type) {
     case GGML_TYPE_F32:
         return kernel_as<as_f32>(page_form::in_place);
-    case GGML_TYPE_F16: // for many rows, halves are better converted once
-        return rows < 16 ? kernel_as<as_f16>(page_form::in_place) : converted;
+    case GGML_TYPE_F16:
+        return rows < rows_worth_converting ? kernel_as<as_f16>(page_form::in_place) : converted;
     case GGML_TYPE_BF16:
-        return rows < 16 ? kernel_as<as_bf16>(page_form::in_place) : converted;
+        return rows < rows_worth_converting ? kernel_as<as_bf16>(page_form::in_place) : converted;
     default:
         break;
     }
     const page_kernel codes = code_kernel_of(type);
-    return codes.score ? codes : converted;
+    return codes.score && d <= most_code_groups * code_group ? codes : converted;
 }
 
 } // namespace paged

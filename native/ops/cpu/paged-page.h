@@ -58,10 +58,18 @@ struct page_kernel {
     steps_fn  add_steps;
 };
 
-// For so many query rows of a KV head. What it computes with a row is the same to the bit for any number.
-page_kernel page_kernel_of(ggml_type type, int64_t rows);
+// For heads of `d` elements and so many query rows of a KV head. What it computes with a row is the same to the bit for
+// any number of rows.
+page_kernel page_kernel_of(ggml_type type, int64_t d, int64_t rows);
 
-// Kernels that compute with the codes themselves; without `score` where this build has none.
+// Elements that share a scale, in every quantized type of KV pages.
+constexpr int code_group = 32;
+
+// Groups of a head that kernels over codes have room for on the stack: a head of 640. Wider ones become floats.
+constexpr int most_code_groups = 20;
+
+// Kernels that compute with the codes themselves, of heads up to most_code_groups; without `score` where this build has
+// none.
 struct code_kernels {
     page_kernel q8_0, q5_1, q5_0, q4_1, q4_0, iq4_nl;
 };
