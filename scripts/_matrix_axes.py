@@ -1,0 +1,165 @@
+"""The axes of the matrix of shapes and features, and configurations that cover every pair of their values."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from itertools import combinations
+from typing import Any
+
+__all__ = ["AXES", "Config", "Pair", "configurations", "covering", "pairs_of"]
+
+MOST_SEQUENCES = 48
+MOST_STEPS = 250
+MOST_PRODUCTS = 3e9
+"""Limits of one configuration: prompt tokens over tokens of a step, and multiplications of attention."""
+
+WIDEST = 1024
+"""Elements of an embedding where an architecture ties it to the heads."""
+
+AXES: dict[str, tuple[Any, ...]] = {
+    "arch": ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "gpt-oss", "deepseek2", "lfm2"),
+    "group": (1, 2, 3, 4, 7, 8, 16, 32),
+    "kv_heads": (1, 2, 4, 5),
+    "head_dim": (32, 64, 80, 96, 128, 192, 256),
+    "kv_type": (
+        "f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl",
+        "q8_0/f16", "f16/q4_0", "q4_0/q8_0", "f32/iq4_nl",
+    ),
+    "weights": ("f32", "q8_0"),
+    "block_size": (32, 64, 128, 256),
+    "sequences": (1, 2, 5, 17, 24, 40),
+    "prefix": (0, 31, 64, 200, 641, 900),
+    "tails": ("own", "equal"),
+    "n": (1, 2, 6, 24),
+    "sessions": ("none", "compute", "fork"),
+    "window": (0, 40, 200),
+    "pool": ("roomy", "tight", "least"),
+    "swap": (False, True),
+    "batch_tokens": (8, 33, 64, 512),
+    "batch_seqs": (1, 3, 8, 256),
+    "deterministic": (True, False),
+    "threads": (1, 2, 3, 4),
+    "prefix_cache": (True, False),
+    "draw": ("greedy", "seeded"),
+    "prompt_logprobs": (False, True),
+    "cancels": (False, True),
+    "audit": (False, True),
+}  # fmt: skip
+"""Lengths are in tokens; `tails` follow the common prefix of the prompts; `audit` sets VELO_DEBUG."""
+
+Pair = tuple[str, Any, str, Any]
+
+
+@dataclass(frozen=True)
+class Config:
+    """One value of each axis, and the seed of weights, tokens and draws."""
+
+    arch: str
+    group: int
+    kv_heads: int
+    head_dim: int
+    kv_type: str
+    weights: str
+    block_size: int
+    sequences: int
+    prefix: int
+    tails: str
+    n: int
+    sessions: str
+    window: int
+    pool: str
+    swap: bool
+    batch_tokens: int
+    batch_seqs: int
+    deterministic: bool
+    threads: int
+    prefix_cache: bool
+    draw: str
+    prompt_logprobs: bool
+    cancels: bool
+    audit: bool
+    seed: int = 0
+
+    @property
+    def heads(self) -> int:
+        return self.group * self.kv_heads
+
+    @property
+    def kv_types(self) -> tuple[str, str]:
+        """The types of K and V."""
+        first, _, second = self.kv_type.partition("/")
+        return first, second or first
+
+    @property
+    def key_dim(self) -> int:
+        """Elements of a row of K, of one head: those of the latent where there is one."""
+        return self.head_dim * 9 // 2 if self.arch == "deepseek2" else self.head_dim
+
+
+def possible(config: Config) -> bool:
+    """Whether such a model exists and the run is short."""
+    quantized = any(kind not in ("f32", "f16", "bf16") for kind in config.kv_types)
+    width = config.heads * config.head_dim
+    tokens = config.sequences * (config.prefix + 30)
+    return (
+        (config.window == 0 or config.arch in ("gemma2", "gemma3", "gpt-oss"))
+        and (config.arch not in ("qwen2", "lfm2") or width <= WIDEST)
+        and (config.arch != "deepseek2" or (config.kv_heads == 1 and "/" not in config.kv_type))
+        and not (quantized and (config.head_dim % 32 or config.key_dim % 32))
+        and not (config.weights == "q8_0" and config.head_dim % 32)
+        and config.batch_seqs <= max(8, config.batch_tokens)
+        and config.sequences * config.n <= MOST_SEQUENCES
+        and tokens / config.batch_tokens <= MOST_STEPS
+        and tokens * config.prefix * config.heads * config.key_dim <= MOST_PRODUCTS
+    )
+
+
+def pairs_of(config: Config) -> Iterator[Pair]:
+    """The pairs of values that a configuration covers."""
+    values = asdict(config)
+    for one, other in combinations(AXES, 2):
+        yield one, values[one], other, values[other]
+
+
+def _random(draw: random.Random, fixed: dict[str, Any]) -> Config | None:
+    """A possible configuration with these values; None where a hundred tries gave none."""
+    for _ in range(100):
+        values = {name: draw.choice(axis) for name, axis in AXES.items()} | fixed
+        config = Config(**values, seed=draw.randrange(1 << 31))
+        if possible(config):
+            return config
+    return None
+
+
+def covering(seed: int, candidates: int = 12) -> list[Config]:
+    """Configurations in which every possible pair of values occurs: each is the best of some random ones."""
+    draw = random.Random(seed)
+    order = [(a, x, b, y) for a, b in combinations(AXES, 2) for x in AXES[a] for y in AXES[b]]
+    draw.shuffle(order)
+    missing = set(order)
+    made: list[Config] = []
+    for pair in order:
+        if pair not in missing:
+            continue
+        a, x, b, y = pair
+        drawn = [config for _ in range(candidates) if (config := _random(draw, {a: x, b: y})) is not None]
+        if drawn:  # else no model has both
+            best = max(drawn, key=lambda config: len(missing.intersection(pairs_of(config))))
+            missing.difference_update(pairs_of(best))
+            made.append(best)
+    return made
+
+
+def configurations(count: int, seed: int) -> list[Config]:
+    """The first `count` of one covering set after another."""
+    made: list[Config] = []
+    while len(made) < count:
+        made += covering(seed)
+        seed += 1
+    return made[:count]
+
+
+if {field.name for field in fields(Config)} != {*AXES, "seed"}:
+    raise TypeError("Config and AXES do not name the same axes")

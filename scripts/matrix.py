@@ -1,0 +1,123 @@
+#!/usr/bin/env python3
+"""Crosses shapes and features: small models of every shape run requests and sessions in every kind of engine.
+
+    python scripts/matrix.py --count 2000
+    python scripts/matrix.py --replay '{"arch": "llama", ...}'
+
+The configurations cover every pair of values of the axes in scripts/_matrix_axes.py, again and again. In each,
+requests and sessions run at once. The process must live, no block may be held in the end, and the answers must
+be those that each request gets alone (deterministic), or their logprobs must be about as near to the truth as
+those of the contiguous path. A finding is printed with the JSON of its configuration, for --replay; the script
+ends with 1 if there is one. The package must be installed with -C cmake.define.PYVELO_BUILD_TESTS=ON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from time import perf_counter as now
+
+from _matrix_axes import Config, configurations
+from _upstream import run_main
+
+WORKER = Path(__file__).resolve().parent / "_matrix_run.py"
+LIMIT = 300.0
+"""Seconds after which a configuration counts as one that hangs."""
+
+COMMAND = (sys.executable, str(WORKER))
+
+
+class Worker:
+    """A process that runs configurations until it dies, and then another one."""
+
+    def __init__(
+        self, limit: float = LIMIT, command: tuple[str, ...] = (sys.executable, str(WORKER))
+    ) -> None:
+        self._limit = limit
+        self._command = command
+        self._process: subprocess.Popen[str] | None = None
+        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def ask(self, config: Config) -> list[str]:
+        """The findings of one configuration; that it killed or stopped the process is one."""
+        process = self._process or self._start()
+        try:
+            process.stdin.write(json.dumps(asdict(config)) + "\n")  # type: ignore[union-attr]
+            process.stdin.flush()  # type: ignore[union-attr]
+            line = self._lines.get(timeout=self._limit)
+        except queue.Empty:
+            self.close()
+            return [f"no answer after {self._limit:.0f} s"]
+        except OSError:
+            line = ""
+        if line:
+            found: list[str] = json.loads(line)
+            return found
+        status = process.wait()
+        self.close()
+        return [
+            f"the process died with signal {-status}" if status < 0 else f"the process ended with {status}"
+        ]
+
+    def close(self) -> None:
+        """Ends the process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def _start(self) -> subprocess.Popen[str]:
+        process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+        def read() -> None:
+            for line in process.stdout or ():
+                lines.put(line)
+            lines.put("")
+
+        threading.Thread(target=read, daemon=True).start()
+        self._process, self._lines = process, lines
+        return process
+
+
+def run(configs: Iterable[Config], worker: Worker) -> Iterator[tuple[Config, list[str]]]:
+    """Every configuration with its findings."""
+    try:
+        for config in configs:
+            yield config, worker.ask(config)
+    finally:
+        worker.close()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--count", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--skip", type=int, default=0, help="configurations to leave out at the beginning")
+    parser.add_argument("--replay", help="the JSON of one configuration")
+    given = parser.parse_args()
+    configs = (
+        [Config(**json.loads(given.replay))] if given.replay else configurations(given.count, given.seed)
+    )
+    start, wrong = now(), 0
+    for number, (config, found) in enumerate(run(configs[given.skip :], Worker()), given.skip + 1):
+        if found:
+            wrong += 1
+            print(f"{number}: {json.dumps(asdict(config))}", *found[:5], sep="\n    ", flush=True)
+        if number % 50 == 0:
+            print(f"{number} configurations, {wrong} with findings, {now() - start:.0f} s", flush=True)
+    print(f"{len(configs) - given.skip} configurations, {wrong} with findings, {now() - start:.0f} s")
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))
