@@ -8,15 +8,19 @@ from dataclasses import asdict, dataclass, fields
 from itertools import combinations
 from typing import Any
 
-__all__ = ["AXES", "Config", "Pair", "configurations", "covering", "pairs_of"]
+__all__ = ["AXES", "SMALL", "Config", "Pair", "configurations", "covering", "pairs_of", "possible"]
 
 MOST_SEQUENCES = 48
-MOST_STEPS = 250
-MOST_PRODUCTS = 3e9
-"""Limits of one configuration: prompt tokens over tokens of a step, and multiplications of attention."""
+MOST_STEPS = 150
+MOST_PRODUCTS = 1.5e9
+"""Limits of one configuration; multiplications are those of attention."""
 
-WIDEST = 1024
-"""Elements of an embedding where an architecture ties it to the heads."""
+TOKENS_BEHIND = 30
+"""About as many tokens of a request follow the common prefix."""
+
+WIDEST = 4096
+WIDEST_TIED = 1024
+"""Elements of the query heads, and of an embedding if the architecture ties it to them."""
 
 AXES: dict[str, tuple[Any, ...]] = {
     "arch": ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "gpt-oss", "deepseek2", "lfm2"),
@@ -48,6 +52,12 @@ AXES: dict[str, tuple[Any, ...]] = {
     "audit": (False, True),
 }  # fmt: skip
 """Lengths are in tokens; `tails` follow the common prefix of the prompts; `audit` sets VELO_DEBUG."""
+
+SMALL: dict[str, Any] = {
+    "arch": "llama", "group": 1, "kv_heads": 1, "head_dim": 32, "kv_type": "f16", "weights": "f32",
+    "sequences": 1, "prefix": 0, "n": 1, "window": 0, "batch_tokens": 512, "batch_seqs": 8,
+}  # fmt: skip
+"""Values that are possible with as many others as there are."""
 
 Pair = tuple[str, Any, str, Any]
 
@@ -102,16 +112,17 @@ def possible(config: Config) -> bool:
     """Whether such a model exists and the run is short."""
     quantized = any(kind not in ("f32", "f16", "bf16") for kind in config.kv_types)
     width = config.heads * config.head_dim
-    tokens = config.sequences * (config.prefix + 30)
+    tokens = config.sequences * (config.prefix + TOKENS_BEHIND)
+    steps = tokens / config.batch_tokens + 4 * config.sequences * config.n / config.batch_seqs
     return (
         (config.window == 0 or config.arch in ("gemma2", "gemma3", "gpt-oss"))
-        and (config.arch not in ("qwen2", "lfm2") or width <= WIDEST)
+        and width <= (WIDEST_TIED if config.arch in ("qwen2", "lfm2") else WIDEST)
         and (config.arch != "deepseek2" or (config.kv_heads == 1 and "/" not in config.kv_type))
         and not (quantized and (config.head_dim % 32 or config.key_dim % 32))
         and not (config.weights == "q8_0" and config.head_dim % 32)
         and config.batch_seqs <= max(8, config.batch_tokens)
         and config.sequences * config.n <= MOST_SEQUENCES
-        and tokens / config.batch_tokens <= MOST_STEPS
+        and steps <= MOST_STEPS
         and tokens * config.prefix * config.heads * config.key_dim <= MOST_PRODUCTS
     )
 
@@ -124,16 +135,22 @@ def pairs_of(config: Config) -> Iterator[Pair]:
 
 
 def _random(draw: random.Random, fixed: dict[str, Any]) -> Config | None:
-    """A possible configuration with these values; None where a hundred tries gave none."""
-    for _ in range(100):
-        values = {name: draw.choice(axis) for name, axis in AXES.items()} | fixed
-        config = Config(**values, seed=draw.randrange(1 << 31))
+    """Draw a configuration with the `fixed` values, made smaller until it is possible.
+
+    Returns: None if these values rule each other out.
+    """
+    values = {name: draw.choice(axis) for name, axis in AXES.items()} | fixed
+    seed = draw.randrange(1 << 31)
+    for name in (None, *draw.sample(sorted(SMALL), len(SMALL))):
+        if name is not None and name not in fixed:
+            values[name] = SMALL[name]
+        config = Config(**values, seed=seed)
         if possible(config):
             return config
     return None
 
 
-def covering(seed: int, candidates: int = 12) -> list[Config]:
+def covering(seed: int, candidates: int = 20) -> list[Config]:
     """Configurations in which every possible pair of values occurs: each is the best of some random ones."""
     draw = random.Random(seed)
     order = [(a, x, b, y) for a, b in combinations(AXES, 2) for x in AXES[a] for y in AXES[b]]
@@ -144,11 +161,13 @@ def covering(seed: int, candidates: int = 12) -> list[Config]:
         if pair not in missing:
             continue
         a, x, b, y = pair
-        drawn = [config for _ in range(candidates) if (config := _random(draw, {a: x, b: y})) is not None]
-        if drawn:  # else no model has both
-            best = max(drawn, key=lambda config: len(missing.intersection(pairs_of(config))))
-            missing.difference_update(pairs_of(best))
-            made.append(best)
+        if (best := _random(draw, {a: x, b: y})) is None:
+            continue  # they rule each other out
+        others = (_random(draw, {a: x, b: y}) for _ in range(candidates - 1))
+        drawn = [best, *(config for config in others if config is not None)]
+        best = max(drawn, key=lambda config: len(missing.intersection(pairs_of(config))))
+        missing.difference_update(pairs_of(best))
+        made.append(best)
     return made
 
 

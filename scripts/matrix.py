@@ -4,11 +4,12 @@
     python scripts/matrix.py --count 2000
     python scripts/matrix.py --replay '{"arch": "llama", ...}'
 
-The configurations cover every pair of values of the axes in scripts/_matrix_axes.py, again and again. In each,
-requests and sessions run at once. The process must live, no block may be held in the end, and the answers must
-be those that each request gets alone (deterministic), or their logprobs must be about as near to the truth as
-those of the contiguous path. A finding is printed with the JSON of its configuration, for --replay; the script
-ends with 1 if there is one. The package must be installed with -C cmake.define.PYVELO_BUILD_TESTS=ON.
+The configurations cover every pair of values of the axes in scripts/_matrix_axes.py, again and again. In
+each, requests and sessions run at once. The process must live, no block may be held in the end, and the
+answers must be those that each request gets alone (deterministic), or their logprobs must be about as near to
+the truth as those of the contiguous path. A finding is printed with the JSON of its configuration, for
+--replay; the script ends with 1 if there is one. The package must be installed with
+-C cmake.define.PYVELO_BUILD_TESTS=ON.
 """
 
 from __future__ import annotations
@@ -62,16 +63,15 @@ class Worker:
             return found
         status = process.wait()
         self.close()
-        return [
-            f"the process died with signal {-status}" if status < 0 else f"the process ended with {status}"
-        ]
+        return [f"ended by signal {-status}" if status < 0 else f"ended with status {status}"]
 
     def close(self) -> None:
         """Ends the process."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
-            self._process = None
+            self._reader.join()
+            with self._process:  # closes the pipes
+                self._process = None
 
     def _start(self) -> subprocess.Popen[str]:
         process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -82,8 +82,9 @@ class Worker:
                 lines.put(line)
             lines.put("")
 
-        threading.Thread(target=read, daemon=True).start()
         self._process, self._lines = process, lines
+        self._reader = threading.Thread(target=read, daemon=True)
+        self._reader.start()
         return process
 
 

@@ -1,0 +1,43 @@
+"""Shapes times features: configurations that cover every pair of them, each in a process that may die."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
+
+from _matrix_axes import Config, configurations, covering
+from matrix import Worker, run
+
+pytestmark = pytest.mark.laboratory  # its contiguous path
+
+PARTS = 8
+EFFORT = float(os.environ.get("VELO_TEST_EFFORT", "1"))
+"""How many covering sets are run; scripts/matrix.py is the long profile."""
+
+
+@pytest.fixture(scope="module")
+def configs() -> list[Config]:
+    return configurations(round(len(covering(0)) * EFFORT), 0)
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    made = Worker()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_shapes_times_features(part: int, configs: list[Config], worker: Worker) -> None:
+    found = {
+        json.dumps(asdict(config)): wrong for config, wrong in run(configs[part::PARTS], worker) if wrong
+    }
+    assert not found, "replay with scripts/matrix.py --replay JSON"
