@@ -1,4 +1,4 @@
-"""The axes of the matrix of shapes and features, and configurations that cover every pair of their values."""
+"""Axes of the matrix of shapes and features, and configurations that cover every pair of their values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_PRODUCTS = 1.5e9
 """Limits of one configuration; multiplications are those of attention."""
 
 TOKENS_BEHIND = 30
-"""About as many tokens of a request follow the common prefix."""
+"""Tokens of a request behind the common prefix, about."""
 
 WIDEST = 4096
 WIDEST_TIED = 1024
@@ -57,14 +57,14 @@ SMALL: dict[str, Any] = {
     "arch": "llama", "group": 1, "kv_heads": 1, "head_dim": 32, "kv_type": "f16", "weights": "f32",
     "sequences": 1, "prefix": 0, "n": 1, "window": 0, "batch_tokens": 512, "batch_seqs": 8,
 }  # fmt: skip
-"""Values that are possible with as many others as there are."""
+"""The value of each axis that rules out the fewest others."""
 
 Pair = tuple[str, Any, str, Any]
 
 
 @dataclass(frozen=True)
 class Config:
-    """One value of each axis, and the seed of weights, tokens and draws."""
+    """A value of each axis, and the seed of weights, tokens and draws."""
 
     arch: str
     group: int
@@ -98,18 +98,18 @@ class Config:
 
     @property
     def kv_types(self) -> tuple[str, str]:
-        """The types of K and V."""
+        """Types of K and V."""
         first, _, second = self.kv_type.partition("/")
         return first, second or first
 
     @property
     def key_dim(self) -> int:
-        """Elements of a row of K, of one head: those of the latent where there is one."""
+        """Elements of a row of K of one KV head, which is the latent in deepseek2."""
         return self.head_dim * 9 // 2 if self.arch == "deepseek2" else self.head_dim
 
 
 def possible(config: Config) -> bool:
-    """Whether such a model exists and the run is short."""
+    """Return whether such a model exists and its run is short."""
     quantized = any(kind not in ("f32", "f16", "bf16") for kind in config.kv_types)
     width = config.heads * config.head_dim
     tokens = config.sequences * (config.prefix + TOKENS_BEHIND)
@@ -128,7 +128,7 @@ def possible(config: Config) -> bool:
 
 
 def pairs_of(config: Config) -> Iterator[Pair]:
-    """The pairs of values that a configuration covers."""
+    """Yield the pairs of values that a configuration covers."""
     values = asdict(config)
     for one, other in combinations(AXES, 2):
         yield one, values[one], other, values[other]
@@ -151,7 +151,7 @@ def _random(draw: random.Random, fixed: dict[str, Any]) -> Config | None:
 
 
 def covering(seed: int, candidates: int = 20) -> list[Config]:
-    """Configurations in which every possible pair of values occurs: each is the best of some random ones."""
+    """Return configurations that cover every possible pair of values, each the best of some random ones."""
     draw = random.Random(seed)
     order = [(a, x, b, y) for a, b in combinations(AXES, 2) for x in AXES[a] for y in AXES[b]]
     draw.shuffle(order)
@@ -172,7 +172,7 @@ def covering(seed: int, candidates: int = 20) -> list[Config]:
 
 
 def configurations(count: int, seed: int) -> list[Config]:
-    """The first `count` of one covering set after another."""
+    """Return the first `count` configurations of one covering set after another."""
     made: list[Config] = []
     while len(made) < count:
         made += covering(seed)

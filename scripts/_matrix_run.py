@@ -1,6 +1,6 @@
 """Runs configurations of the matrix: the same requests alone and together over a model of the shape.
 
-As a program: reads configurations as JSON, one a line, and answers each with a line of JSON, its findings.
+As a program, reads configurations from standard input, a line of JSON each, and prints their findings alike.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ __all__ = ["findings"]
 N_CTX = 1024
 N_VOCAB = 900
 COMPARED = 3
-"""Requests whose logprobs are compared with those of the contiguous path."""
+"""Requests whose logprobs are compared with the contiguous path's; as many answers of sessions are."""
 
 FACTOR = 4.0
-"""How many times as far from the truth as the contiguous path over the same types the logprobs may be."""
+"""Logprobs may be this many times as far from the truth as the contiguous path over the same types is."""
 
 FLOOR = {"f32": 1e-6, "q8_0": 1e-3}
 """Normalised squared error of rounding for each type of weights. q8_0 rounds activations to bytes."""
@@ -56,7 +56,7 @@ Tokens = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Job:
-    """One request of `n` samples, or what one session says; `cancelled` after some pieces."""
+    """A request of `n` samples, or an answer of a session. `cancelled`: after one to three pieces."""
 
     prompt: Tokens
     max_tokens: int
@@ -69,19 +69,19 @@ class Job:
 
 @dataclass(frozen=True)
 class Talk:
-    """A session of `begin` that computes it, and forks that each append a text and answer."""
+    """A session that computes `begin`. It and its forks each append a text and answer."""
 
     begin: Tokens
     texts: tuple[Tokens, ...]
     max_tokens: int
 
     def jobs(self) -> list[Job]:
-        """The requests that must get the same answers."""
+        """Return the requests that must get the same answers."""
         return [Job(self.begin + text, self.max_tokens) for text in self.texts]
 
 
 def shape_of(config: Config) -> Shape:
-    """A small model with the heads of the configuration."""
+    """Return a small model with the heads of the configuration."""
     width = config.heads * config.head_dim
     return Shape(
         arch=config.arch,
@@ -98,7 +98,7 @@ def shape_of(config: Config) -> Shape:
 
 
 def jobs_of(config: Config) -> list[Job]:
-    """The requests: a common prefix, and tails of their own or the same one."""
+    """Draw the requests: prompts with a common prefix."""
     draw = random.Random(config.seed)
     prefix = _text(draw, config.prefix)
     same = _text(draw, draw.randint(1, 20))
@@ -117,7 +117,7 @@ def jobs_of(config: Config) -> list[Job]:
 
 
 def talks_of(config: Config) -> list[Talk]:
-    """The sessions. A block and one token is where what is computed ends with a block."""
+    """Draw the sessions. Often whole blocks and one token long: then the computed part ends with a block."""
     if config.sessions == "none":
         return []
     draw = random.Random(config.seed + 1)
@@ -136,7 +136,7 @@ def _text(draw: random.Random, n: int) -> Tokens:
 
 
 def params_of(config: Config, job: Job) -> SamplingParams:
-    """What a request asks for; a session computes no token twice, so it has no logprobs of its prompt."""
+    """Return the parameters of a request; sessions (without a prompt) cannot have prompt logprobs."""
     from pyvelo import SamplingParams
 
     drawn: dict[str, Any] = {"temperature": 0.0}
@@ -159,7 +159,10 @@ def params_of(config: Config, job: Job) -> SamplingParams:
 
 
 def alone(config: Config, model: Path, jobs: Sequence[Job]) -> tuple[dict[Job, list[Tokens]], int]:
-    """What each request says by itself, over an engine that shares nothing; and the bytes of a block."""
+    """Answer each request alone, in an engine that shares nothing.
+
+    Returns: the token ids of the samples of each request (deterministic mode only), and the bytes of a block.
+    """
     from pyvelo import LLM
 
     with LLM(model, n_threads=1, kv_cache_bytes=64 << 20, prefix_cache=False, **_settings(config)) as llm:
@@ -189,14 +192,14 @@ def _settings(config: Config) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Answers:
-    """What was said together: an output for each request (None: cancelled), and for each text of a talk."""
+    """Outputs of the requests (None: cancelled), and of the texts of each talk."""
 
     requests: list[RequestOutput | None]
     talks: list[list[RequestOutput]]
 
 
 async def together(config: Config, model: Path, jobs: list[Job], talks: list[Talk], pool: int) -> Answers:
-    """All requests and sessions at once. Raises AssertionError where anything is held in the end."""
+    """Run all requests and sessions at once. Raises AssertionError if anything is held in the end."""
     from pyvelo import AsyncLLM
 
     async with AsyncLLM(
@@ -269,7 +272,7 @@ async def _all_free(llm: AsyncLLM) -> None:
 
 
 def findings(config: Config) -> list[str]:
-    """Runs one configuration; what is wrong with it, a sentence each."""
+    """Run one configuration and return what is wrong with it, a sentence each."""
     from pyvelo.errors import VeloError
 
     with tempfile.TemporaryDirectory() as folder, _environment(VELO_DEBUG="1" if config.audit else "0"):
@@ -300,7 +303,7 @@ def _environment(**variables: str) -> Iterator[None]:
 
 
 def _pool_blocks(config: Config, jobs: list[Job], talks: list[Talk]) -> int:
-    """Blocks of the pool: for all at once, for a third of that, or for the longest alone."""
+    """Return the number of blocks for all at once, for a third of that, or for the longest alone."""
     lengths = [len(job.prompt) + job.max_tokens for job in jobs for _ in range(job.n)]
     lengths += [len(job.prompt) + job.max_tokens for talk in talks for job in talk.jobs()]
     blocks = [-(-length // config.block_size) for length in lengths]
@@ -323,7 +326,7 @@ def _differences(
 
 
 def _too_far(config: Config, model: Path, answers: Answers) -> list[str]:
-    """Compares logprobs with those of the contiguous path, over f32 (the truth) and over the same types."""
+    """Compare logprobs with the contiguous path over f32 pages (the truth) and over the same types."""
     outputs = [output for output in answers.requests if output is not None][:COMPARED]
     outputs += [output for talk in answers.talks for output in talk][:COMPARED]
     outputs = [output for output in outputs if output.prompt_token_ids]
@@ -349,7 +352,7 @@ def _nmse(expected: npt.NDArray[np.float64], actual: npt.NDArray[np.float64]) ->
 def _contiguous(
     model: Path, outputs: Sequence[RequestOutput], kv_types: tuple[str, str]
 ) -> list[npt.NDArray[np.float64]]:
-    """The logprobs of the same tokens after the same ones, by the contiguous path of the patched library."""
+    """Return the logprobs that the contiguous path of the patched library gives to the same tokens."""
     from pyvelo.kv.geometry import KV_TYPES
 
     ffi, lib = _laboratory()
@@ -368,7 +371,7 @@ def _contiguous(
 
 
 def _follow(lib: Any, ffi: Any, handle: Any, seq: int, output: RequestOutput) -> npt.NDArray[np.float64]:
-    """Decodes a prompt and its answer; the logprobs of the tokens that the answer's logprobs name."""
+    """Decode a prompt and its answer, and return the logprobs of the tokens that its `logprobs` name."""
     tokens = np.array([*output.prompt_token_ids, *output.token_ids[:-1]], np.int32)
     logits = np.empty(lib.contiguous_n_vocab(handle), np.float32)
     begin, end, values = 0, len(output.prompt_token_ids), []
@@ -386,7 +389,7 @@ def _follow(lib: Any, ffi: Any, handle: Any, seq: int, output: RequestOutput) ->
 
 @cache
 def _laboratory() -> tuple[Any, Any]:
-    """The contiguous path, as the tests' library exports it."""
+    """Open the library of the tests, which exports the contiguous path."""
     from cffi import FFI
 
     import pyvelo
@@ -401,7 +404,7 @@ def _laboratory() -> tuple[Any, Any]:
 
 
 def main() -> None:
-    """Answers every line until there are no more."""
+    """Answer every line of standard input."""
     answers = os.fdopen(os.dup(1), "w")  # what libraries print goes elsewhere
     os.dup2(2, 1)
     for line in sys.stdin:

@@ -5,11 +5,10 @@
     python scripts/matrix.py --replay '{"arch": "llama", ...}'
 
 The configurations cover every pair of values of the axes in scripts/_matrix_axes.py, again and again. In
-each, requests and sessions run at once. The process must live, no block may be held in the end, and the
-answers must be those that each request gets alone (deterministic), or their logprobs must be about as near to
-the truth as those of the contiguous path. A finding is printed with the JSON of its configuration, for
---replay; the script ends with 1 if there is one. The package must be installed with
--C cmake.define.PYVELO_BUILD_TESTS=ON.
+each, requests and sessions run at once. Checked: the process lives, no block is held in the end, answers
+equal those that each request gets alone (deterministic mode), or logprobs are about as near to the truth as
+those of the contiguous path. A finding is printed with the JSON of its configuration, for --replay; the script
+ends with 1 if there is one. The package must be installed with -C cmake.define.PYVELO_BUILD_TESTS=ON.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ COMMAND = (sys.executable, str(WORKER))
 
 
 class Worker:
-    """A process that runs configurations until it dies, and then another one."""
+    """A process that runs configurations, replaced when it dies or hangs."""
 
     def __init__(
         self, limit: float = LIMIT, command: tuple[str, ...] = (sys.executable, str(WORKER))
@@ -47,7 +46,7 @@ class Worker:
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def ask(self, config: Config) -> list[str]:
-        """The findings of one configuration; that it killed or stopped the process is one."""
+        """Return the findings of one configuration; the end of the process is one."""
         process = self._process or self._start()
         try:
             process.stdin.write(json.dumps(asdict(config)) + "\n")  # type: ignore[union-attr]
@@ -66,7 +65,7 @@ class Worker:
         return [f"ended by signal {-status}" if status < 0 else f"ended with status {status}"]
 
     def close(self) -> None:
-        """Ends the process."""
+        """End the process."""
         if self._process is not None:
             self._process.kill()
             self._reader.join()
@@ -89,7 +88,7 @@ class Worker:
 
 
 def run(configs: Iterable[Config], worker: Worker) -> Iterator[tuple[Config, list[str]]]:
-    """Every configuration with its findings."""
+    """Yield every configuration with its findings."""
     try:
         for config in configs:
             yield config, worker.ask(config)
