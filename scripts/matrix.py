@@ -7,8 +7,8 @@
 The configurations cover every pair of values of the axes in scripts/_matrix_axes.py, again and again. In
 each, requests and sessions run at once. Checked: the process lives, no block is held in the end, answers
 equal those that each request gets alone (deterministic mode), or logprobs are about as near to the truth as
-those of the contiguous path. A finding is printed with the JSON of its configuration, for --replay; the script
-ends with 1 if there is one. The package must be installed with -C cmake.define.PYVELO_BUILD_TESTS=ON.
+those of the contiguous path. A finding is printed with the JSON of its configuration, for --replay, and the
+script ends with 1. The package must be installed with -C cmake.define.PYVELO_BUILD_TESTS=ON.
 """
 
 from __future__ import annotations
