@@ -54,7 +54,7 @@ AXES: dict[str, tuple[Any, ...]] = {
 """Lengths are in tokens; `tails` follow the common prefix of the prompts; `audit` sets VELO_DEBUG."""
 
 SMALL: dict[str, Any] = {
-    "arch": "llama", "group": 1, "kv_heads": 1, "head_dim": 32, "kv_type": "f16", "weights": "f32",
+    "arch": "llama", "group": 2, "kv_heads": 1, "head_dim": 32, "kv_type": "f16", "weights": "f32",
     "sequences": 1, "prefix": 0, "n": 1, "window": 0, "batch_tokens": 512, "batch_seqs": 8,
 }  # fmt: skip
 """The value of each axis that rules out the fewest others."""
@@ -117,7 +117,9 @@ def possible(config: Config) -> bool:
     return (
         (config.window == 0 or config.arch in ("gemma2", "gemma3", "gpt-oss"))
         and width <= (WIDEST_TIED if config.arch in ("qwen2", "lfm2") else WIDEST)
-        and (config.arch != "deepseek2" or (config.kv_heads == 1 and "/" not in config.kv_type))
+        and (
+            config.arch != "deepseek2" or (config.kv_heads == 1 < config.group and "/" not in config.kv_type)
+        )
         and not (quantized and (config.head_dim % 32 or config.key_dim % 32))
         and not (config.weights == "q8_0" and config.head_dim % 32)
         and config.batch_seqs <= max(8, config.batch_tokens)

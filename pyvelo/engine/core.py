@@ -105,7 +105,8 @@ class EngineCore:
         """Takes in what is in the inbox; whether that ended a request."""
         n_ended = self.counters.n_ended
         for request in self.inbox.arrivals():
-            if request.branch is not None:
+            # a branch that was swapped out since the request was submitted has given it its blocks already
+            if request.branch is not None and request.branch.swapped is not None:
                 request.swapped, request.branch.swapped = request.branch.swapped, None
             if not request.held:
                 self._wait(request)

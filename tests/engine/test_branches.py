@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyvelo.engine.branch import Branch
+from pyvelo.engine.request import Request
 
 from .fakes import Bench, answer
 
@@ -123,6 +124,32 @@ def test_what_gave_way_comes_back(share: bool, n_swap_blocks: int) -> None:
     if n_swap_blocks == 100:
         assert fed(bench) == 3 * (20 + 3 + 2 * 4), "nothing is computed twice"
     close(bench, *branches)
+    bench.assert_idle()
+
+
+def test_a_branch_is_swapped_out_while_a_request_on_it_is_submitted() -> None:
+    """Another thread submits while a step is planned: the request is known, but not seen yet."""
+    bench = Bench(n_blocks=6, block_size=8, n_swap_blocks=100)
+    branch = bench.branch([1] * 20)
+    go_on(bench, branch)
+    submitted: list[Request] = []
+
+    def favour_swap(n_blocks: int, n_tokens: int) -> bool:
+        if not submitted:
+            branch.tokens.extend([2, 3])
+            submitted.append(bench.go_on(branch, 4))
+        return True
+
+    bench.core._costs.favour_swap = favour_swap  # type: ignore[method-assign]
+    other = bench.submit([3] * 8, 24)
+    wanted = answer([*branch.tokens, 2, 3], 4)
+    before = fed(bench)
+    bench.finish(other)
+    bench.finish(*submitted)
+    assert bench.manager.counts.swapped_out > 0
+    assert submitted[0].generated_ids == wanted
+    assert fed(bench) - before == (8 + 23) + (3 + 3), "nothing is computed again"
+    close(bench, branch)
     bench.assert_idle()
 
 
