@@ -16,7 +16,7 @@ TEXTS = [
     "Hello , world ! It 's fine ? No . I 'm ' quoted ' they 're we 've don 't he 'd we 'll",
     " a ?b  x  . ,\n ! \t ?",
     "for (int i = 0 ; i < n ; ++ i) { a [ i ] = ' ' ; }",
-    "日本語 。 テキスト ! 中文 ， 。 한국어 ?",
+    "日本語 。 テキスト ! 中文 ， 。 한국어 ?",  # noqa: RUF001
     "Привет , мир ! Ελληνικά . 'ς",
     "مرحبا ! שלום , עולם",
     "हिन्दी । ไทย . 🙂👩‍👩‍👧 !",
