@@ -99,7 +99,7 @@ def download(pin: Pin, folder: Path) -> Path:
     """Has pip download the distribution into `folder`; a pin without a sha256 is downloaded unchecked."""
     requirements = folder / "requirements.txt"
     requirements.write_text(pin.requirement if pin.sha256 else f"{pin.name}=={pin.version}", encoding="ascii")
-    arguments = ["--no-deps", "--no-binary", ":all:", "--disable-pip-version-check", "--no-input"]
+    arguments = ["--no-deps", "--no-binary", pin.name, "--disable-pip-version-check", "--no-input"]
     # With the build backend at hand pip reads the metadata in 5 s; without, it makes an environment, in 48 s.
     if importlib.util.find_spec("scikit_build_core"):
         arguments.append("--no-build-isolation")

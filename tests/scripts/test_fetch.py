@@ -5,13 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
 from _upstream import Pin, UpstreamError, read_pin, sha256_file
 from fetch_upstream import STAMP, download, locate, unpack
 
-from .conftest import TOP, TREE, Repository, sdist_members, write_sdist, write_tree
+from .conftest import PYPROJECT, TOP, TREE, Repository, sdist_members, write_sdist, write_tree
 
 
 def files_of(folder: Path) -> set[str]:
@@ -179,6 +180,23 @@ def test_a_version_without_a_known_hash_is_downloaded_too(
     target.mkdir()
     archive = download(Pin(repository.pin.name, "1.0", ""), target)
     assert sha256_file(archive) == repository.pin.sha256
+
+
+def test_what_a_build_requires_may_be_a_wheel(
+    repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offline(monkeypatch, tmp_path)
+    monkeypatch.setattr("fetch_upstream.importlib.util.find_spec", lambda name: None)  # no build backend here
+    info = "small_tool-1.0.dist-info"
+    with zipfile.ZipFile(tmp_path / "small_tool-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: small-tool\nVersion: 1.0\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    project = PYPROJECT.replace("requires = []", 'requires = ["small-tool"]')
+    write_sdist(repository.archive, sdist_members() | {f"{TOP}/pyproject.toml": project})
+    target = tmp_path / "downloads"
+    target.mkdir()
+    assert download(Pin(repository.pin.name, "1.0", ""), target).name == repository.archive.name
 
 
 def test_a_download_with_another_hash_is_refused(
