@@ -157,7 +157,7 @@ def _open(
 ) -> Engine:
     model = _load(path, config, offload.n_gpu_layers)
     try:
-        files.check()
+        files.check_loaded()
         embeddings = _embeddings(config, model, files)
         if model.info.is_encoder:
             return Engine(model, files, embeddings, None)

@@ -1,47 +1,75 @@
-"""The files that an engine's weights are mapped from, watched for becoming shorter.
+"""The files that an engine's weights are mapped from, watched for changes.
 
-A page of a mapped file that is no longer there cannot be read. So the files are looked at before every step:
-what was cut since then is told of with its numbers. What is cut while a step runs is seen by the native side
-(`native/api/mapped-files.hpp`), which ends that step with an error too; on Linux, as elsewhere nothing can.
+What is mapped changes with its file, and a page that is no longer there cannot be read. So the files are
+looked at before every step: a change since then is told of with its numbers. What is cut while a step runs is
+seen by the native side (`native/api/mapped-files.hpp`), which ends that step with an error too; on Linux, as
+elsewhere nothing can.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from pyvelo.errors import ModelError
 
 __all__ = ["ModelFiles"]
 
 
-class ModelFiles:
-    """Holds the files open, and with them what is mapped, even where another file takes their name.
+@dataclass(frozen=True)
+class _OpenFile:
+    path: str
+    descriptor: int
+    opened: os.stat_result
 
-    Raises ModelError where they cannot be opened, or are not of `n_bytes` together.
+
+class ModelFiles:
+    """Open files of a model: what is mapped stays, even if another file takes their name.
+
+    Raises:
+        ModelError: they cannot be opened, or are not of `n_bytes` together.
     """
 
     def __init__(self, paths: Sequence[str], n_bytes: int) -> None:
-        self._files: list[tuple[str, int, int]] = []
+        self._files: list[_OpenFile] = []
         try:
             for path in paths:
-                file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
-                self._files.append((path, file, os.fstat(file).st_size))
+                descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+                self._files.append(_OpenFile(path, descriptor, os.fstat(descriptor)))
         except OSError as error:
             self.close()
             raise ModelError(f"cannot read {error.filename}: {error.strerror}") from error
-        if sum(size for _, _, size in self._files) != n_bytes:
+        if sum(file.opened.st_size for file in self._files) != n_bytes:
             self.close()
             raise ModelError(f"{paths[0]} was changed while it was opened")
 
     def check(self) -> None:
-        """Raises ModelError where a file has become shorter since."""
-        for path, file, size in self._files:
-            now = os.fstat(file).st_size
-            if now < size:
-                raise ModelError(f"{path} became shorter while it was in use: {now} bytes of {size} are left")
+        """Raise ModelError if a file was cut or written since it was opened."""
+        for file in self._files:
+            now, size = os.fstat(file.descriptor), file.opened.st_size
+            if now.st_size < size:
+                raise ModelError(
+                    f"{file.path} became shorter while it was in use: {now.st_size} bytes of {size} are left"
+                )
+            if now.st_size != size or now.st_mtime_ns != file.opened.st_mtime_ns:
+                raise ModelError(
+                    f"{file.path} was written to while it was in use ({now.st_size} bytes, once {size}): "
+                    "open the model again"
+                )
+
+    def check_loaded(self) -> None:
+        """Raise ModelError if a path names another file than it did, or the file was changed."""
+        for file in self._files:
+            try:
+                same = os.path.samestat(os.stat(file.path), file.opened)
+            except OSError:
+                same = False
+            if not same:
+                raise ModelError(f"{file.path} was replaced while it was loaded: open the model again")
+        self.check()
 
     def close(self) -> None:
-        """Lets go of the files; may be called twice."""
+        """Close the files; may be called twice."""
         while self._files:
-            os.close(self._files.pop()[1])
+            os.close(self._files.pop().descriptor)

@@ -40,6 +40,42 @@ def test_a_file_that_shrinks_while_it_is_mapped(copy: Path, deterministic: bool)
         assert llm.stats().blocks_used == 0
 
 
+@pytest.mark.parametrize("grown", [0, 4096], ids=["same size", "larger"])
+def test_a_file_that_is_cut_and_grows_again_is_another(copy: Path, grown: int) -> None:
+    with LLM(copy) as llm:
+        llm.generate("Once", ONE)
+        size = copy.stat().st_size
+        os.truncate(copy, 0)
+        os.truncate(copy, size + grown)
+        for _ in range(2):
+            with pytest.raises(ModelError, match=f"was written to while it was in use .{size + grown} bytes"):
+                llm.generate("Once", ONE)
+        assert llm.stats().blocks_used == 0
+
+
+def test_a_file_that_is_overwritten(copy: Path) -> None:
+    with LLM(copy) as llm:
+        llm.generate("Once", ONE)
+        with copy.open("r+b") as file:
+            file.seek(-4096, os.SEEK_END)
+            file.write(bytes(64))
+        with pytest.raises(ModelError, match="was written to while it was in use"):
+            llm.generate("Once", ONE)
+
+
+def test_a_file_that_is_replaced_while_it_is_loaded(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load = engine._load
+
+    def replace_and_load(*arguments: object) -> object:
+        other = Path(shutil.copy(copy, copy.with_name("other.gguf")))
+        os.replace(other, copy)
+        return load(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(engine, "_load", replace_and_load)
+    with pytest.raises(ModelError, match="was replaced while it was loaded"):
+        LLM(copy)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the handler of SIGBUS is Linux's")
 def test_a_file_that_shrinks_within_a_step(tiny_model: Path, copy: Path) -> None:
     code = (
