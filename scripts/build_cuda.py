@@ -21,7 +21,7 @@ from _upstream import ROOT, UpstreamError, run_main
 from cuda_report import readable
 
 BUILD = ROOT / "build" / "cuda"
-LIBRARY = "libggml-cuda.so"
+LIBRARY = "libvelo-ggml-cuda.so"
 KERNELS = 64
 """Three kinds of numbers for K and for V, seven shapes of tiles, and the kernel that merges."""
 

@@ -91,7 +91,7 @@ def check_contents(wheel: Path) -> None:
         raise UpstreamError(f"{wheel.name} shall have the CPU backends of scripts/_wheel_check.py: {differ}")
     if len(found := [name for name in names if name.startswith("libgomp")]) != 1:
         raise UpstreamError(f"{wheel.name} shall have one OpenMP library: {', '.join(found) or 'none'}")
-    if "libvelo-lab.so" in names or f"{PREFIX[:-1]}.so" in names:
+    if "libvelo-lab.so" in names or "libvelo-ggml-cpu.so" in names:
         raise UpstreamError(f"{wheel.name} holds libraries of a development build")
 
 

@@ -50,7 +50,7 @@ from _gpu_sections import HERE, SECTIONS, Tools
 
 SECONDS = 470.0
 WRONG = 2
-CUDA_LIBRARY = "libggml-cuda.so"
+CUDA_LIBRARY = "libvelo-ggml-cuda.so"
 KERNEL_DRIVER = Path("/proc/driver/nvidia/version")
 
 

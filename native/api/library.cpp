@@ -4,14 +4,13 @@
 #include "packing.hpp"
 
 #include "ggml-backend.h"
+#include "ggml.h"
 #include "llama.h"
 
-#if defined(VELO_LOADS_BACKENDS)
-#    if defined(_WIN32)
-#        include <windows.h>
-#    else
-#        include <dlfcn.h>
-#    endif
+#if !defined(_WIN32)
+#    include <dlfcn.h>
+#elif defined(VELO_LOADS_BACKENDS)
+#    include <windows.h>
 #endif
 
 #include <algorithm>
@@ -156,9 +155,27 @@ std::string folder_of_this_library() {
 }
 #endif
 
+// Symbols of a library that was loaded with RTLD_GLOBAL come before those of the libraries that ours were linked with.
+static void check_symbols() {
+#if defined(__linux__)
+#    if defined(VELO_LOADS_BACKENDS) // they are linked when they are loaded
+    const void * function = dlsym(RTLD_DEFAULT, "ggml_init");
+#    else
+    const void * function = reinterpret_cast<const void *>(&ggml_init);
+#    endif
+    Dl_info found = {};
+    if (function && dladdr(function, &found) && found.dli_fname && !std::strstr(found.dli_fname, "libvelo-ggml")) {
+        velo::fail(VELO_UNSUPPORTED,
+                   "%s was loaded with RTLD_GLOBAL, so its ggml takes the place of PyVelo's: load it with RTLD_LOCAL",
+                   found.dli_fname);
+    }
+#endif
+}
+
 void start_library() {
     static std::once_flag once;
     std::call_once(once, [] {
+        check_symbols();
         llama_log_set(take_log, nullptr);
         ggml_set_abort_callback(take_abort);
 #if defined(VELO_LOADS_BACKENDS)

@@ -7,6 +7,23 @@ endif()
 if (TARGET velo-lab)
     list(APPEND _libraries velo-lab velo-lab-gpu)
 endif()
+
+# A process may load a stock llama.cpp too, such as llama_cpp's, and the dynamic linker loads one library of a name: ours
+# are libvelo-llama, libvelo-ggml and so on. Upstream finds the backends of PYVELO_PORTABLE by their names: they keep them.
+function (velo_share_process target)
+    get_target_property(_type ${target} TYPE)
+    if (_type STREQUAL "SHARED_LIBRARY" AND NOT target MATCHES "^velo")
+        set_property(TARGET ${target} PROPERTY OUTPUT_NAME velo-${target})
+    endif()
+    if (CMAKE_SYSTEM_NAME STREQUAL "Linux") # what a library defines is its own, also where another's comes first
+        target_link_options(${target} PRIVATE -Wl,-Bsymbolic)
+    endif()
+    # g++ makes some symbols one for the whole process, whichever libraries define them
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-fno-gnu-unique>)
+    # an abort becomes an exception (native/api/guard.hpp), which passes through upstream's files of C
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANG_AND_ID:C,GNU,Clang,AppleClang>:-fexceptions>)
+endfunction()
+
 if (APPLE)
     set(_origin "@loader_path")
 else()
@@ -15,6 +32,7 @@ endif()
 foreach (_target IN LISTS _libraries)
     set_property(TARGET ${_target} PROPERTY VERSION)
     set_property(TARGET ${_target} PROPERTY SOVERSION)
+    velo_share_process(${_target})
     set_target_properties(${_target} PROPERTIES INSTALL_RPATH "${_origin}" BUILD_WITH_INSTALL_RPATH OFF)
 endforeach()
 set_target_properties(_velo PROPERTIES INSTALL_RPATH "${_origin}/lib")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -34,8 +37,26 @@ def why_not_loaded(error: ImportError) -> str:
     return f"the compiled part of pyvelo cannot be loaded ({said}): {remedy}"
 
 
+@contextlib.contextmanager
+def symbols_kept_local() -> Iterator[None]:
+    """Load extension modules whose symbols no other library can find, whatever the process has set.
+
+    Otherwise a stock llama.cpp that is loaded later would call functions of ours.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    flags = sys.getdlopenflags()
+    sys.setdlopenflags(os.RTLD_NOW | os.RTLD_LOCAL)
+    try:
+        yield
+    finally:
+        sys.setdlopenflags(flags)
+
+
 try:
-    from ._velo import ffi, lib
+    with symbols_kept_local():
+        from ._velo import ffi, lib
 except ImportError as error:
     raise LibraryError(why_not_loaded(error)) from None
 

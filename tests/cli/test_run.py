@@ -234,7 +234,7 @@ def first_byte(process: subprocess.Popen[bytes]) -> bytes:
 def _has_started(pid: int) -> bool:
     """Whether the process has mapped the library, and so has a handler for Ctrl-C."""
     maps = Path(f"/proc/{pid}/maps")
-    return not maps.exists() or "libllama" in maps.read_text()
+    return not maps.exists() or "libvelo-llama" in maps.read_text()
 
 
 def test_a_reader_that_goes_away_is_no_error(tiny_model: Path) -> None:

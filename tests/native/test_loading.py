@@ -19,7 +19,10 @@ PACKAGE = Path(pyvelo.__file__).parent
 
 @pytest.mark.parametrize(
     ("missing", "said"),
-    [("_velo.abi3.so", "_velo"), ("lib/libllama.so", "libllama.so: cannot open shared object file")],
+    [
+        ("_velo.abi3.so", "_velo"),
+        ("lib/libvelo-llama.so", "libvelo-llama.so: cannot open shared object file"),
+    ],
 )
 def test_a_library_that_is_not_there(tmp_path: Path, missing: str, said: str) -> None:
     shutil.copytree(PACKAGE, tmp_path / "pyvelo", ignore=shutil.ignore_patterns("__pycache__", "*lab*"))

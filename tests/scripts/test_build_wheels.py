@@ -85,7 +85,7 @@ def maps(*paths: Path | str) -> set[Path]:
 def test_the_variant_of_a_process() -> None:
     backend = HOME / "lib/pyvelo/native/lib/libggml-cpu-zen4.so"
     gomp = HOME / "lib/pyvelo.libs/libgomp-24e2.so.1.0.0"
-    base = HOME / "lib/pyvelo/native/lib/libggml-base.so"
+    base = HOME / "lib/pyvelo/native/lib/libvelo-ggml-base.so"
     mapped = maps(backend, gomp, base, "/usr/bin/python3.11", "/usr/lib/locale/C.utf8/LC_CTYPE")
     assert mapped == {backend, gomp, base}
     assert loaded_variant(mapped, HOME) == "zen4"
@@ -141,7 +141,7 @@ def test_this_process_maps_its_libraries() -> None:
 
     pyvelo.native.devices()
     names = {path.name for path in libraries(Path("/proc/self/maps").read_text())}
-    assert {"libvelo.so", "libggml-base.so", "_velo.abi3.so"} <= names
+    assert {"libvelo.so", "libvelo-ggml-base.so", "_velo.abi3.so"} <= names
 
 
 def test_compilers_are_hidden(tmp_path: Path) -> None:
@@ -181,7 +181,11 @@ def test_a_name_that_does_not_travel(tag: str) -> None:
         glibc(Path(f"pyvelo-0.1.0-{tag}.whl"))
 
 
-LIBRARIES = [f"libggml-cpu-{name}.so" for name in VARIANTS] + ["libggml-base.so", "libggml.so", "libvelo.so"]
+LIBRARIES = [f"libggml-cpu-{name}.so" for name in VARIANTS] + [
+    "libvelo-ggml-base.so",
+    "libvelo-ggml.so",
+    "libvelo.so",
+]
 
 
 def wheel(folder: Path, names: Iterable[str]) -> Path:
@@ -201,7 +205,7 @@ def test_contents(tmp_path: Path) -> None:
         ([*LIBRARIES[1:], gomp], "x64"),
         ([*LIBRARIES, gomp, "libggml-cpu-armv9.so"], "armv9"),
         ([*LIBRARIES, gomp, "libvelo-lab.so"], "development"),
-        ([*LIBRARIES, gomp, "libggml-cpu.so"], "development"),
+        ([*LIBRARIES, gomp, "libvelo-ggml-cpu.so"], "development"),
     ):
         with pytest.raises(UpstreamError, match=said):
             check_contents(wheel(tmp_path, names))

@@ -186,10 +186,10 @@ def test_kernels_in_a_library() -> None:
 def test_what_a_library_does_not_find() -> None:
     text = (
         "\tlibcublas.so.13 => not found\n\tlibc.so.6 => /lib/libc.so.6 (0x1)\n"
-        "undefined symbol: cuInit\t(./libggml-cuda.so)\n"
+        "undefined symbol: cuInit\t(./libvelo-ggml-cuda.so)\n"
     )
     assert build_cuda.unresolved(text) == [
         "libcublas.so.13 => not found",
-        "undefined symbol: cuInit\t(./libggml-cuda.so)",
+        "undefined symbol: cuInit\t(./libvelo-ggml-cuda.so)",
     ]
     assert build_cuda.unresolved("\tlibc.so.6 => /lib/libc.so.6 (0x1)\n") == []

@@ -77,7 +77,7 @@ def bundle_at(folder: Path) -> Path:
     program = folder / "pyvelo" / "native" / "lib" / "velo-op-bench"
     program.write_text("#!/bin/sh\necho hi\n")
     program.chmod(0o755)
-    (folder / "stock" / "libggml-cuda.so").symlink_to("../pyvelo/native/lib/libggml-cuda.so")
+    (folder / "stock" / "libvelo-ggml-cuda.so").symlink_to("../pyvelo/native/lib/libvelo-ggml-cuda.so")
     return folder
 
 
@@ -96,7 +96,9 @@ def test_what_is_packed_is_found_again(tmp_path: Path) -> None:
     program = places.program("velo-op-bench")
     assert program is not None
     assert run_program([os.fspath(program)], 10, {}).out == "hi\n"
-    assert os.readlink(there / "gpu/stock/libggml-cuda.so") == "../pyvelo/native/lib/libggml-cuda.so"
+    assert (
+        os.readlink(there / "gpu/stock/libvelo-ggml-cuda.so") == "../pyvelo/native/lib/libvelo-ggml-cuda.so"
+    )
     assert (there / "gpu/pyvelo/llm.py").exists(), "the checkout's Python is taken"
     (there / "gpu" / "mine").touch()
     settle(there / "gpu")
@@ -159,7 +161,7 @@ def test_what_is_started_finds_the_carried_package_first(
 # ---- NVIDIA's ----
 
 LDD = """\tlinux-vdso.so.1 (0x00007ffd)
-\tlibggml-base.so => /x/libggml-base.so (0x00007f)
+\tlibvelo-ggml-base.so => /x/libvelo-ggml-base.so (0x00007f)
 \tlibcublas.so.13 => not found
 \tlibcudart.so.13 => not found
 \tlibcublas.so.13 => not found
