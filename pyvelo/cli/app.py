@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,8 @@ import typer
 
 from pyvelo import __version__
 from pyvelo.cli import options as opt
-from pyvelo.cli.exits import BROKEN_PIPE, ERROR, INTERRUPTED, USAGE, silence_stdout
+from pyvelo.cli.exits import BROKEN_PIPE, ERROR, INTERRUPTED, USAGE, explain, silence_stdout
+from pyvelo.cli.terminal import prepare_streams, print_error, print_json, print_out
 from pyvelo.demo import DEMO_MODEL
 from pyvelo.errors import VeloError
 
@@ -21,7 +23,6 @@ __all__ = ["app", "execute"]
 app = typer.Typer(
     name="pyvelo",
     help="Runs quantized GGUF models over a paged KV cache.",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -31,6 +32,7 @@ app = typer.Typer(
 def execute(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; its exit code is 0, 1 for an error, 2 for wrong usage or 130 for Ctrl-C."""
     warnings.showwarning = _show_warning
+    prepare_streams()
     try:
         code = app(args=None if argv is None else list(argv), prog_name="pyvelo", standalone_mode=False)
         sys.stdout.flush()
@@ -40,11 +42,16 @@ def execute(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         silence_stdout()
         return BROKEN_PIPE
-    except (VeloError, OSError) as error:
+    except VeloError as error:
         return _fail(str(error), ERROR)
+    except OSError as error:
+        return _fail(explain(error), ERROR)
     except Exception as error:
         # typer's own complaints; which class they have depends on its version
         describe = getattr(error, "format_message", None)
+        if describe is None and sys.stderr.isatty():
+            print_error(traceback.format_exc().rstrip())
+            return ERROR
         if describe is None:
             raise
         return _fail(describe(), USAGE)
@@ -54,18 +61,18 @@ def _fail(message: str, code: int) -> int:
     """One line on standard error; none where the help has been shown instead."""
     line = " ".join(message.split())
     if line:
-        print(f"pyvelo: {line}", file=sys.stderr)
+        print_error(f"pyvelo: {line}")
     return code
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     """A warning of the engine, in a line and without its place in the source."""
-    print(f"pyvelo: {message}", file=sys.stderr)
+    print_error(f"pyvelo: {message}")
 
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        print(f"pyvelo {__version__}")
+        print_out(f"pyvelo {__version__}")
         raise typer.Exit
 
 
@@ -92,13 +99,16 @@ def _settings(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
     return sampling, {name: given[name] for name in ENGINE if name in given}
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def _global_options(
+    context: typer.Context,
     show: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    pass
+    if context.invoked_subcommand is None:
+        print_out(context.get_help().rstrip())
+        raise typer.Exit(USAGE)
 
 
 @app.command()
@@ -223,7 +233,7 @@ def info(
 ) -> int:
     """Show what a model is, and what its KV cache costs here."""
     from pyvelo.cli.info import describe
-    from pyvelo.cli.render import print_json, print_report
+    from pyvelo.cli.render import print_report
     from pyvelo.hub import locate
 
     report = describe(Path(locate(model)), block_size, n_gpu_layers)
@@ -312,8 +322,6 @@ def simulate(
     )
     report = run_plan(plan)
     if as_json:
-        from pyvelo.cli.render import print_json
-
         print_json(report)
     else:
         print_outcomes(report)
@@ -333,8 +341,6 @@ def report(
 
     content = read(trace, picture, by_steps)
     if as_json:
-        from pyvelo.cli.render import print_json
-
         print_json(content)
     else:
         print_summary(content)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from pyvelo.bench import BenchPlan, Row, measure
 from pyvelo.cli.picture import check_picture
 from pyvelo.cli.progress import loading
+from pyvelo.cli.terminal import print_json, print_out
 
 __all__ = ["run_bench"]
 
@@ -23,13 +23,13 @@ def run_bench(plan: BenchPlan, *, as_json: bool, plot: Path | None) -> int:
     rows: list[Row] = []
     for row in measure(plan, loading):
         if not rows and not as_json:
-            print(_line(HEAD))
+            print_out(_line(HEAD))
         rows.append(row)
         if not as_json:
-            print(_line(_cells(row)), flush=True)
+            print_out(_line(_cells(row)), flush=True)
     if as_json:
         results = [asdict(row) | {"median": row.median, "spread": row.spread} for row in rows]
-        print(json.dumps({"model": str(plan.model), "results": results}))
+        print_json({"model": str(plan.model), "results": results}, indent=None)
     if plot is not None:
         draw(rows, plot, Path(plan.model).name)
     return 0

@@ -11,6 +11,7 @@ from time import perf_counter as now
 from typing import Any, Protocol
 
 from pyvelo.cli.conversation import Conversation, Message
+from pyvelo.cli.exits import explain
 from pyvelo.demo import DEMO_MODEL, DEMO_NOTE
 from pyvelo.errors import VeloError
 from pyvelo.outputs import StreamPiece, Usage
@@ -110,8 +111,10 @@ class Chat:
                 command(rest.strip())
             else:
                 self._screen.note(f"there is no {name}; /help shows what there is")
-        except (VeloError, OSError) as error:
+        except VeloError as error:
             self._screen.note(str(error))
+        except OSError as error:
+            self._screen.note(explain(error))
 
     def _answer(self, before: str | None = None) -> None:
         """Streams an answer to the last turn, in place of the one before. Ctrl-C keeps what has come."""

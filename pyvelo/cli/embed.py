@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pyvelo.cli.progress import loading
 from pyvelo.cli.run import read_prompt
+from pyvelo.cli.terminal import print_json, print_out
 from pyvelo.errors import ConfigError
 from pyvelo.hub import locate
 
@@ -46,9 +45,8 @@ def print_vectors(
     with loading(path) as progress, LLM(path, progress=progress, **engine) as llm:
         vectors = llm.embed(texts, pooling=pooling, normalize=normalize)
     if as_json:
-        json.dump([[float(f"{x:.8g}") for x in row] for row in vectors.tolist()], sys.stdout)
-        print()
+        print_json([[float(f"{x:.8g}") for x in row] for row in vectors.tolist()], indent=None)
     else:
         for row in vectors.tolist():
-            print(" ".join(f"{x:.8g}" for x in row))
+            print_out(" ".join(f"{x:.8g}" for x in row))
     return 0

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 
-__all__ = ["BROKEN_PIPE", "ERROR", "INTERRUPTED", "USAGE", "silence_stdout"]
+__all__ = ["BROKEN_PIPE", "ERROR", "INTERRUPTED", "USAGE", "explain", "silence_stdout"]
 
 ERROR = 1
 USAGE = 2
@@ -20,3 +20,17 @@ def silence_stdout() -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
+
+
+def explain(error: OSError) -> str:
+    """Return a sentence for an error of the operating system: what it is about, and what is wrong."""
+    if error.filename is None:
+        return error.strerror or str(error)
+    name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else str(error.filename)
+    if isinstance(error, FileNotFoundError):
+        return f"there is no file or folder {name}"
+    if isinstance(error, IsADirectoryError):
+        return f"{name} is a folder, not a file"
+    if isinstance(error, PermissionError):
+        return f"{name} may not be opened by this user: change its permissions, or name another"
+    return f"{name}: {error.strerror or error}"

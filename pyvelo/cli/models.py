@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from pyvelo.cli.exits import ERROR
+from pyvelo.cli.terminal import print_error, print_json, print_out
 from pyvelo.cli.values import show_bytes
 from pyvelo.hub import CachedModel, ModelChoiceError, cached_models, choice_names, pull
 
@@ -14,8 +14,6 @@ __all__ = ["pull_model", "show_cached"]
 
 def pull_model(name: str, *, as_json: bool) -> int:
     """Downloads, and prints the path for the loader or the choices that the name leaves. The exit code."""
-    from pyvelo.cli.render import print_json
-
     try:
         pulled = pull(name)
     except ModelChoiceError as error:
@@ -36,14 +34,14 @@ def pull_model(name: str, *, as_json: bool) -> int:
         )
         return 0
     done = "was there already" if pulled.was_cached else "is here"
-    print(f"pyvelo: {pulled.repo}:{pulled.tag}, {show_bytes(pulled.n_bytes)}, {done}", file=sys.stderr)
-    print(pulled.paths[0])
+    print_error(f"pyvelo: {pulled.repo}:{pulled.tag}, {show_bytes(pulled.n_bytes)}, {done}")
+    print_out(str(pulled.paths[0]))
     return 0
 
 
 def show_cached(*, as_json: bool) -> int:
     """The whole models in the cache, as a table or for a program. The exit code."""
-    from pyvelo.cli.render import print_json, print_models
+    from pyvelo.cli.render import print_models
 
     models = cached_models()
     if as_json:
@@ -51,7 +49,7 @@ def show_cached(*, as_json: bool) -> int:
     elif models:
         print_models([(model.name, show_bytes(model.n_bytes), str(model.paths[0])) for model in models])
     else:
-        print("pyvelo: no model is cached: pyvelo pull ORG/REPO:QUANT brings one", file=sys.stderr)
+        print_error("pyvelo: no model is cached: pyvelo pull ORG/REPO:QUANT brings one")
     return 0
 
 

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Protocol
 
+from pyvelo.cli.terminal import make_console, visible
+
 __all__ = ["Bar", "LoadingBar", "loading", "waiting"]
 
 SHOW_AFTER = 0.5
@@ -62,12 +64,11 @@ class LoadingBar:
 
 class _RichBar:
     def __init__(self, what: str) -> None:
-        from rich.console import Console
         from rich.markup import escape
         from rich.progress import Progress
 
-        self._progress = Progress(console=Console(stderr=True), transient=True, redirect_stdout=False)
-        self._task = self._progress.add_task(escape(what), total=1.0)
+        self._progress = Progress(console=make_console(stderr=True), transient=True, redirect_stdout=False)
+        self._task = self._progress.add_task(escape(visible(what)), total=1.0)
         self._progress.start()
 
     def show(self, share: float) -> None:
@@ -96,7 +97,9 @@ def waiting(what: str) -> Iterator[None]:
     if not sys.stderr.isatty():
         yield
         return
-    from rich.console import Console
+    from rich.markup import escape
 
-    with Console(stderr=True).status(what):
+    console = make_console(stderr=True)
+    spinner = "dots" if console.encoding.startswith("utf") else "line"
+    with console.status(escape(visible(what)), spinner=spinner):
         yield

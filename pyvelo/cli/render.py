@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from pyvelo.cli.terminal import make_console, print_out
 from pyvelo.cli.values import show_bytes
 
-__all__ = ["WIDTH_WITHOUT_TERMINAL", "facts_grid", "print_json", "print_models", "print_report"]
+__all__ = ["WIDTH_WITHOUT_TERMINAL", "facts_grid", "print_models", "print_report"]
 
 WIDTH_WITHOUT_TERMINAL = 120
 
 
-def print_json(report: Mapping[str, Any]) -> None:
-    """One object on standard output."""
-    json.dump(report, sys.stdout, ensure_ascii=False, indent=2)
-    sys.stdout.write("\n")
-
-
 def print_report(report: Mapping[str, Any]) -> None:
     """The report of `info.describe` for people."""
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL)
+    console = make_console(width_without_terminal=WIDTH_WITHOUT_TERMINAL)
     sections: list[tuple[str, Table | str]] = [
         ("", _facts(report)),
         ("weights", _quantization(report["quantization"])),
@@ -43,7 +35,7 @@ def print_models(rows: Sequence[tuple[str, str, str]]) -> None:
     lines = [("name", "size", "path"), *rows]
     name, size = (max(len(line[column]) for line in lines) for column in (0, 1))
     for line in lines:
-        print(f"{line[0]:{name}}  {line[1]:>{size}}  {line[2]}")
+        print_out(f"{line[0]:{name}}  {line[1]:>{size}}  {line[2]}")
 
 
 def facts_grid() -> Table:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 
 from pyvelo.cli.picture import check_picture
 from pyvelo.cli.render import WIDTH_WITHOUT_TERMINAL, facts_grid
+from pyvelo.cli.terminal import make_console
 from pyvelo.cli.values import show_bytes
 from pyvelo.errors import ConfigError
 from pyvelo.kv.blockmap import summarize
@@ -53,7 +52,7 @@ def _draw(trace: Trace, picture: Path, by_steps: bool) -> None:
 def print_summary(content: Mapping[str, Any]) -> None:
     """The report of `report` for people."""
     run, pool = content["summary"], content["pool"]
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL)
+    console = make_console(width_without_terminal=WIDTH_WITHOUT_TERMINAL)
     table = facts_grid()
     block_bytes, size = pool["block_bytes"], pool["block_size"]
     table.add_row("run", f"{run['seconds']:.2f} s, {run['steps']:,} moments; {_requests(run)}")

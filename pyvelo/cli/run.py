@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyvelo.cli.exits import BROKEN_PIPE, INTERRUPTED, silence_stdout
 from pyvelo.cli.progress import loading
+from pyvelo.cli.terminal import print_error, print_json, print_out
 from pyvelo.cli.values import show_bytes
 from pyvelo.errors import ConfigError
 from pyvelo.hub import locate
@@ -80,15 +80,14 @@ def generate(request: Request, *, as_json: bool, verbose: bool) -> int:
 
     path = locate(request.model)
     params = SamplingParams(**request.sampling)
-    _replace_what_the_terminal_cannot_show()
     started = time.perf_counter()
     with loading(path) as progress, LLM(path, **request.engine, progress=progress) as llm:
         answer = Answer(load=time.perf_counter() - started)
         code = _stream(llm, request, params, answer, echo=not as_json)
         if as_json:
-            print(json.dumps(_as_dict(answer, llm), ensure_ascii=False))
+            print_json(_as_dict(answer, llm), indent=None)
         if verbose:
-            print(_summary(answer, llm), file=sys.stderr)
+            print_error(_summary(answer, llm))
     return code
 
 
@@ -106,7 +105,7 @@ def _stream(llm: LLM, request: Request, params: Any, answer: Answer, *, echo: bo
                 answer.token_ids.extend(piece.token_ids)
                 answer.finish_reason = piece.finish_reason or answer.finish_reason
                 if echo and piece.text:
-                    print(piece.text, end="", flush=True)
+                    print_out(piece.text, end="", flush=True)
     except KeyboardInterrupt:
         code = INTERRUPTED
     except BrokenPipeError:
@@ -114,7 +113,7 @@ def _stream(llm: LLM, request: Request, params: Any, answer: Answer, *, echo: bo
         code = BROKEN_PIPE
     answer.total = time.perf_counter() - started
     if echo and answer.text and not "".join(answer.text).endswith("\n"):
-        print(flush=True)
+        print_out(flush=True)
     return code
 
 
@@ -141,9 +140,3 @@ def _summary(answer: Answer, llm: LLM) -> str:
         f"{stats.sequences_total} sequences of {stats.n_ctx}, {show_bytes(stats.pool_bytes)} | "
         f"{answer.finish_reason}"
     )
-
-
-def _replace_what_the_terminal_cannot_show() -> None:
-    reconfigure = getattr(sys.stdout, "reconfigure", None)
-    if reconfigure is not None:
-        reconfigure(errors="replace")

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyvelo.cli.chat import Screen
+from pyvelo.cli.markdown import LastRows, last_lines, make_markdown, split_blocks
+from pyvelo.cli.terminal import make_console, print_error, print_out, visible
 
-__all__ = ["PlainScreen", "RichScreen", "best_screen", "split_blocks"]
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+__all__ = ["PlainScreen", "RichScreen", "best_screen"]
 
 PROMPT = "> "
 
@@ -36,19 +41,19 @@ class PlainScreen:
 
     def show(self, text: str) -> None:
         """See `Screen.show`."""
-        print(text, end="", flush=True)
+        print_out(text, end="", flush=True)
         self._open = not text.endswith("\n")
 
     def finish(self) -> None:
         """See `Screen.finish`."""
         if self._open:
-            print(flush=True)
+            print_out(flush=True)
         self._open = False
 
     def note(self, text: str) -> None:
         """To standard error: it is no answer."""
         self.finish()
-        print(text, file=sys.stderr, flush=True)
+        print_error(text)
 
     def _line(self) -> str | None:
         try:
@@ -66,16 +71,13 @@ class RichScreen:
     def __init__(self) -> None:
         from prompt_toolkit import PromptSession
         from prompt_toolkit.history import InMemoryHistory
-        from rich.console import Console
         from rich.live import Live
-        from rich.markdown import Markdown
 
         self._session: Any = PromptSession(history=InMemoryHistory(), multiline=False)
-        self._console = Console()
+        self._console = make_console()
         self._make_live: Callable[[], Any] = lambda: Live(
-            console=self._console, refresh_per_second=8, auto_refresh=True
+            console=self._console, refresh_per_second=8, transient=True, get_renderable=self._growing
         )
-        self._markdown: Callable[[str], Any] = Markdown
         self._live: Any = None
         self._text = ""  # of the block that may still change
 
@@ -85,32 +87,34 @@ class RichScreen:
 
     def show(self, text: str) -> None:
         """Blocks that are complete are printed for good; only the last one is drawn anew."""
-        done, self._text = split_blocks(self._text + text)
+        done, self._text = split_blocks(self._text + visible(text))
         if done:
-            self._clear()
-            self._console.print(self._markdown(done))
+            self._print(done)
         if self._live is None:
             self._live = self._make_live()
             self._live.start()
-        self._live.update(self._markdown(self._text))
 
     def finish(self) -> None:
         """See `Screen.finish`."""
-        if self._live is not None:
-            self._live.update(self._markdown(self._text), refresh=True)
-            self._live.stop()
-        self._live, self._text = None, ""
+        rest, self._text = self._text, ""
+        self._print(rest)
 
     def note(self, text: str) -> None:
         """Set apart from what the model says."""
         self.finish()
-        self._console.print(text, style="dim", markup=False, highlight=False)
+        self._console.print(text, style="dim", markup=False)
 
-    def _clear(self) -> None:
+    def _growing(self) -> RenderableType:
+        """Return what fits on the screen of the block that may still change: its end."""
+        return LastRows(make_markdown(last_lines(self._text, self._console.size.height)))
+
+    def _print(self, text: str) -> None:
+        """Print markdown in place of the block that was drawn anew."""
         if self._live is not None:
-            self._live.update("", refresh=True)
             self._live.stop()
             self._live = None
+        if text:
+            self._console.print(make_markdown(text))
 
     def _line(self) -> str | None:
         try:
@@ -128,18 +132,3 @@ def _joined(line: Callable[[], str | None]) -> str | None:
             return "\n".join([*lines, text])
         lines.append(text[:-1])
     return "\n".join(lines) if lines else None
-
-
-def split_blocks(text: str) -> tuple[str, str]:
-    """Markdown up to the last empty line outside a code fence, and what follows."""
-    fence, at, end = "", 0, 0
-    for line in text.splitlines(keepends=True):
-        at += len(line)
-        stripped = line.strip()
-        if fence:
-            fence = "" if stripped.startswith(fence) and not stripped.strip(fence[0]) else fence
-        elif stripped[:3] in ("```", "~~~"):
-            fence = stripped[:3]
-        elif not stripped and line.endswith("\n"):
-            end = at
-    return text[:end], text[end:]

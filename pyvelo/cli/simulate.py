@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from pyvelo.cli.progress import waiting
+from pyvelo.cli.terminal import make_console
 from pyvelo.cli.values import show_bytes
 from pyvelo.engine.contiguous import layouts, simulate_contiguous
 from pyvelo.engine.simulate import POLICIES, Setup, StepCosts, simulate
@@ -206,7 +205,7 @@ WIDTH = 132  # without a terminal
 
 def print_outcomes(report: Mapping[str, Any]) -> None:
     """The report of `run_plan` as a table: time to the first token, time between tokens, medians and 99 %."""
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+    console = make_console(width_without_terminal=WIDTH)
     work, pool = report["workload"], report["pool"]
     console.print(
         f"{work['requests']:,} requests in {work['seconds']:.0f} s, {work['prompt_tokens']:,} tokens of "

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from pyvelo.cli.chat import Chat
 from pyvelo.cli.conversation import Conversation, Message
-from pyvelo.cli.screen import PlainScreen, split_blocks
+from pyvelo.cli.markdown import split_blocks
+from pyvelo.cli.screen import PlainScreen
 from pyvelo.errors import ConfigError, RequestError
 from pyvelo.outputs import StreamPiece, Usage
 

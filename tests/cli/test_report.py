@@ -104,7 +104,7 @@ def test_what_cannot_be_reported(
     lines = trace.read_text(encoding="utf-8").splitlines()
     (tmp_path / "cut.trace").write_text("\n".join(lines)[:-5], encoding="utf-8")
     for arguments, says in (
-        ([tmp_path / "none"], "No such file"),
+        ([tmp_path / "none"], "there is no file or folder"),
         ([tiny_model], "line 1"),
         ([tmp_path / "cut.trace"], f"line {len(lines)}"),
         ([trace, "-o", tmp_path / "run.txt"], ".svg"),

@@ -132,7 +132,7 @@ USAGE = {
     "kv_type 'q9_9' does not exist": ["-p", "x", "--kv-type", "q9_9"],
     "two with a comma": ["-p", "x", "--kv-type", "f16,f16,f16"],
     "block_size=48": ["-p", "x", "--block-size", "48"],
-    "No such file": ["-f", "/does/not/exist"],
+    "there is no file or folder": ["-f", "/does/not/exist"],
 }
 
 

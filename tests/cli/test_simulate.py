@@ -150,12 +150,12 @@ def test_costs_can_be_set(capsys: pytest.CaptureFixture[str]) -> None:
         (["--cost", "sleep=1"], "'sleep=1'"),
         (["--cost", "decode=-1"], "decode=-1"),
         (["--seed", "-1"], "seed -1"),
-        (["--trace", "none"], "No such file"),
-        (["--workload", "none"], "No such file"),
+        (["--trace", "none"], "there is no file or folder"),
+        (["--workload", "none"], "there is no file or folder"),
         (["--workload", "none", "--trace", "none"], "not both"),
         (["--model", "none"], "none"),
         (["--model", "none", "--kv-bytes-per-token", "7"], "not both"),
-        (["--record", "no/run.trace"], "No such file"),
+        (["--record", "no/run.trace"], "there is no file or folder"),
     ],
 )
 def test_what_cannot_be_simulated(

@@ -1,0 +1,123 @@
+"""Markdown for a terminal, which hides no word: its complete blocks, and the end of one that still grows."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+    from rich.segment import Segment
+
+__all__ = ["LastRows", "last_lines", "make_markdown", "split_blocks"]
+
+_FENCE = re.compile(r" {0,3}(?P<fence>`{3,}(?=[^`]*$)|~{3,})")
+_WORD = re.compile(r"[^\W_]+")
+# what would drop or replace words: HTML, link targets and titles, definitions, entities
+_HIDING = ("html_block", "html_inline", "link", "image", "reference", "autolink", "entity")
+
+
+def make_markdown(text: str) -> RenderableType:
+    """Return markdown to be drawn by rich, or the text itself where drawing it would lose a word."""
+    from markdown_it import MarkdownIt
+    from rich.markdown import Markdown
+    from rich.text import Text
+
+    parser = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"]).disable(_HIDING)
+    tokens = parser.parse(text)
+    words, markup = Counter(_WORD.findall(text)), Counter(_markup_words(tokens))
+    if words - markup - Counter(_drawn_words(tokens)):
+        return Text(text)
+    drawn = Markdown("")
+    drawn.parsed = tokens
+    return _Whole(drawn, Text(text), Counter("".join((words - markup).elements())))
+
+
+def split_blocks(text: str) -> tuple[str, str]:
+    """Split markdown after the last empty line outside a code fence."""
+    fence, at, end = "", 0, 0
+    for line in text.splitlines(keepends=True):
+        at += len(line)
+        fence, is_fence = _after(fence, line)
+        if not fence and not is_fence and not line.strip() and line.endswith("\n"):
+            end = at
+    return text[:end], text[end:]
+
+
+def last_lines(text: str, n_lines: int) -> str:
+    """Return the last lines of markdown; inside a code block, with the line that opens it."""
+    lines = text.splitlines(keepends=True)
+    opening = fence = ""
+    for line in lines[:-n_lines]:
+        before = fence
+        fence, _ = _after(fence, line)
+        if fence and not before:
+            opening = line
+    return (opening if fence else "") + "".join(lines[-n_lines:])
+
+
+class _Whole:
+    """Drawn markdown, or its source if a table is too wide for the screen and would lose characters."""
+
+    def __init__(self, drawn: RenderableType, source: RenderableType, characters: Counter[str]) -> None:
+        self._drawn = drawn
+        self._source = source
+        self._characters = characters
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        rows = console.render_lines(self._drawn, options, pad=False)
+        if self._characters - Counter(char for row in rows for segment in row for char in segment.text):
+            yield self._source
+        else:
+            yield from _joined(rows)
+
+
+class LastRows:
+    """The last rows of something that is taller than the screen."""
+
+    def __init__(self, content: RenderableType) -> None:
+        self._content = content
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        rows = console.render_lines(self._content, options.update(height=None), pad=False)
+        yield from _joined(rows[-max(1, console.size.height - 1) :])
+
+
+def _after(fence: str, line: str) -> tuple[str, bool]:
+    """Return the code fence that is open after a line, or "", and whether the line is one."""
+    match = _FENCE.match(line.rstrip())
+    if fence:
+        closes = line.strip().startswith(fence) and not line.strip().strip(fence[0])
+        return ("" if closes else fence), closes
+    return (match["fence"] if match else ""), match is not None
+
+
+def _joined(rows: Iterable[Iterable[Segment]]) -> Iterator[Segment]:
+    from rich.segment import Segment
+
+    for row in rows:
+        yield from row
+        yield Segment.line()
+
+
+def _drawn_words(tokens: Iterable[Any]) -> Iterator[str]:
+    for token in tokens:
+        if token.children is not None:
+            yield from _drawn_words(token.children)
+        else:
+            yield from _WORD.findall(token.content)
+
+
+def _markup_words(tokens: Iterable[Any]) -> Iterator[str]:
+    """Yield the numbers of lists, which rich counts anew, and the languages of code, which choose colors."""
+    for token in tokens:
+        if token.type == "list_item_open" or (token.type == "fence" and _is_language(token.info)):
+            yield from _WORD.findall(token.info)
+
+
+def _is_language(name: str) -> bool:
+    from rich.syntax import Syntax
+
+    return Syntax("", name.strip()).lexer is not None

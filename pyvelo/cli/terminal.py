@@ -1,0 +1,103 @@
+"""All that the command line writes: exact text into pipes and files, no control characters to a terminal.
+
+Models, model files, traces, hubs and paths may contain escape sequences. If a stream is a terminal, control
+characters appear as `\\x1b` there; only line ends and tabs pass.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["make_console", "prepare_streams", "print_error", "print_json", "print_out", "visible"]
+
+# C0 but tab and line feed, DEL, C1; and lone surrogates, which no stream can encode
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+_ERRORS = "pyvelo-output"
+
+
+def visible(text: str) -> str:
+    """Return the text with control characters spelled out, as in `\\x1b[2J`."""
+    return _CONTROL.sub(_spelled, text)
+
+
+def print_out(text: str = "", *, end: str = "\n", flush: bool = False) -> None:
+    """Write to standard output."""
+    print(visible(text) if sys.stdout.isatty() else text, end=end, flush=flush)
+
+
+def print_error(text: str) -> None:
+    """Write a line to standard error."""
+    print(visible(text) if sys.stderr.isatty() else text, file=sys.stderr, flush=True)
+
+
+def print_json(report: Any, *, indent: int | None = 2) -> None:
+    """Write one JSON value to standard output; what the stream cannot show is escaped as JSON has it."""
+    text = json.dumps(report, ensure_ascii=False, indent=indent)
+    shown = visible(text) if sys.stdout.isatty() else text
+    try:
+        shown.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        shown = ""
+    if shown != text:
+        # json leaves DEL as it is
+        text = json.dumps(report, indent=indent).replace("\x7f", r"\u007f")
+    sys.stdout.write(text + "\n")
+
+
+def make_console(*, stderr: bool = False, width_without_terminal: int | None = None) -> Console:
+    """Return a console of rich that writes strings as `print_out` does."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    is_terminal = stream.isatty()
+
+    class SafeConsole(Console):
+        def render_str(self, text: str, **options: Any) -> Any:
+            return super().render_str(visible(text) if is_terminal else text, **options)
+
+    return SafeConsole(stderr=stderr, highlight=False, width=None if is_terminal else width_without_terminal)
+
+
+def prepare_streams() -> None:
+    """Make the standard streams fit for any text, and the log messages of libraries fit for a terminal."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8"))  # noqa: SIM115
+    codecs.register_error(_ERRORS, _encoded)
+    reconfigure: Callable[..., object] | None = getattr(sys.stdout, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors=_ERRORS)
+    if sys.stderr.isatty():
+        logging.setLogRecordFactory(_VisibleRecord)
+
+
+class _VisibleRecord(logging.LogRecord):
+    """A log record whose message has no control characters."""
+
+    def getMessage(self) -> str:
+        return visible(super().getMessage())
+
+
+def _spelled(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def _encoded(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Encode what a stream has no code for: bytes of file names as they were, the rest as `?`."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    text = error.object[error.start : error.end]
+    if all("\udc80" <= char <= "\udcff" for char in text):
+        return text.encode("ascii", "surrogateescape"), error.end
+    return "?" * len(text), error.end

@@ -1,0 +1,146 @@
+"""Markdown in a chat: no word of the model is hidden, and what is long moves on while it grows."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from pyvelo.cli.markdown import LastRows, last_lines, make_markdown, split_blocks
+
+from .ptys import in_a_terminal
+
+
+def drawn(text: str, width: int = 400) -> str:
+    """What a terminal shows of markdown."""
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    console.print(make_markdown(text))
+    assert isinstance(console.file, io.StringIO)
+    return re.sub(r"\x1b\[[0-9;]*m", "", console.file.getvalue())
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("A `List` and a List<String>.", "List<String>"),
+        ("<details>\n<summary>More</summary>\nHidden\n</details>\n", "<summary>More</summary>"),
+        ("<think>\nFirst I think.\nThen more.\n</think>\n\nDone", "First I think."),
+        ("<!-- a comment -->", "a comment"),
+        ("see [here](http://example.com/a_b 'the title') now", "http://example.com/a_b 'the title'"),
+        ("![a picture](cat.png)", "cat.png"),
+        ("[name]: http://example.com/x\n", "http://example.com/x"),
+        ("<http://example.com/y>", "<http://example.com/y>"),
+        ("write &lt;b&gt; and &amp;amp;", "&lt;b&gt; and &amp;amp;"),
+        ("| a | b |\n|---|---|\n| 1 | 2 | three |\n", "three"),
+        ("```hello world\ncode\n```\n", "hello world"),
+        ("> " * 60 + "deep", "deep"),
+        ("- " * 60 + "deep", "deep"),
+        ("2024. Was a year", "2024"),
+    ],
+)
+def test_what_looks_like_markup_is_shown(text: str, shown: str) -> None:
+    assert shown in re.sub(r" +", " ", drawn(text))
+
+
+def test_markdown_is_drawn() -> None:
+    assert "*" not in drawn("*one* and **two**")
+    assert "~" not in drawn("~~three~~")
+    assert "|" not in drawn("| a | b |\n|---|---|\n| 1 | 2 |\n")
+    assert "`" not in drawn("```python\nx = 1\n```\n")
+    assert "•" in drawn("* a\n* b")
+    assert " 2 " in drawn("1. a\n2. b")
+
+
+MARKUP = [
+    *("\n", "\n\n", " ", "  \n", "*", "**", "_", "`", "```", "```\n", "\n```python\n", "~~~\n", "~~", "# "),
+    *("\n## ", "> ", "\n> ", "- ", "\n- ", "\n  - ", "\n1. ", "7) ", "    ", "\t", "\n---\n", "===\n"),
+    *("\\", "|", "\n|", "| ", "\n|---|---|\n", "<", ">", "</", "<!--", "-->", "<br>", "<div>\n", "[", "]"),
+    *("](", ")", "![", "]: ", "&amp;", "&", ";", "#", ":", "://", '"', "'", "!", "[x] ", "[^1]", "<?"),
+    *("<![CDATA[", "$$", "é", "🙂", "中"),
+]
+PIECES = st.lists(st.sampled_from(MARKUP) | st.just(None), max_size=30)
+
+
+@given(PIECES)
+@example(["<div>\n", None])
+@example([None, "\n|", None, "|", None, "\n|---|---|\n", "|", None, "|", None, "|", None])
+def test_every_word_of_the_model_is_shown(pieces: list[str | None]) -> None:
+    """A word is letters that are no markup: here each is another one."""
+    words = [f"word{chr(97 + n // 26)}{chr(97 + n % 26)}" for n in range(len(pieces))]
+    text = "".join(word if piece is None else piece for piece, word in zip(pieces, words, strict=True))
+    shown = drawn(text)
+    for piece, word in zip(pieces, words, strict=True):
+        assert piece is not None or word in shown, (text, shown)
+
+
+@pytest.mark.parametrize(("columns", "width"), [(3, 80), (5, 20), (8, 20), (12, 40), (30, 80)])
+def test_a_table_is_drawn_where_it_fits_and_never_cut(columns: int, width: int) -> None:
+    heads = [f"head{number}" for number in range(columns)]
+    cells = [f"cell{number}" for number in range(columns)]
+    rows = ["|" + "|".join(row) + "|\n" for row in (heads, ["---"] * columns, cells)]
+    shown = drawn("".join(rows), width)
+    assert all(word in re.sub(r"\s", "", shown) for word in heads + cells)
+    assert ("|" in shown) == (columns > 3)
+    assert max(map(len, shown.splitlines())) <= width
+
+
+@given(PIECES)
+def test_no_word_is_lost_between_blocks(pieces: list[str | None]) -> None:
+    """As a chat prints them: what is complete at once, the rest when it is."""
+    words = [f"word{chr(97 + n // 26)}{chr(97 + n % 26)}" for n in range(len(pieces))]
+    shown = rest = ""
+    for piece, word in zip(pieces, words, strict=True):
+        done, rest = split_blocks(rest + (word if piece is None else piece))
+        shown += drawn(done) if done else ""
+    shown += drawn(rest)
+    for piece, word in zip(pieces, words, strict=True):
+        assert piece is not None or word in shown
+
+
+def test_what_is_no_fence_opens_no_code_block() -> None:
+    assert split_blocks("```x``` is code\n\nmore") == ("```x``` is code\n\n", "more")
+    assert split_blocks("````\n```\n\n```\n````\n\nz") == ("````\n```\n\n```\n````\n\n", "z")
+
+
+def test_the_last_lines_keep_the_fence_that_opens_them() -> None:
+    code = "a\n\n```python\n" + "".join(f"{n}\n" for n in range(50))
+    assert last_lines(code, 3) == "```python\n47\n48\n49\n"
+    assert last_lines(code + "```\nb\nc\nd\n", 2) == "c\nd\n"
+    assert last_lines("a\nb\n", 9) == "a\nb\n"
+
+
+@given(PIECES, st.integers(2, 30))
+def test_the_last_rows_fit_the_screen(pieces: list[str | None], height: int) -> None:
+    text = "".join(piece or "word" for piece in pieces)
+    console = Console(file=io.StringIO(), width=40, height=height, force_terminal=True, color_system=None)
+    assert len(console.render_lines(LastRows(make_markdown(text)))) < max(3, height)
+
+
+LONG = """
+import os
+from pyvelo.cli.screen import RichScreen
+screen = RichScreen()
+screen.show("Here:\\n\\n{start}")
+for number in range(60):
+    screen.show(f"line{{number}}\\n")
+    screen._live.refresh()
+os.write(1, b"BETWEEN")
+screen.show("{end}")
+screen.finish()
+"""
+
+
+@pytest.mark.parametrize(("start", "end"), [("```\\n", "```\\n"), ("- a list\\n", ""), ("", "")])
+def test_a_block_longer_than_the_screen_moves_on(start: str, end: str) -> None:
+    code, shown = in_a_terminal([sys.executable, "-c", LONG.format(start=start, end=end)], rows=12)
+    assert code == 0, shown
+    growing, whole = shown.decode().split("BETWEEN")
+    assert all(f"line{number}" in growing for number in range(60))
+    assert "..." not in growing
+    numbers = [int(number) for number in re.findall(r"line(\d+)", whole)]
+    assert numbers[-60:] == list(range(60))
