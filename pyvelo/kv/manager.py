@@ -198,7 +198,7 @@ class BlockManager:
             raise InternalError("this block table is not a live one")
         held = table.blocks[: -(-table.n_tokens // self.block_size)]
         twin = BlockTable(held, table.n_tokens, 0, chain if self._index is not None else None)
-        twin.n_published = table.n_published
+        twin.n_published = min(table.n_published, table.n_tokens // self.block_size)  # its own ones
         for block in twin.blocks:
             self._pool.share(block)
         self._tables[id(twin)] = twin
@@ -213,10 +213,10 @@ class BlockManager:
             return
         for number in range(table.n_published, n_tokens // self.block_size):
             block = table.blocks[number]
+            table.n_published = number + 1
             if index.publish(chain, number, block):
                 self._pool.keep(block)
                 self._tell("stored", block)
-            table.n_published = number + 1
 
     def park(self, table: BlockTable) -> None:
         """Gives the table's promises back, and blocks beyond its tokens; it keeps what it stores."""

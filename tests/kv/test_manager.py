@@ -642,6 +642,22 @@ def test_a_fork_at_a_block_s_end_copies_nothing() -> None:
     assert manager.n_used == 3
 
 
+def test_a_fork_has_published_only_what_it_shares() -> None:
+    """Of a block whose last token is computed again the fork has another token there."""
+    manager = BlockManager(4, BLOCK)
+    table = started(manager, 2 * BLOCK, range(BLOCK))
+    manager.advance(table, BLOCK)
+    manager.advance(table, BLOCK - 1)
+    twin = manager.fork(table, chain([*range(BLOCK - 1), 99]))
+    manager.audit()
+    draft = manager.draft()
+    draft.grow(twin, BLOCK)
+    manager.commit(draft)
+    manager.advance(twin, BLOCK)
+    manager.audit()
+    assert manager.published() == {*table.blocks, *twin.blocks}
+
+
 def test_a_fork_leaves_blocks_that_hold_nothing_yet_to_its_parent() -> None:
     manager = BlockManager(8, BLOCK)
     parent = started(manager, 3 * BLOCK, range(3 * BLOCK))
