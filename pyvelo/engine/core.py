@@ -278,6 +278,10 @@ class EngineCore:
         except Exception as error:
             self._fail(requests, error)
             return []
+        except BaseException:  # samplers that have drawn a token cannot draw it again
+            for request in requests:
+                self._end(request, "cancelled")
+            raise
         joined: list[tuple[int, Request]] = []
         drawn = zip(requests, rows.tolist(), tokens.tolist(), statuses.tolist(), strict=True)
         for request, row, token, status in drawn:
@@ -305,24 +309,27 @@ class EngineCore:
 
     def _fork(self, request: Request) -> list[Request]:
         """Lets the other samples of its prompt start beside it; who finds no place waits."""
-        followers, request.followers = request.followers, []
         joined: list[Request] = []
-        for follower in followers:
+        while request.followers:  # after an interrupt the rest starts when the request ends
+            follower = request.followers.pop(0)
             if follower.finished:
                 continue
             if request.table is None or len(self._running) >= self.limits.max_seqs:
                 self._wait(follower)
                 continue
-            follower.table = self.manager.fork(request.table, follower.chain)
-            # its last token counts as computed once a token is drawn behind it
-            self._advance(follower, follower.n_prompt - 1)
-            follower.n_cached = follower.n_prompt
-            insort(self._running, follower, key=_rank)
             try:
+                follower.table = self.manager.fork(request.table, follower.chain)
+                insort(self._running, follower, key=_rank)
+                # its last token counts as computed once a token is drawn behind it
+                self._advance(follower, follower.n_prompt - 1)
+                follower.n_cached = follower.n_prompt
                 self._equip(follower)
                 joined.append(follower)
             except Exception as error:
                 self._fail([follower], error)
+            except BaseException:
+                self._end(follower, "cancelled")
+                raise
         return joined
 
     def _advance(self, request: Request, n_computed: int) -> None:
@@ -334,7 +341,6 @@ class EngineCore:
     def _accept(self, request: Request, token: int, logprob: TokenLogprob | None) -> None:
         """Appends a token, shows its text, and ends the request where it is due."""
         if request.max_new == 0:
-            self._advance(request, request.n_prompt - 1)  # as long as nothing is drawn behind the last one
             self._end(request, "length")
             return
         if request.n_computed == request.n_prompt:
@@ -395,6 +401,8 @@ class EngineCore:
             request.swapped = None
         if request.table is not None:
             if branch is not None:
+                # a token behind which nothing was drawn is computed again, for its logits
+                self._advance(request, min(request.n_computed, len(request.tokens) - 1))
                 self.shelf.take_back(branch, request.table)
             else:
                 self.manager.free(request.table)

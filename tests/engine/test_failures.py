@@ -1,0 +1,110 @@
+"""Errors in the middle of a step: what they leave behind goes on, ends or is computed again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from pyvelo.engine.request import Request
+from pyvelo.kv.manager import Event
+
+from .fakes import Bench, FakeSampler, answer
+from .test_samples import group
+
+
+def once(error: BaseException, call: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """Return a function that does what `call` does, and raises behind it the first time."""
+    errors = [error]
+
+    def function(*args: Any) -> Any:
+        result = call(*args) if call is not None else None
+        if errors:
+            raise errors.pop()
+        return result
+
+    return function
+
+
+@pytest.mark.parametrize("name", ["sample", "logprobs"])
+def test_no_sampler_draws_a_token_twice(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(max_batch_tokens=16)
+    *drawing, reading = (bench.submit(prompt, 5, logprobs=0) for prompt in ([1], [2], [3] * 40))
+    n_drawn: list[int] = []
+    sample = bench.context.sample
+
+    def count(rows: Any, samplers: Sequence[FakeSampler]) -> Any:
+        n_drawn.extend(map(id, samplers))
+        return sample(rows, samplers)
+
+    monkeypatch.setattr(bench.context, "sample", count)
+    monkeypatch.setattr(bench.context, name, once(KeyboardInterrupt(), getattr(bench.context, name)))
+    with pytest.raises(KeyboardInterrupt):
+        bench.step()
+    assert len(n_drawn) == 2
+    assert [request.finish_reason for request in drawing] == ["cancelled"] * 2
+    bench.finish(reading)
+    assert reading.generated_ids == answer([3] * 40, 5)
+    bench.assert_idle()
+
+
+@pytest.mark.parametrize("failing", [1, 2, 3])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ZeroDivisionError()])
+def test_samples_start_although_one_of_them_cannot(failing: int, error: BaseException) -> None:
+    def make(request: Request) -> FakeSampler:
+        if request is requests[failing]:
+            raise error
+        return FakeSampler()
+
+    bench = Bench()
+    bench.make_sampler = make
+    requests = group(bench, 4)
+    try:
+        bench.step()
+    except KeyboardInterrupt:
+        bench.manager.audit()
+    bench.finish(*requests)
+    interrupted = isinstance(error, KeyboardInterrupt)
+    assert requests[failing].finish_reason == ("cancelled" if interrupted else "error")
+    for request in requests:
+        wanted = answer(request.prompt_ids, 6)
+        assert request.generated_ids == (wanted if request.finish_reason == "length" else ())
+    assert sum(request.finish_reason == "length" for request in requests) == (2 if interrupted else 3)
+    bench.assert_idle()
+
+
+def test_a_session_whose_token_was_lost_goes_on() -> None:
+    """An error between the forward pass and the token leaves all tokens computed: there is none to feed."""
+    bench = Bench()
+    branch = bench.branch(range(1, 65))
+    bench.manager.watch(once(ZeroDivisionError()))
+    request, other = bench.go_on(branch), bench.submit([1])
+    bench.finish(request, other)
+    assert (request.finish_reason, request.generated_ids) == ("error", ())
+    assert other.generated_ids == answer([1], 4)
+    request, other = bench.go_on(branch), bench.submit([2])
+    bench.finish(request, other)
+    assert request.generated_ids == answer(range(1, 65), 4)
+    assert other.generated_ids == answer([2], 4)
+    bench.core.inbox.let_go(branch)
+    bench.core.settle()
+    bench.assert_idle()
+
+
+def test_an_observer_that_fails_does_not_fail_what_starts_later() -> None:
+    bench = Bench()
+    branch = bench.branch(range(1, 65))
+    events: list[Event] = []
+    bench.manager.watch(once(ZeroDivisionError(), events.append))
+    bench.finish(bench.go_on(branch))
+    for _ in range(2):
+        before = tuple(branch.tokens)
+        request = bench.go_on(branch)
+        bench.finish(request)
+        assert request.generated_ids == answer(before, 4)
+    stored = [event.block for event in events if event.kind == "stored"]
+    assert len(stored) == len(set(stored))
+    bench.core.inbox.let_go(branch)
+    bench.core.settle()
+    bench.assert_idle()
