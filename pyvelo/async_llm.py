@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import fields
 from functools import partial
 from types import TracebackType
@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, overload
 from pyvelo.async_session import AsyncSession
 from pyvelo.beams import search
 from pyvelo.config import EngineConfig
-from pyvelo.engine.engine import open_engine
+from pyvelo.engine.engine import Engine, open_engine
+from pyvelo.engine.home import HomeProcess
 from pyvelo.engine.intake import Prompt, for_each, pair_up
 from pyvelo.engine.pump import Pump
 from pyvelo.engine.stats import EngineStats
 from pyvelo.engine.tracing import recording
-from pyvelo.errors import ClosedError, VeloError
+from pyvelo.errors import Cancelled, ClosedError, EngineError
 from pyvelo.outputs import RequestOutput, StreamPiece, raise_first_error
 from pyvelo.sampling import CHAT_PARAMS, BeamSearchParams, SamplingParams
 from pyvelo.text.conversation import ChatOptions, Chats, is_one
@@ -49,9 +50,10 @@ class AsyncLLM:
         if unknown := [name for name in settings if name not in known]:
             raise TypeError(f"AsyncLLM has no setting {unknown[0]}: there are {', '.join(known)}")
         self._config = EngineConfig(model=model, **settings)
+        self._home = HomeProcess()
         self._loading: asyncio.Task[Pump] | None = None
         self._chats: Chats | None = None
-        self._closed = False
+        self._closed = threading.Event()
 
     # ---- answers ----
 
@@ -181,11 +183,16 @@ class AsyncLLM:
 
     async def close(self) -> None:
         """Ends what runs, its listeners get what is there, and frees model and cache; may be called twice."""
-        self._closed = True
-        if self._loading is not None:
-            with suppress(VeloError):  # nothing was loaded, as whoever asked was told
-                pump = await self._loading
-                await asyncio.to_thread(pump.close)
+        self._closed.set()  # ends a load, too
+        loading = self._loading
+        if loading is None:
+            return
+        if loading.get_loop() is asyncio.get_running_loop():
+            await asyncio.wait([loading])
+        if loading.done() and not loading.cancelled() and loading.exception() is None:
+            pump = loading.result()
+            pump.engine.stop()  # what waits in threads makes room for this
+            await asyncio.to_thread(pump.close)
 
     async def __aenter__(self) -> AsyncLLM:
         await self._pump()
@@ -203,14 +210,36 @@ class AsyncLLM:
         return self._chats
 
     async def _pump(self) -> Pump:
-        if self._closed:
+        self._home.check()
+        if self._closed.is_set():
             raise ClosedError("this engine was closed")
+        loop = asyncio.get_running_loop()
         if self._loading is None:
-            self._loading = asyncio.create_task(_load(self._config))
+            self._loading = loop.create_task(_load(self._config, self._closed))
+        elif self._loading.get_loop() is not loop:
+            raise EngineError(
+                "this AsyncLLM belongs to the event loop that used it first: make another one in this loop, "
+                "or use it in one asyncio.run"
+            )
         # whoever is cancelled while it loads does not take the model from the others
         return await asyncio.shield(self._loading)
 
 
-async def _load(config: EngineConfig) -> Pump:
-    engine = await asyncio.to_thread(open_engine, config)
-    return Pump(engine, asyncio.get_running_loop())
+async def _load(config: EngineConfig, closed: threading.Event) -> Pump:
+    loop = asyncio.get_running_loop()
+    engine = await asyncio.to_thread(_open, config, closed)
+    return Pump(engine, loop)
+
+
+def _open(config: EngineConfig, closed: threading.Event) -> Engine:
+    """The engine, unless `closed` is set before it is there."""
+    try:
+        engine = open_engine(config, closed)
+    except Cancelled as error:
+        if not closed.is_set():
+            raise
+        raise ClosedError("this engine was closed while it was loaded") from error
+    if closed.is_set():
+        engine.close()
+        raise ClosedError("this engine was closed while it was loaded")
+    return engine

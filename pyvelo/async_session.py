@@ -71,7 +71,7 @@ class AsyncSession(HeldBranch):
 
     async def close(self) -> None:
         """Cancels what it answers and gives its blocks back; may be called twice."""
-        self._let_go()
+        self._close()
 
     async def __aenter__(self) -> AsyncSession:
         return self

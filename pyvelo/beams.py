@@ -11,7 +11,7 @@ from typing import NamedTuple
 from pyvelo.engine.branch import Branch
 from pyvelo.engine.engine import Engine
 from pyvelo.engine.intake import Prompt, Submission
-from pyvelo.errors import RequestError, shown
+from pyvelo.errors import Cancelled, RequestError, shown
 from pyvelo.outputs import Completion, RequestOutput, TokenLogprob, Usage, raise_first_error
 from pyvelo.sampling import BeamSearchParams
 
@@ -87,6 +87,9 @@ def _advance(
             submission.requests[0].arrival = search.arrival
     yield [*chain.from_iterable(given)]
     raise_first_error(submission.output() for submission in chain.from_iterable(given))
+    if any(submission.output().finish_reason == "cancelled" for submission in chain.from_iterable(given)):
+        engine.check_open()
+        raise Cancelled("the beam search was cancelled")
     for search, submissions in zip(searches, given, strict=True):
         _note_start(search, submissions[0])
         nearest = [submission.requests[0].logprobs[0].top for submission in submissions]

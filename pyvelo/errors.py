@@ -10,6 +10,7 @@ __all__ = [
     "ClosedError",
     "ComputeError",
     "ConfigError",
+    "EngineError",
     "InternalError",
     "LibraryError",
     "ModelError",
@@ -73,6 +74,11 @@ class ComputeError(VeloError, RuntimeError):
 
 class ClosedError(VeloError, RuntimeError):
     """The object was closed before."""
+
+
+class EngineError(VeloError, RuntimeError):
+    """The engine cannot serve this call: it is broken, belongs to another process or event loop, or is in the
+    middle of a step of the calling thread."""
 
 
 class LibraryError(VeloError, ImportError):

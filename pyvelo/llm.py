@@ -15,7 +15,7 @@ from pyvelo.engine.engine import open_engine
 from pyvelo.engine.intake import Prompt, for_each, pair_up
 from pyvelo.engine.stats import EngineStats
 from pyvelo.engine.tracing import recording
-from pyvelo.engine.waiting import pieces_of, run_all, run_steps
+from pyvelo.engine.waiting import Stream, run_all, run_steps
 from pyvelo.kv.geometry import Geometry
 from pyvelo.outputs import RequestOutput, StreamPiece, raise_first_error
 from pyvelo.sampling import CHAT_PARAMS, BeamSearchParams, SamplingParams
@@ -149,7 +149,7 @@ class LLM:
         engine.driver.check_open()
         pieces: deque[StreamPiece] = deque()
         submission = engine.intake.prepare(prompt, for_each(params, 1)[0], pieces.append)
-        return pieces_of(engine.driver, submission, pieces)
+        return Stream(engine, lambda: submission, pieces)
 
     @overload
     def chat(

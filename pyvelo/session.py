@@ -12,7 +12,7 @@ from types import TracebackType
 from pyvelo.engine.branch import Branch
 from pyvelo.engine.engine import Engine
 from pyvelo.engine.intake import Prompt, Submission
-from pyvelo.engine.waiting import pieces_of, run_all
+from pyvelo.engine.waiting import Stream, run_all
 from pyvelo.errors import ClosedError, RequestError
 from pyvelo.outputs import RequestOutput, StreamPiece, raise_first_error
 from pyvelo.sampling import SamplingParams
@@ -27,8 +27,9 @@ class HeldBranch:
         self._engine = engine
         self._branch = branch
         self._lock = threading.Lock()
-        self._let_go = weakref.finalize(self, let_go, branch)
-        self._let_go.atexit = False
+        self._let_go = let_go
+        self._dropped = weakref.finalize(self, engine.driver.abandon_branch, branch)
+        self._dropped.atexit = False
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -47,20 +48,29 @@ class HeldBranch:
     @property
     def closed(self) -> bool:
         """Whether `close` was called."""
-        return not self._let_go.alive
+        return not self._dropped.alive
+
+    def _close(self) -> None:
+        with self._engine.driver.guard:
+            if self._dropped.detach():
+                self._let_go(self._branch)
 
     @contextmanager
     def _claim(self) -> Iterator[Branch]:
         """The branch, to oneself; it may still be `busy` with what was cancelled in the middle of a step."""
+        self._take()
+        try:
+            yield self._branch
+        finally:
+            self._lock.release()
+
+    def _take(self) -> None:
+        """Acquire the lock; RequestError where another call has it."""
         self._engine.driver.check_open()
         if self.closed:
             raise ClosedError("this session was closed")
         if not self._lock.acquire(blocking=False):
             raise RequestError("this session is answering: wait until it has, or fork it before")
-        try:
-            yield self._branch
-        finally:
-            self._lock.release()
 
     def _settle(self) -> None:
         """Waits until what was cancelled has ended."""
@@ -125,9 +135,17 @@ class Session(HeldBranch):
         """As `generate`, a piece for every token as it comes; the session is taken until the
         last. Closing the generator cancels the rest; what was generated stays."""
         pieces: deque[StreamPiece] = deque()
-        with self._turn() as branch:
-            submission = self._engine.intake.go_on(branch, params or SamplingParams(), pieces.append)
-            yield from pieces_of(self._engine.driver, submission, pieces)
+
+        def begin() -> Submission:
+            self._take()
+            try:
+                self._settle()
+                return self._engine.intake.go_on(self._branch, params or SamplingParams(), pieces.append)
+            except BaseException:
+                self._lock.release()
+                raise
+
+        return Stream(self._engine, begin, pieces, self._lock.release)
 
     def compute(self) -> None:
         """Computes what was appended, while there is time, so that the next answer begins at once."""
@@ -145,7 +163,7 @@ class Session(HeldBranch):
 
     def close(self) -> None:
         """Cancels what it answers and gives its blocks back; may be called twice."""
-        self._let_go()
+        self._close()
 
     def __enter__(self) -> Session:
         return self
@@ -158,7 +176,7 @@ class Session(HeldBranch):
     @contextmanager
     def _turn(self) -> Iterator[Branch]:
         """The branch, to oneself and at rest."""
-        with self._claim() as branch:
+        with self._engine.driver.guard, self._claim() as branch:
             self._settle()
             yield branch
 

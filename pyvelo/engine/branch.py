@@ -90,9 +90,20 @@ class Shelf:
         if branch.table is not None:
             self._manager.free(branch.table)
             self.lend(branch)
-        if branch.swapped is not None:
-            self._manager.discard(branch.swapped)
-            branch.swapped = None
+        swapped = self.take_swapped(branch)
+        if swapped is not None:
+            self._manager.discard(swapped)
+
+    def take_swapped(self, branch: Branch) -> Swapped | None:
+        """Take from the branch what it has in host memory; None if the pool was cleared since."""
+        swapped, branch.swapped = branch.swapped, None
+        return swapped if swapped is not None and self._manager.holds(swapped) else None
+
+    def clear(self) -> None:
+        """Empty the shelf after the pool was cleared; branches keep their tokens."""
+        for branch in self._branches.values():
+            branch.table = None
+        self._branches.clear()
 
     def _put(self, branch: Branch, table: BlockTable) -> None:
         branch.table = table

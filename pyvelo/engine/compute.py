@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 
 from pyvelo.native import release_threads
 
-__all__ = ["compute", "rest"]
+__all__ = ["compute", "is_compute_thread", "rest"]
 
 T = TypeVar("T")
 
@@ -71,6 +71,7 @@ _lock = threading.Lock()
 _owner: threading.Thread | None = None  # has the team
 _shared = False  # work goes to the compute thread
 _jobs: SimpleQueue[_Job[Any]] | None = None  # its queue, once it runs
+_worker: threading.Thread | None = None
 
 
 def compute(function: Callable[[], T], cancel: Callable[[], None]) -> T:
@@ -102,6 +103,11 @@ def rest() -> None:
         _owner = None
 
 
+def is_compute_thread() -> bool:
+    """Whether the compute thread asks: another thread waits for it, so it must not wait for a step."""
+    return _worker is not None and _worker.ident == threading.get_ident()
+
+
 def _take_team() -> bool:
     """Whether this thread is to compute itself."""
     global _owner, _shared
@@ -118,12 +124,13 @@ def _take_team() -> bool:
 
 def _queue() -> SimpleQueue[_Job[Any]]:
     """Where jobs go; the thread is started with the first of them."""
-    global _jobs
+    global _jobs, _worker
     with _lock:
         if _jobs is None:
             _jobs = SimpleQueue()
             # a daemon: whoever called waits for it, so nothing runs here when the process ends
-            threading.Thread(target=_work, args=(_jobs,), name="pyvelo-compute", daemon=True).start()
+            _worker = threading.Thread(target=_work, args=(_jobs,), name="pyvelo-compute", daemon=True)
+            _worker.start()
         return _jobs
 
 

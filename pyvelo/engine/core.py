@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -76,6 +77,7 @@ class EngineCore:
         self._new_sampler = new_sampler
         self._is_end = is_end
         self._call_run = call_run or (lambda run: run())
+        self._n_states = n_states
         self._free_states = list(range(n_states))[::-1]
         self._has_states = n_states > 0
         self._waiting: list[Request] = []  # both in the order of rank
@@ -86,6 +88,9 @@ class EngineCore:
         self._mover = BlockMover(context, manager, self._costs, clock)
         self._debug = debug
         self._some_idle = False  # in `_running` are requests that have ended
+        self._open: dict[int, Request] = {}  # all that have not ended, by id
+        self.in_doubt = False
+        """Whether a step was left in the middle: then only `recover` makes the core usable again."""
 
     @property
     def n_waiting(self) -> int:
@@ -97,6 +102,11 @@ class EngineCore:
         return len(self._running)
 
     @property
+    def has_work(self) -> bool:
+        """Whether some request has not ended. Any thread may ask."""
+        return bool(self._open or self.inbox.n_new)
+
+    @property
     def n_swapped(self) -> int:
         """Requests that wait in host memory."""
         return sum(request.swapped is not None for request in self._waiting)
@@ -105,9 +115,10 @@ class EngineCore:
         """Takes in what is in the inbox; whether that ended a request."""
         n_ended = self.counters.n_ended
         for request in self.inbox.arrivals():
+            self._open[id(request)] = request
             # a branch that was swapped out since the request was submitted has given it its blocks already
             if request.branch is not None and request.branch.swapped is not None:
-                request.swapped, request.branch.swapped = request.branch.swapped, None
+                request.swapped = self.shelf.take_swapped(request.branch)
             if not request.held:
                 self._wait(request)
         for request in self.inbox.cancelled():
@@ -124,18 +135,34 @@ class EngineCore:
     def cancel_all(self) -> None:
         """Ends every request, and gives back what branches hold."""
         self.settle()
-        while self._running or self._waiting:
-            self.inbox.cancel([*self._running, *self._waiting])
+        while self._open:
+            self.inbox.cancel(list(self._open.values()))
             self.settle()
         for branch in list(self.shelf):
             self.shelf.forget(branch)
 
+    def recover(self, error: Exception) -> None:
+        """End every request with `error` and start with an empty pool: after a defect no block is trusted.
+
+        Branches keep their tokens; what they held is computed again.
+        """
+        requests = [*self._open.values(), *self.inbox.drain()]
+        self._open, self._waiting, self._running, self._some_idle = {}, [], [], False
+        self._free_states = list(range(self._n_states))[::-1]
+        self.manager.clear()
+        self.shelf.clear()
+        for request in requests:
+            self._break_off(request, error)
+        self.in_doubt = False
+
     def step(self) -> bool:
         """Runs one step; False when there was nothing to do, and no request to end either."""
         start = self.clock()
+        self.in_doubt = True
         ended = self.settle()
         plan = self._begin(self._schedule())
         if not plan.decodes and not plan.chunks:
+            self.in_doubt = False
             changed = bool(ended or plan.starts or plan.preempted or plan.evicted)
             if self._waiting and not self._running and not changed:
                 raise InternalError("requests wait although nothing runs")
@@ -148,7 +175,9 @@ class EngineCore:
             self._set_back(plan)
         except BaseException:
             self._set_back(plan)
+            self.in_doubt = False
             raise
+        self.in_doubt = False
         if self._debug:
             self.manager.audit()
             self._mover.poison()
@@ -283,6 +312,7 @@ class EngineCore:
                 self._end(request, "cancelled")
             raise
         joined: list[tuple[int, Request]] = []
+        interrupted: BaseException | None = None
         drawn = zip(requests, rows.tolist(), tokens.tolist(), statuses.tolist(), strict=True)
         for request, row, token, status in drawn:
             try:
@@ -293,9 +323,11 @@ class EngineCore:
                 self._accept(request, token, logprobs.get(id(request)))
             except Exception as error:
                 self._fail([request], error)
-            except BaseException:
+            except BaseException as error:  # not before the others have their tokens
                 self._end(request, "cancelled")
-                raise
+                interrupted = interrupted or error
+        if interrupted is not None:
+            raise interrupted
         return joined
 
     def _mask(self, request: Request) -> None:
@@ -365,7 +397,21 @@ class EngineCore:
                 request.on_piece(request.piece(text, (), "cancelled"))
         except Exception as error:
             request.error = error
-        self._end(request, "cancelled")
+        finally:
+            self._end(request, "cancelled")
+
+    def _break_off(self, request: Request, error: Exception) -> None:
+        """End a request without giving back what it holds."""
+        request.table, request.swapped, request.followers = None, None, []
+        if request.sampler is not None:
+            with suppress(Exception):
+                request.sampler.close()
+            request.sampler = None
+        self.counters.ended("error")
+        request.error = error
+        request.finish_reason = "error"
+        if request.on_end is not None:
+            request.on_end(request)
 
     def _fail(self, requests: Iterable[Request], error: Exception) -> None:
         for request in requests:
@@ -380,10 +426,11 @@ class EngineCore:
             request.sampler.close()
             request.sampler = None
         self.counters.ended(reason)
+        self._open.pop(id(request), None)
         request.finish_reason = reason
-        self._promote(request)
         if request.on_end is not None:
             request.on_end(request)
+        self._promote(request)
 
     def _promote(self, request: Request) -> None:
         """Where a request ends before its prompt is computed, the next sample of it takes its place."""

@@ -7,128 +7,217 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from pyvelo.engine.branch import Branch
+from pyvelo.engine.compute import is_compute_thread
 from pyvelo.engine.core import EngineCore
+from pyvelo.engine.home import HomeProcess
 from pyvelo.engine.interrupts import InterruptGuard
 from pyvelo.engine.request import Request
-from pyvelo.errors import ClosedError, InternalError
+from pyvelo.errors import ClosedError, EngineError, InternalError
 
 __all__ = ["Driver"]
+
+AGAIN = 0.05  # seconds; a run that is told to stop just before it begins does not hear it
 
 
 class Driver:
     """Gives threads their turn at a core. Everything here is thread-safe.
 
-    `_turn` protects the fields below it and is held for moments; `_busy` says that some thread has the core
+    `_lock` protects the fields below it and is held for moments; `_owner` is the thread that has the core
     to itself, for a step or as a visitor. The thread that stepped last tends to step again, and a visitor may
     come back at once; so between two steps there is a turn for a visitor, and between two visits one for a
     step.
+
+    An error of a step that belongs to no request ends all of them, and the core starts anew with an empty
+    pool (`EngineCore.recover`). If that fails too the engine is broken: every call but `close` raises
+    EngineError. Each method runs under `guard`, so that no signal leaves any of this half done.
     """
 
     def __init__(self, core: EngineCore, guard: InterruptGuard) -> None:
+        self.guard = guard
+        self.home = HomeProcess()
         self._core = core
-        self._guard = guard
-        self._turn = threading.Condition()  # re-entrant: a finalizer may cancel from within any line here
-        self._busy = False
+        self._lock = threading.RLock()  # a finalizer may cancel from within any line here
+        self._turn = threading.Condition(self._lock)
+        self._owner: int | None = None
         self._drivers = 0  # threads in `drive`
         self._visitors = 0  # threads that wait in `visit`
         self._visited = False  # the last turn was a visitor's
         self._closed = False
+        self._broken: BaseException | None = None
+        self.abandon = core.inbox.abandon
+        """Cancels requests at the next turn; for finalizers, which must not wait."""
+        self.abandon_branch = core.inbox.abandon_branch
+        """Lets go of a branch at the next turn; for finalizers."""
 
     def submit(self, requests: Iterable[Request]) -> None:
-        """Hands requests over; ClosedError after `close`."""
-        with self._turn:
+        """Hands requests over; raises as `check_open` does."""
+        self.home.check()  # the lock of a forked process may be held for ever
+        with self.guard, self._lock:
             self.check_open()
             self._core.inbox.submit(requests)
 
     def check_open(self) -> None:
-        """ClosedError after `close`."""
+        """ClosedError after `close`, EngineError in a forked process or when the engine is broken."""
+        self.home.check()
         if self._closed:
             raise ClosedError("this engine was closed")
+        if self._broken is not None:
+            raise EngineError(f"this engine is broken, make a new one: {self._broken!r}") from self._broken
 
     def drive(self, ready: Callable[[], object]) -> None:
         """Steps the engine, or waits while another thread does, until `ready()` or Ctrl+C.
 
         `ready` must become true once the requests that it looks at are finished.
         """
-        with self._turn:
-            self._drivers += 1
-        try:
-            with self._guard:
+        self.home.check()
+        with self.guard:
+            with self._lock:
+                self._drivers += 1
+            try:
                 while self._enter_step(ready):
-                    try:
-                        progress = self._core.step()
-                    finally:
-                        self._leave()
-                    if not progress and not ready() and not self._closed:
+                    if not self._step() and not ready() and not self._closed:
                         raise InternalError("a request is not finished, but nothing is left to do")
-        finally:
-            with self._turn:
-                self._drivers -= 1
-                self._turn.notify_all()
+            finally:
+                with self._lock:
+                    self._drivers -= 1
+                    self._turn.notify_all()
 
     def cancel(self, requests: Iterable[Request]) -> None:
         """Ends requests now, or where a step is in progress, right after it. Never waits for a step."""
-        with self._turn:
-            self._core.inbox.cancel(requests)
-            if not self._busy:
-                self._busy = True
-                self._leave()
+        if not self.home.left:
+            with self.guard, self._lock:
+                self._core.inbox.cancel(requests)
+                self._settle_if_idle()
 
     def let_go(self, branch: Branch) -> None:
         """Gives back what a branch holds, as soon as `cancel` would end a request. Never waits for a step."""
-        with self._turn:
-            self._core.inbox.let_go(branch)
-            if not self._busy:
-                self._busy = True
-                self._leave()
+        if not self.home.left:
+            with self.guard, self._lock:
+                self._core.inbox.let_go(branch)
+                self._settle_if_idle()
 
     @contextmanager
-    def visit(self) -> Iterator[EngineCore]:
-        """The core between two steps, to oneself."""
-        with self._guard:
-            self._enter_visit()
+    def visit(self, wait: bool = True) -> Iterator[EngineCore]:
+        """The core between two steps, to oneself; EngineError if that is not now and `wait` is False."""
+        self.home.check()
+        with self.guard:
+            self._enter_visit(wait)
             try:
+                self._settle()
                 yield self._core
             finally:
                 self._leave()
 
-    def close(self, stop_run: Callable[[], None]) -> bool:
-        """Ends every request; False where that was done before. `stop_run` cuts a forward pass short."""
-        with self._turn:
-            if self._closed:
-                return False
-            self._closed = True
-            if self._busy:
-                stop_run()
-        with self.visit() as core:
-            core.cancel_all()
-        return True
+    def fail(self, error: BaseException) -> None:
+        """Ends every request with `error`."""
+        self.home.check()
+        with self.guard:
+            self._enter_visit(True)
+            try:
+                self._recover(error)
+            finally:
+                self._leave()
+
+    def stop(self, stop_run: Callable[[], None]) -> None:
+        """Refuses requests from now on and ends all of them soon; `stop_run` cuts a forward pass short."""
+        if not self.home.left:
+            with self.guard, self._lock:
+                self._closed = True
+                if self._owner is not None:
+                    stop_run()
+                self._settle_if_idle()
+
+    def close(self, stop_run: Callable[[], None]) -> None:
+        """Does what `stop` does, and waits until every request has ended; may be called again."""
+        if not self.home.left:
+            with self.guard, self._lock:
+                self._refuse_within_a_step()
+                self.stop(stop_run)
+                while self._owner is not None:
+                    self.guard.raise_hit()  # the thread that has the core ends the requests when it leaves
+                    self._turn.wait(AGAIN)
+                    if self._owner is not None:
+                        stop_run()
+
+    # ---- turns ----
+
+    def _refuse_within_a_step(self) -> None:
+        """EngineError where this thread would wait for itself: a finalizer runs at any line of a step."""
+        if self._owner == threading.get_ident() or is_compute_thread():
+            raise EngineError("this call would wait for the step of the engine that it was made in")
 
     def _enter_step(self, ready: Callable[[], object]) -> bool:
         """Waits for the turn to step (True), or for `ready()` or Ctrl+C (False)."""
-        with self._turn:
-            while not (ready() or self._guard.hit):
-                if not (self._busy or self._closed or (self._visitors and not self._visited)):
-                    self._busy, self._visited = True, False
-                    return True
-                self._turn.wait(self._guard.patience)
+        with self._lock:
+            self._refuse_within_a_step()
+            while not (ready() or self.guard.hit):
+                if self._owner is None:
+                    self.check_open()
+                    if not self._visitors or self._visited:
+                        self._owner, self._visited = threading.get_ident(), False
+                        return True
+                self._turn.wait(self.guard.patience)
             return False
 
-    def _enter_visit(self) -> None:
+    def _enter_visit(self, wait: bool) -> None:
         """Waits for a visitor's turn."""
-        with self._turn:
+        with self._lock:
+            self._refuse_within_a_step()
+            if self._owner is not None and not wait:
+                raise EngineError("a step is in progress")
             self._visitors += 1
             try:
-                while self._busy or (self._visited and self._drivers and not self._closed):
-                    if self._guard.hit:
-                        raise KeyboardInterrupt
-                    self._turn.wait(self._guard.patience)
-                self._busy = self._visited = True
+                while self._owner is not None or (self._visited and self._drivers and not self._closed):
+                    self.guard.raise_hit()
+                    self._turn.wait(self.guard.patience)
+                self._owner, self._visited = threading.get_ident(), True
             finally:
                 self._visitors -= 1
+                self._turn.notify_all()
+
+    def _step(self) -> bool:
+        try:
+            return self._core.step()
+        except Exception as error:
+            self._recover(error)
+            return True
+        except BaseException as error:
+            if self._core.in_doubt:
+                self._recover(error)
+            raise
+        finally:
+            self._leave()
+
+    def _settle_if_idle(self) -> None:
+        if self._owner is None:
+            self._owner = threading.get_ident()
+            self._leave()
 
     def _leave(self) -> None:
-        with self._turn:
-            self._core.settle()
-            self._busy = False
-            self._turn.notify_all()
+        with self._lock:
+            try:
+                self._settle()
+            finally:
+                self._owner = None
+                self._turn.notify_all()
+
+    def _settle(self) -> None:
+        """Takes in what is in the inbox; ends everything once closed."""
+        try:
+            if self._broken is None:
+                self._core.cancel_all() if self._closed else self._core.settle()
+        except BaseException as error:
+            self._recover(error)
+            if not isinstance(error, Exception):
+                raise
+
+    def _recover(self, error: BaseException) -> None:
+        """Ends every request after an error that belongs to none; the engine is broken if that fails."""
+        told = error
+        if not isinstance(told, Exception):
+            told = EngineError(f"the engine was interrupted: {error!r}")
+            told.__cause__ = error
+        try:
+            self._core.recover(told)
+        except BaseException:
+            self._broken = error

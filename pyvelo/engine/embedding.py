@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyvelo.engine.compute import rest
+from pyvelo.engine.home import HomeProcess
 from pyvelo.engine.interrupts import InterruptGuard
 from pyvelo.engine.prompts import Prompt, listed, tokens_of
 from pyvelo.errors import Cancelled, ClosedError, RequestError, UnsupportedError, VeloError, shown
@@ -38,6 +39,8 @@ class Embeddings:
         self._model = model
         self._n_threads = n_threads
         self._check = check
+        self.home = HomeProcess()
+        self.guard = InterruptGuard(self._cancel)
         self._turn = threading.Lock()
         self._embedder: Embedder | None = None
         self._closed = False
@@ -54,35 +57,39 @@ class Embeddings:
         kind = self._pooling(pooling)
         given = [self._tokens(text, number) for number, text in enumerate(listed(texts))]
         out = np.empty((len(given), self._model.info.n_embd_out), np.float32)
-        guard = InterruptGuard(self._cancel)
-        try:
-            with guard:
+        with self.guard:
+            try:
                 for group in _groups(given):
-                    if guard.hit or stopped():
+                    if self.guard.hit or stopped():
                         raise Cancelled("the embedding was cancelled")
-                    self._run(given[group], kind, out[group], guard)
-        finally:
-            rest()
+                    self._run(given[group], kind, out[group])
+            finally:
+                rest()
         if normalize:
             norms = np.linalg.norm(out, axis=1, keepdims=True)
             np.divide(out, norms, out=out, where=norms > 0)
         return out
 
     def check_open(self) -> None:
-        """ClosedError after `close`."""
+        """ClosedError after `close`, EngineError in a forked process."""
+        self.home.check()
         if self._closed:
             raise ClosedError("this engine was closed")
 
-    def close(self) -> bool:
-        """Ends what runs; False where that was done before."""
-        if self._closed:
-            return False
+    def stop(self) -> None:
+        """Refuses texts from now on, and ends what runs soon."""
         self._closed = True
-        while not self._turn.acquire(timeout=0.05):
-            self._cancel()  # again: what is cancelled just before it begins does not hear it
-        self._embedder = None
-        self._turn.release()
-        return True
+        self._cancel()
+
+    def close(self) -> None:
+        """Does what `stop` does, and waits until all has ended; may be called again."""
+        with self.guard:
+            self.stop()
+            while not self._turn.acquire(timeout=0.05):
+                self.guard.raise_hit()
+                self._cancel()  # again: what is cancelled just before it begins does not hear it
+            self._embedder = None
+            self._turn.release()
 
     def _pooling(self, name: str | None) -> int:
         """The number of a pooling, by default of the model's own."""
@@ -104,12 +111,10 @@ class Embeddings:
             )
         return tokens
 
-    def _run(
-        self, texts: Sequence[Sequence[int]], pooling: int, out: NDArray[np.float32], guard: InterruptGuard
-    ) -> None:
+    def _run(self, texts: Sequence[Sequence[int]], pooling: int, out: NDArray[np.float32]) -> None:
         """Fills `out`, float32 [n, n_embd], in its turn."""
-        while not self._turn.acquire(timeout=guard.patience or -1):
-            if guard.hit:
+        while not self._turn.acquire(timeout=self.guard.patience or -1):
+            if self.guard.hit:
                 raise Cancelled("the embedding was cancelled")
         try:
             self.check_open()
@@ -119,7 +124,7 @@ class Embeddings:
             def run() -> None:
                 out[:] = embedder.embed(texts, pooling)
 
-            guard.call(run)
+            self.guard.call(run)
         except Cancelled:
             self.check_open()
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import warnings
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -14,6 +15,7 @@ from pyvelo.engine.compute import compute, rest
 from pyvelo.engine.core import EngineCore
 from pyvelo.engine.driver import Driver
 from pyvelo.engine.embedding import Embeddings
+from pyvelo.engine.home import HomeProcess
 from pyvelo.engine.intake import Intake
 from pyvelo.engine.interrupts import InterruptGuard
 from pyvelo.engine.model_files import ModelFiles
@@ -48,7 +50,8 @@ class Generator:
 
 @dataclass(frozen=True)
 class Engine:
-    """What a face (`LLM`) drives. `close` ends its requests and frees everything; it may be called twice.
+    """What a face (`LLM`) drives. `close` ends its requests and frees everything, as far as it was not done
+    before: one that Ctrl+C cut short may be called again. An engine that is dropped frees itself.
 
     A model that only embeds has no generator: what needs one raises UnsupportedError.
     """
@@ -99,15 +102,26 @@ class Engine:
         return self.parts.pool.n_ctx if self.parts is not None else self.embeddings.max_tokens
 
     def close(self) -> None:
-        if self.embeddings.close():
+        if self.embeddings.home.left:  # its memory is the other process's to free
+            self.files.close()
+            return
+        with self.embeddings.guard:
+            self.stop()
+            self.embeddings.close()
             if self.parts is not None:
                 self.parts.driver.close(self.parts.context.cancel)
                 self.parts.context.close()
             self.model.close()
             self.files.close()
 
+    def stop(self) -> None:
+        """Refuse new calls and end all that run soon, without waiting for them."""
+        self.embeddings.stop()
+        if self.parts is not None and not self.parts.context.closed:
+            self.parts.driver.stop(self.parts.context.cancel)
+
     def check_open(self) -> None:
-        """ClosedError after `close`."""
+        """ClosedError after `close`, EngineError in a forked process."""
         self.embeddings.check_open()
 
     def reset_prefix_cache(self) -> None:
@@ -125,8 +139,8 @@ class Engine:
             return _picture(core, self.context, self.pool)
 
 
-def open_engine(config: EngineConfig) -> Engine:
-    """Loads the model and allocates the pool.
+def open_engine(config: EngineConfig, stop: threading.Event | None = None) -> Engine:
+    """Loads the model and allocates the pool; Cancelled if `stop` is set before the model is loaded.
 
     A name on the hub is looked up first. Raises ModelError for a file that cannot be read or does not exist,
     UnsupportedError for one that cannot be paged,
@@ -137,10 +151,27 @@ def open_engine(config: EngineConfig) -> Engine:
     files = ModelFiles(part_paths(summary), summary.file_bytes)
     try:
         free_bytes = _free_bytes()
-        return _open(path, config, files, free_bytes, plan_offload(config, path, summary))
+        offload = plan_offload(config, path, summary)
+        engine = _open(path, config, files, free_bytes, offload, stop or threading.Event())
     except BaseException:
         files.close()
         raise
+    weakref.finalize(engine, _drop, engine.embeddings.home, engine.model, engine.parts).atexit = False
+    return engine
+
+
+_kept: list[object] = []
+"""What a forked process must not free: threads of the other process may have been in the middle of it."""
+
+
+def _drop(home: HomeProcess, model: Model, parts: Generator | None) -> None:
+    """Free what an engine has that nothing refers to any more, so that nothing runs in it."""
+    if home.left:
+        _kept.append((model, parts))
+        return
+    if parts is not None:
+        parts.context.close()
+    model.close()
 
 
 def _free_bytes() -> int | None:
@@ -153,9 +184,14 @@ def _free_bytes() -> int | None:
 
 
 def _open(
-    path: str, config: EngineConfig, files: ModelFiles, free_bytes: int | None, offload: Offload
+    path: str,
+    config: EngineConfig,
+    files: ModelFiles,
+    free_bytes: int | None,
+    offload: Offload,
+    stop: threading.Event,
 ) -> Engine:
-    model = _load(path, config, offload.n_gpu_layers)
+    model = _load(path, config, offload.n_gpu_layers, stop)
     try:
         files.check_loaded()
         embeddings = _embeddings(config, model, files)
@@ -183,9 +219,7 @@ def _embeddings(config: EngineConfig, model: Model, files: ModelFiles) -> Embedd
     return Embeddings(model, min(config.n_ctx or longest, longest), config.n_threads or 0, files.check)
 
 
-def _load(path: str, config: EngineConfig, n_gpu_layers: int) -> Model:
-    stop = threading.Event()
-
+def _load(path: str, config: EngineConfig, n_gpu_layers: int, stop: threading.Event) -> Model:
     def watch(share: float) -> bool:
         if config.progress is not None:
             config.progress(share)

@@ -1,4 +1,8 @@
-"""What others want of a core, until it looks between two steps."""
+"""What others want of a core, until it looks between two steps.
+
+A finalizer runs at any instruction of any thread, so it may neither wait nor take a lock: it only appends
+here, by `abandon` and `abandon_branch`, which are calls of C.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +27,8 @@ class Inbox:
         self._arrivals: deque[Request] = deque()
         self._cancels: deque[Request] = deque()
         self._let_go: deque[Branch] = deque()
+        self.abandon: Callable[[Iterable[Request]], None] = self._cancels.extend
+        self.abandon_branch: Callable[[Branch], None] = self._let_go.append
         self.deadlines = Deadlines()
         self.n_arrived = 0
 
@@ -48,6 +54,12 @@ class Inbox:
         self._let_go.append(branch)
 
     # ---- for the core ----
+
+    def drain(self) -> list[Request]:
+        """Take out the requests that are new, and nothing else."""
+        requests = list(self._arrivals)
+        self._arrivals.clear()
+        return requests
 
     def arrivals(self) -> Iterator[Request]:
         """Takes out those that are new, each with its number."""

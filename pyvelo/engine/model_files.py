@@ -9,6 +9,7 @@ elsewhere nothing can.
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,6 +34,9 @@ class ModelFiles:
 
     def __init__(self, paths: Sequence[str], n_bytes: int) -> None:
         self._files: list[_OpenFile] = []
+        self.close = weakref.finalize(self, _close, self._files)
+        """Close the files, as dropping this object does; may be called twice."""
+        self.close.atexit = False
         try:
             for path in paths:
                 descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
@@ -69,7 +73,7 @@ class ModelFiles:
                 raise ModelError(f"{file.path} was replaced while it was loaded: open the model again")
         self.check()
 
-    def close(self) -> None:
-        """Close the files; may be called twice."""
-        while self._files:
-            os.close(self._files.pop().descriptor)
+
+def _close(files: list[_OpenFile]) -> None:
+    while files:
+        os.close(files.pop().descriptor)

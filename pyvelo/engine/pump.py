@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 from pyvelo.engine.branch import Branch
@@ -14,6 +17,7 @@ from pyvelo.engine.compute import rest
 from pyvelo.engine.engine import Engine
 from pyvelo.engine.intake import Submission
 from pyvelo.engine.request import Request
+from pyvelo.errors import InternalError, VeloError
 from pyvelo.outputs import StreamPiece, raise_first_error
 
 __all__ = ["Prepare", "Pump"]
@@ -25,29 +29,24 @@ Prepare = Callable[[Callable[[StreamPiece], None]], Submission]
 
 
 class Pump:
-    """Steps the engine while there are requests, and wakes the event loop once for each step.
+    """Has a thread step the engine while there are requests, and wakes the event loop once for each step.
 
-    What is `async` here, and `n_submitted`, belongs to the event loop; the rest is thread-safe. Whoever stops
-    to wait, or to listen, ends its requests within a step.
+    What is `async` here belongs to the event loop; the rest is thread-safe. Whoever stops to wait, or to
+    listen, ends its requests within a step. Closing or dropping it ends the thread, and with it the engine.
     """
 
     def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
         self.engine = engine
-        self.outbox: deque[tuple[_Stream, StreamPiece | None]] = deque()
-        self.failure: Exception | None = None
-        self.n_ended = 0  # counted where requests end: by whoever has the core to itself
-        self._n_submitted = 0  # counted in the event loop
-        self._loop = loop
-        self._work = threading.Event()
-        self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="pyvelo-engine", daemon=True)
+        self._worker = _Worker(engine, loop)
+        self._thread = threading.Thread(target=self._worker.run, name="pyvelo-engine", daemon=True)
         self._thread.start()
+        weakref.finalize(self, self._worker.wake.put, False).atexit = False
 
     # ---- in the event loop ----
 
     async def run(self, submissions: Sequence[Submission]) -> None:
         """Returns when all have ended."""
-        streams = [_Stream(self, submission) for submission in submissions]
+        streams = [_Stream(self._worker, submission) for submission in submissions]
         try:
             self._submit(streams)
             for stream in streams:
@@ -58,7 +57,8 @@ class Pump:
 
     async def pieces(self, prepare: Prepare) -> AsyncGenerator[StreamPiece, None]:
         """What the requests generate, as it comes; raises the error of one that failed."""
-        stream = _Stream(self, prepare(lambda piece: self.outbox.append((stream, piece))))
+        outbox = self._worker.outbox
+        stream = _Stream(self._worker, prepare(lambda piece: outbox.append((stream, piece))))
         try:
             self._submit([stream])
             while (piece := await stream.next()) is not None:
@@ -76,7 +76,9 @@ class Pump:
                 try:
                     outcome = await asyncio.shield(turn)
                 except asyncio.CancelledError:
-                    await asyncio.wait([turn])
+                    while not turn.done():  # however often it is cancelled
+                        with suppress(asyncio.CancelledError):
+                            await asyncio.wait([turn])
                     raise
                 if isinstance(outcome, _Done):
                     return outcome.result
@@ -86,70 +88,115 @@ class Pump:
 
     def _submit(self, streams: Sequence[_Stream]) -> None:
         requests = [request for stream in streams for request in stream.submission.requests]
-        self.engine.driver.submit(requests)
-        self._n_submitted += len(streams)
-        self._work.set()
+        with self.engine.driver.guard:
+            self._worker.streams.update(streams)
+            self.engine.driver.submit(requests)
+            self._worker.wake.put(True)
 
     def _cancel(self, streams: Sequence[_Stream]) -> None:
         requests = [r for stream in streams for r in stream.submission.requests if not r.finished]
-        if requests:
-            self.engine.driver.cancel(requests)
-            self._deliver_soon()
+        with self.engine.driver.guard:
+            self._worker.streams.difference_update(streams)
+            if requests:
+                self.engine.driver.cancel(requests)
+                self._worker.deliver_soon()
 
     # ---- in any thread ----
 
     def let_go(self, branch: Branch) -> None:
         """Ends what runs on a branch and gives back what it holds, after the step in progress."""
         self.engine.driver.let_go(branch)
-        self._deliver_soon()
+        self._worker.deliver_soon()
 
     def close(self) -> None:
         """Ends every request and waits for the thread."""
-        self._stopping = True
-        self.engine.close()
-        self._work.set()
+        try:
+            self.engine.close()
+        finally:
+            self._worker.wake.put(False)
         self._thread.join()
-        self._deliver_soon()  # what ended when the thread was gone
 
-    def _run(self) -> None:
-        while not self._stopping:
-            self._work.wait()
-            self._work.clear()
-            if self._stopping:
-                break
+
+class _Worker:
+    """What the thread needs, which is not the Pump: its user may drop that."""
+
+    def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
+        self.engine = engine
+        self.outbox: deque[tuple[_Stream, StreamPiece | None]] = deque()
+        self.streams: set[_Stream] = set()  # that wait; changed in the event loop only
+        self.wake: SimpleQueue[bool] = SimpleQueue()  # True: there is work; False: end
+        self._loop = loop
+        self._deaf = False  # the loop is closed
+
+    def run(self) -> None:
+        """The thread: steps while there is work; closes the engine at its end."""
+        try:
+            while self._wait():
+                self._drive()
+        finally:
+            self.engine.close()
+            self.deliver_soon(self._wake_all)
+
+    def deliver_soon(self, deliver: Callable[[], None] | None = None) -> None:
+        """Has the event loop take what is in the outbox."""
+        if self.outbox or deliver is not None:
             try:
-                self.engine.driver.drive(self._ready)
-            except Exception as error:  # a defect: nobody must wait for ever
-                self.failure = error
-                with self.engine.driver.visit() as core:
-                    core.cancel_all()
-                self._deliver_soon()
+                self._loop.call_soon_threadsafe(deliver or self._deliver)
+            except RuntimeError:  # the loop is closed: nobody listens any more
+                self._deaf = True
+                self.outbox.clear()
+
+    def _wait(self) -> bool:
+        """Waits for work; False: the thread shall end."""
+        if self.wake.empty():
             rest()
+        go_on = self.wake.get()
+        while go_on and not self.wake.empty():
+            go_on = self.wake.get()
+        return go_on
+
+    def _drive(self) -> None:
+        driver = self.engine.driver
+        try:
+            driver.drive(self._ready)
+            if self._deaf:
+                with driver.visit() as core:
+                    core.cancel_all()
+        except BaseException as error:  # requests must not wait for ever
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """Ends every request with `error`."""
+        driver = self.engine.driver
+        try:
+            driver.fail(error)
+            driver.check_open()
+        except VeloError:
+            self.deliver_soon(self._wake_all)
 
     def _ready(self) -> bool:
-        self._deliver_soon()
-        return self._stopping or self.n_ended >= self._n_submitted
-
-    def _deliver_soon(self) -> None:
-        if self.outbox:
-            try:
-                self._loop.call_soon_threadsafe(self._deliver)
-            except RuntimeError:  # the loop is closed: nobody listens any more
-                self.outbox.clear()
+        self.deliver_soon()
+        return self._deaf or not self.wake.empty() or not self.engine.core.has_work
 
     def _deliver(self) -> None:
         while self.outbox:
             stream, piece = self.outbox.popleft()
             stream.take(piece)
 
+    def _wake_all(self) -> None:
+        """Once the engine serves nobody: those that wait look why."""
+        self._deliver()
+        for stream in self.streams:
+            stream.take(None)
+
 
 class _Stream:
     """Requests on their way; their pieces arrive in the event loop. None says that there is no more."""
 
-    def __init__(self, pump: Pump, submission: Submission) -> None:
+    def __init__(self, worker: _Worker, submission: Submission) -> None:
         self.submission = submission
         self._pieces: asyncio.Queue[StreamPiece | None] = asyncio.Queue()
-        self._pump = pump
+        self._worker = worker
         self._n_open = len(submission.requests)
         for request in submission.requests:
             request.on_end = self._end
@@ -157,17 +204,17 @@ class _Stream:
     def _end(self, request: Request) -> None:
         self._n_open -= 1
         if self._n_open == 0:
-            self._pump.outbox.append((self, None))
-            self._pump.n_ended += 1
+            self._worker.outbox.append((self, None))
 
     def take(self, piece: StreamPiece | None) -> None:
         self._pieces.put_nowait(piece)
 
     async def next(self) -> StreamPiece | None:
-        """The next piece, or None behind the last; what broke the engine is raised."""
+        """The next piece, or None behind the last; raises what broke or closed the engine before that."""
         piece = await self._pieces.get()
-        if piece is None and self._pump.failure is not None:
-            raise self._pump.failure
+        if piece is None and not self.submission.finished:
+            self._worker.engine.driver.check_open()
+            raise InternalError("a stream has ended before its requests")
         return piece
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain
 
 from pyvelo.engine.core import EngineCore
 from pyvelo.engine.driver import Driver
 from pyvelo.engine.request import Request
-from pyvelo.errors import ConfigError
+from pyvelo.errors import ConfigError, EngineError
 from pyvelo.kv.draft import BlockTable
 from pyvelo.kv.manager import Event
 from pyvelo.kv.trace import Arrived, Evicted, Finished, GaveWay, Started, TraceEvent, TraceHeader, TraceWriter
@@ -26,27 +27,54 @@ def recording(driver: Driver, path: str | os.PathLike[str], block_bytes: int, n_
     where the file cannot be written.
     """
     driver.check_open()
-    with driver.visit() as core:
-        driver.check_open()
-        tracer = Tracer(core, path, block_bytes, n_ctx)
+    holder, tracer, wait = _Holder(), None, True
     try:
+        with driver.guard, driver.visit() as core:
+            driver.check_open()
+            tracer = Tracer(core, path, block_bytes, n_ctx, holder)
         yield
+    except GeneratorExit:  # perhaps from a garbage collection, at any line of any thread
+        wait = False
+        raise
     finally:
-        try:
-            with driver.visit():
-                tracer.detach()
-        finally:
-            tracer.close()
+        with driver.guard:
+            if tracer is not None:
+                _end(driver, tracer, wait)
+
+
+class _Holder:
+    """Lives as long as a recording is wanted."""
+
+
+def _end(driver: Driver, tracer: Tracer, wait: bool) -> None:
+    """Ends a recording now; at the end of the step in progress if it must not wait for that."""
+    try:
+        with driver.visit(wait):
+            tracer.detach()
+    except EngineError:
+        tracer.abandon()
+        return
+    except BaseException:
+        tracer.close()
+        raise
+    tracer.close()
 
 
 class Tracer:
     """Watches a core from now on until `detach`, and writes a trace to `path`.
 
     While it watches it never raises: an error of the disk ends the recording, and is raised by `close`. Once
-    closed it lets go of the core by itself, should nobody have had the turn to `detach` it.
+    closed, or when `holder` is there no more, it lets go of the core by itself.
     """
 
-    def __init__(self, core: EngineCore, path: str | os.PathLike[str], block_bytes: int, n_ctx: int) -> None:
+    def __init__(
+        self,
+        core: EngineCore,
+        path: str | os.PathLike[str],
+        block_bytes: int,
+        n_ctx: int,
+        holder: object | None = None,
+    ) -> None:
         core.settle()  # a tracer that has ended lets go
         if core.watch is not None:
             raise ConfigError("this engine is being recorded already: end that recording first")
@@ -57,6 +85,7 @@ class Tracer:
         self._start = core.clock()
         self._failure: Exception | None = None
         self._closed = False
+        self._held: Callable[[], object] = (lambda: self) if holder is None else weakref.ref(holder)
         self._watching = True
         self._requests = _Requests()
         self._others: dict[int, tuple[BlockTable, int]] = {}  # tables of no request, kept so that ids stay
@@ -71,6 +100,10 @@ class Tracer:
         """Takes the last picture and watches no more. Between two steps."""
         self._core.settle()
         self._let_go()
+
+    def abandon(self) -> None:
+        """Ends the recording with the next picture, which is left out."""
+        self._closed = True
 
     def close(self) -> None:
         """Closes the file; raises what went wrong with it."""
@@ -91,8 +124,10 @@ class Tracer:
 
     def _take(self, waiting: Sequence[Request], running: Sequence[Request]) -> None:
         """A picture, unless the recording has ended."""
-        if self._closed or self._failure is not None:
+        if self._closed or self._failure is not None or self._held() is None:
             self._let_go()
+            with suppress(OSError):  # whoever closed it, or will, is told
+                self._writer.close()
             return
         tables = {id(request.table): request.arrival for request in running if request.table is not None}
         try:

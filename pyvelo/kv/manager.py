@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Literal, NamedTuple
 
@@ -84,7 +85,8 @@ class BlockManager:
         self._asleep: dict[int, Swapped] = {}
         self.counts = Counts()
         self._pool = BlockPool(n_blocks)
-        self._index = PrefixIndex(n_blocks, make_key) if share else None
+        self._new_index = partial(PrefixIndex, n_blocks, make_key)
+        self._index = self._new_index() if share else None
         self._observe = observe
         self._tables: dict[int, BlockTable] = {}
         self._promised = 0
@@ -251,6 +253,21 @@ class BlockManager:
             for block in list(self._index.published()):
                 self._unpublish(block)
                 self._tell("reset", block)
+
+    def clear(self) -> None:
+        """Start anew with an empty pool: no table, no prefix, nothing in host memory. The counts stay."""
+        published = self.published()
+        self._pool, self.swap = BlockPool(self.n_blocks), SwapPool(self.swap.n_blocks)
+        if self._index is not None:
+            self._index = self._new_index()
+        self._tables, self._asleep, self._promised = {}, {}, 0
+        self._version += 1
+        for block in published:
+            self._tell("reset", block)
+
+    def holds(self, swapped: Swapped) -> bool:
+        """Whether a sequence is in host memory: it is not after `clear`."""
+        return id(swapped) in self._asleep
 
     def audit(self) -> None:
         """Checks the invariants of pool, prefixes and tables; InternalError says which does not hold."""

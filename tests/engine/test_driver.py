@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pyvelo.engine.driver import Driver
-from pyvelo.engine.interrupts import InterruptGuard
+from pyvelo.engine.interrupts import SIGNALS, InterruptGuard
 from pyvelo.engine.request import Request
 from pyvelo.errors import Cancelled, ClosedError, InternalError
 
@@ -180,11 +180,11 @@ def test_closing_ends_what_runs(stand: Stand) -> None:
     running, waiting = stand.hand_over([1], 50), stand.hand_over([2] * 500, 12)
     threads = [in_thread(lambda: stand.drive(running)), in_thread(lambda: stand.drive(waiting))]
     assert stepping.wait(WAIT)
-    assert stand.driver.close(stand.stop.set)
+    stand.driver.close(stand.stop.set)
     join(*threads)
     assert {running.finish_reason, waiting.finish_reason} == {"cancelled"}
     stand.assert_idle()
-    assert not stand.driver.close(stand.stop.set)
+    stand.driver.close(stand.stop.set)
     with pytest.raises(ClosedError, match="closed"):
         stand.driver.submit([stand.request([1], 1)])
 
@@ -221,13 +221,16 @@ def test_waiting_for_nothing_is_a_defect_and_not_a_hang(stand: Stand) -> None:
         stand.driver.drive(lambda: False)
 
 
-def test_an_error_of_the_engine_hands_the_turn_on(stand: Stand) -> None:
-    request = stand.hand_over([1], 3)
+def test_an_error_of_the_engine_ends_every_request_and_the_engine_goes_on(stand: Stand) -> None:
+    requests = [stand.hand_over([1], 3), stand.hand_over([2], 3)]
     step = stand.core.step
     stand.core.step = lambda: 1 // 0  # type: ignore[method-assign, assignment]
-    with pytest.raises(ZeroDivisionError):
-        stand.drive(request)
+    stand.drive(*requests)
+    assert [request.finish_reason for request in requests] == ["error"] * 2
+    assert all(isinstance(request.error, ZeroDivisionError) for request in requests)
+    stand.assert_idle()
     stand.core.step = step  # type: ignore[method-assign]
+    request = stand.hand_over([1], 3)
     stand.drive(request)
     assert request.generated_ids == answer([1], 3)
 
@@ -299,20 +302,58 @@ def test_ctrl_c_reaches_a_long_forward_pass(stand: Stand) -> None:
     assert request.generated_ids == answer([1] * 40, 5)
 
 
-def test_a_handler_of_the_users_own_stays() -> None:
-    seen = []
+def test_a_handler_of_the_users_own_is_called_at_once_and_stays() -> None:
+    seen: list[int] = []
 
     def mine(signum: int, frame: FrameType | None) -> None:
         seen.append(signum)
 
     before = signal.signal(signal.SIGINT, mine)
     try:
-        with InterruptGuard(lambda: None):
-            assert signal.getsignal(signal.SIGINT) is mine
+        with InterruptGuard(lambda: None) as guard:
             signal.raise_signal(signal.SIGINT)
+            assert seen == [signal.SIGINT]
+            assert not guard.hit
+        assert signal.getsignal(signal.SIGINT) is mine
     finally:
         signal.signal(signal.SIGINT, before)
-    assert seen == [signal.SIGINT]
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_what_a_handler_raises_is_raised_at_the_end_of_the_outermost_guard(number: signal.Signals) -> None:
+    def leave(signum: int, frame: FrameType | None) -> None:
+        raise SystemExit(signum)
+
+    def nested() -> None:
+        outer, inner = InterruptGuard(lambda: None), InterruptGuard(lambda: None)
+        with outer:
+            with inner:
+                signal.raise_signal(number)
+                seen.append(inner.hit)
+            seen.append(outer.hit)
+
+    before, seen = signal.signal(number, leave), list[bool]()
+    try:
+        with pytest.raises(SystemExit) as caught:
+            nested()
+        assert signal.getsignal(number) is leave
+    finally:
+        signal.signal(number, before)
+    assert seen == [True, True]
+    assert caught.value.code == number
+
+
+def test_a_handler_that_installs_another_one_has_its_way() -> None:
+    def once(signum: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    before = signal.signal(signal.SIGINT, once)
+    try:
+        with InterruptGuard(lambda: None):
+            signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_other_threads_leave_signals_alone() -> None:

@@ -1,0 +1,225 @@
+"""Ctrl+C at every line of a call: the next call works, and nothing is left behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+
+import pyvelo
+from pyvelo import LLM, BeamSearchParams, SamplingParams
+
+WAIT = 60.0  # seconds after which a call is taken to hang
+FOLDER = os.path.dirname(pyvelo.__file__) + os.sep
+PROMPT = [3, 4, 5]
+GREEDY = SamplingParams(max_tokens=2, temperature=0, ignore_eos=True)
+
+pytestmark = pytest.mark.usefixtures("sigint")
+
+
+class Lines:
+    """Counts lines of PyVelo that are about to run, and sends Ctrl+C before some of them."""
+
+    def __init__(self, *interrupted: int) -> None:
+        self.interrupted = interrupted
+        self.n = 0
+        self.places: dict[tuple[object, ...], int] = {}
+        """The first line with each stack of three calls."""
+
+    def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
+        return self._line if frame.f_code.co_filename.startswith(FOLDER) else None
+
+    def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if event == "line":
+            self.n += 1
+            if not self.interrupted:
+                self.places.setdefault(_stack(frame), self.n)
+            elif self.n in self.interrupted:
+                signal.raise_signal(signal.SIGINT)
+        return self._line
+
+    def run(self, call: Callable[[], object]) -> None:
+        before = sys.gettrace()
+        sys.settrace(self)
+        try:
+            call()
+        finally:
+            sys.settrace(before)
+
+
+def _stack(frame: FrameType | None) -> tuple[object, ...]:
+    stack: list[object] = []
+    while frame is not None and frame.f_code.co_filename.startswith(FOLDER) and len(stack) < 6:
+        stack += (frame.f_code, frame.f_lineno)
+        frame = frame.f_back
+    return tuple(stack)
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_model_f32: Path) -> Iterator[LLM]:
+    with LLM(tiny_model_f32, n_ctx=256, n_threads=1) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def expected(llm: LLM) -> tuple[int, ...]:
+    return llm.generate([PROMPT], GREEDY)[0].token_ids
+
+
+def generate(llm: LLM) -> None:
+    llm.generate([PROMPT, [6]], GREEDY)
+
+
+def stream(llm: LLM) -> None:
+    for _ in llm.stream(PROMPT, GREEDY):
+        pass
+
+
+def stream_and_stop(llm: LLM) -> None:
+    pieces = llm.stream(PROMPT, GREEDY)
+    next(pieces)
+    pieces.close()
+
+
+def session(llm: LLM) -> None:
+    with llm.session(PROMPT) as root:
+        root.compute()
+        with root.fork() as twin:
+            twin.append([7])
+            twin.generate(GREEDY)
+
+
+def session_stream(llm: LLM) -> None:
+    with llm.session(PROMPT) as root:
+        for _ in root.stream(GREEDY):
+            break
+        root.generate(GREEDY)
+
+
+def beam_search(llm: LLM) -> None:
+    llm.beam_search([PROMPT], BeamSearchParams(beam_width=2, max_tokens=2))
+
+
+def look(llm: LLM) -> None:
+    llm.stats()
+    llm.reset_prefix_cache()
+
+
+@pytest.mark.parametrize(
+    ("call", "again"),
+    [
+        (generate, 0),
+        (generate, 3),
+        (stream, 0),
+        (stream_and_stop, 3),
+        (session, 0),
+        (session_stream, 0),
+        (beam_search, 0),
+        (look, 0),
+    ],
+)
+def test_ctrl_c_at_every_line(
+    llm: LLM, expected: tuple[int, ...], call: Callable[[LLM], None], again: int
+) -> None:
+    call(llm)
+    lines = Lines()
+    lines.run(lambda: call(llm))
+    assert len(lines.places) > 50
+    n_raised = 0
+    for line in lines.places.values():
+        try:
+            Lines(line, line + again).run(lambda: call(llm))
+        except KeyboardInterrupt:
+            n_raised += 1
+        check_idle(llm, expected, f"Ctrl+C before line {line}")
+    assert n_raised > len(lines.places) / 2
+
+
+def test_trace_is_ended_by_ctrl_c_at_any_line(llm: LLM, expected: tuple[int, ...], tmp_path: Path) -> None:
+    def call() -> None:
+        with llm.trace(tmp_path / "run.trace"):
+            llm.generate([PROMPT], GREEDY)
+
+    lines = Lines()
+    lines.run(call)
+    files = ("tracing.py", "driver.py", "interrupts.py")
+    own = [
+        line
+        for (code, *_), line in lines.places.items()
+        if isinstance(code, CodeType) and code.co_filename.endswith(files)
+    ]
+    for line in own:
+        with suppress(KeyboardInterrupt):
+            Lines(line).run(call)
+        check_idle(llm, expected, f"Ctrl+C before line {line}")
+        with llm.trace(tmp_path / "next.trace"):  # no other recording goes on
+            pass
+
+
+def test_pairs_of_signals_at_any_time(llm: LLM, expected: tuple[int, ...]) -> None:
+    """Real signals, two within 2 ms, while the main thread generates."""
+    n_left, n_raised, ended = 0, 0, False
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        nonlocal n_left, n_raised
+        if n_left:
+            n_left -= 1
+            n_raised += 1
+            raise KeyboardInterrupt
+
+    def send() -> None:
+        pause = 0
+        while not ended:
+            pause = (pause + 1) % 20
+            time.sleep(0.004)
+            for seconds in (0.0, pause / 10000):
+                time.sleep(seconds)
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    signal.signal(signal.SIGINT, interrupt)
+    sender = threading.Thread(target=send, daemon=True)
+    sender.start()
+    for number in range(200):
+        try:
+            try:
+                n_left = 2
+                (generate, session)[number % 2](llm)
+            except KeyboardInterrupt:
+                pass
+            n_left = 0
+        except KeyboardInterrupt:  # the second of them
+            pass
+        n_left = 0
+        check_idle(llm, expected, f"round {number}")
+    ended = True
+    sender.join(WAIT)
+    assert n_raised > 10
+
+
+def check_idle(llm: LLM, expected: tuple[int, ...], when: str) -> None:
+    """The engine answers another thread, holds nothing and is sound."""
+    found: list[object] = []
+
+    def work() -> None:
+        gc.collect(0)
+        stats = llm.stats()
+        found.append((stats.running, stats.waiting, stats.resting, stats.blocks_used, stats.blocks_promised))
+        found.append(llm.generate([PROMPT], GREEDY)[0].token_ids)
+        llm._engine.core.manager.audit()
+        found.append(llm._engine.core.n_running)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(WAIT)
+    assert not thread.is_alive(), f"{when}: the engine hangs"
+    assert found == [(0, 0, 0, 0, 0), expected, 0], when
