@@ -39,7 +39,7 @@ LIMIT = 8.0
 MEMORY = 8 << 30
 """Bytes of addresses: what never ends may also grow."""
 
-MODULES = tuple(f"pyvelo/kv/{name}.py" for name in ("pool", "prefix", "draft", "manager", "swap"))
+MODULES = tuple(f"pyvelo/kv/{name}.py" for name in ("pool", "prefix", "draft", "check", "manager", "swap"))
 MODULES += ("pyvelo/engine/scheduler.py",)
 TESTED = ("core", "sharing", "preemption", "samples", "branches", "pace")
 ENGINE_TESTS = tuple(f"tests/engine/test_{name}.py" for name in TESTED)

@@ -186,7 +186,7 @@ class _Planner:
         # room to grow: for itself, and a block for each of those that run
         n_tokens = min(request.max_stored, len(request.tokens) + self.block_size)
         held = request.branch.table if request.branch is not None else None
-        if held is not None and held in self.draft.dropped:
+        if held is not None and self.draft.leaves(held):
             return _Refusal.LATER
         while True:
             outcome: Start | NotNow | Never

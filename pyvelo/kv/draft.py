@@ -3,19 +3,23 @@
 A sequence starts only when the blocks of what it brings along can be promised; they are taken one by one, as
 it grows into them. Beyond its promise it grows while there are blocks, and may have to be dropped when there
 are none.
+
+The plan counts the references of each block that it touches, as they are when it takes blocks. So a block is
+free under the plan in whatever order the plan was made.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, ValuesView
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from pyvelo.errors import InternalError
 from pyvelo.kv.pool import BlockPool
 from pyvelo.kv.prefix import Chain, Match, PrefixIndex
 
-__all__ = ["SHORTEST_HEAD", "BlockTable", "Draft", "Never", "NotNow", "Start", "Swapped"]
+__all__ = ["SHORTEST_HEAD", "BlockTable", "Change", "Draft", "Never", "NotNow", "Start", "Swapped"]
 
 SHORTEST_HEAD = 4
 """Tokens for which copying a block is worth its while."""
@@ -89,41 +93,40 @@ class Never:
     total: int
 
 
-class _Admission(NamedTuple):
-    table: BlockTable
-    match: Match
-    swapped: Swapped | None
+class Change(NamedTuple):
+    """What a plan does to one table. `n_blocks` and `promised` are those that it has afterwards."""
 
-
-class _Promise(NamedTuple):
     table: BlockTable
     n_blocks: int
+    promised: int
+    match: Match | None = None  # it starts with these hits
+    wakes: Swapped | None = None  # it starts from host memory
+    resumes: bool = False
+    copies: bool = False  # a copy replaces the block of its next token
+    leaves: bool = False
+    sleeps: Swapped | None = None  # it leaves for host memory
 
-
-class _Growth(NamedTuple):
-    table: BlockTable
-    n_blocks: int
-    n_promised: int  # of those
-    replaces: bool  # the first of them takes the place of one that others hold too
+    @property
+    def n_taken(self) -> int:
+        """Blocks that the table takes from the pool."""
+        return 0 if self.leaves else self.n_blocks - len(self.table.blocks) + self.copies
 
 
 class Draft:
-    """What one step wants of the pool; void once anything else was committed or freed."""
+    """What one step wants of the pool; void once anything else was committed or freed.
+
+    Its methods may be called in any order. A table that leaves takes no other part in the draft.
+    """
 
     __slots__ = (
+        "_changes",
         "_index",
-        "_let_gone",
         "_pool",
-        "_resumed",
+        "_references",
         "_size",
-        "_spared",
-        "admissions",
+        "_sources",
         "available",
-        "dropped",
-        "grown",
-        "resumed",
         "swappable",
-        "swapped",
         "version",
     )
 
@@ -139,17 +142,22 @@ class Draft:
         self._pool = pool
         self._index = index
         self._size = size
-        self._spared: set[int] = set()  # free blocks that this draft must not take
-        self._let_gone: dict[int, int] = {}  # references that this draft gives up
-        self._resumed: dict[int, int] = {}  # blocks that it promises to live tables
+        self._references: dict[int, int] = {}  # by block, those added when the draft takes blocks
+        self._sources: dict[int, int] = {}  # of all those, the ones that only copies hold, and then give up
+        self._changes: dict[int, Change] = {}  # by the table's id
         self.available = pool.n_free - promised
         self.swappable = swappable  # free blocks of host memory
         self.version = version
-        self.admissions: list[_Admission] = []
-        self.resumed: list[_Promise] = []
-        self.grown: list[_Growth] = []
-        self.dropped: list[BlockTable] = []
-        self.swapped: list[tuple[BlockTable, Swapped]] = []
+
+    @property
+    def changes(self) -> ValuesView[Change]:
+        """One change for each table that takes part, in the order in which the draft first names them."""
+        return self._changes.values()
+
+    def leaves(self, table: BlockTable) -> bool:
+        """Return whether the table is dropped or moved to host memory."""
+        change = self._changes.get(id(table))
+        return change is not None and change.leaves
 
     def start(
         self,
@@ -170,21 +178,22 @@ class Draft:
             return Never(needed, self._pool.n_blocks)
         match = self._match(chain, most_cached)
         if swapped is not None:
+            self._check_swapped(swapped)
             match = Match(match.blocks[: swapped.n_tokens // self._size], None)
-        fresh, spared = needed - len(match.blocks), self._free_ones(match.blocks)
-        if fresh + len(spared) > self.available - spare:
-            return NotNow(fresh + len(spared), self.available - spare)
+        fresh, room = needed - len(match.blocks), self.available - spare
+        needed = fresh + sum(map(self._is_free, match.blocks))
+        if needed > room:
+            return NotNow(needed, room)
+        if match.head is not None and needed + self._is_free(match.head.block) > room:
+            match = Match(match.blocks, None)  # there is no room to copy from it: compute it
+        self.available -= fresh
+        self._hold(match.blocks)
         if match.head is not None:
-            source = self._free_ones((match.head.block,)) - spared
-            if fresh + len(spared) + len(source) > self.available - spare:
-                match = Match(match.blocks, None)  # there is no room to copy from it: compute it
-            else:
-                spared |= source
-        self.available -= fresh + len(spared)
-        self._spared |= spared
+            self._hold((match.head.block,))
+            self._copy_from(match.head.block)
         n_cached = swapped.n_tokens if swapped is not None else match.n_tokens(self._size)
         table = BlockTable(match.blocks, n_cached, fresh, chain if self._index is not None else None)
-        self.admissions.append(_Admission(table, match, swapped))
+        self._changes[id(table)] = Change(table, len(match.blocks), fresh, match, swapped)
         return Start(table)
 
     def resume(self, table: BlockTable, n_tokens: int, spare: int = 0) -> Start | NotNow:
@@ -192,70 +201,113 @@ class Draft:
 
         `spare` blocks must be left for others.
         """
-        missing = max(0, -(-n_tokens // self._size) - len(table.blocks) - table.promised)
-        needed = missing + self._writes_to_others(table)
+        change = self._change(table)
+        missing = max(0, -(-n_tokens // self._size) - change.n_blocks - change.promised)
+        needed = missing + self._writes_to_others(table, change)
         if needed > self.available - spare:
             return NotNow(needed, self.available - spare)
         self.available -= missing
-        self.resumed.append(_Promise(table, missing))
-        self._resumed[id(table)] = missing
+        promised = change.promised + missing
+        self._changes[id(table)] = change._replace(promised=promised, resumes=True)
         return Start(table)
 
     def grow(self, table: BlockTable, n_tokens: int) -> bool:
-        """Lets the table hold `n_tokens` tokens, more than it has; at most once a draft.
+        """Lets the table hold `n_tokens` tokens, more than it has.
 
         A block that others hold too, or may hit, is replaced by a copy before it is written to. False where
         there are no blocks for it.
         """
-        missing = -(-n_tokens // self._size) - len(table.blocks)
-        replaced = self._writes_to_others(table)
-        if missing > 0 or replaced:
-            beyond = max(0, missing - table.promised - self._resumed.get(id(table), 0)) + replaced
-            if beyond > self.available:
+        change = self._changes.get(id(table))
+        held = len(table.blocks) if change is None else change.n_blocks
+        missing = -(-n_tokens // self._size) - held
+        copies = self._writes_to_others(table, change)
+        if missing > 0 or copies:
+            change, missing = self._change(table), max(0, missing)
+            kept = min(missing, change.promised)  # of the promise
+            if missing - kept + copies > self.available:
                 return False
-            self.available -= beyond
-            self.grown.append(_Growth(table, missing + replaced, missing + replaced - beyond, replaced))
-            if replaced:
-                self._let_go(table.blocks[table.n_tokens // self._size])
+            self.available -= missing - kept + copies
+            if copies:
+                self._copy_from(table.blocks[table.n_tokens // self._size])
+            self._changes[id(table)] = change._replace(
+                n_blocks=held + missing, promised=change.promised - kept, copies=change.copies or copies
+            )
         return True
 
     def would_free(self, tables: Iterable[BlockTable]) -> int:
         """Blocks that would be there if all these were dropped."""
         tables = list(tables)
         held = Counter(block for table in tables for block in table.blocks)
-        gone, references = self._let_gone, self._pool.references
-        last = sum(references(block) == n + gone.get(block, 0) for block, n in held.items())
+        planned = self._references
+        last = sum(self._pool.references(block) + planned.get(block, 0) == n for block, n in held.items())
         return last + sum(table.promised for table in tables)
 
     def drop(self, table: BlockTable) -> None:
-        """Gives the table's blocks and promises back; it must not have grown in this draft."""
-        for block in table.blocks:
-            self.available += self._let_go(block)
-        self.available += table.promised
-        self.dropped.append(table)
+        """Gives the table's blocks and promises back; it must take no other part in this draft."""
+        self._leave(table, None)
 
     def swap_out(self, table: BlockTable) -> Swapped | None:
         """As `drop`, but what the table holds goes to host memory; None where that has no room."""
         n_blocks = -(-table.n_tokens // self._size)
         if n_blocks > self.swappable:
             return None
+        swapped = Swapped(table.n_tokens)
+        self._leave(table, swapped)
         self.swappable -= n_blocks
-        self.drop(table)
-        self.swapped.append((table, Swapped(table.n_tokens)))
-        return self.swapped[-1][1]
+        return swapped
 
-    def _writes_to_others(self, table: BlockTable) -> bool:
+    def _leave(self, table: BlockTable, swapped: Swapped | None) -> None:
+        if id(table) in self._changes:
+            raise InternalError("a block table that takes part in a draft cannot be dropped in it")
+        self._let_go(table.blocks)
+        self.available += table.promised
+        self._changes[id(table)] = Change(table, 0, 0, leaves=True, sleeps=swapped)
+
+    def _change(self, table: BlockTable) -> Change:
+        change = self._changes.get(id(table))
+        if change is None:
+            return Change(table, len(table.blocks), table.promised)
+        if change.leaves:
+            raise InternalError("a block table that is dropped in a draft can neither grow nor resume in it")
+        return change
+
+    def _check_swapped(self, swapped: Swapped) -> None:
+        if any(swapped in (change.wakes, change.sleeps) for change in self.changes):
+            raise InternalError("a swapped sequence comes back once, and in a later draft than it left")
+
+    def _writes_to_others(self, table: BlockTable, change: Change | None) -> bool:
         """Whether the table's next token would go to a block that others hold too, or may hit."""
         index = table.n_tokens // self._size
-        if index >= len(table.blocks):
+        if index >= len(table.blocks) or (change is not None and change.copies):
             return False
         block = table.blocks[index]
-        return self._pool.readers(block) - self._let_gone.get(block, 0) > 1
+        readers = self._pool.readers(block)
+        if self._references or self._sources:
+            readers += self._references.get(block, 0) - self._sources.get(block, 0)
+        return readers > 1
 
-    def _let_go(self, block: int) -> bool:
-        """One reference less; whether it was the last."""
-        self._let_gone[block] = self._let_gone.get(block, 0) + 1
-        return self._let_gone[block] == self._pool.references(block)
+    # ---- which blocks are free under the plan ----
+
+    def _is_free(self, block: int) -> bool:
+        return self._pool.references(block) + self._references.get(block, 0) == 0
+
+    def _hold(self, blocks: Iterable[int]) -> None:
+        """Adds a reference to each block."""
+        planned = self._references
+        for block in blocks:
+            self.available -= self._is_free(block)
+            planned[block] = planned.get(block, 0) + 1
+
+    def _let_go(self, blocks: Iterable[int]) -> None:
+        """Drops a reference of each block."""
+        planned = self._references
+        for block in blocks:
+            planned[block] = planned.get(block, 0) - 1
+            self.available += self._is_free(block)
+
+    def _copy_from(self, block: int) -> None:
+        """Gives a reference of the block to a copy, which drops it once blocks were taken."""
+        self._sources[block] = self._sources.get(block, 0) + 1
 
     def _match(self, chain: Chain | None, most: int | None) -> Match:
         if self._index is None or chain is None:
@@ -264,7 +316,3 @@ class Draft:
         match = self._index.match(chain, last if most is None else min(most, last))
         head = match.head
         return match if head is None or head.n_tokens >= SHORTEST_HEAD else Match(match.blocks, None)
-
-    def _free_ones(self, blocks: Iterable[int]) -> set[int]:
-        references, gone = self._pool.references, self._let_gone
-        return {b for b in blocks if references(b) == gone.get(b, 0) and b not in self._spared}

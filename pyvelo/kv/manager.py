@@ -5,14 +5,15 @@ Planning changes nothing: a `Draft` collects what a step wants, `commit` does al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Literal, NamedTuple
 
 from pyvelo.errors import InternalError
-from pyvelo.kv.draft import BlockTable, Draft, Swapped
+from pyvelo.kv.check import Holders, check_changes
+from pyvelo.kv.draft import BlockTable, Change, Draft, Swapped
 from pyvelo.kv.pool import BlockPool
 from pyvelo.kv.prefix import Chain, Match, PrefixIndex
 from pyvelo.kv.swap import SwapPool
@@ -156,40 +157,57 @@ class BlockManager:
 
         Returns: the blocks to move, before anything else is written to a block.
         """
-        self._check(draft)
-        outs = [move for table, swapped in draft.swapped for move in self._put_to_sleep(table, swapped)]
-        sources = []
-        for table, match, _ in draft.admissions:
-            self._tables[id(table)] = table
-            self._promised += table.promised
-            sources += self._take_hits(table, match)
-        for table in draft.dropped:
-            self.free(table)
-        for table, n_blocks in draft.resumed:
-            self._count_hits(table, table.n_tokens)
-            table.promised += n_blocks
-            self._promised += n_blocks
-        blocks = iter(self._take(sum(growth.n_blocks for growth in draft.grown)))
-        copies = []
-        for growth in draft.grown:
-            table = growth.table
-            if growth.replaces:
-                index = table.n_tokens // self.block_size
-                copies.append(self._copy(table.blocks[index], next(blocks)))
-                table.replace(index, copies[-1].target)
-                sources.append(copies[-1].source)
-            table.extend(islice(blocks, growth.n_blocks - growth.replaces))
-            table.promised -= growth.n_promised
-            self._promised -= growth.n_promised
+        if draft.version != self._version:
+            raise InternalError("the pool was changed after this draft was made")
+        changes = draft.changes
+        holders = Holders(self._tables, self._asleep, self._promised, self.swap.n_free)
+        check_changes(changes, self._pool, holders, self.block_size)
+        outs: list[Copy] = []
+        for change in changes:
+            if change.sleeps is not None:
+                outs += self._put_to_sleep(change.table, change.sleeps)
+        sources = [block for change in changes for block in self._begin(change)]
+        for change in changes:
+            if change.leaves:
+                self.free(change.table)
+        blocks = iter(self._take(sum(change.n_taken for change in changes)))
+        copies = [copy for change in changes for copy in self._grow(change, blocks)]
+        sources += [copy.source for copy in copies]
         ins = []
-        for table, match, swapped in draft.admissions:
-            if match.head is not None:
+        for table, _, _, match, swapped, *_ in changes:
+            if match is not None and match.head is not None:
                 copies.append(self._copy(match.head.block, table.blocks[len(match.blocks)]))
-            if swapped is not None:
+            if match is not None and swapped is not None:
                 ins += self._wake(table, swapped, len(match.blocks))
         self._pool.release(sources)
         self._version += 1
         return Moves(outs, ins, copies)
+
+    def _begin(self, change: Change) -> list[int]:
+        """Takes what is there of a sequence that starts or resumes; returns the block to copy from."""
+        table, match = change.table, change.match
+        if match is None:
+            if change.resumes:
+                self._count_hits(table, table.n_tokens)
+            return []
+        self._tables[id(table)] = table
+        self._promised += table.promised
+        return self._take_hits(table, match)
+
+    def _grow(self, change: Change, blocks: Iterator[int]) -> list[Copy]:
+        """Gives a table its blocks and promises; returns what is to be copied to one of them."""
+        if change.leaves:
+            return []
+        table, copies = change.table, []
+        n_taken = change.n_taken
+        if change.copies:
+            index = table.n_tokens // self.block_size
+            copies.append(self._copy(table.blocks[index], next(blocks)))
+            table.replace(index, copies[0].target)
+        table.extend(islice(blocks, n_taken - change.copies))
+        self._promised += change.promised - table.promised
+        table.promised = change.promised
+        return copies
 
     def fork(self, table: BlockTable, chain: Chain | None) -> BlockTable:
         """Another table of the same blocks; whoever writes to the last one first gets a copy of it.
@@ -209,6 +227,7 @@ class BlockManager:
 
     def advance(self, table: BlockTable, n_tokens: int) -> None:
         """The first `n_tokens` of the table's tokens are computed: lets others hit its full blocks."""
+        self._version += 1
         table.n_tokens = n_tokens
         index, chain = self._index, table.chain
         if index is None or chain is None:
@@ -292,27 +311,6 @@ class BlockManager:
             tokens = index.tokens(block)
             if tokens is not None and table.chain is not None and tokens != table.chain.block(number):
                 raise InternalError(f"block {block} is published with other tokens than its table has")
-
-    def _check(self, draft: Draft) -> None:
-        """InternalError where the draft cannot be done."""
-        if draft.version != self._version:
-            raise InternalError("the pool was changed after this draft was made")
-        if draft.available < 0:
-            raise InternalError(f"the draft promises {-draft.available} blocks that are not there")
-        growing = {id(growth.table) for growth in draft.grown}
-        for table in draft.dropped:
-            if id(table) in growing or id(table) not in self._tables:
-                raise InternalError("a table that is dropped must be a live one and cannot grow")
-        for table, _ in draft.resumed:
-            if id(table) not in self._tables or table in draft.dropped:
-                raise InternalError("a table that resumes must be a live one")
-        if len({id(table) for table in draft.dropped}) != len(draft.dropped):
-            raise InternalError("a table is dropped twice")
-        for table, match, swapped in draft.admissions:
-            if (match.head is not None or swapped is not None) and id(table) not in growing:
-                raise InternalError("a sequence that starts with a block to fill must grow into it")
-            if swapped is not None and id(swapped) not in self._asleep:
-                raise InternalError("a sequence that comes back is not in host memory")
 
     def _take_hits(self, table: BlockTable, match: Match) -> list[int]:
         """Takes the blocks that are there, and the one to copy from, which is returned."""

@@ -207,3 +207,19 @@ def test_text_keeps_the_spaces_in_front_of_punctuation(make_model: MakeModel) ->
         assert session.text == prompt + " . . . ."
         session.append(" , no")
         assert session.text == prompt + " . . . . , no"
+
+
+def test_a_session_gives_its_blocks_to_a_request_that_begins_like_it(tiny_model_f32: Path) -> None:
+    """In one step: the first request shares three blocks of the session, the second needs what it frees."""
+    common = list(range(10, 106))
+    asked = [[*common, 200], list(range(30, 210))]
+    first = SamplingParams(max_tokens=1, temperature=0)
+    settings = {"n_ctx": 512, "n_threads": 1, "deterministic": True}
+    with LLM(tiny_model_f32, **settings) as llm:
+        size = llm.stats().block_bytes
+        expected = [output.token_ids for output in llm.generate(asked, first)]
+    with LLM(tiny_model_f32, kv_cache_bytes=8 * size, **settings) as llm:
+        with llm.session(common) as session:
+            session.generate(SamplingParams(max_tokens=2, temperature=0, ignore_eos=True))
+            assert [output.token_ids for output in llm.generate(asked, first)] == expected
+        assert llm.stats().blocks_used == 0

@@ -288,3 +288,18 @@ def test_whatever_is_done_with_branches(data: st.DataObject, share: bool, swap: 
         assert request.generated_ids == wanted
     close(bench, *branches)
     bench.assert_idle()
+
+
+def test_a_branch_gives_its_blocks_to_a_request_that_begins_like_it() -> None:
+    """The first request shares its blocks in the step in which the second needs what it frees."""
+    bench = Bench(n_blocks=8, block_size=8, max_batch_tokens=256)
+    common = list(range(1, 25))
+    branch = bench.branch(common)
+    go_on(bench, branch, 2)
+    prompts = [[*common, 90], list(range(30, 75))]
+    requests = [bench.submit(prompt, 1) for prompt in prompts]
+    bench.finish(*requests)
+    for prompt, request in zip(prompts, requests, strict=True):
+        assert request.generated_ids == answer(prompt, 1)
+    close(bench, branch)
+    bench.assert_idle()

@@ -1,360 +1,18 @@
-"""The manager against a naive model: a memory of tokens, and what each sequence holds and was promised."""
+"""The manager: who holds which blocks, what is promised, shared, copied and moved, and what a plan may be."""
 
 from __future__ import annotations
 
-import os
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pyvelo.errors import InternalError
-from pyvelo.kv.draft import SHORTEST_HEAD, BlockTable, Draft, Never, NotNow, Start, Swapped
-from pyvelo.kv.manager import BlockManager, Event, Moves
+from pyvelo.kv.draft import BlockTable, NotNow, Start, Swapped
+from pyvelo.kv.manager import BlockManager, Moves
 from pyvelo.kv.prefix import Chain
 
 BLOCK = 8
-EMPTY = -1
-MOST_BLOCKS = 14
-EFFORT = int(os.environ.get("VELO_TEST_EFFORT", "1"))  # 170: a million rules
-
-
-@dataclass
-class Sequence_:
-    """A sequence of the naive model; its first `n_computed` tokens are in the memory."""
-
-    tokens: array[int]
-    chain: Chain
-    salt: bytes
-    n_computed: int
-    n_shown: int  # blocks of it that others have had the chance to hit
-    table: BlockTable = field(repr=False)
-
-
-class ManagerMachine(RuleBasedStateMachine):
-    """Sequences start, advance and end. Tokens are few, so that many begin alike."""
-
-    @initialize(
-        n_blocks=st.integers(1, MOST_BLOCKS),
-        share=st.sampled_from([True, True, False]),
-        n_swap=st.integers(0, 8),
-    )
-    def start(self, n_blocks: int, share: bool, n_swap: int) -> None:
-        self.n_blocks, self.share = n_blocks, share
-        self.events: list[Event] = []
-        self.manager = BlockManager(
-            n_blocks, BLOCK, share=share, n_swap_blocks=n_swap, observe=self.events.append
-        )
-        self.host: list[list[int]] = [[EMPTY] * BLOCK for _ in range(n_swap)]
-        self.asleep: list[tuple[Sequence_, Swapped]] = []
-        self.memory = [[EMPTY] * BLOCK for _ in range(n_blocks)]
-        self.there: dict[tuple[bytes, tuple[int, ...]], int] = {}  # published prefixes, by all their tokens
-        self.alive: list[Sequence_] = []
-
-    # ---- what the naive model expects ----
-
-    def hits(self, tokens: Sequence[int], salt: bytes) -> list[int]:
-        blocks: list[int] = []
-        for end in range(BLOCK, len(tokens), BLOCK):  # the last token is always computed
-            block = self.there.get((salt, tuple(tokens[:end])))
-            if block is None:
-                break
-            blocks.append(block)
-        return blocks if self.share else []
-
-    def best_head(self, tokens: Sequence[int], salt: bytes, n_hits: int) -> int:
-        """Length of the longest head that any published block has, behind the same tokens."""
-        before = tuple(tokens[: n_hits * BLOCK])
-        wanted = tokens[n_hits * BLOCK : len(tokens) - 1]
-        best = 0
-        for (other_salt, prefix), _ in self.there.items():
-            if other_salt == salt and prefix[:-BLOCK] == before:
-                same = zip(prefix[-BLOCK:], wanted, strict=False)
-                length = next((i for i, (a, b) in enumerate(same) if a != b), min(BLOCK, len(wanted)))
-                best = max(best, length)
-        return best if best >= SHORTEST_HEAD and self.share else 0
-
-    def overwritten(self, block: int) -> None:
-        self.memory[block] = [EMPTY] * BLOCK
-        self.there = {prefix: b for prefix, b in self.there.items() if b != block}
-
-    def stored(self, sequence: Sequence_) -> list[int]:
-        slots = [self.memory[block][i] for block in sequence.table.blocks for i in range(BLOCK)]
-        return slots[: sequence.n_computed]
-
-    # ---- rules ----
-
-    @rule(
-        wanted=st.lists(
-            st.tuples(
-                st.lists(st.sampled_from([0, 0, 0, 1]), min_size=1, max_size=5 * BLOCK),
-                st.integers(0, 3 * BLOCK),
-                st.sampled_from([b"", b"", b"salt"]),
-            ),
-            max_size=3,
-        ),
-        data=st.data(),
-    )
-    def step(self, wanted: list[tuple[list[int], int, bytes]], data: st.DataObject) -> None:
-        draft = self.manager.draft()
-        # as if the n-th allocation failed: fewer blocks than there are
-        withheld = min(draft.available, data.draw(st.sampled_from([0, 0, 0, 1, 2, MOST_BLOCKS])))
-        draft.available -= withheld
-        before = (self.manager.n_used, self.manager.n_cached, self.manager.n_free, self.manager.n_promised)
-        self.available = self.n_blocks - len(self.used()) - sum(s.table.promised for s in self.alive)
-        self.available -= withheld
-        self.left: list[int] = []  # blocks of which somebody takes a copy
-        dropped = [sequence for sequence in self.alive if data.draw(st.integers(0, 9)) == 0]
-        self.swappable = len(self.host) - sum(-(-s.n_computed // BLOCK) for s, _ in self.asleep)
-        leaving = [self.leave(draft, sequence, data.draw(st.booleans())) for sequence in dropped]
-        grown = []
-        for sequence in self.alive:
-            extra = self.resume(draft, sequence, data) if data.draw(st.integers(0, 4)) == 0 else 0
-            more = data.draw(st.integers(0, 2 * BLOCK))
-            grown.append((sequence, self.grow(draft, sequence, more, extra)))
-        waking = [pair for pair in self.asleep if data.draw(st.integers(0, 2)) == 0]
-        for sequence, swapped in waking:
-            if self.wake(draft, sequence, swapped):
-                grown.append(
-                    (sequence, data.draw(st.integers(sequence.n_computed + 1, len(sequence.tokens))))
-                )
-                draft.grow(sequence.table, grown[-1][1])
-                self.asleep.remove((sequence, swapped))
-        for prompt, more, salt in wanted:
-            tokens = array("i", prompt)
-            chain, worst = Chain(tokens, BLOCK, salt), len(prompt) + more
-            outcome = draft.start(worst, chain)
-            needed = -(-worst // BLOCK)
-            if needed > self.n_blocks:
-                assert outcome == Never(needed, self.n_blocks)
-            elif not isinstance(outcome, NotNow):
-                assert isinstance(outcome, Start)
-                table = outcome.table
-                hits = self.hits(prompt, salt)
-                assert table.blocks == hits
-                head = table.n_cached - len(hits) * BLOCK
-                assert head in (0, self.best_head(prompt, salt, len(hits)))
-                assert table.promised == needed - len(hits)
-                sequence = Sequence_(tokens, chain, salt, table.n_cached, len(hits), table)
-                end = data.draw(st.integers(table.n_cached + 1, len(prompt)))
-                draft.grow(table, end)
-                grown.append((sequence, end))
-            else:
-                assert outcome.needed > outcome.available
-                if len(grown) == len(self.alive) and not waking:  # nobody else starts in this step
-                    there = set(self.hits(prompt, salt)) & self.used()
-                    assert outcome == NotNow(needed - len(there), self.available)
-        after = (self.manager.n_used, self.manager.n_cached, self.manager.n_free, self.manager.n_promised)
-        assert after == before, "planning changes nothing"
-        self.commit(draft, grown)
-        self.asleep += [pair for pair in leaving if pair is not None]
-
-    def used(self) -> set[int]:
-        return {block for sequence in self.alive for block in sequence.table.blocks}
-
-    def leave(self, draft: Draft, sequence: Sequence_, swap: bool) -> tuple[Sequence_, Swapped] | None:
-        """The sequence gives way; to host memory where that is wanted and there is room."""
-        before = self.used()
-        tables = [other.table for other in self.alive]
-        assert draft.would_free(tables) == len(before) + sum(table.promised for table in tables)
-        self.alive.remove(sequence)
-        freed = len(before - self.used()) + sequence.table.promised
-        assert draft.would_free([sequence.table]) == freed
-        self.available += freed
-        if swap and sequence.n_computed > 0:
-            n_blocks = -(-sequence.n_computed // BLOCK)
-            swapped = draft.swap_out(sequence.table)
-            assert (swapped is not None) == (n_blocks <= self.swappable)
-            if swapped is not None:
-                self.swappable -= n_blocks
-                return sequence, swapped
-        draft.drop(sequence.table)
-        return None
-
-    def wake(self, draft: Draft, sequence: Sequence_, swapped: Swapped) -> bool:
-        """Whether it comes back, with all that was computed."""
-        if len(sequence.tokens) == sequence.n_computed:
-            sequence.tokens.append(1)
-        outcome = draft.start(len(sequence.tokens), sequence.chain, 0, swapped)
-        if not isinstance(outcome, Start):
-            return False
-        sequence.table, sequence.n_shown = outcome.table, len(outcome.table.blocks)
-        assert outcome.table.n_cached == outcome.table.n_tokens == sequence.n_computed
-        hits = self.hits(sequence.tokens, sequence.salt)
-        assert outcome.table.blocks == hits[: sequence.n_computed // BLOCK]
-        return True
-
-    def resume(self, draft: Draft, sequence: Sequence_, data: st.DataObject) -> int:
-        """Blocks that a live sequence is promised beyond those that it has."""
-        table = sequence.table
-        n_tokens = sequence.n_computed + data.draw(st.integers(1, 3 * BLOCK))
-        missing = max(0, -(-n_tokens // BLOCK) - len(table.blocks) - table.promised)
-        index = sequence.n_computed // BLOCK
-        needed = missing + (index < len(table.blocks) and self.holders(table.blocks[index]) > 1)
-        spare = data.draw(st.integers(0, 1))
-        outcome = draft.resume(table, n_tokens, spare)
-        if needed > self.available - spare:
-            assert outcome == NotNow(needed, self.available - spare)
-            return 0
-        assert outcome == Start(table)
-        self.available -= missing
-        return missing
-
-    def grow(self, draft: Draft, sequence: Sequence_, more: int, extra: int = 0) -> int:
-        """How far the sequence may go in this step."""
-        end = sequence.n_computed + more
-        table = sequence.table
-        missing = max(0, -(-end // BLOCK) - len(table.blocks))
-        index = sequence.n_computed // BLOCK
-        shared = index < len(table.blocks) and self.holders(table.blocks[index]) > 1
-        beyond = max(0, missing - table.promised - extra) + shared
-        if more == 0:
-            return end  # it does not take part
-        assert draft.grow(table, end) == (beyond <= self.available)
-        if beyond > self.available:
-            return sequence.n_computed
-        self.available -= beyond
-        if shared:
-            self.left.append(table.blocks[index])
-        return end
-
-    def holders(self, block: int) -> int:
-        """How many will still hold the block after what was planned so far."""
-        return sum(other.table.blocks.count(block) for other in self.alive) - self.left.count(block)
-
-    def commit(self, draft: Draft, grown: list[tuple[Sequence_, int]]) -> None:
-        held = {id(sequence): list(sequence.table.blocks) for sequence, _ in grown}
-        fresh_sources = {b: list(self.memory[b]) for b in range(self.n_blocks)}
-        moves = self.manager.commit(draft)
-        copies = moves.copies
-        for move in moves.outs:
-            self.host[move.target] = list(self.memory[move.source])
-        for sequence, _ in grown:
-            before = held[id(sequence)]
-            index = sequence.n_computed // BLOCK
-            if len(before) > index and sequence.table.blocks[index] != before[index]:
-                copied = (before[index], sequence.table.blocks[index])
-                assert copied in copies, "what others hold is replaced by a copy"
-                assert before[index] in self.left
-                self.overwritten(copied[1])
-                before[index] = copied[1]
-            assert sequence.table.blocks[: len(before)] == before, "but for that, tables grow at the end"
-            for block in sequence.table.blocks[len(before) :]:
-                self.overwritten(block)
-        for move in moves.ins:
-            self.memory[move.target] = list(self.host[move.source])
-        for copy in copies:
-            assert self.memory[copy.source] == fresh_sources[copy.source], "a source stays until it is copied"
-            self.memory[copy.target] = list(self.memory[copy.source])
-        self.alive += [sequence for sequence, _ in grown[len(self.alive) :]]
-        for sequence, end in grown:
-            assert self.stored(sequence) == sequence.tokens[: sequence.n_computed].tolist()
-            while len(sequence.tokens) < end:  # an answer, a token at a time
-                sequence.tokens.append(len(sequence.tokens) % 2)
-            self.advance(sequence, end)
-
-    def advance(self, sequence: Sequence_, end: int) -> None:
-        for position in range(sequence.n_computed, end):
-            block = sequence.table.blocks[position // BLOCK]
-            holders = sum(other.table.blocks.count(block) for other in self.alive)
-            assert holders == 1, "what is written belongs to one sequence"
-            assert block not in self.there.values(), "what others may hit is never written"
-            self.memory[block][position % BLOCK] = sequence.tokens[position]
-        sequence.n_computed = end
-        self.manager.advance(sequence.table, end)
-        begin, sequence.n_shown = sequence.n_shown, max(sequence.n_shown, end // BLOCK)
-        for full in range((begin + 1) * BLOCK, end + 1, BLOCK):
-            prefix = (sequence.salt, tuple(sequence.tokens[:full]))
-            block = sequence.table.blocks[full // BLOCK - 1]
-            if self.share and prefix not in self.there:
-                self.there[prefix] = block
-
-    @precondition(lambda self: self.alive)
-    @rule(data=st.data(), n=st.integers(1, 3))
-    def fork(self, data: st.DataObject, n: int) -> None:
-        parent = data.draw(st.sampled_from(self.alive))
-        for _ in range(n):
-            tokens = array("i", parent.tokens)
-            chain = Chain(tokens, BLOCK, parent.salt)
-            table = self.manager.fork(parent.table, chain)
-            assert table.blocks == parent.table.blocks[: -(-parent.n_computed // BLOCK)]
-            twin = Sequence_(tokens, chain, parent.salt, parent.n_computed, parent.n_shown, table)
-            self.alive.append(twin)
-            # as if it had drawn another token
-            del tokens[parent.n_computed :]
-            tokens.append(data.draw(st.integers(0, 1)))
-
-    @precondition(lambda self: self.asleep)
-    @rule(data=st.data())
-    def discard(self, data: st.DataObject) -> None:
-        _, swapped = self.asleep.pop(data.draw(st.integers(0, len(self.asleep) - 1)))
-        self.manager.discard(swapped)
-
-    @precondition(lambda self: self.alive)
-    @rule(data=st.data())
-    def park(self, data: st.DataObject) -> None:
-        sequence = data.draw(st.sampled_from(self.alive))
-        blocks = list(sequence.table.blocks)
-        self.manager.park(sequence.table)
-        assert sequence.table.promised == 0
-        assert sequence.table.blocks == blocks[: -(-sequence.n_computed // BLOCK)]
-
-    @precondition(lambda self: self.alive)
-    @rule(data=st.data())
-    def free(self, data: st.DataObject) -> None:
-        sequence = self.alive.pop(data.draw(st.integers(0, len(self.alive) - 1)))
-        self.manager.free(sequence.table)
-
-    @rule()
-    def reset(self) -> None:
-        self.manager.reset()
-        self.there = {}
-
-    # ---- what always holds ----
-
-    @invariant()
-    def agrees(self) -> None:
-        manager = self.manager
-        used = self.used()
-        assert manager.n_used == len(used)
-        assert manager.n_cached == len(set(self.there.values()) - used)
-        assert manager.n_used + manager.n_cached + manager.n_free == manager.n_blocks == self.n_blocks
-        assert manager.n_promised == sum(sequence.table.promised for sequence in self.alive)
-        filled: dict[int, int] = {}
-        for sequence in self.alive:
-            for index, block in enumerate(sequence.table.blocks):
-                there = min(BLOCK, max(0, sequence.n_computed - index * BLOCK))
-                filled[block] = max(filled.get(block, 0), there)
-        assert manager.n_stored == sum(filled.values())
-        held = sum(-(-sequence.n_computed // BLOCK) for sequence, _ in self.asleep)
-        assert manager.swap.n_free == len(self.host) - held
-        for sequence in self.alive:
-            assert self.stored(sequence) == sequence.tokens[: sequence.n_computed].tolist()
-        manager.audit()
-
-    @invariant()
-    def events_agree(self) -> None:
-        there: set[int] = set()
-        for event in self.events:
-            if event.kind == "stored":
-                assert event.block not in there
-                there.add(event.block)
-            elif event.kind == "evicted":
-                there.remove(event.block)
-            elif event.kind == "hit":
-                assert event.block in there
-            else:
-                assert event.kind in ("copied", "swapped", "reset")
-                there -= {event.block} if event.kind == "reset" else set()
-        assert there == set(self.there.values())
-
-
-TestManagerMachine = ManagerMachine.TestCase
-TestManagerMachine.settings = settings(max_examples=150 * EFFORT, stateful_step_count=40, deadline=None)
 
 
 def chain(tokens: Sequence[int], salt: bytes = b"") -> Chain:
@@ -484,19 +142,73 @@ def test_what_several_hold_is_free_once_all_of_them_are_dropped() -> None:
     assert draft.would_free([]) == 0
 
 
-def test_a_table_that_grows_cannot_be_dropped_nor_dropped_twice() -> None:
-    manager = BlockManager(4, BLOCK)
-    table = started(manager, BLOCK)
+def test_a_table_takes_part_in_a_draft_or_is_dropped_in_it() -> None:
+    manager = BlockManager(8, BLOCK, n_swap_blocks=2)
+    table, other = started(manager, BLOCK, [1]), started(manager, 2 * BLOCK, [2])
+    manager.advance(table, 1)
     draft = manager.draft()
-    draft.grow(table, BLOCK)
-    draft.drop(table)
-    with pytest.raises(InternalError, match="cannot grow"):
+    assert draft.grow(table, 2 * BLOCK)
+    for leave in (draft.drop, draft.swap_out):
+        with pytest.raises(InternalError, match="takes part in a draft cannot be dropped"):
+            leave(table)
+    draft.drop(other)
+    for again in (draft.drop, lambda table: draft.grow(table, 9), lambda table: draft.resume(table, 9)):
+        with pytest.raises(InternalError, match="dropped"):
+            again(other)
+    manager.commit(draft)
+    assert (manager.n_used, manager.n_promised, list(manager.tables())) == (2, 0, [table])
+    assert manager.swap.n_free == 2
+    manager.audit()
+
+
+def test_blocks_that_a_start_adopts_are_no_room_when_their_holder_is_dropped() -> None:
+    """In either order the draft counts them once."""
+    for first in ("start", "drop"):
+        manager = BlockManager(8, BLOCK)
+        holder = started(manager, 6 * BLOCK, range(4 * BLOCK))
+        manager.advance(holder, 4 * BLOCK)
+        draft = manager.draft()
+        if first == "drop":
+            draft.drop(holder)
+        outcome = draft.start(5 * BLOCK, chain(range(4 * BLOCK + 1)))
+        assert isinstance(outcome, Start)
+        if first == "start":
+            assert draft.would_free([holder]) == 2, "what was promised to it"
+            draft.drop(holder)
+        assert draft.start(4 * BLOCK) == NotNow(4, 3)
+        assert draft.grow(outcome.table, 8 * BLOCK)
         manager.commit(draft)
+        assert (manager.n_used, manager.n_promised, manager.n_free) == (8, 0, 0)
+        manager.audit()
+
+
+def test_a_block_to_copy_from_is_no_room_though_all_its_holders_leave_it() -> None:
+    """One grows into a copy of it, the other is dropped: it is free once it was copied, and not before."""
+    manager = BlockManager(3, BLOCK)
+    table = started(manager, BLOCK, range(3))
+    manager.advance(table, 3)
+    twin, other = manager.fork(table, None), started(manager, BLOCK)
     draft = manager.draft()
+    assert draft.grow(twin, 4)
     draft.drop(table)
-    draft.drop(table)
-    with pytest.raises(InternalError, match="dropped twice"):
-        manager.commit(draft)
+    assert not draft.grow(other, 2 * BLOCK), "it has a block promised, and there is no other"
+    assert draft.grow(other, BLOCK)
+    (copy,) = manager.commit(draft).copies
+    assert copy.source not in (*twin.blocks, *other.blocks)
+    assert (manager.n_used, manager.n_free) == (2, 1)
+    manager.audit()
+
+
+def test_a_table_may_grow_by_a_copy_alone_though_it_has_blocks_to_spare() -> None:
+    manager = BlockManager(8, BLOCK)
+    table = started(manager, 3 * BLOCK, range(3 * BLOCK))
+    manager.advance(table, 3)
+    manager.fork(table, None)
+    draft = manager.draft()
+    assert draft.grow(table, 4)
+    tail = table.blocks[1:]
+    assert len(manager.commit(draft).copies) == 1
+    assert table.blocks[1:] == tail
     manager.audit()
 
 
@@ -724,14 +436,9 @@ def test_tokens_that_were_there_are_counted() -> None:
     assert (manager.counts.queried, manager.counts.hits) == (6 * BLOCK + 6, 4 * BLOCK + 3)
 
 
-def test_who_resumes_is_alive() -> None:
+def test_a_table_that_resumes_or_grows_is_a_live_one() -> None:
     manager = BlockManager(4, BLOCK)
     table = started(manager, BLOCK, range(3))
-    draft = manager.draft()
-    draft.resume(table, 2 * BLOCK)
-    draft.drop(table)
-    with pytest.raises(InternalError, match="must be a live one"):
-        manager.commit(draft)
     manager.free(table)
     draft = manager.draft()
     draft.resume(table, BLOCK)

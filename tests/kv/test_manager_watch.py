@@ -96,9 +96,12 @@ def test_audit_looks_at_the_pool_the_index_and_host_memory() -> None:
 def test_a_draft_that_promises_too_much_is_refused() -> None:
     manager = BlockManager(2, BLOCK)
     draft = manager.draft()
-    draft.available = -1
-    with pytest.raises(InternalError, match="promises 1 blocks that are not there"):
+    draft.available += 1
+    assert isinstance(draft.start(BLOCK), Start)
+    assert isinstance(draft.start(2 * BLOCK), Start)
+    with pytest.raises(InternalError, match="takes 0 blocks and promises 3, but 2 are free"):
         manager.commit(draft)
+    assert (manager.n_promised, list(manager.tables())) == (0, [])
 
 
 def test_two_that_revive_the_same_blocks_need_room_for_them_once() -> None:

@@ -1,0 +1,162 @@
+"""A naive model of a plan: it keeps what each sequence holds, and counts anew whatever it is asked for."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pyvelo.kv.draft import BlockTable, Draft, Swapped
+from pyvelo.kv.manager import BlockManager
+from pyvelo.kv.prefix import Chain, Head
+
+BLOCK = 8
+
+
+@dataclass(eq=False)
+class Sequence_:
+    """A sequence; its first `n_computed` tokens are in the memory."""
+
+    tokens: array[int]
+    chain: Chain
+    salt: bytes
+    n_computed: int
+    n_shown: int  # blocks of it that others have had the chance to hit
+    table: BlockTable = field(repr=False)
+
+
+@dataclass
+class NaivePlan:
+    """What is planned so far, by sequence; `published` blocks may not be written."""
+
+    n_blocks: int
+    published: set[int]
+    swappable: int
+    withheld: int = 0
+    held: dict[Sequence_, list[int]] = field(default_factory=dict)  # while blocks are taken
+    n_held: dict[Sequence_, int] = field(default_factory=dict)  # blocks of its table afterwards
+    promised: dict[Sequence_, int] = field(default_factory=dict)
+    copied: dict[Sequence_, int] = field(default_factory=dict)  # the block that a copy replaces
+    heads: dict[Sequence_, Head] = field(default_factory=dict)  # of which one that starts gets a copy
+    ends: dict[Sequence_, int] = field(default_factory=dict)  # how far it goes in this step
+    started: list[Sequence_] = field(default_factory=list)
+    dropped: list[Sequence_] = field(default_factory=list)
+    swapped: dict[Sequence_, Swapped] = field(default_factory=dict)
+    part: set[int] = field(default_factory=set)  # ids of sequences that a draft names
+    n_taken: int = 0
+
+    def enter(self, sequence: Sequence_) -> None:
+        """Add a sequence that lives, or that starts now."""
+        self.held[sequence] = list(sequence.table.blocks)
+        self.n_held[sequence] = len(sequence.table.blocks)
+        self.promised[sequence] = sequence.table.promised
+
+    def is_held(self, block: int) -> bool:
+        return any(block in blocks for blocks in self.held.values()) or any(
+            block == head.block for head in self.heads.values()
+        )
+
+    @property
+    def available(self) -> int:
+        n_held = sum(map(self.is_held, range(self.n_blocks)))
+        return self.n_blocks - n_held - self.n_taken - sum(self.promised.values()) - self.withheld
+
+    def copies(self, sequence: Sequence_) -> bool:
+        """Return whether the block of its next token is one that others hold or may hit."""
+        index = sequence.n_computed // BLOCK
+        if sequence in self.copied or index >= len(sequence.table.blocks):
+            return False
+        block = sequence.table.blocks[index]
+        n_holders = sum(blocks.count(block) for blocks in self.held.values())
+        n_holders -= sum(copied == block for copied in self.copied.values())
+        return n_holders + (block in self.published) > 1
+
+    def grow(self, sequence: Sequence_, end: int) -> bool:
+        """Plan a growth; return whether there are blocks for it."""
+        copies = self.copies(sequence)
+        missing = max(0, -(-end // BLOCK) - self.n_held[sequence])
+        kept = min(missing, self.promised[sequence])
+        if not missing and not copies:
+            return True
+        if missing - kept + copies > self.available:
+            return False
+        if copies:
+            self.copied[sequence] = sequence.table.blocks[sequence.n_computed // BLOCK]
+        self.n_taken += missing + copies
+        self.n_held[sequence] += missing
+        self.promised[sequence] -= kept
+        self.part.add(id(sequence))
+        return True
+
+    def drop(self, sequence: Sequence_) -> int:
+        """Plan that a sequence leaves; return how many blocks this frees."""
+        before = self.available
+        for of in (self.held, self.n_held, self.promised):
+            del of[sequence]
+        self.ends.pop(sequence, None)
+        self.dropped.append(sequence)
+        self.part.add(id(sequence))
+        return self.available - before
+
+
+def snapshot(manager: BlockManager, tables: Sequence[BlockTable]) -> object:
+    """All that a commit may change; `tables` are those that a plan names beside the live ones."""
+    pool, index, swap = manager._pool, manager._index, manager.swap
+    return (
+        [pool.references(block) for block in range(pool.n_blocks)],
+        [pool.kept(block) for block in range(pool.n_blocks)],
+        list(pool.free_blocks()),
+        (pool.n_free, pool.n_cached, manager.n_promised, manager._version),
+        [(block, index.tokens(block)) for block in index.published()] if index is not None else None,
+        [id(table) for table in manager.tables()],
+        [
+            (list(table.blocks), table.n_tokens, table.n_published, table.promised, table.version)
+            for table in (*manager.tables(), *tables)
+        ],
+        list(swap._free),
+        [(key, list(swapped.blocks)) for key, swapped in manager._asleep.items()],
+        vars(manager.counts).copy(),
+    )
+
+
+def spoiled(draft: Draft, how: int, strange: BlockTable) -> bool:
+    """Make one entry of a draft wrong, if one can be wrong in this way; `strange` is not a live table."""
+    changes, n_blocks = draft._changes, draft._pool.n_blocks
+    some = next(iter(changes.items()), None)
+    growing = next(((k, c) for k, c in changes.items() if not c.leaves), None)
+    starting = next(((k, c) for k, c in changes.items() if c.match is not None), None)
+    leaving = next(((k, c) for k, c in changes.items() if c.leaves), None)
+    if how == 0:
+        draft.version -= 1
+    elif how == 1 and some:
+        changes[-1] = some[1]  # twice
+    elif how == 2 and some:
+        changes[some[0]] = some[1]._replace(table=strange)
+    elif how == 3 and growing:
+        changes[growing[0]] = growing[1]._replace(n_blocks=growing[1].n_blocks + n_blocks + 1)
+    elif how == 4 and growing:
+        changes[growing[0]] = growing[1]._replace(promised=growing[1].promised + n_blocks + 1)
+    elif how == 5 and growing:
+        changes[growing[0]] = growing[1]._replace(promised=-1)
+    elif how == 6 and growing and growing[1].table.blocks:
+        changes[growing[0]] = growing[1]._replace(n_blocks=len(growing[1].table.blocks) - 1)
+    elif how == 7 and growing:
+        changes[growing[0]] = growing[1]._replace(wakes=Swapped(growing[1].table.n_tokens))
+    elif how == 8 and starting and starting[1].match is not None:
+        match = starting[1].match._replace(head=Head(n_blocks, 4))
+        changes[starting[0]] = starting[1]._replace(match=match)
+    elif how == 9 and leaving:
+        changes[leaving[0]] = leaving[1]._replace(n_blocks=1)
+    elif how == 10 and leaving:
+        changes[leaving[0]] = leaving[1]._replace(sleeps=Swapped(leaving[1].table.n_tokens + 1))
+    elif how == 11 and growing:
+        changes[growing[0]] = growing[1]._replace(leaves=True)
+    elif how == 12 and starting:
+        changes[starting[0]] = starting[1]._replace(n_blocks=0)
+        return starting[1].table.n_tokens > 0
+    else:
+        return False
+    return True
+
+
+N_SPOILERS = 13

@@ -1,0 +1,403 @@
+"""The manager against a naive model: a memory of tokens, and what each sequence holds and was promised.
+
+Plans are made in any order of start, resume, grow, drop and swap; plans that were spoiled change nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Sequence
+from copy import copy
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from pyvelo.errors import InternalError
+from pyvelo.kv.draft import SHORTEST_HEAD, BlockTable, Draft, Never, NotNow, Start, Swapped
+from pyvelo.kv.manager import BlockManager, Event
+from pyvelo.kv.prefix import Chain
+
+from .naive import BLOCK, N_SPOILERS, NaivePlan, Sequence_, snapshot, spoiled
+
+EMPTY = -1
+MOST_BLOCKS = 14
+EFFORT = int(os.environ.get("VELO_TEST_EFFORT", "1"))  # 170: a million rules
+
+PARTS = ([], [], ["grow"], ["grow"], ["grow"], ["resume"], ["resume", "grow"], ["grow", "grow"])
+PARTS += (["drop"], ["swap"], ["grow", "drop"], ["resume", "drop"])  # the last two refuse what comes later
+"""What one live sequence does in a plan, in any order."""
+
+WANTED = st.tuples(
+    st.lists(st.sampled_from([0, 0, 0, 1]), min_size=1, max_size=5 * BLOCK),
+    st.integers(0, 3 * BLOCK),
+    st.sampled_from([b"", b"", b"salt"]),
+)
+"""A prompt, how many tokens may come behind it, and a salt."""
+
+
+class ManagerMachine(RuleBasedStateMachine):
+    """Sequences start, advance and end. Tokens are few, so that many begin alike."""
+
+    @initialize(
+        n_blocks=st.integers(1, MOST_BLOCKS),
+        share=st.sampled_from([True, True, False]),
+        n_swap=st.integers(0, 8),
+    )
+    def start(self, n_blocks: int, share: bool, n_swap: int) -> None:
+        self.n_blocks, self.share = n_blocks, share
+        self.events: list[Event] = []
+        self.manager = BlockManager(
+            n_blocks, BLOCK, share=share, n_swap_blocks=n_swap, observe=self.events.append
+        )
+        self.host: list[list[int]] = [[EMPTY] * BLOCK for _ in range(n_swap)]
+        self.asleep: list[tuple[Sequence_, Swapped]] = []
+        self.memory = [[EMPTY] * BLOCK for _ in range(n_blocks)]
+        self.there: dict[tuple[bytes, tuple[int, ...]], int] = {}  # published prefixes, by all their tokens
+        self.alive: list[Sequence_] = []
+
+    # ---- what the naive model expects ----
+
+    def hits(self, tokens: Sequence[int], salt: bytes) -> list[int]:
+        blocks: list[int] = []
+        for end in range(BLOCK, len(tokens), BLOCK):  # the last token is always computed
+            block = self.there.get((salt, tuple(tokens[:end])))
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks if self.share else []
+
+    def heads(self, tokens: Sequence[int], salt: bytes, n_hits: int) -> dict[int, int]:
+        """The lengths of the heads that published blocks have behind the same tokens."""
+        before = tuple(tokens[: n_hits * BLOCK])
+        wanted = tokens[n_hits * BLOCK : len(tokens) - 1]
+        found = {}
+        for (other_salt, prefix), block in self.there.items():
+            if other_salt == salt and prefix[:-BLOCK] == before:
+                same = zip(prefix[-BLOCK:], wanted, strict=False)
+                length = next((i for i, (a, b) in enumerate(same) if a != b), min(BLOCK, len(wanted)))
+                if length >= SHORTEST_HEAD:
+                    found[block] = length
+        return found
+
+    def overwritten(self, block: int) -> None:
+        self.memory[block] = [EMPTY] * BLOCK
+        self.there = {prefix: b for prefix, b in self.there.items() if b != block}
+
+    def stored(self, sequence: Sequence_) -> list[int]:
+        slots = [self.memory[block][i] for block in sequence.table.blocks for i in range(BLOCK)]
+        return slots[: sequence.n_computed]
+
+    def used(self) -> set[int]:
+        return {block for sequence in self.alive for block in sequence.table.blocks}
+
+    # ---- a step ----
+
+    @rule(wanted=st.lists(WANTED, max_size=3), data=st.data())
+    def step(self, wanted: list[tuple[list[int], int, bytes]], data: st.DataObject) -> None:
+        draft = self.manager.draft()
+        plan = NaivePlan(
+            self.n_blocks,
+            set(self.there.values()),
+            len(self.host) - sum(-(-s.n_computed // BLOCK) for s, _ in self.asleep),
+            # as if the n-th allocation failed: fewer blocks than there are
+            min(draft.available, data.draw(st.sampled_from([0, 0, 0, 1, 2, MOST_BLOCKS]))),
+        )
+        draft.available -= plan.withheld
+        for sequence in self.alive:
+            plan.enter(sequence)
+        before = snapshot(self.manager, ())
+        todo: list[tuple[str, Any]] = [("begin", one) for one in wanted]
+        todo += [("wake", pair) for pair in self.asleep if data.draw(st.integers(0, 2)) == 0]
+        for sequence in self.alive:
+            todo += [(what, sequence) for what in data.draw(st.sampled_from(PARTS))]
+        todo = list(data.draw(st.permutations(todo)))
+        while todo:
+            what, subject = todo.pop()
+            begun = getattr(self, f"plan_{what}")(draft, plan, subject, data)
+            if begun is not None:  # it grows into its first blocks in this plan, sooner or later
+                todo.insert(data.draw(st.integers(0, len(todo))), ("fill", begun))
+            assert draft.available == plan.available
+        assert snapshot(self.manager, ()) == before, "planning changes nothing"
+        self.refuse(draft, plan, data)
+        self.commit(draft, plan)
+
+    def refuse(self, draft: Draft, plan: NaivePlan, data: st.DataObject) -> None:
+        """Commit what is like the plan but for one thing that is wrong."""
+        wrong = copy(draft)
+        wrong._changes = dict(draft._changes)
+        strange = BlockTable((self.n_blocks,), 0, 0, None)
+        if not spoiled(wrong, data.draw(st.integers(0, N_SPOILERS - 1)), strange):
+            return
+        started = [sequence.table for sequence in plan.started]
+        before, n_events = snapshot(self.manager, started), len(self.events)
+        with pytest.raises(InternalError):
+            self.manager.commit(wrong)
+        assert snapshot(self.manager, started) == before, "all or nothing"
+        assert len(self.events) == n_events
+
+    def plan_begin(
+        self, draft: Draft, plan: NaivePlan, wanted: tuple[list[int], int, bytes], data: st.DataObject
+    ) -> Sequence_ | None:
+        prompt, more, salt = wanted
+        tokens, worst, spare = array("i", prompt), len(prompt) + more, data.draw(st.sampled_from([0, 0, 1]))
+        chain = Chain(tokens, BLOCK, salt)
+        available, hits = plan.available - spare, self.hits(prompt, salt)
+        outcome = draft.start(worst, chain, spare)
+        n_fresh = -(-worst // BLOCK) - len(hits)
+        if n_fresh + len(hits) > self.n_blocks:
+            assert outcome == Never(n_fresh + len(hits), self.n_blocks)
+            return None
+        needed = n_fresh + sum(not plan.is_held(block) for block in hits)
+        if needed > available:
+            assert outcome == NotNow(needed, available)
+            return None
+        assert isinstance(outcome, Start)
+        table = outcome.table
+        assert (table.blocks, table.promised) == (hits, n_fresh)
+        heads = self.heads(prompt, salt, len(hits))
+        match = draft._changes[id(table)].match
+        assert match is not None
+        if match.head is not None:
+            assert heads[match.head.block] == match.head.n_tokens == max(heads.values())
+            assert needed + (not plan.is_held(match.head.block)) <= available
+        else:
+            assert not heads or needed == available, "it is computed where there is no room to copy from"
+        n_cached = len(hits) * BLOCK + (match.head.n_tokens if match.head is not None else 0)
+        assert table.n_cached == table.n_tokens == n_cached
+        sequence = Sequence_(tokens, chain, salt, n_cached, len(hits), table)
+        if match.head is not None:
+            plan.heads[sequence] = match.head
+        return self.begun(plan, sequence)
+
+    def plan_wake(
+        self, draft: Draft, plan: NaivePlan, pair: tuple[Sequence_, Swapped], data: st.DataObject
+    ) -> Sequence_ | None:
+        """Whether it comes back, with all that was computed."""
+        sequence, swapped = pair
+        if len(sequence.tokens) == sequence.n_computed:
+            sequence.tokens.append(1)
+        hits = self.hits(sequence.tokens, sequence.salt)[: sequence.n_computed // BLOCK]
+        n_fresh = -(-len(sequence.tokens) // BLOCK) - len(hits)
+        needed, available = n_fresh + sum(not plan.is_held(block) for block in hits), plan.available
+        outcome = draft.start(len(sequence.tokens), sequence.chain, 0, swapped)
+        if needed > available:
+            assert outcome == NotNow(needed, available)
+            return None
+        assert isinstance(outcome, Start)
+        sequence.table, sequence.n_shown = outcome.table, len(outcome.table.blocks)
+        assert outcome.table.n_cached == outcome.table.n_tokens == sequence.n_computed
+        assert outcome.table.blocks == hits
+        with pytest.raises(InternalError, match="comes back once"):
+            draft.start(len(sequence.tokens), sequence.chain, 0, swapped)
+        self.asleep.remove(pair)
+        return self.begun(plan, sequence)
+
+    def begun(self, plan: NaivePlan, sequence: Sequence_) -> Sequence_:
+        plan.enter(sequence)
+        plan.part.add(id(sequence))
+        plan.started.append(sequence)
+        return sequence
+
+    def plan_fill(self, draft: Draft, plan: NaivePlan, sequence: Sequence_, data: st.DataObject) -> None:
+        end = data.draw(st.integers(sequence.n_computed + 1, len(sequence.tokens)))
+        assert plan.grow(sequence, end)
+        assert draft.grow(sequence.table, end), "its blocks are promised"
+        plan.ends[sequence] = end
+
+    def plan_grow(self, draft: Draft, plan: NaivePlan, sequence: Sequence_, data: st.DataObject) -> None:
+        end = sequence.n_computed + data.draw(st.integers(1, 2 * BLOCK))
+        if sequence in plan.dropped:
+            if -(-end // BLOCK) > 0:
+                with pytest.raises(InternalError, match="neither grow nor resume"):
+                    draft.grow(sequence.table, end)
+            return
+        room = plan.grow(sequence, end)
+        assert draft.grow(sequence.table, end) == room
+        if room:
+            plan.ends[sequence] = max(end, plan.ends.get(sequence, 0))
+
+    def plan_resume(self, draft: Draft, plan: NaivePlan, sequence: Sequence_, data: st.DataObject) -> None:
+        """Blocks that a live sequence is promised beyond those that it has."""
+        n_tokens = sequence.n_computed + data.draw(st.integers(1, 3 * BLOCK))
+        spare = data.draw(st.integers(0, 1))
+        if sequence in plan.dropped:
+            with pytest.raises(InternalError, match="neither grow nor resume"):
+                draft.resume(sequence.table, n_tokens, spare)
+            return
+        missing = max(0, -(-n_tokens // BLOCK) - plan.n_held[sequence] - plan.promised[sequence])
+        needed, available = missing + plan.copies(sequence), plan.available - spare
+        outcome = draft.resume(sequence.table, n_tokens, spare)
+        if needed > available:
+            assert outcome == NotNow(needed, available)
+            return
+        assert outcome == Start(sequence.table)
+        plan.promised[sequence] += missing
+        plan.part.add(id(sequence))
+
+    def plan_drop(self, draft: Draft, plan: NaivePlan, sequence: Sequence_, data: st.DataObject) -> None:
+        if id(sequence) in plan.part:
+            with pytest.raises(InternalError, match="takes part"):
+                draft.drop(sequence.table)
+            return
+        gain = draft.would_free([sequence.table])
+        draft.drop(sequence.table)
+        assert plan.drop(sequence) == gain
+
+    def plan_swap(self, draft: Draft, plan: NaivePlan, sequence: Sequence_, data: st.DataObject) -> None:
+        n_blocks = -(-sequence.n_computed // BLOCK)
+        swapped = draft.swap_out(sequence.table)
+        assert (swapped is not None) == (n_blocks <= plan.swappable)
+        if swapped is not None:
+            plan.swappable -= n_blocks
+            plan.drop(sequence)
+            plan.swapped[sequence] = swapped
+
+    def commit(self, draft: Draft, plan: NaivePlan) -> None:
+        before = {sequence: list(sequence.table.blocks) for sequence in plan.held}
+        contents = [list(block) for block in self.memory]
+        moves = self.manager.commit(draft)
+        for move in moves.outs:
+            self.host[move.target] = list(self.memory[move.source])
+        for sequence, blocks in before.items():
+            if sequence in plan.copied:
+                index = sequence.n_computed // BLOCK
+                copied = (blocks[index], sequence.table.blocks[index])
+                assert copied in moves.copies, "what others hold is replaced by a copy"
+                assert blocks[index] == plan.copied[sequence]
+                self.overwritten(copied[1])
+                blocks[index] = copied[1]
+            assert sequence.table.blocks[: len(blocks)] == blocks, "but for that, tables grow at the end"
+            assert len(sequence.table.blocks) == plan.n_held[sequence]
+            assert sequence.table.promised == plan.promised[sequence]
+            for block in sequence.table.blocks[len(blocks) :]:
+                self.overwritten(block)
+            if sequence in plan.heads:
+                head = plan.heads[sequence]
+                assert (head.block, sequence.table.blocks[len(blocks)]) in moves.copies
+        assert len(moves.copies) == len(plan.copied) + len(plan.heads)
+        for move in moves.ins:
+            self.memory[move.target] = list(self.host[move.source])
+        for source, target in moves.copies:
+            assert self.memory[source] == contents[source], "a source stays until it is copied"
+            self.memory[target] = list(self.memory[source])
+        self.alive = list(plan.held)
+        self.asleep += plan.swapped.items()
+        for sequence, end in plan.ends.items():
+            assert self.stored(sequence) == sequence.tokens[: sequence.n_computed].tolist()
+            while len(sequence.tokens) < end:  # an answer, a token at a time
+                sequence.tokens.append(len(sequence.tokens) % 2)
+            self.advance(sequence, end)
+
+    def advance(self, sequence: Sequence_, end: int) -> None:
+        for position in range(sequence.n_computed, end):
+            block = sequence.table.blocks[position // BLOCK]
+            holders = sum(other.table.blocks.count(block) for other in self.alive)
+            assert holders == 1, "what is written belongs to one sequence"
+            assert block not in self.there.values(), "what others may hit is never written"
+            self.memory[block][position % BLOCK] = sequence.tokens[position]
+        sequence.n_computed = end
+        self.manager.advance(sequence.table, end)
+        begin, sequence.n_shown = sequence.n_shown, max(sequence.n_shown, end // BLOCK)
+        for full in range((begin + 1) * BLOCK, end + 1, BLOCK):
+            prefix = (sequence.salt, tuple(sequence.tokens[:full]))
+            block = sequence.table.blocks[full // BLOCK - 1]
+            if self.share and prefix not in self.there:
+                self.there[prefix] = block
+
+    # ---- between steps ----
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data(), n=st.integers(1, 3))
+    def fork(self, data: st.DataObject, n: int) -> None:
+        parent = data.draw(st.sampled_from(self.alive))
+        for _ in range(n):
+            tokens = array("i", parent.tokens)
+            chain = Chain(tokens, BLOCK, parent.salt)
+            table = self.manager.fork(parent.table, chain)
+            assert table.blocks == parent.table.blocks[: -(-parent.n_computed // BLOCK)]
+            twin = Sequence_(tokens, chain, parent.salt, parent.n_computed, parent.n_shown, table)
+            self.alive.append(twin)
+            # as if it had drawn another token
+            del tokens[parent.n_computed :]
+            tokens.append(data.draw(st.integers(0, 1)))
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
+    def step_back(self, data: st.DataObject) -> None:
+        """Its last token counts as not computed, as that of a sequence whose logits are wanted again."""
+        sequence = data.draw(st.sampled_from(self.alive))
+        if sequence.n_computed > 0:
+            sequence.n_computed -= 1
+            self.manager.advance(sequence.table, sequence.n_computed)
+
+    @precondition(lambda self: self.asleep)
+    @rule(data=st.data())
+    def discard(self, data: st.DataObject) -> None:
+        _, swapped = self.asleep.pop(data.draw(st.integers(0, len(self.asleep) - 1)))
+        self.manager.discard(swapped)
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
+    def park(self, data: st.DataObject) -> None:
+        sequence = data.draw(st.sampled_from(self.alive))
+        blocks = list(sequence.table.blocks)
+        self.manager.park(sequence.table)
+        assert sequence.table.promised == 0
+        assert sequence.table.blocks == blocks[: -(-sequence.n_computed // BLOCK)]
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
+    def free(self, data: st.DataObject) -> None:
+        sequence = self.alive.pop(data.draw(st.integers(0, len(self.alive) - 1)))
+        self.manager.free(sequence.table)
+
+    @rule()
+    def reset(self) -> None:
+        self.manager.reset()
+        self.there = {}
+
+    # ---- what always holds ----
+
+    @invariant()
+    def agrees(self) -> None:
+        manager = self.manager
+        used = self.used()
+        assert manager.n_used == len(used)
+        assert manager.n_cached == len(set(self.there.values()) - used)
+        assert manager.n_used + manager.n_cached + manager.n_free == manager.n_blocks == self.n_blocks
+        assert manager.n_promised == sum(sequence.table.promised for sequence in self.alive)
+        filled: dict[int, int] = {}
+        for sequence in self.alive:
+            for index, block in enumerate(sequence.table.blocks):
+                there = min(BLOCK, max(0, sequence.n_computed - index * BLOCK))
+                filled[block] = max(filled.get(block, 0), there)
+        assert manager.n_stored == sum(filled.values())
+        held = sum(-(-sequence.n_computed // BLOCK) for sequence, _ in self.asleep)
+        assert manager.swap.n_free == len(self.host) - held
+        for sequence in self.alive:
+            assert self.stored(sequence) == sequence.tokens[: sequence.n_computed].tolist()
+        manager.audit()
+
+    @invariant()
+    def events_agree(self) -> None:
+        there: set[int] = set()
+        for event in self.events:
+            if event.kind == "stored":
+                assert event.block not in there
+                there.add(event.block)
+            elif event.kind == "evicted":
+                there.remove(event.block)
+            elif event.kind == "hit":
+                assert event.block in there
+            else:
+                assert event.kind in ("copied", "swapped", "reset")
+                there -= {event.block} if event.kind == "reset" else set()
+        assert there == set(self.there.values())
+
+
+TestManagerMachine = ManagerMachine.TestCase
+TestManagerMachine.settings = settings(max_examples=150 * EFFORT, stateful_step_count=40, deadline=None)
