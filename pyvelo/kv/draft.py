@@ -181,10 +181,10 @@ class Draft:
             self._check_swapped(swapped)
             match = Match(match.blocks[: swapped.n_tokens // self._size], None)
         fresh, room = needed - len(match.blocks), self.available - spare
-        needed = fresh + sum(map(self._is_free, match.blocks))
-        if needed > room:
-            return NotNow(needed, room)
-        if match.head is not None and needed + self._is_free(match.head.block) > room:
+        n_revived = sum(map(self._is_free, match.blocks))
+        if fresh + n_revived > room:
+            return NotNow(fresh + n_revived, room)
+        if match.head is not None and fresh + n_revived + self._is_free(match.head.block) > room:
             match = Match(match.blocks, None)  # there is no room to copy from it: compute it
         self.available -= fresh
         self._hold(match.blocks)
@@ -203,7 +203,7 @@ class Draft:
         """
         change = self._change(table)
         missing = max(0, -(-n_tokens // self._size) - change.n_blocks - change.promised)
-        needed = missing + self._writes_to_others(table, change)
+        needed = missing + (self._writes_to_others(table) and not change.copies)
         if needed > self.available - spare:
             return NotNow(needed, self.available - spare)
         self.available -= missing
@@ -217,21 +217,24 @@ class Draft:
         A block that others hold too, or may hit, is replaced by a copy before it is written to. False where
         there are no blocks for it.
         """
-        change = self._changes.get(id(table))
-        held = len(table.blocks) if change is None else change.n_blocks
-        missing = -(-n_tokens // self._size) - held
-        copies = self._writes_to_others(table, change)
-        if missing > 0 or copies:
-            change, missing = self._change(table), max(0, missing)
-            kept = min(missing, change.promised)  # of the promise
-            if missing - kept + copies > self.available:
-                return False
+        in_place = not self._writes_to_others(table)
+        if in_place and n_tokens <= len(table.blocks) * self._size and id(table) not in self._changes:
+            return True
+        change = self._change(table)
+        missing = max(0, -(-n_tokens // self._size) - change.n_blocks)
+        copies = not in_place and not change.copies
+        kept = min(missing, change.promised)  # of the promise
+        if missing - kept + copies > self.available:
+            return False
+        if missing or copies:
             self.available -= missing - kept + copies
-            if copies:
-                self._copy_from(table.blocks[table.n_tokens // self._size])
             self._changes[id(table)] = change._replace(
-                n_blocks=held + missing, promised=change.promised - kept, copies=change.copies or copies
+                n_blocks=change.n_blocks + missing,
+                promised=change.promised - kept,
+                copies=change.copies or copies,
             )
+        if copies:
+            self._copy_from(table.blocks[table.n_tokens // self._size])
         return True
 
     def would_free(self, tables: Iterable[BlockTable]) -> int:
@@ -275,16 +278,14 @@ class Draft:
         if any(swapped in (change.wakes, change.sleeps) for change in self.changes):
             raise InternalError("a swapped sequence comes back once, and in a later draft than it left")
 
-    def _writes_to_others(self, table: BlockTable, change: Change | None) -> bool:
+    def _writes_to_others(self, table: BlockTable) -> bool:
         """Whether the table's next token would go to a block that others hold too, or may hit."""
         index = table.n_tokens // self._size
-        if index >= len(table.blocks) or (change is not None and change.copies):
+        if index >= len(table.blocks):
             return False
         block = table.blocks[index]
-        readers = self._pool.readers(block)
-        if self._references or self._sources:
-            readers += self._references.get(block, 0) - self._sources.get(block, 0)
-        return readers > 1
+        readers = self._pool.readers(block)  # the plan adds holders only to a block that others may hit
+        return readers > 1 and readers + self._references.get(block, 0) - self._sources.get(block, 0) > 1
 
     # ---- which blocks are free under the plan ----
 

@@ -127,6 +127,9 @@ class BlockManager:
             for index, block in enumerate(table.blocks[first:], first):
                 beyond = min(size, (index + 1) * size - table.n_tokens)
                 unused[block] = min(beyond, unused.get(block, size))
+        shared = {block for block in unused if self._pool.references(block) > 1}
+        for table in self._tables.values() if shared else ():
+            unused.update(dict.fromkeys(shared.intersection(table.blocks[: table.n_tokens // size]), 0))
         return self.n_used * size - sum(unused.values())
 
     def unused_blocks(self) -> set[int]:
@@ -204,6 +207,7 @@ class BlockManager:
             index = table.n_tokens // self.block_size
             copies.append(self._copy(table.blocks[index], next(blocks)))
             table.replace(index, copies[0].target)
+            table.n_published = min(table.n_published, index)
         table.extend(islice(blocks, n_taken - change.copies))
         self._promised += change.promised - table.promised
         table.promised = change.promised

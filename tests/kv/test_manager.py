@@ -576,3 +576,22 @@ def test_what_is_published_and_who_lives() -> None:
         assert manager.published() == (set(table.blocks[:1]) if share else set())
         assert list(manager.tables()) == [table]
         assert (manager.swap.n_blocks, manager.swap.n_free) == (0, 0)
+
+
+def test_a_fork_may_go_its_own_way_before_the_end_of_a_published_block() -> None:
+    """The parent computes its last token again; the fork has another one in its place."""
+    manager = BlockManager(8, BLOCK)
+    parent = started(manager, BLOCK, range(BLOCK))
+    manager.advance(parent, BLOCK)
+    other = manager.fork(parent, None)
+    manager.advance(parent, BLOCK - 1)
+    assert manager.n_stored == BLOCK, "the other fork has all of it"
+    twin = manager.fork(parent, chain([*range(BLOCK - 1), 99]))
+    manager.audit()
+    draft = manager.draft()
+    assert draft.grow(twin, BLOCK)
+    manager.commit(draft)
+    manager.advance(twin, BLOCK)
+    manager.audit()
+    assert manager.published() == {parent.blocks[0], twin.blocks[0]}
+    assert other.blocks == parent.blocks

@@ -270,6 +270,7 @@ class ManagerMachine(RuleBasedStateMachine):
                 assert blocks[index] == plan.copied[sequence]
                 self.overwritten(copied[1])
                 blocks[index] = copied[1]
+                sequence.n_shown = min(sequence.n_shown, index)
             assert sequence.table.blocks[: len(blocks)] == blocks, "but for that, tables grow at the end"
             assert len(sequence.table.blocks) == plan.n_held[sequence]
             assert sequence.table.promised == plan.promised[sequence]
@@ -319,7 +320,8 @@ class ManagerMachine(RuleBasedStateMachine):
             chain = Chain(tokens, BLOCK, parent.salt)
             table = self.manager.fork(parent.table, chain)
             assert table.blocks == parent.table.blocks[: -(-parent.n_computed // BLOCK)]
-            twin = Sequence_(tokens, chain, parent.salt, parent.n_computed, parent.n_shown, table)
+            n_shown = min(parent.n_shown, parent.n_computed // BLOCK)
+            twin = Sequence_(tokens, chain, parent.salt, parent.n_computed, n_shown, table)
             self.alive.append(twin)
             # as if it had drawn another token
             del tokens[parent.n_computed :]
