@@ -149,10 +149,10 @@ class EngineCore:
         requests = [*self._open.values(), *self.inbox.drain()]
         self._open, self._waiting, self._running, self._some_idle = {}, [], [], False
         self._free_states = list(range(self._n_states))[::-1]
-        self.manager.clear()
-        self.shelf.clear()
-        for request in requests:
+        for request in requests:  # before anything that may fail again
             self._break_off(request, error)
+        self.shelf.clear()
+        self.manager.clear()
         self.in_doubt = False
 
     def step(self) -> bool:

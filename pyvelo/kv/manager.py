@@ -6,8 +6,8 @@ Planning changes nothing: a `Draft` collects what a step wants, `commit` does al
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from typing import Literal, NamedTuple
 
@@ -86,8 +86,7 @@ class BlockManager:
         self._asleep: dict[int, Swapped] = {}
         self.counts = Counts()
         self._pool = BlockPool(n_blocks)
-        self._new_index = partial(PrefixIndex, n_blocks, make_key)
-        self._index = self._new_index() if share else None
+        self._index = PrefixIndex(n_blocks, make_key) if share else None
         self._observe = observe
         self._tables: dict[int, BlockTable] = {}
         self._promised = 0
@@ -282,11 +281,12 @@ class BlockManager:
         published = self.published()
         self._pool, self.swap = BlockPool(self.n_blocks), SwapPool(self.swap.n_blocks)
         if self._index is not None:
-            self._index = self._new_index()
+            self._index.clear()
         self._tables, self._asleep, self._promised = {}, {}, 0
         self._version += 1
         for block in published:
-            self._tell("reset", block)
+            with suppress(Exception):  # an observer's error may be why the pool is cleared
+                self._tell("reset", block)
 
     def holds(self, swapped: Swapped) -> bool:
         """Whether a sequence is in host memory: it is not after `clear`."""

@@ -172,6 +172,13 @@ class PrefixIndex:
             del self._children[entry.parent]
         return True
 
+    def clear(self) -> None:
+        """Forget every block."""
+        self._generation += 1  # what sequences have looked up is void
+        self._entries = [None] * len(self._entries)
+        self._blocks.clear()
+        self._children.clear()
+
     def audit(self) -> None:
         """Checks that the tables agree, or InternalError."""
         entries = {block: entry for block, entry in enumerate(self._entries) if entry is not None}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
 from pyvelo.engine.request import Request
+from pyvelo.errors import InternalError
 from pyvelo.kv.manager import Event
 
 from .fakes import Bench, FakeSampler, answer
@@ -107,4 +109,18 @@ def test_an_observer_that_fails_does_not_fail_what_starts_later() -> None:
     assert len(stored) == len(set(stored))
     bench.core.inbox.let_go(branch)
     bench.core.settle()
+    bench.assert_idle()
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError(), KeyboardInterrupt()])
+def test_recovery_ends_every_request_although_an_observer_fails_again(error: BaseException) -> None:
+    bench = Bench()
+    bench.finish(bench.submit([1] * 40))
+    running, waiting = bench.submit([2] * 40), bench.submit([3] * 40)
+    bench.step()
+    bench.manager.watch(once(error))
+    with pytest.raises(KeyboardInterrupt) if isinstance(error, KeyboardInterrupt) else nullcontext():
+        bench.core.recover(InternalError("broken"))
+    assert [str(request.error) for request in (running, waiting)] == ["broken"] * 2
+    assert running.finish_reason == waiting.finish_reason == "error"
     bench.assert_idle()

@@ -57,6 +57,21 @@ def test_eviction_is_told_before_the_block_is_anothers() -> None:
     assert event.block not in manager.published()
 
 
+def test_what_was_looked_up_before_a_clear_is_no_hit_after_it() -> None:
+    manager = BlockManager(4, BLOCK)
+    ended(manager, range(BLOCK))
+    waiting = chain([*range(BLOCK), 5])
+    outcome = manager.draft().start(BLOCK + 1, waiting)
+    assert isinstance(outcome, Start)
+    assert len(outcome.table.blocks) == 1
+    manager.clear()
+    ended(manager, [9] * BLOCK)
+    outcome = manager.draft().start(BLOCK + 1, waiting)
+    assert isinstance(outcome, Start)
+    assert outcome.table.blocks == []
+    manager.audit()
+
+
 def test_one_observer_at_a_time() -> None:
     one: list[Event] = []
     other: list[Event] = []
