@@ -1,0 +1,149 @@
+"""Operations of the engine in any order, and failures at any point, over a model that verifies its reads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from random import Random
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from pyvelo.engine import scheduler
+
+from .toy_engine import ToyEngine
+
+EFFORT = int(os.environ.get("VELO_TEST_EFFORT", "1"))  # 20: a million steps
+SCORED_TOKENS = 5  # so that prompts that are scored are cut
+RANDOM = st.randoms(use_true_random=False, note_method_calls=False)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _few_scored_tokens() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scheduler, "SCORED_TOKENS", SCORED_TOKENS)
+        yield
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """Small cases, which hypothesis makes smaller where they fail."""
+
+    @initialize(rng=RANDOM)
+    def start(self, rng: Random) -> None:
+        self.engine: ToyEngine | None = ToyEngine(rng)
+
+    def do(self, operation: Callable[[ToyEngine, Random], None], rng: Random) -> None:
+        engine, self.engine = self.engine, None  # what has failed once is not looked at again
+        assert engine is not None
+        operation(engine, rng)
+        engine.check()
+        self.engine = engine
+
+    @rule(rng=RANDOM)
+    def submit(self, rng: Random) -> None:
+        self.do(ToyEngine.submit, rng)
+
+    @rule(rng=RANDOM)
+    def cancel(self, rng: Random) -> None:
+        self.do(ToyEngine.cancel, rng)
+
+    @rule(rng=RANDOM)
+    def pass_time(self, rng: Random) -> None:
+        self.do(ToyEngine.pass_time, rng)
+
+    @rule(rng=RANDOM)
+    def open_session(self, rng: Random) -> None:
+        self.do(ToyEngine.open_session, rng)
+
+    @rule(rng=RANDOM)
+    def append(self, rng: Random) -> None:
+        self.do(ToyEngine.append, rng)
+
+    @rule(rng=RANDOM)
+    def go_on(self, rng: Random) -> None:
+        self.do(ToyEngine.go_on, rng)
+
+    @rule(rng=RANDOM)
+    def compute(self, rng: Random) -> None:
+        self.do(ToyEngine.compute, rng)
+
+    @rule(rng=RANDOM)
+    def fork(self, rng: Random) -> None:
+        self.do(ToyEngine.fork, rng)
+
+    @rule(rng=RANDOM)
+    def close_session(self, rng: Random) -> None:
+        self.do(ToyEngine.close_session, rng)
+
+    @rule(rng=RANDOM)
+    def step(self, rng: Random) -> None:
+        self.do(ToyEngine.step, rng)
+
+    @rule(rng=RANDOM)
+    def visit(self, rng: Random) -> None:
+        self.do(ToyEngine.visit, rng)
+
+    @rule(rng=RANDOM)
+    def record(self, rng: Random) -> None:
+        self.do(ToyEngine.record, rng)
+
+    @rule(rng=RANDOM)
+    def fail_soon(self, rng: Random) -> None:
+        self.do(ToyEngine.fail_soon, rng)
+
+    @rule(rng=RANDOM)
+    def meanwhile(self, rng: Random) -> None:
+        self.do(ToyEngine.meanwhile, rng)
+
+    def teardown(self) -> None:
+        engine = getattr(self, "engine", None)
+        if engine is not None:
+            engine.finish()
+
+
+TestEngineMachine = EngineMachine.TestCase
+TestEngineMachine.settings = settings(max_examples=250 * EFFORT, stateful_step_count=40, deadline=None)
+
+OPERATIONS: dict[Callable[[ToyEngine, Random], None], int] = {
+    ToyEngine.submit: 20,
+    ToyEngine.cancel: 5,
+    ToyEngine.pass_time: 3,
+    ToyEngine.open_session: 6,
+    ToyEngine.append: 8,
+    ToyEngine.go_on: 16,
+    ToyEngine.compute: 8,
+    ToyEngine.fork: 8,
+    ToyEngine.close_session: 4,
+    ToyEngine.step: 50,
+    ToyEngine.visit: 2,
+    ToyEngine.record: 2,
+    ToyEngine.fail_soon: 8,
+    ToyEngine.meanwhile: 5,
+}
+"""And how often each is done."""
+
+
+def live(seed: int, n_operations: int = 100) -> int:
+    """Run an engine through operations that the seed chooses, to its end; return how many steps that took."""
+    rng = Random(seed)
+    engine = ToyEngine(rng)
+    for operation in rng.choices(list(OPERATIONS), list(OPERATIONS.values()), k=n_operations):
+        operation(engine, rng)
+        engine.check()
+        if engine.broken:
+            break
+    engine.finish()
+    return engine.context.n_runs
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_long_lives(part: int) -> None:
+    """The same operations by chance alone: more of them, and longer ones."""
+    for number in range(100 * EFFORT):
+        seed = part * 10_000_000 + number
+        try:
+            live(seed)
+        except BaseException as error:
+            raise AssertionError(f"live({seed}) fails") from error

@@ -1,0 +1,134 @@
+"""What holds of an engine over the toy model: between two operations, and when all is over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pyvelo.engine.branch import Branch
+from pyvelo.engine.request import Request
+from pyvelo.kv.draft import Swapped
+from pyvelo.outputs import StreamPiece
+
+from .toy_model import Faults, logprob, naive_answer, stored_values
+
+if TYPE_CHECKING:
+    from .toy_stand import ToyStand
+
+
+@dataclass
+class Job:
+    """A request, and what is known of it apart from the engine."""
+
+    request: Request
+    salt: str
+    prompt: list[int]
+    pieces: list[StreamPiece] = field(default_factory=list)
+    n_ended: int = 0
+    checked: bool = False
+
+
+@dataclass
+class Held:
+    """A session: a branch, and the salt that it was opened with."""
+
+    branch: Branch
+    salt: str
+
+
+def check_engine(engine: ToyStand) -> None:
+    """Verify what holds between two operations."""
+    core = engine.core
+    assert not engine.context.wrong, engine.context.wrong
+    for job in engine.jobs:
+        _check_job(job, engine.faults)
+    if engine.broken:
+        assert engine.idle, "a broken engine has ended every request"
+        return
+    engine.manager.audit()
+    assert engine.driver._owner is None
+    assert engine.driver._drivers == engine.driver._visitors == 0
+    _check_requests(engine)
+    _check_owners(engine)
+    states = [request.state for request in core._running] if engine.n_states else []
+    assert sorted(core._free_states + states) == list(range(engine.n_states))
+    assert all(sampler.closed == sampler.request.finished for sampler in engine.samplers)
+    assert core.counters.n_ended == sum(job.request.finished for job in engine.jobs)
+
+
+def check_nothing_left(engine: ToyStand) -> None:
+    """Verify that a closed engine without sessions holds nothing."""
+    core, manager = engine.core, engine.manager
+    assert engine.idle
+    assert core.n_running == core.n_waiting == len(core.shelf) == 0
+    assert manager.n_used == manager.n_promised == 0
+    assert manager.swap.n_free == manager.swap.n_blocks
+    assert len(core._free_states) == engine.n_states
+
+
+def _check_requests(engine: ToyStand) -> None:
+    """Each request that has not ended is in one place."""
+    core = engine.core
+    waiting, running, new = core._waiting, core._running, list(core.inbox._arrivals)
+    assert all(request.table is not None and not request.finished for request in running)
+    assert all(request.table is None and not request.finished for request in waiting)
+    for requests in (waiting, running):
+        ranks = [request.rank for request in requests]
+        assert ranks == sorted(set(ranks)), "in the order of rank, each once"
+    known = {id(request) for request in _all_of([*waiting, *running, *new])}
+    lost = [job for job in engine.jobs if not job.request.finished and id(job.request) not in known]
+    assert not lost, "a request that has not ended is nowhere"
+
+
+def _check_owners(engine: ToyStand) -> None:
+    """Each block table, and what is in host memory, has one owner."""
+    core, manager = engine.core, engine.manager
+    tables = [request.table for request in core._running] + [branch.table for branch in core.shelf]
+    assert sorted(map(id, tables)) == sorted(map(id, manager.tables())), "a table has one owner"
+    swapped: list[Swapped | None] = [branch.swapped for branch in engine.branches]
+    swapped += [request.swapped for request in (*core._waiting, *core.inbox._arrivals)]
+    held = sorted(id(one) for one in swapped if id(one) in manager._asleep)
+    assert held == sorted(manager._asleep), "what is in host memory has one owner"
+
+
+def _check_job(job: Job, faults: Faults) -> None:
+    """Whoever waits is told once that it has ended; the answer is right as far as it goes."""
+    request = job.request
+    assert job.n_ended == request.finished
+    if not request.finished or job.checked:
+        return
+    job.checked = True
+    given, reason = list(request.generated_ids), request.finish_reason
+    wanted, why = naive_answer(request, job.salt, job.prompt)
+    assert given == wanted[: len(given)], f"{given} were generated, not {wanted}"
+    assert list(request.tokens[: len(job.prompt)]) == job.prompt
+    if reason in ("stop", "length"):
+        assert (given, reason) == (wanted, why)
+    if reason == "error" and "no token can be drawn" not in str(request.error):
+        assert faults.caused(request.error), repr(request.error)
+    shown = [token for piece in job.pieces for token in piece.token_ids]
+    assert shown == given[: len(shown)]
+    _check_logprobs(job, given)
+
+
+def _check_logprobs(job: Job, given: list[int]) -> None:
+    request, tokens = job.request, job.prompt + given
+
+    def score(at: int) -> float:
+        return logprob(stored_values(job.salt, tokens[:at])[1], tokens[at])
+
+    n = len(job.prompt)
+    if request.n_logprobs is not None:
+        named = [(token.token_id, token.logprob) for token in request.logprobs]
+        assert named == [(tokens[at], score(at)) for at in range(n, n + len(named))]
+        assert len(given) - len(named) in (0, request.finish_reason == "error")
+    if request.finish_reason in ("stop", "length") and request.params.prompt_logprobs is not None:
+        assert [token.logprob for token in request.prompt_logprobs] == [score(at) for at in range(1, n)]
+
+
+def _all_of(requests: Sequence[Request]) -> Iterator[Request]:
+    """Yield these, and those that wait for the end of their prompts."""
+    for request in requests:
+        yield request
+        yield from _all_of(request.followers)

@@ -1,0 +1,173 @@
+"""An engine over the toy model: how it is put together, and what is verified of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any, cast
+
+from pyvelo.engine.branch import Branch
+from pyvelo.engine.core import EngineCore
+from pyvelo.engine.costs import Costs
+from pyvelo.engine.driver import Driver
+from pyvelo.engine.interrupts import InterruptGuard
+from pyvelo.engine.request import Request
+from pyvelo.engine.scheduler import Limits
+from pyvelo.engine.tracing import Tracer
+from pyvelo.kv.manager import BlockManager, Event
+
+from .fakes import FakeArrays
+from .toy_checks import Held, Job, check_engine, check_nothing_left
+from .toy_model import END, N_VOCAB, Faults, ToyContext, ToySampler
+
+MOST_STEPS = 5000  # from which on an engine is taken to hang; a request takes fewer than 150
+
+
+class ToyCosts(Costs):
+    """Prefers swap and recomputation in turns, by chance."""
+
+    def __init__(self, rng: Random) -> None:
+        super().__init__()
+        self._state = rng.randrange(1 << 16)
+
+    def favour_swap(self, n_blocks: int, n_tokens: int) -> bool:
+        self._state = (self._state * 75 + 74) % 65537
+        return self._state % 3 > 0
+
+
+class ToyStand:
+    """A core, its driver and its callers. One thread; what others do meanwhile happens within calls."""
+
+    def __init__(self, rng: Random) -> None:
+        block_size, n_blocks = rng.choice((4, 8, 8)), rng.randint(2, 12)
+        n_states = rng.choice((0, 0, 0, 0, 1, 3))
+        max_seqs = n_states or rng.randint(1, 6)
+        self.limits = Limits(max_seqs, max_seqs + rng.choice((0, 1, 5, 20, 60)))
+        self.faults = Faults()
+        self.now = 0.0
+        self.n_tokens = n_blocks * block_size
+        self.manager = BlockManager(
+            n_blocks,
+            block_size,
+            share=not n_states and rng.random() < 0.75,
+            n_swap_blocks=0 if n_states else rng.choice((0, 3, 20)),
+            observe=self._observe,
+        )
+        self.context = ToyContext(
+            self.manager, self.faults, n_states, self.limits.max_outputs, lambda: self._tick(0.01)
+        )
+        self.samplers: list[ToySampler] = []
+        self.core = EngineCore(
+            context=cast(Any, self.context),
+            arrays=cast(Any, FakeArrays(self.limits.max_batch_tokens, max_seqs, n_blocks)),
+            manager=self.manager,
+            limits=self.limits,
+            n_states=n_states,
+            new_sampler=cast(Any, self._sampler),
+            is_end=lambda token: token == END,
+            debug=rng.random() < 0.5,
+            clock=lambda: self.now,
+            costs=ToyCosts(rng),
+        )
+        self.driver = Driver(self.core, InterruptGuard(lambda: None))
+        self.jobs: list[Job] = []
+        self.sessions: list[Held] = []
+        self.texts: list[list[int]] = [[rng.randrange(1, N_VOCAB) for _ in range(3 * block_size)]]
+        self.tracer: Tracer | None = None
+        self._watched = rng.random() < 0.5
+        self.branches: list[Branch] = []
+        self.n_states = n_states
+        self._closes = rng.random() < 0.2  # while requests run
+        self._look_over_shoulders()
+
+    def _look_over_shoulders(self) -> None:
+        core, move, build = self.core, self.core._mover.move, self.core._batches.build
+        schedule = core._schedule
+
+        def moved(moves: Any) -> None:
+            self.faults.check("mover")
+            move(moves)
+            self.faults.check("mover", "after")
+
+        def built(plan: Any) -> Any:
+            self.context.owners = plan.requests
+            return build(plan)
+
+        def scheduled() -> Any:
+            plan = schedule()
+            self.faults.check("schedule", "middle")
+            return plan
+
+        setattr(core, "_schedule", scheduled)  # noqa: B010
+        setattr(core._mover, "move", moved)  # noqa: B010
+        setattr(core._batches, "build", built)  # noqa: B010
+        recover = core.recover
+
+        def recovered(error: Exception) -> None:
+            self.context.note(self.faults.caused(error), f"the engine recovers from {error!r}")
+            recover(error)
+
+        setattr(core, "recover", recovered)  # noqa: B010
+        if self._watched:
+            core.watch = lambda waiting, running: self.faults.check("watch")
+
+    def _tick(self, seconds: float) -> None:
+        self.now += seconds
+
+    def _observe(self, event: Event) -> None:
+        self.faults.check("observe")
+
+    def _sampler(self, request: Request) -> ToySampler:
+        sampler = ToySampler(self.context, request)
+        self.samplers.append(sampler)
+        return sampler
+
+    def survive(self, call: Callable[[], object]) -> None:
+        """Calls what may raise an armed failure, but nothing else."""
+        try:
+            call()
+        except BaseException as error:
+            if not self.faults.caused(error):
+                raise
+
+    # ---- what holds, and the end ----
+
+    @property
+    def broken(self) -> bool:
+        """Whether the engine has given up: it could not even end its requests undisturbed."""
+        return self.driver._broken is not None
+
+    @property
+    def idle(self) -> bool:
+        return all(job.request.finished for job in self.jobs)
+
+    def check(self) -> None:
+        """Verifies what holds between two operations."""
+        check_engine(self)
+
+    def finish(self) -> None:
+        """Without failures: all that runs comes to its end, or is closed, and nothing is left."""
+        self.faults.off()
+        if self.broken:
+            return
+        if not self._closes:
+            left = MOST_STEPS
+
+            def ready() -> bool:
+                nonlocal left
+                left -= 1
+                assert left, "the engine does not get on"
+                return self.idle
+
+            self.driver.drive(ready)
+        if self.tracer is not None:
+            with self.driver.visit():
+                self.tracer.detach()
+            self.tracer.close()
+        if self._closes:
+            self.driver.close(lambda: None)
+        for session in self.sessions:
+            self.driver.let_go(session.branch)
+        self.driver.close(lambda: None)
+        self.check()
+        check_nothing_left(self)
