@@ -115,7 +115,7 @@ class Tracer:
     def _observe(self, event: Event) -> None:
         if event.kind == "stored":
             self._hits[event.block] = True
-        elif event.kind in ("evicted", "reset"):
+        elif event.kind in ("evicted", "reset", "duplicate"):
             self._hits[event.block] = False
             if event.kind == "evicted":
                 self._evicted.append(Evicted(event.block))

@@ -5,7 +5,7 @@ Planning changes nothing: a `Draft` collects what a step wants, `commit` does al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 
-EventKind = Literal["stored", "hit", "evicted", "reset", "copied", "swapped"]
+EventKind = Literal["stored", "hit", "evicted", "reset", "duplicate", "copied", "swapped"]
 
 
 class Copy(NamedTuple):
@@ -46,8 +46,8 @@ class Moves(NamedTuple):
 
 
 class Event(NamedTuple):
-    """What happened to a block: its tokens became a hit for others, were one, were given up for other tokens
-    or by a reset, were copied, or were moved to host memory."""
+    """What happened to a block: its tokens became a hit for others, were one, were given up for other tokens,
+    by a reset or because another block has them, were copied, or were moved to host memory."""
 
     kind: EventKind
     block: int
@@ -181,7 +181,7 @@ class BlockManager:
                 copies.append(self._copy(match.head.block, table.blocks[len(match.blocks)]))
             if match is not None and swapped is not None:
                 ins += self._wake(table, swapped, len(match.blocks))
-        self._pool.release(sources)
+        self._release(sources)
         self._version += 1
         return Moves(outs, ins, copies)
 
@@ -238,9 +238,11 @@ class BlockManager:
         for number in range(table.n_published, n_tokens // self.block_size):
             block = table.blocks[number]
             table.n_published = number + 1
-            if index.publish(chain, number, block):
+            if index.publish(chain, number, block, table.blocks[number - 1] if number else None):
                 self._pool.keep(block)
                 self._tell("stored", block)
+                if index.n_duplicates:
+                    self._forget_duplicates(index.blocks_like(block))
 
     def park(self, table: BlockTable) -> None:
         """Gives the table's promises back, and blocks beyond its tokens; it keeps what it stores."""
@@ -250,7 +252,7 @@ class BlockManager:
         self._version += 1
         self._promised -= table.promised
         table.promised = 0
-        self._pool.release(table.truncate(n_held))
+        self._release(table.truncate(n_held))
 
     def free(self, table: BlockTable) -> None:
         """Gives the table's blocks and promises back; the table must not be used again."""
@@ -258,7 +260,7 @@ class BlockManager:
             raise InternalError("this block table is not a live one")
         self._version += 1
         self._promised -= table.promised
-        self._pool.release(table.truncate(0))
+        self._release(table.truncate(0))
         table.promised = 0
 
     def discard(self, swapped: Swapped) -> None:
@@ -307,6 +309,9 @@ class BlockManager:
             kept = {block for block in range(self.n_blocks) if self._pool.kept(block)}
             if kept != set(self._index.published()):
                 raise InternalError("the blocks worth keeping are not those that are published")
+            for block in self._pool.free_blocks():
+                if len(self._index.blocks_like(block)) > 1:
+                    raise InternalError(f"block {block} is kept although another one has its tokens")
             for table in tables:
                 self._audit_tokens(self._index, table)
 
@@ -360,6 +365,18 @@ class BlockManager:
         self.counts.copies += 1
         self._tell("copied", source)
         return Copy(source, target)
+
+    def _release(self, blocks: Sequence[int]) -> None:
+        self._pool.release(blocks)
+        if self._index is not None and self._index.n_duplicates:
+            self._forget_duplicates(blocks)
+
+    def _forget_duplicates(self, blocks: Iterable[int]) -> None:
+        """Unpublish those that no table holds and whose tokens another block has, too."""
+        for block in blocks:
+            if not self._pool.references(block) and self._index and len(self._index.blocks_like(block)) > 1:
+                self._unpublish(block)
+                self._tell("duplicate", block)
 
     def _unpublish(self, block: int) -> None:
         if self._index is not None and self._index.forget(block):

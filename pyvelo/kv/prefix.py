@@ -2,7 +2,11 @@
 
 A full block is published under a key that stands for its tokens and for all before them:
 sha256(key of the block before, length of `extra`, `extra`, tokens as int32), where `extra` carries whatever
-else K and V depend on and whom they may be shared with. No hit rests on the hash alone: tokens are compared.
+else K and V depend on and whom they may be shared with. No hit rests on a hash: the published prefixes form a
+tree, and a block is a hit only below the prefix that was found before it, and if its tokens are equal.
+
+Sequences that compute the same tokens at the same time publish a block each; a hit is the oldest of them.
+When no sequence holds them, the manager keeps one of them. So a hit is a live block if there is one.
 """
 
 from __future__ import annotations
@@ -67,7 +71,7 @@ class Chain:
         self._keys: list[bytes] = []
         self.block_size = block_size
         self.extra = extra
-        self.matched: tuple[int, int, Match] | None = None  # see PrefixIndex.match
+        self.matched: tuple[object, int, Match] | None = None  # see PrefixIndex.match
 
     @property
     def n_tokens(self) -> int:
@@ -96,33 +100,47 @@ class Chain:
         return keys[index]
 
 
-class _Entry(NamedTuple):
-    """What is known of a published block."""
+class _Prefix:
+    """A published prefix: the tokens of its last block, and the blocks that hold them, the oldest first.
 
-    key: bytes
-    parent: bytes
-    extra: bytes
-    tokens: bytes
+    The root of a tree has no block; its key is the `extra` of all prefixes below.
+    """
+
+    __slots__ = ("blocks", "children", "key", "parent", "tokens")
+
+    def __init__(self, key: bytes, parent: _Prefix | None, tokens: bytes) -> None:
+        self.key = key
+        self.parent = parent
+        self.tokens = tokens
+        self.blocks: tuple[int, ...] = ()
+        self.children: dict[_Prefix, None] = {}  # in the order in which they were published
 
 
 class PrefixIndex:
     """The published blocks. `make_key` is for tests that want hashes to collide. Not thread-safe."""
 
     def __init__(self, n_blocks: int, make_key: Callable[[Chain, int], bytes] = Chain.key) -> None:
-        self._entries: list[_Entry | None] = [None] * n_blocks
-        self._blocks: dict[bytes, int] = {}
-        self._children: dict[bytes, dict[int, None]] = {}  # in the order in which they were published
-        self._generation = 0
+        self.n_duplicates = 0
+        """Published blocks whose prefix an older block holds, too."""
+        self._by_block: list[_Prefix | None] = [None] * n_blocks
+        self._by_key: dict[bytes, _Prefix] = {}
+        self._roots: dict[bytes, _Prefix] = {}  # by extra
+        self._generation = object()  # another one after each change
         self._make_key = make_key
 
     def published(self) -> Iterator[int]:
         """The published blocks."""
-        return iter(self._blocks.values())
+        return (block for prefix in self._by_key.values() for block in prefix.blocks)
 
     def tokens(self, block: int) -> bytes | None:
         """The tokens of a published block."""
-        entry = self._entries[block]
-        return entry.tokens if entry is not None else None
+        prefix = self._by_block[block]
+        return prefix.tokens if prefix is not None else None
+
+    def blocks_like(self, block: int) -> tuple[int, ...]:
+        """Return all published blocks of the same prefix, the oldest first; none if it is not published."""
+        prefix = self._by_block[block]
+        return prefix.blocks if prefix is not None else ()
 
     def match(self, chain: Chain, n_tokens: int) -> Match:
         """What is there of the first `n_tokens` tokens. Nothing is changed.
@@ -130,87 +148,110 @@ class PrefixIndex:
         A sequence that waits asks in every step: the answer is kept until another one could be given.
         """
         known = chain.matched
-        if known is None or known[:2] != (self._generation, n_tokens):
+        if known is None or known[0] is not self._generation or known[1] != n_tokens:
             known = chain.matched = (self._generation, n_tokens, self._search(chain, n_tokens))
         return known[2]
 
     def _search(self, chain: Chain, n_tokens: int) -> Match:
+        prefix = self._roots.get(chain.extra)
+        if prefix is None:
+            return Match((), None)
         blocks: list[int] = []
         size = chain.block_size
         for index in range(n_tokens // size):
-            block = self._find(chain, index)
-            if block is None:
+            following = self._find(prefix, chain, index)
+            if following is None:
                 break
-            blocks.append(block)
-        return Match(tuple(blocks), self._head(chain, len(blocks), n_tokens - len(blocks) * size))
+            prefix = following
+            blocks.append(prefix.blocks[0])
+        first = len(blocks) * size
+        return Match(tuple(blocks), _head(prefix, chain.tokens(first, min(n_tokens, first + size))))
 
-    def publish(self, chain: Chain, index: int, block: int) -> bool:
-        """Makes a full block a hit for others; False where another block is one already."""
-        if self._entries[block] is not None:
+    def publish(self, chain: Chain, index: int, block: int, before: int | None = None) -> bool:
+        """Make a full block a hit for others. `before` is the block before it in its table.
+
+        Returns: False if the block before is no hit, or if the key is that of another prefix.
+        """
+        if self._by_block[block] is not None:
             raise InternalError(f"block {block} is published already")
+        if before is None:
+            parent = self._roots.get(chain.extra) or _Prefix(chain.extra, None, b"")
+        else:
+            known = self._by_block[before]
+            if known is None:
+                return False
+            parent = known
         key = self._make_key(chain, index)
-        if key in self._blocks:
-            return False
-        self._generation += 1
-        parent = self._parent(chain, index)
-        self._entries[block] = _Entry(key, parent, chain.extra, chain.block(index))
-        self._blocks[key] = block
-        self._children.setdefault(parent, {})[block] = None
+        prefix = self._find(parent, chain, index)
+        if prefix is None:
+            if key in self._by_key:
+                return False
+            self._generation = object()
+            prefix = self._by_key[key] = _Prefix(key, parent, chain.block(index))
+            parent.children[prefix] = None
+            if before is None:
+                self._roots[chain.extra] = parent
+        else:
+            self.n_duplicates += 1
+        prefix.blocks += (block,)
+        self._by_block[block] = prefix
         return True
 
     def forget(self, block: int) -> bool:
         """The block is no hit any more; False where it was none."""
-        entry = self._entries[block]
-        if entry is None:
+        prefix = self._by_block[block]
+        if prefix is None:
             return False
-        self._generation += 1
-        self._entries[block] = None
-        del self._blocks[entry.key]
-        siblings = self._children[entry.parent]
-        del siblings[block]
-        if not siblings:
-            del self._children[entry.parent]
+        self._generation = object()
+        self._by_block[block] = None
+        prefix.blocks = tuple(other for other in prefix.blocks if other != block)
+        if prefix.blocks:
+            self.n_duplicates -= 1
+            return True
+        del self._by_key[prefix.key]
+        parent = prefix.parent
+        if parent is not None:
+            del parent.children[prefix]
+            if parent.parent is None and not parent.children:
+                del self._roots[parent.key]
         return True
 
     def clear(self) -> None:
         """Forget every block."""
-        self._generation += 1  # what sequences have looked up is void
-        self._entries = [None] * len(self._entries)
-        self._blocks.clear()
-        self._children.clear()
+        self._generation = object()  # what sequences have looked up is void
+        self._by_block = [None] * len(self._by_block)
+        self._by_key.clear()
+        self._roots.clear()
+        self.n_duplicates = 0
 
     def audit(self) -> None:
         """Checks that the tables agree, or InternalError."""
-        entries = {block: entry for block, entry in enumerate(self._entries) if entry is not None}
-        if {block: entry.key for block, entry in entries.items()} != {b: k for k, b in self._blocks.items()}:
+        listed = {block: id(prefix) for block, prefix in enumerate(self._by_block) if prefix is not None}
+        prefixes = self._by_key.values()
+        if listed != {block: id(prefix) for prefix in prefixes for block in prefix.blocks}:
             raise InternalError("prefix index: keys and blocks do not agree")
-        children = {(entry.parent, block) for block, entry in entries.items()}
-        if children != {(parent, b) for parent, blocks in self._children.items() for b in blocks}:
+        if any(self._by_key[key].key != key or not self._by_key[key].blocks for key in self._by_key):
+            raise InternalError("prefix index: a prefix has another key, or no block")
+        if self.n_duplicates != len(listed) - len(prefixes):
+            raise InternalError(
+                f"prefix index: {self.n_duplicates} duplicates counted, {len(listed) - len(prefixes)} listed"
+            )
+        if any(prefix.parent is None or prefix not in prefix.parent.children for prefix in prefixes):
             raise InternalError("prefix index: blocks and their parents do not agree")
 
-    def _parent(self, chain: Chain, index: int) -> bytes:
-        return self._make_key(chain, index - 1) if index else ROOT
-
-    def _find(self, chain: Chain, index: int) -> int | None:
-        block = self._blocks.get(self._make_key(chain, index))
-        if block is None:
+    def _find(self, parent: _Prefix, chain: Chain, index: int) -> _Prefix | None:
+        """Return the prefix that follows `parent` in the chain. Nothing of it rests on the key alone."""
+        prefix = self._by_key.get(self._make_key(chain, index))
+        if prefix is None or prefix.parent is not parent or prefix.tokens != chain.block(index):
             return None
-        entry = self._entries[block]
-        same = entry is not None and entry.tokens == chain.block(index) and entry.extra == chain.extra
-        return block if same else None
+        return prefix
 
-    def _head(self, chain: Chain, index: int, n_wanted: int) -> Head | None:
-        """The longest common head among the blocks behind the same tokens; of equal ones the newest."""
-        first = index * chain.block_size
-        wanted = chain.tokens(first, first + min(n_wanted, chain.block_size))
-        siblings = self._children.get(self._parent(chain, index))
-        if not wanted or siblings is None:
-            return None
-        best: Head | None = None
-        for block in islice(reversed(siblings), MOST_SIBLINGS):
-            entry = self._entries[block]
-            if entry is not None and entry.extra == chain.extra:
-                n_tokens = common_tokens(entry.tokens, wanted)
-                if n_tokens > (best.n_tokens if best else 0):
-                    best = Head(block, n_tokens)
-        return best
+
+def _head(parent: _Prefix, wanted: bytes) -> Head | None:
+    """Return the longest common head among the blocks behind `parent`; of equal ones the newest."""
+    best: Head | None = None
+    for prefix in islice(reversed(parent.children), MOST_SIBLINGS if wanted else 0):
+        n_tokens = common_tokens(prefix.tokens, wanted)
+        if n_tokens > (best.n_tokens if best else 0):
+            best = Head(prefix.blocks[0], n_tokens)
+    return best

@@ -595,3 +595,59 @@ def test_a_fork_may_go_its_own_way_before_the_end_of_a_published_block() -> None
     manager.audit()
     assert manager.published() == {parent.blocks[0], twin.blocks[0]}
     assert other.blocks == parent.blocks
+
+
+def test_a_running_duplicate_is_the_hit_that_no_eviction_ends() -> None:
+    """Two compute the same block; the first is gone when the second publishes its own."""
+    manager = BlockManager(4, BLOCK)
+    first, second = (started(manager, BLOCK, range(BLOCK)) for _ in range(2))
+    manager.advance(first, BLOCK)
+    manager.free(first)
+    manager.advance(second, BLOCK)
+    assert manager.published() == {second.blocks[0]}
+    assert (manager.n_cached, manager.n_free) == (0, 3), "the other one is worth nothing"
+    started(manager, 3 * BLOCK, [99] * 3 * BLOCK)  # takes every free block
+    outcome = manager.draft().start(BLOCK + 1, chain(range(BLOCK + 1)))
+    assert outcome == NotNow(1, 0), "one block more: its prefix is a live one"
+    manager.audit()
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 2, 0), (2, 0, 1)])
+def test_of_equal_blocks_one_is_kept_in_the_end(order: tuple[int, ...]) -> None:
+    manager = BlockManager(8, BLOCK)
+    tables = [started(manager, 2 * BLOCK, range(2 * BLOCK)) for _ in range(3)]
+    held = [list(table.blocks) for table in tables]
+    for table in tables:
+        manager.advance(table, 2 * BLOCK)
+    assert len(manager.published()) == 6
+    for number in order:
+        found = started(manager, 2 * BLOCK + 1, range(2 * BLOCK + 1))
+        assert manager.n_cached == 0
+        assert found.blocks[:2] in [table.blocks for table in tables], "a live one, of one sequence"
+        manager.free(found)
+        manager.free(tables[number])
+        manager.audit()
+    assert manager.published() == set(held[order[-1]])
+    assert (manager.n_cached, manager.n_free) == (2, 6)
+
+
+def test_audit_sees_a_duplicate_that_is_kept_for_nothing() -> None:
+    manager = BlockManager(8, BLOCK)
+    tables = [started(manager, BLOCK, range(BLOCK)) for _ in range(2)]
+    for table in tables:
+        manager.advance(table, BLOCK)
+    manager._forget_duplicates = lambda blocks: None  # type: ignore[method-assign]
+    manager.free(tables[1])
+    with pytest.raises(InternalError, match="although another one has its tokens"):
+        manager.audit()
+
+
+def test_no_hit_behind_a_prefix_with_the_same_hash() -> None:
+    """Second blocks of equal tokens collide, whatever comes before them."""
+    manager = BlockManager(8, BLOCK, make_key=lambda chain, number: chain.block(number))
+    tail = [5] * BLOCK
+    ended(manager, [1] * BLOCK + tail)
+    ended(manager, [2] * BLOCK)
+    assert started(manager, 3 * BLOCK, [2] * BLOCK + tail + [6]).n_cached == BLOCK
+    assert started(manager, 3 * BLOCK, [1] * BLOCK + tail + [6]).n_cached == 2 * BLOCK
+    manager.audit()

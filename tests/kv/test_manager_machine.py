@@ -56,7 +56,8 @@ class ManagerMachine(RuleBasedStateMachine):
         self.host: list[list[int]] = [[EMPTY] * BLOCK for _ in range(n_swap)]
         self.asleep: list[tuple[Sequence_, Swapped]] = []
         self.memory = [[EMPTY] * BLOCK for _ in range(n_blocks)]
-        self.there: dict[tuple[bytes, tuple[int, ...]], int] = {}  # published prefixes, by all their tokens
+        # blocks of published prefixes, the oldest first, by all tokens
+        self.there: dict[tuple[bytes, tuple[int, ...]], list[int]] = {}
         self.alive: list[Sequence_] = []
 
     # ---- what the naive model expects ----
@@ -64,10 +65,10 @@ class ManagerMachine(RuleBasedStateMachine):
     def hits(self, tokens: Sequence[int], salt: bytes) -> list[int]:
         blocks: list[int] = []
         for end in range(BLOCK, len(tokens), BLOCK):  # the last token is always computed
-            block = self.there.get((salt, tuple(tokens[:end])))
-            if block is None:
+            published = self.there.get((salt, tuple(tokens[:end])))
+            if published is None:
                 break
-            blocks.append(block)
+            blocks.append(published[0])
         return blocks if self.share else []
 
     def heads(self, tokens: Sequence[int], salt: bytes, n_hits: int) -> dict[int, int]:
@@ -75,17 +76,34 @@ class ManagerMachine(RuleBasedStateMachine):
         before = tuple(tokens[: n_hits * BLOCK])
         wanted = tokens[n_hits * BLOCK : len(tokens) - 1]
         found = {}
-        for (other_salt, prefix), block in self.there.items():
+        for (other_salt, prefix), blocks in self.there.items():
             if other_salt == salt and prefix[:-BLOCK] == before:
                 same = zip(prefix[-BLOCK:], wanted, strict=False)
                 length = next((i for i, (a, b) in enumerate(same) if a != b), min(BLOCK, len(wanted)))
                 if length >= SHORTEST_HEAD:
-                    found[block] = length
+                    found[blocks[0]] = length
         return found
 
     def overwritten(self, block: int) -> None:
         self.memory[block] = [EMPTY] * BLOCK
-        self.there = {prefix: b for prefix, b in self.there.items() if b != block}
+        self.unpublish(block)
+
+    def unpublish(self, block: int) -> None:
+        left = {prefix: [b for b in blocks if b != block] for prefix, blocks in self.there.items()}
+        self.there = {prefix: blocks for prefix, blocks in left.items() if blocks}
+
+    def published(self) -> set[int]:
+        return {block for blocks in self.there.values() for block in blocks}
+
+    def let_go(self, used: set[int]) -> None:
+        """Of equal blocks one is kept; the others are forgotten when they are used no more."""
+        for blocks in list(self.there.values()):
+            for block in blocks:
+                if block not in used and len(self.published_like(block)) > 1:
+                    self.unpublish(block)
+
+    def published_like(self, block: int) -> list[int]:
+        return next(blocks for blocks in self.there.values() if block in blocks)
 
     def stored(self, sequence: Sequence_) -> list[int]:
         slots = [self.memory[block][i] for block in sequence.table.blocks for i in range(BLOCK)]
@@ -101,7 +119,7 @@ class ManagerMachine(RuleBasedStateMachine):
         draft = self.manager.draft()
         plan = NaivePlan(
             self.n_blocks,
-            set(self.there.values()),
+            self.published(),
             len(self.host) - sum(-(-s.n_computed // BLOCK) for s, _ in self.asleep),
             # as if the n-th allocation failed: fewer blocks than there are
             min(draft.available, data.draw(st.sampled_from([0, 0, 0, 1, 2, MOST_BLOCKS]))),
@@ -258,8 +276,13 @@ class ManagerMachine(RuleBasedStateMachine):
 
     def commit(self, draft: Draft, plan: NaivePlan) -> None:
         before = {sequence: list(sequence.table.blocks) for sequence in plan.held}
+        leaving = [list(sequence.table.blocks) for sequence in plan.dropped]
         contents = [list(block) for block in self.memory]
         moves = self.manager.commit(draft)
+        held = {block for blocks in plan.held.values() for block in blocks}
+        held |= {head.block for head in plan.heads.values()}
+        for number in range(len(leaving)):  # one after the other
+            self.let_go(held.union(*leaving[number + 1 :]))
         for move in moves.outs:
             self.host[move.target] = list(self.memory[move.source])
         for sequence, blocks in before.items():
@@ -286,6 +309,7 @@ class ManagerMachine(RuleBasedStateMachine):
             assert self.memory[source] == contents[source], "a source stays until it is copied"
             self.memory[target] = list(self.memory[source])
         self.alive = list(plan.held)
+        self.let_go(self.used())
         self.asleep += plan.swapped.items()
         for sequence, end in plan.ends.items():
             assert self.stored(sequence) == sequence.tokens[: sequence.n_computed].tolist()
@@ -298,16 +322,18 @@ class ManagerMachine(RuleBasedStateMachine):
             block = sequence.table.blocks[position // BLOCK]
             holders = sum(other.table.blocks.count(block) for other in self.alive)
             assert holders == 1, "what is written belongs to one sequence"
-            assert block not in self.there.values(), "what others may hit is never written"
+            assert block not in self.published(), "what others may hit is never written"
             self.memory[block][position % BLOCK] = sequence.tokens[position]
         sequence.n_computed = end
         self.manager.advance(sequence.table, end)
         begin, sequence.n_shown = sequence.n_shown, max(sequence.n_shown, end // BLOCK)
         for full in range((begin + 1) * BLOCK, end + 1, BLOCK):
             prefix = (sequence.salt, tuple(sequence.tokens[:full]))
-            block = sequence.table.blocks[full // BLOCK - 1]
-            if self.share and prefix not in self.there:
-                self.there[prefix] = block
+            parent = (sequence.salt, prefix[1][:-BLOCK])
+            *before, block = sequence.table.blocks[: full // BLOCK]
+            if self.share and (not before or before[-1] in self.there.get(parent, ())):
+                self.there.setdefault(prefix, []).append(block)
+                self.let_go(self.used())
 
     # ---- between steps ----
 
@@ -350,12 +376,14 @@ class ManagerMachine(RuleBasedStateMachine):
         self.manager.park(sequence.table)
         assert sequence.table.promised == 0
         assert sequence.table.blocks == blocks[: -(-sequence.n_computed // BLOCK)]
+        self.let_go(self.used())
 
     @precondition(lambda self: self.alive)
     @rule(data=st.data())
     def free(self, data: st.DataObject) -> None:
         sequence = self.alive.pop(data.draw(st.integers(0, len(self.alive) - 1)))
         self.manager.free(sequence.table)
+        self.let_go(self.used())
 
     @rule()
     def reset(self) -> None:
@@ -369,7 +397,7 @@ class ManagerMachine(RuleBasedStateMachine):
         manager = self.manager
         used = self.used()
         assert manager.n_used == len(used)
-        assert manager.n_cached == len(set(self.there.values()) - used)
+        assert manager.n_cached == len(self.published() - used)
         assert manager.n_used + manager.n_cached + manager.n_free == manager.n_blocks == self.n_blocks
         assert manager.n_promised == sum(sequence.table.promised for sequence in self.alive)
         filled: dict[int, int] = {}
@@ -396,9 +424,14 @@ class ManagerMachine(RuleBasedStateMachine):
             elif event.kind == "hit":
                 assert event.block in there
             else:
-                assert event.kind in ("copied", "swapped", "reset")
-                there -= {event.block} if event.kind == "reset" else set()
-        assert there == set(self.there.values())
+                assert event.kind in ("copied", "swapped", "reset", "duplicate")
+                there -= {event.block} if event.kind in ("reset", "duplicate") else set()
+        assert there == self.published()
+
+    @invariant()
+    def prefixes_outlive_their_suffixes(self) -> None:
+        for salt, tokens in self.there:
+            assert len(tokens) == BLOCK or (salt, tokens[:-BLOCK]) in self.there
 
 
 TestManagerMachine = ManagerMachine.TestCase

@@ -49,6 +49,28 @@ def test_what_becomes_of_a_block_is_told() -> None:
     assert told(manager, manager.reset) == [Event("reset", first), Event("reset", second)]
 
 
+def test_a_duplicate_that_is_let_go_is_told() -> None:
+    manager = BlockManager(6, BLOCK)
+    first, second = started(manager, BLOCK, range(BLOCK)), started(manager, BLOCK, range(BLOCK))
+    manager.advance(first, BLOCK)
+    kept, other = first.blocks[0], second.blocks[0]
+    assert told(manager, lambda: manager.advance(second, BLOCK)) == [Event("stored", other)]
+    assert told(manager, lambda: manager.free(second)) == [Event("duplicate", other)]
+    third = started(manager, 2 * BLOCK, [*range(BLOCK - 1), 99, 1])
+    manager.free(first)
+    fourth = manager.fork(third, chain(range(BLOCK)))
+    manager.advance(fourth, BLOCK - 1)
+    draft = manager.draft()
+    assert draft.grow(fourth, BLOCK)
+    manager.commit(draft)
+    mine = fourth.blocks[0]
+    assert told(manager, lambda: manager.advance(fourth, BLOCK)) == [
+        Event("stored", mine),
+        Event("duplicate", kept),
+    ]
+    manager.audit()
+
+
 def test_eviction_is_told_before_the_block_is_anothers() -> None:
     manager = BlockManager(2, BLOCK)
     ended(manager, TOKENS)
@@ -89,7 +111,7 @@ def test_audit_looks_at_the_pool_the_index_and_host_memory() -> None:
 
     def lose_an_entry(manager: BlockManager) -> None:
         assert manager._index is not None
-        manager._index._children.clear()
+        manager._index._by_key.clear()
 
     def lose_a_sleeper(manager: BlockManager) -> None:
         manager._asleep.clear()

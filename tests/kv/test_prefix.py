@@ -22,9 +22,10 @@ def chain(tokens: Sequence[int], extra: bytes = b"") -> Chain:
 
 
 def published(index: PrefixIndex, tokens: Sequence[int], blocks: Sequence[int], extra: bytes = b"") -> None:
-    whole = chain(tokens, extra)
+    whole, before = chain(tokens, extra), None
     for number, block in enumerate(blocks):
-        assert index.publish(whole, number, block)
+        assert index.publish(whole, number, block, before)
+        before = block
 
 
 @given(
@@ -163,22 +164,108 @@ def test_a_match_is_kept_until_another_could_be_given() -> None:
     assert index.match(waiting, 8) == Match((), None)
 
 
+def test_a_match_is_kept_for_the_index_that_gave_it() -> None:
+    waiting = chain(range(8))
+    for blocks in ([0], [5]):
+        index = PrefixIndex(8)
+        published(index, range(4), blocks)
+        assert index.match(waiting, 8).blocks == tuple(blocks)
+
+
 def test_a_block_is_published_once() -> None:
     index = PrefixIndex(8)
     published(index, range(4), [0])
     with pytest.raises(InternalError, match="published already"):
         index.publish(chain(range(8)), 1, 0)
-    assert index.publish(chain(range(4)), 0, 1) is False, "another block is the hit"
+    assert index.publish(chain(range(8)), 1, 1, 2) is False, "nothing is published before it"
     assert index.tokens(0) is not None
     assert index.tokens(1) is None
+    index.audit()
+
+
+def test_the_oldest_of_equal_blocks_is_the_hit() -> None:
+    index = PrefixIndex(8)
+    published(index, range(8), [3, 4])
+    published(index, range(8), [1, 2])
+    assert sorted(index.published()) == [1, 2, 3, 4]
+    assert (index.blocks_like(1), index.blocks_like(4), index.blocks_like(0)) == ((3, 1), (4, 2), ())
+    assert index.n_duplicates == 2
+    assert index.match(chain(range(8)), 8).blocks == (3, 4)
+    assert index.match(chain(range(8)), 7) == Match((3,), Head(4, 3))
+    index.audit()
+    assert index.forget(3)
+    assert index.match(chain(range(8)), 8).blocks == (1, 4), "in either block the prefix is the same"
+    assert index.n_duplicates == 1
+    index.audit()
+    for block in (1, 4, 2):
+        assert index.forget(block)
+    assert index.match(chain(range(8)), 8) == Match((), None)
+    assert (index.n_duplicates, index._roots, list(index.published())) == (0, {}, [])
+    index.audit()
+
+
+def parents_collide(chain: Chain, number: int) -> bytes:
+    """All first blocks have the same key, and all second blocks of equal tokens."""
+    return b"first" if number == 0 else chain.block(number)
+
+
+def last_blocks_collide(chain: Chain, number: int) -> bytes:
+    """Blocks of equal tokens have the same key, whatever comes before them."""
+    return chain.block(number)
+
+
+def test_no_hit_behind_another_parent_of_equal_tokens() -> None:
+    index = PrefixIndex(8, last_blocks_collide)
+    published(index, [1, 1, 1, 1, 5, 5, 5, 5], [0, 1])
+    published(index, [2, 2, 2, 2], [2])
+    assert index.match(chain([2, 2, 2, 2, 5, 5, 5, 5]), 8) == Match((2,), None)
+    assert index.match(chain([1, 1, 1, 1, 5, 5, 5, 5]), 8) == Match((0, 1), None)
+    assert not index.publish(chain([2, 2, 2, 2, 5, 5, 5, 5]), 1, 3, 2), "the key is taken"
+    index.audit()
+
+
+@pytest.mark.parametrize("n_wanted", [4, 3])
+def test_no_hit_and_no_head_behind_a_parent_that_took_the_key(n_wanted: int) -> None:
+    """The first parent is evicted, and another one with its key is published: the child is not its own."""
+    index = PrefixIndex(8, parents_collide)
+    published(index, [1, 1, 1, 1, 5, 5, 5, 5], [0, 1])
+    index.forget(0)
+    published(index, [2, 2, 2, 2], [2])
+    assert index.match(chain([2, 2, 2, 2, 5, 5, 5, 5]), 4 + n_wanted) == Match((2,), None)
+    index.audit()
+
+
+def test_a_block_in_the_middle_of_its_table_is_published_behind_the_block_before() -> None:
+    index = PrefixIndex(8)
+    published(index, [1, 1, 1, 1], [0])
+    published(index, [2, 2, 2, 2], [1])
+    assert index.publish(chain([2, 2, 2, 2, 3, 3, 3, 3]), 1, 2, 1)
+    assert index.match(chain([1, 1, 1, 1, 3, 3, 3, 3]), 8) == Match((0,), None)
+    assert index.match(chain([2, 2, 2, 2, 3, 3, 3, 3]), 8) == Match((1, 2), None)
 
 
 def test_audit_sees_tables_that_disagree() -> None:
-    index = PrefixIndex(8)
-    published(index, range(8), [0, 1])
-    index._children.clear()
-    with pytest.raises(InternalError, match="parents do not agree"):
+    def forget_children(index: PrefixIndex) -> None:
+        index._roots[b""].children.clear()
+
+    def forget_keys(index: PrefixIndex) -> None:
+        index._by_key.clear()
+
+    def miscount(index: PrefixIndex) -> None:
+        index.n_duplicates += 1
+
+    def rename(index: PrefixIndex) -> None:
+        next(iter(index._by_key.values())).key = b"other"
+
+    for harm, message in (
+        (forget_children, "parents do not agree"),
+        (forget_keys, "keys and blocks do not agree"),
+        (miscount, "1 duplicates counted, 0 listed"),
+        (rename, "another key"),
+    ):
+        index = PrefixIndex(8)
+        published(index, range(8), [0, 1])
         index.audit()
-    index._blocks.clear()
-    with pytest.raises(InternalError, match="keys and blocks do not agree"):
-        index.audit()
+        harm(index)
+        with pytest.raises(InternalError, match=message):
+            index.audit()
