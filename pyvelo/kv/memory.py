@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+if sys.platform == "linux":
+    import resource
 
 __all__ = ["free_memory"]
 
@@ -12,10 +16,11 @@ __all__ = ["free_memory"]
 def free_memory(root: Path = Path("/")) -> int | None:
     """Bytes that may be allocated without swapping or being killed; None where the system does not tell.
 
-    The least of MemAvailable and what is left under each memory cgroup (version 1 or 2) of this process,
-    where page cache that can be dropped counts as free. `root` is where /proc and /sys are found.
+    The least of MemAvailable, what is left of the limit of address space (`ulimit -v`) and what is left under
+    each memory cgroup (version 1 or 2) of this process, where page cache that can be dropped counts as free.
+    `root` is where /proc and /sys are found.
     """
-    limits = [*_available(root), *_cgroup_limits(root)]
+    limits = [*_available(root), *_address_space(root), *_cgroup_limits(root)]
     return max(0, min(limits)) if limits else None
 
 
@@ -27,6 +32,14 @@ def _available(root: Path) -> Iterator[int]:
             return
     if not text and hasattr(os, "sysconf"):
         yield from _half_of_physical()
+
+
+def _address_space(root: Path) -> Iterator[int]:
+    used = _read(root / "proc/self/statm").split()
+    if sys.platform == "linux" and used:
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if limit != resource.RLIM_INFINITY:
+            yield limit - int(used[0]) * resource.getpagesize()
 
 
 def _half_of_physical() -> Iterator[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,16 @@ def test_this_machine_tells() -> None:
 
 def test_a_machine_without_limits(tmp_path: Path) -> None:
     assert free_memory(write(tmp_path, {"proc/meminfo": MEMINFO})) == AVAILABLE
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
+def test_a_limit_of_address_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import resource
+
+    root = write(tmp_path, {"proc/meminfo": MEMINFO, "proc/self/statm": "1000 500 100 1 0 300 0\n"})
+    for limit, free in ((1 << 30, (1 << 30) - 1000 * resource.getpagesize()), (4096, 0), (-1, AVAILABLE)):
+        monkeypatch.setattr(resource, "getrlimit", lambda kind, limit=limit: (limit, -1))
+        assert free_memory(root) == free
 
 
 def test_version_2_the_tightest_group_counts(tmp_path: Path) -> None:
