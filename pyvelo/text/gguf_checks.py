@@ -69,6 +69,9 @@ WIDTHS = (
 )
 # what upstream divides by where a file has it
 DIVISORS = ("ssm.time_step_rank", "ssm.group_count")
+# The smallest and the largest number of buckets of relative positions. Small distances have q of them, in an
+# encoder a quarter of all and in a decoder half; upstream divides by q and by ln(128 / q).
+BUCKETS = {"t5encoder": (4, 511), "t5": (4, 255)}
 ZERO_GROUPS = "plamo2"  # counts none, and divides by nothing
 # who divides by the number of heads before asking whether there are any
 HEAD_DIVIDERS = frozenset({"olmo2", "phimoe", "gemma2", "gemma3"})
@@ -78,7 +81,7 @@ PER_TOKEN = ("tokenizer.ggml.scores", "tokenizer.ggml.token_type")
 
 def check(summary: GgufSummary) -> None:
     """Raises ModelError where the tensors' types, the vocabulary or the hyperparameters cannot be meant."""
-    for look in (_types, _vocabulary, _limits, _widths, _divisors, _temperature):
+    for look in (_types, _vocabulary, _limits, _widths, _divisors, _temperature, _buckets):
         problem = look(summary)
         if problem is not None:
             raise ModelError(f"{summary.path} is damaged: {problem}")
@@ -158,6 +161,14 @@ def _temperature(summary: GgufSummary) -> str | None:
     if isinstance(scale, float) and scale != 0 and not _number(summary, "attention.temperature_length"):
         return f"attention.temperature_scale is {scale}, but there is no temperature_length to go with it"
     return None
+
+
+def _buckets(summary: GgufSummary) -> str | None:
+    key, limits = "attention.relative_buckets_count", BUCKETS.get(summary.architecture)
+    value = _number(summary, key)
+    if limits is None or value is None or limits[0] <= value <= limits[1]:
+        return None
+    return f"{summary.architecture}.{key} is {value}, but must be from {limits[0]} to {limits[1]}"
 
 
 def _number(summary: GgufSummary, key: str) -> int | None:

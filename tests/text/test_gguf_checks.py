@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from t5_models import t5_with_buckets
 
 from pyvelo import LLM
 from pyvelo.errors import ModelError
@@ -230,3 +231,15 @@ def test_values_of_other_types_are_left_to_c(refuse: Refuse, tiny_model_f32: Pat
     scan_model(path)
     with pytest.raises(ModelError, match="cannot be loaded"):
         LLM(path)
+
+
+@pytest.mark.parametrize(("buckets", "fits"), [(1, False), (3, False), (4, True), (511, True), (512, False)])
+def test_buckets_of_relative_positions(tmp_path: Path, buckets: int, fits: bool) -> None:
+    path = tmp_path / "t5.gguf"
+    t5_with_buckets(path, buckets)
+    if fits:
+        assert scan_model(path).architecture == "t5encoder"
+        return
+    said = f"t5encoder.attention.relative_buckets_count is {buckets}, but must be from 4 to 511"
+    with pytest.raises(ModelError, match=said):
+        scan_model(path)
