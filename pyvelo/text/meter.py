@@ -52,7 +52,13 @@ class Meter:
         self.depth = 0
 
     def charge(self, units: int) -> None:
-        """Call it before the work is done."""
+        """Count units of work; call it before the work is done.
+
+        Raises:
+            Refused: less work is left, or the number is negative and would add to it.
+        """
+        if units < 0:
+            raise Refused(f"it has an operation of {units} units of work")
         self.left -= units
         if self.left < self._look_at:
             self._look(units)

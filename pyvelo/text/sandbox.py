@@ -21,7 +21,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Cycler, Joiner, Namespace
 
 from pyvelo.text.marked import merge, theirs
-from pyvelo.text.meter import TEXT, Meter, Refused
+from pyvelo.text.meter import NODE, TEXT, Meter, Refused
+from pyvelo.text.sandbox_costs import search_cost
 from pyvelo.text.sandbox_syntax import GenerationBlocks, metered
 from pyvelo.text.sandbox_text import TEXT_METHODS, percent, text_method
 
@@ -32,12 +33,12 @@ MAX_CALLS = 60  # macros inside macros
 MAX_INT = 1 << 63
 NOTHING = object()
 Function = Callable[..., Any]
-DICT_METHODS = frozenset({"copy", "get", "items", "keys", "values"})
-LIST_METHODS = frozenset({"copy", "count", "index"})
-LOOP_NAMES = frozenset({"changed", "cycle", "depth", "depth0", "first", "index", "index0", "last", "length"})
+LOOP_NAMES = frozenset({"depth", "depth0", "first", "index", "index0", "last", "length"})
 LOOP_NAMES |= {"nextitem", "previtem", "revindex", "revindex0"}
 PLAIN = (str, dict, list, tuple, range)
 SCALAR = (str, int, float, type(None), Undefined)
+NUMBER = (int, float, Undefined)
+OPERANDS = (str, list, tuple, *NUMBER)
 BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "+": operator.add,
     "-": operator.sub,
@@ -55,6 +56,33 @@ COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "gt": operator.gt,
     "gteq": operator.ge,
 }
+
+
+METHODS: dict[type, dict[str, Callable[[Any, tuple[Any, ...], Meter], int]]] = {
+    dict: {
+        "copy": lambda owner, args, meter: NODE * len(owner),
+        **dict.fromkeys(("get", "items", "keys", "values"), lambda owner, args, meter: 0),
+    },
+    list: {
+        "append": lambda owner, args, meter: 0,  # the lists are copies, and templates keep queues
+        "pop": lambda owner, args, meter: len(owner) // 16,
+        "copy": lambda owner, args, meter: SLOT * len(owner),
+        **dict.fromkeys(("count", "index"), lambda owner, args, meter: _compared(owner, args, meter)),
+    },
+    tuple: dict.fromkeys(("count", "index"), lambda owner, args, meter: _compared(owner, args, meter)),
+    LoopContext: {
+        "cycle": lambda owner, args, meter: SLOT * len(args),
+        "changed": lambda owner, args, meter: _compared((), args, meter),
+    },
+    Cycler: dict.fromkeys(("next", "reset"), lambda owner, args, meter: 0),
+}
+"""What may be called of values that are no strings, and what it costs beside a call."""
+
+
+def _compared(owner: Any, args: Any, meter: Meter) -> int:
+    """Charge for a comparison of the items of `owner` with the arguments, which is as deep as they are."""
+    meter.weigh([owner, *args])
+    return 0
 
 
 class Guarded:
@@ -168,9 +196,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return merge(listed)
 
     def key(self, value: Any) -> Any:
-        """A key or index that may be hashed: hashing is as deep as the value."""
+        """Return a key or index; Refused for a tuple, whose hash is deep and can be made to collide."""
         if isinstance(value, tuple):
-            self.meter.weigh(value)
+            raise Refused("a tuple is no key: take a string or a number")
         return value
 
     def compare(self, op: str, left: Any, right: Any) -> bool:
@@ -187,7 +215,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def _contains(self, item: Any, container: Any) -> bool:
         if isinstance(container, str):
-            self.meter.charge(1 + len(container) // 4)
+            self.meter.charge(search_cost(container, item) if isinstance(item, str) else 1)
         elif isinstance(container, dict):
             self.key(item)
         elif isinstance(container, (list, tuple, range)) and not isinstance(item, (list, tuple, dict)):
@@ -204,6 +232,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """An operator. Text and lists are charged before they grow, numbers stay within 64 bits."""
         meter = self.meter
+        allowed = OPERANDS if operator in ("+", "*") else NUMBER
         if operator == "%" and isinstance(left, str):
             return percent(self, left, right)
         if operator == "**":
@@ -211,6 +240,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
                 raise Refused("** is for numbers of up to 64 bits")
             if abs(right) > 64 and isinstance(left, int) and isinstance(right, int):
                 raise Refused(f"{left} ** {right} is too large a number")
+        elif not (isinstance(left, allowed) and isinstance(right, allowed)):
+            kinds = f"a {type(left).__name__} and a {type(right).__name__}"
+            raise TypeError(f"{operator} is not for {kinds}")
         elif operator == "+":
             meter.charge(_weight(left) + _weight(right))
         elif operator == "*":
@@ -245,46 +277,37 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if isinstance(argument, str):
             found = self._attribute(obj, str(argument))
             return found if found is not NOTHING else self._missing(obj, argument)
-        return self.undefined(obj=obj, name=argument)
+        name: Any = argument if isinstance(argument, (int, float)) else type(argument).__name__
+        return self.undefined(obj=obj, name=name)  # its message shows the name, whatever that is
 
     def _attribute(self, obj: Any, name: str) -> Any:
-        """What is allowed of an object by a name; NOTHING where nothing is."""
+        """Return what is allowed of an object by a name; NOTHING if nothing is."""
+        if isinstance(obj, str):
+            return Guarded(text_method(self, obj, name)) if name in TEXT_METHODS else NOTHING
+        for kind, methods in METHODS.items():
+            if isinstance(obj, kind) and name in methods:
+                return Guarded(self._method(obj, name, methods[name]))
         match obj:
-            case str() if name in TEXT_METHODS:
-                return Guarded(text_method(self, obj, name))
-            case dict() if name in DICT_METHODS:
-                return Guarded(self._method(getattr(obj, name), deep=False))
-            case list() if name in ("append", "pop"):  # the lists are copies, and templates keep queues
-                return Guarded(self._method(getattr(obj, name), deep=False))
-            case list() if name in LIST_METHODS:
-                return Guarded(self._method(getattr(obj, name), obj))
-            case tuple() if name in LIST_METHODS | {"grouper", "list"} and hasattr(obj, name):
-                value = getattr(obj, name)
-                return Guarded(self._method(value, obj)) if callable(value) else value
+            case tuple() if name in ("grouper", "list"):
+                return getattr(obj, name, NOTHING)
             case Namespace() if not name.startswith("_"):
                 return getattr(obj, name, NOTHING)
             case LoopContext() if name in LOOP_NAMES:
-                value = getattr(obj, name)
-                return Guarded(self._method(value)) if callable(value) else value
-            case Cycler() if name in ("current", "next", "reset"):
-                value = getattr(obj, name)
-                return Guarded(value) if callable(value) else value
+                return getattr(obj, name)
+            case Cycler() if name == "current":
+                return obj.current
             case Macro() if name == "name":
                 return obj.name
         return NOTHING
 
-    def _method(self, method: Function, owner: Any = (), *, deep: bool = True) -> Function:
-        """A method, metered; deep: it compares what it is of and what it is given."""
+    def _method(self, owner: Any, name: str, cost: Callable[[Any, tuple[Any, ...], Meter], int]) -> Function:
+        """Return a method of `owner` that charges its cost before it runs; it takes no keywords."""
 
-        def run(*args: Any, **kwargs: Any) -> Any:
-            self.meter.charge(TEXT)
-            if method.__name__ == "copy":
-                self.meter.charge(SLOT * len(getattr(method, "__self__", ())))
-            if deep:
-                self.meter.weigh([owner, *args])
-            for arg in args:
-                self.key(arg)
-            return method(*args, **kwargs)
+        def run(*args: Any) -> Any:
+            if isinstance(owner, dict):
+                args = tuple(map(self.key, args[:1])) + args[1:]
+            self.meter.charge(TEXT + cost(owner, args, self.meter))
+            return getattr(owner, name)(*args)
 
         return run
 

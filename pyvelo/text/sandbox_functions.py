@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any, cast
 
@@ -18,8 +18,9 @@ from jinja2.utils import Cycler, Joiner
 from pyvelo.text.marked import is_marked, ours, theirs
 from pyvelo.text.meter import NODE, Refused
 from pyvelo.text.plain import plain
-from pyvelo.text.sandbox import SLOT, Guarded, Notes, Sandbox, bounded
-from pyvelo.text.sandbox_syntax import COMPARE, CONCAT, DICT, EACH, MADE, SLICE
+from pyvelo.text.sandbox import Guarded, Notes, Sandbox, bounded
+from pyvelo.text.sandbox_lists import LIST_FILTERS, in_context, slice_of
+from pyvelo.text.sandbox_syntax import COMPARE, CONCAT, DICT, EACH, MADE, NAMED, SLICE
 from pyvelo.text.sandbox_text import percent, text_method
 
 __all__ = ["TemplateSays", "make_sandbox"]
@@ -45,30 +46,32 @@ def make_sandbox(now: Callable[[], datetime]) -> Sandbox:
         "cycler": lambda sandbox: Guarded(Cycler),
         "joiner": lambda sandbox: Guarded(Joiner),
         "raise_exception": lambda sandbox: Guarded(lambda message="": _raise(sandbox, message)),
-        "strftime_now": lambda sandbox: Guarded(lambda format: _strftime(now(), format)),
+        "strftime_now": lambda sandbox: Guarded(lambda format: _strftime(sandbox, now(), format)),
     }
     return Sandbox(
-        {name: _metered(function) for name, function in FILTERS.items()},
+        {name: _metered(function, named=not name.startswith(" ")) for name, function in FILTERS.items()},
         {name: _metered(function) for name, function in TESTS.items()},
         names,
     )
 
 
-def _metered(function: Function) -> Function:
-    """A filter or test with the sandbox in front of its arguments."""
+def _metered(function: Function, *, named: bool = False) -> Function:
+    """Return a filter or test with the sandbox in front of its arguments.
+
+    Args:
+        named: the filter can be written in a template; its arguments of text are charged.
+    """
+
+    in_context = getattr(function, "wants_context", False)
 
     @pass_context  # so that Jinja never tries it on constants when it compiles
     def run(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
         sandbox = cast(Sandbox, context.environment)
-        sandbox.meter.charge(1)
-        return function(sandbox, value, *args, **kwargs)
+        given = (*args, *kwargs.values())
+        sandbox.meter.charge(1 + sum(len(arg) for arg in given if named and isinstance(arg, str)))
+        return function(context if in_context else sandbox, value, *args, **kwargs)
 
-    @pass_context
-    def run_in(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
-        cast(Sandbox, context.environment).meter.charge(1)
-        return function(context, value, *args, **kwargs)
-
-    return run_in if getattr(function, "wants_context", False) else run
+    return run
 
 
 # ---- globals ----
@@ -82,9 +85,16 @@ def _range(*bounds: int) -> range:
 
 
 def _new_dict(sandbox: Sandbox, args: tuple[Any, ...], named: dict[str, Any]) -> dict[Any, Any]:
-    for arg in args:
-        sandbox.meter.weigh(arg)
-    return dict(*args, **named)
+    if len(args) > 1:
+        raise TypeError(f"dict takes one list of pairs or one dictionary, not {len(args)}")
+    pairs: Any = args[0] if args else {}
+    pairs = pairs.items() if isinstance(pairs, dict) else pairs
+    sandbox.meter.charge(NODE * len(named))
+    found: dict[Any, Any] = {}
+    for key, value in sandbox.each(pairs):
+        sandbox.meter.charge(NODE)
+        found[sandbox.key(key)] = value
+    return found | named
 
 
 def _namespace(sandbox: Sandbox, args: tuple[Any, ...], named: dict[str, Any]) -> Notes:
@@ -96,7 +106,8 @@ def _raise(sandbox: Sandbox, message: Any) -> None:
     raise TemplateSays(str.__str__(sandbox.text(message))[:1000])
 
 
-def _strftime(now: datetime, format: Any) -> str:
+def _strftime(sandbox: Sandbox, now: datetime, format: Any) -> str:
+    sandbox.meter.charge(16 * MAX_FORMAT)
     if not isinstance(format, str) or len(format) > MAX_FORMAT or re.search(r"%[^%A-Za-z-]", format):
         raise Refused(f"strftime_now takes a format of up to {MAX_FORMAT} characters without widths")
     return now.strftime(str.__str__(format))
@@ -127,12 +138,11 @@ def _dict(sandbox: Sandbox, pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
     return {sandbox.key(key): value for key, value in pairs}
 
 
-def _slice(sandbox: Sandbox, value: Any, start: Any, stop: Any, step: Any) -> Any:
-    if not isinstance(value, (str, list, tuple, range, Undefined)):
-        raise Refused(f"a {type(value).__name__} has no slices")
-    found = value[slice(start, stop, step)]
-    sandbox.meter.charge(SLOT * len(found) if isinstance(found, (list, tuple)) else len(found))
-    return found
+def _named(sandbox: Sandbox, value: Any) -> Any:
+    if not isinstance(value, dict):
+        raise TypeError(f"** takes a dictionary, not a {type(value).__name__}")
+    sandbox.meter.charge(NODE * (1 + len(value)))
+    return value
 
 
 # ---- text ----
@@ -153,7 +163,7 @@ def _center(sandbox: Sandbox, value: Any, width: int = 80) -> Any:
 
 def _title(sandbox: Sandbox, value: Any) -> str:
     text = ours(sandbox.text(value))
-    sandbox.meter.charge(len(text))
+    sandbox.meter.charge(NODE * len(text))
     return text.like(JINJA_FILTERS["title"](str.__str__(text)))
 
 
@@ -222,103 +232,6 @@ def _from_json(sandbox: Sandbox, value: Any) -> Any:
     return plain(found, "from_json", theirs if is_marked(text) else str)
 
 
-# ---- lists ----
-
-
-def _list(sandbox: Sandbox, value: Any) -> list[Any]:
-    found = list(sandbox.each(value))
-    sandbox.meter.charge(SLOT * len(found))
-    return found
-
-
-def _first(sandbox: Sandbox, seq: Any) -> Any:
-    for item in seq:
-        return item
-    return sandbox.undefined("No first item, sequence was empty.")
-
-
-def _last(sandbox: Sandbox, seq: Any) -> Any:
-    for item in reversed(seq):
-        return item
-    return sandbox.undefined("No last item, sequence was empty.")
-
-
-def _length(sandbox: Sandbox, value: Any) -> int:
-    return len(value)
-
-
-def _reverse(sandbox: Sandbox, value: Any) -> Any:
-    if isinstance(value, str):
-        return _slice(sandbox, value, None, None, -1)
-    return _list(sandbox, value)[::-1]
-
-
-def _items(sandbox: Sandbox, value: Any) -> list[tuple[Any, Any]]:
-    if isinstance(value, Undefined):
-        return []
-    if not isinstance(value, Mapping):
-        raise TypeError("Can only get item pairs from a mapping.")
-    sandbox.meter.charge(NODE * len(value))
-    return list(value.items())
-
-
-def _default(sandbox: Sandbox, value: Any, default_value: Any = "", boolean: bool = False) -> Any:
-    return default_value if isinstance(value, Undefined) or (boolean and not value) else value
-
-
-def _sorted(name: str) -> Function:
-    """One of Jinja's filters that compare items with each other."""
-
-    def run(sandbox: Sandbox, value: Any, *args: Any, **kwargs: Any) -> Any:
-        items = _list(sandbox, value)
-        sandbox.meter.weigh(items)
-        found = JINJA_FILTERS[name](sandbox, items, *args, **kwargs)
-        return list(found) if name == "unique" else found
-
-    return run
-
-
-def _dictsort(sandbox: Sandbox, value: Any, *args: Any, **kwargs: Any) -> Any:
-    sandbox.meter.weigh(value)
-    return JINJA_FILTERS["dictsort"](value, *args, **kwargs)
-
-
-def _cut(name: str) -> Function:
-    """batch and slice: lists of lists, filled up."""
-
-    def run(sandbox: Sandbox, value: Any, count: int, fill_with: Any = None) -> Any:
-        items = _list(sandbox, value)
-        sandbox.meter.charge(NODE * (len(items) + operator.index(count)))
-        return list(JINJA_FILTERS[name](items, count, fill_with))
-
-    return run
-
-
-def _in_context(function: Function) -> Function:
-    function.__dict__["wants_context"] = True
-    return function
-
-
-def _picking(name: str) -> Function:
-    """One of Jinja's filters that apply another filter or test to every item."""
-
-    def run(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
-        sandbox = cast(Sandbox, context.environment)
-        items = sandbox.each(value) if value else ()
-        return _list(sandbox, JINJA_FILTERS[name](context, items, *args, **kwargs))  # all lists have a length
-
-    return _in_context(run)
-
-
-def _sum(context: Context, iterable: Any, attribute: Any = None, start: Any = 0) -> Any:
-    sandbox = cast(Sandbox, context.environment)
-    if attribute is not None:
-        iterable = JINJA_FILTERS["map"](context, iterable, attribute=attribute)
-    for item in sandbox.each(iterable):
-        start = sandbox.call_binop(context, "+", start, item)
-    return start
-
-
 # ---- numbers ----
 
 
@@ -339,6 +252,10 @@ def _round(value: Any, precision: int = 0, method: str = "common") -> Any:
 
 def _abs(value: Any) -> Any:
     return abs(value)
+
+
+def _default(sandbox: Sandbox, value: Any, default_value: Any = "", boolean: bool = False) -> Any:
+    return default_value if isinstance(value, Undefined) or (boolean and not value) else value
 
 
 # ---- tests ----
@@ -375,17 +292,15 @@ FILTERS: dict[str, Function] = {
     COMPARE: _compare,
     MADE: _made,
     DICT: _dict,
-    SLICE: _slice,
+    SLICE: slice_of,
+    NAMED: _named,
     **{name: _text(name) for name in ("capitalize", "lower", "upper")},
     **{"trim": _text("strip"), "center": _center, "title": _title, "replace": _replace, "indent": _indent},
     **dict.fromkeys(("string", "safe"), Sandbox.text),  # nothing is escaped, so all is safe
-    **{"e": _escape, "escape": _escape, "format": _format, "join": _in_context(_join)},
+    **{"e": _escape, "escape": _escape, "format": _format, "join": in_context(_join)},
     **{"tojson": _tojson, "from_json": _from_json},
-    **{"list": _list, "first": _first, "last": _last, "length": _length, "count": _length},
-    **{"reverse": _reverse, "items": _items, "default": _default, "d": _default},
-    **{name: _sorted(name) for name in ("groupby", "max", "min", "sort", "unique")},
-    **{"dictsort": _dictsort, "batch": _cut("batch"), "slice": _cut("slice"), "sum": _in_context(_sum)},
-    **{name: _picking(name) for name in ("map", "select", "reject", "selectattr", "rejectattr")},
+    **LIST_FILTERS,
+    **{"default": _default, "d": _default},
     **{"abs": _number(_abs), "round": _number(_round)},
     **{"int": _number(JINJA_FILTERS["int"]), "float": _number(JINJA_FILTERS["float"])},
 }

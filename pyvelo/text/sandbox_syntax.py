@@ -13,9 +13,13 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.visitor import NodeTransformer
 
-__all__ = ["COMPARE", "CONCAT", "DICT", "EACH", "MADE", "SLICE", "GenerationBlocks", "looks_for", "metered"]
+__all__ = [
+    *("COMPARE", "CONCAT", "DICT", "EACH", "MADE", "NAMED", "SLICE"),
+    *("GenerationBlocks", "looks_for", "metered"),
+]
 
 EACH, CONCAT, COMPARE, MADE, DICT, SLICE = " each", " concat", " compare", " made", " dict", " slice"
+NAMED = " named"
 
 ALLOWED: tuple[type[nodes.Node], ...] = (
     *(nodes.Template, nodes.Output, nodes.TemplateData, nodes.Scope),
@@ -58,6 +62,14 @@ class _Rewriter(NodeTransformer):
             kind = type(node).__name__.lower()
             raise TemplateSyntaxError(f"a chat template has no {kind} statement", node.lineno)
         return super().visit(node, *args, **kwargs)
+
+    def generic_visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> nodes.Node:
+        """Rewrite what is below the node, and `*values` and `**values` of a call."""
+        super().generic_visit(node, *args, **kwargs)
+        if isinstance(node, (nodes.Call, nodes.Filter, nodes.Test)):
+            node.dyn_args = _call(EACH, node.dyn_args) if node.dyn_args else None
+            node.dyn_kwargs = _call(NAMED, node.dyn_kwargs) if node.dyn_kwargs else None
+        return node
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)

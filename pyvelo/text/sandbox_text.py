@@ -11,6 +11,7 @@ from jinja2.sandbox import SandboxedFormatter
 
 from pyvelo.text.marked import is_marked, merge, ours, theirs
 from pyvelo.text.meter import TEXT, Refused
+from pyvelo.text.sandbox_costs import METHODS
 
 if TYPE_CHECKING:
     from pyvelo.text.sandbox import Sandbox
@@ -18,60 +19,49 @@ if TYPE_CHECKING:
 __all__ = ["TEXT_METHODS", "format_text", "percent", "text_method"]
 
 # every method of str that makes text and is here has one of Marked, which keeps the marks
-_METHODS = """
-    capitalize center count endswith expandtabs find format format_map index isalnum isalpha isascii isdecimal
-    isdigit islower isnumeric isspace istitle isupper join ljust lower lstrip partition removeprefix
-    removesuffix replace rfind rindex rjust rpartition rsplit rstrip split splitlines startswith strip
-    swapcase title upper zfill
-"""
-TEXT_METHODS = frozenset(_METHODS.split())
-PADDING = frozenset({"center", "ljust", "rjust", "zfill"})
-CUTTING = frozenset({"rsplit", "split", "splitlines"})
+TEXT_METHODS = frozenset({*METHODS, "format", "format_map", "join"})
 MAX_WIDTH = 10_000  # of a formatted field
 
 
 def text_method(sandbox: Sandbox, text: str, name: str) -> Callable[..., Any]:
-    """A method of a string, metered."""
+    """Return a method of a string that charges its cost before it runs."""
+    match name:
+        case "format":
+            return lambda *args, **kwargs: format_text(sandbox, text, args, kwargs)
+        case "format_map":
+            return lambda mapping, /: format_text(sandbox, text, (), _dictionary(mapping))
+        case "join":
+            return lambda items, /: _join(sandbox, text, items)
+    method = METHODS[name]
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        if name == "format":
-            return format_text(sandbox, text, args, kwargs)
-        if name == "format_map":
-            (mapping,) = args
-            return format_text(sandbox, text, (), mapping)
-        if name == "join" and len(args) == 1:
-            args = (list(sandbox.each(args[0])),)
-        sandbox.meter.charge(_cost(text, name, args, kwargs))
-        return getattr(ours(text), name)(*args, **kwargs)
+        given = method.bind(text, args, kwargs)
+        for units in method.cost(text, *given):
+            sandbox.meter.charge(units)
+        return getattr(ours(text), name)(*given)
 
     return run
 
 
-def _cost(text: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-    """Units of a call; wrong arguments raise when it is made."""
-    given = [*args, *kwargs.values()]
-    if name == "startswith" or name == "endswith" or name.startswith("is"):
-        return 1
-    if name in PADDING:
-        return len(text) + sum(width for width in given if isinstance(width, int))
-    if name == "expandtabs":
-        return len(text) + text.count("\t") * sum(size for size in given if isinstance(size, int))
-    if name == "join":
-        items = [item for item in given[0] if isinstance(item, str)] if given else []
-        return len(text) * len(items) + sum(map(len, items))
-    if name == "replace" and len(args) >= 2 and all(isinstance(arg, str) for arg in args[:2]):
-        places = text.count(args[0])
-        return len(text) + places * (len(args[1]) + TEXT)
-    if name in CUTTING:
-        places = text.count(args[0]) if args and isinstance(args[0], str) and args[0] else len(text)
-        return len(text) + TEXT * (1 + places)
-    return 1 + len(text)
+def _dictionary(value: Any) -> dict[Any, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(f"format_map takes a dictionary, not a {type(value).__name__}")
+    return value
+
+
+def _join(sandbox: Sandbox, text: str, items: Any) -> str:
+    listed = list(sandbox.each(items))
+    for item in listed:
+        if not isinstance(item, str):
+            raise TypeError(f"join takes strings, not a {type(item).__name__}")
+        sandbox.meter.charge(TEXT + len(text) + len(item))
+    return ours(text).join(listed)
 
 
 def format_text(sandbox: Sandbox, text: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     """`str.format`: fields reach what templates may reach; widths are bounded."""
+    sandbox.meter.charge(len(text))
     if is_marked(text):
-        sandbox.meter.charge(len(text))
         return theirs(str.__str__(_fields(sandbox, str.__str__(text), args, kwargs)))
     return _fields(sandbox, text, args, kwargs)
 
@@ -81,7 +71,7 @@ def _fields(sandbox: Sandbox, text: str, args: Sequence[Any], kwargs: Mapping[st
     parts: list[str] = []
     automatic = 0
     for literal, field, spec, conversion in Formatter().parse(str.__str__(text)):
-        sandbox.meter.charge(1 + len(literal))
+        sandbox.meter.charge(TEXT + len(literal))
         parts.append(literal)
         if field is None:
             continue
@@ -120,6 +110,7 @@ def _check_widths(spec: str) -> None:
 
 def percent(sandbox: Sandbox, text: str, value: Any) -> str:
     """`text % value`. Where it has %s and %d alone, what was the template's in it stays so."""
+    sandbox.meter.charge(len(text) + TEXT * str.count(text, "%"))
     pieces = re.split(r"(%[sdi%])", str.__str__(text))
     if not is_marked(text) and not any("%" in piece for piece in pieces[::2]):
         return _percent_pieces(sandbox, pieces, value if isinstance(value, tuple) else (value,))

@@ -39,6 +39,10 @@ ENDLESS = {
     + "{% set x = m(*l) %}"
     + END,
     "tests": LOOP + "{% set x = range(100000)|select('odd')|list %}" + END,
+    "letters": "{% set s = 'a' * 3000000 %}" + LOOP + "{% set x = s.isalpha() %}" + END,
+    "copies of a dictionary": LOOP
+    + "{% set d = dict(messages[0].table) %}{% for b in range(99999) %}{% set x = d.copy() %}"
+    + ENDS,
     "cycler": "{% set c = cycler(1) %}" + LOOPS + "{% set x = c.next() %}" + ENDS,
 }
 
@@ -124,6 +128,40 @@ HUGE = {
     + LOOP
     + "{% set n.l = [n.l, s.split()] %}"
     + END,
+    **{
+        f"{call} of a negative width": "{% set x = " + call + " %}{{ 'x' * 10**9 }}"
+        for call in (
+            *(
+                "'x'.ljust(-(10**18))",
+                "'x'.rjust(-(10**18))",
+                "'x'.center(-(10**18))",
+                "'x'.zfill(-(10**18))",
+            ),
+            *(
+                "'x'.ljust(width=-(10**18))",
+                "'\t'.expandtabs(-(10**18))",
+                "'\t'.expandtabs(tabsize=-(10**18))",
+            ),
+            *("[1]|batch(-(10**9))|list", "[1]|slice(-(10**9))|list", "'x'|center(-(10**18))"),
+        )
+    },
+    **{
+        f"{call} of a long piece": "{{ ('a' * 300000)" + call + "('ab' + 'a' * 150000) }}"
+        for call in (
+            *(".rfind", ".rindex", ".rsplit", ".rpartition", ".find", ".index", ".split", ".partition"),
+            *(".count", ".replace", "|replace"),
+        )
+    },
+    "in with a long piece": "{{ ('ab' + 'a' * 150000) in 'a' * 300000 }}",
+    "is in with a long piece": "{{ ('ab' + 'a' * 150000) is in('a' * 300000) }}",
+    "strip": "{{ ('a' * 1000000).strip('b' * 900000 + 'a') }}",
+    "strip from the end": "{{ ('a' * 1000000).rstrip(chars='b' * 900000 + 'a') }}",
+    "replace by names": "{{ ('x' * 100000).replace(old='x', new='y' * 100000) }}",
+    "join by a name": "{{ ('x' * 1000).join(iterable=range(99999)|map('string')) }}",
+    "lists in lists, in an error": LISTS + "{{ ({}[n.s]).x }}",
+    "lists in lists, for a text": LISTS + "{{ messages[0].content.replace('H', n.s) }}",
+    "text as arguments": "{{ cycler(*('x' * 3000000)).current }}",
+    "a user's text as arguments": "{{ cycler(*(messages[0].content * 1000000)).current }}",
     "a list in itself": "{% set l = [] %}{% set x = l.append(l) %}{{ l == [l] }}{{ l }}",
     "a list in itself twice": "{% set l = [] %}{% set x = [l.append(l), l.append(l)] %}{{ l|tojson }}",
     "a list that grows": "{% set l = [1] %}{% for x in l %}{% set x = l.append(x) %}" + END,
@@ -134,6 +172,9 @@ HUGE = {
 }
 
 TRICKS = {
+    "filters that syntax becomes": "{{ ['ab']|map(' slice', 0, 1, 1)|list }}",
+    "tuples that collide": "{{ {(1, 2): 3} }}",
+    "sets of keys": "{{ messages[0].keys() - [] }}",
     "class": "{{ ''.__class__ }}",
     "mro": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
     "item": "{{ ''['__class__'] }}",

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jinja2.sandbox import SandboxedEnvironment
 
 from pyvelo.errors import RequestError, TemplateError
 from pyvelo.text.chat_template import BUILT_IN, ChatTemplate
@@ -68,6 +69,36 @@ def show(source: str, messages: Any = (USER,), **arguments: Any) -> str:
 )  # fmt: skip
 def test_what_templates_use(source: str, shown: str) -> None:
     assert show(source) == shown
+
+
+@pytest.mark.parametrize("fill", ["", ", none", ", 0", ", 'x'"])
+@pytest.mark.parametrize("size", range(8))
+def test_lists_of_lists_are_those_of_jinja(size: int, fill: str) -> None:
+    numbers = [*range(size)]
+    for count in range(1, 10):
+        source = f"{{{{ l | slice({count}{fill}) | list }}}}{{{{ l | batch({count}{fill}) | list }}}}"
+        assert show(source, l=numbers) == SandboxedEnvironment().from_string(source).render(l=numbers)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ l | unique | list }}",
+        "{{ l | unique(true) | list }}",
+        "{{ l | unique(case_sensitive=true) | list }}",
+        "{{ [l, ['x', 'b'], ['B', 'c']] | unique(attribute=1) | list }}",
+        "{{ l | sort | list }}{{ l | min }}{{ l | max(case_sensitive=true) }}",
+        "{{ dict(a=1, **{'b': 2}) }}{{ dict([('a', 3)]) }}{{ dict({'a': 1}, a=2) }}",
+        "{% macro m(a, b=0) %}{{ a }}{{ b }}{% endmacro %}{{ m(*['x', 'y']) }}{{ m(**{'a': 1, 'b': 2}) }}",
+        "{{ 'a-b-a'.replace('a', 'c', 1) }}{{ 'a-b'.rsplit('-')[0] }}{{ 'x'.startswith(('y', 'x')) }}",
+        "{{ 'abcabc'.rfind('b') }}{{ 'abc'.find('c', 1) }}{{ 'abcabc'.count('b', 3) }}{{ 'a'.ljust(-3) }}",
+        "{{ 'a b c'.split(maxsplit=1) }}{{ 'a\nb'.splitlines(keepends=true) }}",
+        "{{ '\ta'.expandtabs(tabsize=2) }}{{ '%5.2f|%s' % (1.5, 'x') }}{{ 'b' in l }}{{ [1] + [2] * 2 }}",
+    ],
+)
+def test_operations_are_those_of_jinja(source: str) -> None:
+    values = ["b", "A", "a", "B", "b"]
+    assert show(source, l=values) == SandboxedEnvironment().from_string(source).render(l=values)
 
 
 def test_arguments_are_passed_through() -> None:

@@ -12,7 +12,7 @@ from pyvelo.text.chat_template import ChatTemplate, Limits
 
 from .hostile import BROKEN, ENDLESS, HUGE, TRICKS
 
-MESSAGES = [{"role": "user", "content": "Hi"}]
+MESSAGES = [{"role": "user", "content": "Hi", "table": {f"k{index}": index for index in range(50)}}]
 SMALL = Limits(max_output=1 << 20, max_work=4 << 20, seconds=0.5)
 
 
