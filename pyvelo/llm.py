@@ -6,6 +6,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, overload
 
@@ -130,7 +131,8 @@ class LLM:
         """
         engine = self._engine
         engine.driver.check_open()
-        submissions = [engine.intake.prepare(prompt, param) for prompt, param in pair_up(prompts, params)]
+        prepare = partial(engine.intake.prepare, asked=engine.intake.clock())
+        submissions = [prepare(prompt, param) for prompt, param in pair_up(prompts, params)]
         run_all(engine.driver, submissions)
         outputs = [submission.output() for submission in submissions]
         if not return_errors:

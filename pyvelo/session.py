@@ -125,7 +125,8 @@ class Session(HeldBranch):
     def generate(self, params: SamplingParams | None = None) -> RequestOutput:
         """Goes on; what is generated belongs to the session. One sample: fork for more."""
         with self._turn() as branch:
-            submission = self._engine.intake.go_on(branch, params or SamplingParams())
+            intake = self._engine.intake
+            submission = intake.go_on(branch, params or SamplingParams(), asked=intake.clock())
             run_all(self._engine.driver, [submission])
         output = submission.output()
         raise_first_error([output])

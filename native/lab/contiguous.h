@@ -43,6 +43,14 @@ LAB_API int64_t contiguous_state(struct contiguous * c, int32_t seq, uint8_t * b
 LAB_API int32_t stock_embed(const char * path, int32_t pooling, int32_t n_tokens_max, const int32_t * tokens,
                             int32_t n_tokens, float * out);
 
+// A vocabulary for stock_grammar_masks; null on failure. Only the patched tree has these three.
+LAB_API void * stock_vocab_open(const char * path);
+LAB_API void   stock_vocab_close(void * vocab);
+// Which tokens upstream's own grammar allows at first, and after each token: a row of n_vocab bytes for each. Stops at
+// the first token that it does not allow, or that ends. Returns the number of rows, or -1 where it refuses the grammar.
+LAB_API int32_t stock_grammar_masks(void * vocab, const char * grammar, const int32_t * tokens, int32_t n_tokens,
+                                    uint8_t * allowed);
+
 #ifdef __cplusplus
 }
 #endif

@@ -109,6 +109,7 @@ class Engine:
             self.stop()
             self.embeddings.close()
             if self.parts is not None:
+                self.parts.intake.close()
                 self.parts.driver.close(self.parts.context.cancel)
                 self.parts.context.close()
             self.model.close()

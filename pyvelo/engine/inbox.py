@@ -42,7 +42,7 @@ class Inbox:
         for request in requests:
             if request.branch is not None:
                 request.branch.request = request
-            request.submitted = self._clock()
+            request.submitted = request.submitted or self._clock()
             self._arrivals.append(request)
 
     def cancel(self, requests: Iterable[Request]) -> None:

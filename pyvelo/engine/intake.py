@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Sequence, Sized
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cache
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
 from pyvelo.engine.branch import Branch
@@ -16,7 +18,7 @@ from pyvelo.kv.budget import PoolSize
 from pyvelo.outputs import Completion, FinishReason, RequestOutput, StreamPiece, Usage
 from pyvelo.sampling import SamplingParams
 from pyvelo.text.detokenizer import Detokenizer
-from pyvelo.text.guide import Guides, check_installed
+from pyvelo.text.guide import Guide, Guides
 
 if TYPE_CHECKING:
     from pyvelo.native import Model
@@ -72,7 +74,15 @@ def _completion(request: Request, index: int) -> Completion:
 class Intake:
     """Makes requests for one model and one pool, of which it only knows the size. Thread-safe."""
 
-    def __init__(self, model: Model, pool: PoolSize, block_size: int, seed: int | None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        pool: PoolSize,
+        block_size: int,
+        seed: int | None,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        self.clock = clock
         self._model = model
         self._pool = pool
         self._block_size = block_size
@@ -87,15 +97,19 @@ class Intake:
         prompt: Prompt,
         params: SamplingParams,
         on_piece: Callable[[StreamPiece], None] | None = None,
+        asked: float | None = None,
     ) -> Submission:
-        """Checks a prompt and makes its requests; RequestError or OutOfBlocks where they could never run."""
+        """Checks a prompt and makes its requests; RequestError or OutOfBlocks where they could never run.
+
+        Their time runs from `asked`, by `clock`; None: from when they are submitted.
+        """
         self._check_params(params)
         if on_piece is not None and params.n_samples > params.n:
             raise RequestError("best_of: which are the best is known when all have ended: they cannot stream")
         tokens = self.tokens(prompt)
         max_new = self.max_new(len(tokens), params.max_tokens)
         text = prompt if isinstance(prompt, str) else getattr(prompt, "text", None)  # of a conversation
-        make = self._maker(params)
+        make = self._maker(params, asked)
         echo = self._echo(params, tokens, text)
         requests = tuple(
             make(tokens, max_new=max_new, index=index, on_piece=on_piece, echo=echo)
@@ -114,6 +128,7 @@ class Intake:
         branch: Branch,
         params: SamplingParams,
         on_piece: Callable[[StreamPiece], None] | None = None,
+        asked: float | None = None,
     ) -> Submission:
         """As `prepare`, for one sample behind the tokens of a branch."""
         self._check_params(params)
@@ -125,7 +140,7 @@ class Intake:
             raise RequestError("prompt_logprobs: a session computes no token twice; ask LLM.generate")
         max_new = self.max_new(len(branch.tokens), params.max_tokens)
         echo = self._echo(params, branch.tokens, None)
-        make = self._maker(params)
+        make = self._maker(params, asked)
         request = make(branch.tokens, max_new=max_new, on_piece=on_piece, branch=branch, echo=echo)
         return Submission(None, (request,), 1)
 
@@ -133,7 +148,7 @@ class Intake:
         """A request that only computes what the branch holds."""
         params = SamplingParams(temperature=0.0)
         self.check_room(len(branch.tokens))
-        return Submission(None, (self._maker(params)(branch.tokens, max_new=0, branch=branch),), 1)
+        return Submission(None, (self._maker(params, None)(branch.tokens, max_new=0, branch=branch),), 1)
 
     def branch(self, prompt: Prompt, salt: str) -> Branch:
         """A branch of a prompt, which may be empty, with nothing computed."""
@@ -158,14 +173,24 @@ class Intake:
             return ""
         return text if text is not None else self._model.detokenize(list(tokens)).decode("utf-8", "replace")
 
-    def _maker(self, params: SamplingParams) -> Callable[..., Request]:
+    def compiling(self, params: SamplingParams) -> Future[Guide] | None:
+        """Start to compile what answers must follow, if anything; cancel it to stop waiting."""
+        return self._guides.begin(params)
+
+    def close(self) -> None:
+        """End the wait for everything that compiles."""
+        self._guides.close()
+
+    def _maker(self, params: SamplingParams, asked: float | None) -> Callable[..., Request]:
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(64)
         stops = cast("tuple[str, ...]", params.stop)
 
-        guide = self._guides.compile(params)
+        waited = 0.0 if asked is None else self.clock() - asked
+        left = None if params.timeout is None else max(0.0, params.timeout - waited)
+        guide = self._guides.compile(params, left)
 
         def make(tokens: Sequence[int], index: int = 0, **others: Any) -> Request:
-            return Request(
+            request = Request(
                 tokens,
                 params,
                 seed=(seed + index) % (1 << 64),
@@ -175,6 +200,8 @@ class Intake:
                 guide=guide.copy() if guide is not None else None,
                 **others,
             )
+            request.submitted = asked or 0.0
+            return request
 
         return make
 
@@ -185,8 +212,6 @@ class Intake:
     def _check_params(self, params: SamplingParams) -> None:
         if not isinstance(params, SamplingParams):
             raise RequestError(f"{shown(params)} are no sampling parameters: give a SamplingParams")
-        if params.guided:
-            check_installed()
         for name, n in {"logprobs": params.logprobs, "prompt_logprobs": params.prompt_logprobs}.items():
             if (n or 0) > self._n_vocab:
                 raise RequestError(f"{name}={n}: the vocabulary has {self._n_vocab} tokens")

@@ -90,7 +90,7 @@ class Request:
         self.n_computed = 0
         self.n_cached: int | None = None  # of those that were there when it first started
         self.arrival = 0  # its number in the order of arrival
-        self.submitted = 0.0  # when it was, in seconds of a clock of its own
+        self.submitted = 0.0  # when its time began, by the core's clock; 0: not yet
         self.followers: list[Request] = []  # samples of the same prompt, which start where it was computed
         self.held = False  # it is a follower
         self.params = params

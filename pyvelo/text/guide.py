@@ -1,28 +1,55 @@
 """Answers that follow a grammar, a JSON schema or a regular expression: which tokens may come next.
 
-The grammars are llguidance's (the extra `guide`), whose limits bound what compiling and each token may take.
+llguidance (the extra `guide`) follows them. GBNF is translated for it here.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as TooLate
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pyvelo.errors import ComputeError, ConfigError, RequestError, one_line
+from pyvelo.errors import ClosedError, ComputeError, ConfigError, RequestError, one_line
+from pyvelo.text.gbnf_lark import to_lark
+from pyvelo.text.guide_limits import (
+    check_lark,
+    check_schema,
+    check_size,
+    parser_limits,
+    start_deep,
+)
 
 if TYPE_CHECKING:
     from pyvelo.native import Model
     from pyvelo.sampling import SamplingParams
 
-__all__ = ["Guide", "Guides"]
+__all__ = ["Guide", "Guides", "check_installed"]
+
+_Key = tuple[str, str]
 
 # between the parts of JSON: a space, or a new line and its indentation; without an end to it, small models
 # write blanks until their tokens run out
 _WHITESPACE = r" ?|\n[ \t]{0,32}"
 
+_LARK = re.compile(r"(?m)^\s*(?:%llguidance\b|[?!]*start\b[^:\n]*:(?!:=))")
+_GBNF = re.compile(r"(?:\s|#[^\r\n]*|//[^\r\n]*)*[A-Za-z0-9_-]+[ \t]*::=")
+
 MAX_FORCED = 256  # bytes
+
+MAX_KEPT = 64
+"""Compiled grammars of a model that are kept."""
+
+MAX_KEPT_CHARACTERS = 1 << 21
+"""Characters of their sources, to which their sizes are about proportional."""
+
+MAX_COMPILING = 2
+"""Grammars that compile at once."""
 
 
 class Guide:
@@ -58,51 +85,140 @@ class Guide:
             raise ComputeError(f"what the answer must follow cannot be followed: {_error(self._matcher)}")
 
 
+class _LateGuide(Guide):
+    """Of a request whose time was up before its grammar was compiled; lets no token pass."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+    def mask(self) -> bytes:
+        raise ComputeError("the time was up before the grammar was compiled")
+
+    def copy(self) -> Guide:
+        return self
+
+
 class Guides:
-    """Compiles for one model, whose vocabulary is handed over with the first guide. Thread-safe."""
+    """Compiles grammars for one model and keeps them. Thread-safe.
+
+    A grammar compiles in a thread of its own, so that callers can stop waiting. Equal grammars that are asked
+    for at the same time compile once. The vocabulary is handed over with the first.
+    """
 
     def __init__(self, model: Model) -> None:
         self._model = model
         self._lock = threading.Lock()
+        self._slots = threading.Semaphore(MAX_COMPILING)
+        self._tokenizing = threading.Lock()
         self._tokenizer: Any = None
-        self._last: tuple[tuple[str, str], Guide] | None = None  # many prompts often share one
+        self._kept: OrderedDict[_Key, Guide] = OrderedDict()  # the least recently used first
+        self._n_characters = 0
+        self._waiting: dict[_Key, list[Future[Guide]]] = {}  # for what is compiled
+        self._closed = False
 
-    def compile(self, params: SamplingParams) -> Guide | None:
-        """The guide to copy for each answer; None where answers are free.
+    def compile(self, params: SamplingParams, seconds: float | None = None) -> Guide | None:
+        """Return the guide to copy for each answer; None if answers are free.
 
-        Raises RequestError where grammar, schema or expression are wrong or too complex, ConfigError where
-        llguidance is not installed.
+        Args:
+            params: may name a grammar, a schema or an expression.
+            seconds: time to wait; after it a guide is returned that lets no token pass.
+
+        Raises:
+            RequestError: grammar, schema or expression are wrong, or beyond a limit.
+            ConfigError: llguidance is not installed.
+            ClosedError: the guides were closed.
+            OutOfMemory: there is no room for a thread.
         """
-        wanted = [
-            (name, make, getattr(params, name))
-            for name, make in _SOURCES.items()
-            if getattr(params, name) is not None
-        ]
-        if not wanted:
+        future = self.begin(params)
+        if future is None:
             return None
-        name, make, source = wanted[0]
-        known = self._last
-        if known is None or known[0] != (name, source):
-            known = self._last = ((name, source), self._made(name, make, source))
-        return known[1]
+        try:
+            return future.result(seconds)
+        except TooLate:
+            return _LateGuide()
+        finally:
+            future.cancel()
 
-    def _made(self, name: str, make: Callable[[str], str], source: str) -> Guide:
+    def begin(self, params: SamplingParams) -> Future[Guide] | None:
+        """Return what will have the guide, or raise, as `compile` does; cancel it to stop waiting."""
+        given = [(name, getattr(params, name)) for name in _SOURCES if getattr(params, name) is not None]
+        if not given:
+            return None
+        check_installed()
+        key, future = given[0], Future[Guide]()
+        with self._lock:
+            if self._closed:
+                raise ClosedError("this engine was closed")
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                future.set_result(self._kept[key])
+            elif key in self._waiting:
+                self._waiting[key].append(future)
+            else:
+                start_deep(partial(self._run, key), "pyvelo-grammar")
+                self._waiting[key] = [future]
+        return future
+
+    def close(self) -> None:
+        """Let nobody wait any more. What compiles ends by itself, soon."""
+        with self._lock:
+            self._closed = True
+            waiting, self._waiting = self._waiting, {}
+            self._kept.clear()
+        for futures in waiting.values():
+            _tell(futures, ClosedError("this engine was closed"))
+
+    def _run(self, key: _Key) -> None:
+        with self._slots:
+            with self._lock:
+                if all(future.cancelled() for future in self._waiting.get(key, ())):
+                    self._waiting.pop(key, None)
+                    return
+            outcome: Guide | BaseException
+            try:
+                outcome = self._made(*key)
+            except BaseException as error:
+                outcome = error
+        with self._lock:
+            futures = self._waiting.pop(key, [])
+            if isinstance(outcome, Guide) and not self._closed:
+                self._keep(key, outcome)
+        _tell(futures, outcome)
+
+    def _keep(self, key: _Key, guide: Guide) -> None:
+        self._kept[key] = guide
+        self._n_characters += len(key[1])
+        while len(self._kept) > MAX_KEPT or self._n_characters > MAX_KEPT_CHARACTERS:
+            (_, source), _ = self._kept.popitem(last=False)
+            self._n_characters -= len(source)
+
+    def _made(self, name: str, source: str) -> Guide:
         from llguidance import LLMatcher
 
         try:
-            grammar = make(source)
+            check_size(source)
+            grammar = _SOURCES[name](source, self._model)
         except Exception as error:  # whatever a converter finds wrong
             raise RequestError(f"{name}: {one_line(str(error))}") from error
-        matcher = LLMatcher(self._ready(), grammar, log_level=0)
+        matcher = LLMatcher(self._ready(), grammar, log_level=0, limits=parser_limits())
         if matcher.is_error():
             raise RequestError(f"{name}: {_error(matcher)}")
         return Guide(matcher)
 
     def _ready(self) -> Any:
-        with self._lock:
+        with self._tokenizing:
             if self._tokenizer is None:
                 self._tokenizer = _tokenizer_of(self._model)
             return self._tokenizer
+
+
+def _tell(futures: list[Future[Guide]], outcome: Guide | BaseException) -> None:
+    for future in futures:
+        if future.set_running_or_notify_cancel():
+            if isinstance(outcome, Guide):
+                future.set_result(outcome)
+            else:
+                future.set_exception(outcome)
 
 
 def check_installed() -> None:
@@ -117,7 +233,10 @@ def check_installed() -> None:
 
 def _error(matcher: Any) -> str:
     """Without the state behind it."""
-    return one_line(str(matcher.get_error()).partition("\n<state>")[0])
+    text = str(matcher.get_error())
+    if text.startswith("panic:"):
+        return "it is too large to be followed: shorten it"
+    return one_line(re.split(r"\s*<(?:state|non-verbose)", text)[0])
 
 
 class _Vocabulary:
@@ -168,36 +287,52 @@ def _tokenizer_of(model: Model) -> Any:
     from llguidance import LLTokenizer, TokenizerWrapper
 
     n_tokens = model.vocab.n_tokens
-    ends = [token for token in range(n_tokens) if model.is_end(token)]
+    ends = _ends_of(model)
     if not ends:
         raise RequestError("this model has no token that ends an answer, and so none for a grammar's end")
     return LLTokenizer(TokenizerWrapper(_Vocabulary(model, ends)), n_vocab=n_tokens, eos_token=ends)
 
 
-def _from_grammar(source: str) -> str:
+def _from_grammar(source: str, model: Model) -> str:
     from llguidance import LLMatcher
-    from llguidance.gbnf_to_lark import any_to_lark
 
-    return str(LLMatcher.grammar_from_lark(any_to_lark(source)))
+    if _LARK.search(source) and not _GBNF.match(source):
+        check_lark(source)
+        return str(LLMatcher.grammar_from_lark(source))
+    return str(LLMatcher.grammar_from_lark(to_lark(source, partial(_token_of, model), _ends_of(model))))
 
 
-def _from_schema(schema: str) -> str:
+def _token_of(model: Model, name: str) -> int | None:
+    """The token of `<name>` or `<[id]>`, but none that ends an answer."""
+    if number := re.fullmatch(r"<\[([0-9]{1,10})\]>", name):
+        token = int(number[1])
+        return token if token < model.vocab.n_tokens and not model.is_end(token) else None
+    tokens = model.tokenize(name, add_special=False, parse_special=True)
+    return tokens[0] if len(tokens) == 1 and not model.is_end(tokens[0]) else None
+
+
+def _ends_of(model: Model) -> list[int]:
+    return [token for token in range(model.vocab.n_tokens) if model.is_end(token)]
+
+
+def _from_schema(schema: str, model: Model) -> str:
     from llguidance import LLMatcher
 
     wanted = json.loads(schema)
+    check_schema(wanted)
     # of two that come to the same, the one that can take options
     wanted = {} if wanted is True else wanted
     options: Any = {"whitespace_pattern": _WHITESPACE} if isinstance(wanted, dict) else None
     return str(LLMatcher.grammar_from_json_schema(wanted, defaults=options))
 
 
-def _from_regex(regex: str) -> str:
+def _from_regex(regex: str, model: Model) -> str:
     from llguidance import LLMatcher
 
     return str(LLMatcher.grammar_from_regex(regex))
 
 
-_SOURCES: dict[str, Callable[[str], str]] = {
+_SOURCES: dict[str, Callable[[str, Model], str]] = {
     "grammar": _from_grammar,
     "json_schema": _from_schema,
     "regex": _from_regex,
