@@ -157,7 +157,7 @@ def open_engine(config: EngineConfig, stop: threading.Event | None = None) -> En
     except BaseException:
         files.close()
         raise
-    weakref.finalize(engine, _drop, engine.embeddings.home, engine.model, engine.parts).atexit = False
+    weakref.finalize(engine, _drop, engine.embeddings.home, engine.model, files, engine.parts).atexit = False
     return engine
 
 
@@ -165,8 +165,9 @@ _kept: list[object] = []
 """What a forked process must not free: threads of the other process may have been in the middle of it."""
 
 
-def _drop(home: HomeProcess, model: Model, parts: Generator | None) -> None:
+def _drop(home: HomeProcess, model: Model, files: ModelFiles, parts: Generator | None) -> None:
     """Free what an engine has that nothing refers to any more, so that nothing runs in it."""
+    files.close()
     if home.left:
         _kept.append((model, parts))
         return

@@ -17,7 +17,7 @@ from pyvelo.engine.compute import rest
 from pyvelo.engine.engine import Engine
 from pyvelo.engine.intake import Submission
 from pyvelo.engine.request import Request
-from pyvelo.errors import InternalError, VeloError
+from pyvelo.errors import ClosedError, InternalError, VeloError
 from pyvelo.outputs import StreamPiece, raise_first_error
 
 __all__ = ["Prepare", "Pump"]
@@ -162,13 +162,18 @@ class _Worker:
             if self._deaf:
                 with driver.visit() as core:
                     core.cancel_all()
-        except BaseException as error:  # requests must not wait for ever
+            driver.check_open()
+        except ClosedError:
+            pass  # every request has ended
+        except BaseException as error:
             self._fail(error)
+        self.deliver_soon()
 
     def _fail(self, error: BaseException) -> None:
-        """Ends every request with `error`."""
+        """Ends every request with `error`: none may wait for ever."""
         driver = self.engine.driver
         try:
+            driver.check_open()
             driver.fail(error)
             driver.check_open()
         except VeloError:
