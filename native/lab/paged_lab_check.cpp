@@ -29,8 +29,13 @@ struct options {
 struct lengths {
     int32_t n_q, tokens;
 };
-const std::vector<lengths> batch = {{1, 1},  {7, 7},   {1, 133},  {33, 100}, {0, 64},
-                                    {5, 97}, {1, 640}, {1, 1100}, {70, 600}};
+struct batch {
+    std::vector<lengths> sequences;
+    int32_t              shared_blocks = 0; // leading blocks of every sequence
+};
+const batch ragged = {{{1, 1}, {7, 7}, {1, 133}, {33, 100}, {0, 64}, {5, 97}, {1, 640}, {1, 1100}, {70, 600}}};
+const batch brief  = {{{1, 40}, {3, 33}, {40, 45}}};
+const batch alike = {std::vector<lengths>(34, {1, 521}), 16}; // a chunk in common, of more sequences than an item takes
 
 // heap memory of exactly this many bytes
 template <class T> struct buffer {
@@ -66,11 +71,11 @@ buffer<uint8_t> pool(int32_t type, int64_t rows, int64_t d) {
 
 int32_t blocks_of(int32_t tokens, int32_t block_size) { return (tokens + block_size - 1) / block_size; }
 
-call make(const shape & s, const options & o, int32_t type_k, int32_t type_v) {
-    int64_t n_tokens = 0, n_blocks = 0, width = 1;
-    for (const lengths & l : batch) {
+call make(const batch & b, const shape & s, const options & o, int32_t type_k, int32_t type_v) {
+    int64_t n_tokens = 0, n_blocks = b.shared_blocks, width = 1;
+    for (const lengths & l : b.sequences) {
         n_tokens += l.n_q;
-        n_blocks += blocks_of(l.tokens, o.block_size);
+        n_blocks += blocks_of(l.tokens, o.block_size) - b.shared_blocks;
         width = std::max<int64_t>(width, blocks_of(l.tokens, o.block_size));
     }
     const int64_t n_slots = n_blocks * o.block_size, rows = n_slots * s.n_head_kv;
@@ -80,7 +85,7 @@ call make(const shape & s, const options & o, int32_t type_k, int32_t type_v) {
                        buffer<float>(n_tokens * s.n_head * s.d_v),
                        pool(type_k, rows, s.d_k),
                        pool(type_v, s.v_of_k ? 1 : rows, s.d_v),
-                       buffer<int32_t>((4 + width) * batch.size())};
+                       buffer<int32_t>((4 + width) * b.sequences.size())};
     fill(c.q, 1.5f);
     fill(c.sinks, 1);
     std::vector<int32_t> ids(n_blocks);
@@ -90,12 +95,14 @@ call make(const shape & s, const options & o, int32_t type_k, int32_t type_v) {
     std::shuffle(ids.begin(), ids.end(), rng);
     std::fill_n(c.table.get(), c.table.n, -1);
     int32_t * row = c.table.get();
-    int32_t   q0 = 0, next = 0;
-    for (const lengths & l : batch) {
+    int32_t   q0 = 0, next = b.shared_blocks;
+    for (const lengths & l : b.sequences) {
         const int32_t head[4] = {q0, l.n_q, l.tokens, 0};
+        const int32_t own     = blocks_of(l.tokens, o.block_size) - b.shared_blocks;
         std::copy_n(head, 4, row);
-        std::copy_n(ids.data() + next, blocks_of(l.tokens, o.block_size), row + 4);
-        next += blocks_of(l.tokens, o.block_size);
+        std::copy_n(ids.data(), b.shared_blocks, row + 4);
+        std::copy_n(ids.data() + next, own, row + 4 + b.shared_blocks);
+        next += own;
         q0 += l.n_q;
         row += 4 + width;
     }
@@ -107,7 +114,7 @@ call make(const shape & s, const options & o, int32_t type_k, int32_t type_v) {
             s.n_head_kv,
             n_tokens,
             n_slots,
-            (int64_t) batch.size(),
+            (int64_t) b.sequences.size(),
             width,
             0,
             0,
@@ -153,8 +160,8 @@ double nmse(const std::vector<float> & a, const std::vector<float> & exact) {
 
 std::vector<int32_t> many_threads = {2, 3, 7};
 
-bool check(const shape & s, const options & o, int32_t type_k, int32_t type_v) {
-    call                     c     = make(s, o, type_k, type_v);
+bool check(const batch & b, const shape & s, const options & o, int32_t type_k, int32_t type_v) {
+    call                     c     = make(b, s, o, type_k, type_v);
     const std::vector<float> exact = run(c, 2, true, 0);
     bool                     good  = true;
     double                   worst = 0;
@@ -187,13 +194,19 @@ int main(int argc, char ** argv) {
     int wrong = 0;
     for (int32_t type : {GGML_TYPE_F32, GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q8_0, GGML_TYPE_Q5_1, GGML_TYPE_Q5_0,
                          GGML_TYPE_Q4_1, GGML_TYPE_Q4_0, GGML_TYPE_IQ4_NL}) {
-        wrong += !check({128, 128, 8, 4}, {}, type, type);
-        wrong += !check({64, 96, 6, 1}, {8, 0, 64, 0, 0, true}, type, type);
-        wrong += !check({192, 128, 2, 2}, {0, 20, 32, 70, 1, true}, type, GGML_TYPE_F16);
-        wrong += !check({576, 512, 16, 1, true}, {0, 0, 32, 300, 2, false}, type, type);
+        wrong += !check(ragged, {128, 128, 8, 4}, {}, type, type);
+        wrong += !check(ragged, {64, 96, 6, 1}, {8, 0, 64, 0, 0, true}, type, type);
+        wrong += !check(ragged, {192, 128, 2, 2}, {0, 20, 32, 70, 1, true}, type, GGML_TYPE_F16);
+        wrong += !check(ragged, {576, 512, 16, 1, true}, {0, 0, 32, 300, 2, false}, type, type);
+        wrong += !check(alike, {32, 64, 2, 2}, {}, type, type);
+        for (int64_t d : {608, 640, 672, 1024}) { // around what kernels over codes have room for
+            wrong += !check(brief, {d, d, 2, 1}, {}, type, type);
+        }
+        wrong += !check(brief, {4096, 32, 2, 1}, {}, type, type);
+        wrong += !check(brief, {32, 4096, 2, 1}, {}, type, type);
     }
-    wrong += !check({80, 112, 4, 2}, {}, GGML_TYPE_F16, GGML_TYPE_BF16);
-    wrong += !check({40, 20, 4, 2}, {0, 0, 5, 0, 0, false}, GGML_TYPE_F16, GGML_TYPE_F32);
+    wrong += !check(ragged, {80, 112, 4, 2}, {}, GGML_TYPE_F16, GGML_TYPE_BF16);
+    wrong += !check(ragged, {40, 20, 4, 2}, {0, 0, 5, 0, 0, false}, GGML_TYPE_F16, GGML_TYPE_F32);
     wrong += lab_team_barrier(3, 2000) != nullptr;
     printf(wrong ? "%d wrong\n" : "all right\n", wrong);
     return wrong != 0;
