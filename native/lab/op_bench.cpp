@@ -281,13 +281,13 @@ int layers_for(ggml_backend_t backend, const call & c, int wanted) {
 struct task {
     std::string what, type;
     int         sequences, rows, length;
-    std::string kernel; // empty: paged
+    std::string kernel;
 };
 
 void bench(ggml_backend_t backend, const task & of) {
     const bool   flash = of.kernel == "flash", gathered = of.kernel == "gathered", shared = of.kernel == "shared";
     const char * only = of.what == "decode" ? "shared" : "gathered";
-    if (!of.kernel.empty() && of.kernel != "paged" && !flash && of.kernel != only) {
+    if (of.kernel != "paged" && !flash && of.kernel != only) {
         throw std::runtime_error("'" + of.kernel + "' is not paged, flash or " + only);
     }
     if (of.rows > of.length) {
@@ -304,8 +304,8 @@ void bench(ggml_backend_t backend, const task & of) {
     const double read     = 2.0 * (double) ggml_row_size(c.s.type, 128 * 8) * of.sequences * of.length;
     printf("{\"bench\": \"%s\", \"kernel\": \"%s\", \"type\": \"%s\", \"sequences\": %d, \"rows\": %d, "
            "\"length\": %d, \"seconds\": %.9g, \"clock\": \"%s\", \"kv_bytes\": %.0f",
-           of.what.c_str(), of.kernel.empty() ? "paged" : of.kernel.c_str(), of.type.c_str(), of.sequences, of.rows,
-           of.length, t.seconds, t.clock, read);
+           of.what.c_str(), of.kernel.c_str(), of.type.c_str(), of.sequences, of.rows, of.length, t.seconds, t.clock,
+           read);
     if (gathered) { // that it is the same which is measured
         printf(", \"nmse\": %.3g", nmse(result_of(g, backend), result_of(paged_graph(c, backend, 1), backend)));
     }
@@ -357,13 +357,14 @@ bool obey(ggml_backend_t backend, const strings & words) {
     if (at(0) == "check") {
         return check(backend, at(1) == "quick");
     }
-    const auto count = [&](size_t i, int most) { return (int) number_of(at(i), most); };
+    const auto count  = [&](size_t i, int most) { return (int) number_of(at(i), most); };
+    const auto kernel = [&](size_t i) { return i < words.size() ? words[i] : std::string("paged"); };
     if (at(0) == "decode") {
-        bench(backend, {at(0), at(1), count(2, 1 << 16), 1, count(3, 1 << 20), at(4)});
+        bench(backend, {at(0), at(1), count(2, 1 << 16), 1, count(3, 1 << 20), kernel(4)});
     } else if (at(0) == "prefill") {
-        bench(backend, {at(0), at(1), 1, count(2, 1 << 16), count(2, 1 << 16), at(3)});
+        bench(backend, {at(0), at(1), 1, count(2, 1 << 16), count(2, 1 << 16), kernel(3)});
     } else if (at(0) == "chunk") {
-        bench(backend, {at(0), at(1), 1, count(2, 1 << 16), count(3, 1 << 20), at(4)});
+        bench(backend, {at(0), at(1), 1, count(2, 1 << 16), count(3, 1 << 20), kernel(4)});
     } else if (at(0) == "copy") {
         copy(backend, at(1).empty() ? int64_t(1) << 30 : number_of(at(1), int64_t(1) << 40));
     } else {
