@@ -22,9 +22,10 @@ struct lab_gpu_item {
 };
 
 // GGML_OP_PAGED_ATTN as `n_blocks` blocks of threads would compute it, each with so much shared memory, on a GPU with
-// tensor cores or on an old one. Null, or why not.
+// tensor cores or on an old one. Threads take turns from the first one on (order 0), from the last one on (-1), or by
+// chance (a seed above 0). Null, or why not.
 LAB_API const char * lab_paged_attn_gpu(const struct lab_paged * op, int32_t n_blocks, int32_t shared_bytes,
-                                        bool tensor_cores);
+                                        bool tensor_cores, int32_t order);
 
 // Why no kernel takes this call, or null; of the tensors only shapes and addresses are looked at.
 LAB_API const char * lab_gpu_refusal(const struct lab_paged * op, int32_t shared_bytes);

@@ -13,14 +13,15 @@ struct host_machine {
 
     template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers>
     void attend(const paged::view & p, paged::row_class of, int tokens, int bytes) {
-        std::vector<char> memory(bytes + 16, (char) 0xff); // NaN, whatever type it is read as
+        std::vector<char> memory(bytes + 16);
         char *            aligned = memory.data() + (16 - (uintptr_t) memory.data() % 16) % 16;
-        gpu::launch(n_blocks, paged::N_THREADS,
+        gpu::launch(n_blocks, paged::N_THREADS, aligned, (size_t) bytes,
                     [&] { paged::attend_block<M_TILES, V_PAIRS, KNumbers, VNumbers>(p, of, tokens, aligned); });
     }
     void merge(const paged::view & p, int bytes) {
         std::vector<char> memory(bytes);
-        gpu::launch(n_blocks, paged::N_THREADS, [&] { paged::merge_block(p, memory.data()); });
+        gpu::launch(n_blocks, paged::N_THREADS, memory.data(), memory.size(),
+                    [&] { paged::merge_block(p, memory.data()); });
     }
     template <class KNumbers> bool attend_with(const paged::view & p, int shared_bytes) {
         return paged::launch_by_v<KNumbers>(p, shared_bytes, *this);
@@ -75,7 +76,8 @@ paged::view view_of(const lab_paged * op) {
 
 } // namespace
 
-const char * lab_paged_attn_gpu(const lab_paged * op, int32_t n_blocks, int32_t shared_bytes, bool tensor_cores) {
+const char * lab_paged_attn_gpu(const lab_paged * op, int32_t n_blocks, int32_t shared_bytes, bool tensor_cores,
+                                int32_t order) {
     paged::view p = view_of(op);
     if (const char * why = paged::refusal(p, shared_bytes)) {
         return why;
@@ -84,8 +86,13 @@ const char * lab_paged_attn_gpu(const lab_paged * op, int32_t n_blocks, int32_t 
     std::vector<float> partial(rows * paged::partial_floats(p), NAN);
     p.partial            = partial.data();
     gpu::tensor_cores    = tensor_cores;
+    gpu::order           = order;
     host_machine machine = {n_blocks};
-    paged::launch(p, shared_bytes, machine);
+    try {
+        paged::launch(p, shared_bytes, machine);
+    } catch (const std::logic_error &) {
+        return "a thread waits at a barrier to which others do not come";
+    }
     return nullptr;
 }
 
@@ -109,7 +116,7 @@ int32_t lab_gpu_items(const lab_paged * op, const lab_gpu_launch * kernel, int32
     paged::tiles_asked      asks = {p, {kernel->least_rows, kernel->most_rows}, kernel->tile_rows, false};
     int                     ints[paged::START_INTS];
     const paged::row_starts starts = paged::starts_in(p, ints);
-    gpu::launch(1, paged::N_THREADS, [&] {
+    gpu::launch(1, paged::N_THREADS, ints, sizeof(ints), [&] {
         paged::tiles_asked own = asks; // each thread finds out
         paged::find_items(own, n_blocks, starts);
         gpu::sync_block();

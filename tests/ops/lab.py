@@ -77,7 +77,7 @@ const char *lab_paged_attn(const struct lab_paged *op, const struct lab_run *run
 const char *lab_team_barrier(int32_t n_threads, int32_t n_rounds);
 void lab_find_shared(int32_t *table, int64_t n_rows, int64_t width, int32_t block_size);
 const char *lab_paged_attn_gpu(const struct lab_paged *op, int32_t n_blocks, int32_t shared_bytes,
-                               bool tensor_cores);
+                               bool tensor_cores, int32_t order);
 struct lab_gpu_launch {
     int32_t least_rows, most_rows, tile_rows, columns, tile_tokens, shared_bytes;
 };
@@ -289,11 +289,15 @@ def paged_attention_gpu(
     blocks: int = 4,
     shared_bytes: int = 227 << 10,
     tensor_cores: bool = True,
+    order: int = 0,
 ) -> Floats:
-    """The same by the kernels for GPUs, on the host: so many blocks of threads, so much memory for each."""
+    """The same by the kernels for GPUs, on the host: so many blocks of threads, so much memory for each.
+
+    Threads take turns from the first one on (order 0), from the last one on (-1), or by chance (a seed).
+    """
     out = np.full((q.shape[0], heads.n_head, heads.d_v), np.nan, np.float32)
     op = _paged_struct(heads, params, q, k, v, table, sinks, out)
-    _raise_on(_gpu_library().lab_paged_attn_gpu(op, blocks, shared_bytes, tensor_cores))
+    _raise_on(_gpu_library().lab_paged_attn_gpu(op, blocks, shared_bytes, tensor_cores, order))
     return out
 
 

@@ -19,11 +19,13 @@ FAST_LIMITS = {"f32": 5e-5, "bf16": 2e-5}
 """Where products of many rows are of numbers of 8 bits, rounded once; of 11 bits they stay within LIMIT."""
 
 
-def on_gpu(call: Call, blocks: int = 4, shared_bytes: int = 227 << 10, tensor_cores: bool = True) -> Floats:
-    """The call's output."""
+def on_gpu(
+    call: Call, blocks: int = 4, shared_bytes: int = 227 << 10, tensor_cores: bool = True, order: int = 0
+) -> Floats:
+    """The call's output, with the threads' turns in this order."""
     case = call.case
     inputs = (case.heads, case.params, call.q, call.k, call.v, call.table, call.sinks)
-    return lab.paged_attention_gpu(*inputs, blocks, shared_bytes, tensor_cores)
+    return lab.paged_attention_gpu(*inputs, blocks, shared_bytes, tensor_cores, order)
 
 
 @pytest.mark.parametrize(
@@ -102,6 +104,42 @@ def test_bits_are_the_same_alone_and_for_any_number_of_blocks(kv_type: str) -> N
     for index, (n_q, _) in enumerate(call.case.sequences):
         q0 = int(call.table[index, 0])
         assert same_bits(on_gpu(call.alone(index), blocks=3), together[q0 : q0 + n_q])
+
+
+MIXED = ((1, 70), (19, 130), (2, 520), (0, 64), (3, 300))
+ORDER_CASES = {
+    "halves as they lie": Case(Heads(64, 64, 8, 2, "f16", "f16"), sequences=MIXED),
+    "codes": Case(Heads(96, 64, 8, 2, "q8_0", "q4_1"), sequences=MIXED, sinks=True),
+    "floats in two parts": Case(Heads(40, 40, 2, 1, "f32", "f32"), sequences=MIXED),
+    "weights in two parts": Case(Heads(80, 80, 6, 2, "bf16", "bf16"), Params(softcap=20.0), sequences=MIXED),
+    "latent": Case(Heads(576, 512, 16, 1), sequences=((1, 300), (5, 70)), v_of_k=True),
+    "fast": Case(Heads(64, 64, 8, 2, "q5_0", "f16"), Params(fast=True), sequences=MIXED),
+    "window": Case(Heads(64, 64, 4, 4), Params(window=90, window_type="sliding"), sequences=MIXED),
+    "rows of no sequence": Case(Heads(40, 40, 2, 1), sequences=MIXED, loose_rows=2),
+    "one prefix": Case(
+        Heads(64, 64, 8, 2), sequences=tuple((1, n) for n in range(523, 543)), shared_blocks=16
+    ),
+    "a long table": Case(Heads(16, 16, 1, 1), sequences=[(1 + n % 2, 3 + n % 40) for n in range(270)]),
+}
+"""Each barrier of the kernels is needed in one of them; a table of many rows is looked through in turns."""
+
+
+@pytest.mark.parametrize("name", ORDER_CASES)
+def test_threads_may_take_turns_in_any_order(name: str) -> None:
+    """A warp gets as far ahead as barriers let it, and copies arrive early or late: no bit changes."""
+    call = make(ORDER_CASES[name])
+    call = replace(call, table=lab.find_shared(call.table, call.case.params.block_size))
+    expected = on_gpu(call, blocks=3)
+    for order in (-1, 1, 2, 3):
+        assert same_bits(on_gpu(call, blocks=3, order=order), expected)
+
+
+@pytest.mark.parametrize("order", [-1, 1])
+def test_threads_without_tensor_cores_may_take_turns_in_any_order(order: int) -> None:
+    """Lanes exchange what matrices hold, one number after the other."""
+    call = make(Case(Heads(32, 32, 2, 1), sequences=((1, 70), (3, 40))))
+    expected = on_gpu(call, shared_bytes=96 << 10, tensor_cores=False)
+    assert same_bits(on_gpu(call, shared_bytes=96 << 10, tensor_cores=False, order=order), expected)
 
 
 @pytest.mark.parametrize("kv_type", KV_TYPES)

@@ -1,12 +1,16 @@
 // The machine of gpu.h on the host: the threads of a block are fibers that take turns, so that kernels run as they are
-// and their numbers can be checked where there is no GPU. What a copy brings is not there before it was waited for.
+// and their numbers can be checked where there is no GPU. Whose turn it is, and when a copy arrives: gpu-turns.h.
 #pragma once
+
+#include "gpu-turns.h"
 
 #include <cmath>
 #include <csetjmp>
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <memory>
+#include <stdexcept>
 #include <ucontext.h>
 #include <vector>
 
@@ -50,19 +54,23 @@ struct copy {
     int          bytes;
 };
 
-struct fiber {
-    ucontext_t                     first; // how it begins
-    jmp_buf                        place; // where it goes on
-    bool                           begun = false, done = false;
-    std::vector<char>              stack;
-    stack_in_use                   use;
-    std::vector<std::vector<copy>> groups; // of copies under way; the last one is not committed yet
-};
-
 // Where threads meet: the last one to come does the work of all, and lets them go.
 struct meeting {
     int      n_come = 0;
     uint64_t n_held = 0;
+};
+
+struct fiber {
+    ucontext_t                     first; // how it begins
+    jmp_buf                        place; // where it goes on
+    bool                           begun = false, done = false;
+    std::unique_ptr<char[]>        stack;
+    stack_in_use                   use;
+    std::vector<std::vector<copy>> groups;           // of copies under way; the last one is not committed yet
+    const meeting *                meet   = nullptr; // where it waits
+    uint64_t                       n_held = 0;       // meetings there before the one that it waits for
+
+    bool can_go_on() const { return !done && (meet == nullptr || meet->n_held != n_held); }
 };
 
 struct warp_state {
@@ -84,6 +92,11 @@ struct block_state {
     jmp_buf                 back;
     stack_in_use            use; // of the scheduler
     int                     current = 0;
+    turns                   order;
+
+    block_state(int index, int n_blocks, int n_threads, const std::function<void()> & body)
+        : index(index), n_blocks(n_blocks), n_threads(n_threads), fibers((size_t) n_threads),
+          warps((size_t) n_threads / 32), body(body), order(n_threads / 32, index) {}
 };
 
 inline thread_local block_state * here = nullptr;
@@ -101,20 +114,19 @@ inline void give_way() { // to the scheduler, until it is this thread's turn aga
         leave(f.use, here->use);
         _longjmp(here->back, 1);
     }
-    arrive(here->use, here->fibers[here->current].use);
+    arrive(here->use, f.use);
 }
 
 template <class F> void meet(meeting & place, int n, const F & work) {
-    const uint64_t held = place.n_held;
+    fiber & f = here->fibers[here->current];
+    f.meet    = &place;
+    f.n_held  = place.n_held;
     if (++place.n_come == n) {
         work();
         place.n_come = 0;
         ++place.n_held;
-        return;
     }
-    while (place.n_held == held) {
-        give_way();
-    }
+    give_way(); // the last one to come too: the order of turns says who goes on first
 }
 
 inline warp_state & my_warp() { return here->warps[warp()]; }
@@ -198,7 +210,11 @@ inline const uint32_t * words_at(uint64_t address) { return (const uint32_t *) a
 // ---- from global to shared memory, while the thread goes on ----
 
 template <int bytes> void copy_async(void * to, const void * from) {
-    here->fibers[here->current].groups.back().push_back({to, from, bytes});
+    if (here->order.copies_at_once()) {
+        memcpy(to, from, bytes);
+    } else {
+        here->fibers[here->current].groups.back().push_back({to, from, bytes});
+    }
 }
 inline void                 copy_commit() { here->fibers[here->current].groups.emplace_back(); }
 template <int pending> void copy_wait() {
@@ -296,51 +312,69 @@ inline void begin_fiber() {
     _longjmp(here->back, 1);
 }
 
-inline void run_block(block_state & state) {
-    here                = &state;
+inline void make_fibers(block_state & state) {
     constexpr int bytes = 64 << 10;
     for (fiber & f : state.fibers) {
-        f.stack.resize(bytes);
+        f.stack.reset(new char[bytes]);
         f.groups.emplace_back();
         getcontext(&f.first);
-        f.first.uc_stack.ss_sp   = f.stack.data();
+        f.first.uc_stack.ss_sp   = f.stack.get();
         f.first.uc_stack.ss_size = bytes;
-        f.use.bottom             = f.stack.data();
+        f.use.bottom             = f.stack.get();
         f.use.size               = bytes;
         makecontext(&f.first, begin_fiber, 0);
     }
-    for (volatile bool some = true; some;) {
-        some = false;
-        for (volatile int t = 0; t < state.n_threads; t = t + 1) {
-            fiber & f = state.fibers[t];
-            if (f.done) {
-                continue;
-            }
-            some          = true;
-            state.current = t;
-            if (_setjmp(state.back) == 0) {
-                leave(state.use, f.use);
-                if (f.begun) {
-                    _longjmp(f.place, 1);
-                }
-                f.begun = true;
-                swapcontext(&state.home, &f.first);
-            }
-            arrive(state.fibers[state.current].use, state.use);
+}
+
+// Until the fiber gives way.
+inline void resume(block_state & state, fiber & f) {
+    if (_setjmp(state.back) == 0) {
+        leave(state.use, f.use);
+        if (f.begun) {
+            _longjmp(f.place, 1);
+        }
+        f.begun = true;
+        swapcontext(&state.home, &f.first);
+    }
+    arrive(f.use, state.use);
+}
+
+// A turn for each thread of the warp that can go on; false where none can.
+inline bool run_warp(block_state & state, int warp) {
+    bool some = false;
+    for (int lane : state.order.lanes) {
+        state.current = 32 * warp + lane;
+        fiber & f     = state.fibers[state.current];
+        if (f.can_go_on()) {
+            some = true;
+            resume(state, f);
+        }
+    }
+    return some;
+}
+
+inline void run_block(block_state & state) {
+    here = &state;
+    make_fibers(state);
+    const auto run_one = [&](int warp) { return run_warp(state, warp); };
+    while (std::any_of(state.order.warps.begin(), state.order.warps.end(), run_one)) {
+        state.order.next();
+    }
+    for (const fiber & f : state.fibers) {
+        if (!f.done) {
+            throw std::logic_error("a thread waits at a barrier to which others do not come");
         }
     }
 }
 
-// Runs `body` as n_blocks blocks of n_threads threads, one block after the other.
-inline void launch(int n_blocks, int n_threads, const std::function<void()> & body) {
-    for (int index = 0; index < n_blocks; ++index) {
-        block_state state;
-        state.index     = index;
-        state.n_blocks  = n_blocks;
-        state.n_threads = n_threads;
-        state.fibers.resize(n_threads);
-        state.warps.resize(n_threads / 32);
-        state.body = body;
+// Runs `body` as n_blocks blocks of n_threads threads, one block after the other. Their shared memory begins as NaN,
+// whatever type it is read as.
+inline void launch(int n_blocks, int n_threads, void * shared, size_t shared_bytes,
+                   const std::function<void()> & body) {
+    std::minstd_rand chance((unsigned) (order > 0 ? order : 1));
+    for (int index : in_order(n_blocks, chance)) {
+        memset(shared, 0xff, shared_bytes);
+        block_state state(index, n_blocks, n_threads, body);
         run_block(state);
     }
 }

@@ -98,6 +98,7 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
     // ---- one tile of tokens ----
 
     static constexpr int MOST_COLUMNS = 2; // groups of eight tokens of a warp: every fourth
+    static_assert(MOST_TILE_TOKENS <= 8 * N_WARPS * MOST_COLUMNS, "a warp has a score for each token of a tile");
 
     GPU_FN bool has_columns(int i) const { return gpu::warp() + N_WARPS * i < at.tokens / 8; }
 
@@ -151,6 +152,9 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
             }
         }
     }
+
+    static_assert(N_STAGES == 2,
+                  "one tile is fetched ahead: its stage is free, and a wait for all copies is one for this");
 
     GPU_FN void tile_of_tokens(int tile) {
         gpu::copy_wait<N_STAGES - 2>();
@@ -308,6 +312,8 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
     }
 
     // ---- what is written ----
+
+    static_assert(N_WARPS == 4, "the totals of four warps are added");
 
     GPU_FN void share_totals() { // over the columns of all threads
         float *   shared = (float *) (memory + at.maxima);

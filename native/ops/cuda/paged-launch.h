@@ -9,7 +9,7 @@ namespace paged {
 // Tokens of a tile: as many as shared memory has room for. They do not follow the number of sequences: a sum's order
 // follows them.
 template <class KNumbers, class VNumbers> inline int tile_tokens(const view & p, int rows, int shared_bytes) {
-    for (int tokens : {64, 32, 16}) {
+    for (int tokens = MOST_TILE_TOKENS; tokens >= 16; tokens /= 2) {
         if (layout_of<KNumbers, VNumbers>(p, rows, tokens).total <= shared_bytes) {
             return tokens;
         }

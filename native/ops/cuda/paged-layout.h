@@ -10,6 +10,9 @@ constexpr int N_WARPS   = 4;
 constexpr int N_THREADS = 32 * N_WARPS;
 constexpr int N_STAGES  = 2;
 
+constexpr int MOST_TILE_TOKENS = 64; // tokens of a tile
+static_assert(N_WARPS <= 32, "find_starts has room for the sums of 32 warps");
+
 // Numbers of 16 bits whose sum a query is, a number of f32, or a weight for bf16; in tiles of many rows one, on
 // request.
 constexpr int MOST_PARTS = 2;

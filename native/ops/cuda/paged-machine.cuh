@@ -18,6 +18,9 @@ template <auto * kernel> cudaError_t resident_blocks(int device, int bytes, int 
     struct answer {
         int bytes = 0, blocks = 0;
     };
+    if (device < 0 || device >= MOST_DEVICES) {
+        return cudaErrorInvalidDevice;
+    }
     static std::mutex           guard;
     static answer               known[MOST_DEVICES];
     std::lock_guard<std::mutex> lock(guard);
