@@ -119,7 +119,7 @@ def locate(model: str | os.PathLike[str]) -> str:
         return path
     name = parse_name(path) if isinstance(model, str) else None
     if name is None:
-        raise ModelError(f"there is no model at {path}")
+        raise ModelError(f"there is no model at {path or repr(path)}")
     if not _has_library():
         raise ModelError(
             f"there is no file {path}, and to look for it on the hub as {name.repo} takes huggingface-hub: "
@@ -292,12 +292,16 @@ def _asking(name: HubName) -> Iterator[None]:
     except Exception as error:
         # the library's own, its HTTP client's, or the disk's: which classes depends on its version
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        if isinstance(error, OSError) and error.filename is not None:
+            first = f"{error.filename}: {error.strerror}"
         raise ModelError(f"cannot get {name} from the hub: {first}") from error
 
 
 def _has_library() -> bool:
     try:
-        import huggingface_hub  # noqa: F401
+        from huggingface_hub import constants  # noqa: F401
     except ModuleNotFoundError:
         return False
+    except ValueError as error:  # it reads its variables then
+        raise ModelError(f"huggingface-hub cannot be used, check HF_ENDPOINT: {error}") from error
     return True

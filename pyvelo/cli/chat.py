@@ -10,10 +10,11 @@ from pathlib import Path
 from time import perf_counter as now
 from typing import Any, Protocol
 
-from pyvelo.cli.conversation import Conversation, Message
+from pyvelo.cli.conversation import Conversation, Message, is_text
 from pyvelo.cli.exits import explain
+from pyvelo.cli.values import parse_argument
 from pyvelo.demo import DEMO_MODEL, DEMO_NOTE
-from pyvelo.errors import VeloError
+from pyvelo.errors import ConfigError, VeloError, shown
 from pyvelo.outputs import StreamPiece, Usage
 
 __all__ = ["Chat", "Screen", "Talker", "open_chat"]
@@ -103,6 +104,9 @@ class Chat:
     def hear(self, text: str) -> None:
         """A command, or something to answer; what goes wrong is said, and nothing is lost."""
         name, _, rest = text.strip().partition(" ")
+        if not is_text(text):
+            self._screen.note("this is not UTF-8 text")
+            return
         try:
             if not text.startswith("/"):
                 self.conversation.say(text)
@@ -184,7 +188,7 @@ class Chat:
         if not name:
             self._screen.note("where to? /save FILE")
             return
-        Path(name).expanduser().write_text(self.conversation.to_json(), encoding="utf-8")
+        _path(name).write_text(self.conversation.to_json(), encoding="utf-8")
         self._screen.note(f"saved to {name}")
 
     def _load(self, name: str) -> None:
@@ -192,7 +196,7 @@ class Chat:
             self._screen.note("from where? /load FILE")
             return
         try:
-            text = Path(name).expanduser().read_text(encoding="utf-8")
+            text = _path(name).read_text(encoding="utf-8")
         except UnicodeDecodeError:
             self._screen.note(f"{name} is no text")
             return
@@ -210,6 +214,16 @@ class Chat:
         return "\n".join([*lines, self._talker.describe()])
 
 
+def _path(name: str) -> Path:
+    """Return the path that the user means, or raise ConfigError if there can be none."""
+    if "\0" in name:
+        raise ConfigError(f"{shown(name)} is no name of a file")
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:  # of a user that does not exist
+        raise ConfigError(f"{shown(name)}: there is no such home folder") from None
+
+
 def open_chat(model: str, system: str | None, sampling: Mapping[str, Any], engine: Mapping[str, Any]) -> int:
     """Loads the model and talks until the user ends it; returns the exit code."""
     from pyvelo.cli.progress import loading
@@ -220,11 +234,12 @@ def open_chat(model: str, system: str | None, sampling: Mapping[str, Any], engin
     from pyvelo.sampling import SamplingParams
 
     params = SamplingParams(**sampling)
+    told = None if system is None else parse_argument(system, "the system's text")
     path = locate(model)
     with loading(path) as bar, LLM(path, **engine, progress=bar) as llm:
         screen = best_screen()
         if sys.stdin.isatty():
             screen.note(DEMO_NOTE if path == str(DEMO_MODEL) else Path(path).name)
             screen.note("/help says what there is.")
-        Chat(LlmTalker(llm, params, bar=bar), screen, Conversation(system)).run()
+        Chat(LlmTalker(llm, params, bar=bar), screen, Conversation(told)).run()
     return 0

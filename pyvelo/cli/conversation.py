@@ -8,7 +8,7 @@ from typing import Any
 
 from pyvelo.errors import ConfigError
 
-__all__ = ["Conversation", "Message", "Turn"]
+__all__ = ["Conversation", "Message", "Turn", "is_text"]
 
 Message = dict[str, str]
 
@@ -90,9 +90,15 @@ class Conversation:
             raise ConfigError(f"this is no chat that /save wrote: {role!r} has its turn in the wrong place")
 
 
+def is_text(text: str) -> bool:
+    """Whether the text is Unicode, without halves of characters or bytes that could not be decoded."""
+    return not any("\ud800" <= char <= "\udfff" for char in text)
+
+
 def _is_message(message: Any) -> bool:
     return (
         isinstance(message, dict)
         and isinstance(message.get("role"), str)
         and isinstance(message.get("content"), str)
+        and is_text(message["content"])
     )

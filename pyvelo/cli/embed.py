@@ -9,6 +9,7 @@ from typing import Any
 from pyvelo.cli.progress import loading
 from pyvelo.cli.run import read_prompt
 from pyvelo.cli.terminal import print_json, print_out
+from pyvelo.cli.values import parse_argument
 from pyvelo.errors import ConfigError
 from pyvelo.hub import locate
 
@@ -20,7 +21,7 @@ def read_texts(texts: Sequence[str] | None, file: Path | None) -> list[str]:
     if texts and (file is not None or (len(texts) > 1 and "-" in texts)):
         raise ConfigError("give -p or -f, not both, and - alone")
     if texts and list(texts) != ["-"]:
-        return list(texts)
+        return [parse_argument(text, "the text") for text in texts]
     if not texts and file is None:
         raise ConfigError("what shall be embedded? Give -p TEXT, -f FILE, or -p - to read standard input")
     lines = read_prompt("-" if texts else None, file).splitlines()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pyvelo.cli.exits import BROKEN_PIPE, INTERRUPTED, silence_stdout
 from pyvelo.cli.progress import loading
 from pyvelo.cli.terminal import print_error, print_json, print_out
-from pyvelo.cli.values import show_bytes
+from pyvelo.cli.values import parse_argument, show_bytes
 from pyvelo.errors import ConfigError
 from pyvelo.hub import locate
 
@@ -62,7 +62,7 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
         return _decoded(sys.stdin.buffer.read(), "standard input")
     if prompt is None:
         raise ConfigError("what is the prompt? Give -p TEXT, -f FILE, or -p - to read standard input")
-    return prompt
+    return parse_argument(prompt, "the prompt")
 
 
 def _decoded(data: bytes, source: str) -> str:

@@ -74,11 +74,19 @@ def prepare_streams() -> None:
         if getattr(sys, name) is None:  # closed by the caller
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8"))  # noqa: SIM115
     codecs.register_error(_ERRORS, _encoded)
-    reconfigure: Callable[..., object] | None = getattr(sys.stdout, "reconfigure", None)
-    if reconfigure is not None:
-        reconfigure(errors=_ERRORS)
+    _reconfigure(sys.stdout, errors=_ERRORS)
+    encoding = getattr(sys.stdin, "encoding", None)
+    is_ascii = encoding is not None and codecs.lookup(encoding).name == "ascii"
+    _reconfigure(sys.stdin, encoding="utf-8" if is_ascii else encoding, errors="surrogateescape")
     if sys.stderr.isatty():
         logging.setLogRecordFactory(_VisibleRecord)
+
+
+def _reconfigure(stream: object, **settings: str | None) -> None:
+    """Change a stream that is a text file, and leave one that a caller put in its place."""
+    reconfigure: Callable[..., object] | None = getattr(stream, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(**settings)
 
 
 class _VisibleRecord(logging.LogRecord):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
+from fractions import Fraction
 
-from pyvelo.errors import ConfigError
+from pyvelo.errors import ConfigError, shown
 
 __all__ = [
+    "parse_argument",
     "parse_gpu_layers",
     "parse_kv_type_option",
     "parse_names",
@@ -16,15 +19,25 @@ __all__ = [
 ]
 
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
+_SIZE = re.compile(r"(\d{1,20}(?:\.\d{1,20})?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE | re.ASCII)
+
+
+def parse_argument(text: str, name: str) -> str:
+    """Return a text of the command line, read as UTF-8 in any locale; ConfigError if it is none."""
+    try:
+        return os.fsencode(text).decode("utf-8")
+    except UnicodeError:
+        raise ConfigError(f"{name} {shown(text)} is not UTF-8 text") from None
 
 
 def parse_size(text: str) -> int:
     """Bytes from `1048576`, `512M` or `1.5GiB`; K, M, G, T are powers of 1024. Else ConfigError."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise ConfigError(f"{text!r} is no size: give bytes, or a number with K, M, G or T, such as 512M")
-    return int(float(match[1]) * (1 << _UNITS[match[2].upper()]))
+        raise ConfigError(
+            f"{shown(text)} is no size: give bytes, or a number with K, M, G or T, such as 512M"
+        )
+    return int(Fraction(match[1]) * (1 << _UNITS[match[2].upper()]))
 
 
 def parse_kv_type_option(text: str) -> str | tuple[str, str]:
@@ -36,7 +49,9 @@ def parse_kv_type_option(text: str) -> str | tuple[str, str]:
         case [k, v] if k and v:
             return (k, v)
         case _:
-            raise ConfigError(f"--kv-type {text!r}: give one type, or two with a comma between them (K,V)")
+            raise ConfigError(
+                f"--kv-type {shown(text)}: give one type, or two with a comma between them (K,V)"
+            )
 
 
 def parse_gpu_layers(text: str | int) -> int | str:
@@ -44,7 +59,7 @@ def parse_gpu_layers(text: str | int) -> int | str:
     try:
         return "auto" if text == "auto" else int(text)
     except ValueError:
-        raise ConfigError(f"--n-gpu-layers {text!r}: give a number, -1 for all, or auto") from None
+        raise ConfigError(f"--n-gpu-layers {shown(text)}: give a number, -1 for all, or auto") from None
 
 
 def parse_numbers(text: str) -> list[int]:
@@ -52,14 +67,16 @@ def parse_numbers(text: str) -> list[int]:
     try:
         return [int(number) for number in text.split(",")]
     except ValueError:
-        raise ConfigError(f"{text!r}: give whole numbers with commas between them, such as 0,4096") from None
+        raise ConfigError(
+            f"{shown(text)}: give whole numbers with commas between them, such as 0,4096"
+        ) from None
 
 
 def parse_names(text: str) -> list[str]:
     """`f16,q8_0`; else ConfigError."""
     names = [name.strip() for name in text.split(",")]
     if not all(names):
-        raise ConfigError(f"{text!r}: give names with commas between them, such as f16,q8_0")
+        raise ConfigError(f"{shown(text)}: give names with commas between them, such as f16,q8_0")
     return names
 
 

@@ -35,6 +35,7 @@ END = 0
 """The token that ends an answer before it has `max_tokens`."""
 
 MOST = 1_000_000  # requests, samples, and tokens of a length
+SLOWEST = 1e-6  # requests per second, so that times stay exact to parts of a second
 
 
 @dataclass(frozen=True)
@@ -100,8 +101,10 @@ class WorkloadSpec:
         ):
             if not 1 <= value <= MOST:
                 raise ConfigError(f"{name} {value}: give a number from 1 to {MOST}")
-        if not self.rate > 0:
-            raise ConfigError(f"rate {self.rate}: give requests per second above 0, or inf for all at once")
+        if not self.rate >= SLOWEST:
+            raise ConfigError(
+                f"rate {self.rate}: give requests per second from {SLOWEST} on, or inf for all at once"
+            )
         if not 0 <= self.seed < 1 << 64:
             raise ConfigError(f"seed {self.seed}: give an integer from 0 to {(1 << 64) - 1}")
         if sum(share for _, share in self.prefixes) > 1 + 1e-9:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
+import shlex
 import subprocess
 from pathlib import Path
+
+import pytest
+
+from pyvelo.cli.exits import explain
 
 from .ptys import PYVELO, in_a_terminal
 
@@ -12,16 +19,25 @@ ASCII = {"PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
 BENCH = ("--prompt-tokens", "8", "--answer-tokens", "4", "--repeats", "1")
 
 
-def pyvelo(*arguments: str | Path, **environment: str) -> tuple[int, str, str]:
+def pyvelo(*arguments: str | Path, typed: bytes = b"", **environment: str) -> tuple[int, str, str]:
     done = subprocess.run(
-        [*PYVELO, *map(str, arguments)],
+        [os.fsencode(word) for word in [*PYVELO, *map(str, arguments)]],
+        input=typed,
         capture_output=True,
         env={**os.environ, **environment},
         timeout=120,
         check=False,
-        stdin=subprocess.DEVNULL,
     )
     return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+def refused(*arguments: str | Path, typed: bytes = b"", **environment: str) -> str:
+    """The one line that a command ends with."""
+    code, out, err = pyvelo(*arguments, typed=typed, **environment)
+    assert code in (1, 2)
+    assert (out, err[:8], err.count("\n")) == ("", "pyvelo: ", 1)
+    assert len(err) < 600
+    return err
 
 
 def test_nothing_asked_shows_the_help_as_it_is() -> None:
@@ -39,3 +55,135 @@ def test_bench_on_an_ascii_terminal_shows_what_it_measured(tiny_model: Path) -> 
     code, shown = in_a_terminal([*PYVELO, "bench", str(tiny_model), *BENCH], env=ASCII)
     assert code == 0
     assert shown.isascii()
+
+
+LATIN = os.fsdecode(b"caf\xe9")
+
+
+def test_numbers_of_any_length_are_one_line(tiny_model: Path) -> None:
+    digits = "9" * 5000
+    assert "is no size" in refused("run", tiny_model, "-p", "x", "--kv-cache-bytes", f"{digits}T")
+    assert "is no size" in refused("run", tiny_model, "-p", "x", "--kv-cache-bytes", "٣")
+    assert "give a number" in refused("run", tiny_model, "-p", "x", "--n-gpu-layers", digits)
+    assert "give whole numbers" in refused("bench", tiny_model, "--depth", digits)
+
+
+@pytest.mark.parametrize("rate", ["1e-320", "1e-300", "1e-9"])
+def test_requests_that_hardly_ever_come_are_refused(rate: str) -> None:
+    assert f"rate {rate.replace('e-9', 'e-09')}" in refused("simulate", "--rate", rate, "--requests", "3")
+
+
+def test_folders_and_missing_files_are_sentences(tiny_model: Path, tmp_path: Path) -> None:
+    for arguments in (
+        ["report"],
+        ["simulate", "--trace"],
+        ["simulate", "--workload"],
+        ["run", tiny_model, "-f"],
+        ["embed", tiny_model, "-f"],
+    ):
+        missing = tmp_path / "no such thing"
+        assert refused(*arguments, missing) == f"pyvelo: there is no file or folder {missing}\n"
+        assert refused(*arguments, tmp_path) == f"pyvelo: {tmp_path} is a folder, not a file\n"
+    assert "there is no model at ''" in refused("info", "")
+
+
+def test_errors_of_the_system_are_sentences() -> None:
+    denied = PermissionError(errno.EACCES, "Permission denied", "/root/x")
+    assert explain(denied).startswith("/root/x may not be opened by this user")
+    assert explain(OSError(errno.ENOSPC, "No space left on device")) == "No space left on device"
+    assert explain(OSError(errno.EROFS, "Read-only file system", b"/x")) == "/x: Read-only file system"
+    assert explain(OSError("odd")) == "odd"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["run", "-p", LATIN], ["embed", "-p", LATIN], ["chat", "-s", LATIN]], ids=" ".join
+)
+def test_text_that_is_no_text_is_refused(tiny_model: Path, arguments: list[str]) -> None:
+    command, *rest = arguments
+    assert "is not UTF-8 text" in refused(command, tiny_model, *rest, typed=b"hi\n")
+
+
+def test_a_locale_without_letters_still_reads_utf8(tiny_model: Path) -> None:
+    bare = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    asked = ("run", tiny_model, "-p", "été", "-n", "3", "--echo", "--json")
+    code, out, err = pyvelo(*asked, **bare)
+    assert (code, err) == (0, "")
+    assert out.isascii()
+    there = json.loads(pyvelo(*asked)[1])
+    assert json.loads(out)["text"] == there["text"]
+    assert there["text"].startswith("été")
+    code, out, err = pyvelo("chat", tiny_model, "-n", "3", typed="été\n".encode(), **bare)
+    assert (code, len(out.split()) > 0, "UTF-8" in err) == (0, True, False)
+
+
+@pytest.mark.parametrize(
+    ("typed", "note"),
+    [
+        (b"/save ~nobody-of-that-name/x", "there is no such home folder"),
+        (b"/load ~nobody-of-that-name/x", "there is no such home folder"),
+        (b"/save a\0b", "is no name of a file"),
+        (b"/load a\0b", "is no name of a file"),
+        (b"/system caf\xe9", "this is not UTF-8 text"),
+        (b"caf\xe9", "this is not UTF-8 text"),
+        (b"/save /proc/no/such", "there is no file or folder /proc/no/such"),
+        (b"/load halves.json", "this is no chat that /save wrote"),
+    ],
+)
+def test_a_chat_goes_on_after_what_is_typed(tmp_path: Path, typed: bytes, note: str) -> None:
+    halves = {"format": "pyvelo chat 1", "messages": [{"role": "user", "content": "\ud800"}]}
+    (tmp_path / "halves.json").write_text(json.dumps(halves))
+    typed = typed.replace(b"halves", bytes(tmp_path / "halves"))
+    code, out, err = pyvelo("chat", "-n", "64", "--temperature", "0", typed=typed + b"\nWhat is 12 + 30?\n")
+    assert (code, err.count("\n")) == (0, 1)
+    assert note in err
+    assert out.endswith("42.\n")
+
+
+CLOSED = ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"]
+
+
+@pytest.mark.parametrize("closed", CLOSED)
+@pytest.mark.parametrize("command", ["info {model}", "run {model} -p - -n 2", "chat {model} -n 2", "--help"])
+def test_closed_streams_are_no_crash(tiny_model: Path, closed: str, command: str) -> None:
+    line = f"{shlex.join(PYVELO)} {command.format(model=shlex.quote(str(tiny_model)))} {closed}"
+    done = subprocess.run(["bash", "-c", line], input=b"", capture_output=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert b"Traceback" not in done.stderr
+    assert b"Error" not in done.stderr
+
+
+@pytest.mark.parametrize("command", ["info {model} --json", "run {model} -p x -n 2", "simulate --requests 2"])
+def test_a_full_disk_is_one_line(tiny_model: Path, command: str) -> None:
+    line = f"{shlex.join(PYVELO)} {command.format(model=shlex.quote(str(tiny_model)))} >/dev/full"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (1, b"pyvelo: No space left on device\n")
+
+
+@pytest.mark.parametrize(
+    "command", ["info {model}", "simulate --requests 2", "--help", "run {model} -p x --json"]
+)
+def test_a_reader_that_has_gone_is_silent(tiny_model: Path, command: str) -> None:
+    line = f"{shlex.join(PYVELO)} {command.format(model=shlex.quote(str(tiny_model)))} | true"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("home", [None, "/nowhere", "/dev/null"])
+def test_no_home_is_needed(tiny_model: Path, home: str | None) -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "HOME" and key[:3] != "HF_"}
+    environment |= {} if home is None else {"HOME": home, "HF_HOME": home}
+    for arguments in (["list", "--json"], ["info", str(tiny_model), "--json"]):
+        done = subprocess.run(
+            [*PYVELO, *arguments], env=environment, capture_output=True, timeout=120, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, b"")
+        json.loads(done.stdout)
+
+
+def test_settings_of_the_hub_that_lead_nowhere() -> None:
+    pytest.importorskip("huggingface_hub")
+    for endpoint in ("nonsense", "http://[", "ftp://x"):
+        refused("pull", "org/one", HF_ENDPOINT=endpoint)
+    assert "Not a directory" in refused(
+        "pull", "org/one", HF_HOME="/dev/null/x", HF_ENDPOINT="http://127.0.0.1:9"
+    )
