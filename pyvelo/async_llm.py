@@ -66,8 +66,12 @@ class AsyncLLM:
     ) -> list[RequestOutput]:
         """Answers prompts as `LLM.generate` does."""
         pump = await self._pump()
-        prepare = pump.engine.intake.prepare
-        submissions = [prepare(prompt, param) for prompt, param in pair_up(prompts, params)]
+        intake = pump.engine.intake
+        asked = [(prompt, param, intake.ask(param)) for prompt, param in pair_up(prompts, params)]
+        submissions = await pump.preparer.run(
+            lambda: [intake.prepare(prompt, param, asked=each) for prompt, param, each in asked],
+            [param for _, param, _ in asked],
+        )
         await pump.run(submissions)
         outputs = [submission.output() for submission in submissions]
         if not return_errors:
@@ -79,8 +83,9 @@ class AsyncLLM:
     ) -> AsyncGenerator[StreamPiece, None]:
         """Answers one prompt, a piece for every token as it comes."""
         pump = await self._pump()
-        prepare = partial(pump.engine.intake.prepare, prompt, for_each(params, 1)[0])
-        async with aclosing(pump.pieces(prepare)) as pieces:
+        intake, param = pump.engine.intake, for_each(params, 1)[0]
+        prepare = partial(intake.prepare, prompt, param, asked=intake.ask(param))
+        async with aclosing(pump.pieces(prepare, param)) as pieces:
             async for piece in pieces:
                 yield piece
 
@@ -137,7 +142,8 @@ class AsyncLLM:
     async def session(self, prompt: Prompt = (), *, cache_salt: str = "") -> AsyncSession:
         """A sequence to go on from, and to fork, as `LLM.session` makes it: see `AsyncSession`."""
         pump = await self._pump()
-        return AsyncSession(pump, pump.engine.intake.branch(prompt, cache_salt))
+        make = partial(pump.engine.intake.branch, prompt, cache_salt)
+        return AsyncSession(pump, await pump.preparer.run(make))
 
     async def embed(
         self,

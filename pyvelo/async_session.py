@@ -35,13 +35,15 @@ class AsyncSession(HeldBranch):
 
         Raises RequestError or OutOfBlocks where there would be no room for an answer; nothing is added then.
         """
-        async with self._turn():
-            self._append(text)
+        async with self._turn() as branch:
+            branch.tokens.extend(await self._pump.preparer.run(partial(self._tokens, text)))
 
     async def generate(self, params: SamplingParams | None = None) -> RequestOutput:
         """Goes on; what is generated belongs to the session. One sample: fork for more."""
         async with self._turn() as branch:
-            submission = self._engine.intake.go_on(branch, params or SamplingParams())
+            param, intake = params or SamplingParams(), self._engine.intake
+            prepare = partial(intake.go_on, branch, param, asked=intake.ask(param))
+            submission = await self._pump.preparer.run(prepare, [param])
             await self._pump.run([submission])
         output = submission.output()
         raise_first_error([output])
@@ -50,8 +52,9 @@ class AsyncSession(HeldBranch):
     async def stream(self, params: SamplingParams | None = None) -> AsyncGenerator[StreamPiece, None]:
         """As `generate`, a piece for every token as it comes; the session is taken until the last."""
         async with self._turn() as branch:
-            prepare = partial(self._engine.intake.go_on, branch, params or SamplingParams())
-            async with aclosing(self._pump.pieces(prepare)) as pieces:
+            param, intake = params or SamplingParams(), self._engine.intake
+            prepare = partial(intake.go_on, branch, param, asked=intake.ask(param))
+            async with aclosing(self._pump.pieces(prepare, param)) as pieces:
                 async for piece in pieces:
                     yield piece
 

@@ -6,7 +6,6 @@ import os
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, overload
 
@@ -131,8 +130,9 @@ class LLM:
         """
         engine = self._engine
         engine.driver.check_open()
-        prepare = partial(engine.intake.prepare, asked=engine.intake.clock())
-        submissions = [prepare(prompt, param) for prompt, param in pair_up(prompts, params)]
+        intake = engine.intake
+        asked = [(prompt, param, intake.ask(param)) for prompt, param in pair_up(prompts, params)]
+        submissions = [intake.prepare(prompt, param, asked=each) for prompt, param, each in asked]
         run_all(engine.driver, submissions)
         outputs = [submission.output() for submission in submissions]
         if not return_errors:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 
@@ -78,11 +78,12 @@ class HeldBranch:
             with self._engine.driver.visit():
                 pass
 
-    def _append(self, text: Prompt) -> None:
+    def _tokens(self, text: Prompt) -> Sequence[int]:
+        """What `text` appends, if there is room for it."""
         branch, intake = self._branch, self._engine.intake
         tokens = intake.tokens(text, add_special=not branch.tokens)
         intake.check_room(len(branch.tokens) + len(tokens))
-        branch.tokens.extend(tokens)
+        return tokens
 
     def _to_compute(self) -> list[Submission]:
         """What computes what is not computed yet, where it can be shared."""
@@ -119,14 +120,15 @@ class Session(HeldBranch):
 
         Raises RequestError or OutOfBlocks where there would be no room for an answer; nothing is added then.
         """
-        with self._turn():
-            self._append(text)
+        with self._turn() as branch:
+            branch.tokens.extend(self._tokens(text))
 
     def generate(self, params: SamplingParams | None = None) -> RequestOutput:
         """Goes on; what is generated belongs to the session. One sample: fork for more."""
         with self._turn() as branch:
             intake = self._engine.intake
-            submission = intake.go_on(branch, params or SamplingParams(), asked=intake.clock())
+            param = params or SamplingParams()
+            submission = intake.go_on(branch, param, asked=intake.ask(param))
             run_all(self._engine.driver, [submission])
         output = submission.output()
         raise_first_error([output])

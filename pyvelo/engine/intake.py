@@ -23,7 +23,7 @@ from pyvelo.text.guide import Guide, Guides
 if TYPE_CHECKING:
     from pyvelo.native import Model
 
-__all__ = ["Intake", "Prompt", "Submission", "for_each", "pair_up"]
+__all__ = ["Asked", "Intake", "Prompt", "Submission", "for_each", "pair_up"]
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,14 @@ def _completion(request: Request, index: int) -> Completion:
     )
 
 
+@dataclass(frozen=True)
+class Asked:
+    """When an answer was asked for, in seconds of the intake's clock, and the seed of its draws."""
+
+    time: float
+    seed: int
+
+
 class Intake:
     """Makes requests for one model and one pool, of which it only knows the size. Thread-safe."""
 
@@ -97,11 +105,11 @@ class Intake:
         prompt: Prompt,
         params: SamplingParams,
         on_piece: Callable[[StreamPiece], None] | None = None,
-        asked: float | None = None,
+        asked: Asked | None = None,
     ) -> Submission:
         """Checks a prompt and makes its requests; RequestError or OutOfBlocks where they could never run.
 
-        Their time runs from `asked`, by `clock`; None: from when they are submitted.
+        Their time runs from when they were `asked` for; None: from when they are submitted.
         """
         self._check_params(params)
         if on_piece is not None and params.n_samples > params.n:
@@ -128,7 +136,7 @@ class Intake:
         branch: Branch,
         params: SamplingParams,
         on_piece: Callable[[StreamPiece], None] | None = None,
-        asked: float | None = None,
+        asked: Asked | None = None,
     ) -> Submission:
         """As `prepare`, for one sample behind the tokens of a branch."""
         self._check_params(params)
@@ -173,19 +181,26 @@ class Intake:
             return ""
         return text if text is not None else self._model.detokenize(list(tokens)).decode("utf-8", "replace")
 
+    def ask(self, params: SamplingParams) -> Asked:
+        """Note when an answer was asked for, and draw its seed, before it is prepared in whatever order."""
+        seed = getattr(params, "seed", None)
+        return Asked(self.clock(), self._seeds.getrandbits(64) if seed is None else seed)
+
     def compiling(self, params: SamplingParams) -> Future[Guide] | None:
         """Start to compile what answers must follow, if anything; cancel it to stop waiting."""
+        if not isinstance(params, SamplingParams):
+            return None  # `prepare` says so
         return self._guides.begin(params)
 
     def close(self) -> None:
         """End the wait for everything that compiles."""
         self._guides.close()
 
-    def _maker(self, params: SamplingParams, asked: float | None) -> Callable[..., Request]:
-        seed = params.seed if params.seed is not None else self._seeds.getrandbits(64)
+    def _maker(self, params: SamplingParams, asked: Asked | None) -> Callable[..., Request]:
+        seed = (asked or self.ask(params)).seed
         stops = cast("tuple[str, ...]", params.stop)
 
-        waited = 0.0 if asked is None else self.clock() - asked
+        waited = 0.0 if asked is None else self.clock() - asked.time
         left = None if params.timeout is None else max(0.0, params.timeout - waited)
         guide = self._guides.compile(params, left)
 
@@ -200,7 +215,7 @@ class Intake:
                 guide=guide.copy() if guide is not None else None,
                 **others,
             )
-            request.submitted = asked or 0.0
+            request.submitted = 0.0 if asked is None else asked.time
             return request
 
         return make

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
@@ -16,9 +17,11 @@ from pyvelo.engine.branch import Branch
 from pyvelo.engine.compute import rest
 from pyvelo.engine.engine import Engine
 from pyvelo.engine.intake import Submission
+from pyvelo.engine.preparing import Preparer
 from pyvelo.engine.request import Request
 from pyvelo.errors import ClosedError, InternalError, VeloError
 from pyvelo.outputs import StreamPiece, raise_first_error
+from pyvelo.sampling import SamplingParams
 
 __all__ = ["Prepare", "Pump"]
 
@@ -37,6 +40,7 @@ class Pump:
 
     def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
         self.engine = engine
+        self.preparer = Preparer(engine)
         self._worker = _Worker(engine, loop)
         self._thread = threading.Thread(target=self._worker.run, name="pyvelo-engine", daemon=True)
         self._thread.start()
@@ -55,10 +59,11 @@ class Pump:
         finally:
             self._cancel(streams)
 
-    async def pieces(self, prepare: Prepare) -> AsyncGenerator[StreamPiece, None]:
+    async def pieces(self, prepare: Prepare, params: SamplingParams) -> AsyncGenerator[StreamPiece, None]:
         """What the requests generate, as it comes; raises the error of one that failed."""
         outbox = self._worker.outbox
-        stream = _Stream(self._worker, prepare(lambda piece: outbox.append((stream, piece))))
+        make = partial(prepare, lambda piece: outbox.append((stream, piece)))
+        stream: _Stream = _Stream(self._worker, await self.preparer.run(make, [params]))
         try:
             self._submit([stream])
             while (piece := await stream.next()) is not None:
@@ -110,6 +115,7 @@ class Pump:
 
     def close(self) -> None:
         """Ends every request and waits for the thread."""
+        self.preparer.close()
         try:
             self.engine.close()
         finally:
