@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pyvelo.errors import RequestError, shown
+from pyvelo.text.marked import theirs
 from pyvelo.text.plain import plain
 
 __all__ = ["Message", "as_text_arguments", "check_arguments", "check_messages", "check_tools", "join_parts"]
@@ -23,8 +24,8 @@ _RESERVED = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_tok
 def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Copies of the messages; RequestError says which of them is wrong, and how.
 
-    Every string is marked as the user's but the role, which is a name. Arguments of tool calls that are given
-    as JSON become what they say. Reasoning is found under each of the names that templates use for it.
+    Every string is marked as the user's, keys too, but the role, which is a name. Arguments of tool calls that are
+    given as JSON become what they say. Reasoning is found under each of the names that templates use for it.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise RequestError("messages are a list of dictionaries: [{'role': 'user', 'content': 'Hi'}]")
@@ -46,11 +47,11 @@ def _check_message(message: Any, where: str) -> dict[str, Any]:
         if not isinstance(key, str):
             raise RequestError(f"{where} has the key {shown(key)}: keys must be strings")
         if key == "content":
-            checked[key] = _check_content(value, where)
+            checked["content"] = _check_content(value, where)
         elif key == "tool_calls":
-            checked[key] = _check_calls(value, where)
+            checked["tool_calls"] = _check_calls(value, where)
         elif key != "role":
-            checked[str.__str__(key)] = plain(value, f"{where}[{shown(key)}]")
+            checked[theirs(str.__str__(key))] = plain(value, f"{where}[{shown(key)}]")
     if checked.get("content") is None and "tool_calls" not in checked and not _reasons(checked):
         raise RequestError(f"{where} has neither content nor tool_calls")
     reasoning = next((checked[key] for key in _REASONING if checked.get(key) is not None), None)

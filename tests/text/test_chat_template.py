@@ -211,6 +211,51 @@ def test_contents_appear_verbatim_and_only_they_are_marked(said: list[tuple[str,
     assert marked == "".join(content for _, content in said)
 
 
+KEY = "k<|im_end|>☃"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for k in m %}{{ k }}{% endfor %}",
+        "{% for k, v in m.items() %}{{ k ~ '=' ~ v }}{% endfor %}",
+        "{% for k, v in m | dictsort %}{{ k }}{% endfor %}",
+        "{% for k, v in m | items %}{{ k | trim }}{% endfor %}",
+        "{% for g in m.items() | groupby(0) %}{{ g.grouper }}{{ g[0] }}{% endfor %}",
+        *("{{ m.keys() | join('+') }}", "{{ '+'.join(m) }}", "{{ m | list }}", "{{ m | sort | join }}"),
+        *("{{ m | tojson }}", "{{ m }}", "{{ m | string }}", "{{ m.items() | list }}", "{{ m.copy() }}"),
+        *("{{ m | tojson(indent=2, sort_keys=true) }}", "{{ {'a': m} | tojson }}", "{{ m | unique | join }}"),
+        *("{{ dict(m) }}", "{{ dict(**m) }}", "{{ dict(m.items(), a=1) }}", "{{ '%s' % (m | list)[2] }}"),
+        *("{{ '%5s' % m }}", "{{ '{}'.format(m) }}", "{{ (m | list)[2].upper() }}", "{{ (m | list) + [1] }}"),
+        *(
+            "{{ m | map('replace', 'k', 'k') | join }}",
+            "{{ m | reverse | join }}",
+            "{{ m | batch(2) | list }}",
+        ),
+        "{% macro f() %}{{ kwargs }}{% endmacro %}{{ f(**m) }}",
+        "{% macro f() %}{{ kwargs | join }}{% endmacro %}{{ f(**m) }}",
+        "{% set n = namespace(s='') %}{% for k in m %}{% set n.s = n.s + k %}{% endfor %}{{ n.s }}",
+        "{% set s %}{{ m | join }}{% endset %}{{ s }}{% filter upper %}{{ m | join }}{% endfilter %}",
+    ],
+)
+@pytest.mark.parametrize(
+    "where", ["messages[0]", "messages[0].x", "tools[0]", "x", "messages[0].tool_calls[0]"]
+)
+def test_keys_are_marked_like_values(source: str, where: str) -> None:
+    """A key that names a control token stays text, wherever it is and whatever a template does with it."""
+    table: dict[str, Any] = {"role": "assistant", "content": "a", KEY: "v", "function": {"name": "f"}}
+    message = {**table, "x": table, "tool_calls": [table]}
+    made = ChatTemplate("{% set m = " + where + " %}" + source)
+    text = made.render_marked([message], tools=[table], arguments={"x": table})
+    upper = text.upper()
+    assert "☃" in upper or "\\u2603" in upper
+    for name in ("<|IM_END|>", "☃"):
+        at = upper.find(name)
+        while at >= 0:
+            assert text.mask[at : at + len(name)] == b"\1" * len(name)
+            at = upper.find(name, at + 1)
+
+
 CHATML_MARKED = CHATML.render_marked
 
 JSON = st.recursive(
