@@ -20,7 +20,7 @@ from pyvelo.text.messages import (
     join_parts,
 )
 from pyvelo.text.meter import Limits, Meter, Refused
-from pyvelo.text.plain import units
+from pyvelo.text.plain import Parts, units
 
 if TYPE_CHECKING:
     from pyvelo.text.sandbox import Sandbox
@@ -147,7 +147,7 @@ class ChatTemplate:
         if compiled.knows_strings:
             return messages
         return [
-            {**message, "content": [{"type": "text", "text": message["content"]}]}
+            {**message, "content": Parts([{"type": "text", "text": message["content"]}])}
             if isinstance(message.get("content"), str)
             else message
             for message in messages

@@ -9,7 +9,7 @@ from typing import Any
 
 from pyvelo.errors import RequestError, shown
 from pyvelo.text.marked import theirs
-from pyvelo.text.plain import plain
+from pyvelo.text.plain import Parts, plain
 
 __all__ = ["Message", "as_text_arguments", "check_arguments", "check_messages", "check_tools", "join_parts"]
 
@@ -24,8 +24,9 @@ _RESERVED = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_tok
 def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Copies of the messages; RequestError says which of them is wrong, and how.
 
-    Every string is marked as the user's, keys too, but the role, which is a name. Arguments of tool calls that are
-    given as JSON become what they say. Reasoning is found under each of the names that templates use for it.
+    Every string is marked as the user's, keys too, but the role, which is a name. Arguments of tool calls
+    that are given as JSON become what they say. Reasoning is found under each of the names that templates use
+    for it.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise RequestError("messages are a list of dictionaries: [{'role': 'user', 'content': 'Hi'}]")
@@ -70,7 +71,7 @@ def _check_content(content: Any, where: str) -> Any:
         return plain(content, f"{where}['content']")
     if not isinstance(content, Sequence) or isinstance(content, (bytes, bytearray)):
         raise RequestError(f"{where} has a {type(content).__name__} as content: give a string or parts")
-    parts = []
+    parts = Parts()
     for index, part in enumerate(content):
         kind: Any = part.get("type") if isinstance(part, Mapping) else type(part).__name__
         if not isinstance(part, Mapping) or kind != "text" or not isinstance(part.get("text"), str):
@@ -127,10 +128,9 @@ def as_text_arguments(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def join_parts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The messages with each content as one string; parts become lines."""
-    line = plain("\n", "content")
     return [
-        {**message, "content": line.join(part["text"] for part in message["content"])}
-        if isinstance(message.get("content"), list)
+        {**message, "content": message["content"].text}
+        if isinstance(message.get("content"), Parts)
         else message
         for message in messages
     ]

@@ -8,9 +8,18 @@ from typing import Any
 from pyvelo.errors import RequestError, shown
 from pyvelo.text.marked import theirs
 
-__all__ = ["plain", "units"]
+__all__ = ["Parts", "plain", "units"]
 
 MAX_DEPTH = 64
+
+
+class Parts(list[dict[str, str]]):
+    """Parts of a content: a list for a template that loops over them, else text."""
+
+    @property
+    def text(self) -> str:
+        """Return the texts of all parts, as lines."""
+        return theirs("\n").join(part["text"] for part in self)
 
 
 def plain(value: Any, where: str, string: Callable[[str], str] = theirs, depth: int = 0) -> Any:

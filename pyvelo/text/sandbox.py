@@ -22,6 +22,7 @@ from jinja2.utils import Cycler, Joiner, Namespace
 
 from pyvelo.text.marked import merge, theirs
 from pyvelo.text.meter import NODE, TEXT, Meter, Refused
+from pyvelo.text.plain import Parts
 from pyvelo.text.sandbox_costs import search_cost
 from pyvelo.text.sandbox_syntax import GenerationBlocks, metered
 from pyvelo.text.sandbox_text import TEXT_METHODS, percent, text_method
@@ -186,6 +187,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
             return value
         if isinstance(value, Undefined):
             return str(value)
+        if isinstance(value, Parts):
+            self.meter.weigh(value)
+            return value.text
         marked = self.meter.weigh(value)
         return theirs(str(value)) if marked else str(value)
 

@@ -109,19 +109,44 @@ class _Rewriter(NodeTransformer):
 
 
 def looks_for(tree: nodes.Template) -> tuple[bool, bool]:
-    """Whether a template goes through the parts of a content, and whether it asks what a value is."""
-    loops = any(_is_content(loop.iter) for loop in tree.find_all(nodes.For))
+    """Return whether a template loops over the parts of a content, and whether it asks what a value is."""
+    names = _content_names(tree)
+    loops = any(_is_content(loop.iter, names) for loop in tree.find_all(nodes.For))
     kinds = ("string", "sequence", "iterable", "mapping")
     asks = any(test.name in kinds for test in tree.find_all(nodes.Test))
     return loops, asks
 
 
-def _is_content(node: nodes.Node) -> bool:
+def _content_names(tree: nodes.Template) -> set[str]:
+    """Return the variables and macro parameters that are a message's content somewhere in the template."""
+    names = {"content"}
+    macros = {macro.name: macro for macro in tree.find_all(nodes.Macro)}
+    before = 0
+    while len(names) > before:  # a name may stand for another one
+        before = len(names)
+        for assign in tree.find_all(nodes.Assign):
+            if isinstance(assign.target, nodes.Name) and _is_content(assign.node, names):
+                names.add(assign.target.name)
+        for call in tree.find_all(nodes.Call):
+            macro = macros.get(call.node.name) if isinstance(call.node, nodes.Name) else None
+            for parameter, value in zip(macro.args if macro else (), call.args, strict=False):
+                if _is_content(value, names):
+                    names.add(parameter.name)
+    return names
+
+
+def _is_content(node: nodes.Node | None, names: set[str]) -> bool:
     match node:
         case nodes.Getattr():
             return bool(node.attr == "content")
         case nodes.Getitem():
             return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
         case nodes.Name():
-            return bool(node.name == "content")
+            return node.name in names
+        case nodes.Call(node=nodes.Getattr(attr="get"), args=[nodes.Const(value="content"), *_]):
+            return True
+        case nodes.Or() | nodes.And():
+            return _is_content(node.left, names) or _is_content(node.right, names)
+        case nodes.CondExpr():
+            return _is_content(node.expr1, names) or _is_content(node.expr2, names)
     return False
