@@ -82,6 +82,7 @@ class Stream(Generator[StreamPiece, None, None]):
             if self._ended:
                 raise StopIteration
             try:
+                driver.home.check()
                 submission = self._submission or self._start()
                 if not pieces:
                     driver.drive(lambda: pieces or submission.finished)
