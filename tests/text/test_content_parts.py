@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from datetime import datetime
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from pyvelo.text.sandbox_syntax import GenerationBlocks
 
 from .upstream import models_folder
 
-NAMES = sorted(path.stem for path in (models_folder() / "templates").glob("*.jinja"))
+NAMES = sorted(path.stem for path in Path(__file__).with_name("expected").glob("*.txt"))
 ROLES = [("user",), ("user", "assistant", "user"), ("system", "user", "assistant", "user")]
 NOW = datetime(2026, 3, 4, 5, 6, 7)
 

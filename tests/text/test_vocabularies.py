@@ -28,12 +28,19 @@ NORMALIZED = ("bert-bge", "nomic-bert-moe")
 """Vocabularies whose tokenizer changes a text first, such as to lower case."""
 
 
-def names() -> list[str]:
+NAMES = [
+    *("aquila", "baichuan", "bert-bge", "command-r", "deepseek-coder", "deepseek-llm", "falcon", "gemma-4"),
+    *("gpt-2", "gpt-neox", "llama-bpe", "llama-spm", "mpt", "nomic-bert-moe", "phi-3", "qwen2", "qwen35"),
+    *("refact", "starcoder"),
+]
+
+
+def test_every_vocabulary_of_upstream_is_named() -> None:
     found = models_folder().glob("ggml-vocab-*.gguf")
-    return sorted(path.stem.removeprefix("ggml-vocab-") for path in found)
+    assert sorted(path.stem.removeprefix("ggml-vocab-") for path in found) == NAMES
 
 
-@pytest.fixture(scope="module", params=names())
+@pytest.fixture(scope="module", params=NAMES)
 def named(request: pytest.FixtureRequest) -> Iterator[tuple[str, Model]]:
     path = models_folder() / f"ggml-vocab-{request.param}.gguf"
     with Model(path, vocab_only=True) as model:
