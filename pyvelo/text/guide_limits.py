@@ -26,6 +26,16 @@ MAX_CHARACTERS = 1 << 17
 MAX_PROPERTIES = 5_000
 """Names of properties in a schema, in whose number the time is quadratic."""
 
+MAX_CROSSED = 12
+"""Patterns and formats that one string of a schema may have to match, whose states multiply."""
+
+MAX_PATTERN_NAMES = 150
+"""Of a schema's `patternProperties`, each of which is compared with each."""
+
+MAX_NESTED = 120
+MAX_VISITS = 500_000
+"""Of parts of a schema, in the search for patterns that meet."""
+
 MAX_TERMINALS = 1_000
 """Of a Lark grammar: each may contain the one before, and each token recurses through all."""
 
@@ -64,7 +74,23 @@ def check_size(source: str) -> None:
 
 
 def check_schema(schema: Any) -> None:
-    """Raise ValueError if a JSON schema has too many properties or remainders."""
+    """Raise ValueError if a JSON schema has too many properties, remainders or crossed patterns."""
+    n_crossed = _Crossings(schema).most()
+    if n_crossed > MAX_CROSSED:
+        raise ValueError(
+            f"more than {MAX_CROSSED} patterns and formats may meet in one string, through allOf, anyOf and "
+            f"$ref: join them or leave some out"
+        )
+    for key, most in {"properties": MAX_PROPERTIES, "patternProperties": MAX_PATTERN_NAMES}.items():
+        n = sum(len(part[key]) for part in _objects(schema) if isinstance(part.get(key), dict))
+        if n > most:
+            raise ValueError(f"{n} names in {key}, the most are {most}: leave some out")
+    n_crossed = _Crossings(schema).most()
+    if n_crossed > MAX_CROSSED:
+        raise ValueError(
+            f"more than {MAX_CROSSED} patterns and formats may meet in one string, through allOf, anyOf and "
+            f"$ref: join them or leave some out"
+        )
     n_properties = sum(len(part["properties"]) for part in _objects(schema)
                        if isinstance(part.get("properties"), dict))  # fmt: skip
     if n_properties > MAX_PROPERTIES:
@@ -93,6 +119,65 @@ def check_lark(lark: str) -> None:
         except (ValueError, RecursionError):
             continue  # in a comment or a string, or no JSON, which llguidance says
         check_schema(schema)
+
+
+class _Crossings:
+    """How many patterns a string of a schema may have to match at once; too many rather than too few."""
+
+    def __init__(self, schema: Any) -> None:
+        self._schema = schema
+        self._n_visits = 0
+        self._found: dict[str, int] = {}  # of what is referred to; grows until nothing changes
+        self._used: set[str] = set()
+
+    def most(self) -> int:
+        users: dict[str, set[str]] = {}
+        todo = ["#"]
+        while todo:
+            reference = todo.pop()
+            self._used = set()
+            found = min(MAX_CROSSED + 1, self._of(_target(self._schema, reference), 0))
+            for used in self._used:
+                users.setdefault(used, set()).add(reference)
+                if used not in self._found:
+                    self._found[used] = 0
+                    todo.append(used)
+            if found != self._found.get(reference):
+                self._found[reference] = found
+                todo += users.get(reference, ())
+        return self._found["#"]
+
+    def _of(self, schema: Any, depth: int) -> int:
+        self._n_visits += 1
+        if depth > MAX_NESTED or self._n_visits > MAX_VISITS:
+            raise ValueError(f"it is nested more than {MAX_NESTED} deep, or refers too often to itself")
+        if isinstance(schema, list):
+            return max((self._of(each, depth + 1) for each in schema), default=0)
+        if not isinstance(schema, dict):
+            return 0
+        n, inside = 0, ("pattern" in schema) + ("format" in schema)
+        for key, value in schema.items():
+            if key == "allOf" and isinstance(value, list):
+                n += sum(self._of(each, depth + 1) for each in value)
+            elif key in ("anyOf", "oneOf"):
+                n += self._of(value, depth + 1)
+            elif key == "$ref" and isinstance(value, str):
+                self._used.add(value)
+                n += self._found.get(value, 0)
+            elif key in ("properties", "patternProperties") and isinstance(value, dict):
+                inside = max(inside, self._of(list(value.values()), depth))
+            elif key not in ("$defs", "definitions"):
+                inside = max(inside, self._of(value, depth + 1))
+        return n + inside
+
+
+def _target(root: Any, reference: str) -> Any:
+    """What a reference within the schema refers to."""
+    value = root
+    for part in reference.removeprefix("#").split("/")[1:]:
+        key = part.replace("~1", "/").replace("~0", "~")
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
 
 
 def _multiples(schema: Any) -> Iterator[int | float]:

@@ -206,11 +206,44 @@ def test_ordinary_multiples_are_not(model: Model, number: float) -> None:
 def test_too_many_names_are_refused(model: Model) -> None:
     guides = Guides(model)
     names = {f"x{i}": True for i in range(5001)}
-    with pytest.raises(RequestError, match="json_schema: 5001 properties, the most are 5000: leave some out"):
+    with pytest.raises(RequestError, match="json_schema: 5001 names in properties, the most are 5000"):
         guides.compile(SamplingParams(json_schema={"properties": names}))
+    names = {f"^x{i}$": True for i in range(151)}
+    with pytest.raises(RequestError, match="json_schema: 151 names in patternProperties, the most are 150"):
+        guides.compile(SamplingParams(json_schema={"patternProperties": names}))
     terminals = chain(1000, lambda i: f'A{i}: "a" A{i + 1}', 'A1000: "b"\nstart: A0')
     with pytest.raises(RequestError, match="grammar: 1001 terminals, the most are 1000: write some as rules"):
         guides.compile(SamplingParams(grammar=terminals))
+
+
+def text(pattern: str, **others: Any) -> dict[str, Any]:
+    return {"type": "string", "pattern": pattern, **others}
+
+
+CROSSED: dict[str, Any] = {
+    "all": {"allOf": [text(f".*{i}.{{9}}[a-c]") for i in range(60)]},
+    "references": {"$defs": {f"d{i}": text(f".*{i}x", **{"$ref": f"#/$defs/d{i + 1}"}) for i in range(60)},
+                   "$ref": "#/$defs/d0"},
+    "properties": {"allOf": [{"properties": {"a": text(f".*{i}.{{9}}")}} for i in range(60)]},
+    "itself": {"$defs": {"d": text("a+b", **{"$ref": "#/$defs/d"})}, "$ref": "#/$defs/d"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CROSSED)
+def test_patterns_that_meet_in_one_string_are_few(model: Model, name: str) -> None:
+    with pytest.raises(RequestError, match="more than 12 patterns and formats may meet in one string"):
+        Guides(model).compile(SamplingParams(json_schema=CROSSED[name]))
+
+
+def test_patterns_apart_may_be_many(model: Model) -> None:
+    node = {"properties": {f"p{i}": text(f"{i}+") for i in range(60)} | {"next": {"$ref": "#/$defs/node"}}}
+    schema = {"$defs": {"node": node}, "anyOf": [{"$ref": "#/$defs/node"}, {"items": text("a+")}]}
+    assert Guides(model).compile(SamplingParams(json_schema=schema)) is not None
+    nested: dict[str, Any] = {}
+    for _ in range(300):
+        nested = {"anyOf": [nested]}
+    with pytest.raises(RequestError, match="json_schema: it is nested more than 120 deep"):
+        Guides(model).compile(SamplingParams(json_schema=nested))
 
 
 def test_too_long_is_refused(model: Model) -> None:
