@@ -36,6 +36,7 @@ class _Signals:
 
     def enter(self) -> None:
         if not self._depth:
+            self.raised = None  # left by a guard that another signal has ended
             self._thread = threading.get_ident()
             for number in SIGNALS:
                 handler = signal.getsignal(number)

@@ -34,7 +34,7 @@ class Lines:
         self.interrupted = interrupted
         self.n = 0
         self.places: dict[tuple[object, ...], int] = {}
-        """The first line with each stack of three calls."""
+        """The first line with each stack of two calls."""
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
         return self._line if frame.f_code.co_filename.startswith(FOLDER) else None
@@ -59,7 +59,7 @@ class Lines:
 
 def _stack(frame: FrameType | None) -> tuple[object, ...]:
     stack: list[object] = []
-    while frame is not None and frame.f_code.co_filename.startswith(FOLDER) and len(stack) < 6:
+    while frame is not None and frame.f_code.co_filename.startswith(FOLDER) and len(stack) < 4:
         stack += (frame.f_code, frame.f_lineno)
         frame = frame.f_back
     return tuple(stack)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from pyvelo.engine import interrupts
 from pyvelo.engine.driver import Driver
 from pyvelo.engine.interrupts import SIGNALS, InterruptGuard
 from pyvelo.engine.request import Request
@@ -341,6 +343,38 @@ def test_what_a_handler_raises_is_raised_at_the_end_of_the_outermost_guard(numbe
         signal.signal(number, before)
     assert seen == [True, True]
     assert caught.value.code == number
+
+
+@pytest.mark.usefixtures("sigint")
+def test_a_second_ctrl_c_while_a_guard_ends_reaches_no_later_call() -> None:
+    n_lines = 0
+
+    def run(interrupted: int) -> None:
+        nonlocal n_lines
+        n_lines = 0
+
+        def trace(frame: FrameType, event: str, arg: Any) -> Any:
+            nonlocal n_lines
+            if frame.f_code.co_filename == interrupts.__file__ and event == "line":
+                n_lines += 1
+                if n_lines == interrupted:
+                    signal.raise_signal(signal.SIGINT)
+            return trace
+
+        before = sys.gettrace()
+        with InterruptGuard(lambda: None):
+            signal.raise_signal(signal.SIGINT)
+            sys.settrace(trace)
+        sys.settrace(before)
+
+    for line in range(40):
+        before = sys.gettrace()
+        with pytest.raises(KeyboardInterrupt):
+            run(line)
+        sys.settrace(before)
+        with InterruptGuard(lambda: None) as guard:
+            assert not guard.hit
+    assert n_lines < 40, "every line was interrupted"
 
 
 def test_a_handler_that_installs_another_one_has_its_way() -> None:
