@@ -29,9 +29,9 @@ __all__ = [
     "find_sanitizer",
     "last_line",
     "library_folders",
+    "not_found",
     "run_program",
     "settle",
-    "unresolved",
 ]
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -192,9 +192,11 @@ def _is_built(checkout: Path) -> bool:
 # ---- libraries of NVIDIA's ----
 
 
-def unresolved(text: str) -> list[str]:
-    """Libraries that ldd did not find."""
-    return sorted(set(re.findall(r"^\s*(\S+) => not found", text, re.MULTILINE)))
+def not_found(text: str) -> tuple[list[str], list[str]]:
+    """Return the libraries and the symbols that ldd, or ldd -r, did not find; each once, sorted."""
+    libraries = re.findall(r"^\s*(\S+) => not found", text, re.MULTILINE)
+    symbols = re.findall(r"^\s*undefined symbol: (\S+)", text, re.MULTILINE)
+    return sorted(set(libraries)), sorted(set(symbols))
 
 
 def library_folders(
@@ -202,7 +204,7 @@ def library_folders(
 ) -> tuple[list[Path], list[str]]:
     """Folders in which what `library` lacks lies, in the toolkit or beside Python; and what is nowhere."""
     try:
-        missing = unresolved(run(["ldd", os.fspath(library)], 30, {}).out)
+        missing, _ = not_found(run(["ldd", os.fspath(library)], 30, {}).out)
     except (Missing, OutOfTime):
         return [], []
     found, nowhere = list[Path](), list[str]()

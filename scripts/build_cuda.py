@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 from _cmake import build_targets, configure, launchers
+from _gpu_machine import not_found
 from _upstream import ROOT, UpstreamError, run_main
 from cuda_report import readable
 
@@ -65,12 +66,6 @@ def our_kernels(symbols: str) -> set[str]:
     return {readable(symbol) for symbol in kernels}
 
 
-def unresolved(text: str) -> list[str]:
-    """Libraries and symbols that ldd -r did not find."""
-    words = ("not found", "undefined symbol")
-    return sorted({line.strip() for line in text.splitlines() if any(word in line for word in words)})
-
-
 def main() -> int:
     """Builds, looks, tells."""
     parser = argparse.ArgumentParser(
@@ -89,7 +84,7 @@ def main() -> int:
     kernels = our_kernels(output("nm", "--defined-only", str(library)))
     print(f"kernels of ours: {len(kernels)} of {KERNELS}")
     needed = output("ldd", "-r", str(library))
-    missing = unresolved(needed)
+    missing = [name for names in not_found(needed) for name in names]
     print(f"not found: {'; '.join(missing) or 'nothing'}")
     if "libcuda.so" in needed:
         print("it needs the driver's library, and is not loaded where there is none")

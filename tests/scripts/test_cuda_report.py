@@ -188,8 +188,5 @@ def test_what_a_library_does_not_find() -> None:
         "\tlibcublas.so.13 => not found\n\tlibc.so.6 => /lib/libc.so.6 (0x1)\n"
         "undefined symbol: cuInit\t(./libvelo-ggml-cuda.so)\n"
     )
-    assert build_cuda.unresolved(text) == [
-        "libcublas.so.13 => not found",
-        "undefined symbol: cuInit\t(./libvelo-ggml-cuda.so)",
-    ]
-    assert build_cuda.unresolved("\tlibc.so.6 => /lib/libc.so.6 (0x1)\n") == []
+    assert build_cuda.not_found(text + text) == (["libcublas.so.13"], ["cuInit"])
+    assert build_cuda.not_found("\tlibc.so.6 => /lib/libc.so.6 (0x1)\n") == ([], [])

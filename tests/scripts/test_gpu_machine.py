@@ -18,10 +18,10 @@ from _gpu_machine import (
     Places,
     find_sanitizer,
     library_folders,
+    not_found,
     nvidia_folders,
     run_program,
     settle,
-    unresolved,
 )
 from _gpu_report import Missing, OutOfTime
 from gpu_bundle import pack, sizes
@@ -172,7 +172,7 @@ def test_libraries_are_looked_for_where_nvidia_puts_them(tmp_path: Path) -> None
     def run(command: Sequence[str], seconds: float, extra: Mapping[str, str]) -> Done:
         return Done(0, LDD, "")
 
-    assert unresolved(LDD) == ["libcublas.so.13", "libcudart.so.13"]
+    assert not_found(LDD) == (["libcublas.so.13", "libcudart.so.13"], [])
     folders = [tmp_path / "cu13", tmp_path / "cublas"]
     for folder in folders:
         folder.mkdir()
