@@ -11,8 +11,8 @@
 #include "paged-products-bf16.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
-#include <vector>
 
 #if defined(PAGED_AMX) && defined(__AMX_INT8__) && defined(__AVX512VNNI__)
 
@@ -124,17 +124,43 @@ void multiply_columns(const uint16_t * rows, const uint16_t * columns, int64_t k
     }
 }
 
+// Unpacked columns of one thread. They stay for its next product: to allocate them anew takes longer than to fill them.
+struct columns_room {
+    uint16_t * data = nullptr;
+    int64_t    size = 0;
+
+    columns_room()                                 = default;
+    columns_room(const columns_room &)             = delete;
+    columns_room & operator=(const columns_room &) = delete;
+    ~columns_room() { std::free(data); }
+};
+
+// This thread's room for n numbers, a whole number of lines; null where there is no memory. Throws nothing: nobody
+// could catch it in a worker.
+uint16_t * room_for_columns(int64_t n) {
+    static thread_local columns_room room;
+    if (room.size < n) {
+        std::free(room.data);
+        room.data = static_cast<uint16_t *>(std::aligned_alloc(64, static_cast<size_t>(n) * sizeof(uint16_t)));
+        room.size = room.data ? n : 0;
+    }
+    return room.data;
+}
+
 template <class Weights> bool run(const ggml_compute_params * params, ggml_tensor * dst) {
+    // products that take over write their own rows into the work buffer while slower threads still read what all lack
+    static_assert(sizeof(typename Weights::row) <= Weights::K * sizeof(uint16_t),
+                  "their rows are no longer than these");
+
     const int64_t k = dst->src[0]->ne[0], n_blocks = k / Weights::K, n = ggml_nrows(dst);
-    auto *        rows = static_cast<uint16_t *>(params->wdata);
+    auto *        rows    = static_cast<uint16_t *>(params->wdata);
+    auto *        lacks   = reinterpret_cast<char *>(rows + padded(n) * k); // of each thread: whether it has no room
+    auto *        columns = room_for_columns(BLOCK * k);
+    lacks[params->ith]    = columns == nullptr;
     round_rows(params, dst->src[1], rows);
     ggml_barrier(params->threadpool);
-
-    static thread_local std::vector<uint16_t> room;
-    room.resize(static_cast<size_t>(std::max<int64_t>(static_cast<int64_t>(room.size()), BLOCK * k + 32)));
-    auto * columns = room.data();
-    while (reinterpret_cast<uintptr_t>(columns) % 64) {
-        ++columns;
+    if (std::find(lacks, lacks + params->nth, true) != lacks + params->nth) {
+        return false; // all threads say so
     }
     const paged::tile_configuration configured;
 
@@ -152,7 +178,8 @@ template <class Weights> bool run(const ggml_compute_params * params, ggml_tenso
 } // namespace
 
 size_t velo_packed_work_size_of_many(const ggml_tensor * dst) {
-    return ggml_nrows(dst) < MANY ? 0 : static_cast<size_t>(padded(ggml_nrows(dst)) * dst->src[0]->ne[0]) * 2;
+    const int64_t n = padded(ggml_nrows(dst)) * dst->src[0]->ne[0];
+    return ggml_nrows(dst) < MANY ? 0 : static_cast<size_t>(n) * sizeof(uint16_t) + GGML_MAX_N_THREADS;
 }
 
 bool velo_packed_products_of_many(const ggml_compute_params * params, ggml_tensor * dst) {

@@ -20,7 +20,7 @@ size_t velo_packed_work_size(const struct ggml_tensor * dst);
 // Whether all products are ours: the processor has no AMX.
 bool velo_packed_products_suffice(void);
 
-// The same for many rows alone.
+// The same for many rows alone. False, too, where a thread has no memory for weights as they are unpacked.
 bool   velo_packed_products_of_many(const struct ggml_compute_params * params, struct ggml_tensor * dst);
 size_t velo_packed_work_size_of_many(const struct ggml_tensor * dst);
 
