@@ -233,7 +233,7 @@ def test_upstreams_grammars(both: Both, upstream: Path, name: str) -> None:
     assert sum(both.walk(grammar, draws, 20) for _ in range(4)) >= 4
 
 
-@pytest.mark.parametrize("vocab", ["llama-spm", "phi-3", "gpt-2", "qwen2", "deepseek-coder"])
+@pytest.mark.parametrize("vocab", ["llama-spm", "gpt-2", "deepseek-coder"])
 def test_in_other_vocabularies(upstream: Path, patched_library: Path, vocab: str) -> None:
     path = upstream / "models" / f"ggml-vocab-{vocab}.gguf"
     made = Both(patched_library, path)
