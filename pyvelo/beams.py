@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
@@ -17,6 +18,8 @@ from pyvelo.sampling import BeamSearchParams
 
 __all__ = ["search"]
 
+MAX_BEST = 1024
+"""Of the likeliest tokens, how many a request can ask for."""
 N_ENDS = 8
 """Of the likeliest tokens, how many may end an answer."""
 
@@ -80,7 +83,10 @@ def _advance(
     engine: Engine, searches: Sequence[_Search], params: BeamSearchParams
 ) -> Generator[Sequence[Submission], None, None]:
     """One more token for every beam of every search."""
-    settings = params.step(min(2 * params.beam_width + N_ENDS, engine.model.vocab.n_tokens))
+    n_best = (
+        params.beam_width + N_ENDS + len(tuple(params.stop_token_ids))
+    )  # so many of one beam may be taken
+    settings = params.step(min(n_best, MAX_BEST, engine.model.vocab.n_tokens))
     given = [[engine.intake.go_on(branch, settings) for branch in search.branches] for search in searches]
     for search, submissions in zip(searches, given, strict=True):
         for submission in submissions:  # whoever began earlier goes on earlier
@@ -111,26 +117,35 @@ def _choose(
 ) -> list[_Step]:
     """The beams to go on with; those that are complete join the ended ones. `nearest`: of each beam the
     likeliest next tokens with their logprobs."""
-    found = [
-        (beam.logprob + logprob, number, token, logprob)
-        for number, (beam, tokens) in enumerate(zip(search.beams, nearest, strict=True))
-        for token, logprob in tokens
-    ]
-    found.sort(key=lambda step: (-step[0], step[1], step[2]))
     steps: list[_Step] = []
-    for total, number, token, logprob in found:
+    n_ended = 0
+    for minus_total, number, token, logprob in _likeliest(search.beams, nearest):
         stopped = token in params.stop_token_ids or (is_end(token) and not params.ignore_eos)
         tokens = (*search.beams[number].tokens, TokenLogprob(token, logprob))
-        answer = _Answer(total, tokens, stopped)
-        if stopped or len(tokens) == search.n_most:
-            search.ended.append(answer)
-        else:
+        answer = _Answer(-minus_total, tokens, stopped)
+        if not stopped and len(tokens) < search.n_most:
             steps.append(_Step(answer, number))
-        if len(steps) == params.beam_width:
+        elif n_ended < params.beam_width:  # all have the same length: a later one has no better score
+            search.ended.append(answer)
+            n_ended += 1
+        if len(steps) == params.beam_width or (n_ended == params.beam_width and len(tokens) == search.n_most):
             break
     search.ended.sort(key=lambda answer: -answer.score(params.length_penalty))
     del search.ended[params.beam_width :]
     return steps if _may_improve(search, steps, params) else []
+
+
+def _likeliest(
+    beams: Sequence[_Answer], nearest: Sequence[tuple[tuple[int, float], ...]]
+) -> Iterator[tuple[float, int, int, float]]:
+    """Yield beams with one more token, the likeliest first: minus the logprob of all tokens, the number of
+    the beam, the token and its logprob. Few of them are looked at, so they are merged and not sorted."""
+
+    def of_beam(number: int) -> Iterator[tuple[float, int, int, float]]:
+        before = beams[number].logprob
+        return ((-(before + logprob), number, token, logprob) for token, logprob in nearest[number])
+
+    return heapq.merge(*map(of_beam, range(len(beams))))
 
 
 def _may_improve(search: _Search, steps: Sequence[_Step], params: BeamSearchParams) -> bool:
