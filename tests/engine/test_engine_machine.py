@@ -107,7 +107,7 @@ TestEngineMachine = EngineMachine.TestCase
 TestEngineMachine.settings = settings(max_examples=250 * EFFORT, stateful_step_count=40, deadline=None)
 
 OPERATIONS: dict[Callable[[ToyEngine, Random], None], int] = {
-    ToyEngine.submit: 20,
+    ToyEngine.submit: 10,
     ToyEngine.cancel: 5,
     ToyEngine.pass_time: 3,
     ToyEngine.open_session: 6,

@@ -48,7 +48,11 @@ class ToyEngine(ToyStand):
     # ---- operations: requests ----
 
     def submit(self, rng: Random) -> None:
-        """One prompt, of which one sample or several are wanted."""
+        """One prompt or several at once, each for one sample or several."""
+        requests = [request for _ in range(rng.choice((1, 1, 2, 3))) for request in self._samples(rng)]
+        self.driver.submit(requests)
+
+    def _samples(self, rng: Random) -> list[Request]:
         prompt, salt = self._prompt(rng), rng.choice(("", "", "a"))
         n = rng.choice((1, 1, 1, 2, 4))
         params = self._params(rng, salt, prompt_logprobs=rng.choice((None, None, None, 0, 2)))
@@ -63,7 +67,7 @@ class ToyEngine(ToyStand):
             requests[0].followers = requests[1:]
             for request in requests[1:]:
                 request.held = True
-        self.driver.submit(requests)
+        return requests
 
     def cancel(self, rng: Random) -> None:
         """Some requests, finished ones too."""
@@ -134,7 +138,8 @@ class ToyEngine(ToyStand):
     def _prompt(self, rng: Random) -> list[int]:
         """The beginning of something that was there before, and behind it something new, or not."""
         size, most = self.manager.block_size, self.n_tokens
-        old = rng.choice(self.texts)[: rng.choice((0, size, 2 * size, rng.randint(0, most), most))]
+        texts = self.texts + [list(session.branch.tokens) for session in self.sessions]
+        old = rng.choice(texts)[: rng.choice((0, size, 2 * size, rng.randint(0, most), most))]
         n_new = rng.choice((0, 1, 2, size - 1, size, size + 1, 2 * size))
         new = [rng.randrange(1, N_VOCAB) for _ in range(n_new)] if rng.random() < 0.6 else [1] * n_new
         prompt = (old + new)[: rng.choice((most // 3 + 1, most // 2 + 1, most))] or [1]

@@ -324,8 +324,9 @@ class ToyContext:
         self.note(
             arrays.positions[first : first + n].tolist() == at[start:].tolist(), "the positions of a row"
         )
-        n_held = -(-length // size)
-        self.note(bool((table[:n_held] >= 0).all() and (table[n_held:] == -1).all()), "a row's block table")
+        blocks = owner.table.blocks if owner.table is not None else []  # one more after a step cut short
+        row_wanted = blocks + [-1] * (len(table) - len(blocks))
+        self.note(table.tolist() == row_wanted and len(blocks) * size >= length, "a row's block table")
         where = table[at // size] * size + at % size
         self.note(arrays.slots[first : first + n].tolist() == where[start:].tolist(), "the slots of a row")
 
