@@ -94,7 +94,12 @@ class Tracer:
         self._evicted: list[TraceEvent] = []
         self._observed_by: Callable[[Event], None] | None = manager.watch(self._observe)
         core.watch = self._take
-        core.settle()
+        try:
+            core.settle()
+        except BaseException:
+            self._let_go()
+            self._writer.close()
+            raise
 
     def detach(self) -> None:
         """Takes the last picture and watches no more. Between two steps."""

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pyvelo.engine.core import EngineCore
 from pyvelo.engine.request import Request
 from pyvelo.engine.tracing import Tracer
 from pyvelo.errors import ConfigError
@@ -227,3 +228,23 @@ def test_a_recording_that_nobody_detached_makes_room_for_the_next(tmp_path: Path
     second.close()
     assert bench.manager.watch(None) is None
     assert len(of(read_trace(tmp_path / "two.trace"), Finished)) == 1
+
+
+def test_a_recording_that_cannot_begin_leaves_the_engine_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, settle = Bench(), EngineCore.settle
+
+    def fail_once_watched(core: EngineCore) -> bool:
+        if core.watch is not None:
+            raise KeyboardInterrupt
+        return settle(core)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EngineCore, "settle", fail_once_watched)
+        with pytest.raises(KeyboardInterrupt):
+            Tracer(bench.core, tmp_path / "first", BLOCK_BYTES, N_CTX)
+    assert bench.core.watch is None
+    tracer = Tracer(bench.core, tmp_path / "second", BLOCK_BYTES, N_CTX)
+    tracer.detach()
+    tracer.close()
