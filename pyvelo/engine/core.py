@@ -128,6 +128,7 @@ class EngineCore:
         for branch in self.inbox.dropped():
             self._forget(branch)
         self._drop_idle()
+        self.manager.raise_observer_error()
         if self.watch is not None:
             self.watch(self._waiting, self._running)
         return self.counters.n_ended > n_ended

@@ -6,7 +6,6 @@ Planning changes nothing: a `Draft` collects what a step wants, `commit` does al
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Literal, NamedTuple
@@ -88,6 +87,7 @@ class BlockManager:
         self._pool = BlockPool(n_blocks)
         self._index = PrefixIndex(n_blocks, make_key) if share else None
         self._observe = observe
+        self._observer_error: BaseException | None = None
         self._tables: dict[int, BlockTable] = {}
         self._promised = 0
         self._version = 0
@@ -147,6 +147,12 @@ class BlockManager:
         """From now on `observe` is told what happens to blocks; returns who was told before."""
         before, self._observe = self._observe, observe
         return before
+
+    def raise_observer_error(self) -> None:
+        """Raise what the observer has raised since the last call, if anything."""
+        error, self._observer_error = self._observer_error, None
+        if error is not None:
+            raise error
 
     def draft(self) -> Draft:
         """An empty plan for the pool as it is now."""
@@ -287,8 +293,7 @@ class BlockManager:
         self._tables, self._asleep, self._promised = {}, {}, 0
         self._version += 1
         for block in published:
-            with suppress(Exception):  # an observer's error may be why the pool is cleared
-                self._tell("reset", block)
+            self._tell("reset", block)
 
     def holds(self, swapped: Swapped) -> bool:
         """Whether a sequence is in host memory: it is not after `clear`."""
@@ -384,4 +389,7 @@ class BlockManager:
 
     def _tell(self, kind: EventKind, block: int) -> None:
         if self._observe is not None:
-            self._observe(Event(kind, block))
+            try:
+                self._observe(Event(kind, block))
+            except BaseException as error:  # not now, or blocks would be left half moved
+                self._observer_error = self._observer_error or error

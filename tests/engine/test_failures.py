@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -76,11 +75,11 @@ def test_samples_start_although_one_of_them_cannot(failing: int, error: BaseExce
     bench.assert_idle()
 
 
-def test_a_session_whose_token_was_lost_goes_on() -> None:
+def test_a_session_whose_token_was_lost_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """An error between the forward pass and the token leaves all tokens computed: there is none to feed."""
     bench = Bench()
     branch = bench.branch(range(1, 65))
-    bench.manager.watch(once(ZeroDivisionError()))
+    monkeypatch.setattr(bench.manager, "advance", once(ZeroDivisionError(), bench.manager.advance))
     request, other = bench.go_on(branch), bench.submit([1])
     bench.finish(request, other)
     assert (request.finish_reason, request.generated_ids) == ("error", ())
@@ -94,32 +93,49 @@ def test_a_session_whose_token_was_lost_goes_on() -> None:
     bench.assert_idle()
 
 
-def test_an_observer_that_fails_does_not_fail_what_starts_later() -> None:
-    bench = Bench()
-    branch = bench.branch(range(1, 65))
-    events: list[Event] = []
-    bench.manager.watch(once(ZeroDivisionError(), events.append))
-    bench.finish(bench.go_on(branch))
-    for _ in range(2):
-        before = tuple(branch.tokens)
-        request = bench.go_on(branch)
-        bench.finish(request)
-        assert request.generated_ids == answer(before, 4)
-    stored = [event.block for event in events if event.kind == "stored"]
-    assert len(stored) == len(set(stored))
-    bench.core.inbox.let_go(branch)
-    bench.core.settle()
+@pytest.mark.parametrize("kind", ["stored", "hit", "evicted", "duplicate", "copied", "swapped", "reset"])
+@pytest.mark.parametrize("error", [ZeroDivisionError(), KeyboardInterrupt()])
+def test_an_observer_that_fails_leaves_no_block_half_moved(kind: str, error: BaseException) -> None:
+    """Its error is raised when the core looks into its inbox next."""
+    bench = Bench(n_blocks=6, block_size=8, n_swap_blocks=3, max_batch_tokens=16)
+    errors: list[BaseException] = []
+
+    def fail(event: Event) -> None:
+        if event.kind == kind and not errors:
+            errors.append(error)
+            raise error
+
+    bench.manager.watch(fail)
+    prompts = [[1] * 16, [1] * 20, [2] * 16, [2] * 16, [1] * 9 + [3] * 9]
+    requests = [bench.submit(prompt, 12) for prompt in prompts * 2]
+    raised: list[BaseException] = []
+
+    def survive(call: Callable[[], object]) -> None:
+        try:
+            call()
+        except (ZeroDivisionError, KeyboardInterrupt) as error:
+            raised.append(error)
+
+    while not all(request.finished for request in requests):
+        if bench.core.counters.steps == 20:
+            bench.manager.reset()
+        survive(bench.step)
+        bench.manager.audit()
+    survive(bench.core.settle)
+    assert raised == errors == [error]
+    assert [request.generated_ids for request in requests] == [answer(prompt, 12) for prompt in prompts * 2]
     bench.assert_idle()
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError(), KeyboardInterrupt()])
-def test_recovery_ends_every_request_although_an_observer_fails_again(error: BaseException) -> None:
+def test_recovery_ends_every_request_before_it_fails_again(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench = Bench()
-    bench.finish(bench.submit([1] * 40))
     running, waiting = bench.submit([2] * 40), bench.submit([3] * 40)
     bench.step()
-    bench.manager.watch(once(error))
-    with pytest.raises(KeyboardInterrupt) if isinstance(error, KeyboardInterrupt) else nullcontext():
+    monkeypatch.setattr(bench.manager, "clear", once(error, bench.manager.clear))
+    with pytest.raises(type(error)):
         bench.core.recover(InternalError("broken"))
     assert [str(request.error) for request in (running, waiting)] == ["broken"] * 2
     assert running.finish_reason == waiting.finish_reason == "error"
