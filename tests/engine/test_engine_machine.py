@@ -37,8 +37,13 @@ class EngineMachine(RuleBasedStateMachine):
     def do(self, operation: Callable[[ToyEngine, Random], None], rng: Random) -> None:
         engine, self.engine = self.engine, None  # what has failed once is not looked at again
         assert engine is not None
-        operation(engine, rng)
-        engine.check()
+        try:
+            operation(engine, rng)
+            engine.check()
+        except BaseException:  # hypothesis raises its own, too
+            if engine.tracer is not None:
+                engine.tracer.close()
+            raise
         self.engine = engine
 
     @rule(rng=RANDOM)

@@ -247,17 +247,11 @@ class ToyEngine(ToyStand):
         if self._watched:
             return
 
-        def toggle() -> None:
-            tracer, self.tracer = self.tracer, None
+        def begin() -> None:
             with self.driver.visit() as core:
-                if tracer is None:
-                    self.tracer = Tracer(core, os.devnull, 1, self.n_tokens)
-                else:
-                    tracer.detach()
-            if tracer is not None:
-                tracer.close()
+                self.tracer = Tracer(core, os.devnull, 1, self.n_tokens)
 
-        self.survive(toggle)
+        self.survive(begin if self.tracer is None else self.end_recording)
 
     def fail_soon(self, rng: Random) -> None:
         """A call will fail."""

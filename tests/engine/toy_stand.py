@@ -15,12 +15,18 @@ from pyvelo.engine.request import Request
 from pyvelo.engine.scheduler import Limits
 from pyvelo.engine.tracing import Tracer
 from pyvelo.kv.manager import BlockManager, Event
+from pyvelo.kv.prefix import Chain
 
 from .fakes import FakeArrays
 from .toy_checks import Held, Job, check_engine, check_nothing_left
 from .toy_model import END, N_VOCAB, Faults, ToyContext, ToySampler
 
 MOST_STEPS = 5000  # from which on an engine is taken to hang; a request takes fewer than 150
+
+
+def _colliding_key(chain: Chain, index: int) -> bytes:
+    """Return a hash that blocks of the same tokens have in common, whatever is before them."""
+    return bytes([sum(chain.block(index)) % 64])
 
 
 class ToyCosts(Costs):
@@ -51,6 +57,7 @@ class ToyStand:
             block_size,
             share=not n_states and rng.random() < 0.75,
             n_swap_blocks=0 if n_states else rng.choice((0, 3, 20)),
+            make_key=rng.choice((Chain.key, Chain.key, _colliding_key)),
             observe=self._observe,
         )
         self.context = ToyContext(
@@ -122,6 +129,15 @@ class ToyStand:
         self.samplers.append(sampler)
         return sampler
 
+    def end_recording(self) -> None:
+        tracer, self.tracer = self.tracer, None
+        if tracer is not None:
+            try:
+                with self.driver.visit():
+                    tracer.detach()
+            finally:
+                tracer.close()
+
     def survive(self, call: Callable[[], object]) -> None:
         """Calls what may raise an armed failure, but nothing else."""
         try:
@@ -148,6 +164,9 @@ class ToyStand:
     def finish(self) -> None:
         """Without failures: all that runs comes to its end, or is closed, and nothing is left."""
         self.faults.off()
+        self.survive(lambda: self.driver.cancel(()))  # raises what an observer has raised
+        if self.broken and self.tracer is not None:
+            self.tracer.close()
         if self.broken:
             return
         if not self._closes:
@@ -160,10 +179,7 @@ class ToyStand:
                 return self.idle
 
             self.driver.drive(ready)
-        if self.tracer is not None:
-            with self.driver.visit():
-                self.tracer.detach()
-            self.tracer.close()
+        self.end_recording()
         if self._closes:
             self.driver.close(lambda: None)
         for session in self.sessions:
