@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pyvelo.outputs import FinishReason
 
-__all__ = ["Counters", "EngineStats"]
+if TYPE_CHECKING:
+    from pyvelo.engine.core import EngineCore
+    from pyvelo.kv.budget import PoolSize
+    from pyvelo.native import Context
+
+__all__ = ["Counters", "EngineStats", "picture"]
 
 
 @dataclass
@@ -102,3 +108,50 @@ class EngineStats:
     def tokens_per_second(self) -> float:
         """Tokens generated in a second of steps, on average; 0 before the first."""
         return self.completion_tokens / self.step_seconds if self.step_seconds else 0.0
+
+
+def picture(core: EngineCore, context: Context, pool: PoolSize) -> EngineStats:
+    """Return the numbers of an engine between two steps."""
+    manager, info, counters = core.manager, context.info, core.counters
+    slots = manager.n_used * manager.block_size
+    return EngineStats(
+        blocks_total=manager.n_blocks,
+        blocks_used=manager.n_used,
+        blocks_cached=manager.n_cached,
+        blocks_free=manager.n_free,
+        blocks_promised=manager.n_promised,
+        waste=1.0 - manager.n_stored / slots if slots else 0.0,
+        queried_tokens=manager.counts.queried,
+        hit_tokens=manager.counts.hits,
+        block_copies=manager.counts.copies,
+        block_evictions=manager.counts.evictions,
+        preemptions=counters.preemptions,
+        swaps=counters.swaps,
+        swap_blocks_total=manager.swap.n_blocks,
+        swap_blocks_used=manager.swap.n_blocks - manager.swap.n_free,
+        block_size=info.block_size,
+        block_bytes=info.block_bytes,
+        pool_bytes=info.pool_bytes,
+        state_bytes=info.state_bytes,
+        compute_bytes=info.compute_bytes,
+        output_bytes=info.output_bytes,
+        tokens_total=manager.n_blocks * manager.block_size,
+        sequences_total=pool.n_sequences,
+        tokens_stored=manager.n_stored,
+        n_ctx=pool.n_ctx,
+        max_num_seqs=core.limits.max_seqs,
+        max_batch_tokens=core.limits.max_batch_tokens,
+        running=core.n_running,
+        waiting=core.n_waiting,
+        swapped=core.n_swapped,
+        resting=len(core.shelf),
+        steps=counters.steps,
+        prompt_tokens=counters.prompt_tokens,
+        completion_tokens=counters.completion_tokens,
+        requests_finished=counters.stopped + counters.ran_out,
+        requests_cancelled=counters.cancelled,
+        requests_failed=counters.failed,
+        schedule_seconds=counters.schedule_seconds,
+        run_seconds=counters.run_seconds,
+        sample_seconds=counters.sample_seconds,
+    )
