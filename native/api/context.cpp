@@ -1,8 +1,9 @@
 // Contexts: a pool of blocks and the graphs that use it.
 #include "guard.hpp"
 #include "handles.hpp"
-#include "host-memory.hpp"
 #include "model-facts.h"
+#include "pool-checks.hpp"
+#include "team.hpp"
 #include "threads.hpp"
 #include "timer.hpp"
 
@@ -11,8 +12,6 @@
 #include "llama-paged.h"
 
 #include <algorithm>
-#include <array>
-#include <map>
 
 namespace {
 
@@ -40,90 +39,16 @@ void check(llama_paged_status status) {
     }
 }
 
-// ---- what a pool may be ----
-
-void check_type(const char * name, int32_t type) {
-    constexpr std::array<ggml_type, 9> types = {GGML_TYPE_F32,  GGML_TYPE_F16,  GGML_TYPE_BF16,
-                                                GGML_TYPE_Q8_0, GGML_TYPE_Q5_1, GGML_TYPE_Q5_0,
-                                                GGML_TYPE_Q4_1, GGML_TYPE_Q4_0, GGML_TYPE_IQ4_NL};
-    if (std::find(types.begin(), types.end(), type) == types.end()) {
-        velo::fail(VELO_UNSUPPORTED,
-                   "%s is ggml type %d, but K and V can be f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0 or iq4_nl",
-                   name, type);
+// The same for a step: it says what a thread that computed could not do.
+void check_step(llama_paged_status status) {
+    if (status == LLAMA_PAGED_NO_MEMORY) {
+        velo::fail(VELO_OUT_OF_MEMORY, "%s%s; a smaller max_batch_tokens or kv_cache_bytes would do",
+                   llama_paged_error(), velo::failure().c_str());
     }
-}
-
-void check_sizes(const velo_context_params & params) {
-    velo::check_range("n_blocks", params.n_blocks, 1, INT32_MAX);
-    constexpr std::array<int32_t, 4> sizes = {32, 64, 128, 256};
-    if (std::find(sizes.begin(), sizes.end(), params.block_size) == sizes.end()) {
-        velo::fail(VELO_INVALID, "block_size is %d tokens, but must be 32, 64, 128 or 256", params.block_size);
+    if (status == LLAMA_PAGED_FAILED) {
+        velo::fail(VELO_FAILED, "%s%s", llama_paged_error(), velo::failure().c_str());
     }
-    const int64_t slots = static_cast<int64_t>(params.n_blocks) * params.block_size;
-    if (slots > INT32_MAX) {
-        velo::fail(VELO_INVALID, "%d blocks of %d tokens are more than a pool can have, which is %d", params.n_blocks,
-                   params.block_size, INT32_MAX / params.block_size);
-    }
-    if (slots % 256 != 0) {
-        const int32_t step = 256 / params.block_size;
-        velo::fail(VELO_INVALID, "n_blocks is %d, but with blocks of %d tokens it must be a multiple of %d, as %d is",
-                   params.n_blocks, params.block_size, step, (params.n_blocks + step - 1) / step * step);
-    }
-    velo::check_range("max_batch_tokens", params.max_batch_tokens, 1, INT32_MAX);
-    velo::check_range("max_seqs", params.max_seqs, 1, INT32_MAX);
-    velo::check_range("max_seq_len", params.max_seq_len, 1, INT32_MAX);
-    velo::check_range("max_outputs", params.max_outputs, 0, params.max_batch_tokens);
-    velo::check_range("n_swap_blocks", params.n_swap_blocks, 0, INT32_MAX);
-}
-
-void check_row(const velo_layer & layer, const char * which, int32_t head_dim, int32_t type) {
-    const int64_t group = ggml_blck_size(static_cast<ggml_type>(type));
-    if (head_dim % group != 0) {
-        velo::fail(VELO_UNSUPPORTED,
-                   "layer %d has %s heads of %d elements, which type %s cannot hold: it takes groups of %lld; use f16",
-                   layer.layer, which, head_dim, ggml_type_name(static_cast<ggml_type>(type)),
-                   static_cast<long long>(group));
-    }
-}
-
-// Bytes of the pool on each device; refuses what the types cannot hold.
-std::map<int32_t, double> pool_bytes(const llama_model * model, const velo_context_params & params) {
-    std::vector<velo_layer> layers(static_cast<size_t>(llama_model_cached_layers(model, nullptr, 0)));
-    llama_model_cached_layers(model, layers.data(), static_cast<int32_t>(layers.size()));
-    std::map<int32_t, double> bytes; // no integers: they may be more than one holds
-    for (const velo_layer & layer : layers) {
-        check_row(layer, "K", layer.head_dim_k, params.type_k);
-        check_row(layer, "V", layer.head_dim_v, params.type_v);
-        if (layer.head_dim_v == 0 && params.type_k != params.type_v) {
-            velo::fail(VELO_UNSUPPORTED, "V is a view of K in this model: use one type for both");
-        }
-        const size_t row =
-            ggml_row_size(static_cast<ggml_type>(params.type_k), int64_t{layer.head_dim_k} * layer.n_head_kv) +
-            ggml_row_size(static_cast<ggml_type>(params.type_v), int64_t{layer.head_dim_v} * layer.n_head_kv);
-        bytes[layer.device] += static_cast<double>(row) * params.n_blocks * params.block_size;
-    }
-    return bytes;
-}
-
-// A system that promises more memory than it has kills whoever takes it at its word.
-void check_memory(const velo_model & model, const velo_context_params & params) {
-    for (const auto & [number, needed] : pool_bytes(model.llama.get(), params)) {
-        if (number < 0) { // a device that is in no list
-            continue;
-        }
-        const ggml_backend_dev_t device = ggml_backend_dev_get(static_cast<size_t>(number));
-        const bool               host   = ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU;
-        size_t                   free = 0, total = 0;
-        ggml_backend_dev_memory(device, &free, &total);
-        free = host ? static_cast<size_t>(velo::free_host_memory()) : free;
-        if (needed > static_cast<double>(free) && (host || total > 0)) { // a device need not tell
-            constexpr double  mib   = 1024.0 * 1024.0;
-            const std::string where = host ? "memory" : ggml_backend_dev_name(device);
-            velo::fail(VELO_OUT_OF_MEMORY,
-                       "%d blocks need %.1f MiB, but %.1f MiB of %s are free: use fewer blocks or a smaller type",
-                       params.n_blocks, needed / mib, static_cast<double>(free) / mib, where.c_str());
-        }
-    }
+    check(status);
 }
 
 // ---- running ----
@@ -199,10 +124,7 @@ velo_status velo_context_create(velo_model * model, const velo_context_params * 
         if (params->deterministic && !model->deterministic) {
             velo::fail(VELO_INVALID, "a deterministic context needs a model that was loaded with deterministic, too");
         }
-        check_type("type_k", params->type_k);
-        check_type("type_v", params->type_v);
-        check_sizes(*params);
-        check_memory(*model, *params);
+        velo::check_pool(*model, *params);
 
         auto made              = std::make_unique<velo_context>();
         made->model            = model->llama;
@@ -227,10 +149,11 @@ velo_status velo_context_create(velo_model * model, const velo_context_params * 
         made->llama.reset(llama_paged_init(model->llama.get(), context_params(*made, *params), paged));
         if (!made->llama) {
             const std::string cause  = log.cause(llama_paged_error());
-            const bool        memory = cause.find("alloc") != std::string::npos;
+            const bool        memory = velo::tells_of_memory(cause);
             // upstream cannot multiply every weight that it repacks
-            const char * hint =
-                memory || model->deterministic ? "" : "; it may work with a model loaded as deterministic";
+            const char * hint = memory ? "; a smaller n_ctx, kv_cache_bytes or max_batch_tokens would do"
+                                : model->deterministic ? ""
+                                                       : "; it may work with a model loaded as deterministic";
             velo::fail(memory ? VELO_OUT_OF_MEMORY : VELO_UNSUPPORTED, "the context cannot be made: %s%s",
                        cause.c_str(), hint);
         }
@@ -280,13 +203,14 @@ velo_status velo_context_run(velo_context * context, const velo_batch * batch) n
             copy_blocks(*context, reinterpret_cast<const int32_t (*)[2]>(batch->copies), batch->n_copies);
         }
         velo::check_files(context->files);
+        velo::check_team(llama_n_threads(context->llama.get()));
         context->packing->finish(llama_n_threads(context->llama.get()), [&] { return is_cancelled(context); });
-        // No catch_aborts here: an abort in a team of OpenMP's threads cannot be thrown past the others, who wait for
-        // this one at the next barrier. What could abort is checked before, in the file and in the batch.
+        velo::forget_failure();
+        const velo::catch_aborts catching(VELO_FAILED); // where nothing computes; a team has its own (team-run.cpp)
         const llama_paged_batch  paged  = paged_batch(*batch);
         const llama_paged_status status = llama_decode_paged(context->llama.get(), &paged);
         velo::check_files(context->files); // before anything that was computed from zeros
-        check(status);
+        check_step(status);
         if (is_cancelled(context)) { // a GPU does not look in between
             velo::fail(VELO_CANCELLED, "the step was cancelled");
         }

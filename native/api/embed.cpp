@@ -3,6 +3,7 @@
 #include "handles.hpp"
 #include "host-memory.hpp"
 #include "model-facts.h"
+#include "team.hpp"
 #include "threads.hpp"
 
 #include "ggml.h"
@@ -19,14 +20,6 @@ constexpr int64_t logits_bytes = int64_t{64} << 20;
 // scores of a head up to which attention keeps them all; beyond, flash attention, which rounds to f16 on the way
 constexpr int64_t plain_scores = int64_t{1} << 21;
 
-struct batch_deleter {
-    void operator()(llama_batch * batch) const {
-        llama_batch_free(*batch);
-        delete batch;
-    }
-};
-using batch_ptr = std::unique_ptr<llama_batch, batch_deleter>;
-
 bool is_cancelled(void * embedder) {
     return static_cast<velo_embedder *>(embedder)->phase.load(std::memory_order_relaxed) == velo::RUN_CANCELLED;
 }
@@ -40,6 +33,10 @@ struct running {
 
     velo_embedder & embedder;
 };
+
+// Ends the graph with the tokens' vectors, its first output: what follows them are logits. As the scheduler asks:
+// whether to look at a tensor, and then, with `ask` false, whether to go on.
+bool before_logits(ggml_tensor * tensor, bool ask, void *) { return ask && (tensor->flags & GGML_TENSOR_FLAG_OUTPUT); }
 
 // ---- what may be made ----
 
@@ -94,6 +91,7 @@ llama_context_params context_params(velo_embedder & embedder, int32_t n_threads)
         int64_t{out.n_ctx} * out.n_batch <= plain_scores ? LLAMA_FLASH_ATTN_TYPE_DISABLED : LLAMA_FLASH_ATTN_TYPE_AUTO;
     out.kv_unified          = true;
     out.swa_full            = true;
+    out.cb_eval             = before_logits;
     out.abort_callback      = is_cancelled;
     out.abort_callback_data = &embedder;
     return out;
@@ -144,41 +142,69 @@ void check_status(int32_t status) {
         velo::fail(VELO_CANCELLED, "the embedding was cancelled");
     }
     if (status == -2) {
-        velo::fail(VELO_OUT_OF_MEMORY, "no memory for the embeddings of a batch");
+        velo::fail(VELO_OUT_OF_MEMORY, "no memory for the embeddings of a batch%s; shorter texts would do",
+                   velo::failure().c_str());
     }
     if (status != 0) {
-        velo::fail(VELO_FAILED, "the embeddings cannot be computed (status %d)", status);
+        velo::fail(VELO_FAILED, "the embeddings cannot be computed (status %d)%s", status, velo::failure().c_str());
     }
 }
+
+// Tokens of several sequences, all of them outputs.
+struct token_batch {
+    std::vector<llama_token>    tokens;
+    std::vector<llama_pos>      positions;
+    std::vector<llama_seq_id>   owners;
+    std::vector<llama_seq_id *> owner_lists; // of one owner each
+    std::vector<int32_t>        n_owners;
+    std::vector<int8_t>         outputs;
+
+    void add(llama_token token, llama_pos position, llama_seq_id owner) {
+        tokens.push_back(token);
+        positions.push_back(position);
+        owners.push_back(owner);
+    }
+
+    llama_batch view() {
+        owner_lists.clear();
+        for (llama_seq_id & owner : owners) {
+            owner_lists.push_back(&owner);
+        }
+        n_owners.assign(tokens.size(), 1);
+        outputs.assign(tokens.size(), 1);
+        return {static_cast<int32_t>(tokens.size()),
+                tokens.data(),
+                nullptr,
+                positions.data(),
+                n_owners.data(),
+                owner_lists.data(),
+                outputs.data()};
+    }
+};
 
 // Computes the next tokens of some texts, as many as a batch takes, each in a sequence of its own.
 void run_batch(velo_embedder & embedder, text * texts, pool * pools, int32_t n_texts) {
     llama_context * ctx = embedder.llama.get();
-    const batch_ptr batch(new llama_batch(llama_batch_init(embedder.max_batch, 0, 1)));
-    batch->n_tokens = 0;
-    std::vector<int32_t> owners;
+    token_batch     taken;
     for (int32_t seq = 0; seq < n_texts; ++seq) {
         text & from = texts[seq];
-        while (from.n_done < from.n_tokens && batch->n_tokens < embedder.max_batch) {
-            const int32_t at     = batch->n_tokens++;
-            batch->token[at]     = from.tokens[from.n_done];
-            batch->pos[at]       = from.n_done++;
-            batch->n_seq_id[at]  = 1;
-            batch->seq_id[at][0] = seq;
-            batch->logits[at]    = 1;
-            owners.push_back(seq);
+        while (from.n_done < from.n_tokens && taken.tokens.size() < static_cast<size_t>(embedder.max_batch)) {
+            taken.add(from.tokens[from.n_done], from.n_done, seq);
+            ++from.n_done;
         }
     }
+    const llama_batch batch = taken.view();
     velo::check_files(embedder.files);
-    const int32_t status = embedder.has_encoder ? llama_encode(ctx, *batch) : llama_decode(ctx, *batch);
+    velo::forget_failure();
+    const int32_t status = embedder.has_encoder ? llama_encode(ctx, batch) : llama_decode(ctx, batch);
     velo::check_files(embedder.files); // before anything that was computed from zeros
     check_status(status);
-    for (int32_t at = 0; at < batch->n_tokens; ++at) {
+    for (int32_t at = 0; at < batch.n_tokens; ++at) {
         const float * token = llama_get_embeddings_ith(ctx, at);
         if (!token) {
             velo::fail(VELO_FAILED, "the model gives no embedding of a token");
         }
-        pools[owners[static_cast<size_t>(at)]].add(token);
+        pools[taken.owners[static_cast<size_t>(at)]].add(token);
     }
 }
 
@@ -247,9 +273,9 @@ velo_status velo_embedder_create(velo_model * model, const velo_embedder_params 
         made->llama.reset(llama_init_from_model(model->llama.get(), context));
         if (!made->llama) {
             const std::string cause  = log.cause("no reason was given");
-            const bool        memory = cause.find("alloc") != std::string::npos;
-            velo::fail(memory ? VELO_OUT_OF_MEMORY : VELO_UNSUPPORTED, "no context for embeddings can be made: %s",
-                       cause.c_str());
+            const bool        memory = velo::tells_of_memory(cause);
+            velo::fail(memory ? VELO_OUT_OF_MEMORY : VELO_UNSUPPORTED, "no context for embeddings can be made: %s%s",
+                       cause.c_str(), memory ? "; shorter texts (n_ctx) would do" : "");
         }
         *embedder = made.release();
     });
@@ -274,6 +300,7 @@ velo_status velo_embed(velo_embedder * embedder, const int32_t * tokens, const i
         const running            run(*embedder);
         const velo::catch_aborts catching(VELO_FAILED);
         velo::check_files(embedder->files);
+        velo::check_team(llama_n_threads(embedder->llama.get()));
         embedder->packing->finish(llama_n_threads(embedder->llama.get()), [&] { return is_cancelled(embedder); });
         for (size_t first = 0; first < texts.size();) {
             const int32_t     n = group_of(*embedder, texts, first);

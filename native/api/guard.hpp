@@ -10,6 +10,7 @@
 #include <new>
 #include <string>
 #include <string_view>
+#include <system_error>
 
 #if defined(__GNUC__)
 #    define VELO_PRINTF(text, first) __attribute__((format(printf, text, first)))
@@ -30,6 +31,14 @@ struct error : std::exception {
 // Leaves `message` for velo_message() of this thread and returns `status`.
 velo_status report(velo_status status, const char * message) noexcept;
 
+constexpr const char * memory_ran_out =
+    "memory ran out: a smaller model, n_ctx, kv_cache_bytes or max_batch_tokens would do, or more memory";
+constexpr const char * no_thread =
+    "a thread cannot be started: use a smaller n_threads, or raise the limits of memory and threads";
+
+// Whether a message of the libraries below says that there was too little memory.
+bool tells_of_memory(std::string_view message);
+
 [[noreturn]] void fail(velo_status status, const char * format, ...) VELO_PRINTF(2, 3);
 
 // Quiets the libraries below and sets them up; runs once.
@@ -43,7 +52,10 @@ template <class Body> velo_status guarded(Body && body) noexcept {
     } catch (const error & e) {
         return report(e.status, e.what());
     } catch (const std::bad_alloc &) {
-        return report(VELO_OUT_OF_MEMORY, "out of memory");
+        return report(VELO_OUT_OF_MEMORY, memory_ran_out);
+    } catch (const std::system_error & e) { // a thread, mostly
+        const bool limits = e.code() == std::errc::resource_unavailable_try_again;
+        return report(limits ? VELO_OUT_OF_MEMORY : VELO_INTERNAL, limits ? no_thread : e.what());
     } catch (const std::exception & e) {
         return report(VELO_INTERNAL, e.what());
     } catch (...) {
@@ -52,7 +64,8 @@ template <class Body> velo_status guarded(Body && body) noexcept {
 }
 
 // While one lives, an abort of the libraries below on this thread is thrown as a velo::error instead. For work on
-// what a file or a text holds: upstream asserts some things about them that no check in front can know.
+// what a file or a text holds: upstream asserts some things about them that no check in front can know. In the threads
+// that compute, aborts are always thrown: they end the computation (ops/cpu/team-run.cpp).
 class catch_aborts {
 public:
     explicit catch_aborts(velo_status status) noexcept;
@@ -63,6 +76,10 @@ public:
 private:
     velo_status outer;
 };
+
+// ": what a thread that computed could not do", since forget_failure(); empty if there is nothing.
+std::string failure();
+void        forget_failure();
 
 // Collects what the libraries below log as errors on this thread while it lives.
 class error_log {

@@ -2,6 +2,9 @@
 #include "guard.hpp"
 #include "host-memory.hpp"
 #include "packing.hpp"
+#include "team.hpp"
+
+#include "compute-failure.h"
 
 #include "ggml-backend.h"
 #include "ggml.h"
@@ -9,6 +12,7 @@
 
 #if !defined(_WIN32)
 #    include <dlfcn.h>
+#    include <pthread.h>
 #elif defined(VELO_LOADS_BACKENDS)
 #    include <windows.h>
 #endif
@@ -26,6 +30,12 @@
 #    define VELO_GCC_OPENMP
 #endif
 
+// of ggml-threading.h, which is not installed with the public headers
+extern "C" {
+GGML_API void ggml_critical_section_start(void);
+GGML_API void ggml_critical_section_end(void);
+}
+
 namespace {
 
 // fixed, so that reporting that memory ran out needs none
@@ -41,7 +51,8 @@ struct log_sink {
     int32_t           min_level;
 };
 std::mutex                      sink_mutex;
-std::shared_ptr<const log_sink> sink; // NULL: quiet
+std::shared_ptr<const log_sink> sink;       // NULL: quiet
+std::mutex                      info_mutex; // upstream builds its text in a static string
 
 // What a thread has logged of a line that is not ended yet.
 struct log_line {
@@ -112,12 +123,35 @@ const char * without_place(const char * message) {
     return colon && colon > message && colon[-1] >= '0' && colon[-1] <= '9' ? colon + 2 : message;
 }
 
+// Upstream asserts that an allocation gave memory.
+bool is_about_memory(const char * message) { return std::strstr(message, "!= NULL) failed") != nullptr; }
+
 void take_abort(const char * message) {
-    if (abort_status != VELO_OK) {
-        throw velo::error(abort_status, without_place(message));
+    const bool computing = velo_is_computing(); // on this thread: what it throws ends its team, with a status
+    if ((computing || abort_status != VELO_OK) && is_about_memory(message)) {
+        throw std::bad_alloc();
+    }
+    if (computing || abort_status != VELO_OK) {
+        throw velo::error(computing ? VELO_FAILED : abort_status, without_place(message));
     }
     std::fprintf(stderr, "%s\n", message);
 }
+
+#if !defined(_WIN32)
+// A child of fork() has this thread alone: no team, and no lock that another thread would have to release.
+void before_fork() {
+    velo_threads_release();
+    sink_mutex.lock();
+    info_mutex.lock();
+    ggml_critical_section_start();
+}
+
+void after_fork() {
+    ggml_critical_section_end();
+    info_mutex.unlock();
+    sink_mutex.unlock();
+}
+#endif
 
 } // namespace
 
@@ -126,6 +160,15 @@ namespace velo {
 velo_status report(velo_status status, const char * message) noexcept {
     std::snprintf(last_message, sizeof(last_message), "%s", message);
     return status;
+}
+
+bool tells_of_memory(std::string_view message) {
+    for (const std::string_view word : {"alloc", "no memory", "out of memory", "annot allocate memory"}) {
+        if (message.find(word) != std::string_view::npos) {
+            return true;
+        }
+    }
+    return false;
 }
 
 void fail(velo_status status, const char * format, ...) {
@@ -176,6 +219,9 @@ void start_library() {
     static std::once_flag once;
     std::call_once(once, [] {
         check_symbols();
+#if !defined(_WIN32)
+        pthread_atfork(before_fork, after_fork, after_fork);
+#endif
         llama_log_set(take_log, nullptr);
         ggml_set_abort_callback(take_abort);
 #if defined(VELO_LOADS_BACKENDS)
@@ -193,6 +239,13 @@ void start_library() {
 
 catch_aborts::catch_aborts(velo_status status) noexcept : outer(abort_status) { abort_status = status; }
 catch_aborts::~catch_aborts() { abort_status = outer; }
+
+std::string failure() {
+    char message[512] = ": ";
+    return velo_take_failure(message + 2, sizeof(message) - 2) ? message : "";
+}
+
+void forget_failure() { failure(); }
 
 error_log::error_log() noexcept : outer(errors) { errors = this; }
 error_log::~error_log() { errors = outer; }
@@ -270,14 +323,14 @@ int64_t velo_promised_memory(void) noexcept { return velo::promised_memory(); }
 
 velo_status velo_system_info(char * text, size_t capacity, size_t * len) noexcept {
     return velo::guarded([&] {
-        static std::mutex                 mutex; // upstream builds the text in a static string
-        const std::lock_guard<std::mutex> lock(mutex);
+        const std::lock_guard<std::mutex> lock(info_mutex);
         velo::put_text(llama_print_system_info(), text, capacity, len);
     });
 }
 
 void velo_threads_release(void) noexcept {
 #if defined(VELO_GCC_OPENMP)
+    velo::forget_team();
     omp_pause_resource_all(omp_pause_soft); // refused within a parallel region only, where nothing of ours calls it
 #endif
 }

@@ -6,30 +6,33 @@
 
 velo::mapped_files::mapped_files(const char * path) : path(path) {}
 velo::mapped_files::~mapped_files() = default;
-bool velo::mapped_files::lose(const identity &) noexcept { return false; }
+void velo::mapped_files::add_mapping(const void *, size_t) {}
+void velo::mapped_files::keep_used(const std::function<address_range(address_range, size_t)> &) {}
 
 #else
 
 #    include "llama.h"
 
-#    include <array>
+#    include <algorithm>
 #    include <cerrno>
 #    include <csignal>
 #    include <cstdio>
 #    include <fcntl.h>
 #    include <mutex>
+#    include <pthread.h>
 #    include <string_view>
 #    include <sys/mman.h>
 #    include <unistd.h>
 
 namespace {
 
+using velo::address_range;
 using velo::mapped_files;
 
 // ---- the kernel's list of mappings, read with what a signal handler may call ----
 
 struct mapping {
-    uintptr_t              first = 0, last = 0;
+    address_range          at;
     mapped_files::identity file;
 };
 
@@ -58,8 +61,7 @@ public:
     }
 
     mapping found() const noexcept {
-        return {static_cast<uintptr_t>(numbers[0]),
-                static_cast<uintptr_t>(numbers[1]),
+        return {{static_cast<uintptr_t>(numbers[0]), static_cast<uintptr_t>(numbers[1])},
                 {numbers[4] << 32 | numbers[5], numbers[6]}};
     }
 
@@ -78,11 +80,11 @@ mapping mapping_of(uintptr_t address) noexcept {
     char        text[1024];
     line_reader line;
     mapping     found;
-    for (ssize_t n; found.last == 0 && (n = read(list, text, sizeof(text))) > 0;) {
-        for (ssize_t i = 0; i < n && found.last == 0; ++i) {
+    for (ssize_t n; found.at.last == 0 && (n = read(list, text, sizeof(text))) > 0;) {
+        for (ssize_t i = 0; i < n && found.at.last == 0; ++i) {
             if (line.take(text[i])) {
                 const mapping one = line.found();
-                if (one.first <= address && address < one.last) {
+                if (one.at.holds(address)) {
                     found = one;
                 }
                 line = {};
@@ -93,60 +95,76 @@ mapping mapping_of(uintptr_t address) noexcept {
     return found;
 }
 
-// ---- who is watched ----
+// ---- what is watched ----
 
 // Held for a moment, by a thread that reads no mapped page meanwhile; a handler may take it, as it could no mutex.
-class watch_lock {
-public:
-    watch_lock() noexcept {
-        while (busy.test_and_set(std::memory_order_acquire)) {
-        }
+std::atomic_flag watch_busy = ATOMIC_FLAG_INIT;
+
+void lock_watched() noexcept {
+    while (watch_busy.test_and_set(std::memory_order_acquire)) {
     }
-    ~watch_lock() { busy.clear(std::memory_order_release); }
+}
+
+void unlock_watched() noexcept { watch_busy.clear(std::memory_order_release); }
+
+struct watch_lock {
+    watch_lock() noexcept { lock_watched(); }
+    ~watch_lock() { unlock_watched(); }
     watch_lock(const watch_lock &)             = delete;
     watch_lock & operator=(const watch_lock &) = delete;
-
-private:
-    static std::atomic_flag busy;
 };
-std::atomic_flag watch_lock::busy = ATOMIC_FLAG_INIT;
 
 mapped_files *   watched = nullptr; // under the lock
 struct sigaction before;            // what was there before the handler
 
-// Mappings that are zeros now, the last ones: their other readers may be on their way here.
-std::array<mapping, 64> zeroed;
-size_t                  n_zeroed = 0;
-
-bool is_zeroed(uintptr_t address) noexcept {
-    bool found = false;
-    for (const mapping & one : zeroed) {
-        found = found || (one.first <= address && address < one.last);
-    }
-    return found;
-}
-
-// Whether the page at `address` was one of a watched file; then zeros are in its place. Under the lock.
+// Whether `address` is in a mapping of a model. If its page was lost, zeros are in its place then. Under the lock.
 bool replace(uintptr_t address) noexcept {
-    const mapping found = mapping_of(address);
-    if (found.file.inode == 0) { // memory of no file
-        return is_zeroed(address);
-    }
-    bool ours = false;
-    for (mapped_files * files = watched; files; files = files->next) {
-        ours = files->lose(found.file) || ours; // several models may be of one file
+    mapped_files *        reader = watched;
+    const address_range * ours   = nullptr;
+    while (reader && (ours = reader->mapping_at(address)) == nullptr) {
+        reader = reader->next;
     }
     if (!ours) {
         return false;
     }
-    // all of it: what is computed now is thrown away, and every page by itself would be slow
-    void * const  start = reinterpret_cast<void *>(found.first);
-    constexpr int flags = MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-    if (mmap(start, found.last - found.first, PROT_READ, flags, -1, 0) == MAP_FAILED) {
+    const mapping found = mapping_of(address);
+    if (found.file.inode == 0 && reader->are_lost()) { // another thread was here first
+        return true;
+    }
+    if (!reader->has(found.file)) {
         return false;
     }
-    zeroed[n_zeroed++ % zeroed.size()] = found;
+    // all of it: what is computed now is thrown away, and every page by itself would be slow
+    const uintptr_t first = std::max(ours->first, found.at.first), last = std::min(ours->last, found.at.last);
+    constexpr int   flags = MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    if (mmap(reinterpret_cast<void *>(first), last - first, PROT_READ, flags, -1, 0) == MAP_FAILED) {
+        return false;
+    }
+    for (mapped_files * files = watched; files; files = files->next) { // several models may be of one file
+        if (files->has(found.file)) {
+            files->lose();
+        }
+    }
     return true;
+}
+
+// What the kernel does with a fault that nobody handles: it ends the process, also where the signal is ignored.
+void pass_on(int signal, siginfo_t * info, void * context) {
+    const bool sent = info->si_code <= 0; // by a process, and does not come again by itself
+    if (before.sa_flags & SA_SIGINFO) {
+        before.sa_sigaction(signal, info, context);
+    } else if (before.sa_handler == SIG_IGN && sent) {
+        return;
+    } else if (before.sa_handler == SIG_DFL || before.sa_handler == SIG_IGN) {
+        struct sigaction end{};
+        end.sa_handler = SIG_DFL;
+        sigaction(signal, &end, nullptr);
+        if (sent) {
+            raise(signal);
+        }
+    } else {
+        before.sa_handler(signal);
+    }
 }
 
 void handle(int signal, siginfo_t * info, void * context) {
@@ -157,18 +175,8 @@ void handle(int signal, siginfo_t * info, void * context) {
         ours = replace(reinterpret_cast<uintptr_t>(info->si_addr));
     }
     errno = saved;
-    if (ours) {
-        return;
-    }
-    if (before.sa_flags & SA_SIGINFO) {
-        before.sa_sigaction(signal, info, context);
-    } else if (before.sa_handler == SIG_DFL) {
-        sigaction(signal, &before, nullptr);
-        if (info->si_code <= 0) {
-            raise(signal); // what was sent does not come again by itself
-        }
-    } else if (before.sa_handler != SIG_IGN) {
-        before.sa_handler(signal);
+    if (!ours) {
+        pass_on(signal, info, context);
     }
 }
 
@@ -176,6 +184,7 @@ void handle(int signal, siginfo_t * info, void * context) {
 void start_watching() {
     static std::once_flag once;
     std::call_once(once, [] {
+        pthread_atfork(lock_watched, unlock_watched, unlock_watched); // a child finds no lock of a thread it lacks
         struct sigaction action{};
         action.sa_sigaction = handle;
         action.sa_flags     = SA_SIGINFO | SA_ONSTACK;
@@ -243,14 +252,37 @@ velo::mapped_files::~mapped_files() {
     *link = next;
 }
 
-bool velo::mapped_files::lose(const identity & file) noexcept {
-    for (const identity & one : files) {
-        if (one.device == file.device && one.inode == file.inode) {
-            lost.store(true, std::memory_order_release);
-            return true;
+void velo::mapped_files::add_mapping(const void * data, size_t size) {
+    const auto first = reinterpret_cast<uintptr_t>(data);
+    change_mappings([&](std::vector<address_range> & all) { all.push_back({first, first + size}); });
+}
+
+void velo::mapped_files::keep_used(const std::function<address_range(address_range, size_t)> & used) {
+    const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    change_mappings([&](std::vector<address_range> & all) {
+        for (address_range & one : all) {
+            one = used(one, page);
         }
-    }
-    return false;
+    });
+}
+
+// The handler finds the old list or the new one; under the lock no memory is allocated.
+void velo::mapped_files::change_mappings(const std::function<void(std::vector<address_range> &)> & change) {
+    std::vector<address_range> next_mappings = mappings;
+    change(next_mappings);
+    const watch_lock lock;
+    mappings.swap(next_mappings);
+}
+
+const address_range * velo::mapped_files::mapping_at(uintptr_t address) const noexcept {
+    const auto found =
+        std::find_if(mappings.begin(), mappings.end(), [=](const address_range & one) { return one.holds(address); });
+    return found == mappings.end() ? nullptr : &*found;
+}
+
+bool velo::mapped_files::has(const identity & file) const noexcept {
+    return std::any_of(files.begin(), files.end(),
+                       [&](const identity & one) { return one.device == file.device && one.inode == file.inode; });
 }
 
 #endif

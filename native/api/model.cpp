@@ -1,6 +1,7 @@
 // Models: loading, what they are, what their layers cache.
 #include "guard.hpp"
 #include "handles.hpp"
+#include "load-watch.hpp"
 #include "model-facts.h"
 
 #include "llama-paged.h"
@@ -72,14 +73,6 @@ llama_model_params load_params(const velo_model_params & params) {
     return out;
 }
 
-// While one lives, what this thread loads leaves weights to be packed later.
-struct leaving_weights {
-    explicit leaving_weights(std::vector<llama_late_weight> & weights) { llama_leave_weights(&weights); }
-    ~leaving_weights() { llama_leave_weights(nullptr); }
-    leaving_weights(const leaving_weights &)             = delete;
-    leaving_weights & operator=(const leaving_weights &) = delete;
-};
-
 // Upstream's number of characters -> text of that size.
 std::string read_text(const std::function<int32_t(char *, size_t)> & read) {
     std::string text(static_cast<size_t>(std::max(0, read(nullptr, 0))), '\0');
@@ -109,11 +102,20 @@ velo_model_params velo_model_default_params(void) noexcept {
     return params;
 }
 
+// What upstream says of a model that it tries; too little memory is no property of the model.
+static void check_for_memory(const char * path, const char * said) {
+    if (velo::tells_of_memory(said)) {
+        velo::fail(VELO_OUT_OF_MEMORY,
+                   "there is too little memory to load %s (%s): a smaller model or quantization would do", path, said);
+    }
+}
+
 // Whether a model that cannot be paged is for embeddings. Upstream finds out by making its memory, if it can.
 static bool embeds_alone(const llama_model & model, const char * path) {
     try {
         return llama_model_is_encoder(&model);
     } catch (const std::runtime_error & e) {
+        check_for_memory(path, e.what());
         velo::fail(VELO_MODEL_ERROR, "%s is damaged: %s", path, e.what());
     }
 }
@@ -138,11 +140,8 @@ velo_status velo_model_load(const char * path, const velo_model_params * params,
         const velo::error_log    log;
         const velo::catch_aborts catching(VELO_MODEL_ERROR);
 
-        std::vector<llama_late_weight> weights;
-        {
-            const leaving_weights leaving(weights);
-            made->llama.reset(llama_model_load_from_file(path, llama_params), llama_model_free);
-        }
+        velo::load_watch watch(made->files.get());
+        made->llama.reset(llama_model_load_from_file(path, llama_params), llama_model_free);
         if (to.cancelled) {
             velo::fail(VELO_CANCELLED, "the load of %s was cancelled", path);
         }
@@ -150,14 +149,22 @@ velo_status velo_model_load(const char * path, const velo_model_params * params,
         if (!made->llama) {
             const std::string cause = log.cause("no reason was given"), prefix = "error loading model: ";
             const size_t      start = cause.compare(0, prefix.size(), prefix) == 0 ? prefix.size() : 0;
+            check_for_memory(path, cause.c_str() + start);
             velo::fail(VELO_MODEL_ERROR, "%s cannot be loaded: %s", path, cause.c_str() + start);
+        }
+        if (made->files) {
+            made->files->keep_used([&](velo::address_range mapping, size_t page) {
+                const auto part =
+                    llama_part_in_use(made->llama.get(), watch.weights, {mapping.first, mapping.last}, page);
+                return velo::address_range{part.first, part.last};
+            });
         }
         const char * defect = llama_params.vocab_only ? nullptr : llama_model_defect(made->llama.get());
         if (defect) {
             velo::fail(VELO_MODEL_ERROR, "%s is damaged: %s", path, defect);
         }
-        made->packing =
-            std::make_shared<velo::packing>(std::move(weights), made->files, chosen.progress, chosen.progress_user);
+        made->packing       = std::make_shared<velo::packing>(std::move(watch.weights), made->files, chosen.progress,
+                                                              chosen.progress_user);
         made->vocab         = llama_model_get_vocab(made->llama.get());
         made->n_vocab       = llama_vocab_n_tokens(made->vocab);
         made->vocab_only    = llama_params.vocab_only;
@@ -166,6 +173,7 @@ velo_status velo_model_load(const char * path, const velo_model_params * params,
         if (made->vocab_only) {
             made->refusal = "the model was loaded with vocab_only: it has no weights to run";
         } else if (const char * reason = llama_paged_refusal(made->llama.get())) {
+            check_for_memory(path, reason);
             made->refusal    = reason;
             made->is_encoder = embeds_alone(*made->llama, path);
         }

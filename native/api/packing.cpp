@@ -38,6 +38,7 @@ void pack(const llama_late_weight & weight) {
 
 void pack_together(const llama_late_weight * weights, size_t n) {
     std::exception_ptr failure;
+    std::mutex         failing;
 #if defined(_OPENMP)
 #    pragma omp parallel for schedule(dynamic)
 #endif
@@ -45,9 +46,7 @@ void pack_together(const llama_late_weight * weights, size_t n) {
         try {
             pack(weights[i]);
         } catch (...) { // nothing may be thrown past the others of a team
-#if defined(_OPENMP)
-#    pragma omp critical(velo_packing)
-#endif
+            const std::lock_guard<std::mutex> lock(failing);
             failure = std::current_exception();
         }
     }

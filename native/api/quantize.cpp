@@ -1,6 +1,8 @@
 // Writing a model with other weight types.
 #include "guard.hpp"
-#include "mapped-files.hpp"
+#include "load-watch.hpp"
+#include "team.hpp"
+#include "threads.hpp"
 
 #include "llama.h"
 
@@ -76,9 +78,11 @@ velo_status velo_model_quantize(const char * source, const char * target, const 
         check_paths(source, target);
 
         // written beside the target and renamed, so that a failure leaves what was there
-        const std::string        partial = std::string(target) + ".partial";
-        std::error_code          error;
-        const velo::mapped_files files(source);
+        const std::string partial = std::string(target) + ".partial";
+        std::error_code   error;
+        velo::check_team(velo::threads_for(std::max(0, n_threads)));
+        velo::mapped_files       files(source);
+        const velo::load_watch   watch(&files);
         const velo::error_log    log;
         const velo::catch_aborts catching(VELO_MODEL_ERROR);
         if (llama_model_quantize(source, partial.c_str(), &params) != 0 || files.are_lost()) {

@@ -1,13 +1,42 @@
 #include "late-weights.h"
 
+#include "llama-mmap.h"
 #include "llama-model-loader.h"
+#include "llama-model.h"
 #include "llama-paged-hooks.h"
 
 #include <algorithm>
 
-static thread_local std::vector<llama_late_weight> * left = nullptr;
+static thread_local llama_load_watch * watching = nullptr;
 
-void llama_leave_weights(std::vector<llama_late_weight> * weights) { left = weights; }
+void llama_watch_load(llama_load_watch * watch) { watching = watch; }
+
+void llama_paged_mapped(const llama_model_loader & loader) {
+    for (const auto & mapping : loader.mappings) {
+        if (watching && watching->mapped) {
+            watching->mapped(mapping->addr(), mapping->size());
+        }
+    }
+}
+
+llama_mapped_part llama_part_in_use(const llama_model * model, const std::vector<llama_late_weight> & weights,
+                                    llama_mapped_part mapping, size_t page) {
+    llama_mapped_part part = {UINTPTR_MAX, 0};
+    const auto        add  = [&](const void * data, size_t size) {
+        const auto first = reinterpret_cast<uintptr_t>(data);
+        if (mapping.first <= first && first < mapping.last) {
+            part.first = std::min(part.first, first / page * page);
+            part.last  = std::max(part.last, (first + size + page - 1) / page * page);
+        }
+    };
+    for (const auto & [name, tensor] : model->tensors_by_name) {
+        add(tensor->data, ggml_nbytes(tensor));
+    }
+    for (const llama_late_weight & weight : weights) {
+        add(weight.data, ggml_nbytes(weight.tensor));
+    }
+    return part.first < part.last ? part : llama_mapped_part{0, 0};
+}
 
 // The CPU's buffers that are not plain host memory are those of its other layouts.
 static bool is_packed(const ggml_tensor * tensor) {
@@ -17,10 +46,10 @@ static bool is_packed(const ggml_tensor * tensor) {
 }
 
 bool llama_late_weight_left(llama_model_loader & loader, size_t file, ggml_tensor * tensor, const void * data) {
-    if (!left || !is_packed(tensor)) {
+    if (!watching || !is_packed(tensor)) {
         return false;
     }
-    left->push_back({tensor, data});
+    watching->weights.push_back({tensor, data});
     // the loader unmaps what is outside the range that is used
     const size_t begin = (const char *) data - (const char *) loader.mappings.at(file)->addr();
     auto &       used  = loader.mmaps_used.at(file);

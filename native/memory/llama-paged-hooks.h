@@ -15,6 +15,9 @@ struct llm_graph_context;
 // whether a mapped weight is left to be packed with the first step (late-weights.h); if not, it is packed now
 bool llama_late_weight_left(llama_model_loader & loader, size_t file, ggml_tensor * tensor, const void * data);
 
+// names the files' mappings to whoever loads (late-weights.h), before anything in them is read
+void llama_paged_mapped(const llama_model_loader & loader);
+
 // a pool is zero as a contiguous cache is, but takes memory only as it fills
 void llama_paged_clear(ggml_backend_buffer * buffer);
 

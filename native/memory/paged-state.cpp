@@ -20,11 +20,15 @@ void paged_fail(llama_paged_status status, const std::string & what) {
 }
 
 llama_paged_status paged_status_of(const std::exception & e) {
+    if (dynamic_cast<const std::bad_alloc *>(&e)) {
+        last_error = "no memory left"; // short enough to need none
+        return LLAMA_PAGED_NO_MEMORY;
+    }
     last_error = e.what();
     if (const auto * known = dynamic_cast<const paged_error *>(&e)) {
         return known->status;
     }
-    return dynamic_cast<const std::bad_alloc *>(&e) ? LLAMA_PAGED_NO_MEMORY : LLAMA_PAGED_FAILED;
+    return LLAMA_PAGED_FAILED;
 }
 
 size_t llama_paged_access::compute_bytes(llama_context & c) {

@@ -47,7 +47,8 @@ static void take_memory(paged_swap & swap, size_t size) {
     swap.base = swap.plain.get();
     if (!swap.base) {
         paged_fail(LLAMA_PAGED_NO_MEMORY, "no memory for " + std::to_string(swap.n_blocks) +
-                                              " swapped blocks, which take " + std::to_string(size) + " bytes");
+                                              " swapped blocks, which take " + std::to_string(size) +
+                                              " bytes: use a smaller swap_bytes");
     }
 }
 

@@ -65,6 +65,14 @@ def test_types_that_rows_cannot_have(model: Model, type: int) -> None:
             Context(model, n_blocks=16, max_seq_len=128, **{which: type})  # type: ignore[arg-type]
 
 
+def test_too_many_swapped_blocks(model: Model) -> None:
+    said = (
+        "2147483647 swapped blocks need .* MiB of host memory, but .* MiB are free: use a smaller swap_bytes"
+    )
+    with pytest.raises(OutOfMemory, match=said):
+        Context(model, n_blocks=8, max_seq_len=64, n_swap_blocks=2**31 - 1)
+
+
 def test_a_pool_beyond_the_memory_is_refused_with_the_numbers(model: Model) -> None:
     with pytest.raises(OutOfMemory, match=r"need [\d.]+ MiB, but [\d.]+ MiB of (memory|\w+\d) are free"):
         Context(model, n_blocks=2**26 - 8, max_seq_len=128, type_k=0, type_v=0)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from t5_models import Shape, t5_with_buckets, write_model
 
 from pyvelo.errors import Cancelled, ClosedError, ConfigError, ModelError
 from pyvelo.native import POOLINGS, Embedder, Model
@@ -84,6 +87,69 @@ def test_an_encoder_without_its_position_bias_is_refused(
     make_model.write_model(shape, path)
     with pytest.raises(ModelError, match="no relative position bias"):
         Model(path)
+
+
+def resident(path: Path) -> int:
+    """Bytes of the file's mappings that this process has touched."""
+    total, within = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, *rest = line.split()
+        if not name.endswith(":"):
+            within = bool(rest) and rest[-1] == str(path)
+        elif within and name == "Rss:":
+            total += int(rest[0]) << 10
+    return total
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux tells what was touched")
+def test_logits_are_not_computed(tmp_path: Path) -> None:
+    path = tmp_path / "wide.gguf"
+    write_model(Shape(embd=1024, heads=4, kv_heads=1, layers=1, tied=False), path, type_name="f32")
+    output = 1096 * 1024 * 4
+    with Model(path, deterministic=True) as model:  # weights are used where they are mapped
+        assert Embedder(model, max_tokens=64, n_threads=2).embed([[1, 2, 3]], MEAN).any()
+        assert 0 < resident(path) < path.stat().st_size - output
+        assert resident(path) > (path.stat().st_size - 2 * output) // 2, "the layer was computed"
+
+
+# Arguments: a model, a sound one, threads, tokens. Prints the error, and whether the sound one works then.
+BAD_BUCKETS = """
+import sys
+from pyvelo.errors import ComputeError
+from pyvelo.native import Embedder, Model
+path, sound, n_threads, n_tokens = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+for _ in range(20):
+    try:
+        embedder = Embedder(Model(path), max_tokens=n_tokens, n_threads=n_threads)
+        embedder.embed([[1] * n_tokens], 1)
+    except ComputeError as error:
+        said = str(error)
+print(said)
+print(Embedder(Model(sound), max_tokens=8, n_threads=n_threads).embed([[1]], 1).any())
+"""
+
+
+@pytest.mark.parametrize("n_threads", [1, 2, 4])
+@pytest.mark.parametrize(("buckets", "n_tokens"), [(1, 8), (2, 8), (3, 8), (1024, 600)])
+def test_an_abort_while_it_computes_is_an_error(
+    tiny_model_f32: Path, tmp_path: Path, n_threads: int, buckets: int, n_tokens: int
+) -> None:
+    path = tmp_path / "t5.gguf"
+    t5_with_buckets(path, buckets, ctx=1024)
+    command = [
+        sys.executable,
+        "-c",
+        BAD_BUCKETS,
+        str(path),
+        str(tiny_model_f32),
+        str(n_threads),
+        str(n_tokens),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    said, works = done.stdout.splitlines()
+    assert said.startswith("the embeddings cannot be computed (status -3): GGML_ASSERT(")
+    assert works == "True"
 
 
 def test_a_buffer_that_is_too_small(embedder: Embedder) -> None:

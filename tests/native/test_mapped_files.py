@@ -232,6 +232,75 @@ print("past it")
     assert ("Fatal Python error: Bus error" in done.stderr) == handler
 
 
+@pytest.mark.parametrize("runs", [False, True])
+def test_a_mapping_of_ones_own_of_a_models_file(tiny_model_f32: Path, tmp_path: Path, runs: bool) -> None:
+    code = f"""
+faulthandler.disable()
+with open(path, "rb") as file:
+    pages = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+one = Runner(path, deterministic=True)
+again = mmap.mmap(os.open(path, os.O_RDONLY), 0, prot=mmap.PROT_READ)  # perhaps right beside the model's
+os.truncate(path, 4096)
+if {runs}:
+    refused(one.logits)
+print("now", flush=True)
+if os.fork() == 0:
+    pages[40_000]
+    os._exit(1)
+assert os.waitstatus_to_exitcode(os.wait()[1]) == -7
+again[40_000]
+print("past it")
+"""
+    done = child(code, tiny_model_f32, tmp_path)
+    assert (done.returncode, done.stdout) == (-signal.SIGBUS, "now\n"), done.stderr
+
+
+def test_a_fault_ends_the_process_where_the_signal_is_ignored(tiny_model_f32: Path, tmp_path: Path) -> None:
+    code = """
+import signal
+faulthandler.disable()
+signal.signal(signal.SIGBUS, signal.SIG_IGN)
+one = Runner(path)
+os.kill(os.getpid(), signal.SIGBUS)
+with open(path + ".mapped", "wb+") as file:
+    file.truncate(1 << 16)
+    pages = mmap.mmap(file.fileno(), 1 << 16)
+    file.truncate(0)
+print("now", flush=True)
+pages[40_000]
+print("past it")
+"""
+    done = child(code, tiny_model_f32, tmp_path)
+    assert (done.returncode, done.stdout) == (-signal.SIGBUS, "now\n")
+
+
+def test_a_fork_while_the_handler_works(tiny_model_f32: Path, tmp_path: Path) -> None:
+    code = """
+import signal, time
+many = [mmap.mmap(-1, 4096, prot=mmap.PROT_READ | (i % 2 * mmap.PROT_WRITE)) for i in range(30_000)]
+spare = [Model(sound) for _ in range(2)]
+ones = [Runner(path, deterministic=True) for _ in range(4)]
+os.truncate(path, 4096)
+def fault():
+    for one in ones:
+        refused(one.logits)
+thread = threading.Thread(target=fault)
+thread.start()
+children = []
+while thread.is_alive():
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(60)
+        spare.clear()  # waits for what the handler holds
+        os._exit(0)
+    children.append(pid)
+thread.join()
+assert children and all(os.waitpid(pid, 0)[1] == 0 for pid in children), children
+print("alive")
+"""
+    lives(code, tiny_model_f32, tmp_path)
+
+
 def test_a_signal_that_is_sent(tiny_model_f32: Path, tmp_path: Path) -> None:
     code = """
 faulthandler.disable()

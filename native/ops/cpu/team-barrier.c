@@ -11,6 +11,7 @@
 #    include <unistd.h>
 
 enum { PAUSES = 16 }; // between looks at the clock
+enum { ENDED = -1 };  // instead of a number of rounds
 
 // Nanoseconds. Who sleeps takes a hundred thousand to wake from it on a virtual machine, and is as late for the next
 // barrier: then others sleep there and are late in turn, for hundreds of barriers. So there is patience. Where it was
@@ -76,20 +77,39 @@ static void wait(atomic_int * n_rounds, int round, long long worked) {
     atomic_fetch_sub(&n_sleeping, 1);
 }
 
+static void wake(atomic_int * n_rounds) {
+    if (atomic_load(&n_sleeping) > 0) {
+        syscall(SYS_futex, n_rounds, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+    }
+}
+
+// The round of a thread that left never ends otherwise, so nobody writes over this.
+void velo_end_team(void * n_rounds) {
+    atomic_store((atomic_int *) n_rounds, ENDED);
+    wake(n_rounds);
+}
+
+static int round_of(atomic_int * n_rounds) {
+    const int round = atomic_load_explicit(n_rounds, memory_order_relaxed);
+    if (round == ENDED) {
+        velo_throw_team_ended();
+    }
+    return round;
+}
+
 void velo_team_barrier(atomic_int * n_here, atomic_int * n_rounds, int n_threads) {
     static _Thread_local long long last; // barrier that this thread left
 
-    const int round = atomic_load_explicit(n_rounds, memory_order_relaxed);
+    const int round = round_of(n_rounds);
     if (atomic_fetch_add_explicit(n_here, 1, memory_order_acq_rel) == n_threads - 1) {
         atomic_store_explicit(n_here, 0, memory_order_relaxed);
         atomic_store(n_rounds, round + 1);
-        if (atomic_load(&n_sleeping) > 0) {
-            syscall(SYS_futex, n_rounds, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
-        }
+        wake(n_rounds);
         last = now_ns();
         return;
     }
     wait(n_rounds, round, now_ns() - last);
+    round_of(n_rounds);
     last = now_ns();
 }
 

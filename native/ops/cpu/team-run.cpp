@@ -1,0 +1,58 @@
+// One thread of a team runs its part of a graph; what it throws ends there, and its team with it.
+#include "team-barrier.h"
+
+#ifdef VELO_TEAM_BARRIER
+
+#    include "compute-failure.h"
+
+#    include <cxxabi.h>
+
+#    include <exception>
+#    include <new>
+
+namespace {
+
+struct team_ended {}; // thrown at a barrier: another thread has left
+
+struct computing {
+    computing() { velo_set_computing(true); }
+    ~computing() { velo_set_computing(false); }
+    computing(const computing &)             = delete;
+    computing & operator=(const computing &) = delete;
+};
+
+void leave(void * n_rounds, ggml_status * to, ggml_status status, const char * message) {
+    velo_note_failure(message);
+    __atomic_store_n(to, status, __ATOMIC_RELAXED);
+    velo_end_team(n_rounds);
+}
+
+} // namespace
+
+void velo_throw_team_ended(void) { throw team_ended{}; }
+
+void * velo_have(void * memory) {
+    if (!memory) {
+        throw std::bad_alloc();
+    }
+    return memory;
+}
+
+void * velo_team_run(void * (*run)(void *), void * thread, void * n_rounds, enum ggml_status * status) {
+    try {
+        const computing scope;
+        return run(thread);
+    } catch (const team_ended &) { // the thread that left first has noted why
+    } catch (const std::bad_alloc &) {
+        leave(n_rounds, status, GGML_STATUS_ALLOC_FAILED, "out of memory");
+    } catch (const std::exception & error) {
+        leave(n_rounds, status, GGML_STATUS_FAILED, error.what());
+    } catch (const abi::__forced_unwind &) { // the thread is cancelled
+        throw;
+    } catch (...) {
+        leave(n_rounds, status, GGML_STATUS_FAILED, "an unknown exception");
+    }
+    return nullptr;
+}
+
+#endif

@@ -1,0 +1,104 @@
+"""Short memory, wherever it runs out, and threads that cannot be started end in OutOfMemory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the limit of address space is Linux's")
+
+TESTS = Path(__file__).resolve().parents[2]
+
+COMMON = f"""
+import collections, os, resource, sys
+sys.path.append({str(TESTS)!r})  # behind the installed package
+from pyvelo.errors import OutOfMemory
+from pyvelo.native import Context, Embedder, Model, StepArrays
+from tests.native.steps import Seq, logits_of, run
+
+path, = sys.argv[1:]
+
+def limit(mib):
+    pages = int(open("/proc/self/statm").read().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * 4096 + int(mib * 2**20),) * 2)
+
+def step(n_threads, **options):
+    model = Model(path, **options)
+    deterministic = options.get("deterministic", False)
+    context = Context(model, n_blocks=64, max_batch_tokens=256, max_seqs=4, max_seq_len=512,
+                      n_threads=n_threads, deterministic=deterministic)
+    arrays = StepArrays(max_tokens=256, max_seqs=4, max_width=16, max_copies=4)
+    run(context, arrays, [(Seq([0, 1, 2, 3, 4, 5, 6, 7]), list(range(1, 200)))])
+    return logits_of(context, 1).sum()
+
+def embed(n_threads):
+    return Embedder(Model(path), max_tokens=200, n_threads=n_threads).embed([list(range(1, 200))], 1).sum()
+"""
+
+
+def output(code: str, model: Path) -> list[str]:
+    """Runs the code in a process of its own, outside the checkout; returns the lines that it prints."""
+    command = [sys.executable, "-c", COMMON + code, str(model)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False, cwd=model.parent)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    "call", ["step(2)", "step(2, use_mmap=False)", "step(2, deterministic=True)", "embed(2)"]
+)
+def test_memory_that_runs_out_anywhere(packed_model: Path, call: str) -> None:
+    code = f"""
+def outcome(mib):
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        limit(mib)
+        try:
+            {call}
+            said = b"done"
+        except OutOfMemory as error:
+            remedy = "would do" in str(error) or "use a smaller" in str(error)
+            said = b"would do" if remedy else str(error).encode()
+        except MemoryError:
+            said = b"Python's"
+        except BaseException as error:
+            said = repr(error).encode()
+        os.write(writer, said)
+        os._exit(0)
+    status = os.wait()[1]
+    os.close(writer)
+    said = os.read(reader, 4000).decode() if status == 0 else f"status {{status}}"
+    os.close(reader)
+    return said
+
+needed = 1
+while outcome(needed) != "done":
+    needed *= 2
+print(collections.Counter(outcome(needed * i / 48) for i in range(48)))
+"""
+    (line,) = output(code, packed_model)
+    seen = line.removeprefix("Counter({").partition("})")[0]
+    kinds = {part.split(": ")[0].strip("'\"") for part in seen.split(", ")}
+    assert "would do" in kinds, line
+    assert kinds <= {"would do", "done", "Python's"}, line
+
+
+@pytest.mark.parametrize("call", ["step(400)", "embed(400)"])
+def test_threads_that_cannot_be_started(tiny_model_f32: Path, call: str) -> None:
+    code = f"""
+limit(500)  # each thread has a stack of 2 MiB or more
+for _ in range(2):
+    try:
+        {call}
+    except OutOfMemory as error:
+        print(error)
+print({call.replace("400", "2")} != 0)
+"""
+    *errors, works = output(code, tiny_model_f32)
+    assert len(errors) == 2
+    for error in errors:
+        assert error.startswith("a team of 400 threads cannot be started: use a smaller n_threads")
+    assert works == "True"
