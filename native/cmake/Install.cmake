@@ -16,7 +16,7 @@ function (velo_share_process target)
         set_property(TARGET ${target} PROPERTY OUTPUT_NAME velo-${target})
     endif()
     if (CMAKE_SYSTEM_NAME STREQUAL "Linux") # what a library defines is its own, also where another's comes first
-        target_link_options(${target} PRIVATE -Wl,-Bsymbolic)
+        target_link_options(${target} PRIVATE LINKER:-Bsymbolic)
     endif()
     # g++ makes some symbols one for the whole process, whichever libraries define them
     target_compile_options(${target} PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-fno-gnu-unique>)
