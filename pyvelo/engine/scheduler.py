@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from enum import Enum, auto
 from functools import partial
 from itertools import islice, takewhile
 from typing import NamedTuple
@@ -92,11 +91,8 @@ def schedule(
     return planner.plan()
 
 
-class _Refusal(Enum):
-    """Why a request does not start in this step, where that is not for want of blocks."""
-
-    FULL = auto()  # the step holds as many sequences or tokens as it may
-    LATER = auto()  # its branch gives way in this step: it can come back in the next
+_Victim = Branch | Request
+"""What may give up its blocks to another."""
 
 
 class _Planner:
@@ -111,8 +107,7 @@ class _Planner:
         resting: Iterable[Branch],
     ) -> None:
         self.running = list(running)  # those that have not given way
-        self.resting = iter(resting)  # those that nobody asked to give way
-        self.resumed: list[BlockTable] = []
+        self.resting = resting
         self.draft = manager.draft()
         self.limits = limits
         self.favour_swap = favour_swap
@@ -126,6 +121,7 @@ class _Planner:
         self.chunks: list[Chunk] = []
         self.evicted: list[tuple[Branch, Swapped | None]] = []
         self.preempted: list[tuple[Request, Swapped | None]] = []
+        self.gone: set[Request] = set()  # the preempted ones
 
     def plan(self) -> StepPlan:
         chunks = self.chunks + self.starts
@@ -136,24 +132,23 @@ class _Planner:
         is none for both and it is enough; returns how many."""
         left = self.allowance
         for number, request in enumerate(waiting):
-            last = self.running[-1] if self.running else None
-            if last is None or not _outranks(request, last) or left == 0:
-                return number
+            lower = list(takewhile(partial(_outranks, request), reversed(self.running)))
             # who runs may decode
-            while not isinstance(
-                outcome := self._start(request, min(left, self.budget - len(self.running))), Chunk
-            ):
-                if not self._gets_room(request, outcome):
-                    return number
-                self._preempt()
-            self.budget -= outcome.n_tokens
-            left -= outcome.n_tokens
+            n_seats = max(self._n_seated + 1 - self.limits.max_seqs, len(self.running) + 1 - self.budget, 0)
+            if left == 0 or not lower or n_seats > len(lower):
+                return number
+            table = self._place(request, lower, n_seats)
+            if table is None:
+                return number
+            left -= self._begin(request, table, min(left, self.budget - len(self.running)))
         return len(waiting)
 
     def grow(self) -> None:
         """Who decodes, who has more of its prompt to feed, and who must give way."""
         grow, decodes = self.draft.grow, self.decodes
-        for request in self.running:  # whoever gives way leaves its end
+        for request in tuple(self.running):
+            if request in self.gone:
+                continue
             n_next = request.n_computed + 1
             if n_next < len(request.tokens):
                 self.prefills.append(request)  # its blocks are promised
@@ -173,42 +168,65 @@ class _Planner:
     def start(self, waiting: Iterable[Request]) -> None:
         """Those that wait, in the order of rank."""
         for request in waiting:
-            outcome = self._start(request, self.budget)
-            if not isinstance(outcome, Chunk):
+            if self.budget <= 0 or self._n_seated >= self.limits.max_seqs:
                 break
-            self.budget -= outcome.n_tokens
+            table = self._place(request, [], 0)
+            if table is None:
+                break
+            self._begin(request, table, self.budget)
 
-    def _start(self, request: Request, budget: int) -> Chunk | NotNow | _Refusal:
-        """Its first piece, or why there is none."""
-        spare = len(self.running) + len(self.starts)
-        if spare >= self.limits.max_seqs or budget <= 0:
-            return _Refusal.FULL
-        # room to grow: for itself, and a block for each of those that run
-        n_tokens = min(request.max_stored, len(request.tokens) + self.block_size)
-        held = request.branch.table if request.branch is not None else None
-        if held is not None and self.draft.leaves(held):
-            return _Refusal.LATER
-        while True:
-            outcome: Start | NotNow | Never
-            if held is not None:
-                outcome = self.draft.resume(held, n_tokens, spare)
-            else:
-                outcome = self.draft.start(
-                    n_tokens, request.chain, spare, request.swapped, request.most_cached
-                )
-            if isinstance(outcome, Never):
-                raise InternalError(f"a request for {outcome.needed} of {outcome.total} blocks was let in")
-            if not isinstance(outcome, NotNow):
-                break
-            if not self._evict(held):
-                if held is not None and not spare:
-                    self._evict_own(request)  # its next block may be one to copy, and there is no other
-                return outcome
-        table = outcome.table
-        if held is not None:
-            self.resumed.append(held)
+    @property
+    def _n_seated(self) -> int:
+        return len(self.running) + len(self.starts)
+
+    def _begin(self, request: Request, table: BlockTable, budget: int) -> int:
+        """Add its first chunk; return its number of tokens."""
         self.starts.append(self._chunk(request, table, budget, table.n_tokens))
-        return self.starts[-1]
+        self.budget -= self.starts[-1].n_tokens
+        return self.starts[-1].n_tokens
+
+    def _place(self, request: Request, lower: list[Request], n_seats: int) -> BlockTable | None:
+        """Return the table with which it starts, or None if there is no room.
+
+        Branches at rest and requests of `lower` give up their blocks if that is enough: of the latter the
+        first `n_seats` in any case.
+        """
+        branch = request.branch
+        held = branch.table if branch is not None else None
+        if held is not None and self.draft.names(held):
+            return None  # its branch gives way in this step: it can start in the next
+        if not n_seats:
+            outcome = self._ask(self.draft, request, held, 0)
+            if isinstance(outcome, Start):
+                return outcome.table
+
+        def lacks(draft: Draft, gone: Sequence[_Victim]) -> int:
+            outcome = self._ask(draft, request, held, sum(isinstance(victim, Request) for victim in gone))
+            return outcome.needed - outcome.available if isinstance(outcome, NotNow) else 0
+
+        resting = [victim for victim in self._resting() if victim.table is not held]
+        victims = choose_victims(self.draft, [*lower[:n_seats], *resting, *lower[n_seats:]], n_seats, lacks)
+        if victims is None:
+            if branch is not None and held is not None and not self._n_seated:
+                self._dismiss([branch])  # its next block may be one to copy, and there is no other
+            return None
+        self._dismiss(victims)
+        outcome = self._ask(self.draft, request, held, 0)
+        if isinstance(outcome, NotNow):
+            raise InternalError("a sequence does not start although there is room")
+        return outcome.table
+
+    def _ask(self, draft: Draft, request: Request, held: BlockTable | None, n_gone: int) -> Start | NotNow:
+        """Start the request in the draft, with room to grow: for itself, and a block for each of those that
+        run, less `n_gone` that are still counted."""
+        n_tokens = min(request.max_stored, len(request.tokens) + self.block_size)
+        spare = self._n_seated - n_gone
+        if held is not None:
+            return draft.resume(held, n_tokens, spare)
+        outcome = draft.start(n_tokens, request.chain, spare, request.swapped, request.most_cached)
+        if isinstance(outcome, Never):
+            raise InternalError(f"a request for {outcome.needed} of {outcome.total} blocks was let in")
+        return outcome
 
     def _chunk(self, request: Request, table: BlockTable, budget: int, n_there: int) -> Chunk:
         pending = len(request.tokens) - n_there
@@ -230,42 +248,32 @@ class _Planner:
     # ---- who gives way ----
 
     def _make_room(self, request: Request, n_tokens: int) -> bool:
-        """Others give way until it can grow; False where it was the last who could."""
+        """Others give way so that it can grow; itself, and False, if their room would not be enough."""
         table = _table(request)
-        while True:
-            if not self._evict(None):
-                self._preempt()
-                if request is self.preempted[-1][0]:
-                    return False
-            if self.draft.grow(table, n_tokens):
-                return True
+        lower = self.running[: self.running.index(request) : -1]
+        victims = choose_victims(
+            self.draft, [*self._resting(), *lower], 0, lambda draft, _: not draft.grow(table, n_tokens)
+        )
+        if victims is None:
+            self._dismiss([request])
+            return False
+        self._dismiss(victims)
+        return self.draft.grow(table, n_tokens)
 
-    def _evict(self, keep: BlockTable | None) -> bool:
-        """The branch that rests longest gives way, but not `keep`; False where there is none."""
-        for branch in self.resting:
-            table = branch.table
-            if table is not None and table is not keep and table not in self.resumed:
-                self.evicted.append((branch, self._give_way(table)))
-                return True
-        return False
+    def _resting(self) -> list[Branch]:
+        """The branches that hold blocks and take no part yet, the longest at rest first."""
+        names = self.draft.names
+        return [branch for branch in self.resting if branch.table is not None and not names(branch.table)]
 
-    def _evict_own(self, request: Request) -> None:
-        branch = request.branch
-        if branch is not None and branch.table is not None:
-            self.evicted.append((branch, self._give_way(branch.table)))
-
-    def _preempt(self) -> None:
-        request = self.running.pop()
-        self.preempted.append((request, self._give_way(_table(request))))
-
-    def _gets_room(self, request: Request, why: NotNow | _Refusal) -> bool:
-        """Whether it could start if all of lower priority gave way who rank last of those that run."""
-        lower = list(takewhile(partial(_outranks, request), reversed(self.running)))
-        if isinstance(why, _Refusal):
-            return why is _Refusal.FULL and bool(lower)
-        # a block for each of those that run was to be left
-        available = why.available + len(lower) + self.draft.would_free(map(_table, lower))
-        return why.needed <= available
+    def _dismiss(self, victims: Sequence[_Victim]) -> None:
+        for victim in victims:
+            swapped = self._give_way(_table(victim))
+            if isinstance(victim, Request):
+                self.running.remove(victim)
+                self.gone.add(victim)
+                self.preempted.append((victim, swapped))
+            else:
+                self.evicted.append((victim, swapped))
 
     def _give_way(self, table: BlockTable) -> Swapped | None:
         if table.n_tokens and self.favour_swap(len(table.blocks), table.n_tokens):
@@ -281,7 +289,40 @@ def _outranks(request: Request, other: Request) -> bool:
     return request.params.priority > other.params.priority and request.rank < other.rank
 
 
-def _table(request: Request) -> BlockTable:
-    if request.table is None:
+def _table(victim: _Victim) -> BlockTable:
+    if victim.table is None:
         raise InternalError("a request runs without a block table")
-    return request.table
+    return victim.table
+
+
+def choose_victims(
+    draft: Draft,
+    candidates: Sequence[_Victim],
+    n_first: int,
+    lacks: Callable[[Draft, Sequence[_Victim]], int],
+) -> list[_Victim] | None:
+    """Return the first of the candidates whose tables give enough room when they are dropped.
+
+    Candidates whose room is not needed are left out, but for the first `n_first`. None: all are not enough.
+    `lacks` tells how many blocks a draft lacks when some are gone; it may change the draft.
+    """
+    trial, chosen = draft.copy(), list[_Victim]()
+    lacking, available, n_gone = lacks(trial.copy(), ()), trial.available, 0
+    for candidate in candidates:
+        trial.drop(_table(candidate))
+        chosen.append(candidate)
+        # beyond its blocks one may save the block that is left to it, and a copy
+        most = trial.available - available + 2 * (len(chosen) - n_gone)
+        if len(chosen) >= n_first and most >= lacking:
+            lacking, available, n_gone = lacks(trial.copy(), chosen), trial.available, len(chosen)
+            if lacking <= 0:
+                break
+    else:
+        return None
+    for candidate in reversed(chosen[n_first:-1]):
+        others, trial = [other for other in chosen if other is not candidate], draft.copy()
+        for other in others:
+            trial.drop(_table(other))
+        if lacks(trial, others) <= 0:
+            chosen = others
+    return chosen

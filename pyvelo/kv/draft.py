@@ -10,8 +10,8 @@ free under the plan in whatever order the plan was made.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence, ValuesView
+from copy import copy
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -154,10 +154,16 @@ class Draft:
         """One change for each table that takes part, in the order in which the draft first names them."""
         return self._changes.values()
 
-    def leaves(self, table: BlockTable) -> bool:
-        """Return whether the table is dropped or moved to host memory."""
-        change = self._changes.get(id(table))
-        return change is not None and change.leaves
+    def names(self, table: BlockTable) -> bool:
+        """Return whether the table takes part in the draft, or is dropped in it."""
+        return id(table) in self._changes
+
+    def copy(self) -> Draft:
+        """Return a draft of the same parts, to try more of them."""
+        twin = copy(self)
+        twin._references, twin._sources = self._references.copy(), self._sources.copy()
+        twin._changes = self._changes.copy()
+        return twin
 
     def start(
         self,
@@ -236,14 +242,6 @@ class Draft:
         if copies:
             self._copy_from(table.blocks[table.n_tokens // self._size])
         return True
-
-    def would_free(self, tables: Iterable[BlockTable]) -> int:
-        """Blocks that would be there if all these were dropped."""
-        tables = list(tables)
-        held = Counter(block for table in tables for block in table.blocks)
-        planned = self._references
-        last = sum(self._pool.references(block) + planned.get(block, 0) == n for block, n in held.items())
-        return last + sum(table.promised for table in tables)
 
     def drop(self, table: BlockTable) -> None:
         """Gives the table's blocks and promises back; it must take no other part in this draft."""

@@ -482,3 +482,82 @@ def test_nobody_gives_way_to_a_branch_that_gives_way_itself() -> None:
     assert [chunk.request for chunk in plan.starts] == [large]
     assert [gone for gone, _ in plan.evicted] == [branch]
     assert (plan.decodes, plan.preempted) == ([low], [])
+
+
+def running(bench: Bench, *requests: Request) -> list[Request]:
+    """Requests that have begun to generate, in steps of their own."""
+    for request in requests:
+        while not request.n_generated:
+            bench.step()
+    return list(requests)
+
+
+def test_a_seat_alone_is_no_reason_to_preempt() -> None:
+    """The one of lower priority has a seat to give, but not the blocks."""
+    bench = Bench(n_blocks=8, block_size=8, max_seqs=2)
+    equal, low = running(bench, bench.submit([1] * 24, 8, priority=1), bench.submit([2] * 4, 20))
+    urgent = bench.submit([3] * 24, 8, priority=1)
+    bench.step()
+    assert (low.table is not None, urgent.table) == (True, None)
+    assert bench.core.counters.preemptions == 0
+    bench.finish(equal, low, urgent)
+    check([equal, urgent], 8)
+    check([low], 20)
+
+
+def test_blocks_that_an_urgent_request_shares_are_no_gain() -> None:
+    """It needs those of the request that it would preempt, so they do not become free for it."""
+    bench = Bench(n_blocks=10, block_size=8)
+    common = list(range(1, 25))
+    equal, low = running(bench, bench.submit([91] * 24, 8, priority=1), bench.submit([*common, 90], 20))
+    urgent = bench.submit([*common, *[92] * 17], 8, priority=1)
+    bench.step()
+    assert (low.table is not None, urgent.table) == (True, None)
+    assert bench.core.counters.preemptions == 0
+    bench.finish(equal, low, urgent)
+    check([equal, urgent], 8)
+    check([low], 20)
+
+
+def test_no_branch_is_evicted_for_a_request_that_still_cannot_start() -> None:
+    bench = Bench(n_blocks=8, block_size=8)
+    branch = bench.branch([2] * 13)
+    bench.finish(bench.go_on(branch, 0))
+    (first,) = running(bench, bench.submit([1] * 24, 8))
+    large = bench.submit([3] * 50, 4)
+    bench.step()
+    assert (branch.table is not None, large.table) == (True, None)
+    assert bench.core.counters.evicted_branches == 0
+    bench.finish(first, large)
+    check([large], 4)
+    assert branch.table is None, "once it was enough"
+
+
+def test_a_branch_whose_blocks_others_hold_is_not_evicted_for_nothing() -> None:
+    bench = Bench(n_blocks=8, block_size=8)
+    shared, own = bench.branch(range(1, 18)), bench.branch([2] * 25)
+    for branch in (shared, own):
+        bench.finish(bench.go_on(branch, 0))
+    twin = shared.fork([*shared.tokens, 5], len(shared.tokens))
+    bench.core.shelf.fork(shared, twin)
+    (talking,) = running(bench, bench.go_on(twin, 6))
+    other = bench.submit([3] * 16, 4)
+    bench.step()
+    assert (shared.table is not None, own.table) == (True, None)
+    assert bench.core.counters.evicted_branches == 1
+    bench.finish(talking, other)
+    check([other], 4)
+
+
+def test_what_runs_is_not_preempted_for_a_seat_and_branches_are_not_evicted_for_it() -> None:
+    """There are blocks enough: only the seat is wanted."""
+    bench = Bench(n_blocks=32, block_size=8, max_seqs=2)
+    branch = bench.branch([4] * 13)
+    bench.finish(bench.go_on(branch, 0))
+    first, low = running(bench, bench.submit([1] * 8, 20), bench.submit([2] * 8, 20))
+    urgent = bench.submit([3] * 8, 4, priority=1)
+    bench.step()
+    assert (first.table is not None, low.table, branch.table is not None) == (True, None, True)
+    assert urgent.n_generated == 1
+    bench.finish(first, low, urgent)
+    check([first, low], 20)

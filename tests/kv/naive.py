@@ -23,6 +23,7 @@ class Sequence_:
     n_computed: int
     n_shown: int  # blocks of it that others have had the chance to hit
     table: BlockTable = field(repr=False)
+    stepped_back: bool = False  # by a token, which is computed again
 
 
 @dataclass
@@ -88,15 +89,13 @@ class NaivePlan:
         self.part.add(id(sequence))
         return True
 
-    def drop(self, sequence: Sequence_) -> int:
-        """Plan that a sequence leaves; return how many blocks this frees."""
-        before = self.available
+    def drop(self, sequence: Sequence_) -> None:
+        """Plan that a sequence leaves."""
         for of in (self.held, self.n_held, self.promised):
             del of[sequence]
         self.ends.pop(sequence, None)
         self.dropped.append(sequence)
         self.part.add(id(sequence))
-        return self.available - before
 
 
 def snapshot(manager: BlockManager, tables: Sequence[BlockTable]) -> object:

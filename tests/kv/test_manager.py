@@ -135,11 +135,14 @@ def test_what_several_hold_is_free_once_all_of_them_are_dropped() -> None:
     table = started(manager, 3 * BLOCK, range(2 * BLOCK))
     manager.advance(table, 2 * BLOCK)
     fork, other = manager.fork(table, None), started(manager, 2 * BLOCK)
-    draft = manager.draft()
-    assert [draft.would_free(tables) for tables in ([table], [fork], [other])] == [1, 0, 2]
-    assert draft.would_free([table, fork]) == 3
-    draft.drop(other)
-    assert draft.would_free([]) == 0
+
+    def gained(*tables: BlockTable) -> int:
+        draft = manager.draft()
+        for dropped in tables:
+            draft.drop(dropped)
+        return draft.available - manager.draft().available
+
+    assert [gained(table), gained(fork), gained(other), gained(table, fork)] == [1, 0, 2, 3]
 
 
 def test_a_table_takes_part_in_a_draft_or_is_dropped_in_it() -> None:
@@ -173,8 +176,9 @@ def test_blocks_that_a_start_adopts_are_no_room_when_their_holder_is_dropped() -
         outcome = draft.start(5 * BLOCK, chain(range(4 * BLOCK + 1)))
         assert isinstance(outcome, Start)
         if first == "start":
-            assert draft.would_free([holder]) == 2, "what was promised to it"
+            before = draft.available
             draft.drop(holder)
+            assert draft.available - before == 2, "what was promised to it"
         assert draft.start(4 * BLOCK) == NotNow(4, 3)
         assert draft.grow(outcome.table, 8 * BLOCK)
         manager.commit(draft)
