@@ -20,10 +20,11 @@ class Branch:
     """What goes on from answer to answer. While a request runs on it, `request` holds its blocks.
 
     A branch at rest gives its blocks up before anything that runs does; then they are moved to host memory,
-    or computed again, as far as they are no hit.
+    or computed again, as far as they are no hit. Once it is `dropped`, a request that still arrives for it is
+    cancelled.
     """
 
-    __slots__ = ("chain", "request", "swapped", "table", "tokens")
+    __slots__ = ("chain", "dropped", "request", "swapped", "table", "tokens")
 
     def __init__(self, tokens: Iterable[int], block_size: int, salt: str = "") -> None:
         self.tokens = array("i", tokens)
@@ -31,6 +32,7 @@ class Branch:
         self.table: BlockTable | None = None
         self.swapped: Swapped | None = None
         self.request: Request | None = None
+        self.dropped = False
 
     def fork(self, tokens: Iterable[int], n_common: int) -> Branch:
         """A branch whose first `n_common` tokens are those of this one; `Shelf.fork` shares the blocks."""

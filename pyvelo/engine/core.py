@@ -116,6 +116,8 @@ class EngineCore:
         n_ended = self.counters.n_ended
         for request in self.inbox.arrivals():
             self._open[id(request)] = request
+            if request.branch is not None and request.branch.dropped:  # while the request was prepared
+                self.inbox.cancel([request])
             # a branch that was swapped out since the request was submitted has given it its blocks already
             if request.branch is not None and request.branch.swapped is not None:
                 request.swapped = self.shelf.take_swapped(request.branch)
@@ -457,6 +459,7 @@ class EngineCore:
             self._vacate(request)
 
     def _forget(self, branch: Branch) -> None:
+        branch.dropped = True
         if branch.request is not None and branch.busy:
             self.inbox.cancel([branch.request])
             self.settle()

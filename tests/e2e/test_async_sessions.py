@@ -94,6 +94,21 @@ def test_whoever_leaves_holds_nothing(run: Callable[..., None]) -> None:
     run(body, n_ctx=2048)
 
 
+def test_closing_cancels_an_answer_that_is_still_prepared(run: Callable[..., None]) -> None:
+    async def body(llm: AsyncLLM) -> None:
+        for n_turns in range(4):
+            session = await llm.session(PROMPTS[3])
+            answering = asyncio.ensure_future(session.generate(LONG))
+            for _ in range(n_turns):
+                await asyncio.sleep(0)
+            await session.close()
+            result = (await asyncio.gather(answering, return_exceptions=True))[0]
+            assert isinstance(result, ClosedError) or result.finish_reason == "cancelled"
+            assert (await llm.stats()).resting == 0
+
+    run(body)
+
+
 def test_errors_are_those_of_llm(run: Callable[..., None]) -> None:
     async def body(llm: AsyncLLM) -> None:
         session = await llm.session()

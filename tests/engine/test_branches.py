@@ -77,6 +77,18 @@ def test_forks_share_all_and_go_their_own_ways(n_prompt: int, share: bool) -> No
     bench.assert_idle()
 
 
+def test_a_request_that_arrives_for_a_dropped_branch_is_cancelled() -> None:
+    """It was prepared while another thread closed the session."""
+    bench = Bench()
+    branch = bench.branch(PROMPT)
+    go_on(bench, branch)
+    close(bench, branch)
+    request = bench.go_on(branch, 4)
+    bench.finish(request)
+    assert (request.finish_reason, request.generated_ids) == ("cancelled", ())
+    bench.assert_idle()
+
+
 def test_to_compute_only_draws_nothing_and_shows_nothing() -> None:
     bench = Bench()
     branch = bench.branch(PROMPT)
