@@ -59,7 +59,8 @@ class Mutant:
 def mutants(file: str, source: bytes) -> list[Mutant]:
     """Every change to a file that we know, in the order of the lines.
 
-    Left alone is what says nothing about behaviour: annotations, texts, docstrings, `__all__`, `__slots__`.
+    Left alone is what says nothing about behaviour: annotations and imports for them, texts, docstrings,
+    `__all__`, `__slots__`.
     """
     starts = [0]
     for line in source.splitlines(keepends=True):
@@ -89,6 +90,8 @@ Change = tuple[ast.expr | ast.stmt, str]
 def _walk(node: ast.AST, source: str) -> Iterator[Change]:
     """Changes to a node and to all below it."""
     if isinstance(node, ast.JoinedStr | ast.Import | ast.ImportFrom):
+        return
+    if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
         return
     if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).startswith("__"):
         return

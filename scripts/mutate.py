@@ -4,11 +4,10 @@
     python scripts/mutate.py
     python scripts/mutate.py pyvelo/kv/pool.py --sample 50 --seed 3
 
-Each mutant runs in a copy of the package, never in the checkout: the quick tests of tests/kv and tests/engine
-until one of them fails, in a process of its own, with examples that are the same each time; those of the
-asyncio face for the engine's own thread. It is killed when
-a test fails, or takes far too long. Survivors that cannot be told from the original by any test are
-listed, with the reason, in scripts/mutants_equivalent.json, and are not counted. Ends with status 1 if
+Each mutant runs in a copy of the package, never in the checkout: the tests of tests/kv, tests/engine and the
+asyncio face that reach its line, until one of them fails, with examples that are the same each time. It is
+killed when a test fails, or takes far too long. Survivors that cannot be told from the original by any test
+are listed, with the reason, in scripts/mutants_equivalent.json, and are not counted. Ends with status 1 if
 fewer than 95 % are killed.
 """
 
@@ -18,52 +17,40 @@ import argparse
 import json
 import os
 import random
-import resource
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+from _mutant_runs import ARGUMENTS, Runs
 from _mutants import Mutant, mutants
 from _upstream import ROOT, UpstreamError, run_main
 
 GOAL = 0.95
-LIMIT = 8.0
-"""Seconds of the processor for one test: the longest takes three."""
-
-STANDSTILL = 100.0
-"""Seconds for one test, which may wait for what never comes."""
-
-MEMORY = 8 << 30
-"""Bytes of addresses: what never ends may also grow."""
 
 MODULES = tuple(f"pyvelo/kv/{name}.py" for name in ("pool", "prefix", "draft", "check", "manager", "swap"))
 MODULES += tuple(
     f"pyvelo/engine/{name}.py" for name in ("scheduler", "batch", "core", "driver", "pump", "branch")
 )
-TESTED = [
-    "core",
-    "sharing",
-    "preemption",
-    "samples",
-    "branches",
-    "pace",
-    "batch",
-    "driver",
-    "prompt_logprobs",
-]
-ENGINE_TESTS = tuple(f"tests/engine/test_{name}.py" for name in TESTED)
-OWN = {
-    "pyvelo/engine/branch.py": ["tests/engine/test_branches.py"],
-    "pyvelo/engine/pump.py": ["tests/e2e/test_async.py", "tests/e2e/test_async_sessions.py"],
-}
-"""Tests that are run first, if their names do not follow from the module's."""
+EFFORT = "0.2"
+"""Of the state machines."""
+
+SLOW = ("test_workload", "test_simulate", "test_placement")
+QUICK = sorted(
+    path.relative_to(ROOT).as_posix()
+    for folder in ("kv", "engine")
+    for path in (ROOT / "tests" / folder).glob("test_*.py")
+    if path.stem not in SLOW
+)
+"""Tests without a model."""
+
+OF_ASYNC_LLM = ("async", "async_sessions", "lifetimes")
+TESTS = [*QUICK, *(f"tests/e2e/test_{name}.py" for name in OF_ASYNC_LLM)]
 
 EQUIVALENT = Path(__file__).resolve().parent / "mutants_equivalent.json"
 
@@ -80,107 +67,35 @@ class Verdict:
 # ---- in a process of its own, beside a copy of the package ----
 
 
-class Limit:
-    """A plugin of pytest that ends the process when a test takes too long.
-
-    Args: seconds of the processor, and of the clock.
-    """
-
-    def __init__(self, seconds: float, standstill: float) -> None:
-        self._seconds = seconds
-        self._standstill = standstill
-
-    def pytest_runtest_setup(self) -> None:
-        signal.setitimer(signal.ITIMER_PROF, self._seconds)
-        signal.setitimer(signal.ITIMER_REAL, self._standstill)
+def files_of(module: str) -> list[str]:
+    """Files of quick tests, the module's own first."""
+    own = f"/test_{Path(module).stem}"
+    return sorted(QUICK, key=lambda test: own not in test)
 
 
-class Tests:
-    """Runs tests in forks of a process that has imported what they all need, but nothing of the package.
+def worker(home: Path, measured: Path, seconds: float | None) -> None:
+    """Reads mutants as lines of JSON, and writes a line for each."""
+    import numpy  # noqa: F401
+    from hypothesis import Phase, settings
 
-    `stages` are files; a stage is begun when the one before has passed.
-    """
+    # a failure is enough: it need not be the smallest one
+    phases = (Phase.explicit, Phase.generate)
+    settings.register_profile("mutants", derandomize=True, database=None, deadline=None, phases=phases)
+    settings.load_profile("mutants")
+    numbered = list(enumerate(Mutant(**json.loads(line)) for line in sys.stdin))
+    n_told, out = 0, os.fdopen(os.dup(1), "w")
 
-    def __init__(self, home: Path, stages: list[list[str]]) -> None:
-        import numpy  # noqa: F401
-        import pytest
-        from hypothesis import Phase, settings
+    def tell(number: int, what: str, seconds: float) -> None:
+        nonlocal n_told
+        n_told += 1
+        print(json.dumps([number, what, seconds]), file=out, flush=True)
 
-        # a failure is enough: it need not be the smallest one
-        phases = (Phase.explicit, Phase.generate)
-        settings.register_profile("mutants", derandomize=True, database=None, deadline=None, phases=phases)
-        settings.load_profile("mutants")
-        self._home = home
-        self._main = pytest.main
-        self._stages = stages
-        plugins = ["-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:faulthandler"]
-        # that hypothesis is here already
-        warnings = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
-        self._arguments = ["-x", "-q", "--tb=no", "--no-header", *warnings, *plugins]
-
-    def passed(self) -> bool | None:
-        """Whether all passed; None where one took too long."""
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                status = self._run()
-            finally:
-                os._exit(status)
-        _, how = os.waitpid(child, 0)
-        late = os.WIFSIGNALED(how) and os.WTERMSIG(how) in (signal.SIGPROF, signal.SIGALRM)
-        return None if late else how == 0
-
-    def _run(self) -> int:
-        silent = os.open(os.devnull, os.O_RDWR)
-        for stream in (0, 1, 2):
-            os.dup2(silent, stream)
-        os.chdir(self._home)
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-        for stage in self._stages:
-            if status := int(self._main([*self._arguments, *stage], plugins=[Limit(LIMIT, STANDSTILL)])):
-                return status
-        return 0
-
-
-def judge(home: Path, mutant: Mutant, number: int, tests: Tests) -> Verdict:
-    """Puts the mutant in the place of its module, for as long as the tests run."""
-    path = home / mutant.file
-    original = path.read_bytes()
-    start = time.monotonic()
-    try:
-        path.write_bytes(mutant.apply(original))
-        # Python tells a stale cache by the time, in seconds: no two versions have the same
-        os.utime(path, (number, number))
-        outcome = tests.passed()
-    finally:
-        path.write_bytes(original)
-    what = {True: "survived", False: "killed", None: "late"}[outcome]
-    return Verdict(mutant, what, time.monotonic() - start)
-
-
-def stages_of(module: str) -> list[list[str]]:
-    """Tests of the module alone, then all others."""
-    name, here = Path(module).stem, ROOT / "tests"
-    named = [f"{folder}/test_{name}.py" for folder in ("kv", "engine")]
-    own = OWN.get(module, [f"tests/{path}" for path in named if (here / path).exists()])
-    kv = sorted(path.relative_to(ROOT).as_posix() for path in (here / "kv").glob("test_*.py"))
-    rest = [*ENGINE_TESTS, *kv] if module.startswith("pyvelo/engine") else [*kv, *ENGINE_TESTS]
-    rest = [test for test in rest if test not in own]
-    return [own, rest] if own else [rest]
-
-
-def worker(home: Path) -> None:
-    """Reads mutants as lines of JSON, groups them by module, and writes a line for each."""
-    numbered = list(enumerate((Mutant(**json.loads(line)) for line in sys.stdin), start=1))
-    for module in dict.fromkeys(mutant.file for _, mutant in numbered):
-        tests = Tests(home, stages_of(module))
-        if tests.passed() is not True:
-            raise UpstreamError(f"the tests of {module} fail without any change: mend that first")
-        for number, mutant in numbered:
-            if mutant.file == module:
-                verdict = judge(home, mutant, number, tests)
-                print(json.dumps([number - 1, verdict.what, verdict.seconds]), flush=True)
+    os.dup2(2, 1)
+    os.chdir(home)
+    runs = Runs(home, numbered, tell, files_of, modules=MODULES, measured=measured, seconds=seconds)
+    pytest.main([*ARGUMENTS, *TESTS], plugins=[runs])
+    if n_told < len(numbered):
+        raise UpstreamError("the tests fail without any change: mend that first")
 
 
 # ---- around it ----
@@ -194,7 +109,9 @@ def make_copy(home: Path) -> None:
     shutil.copy(ROOT / "pyproject.toml", home)
 
 
-def verdicts(chosen: list[Mutant], jobs: int) -> Iterator[Verdict]:
+def verdicts(
+    chosen: list[Mutant], jobs: int, measured: Path | None, seconds: float | None
+) -> Iterator[Verdict]:
     """Judges mutants, in as many copies as there are jobs."""
     with tempfile.TemporaryDirectory(prefix="pyvelo-mutants-") as folder:
         shares = [share for share in (chosen[n::jobs] for n in range(jobs)) if share]
@@ -203,7 +120,9 @@ def verdicts(chosen: list[Mutant], jobs: int) -> Iterator[Verdict]:
             home = Path(folder, str(number))
             make_copy(home)
             command = [sys.executable, __file__, "--worker", str(home)]
-            environment = {**os.environ, "PYTHONPATH": str(home)}
+            command += ["--measured", str((measured or home / "measured.json").resolve())]
+            command += ["--seconds", str(seconds)] if seconds else []
+            environment = {**os.environ, "PYTHONPATH": str(home), "VELO_TEST_EFFORT": EFFORT}
             process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
             )
@@ -262,11 +181,19 @@ def main() -> int:
         "--match", nargs="+", help="those alone whose line of --list holds one of these texts"
     )
     parser.add_argument("--jobs", type=int, default=1, help="mutants at once")
+    parser.add_argument(
+        "--measured",
+        type=Path,
+        help="a file that keeps what tests reach for the next run: delete it after changes",
+    )
+    parser.add_argument(
+        "--seconds", type=float, help="of the processor for a mutant, the quickest tests first; default: all"
+    )
     parser.add_argument("--list", action="store_true", help="only name the mutants")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.worker:
-        worker(given.worker)
+        worker(given.worker, given.measured, given.seconds)
         return 0
     chosen = [m for file in given.modules for m in mutants(file, (ROOT / file).read_bytes())]
     if given.match:
@@ -279,7 +206,7 @@ def main() -> int:
         return 0
     known = equivalents()
     found = []
-    for verdict in verdicts(chosen, given.jobs):
+    for verdict in verdicts(chosen, given.jobs, given.measured, given.seconds):
         found.append(verdict)
         if verdict.what != "killed" or sys.stderr.isatty():
             text = f"{len(found)} of {len(chosen)}: {verdict.what}, {verdict.seconds:.1f} s: {verdict.mutant}"

@@ -24,7 +24,7 @@ from .naive import BLOCK, N_SPOILERS, NaivePlan, Sequence_, snapshot, spoiled
 
 EMPTY = -1
 MOST_BLOCKS = 14
-EFFORT = int(os.environ.get("VELO_TEST_EFFORT", "1"))  # 170: a million rules
+EFFORT = float(os.environ.get("VELO_TEST_EFFORT", "1"))  # 170: a million rules
 
 PARTS = ([], [], ["grow"], ["grow"], ["grow"], ["resume"], ["resume", "grow"], ["grow", "grow"])
 PARTS += (["drop"], ["swap"], ["grow", "drop"], ["resume", "swap"])  # the last two refuse what comes later
@@ -441,4 +441,4 @@ class ManagerMachine(RuleBasedStateMachine):
 
 
 TestManagerMachine = ManagerMachine.TestCase
-TestManagerMachine.settings = settings(max_examples=150 * EFFORT, stateful_step_count=40, deadline=None)
+TestManagerMachine.settings = settings(max_examples=int(150 * EFFORT), stateful_step_count=40, deadline=None)

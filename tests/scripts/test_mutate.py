@@ -17,6 +17,9 @@ SOURCE = '''\
 
 __all__ = ["f"]
 
+if TYPE_CHECKING:
+    import g
+
 
 def f(a: int | None, b: bytes) -> int:
     """Another."""
@@ -30,12 +33,19 @@ def f(a: int | None, b: bytes) -> int:
 '''
 
 SMALL = """\
+FIRST = 0
+
+
 def count(n):
     seen = 0
     while n > 0:
         n -= 1
         seen += 1
     return seen
+
+
+def dead(unseen):
+    return unseen
 """
 
 
@@ -90,47 +100,73 @@ def test_what_is_equivalent_is_there() -> None:
 
 
 @pytest.fixture
-def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package of one function and its test."""
+def small(tmp_path: Path) -> Path:
+    """A package of two functions and their tests."""
     (tmp_path / "pyvelo" / "kv").mkdir(parents=True)
     (tmp_path / "tests" / "kv").mkdir(parents=True)
-    (tmp_path / "scripts").mkdir()
     for folder in ("pyvelo", "pyvelo/kv"):  # so that an installed pyvelo does not come before it
         (tmp_path / folder / "__init__.py").touch()
     (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\nfilterwarnings = ["error"]\n')
     (tmp_path / "pyvelo/kv/small.py").write_text(SMALL)
     (tmp_path / "tests/kv/test_small.py").write_text(
-        "from pyvelo.kv.small import count\n\ndef test_count():\n    assert count(3) == 3\n"
+        "from pyvelo.kv.small import FIRST, count\n\n"
+        "def test_count():\n    assert count(3) == 3\n\n"
+        "def test_first():\n    assert FIRST == 0\n"
     )
-    monkeypatch.setattr(mutate, "ROOT", tmp_path)
-    monkeypatch.setattr(mutate, "ENGINE_TESTS", ())
-    monkeypatch.setattr(mutate, "LIMIT", 0.5)
     return tmp_path
 
 
-def test_killed_late_and_survived(small: Path) -> None:
-    """In a process of its own: the tests are run in its forks."""
+def run_mutants(home: Path, name: str = "pyvelo/kv/small.py") -> dict[str, str]:
+    """Verdicts of all mutants of a file, in a process of its own: the tests are run in its forks."""
     program = (
-        "import sys, json; from pathlib import Path; sys.path.insert(0, sys.argv[1]); import mutate\n"
-        "home = Path(sys.argv[2]); mutate.LIMIT = 3.0; name = 'pyvelo/kv/small.py'\n"
-        "tests = mutate.Tests(home, [['tests/kv/test_small.py']])\n"
-        "found = [m for m in mutate.mutants(name, (home / name).read_bytes()) if '=' in m.was]\n"
-        "verdicts = [mutate.judge(home, m, n + 1, tests) for n, m in enumerate(found)]\n"
-        "what = {f'{v.mutant.was}, {v.mutant.becomes}': v.what for v in verdicts}\n"
-        "print(json.dumps([tests.passed(), what]))\n"
+        "import sys, json, pytest; from pathlib import Path; sys.path.insert(0, sys.argv[1])\n"
+        "import _mutant_runs as runs; from _mutants import mutants\n"
+        "runs.LIMIT = 2.0; runs.STANDSTILL = 60.0\n"
+        "home, name, verdicts = Path(sys.argv[2]), sys.argv[3], {}\n"
+        "found = mutants(name, (home / name).read_bytes())\n"
+        "def tell(number, what, seconds): verdicts[f'{found[number].was}, {found[number].becomes}'] = what\n"
+        "plugin = runs.Runs(home, list(enumerate(found)), tell, lambda module: ['tests'],\n"
+        "    modules=[name], measured=home / 'measured.json')\n"
+        "pytest.main([*runs.ARGUMENTS, 'tests'], plugins=[plugin])\n"
+        "print(); print(json.dumps(verdicts))\n"
     )
-    command = [sys.executable, "-c", program, str(Path(mutate.__file__).parent), str(small)]
-    environment = {**os.environ, "PYTHONPATH": str(small)}
-    done = subprocess.run(command, capture_output=True, check=True, env=environment)
-    passed, what = json.loads(done.stdout)
-    assert passed is True
-    assert what == {
+    command = [sys.executable, "-c", program, str(Path(mutate.__file__).parent), str(home), name]
+    environment = {**os.environ, "PYTHONPATH": str(home)}
+    done = subprocess.run(command, capture_output=True, check=True, env=environment, cwd=home, timeout=300)
+    verdicts: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    return verdicts
+
+
+def test_killed_late_and_survived(small: Path) -> None:
+    assert run_mutants(small) == {
+        "0, 1": "killed",  # a constant of the module, and the same change within `count`
+        "0, (-1)": "killed",
+        "n > 0, not (n > 0)": "killed",
+        "n > 0, n >= 0": "killed",
+        "n > 0, n <= 0": "killed",
         "n -= 1, pass": "late",
         "n -= 1, n += 1": "late",
+        "1, 2": "killed",
+        "1, (0)": "killed",
         "seen += 1, pass": "killed",
         "seen += 1, seen -= 1": "killed",
+        "return seen, return None": "killed",
+        "return unseen, return None": "survived",  # no test calls it
     }
     assert (small / "pyvelo/kv/small.py").read_text() == SMALL
+
+
+def test_tests_that_fail_without_a_change(small: Path) -> None:
+    """Then no mutant is judged."""
+    (small / "tests/kv/test_other.py").write_text("def test_other():\n    assert False\n")
+    assert run_mutants(small) == {}
+
+
+def test_the_modules_own_tests_come_first() -> None:
+    files = mutate.files_of("pyvelo/engine/branch.py")
+    assert files[0] == "tests/engine/test_branches.py"
+    assert sorted(files) == mutate.QUICK
+    assert all((mutate.ROOT / file).exists() for file in mutate.TESTS)
 
 
 def test_a_report(capsys: pytest.CaptureFixture[str]) -> None:
