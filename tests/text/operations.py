@@ -40,6 +40,14 @@ def nested() -> list[Any]:
     return made
 
 
+def nested_tuples() -> tuple[Any, ...]:
+    """Return what `nested` does, of tuples, which have a hash."""
+    made: tuple[Any, ...] = (1,)
+    for _ in range(60):
+        made = (made, made)
+    return made
+
+
 RECEIVERS: dict[str, Any] = {
     "text": "a" * 300_000,
     "marked": theirs("aé☃\t \n" * 20_000),
@@ -57,13 +65,23 @@ RECEIVERS: dict[str, Any] = {
 ARGUMENTS: list[Any] = [
     *(-(10**18), -1, 0, 1, 3, 10**18, 1 << 63, True, False, 1e308, -1.5, float("nan"), None),
     *("", " ", "a", "\t", "b" + "a" * 150_000, "ab" * 75_000, theirs("☃" * 100_000), "a." * 50_000),
-    *([], nested(), ["a"] * 10_000, ("a", "b"), ("x" * 1000,) * 1000, {}, {"a": "a" * 100_000}),
+    *(
+        nested_tuples(),
+        [],
+        nested(),
+        ["a"] * 10_000,
+        ("a", "b"),
+        ("x" * 1000,) * 1000,
+        {},
+        {"a": "a" * 100_000},
+    ),
 ]
 SYNTAX = (
     *(f"r {o} x" for o in ("+", "-", "*", "/", "//", "%", "**", "~", "==", "<", "in", "not in", "and")),
     *(f"x {o} r" for o in ("+", "*", "%", "**", "in")),
     *("r[x]", "r[x:y]", "r[::x]", "{r: x}", "{x: r}", "[r, x]", "(r, x)", "-r", "not r", "r.a.b", "r[x].a"),
     *("r if x else y", "dict(r)", "dict(x)", "dict(r, **y)", "namespace(r)", "namespace(**x).a"),
+    *("r()", "x()", "r(x)", "r | tojson(separators=(x, y))", "r | sort(attribute='a' + ',a' * 50000)"),
     *("range(x)", "range(x, y)", "range(x, y, z)", "cycler(*r).next()", "cycler(r, x).current"),
     *("joiner(r)()", "strftime_now(r)", "strftime_now(format=x)", "raise_exception(r)"),
     *("raise_exception(message=x)", "r | map(x)", "r | map('upper') | list", "r | map(attribute=x) | list"),
