@@ -34,16 +34,16 @@ class HeldBranch:
     @property
     def token_ids(self) -> tuple[int, ...]:
         """All tokens: what was given, appended and generated, ends of answers included."""
-        return tuple(self._branch.tokens)
+        return tuple(self._current().tokens)
 
     def __len__(self) -> int:
         """Tokens."""
-        return len(self._branch.tokens)
+        return len(self._current().tokens)
 
     @property
     def text(self) -> str:
         """All text, without control tokens; what is not UTF-8 becomes U+FFFD."""
-        return self._engine.model.detokenize(list(self._branch.tokens)).decode("utf-8", "replace")
+        return self._engine.model.detokenize(list(self._current().tokens)).decode("utf-8", "replace")
 
     @property
     def closed(self) -> bool:
@@ -71,6 +71,10 @@ class HeldBranch:
             raise ClosedError("this session was closed")
         if not self._lock.acquire(blocking=False):
             raise RequestError("this session is answering: wait until it has, or fork it before")
+
+    def _current(self) -> Branch:
+        """Return the branch as it is now; an answer that was cancelled may still add a token to it."""
+        return self._branch
 
     def _settle(self) -> None:
         """Waits until what was cancelled has ended."""
@@ -175,6 +179,12 @@ class Session(HeldBranch):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _current(self) -> Branch:
+        """Return the branch; after an answer that was cancelled, as the step in progress leaves it."""
+        if not self._lock.locked():
+            self._settle()
+        return self._branch
 
     @contextmanager
     def _turn(self) -> Iterator[Branch]:
