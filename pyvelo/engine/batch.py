@@ -48,7 +48,7 @@ class BatchBuilder:
         max_seqs = len(arrays.seqs)
         self._arrays = arrays
         self._block_size = block_size
-        self._count = np.arange(max(max_seqs, len(arrays.tokens)), dtype=np.int32)
+        self._count = np.arange(max_seqs, dtype=np.int32)
         self._owners: list[BlockTable | None] = [None] * max_seqs
         self._filled = [(0, 0)] * max_seqs  # blocks of the table in the row, and its version
         arrays.tables.fill(-1)

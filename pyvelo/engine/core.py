@@ -59,7 +59,7 @@ class EngineCore:
         n_states: int,
         new_sampler: Callable[[Request], Sampler],
         is_end: Callable[[int], bool],
-        debug: bool = False,
+        debug: bool,
         call_run: Callable[[Callable[[], None]], None] | None = None,
         clock: Callable[[], float] = perf_counter,
         costs: Costs | None = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -370,6 +371,84 @@ def test_counters() -> None:
     assert (counters.prompt_tokens, counters.completion_tokens) == (107, 5)
     assert (counters.ran_out, counters.stopped, counters.cancelled, counters.failed) == (2, 0, 0, 0)
     assert counters.steps == len(bench.context.steps)
+
+
+def test_times_of_steps() -> None:
+    """Each part of a step has its counter; the pace and the costs learn how long forward passes take."""
+    bench, now = Bench(max_batch_tokens=64), [1000.0]
+
+    def takes(seconds: float, method: Callable[..., Any] = lambda *args: None) -> Callable[..., Any]:
+        def timed(*args: Any) -> Any:
+            now[0] += seconds
+            return method(*args)
+
+        return timed
+
+    core, costs, paces = bench.core, list[tuple[int, float]](), list[tuple[int, int, float]]()
+    core.clock = lambda: now[0]
+    core._batches.build = takes(0.5, core._batches.build)  # type: ignore[method-assign]
+    bench.context.before_run, bench.context.before_sample = takes(4.0), takes(0.25)
+    core._costs.computed = lambda *measured: costs.append(measured)  # type: ignore[method-assign]
+    core.pace.stepped = lambda *measured: paces.append(measured)  # type: ignore[method-assign]
+    first = bench.submit([1] * 40, 9)
+    bench.step()
+    seconds = [bench.submit([2] * n, 1) for n in (31, 30)]
+    bench.step()
+    bench.step()
+    others = []
+    for n_prompt in (31, 30):
+        others.append(bench.submit([3] * n_prompt, 1))
+        bench.step()
+    bench.finish(first, *seconds, *others)
+    n = core.counters.steps
+    assert core.counters.schedule_seconds == 0.5 * n
+    assert core.counters.run_seconds == 4.0 * n
+    assert core.counters.sample_seconds == 0.25 * n
+    assert paces[:4] == [(0, 40, 4.0), (1, 61, 4.0), (1, 0, 4.0), (1, 31, 4.0)]
+    assert paces[4] == (1, 30, 4.0)
+    # the first step packs weights, and a few tokens say little
+    assert costs == [(62, 4.0), (32, 4.0)]
+
+
+def test_a_step_that_was_left_in_the_middle_is_in_doubt() -> None:
+    bench, seen = Bench(), list[bool]()
+    core = bench.core
+    assert not core.in_doubt
+    assert not core.step()
+    assert not core.in_doubt
+    bench.context.before_run = lambda: seen.append(core.in_doubt)
+    request = bench.submit([1], 2)
+    bench.step()
+    assert seen == [True]
+    assert not core.in_doubt
+
+    def hit() -> None:
+        raise KeyboardInterrupt
+
+    bench.context.before_run = hit
+    with pytest.raises(KeyboardInterrupt):
+        core.step()
+    assert not core.in_doubt, "the same tokens run in the next step"
+    core.in_doubt = True
+    core.recover(ComputeError("a defect"))
+    assert not core.in_doubt
+    assert request.finish_reason == "error"
+
+
+def test_what_has_not_ended_is_work() -> None:
+    bench = Bench(max_seqs=1)
+    assert not bench.core.has_work
+    first, second = bench.submit([1], 3), bench.submit([2], 1)
+    assert bench.core.has_work
+    assert (bench.core.n_waiting, bench.core.n_running) == (2, 0)
+    bench.step()
+    assert (bench.core.n_waiting, bench.core.n_running) == (1, 1)
+    bench.submit([3], 1)
+    assert bench.core.n_waiting == 2
+    bench.finish(first, second)
+    bench.step()
+    assert not bench.core.has_work
+    assert bench.core.n_waiting == 0
 
 
 # ---- everything together ----

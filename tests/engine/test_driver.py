@@ -16,7 +16,7 @@ from pyvelo.engine import interrupts
 from pyvelo.engine.driver import Driver
 from pyvelo.engine.interrupts import SIGNALS, InterruptGuard
 from pyvelo.engine.request import Request
-from pyvelo.errors import Cancelled, ClosedError, InternalError
+from pyvelo.errors import Cancelled, ClosedError, EngineError, InternalError
 
 from .fakes import Bench, answer
 
@@ -168,6 +168,26 @@ def test_a_visitor_who_comes_again_and_again_lets_steps_happen(stand: Stand) -> 
         with stand.driver.visit() as core:
             assert core.counters.steps > before or core.counters.steps in (0, 50)
     join(driving)
+
+
+def test_a_visitor_that_must_not_wait_is_refused_during_a_step(stand: Stand) -> None:
+    stepping, refused = threading.Event(), threading.Event()
+
+    def pause() -> None:
+        stepping.set()
+        assert refused.wait(WAIT)
+
+    stand.context.before_run = pause
+    request = stand.hand_over([1], 1)
+    driving = in_thread(lambda: stand.drive(request))
+    assert stepping.wait(WAIT)
+    with pytest.raises(EngineError, match="a step is in progress"), stand.driver.visit(wait=False):
+        pass
+    refused.set()
+    join(driving)
+    with stand.driver.visit(wait=False) as core:
+        assert core is stand.core
+    stand.assert_idle()
 
 
 def test_closing_ends_what_runs(stand: Stand) -> None:
