@@ -6,6 +6,7 @@ import gc
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -99,6 +100,33 @@ def test_a_stream_that_is_closed_keeps_what_was_said(llm: LLM) -> None:
     rest = session.token_ids
     output = session.generate(GREEDY)
     assert output.token_ids == llm.generate(rest, GREEDY)[0].token_ids
+
+
+def test_a_session_is_read_after_the_step_that_its_stream_was_closed_in(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step of another thread still draws a token for the answer."""
+    run, entered, go_on = llm._engine.context.run, threading.Event(), threading.Event()
+
+    def run_slowly(*arguments: Any) -> None:
+        run(*arguments)
+        entered.set()
+        assert go_on.wait(30)
+
+    session = llm.session(PROMPT)
+    pieces = session.stream(GREEDY)
+    next(pieces)
+    monkeypatch.setattr(llm._engine.context, "run", run_slowly)
+    other = threading.Thread(target=llm.generate, args=("Hello", GREEDY))
+    other.start()
+    assert entered.wait(30)
+    pieces.close()
+    threading.Timer(0.2, go_on.set).start()
+    seen = len(session), session.token_ids, session.text
+    other.join(30)
+    session.compute()
+    assert (len(session), session.token_ids, session.text) == seen
+    assert len(session) == len(PROMPT) + 2
 
 
 def test_one_answer_at_a_time(llm: LLM) -> None:
