@@ -85,16 +85,6 @@ def check_schema(schema: Any) -> None:
         n = sum(len(part[key]) for part in _objects(schema) if isinstance(part.get(key), dict))
         if n > most:
             raise ValueError(f"{n} names in {key}, the most are {most}: leave some out")
-    n_crossed = _Crossings(schema).most()
-    if n_crossed > MAX_CROSSED:
-        raise ValueError(
-            f"more than {MAX_CROSSED} patterns and formats may meet in one string, through allOf, anyOf and "
-            f"$ref: join them or leave some out"
-        )
-    n_properties = sum(len(part["properties"]) for part in _objects(schema)
-                       if isinstance(part.get("properties"), dict))  # fmt: skip
-    if n_properties > MAX_PROPERTIES:
-        raise ValueError(f"{n_properties} properties, the most are {MAX_PROPERTIES}: leave some out")
     multiple = 1
     for given in _multiples(schema):
         digits = "".join(map(str, Decimal(repr(given)).normalize().as_tuple().digits))
