@@ -331,6 +331,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         """Calls what a template may call; macros only so deep in each other."""
         meter = __self.meter
         meter.charge(1 + len(args) + len(kwargs))
+        if not __self.is_safe_callable(__obj):  # Jinja's own message shows all of the value
+            raise SecurityError(f"it calls a {type(__obj).__name__}")
         if isinstance(__obj, LoopContext):
             args = tuple(map(__self.each, args))
         if not isinstance(__obj, (Macro, LoopContext)):

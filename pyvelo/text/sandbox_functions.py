@@ -209,12 +209,12 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """JSON as models were trained on it: not escaped for HTML, and characters as they are."""
+    marked = sandbox.meter.weigh([value, indent, separators])
     if indent is not None and (len(indent) if isinstance(indent, str) else indent) > MAX_INDENT:
         raise Refused(f"tojson indents by {MAX_INDENT} at most")
     if separators is not None:
         item, key = separators
         separators = str(item)[:MAX_INDENT], str(key)[:MAX_INDENT]
-    marked = sandbox.meter.weigh(value)
     encoder = json.JSONEncoder(
         ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -247,6 +247,8 @@ def _number(function: Function) -> Function:
 def _round(value: Any, precision: int = 0, method: str = "common") -> Any:
     if abs(precision) > MAX_DIGITS:
         raise Refused(f"round to {precision} digits is beyond {MAX_DIGITS}")
+    if not isinstance(method, str):  # a tuple's hash is deep
+        raise TypeError(f"round takes no {type(method).__name__} as method")
     return JINJA_FILTERS["round"](value, precision, method)
 
 

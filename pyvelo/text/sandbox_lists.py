@@ -72,12 +72,24 @@ def _sorted(name: str) -> Function:
     return run
 
 
-def _to_sort(sandbox: Sandbox, value: Any) -> Any:
-    """Charge for sorting the items of a list or dictionary, however deep they are."""
+def _to_sort(sandbox: Sandbox, value: Any, n_keys: int = 1) -> Any:
+    """Charge for sorting the items of a list or dictionary, however deep, by `n_keys` parts of each."""
     before = sandbox.meter.left
     sandbox.meter.weigh(value)
-    sandbox.meter.charge((before - sandbox.meter.left) * len(value).bit_length())
+    sandbox.meter.charge((before - sandbox.meter.left) * len(value).bit_length() * n_keys)
     return value
+
+
+def _sort(
+    sandbox: Sandbox,
+    value: Any,
+    reverse: bool = False,
+    case_sensitive: bool = False,
+    attribute: str | int | None = None,
+) -> Any:
+    n_keys = 1 + (attribute.count(",") if isinstance(attribute, str) else 0)
+    items = _to_sort(sandbox, _list(sandbox, value), n_keys)
+    return JINJA_FILTERS["sort"](sandbox, items, reverse, case_sensitive, attribute)
 
 
 def _dictsort(sandbox: Sandbox, value: Any, *args: Any, **kwargs: Any) -> Any:
@@ -140,7 +152,8 @@ def _picking(name: str) -> Function:
     def run(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
         sandbox = cast(Sandbox, context.environment)
         named = args[at : at + 1]
-        if named and isinstance(named[0], str) and named[0].startswith(" "):  # what the syntax becomes
+        # the hash of a tuple is deep; names with a space are what the syntax becomes
+        if named and (not isinstance(named[0], str) or named[0].startswith(" ")):
             raise Refused(f"{name} takes the name of a filter, a test or an attribute")
         items = sandbox.each(value) if value else ()
         return _list(sandbox, JINJA_FILTERS[name](context, items, *args, **kwargs))  # all lists have a length
@@ -160,7 +173,8 @@ def _sum(context: Context, iterable: Any, attribute: Any = None, start: Any = 0)
 LIST_FILTERS: dict[str, Function] = {
     **{"list": _list, "first": _first, "last": _last, "length": _length, "count": _length},
     **{"reverse": _reverse, "items": _items},
-    **{name: _sorted(name) for name in ("groupby", "max", "min", "sort")},
+    **{name: _sorted(name) for name in ("groupby", "max", "min")},
+    "sort": _sort,
     **{"unique": _unique, "dictsort": _dictsort, "batch": _batch, "slice": _slices},
     "sum": in_context(_sum),
     **{name: _picking(name) for name in ("map", "select", "reject", "selectattr", "rejectattr")},
