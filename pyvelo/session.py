@@ -90,9 +90,9 @@ class HeldBranch:
         return tokens
 
     def _to_compute(self) -> list[Submission]:
-        """What computes what is not computed yet, where it can be shared."""
+        """What computes what is not computed yet, where it can be shared and something can follow it."""
         branch, intake = self._branch, self._engine.intake
-        if len(branch.tokens) > 1 and not branch.computed and intake.can_fork:
+        if len(branch.tokens) > 1 and not branch.computed and intake.can_fork and intake.has_room(branch):
             return [intake.compute(branch)]
         return []
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from pyvelo.engine.branch import Branch
 from pyvelo.engine.prompts import Prompt, items_of, listed, tokens_of
 from pyvelo.engine.request import Request
-from pyvelo.errors import OutOfBlocks, RequestError, shown
+from pyvelo.errors import OutOfBlocks, RequestError, VeloError, shown
 from pyvelo.kv.budget import PoolSize
 from pyvelo.outputs import Completion, FinishReason, RequestOutput, StreamPiece, Usage
 from pyvelo.sampling import SamplingParams
@@ -169,6 +169,14 @@ class Intake:
     def check_room(self, n_tokens: int) -> None:
         """RequestError or OutOfBlocks where there is none for a token behind so many."""
         self.max_new(n_tokens, 1)
+
+    def has_room(self, branch: Branch) -> bool:
+        """Whether a branch can go on; one that has reached the end of the context or the pool cannot."""
+        try:
+            self.check_room(len(branch.tokens))
+        except VeloError:
+            return False
+        return True
 
     def text_of(self, tokens: Iterable[int]) -> str:
         """Their text, without control tokens; what is not UTF-8 becomes U+FFFD."""

@@ -129,6 +129,26 @@ def test_a_session_is_read_after_the_step_that_its_stream_was_closed_in(
     assert len(session) == len(PROMPT) + 2
 
 
+@pytest.mark.parametrize("n_ctx", [256, 512])
+def test_a_session_at_the_end_forks_whether_it_is_computed_or_not(tiny_model_f32: Path, n_ctx: int) -> None:
+    """The end is that of the context, or of the pool of 256 tokens."""
+    everything = SamplingParams(max_tokens=None, temperature=0, ignore_eos=True)
+    with LLM(tiny_model_f32, n_ctx=n_ctx, kv_cache_bytes=1 << 18, n_threads=1) as llm:
+        assert llm.stats().tokens_total == 256
+        session = llm.session(PROMPT)
+        session.generate(everything)
+        forks = [session.fork()]
+        llm.generate([[5] * 220], SamplingParams(max_tokens=30, ignore_eos=True))
+        assert llm.stats().resting == 0, "its blocks were taken"
+        session.compute()
+        forks.append(session.fork())
+        for end in (session, *forks):
+            assert end.token_ids == session.token_ids
+            with pytest.raises((RequestError, OutOfBlocks)):
+                end.generate(GREEDY)
+            end.close()
+
+
 def test_one_answer_at_a_time(llm: LLM) -> None:
     session = llm.session(PROMPT)
     pieces = session.stream(GREEDY)
