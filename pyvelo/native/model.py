@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import ClosedError, ConfigError, RequestError
+from ..errors import ClosedError, ConfigError, RequestError, shown
 from ._ffi import check, ffi, from_c, int32, ints, lib, read_bytes
 
 if TYPE_CHECKING:
@@ -208,9 +208,11 @@ class Model:
             parse_special: take the text of control tokens, such as ``<|im_start|>``, for these tokens.
 
         Raises:
-            RequestError: the text has surrogates and so is no valid Unicode.
+            RequestError: the text is no string, or has surrogates and so is no valid Unicode.
             UnsupportedError: the model has no vocabulary.
         """
+        if not isinstance(text, str):
+            raise RequestError(f"{shown(text)} is no text: give a string")
         try:
             data = text.encode()
         except UnicodeEncodeError as error:

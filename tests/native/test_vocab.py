@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -124,6 +125,12 @@ def test_arrays_of_any_integer_type(model: Model) -> None:
 def test_text_that_is_no_unicode(model: Model) -> None:
     with pytest.raises(RequestError, match="not valid Unicode"):
         model.tokenize("\ud800")
+
+
+@pytest.mark.parametrize("text", [None, 5, b"bytes", ["text"]])
+def test_what_is_no_text(model: Model, text: Any) -> None:
+    with pytest.raises(RequestError, match="give a string"):
+        model.tokenize(text)
 
 
 def test_the_c_interface_takes_bytes_that_are_no_unicode(model: Model) -> None:
