@@ -27,10 +27,10 @@ from _mutants import Mutant
 
 __all__ = ["ARGUMENTS", "LIMIT", "MEMORY", "STANDSTILL", "Runs"]
 
-LIMIT = 4.0
+LIMIT = 2.0
 """Seconds of the processor for one test, beside four times those that it takes without a change."""
 
-STANDSTILL = 15.0
+STANDSTILL = 6.0
 """Seconds of the clock for one test, beside eight times those that it takes without a change."""
 
 MEMORY = 8 << 30

@@ -32,6 +32,7 @@ from pyvelo.outputs import FinishReason, TokenLogprob
 
 if TYPE_CHECKING:
     from pyvelo.native import Context, Sampler, StepArrays
+    from pyvelo.text.guide import Guide
 
 __all__ = ["EngineCore"]
 
@@ -299,7 +300,7 @@ class EngineCore:
         """Draws and accepts; returns who joined at one of these rows."""
         for request in requests:
             if request.guide is not None:
-                self._mask(request)
+                self._mask(request, request.guide)
         if any(request.finished for request in requests):  # its prompt or its guide failed
             left = [number for number, request in enumerate(requests) if not request.finished]
             rows, requests = rows[left], [requests[number] for number in left]
@@ -333,12 +334,11 @@ class EngineCore:
             raise interrupted
         return joined
 
-    def _mask(self, request: Request) -> None:
+    def _mask(self, request: Request, guide: Guide) -> None:
         """Tells a sampler what its guide allows; where that fails the request does."""
-        if request.guide is None or request.sampler is None:
-            return
         try:
-            request.sampler.mask(request.guide.mask())
+            if request.sampler is not None:
+                request.sampler.mask(guide.mask())
         except Exception as error:
             self._fail([request], error)
 

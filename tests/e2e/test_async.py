@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pyvelo import LLM, AsyncLLM, SamplingParams
-from pyvelo.errors import ClosedError, ConfigError, ModelError, RequestError
+from pyvelo.errors import ClosedError, ConfigError, EngineError, ModelError, RequestError
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
 LONG = SamplingParams(max_tokens=None, temperature=0, ignore_eos=True)
@@ -162,6 +162,29 @@ def test_a_defect_leaves_nobody_waiting(tiny_model_f32: Path, monkeypatch: pytes
 
             monkeypatch.setattr(pump.engine.core, "step", broken)
             with pytest.raises(RuntimeError, match="broken"):
+                await llm.generate("a", GREEDY)
+
+    asyncio.run(asyncio.wait_for(body(), 60))
+
+
+def test_a_broken_engine_leaves_nobody_waiting(tiny_model_f32: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of a step, and another one while the engine recovers: nobody can end the requests any more."""
+
+    async def body() -> None:
+        async with AsyncLLM(tiny_model_f32, n_ctx=512, n_threads=1) as llm:
+            await llm.generate("a", GREEDY)
+            core = (await llm._pump()).engine.core
+
+            def broken(*args: object) -> bool:
+                raise RuntimeError("broken twice")
+
+            monkeypatch.setattr(core, "step", broken)
+            monkeypatch.setattr(core, "recover", broken)
+            answers = [llm.generate(prompt, GREEDY) for prompt in PROMPTS[:3]]
+            for outcome in await asyncio.gather(*answers, return_exceptions=True):
+                assert isinstance(outcome, EngineError)
+                assert "this engine is broken" in str(outcome)
+            with pytest.raises(EngineError, match="this engine is broken"):
                 await llm.generate("a", GREEDY)
 
     asyncio.run(asyncio.wait_for(body(), 60))

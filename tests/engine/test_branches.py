@@ -77,6 +77,37 @@ def test_forks_share_all_and_go_their_own_ways(n_prompt: int, share: bool) -> No
     bench.assert_idle()
 
 
+def test_a_fork_keeps_the_salt() -> None:
+    """What it stores is a hit for its own tenant alone."""
+    bench = Bench(n_blocks=32)
+    branch = Branch(PROMPT, bench.manager.block_size, "tenant")
+    go_on(bench, branch)
+    twin = fork(bench, branch, *PROMPT, *PROMPT)
+    tokens = list(twin.tokens)
+    go_on(bench, twin)
+    other, same = bench.submit(tokens, 1), bench.submit(tokens, 1, cache_salt="tenant")
+    bench.finish(other, same)
+    assert other.n_cached == 0
+    assert same.n_cached is not None
+    assert same.n_cached > len(PROMPT)
+    close(bench, branch, twin)
+    bench.assert_idle()
+
+
+def test_a_branch_is_computed_but_for_its_last_token() -> None:
+    bench = Bench()
+    branch = bench.branch(PROMPT)
+    assert not branch.computed
+    bench.finish(bench.go_on(branch, 0))
+    assert branch.computed
+    branch.tokens.append(5)
+    assert not branch.computed
+    bench.finish(bench.go_on(branch, 0))
+    assert branch.computed
+    close(bench, branch)
+    bench.assert_idle()
+
+
 def test_a_request_that_arrives_for_a_dropped_branch_is_cancelled() -> None:
     """It was prepared while another thread closed the session."""
     bench = Bench()

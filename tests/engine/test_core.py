@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pyvelo.engine.request import Request
 from pyvelo.errors import Cancelled, ComputeError
 from pyvelo.outputs import StreamPiece
 
@@ -273,6 +274,50 @@ def test_a_step_that_is_cut_short_is_done_again(n_states: int, kind: type[BaseEx
     bench.assert_idle()
 
 
+@pytest.mark.parametrize("kind", [Cancelled, KeyboardInterrupt])
+def test_states_begin_anew_after_a_pass_whose_end_was_not_seen(kind: type[BaseException]) -> None:
+    bench = Bench(max_batch_tokens=16, n_states=8)
+    requests = [bench.submit([1] * 40, 9), bench.submit([2], 20)]
+    run = bench.context.run
+
+    def cut(*args: Any) -> None:
+        run(*args)
+        if len(bench.context.steps) in (2, 3, 7):
+            raise kind("cut short")
+
+    bench.context.run = cut  # type: ignore[method-assign]
+    while not all(request.finished for request in requests):
+        try:
+            bench.step()
+        except KeyboardInterrupt:
+            bench.manager.audit()
+        for request in requests:
+            assert request.table is not None or request.finished or request.n_computed == 0
+    assert [request.generated_ids for request in requests] == [answer([1] * 40, 9), answer([2], 20)]
+    bench.assert_idle()
+
+
+def test_debugging_fills_what_becomes_free() -> None:
+    """Whoever reads a block that is free reads nothing of what it held."""
+    bench = Bench()
+    filled: list[int] = []
+    fill = bench.context.fill_blocks
+
+    def note(blocks: Sequence[int], byte: int) -> None:
+        filled.extend(blocks)
+        fill(blocks, byte)
+
+    bench.context.fill_blocks = note  # type: ignore[method-assign]
+    other, request = bench.submit([2], 4), bench.submit([1] * 30, 2)
+    while request.table is None:
+        bench.step()
+    held = list(request.table.blocks)
+    bench.finish(request)
+    bench.step()
+    assert set(held) <= set(filled)
+    bench.finish(other)
+
+
 @pytest.mark.parametrize("n_states", [0, 8])
 def test_an_interrupt_in_a_callback_ends_that_request_and_no_other(n_states: int) -> None:
     def interrupt(piece: StreamPiece) -> None:
@@ -348,12 +393,13 @@ def test_cancel_all() -> None:
 # ---- states and samplers ----
 
 
-def test_each_sequence_keeps_its_recurrent_state() -> None:
-    bench = Bench(n_states=3, max_seqs=3, max_batch_tokens=16)
+@pytest.mark.parametrize("n_states", [1, 3])
+def test_each_sequence_keeps_its_recurrent_state(n_states: int) -> None:
+    bench = Bench(n_states=n_states, max_seqs=n_states, max_batch_tokens=16)
     requests = [bench.submit([i] * (3 * i), 2 + i) for i in range(1, 9)]
     bench.finish(*requests)
     assert [r.generated_ids for r in requests] == [answer([i] * (3 * i), 2 + i) for i in range(1, 9)]
-    assert sorted(bench.core._free_states) == [0, 1, 2]
+    assert sorted(bench.core._free_states) == list(range(n_states))
 
 
 def test_the_sampler_sees_the_prompt_where_it_matters() -> None:
@@ -449,6 +495,74 @@ def test_what_has_not_ended_is_work() -> None:
     bench.step()
     assert not bench.core.has_work
     assert bench.core.n_waiting == 0
+
+
+def test_cancelling_shows_what_was_held_back_for_a_stop_string() -> None:
+    bench = Bench()
+    tokens = answer([1], 3)
+    stop = text_of(tokens)[-3:] + "#"
+    pieces: list[StreamPiece] = []
+    request = bench.submit([1], 9, stop=(stop,), on_piece=pieces.append)
+    while request.n_generated < 3:
+        bench.step()
+    assert joined(pieces) == text_of(tokens)[:-3]
+    bench.core.inbox.cancel([request])
+    bench.core.settle()
+    assert joined(pieces) == "".join(request.text_parts) == text_of(tokens)
+    bench.assert_idle()
+
+
+def test_a_callback_that_raises_when_its_request_is_cancelled() -> None:
+    def fail(piece: StreamPiece) -> None:
+        if piece.finish_reason is not None:
+            raise ValueError("a listener failed")
+
+    bench = Bench()
+    request, other = bench.submit([1], 9, on_piece=fail), bench.submit([2], 3)
+    bench.step()
+    bench.core.inbox.cancel([request])
+    bench.finish(request, other)
+    assert request.finish_reason == "cancelled"
+    assert str(request.error) == "a listener failed"
+    assert other.generated_ids == answer([2], 3)
+    bench.assert_idle()
+
+
+class FakeGuide:
+    """Allows the token that is its number of tokens so far, and nothing behind two."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+
+    def mask(self) -> int:
+        if len(self.tokens) == 2:
+            raise ComputeError("nothing is allowed")
+        return len(self.tokens)
+
+    def accept(self, token: int) -> bool:
+        self.tokens.append(token)
+        return False
+
+
+def test_a_sampler_is_told_before_every_draw_what_its_guide_allows() -> None:
+    bench = Bench()
+    told: list[int] = []
+
+    def make(request: Request) -> FakeSampler:
+        sampler = FakeSampler()
+        sampler.mask = told.append  # type: ignore[attr-defined]
+        return sampler
+
+    bench.make_sampler = make
+    guided, free = bench.request([1], 9), bench.submit([2], 2)
+    guided.guide = cast(Any, FakeGuide())
+    bench.core.inbox.submit([guided])
+    bench.finish(guided, free)
+    assert told == [0, 1]
+    assert (guided.finish_reason, str(guided.error)) == ("error", "nothing is allowed")
+    assert guided.generated_ids == answer([1], 2)
+    assert free.generated_ids == answer([2], 2)
+    bench.assert_idle()
 
 
 # ---- everything together ----

@@ -157,3 +157,15 @@ def test_a_sampler_that_cannot_be_made_ends_its_sample_only() -> None:
     bench.finish(*requests)
     assert [request.finish_reason for request in requests] == ["length", "error", "length"]
     bench.assert_idle()
+
+
+def test_samples_behind_a_cancelled_one_start_with_the_others() -> None:
+    bench = Bench()
+    requests = group(bench, 4)
+    bench.core.inbox.cancel([requests[1]])
+    while not requests[0].n_generated:
+        bench.step()
+    assert [request.n_generated for request in requests] == [1, 0, 1, 1]
+    bench.finish(*requests)
+    assert [request.finish_reason for request in requests] == ["length", "cancelled", "length", "length"]
+    bench.assert_idle()
