@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
@@ -13,6 +14,7 @@ from pyvelo.engine.compute import rest
 from pyvelo.engine.driver import Driver
 from pyvelo.engine.engine import Engine
 from pyvelo.engine.intake import Submission
+from pyvelo.errors import RequestError
 from pyvelo.outputs import StreamPiece, raise_first_error
 
 __all__ = ["Stream", "run_all", "run_steps"]
@@ -74,27 +76,24 @@ class Stream(Generator[StreamPiece, None, None]):
         self._submission: Submission | None = None
         self._dropped: list[weakref.finalize[..., Stream]] = []
         self._ended = False
+        self._turn = threading.Lock()
 
     def send(self, value: None) -> StreamPiece:
-        """The next piece; StopIteration behind the last, or the error of a request that failed."""
-        driver, pieces = self._engine.driver, self._pieces
-        with driver.guard:  # whatever is left out of it may be cut short at any line
-            if self._ended:
-                raise StopIteration
+        """Return the next piece.
+
+        Raises:
+            StopIteration: the last piece was returned before.
+            RequestError: another thread waits for a piece.
+            VeloError: the request failed.
+        """
+        with self._engine.driver.guard:  # whatever is left out of it may be cut short at any line
+            if not self._turn.acquire(blocking=False):
+                self._engine.driver.home.check()
+                raise RequestError("another thread waits for a piece of this stream: use a stream each")
             try:
-                driver.home.check()
-                submission = self._submission or self._start()
-                if not pieces:
-                    driver.drive(lambda: pieces or submission.finished)
-                driver.guard.raise_hit()
-                if pieces:
-                    return pieces.popleft()
-            except BaseException:
-                self._end()
-                raise
-            self._end()
-            raise_first_error([submission.output()])
-            raise StopIteration
+                return self._next()
+            finally:
+                self._turn.release()
 
     def throw(
         self, kind: Any, error: BaseException | object = None, trace: TracebackType | None = None, /
@@ -107,6 +106,25 @@ class Stream(Generator[StreamPiece, None, None]):
         """Cancels what has not ended; may be called again."""
         with self._engine.driver.guard:
             self._end()
+
+    def _next(self) -> StreamPiece:
+        driver, pieces = self._engine.driver, self._pieces
+        if self._ended:
+            raise StopIteration
+        try:
+            driver.home.check()
+            submission = self._submission or self._start()
+            if not pieces:
+                driver.drive(lambda: pieces or submission.finished)
+            driver.guard.raise_hit()
+            if pieces:
+                return pieces.popleft()
+        except BaseException:
+            self._end()
+            raise
+        self._end()
+        raise_first_error([submission.output()])
+        raise StopIteration
 
     def _start(self) -> Submission:
         submission = self._submission = self._begin()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -403,6 +403,33 @@ def test_after_close_everything_says_so(tiny_model_f32: Path) -> None:
     ):
         with pytest.raises(ClosedError):
             use()
+
+
+def test_a_stream_is_for_one_thread_at_a_time(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+    stream, driver = llm.stream([1, 2, 3], params), llm._engine.driver
+    inside, go_on, drive, pieces = (
+        threading.Event(),
+        threading.Event(),
+        driver.drive,
+        list[pyvelo.StreamPiece](),
+    )
+
+    def late(ready: Callable[[], object]) -> None:
+        inside.set()
+        assert go_on.wait(60)
+        drive(ready)
+
+    monkeypatch.setattr(driver, "drive", late)
+    thread = threading.Thread(target=lambda: pieces.extend(stream))
+    thread.start()
+    assert inside.wait(60)
+    monkeypatch.undo()
+    with pytest.raises(RequestError, match="another thread waits for a piece of this stream"):
+        next(stream)
+    go_on.set()
+    thread.join(60)
+    assert sum(len(piece.token_ids) for piece in pieces) == 8
 
 
 def test_closing_ends_an_answer_in_another_thread(tiny_model_f32: Path) -> None:
