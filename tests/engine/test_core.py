@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyvelo.engine.request import Request
-from pyvelo.errors import Cancelled, ComputeError
+from pyvelo.errors import Cancelled, ComputeError, InternalError
 from pyvelo.outputs import StreamPiece
 
 from .fakes import END, Bench, FakeSampler, answer, joined, text_of
@@ -293,8 +293,19 @@ def test_states_begin_anew_after_a_pass_whose_end_was_not_seen(kind: type[BaseEx
             bench.manager.audit()
         for request in requests:
             assert request.table is not None or request.finished or request.n_computed == 0
+        assert bench.core.n_running == sum(request.table is not None for request in requests)
     assert [request.generated_ids for request in requests] == [answer([1] * 40, 9), answer([2], 20)]
     bench.assert_idle()
+
+
+def test_debugging_audits_every_step() -> None:
+    bench = Bench()
+    request = bench.submit([1], 9)
+    bench.step()
+    assert request.table is not None
+    request.table.promised += 1
+    with pytest.raises(InternalError):
+        bench.core.step()
 
 
 def test_debugging_fills_what_becomes_free() -> None:

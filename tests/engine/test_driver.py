@@ -14,6 +14,7 @@ import pytest
 
 from pyvelo.engine import interrupts
 from pyvelo.engine.driver import Driver
+from pyvelo.engine.home import HomeProcess
 from pyvelo.engine.interrupts import SIGNALS, InterruptGuard
 from pyvelo.engine.request import Request
 from pyvelo.errors import Cancelled, ClosedError, EngineError, InternalError
@@ -188,6 +189,62 @@ def test_a_visitor_that_must_not_wait_is_refused_during_a_step(stand: Stand) -> 
     with stand.driver.visit(wait=False) as core:
         assert core is stand.core
     stand.assert_idle()
+
+
+def test_failing_waits_for_the_step_in_progress(stand: Stand) -> None:
+    stepping, go_on = threading.Event(), threading.Event()
+
+    def pause() -> None:
+        stepping.set()
+        assert go_on.wait(WAIT)
+
+    stand.context.before_run = pause
+    request = stand.hand_over([1], 1000)
+    driving = in_thread(lambda: stand.drive(request))
+    assert stepping.wait(WAIT)
+    failing = in_thread(lambda: stand.driver.fail(ValueError("a defect")))
+    while not stand.driver._visitors:
+        failing.join(0.001)
+        assert failing.is_alive(), "it does not wait"
+    assert not request.finished
+    go_on.set()
+    join(failing, driving)
+    assert (request.finish_reason, str(request.error)) == ("error", "a defect")
+    assert request.n_generated > 0
+    stand.assert_idle()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda stand: stand.hand_over([1], 1),
+        lambda stand: stand.driver.check_open(),
+        lambda stand: stand.drive(),
+        lambda stand: stand.driver.fail(ValueError()),
+        lambda stand: stand.driver.visit().__enter__(),
+    ],
+)
+def test_calls_in_a_forked_process_are_refused(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch, call: Callable[[Stand], object]
+) -> None:
+    """At once: a thread of the first process may have held the lock."""
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with stand.driver._lock:
+            held.set()
+            assert done.wait(WAIT)
+
+    holding = in_thread(hold)
+    assert held.wait(WAIT)
+    monkeypatch.setattr(HomeProcess, "left", property(lambda home: True))
+    try:
+        with pytest.raises(EngineError, match="fork"):
+            call(stand)
+    finally:
+        done.set()
+        join(holding)
+    assert not stand.core.has_work
 
 
 def test_closing_ends_what_runs(stand: Stand) -> None:
