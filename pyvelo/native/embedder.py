@@ -85,10 +85,15 @@ class Embedder:
         out = np.empty((len(lengths), self.n_embd), np.float32)
         target = ffi.from_buffer("float[]", out.reshape(-1))
         n = len(lengths)
-        self._watcher.check(
-            lib.velo_embed(
-                handle, ints(tokens), ints(lengths), n, int32("pooling", pooling), target, out.size
-            )
+        self._watcher.run(
+            lib.velo_embed,
+            handle,
+            ints(tokens),
+            ints(lengths),
+            n,
+            int32("pooling", pooling),
+            target,
+            out.size,
         )
         return out
 

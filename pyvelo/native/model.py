@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from ..errors import ClosedError, ConfigError, RequestError, shown
 from ._ffi import check, ffi, from_c, int32, ints, lib, read_bytes
+from .watcher import Watcher
 
 if TYPE_CHECKING:
     from ._velo import CData
@@ -127,10 +128,11 @@ class Model:
             params.progress = lib.velo_py_progress
             params.progress_user = self.watcher.handle
         out = ffi.new("velo_model **")
-        status = lib.velo_model_load(_path(path), ffi.new("velo_model_params *", params), out)
-        if not status:
-            self._handle = ffi.gc(out[0], lib.velo_model_free)
-        self.watcher.check(status)
+        try:
+            self.watcher.call(lib.velo_model_load, _path(path), ffi.new("velo_model_params *", params), out)
+        finally:
+            if out[0] != ffi.NULL:
+                self._handle = ffi.gc(out[0], lib.velo_model_free)
 
         info = ffi.new("velo_model_info *")
         check(lib.velo_model_get_info(self.handle, info))
@@ -272,35 +274,6 @@ class Model:
         out = ffi.new("int32_t *")
         check(lib.velo_token_is_end(self.handle, int32("token", token), out))
         return bool(out[0])
-
-
-class Watcher:
-    """What a load and the first run tell their progress to, and what came of it.
-
-    Whoever may run the model keeps it: C has its handle.
-    """
-
-    def __init__(self, callback: Callable[[float], bool | None] | None) -> None:
-        self.callback = callback
-        self.raised: BaseException | None = None
-        self.handle: CData = ffi.new_handle(self)
-
-    def check(self, status: int) -> None:
-        """Raise what the callback raised, or else what the call reports."""
-        error, self.raised = self.raised, None
-        if error is not None:
-            raise error
-        check(status)
-
-
-@ffi.def_extern()
-def velo_py_progress(value: float, user: CData) -> int:
-    watcher: Watcher = ffi.from_handle(user)
-    try:
-        return int(watcher.callback is None or watcher.callback(value) is not False)
-    except BaseException as error:
-        watcher.raised = error
-        return 0
 
 
 def _path(path: str | os.PathLike[str]) -> bytes:

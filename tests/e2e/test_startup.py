@@ -193,6 +193,32 @@ def test_what_progress_raises_ends_the_requests_of_the_step(packed_model: Path) 
         assert llm.generate("Once", params)[0].token_ids == answer
 
 
+ENDS_IN_A_CALLBACK = """
+import sys, threading, time
+from pyvelo import LLM
+
+begun = threading.Event()
+shares = []
+
+def progress(share):
+    shares.append(share)
+    if (1.0 in shares[:-1]) == (sys.argv[2] == "packing"):
+        begun.set()
+        time.sleep(0.02)
+
+threading.excepthook = lambda args: None
+threading.Thread(target=lambda: LLM(sys.argv[1], progress=progress).generate("Once"), daemon=True).start()
+assert begun.wait(60)
+"""
+
+
+@pytest.mark.parametrize("phase", ["load", "packing"])
+def test_a_process_ends_while_a_thread_reports_progress(packed_model: Path, phase: str) -> None:
+    command = [sys.executable, "-c", ENDS_IN_A_CALLBACK, str(packed_model), phase]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.usefixtures("sigint")
 def test_ctrl_c_in_the_first_step(packed_model: Path) -> None:
     shares: list[float] = []

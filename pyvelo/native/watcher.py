@@ -1,0 +1,101 @@
+"""C calls that report progress to Python, and the end of the process while one is in progress."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ClosedError
+from ._ffi import check, ffi
+
+if TYPE_CHECKING:
+    from ._velo import CData
+
+__all__ = ["Watcher"]
+
+_calls: list[int] = []
+"""The thread of each call in progress that may call Python back."""
+
+_ending = 0
+"""The thread that ends the process, if one does."""
+
+
+class Watcher:
+    """Receiver of the progress of a load and of the first run, and of what its callback raises.
+
+    Whatever may run the model holds a reference: C has the handle.
+    """
+
+    def __init__(self, callback: Callable[[float], bool | None] | None) -> None:
+        self.callback = callback
+        self.raised: BaseException | None = None
+        self.handle: CData = ffi.new_handle(self)
+        self._packed = callback is None  # no run calls back any more
+
+    def call(self, function: Callable[..., int], *args: Any) -> None:
+        """Make a C call that may call back; raise what the callback raised, or else what the call reports.
+
+        Raises:
+            ClosedError: the process ends.
+        """
+        me = threading.get_ident()
+        _calls.append(me)
+        try:
+            if _ending not in (0, me):
+                raise ClosedError("this process ends: load and run models before that")
+            self._check(function(*args))
+        finally:
+            _calls.remove(me)
+
+    def run(self, function: Callable[..., int], *args: Any) -> None:
+        """Make a C call that runs the model: as `call` does, until one has packed all weights."""
+        if self._packed:
+            self._check(function(*args))
+        else:
+            self.call(function, *args)
+            self._packed = True
+
+    def _check(self, status: int) -> None:
+        error, self.raised = self.raised, None
+        if error is not None:
+            raise error
+        check(status)
+
+
+@ffi.def_extern()
+def velo_py_progress(value: float, user: CData) -> int:
+    watcher: Watcher = ffi.from_handle(user)
+    if _ending not in (0, threading.get_ident()):
+        return 0
+    try:
+        return int(watcher.callback is None or watcher.callback(value) is not False)
+    except BaseException as error:
+        watcher.raised = error
+        return 0
+
+
+def _end_calls() -> None:
+    """Cancel the calls of other threads that may call back, and wait for their ends.
+
+    Python ends a thread that asks for its lock after this. In a callback that unwinds through C++, which
+    aborts the process.
+    """
+    global _ending
+    _ending = threading.get_ident()
+    while any(thread != _ending for thread in _calls):
+        time.sleep(0.001)
+
+
+def _forget() -> None:
+    """Drop the calls of threads that a forked child does not have."""
+    me = threading.get_ident()
+    _calls[:] = [thread for thread in _calls if thread == me]
+
+
+atexit.register(_end_calls)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
