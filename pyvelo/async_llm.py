@@ -18,7 +18,7 @@ from pyvelo.config import EngineConfig
 from pyvelo.engine.engine import Engine, open_engine
 from pyvelo.engine.home import HomeProcess
 from pyvelo.engine.intake import Prompt, for_each, pair_up
-from pyvelo.engine.pump import Pump
+from pyvelo.engine.pump import Pump, run_in_thread
 from pyvelo.engine.stats import EngineStats
 from pyvelo.engine.tracing import recording
 from pyvelo.errors import Cancelled, ClosedError, EngineError
@@ -174,11 +174,11 @@ class AsyncLLM:
         """Records what the cache does meanwhile, as `LLM.trace`: `async with llm.trace("run.trace"): ...`."""
         engine = (await self._pump()).engine
         run = recording(engine.driver, path, engine.geometry.block_bytes, engine.pool.n_ctx)
-        await asyncio.to_thread(run.__enter__)
         try:
+            await run_in_thread(run.__enter__)
             yield
         finally:
-            await asyncio.to_thread(run.__exit__, None, None, None)
+            await run_in_thread(partial(run.__exit__, None, None, None))
 
     async def reset_prefix_cache(self) -> None:
         """Forgets the prefixes of what has ended and of what runs."""

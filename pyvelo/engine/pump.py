@@ -23,12 +23,26 @@ from pyvelo.errors import ClosedError, InternalError, VeloError
 from pyvelo.outputs import StreamPiece, raise_first_error
 from pyvelo.sampling import SamplingParams
 
-__all__ = ["Prepare", "Pump"]
+__all__ = ["Prepare", "Pump", "run_in_thread"]
 
 T = TypeVar("T")
 
 Prepare = Callable[[Callable[[StreamPiece], None]], Submission]
 """Makes the requests whose pieces go to what it is given."""
+
+
+async def run_in_thread(call: Callable[[], T]) -> T:
+    """Run a call in a thread, to its end however often the task is cancelled meanwhile."""
+    turn = asyncio.ensure_future(asyncio.to_thread(call))
+    try:
+        return await asyncio.shield(turn)
+    except asyncio.CancelledError:
+        while not turn.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([turn])
+        if not turn.cancelled():
+            turn.exception()  # asyncio would log one that is never looked at
+        raise
 
 
 class Pump:
@@ -77,14 +91,7 @@ class Pump:
         try:
             while True:
                 # in a thread: between two steps it may wait for the core
-                turn = asyncio.ensure_future(asyncio.to_thread(_next, steps))
-                try:
-                    outcome = await asyncio.shield(turn)
-                except asyncio.CancelledError:
-                    while not turn.done():  # however often it is cancelled
-                        with suppress(asyncio.CancelledError):
-                            await asyncio.wait([turn])
-                    raise
+                outcome = await run_in_thread(partial(_next, steps))
                 if isinstance(outcome, _Done):
                     return outcome.result
                 await self.run(outcome)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pyvelo import LLM, AsyncLLM, SamplingParams
+from pyvelo.engine.tracing import recording
 from pyvelo.errors import ClosedError, ConfigError
 from pyvelo.kv.blockmap import replay, summarize
 from pyvelo.kv.trace import read_trace
@@ -73,3 +77,43 @@ def test_asyncio(tiny_model: Path, tmp_path: Path) -> None:
     asyncio.run(run())
     summary = summarize(read_trace(tmp_path / "run.trace"))
     assert (summary.requests, summary.finished) == (3, 3)
+
+
+def test_a_recording_that_is_cancelled_as_it_begins_has_ended(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread waits for a step; then it may not record on until a garbage collection."""
+    begun, go_on = threading.Event(), threading.Event()
+    ended = []
+
+    @contextmanager
+    def slowly(*arguments: Any) -> Iterator[None]:
+        with recording(*arguments):
+            begun.set()
+            assert go_on.wait(30)
+            yield
+        ended.append(arguments)
+
+    async def trace(llm: AsyncLLM) -> None:
+        async with llm.trace(tmp_path / "run.trace"):
+            raise AssertionError("it was cancelled before")
+
+    async def run() -> None:
+        async with AsyncLLM(tiny_model, n_ctx=256, n_threads=1) as llm:
+            with monkeypatch.context() as patch:
+                patch.setattr("pyvelo.async_llm.recording", slowly)
+                task = asyncio.create_task(trace(llm))
+                assert await asyncio.to_thread(begun.wait, 30)
+                task.cancel()
+                asyncio.get_running_loop().call_later(0.1, go_on.set)
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                assert len(ended) == 1
+            async with llm.trace(tmp_path / "other.trace"):
+                await llm.generate(PROMPT, PARAMS)
+
+    try:
+        asyncio.run(run())
+    finally:
+        go_on.set()
+    assert summarize(read_trace(tmp_path / "other.trace")).finished == 1
