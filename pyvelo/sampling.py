@@ -125,11 +125,6 @@ class SamplingParams:
         """Samples that are drawn."""
         return self.n if self.best_of is None else self.best_of
 
-    @property
-    def guided(self) -> bool:
-        """Whether the answer must follow something."""
-        return any(given is not None for given in (self.grammar, self.json_schema, self.regex))
-
     def _check_guides(self) -> None:
         given = [name for name in ("grammar", "json_schema", "regex") if getattr(self, name) is not None]
         if len(given) > 1:
