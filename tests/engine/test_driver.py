@@ -295,6 +295,27 @@ def test_what_comes_right_after_a_deadline_is_answered(stand: Stand) -> None:
     stand.assert_idle()
 
 
+def test_what_comes_right_after_an_error_of_the_engine_is_answered(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = [stand.hand_over([1, 2], 100)]
+    step = stand.core.step
+
+    def fail_once() -> bool:
+        monkeypatch.setattr(stand.core, "step", step)
+        raise ValueError("a defect")
+
+    def ready() -> bool:
+        if requests[-1].finished and len(requests) == 1:
+            requests.append(stand.hand_over([3, 4], 5))
+        return requests[-1].finished
+
+    monkeypatch.setattr(stand.core, "step", fail_once)
+    stand.driver.drive(ready)
+    assert [request.finish_reason for request in requests] == ["error", "length"]
+    stand.assert_idle()
+
+
 def test_waiting_for_nothing_is_a_defect_and_not_a_hang(stand: Stand) -> None:
     with pytest.raises(InternalError, match="nothing is left to do"):
         stand.driver.drive(lambda: False)
