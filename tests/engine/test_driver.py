@@ -224,7 +224,7 @@ def test_failing_waits_for_the_step_in_progress(stand: Stand) -> None:
         lambda stand: stand.driver.visit().__enter__(),
     ],
 )
-def test_calls_in_a_forked_process_are_refused(
+def test_calls_in_a_child_process_are_refused(
     stand: Stand, monkeypatch: pytest.MonkeyPatch, call: Callable[[Stand], object]
 ) -> None:
     """At once: a thread of the first process may have held the lock."""
