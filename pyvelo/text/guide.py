@@ -15,7 +15,7 @@ from concurrent.futures import TimeoutError as TooLate
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pyvelo.errors import ClosedError, ComputeError, ConfigError, RequestError, one_line
+from pyvelo.errors import ClosedError, ComputeError, ConfigError, RequestError, one_line, shown
 from pyvelo.text.gbnf_lark import to_lark
 from pyvelo.text.guide_limits import (
     check_lark,
@@ -203,6 +203,10 @@ class Guides:
         matcher = LLMatcher(self._ready(), grammar, log_level=0, limits=parser_limits())
         if matcher.is_error():
             raise RequestError(f"{name}: {_error(matcher)}")
+        first = matcher.deep_copy()
+        first.compute_bitmask()
+        if first.is_error():
+            raise RequestError(f"{name}: no answer can follow it: {_error(first)}")
         return Guide(matcher)
 
     def _ready(self) -> Any:
@@ -236,6 +240,8 @@ def _error(matcher: Any) -> str:
     text = str(matcher.get_error())
     if text.startswith("panic:"):
         return "it is too large to be followed: shorten it"
+    if "NoExtension" in text:
+        return "no token can come next"
     return one_line(re.split(r"\s*<(?:state|non-verbose)", text)[0])
 
 
@@ -318,7 +324,9 @@ def _ends_of(model: Model) -> list[int]:
 def _from_schema(schema: str, model: Model) -> str:
     from llguidance import LLMatcher
 
-    wanted = json.loads(schema)
+    wanted: Any = json.loads(schema)
+    if not isinstance(wanted, (dict, bool)):
+        raise ValueError(f"a schema is an object, true or false, got {shown(wanted)}")
     check_schema(wanted)
     # of two that come to the same, the one that can take options
     wanted = {} if wanted is True else wanted

@@ -146,6 +146,9 @@ def test_what_is_cut_short_says_so(llm: LLM) -> None:
         ({"json_schema": {"type": "nothing"}}, "json_schema"),
         ({"json_schema": {"$ref": "#/nowhere"}}, "json_schema"),
         ({"regex": "(unclosed"}, "regex"),
+        ({"regex": r"[^\x00-\U0010ffff]"}, "^regex: no answer can follow it: no token can come next$"),
+        ({"json_schema": {"$ref": "#"}}, "^json_schema: no answer can follow it: no token can come next$"),
+        ({"json_schema": "null"}, "^json_schema: a schema is an object, true or false, got None$"),
     ],
 )
 def test_what_is_no_guide_is_refused(llm: LLM, guide: dict[str, Any], says: str) -> None:
