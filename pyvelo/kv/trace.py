@@ -146,7 +146,8 @@ class TraceWriter:
         self._tables: dict[int, tuple[list[int], int]] = {}
         self._swapped: dict[int, list[int]] = {}
         self._published: set[int] = set()
-        self._file: IO[str] = open(path, "w", encoding="utf-8")  # noqa: SIM115
+        # an int would be a descriptor, which belongs to the caller or to the engine
+        self._file: IO[str] = open(os.fspath(path), "w", encoding="utf-8")  # noqa: SIM115
         self._put({"pyvelo_trace": VERSION, **asdict(header)})
 
     def write(

@@ -187,3 +187,11 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
         read_trace(tmp_path / "model.gguf")
     with pytest.raises(FileNotFoundError):
         read_trace(tmp_path / "none")
+
+
+def test_a_descriptor_is_no_path(tmp_path: Path) -> None:
+    with open(tmp_path / "mine", "wb") as mine:
+        with pytest.raises(TypeError, match="not int"):
+            TraceWriter(mine.fileno(), HEADER).close()  # type: ignore[arg-type]
+        mine.write(b"x")
+        mine.flush()
