@@ -46,11 +46,12 @@ class BenchPlan:
             "answer": [self.answer],
             "repeats": [self.repeats],
         }
-        counts |= {"sequences": self.sequences, "depths": [depth + 1 for depth in self.depths]}
+        counts |= {"sequences": self.sequences, "depths": self.depths}
         for name, numbers in counts.items():
-            if not numbers or min(numbers) < 1 or max(numbers) > 1 << 20:
-                low = 0 if name == "depths" else 1
-                raise ConfigError(f"{name}: give numbers from {low} to {1 << 20}")
+            low, high = int(name != "depths"), 1 << 20
+            if not numbers or min(numbers) < low or max(numbers) > high:
+                given = ",".join(map(str, numbers))
+                raise ConfigError(f"{name}={given}: give numbers from {low} to {high}")
 
 
 @dataclass(frozen=True)

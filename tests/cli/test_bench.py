@@ -105,6 +105,7 @@ def test_what_is_wrong_is_one_line(
     assert code in (1, 2)
     assert out == ""  # before any work
     assert err.startswith("pyvelo: ")
+    assert wrong[1] in err
     assert err.count("\n") == 1
 
 
