@@ -13,7 +13,7 @@ import typer
 
 from pyvelo import __version__
 from pyvelo.cli import options as opt
-from pyvelo.cli.exits import BROKEN_PIPE, ERROR, INTERRUPTED, USAGE, explain, silence_stdout
+from pyvelo.cli.exits import BROKEN_PIPE, ERROR, INTERRUPTED, USAGE, drop_unwritten, explain, silence_stdout
 from pyvelo.cli.terminal import prepare_streams, print_error, print_json, print_out
 from pyvelo.demo import DEMO_MODEL
 from pyvelo.errors import VeloError
@@ -45,6 +45,7 @@ def execute(argv: Sequence[str] | None = None) -> int:
     except VeloError as error:
         return _fail(str(error), ERROR)
     except OSError as error:
+        drop_unwritten()
         return _fail(explain(error), ERROR)
     except Exception as error:
         # typer's own complaints; which class they have depends on its version

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 
-__all__ = ["BROKEN_PIPE", "ERROR", "INTERRUPTED", "USAGE", "explain", "silence_stdout"]
+__all__ = ["BROKEN_PIPE", "ERROR", "INTERRUPTED", "USAGE", "drop_unwritten", "explain", "silence_stdout"]
 
 ERROR = 1
 USAGE = 2
@@ -20,6 +20,14 @@ def silence_stdout() -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
+
+
+def drop_unwritten() -> None:
+    """Drop what standard output has buffered if it cannot be written, so that Python does not try at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        silence_stdout()
 
 
 def explain(error: OSError) -> str:

@@ -152,10 +152,14 @@ def test_closed_streams_are_no_crash(tiny_model: Path, closed: str, command: str
     assert b"Error" not in done.stderr
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("command", ["info {model} --json", "run {model} -p x -n 2", "simulate --requests 2"])
-def test_a_full_disk_is_one_line(tiny_model: Path, command: str) -> None:
+def test_a_full_disk_is_one_line(tiny_model: Path, command: str, unbuffered: str) -> None:
     line = f"{shlex.join(PYVELO)} {command.format(model=shlex.quote(str(tiny_model)))} >/dev/full"
-    done = subprocess.run(["bash", "-c", line], capture_output=True, timeout=120, check=False)
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(
+        ["bash", "-c", line], env=environment, capture_output=True, timeout=120, check=False
+    )
     assert (done.returncode, done.stderr) == (1, b"pyvelo: No space left on device\n")
 
 

@@ -452,6 +452,7 @@ def main_of_a_thread(path):
         thread.join()
     assert ends == [7]
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored in the background
 main(sys.argv[1], sys.argv[2])
 main_of_a_thread(sys.argv[1])
 asyncio.run(main_async(sys.argv[1]))
