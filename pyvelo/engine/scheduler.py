@@ -306,6 +306,8 @@ def choose_victims(
     Candidates whose room is not needed are left out, but for the first `n_first`. None: all are not enough.
     `lacks` tells how many blocks a draft lacks when some are gone; it may change the draft.
     """
+    if not candidates:
+        return None
     trial, chosen = draft.copy(), list[_Victim]()
     lacking, available, n_gone = lacks(trial.copy(), ()), trial.available, 0
     for candidate in candidates:
