@@ -21,8 +21,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 from _matrix_axes import Config
+from _upstream import ROOT
 from make_model import write_model
 from model_shapes import Shape
+
+sys.path.append(str(ROOT))  # behind the installed package: the tests' declaration of the contiguous path
 
 if TYPE_CHECKING:
     from pyvelo import AsyncLLM, SamplingParams
@@ -40,16 +43,6 @@ FACTOR = 4.0
 
 FLOOR = {"f32": 1e-6, "q8_0": 1e-3}
 """Normalised squared error of rounding for each type of weights. q8_0 rounds activations to bytes."""
-
-CONTIGUOUS = """
-struct contiguous_params { int32_t type_k, type_v, n_ctx, n_batch, n_seqs, n_threads, flash_attn, repack; };
-struct contiguous;
-struct contiguous *contiguous_open(const char *model, const struct contiguous_params *params);
-void contiguous_close(struct contiguous *c);
-int32_t contiguous_n_vocab(const struct contiguous *c);
-int32_t contiguous_decode(struct contiguous *c, const int32_t *tokens, int32_t n, int32_t first, int32_t seq);
-int32_t contiguous_logits(struct contiguous *c, float *logits);
-"""
 
 Tokens = tuple[int, ...]
 
@@ -393,13 +386,14 @@ def _laboratory() -> tuple[Any, Any]:
     from cffi import FFI
 
     import pyvelo
+    from tests.e2e.contiguous import CDEF
 
     suffix = {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")
     library = Path(pyvelo.__file__).parent / "native" / "lib" / f"libvelo-lab{suffix}"
     if not library.exists():
         raise SystemExit(f"{library} is missing: install with -C cmake.define.PYVELO_BUILD_TESTS=ON")
     ffi = FFI()
-    ffi.cdef(CONTIGUOUS)
+    ffi.cdef(CDEF)
     return ffi, ffi.dlopen(os.fspath(library))
 
 
