@@ -17,6 +17,19 @@ PYVELO = (sys.executable, "-m", "pyvelo.cli")
 LIMIT = 120.0  # seconds
 
 
+def drain(master: int) -> bytes:
+    """Read what comes to a terminal until its other end is closed."""
+    shown = b""
+    while True:
+        try:
+            piece = os.read(master, 65536)
+        except OSError:  # Linux: the other end is closed
+            return shown
+        if not piece:
+            return shown
+        shown += piece
+
+
 def in_a_terminal(
     command: Sequence[str], *, env: Mapping[str, str] | None = None, typed: bytes = b"", rows: int = 40
 ) -> tuple[int, bytes]:
@@ -37,16 +50,8 @@ def in_a_terminal(
     watchdog.start()
     if typed:
         os.write(master, typed)
-    shown = b""
     try:
-        while True:
-            try:
-                piece = os.read(master, 65536)
-            except OSError:  # Linux: the other end is closed
-                break
-            if not piece:
-                break
-            shown += piece
+        shown = drain(master)
         return process.wait(), shown
     finally:
         watchdog.cancel()

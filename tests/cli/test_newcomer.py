@@ -88,8 +88,8 @@ def test_folders_and_missing_files_are_sentences(tiny_model: Path, tmp_path: Pat
 
 
 def test_errors_of_the_system_are_sentences() -> None:
-    denied = PermissionError(errno.EACCES, "Permission denied", "/root/x")
-    assert explain(denied).startswith("/root/x may not be opened by this user")
+    denied = PermissionError(errno.EACCES, "Permission denied", "/srv/x")
+    assert explain(denied).startswith("/srv/x may not be opened by this user")
     assert explain(OSError(errno.ENOSPC, "No space left on device")) == "No space left on device"
     assert explain(OSError(errno.EROFS, "Read-only file system", b"/x")) == "/x: Read-only file system"
     assert explain(OSError("odd")) == "odd"

@@ -16,6 +16,7 @@ from pyvelo.cli.conversation import Message
 from pyvelo.cli.progress import SHOW_AFTER, LoadingBar
 from pyvelo.cli.talker import LlmTalker
 
+from .ptys import drain
 from .test_info import run_cli
 
 
@@ -146,15 +147,7 @@ def in_a_terminal(*arguments: str) -> tuple[int, str, str]:
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     os.close(slave)
-    shown = b""
-    while True:
-        try:
-            piece = os.read(master, 65536)
-        except OSError:  # Linux: the other end is closed
-            break
-        if not piece:
-            break
-        shown += piece
+    shown = drain(master)
     os.close(master)
     out = process.communicate(timeout=60)[0]
     return process.returncode, out.decode(), shown.decode()
