@@ -25,7 +25,8 @@ from _upstream import ROOT
 from make_model import write_model
 from model_shapes import Shape
 
-sys.path.append(str(ROOT))  # behind the installed package: the tests' declaration of the contiguous path
+sys.path.append(str(ROOT))  # behind the installed package
+from tests.e2e.contiguous import CDEF  # before gguf-py's folder, which has "tests" too, is searched
 
 if TYPE_CHECKING:
     from pyvelo import AsyncLLM, SamplingParams
@@ -386,7 +387,6 @@ def _laboratory() -> tuple[Any, Any]:
     from cffi import FFI
 
     import pyvelo
-    from tests.e2e.contiguous import CDEF
 
     suffix = {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")
     library = Path(pyvelo.__file__).parent / "native" / "lib" / f"libvelo-lab{suffix}"
