@@ -152,7 +152,7 @@ def _random(draw: random.Random, fixed: dict[str, Any]) -> Config | None:
     return None
 
 
-def covering(seed: int, candidates: int = 20) -> list[Config]:
+def covering(seed: int, candidates: int = 60) -> list[Config]:
     """Return configurations that cover every possible pair of values, each the best of some random ones."""
     draw = random.Random(seed)
     order = [(a, x, b, y) for a, b in combinations(AXES, 2) for x in AXES[a] for y in AXES[b]]

@@ -347,37 +347,38 @@ def _contiguous(
     model: Path, outputs: Sequence[RequestOutput], kv_types: tuple[str, str]
 ) -> list[npt.NDArray[np.float64]]:
     """Return the logprobs that the contiguous path of the patched library gives to the same tokens."""
+
+    return [_follow(model, output, kv_types) for output in outputs]
+
+
+def _follow(model: Path, output: RequestOutput, kv_types: tuple[str, str]) -> npt.NDArray[np.float64]:
+    """Decode a prompt and its answer, and return the logprobs of the tokens that its `logprobs` name."""
     from pyvelo.kv.geometry import KV_TYPES
 
     ffi, lib = _laboratory()
     params = ffi.new("struct contiguous_params *")
     params.type_k, params.type_v = (KV_TYPES[name].id for name in kv_types)
-    params.n_ctx, params.n_batch = N_CTX * len(outputs), N_CTX
-    params.n_seqs, params.n_threads = len(outputs), 1
+    params.n_ctx = params.n_batch = N_CTX
+    params.n_seqs, params.n_threads = 1, 2
     params.flash_attn = int(kv_types != ("f32", "f32"))
     handle = lib.contiguous_open(os.fsencode(model), params)
     if handle == ffi.NULL:
         raise AssertionError(f"the contiguous path does not open {model} with {kv_types}")
-    try:
-        return [_follow(lib, ffi, handle, seq, output) for seq, output in enumerate(outputs)]
-    finally:
-        lib.contiguous_close(handle)
-
-
-def _follow(lib: Any, ffi: Any, handle: Any, seq: int, output: RequestOutput) -> npt.NDArray[np.float64]:
-    """Decode a prompt and its answer, and return the logprobs of the tokens that its `logprobs` name."""
     tokens = np.array([*output.prompt_token_ids, *output.token_ids[:-1]], np.int32)
     logits = np.empty(lib.contiguous_n_vocab(handle), np.float32)
     begin, end, values = 0, len(output.prompt_token_ids), []
-    for token in output.outputs[0].logprobs or ():
-        part = ffi.from_buffer("int32_t[]", tokens[begin:end])
-        if lib.contiguous_decode(handle, part, end - begin, begin, seq):
-            raise AssertionError("the contiguous path does not decode")
-        lib.contiguous_logits(handle, ffi.from_buffer("float[]", logits))
-        exact = logits.astype(np.float64)
-        exact -= exact.max() + np.log(np.exp(exact - exact.max()).sum())
-        values += [exact[number] for number, _ in token.top]
-        begin, end = end, end + 1
+    try:
+        for token in output.outputs[0].logprobs or ():
+            part = ffi.from_buffer("int32_t[]", tokens[begin:end])
+            if lib.contiguous_decode(handle, part, end - begin, begin, 0):
+                raise AssertionError("the contiguous path does not decode")
+            lib.contiguous_logits(handle, ffi.from_buffer("float[]", logits))
+            exact = logits.astype(np.float64)
+            exact -= exact.max() + np.log(np.exp(exact - exact.max()).sum())
+            values += [exact[number] for number, _ in token.top]
+            begin, end = end, end + 1
+    finally:
+        lib.contiguous_close(handle)
     return np.array(values, np.float64)
 
 
