@@ -127,7 +127,7 @@ const char * without_place(const char * message) {
 bool is_about_memory(const char * message) { return std::strstr(message, "!= NULL) failed") != nullptr; }
 
 void take_abort(const char * message) {
-    const bool computing = velo_is_computing(); // on this thread: what it throws ends its team, with a status
+    const bool computing = velo_computing_here() != nullptr; // what it throws ends its team, with a status
     if ((computing || abort_status != VELO_OK) && is_about_memory(message)) {
         throw std::bad_alloc();
     }

@@ -3,6 +3,7 @@
 #include "guard.hpp"
 
 #include <condition_variable>
+#include <memory>
 #include <mutex>
 #include <system_error>
 #include <thread>
@@ -11,6 +12,10 @@
 namespace {
 
 thread_local int32_t largest = 1; // team that the calling thread has had
+
+// Bytes that a thread may allocate when it computes first, where nobody looks whether there is memory for them: its
+// thread-local variables (upstream's kernels for AMX have 65 KiB) and the state that OpenMP keeps of it.
+constexpr size_t ROOM = 128 << 10;
 
 // Threads that live until the last of them is made.
 class trial {
@@ -27,6 +32,7 @@ public:
     }
 
     void add() {
+        rooms.push_back(std::make_unique<char[]>(ROOM));
         threads.emplace_back([this] {
             std::unique_lock<std::mutex> lock(mutex);
             ended.wait(lock, [this] { return over; });
@@ -38,7 +44,21 @@ private:
     std::condition_variable  ended;
     bool                     over = false;
     std::vector<std::thread> threads;
+
+    std::vector<std::unique_ptr<char[]>> rooms;
 };
+
+bool can_start(int32_t n_threads) try {
+    trial threads;
+    for (int32_t i = 1; i < n_threads; ++i) {
+        threads.add();
+    }
+    return true;
+} catch (const std::system_error &) { // no thread
+    return false;
+} catch (const std::bad_alloc &) {
+    return false;
+}
 
 } // namespace
 
@@ -46,12 +66,7 @@ void velo::check_team(int32_t n_threads) {
     if (n_threads <= largest) {
         return;
     }
-    try {
-        trial threads;
-        for (int32_t i = 1; i < n_threads; ++i) {
-            threads.add();
-        }
-    } catch (const std::system_error &) {
+    if (!can_start(n_threads)) {
         fail(VELO_OUT_OF_MEMORY,
              "a team of %d threads cannot be started: use a smaller n_threads, or raise the limits of memory and "
              "threads "

@@ -1,4 +1,5 @@
 // Threads that meet at the barrier of the CPU backend many times, some of them late enough that others sleep.
+#include "compute-failure.h"
 #include "lab.h"
 #include "team-barrier.h"
 
@@ -30,6 +31,8 @@ static void * meet(void * argument) {
     const struct member * m    = (const struct member *) argument;
     struct meeting *      all  = m->meeting;
     unsigned              seed = 1 + (unsigned) m->number;
+    struct velo_computing here = {0};
+    velo_set_computing(&here);
     for (int round = 1; round <= all->rounds; ++round) {
         seed = seed * 1664525u + 1013904223u;
         if (seed >> 24 < 8) {

@@ -11,9 +11,16 @@
 extern "C" {
 #endif
 
-// Whether this thread computes, where an exception is caught.
-GGML_API bool velo_is_computing(void);
-GGML_API void velo_set_computing(bool computing);
+// A thread that computes, where an exception is caught. It lies on that thread's stack: a thread-local variable of a
+// loaded library is allocated at its first use, and glibc ends the process when there is no memory for it.
+struct velo_computing {
+    long long left_barrier; // when it left the barrier before, in nanoseconds
+};
+
+// This thread's; NULL if it does not compute.
+GGML_API struct velo_computing * velo_computing_here(void);
+// False if there is no memory to remember it.
+GGML_API bool velo_set_computing(struct velo_computing * thread);
 
 // Keeps a message until it is taken; one that nobody took yet stays.
 GGML_API void velo_note_failure(const char * message);

@@ -1,6 +1,8 @@
 #define _GNU_SOURCE // syscall
 #include "team-barrier.h"
 
+#include "compute-failure.h"
+
 #ifdef VELO_TEAM_BARRIER
 
 #    include <limits.h>
@@ -98,19 +100,18 @@ static int round_of(atomic_int * n_rounds) {
 }
 
 void velo_team_barrier(atomic_int * n_here, atomic_int * n_rounds, int n_threads) {
-    static _Thread_local long long last; // barrier that this thread left
+    struct velo_computing * thread = velo_computing_here();
 
     const int round = round_of(n_rounds);
     if (atomic_fetch_add_explicit(n_here, 1, memory_order_acq_rel) == n_threads - 1) {
         atomic_store_explicit(n_here, 0, memory_order_relaxed);
         atomic_store(n_rounds, round + 1);
         wake(n_rounds);
-        last = now_ns();
-        return;
+    } else {
+        wait(n_rounds, round, now_ns() - thread->left_barrier);
+        round_of(n_rounds);
     }
-    wait(n_rounds, round, now_ns() - last);
-    round_of(n_rounds);
-    last = now_ns();
+    thread->left_barrier = now_ns();
 }
 
 #else

@@ -14,7 +14,7 @@ extern "C" {
 #        include <stdatomic.h>
 
 // Returns when all `n_threads` have come. Both numbers begin as zero: those who have come, and the rounds that are
-// over. Throws when the team has ended.
+// over. Throws when the team has ended. For threads in velo_team_run.
 void velo_team_barrier(atomic_int * n_here, atomic_int * n_rounds, int n_threads);
 #    endif
 

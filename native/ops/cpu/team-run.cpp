@@ -15,10 +15,16 @@ namespace {
 struct team_ended {}; // thrown at a barrier: another thread has left
 
 struct computing {
-    computing() { velo_set_computing(true); }
-    ~computing() { velo_set_computing(false); }
+    computing() {
+        if (!velo_set_computing(&thread)) {
+            throw std::bad_alloc();
+        }
+    }
+    ~computing() { velo_set_computing(nullptr); }
     computing(const computing &)             = delete;
     computing & operator=(const computing &) = delete;
+
+    velo_computing thread{};
 };
 
 void leave(void * n_rounds, ggml_status * to, ggml_status status, const char * message) {
