@@ -137,6 +137,26 @@ def test_cancelling_from_within_a_step(stand: Stand) -> None:
     stand.assert_idle()
 
 
+def test_a_visit_while_a_cancelled_request_ends_is_refused(stand: Stand) -> None:
+    """A finalizer may make one at any line. The thread that cancels has the core meanwhile."""
+    request = stand.hand_over([1], 3)
+    seen: list[str] = []
+
+    def visit(ended: Request) -> None:
+        try:
+            with stand.driver.visit():
+                seen.append("inside")
+        except EngineError as error:
+            seen.append(str(error))
+
+    request.on_end = visit
+    stand.driver.cancel([request])
+    assert seen == ["this call would wait for the step of the engine that it was made in"]
+    with stand.driver.visit():
+        pass
+    stand.assert_idle()
+
+
 def test_a_visitor_gets_in_between_two_steps(stand: Stand) -> None:
     started, visited = threading.Event(), threading.Event()
 

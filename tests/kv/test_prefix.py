@@ -204,6 +204,21 @@ def test_the_oldest_of_equal_blocks_is_the_hit() -> None:
     index.audit()
 
 
+def test_clear_forgets_blocks_duplicates_and_looked_up_prefixes() -> None:
+    index = PrefixIndex(8)
+    published(index, range(8), [0, 1])
+    published(index, range(8), [2, 3])
+    wanted = chain(range(8))
+    assert index.match(wanted, 8).blocks == (0, 1)
+    index.clear()
+    assert index.match(wanted, 8) == Match((), None)
+    assert (index.n_duplicates, index._roots, list(index.published())) == (0, {}, [])
+    index.audit()
+    published(index, range(8), [1, 0])
+    assert index.match(wanted, 8).blocks == (1, 0)
+    index.audit()
+
+
 def parents_collide(chain: Chain, number: int) -> bytes:
     """All first blocks have the same key, and all second blocks of equal tokens."""
     return b"first" if number == 0 else chain.block(number)
