@@ -49,8 +49,8 @@ class SamplingParams:
     logit_bias: added to the logit of a token; -inf bans it.
     grammar, json_schema, regex: one of them at most, which the answer follows: a grammar in GBNF or Lark; a
         schema, as text or as what json.loads gives; a regular expression. They need the extra `guide`.
-    priority: of two requests the one with the higher starts first and gives way last, unless the other came
-        64 or more requests earlier for each level between them.
+    priority: lower values run first and are preempted last, as in vLLM. A difference of one counts as much as
+        64 requests of earlier arrival, so that no request starves.
     timeout: seconds from when it was asked for, after which the request ends with what it has, as if it had
         been cancelled; it is looked at between two steps.
     cache_salt: requests share the blocks of their beginnings only with those of the same salt; give each

@@ -135,9 +135,11 @@ class Request:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Who comes first, the smaller: the order of arrival, in which a level of priority counts for many
-        places. So nobody waits for ever, however important the others are."""
-        return self.arrival - PRIORITY_PLACES * self.params.priority, self.arrival
+        """Sort key of the schedule: the lower runs first and is preempted last.
+
+        It is the order of arrival; one more in `priority` counts as PRIORITY_PLACES arrivals: none starves.
+        """
+        return self.arrival + PRIORITY_PLACES * self.params.priority, self.arrival
 
     @property
     def mean_logprob(self) -> float:

@@ -72,7 +72,8 @@ def schedule(
 
     Where blocks run out, branches at rest give up theirs, the longest at rest first, and then whoever ranks
     last of those that run; so the first of all always gets on. Whoever waits starts in the order of rank, if
-    there are blocks for all its tokens and for some more; those of lower priority give way to it.
+    there are blocks for all its tokens and for some more; it preempts requests whose `priority` is a higher
+    number.
     `favour_swap(blocks, tokens)`: whether it is better to move them out and back than to compute them again.
     `allowance(decodes, listening, waiting)`: tokens of prompts that a step may take beside so many that are
     decoded, while so many listen to them, and so many wait for the end of their prompts.
@@ -128,8 +129,10 @@ class _Planner:
         return StepPlan(self.starts, self.decodes, chunks, self.evicted, self.preempted, self.draft)
 
     def start_urgent(self, waiting: Sequence[Request]) -> int:
-        """Starts those that wait although somebody of lower priority and rank runs, in its place where there
-        is none for both and it is enough; returns how many."""
+        """Start waiting requests that outrank running ones; return how many.
+
+        They preempt those if there is no room for both, and if preempting makes enough room.
+        """
         left = self.allowance
         for number, request in enumerate(waiting):
             lower = list(takewhile(partial(_outranks, request), reversed(self.running)))
@@ -285,8 +288,8 @@ class _Planner:
 
 
 def _outranks(request: Request, other: Request) -> bool:
-    """Whether one comes first for being more important, not only for having come earlier."""
-    return request.params.priority > other.params.priority and request.rank < other.rank
+    """Return whether `request` may preempt `other`: by its priority, not by its earlier arrival alone."""
+    return request.params.priority < other.params.priority and request.rank < other.rank
 
 
 def _table(victim: _Victim) -> BlockTable:

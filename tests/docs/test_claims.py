@@ -46,14 +46,14 @@ def test_what_stands_for_json_object_gives_objects(seed: int) -> None:
         assert isinstance(json.loads(text), dict)
 
 
-def test_the_sign_of_priority_is_told() -> None:
-    """In vLLM the lower runs first."""
+def test_priority_has_the_sign_that_vllm_has() -> None:
+    """The lower value runs first."""
     ranks = [
         Request.rank.fget(SimpleNamespace(arrival=5, params=SimpleNamespace(priority=priority)))  # type: ignore[attr-defined]
-        for priority in (0, 1)
+        for priority in (-1, 0, 1)
     ]
-    higher_runs_first = ranks[1] < ranks[0]
-    assert ("`priority=-p`" in row(VLLM, "`generate(..., priority=")[1]) == higher_runs_first
+    assert ranks == sorted(ranks)
+    assert "`priority=p`" in row(VLLM, "`generate(..., priority=")[1]
 
 
 def test_penalties_of_llama_cpp_python_have_a_window() -> None:

@@ -75,7 +75,7 @@ def test_they_survive_giving_way_half_way(
     ):
         core._costs.favour_swap = lambda n_blocks, n_tokens: True  # type: ignore[method-assign]
         intake = llm._engine.intake
-        low, high = intake.prepare(PROMPT, ask()), intake.prepare([*PROMPT, *PROMPT], ask(priority=1))
+        low, high = intake.prepare(PROMPT, ask()), intake.prepare([*PROMPT, *PROMPT], ask(priority=-1))
         core.inbox.submit(low.requests)
         core.step()
         core.step()

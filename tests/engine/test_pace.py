@@ -203,7 +203,7 @@ def test_only_who_is_listened_to_slows_a_prompt_down(listened_to: bool) -> None:
     bench.core.pace.allowance = lambda *_: 5  # type: ignore[method-assign]
     talking = bench.submit([1, 2, 3], 30, on_piece=(lambda piece: None) if listened_to else None)
     bench.step()
-    prompts = [bench.submit([7] * 20, 2), bench.submit([8] * 20, 2, priority=1)]
+    prompts = [bench.submit([7] * 20, 2), bench.submit([8] * 20, 2, priority=-1)]
     bench.context.steps.clear()
     bench.finish(*prompts)
     mixed = [sum(step.n_tokens) - 1 for step in bench.context.steps]

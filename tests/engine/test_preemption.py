@@ -70,7 +70,7 @@ def test_what_is_still_there_is_not_computed_again() -> None:
 
 def test_priority_decides_before_age() -> None:
     bench = Bench(n_blocks=6, block_size=8)
-    low, high = bench.submit([1] * 8, 32), bench.submit([2] * 8, 32, priority=1)
+    low, high = bench.submit([1] * 8, 32), bench.submit([2] * 8, 32, priority=-1)
     while bench.core.counters.preemptions == 0:
         bench.step()
     assert low.table is None
@@ -79,14 +79,48 @@ def test_priority_decides_before_age() -> None:
     check([low, high], 32)
 
 
-def test_the_higher_starts_first_but_none_waits_for_ever() -> None:
+def test_the_lower_value_starts_first_but_none_waits_for_ever() -> None:
     bench = Bench(max_seqs=1)
     low = bench.submit([1], 1)
-    others = [bench.submit([2], 1, priority=1) for _ in range(2 * PRIORITY_PLACES)]
+    others = [bench.submit([2], 1, priority=-1) for _ in range(2 * PRIORITY_PLACES)]
     while not low.finished:
         bench.step()
     assert sum(other.finished for other in others) == PRIORITY_PLACES - 1
     bench.finish(*others)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), swap=st.sampled_from([0, 0, 6]), n_blocks=st.integers(8, 12))
+def test_only_a_request_that_ranks_first_lets_another_be_preempted(
+    data: st.DataObject, swap: int, n_blocks: int
+) -> None:
+    """Priorities, prompts and sessions in a small pool: the lowest value runs on and is never preempted."""
+    bench = Bench(n_blocks=n_blocks, block_size=8, max_seqs=3, n_swap_blocks=swap)
+    sessions = [bench.branch([90 + n] * data.draw(st.integers(1, 20))) for n in range(2)]
+    requests: list[Request] = []
+    for number in range(data.draw(st.integers(3, 8))):
+        priority = data.draw(st.integers(-2, 2))
+        idle = [branch for branch in sessions if not branch.busy and len(branch.tokens) < 40]
+        if idle and data.draw(st.booleans()):
+            requests.append(bench.go_on(data.draw(st.sampled_from(idle)), 12, priority=priority))
+        else:
+            prompt = [number + 1] * data.draw(st.integers(1, 30))
+            requests.append(bench.submit(prompt, data.draw(st.integers(1, 24)), priority=priority))
+        for _ in range(data.draw(st.integers(0, 4))):
+            before = {request for request in requests if request.table is not None}
+            bench.step()
+            preempted = {r for r in before if r.table is None and not r.finished}
+            kept = [r for r in requests if r.table is not None or (r in before and r.finished)]
+            for request in preempted:  # fewer than 64 requests: no arrival outweighs a priority
+                values = [(other.params.priority, other.arrival) for other in kept]
+                assert min(values) < (request.params.priority, request.arrival)
+    tokens = {request: (list(request.prompt_ids), request.max_new) for request in requests}
+    bench.finish(*requests)
+    for request, (prompt, n) in tokens.items():
+        assert request.generated_ids == answer(prompt, n)
+    for branch in sessions:
+        bench.core.shelf.forget(branch)
+    bench.assert_idle()
 
 
 def test_who_is_more_important_takes_the_place_of_who_runs() -> None:
@@ -94,7 +128,7 @@ def test_who_is_more_important_takes_the_place_of_who_runs() -> None:
     low = bench.submit([1] * 8, 20)
     for _ in range(4):
         bench.step()
-    high = bench.submit([2] * 8, 20, priority=1)
+    high = bench.submit([2] * 8, 20, priority=-1)
     bench.step()
     assert low.table is None
     assert low.n_generated > 0
@@ -111,7 +145,7 @@ def test_who_is_more_important_starts_beside_the_others_where_there_is_room() ->
     lows = [bench.submit([i + 1] * 3, 20) for i in range(3)]
     waiting = bench.submit([9] * 20, 4)
     bench.step()
-    high = bench.submit([2] * 20, 4, priority=1)
+    high = bench.submit([2] * 20, 4, priority=-1)
     while not high.n_generated:
         n_before = [low.n_generated for low in lows]
         bench.step()
@@ -127,7 +161,7 @@ def test_who_is_more_important_takes_a_place_even_where_all_tokens_of_a_step_dec
     lows = [bench.submit([1, 2], 40), bench.submit([3, 4], 40)]
     while not all(low.n_generated for low in lows):
         bench.step()
-    high = bench.submit([5], 4, priority=5)
+    high = bench.submit([5], 4, priority=-5)
     for _ in range(6):
         bench.step()
     assert high.finished
@@ -138,7 +172,7 @@ def test_who_is_more_important_takes_a_place_even_where_all_tokens_of_a_step_dec
 
 def test_the_same_importance_takes_nobodys_place() -> None:
     bench = Bench(n_blocks=4, block_size=8)
-    first, second = bench.submit([1] * 8, 20, priority=1), bench.submit([2] * 8, 20, priority=1)
+    first, second = bench.submit([1] * 8, 20, priority=-1), bench.submit([2] * 8, 20, priority=-1)
     bench.finish(first)
     assert second.n_generated == 0
     assert bench.core.counters.preemptions == 0
@@ -149,7 +183,7 @@ def test_age_protects_from_the_more_important() -> None:
     low = bench.submit([1] * 8, 20)
     bench.step()
     bench.core.inbox.n_arrived = PRIORITY_PLACES + 1  # so many came in between
-    high = bench.submit([2] * 8, 20, priority=1)
+    high = bench.submit([2] * 8, 20, priority=-1)
     bench.finish(low)
     assert high.n_generated == 0
     bench.finish(high)
@@ -249,7 +283,7 @@ def test_whatever_comes_ends_with_its_answer(
         prompt = [data.draw(st.integers(1, 2))] * n_prompt
         n = data.draw(st.integers(1, 48 - n_prompt))
         on_piece = data.draw(st.sampled_from([None, lambda piece: None]))
-        priority = data.draw(st.sampled_from([0, 0, 1, -3]))
+        priority = data.draw(st.sampled_from([0, 0, -1, 3]))
         requests.append(bench.submit(prompt, n, on_piece=on_piece, priority=priority))
         for _ in range(data.draw(st.integers(0, 15))):
             bench.step()
@@ -355,7 +389,7 @@ def test_who_is_urgent_waits_while_a_step_takes_no_prompt() -> None:
     bench = Bench()
     low = bench.submit([1] * 8, 30, on_piece=lambda piece: None)
     bench.step()
-    urgent = bench.request([2] * 8, 4, priority=1)
+    urgent = bench.request([2] * 8, 4, priority=-1)
     urgent.arrival = 2
     plan = schedule([urgent], [low], bench.manager, bench.core.limits, allowance=lambda *_: 0)
     assert (plan.starts, plan.preempted, plan.decodes) == ([], [], [low])
@@ -366,8 +400,8 @@ def test_who_is_urgent_waits_while_a_step_takes_no_prompt() -> None:
 def test_pieces_of_three_prompts_fill_a_step() -> None:
     bench = Bench(n_blocks=64, block_size=8, max_batch_tokens=16)
     requests = []
-    for priority, n_prompt in enumerate((100, 22, 17)):
-        requests.append(bench.submit([priority + 1] * n_prompt, 4, priority=priority))
+    for number, n_prompt in enumerate((100, 22, 17), 1):
+        requests.append(bench.submit([number] * n_prompt, 4, priority=-number))
         bench.step()
     assert [step.n_tokens for step in bench.context.steps] == [[16], [1, 15], [2, 14]]
     bench.step()
@@ -384,12 +418,12 @@ def test_who_could_never_fit_was_let_in_by_mistake() -> None:
 
 def test_who_is_urgent_takes_no_place_of_its_equals() -> None:
     bench = Bench(n_blocks=10, block_size=8)
-    equal = bench.submit([1] * 40, 8, priority=1)
+    equal = bench.submit([1] * 40, 8, priority=-1)
     bench.step()
     low = bench.submit([2] * 8, 8)
     bench.step()
     assert low.table is not None
-    urgent = bench.submit([3] * 40, 8, priority=1)
+    urgent = bench.submit([3] * 40, 8, priority=-1)
     bench.step()
     assert equal.table is not None
     assert (low.n_generated, urgent.table) == (2, None), "its place is not enough"
@@ -404,7 +438,7 @@ def test_as_many_give_way_as_who_is_urgent_needs() -> None:
     lows = [bench.submit([1 + n] * 20, 4) for n in range(3)]
     bench.step()
     assert all(low.table is not None for low in lows)
-    urgent = bench.submit([9] * 40, 8, priority=1)
+    urgent = bench.submit([9] * 40, 8, priority=-1)
     bench.step()
     assert [low.table is not None for low in lows] == [True, False, False]
     assert urgent.n_generated == 1
@@ -419,7 +453,7 @@ def test_those_who_are_urgent_share_one_step(allowance: int, shares: list[int]) 
     bench = Bench(n_blocks=64, block_size=8, max_batch_tokens=20)
     low = bench.submit([1] * 8, 30, on_piece=lambda piece: None)
     bench.step()
-    urgent = [bench.request([2 + n] * n, 4, priority=1) for n in (4, 8, 20)]
+    urgent = [bench.request([2 + n] * n, 4, priority=-1) for n in (4, 8, 20)]
     for number, request in enumerate(urgent):
         request.arrival = 2 + number
     plan = schedule(urgent, [low], bench.manager, bench.core.limits, allowance=lambda *_: allowance)
@@ -435,7 +469,7 @@ def test_what_the_urgent_leave_goes_to_prompts_that_have_begun() -> None:
     bench.core.pace.allowance = lambda *_: 5  # type: ignore[method-assign]
     bench.step()
     assert begun.n_computed == 5
-    urgent = bench.request([3] * 4, 4, priority=1)
+    urgent = bench.request([3] * 4, 4, priority=-1)
     urgent.arrival = 3
     running = [talking, begun]
     plan = schedule([urgent], running, bench.manager, bench.core.limits, allowance=lambda *_: 10)
@@ -475,8 +509,8 @@ def test_nobody_gives_way_to_a_branch_that_gives_way_itself() -> None:
     bench.finish(bench.go_on(branch, 2))
     low = bench.submit([2] * 8, 30)
     bench.step()
-    large = bench.request([3] * 48, 4, priority=1)
-    again = bench.request(branch.tokens, 4, branch=branch, priority=1)
+    large = bench.request([3] * 48, 4, priority=-1)
+    again = bench.request(branch.tokens, 4, branch=branch, priority=-1)
     large.arrival, again.arrival = 10, 11
     plan = schedule([large, again], [low], bench.manager, bench.core.limits, resting=bench.core.shelf)
     assert [chunk.request for chunk in plan.starts] == [large]
@@ -495,8 +529,8 @@ def running(bench: Bench, *requests: Request) -> list[Request]:
 def test_a_seat_alone_is_no_reason_to_preempt() -> None:
     """The one of lower priority has a seat to give, but not the blocks."""
     bench = Bench(n_blocks=8, block_size=8, max_seqs=2)
-    equal, low = running(bench, bench.submit([1] * 24, 8, priority=1), bench.submit([2] * 4, 20))
-    urgent = bench.submit([3] * 24, 8, priority=1)
+    equal, low = running(bench, bench.submit([1] * 24, 8, priority=-1), bench.submit([2] * 4, 20))
+    urgent = bench.submit([3] * 24, 8, priority=-1)
     bench.step()
     assert (low.table is not None, urgent.table) == (True, None)
     assert bench.core.counters.preemptions == 0
@@ -509,8 +543,8 @@ def test_blocks_that_an_urgent_request_shares_are_no_gain() -> None:
     """It needs those of the request that it would preempt, so they do not become free for it."""
     bench = Bench(n_blocks=10, block_size=8)
     common = list(range(1, 25))
-    equal, low = running(bench, bench.submit([91] * 24, 8, priority=1), bench.submit([*common, 90], 20))
-    urgent = bench.submit([*common, *[92] * 17], 8, priority=1)
+    equal, low = running(bench, bench.submit([91] * 24, 8, priority=-1), bench.submit([*common, 90], 20))
+    urgent = bench.submit([*common, *[92] * 17], 8, priority=-1)
     bench.step()
     assert (low.table is not None, urgent.table) == (True, None)
     assert bench.core.counters.preemptions == 0
@@ -555,7 +589,7 @@ def test_what_runs_is_not_preempted_for_a_seat_and_branches_are_not_evicted_for_
     branch = bench.branch([4] * 13)
     bench.finish(bench.go_on(branch, 0))
     first, low = running(bench, bench.submit([1] * 8, 20), bench.submit([2] * 8, 20))
-    urgent = bench.submit([3] * 8, 4, priority=1)
+    urgent = bench.submit([3] * 8, 4, priority=-1)
     bench.step()
     assert (first.table is not None, low.table, branch.table is not None) == (True, None, True)
     assert urgent.n_generated == 1
