@@ -62,12 +62,13 @@ class AsyncLLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        request_id: str | None = None,
         return_errors: bool = False,
     ) -> list[RequestOutput]:
         """Answers prompts as `LLM.generate` does."""
         pump = await self._pump()
         intake = pump.engine.intake
-        asked = [(prompt, param, intake.ask(param)) for prompt, param in pair_up(prompts, params)]
+        asked = intake.ask_all(prompts, params, request_id)
         submissions = await pump.preparer.run(
             lambda: [intake.prepare(prompt, param, asked=each) for prompt, param, each in asked],
             [param for _, param, _ in asked],
@@ -79,12 +80,12 @@ class AsyncLLM:
         return outputs
 
     async def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None
+        self, prompt: Prompt, params: SamplingParams | None = None, *, request_id: str | None = None
     ) -> AsyncGenerator[StreamPiece, None]:
         """Answers one prompt, a piece for every token as it comes."""
         pump = await self._pump()
         intake, param = pump.engine.intake, for_each(params, 1)[0]
-        prepare = partial(intake.prepare, prompt, param, asked=intake.ask(param))
+        prepare = partial(intake.prepare, prompt, param, asked=intake.ask(param, request_id))
         async with aclosing(pump.pieces(prepare, param)) as pieces:
             async for piece in pieces:
                 yield piece
@@ -94,6 +95,8 @@ class AsyncLLM:
         self,
         messages: Sequence[Message],
         params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
         **options: Unpack[ChatOptions],
     ) -> RequestOutput: ...
 
@@ -102,6 +105,8 @@ class AsyncLLM:
         self,
         messages: Sequence[Sequence[Message]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        request_id: str | None = None,
         **options: Unpack[ChatOptions],
     ) -> list[RequestOutput]: ...
 
@@ -109,25 +114,31 @@ class AsyncLLM:
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        request_id: str | None = None,
         **options: Unpack[ChatOptions],
     ) -> RequestOutput | list[RequestOutput]:
         """Answers conversations as `LLM.chat` does."""
         chats = await self._templates()
         # in a thread: a template may take its time
         prompts = await asyncio.to_thread(chats.prompts, messages, **options)
-        outputs = await self.generate(prompts, CHAT_PARAMS if params is None else params)
+        params = CHAT_PARAMS if params is None else params
+        outputs = await self.generate(prompts, params, request_id=request_id)
         return outputs[0] if is_one(messages) else outputs
 
     async def chat_stream(
         self,
         messages: Sequence[Message],
         params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
         **options: Unpack[ChatOptions],
     ) -> AsyncGenerator[StreamPiece, None]:
         """Answers one conversation, a piece for every token as it comes."""
         chats = await self._templates()
         prompt = await asyncio.to_thread(chats.one, messages, **options)
-        async with aclosing(self.stream(prompt, CHAT_PARAMS if params is None else params)) as pieces:
+        params = CHAT_PARAMS if params is None else params
+        async with aclosing(self.stream(prompt, params, request_id=request_id)) as pieces:
             async for piece in pieces:
                 yield piece
 

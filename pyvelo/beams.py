@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from pyvelo.engine.branch import Branch
 from pyvelo.engine.engine import Engine
-from pyvelo.engine.intake import Prompt, Submission
+from pyvelo.engine.intake import Prompt, Submission, new_request_id
 from pyvelo.errors import Cancelled, RequestError, shown
 from pyvelo.outputs import Completion, RequestOutput, TokenLogprob, Usage, raise_first_error
 from pyvelo.sampling import BeamSearchParams
@@ -30,6 +30,7 @@ class _Answer(NamedTuple):
     logprob: float
     tokens: tuple[TokenLogprob, ...]
     stopped: bool = False
+    stop_reason: int | None = None  # as in `Completion`
 
     def score(self, length_penalty: float, n_tokens: int | None = None) -> float:
         """What it is worth; with `n_tokens`, if so many tokens more cost nothing to reach that length."""
@@ -93,7 +94,7 @@ def _advance(
             submission.requests[0].arrival = search.arrival
     yield [*chain.from_iterable(given)]
     raise_first_error(submission.output() for submission in chain.from_iterable(given))
-    if any(submission.output().finish_reason == "cancelled" for submission in chain.from_iterable(given)):
+    if any(submission.output().finish_reason == "abort" for submission in chain.from_iterable(given)):
         engine.check_open()
         raise Cancelled("the beam search was cancelled")
     for search, submissions in zip(searches, given, strict=True):
@@ -120,9 +121,10 @@ def _choose(
     steps: list[_Step] = []
     n_ended = 0
     for minus_total, number, token, logprob in _likeliest(search.beams, nearest):
-        stopped = token in params.stop_token_ids or (is_end(token) and not params.ignore_eos)
+        ends = is_end(token) and not params.ignore_eos
+        stopped = ends or token in params.stop_token_ids
         tokens = (*search.beams[number].tokens, TokenLogprob(token, logprob))
-        answer = _Answer(-minus_total, tokens, stopped)
+        answer = _Answer(-minus_total, tokens, stopped, token if stopped and not ends else None)
         if not stopped and len(tokens) < search.n_most:
             steps.append(_Step(answer, number))
         elif n_ended < params.beam_width:  # all have the same length: a later one has no better score
@@ -184,6 +186,7 @@ def _output(engine: Engine, search: _Search) -> RequestOutput:
             token_ids=tuple(token.token_id for token in answer.tokens),
             finish_reason="stop" if answer.stopped else "length",
             logprobs=answer.tokens,
+            stop_reason=answer.stop_reason,
         )
         for index, answer in enumerate(search.ended)
     )
@@ -193,4 +196,5 @@ def _output(engine: Engine, search: _Search) -> RequestOutput:
         prompt_token_ids=search.prompt_ids,
         outputs=completions,
         usage=Usage(len(search.prompt_ids), search.n_cached, generated),
+        request_id=new_request_id(),
     )

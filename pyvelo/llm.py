@@ -120,18 +120,25 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        request_id: str | None = None,
         return_errors: bool = False,
     ) -> list[RequestOutput]:
-        """Answers prompts (text or token ids, one or a list), in their order; always a list.
+        """Generate from one prompt or from a list of them; always return a list, in the order of the prompts.
 
-        `params` is for all of them, or one for each. A prompt that can never be served is refused before any
-        of them starts (RequestError, OutOfBlocks). Where a request fails on its way, the others finish; then
-        its error is raised or, with `return_errors`, found in its output.
+        Args:
+            prompts: text or token ids, one or a list.
+            params: for all prompts, or one for each.
+            request_id: name in the output (None: a unique one); of several prompts, i gets "request_id-i".
+            return_errors: put the error of a request that fails into its output. Else it is raised when the
+                other requests have finished.
+
+        Raises:
+            RequestError, OutOfBlocks: a prompt can never be served; then none of them starts.
         """
         engine = self._engine
         engine.driver.check_open()
         intake = engine.intake
-        asked = [(prompt, param, intake.ask(param)) for prompt, param in pair_up(prompts, params)]
+        asked = intake.ask_all(prompts, params, request_id)
         submissions = [intake.prepare(prompt, param, asked=each) for prompt, param, each in asked]
         run_all(engine.driver, submissions)
         outputs = [submission.output() for submission in submissions]
@@ -140,17 +147,19 @@ class LLM:
         return outputs
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None
+        self, prompt: Prompt, params: SamplingParams | None = None, *, request_id: str | None = None
     ) -> Generator[StreamPiece, None, None]:
-        """Answers one prompt, a piece for every token as it comes.
+        """Generate from one prompt; yield a piece for every token as it comes.
 
-        The prompt is checked at once, and runs from the first piece that is asked for. Closing the generator,
-        or dropping it, cancels the request.
+        The prompt is checked at once. It is submitted, and its `timeout` begins, with the first `next`.
+        Closing or dropping the generator cancels the request. `request_id` is as in `generate`.
         """
         engine = self._engine
         engine.driver.check_open()
         pieces: deque[StreamPiece] = deque()
-        submission = engine.intake.prepare(prompt, for_each(params, 1)[0], pieces.append)
+        intake, param = engine.intake, for_each(params, 1)[0]
+        asked = intake.ask(param, request_id, timed=False)
+        submission = intake.prepare(prompt, param, pieces.append, asked)
         return Stream(engine, lambda: submission, pieces)
 
     @overload
@@ -158,6 +167,8 @@ class LLM:
         self,
         messages: Sequence[Message],
         params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
         **options: Unpack[ChatOptions],
     ) -> RequestOutput: ...
 
@@ -166,6 +177,8 @@ class LLM:
         self,
         messages: Sequence[Sequence[Message]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        request_id: str | None = None,
         **options: Unpack[ChatOptions],
     ) -> list[RequestOutput]: ...
 
@@ -173,6 +186,8 @@ class LLM:
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        request_id: str | None = None,
         **options: Unpack[ChatOptions],
     ) -> RequestOutput | list[RequestOutput]:
         """Answers a conversation, or a list of them by a list; see `ChatOptions` for tools and templates.
@@ -184,18 +199,22 @@ class LLM:
         """
         self._engine.driver.check_open()
         prompts = self._chats.prompts(messages, **options)
-        outputs = self.generate(prompts, CHAT_PARAMS if params is None else params)
+        params = CHAT_PARAMS if params is None else params
+        outputs = self.generate(prompts, params, request_id=request_id)
         return outputs[0] if is_one(messages) else outputs
 
     def chat_stream(
         self,
         messages: Sequence[Message],
         params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
         **options: Unpack[ChatOptions],
     ) -> Generator[StreamPiece, None, None]:
         """Answers one conversation as `chat` does, a piece for every token, as `stream` does."""
         self._engine.driver.check_open()
-        return self.stream(self._chats.one(messages, **options), CHAT_PARAMS if params is None else params)
+        prompt = self._chats.one(messages, **options)
+        return self.stream(prompt, CHAT_PARAMS if params is None else params, request_id=request_id)
 
     def chat_prompt(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> tuple[int, ...]:
         """The token ids that `chat` would answer."""

@@ -16,8 +16,15 @@ __all__ = [
     "raise_first_error",
 ]
 
-# "error" is seen only where errors were asked to be returned instead of raised
-FinishReason = Literal["stop", "length", "cancelled", "error"]
+FinishReason = Literal["stop", "length", "abort", "timeout", "error"]
+"""Why a sample ended.
+
+stop: the model ended it, or a stop string, a stop token or a complete grammar did.
+length: `max_tokens` tokens were generated, or the context is full.
+abort: the request was cancelled.
+timeout: the time of `SamplingParams.timeout` was up.
+error: it failed; seen only with `return_errors`, else the error is raised.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +39,15 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class StreamPiece:
-    """What one generated token adds to sample `index`.
+    """What one generated token adds to sample `index` of a request.
 
-    `text` is empty while a character or a stop string is incomplete. `token_ids` holds the token, and is
-    empty only in the last piece of a cancelled request. `finish_reason` is None in all pieces but the last.
-    `logprob` is there where logprobs were asked for, and in the first piece of a sample `prompt_logprobs`, as
-    `RequestOutput` has them, where they were; there the text begins with the prompt's where it is echoed.
+    text: empty while a character or a stop string is incomplete; the first one of a sample begins with the
+        prompt if it is echoed.
+    token_ids: the token; empty only in the last piece of a sample that was cancelled or ran out of time.
+    finish_reason, stop_reason: as in `Completion`, in the last piece of a sample; None before.
+    logprob: of the token, if logprobs were asked for.
+    prompt_logprobs: as in `RequestOutput`, in the first piece of a sample, if they were asked for.
+    request_id: as in `RequestOutput`.
     """
 
     text: str
@@ -46,6 +56,8 @@ class StreamPiece:
     index: int = 0
     logprob: TokenLogprob | None = None
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    stop_reason: int | str | None = None
+    request_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -63,9 +75,16 @@ class Usage:
 
 @dataclass(frozen=True)
 class Completion:
-    """One sample. `token_ids` includes the token that ended it, `text` neither that nor the stop string, but
-    at its beginning the prompt where it is echoed; `logprobs` is there where they were asked for, one for
-    each token."""
+    """One sample.
+
+    text: excludes the token and the stop string that ended it; begins with the prompt if it is echoed.
+    token_ids: what was generated, with the token that ended it.
+    finish_reason: see `FinishReason`.
+    error: what it failed with, if `finish_reason` is "error".
+    logprobs: one for each token, if they were asked for.
+    stop_reason: the stop string or the id of `stop_token_ids` that ended it; None if the model's own end
+        token or anything else did.
+    """
 
     index: int
     text: str
@@ -73,6 +92,7 @@ class Completion:
     finish_reason: FinishReason
     error: Exception | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
+    stop_reason: int | str | None = None
 
     @property
     def cumulative_logprob(self) -> float | None:
@@ -82,10 +102,11 @@ class Completion:
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """The answer to one prompt; `text`, `token_ids` and `finish_reason` are those of the first sample.
+    """The answer to one prompt. `text`, `token_ids` and the two reasons are those of the first sample.
 
-    `prompt_logprobs` is there where they were asked for, one for each token of the prompt but the first, in
-    whose place is None; not where the request ended before they were known.
+    prompt_logprobs: None for the first token of the prompt and one for each other, if they were asked for and
+        the request did not end before they were known.
+    request_id: the name that the caller gave the request, or a unique one.
     """
 
     prompt: str | None
@@ -93,6 +114,7 @@ class RequestOutput:
     outputs: tuple[Completion, ...]
     usage: Usage
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    request_id: str = ""
 
     @property
     def text(self) -> str:
@@ -105,6 +127,10 @@ class RequestOutput:
     @property
     def finish_reason(self) -> FinishReason:
         return self.outputs[0].finish_reason
+
+    @property
+    def stop_reason(self) -> int | str | None:
+        return self.outputs[0].stop_reason
 
     @property
     def error(self) -> Exception | None:

@@ -51,8 +51,8 @@ class SamplingParams:
         schema, as text or as what json.loads gives; a regular expression. They need the extra `guide`.
     priority: lower values run first and are preempted last, as in vLLM. A difference of one counts as much as
         64 requests of earlier arrival, so that no request starves.
-    timeout: seconds from when it was asked for, after which the request ends with what it has, as if it had
-        been cancelled; it is looked at between two steps.
+    timeout: seconds from the call after which the request ends with what it has and the finish reason
+        "timeout"; checked between two steps.
     cache_salt: requests share the blocks of their beginnings only with those of the same salt; give each
         tenant one, and none can tell from times what another has asked.
     """

@@ -242,7 +242,7 @@ def run_together(
         f"together, {schedule.max_num_seqs} sequences and {schedule.max_batch_tokens} tokens a step at most: "
         f"{now() - start:.0f} s, {stats.hit_tokens} of {stats.queried_tokens} tokens shared, "
         f"{stats.block_copies} copies, {stats.preemptions} preemptions ({stats.swaps} to host memory), "
-        f"{stats.block_evictions} evictions, {stats.requests_cancelled} cancelled",
+        f"{stats.block_evictions} evictions, {stats.requests_aborted} cancelled",
         flush=True,
     )
     held = (stats.blocks_used, stats.swap_blocks_used, stats.running, stats.waiting)

@@ -41,7 +41,7 @@ class Answer:
     load: float
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
-    finish_reason: str = "cancelled"
+    finish_reason: str = "abort"
     first: float = 0.0
     total: float = 0.0
 

@@ -124,10 +124,10 @@ class EngineCore:
                 request.swapped = self.shelf.take_swapped(request.branch)
             if not request.held:
                 self._wait(request)
-        for request in self.inbox.cancelled():
+        for request, reason in self.inbox.to_end():
             if request in self._waiting:
                 self._waiting.remove(request)
-            self._end_early(request)
+            self._end_early(request, reason)
         for branch in self.inbox.dropped():
             self._forget(branch)
         self._drop_idle()
@@ -313,7 +313,7 @@ class EngineCore:
             return []
         except BaseException:  # samplers that have drawn a token cannot draw it again
             for request in requests:
-                self._end(request, "cancelled")
+                self._end(request, "abort")
             raise
         joined: list[tuple[int, Request]] = []
         interrupted: BaseException | None = None
@@ -328,7 +328,7 @@ class EngineCore:
             except Exception as error:
                 self._fail([request], error)
             except BaseException as error:  # not before the others have their tokens
-                self._end(request, "cancelled")
+                self._end(request, "abort")
                 interrupted = interrupted or error
         if interrupted is not None:
             raise interrupted
@@ -363,7 +363,7 @@ class EngineCore:
             except Exception as error:
                 self._fail([follower], error)
             except BaseException:
-                self._end(follower, "cancelled")
+                self._end(follower, "abort")
                 raise
         return joined
 
@@ -391,17 +391,17 @@ class EngineCore:
 
     # ---- ends ----
 
-    def _end_early(self, request: Request) -> None:
-        """Cancels a request, with the text that it has."""
+    def _end_early(self, request: Request, reason: FinishReason) -> None:
+        """End a request between two tokens, with the text that it has."""
         text = request.detokenizer.finish()
         request.text_parts.append(text)
         try:
             if request.on_piece is not None:
-                request.on_piece(request.piece(text, (), "cancelled"))
+                request.on_piece(request.piece(text, (), reason))
         except Exception as error:
             request.error = error
         finally:
-            self._end(request, "cancelled")
+            self._end(request, reason)
 
     def _break_off(self, request: Request, error: Exception) -> None:
         """End a request without giving back what it holds."""

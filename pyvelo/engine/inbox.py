@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pyvelo.engine.branch import Branch
 from pyvelo.engine.deadlines import Deadlines
 from pyvelo.engine.request import Request
+from pyvelo.outputs import FinishReason
 
 __all__ = ["Inbox"]
 
@@ -70,13 +71,15 @@ class Inbox:
             self.deadlines.note(request)
             yield request
 
-    def cancelled(self) -> Iterator[Request]:
-        """Takes out those to end, those whose time is up among them."""
-        self.cancel(self.deadlines.due(self._clock()))
+    def to_end(self) -> Iterator[tuple[Request, FinishReason]]:
+        """Take out the requests to end, and why: their time is up, or they were cancelled."""
+        for request in self.deadlines.due(self._clock()):
+            if not request.finished:
+                yield request, "timeout"
         while self._cancels:
             request = self._cancels.popleft()
             if not request.finished:
-                yield request
+                yield request, "abort"
 
     def dropped(self) -> Iterator[Branch]:
         """Takes out branches that nobody holds any more."""

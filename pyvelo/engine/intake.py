@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence, Sized
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cache
+from secrets import token_hex
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
@@ -23,7 +24,10 @@ from pyvelo.text.guide import Guide, Guides
 if TYPE_CHECKING:
     from pyvelo.native import Model
 
-__all__ = ["Asked", "Intake", "Prompt", "Submission", "for_each", "pair_up"]
+__all__ = ["Asked", "Intake", "Prompt", "Submission", "for_each", "new_request_id", "pair_up"]
+
+MAX_ID = 256
+"""Characters of a request's id."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,7 @@ class Submission:
                 prompt_tokens=first.n_prompt, cached_tokens=first.n_cached or 0, completion_tokens=generated
             ),
             prompt_logprobs=first.scored_prompt,
+            request_id=first.request_id,
         )
 
     def _best(self) -> Sequence[Request]:
@@ -68,15 +73,20 @@ def _completion(request: Request, index: int) -> Completion:
         finish_reason=cast(FinishReason, request.finish_reason),
         error=request.error,
         logprobs=tuple(request.logprobs) if request.params.logprobs is not None else None,
+        stop_reason=request.stop_reason,
     )
 
 
 @dataclass(frozen=True)
 class Asked:
-    """When an answer was asked for, in seconds of the intake's clock, and the seed of its draws."""
+    """Time, seed and id of a request, fixed when the caller asks.
 
-    time: float
+    time: seconds of the intake's clock; None: the time of its submission.
+    """
+
+    time: float | None
     seed: int
+    request_id: str
 
 
 class Intake:
@@ -189,10 +199,45 @@ class Intake:
             return ""
         return text if text is not None else self._model.detokenize(list(tokens)).decode("utf-8", "replace")
 
-    def ask(self, params: SamplingParams) -> Asked:
-        """Note when an answer was asked for, and draw its seed, before it is prepared in whatever order."""
+    def ask(self, params: SamplingParams, request_id: str | None = None, *, timed: bool = True) -> Asked:
+        """Draw the seed and the id of a request (unless given), before requests are prepared in any order.
+
+        Args:
+            timed: its time runs from now, and not from its submission.
+
+        Raises:
+            RequestError: the id is not a string of 1 to 256 characters.
+        """
         seed = getattr(params, "seed", None)
-        return Asked(self.clock(), self._seeds.getrandbits(64) if seed is None else seed)
+        if request_id is None:
+            request_id = new_request_id()
+        elif not isinstance(request_id, str) or not 1 <= len(request_id) <= MAX_ID:
+            raise RequestError(f"request_id={shown(request_id)}: give a string of 1 to {MAX_ID} characters")
+        seed = self._seeds.getrandbits(64) if seed is None else seed
+        return Asked(self.clock() if timed else None, seed, request_id)
+
+    def ask_all(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        request_id: str | None = None,
+    ) -> list[tuple[Prompt, SamplingParams, Asked]]:
+        """Return every prompt with its parameters, and `ask` for each.
+
+        Args:
+            request_id: of several prompts, request i has the id "request_id-i".
+
+        Raises:
+            RequestError: the numbers of prompts and parameters differ, or something is no prompt or no id.
+        """
+        pairs = pair_up(prompts, params)
+        asked = []
+        for number, (prompt, param) in enumerate(pairs):
+            several = len(pairs) > 1 and isinstance(request_id, str) and request_id
+            asked.append(
+                (prompt, param, self.ask(param, f"{request_id}-{number}" if several else request_id))
+            )
+        return asked
 
     def compiling(self, params: SamplingParams) -> Future[Guide] | None:
         """Start to compile what answers must follow, if anything; cancel it to stop waiting."""
@@ -205,10 +250,10 @@ class Intake:
         self._guides.close()
 
     def _maker(self, params: SamplingParams, asked: Asked | None) -> Callable[..., Request]:
-        seed = (asked or self.ask(params)).seed
+        ask = asked or self.ask(params, timed=False)
         stops = cast("tuple[str, ...]", params.stop)
 
-        waited = 0.0 if asked is None else self.clock() - asked.time
+        waited = 0.0 if ask.time is None else self.clock() - ask.time
         left = None if params.timeout is None else max(0.0, params.timeout - waited)
         guide = self._guides.compile(params, left)
 
@@ -216,14 +261,15 @@ class Intake:
             request = Request(
                 tokens,
                 params,
-                seed=(seed + index) % (1 << 64),
+                seed=(ask.seed + index) % (1 << 64),
                 detokenizer=Detokenizer(self._token_bytes, stops),
                 block_size=self._block_size,
                 index=index,
                 guide=guide.copy() if guide is not None else None,
+                request_id=ask.request_id,
                 **others,
             )
-            request.submitted = 0.0 if asked is None else asked.time
+            request.submitted = ask.time or 0.0
             return request
 
         return make
@@ -269,6 +315,11 @@ class Intake:
                 f"kv_cache_bytes"
             )
         return max_new
+
+
+def new_request_id() -> str:
+    """Return a name that no other request has."""
+    return token_hex(8)
 
 
 def pair_up(

@@ -55,10 +55,12 @@ class Request:
         "opened",
         "params",
         "prompt_logprobs",
+        "request_id",
         "sampler",
         "seed",
         "state",
         "stop_ids",
+        "stop_reason",
         "submitted",
         "swapped",
         "table",
@@ -80,7 +82,9 @@ class Request:
         branch: Branch | None = None,
         guide: Guide | None = None,
         echo: str = "",
+        request_id: str = "",
     ) -> None:
+        self.request_id = request_id
         self.branch = branch
         sequence = branch or Branch(prompt, block_size, params.cache_salt)
         self.tokens = sequence.tokens
@@ -111,6 +115,7 @@ class Request:
         # of the prompt, from its second token on, as far as they are known; samples have one list
         self.prompt_logprobs: list[TokenLogprob] = []
         self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None  # what ended it, as in `Completion`
         self.error: Exception | None = None
         self.swapped: Swapped | None = None  # where its K and V are while it waits after giving way
         # held while it runs
@@ -153,8 +158,10 @@ class Request:
         self.n_generated += 1
         reason: FinishReason | None = None
         complete = self.guide is not None and self.guide.accept(token)
-        if token in self.stop_ids or (is_end and not self.params.ignore_eos):
+        is_end = is_end and not self.params.ignore_eos
+        if is_end or token in self.stop_ids:
             text, reason = self.detokenizer.finish(), "stop"
+            self.stop_reason = None if is_end else token
         else:
             text = self.detokenizer.push(token)
             if complete:
@@ -163,8 +170,8 @@ class Request:
             elif self.n_generated >= self.max_new:
                 text += self.detokenizer.finish()
                 reason = "length"
-            if self.detokenizer.stopped:
-                reason = "stop"
+            if self.detokenizer.stop is not None:
+                reason, self.stop_reason = "stop", self.detokenizer.stop
         if text:
             self.text_parts.append(text)
         return text, reason
@@ -177,10 +184,12 @@ class Request:
         logprob: TokenLogprob | None = None,
     ) -> StreamPiece:
         """What a listener gets; the first piece tells of the prompt what was asked for."""
-        if self.opened:
-            return StreamPiece(text, tokens, reason, self.index, logprob)
-        self.opened = True
-        return StreamPiece(self.echo + text, tokens, reason, self.index, logprob, self.scored_prompt)
+        scored = None
+        if not self.opened:
+            self.opened = True
+            text, scored = self.echo + text, self.scored_prompt
+        stop = self.stop_reason
+        return StreamPiece(text, tokens, reason, self.index, logprob, scored, stop, self.request_id)
 
     @property
     def scored_prompt(self) -> tuple[TokenLogprob | None, ...] | None:

@@ -24,7 +24,8 @@ class Counters:
     completion_tokens: int = 0  # generated
     stopped: int = 0  # requests that ended with "stop"
     ran_out: int = 0  # with "length"
-    cancelled: int = 0
+    aborted: int = 0
+    timed_out: int = 0
     failed: int = 0
     preemptions: int = 0
     swaps: int = 0  # of those, to host memory
@@ -36,13 +37,14 @@ class Counters:
     @property
     def n_ended(self) -> int:
         """Requests that have ended, however."""
-        return self.stopped + self.ran_out + self.cancelled + self.failed
+        return self.stopped + self.ran_out + self.aborted + self.timed_out + self.failed
 
     def ended(self, reason: FinishReason) -> None:
         """A request has ended so."""
         self.stopped += reason == "stop"
         self.ran_out += reason == "length"
-        self.cancelled += reason == "cancelled"
+        self.aborted += reason == "abort"
+        self.timed_out += reason == "timeout"
         self.failed += reason == "error"
 
 
@@ -93,7 +95,8 @@ class EngineStats:
     prompt_tokens: int
     completion_tokens: int
     requests_finished: int
-    requests_cancelled: int
+    requests_aborted: int
+    requests_timed_out: int
     requests_failed: int
     schedule_seconds: float
     run_seconds: float
@@ -149,7 +152,8 @@ def picture(core: EngineCore, context: Context, pool: PoolSize) -> EngineStats:
         prompt_tokens=counters.prompt_tokens,
         completion_tokens=counters.completion_tokens,
         requests_finished=counters.stopped + counters.ran_out,
-        requests_cancelled=counters.cancelled,
+        requests_aborted=counters.aborted,
+        requests_timed_out=counters.timed_out,
         requests_failed=counters.failed,
         schedule_seconds=counters.schedule_seconds,
         run_seconds=counters.run_seconds,

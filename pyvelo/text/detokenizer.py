@@ -17,22 +17,23 @@ class StopFilter:
     counts, the longest where several are, so that the result does not depend on how the text is cut.
     """
 
-    __slots__ = ("_held", "_stops", "stopped")
+    __slots__ = ("_held", "_stops", "stop")
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
         self._held = ""
-        self.stopped = False
+        self.stop: str | None = None  # the one that was met
 
     def push(self, text: str) -> str:
-        """The text that can be shown now; nothing more once `stopped` is set."""
-        if self.stopped:
+        """Return the text that can be shown now; nothing more once `stop` is set."""
+        if self.stop is not None:
             return ""
         text = self._held + text
         first = self._first_stop(text)
         if first is not None:
-            self.stopped, self._held = True, ""
-            return text[:first]
+            begin, self.stop = first
+            self._held = ""
+            return text[:begin]
         safe = len(text) - self._beginning(text)
         self._held = text[safe:]
         return text[:safe]
@@ -42,10 +43,10 @@ class StopFilter:
         held, self._held = self._held, ""
         return held
 
-    def _first_stop(self, text: str) -> int | None:
-        """Where the stop string that ends first begins."""
-        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
-        return min(found)[1] if found else None
+    def _first_stop(self, text: str) -> tuple[int, str] | None:
+        """Return where the stop string that ends first begins, and which it is."""
+        found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        return min(found)[1:] if found else None
 
     def _beginning(self, text: str) -> int:
         """Length of the longest end of `text` that begins a stop string."""
@@ -72,9 +73,9 @@ class Detokenizer:
         self._stops = StopFilter(stops) if stops else None
 
     @property
-    def stopped(self) -> bool:
-        """Whether a stop string was met."""
-        return self._stops is not None and self._stops.stopped
+    def stop(self) -> str | None:
+        """The stop string that was met."""
+        return None if self._stops is None else self._stops.stop
 
     def push(self, token: int) -> str:
         """The text that the token completes."""

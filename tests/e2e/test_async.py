@@ -26,9 +26,9 @@ def test_a_deadline_ends_a_stream_with_what_it_has(run: Callable[..., None]) -> 
     async def body(llm: AsyncLLM) -> None:
         limited = SamplingParams(max_tokens=None, temperature=0, ignore_eos=True, timeout=0.3)
         pieces = [piece async for piece in llm.stream(PROMPTS[1], limited)]
-        assert pieces[-1].finish_reason == "cancelled"
+        assert pieces[-1].finish_reason == "timeout"
         (output,) = await llm.generate(PROMPTS[2], limited)
-        assert output.finish_reason == "cancelled"
+        assert output.finish_reason == "timeout"
 
     run(body, n_ctx=4096)
 
@@ -78,7 +78,7 @@ def test_who_stops_to_listen_frees_blocks(run: Callable[..., None]) -> None:
         assert stats.steps - steps < 100
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(llm.generate(PROMPTS[5], LONG), 0.01)
-        assert (await llm.stats()).requests_cancelled == 3
+        assert (await llm.stats()).requests_aborted == 3
 
     run(body, n_ctx=4000)
 
@@ -98,8 +98,8 @@ def test_closing_ends_what_runs_with_what_is_there(tiny_model_f32: Path) -> None
             await asyncio.sleep(0)
         await llm.close()
         await llm.close()
-        assert await asyncio.gather(*tasks) == ["cancelled"] * 5
-        assert [output.finish_reason for output in await answer] == ["cancelled"] * 2
+        assert await asyncio.gather(*tasks) == ["abort"] * 5
+        assert [output.finish_reason for output in await answer] == ["abort"] * 2
         with pytest.raises(ClosedError):
             await llm.generate("a")
 

@@ -176,7 +176,7 @@ def test_a_deadline_ends_the_wait(run: Run, compiling: Slow) -> None:
     async def body(llm: AsyncLLM) -> None:
         params = SamplingParams(regex="[ab]{3}", timeout=0.05)
         output = (await llm.generate("a", params))[0].outputs[0]
-        assert (output.token_ids, output.error, output.finish_reason) == ((), None, "cancelled")
+        assert (output.token_ids, output.error, output.finish_reason) == ((), None, "timeout")
         assert not compiling.go.is_set()
 
     run(body)

@@ -88,7 +88,7 @@ def test_whoever_leaves_holds_nothing(run: Callable[..., None]) -> None:
         answering = asyncio.ensure_future(sessions[0].generate(LONG))
         await asyncio.sleep(0.05)
         await sessions[0].close()  # in the middle of an answer
-        assert (await answering).finish_reason == "cancelled"
+        assert (await answering).finish_reason == "abort"
         del sessions, session, answering
 
     run(body, n_ctx=2048)
@@ -103,7 +103,7 @@ def test_closing_cancels_an_answer_that_is_still_prepared(run: Callable[..., Non
                 await asyncio.sleep(0)
             await session.close()
             result = (await asyncio.gather(answering, return_exceptions=True))[0]
-            assert isinstance(result, ClosedError) or result.finish_reason == "cancelled"
+            assert isinstance(result, ClosedError) or result.finish_reason == "abort"
             assert (await llm.stats()).resting == 0
 
     run(body)

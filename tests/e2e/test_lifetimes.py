@@ -277,7 +277,7 @@ def test_what_nobody_catches_does_not_end_the_thread(
                 answers = [llm.generate([PROMPT], GREEDY) for _ in range(3)]
                 outcomes = await asyncio.gather(*answers, return_exceptions=True)
                 for outcome in outcomes:
-                    assert isinstance(outcome, EngineError) or outcome[0].finish_reason == "cancelled"  # type: ignore[index]
+                    assert isinstance(outcome, EngineError) or outcome[0].finish_reason == "abort"  # type: ignore[index]
             assert len((await llm.generate([PROMPT], GREEDY))[0].token_ids) == 4
 
     asyncio.run(asyncio.wait_for(body(), WAIT))

@@ -166,11 +166,11 @@ def test_stop_strings(llm: LLM) -> None:
     stop = whole.text[middle : middle + 7]
     before = whole.text[: whole.text.index(stop)]
     (output,) = llm.generate("Hello", greedy(20, stop=["nowhere", stop]))
-    assert (output.text, output.finish_reason) == (before, "stop")
+    assert (output.text, output.finish_reason, output.stop_reason) == (before, "stop", stop)
     assert output.token_ids == whole.token_ids[: len(output.token_ids)]
     pieces = list(llm.stream("Hello", greedy(20, stop=stop)))
     assert "".join(piece.text for piece in pieces) == before
-    assert pieces[-1].finish_reason == "stop"
+    assert (pieces[-1].finish_reason, pieces[-1].stop_reason) == ("stop", stop)
 
 
 def test_stop_tokens(llm: LLM) -> None:
@@ -179,6 +179,7 @@ def test_stop_tokens(llm: LLM) -> None:
     first = whole.token_ids.index(last)
     (output,) = llm.generate("Hello", greedy(20, stop_token_ids=[last]))
     assert (output.token_ids, output.finish_reason) == (whole.token_ids[: first + 1], "stop")
+    assert (output.stop_reason, whole.stop_reason) == (last, None)
     prompt = llm.tokenize("Hello")
     assert llm.detokenize(prompt + list(output.token_ids[:-1])) == llm.detokenize(prompt) + output.text
 
@@ -189,8 +190,46 @@ def test_the_models_end(llm: LLM) -> None:
     only = {"logit_bias": {eos: 1000.0}}
     (output,) = llm.generate("Hello", greedy(5, **only))
     assert (output.token_ids, output.text, output.finish_reason) == ((eos,), "", "stop")
+    assert output.stop_reason is None
     (output,) = llm.generate("Hello", greedy(5, ignore_eos=True, **only))
     assert (output.token_ids, output.text, output.finish_reason) == ((eos,) * 5, "", "length")
+
+
+# ---- names of requests ----
+
+
+def test_every_request_has_a_name_of_its_own(llm: LLM) -> None:
+    outputs = llm.generate(["Hello", "Hello"], greedy(2, n=2)) + llm.beam_search(["a", "b"])
+    with llm.session("Hello") as session:
+        outputs += [session.generate(greedy(1)), session.generate(greedy(1))]
+    pieces = list(llm.stream("Hello", greedy(3)))
+    assert len({piece.request_id for piece in pieces}) == 1
+    names = {output.request_id for output in outputs} | {pieces[0].request_id}
+    assert len(names) == 7
+    assert all(names), "none is empty"
+
+
+def test_the_caller_names_a_request(llm: LLM) -> None:
+    assert llm.generate("a", greedy(1), request_id="mine")[0].request_id == "mine"
+    outputs = llm.generate(["a", "b"], greedy(1), request_id="mine")
+    assert [output.request_id for output in outputs] == ["mine-0", "mine-1"]
+    messages = [{"role": "user", "content": "Hello"}]
+    assert llm.chat(messages, greedy(1), request_id="talk", chat_template="chatml").request_id == "talk"
+    for pieces in (
+        llm.stream("a", greedy(2, n=2), request_id="heard"),
+        llm.chat_stream(messages, greedy(2, n=2), request_id="heard", chat_template="chatml"),
+    ):
+        assert {piece.request_id for piece in pieces} == {"heard"}
+
+
+@pytest.mark.parametrize("name", ["", 7, b"a", "a" * 257])
+def test_what_is_no_name_of_a_request(llm: LLM, name: Any) -> None:
+    message = r"request_id=.*: give a string of 1 to 256 characters"
+    with pytest.raises(RequestError, match=message):
+        llm.stream("a", greedy(1), request_id=name)
+    for prompts in ("a", ["a", "b"]):
+        with pytest.raises(RequestError, match=message):
+            llm.generate(prompts, greedy(1), request_id=name)
 
 
 # ---- streams ----
@@ -318,12 +357,12 @@ def test_an_interrupt_cancels_and_frees(llm: LLM, monkeypatch: pytest.MonkeyPatc
         if len(calls) == 4:
             raise KeyboardInterrupt
 
-    cancelled = llm.stats().requests_cancelled
+    cancelled = llm.stats().requests_aborted
     with monkeypatch.context() as patch:
         patch.setattr(context, "run", interrupt)
         with pytest.raises(KeyboardInterrupt):
             llm.generate(["Hello", "world"], greedy(100, ignore_eos=True))
-    assert llm.stats().requests_cancelled == cancelled + 2
+    assert llm.stats().requests_aborted == cancelled + 2
     assert llm.stats().blocks_used == 0
 
 
@@ -393,7 +432,7 @@ def test_after_close_everything_says_so(tiny_model_f32: Path) -> None:
     next(stream)
     llm.close()
     llm.close()
-    assert [piece.finish_reason for piece in stream] == ["cancelled"]
+    assert [piece.finish_reason for piece in stream] == ["abort"]
     for use in (
         lambda: llm.generate("Hello"),
         lambda: llm.stream("Hello"),
@@ -446,7 +485,7 @@ def test_closing_ends_an_answer_in_another_thread(tiny_model_f32: Path) -> None:
     for thread in threads:
         thread.join(60)
         assert not thread.is_alive()
-    assert [output.finish_reason for output in found] == ["cancelled"] * 2
+    assert [output.finish_reason for output in found] == ["abort"] * 2
 
 
 def test_models_that_are_none(tmp_path: Path) -> None:

@@ -42,6 +42,9 @@ def test_the_best_are_chosen(
     last = found.index(going[width - 1]) if len(going) >= width else len(found)
     ended = [each for each in found[:last] if each not in going][:width]
     assert [answer.logprob for answer in search.ended] == [each[0] for each in ended]
+    reasons = [answer.stop_reason for answer in search.ended]
+    stopped = [each[2] if each[2] in stops and each[2] != 11 else None for each in ended]
+    assert reasons == stopped
     chosen = [(step.answer.logprob, step.parent, step.answer.tokens[-1].token_id) for step in steps]
     assert chosen in (going[:width], [])  # none where the ended ones cannot be improved on
     assert chosen or not going or len(search.ended) == width

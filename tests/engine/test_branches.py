@@ -116,7 +116,7 @@ def test_a_request_that_arrives_for_a_dropped_branch_is_cancelled() -> None:
     close(bench, branch)
     request = bench.go_on(branch, 4)
     bench.finish(request)
-    assert (request.finish_reason, request.generated_ids) == ("cancelled", ())
+    assert (request.finish_reason, request.generated_ids) == ("abort", ())
     bench.assert_idle()
 
 
@@ -243,7 +243,7 @@ def test_what_is_cancelled_keeps_what_is_there() -> None:
     bench.step()
     bench.core.inbox.cancel([request])
     bench.core.settle()
-    assert request.finish_reason == "cancelled"
+    assert request.finish_reason == "abort"
     assert branch.table is not None
     assert branch.table.n_tokens == 16
     before = fed(bench)
@@ -262,7 +262,7 @@ def test_to_let_go_ends_what_runs() -> None:
     bench.core.inbox.let_go(branch)
     bench.core.inbox.let_go(branch)
     bench.core.settle()
-    assert request.finish_reason == waiting.finish_reason == "cancelled"
+    assert request.finish_reason == waiting.finish_reason == "abort"
     bench.assert_idle()
 
 

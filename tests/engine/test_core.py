@@ -22,11 +22,11 @@ def test_a_deadline_ends_a_request_with_what_it_has() -> None:
     late, other = bench.submit([4, 5], 100, timeout=3600), bench.submit([6], 100)
     for _ in range(5):
         bench.step()
-    assert (ended.finish_reason, ended.generated_ids) == ("cancelled", ())
+    assert (ended.finish_reason, ended.generated_ids) == ("timeout", ())
     late.submitted -= 3600  # as if so much time had passed
     bench.core.inbox.deadlines.note(late)
     bench.step()
-    assert late.finish_reason == "cancelled"
+    assert late.finish_reason == "timeout"
     assert late.generated_ids == answer([4, 5], 5)
     bench.finish(other)
     assert other.generated_ids == answer([6], 100)
@@ -116,6 +116,7 @@ def test_an_end_token_ends_and_is_not_shown() -> None:
     request = bench.submit(prompt, 10, stop_token_ids=[third])
     bench.finish(request)
     assert (request.finish_reason, request.generated_ids) == ("stop", answer(prompt, 3))
+    assert request.stop_reason == third
     assert request.text == text_of(answer(prompt, 2))
 
 
@@ -128,6 +129,20 @@ def test_the_models_own_end(ignore: bool) -> None:
     bench.finish(request)
     assert request.finish_reason == ("length" if ignore else "stop")
     assert request.generated_ids == answer([9], 6 if ignore else 3)
+    assert request.stop_reason is None
+
+
+@pytest.mark.parametrize("ignore", [False, True])
+def test_the_models_own_end_among_the_stop_tokens(ignore: bool) -> None:
+    """As in vLLM: it has no stop reason, unless it is no end for the request."""
+    bench = Bench()
+    third = answer([9], 3)[2]
+    bench.core._is_end = lambda token: token in (END, third)
+    pieces: list[StreamPiece] = []
+    request = bench.submit([9], 6, ignore_eos=ignore, stop_token_ids=[third], on_piece=pieces.append)
+    bench.finish(request)
+    assert (request.finish_reason, request.generated_ids) == ("stop", answer([9], 3))
+    assert request.stop_reason == pieces[-1].stop_reason == (third if ignore else None)
 
 
 def test_a_stop_string_over_several_tokens_is_never_shown() -> None:
@@ -141,6 +156,7 @@ def test_a_stop_string_over_several_tokens_is_never_shown() -> None:
     assert request.generated_ids == (a, b, c, d)
     assert request.text == joined(pieces) == f"<{a}><"
     assert [piece.token_ids for piece in pieces] == [(a,), (b,), (c,), (d,)]
+    assert [piece.stop_reason for piece in pieces] == [None, None, None, stop]
 
 
 def test_the_beginning_of_a_stop_string_comes_at_the_end_after_all() -> None:
@@ -339,7 +355,7 @@ def test_an_interrupt_in_a_callback_ends_that_request_and_no_other(n_states: int
     with pytest.raises(KeyboardInterrupt):
         bench.step()
     bench.finish(before, hit, after)
-    assert hit.finish_reason == "cancelled"
+    assert hit.finish_reason == "abort"
     assert before.generated_ids == answer([1], 5)
     assert after.generated_ids == answer([3], 5)
     bench.assert_idle()
@@ -356,9 +372,9 @@ def test_cancelling_frees_blocks_and_keeps_the_text() -> None:
         bench.step()
     bench.core.inbox.cancel([running])
     bench.core.settle()
-    assert running.finish_reason == "cancelled"
+    assert running.finish_reason == "abort"
     assert running.text == joined(pieces) == text_of(answer([1] * 30, 5))
-    assert pieces[-1] == StreamPiece("", (), "cancelled")
+    assert pieces[-1] == StreamPiece("", (), "abort")
     bench.assert_idle()
 
 
@@ -368,7 +384,7 @@ def test_cancelling_who_waits() -> None:
     bench.step()
     bench.core.inbox.cancel([waiting])
     bench.finish(running)
-    assert (waiting.finish_reason, waiting.generated_ids) == ("cancelled", ())
+    assert (waiting.finish_reason, waiting.generated_ids) == ("abort", ())
     assert running.generated_ids == answer([1], 5)
     bench.assert_idle()
 
@@ -378,7 +394,7 @@ def test_cancelling_who_has_not_arrived_or_is_done_is_harmless() -> None:
     request = bench.submit([1], 1)
     bench.core.inbox.cancel([request])
     bench.step()
-    assert request.finish_reason == "cancelled"
+    assert request.finish_reason == "abort"
     done = bench.submit([1], 1)
     bench.finish(done)
     bench.core.inbox.cancel([done])
@@ -387,7 +403,7 @@ def test_cancelling_who_has_not_arrived_or_is_done_is_harmless() -> None:
     never = bench.request([1], 1)
     bench.core.inbox.cancel([never])
     bench.core.settle()
-    assert never.finish_reason == "cancelled"
+    assert never.finish_reason == "abort"
     bench.assert_idle()
 
 
@@ -397,7 +413,7 @@ def test_cancel_all() -> None:
     bench.step()
     late = bench.submit([9], 1)
     bench.core.cancel_all()
-    assert {request.finish_reason for request in [*requests, late]} == {"cancelled"}
+    assert {request.finish_reason for request in [*requests, late]} == {"abort"}
     bench.assert_idle()
 
 
@@ -426,7 +442,7 @@ def test_counters() -> None:
     bench.finish(*requests)
     counters = bench.core.counters
     assert (counters.prompt_tokens, counters.completion_tokens) == (107, 5)
-    assert (counters.ran_out, counters.stopped, counters.cancelled, counters.failed) == (2, 0, 0, 0)
+    assert (counters.ran_out, counters.stopped, counters.aborted, counters.failed) == (2, 0, 0, 0)
     assert counters.steps == len(bench.context.steps)
 
 
@@ -533,7 +549,7 @@ def test_a_callback_that_raises_when_its_request_is_cancelled() -> None:
     bench.step()
     bench.core.inbox.cancel([request])
     bench.finish(request, other)
-    assert request.finish_reason == "cancelled"
+    assert request.finish_reason == "abort"
     assert str(request.error) == "a listener failed"
     assert other.generated_ids == answer([2], 3)
     bench.assert_idle()
@@ -589,7 +605,7 @@ def test_cancel_all_ends_what_has_not_arrived_and_what_rests() -> None:
     assert len(bench.core.shelf) == 1
     request = bench.submit([1], 3)
     bench.core.cancel_all()
-    assert request.finish_reason == "cancelled"
+    assert request.finish_reason == "abort"
     bench.assert_idle()
 
 
@@ -631,7 +647,7 @@ def test_everyone_gets_the_answer_it_gets_alone(data: st.DataObject) -> None:
     assert [requests.index(request) for request in order] == sorted(map(requests.index, order))
     for number, (_, n_prompt, n_new) in enumerate(arrivals):
         request, expected = requests[number], answer([number + 1] * n_prompt, n_new)
-        if request.finish_reason == "cancelled":
+        if request.finish_reason == "abort":
             assert request.generated_ids == expected[: request.n_generated]
         else:
             assert (request.finish_reason, request.generated_ids) == ("length", expected)

@@ -113,7 +113,7 @@ def test_cancelling_does_not_wait_for_a_step(stand: Stand) -> None:
     assert not dropped.finished
     go_on.set()
     join(driving)
-    assert dropped.finish_reason == "cancelled"
+    assert dropped.finish_reason == "abort"
     assert dropped.n_generated <= 1, "gone within a step"
     assert kept.generated_ids == answer([1], 3)
     stand.assert_idle()
@@ -132,7 +132,7 @@ def test_cancelling_from_within_a_step(stand: Stand) -> None:
     other = stand.hand_over([2], 500)
     request = stand.hand_over([1], 3, on_piece=lambda piece: stand.driver.cancel([other]))
     stand.drive(request)
-    assert other.finish_reason == "cancelled"
+    assert other.finish_reason == "abort"
     assert request.generated_ids == answer([1], 3)
     stand.assert_idle()
 
@@ -281,7 +281,7 @@ def test_closing_ends_what_runs(stand: Stand) -> None:
     assert stepping.wait(WAIT)
     stand.driver.close(stand.stop.set)
     join(*threads)
-    assert {running.finish_reason, waiting.finish_reason} == {"cancelled"}
+    assert {running.finish_reason, waiting.finish_reason} == {"abort"}
     stand.assert_idle()
     stand.driver.close(stand.stop.set)
     with pytest.raises(ClosedError, match="closed"):
@@ -310,7 +310,7 @@ def test_what_comes_right_after_a_deadline_is_answered(stand: Stand) -> None:
         return requests[-1].finished
 
     stand.driver.drive(ready)
-    assert requests[0].finish_reason == "cancelled"
+    assert requests[0].finish_reason == "timeout"
     assert requests[1].generated_ids == answer([3, 4], 5)
     stand.assert_idle()
 

@@ -44,7 +44,7 @@ def test_no_sampler_draws_a_token_twice(name: str, monkeypatch: pytest.MonkeyPat
     with pytest.raises(KeyboardInterrupt):
         bench.step()
     assert len(n_drawn) == 2
-    assert [request.finish_reason for request in drawing] == ["cancelled"] * 2
+    assert [request.finish_reason for request in drawing] == ["abort"] * 2
     bench.finish(reading)
     assert reading.generated_ids == answer([3] * 40, 5)
     bench.assert_idle()
@@ -67,7 +67,7 @@ def test_samples_start_although_one_of_them_cannot(failing: int, error: BaseExce
         bench.manager.audit()
     bench.finish(*requests)
     interrupted = isinstance(error, KeyboardInterrupt)
-    assert requests[failing].finish_reason == ("cancelled" if interrupted else "error")
+    assert requests[failing].finish_reason == ("abort" if interrupted else "error")
     for request in requests:
         wanted = answer(request.prompt_ids, 6)
         assert request.generated_ids == (wanted if request.finish_reason == "length" else ())

@@ -174,7 +174,7 @@ def test_a_listener_that_raises_leaves_the_others_their_tokens(stand: Stand) -> 
     others = [stand.hand_over([number] * 4, 5) for number in (2, 3)]
     with pytest.raises(Hard):
         stand.drive(first)
-    assert first.finish_reason == "cancelled"
+    assert first.finish_reason == "abort"
     assert [request.n_generated for request in others] == [1, 1]
     stand.drive(*others)
     assert [request.generated_ids for request in others] == [answer([n] * 4, 5) for n in (2, 3)]
@@ -201,7 +201,7 @@ def test_ctrl_c_while_close_waits_leaves_nobody_waiting(stand: Stand) -> None:
         stand.driver.close(lambda: signal.raise_signal(signal.SIGINT))
     go_on.set()
     join(*threads)
-    assert {running.finish_reason, waiting.finish_reason} == {"cancelled"}
+    assert {running.finish_reason, waiting.finish_reason} == {"abort"}
     stand.driver.close(stand.stop.set)
     stand.assert_idle()
 
@@ -244,7 +244,7 @@ def test_close_tells_a_run_to_stop_until_it_does(stand: Stand) -> None:
     driving = in_thread(lambda: stand.drive(request))
     assert stepping.wait(WAIT)
     join(in_thread(lambda: stand.driver.close(told.release)), driving)
-    assert request.finish_reason == "cancelled"
+    assert request.finish_reason == "abort"
 
 
 def test_a_wait_for_nothing_ends_with_close(stand: Stand) -> None:

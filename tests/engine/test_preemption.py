@@ -205,7 +205,7 @@ def test_who_gave_way_can_be_cancelled() -> None:
         bench.step()
     bench.core.inbox.cancel([young])
     bench.core.settle()
-    assert young.finish_reason == "cancelled"
+    assert young.finish_reason == "abort"
     assert young.n_generated > 0
     bench.finish(old)
     bench.assert_idle()
@@ -293,7 +293,7 @@ def test_whatever_comes_ends_with_its_answer(
     bench.finish(*requests)
     for request in requests:
         assert request.generated_ids == answer(list(request.prompt_ids), request.n_generated)
-        assert request.finish_reason == "cancelled" or request.n_generated == request.max_new
+        assert request.finish_reason == "abort" or request.n_generated == request.max_new
     bench.assert_idle()
 
 

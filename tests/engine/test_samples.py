@@ -117,7 +117,7 @@ def test_the_first_is_cancelled_before_its_prompt_is_computed() -> None:
     bench.step()
     bench.core.inbox.cancel([requests[0], requests[1]])
     bench.finish(*requests)
-    assert [request.finish_reason for request in requests] == ["cancelled", "cancelled", "length"]
+    assert [request.finish_reason for request in requests] == ["abort", "abort", "length"]
     assert requests[2].generated_ids == answer(PROMPT, 6)
     bench.assert_idle()
 
@@ -138,7 +138,7 @@ def test_cancel_all_ends_those_that_have_not_begun() -> None:
     requests = group(bench, 4)
     bench.step()
     bench.core.cancel_all()
-    assert all(request.finish_reason == "cancelled" for request in requests)
+    assert all(request.finish_reason == "abort" for request in requests)
     bench.assert_idle()
 
 
@@ -167,5 +167,5 @@ def test_samples_behind_a_cancelled_one_start_with_the_others() -> None:
         bench.step()
     assert [request.n_generated for request in requests] == [1, 0, 1, 1]
     bench.finish(*requests)
-    assert [request.finish_reason for request in requests] == ["length", "cancelled", "length", "length"]
+    assert [request.finish_reason for request in requests] == ["length", "abort", "length", "length"]
     bench.assert_idle()

@@ -116,13 +116,13 @@ def test_the_map_at_every_moment(
             finished = ended[request.arrival]
             assert (finished.n_generated, finished.reason) == (request.n_generated, request.finish_reason)
     # cancelling may end a request before the first picture of it
-    assert len(ended) + sum(r.finish_reason == "cancelled" for r in submitted) >= len(submitted)
+    assert len(ended) + sum(r.finish_reason == "abort" for r in submitted) >= len(submitted)
     counts, counters = bench.manager.counts, bench.core.counters
     assert sum(isinstance(event, Evicted) for event in events) == counts.evictions
     # who gave way and was cancelled before the next picture is not in it
     gave_way = sum(isinstance(event, GaveWay) for event in events)
-    assert counters.preemptions - counters.cancelled <= gave_way <= counters.preemptions
-    assert counters.swaps - counters.cancelled <= summarize(trace).swaps <= counters.swaps
+    assert counters.preemptions - counters.aborted <= gave_way <= counters.preemptions
+    assert counters.swaps - counters.aborted <= summarize(trace).swaps <= counters.swaps
 
 
 def of(trace: Trace, kind: type[TraceEvent]) -> list[TraceEvent]:

@@ -173,7 +173,7 @@ def test_the_workload_of_a_recorded_run(tmp_path: Path) -> None:
     writer = TraceWriter(tmp_path / "run.trace", TraceHeader(8, 4, 64, 100, 0))
     writer.write(0.5, {}, {}, {}, [Arrived(1, 10, 20, 0, 0), Arrived(2, 10, 20, 1, 8)])
     writer.write(1.5, {}, {}, {}, [Arrived(3, 30, 5, 2, 8), Arrived(4, 9, 5, 1, 8), Finished(1, 7, "stop")])
-    writer.write(2.5, {}, {}, {}, [Finished(3, 5, "length"), Finished(4, 0, "cancelled")])
+    writer.write(2.5, {}, {}, {}, [Finished(3, 5, "length"), Finished(4, 0, "abort")])
     writer.close()
     jobs = jobs_of_trace(read_trace(tmp_path / "run.trace"))
     assert jobs == [Job(0.5, 10, 7, 20), Job(1.5, 30, 5, 5)], "who did not end is left out"

@@ -42,7 +42,7 @@ def check_engine(engine: ToyStand) -> None:
     core = engine.core
     assert not engine.context.wrong, engine.context.wrong
     for job in engine.jobs:
-        _check_job(job, engine.faults)
+        _check_job(job, engine.faults, engine.now)
     if engine.broken:
         assert engine.idle, "a broken engine has ended every request"
         return
@@ -92,7 +92,7 @@ def _check_owners(engine: ToyStand) -> None:
     assert held == sorted(manager._asleep), "what is in host memory has one owner"
 
 
-def _check_job(job: Job, faults: Faults) -> None:
+def _check_job(job: Job, faults: Faults, now: float) -> None:
     """Whoever waits is told once that it has ended; the answer is right as far as it goes."""
     request = job.request
     assert job.n_ended == request.finished
@@ -100,11 +100,14 @@ def _check_job(job: Job, faults: Faults) -> None:
         return
     job.checked = True
     given, reason = list(request.generated_ids), request.finish_reason
-    wanted, why = naive_answer(request, job.salt, job.prompt)
+    wanted, why, stop = naive_answer(request, job.salt, job.prompt)
     assert given == wanted[: len(given)], f"{given} were generated, not {wanted}"
     assert list(request.tokens[: len(job.prompt)]) == job.prompt
     if reason in ("stop", "length"):
-        assert (given, reason) == (wanted, why)
+        assert (given, reason, request.stop_reason) == (wanted, why, stop)
+    if reason == "timeout":
+        assert request.params.timeout is not None
+        assert now >= request.submitted + request.params.timeout
     if reason == "error" and "no token can be drawn" not in str(request.error):
         assert faults.caused(request.error), repr(request.error)
     shown = [token for piece in job.pieces for token in piece.token_ids]

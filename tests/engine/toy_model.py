@@ -81,8 +81,8 @@ def allowed_tokens(guide: int | None, number: int) -> list[int]:
     return [token for token in range(1, N_VOCAB) if digest(token, guide + number) % 3] or [1]
 
 
-def naive_answer(request: Request, salt: str, prompt: Sequence[int]) -> tuple[list[int], str]:
-    """Return what the request must generate, and why it ends: one sequence alone, without a cache."""
+def naive_answer(request: Request, salt: str, prompt: Sequence[int]) -> tuple[list[int], str, int | None]:
+    """Return what one sequence alone must generate without a cache, its finish reason and its stop reason."""
     guide = request.guide.seed if isinstance(request.guide, ToyGuide) else None
     length = request.guide.length if isinstance(request.guide, ToyGuide) else 0
     answer: list[int] = []
@@ -90,12 +90,14 @@ def naive_answer(request: Request, salt: str, prompt: Sequence[int]) -> tuple[li
     for number in range(request.max_new):
         token = next_token(logits, request.seed, number, allowed_tokens(guide, number))
         answer.append(token)
-        if token in request.stop_ids or (token == END and not request.params.ignore_eos):
-            return answer, "stop"
+        if token == END and not request.params.ignore_eos:
+            return answer, "stop", None
+        if token in request.stop_ids:
+            return answer, "stop", token
         if length and number + 1 == length:
-            return answer, "stop"
+            return answer, "stop", None
         logits = digest(digest(token, logits), logits)
-    return answer, "length"
+    return answer, "length", None
 
 
 # ---- failures ----

@@ -28,7 +28,7 @@ def stream(pieces: Sequence[bytes], stops: Sequence[str] = ()) -> list[str]:
     shown = []
     for token in range(len(pieces)):
         shown.append(detokenizer.push(token))
-        if detokenizer.stopped:
+        if detokenizer.stop is not None:
             return shown
     return [*shown, detokenizer.finish()]
 
@@ -82,9 +82,10 @@ def test_stop_strings_by_whatever_cut(text: str, places: list[int], stops: list[
         shown += filtered.push(piece)
         seen += piece
         expected = first_stop(seen, stops)
-        assert filtered.stopped == (expected is not None)
+        assert (filtered.stop is not None) == (expected is not None)
         if expected is not None:
             assert shown == expected
+            assert seen.startswith(f"{shown}{filtered.stop}")
             assert filtered.push("more") + filtered.flush() == ""
             return
         held = seen[len(shown) :]
@@ -108,10 +109,17 @@ def test_a_stop_string_spanning_a_split_character() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stops", "expected"), [(["abc", "b"], "a"), (["b", "ab"], ""), (["c", "abc"], ""), (["z"], None)]
+    ("stops", "expected", "met"),
+    [
+        (["abc", "b"], "a", "b"),
+        (["b", "ab"], "", "ab"),
+        (["c", "abc"], "", "abc"),
+        (["z"], None, None),
+    ],
 )
-def test_which_stop_string_counts(stops: list[str], expected: str | None) -> None:
+def test_which_stop_string_counts(stops: list[str], expected: str | None, met: str | None) -> None:
     for pieces in (["abc"], ["a", "b", "c"], ["ab", "c"]):
         filtered = StopFilter(stops)
         shown = "".join(map(filtered.push, pieces))
-        assert (shown if filtered.stopped else None) == expected
+        assert filtered.stop == met
+        assert (shown if filtered.stop else None) == expected
