@@ -9,20 +9,20 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, overload
 
-from pyvelo.beams import search
+from pyvelo.beam_search import search
+from pyvelo.chat.conversation import ChatOptions, Chats, is_one
+from pyvelo.chat.messages import Message
+from pyvelo.chat.template import ChatTemplate
 from pyvelo.config import EngineConfig
 from pyvelo.engine.engine import open_engine
 from pyvelo.engine.intake import Prompt, for_each, pair_up
 from pyvelo.engine.stats import EngineStats
-from pyvelo.engine.tracing import recording
 from pyvelo.engine.waiting import Stream, run_all, run_steps
 from pyvelo.kv.geometry import Geometry
 from pyvelo.outputs import RequestOutput, StreamPiece, raise_first_error
 from pyvelo.sampling import CHAT_PARAMS, BeamSearchParams, SamplingParams
 from pyvelo.session import Session
-from pyvelo.text.chat_template import ChatTemplate
-from pyvelo.text.conversation import ChatOptions, Chats, is_one
-from pyvelo.text.messages import Message
+from pyvelo.trace.recorder import recording
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,7 +41,7 @@ class LLM:
     UnsupportedError.
 
     model: path of the GGUF file, of the first one where it is in several; or a name on the hub, such as
-        "org/repo:Q4_K_M" (see pyvelo.hub.locate), which takes the extra `hub`.
+        "org/repo:Q4_K_M" (see pyvelo.models.hub.locate), which takes the extra `hub`.
     kv_type: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0 or iq4_nl, or a pair of them for K and V.
     block_size: tokens in a block: 32, 64, 128 or 256; raised where a GPU needs it.
     kv_cache_bytes: memory for the cache. None: enough for four sequences of n_ctx tokens (of 8192 where n_ctx

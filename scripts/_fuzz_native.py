@@ -17,7 +17,7 @@ from gguf_document import Document, parse_document, read_document, write_documen
 from gguf_mutate import damage  # noqa: E402
 
 from pyvelo.errors import ModelError  # noqa: E402
-from pyvelo.text.gguf_parts import scan_model  # noqa: E402
+from pyvelo.models.gguf_parts import scan_model  # noqa: E402
 
 TOKENS = (
     b"<unk>",

@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pyvelo import LLM, SamplingParams
+from pyvelo.models.gguf_parts import scan_model
 from pyvelo.native import Model, devices
-from pyvelo.text.gguf_parts import scan_model
 
 ENGINE: dict[str, Any] = {"n_ctx": 512, "max_num_seqs": 8, "max_batch_tokens": 128}
 PROMPTS = [(7, 0), (90, 1), (33, 2), (61, 0), (18, 1), (140, 2), (45, 0), (64, 1)]

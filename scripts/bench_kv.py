@@ -25,6 +25,7 @@ from time import perf_counter as now
 from _timing import microseconds
 from _upstream import UpstreamError, run_main
 
+from pyvelo.engine.detokenizer import Detokenizer
 from pyvelo.engine.request import Request
 from pyvelo.engine.scheduler import Limits, schedule
 from pyvelo.kv.draft import BlockTable, Start
@@ -32,7 +33,6 @@ from pyvelo.kv.manager import BlockManager
 from pyvelo.kv.pool import BlockPool
 from pyvelo.kv.prefix import Chain
 from pyvelo.sampling import SamplingParams
-from pyvelo.text.detokenizer import Detokenizer
 
 SIZE = 32
 """Tokens of a block."""

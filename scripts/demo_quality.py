@@ -30,7 +30,7 @@ from jinja2 import Environment
 
 from pyvelo import LLM, SamplingParams
 from pyvelo.kv.geometry import KV_TYPES
-from pyvelo.text.gguf_scan import scan
+from pyvelo.models.gguf_scan import scan
 
 SEED = 1_000_003
 CACHE = 512 << 20  # holds all dialogues of a row

@@ -321,7 +321,7 @@ def _other_kind(draw: random.Random, document: Document) -> None:
         return
     entry.kind = draw.choice(TENSOR_KINDS)
     if draw.random() < 0.7:
-        from pyvelo.text.gguf_scan import TENSOR_TYPES
+        from pyvelo.models.gguf_scan import TENSOR_TYPES
 
         layout = TENSOR_TYPES.get(entry.kind)
         elements = 1

@@ -40,12 +40,10 @@ MODULES += tuple(
 EFFORT = "0.2"
 """Of the state machines."""
 
-SLOW = ("test_workload", "test_simulate", "test_placement", "test_tracing", "test_trace")
 QUICK = sorted(
     path.relative_to(ROOT).as_posix()
     for folder in ("kv", "engine")
     for path in (ROOT / "tests" / folder).glob("test_*.py")
-    if path.stem not in SLOW
 )
 """Tests without a model."""
 

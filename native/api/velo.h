@@ -103,7 +103,7 @@ typedef struct velo_model_params {
 } velo_model_params;
 
 VELO_API velo_model_params velo_model_default_params(void) VELO_NOEXCEPT;
-// The file is trusted as far as upstream trusts it: scan one from elsewhere before (pyvelo/text/gguf_scan.py). On
+// The file is trusted as far as upstream trusts it: scan one from elsewhere before (pyvelo/models/gguf_scan.py). On
 // Linux, where a file that is mapped becomes shorter, the run that sees it and all after it end with
 // VELO_MODEL_ERROR; a handler of SIGBUS, set with the first such load, sees to that and passes on what is not its own.
 VELO_API velo_status velo_model_load(const char * path, const velo_model_params * params,

@@ -207,9 +207,9 @@ def bench(
     as_json: opt.Json = False,
 ) -> int:
     """Measure how fast a model runs here."""
-    from pyvelo.bench import BenchPlan
     from pyvelo.cli.bench import run_bench
-    from pyvelo.hub import locate
+    from pyvelo.cli.measure import BenchPlan
+    from pyvelo.models.hub import locate
 
     plan = BenchPlan(
         model=locate(model),
@@ -235,7 +235,7 @@ def info(
     """Show what a model is, and what its KV cache costs here."""
     from pyvelo.cli.info import describe
     from pyvelo.cli.render import print_report
-    from pyvelo.hub import locate
+    from pyvelo.models.hub import locate
 
     report = describe(Path(locate(model)), block_size, n_gpu_layers)
     if as_json:
@@ -291,7 +291,7 @@ def simulate(
 ) -> int:
     """Run the engine without a model, on a described workload, beside contiguous caches of the same size."""
     from pyvelo.cli.simulate import Plan, print_outcomes, run_plan
-    from pyvelo.engine.workload import WorkloadSpec, parse_lengths, parse_prefix
+    from pyvelo.simulate.workload import WorkloadSpec, parse_lengths, parse_prefix
 
     plan = Plan(
         model=model,

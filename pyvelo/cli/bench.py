@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from pyvelo.bench import BenchPlan, Row, measure
+from pyvelo.cli.measure import BenchPlan, Row, measure
 from pyvelo.cli.picture import check_picture
 from pyvelo.cli.progress import loading
 from pyvelo.cli.terminal import print_json, print_out

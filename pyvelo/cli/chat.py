@@ -229,8 +229,8 @@ def open_chat(model: str, system: str | None, sampling: Mapping[str, Any], engin
     from pyvelo.cli.progress import loading
     from pyvelo.cli.screen import best_screen
     from pyvelo.cli.talker import LlmTalker
-    from pyvelo.hub import locate
     from pyvelo.llm import LLM
+    from pyvelo.models.hub import locate
     from pyvelo.sampling import SamplingParams
 
     params = SamplingParams(**sampling)

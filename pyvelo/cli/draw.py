@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
-from pyvelo.kv.blockmap import BlockMap, Moment, moments, replay
-from pyvelo.kv.trace import Trace
+from pyvelo.trace.blockmap import BlockMap, Moment, moments, replay
+from pyvelo.trace.format import Trace
 
 __all__ = ["block_picture", "draw"]
 

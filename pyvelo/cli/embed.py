@@ -11,7 +11,7 @@ from pyvelo.cli.run import read_prompt
 from pyvelo.cli.terminal import print_json, print_out
 from pyvelo.cli.values import parse_argument
 from pyvelo.errors import ConfigError
-from pyvelo.hub import locate
+from pyvelo.models.hub import locate
 
 __all__ = ["print_vectors", "read_texts"]
 

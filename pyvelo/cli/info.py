@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from pyvelo.errors import UnsupportedError, VeloError
 from pyvelo.kv.geometry import KV_TYPES, POOL_GRAIN, Geometry, make_geometry
-from pyvelo.kv.memory import free_memory
-from pyvelo.text.gguf_parts import scan_model
-from pyvelo.text.gguf_scan import GgufSummary
+from pyvelo.memory.host import free_memory
+from pyvelo.models.gguf_parts import scan_model
+from pyvelo.models.gguf_scan import GgufSummary
 
 if TYPE_CHECKING:
     from pyvelo.config import EngineConfig
@@ -117,7 +117,7 @@ def _placement(
     config: EngineConfig, summary: GgufSummary, model: Model, free: int | None
 ) -> dict[str, Any] | None:
     """What LLM would put where with its defaults, or why it could not; None where there is nothing to put."""
-    from pyvelo.engine.offload import NO_GPU, NOTHING, built_for_gpus, plan_offload, planned_pool
+    from pyvelo.memory.offload import NO_GPU, NOTHING, built_for_gpus, plan_offload, planned_pool
 
     if not model.info.can_page:
         return None

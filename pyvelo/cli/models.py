@@ -7,7 +7,7 @@ from typing import Any
 from pyvelo.cli.exits import ERROR
 from pyvelo.cli.terminal import print_error, print_json, print_out
 from pyvelo.cli.values import show_bytes
-from pyvelo.hub import CachedModel, ModelChoiceError, cached_models, choice_names, pull
+from pyvelo.models.hub import CachedModel, ModelChoiceError, cached_models, choice_names, pull
 
 __all__ = ["pull_model", "show_cached"]
 

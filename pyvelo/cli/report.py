@@ -15,8 +15,8 @@ from pyvelo.cli.render import WIDTH_WITHOUT_TERMINAL, facts_grid
 from pyvelo.cli.terminal import make_console
 from pyvelo.cli.values import show_bytes
 from pyvelo.errors import ConfigError
-from pyvelo.kv.blockmap import summarize
-from pyvelo.kv.trace import Trace, read_trace
+from pyvelo.trace.blockmap import summarize
+from pyvelo.trace.format import Trace, read_trace
 
 __all__ = ["print_summary", "report"]
 

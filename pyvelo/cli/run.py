@@ -15,7 +15,7 @@ from pyvelo.cli.progress import loading
 from pyvelo.cli.terminal import print_error, print_json, print_out
 from pyvelo.cli.values import parse_argument, show_bytes
 from pyvelo.errors import ConfigError
-from pyvelo.hub import locate
+from pyvelo.models.hub import locate
 
 if TYPE_CHECKING:
     from pyvelo import LLM

@@ -12,12 +12,12 @@ from rich.table import Table
 from pyvelo.cli.progress import waiting
 from pyvelo.cli.terminal import make_console
 from pyvelo.cli.values import show_bytes
-from pyvelo.engine.contiguous import layouts, simulate_contiguous
-from pyvelo.engine.simulate import POLICIES, Setup, StepCosts, simulate
-from pyvelo.engine.workload import Job, WorkloadSpec, draw_jobs, jobs_of_trace, read_jobs
 from pyvelo.errors import ConfigError
 from pyvelo.kv.geometry import POOL_GRAIN, make_geometry
-from pyvelo.kv.trace import Trace, read_trace
+from pyvelo.simulate.contiguous import layouts, simulate_contiguous
+from pyvelo.simulate.engine import POLICIES, Setup, StepCosts, simulate
+from pyvelo.simulate.workload import Job, WorkloadSpec, draw_jobs, jobs_of_trace, read_jobs
+from pyvelo.trace.format import Trace, read_trace
 
 __all__ = ["Plan", "print_outcomes", "run_plan"]
 
@@ -122,7 +122,7 @@ def _token_bytes(plan: Plan, trace: Trace | None) -> int:
 
 def _bytes_of_model(path: Path, kv_type: str | tuple[str, str]) -> int:
     from pyvelo import native
-    from pyvelo.text.gguf_scan import scan
+    from pyvelo.models.gguf_scan import scan
 
     scan(path)
     with native.Model(str(path), deterministic=True) as model:  # weights stay where they are mapped

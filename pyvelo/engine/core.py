@@ -31,8 +31,8 @@ from pyvelo.kv.manager import BlockManager
 from pyvelo.outputs import FinishReason, TokenLogprob
 
 if TYPE_CHECKING:
+    from pyvelo.grammar.matcher import Guide
     from pyvelo.native import Context, Sampler, StepArrays
-    from pyvelo.text.guide import Guide
 
 __all__ = ["EngineCore"]
 

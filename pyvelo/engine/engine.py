@@ -18,19 +18,19 @@ from pyvelo.engine.embedding import Embeddings
 from pyvelo.engine.home import HomeProcess
 from pyvelo.engine.intake import Intake
 from pyvelo.engine.interrupts import InterruptGuard
-from pyvelo.engine.model_files import ModelFiles
-from pyvelo.engine.offload import STATE_BYTES, Offload, plan_offload
 from pyvelo.engine.request import Request
 from pyvelo.engine.scheduler import Limits
 from pyvelo.engine.stats import EngineStats, picture
 from pyvelo.errors import InternalError, ModelError, UnsupportedError
-from pyvelo.hub import locate
-from pyvelo.kv.budget import PoolRequest, PoolSize, size_pool
 from pyvelo.kv.geometry import CPU_LINE, GPU_LINE, Geometry, make_geometry
 from pyvelo.kv.manager import BlockManager
-from pyvelo.kv.memory import free_memory
+from pyvelo.memory.budget import PoolRequest, PoolSize, size_pool
+from pyvelo.memory.host import free_memory
+from pyvelo.memory.offload import STATE_BYTES, Offload, plan_offload
+from pyvelo.models.files import ModelFiles
+from pyvelo.models.gguf_parts import part_paths, scan_model
+from pyvelo.models.hub import locate
 from pyvelo.native import Context, Model, Sampler, StepArrays, promised_memory
-from pyvelo.text.gguf_parts import part_paths, scan_model
 
 __all__ = ["Engine", "open_engine"]
 

@@ -12,14 +12,14 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
 from pyvelo.engine.branch import Branch
+from pyvelo.engine.detokenizer import Detokenizer
 from pyvelo.engine.prompts import Prompt, items_of, listed, tokens_of
 from pyvelo.engine.request import Request
 from pyvelo.errors import OutOfBlocks, RequestError, VeloError, shown
-from pyvelo.kv.budget import PoolSize
+from pyvelo.grammar.matcher import Guide, Guides
+from pyvelo.memory.budget import PoolSize
 from pyvelo.outputs import Completion, FinishReason, RequestOutput, StreamPiece, Usage
 from pyvelo.sampling import SamplingParams
-from pyvelo.text.detokenizer import Detokenizer
-from pyvelo.text.guide import Guide, Guides
 
 if TYPE_CHECKING:
     from pyvelo.native import Model

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from pyvelo.engine.branch import Branch
+from pyvelo.engine.detokenizer import Detokenizer
+from pyvelo.grammar.matcher import Guide
 from pyvelo.kv.draft import BlockTable, Swapped
 from pyvelo.outputs import FinishReason, StreamPiece, TokenLogprob
 from pyvelo.sampling import SamplingParams
-from pyvelo.text.detokenizer import Detokenizer
-from pyvelo.text.guide import Guide
 
 if TYPE_CHECKING:
     from pyvelo.native import Sampler

@@ -9,7 +9,7 @@ from pyvelo.outputs import FinishReason
 
 if TYPE_CHECKING:
     from pyvelo.engine.core import EngineCore
-    from pyvelo.kv.budget import PoolSize
+    from pyvelo.memory.budget import PoolSize
     from pyvelo.native import Context
 
 __all__ = ["Counters", "EngineStats", "picture"]

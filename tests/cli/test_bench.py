@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from pyvelo.bench import BenchPlan, measure
 from pyvelo.cli.bench import draw
+from pyvelo.cli.measure import BenchPlan, measure
 from pyvelo.errors import VeloError
 
 from .test_info import run_cli

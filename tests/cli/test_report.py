@@ -12,10 +12,10 @@ import pytest
 
 from pyvelo.cli import main
 from pyvelo.cli.draw import CACHED, FREE, OWNERS, SHARED, block_picture
-from pyvelo.engine.simulate import Setup, simulate
-from pyvelo.engine.workload import Job
-from pyvelo.kv.blockmap import replay, summarize
-from pyvelo.kv.trace import TraceHeader, TraceWriter, read_trace
+from pyvelo.simulate.engine import Setup, simulate
+from pyvelo.simulate.workload import Job
+from pyvelo.trace.blockmap import replay, summarize
+from pyvelo.trace.format import TraceHeader, TraceWriter, read_trace
 
 
 def run_cli(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:

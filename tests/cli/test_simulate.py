@@ -10,7 +10,7 @@ import pytest
 
 from pyvelo import LLM, SamplingParams
 from pyvelo.cli import main
-from pyvelo.kv.trace import read_trace
+from pyvelo.trace.format import read_trace
 
 SMALL = ("--requests", "12", "--prompt", "60", "--answer", "20", "--rate", "inf")
 

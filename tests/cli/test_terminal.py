@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from hub.conftest import Shell, hub, shell
-from hub.server import Hub
 from hypothesis import given
 from hypothesis import strategies as st
+from models.conftest import Shell, hub, shell
+from models.server import Hub
 
 from pyvelo.cli.terminal import visible
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from pyvelo import LLM, BeamSearchParams, SamplingParams
+from pyvelo.chat.conversation import ChatOptions
 from pyvelo.config import EngineConfig
-from pyvelo.text.conversation import ChatOptions
 
 from .test_snippets import PAGES, ROOT
 

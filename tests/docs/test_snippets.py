@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from cli.stand_ins import stand_in
-from hub.conftest import Shell
-from hub.server import Hub, Repo, serve
+from models.conftest import Shell
+from models.server import Hub, Repo, serve
 
 from pyvelo.cli.app import execute
 from pyvelo.demo import DEMO_MODEL

@@ -10,11 +10,11 @@ import lab_device
 import pytest
 
 from pyvelo import LLM, SamplingParams
-from pyvelo.engine.offload import find_gpus, plan_offload, weigh_model
-from pyvelo.engine.placement import burdens
 from pyvelo.errors import OutOfMemory
+from pyvelo.memory.offload import find_gpus, plan_offload, weigh_model
+from pyvelo.memory.placement import burdens
+from pyvelo.models.gguf_parts import scan_model
 from pyvelo.native import devices
-from pyvelo.text.gguf_parts import scan_model
 
 DRAW = random.Random(5)
 PROMPTS = [[DRAW.randrange(3, 900) for _ in range(n)] for n in (3, 30, 33, 20, 60, 40)]
@@ -103,7 +103,7 @@ def small_device(path: str) -> int:
 
 
 def lab_gpu(n_bytes: int):  # type: ignore[no-untyped-def]
-    from pyvelo.engine.placement import Gpu
+    from pyvelo.memory.placement import Gpu
 
     return Gpu("LAB", n_bytes)
 

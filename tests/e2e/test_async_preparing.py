@@ -11,8 +11,8 @@ import pytest
 
 from pyvelo import AsyncLLM, SamplingParams
 from pyvelo.errors import ClosedError, RequestError
+from pyvelo.grammar.matcher import Guides
 from pyvelo.native import Model
-from pyvelo.text.guide import Guides
 
 WAIT = 60  # seconds until something hangs
 

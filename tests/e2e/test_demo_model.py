@@ -11,7 +11,7 @@ import pytest
 
 import pyvelo
 from pyvelo import LLM
-from pyvelo.text.gguf_scan import scan
+from pyvelo.models.gguf_scan import scan
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))

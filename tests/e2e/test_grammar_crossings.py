@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from pyvelo import LLM, AsyncLLM, SamplingParams
+from pyvelo.grammar.matcher import Guides
 from pyvelo.native import Model
-from pyvelo.text.guide import Guides
-from tests.text.upstream import models_folder
+from tests.upstream_models import models_folder
 
 PROMPT = "Once upon a time"
 WORDS = 'root ::= ("fox" | "bear" | "wolf") (" and " ("fox" | "bear")){6,9}'

@@ -14,8 +14,8 @@ import pytest
 
 from pyvelo import LLM, SamplingParams
 from pyvelo.errors import ComputeError, RequestError
+from pyvelo.grammar.matcher import MAX_FORCED
 from pyvelo.native import Model
-from pyvelo.text.guide import MAX_FORCED
 
 SCHEMA = {
     "type": "object",
@@ -167,7 +167,7 @@ def test_one_that_becomes_too_complex_ends_alone(llm: LLM) -> None:
 
 
 def test_a_guide_that_fails_on_its_way_fails_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pyvelo.text.guide import Guide
+    from pyvelo.grammar.matcher import Guide
 
     calls = []
 

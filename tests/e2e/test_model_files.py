@@ -14,8 +14,8 @@ import pytest
 
 from pyvelo import LLM, SamplingParams
 from pyvelo.engine import engine
-from pyvelo.engine.model_files import ModelFiles
 from pyvelo.errors import ModelError
+from pyvelo.models.files import ModelFiles
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
 
@@ -81,7 +81,7 @@ def test_a_file_that_shrinks_within_a_step(tiny_model: Path, copy: Path) -> None
     code = (
         "import os, sys\n"
         "from pyvelo import LLM, SamplingParams\n"
-        "from pyvelo.engine.model_files import ModelFiles\n"
+        "from pyvelo.models.files import ModelFiles\n"
         "from pyvelo.errors import ModelError\n"
         "ModelFiles.check = lambda self: None  # it looked a moment before\n"
         "sound, path = sys.argv[1:]\n"

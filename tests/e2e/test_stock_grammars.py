@@ -19,8 +19,8 @@ from cffi import FFI
 
 from pyvelo import SamplingParams
 from pyvelo.errors import RequestError
+from pyvelo.grammar.matcher import Guides
 from pyvelo.native import Model
-from pyvelo.text.guide import Guides
 
 ROOT = Path(__file__).resolve().parents[2]
 CDEF = """

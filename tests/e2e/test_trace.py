@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from pyvelo import LLM, AsyncLLM, SamplingParams
-from pyvelo.engine.tracing import recording
 from pyvelo.errors import ClosedError, ConfigError
-from pyvelo.kv.blockmap import replay, summarize
-from pyvelo.kv.trace import read_trace
+from pyvelo.trace.blockmap import replay, summarize
+from pyvelo.trace.format import read_trace
+from pyvelo.trace.recorder import recording
 
 PARAMS = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
 PROMPT = [3 + i % 50 for i in range(70)]

@@ -15,12 +15,12 @@ import numpy as np
 
 from pyvelo.engine.branch import Branch
 from pyvelo.engine.core import EngineCore
+from pyvelo.engine.detokenizer import Detokenizer
 from pyvelo.engine.request import Request
 from pyvelo.engine.scheduler import Limits
 from pyvelo.kv.manager import BlockManager
 from pyvelo.outputs import StreamPiece
 from pyvelo.sampling import SamplingParams
-from pyvelo.text.detokenizer import Detokenizer
 
 N_VOCAB = 1000
 END = 0  # the toy model never chooses it by itself

@@ -12,7 +12,7 @@ import pytest
 from pyvelo import SamplingParams
 from pyvelo.engine.intake import Intake
 from pyvelo.errors import OutOfBlocks, RequestError
-from pyvelo.kv.budget import PoolSize
+from pyvelo.memory.budget import PoolSize
 
 from .fakes import token_bytes
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from pyvelo.engine.request import Request
-from pyvelo.engine.tracing import recording
 from pyvelo.errors import Cancelled, ClosedError, EngineError
-from pyvelo.kv.trace import read_trace
+from pyvelo.trace.format import read_trace
+from pyvelo.trace.recorder import recording
 
 from .fakes import answer
 from .test_driver import WAIT, Stand, in_thread, join

@@ -8,12 +8,12 @@ from random import Random
 from typing import Any, cast
 
 from pyvelo.engine.branch import Branch
+from pyvelo.engine.detokenizer import Detokenizer
 from pyvelo.engine.request import Request
-from pyvelo.engine.tracing import Tracer
 from pyvelo.errors import Cancelled
 from pyvelo.outputs import StreamPiece
 from pyvelo.sampling import SamplingParams
-from pyvelo.text.detokenizer import Detokenizer
+from pyvelo.trace.recorder import Tracer
 
 from .toy_checks import Held, Job
 from .toy_model import N_VOCAB, Injected, Interrupt, ToyGuide

@@ -13,9 +13,9 @@ from pyvelo.engine.driver import Driver
 from pyvelo.engine.interrupts import InterruptGuard
 from pyvelo.engine.request import Request
 from pyvelo.engine.scheduler import Limits
-from pyvelo.engine.tracing import Tracer
 from pyvelo.kv.manager import BlockManager, Event
 from pyvelo.kv.prefix import Chain
+from pyvelo.trace.recorder import Tracer
 
 from .fakes import FakeArrays
 from .toy_checks import Held, Job, check_engine, check_nothing_left

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pyvelo.errors import Cancelled
-from pyvelo.kv.memory import free_memory
+from pyvelo.memory.host import free_memory
 from pyvelo.native import Context, Embedder, Model, StepArrays, devices, promised_memory, quantize
 
 from .steps import Seq, logits_of, run

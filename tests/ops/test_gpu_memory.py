@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from pyvelo.engine.gpu_memory import (
+from pyvelo.memory.gpu import (
     LIBRARY_BYTES,
     ROUNDING_BYTES,
     Step,
@@ -15,8 +15,8 @@ from pyvelo.engine.gpu_memory import (
     product_bytes,
     workspace_bytes,
 )
+from pyvelo.models.gguf_scan import GgufTensor
 from pyvelo.native import Layer
-from pyvelo.text.gguf_scan import GgufTensor
 
 from .cases import Case, make
 from .lab import GpuPlan, Heads

@@ -24,8 +24,8 @@ from model_shapes import tensors
 
 import pyvelo
 from pyvelo import LLM, SamplingParams
+from pyvelo.models.gguf_scan import scan
 from pyvelo.native import devices
-from pyvelo.text.gguf_scan import scan
 
 LLAMA_8B_TOKEN = 32 * 2 * 8 * 128 * 2
 """Bytes of K and V in f16."""

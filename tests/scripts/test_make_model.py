@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pyvelo import native
-from pyvelo.text.gguf_scan import scan
+from pyvelo.models.gguf_scan import scan
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS))

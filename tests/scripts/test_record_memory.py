@@ -7,8 +7,8 @@ from pathlib import Path
 from record_memory import N_REQUESTS, POOL_TOKENS, run
 
 from pyvelo import LLM
-from pyvelo.kv.blockmap import summarize
-from pyvelo.kv.trace import read_trace
+from pyvelo.trace.blockmap import summarize
+from pyvelo.trace.format import read_trace
 
 
 def test_requests_share_give_way_and_end(tiny_model: Path, tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from pyvelo import LLM
+from pyvelo.models.gguf_scan import scan
 from pyvelo.native import Model
-from pyvelo.text.gguf_scan import scan
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))

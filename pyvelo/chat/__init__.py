@@ -1,0 +1,1 @@
+"""Chats: messages, templates and the sandbox they run in, conversations."""

@@ -1,0 +1,245 @@
+"""From a conversation to the tokens of a prompt, through the model's chat template."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict, cast
+
+from pyvelo.chat.marked import Marked, mask_of
+from pyvelo.chat.messages import Message
+from pyvelo.chat.template import BUILT_IN, ChatTemplate
+from pyvelo.errors import RequestError
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from pyvelo.native import Model
+
+__all__ = ["ChatOptions", "ChatPrompt", "Chats", "encode", "is_one"]
+
+KEY = "tokenizer.chat_template"
+FALLBACK = "chatml"
+
+
+class ChatOptions(TypedDict, total=False):
+    """What `chat` and `chat_stream` take beside messages and sampling parameters.
+
+    tools: descriptions of functions, as JSON schemas; the model's template for tools is taken where it has
+        one.
+    chat_template: Jinja instead of the model's own template, or a name: of a template built in ("chatml"), or
+        of one of those that the model has beside its first.
+    add_generation_prompt: whether the beginning of the answer is written; default True.
+    continue_final_message: the answer goes on where the last message, one of the assistant, stops; default
+        False.
+    template_arguments: whatever else the template knows, such as {"enable_thinking": False}.
+    """
+
+    tools: Sequence[Mapping[str, Any]] | None
+    chat_template: str | ChatTemplate | None
+    add_generation_prompt: bool
+    continue_final_message: bool
+    template_arguments: Mapping[str, Any] | None
+
+
+class ChatPrompt(tuple[int, ...]):
+    """Tokens of a conversation, and its text."""
+
+    text: str
+
+    def __new__(cls, tokens: Sequence[int], text: str) -> ChatPrompt:
+        self = super().__new__(cls, tokens)
+        self.text = text
+        return self
+
+
+class Chats:
+    """The chat templates of one model, each compiled when it is first used. Thread-safe."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._lock = threading.Lock()
+        self._known: dict[str, ChatTemplate] = {}
+        self._given: dict[str, ChatTemplate] = {}
+        self._warned = False
+
+    @property
+    def template(self) -> ChatTemplate:
+        """The one that is taken where nothing else is asked for: the model's first, or a fallback."""
+        return self._templates().get("") or self._templates()[FALLBACK]
+
+    def prompts(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | ChatTemplate | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> list[ChatPrompt]:
+        """The prompts of one conversation or several, always a list; see `ChatOptions`.
+
+        Raises RequestError for what is no conversation, TemplateError where the template refuses it.
+        """
+        conversations = cast(Any, [messages] if is_one(messages) else messages)
+        template = self._chosen(chat_template, bool(tools))
+        found = []
+        for conversation in conversations:
+            text = template.render_marked(
+                conversation,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt and not continue_final_message,
+                arguments=template_arguments,
+            )
+            if continue_final_message:
+                text = _cut(text, conversation[-1])
+            found.append(ChatPrompt(encode(self._model, text), str.__str__(text)))
+        return found
+
+    def one(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> ChatPrompt:
+        """The prompt of one conversation."""
+        if not is_one(messages):
+            raise RequestError("a stream answers one conversation: give a list of messages, not of lists")
+        return self.prompts(messages, **options)[0]
+
+    def _chosen(self, asked: str | ChatTemplate | None, tools: bool) -> ChatTemplate:
+        templates = self._templates()
+        if isinstance(asked, ChatTemplate):
+            return asked
+        if asked is None:
+            if "" not in templates and not self._warned:
+                self._warned = True
+                warnings.warn(
+                    f"the model has no chat template; {FALLBACK} is used, which it may not have been trained "
+                    "on: name another with chat_template=",
+                    stacklevel=4,
+                )
+            return templates["tool_use"] if tools and "tool_use" in templates else self.template
+        if not isinstance(asked, str):
+            raise RequestError(f"chat_template is a string, not a {type(asked).__name__}")
+        if asked in templates and asked:
+            return templates[asked]
+        if "{%" not in asked and "{{" not in asked:
+            names = ", ".join(sorted(name for name in templates if name))
+            raise RequestError(f"chat_template={asked[:80]!r} is neither Jinja nor one of {names}")
+        with self._lock:
+            if asked not in self._given:
+                if len(self._given) >= 16:
+                    self._given.clear()
+                self._given[asked] = self._make(asked, "chat_template=")
+            return self._given[asked]
+
+    def _templates(self) -> dict[str, ChatTemplate]:
+        """By name: those of the model, the first of which has none, and those built in."""
+        with self._lock:
+            if not self._known:
+                named = {name: self._make(source, name) for name, source in BUILT_IN.items()}
+                for key, source in self._model.meta.items():
+                    if key == KEY or key.startswith(KEY + "."):
+                        named[key[len(KEY) + 1 :]] = self._make(source, key)
+                self._known = named
+            return self._known
+
+    def _make(self, source: str, name: str) -> ChatTemplate:
+        vocab = self._model.vocab
+        return ChatTemplate(source, name=name, bos=self._text(vocab.bos), eos=self._text(vocab.eos))
+
+    def _text(self, token: int | None) -> str:
+        if token is None:
+            return ""
+        return self._model.token_bytes(token, special=True).decode("utf-8", "replace")
+
+
+def is_one(messages: Any) -> bool:
+    """Whether it is one conversation, not a list of them."""
+    return not (
+        isinstance(messages, Sequence)
+        and not isinstance(messages, (str, bytes))
+        and len(messages) > 0
+        and isinstance(messages[0], Sequence)
+        and not isinstance(messages[0], (str, bytes))
+    )
+
+
+def encode(model: Model, text: Marked) -> list[int]:
+    """The tokens of a rendered conversation, behind the model's first token where it wants one.
+
+    The names of control tokens become those tokens where the template wrote them, and stay text where they
+    come from a user. Where no user's text has any, these are the tokens that the model's tokenizer makes of
+    the whole. What a vocabulary holds as plain, user-defined tokens is found in every text, as it always is.
+    """
+    shown = str.__str__(text)
+    tokens = model.tokenize(shown, add_special=False, parse_special=True)
+    if any(1 in text.mask[begin:end] for begin, end, _ in _controls(model, shown, tokens)):
+        tokens = _encode_apart(model, shown, text.mask)
+    bos = model.vocab.bos
+    if model.vocab.add_bos and bos is not None and tokens[:1] != [bos]:
+        tokens.insert(0, bos)
+    return tokens
+
+
+def _controls(model: Model, text: str, tokens: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Where control tokens stand in a text that became `tokens`: begin, end, token."""
+    found, at = [], 0
+    for token in tokens:
+        if model.token_bytes(token):
+            continue
+        name = model.token_bytes(token, special=True).decode("utf-8", "replace")
+        begin = text.find(name, at) if name else -1
+        if begin >= 0:
+            at = begin + len(name)
+            found.append((begin, at, token))
+    return found
+
+
+def _encode_apart(model: Model, text: str, mask: bytes) -> list[int]:
+    """Tokens where only what the template wrote is searched for control tokens."""
+    tokens: list[int] = []
+    at = 0
+
+    def plain(end: int) -> None:
+        if end > at:
+            tokens.extend(model.tokenize(text[at:end], add_special=False, parse_special=False))
+
+    for begin, end in _runs(mask):
+        run = text[begin:end]
+        for first, last, token in _controls(
+            model, run, model.tokenize(run, add_special=False, parse_special=True)
+        ):
+            plain(begin + first)
+            tokens.append(token)
+            at = begin + last
+    plain(len(text))
+    return tokens
+
+
+def _runs(mask: bytes) -> list[tuple[int, int]]:
+    """Begin and end of each run of characters that are the template's."""
+    runs, at = [], 0
+    while (begin := mask.find(0, at)) >= 0:
+        end = mask.find(1, begin)
+        at = len(mask) if end < 0 else end
+        runs.append((begin, at))
+    return runs
+
+
+def _cut(text: Marked, message: Message) -> Marked:
+    """The text up to where the content of its last message ends."""
+    content = message.get("content")
+    if isinstance(content, Sequence) and not isinstance(content, str) and content:
+        content = content[-1]["text"]
+    if message.get("role") != "assistant" or not isinstance(content, str) or not content.strip():
+        raise RequestError(
+            "continue_final_message: the last message must be the assistant's and have content"
+        )
+    shown, needle = str.__str__(text), content.strip()
+    at = shown.rfind(needle)
+    while at >= 0 and 0 in mask_of(text)[at : at + len(needle)]:
+        at = shown.rfind(needle, 0, at + len(needle) - 1)
+    if at < 0:
+        raise RequestError("continue_final_message: the template does not show the last message as it is")
+    end = at + len(needle)
+    spaces = content[len(content.rstrip()) :]
+    return text[: end + len(spaces)] if shown.startswith(spaces, end) else text[:end]

@@ -1,0 +1,172 @@
+"""How fast a model runs here: prompts and answers, at empty and at deep contexts, alone and side by side."""
+
+from __future__ import annotations
+
+import os
+import random
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from time import perf_counter as now
+
+from pyvelo.engine.waiting import run_all
+from pyvelo.errors import ConfigError
+from pyvelo.kv.geometry import make_geometry
+from pyvelo.llm import LLM
+from pyvelo.models.gguf_parts import scan_model
+from pyvelo.native import Model
+from pyvelo.outputs import StreamPiece, raise_first_error
+from pyvelo.sampling import SamplingParams
+
+__all__ = ["BenchPlan", "Row", "measure"]
+
+
+@dataclass(frozen=True)
+class BenchPlan:
+    """What to measure; lengths in tokens.
+
+    kv_types: a run for each. depths: tokens that are there before. sequences: how many answer at once.
+    prompt, answer: tokens that are timed. repeats: how often.
+    """
+
+    model: str | os.PathLike[str]
+    kv_types: Sequence[str | tuple[str, str]] = ("f16",)
+    depths: Sequence[int] = (0,)
+    sequences: Sequence[int] = (1,)
+    prompt: int = 512
+    answer: int = 64
+    repeats: int = 3
+    n_threads: int | None = None
+    n_gpu_layers: int | str = 0
+
+    def __post_init__(self) -> None:
+        counts: dict[str, Sequence[int]] = {
+            "prompt": [self.prompt],
+            "answer": [self.answer],
+            "repeats": [self.repeats],
+        }
+        counts |= {"sequences": self.sequences, "depths": self.depths}
+        for name, numbers in counts.items():
+            low, high = int(name != "depths"), 1 << 20
+            if not numbers or min(numbers) < low or max(numbers) > high:
+                given = ",".join(map(str, numbers))
+                raise ConfigError(f"{name}={given}: give numbers from {low} to {high}")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure. test: "prompt" or "answer"; samples: tokens in a second, of all sequences together."""
+
+    kv_type: str
+    test: str
+    depth: int
+    sequences: int
+    n_tokens: int
+    samples: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.samples)
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation of the samples; 0 where there is one."""
+        return statistics.stdev(self.samples) if len(self.samples) > 1 else 0.0
+
+
+Loading = Callable[[str | os.PathLike[str]], AbstractContextManager[Callable[[float], object] | None]]
+"""Around the load of a path; gives what is told how far it is."""
+
+
+def measure(plan: BenchPlan, loading: Loading = lambda _: nullcontext()) -> Iterator[Row]:
+    """One row after the other, as they are measured. Raises as `LLM` does."""
+    for kv_type in plan.kv_types:
+        name = kv_type if isinstance(kv_type, str) else ",".join(kv_type)
+        with _opened(plan, kv_type, loading) as llm:
+            for depth in plan.depths:
+                samples = _prompt_samples(llm, plan, depth, plan.repeats)
+                yield Row(name, "prompt", depth, 1, plan.prompt, samples)
+                for n in plan.sequences:
+                    yield Row(name, "answer", depth, n, plan.answer, _answer_samples(llm, plan, depth, n))
+
+
+def _opened(plan: BenchPlan, kv_type: str | tuple[str, str], loading: Loading) -> LLM:
+    """An engine whose cache holds the largest test, after a pass that reads and packs the weights."""
+    longest = max(plan.depths) + max(plan.prompt, plan.answer) + 2
+    most = max(max(plan.sequences), 2)  # a prompt is measured behind a copy of its beginning
+    scan_model(os.fspath(plan.model))  # before C opens it
+    with Model(plan.model, n_gpu_layers=0, deterministic=True) as model:  # mapped alone, not packed
+        geometry = make_geometry(str(plan.model), model.layers, kv_type, 32)
+    n_tokens = most * (longest + 2 * geometry.block_size)
+    with loading(plan.model) as progress:
+        llm = LLM(
+            plan.model,
+            kv_type=kv_type,
+            n_ctx=longest,
+            kv_cache_bytes=(n_tokens + 512) * geometry.token_bytes,
+            n_threads=plan.n_threads,
+            n_gpu_layers=plan.n_gpu_layers,
+            progress=progress,
+        )
+        try:
+            _prompt_samples(llm, plan, 0, repeats=1)
+        except BaseException:
+            llm.close()
+            raise
+    return llm
+
+
+def _prompt_samples(llm: LLM, plan: BenchPlan, depth: int, repeats: int) -> tuple[float, ...]:
+    """A prompt behind what is there, up to its first token."""
+    draw = random.Random(depth)
+    samples = []
+    with llm.session(_tokens(llm, draw, max(1, depth))) as there:
+        for _ in range(repeats):
+            with there.fork() as fork:
+                fork.append(_tokens(llm, draw, plan.prompt))
+                start = now()
+                fork.generate(_params(1))
+                samples.append(plan.prompt / (now() - start))
+    llm.reset_prefix_cache()
+    return tuple(samples)
+
+
+def _answer_samples(llm: LLM, plan: BenchPlan, depth: int, n: int) -> tuple[float, ...]:
+    """Answers side by side, from when each has its first token."""
+    draw = random.Random(depth)
+    prompts = [_tokens(llm, draw, max(1, depth)) for _ in range(n)]
+    llm.generate(prompts, _params(1))  # what is there before
+    samples = []
+    for _ in range(plan.repeats):
+        times = _times(llm, prompts, 1 + plan.answer)
+        start = max(arrivals[0] for arrivals in times)
+        later = [time for arrivals in times for time in arrivals if time > start]
+        samples.append(len(later) / (max(later) - start))
+    llm.reset_prefix_cache()
+    return tuple(samples)
+
+
+def _times(llm: LLM, prompts: Sequence[Sequence[int]], n_tokens: int) -> list[list[float]]:
+    """When the tokens of each answer came."""
+    engine, times = llm._engine, [list[float]() for _ in prompts]
+
+    def watch(number: int) -> Callable[[StreamPiece], None]:
+        return lambda _: times[number].append(now())
+
+    submissions = [
+        engine.intake.prepare(prompt, _params(n_tokens), watch(number))
+        for number, prompt in enumerate(prompts)
+    ]
+    run_all(engine.driver, submissions)
+    raise_first_error(submission.output() for submission in submissions)
+    return times
+
+
+def _params(n: int) -> SamplingParams:
+    return SamplingParams(max_tokens=n, temperature=0.0, ignore_eos=True)
+
+
+def _tokens(llm: LLM, draw: random.Random, n: int) -> list[int]:
+    """Tokens that mean nothing."""
+    return [draw.randrange(llm.vocab.n_tokens) for _ in range(n)]

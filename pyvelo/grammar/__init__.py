@@ -1,0 +1,1 @@
+"""Grammars that outputs follow: GBNF, JSON schemas and regular expressions, with limits."""

@@ -1,0 +1,1 @@
+"""Sizes before anything is allocated: host memory, pool size, layers on GPUs."""

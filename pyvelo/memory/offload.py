@@ -1,0 +1,163 @@
+"""From settings to layers on GPUs: machine and model are asked, and a plan is made before weights load."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from pyvelo.config import EngineConfig
+from pyvelo.engine.scheduler import Limits
+from pyvelo.kv.geometry import CPU_LINE, GPU_LINE, POOL_GRAIN, Geometry, make_geometry
+from pyvelo.memory.budget import DeviceRoom, PoolRequest, PoolSize, size_pool, wanted_tokens
+from pyvelo.memory.gpu import Step, workspace_bytes
+from pyvelo.memory.placement import Gpu, Load, burdens, check_fits, host_weights, most_layers, weigh
+from pyvelo.models.gguf_scan import GgufSummary
+from pyvelo.native import Device, Model, devices, system_info
+
+__all__ = [
+    "NOTHING",
+    "NO_GPU",
+    "STATE_BYTES",
+    "Offload",
+    "built_for_gpus",
+    "find_gpus",
+    "plan_offload",
+    "planned_pool",
+    "weigh_model",
+]
+
+NO_GPU = "CUDA finds no GPU here (is there one, with a driver?)"
+STATE_BYTES = 1 << 30  # the recurrent states of all running sequences take no more
+
+
+@dataclass(frozen=True)
+class Offload:
+    """What goes to GPUs: `rooms` are those that hold anything; `host_weights` None: the host has them all."""
+
+    n_gpu_layers: int
+    rooms: tuple[DeviceRoom, ...] = ()
+    host_weights: int | None = None
+
+
+NOTHING = Offload(0)
+
+
+def built_for_gpus() -> bool:
+    """Whether this build has a backend for GPUs, whatever it finds."""
+    return "CUDA : " in system_info()
+
+
+def find_gpus(found: Sequence[Device]) -> tuple[Gpu, ...]:
+    """What llama.cpp offloads to: all devices with memory of their own, else the first with the host's."""
+    own = [device for device in found if device.kind == "gpu"]
+    shared = [device for device in found if device.kind == "igpu"]
+    return tuple(Gpu(device.name, device.memory_free) for device in own or shared[:1])
+
+
+def plan_offload(config: EngineConfig, path: str, summary: GgufSummary) -> Offload:
+    """Decides which layers go to GPUs, and what lies on each.
+
+    Raises OutOfMemory, with the numbers, where `n_gpu_layers` is more than there is room for.
+    """
+    gpus = find_gpus(devices()) if config.n_gpu_layers else ()
+    if not gpus and config.n_gpu_layers == "auto" and built_for_gpus():
+        warnings.warn(f"{NO_GPU}: the CPU computes everything", RuntimeWarning, stacklevel=2)
+    if not gpus:  # C refuses a number with a sentence of its own
+        return NOTHING if config.n_gpu_layers == "auto" else Offload(int(config.n_gpu_layers))
+    if config.n_gpu_layers == "auto" and config.deterministic:
+        return NOTHING
+    with Model(path, deterministic=True) as model:  # mapped alone: nothing is read that need not be
+        if model.refusal is not None and not model.info.is_encoder:
+            return NOTHING  # it is refused as soon as it is loaded
+        geometry = None
+        if model.refusal is None:
+            geometry = make_geometry(
+                os.path.basename(path), model.layers, config.kv_type, config.block_size, line_bytes=GPU_LINE
+            )
+        load = weigh_model(config, summary, model, geometry)
+        request = _request(config, model)
+    n = _decide(config, load, gpus, geometry, request)
+    held = burdens(load, n, gpus)
+    rooms = tuple(
+        DeviceRoom(b.gpu.name, b.gpu.free_bytes, b.weights + b.other, b.token, b.n_layers, b.weights)
+        for b in held
+    )
+    return Offload(n, rooms, host_weights(load, n, gpus))
+
+
+def planned_pool(
+    config: EngineConfig, summary: GgufSummary, model: Model, offload: Offload, free_bytes: int | None
+) -> tuple[PoolSize, int]:
+    """The pool that an engine would make, but for recurrent states; and the host's bytes of a token."""
+    geometry = make_geometry(
+        summary.path,
+        model.layers,
+        config.kv_type,
+        config.block_size,
+        line_bytes=GPU_LINE if offload.n_gpu_layers else CPU_LINE,
+    )
+    want = replace(
+        _request(config, model),
+        free_bytes=free_bytes,
+        other_bytes=offload.host_weights or 0,
+        devices=offload.rooms,
+    )
+    return size_pool(geometry, want), want.host_token_bytes(geometry)
+
+
+def weigh_model(config: EngineConfig, summary: GgufSummary, model: Model, geometry: Geometry | None) -> Load:
+    """What the parts of a model take; `geometry` None: it has no cache."""
+    rows = geometry.rows if geometry else ()
+    tensors = [(tensor.name, tensor.n_bytes) for tensor in summary.tensors]
+    blocks = summary.of_architecture("block_count")
+    n_layers = blocks if isinstance(blocks, int) else model.info.n_layer
+    states = STATE_BYTES if model.info.has_recurrent else 0
+    tokens = {row.layer: row.k_bytes + row.v_bytes for row in rows}
+    scratch = _scratch(config, summary, model, paged=geometry is not None)
+    return weigh(tensors, n_layers, tokens, scratch, states)
+
+
+def _scratch(config: EngineConfig, summary: GgufSummary, model: Model, paged: bool) -> int:
+    """Bytes that a GPU computes in: activations of a step, logits, and what its backend works in."""
+    inner = summary.of_architecture("feed_forward_length")
+    experts = summary.of_architecture("expert_used_count")
+    width = 8 * model.info.n_embd + 3 * (inner if isinstance(inner, int) else 4 * model.info.n_embd)
+    limits = Limits(min(config.max_num_seqs, config.max_batch_tokens), config.max_batch_tokens)
+    step = Step(
+        n_tokens=config.max_batch_tokens,
+        n_rows=min(config.max_num_seqs, config.max_batch_tokens),
+        n_outputs=limits.max_outputs,
+        longest=config.n_ctx or model.info.n_ctx_train,
+        n_experts=experts if isinstance(experts, int) and experts > 0 else 1,
+    )
+    numbers = step.n_tokens * width + step.n_outputs * model.info.n_vocab
+    return workspace_bytes(model.layers if paged else (), summary.tensors, step) + 4 * numbers
+
+
+def _request(config: EngineConfig, model: Model) -> PoolRequest:
+    return PoolRequest(
+        max_num_seqs=min(config.max_num_seqs, config.max_batch_tokens),
+        n_ctx=config.n_ctx,
+        n_ctx_train=max(1, model.info.n_ctx_train),
+        kv_cache_bytes=config.kv_cache_bytes,
+        memory_utilization=config.memory_utilization,
+        free_bytes=None,
+        other_bytes=0,
+    )
+
+
+def _decide(
+    config: EngineConfig, load: Load, gpus: Sequence[Gpu], geometry: Geometry | None, request: PoolRequest
+) -> int:
+    asked = config.kv_cache_bytes is not None
+    wanted = wanted_tokens(geometry, request) if geometry else 0
+    if config.n_gpu_layers == "auto":
+        return most_layers(load, gpus, wanted, config.memory_utilization)
+    n = int(config.n_gpu_layers)
+    n = load.n_parts if n < 0 else min(n, load.n_parts)
+    least = wanted if asked else -(-(config.n_ctx or 1) // POOL_GRAIN) * POOL_GRAIN
+    share = 1.0 if asked else config.memory_utilization
+    check_fits(load, n, gpus, least if geometry else 0, share)
+    return n

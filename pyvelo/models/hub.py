@@ -1,0 +1,307 @@
+"""Models by name: `org/repo` or `org/repo:QUANT` becomes a file in the cache of huggingface-hub.
+
+Where the cache lies, the token and the server are that library's to say: HF_HOME, HF_TOKEN, HF_ENDPOINT and
+HF_HUB_OFFLINE are its variables. It is needed for names only (the extra `hub`); a path never asks for it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyvelo import __version__
+from pyvelo.errors import ConfigError, ModelError, one_line
+from pyvelo.models.gguf_names import ModelFile, find_models, matching
+from pyvelo.models.hub_answers import read_listing
+
+if TYPE_CHECKING:
+    from huggingface_hub import CachedRepoInfo, CachedRevisionInfo
+
+__all__ = [
+    "CachedModel",
+    "HubName",
+    "ModelChoiceError",
+    "Pulled",
+    "cached_models",
+    "choice_names",
+    "locate",
+    "parse_name",
+    "pull",
+]
+
+_NAME = re.compile(
+    r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::(?P<quant>[\w.+-][\w.+/ -]*))?", re.ASCII
+)
+_GIB = 1 << 30
+ANSWER_TIMEOUT = 60.0
+"""Seconds without a byte after which a hub counts as one that does not answer."""
+MOST_LISTED = 20  # models in a message
+
+
+@dataclass(frozen=True)
+class HubName:
+    """`org/repo`, and what was said behind the colon."""
+
+    repo: str
+    quant: str | None
+
+    def __str__(self) -> str:
+        return f"{self.repo}:{self.quant}" if self.quant else self.repo
+
+
+@dataclass(frozen=True)
+class CachedModel:
+    """A model in the cache, whole: its repository, tag, files (the first one is for the loader) and bytes.
+
+    `file` is the first one's name in the repository, `label` what to write behind the colon.
+    """
+
+    repo: str
+    tag: str
+    file: str
+    label: str
+    paths: tuple[Path, ...]
+    n_bytes: int
+    used: float
+    """When it was read last, in seconds since 1970."""
+
+    @property
+    def name(self) -> str:
+        """What `LLM` and `pyvelo run` take."""
+        return f"{self.repo}:{self.label}"
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """What `pull` brought or found: the same, and whether nothing had to be downloaded."""
+
+    repo: str
+    tag: str
+    paths: tuple[Path, ...]
+    n_bytes: int
+    was_cached: bool
+
+
+class ModelChoiceError(ModelError):
+    """A name that means no model of its repository, or several; `choices` are those that there are."""
+
+    def __init__(self, message: str, repo: str, choices: Sequence[ModelFile]) -> None:
+        super().__init__(message)
+        self.repo = repo
+        self.choices = tuple(choices)
+
+
+def parse_name(text: str) -> HubName | None:
+    """The name of a repository, None for what can only be a path."""
+    match = _NAME.fullmatch(text)
+    if match is None or (match["quant"] is None and text.lower().endswith(".gguf")):
+        return None
+    return HubName(match["repo"], match["quant"])
+
+
+def locate(model: str | os.PathLike[str]) -> str:
+    """The path of a model: what exists as a file is one, anything else may be a name on the hub.
+
+    A name is looked up in the cache, without any network; what is not there is downloaded, with a bar where
+    standard error is a terminal. `org/repo` alone means the one model of it that is cached, or that it has.
+    Raises ModelError for what is neither, ModelChoiceError where the name leaves a choice.
+    """
+    path = os.fspath(model)
+    if not isinstance(path, str):
+        raise ConfigError(f"model={model!r} is no text and no path")
+    if os.path.exists(path):
+        return path
+    name = parse_name(path) if isinstance(model, str) else None
+    if name is None:
+        raise ModelError(f"there is no model at {path or repr(path)}")
+    if not _has_library():
+        raise ModelError(
+            f"there is no file {path}, and to look for it on the hub as {name.repo} takes huggingface-hub: "
+            'pip install "pyvelo[hub]"'
+        )
+    found = _in_cache(name)
+    return str((found or pull(name)).paths[0])
+
+
+def pull(name: HubName | str) -> Pulled:
+    """Brings a model into the cache, or finds that it is there as the hub has it now.
+
+    What an interrupted download left is gone on with. With HF_HUB_OFFLINE the cache alone is asked. Raises
+    ConfigError for text that is no name, ModelError where the hub or the file cannot be had, ModelChoiceError
+    where the name leaves a choice.
+    """
+    named = parse_name(name) if isinstance(name, str) else name
+    if named is None:
+        raise ConfigError(f"{name!r} is no name on the hub: give org/repo or org/repo:QUANT")
+    if not _has_library():
+        raise ModelError(f'to pull {named} takes huggingface-hub: pip install "pyvelo[hub]"')
+    from huggingface_hub import constants as hub
+
+    if hub.HF_HUB_OFFLINE:
+        found = _in_cache(named)
+        if found is None:
+            raise ModelError(f"{named} is not in the cache, and HF_HUB_OFFLINE forbids to ask the hub")
+        return Pulled(found.repo, found.tag, found.paths, found.n_bytes, True)
+    with _asking(named):
+        answer = _description(named.repo)
+    commit, sizes = read_listing(answer, named.repo)
+    return _fetch(named, _choose(named, find_models(sizes), "it has"), commit)
+
+
+def cached_models(repo: str | None = None) -> list[CachedModel]:
+    """The whole models in the cache, of one repository or of all; none where the library is missing."""
+    if not _has_library():
+        return []
+    from huggingface_hub import CacheNotFound, scan_cache_dir
+    from huggingface_hub import constants as hub
+
+    try:
+        repos = scan_cache_dir(hub.HF_HUB_CACHE).repos
+    except CacheNotFound:
+        return []
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot read the cache {hub.HF_HUB_CACHE}: {one_line(str(error))}") from error
+    wanted = [r for r in repos if r.repo_type == "model" and repo in (None, r.repo_id)]
+    models = [model for r in wanted for model in _models_of(r)]
+    return sorted(models, key=lambda model: (model.repo.casefold(), model.n_bytes))
+
+
+# ---- choosing ----
+
+
+def _choose(name: HubName, models: list[ModelFile], has: str) -> ModelFile:
+    """The one model that a name means."""
+    found = models if name.quant is None else matching(models, name.quant)
+    if len(found) == 1:
+        if found[0].missing:
+            raise ModelError(f"{name}: {found[0].missing} of the parts of {found[0].name} are not there")
+        return found[0]
+    if not models:
+        raise ModelChoiceError(f"{name.repo} has no GGUF model", name.repo, ())
+    listed = found or models
+    labels = _labels(listed)
+    told = ", ".join(f"{label} ({_size(model.n_bytes)})" for label, model in labels[:MOST_LISTED])
+    if len(labels) > MOST_LISTED:
+        told += f" and {len(labels) - MOST_LISTED:,} more"
+    what = f"{name.quant} is none of its models" if not found else f"{len(found)} models go by that name"
+    example = f"{name.repo}:{labels[0][0]}"
+    raise ModelChoiceError(f"{name}: {what}; {has} {told}. Name one, as in {example}", name.repo, listed)
+
+
+def _labels(models: Iterable[ModelFile]) -> list[tuple[str, ModelFile]]:
+    """What to write behind the colon for each: its tag, or its file's name where several have that tag."""
+    listed = list(models)
+    tags = Counter(model.tag for model in listed)
+    return [(m.tag if tags[m.tag] == 1 else m.name, m) for m in listed]
+
+
+def _size(n_bytes: int) -> str:
+    return f"{n_bytes / _GIB:.1f} GiB" if n_bytes >= _GIB // 10 else f"{n_bytes / (1 << 20):.1f} MiB"
+
+
+def choice_names(models: Iterable[ModelFile]) -> list[dict[str, str | int]]:
+    """For each model what to write behind the colon, its file, its bytes and how many parts it has."""
+    return [
+        {"name": label, "file": model.name, "bytes": model.n_bytes, "parts": len(model.files)}
+        for label, model in _labels(models)
+    ]
+
+
+# ---- the cache ----
+
+
+def _in_cache(name: HubName) -> CachedModel | None:
+    """The cached model that a name means, None where there is none. ModelChoiceError for several."""
+    models = {model.file: model for model in cached_models(name.repo)}
+    files = [ModelFile(model.tag, ((file, model.n_bytes),)) for file, model in models.items()]
+    if name.quant is not None:
+        files = matching(files, name.quant)
+    if not files:
+        return None
+    return models[_choose(name, files, "the cache has").name]
+
+
+def _models_of(repo: CachedRepoInfo) -> Iterator[CachedModel]:
+    revision = _current(repo)
+    if revision is None:
+        return
+    root = revision.snapshot_path
+    files = {file.file_path.relative_to(root).as_posix(): file for file in revision.files}
+    found = find_models({name: file.size_on_disk for name, file in files.items()})
+    for label, model in _labels(model for model in found if not model.missing):
+        paths = tuple(root / name for name, _ in model.files)
+        used = max(files[name].blob_last_accessed for name, _ in model.files)
+        yield CachedModel(repo.repo_id, model.tag, model.name, label, paths, model.n_bytes, used)
+
+
+def _current(repo: CachedRepoInfo) -> CachedRevisionInfo | None:
+    """What `main` was when it was last asked for, else the newest."""
+    return repo.refs.get("main") or max(repo.revisions, key=lambda r: r.last_modified, default=None)
+
+
+# ---- the network ----
+
+
+def _description(repo: str) -> object:
+    """Return the JSON that the hub answers for a repository."""
+    from huggingface_hub import constants as hub
+    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+
+    headers = build_hf_headers(library_name="pyvelo", library_version=__version__)
+    url = f"{hub.ENDPOINT}/api/models/{repo}"
+    answer = get_session().get(url, headers=headers, params={"blobs": True}, timeout=ANSWER_TIMEOUT)
+    hf_raise_for_status(answer)
+    return answer.json()
+
+
+def _fetch(name: HubName, model: ModelFile, commit: str) -> Pulled:
+    from pyvelo.models.hub_download import fetch_file, set_main
+
+    with _asking(name):
+        fetched = [fetch_file(name.repo, file, commit) for file, _ in model.files]
+        set_main(name.repo, commit)
+        n_bytes = sum(path.stat().st_size for path, _ in fetched)
+    paths = tuple(path for path, _ in fetched)
+    return Pulled(name.repo, model.tag, paths, n_bytes, not any(was_missing for _, was_missing in fetched))
+
+
+@contextmanager
+def _asking(name: HubName) -> Iterator[None]:
+    """Turns what goes wrong between here and the hub into a ModelError of one line."""
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except ModelError:
+        raise
+    except errors.GatedRepoError as error:
+        raise ModelError(
+            f"{name.repo} is open only to those who accepted its terms: do so on its page, and set HF_TOKEN"
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise ModelError(
+            f"there is no file {name} and no repository {name.repo} on the hub, or it is private: "
+            "see to the spelling, or set HF_TOKEN"
+        ) from error
+    except Exception as error:
+        # the library's own, its HTTP client's, or the disk's: which classes depends on its version
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        if isinstance(error, OSError) and error.filename is not None:
+            first = f"{error.filename}: {error.strerror}"
+        raise ModelError(f"cannot get {name} from the hub: {first}") from error
+
+
+def _has_library() -> bool:
+    try:
+        from huggingface_hub import constants  # noqa: F401
+    except ModuleNotFoundError:
+        return False
+    except ValueError as error:  # it reads its variables then
+        raise ModelError(f"huggingface-hub cannot be used, check HF_ENDPOINT: {error}") from error
+    return True

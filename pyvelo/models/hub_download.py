@@ -1,0 +1,146 @@
+"""Downloads into the cache of huggingface-hub, which continue where the last one stopped.
+
+Recent versions of the library start anew after Ctrl+C: each writes to a file of its own and removes it. Here
+the part lies where older versions kept it, `blobs/<etag>.incomplete`, under the library's own lock. Blobs,
+snapshots and refs have the library's layout, but every name in it was checked before
+(`pyvelo.models.hub_answers`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+from pyvelo import __version__
+from pyvelo.errors import ModelError
+from pyvelo.models.hub_answers import check_etag
+
+__all__ = ["fetch_file", "set_main"]
+
+_CHUNK = 1 << 20
+
+
+def fetch_file(repo: str, file: str, commit: str) -> tuple[Path, bool]:
+    """Return the path of a file of `repo` at `commit` in the cache, and whether it had to be downloaded.
+
+    Args:
+        repo: `org/name`.
+        file: Name of the file in the repository, checked by `read_listing`.
+        commit: The commit to take it from, checked by `read_listing`.
+
+    Raises:
+        ModelError: The hub describes the file wrongly, or its content is not what the hub says of it.
+        Exception: What the library raises.
+    """
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.utils import WeakFileLock, build_hf_headers
+
+    folder, locks = _folders(repo)
+    pointer = folder / "snapshots" / commit / file
+    if pointer.exists():
+        return pointer, False
+    headers = build_hf_headers(library_name="pyvelo", library_version=__version__)
+    url = hf_hub_url(repo, file, revision=commit)
+    facts = get_hf_file_metadata(url, headers=headers)
+    if facts.commit_hash not in (None, commit):
+        raise ModelError(f"{repo} was changed on the hub while it was downloaded: pull it once more")
+    etag = check_etag(file, facts.etag)
+    blob = folder / "blobs" / etag
+    blob.parent.mkdir(parents=True, exist_ok=True)
+    locks.mkdir(parents=True, exist_ok=True)
+    with WeakFileLock(locks / f"{etag}.lock"):
+        if not blob.exists():
+            part = Path(f"{blob}.incomplete")
+            _download(url, headers, part, facts, file)
+            _check(part, facts.size, etag, file)
+            os.replace(part, blob)
+        _point(pointer, blob)
+    return pointer, True
+
+
+def set_main(repo: str, commit: str) -> None:
+    """Record `commit` as what the branch `main` was when it was last asked for."""
+    ref = _folders(repo)[0] / "refs" / "main"
+    if ref.exists() and ref.read_bytes() == commit.encode():
+        return  # the cache may be read-only
+    ref.parent.mkdir(parents=True, exist_ok=True)
+    written = ref.with_name(f"main.{os.getpid()}.tmp")
+    written.write_bytes(commit.encode())
+    os.replace(written, ref)
+
+
+def _folders(repo: str) -> tuple[Path, Path]:
+    """Return the folder of a repository in the cache, and the folder of its locks."""
+    from huggingface_hub import constants as hub
+    from huggingface_hub.file_download import repo_folder_name
+
+    name = repo_folder_name(repo_id=repo, repo_type="model")
+    return Path(hub.HF_HUB_CACHE, name), Path(hub.HF_HUB_CACHE, ".locks", name)
+
+
+def _point(pointer: Path, blob: Path) -> None:
+    """Link `pointer` to `blob`, or move the blob there if the file system has no links."""
+    pointer.parent.mkdir(parents=True, exist_ok=True)
+    pointer.unlink(missing_ok=True)
+    try:
+        pointer.symlink_to(os.path.relpath(blob, pointer.parent))
+    except OSError:
+        os.replace(blob, pointer)
+
+
+def _download(url: str, headers: dict[str, str], part: Path, facts: Any, file: str) -> None:
+    """Complete `part` by HTTP, or over Xet if the file is larger than what the hub serves by HTTP."""
+    from huggingface_hub import constants as hub
+    from huggingface_hub.file_download import xet_get
+
+    size = facts.size
+    title = file.rpartition("/")[2]
+    data = facts.xet_file_data
+    if data is not None and size is not None and size > hub.MAX_HTTP_DOWNLOAD_SIZE:
+        xet_get(
+            incomplete_path=part,
+            xet_file_data=data,
+            headers=headers,
+            expected_size=size,
+            displayed_filename=title,
+        )
+        return
+    if part.exists() and (size is None or part.stat().st_size > size):
+        part.unlink()
+    try:
+        _go_on(url, headers, part, size, title)
+    except OSError:
+        if size is None or part.stat().st_size <= size:
+            raise
+        part.unlink()  # older versions append all of it where a server knows no ranges
+        _go_on(url, headers, part, size, title)
+
+
+def _go_on(url: str, headers: dict[str, str], part: Path, size: int | None, title: str) -> None:
+    from huggingface_hub.file_download import http_get
+
+    have = part.stat().st_size if part.exists() else 0
+    with part.open("ab") as target:
+        http_get(url, target, resume_size=have, headers=headers, expected_size=size, displayed_filename=title)
+
+
+def _check(part: Path, size: int | None, etag: str, file: str) -> None:
+    """Raise ModelError unless the content has the size and the digest that the hub gives.
+
+    A SHA-1 is that of a git blob, or of the content alone as some mirrors give it.
+    """
+    n_bytes = part.stat().st_size
+    if len(etag) == 64:
+        digests = [hashlib.sha256()]
+    else:
+        header = b"blob %d\0" % n_bytes
+        digests = [hashlib.sha1(start, usedforsecurity=False) for start in (header, b"")]
+    with part.open("rb") as source:
+        while chunk := source.read(_CHUNK):
+            for digest in digests:
+                digest.update(chunk)
+    if size not in (None, n_bytes) or etag not in [digest.hexdigest() for digest in digests]:
+        part.unlink()
+        raise ModelError(f"{file} came damaged, and what came of it was removed: pull it once more")

@@ -1,0 +1,1 @@
+"""Simulation without a model: workloads, the simulated engine, contiguous caches, metrics."""

@@ -1,0 +1,330 @@
+"""The engine without a model: its own step loop, scheduler and block manager, on a simulated clock.
+
+What is simulated is the forward pass alone: it takes the time that `StepCosts` says, and its tokens are those
+of the workload. So blocks, sharing, preemption and the order of requests are not a model of the engine but
+the engine itself.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyvelo.engine.core import EngineCore
+from pyvelo.engine.costs import Costs
+from pyvelo.engine.detokenizer import Detokenizer
+from pyvelo.engine.request import Request
+from pyvelo.engine.scheduler import Limits
+from pyvelo.errors import ConfigError, InternalError
+from pyvelo.kv.manager import BlockManager
+from pyvelo.sampling import SamplingParams
+from pyvelo.simulate.metrics import Meter, Outcome
+from pyvelo.simulate.workload import END, Job, Texts
+from pyvelo.trace.recorder import Tracer
+
+__all__ = ["POLICIES", "Clock", "Setup", "StepCosts", "simulate"]
+
+MOST_BLOCKS = 1 << 24
+MOST_BATCH = 1 << 20  # tokens
+MOST_ENTRIES = 1 << 28  # of block tables
+
+POLICIES = ("auto", "swap", "recompute")
+"""What becomes of a sequence that gives way: what is cheaper, always moved if there is room, never moved."""
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """Seconds that the parts of a step take.
+
+    The defaults are fitted to docs/PERFORMANCE.md, Qwen3-0.6B's shape over f16 pages on two cores: `step` and
+    `decode` to 1 to 16 sequences that decode at 32 tokens, `decode_read` to the line over the context,
+    `prompt` and `prompt_read` to prefill at 0 and 4096 tokens, and `masked` to stock's unified buffer with 16
+    sequences of 1024. `move` is by what a copy of memory gives on such a machine.
+    """
+
+    step: float = 0.015
+    prompt: float = 0.75e-3  # a token of a prompt
+    decode: float = 1.5e-3  # a token of an answer
+    prompt_read: float = 0.52e-6  # for a token of a prompt, each token before it
+    decode_read: float = 4.2e-6  # for a token of an answer, each token before it
+    masked: float = 0.48  # a cell of another sequence that is read and masked, as a part of an own one
+    move: float = 1.25e-10  # a byte between pool and host memory, or copied in the pool: 8 GB/s
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not 0 <= value < float("inf"):
+                raise ConfigError(f"cost {name}={value}: give a number of 0 and more")
+        if not self.step + min(self.prompt, self.decode) > 0:
+            raise ConfigError("a step must cost some time: step, or prompt and decode, must be above 0")
+
+    def seconds(self, n_tokens: NDArray[np.int32], lengths: NDArray[np.int32], n_cells: int = 0) -> float:
+        """A step of sequences that feed `n_tokens` tokens each and then have `lengths`. Where all of them
+        scan one buffer, `n_cells` is how much of it."""
+        decodes = n_tokens == 1
+        n, length = n_tokens.astype(np.float64), lengths.astype(np.float64)
+        before = np.where(decodes, length, length - n / 2)
+        scanned = before + self.masked * np.maximum(0, n_cells - length)
+        each = np.where(
+            decodes, self.decode + self.decode_read * scanned, n * (self.prompt + self.prompt_read * scanned)
+        )
+        return self.step + float(each.sum())
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The memory and the limits of a run: blocks of `block_size` tokens and `block_bytes` bytes, `n_ctx`
+    tokens of a sequence at most. ConfigError says what cannot be."""
+
+    n_blocks: int
+    block_size: int
+    block_bytes: int
+    n_ctx: int
+    n_swap_blocks: int = 0
+    max_seqs: int = 256
+    max_batch_tokens: int = 512
+    prefix_cache: bool = True
+    policy: str = "auto"
+    costs: StepCosts = StepCosts()
+
+    def __post_init__(self) -> None:
+        for name in ("n_blocks", "block_size", "n_ctx", "max_seqs", "max_batch_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)}: give a number of 1 and more")
+        if self.n_slots >= 1 << 31 or max(self.n_blocks, self.n_swap_blocks) > MOST_BLOCKS:
+            raise ConfigError(
+                f"{self.n_blocks} blocks of {self.block_size} tokens and {self.n_swap_blocks} of host memory "
+                f"are too many: up to {MOST_BLOCKS} blocks and {(1 << 31) - 1} tokens can be simulated"
+            )
+        if self.limits.max_batch_tokens > MOST_BATCH or self.limits.max_seqs * self.width > MOST_ENTRIES:
+            raise ConfigError(
+                f"steps of {self.max_batch_tokens} tokens and {self.limits.max_seqs} sequences of up to "
+                f"{self.width} blocks are too large to simulate"
+            )
+        if self.policy not in POLICIES:
+            raise ConfigError(f"policy {self.policy!r}: choose from {', '.join(POLICIES)}")
+
+    @property
+    def n_slots(self) -> int:
+        """Tokens that the pool holds."""
+        return self.n_blocks * self.block_size
+
+    def fits(self, job: Job) -> bool:
+        """Whether the engine would let it in: its longest answer must fit into the empty pool."""
+        longest = min(job.n_prompt + job.max_tokens, self.n_ctx)
+        return job.n_prompt + job.n_answer <= self.n_ctx and longest - 1 <= self.n_slots
+
+    @property
+    def width(self) -> int:
+        """Blocks of the longest sequence."""
+        return -(-min(self.n_ctx, self.n_slots) // self.block_size)
+
+    @property
+    def limits(self) -> Limits:
+        """What a step may hold."""
+        return Limits(min(self.max_seqs, self.max_batch_tokens), self.max_batch_tokens)
+
+
+class Clock:
+    """Seconds since a simulation began."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class _Policy(Costs):
+    """Costs as they are measured, but the choice made beforehand."""
+
+    def __init__(self, swap: bool) -> None:
+        super().__init__()
+        self._swap = swap
+
+    def favour_swap(self, n_blocks: int, n_tokens: int) -> bool:
+        return self._swap
+
+
+class _Arrays:
+    """What a step is described by: as StepArrays, but no library is told where they are."""
+
+    def __init__(self, limits: Limits, width: int) -> None:
+        self.tokens = np.zeros(limits.max_batch_tokens, np.int32)
+        self.positions = np.zeros(limits.max_batch_tokens, np.int32)
+        self.slots = np.zeros(limits.max_batch_tokens, np.int32)
+        self.outputs = np.zeros(limits.max_batch_tokens, np.int8)
+        self.seqs = np.zeros((limits.max_seqs, 4), np.int32)
+        self.tables = np.zeros((limits.max_seqs, width), np.int32)
+        self.states = np.zeros(limits.max_seqs, np.int32)
+
+
+class _Sampler:
+    """Draws the answer that the workload says, token by token."""
+
+    def __init__(self, tokens: NDArray[np.int32]) -> None:
+        self._tokens = iter(tokens.tolist())
+
+    def draw(self) -> int:
+        return int(next(self._tokens))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class _Context:
+    """Takes time for what a context would do, and does nothing."""
+
+    def __init__(self, setup: Setup, clock: Clock, meter: Meter, manager: BlockManager) -> None:
+        self._setup = setup
+        self._clock = clock
+        self._meter = meter
+        self._manager = manager
+        self.core: EngineCore | None = None
+
+    def run(self, arrays: _Arrays, n_tokens: int, n_seqs: int) -> None:
+        core, manager = self.core, self._manager
+        if core is None:
+            raise InternalError("a simulated context runs without its engine")
+        seconds = self._setup.costs.seconds(arrays.seqs[:n_seqs, 1], arrays.seqs[:n_seqs, 2])
+        size = manager.block_size
+        # the slots of this step are taken, and filled when it is done
+        self._meter.step(
+            seconds,
+            core.n_running,
+            manager.n_used * size,
+            manager.n_stored + n_tokens,
+            size * sum(len(table.blocks) for table in manager.tables()),
+        )
+        self._clock.now += seconds
+
+    def sample(self, rows: Any, samplers: Sequence[_Sampler]) -> tuple[Any, Any]:
+        tokens = [sampler.draw() for sampler in samplers]
+        return np.array(tokens, np.int32), np.zeros(len(tokens), np.int32)
+
+    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        self._move(len(targets))
+
+    def swap_out(self, blocks: Sequence[int], places: Sequence[int]) -> None:
+        self._move(len(blocks))
+
+    def swap_in(self, places: Sequence[int], blocks: Sequence[int]) -> None:
+        self._move(len(blocks))
+
+    def fill_blocks(self, blocks: Sequence[int], byte: int) -> None:
+        """There is nothing to fill."""
+
+    def _move(self, n_blocks: int) -> None:
+        self._clock.now += n_blocks * self._setup.block_bytes * self._setup.costs.move
+
+
+def simulate(
+    setup: Setup,
+    jobs: Sequence[Job],
+    *,
+    seed: int = 0,
+    record: str | os.PathLike[str] | None = None,
+    audit: bool = False,
+) -> Outcome:
+    """Runs a workload, whose jobs are in the order of time, over pages.
+
+    record: writes a trace of the run there. audit: checks the manager's invariants after every step.
+    """
+    run = _Run(setup, jobs, seed, audit)
+    if record is None:
+        run.finish()
+    else:
+        tracer = Tracer(run.core, record, setup.block_bytes, setup.n_ctx)
+        try:
+            run.finish()
+            tracer.detach()
+        finally:
+            tracer.close()
+    return run.outcome()
+
+
+class _Run:
+    """One simulation."""
+
+    def __init__(self, setup: Setup, jobs: Sequence[Job], seed: int, audit: bool) -> None:
+        self._setup, self._jobs = setup, jobs
+        self._texts = Texts(jobs, seed)
+        self._clock, self._meter = Clock(), Meter()
+        self._answers: dict[int, NDArray[np.int32]] = {}
+        self._pending = deque(enumerate(jobs))
+        self._manager = BlockManager(
+            setup.n_blocks, setup.block_size, share=setup.prefix_cache, n_swap_blocks=setup.n_swap_blocks
+        )
+        context = _Context(setup, self._clock, self._meter, self._manager)
+        self.core = context.core = EngineCore(
+            context=cast(Any, context),
+            arrays=cast(Any, _Arrays(setup.limits, setup.width)),
+            manager=self._manager,
+            limits=setup.limits,
+            n_states=0,
+            new_sampler=cast(Any, self._new_sampler),
+            is_end=lambda token: token == END,
+            debug=audit,
+            clock=self._clock,
+            costs=None if setup.policy == "auto" else _Policy(setup.policy == "swap"),
+        )
+
+    def finish(self) -> None:
+        """Steps until every job is done."""
+        core, clock, pending = self.core, self._clock, self._pending
+        while True:
+            while pending and pending[0][1].time <= clock.now:
+                self._submit(*pending.popleft())
+            if core.step():
+                continue
+            if core.n_running or core.n_waiting:
+                raise InternalError("a simulated request is not finished, but nothing is left to do")
+            if not pending:
+                return
+            clock.now = pending[0][1].time
+
+    def outcome(self) -> Outcome:
+        meter, counts, counters = self._meter, self._manager.counts, self.core.counters
+        meter.preemptions, meter.swaps = counters.preemptions, counters.swaps
+        meter.hit_rate = counts.hits / counts.queried if counts.queried else 0.0
+        setup = self._setup
+        scheme = f"pages of {setup.block_size}, {setup.policy}"
+        return meter.outcome(scheme, len(self._jobs), self._clock.now)
+
+    def _submit(self, index: int, job: Job) -> None:
+        """As the intake does: what could never fit is refused, samples follow the first."""
+        prompt = self._texts.prompt(index)
+        if not self._setup.fits(job):
+            self._meter.refused += 1
+            return
+        params = SamplingParams(max_tokens=job.max_tokens, n=job.samples)
+        requests = [self._request(index, job, sample, prompt, params) for sample in range(job.samples)]
+        requests[0].followers = requests[1:]
+        for request in requests[1:]:
+            request.held = True
+        self.core.inbox.submit(requests)
+
+    def _request(
+        self, index: int, job: Job, sample: int, prompt: NDArray[np.int32], params: SamplingParams
+    ) -> Request:
+        sequence, meter, clock = (index, sample), self._meter, self._clock
+        request = Request(
+            prompt.tolist(),
+            params,
+            max_new=min(job.max_tokens, self._setup.n_ctx - job.n_prompt),
+            seed=0,
+            detokenizer=Detokenizer(lambda token: b""),
+            block_size=self._setup.block_size,
+            index=sample,
+            on_piece=lambda piece: meter.token(sequence, job.time, clock.now),
+        )
+        self._answers[id(request)] = self._texts.answer(index, sample)
+        return request
+
+    def _new_sampler(self, request: Request) -> _Sampler:
+        return _Sampler(self._answers.pop(id(request)))

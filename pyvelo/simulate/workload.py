@@ -1,0 +1,301 @@
+"""A workload to simulate: who comes when, with how long a prompt, and how long its answer will be.
+
+Drawn from distributions, described in a file, or taken from a recorded run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyvelo.errors import ConfigError
+from pyvelo.trace.format import Arrived, Finished, Trace
+
+__all__ = [
+    "END",
+    "Job",
+    "Lengths",
+    "Texts",
+    "WorkloadSpec",
+    "draw_jobs",
+    "jobs_of_trace",
+    "parse_lengths",
+    "parse_prefix",
+    "read_jobs",
+]
+
+END = 0
+"""The token that ends an answer before it has `max_tokens`."""
+
+MOST = 1_000_000  # requests, samples, and tokens of a length
+SLOWEST = 1e-6  # requests per second, so that times stay exact to parts of a second
+
+
+@dataclass(frozen=True)
+class Job:
+    """A request that is known to its end. It arrives at `time` (seconds) and gets `samples` answers of
+    `n_answer` tokens, of which nobody knows beforehand that they are fewer than `max_tokens`.
+
+    Its first `n_shared` tokens are those of the job `like`, a place in the workload before its own: of that
+    one's prompt and, behind it, its first answer.
+    """
+
+    time: float
+    n_prompt: int
+    n_answer: int
+    max_tokens: int
+    samples: int = 1
+    like: int | None = None
+    n_shared: int = 0
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """A distribution of lengths in tokens: `kind` with a mean and, for some, a spread (see parse_lengths)."""
+
+    kind: str
+    a: float
+    b: float = 0.0
+
+    def draw(self, random: np.random.Generator, n: int) -> NDArray[np.int64]:
+        """`n` lengths of 1 and more."""
+        if self.kind == "fixed":
+            values = np.full(n, self.a)
+        elif self.kind == "uniform":
+            values = random.integers(int(self.a), int(self.b) + 1, n).astype(float)
+        elif self.kind == "exponential":
+            values = random.exponential(self.a, n)
+        else:
+            variance = math.log1p((self.b / self.a) ** 2)
+            values = random.lognormal(math.log(self.a) - variance / 2, math.sqrt(variance), n)
+        lengths: NDArray[np.int64] = np.clip(np.rint(values), 1, MOST).astype(np.int64)
+        return lengths
+
+
+@dataclass(frozen=True)
+class WorkloadSpec:
+    """What a workload is drawn from. `rate` is in requests per second, with exponential times between them;
+    infinite: all come at once. `prefixes` are pairs (tokens, share of the requests that begin with them)."""
+
+    n_requests: int
+    rate: float
+    prompt: Lengths
+    answer: Lengths
+    max_tokens: int
+    samples: int = 1
+    prefixes: Sequence[tuple[int, float]] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value in (
+            ("requests", self.n_requests),
+            ("max-tokens", self.max_tokens),
+            ("samples", self.samples),
+        ):
+            if not 1 <= value <= MOST:
+                raise ConfigError(f"{name} {value}: give a number from 1 to {MOST}")
+        if not self.rate >= SLOWEST:
+            raise ConfigError(
+                f"rate {self.rate}: give requests per second from {SLOWEST} on, or inf for all at once"
+            )
+        if not 0 <= self.seed < 1 << 64:
+            raise ConfigError(f"seed {self.seed}: give an integer from 0 to {(1 << 64) - 1}")
+        if sum(share for _, share in self.prefixes) > 1 + 1e-9:
+            raise ConfigError("the shares of the shared prefixes are more than 1 together")
+
+
+def parse_lengths(text: str) -> Lengths:
+    """`200`, `uniform:LOW:HIGH`, `exponential:MEAN` or `lognormal:MEAN:SD`, in tokens; else ConfigError."""
+    kind, *rest = text.strip().split(":")
+    if not rest:
+        kind, rest = "fixed", [kind]
+    counts = {"fixed": 1, "uniform": 2, "exponential": 1, "lognormal": 2}
+    try:
+        numbers = [float(part) for part in rest]
+    except ValueError:
+        numbers = []
+    if (
+        len(numbers) != counts.get(kind, -1)
+        or not all(1 <= number <= MOST for number in numbers[:1])
+        or not all(0 <= number <= MOST for number in numbers)
+        or (kind == "uniform" and numbers[0] > numbers[1])
+    ):
+        raise ConfigError(
+            f"{text!r} is no length: give tokens, uniform:LOW:HIGH, exponential:MEAN or lognormal:MEAN:SD"
+        )
+    return Lengths(kind, *numbers)
+
+
+def parse_prefix(text: str) -> tuple[int, float]:
+    """`N:SHARE`: that share of the requests begins with the same N tokens; else ConfigError."""
+    tokens, _, share = text.partition(":")
+    try:
+        prefix = int(tokens), float(share)
+    except ValueError:
+        prefix = 0, 0.0
+    if not (1 <= prefix[0] <= MOST and 0 < prefix[1] <= 1):
+        raise ConfigError(f"{text!r} is no shared prefix: give TOKENS:SHARE, such as 300:0.8")
+    return prefix
+
+
+def draw_jobs(spec: WorkloadSpec, n_ctx: int) -> list[Job]:
+    """A workload, the same for the same seed. Shared prefixes come on top of the drawn prompts; what is
+    longer than `n_ctx` tokens is cut: the prompt so that a token can follow, then the answer."""
+    random = np.random.default_rng(spec.seed)
+    n = spec.n_requests
+    gaps = random.exponential(1 / spec.rate, n) if math.isfinite(spec.rate) else np.zeros(n)
+    times = np.cumsum(gaps) - gaps[0]
+    prompts, answers = spec.prompt.draw(random, n), spec.answer.draw(random, n)
+    bounds = np.cumsum([share for _, share in spec.prefixes])
+    groups = np.searchsorted(bounds, random.random(n), side="right")
+    first: dict[int, int] = {}
+    jobs: list[Job] = []
+    for index, group in enumerate(groups.tolist()):
+        n_prefix = spec.prefixes[group][0] if group < len(spec.prefixes) else 0
+        n_prompt = min(n_prefix + int(prompts[index]), n_ctx - 1)
+        max_tokens = min(spec.max_tokens, n_ctx - n_prompt)
+        like = first.setdefault(group, index) if n_prefix else index
+        jobs.append(
+            Job(
+                time=float(times[index]),
+                n_prompt=n_prompt,
+                n_answer=min(int(answers[index]), max_tokens),
+                max_tokens=max_tokens,
+                samples=spec.samples,
+                like=like if like != index else None,
+                n_shared=min(n_prefix, n_prompt) if like != index else 0,
+            )
+        )
+    return jobs
+
+
+# ---- from files ----
+
+_KEYS = {"time", "prompt", "answer", "max_tokens", "samples", "like", "shared"}
+
+
+def read_jobs(path: str | os.PathLike[str]) -> list[Job]:
+    """A workload from JSON: `{"requests": [{"time": 0.5, "prompt": 300, "answer": 40}, …]}`, in the order
+    of time; optional are `max_tokens` (as many as the answer has), `samples`, and `like` with `shared` (see
+    Job). OSError or ConfigError, which names the request.
+    """
+    with open(path, "rb") as file:
+        try:
+            content = json.load(file)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{os.fspath(path)} is no JSON: {error}") from None
+    listed = content.get("requests") if isinstance(content, dict) else None
+    if not isinstance(listed, list) or not listed:
+        raise ConfigError(f'{os.fspath(path)}: expected {{"requests": [...]}} with one request or more')
+    jobs: list[Job] = []
+    for index, entry in enumerate(listed):
+        try:
+            jobs.append(_job(entry, jobs))
+        except ConfigError as error:
+            raise ConfigError(f"{os.fspath(path)}, request {index}: {error}") from None
+    return jobs
+
+
+def _job(entry: Any, before: Sequence[Job]) -> Job:
+    if not isinstance(entry, dict) or (unknown := sorted(map(str, entry.keys() - _KEYS))):
+        raise ConfigError(f"unknown {unknown[0]!r}" if isinstance(entry, dict) else "not an object")
+
+    def whole(name: str, default: int | None, low: int, high: int = MOST) -> int:
+        value = entry.get(name, default)
+        if type(value) is not int or not low <= value <= high:
+            raise ConfigError(f"{name}={value!r}: give an integer from {low} to {high}")
+        return value
+
+    time = entry.get("time", 0)
+    if isinstance(time, bool) or not isinstance(time, (int, float)) or not 0 <= time < math.inf:
+        raise ConfigError(f"time={time!r}: give seconds")
+    if before and time < before[-1].time:
+        raise ConfigError(f"time={time!r} is before that of the request in front of it")
+    n_prompt, n_answer = whole("prompt", None, 1), whole("answer", None, 1)
+    like = whole("like", None, 0, len(before) - 1) if "like" in entry else None
+    most = 0 if like is None else min(n_prompt, before[like].n_prompt + before[like].n_answer)
+    return Job(
+        time=float(time),
+        n_prompt=n_prompt,
+        n_answer=n_answer,
+        max_tokens=whole("max_tokens", n_answer, n_answer),
+        samples=whole("samples", 1, 1),
+        like=like,
+        n_shared=whole("shared", most, 0, most),
+    )
+
+
+def jobs_of_trace(trace: Trace) -> list[Job]:
+    """The requests of a recorded run, as far as they ended in it. Samples of one prompt are requests of their
+    own there, and what begins alike does so in whole blocks. ConfigError where there is none."""
+    ended = {
+        event.owner: event.n_generated
+        for step in trace.steps
+        for event in step.events
+        if isinstance(event, Finished) and event.n_generated
+    }
+    jobs: list[Job] = []
+    places: dict[int, int] = {}
+    for step in trace.steps:
+        for event in step.events:
+            if isinstance(event, Arrived) and event.owner in ended and event.n_prompt:
+                like = places.get(event.like)
+                places[event.owner] = len(jobs)
+                n_answer = ended[event.owner]
+                known = 0 if like is None else jobs[like].n_prompt + jobs[like].n_answer
+                jobs.append(
+                    Job(
+                        time=step.time,
+                        n_prompt=event.n_prompt,
+                        n_answer=n_answer,
+                        max_tokens=max(event.max_new, n_answer),
+                        like=like,
+                        n_shared=min(event.n_shared, event.n_prompt, known),
+                    )
+                )
+    if not jobs:
+        raise ConfigError(f"{trace.path}: no request ended in this recording")
+    return jobs
+
+
+# ---- tokens ----
+
+
+class Texts:
+    """Tokens for jobs: random ones, but for what they share. The same for the same seed."""
+
+    def __init__(self, jobs: Sequence[Job], seed: int) -> None:
+        self._jobs = jobs
+        self._seed = seed
+        self._wanted = {job.like for job in jobs}
+        self._whole: dict[
+            int, NDArray[np.int32]
+        ] = {}  # prompt and first answer of those that others begin like
+
+    def prompt(self, index: int) -> NDArray[np.int32]:
+        """The prompt of a job; ask for them in their order."""
+        job = self._jobs[index]
+        own = self._draw(index, 0, job.n_prompt - job.n_shared)
+        prompt = own if job.like is None else np.concatenate([self._whole[job.like][: job.n_shared], own])
+        if index in self._wanted:
+            self._whole[index] = np.concatenate([prompt, self.answer(index, 0)])
+        return prompt
+
+    def answer(self, index: int, sample: int) -> NDArray[np.int32]:
+        """One of its answers; the last token ends it where it is shorter than `max_tokens`."""
+        job = self._jobs[index]
+        tokens = self._draw(index, sample + 1, job.n_answer)
+        if job.n_answer < job.max_tokens:
+            tokens[-1] = END
+        return tokens
+
+    def _draw(self, index: int, part: int, n: int) -> NDArray[np.int32]:
+        random = np.random.default_rng([self._seed, index, part])
+        return random.integers(END + 1, np.iinfo(np.int32).max, n, np.int32)

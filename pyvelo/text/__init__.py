@@ -1,1 +1,0 @@
-"""Text from tokens and tokens from text."""

@@ -1,0 +1,227 @@
+"""Records an engine while it runs: the pictures that `pyvelo.trace.format` writes are taken here."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import chain
+
+from pyvelo.engine.core import EngineCore
+from pyvelo.engine.driver import Driver
+from pyvelo.engine.request import Request
+from pyvelo.errors import ConfigError, EngineError
+from pyvelo.kv.draft import BlockTable
+from pyvelo.kv.manager import Event
+from pyvelo.trace.format import (
+    Arrived,
+    Evicted,
+    Finished,
+    GaveWay,
+    Started,
+    TraceEvent,
+    TraceHeader,
+    TraceWriter,
+)
+
+__all__ = ["Tracer", "recording"]
+
+
+@contextmanager
+def recording(driver: Driver, path: str | os.PathLike[str], block_bytes: int, n_ctx: int) -> Iterator[None]:
+    """Records what the engine does meanwhile, whichever thread steps it.
+
+    ConfigError where it is being recorded already, ClosedError after `close`; OSError, here or at the end,
+    where the file cannot be written.
+    """
+    driver.check_open()
+    holder, tracer, wait = _Holder(), None, True
+    try:
+        with driver.guard, driver.visit() as core:
+            driver.check_open()
+            tracer = Tracer(core, path, block_bytes, n_ctx, holder)
+        yield
+    except GeneratorExit:  # perhaps from a garbage collection, at any line of any thread
+        wait = False
+        raise
+    finally:
+        with driver.guard:
+            if tracer is not None:
+                _end(driver, tracer, wait)
+
+
+class _Holder:
+    """Lives as long as a recording is wanted."""
+
+
+def _end(driver: Driver, tracer: Tracer, wait: bool) -> None:
+    """Ends a recording now; at the end of the step in progress if it must not wait for that."""
+    try:
+        with driver.visit(wait):
+            tracer.detach()
+    except EngineError:
+        tracer.abandon()
+        return
+    except BaseException:
+        tracer.close()
+        raise
+    tracer.close()
+
+
+class Tracer:
+    """Watches a core from now on until `detach`, and writes a trace to `path`.
+
+    While it watches it never raises: an error of the disk ends the recording, and is raised by `close`. Once
+    closed, or when `holder` is there no more, it lets go of the core by itself.
+    """
+
+    def __init__(
+        self,
+        core: EngineCore,
+        path: str | os.PathLike[str],
+        block_bytes: int,
+        n_ctx: int,
+        holder: object | None = None,
+    ) -> None:
+        core.settle()  # a tracer that has ended lets go
+        if core.watch is not None:
+            raise ConfigError("this engine is being recorded already: end that recording first")
+        manager = core.manager
+        header = TraceHeader(manager.n_blocks, manager.block_size, block_bytes, n_ctx, manager.swap.n_blocks)
+        self._writer = TraceWriter(path, header)
+        self._core = core
+        self._start = core.clock()
+        self._failure: Exception | None = None
+        self._closed = False
+        self._held: Callable[[], object] = (lambda: self) if holder is None else weakref.ref(holder)
+        self._watching = True
+        self._requests = _Requests()
+        self._others: dict[int, tuple[BlockTable, int]] = {}  # tables of no request, kept so that ids stay
+        self._n_others = 0
+        self._hits = dict.fromkeys(manager.published(), True)
+        self._evicted: list[TraceEvent] = []
+        self._observed_by: Callable[[Event], None] | None = manager.watch(self._observe)
+        core.watch = self._take
+        try:
+            core.settle()
+        except BaseException:
+            self._let_go()
+            self._writer.close()
+            raise
+
+    def detach(self) -> None:
+        """Takes the last picture and watches no more. Between two steps."""
+        self._core.settle()
+        self._let_go()
+
+    def abandon(self) -> None:
+        """Ends the recording with the next picture, which is left out."""
+        self._closed = True
+
+    def close(self) -> None:
+        """Closes the file; raises what went wrong with it."""
+        self._closed = True
+        self._writer.close()
+        if self._failure is not None:
+            raise self._failure
+
+    def _observe(self, event: Event) -> None:
+        if event.kind == "stored":
+            self._hits[event.block] = True
+        elif event.kind in ("evicted", "reset", "duplicate"):
+            self._hits[event.block] = False
+            if event.kind == "evicted":
+                self._evicted.append(Evicted(event.block))
+        if self._observed_by is not None:
+            self._observed_by(event)
+
+    def _take(self, waiting: Sequence[Request], running: Sequence[Request]) -> None:
+        """A picture, unless the recording has ended."""
+        if self._closed or self._failure is not None or self._held() is None:
+            self._let_go()
+            with suppress(OSError):  # whoever closed it, or will, is told
+                self._writer.close()
+            return
+        tables = {id(request.table): request.arrival for request in running if request.table is not None}
+        try:
+            self._writer.write(
+                self._core.clock() - self._start,
+                {self._owner(table, tables): (table.blocks, table.n_tokens) for table in self._live()},
+                {r.arrival: r.swapped.blocks for r in waiting if r.swapped is not None},
+                self._hits,
+                self._evicted + self._requests.look(waiting, running),
+            )
+        except (OSError, ValueError) as error:  # ValueError: the file was closed meanwhile
+            self._failure = error
+        self._hits, self._evicted = {}, []
+
+    def _let_go(self) -> None:
+        if self._watching:
+            self._watching = False
+            self._core.watch = None
+            self._core.manager.watch(self._observed_by)
+
+    def _live(self) -> list[BlockTable]:
+        tables = list(self._core.manager.tables())
+        alive = set(map(id, tables))
+        self._others = {key: other for key, other in self._others.items() if key in alive}
+        return tables
+
+    def _owner(self, table: BlockTable, owners: dict[int, int]) -> int:
+        owner = owners.get(id(table))
+        if owner is not None:
+            return owner
+        if id(table) not in self._others:
+            self._n_others += 1
+            self._others[id(table)] = table, -self._n_others
+        return self._others[id(table)][1]
+
+
+class _Requests:
+    """What became of requests from one picture to the next."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, tuple[Request, bool]] = {}  # those that have not ended, and whether they run
+        self._first: dict[bytes, int] = {}  # the first request with a block, by the block's key
+
+    def look(self, waiting: Iterable[Request], running: Iterable[Request]) -> list[TraceEvent]:
+        """What has happened since the last look; who ends comes first: a next turn may begin alike."""
+        events = [event for owner in list(self._open) for event in self._news(owner)]
+        for request in chain(waiting, running):
+            for one in (request, *request.followers):
+                if one.arrival not in self._open and not one.finished:
+                    self._open[one.arrival] = one, False
+                    events.append(self._arrived(one))
+                    events += self._news(one.arrival)
+        return events
+
+    def _news(self, owner: int) -> list[TraceEvent]:
+        request, ran = self._open[owner]
+        runs = request.table is not None
+        self._open[owner] = request, runs
+        events: list[TraceEvent] = []
+        if not ran and (runs or (request.finished and request.n_generated)):
+            events.append(Started(owner, request.n_cached or 0))
+        if request.finished:
+            events.append(Finished(owner, request.n_generated, str(request.finish_reason)))
+            self._remember(request, len(request.tokens))
+            del self._open[owner]
+        elif ran and not runs:
+            events.append(GaveWay(owner, request.swapped is not None))
+        return events
+
+    def _arrived(self, request: Request) -> Arrived:
+        keys, size = request.chain, request.chain.block_size
+        like = n_alike = 0
+        for index in range(request.n_prompt // size):
+            first = self._first.get(keys.key(index))
+            if first is None:
+                break
+            like, n_alike = first, index + 1
+        self._remember(request, request.n_prompt)
+        return Arrived(request.arrival, request.n_prompt, request.max_new, like, n_alike * size)
+
+    def _remember(self, request: Request, n_tokens: int) -> None:
+        for index in range(n_tokens // request.chain.block_size):
+            self._first.setdefault(request.chain.key(index), request.arrival)

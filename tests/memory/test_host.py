@@ -1,0 +1,98 @@
+"""Free memory, from the files of machines that differ."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from pyvelo.memory.host import free_memory
+
+MEMINFO = "MemTotal:       16000000 kB\nMemFree:  1 kB\nMemAvailable:    8000000 kB\n"
+AVAILABLE = 8_000_000 * 1024
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def test_this_machine_tells() -> None:
+    free = free_memory()
+    assert free is not None
+    assert free > 1 << 20
+
+
+def test_a_machine_without_limits(tmp_path: Path) -> None:
+    assert free_memory(write(tmp_path, {"proc/meminfo": MEMINFO})) == AVAILABLE
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
+def test_a_limit_of_address_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import resource
+
+    root = write(tmp_path, {"proc/meminfo": MEMINFO, "proc/self/statm": "1000 500 100 1 0 300 0\n"})
+    for limit, free in ((1 << 30, (1 << 30) - 1000 * resource.getpagesize()), (4096, 0), (-1, AVAILABLE)):
+        monkeypatch.setattr(resource, "getrlimit", lambda kind, limit=limit: (limit, -1))
+        assert free_memory(root) == free
+
+
+def test_version_2_the_tightest_group_counts(tmp_path: Path) -> None:
+    root = write(
+        tmp_path,
+        {
+            "proc/meminfo": MEMINFO,
+            "proc/self/cgroup": "0::/user/job\n",
+            "sys/fs/cgroup/user/job/memory.max": "max\n",
+            "sys/fs/cgroup/user/job/memory.current": "5000\n",
+            "sys/fs/cgroup/user/memory.max": "1000000\n",
+            "sys/fs/cgroup/user/memory.current": "600000\n",
+            "sys/fs/cgroup/user/memory.stat": "anon 1\ninactive_file 40000\nactive_file 2000\n",
+        },
+    )
+    assert free_memory(root) == 1_000_000 - 600_000 + 42_000
+
+
+def test_version_2_inside_a_container(tmp_path: Path) -> None:
+    root = write(
+        tmp_path,
+        {
+            "proc/meminfo": MEMINFO,
+            "proc/self/cgroup": "0::/\n",
+            "sys/fs/cgroup/memory.max": "2000\n",
+            "sys/fs/cgroup/memory.current": "500\n",
+        },
+    )
+    assert free_memory(root) == 1500
+
+
+@pytest.mark.parametrize("folder", ["sys/fs/cgroup/memory/box", "sys/fs/cgroup/memory"])
+def test_version_1_with_the_path_of_the_host_or_the_container(tmp_path: Path, folder: str) -> None:
+    root = write(
+        tmp_path,
+        {
+            "proc/meminfo": MEMINFO,
+            "proc/self/cgroup": "7:cpu:/box\n4:memory:/box\n0::/\n",
+            f"{folder}/memory.limit_in_bytes": "9000\n",
+            f"{folder}/memory.usage_in_bytes": "4000\n",
+            f"{folder}/memory.stat": "inactive_file 7\ntotal_inactive_file 100\ntotal_active_file 20\n",
+        },
+    )
+    assert free_memory(root) == 5120
+
+
+def test_a_group_over_its_limit_has_nothing_free(tmp_path: Path) -> None:
+    root = write(
+        tmp_path,
+        {
+            "proc/meminfo": MEMINFO,
+            "proc/self/cgroup": "0::/\n",
+            "sys/fs/cgroup/memory.max": "100\n",
+            "sys/fs/cgroup/memory.current": "500\n",
+        },
+    )
+    assert free_memory(root) == 0

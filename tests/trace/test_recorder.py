@@ -1,0 +1,249 @@
+"""A recorded run, rebuilt from its file, is what the manager held at every moment."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine.fakes import Bench
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyvelo.engine.core import EngineCore
+from pyvelo.engine.request import Request
+from pyvelo.errors import ConfigError
+from pyvelo.kv.manager import BlockManager, Event
+from pyvelo.trace.blockmap import replay, summarize
+from pyvelo.trace.format import Arrived, Evicted, Finished, GaveWay, Started, Trace, TraceEvent, read_trace
+from pyvelo.trace.recorder import Tracer
+
+BLOCK_BYTES = 256
+N_CTX = 512
+
+
+class Recorded(Bench):
+    """A bench whose every picture is also taken from the manager's own tables."""
+
+    def __init__(self, path: Path, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.path = path
+        self.seen: list[tuple[list[tuple[tuple[int, ...], int]], set[int], int, int]] = []
+        self.tracer = Tracer(self.core, path, BLOCK_BYTES, N_CTX)
+        watch = self.core.watch
+        assert watch is not None
+
+        def look(waiting: Any, running: Any) -> None:
+            before = path.stat().st_size if self.tracer else 0
+            watch(waiting, running)
+            self.tracer._writer._file.flush()
+            if path.stat().st_size > before:  # no change, no line
+                self.seen.append(picture(self.manager))
+
+        self.tracer._writer._file.flush()
+        self.seen += [picture(self.manager)] * (len(path.read_bytes().splitlines()) - 1)
+        self.tracer._take = look  # type: ignore[method-assign]
+        self.core.watch = look
+
+    def stop(self) -> Trace:
+        self.tracer.detach()
+        self.tracer.close()
+        return read_trace(self.path)
+
+
+def picture(manager: BlockManager) -> tuple[list[tuple[tuple[int, ...], int]], set[int], int, int]:
+    tables = sorted((tuple(table.blocks), table.n_tokens) for table in manager._tables.values())
+    asleep = sum(len(swapped.blocks) for swapped in manager._asleep.values())
+    return tables, manager.published(), asleep, manager.n_used
+
+
+def check(bench: Recorded, trace: Trace) -> None:
+    steps = 0
+    for (_, blocks), (tables, published, asleep, n_used) in zip(replay(trace), bench.seen, strict=True):
+        assert sorted((tuple(t.blocks), t.n_tokens) for t in blocks.tables.values()) == tables
+        assert blocks.published == published
+        assert blocks.n_swapped == asleep
+        assert blocks.n_used == n_used
+        assert min(blocks.n_free, blocks.n_cached) >= 0
+        steps += 1
+    assert steps == len(trace.steps)
+
+
+Asked = st.tuples(
+    st.integers(1, 100),  # tokens of the prompt
+    st.integers(0, 2),  # which beginning it has
+    st.integers(1, 60),  # tokens to generate
+    st.integers(1, 3),  # samples
+    st.integers(0, 6),  # steps before the next one comes
+    st.booleans(),  # cancelled then
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(asked=st.lists(Asked, min_size=1, max_size=8), n_blocks=st.integers(12, 24), n_swap=st.integers(0, 8))
+def test_the_map_at_every_moment(
+    asked: list[Any], n_blocks: int, n_swap: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("trace") / "run.trace"
+    bench = Recorded(path, n_blocks=n_blocks, block_size=8, n_swap_blocks=n_swap, width=n_blocks)
+    n_ctx = n_blocks * 8 - 60
+    submitted: list[Request] = []
+    for n_prompt, beginning, max_new, n, steps, cancel in asked:
+        prompt = [beginning * 100 + i for i in range(min(n_prompt, n_ctx))]
+        requests = [bench.request(prompt, max_new) for _ in range(n)]
+        requests[0].followers = requests[1:]
+        for request in requests[1:]:
+            request.held = True
+        bench.core.inbox.submit(requests)
+        submitted += requests
+        for _ in range(steps):
+            bench.step()
+        if cancel:
+            bench.core.inbox.cancel(requests[:1])
+    while not all(request.finished for request in submitted):
+        bench.step()
+    trace = bench.stop()
+    assert bench.core.watch is None
+    check(bench, trace)
+    events = [event for step in trace.steps for event in step.events]
+    seen = {event.owner for event in events if isinstance(event, Arrived)}
+    ended = {event.owner: event for event in events if isinstance(event, Finished)}
+    assert seen == set(ended)
+    for request in submitted:
+        if request.arrival in ended:  # who was cancelled on arrival was never there
+            finished = ended[request.arrival]
+            assert (finished.n_generated, finished.reason) == (request.n_generated, request.finish_reason)
+    # cancelling may end a request before the first picture of it
+    assert len(ended) + sum(r.finish_reason == "abort" for r in submitted) >= len(submitted)
+    counts, counters = bench.manager.counts, bench.core.counters
+    assert sum(isinstance(event, Evicted) for event in events) == counts.evictions
+    # who gave way and was cancelled before the next picture is not in it
+    gave_way = sum(isinstance(event, GaveWay) for event in events)
+    assert counters.preemptions - counters.aborted <= gave_way <= counters.preemptions
+    assert counters.swaps - counters.aborted <= summarize(trace).swaps <= counters.swaps
+
+
+def of(trace: Trace, kind: type[TraceEvent]) -> list[TraceEvent]:
+    return [event for step in trace.steps for event in step.events if isinstance(event, kind)]
+
+
+def test_a_request_that_comes_and_goes_in_one_step(tmp_path: Path) -> None:
+    bench = Recorded(tmp_path / "run.trace")
+    request = bench.submit([1, 2, 3], 1)
+    bench.finish(request)
+    trace = bench.stop()
+    assert [type(event) for step in trace.steps for event in step.events] == [Arrived, Started, Finished]
+    check(bench, trace)
+
+
+def test_alike_beginnings_are_told_by_request_and_length(tmp_path: Path) -> None:
+    """In whole blocks; answers are part of what a next turn may begin with; another salt is another text."""
+    bench = Recorded(tmp_path / "run.trace", block_size=4)
+    first = bench.submit(list(range(10)), 10)
+    bench.finish(first)
+    again = bench.submit(list(range(9)), 1)
+    turn = bench.submit([*first.tokens, 7, 7, 7, 7], 1)
+    other = bench.submit(list(range(10)), 1, cache_salt="other")
+    bench.finish(again, turn, other)
+    arrived = of(bench.stop(), Arrived)
+    assert arrived == [(1, 10, 10, 0, 0), (2, 9, 1, 1, 8), (3, 24, 1, 1, 20), (4, 10, 1, 0, 0)]
+
+
+def test_attached_in_the_middle_of_a_run(tmp_path: Path) -> None:
+    """The first line is the whole picture, and an observer that was there hears on."""
+    events: list[Event] = []
+    bench = Bench(block_size=4)
+    bench.manager.watch(events.append)
+    requests = [bench.submit([n] * 9, 12) for n in range(3)]
+    for _ in range(4):
+        bench.step()
+    tracer = Tracer(bench.core, tmp_path / "run.trace", BLOCK_BYTES, N_CTX)
+    expected = picture(bench.manager)
+    n_events = len(events)
+    bench.finish(*requests)
+    tracer.detach()
+    tracer.close()
+    assert len(events) > n_events
+    trace = read_trace(tmp_path / "run.trace")
+    _, blocks = next(replay(trace))
+    assert sorted((tuple(t.blocks), t.n_tokens) for t in blocks.tables.values()) == expected[0]
+    assert blocks.published == expected[1]
+    assert len(of(trace, Arrived)) == len(of(trace, Started)) == len(of(trace, Finished)) == 3
+    assert bench.manager.watch(None) == events.append
+
+
+def test_tables_of_no_request_have_owners_below_zero(tmp_path: Path) -> None:
+    bench = Recorded(tmp_path / "run.trace", block_size=4)
+    request = bench.submit(list(range(8)), 20)
+    for _ in range(3):
+        bench.step()
+    assert request.table is not None
+    branch = bench.manager.fork(request.table, None)
+    bench.finish(request)
+    bench.manager.free(branch)
+    trace = bench.stop()
+    check(bench, trace)
+    assert {owner for step in trace.steps for owner, *_ in step.tables} == {1, -1}
+
+
+def test_one_recording_at_a_time(tmp_path: Path) -> None:
+    bench = Recorded(tmp_path / "run.trace")
+    with pytest.raises(ConfigError, match="already"):
+        Tracer(bench.core, tmp_path / "other.trace", BLOCK_BYTES, N_CTX)
+    bench.stop()
+    other = Tracer(bench.core, tmp_path / "other.trace", BLOCK_BYTES, N_CTX)
+    other.detach()
+    other.close()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a disk that is full")
+def test_a_full_disk_ends_the_recording_and_nothing_else() -> None:
+    bench = Bench(n_blocks=512, block_size=4, width=128)
+    tracer = Tracer(bench.core, "/dev/full", BLOCK_BYTES, N_CTX)
+    requests = [bench.submit(list(range(n, n + 30)), 400) for n in range(3)]  # more than a buffer
+    bench.finish(*requests)
+    assert [request.n_generated for request in requests] == [400] * 3
+    assert bench.core.watch is None, "it has let go"
+    with pytest.raises(OSError, match="space"):
+        tracer.close()
+    bench.assert_idle()
+
+
+def test_a_file_that_was_closed_does_not_disturb(tmp_path: Path) -> None:
+    bench = Bench()
+    tracer = Tracer(bench.core, tmp_path / "run.trace", BLOCK_BYTES, N_CTX)
+    tracer.close()
+    bench.finish(bench.submit([1, 2, 3], 5))
+    assert bench.core.watch is None
+
+
+def test_a_recording_that_nobody_detached_makes_room_for_the_next(tmp_path: Path) -> None:
+    bench = Bench()
+    Tracer(bench.core, tmp_path / "one.trace", BLOCK_BYTES, N_CTX).close()
+    second = Tracer(bench.core, tmp_path / "two.trace", BLOCK_BYTES, N_CTX)
+    bench.finish(bench.submit([1, 2, 3], 5))
+    second.detach()
+    second.close()
+    assert bench.manager.watch(None) is None
+    assert len(of(read_trace(tmp_path / "two.trace"), Finished)) == 1
+
+
+def test_a_recording_that_cannot_begin_leaves_the_engine_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, settle = Bench(), EngineCore.settle
+
+    def fail_once_watched(core: EngineCore) -> bool:
+        if core.watch is not None:
+            raise KeyboardInterrupt
+        return settle(core)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EngineCore, "settle", fail_once_watched)
+        with pytest.raises(KeyboardInterrupt):
+            Tracer(bench.core, tmp_path / "first", BLOCK_BYTES, N_CTX)
+    assert bench.core.watch is None
+    tracer = Tracer(bench.core, tmp_path / "second", BLOCK_BYTES, N_CTX)
+    tracer.detach()
+    tracer.close()
