@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pyvelo.errors import VeloError
-from pyvelo.outputs import Completion, RequestOutput, StreamPiece, TokenLogprob, Usage
+from pyvelo.outputs import Completion, RequestOutput, RequestTimes, StreamPiece, TokenLogprob, Usage
 from pyvelo.sampling import BeamSearchParams, SamplingParams
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ __all__ = [
     "BeamSearchParams",
     "Completion",
     "RequestOutput",
+    "RequestTimes",
     "SamplingParams",
     "Session",
     "StreamPiece",

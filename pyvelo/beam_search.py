@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from pyvelo.engine.branch import Branch
 from pyvelo.engine.engine import Engine
 from pyvelo.engine.intake import Prompt, Submission, new_request_id
 from pyvelo.errors import Cancelled, RequestError, shown
-from pyvelo.outputs import Completion, RequestOutput, TokenLogprob, Usage, raise_first_error
+from pyvelo.outputs import Completion, RequestOutput, RequestTimes, TokenLogprob, Usage, raise_first_error
 from pyvelo.sampling import BeamSearchParams
 
 __all__ = ["search"]
@@ -56,6 +56,7 @@ class _Search:
     ended: list[_Answer] = field(default_factory=list)
     arrival: int = 0
     n_cached: int = 0
+    times: RequestTimes = field(default_factory=lambda: RequestTimes(0.0, None, 0.0))
 
 
 def search(
@@ -99,6 +100,7 @@ def _advance(
         raise Cancelled("the beam search was cancelled")
     for search, submissions in zip(searches, given, strict=True):
         _note_start(search, submissions[0])
+        search.times = replace(search.times, end=submissions[-1].output().times.end)
         nearest = [submission.requests[0].logprobs[0].top for submission in submissions]
         steps = _choose(search, nearest, params, engine.model.is_end)
         _branch_out(engine, search, steps)
@@ -108,6 +110,7 @@ def _note_start(search: _Search, submission: Submission) -> None:
     if not search.arrival:
         search.arrival = submission.requests[0].arrival
         search.n_cached = submission.requests[0].n_cached or 0
+        search.times = submission.output().times
 
 
 def _choose(
@@ -196,5 +199,6 @@ def _output(engine: Engine, search: _Search) -> RequestOutput:
         prompt_token_ids=search.prompt_ids,
         outputs=completions,
         usage=Usage(len(search.prompt_ids), search.n_cached, generated),
+        times=search.times,
         request_id=new_request_id(),
     )

@@ -10,6 +10,7 @@ __all__ = [
     "Completion",
     "FinishReason",
     "RequestOutput",
+    "RequestTimes",
     "StreamPiece",
     "TokenLogprob",
     "Usage",
@@ -48,6 +49,8 @@ class StreamPiece:
     logprob: of the token, if logprobs were asked for.
     prompt_logprobs: as in `RequestOutput`, in the first piece of a sample, if they were asked for.
     request_id: as in `RequestOutput`.
+    usage, times: as in `RequestOutput`, in the last piece of the stream; None before. With n > 1 every sample
+        has a last piece, and the last of these has them.
     """
 
     text: str
@@ -58,6 +61,22 @@ class StreamPiece:
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     stop_reason: int | str | None = None
     request_id: str = ""
+    usage: Usage | None = None
+    times: RequestTimes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTimes:
+    """When a request was asked for and answered, in seconds of the clock `time.perf_counter()`.
+
+    queued: the caller asked; `SamplingParams.timeout` runs from here.
+    first_token: the first token of any sample was generated; None if there is none.
+    end: the last sample ended.
+    """
+
+    queued: float
+    first_token: float | None
+    end: float
 
 
 @dataclass(frozen=True)
@@ -107,12 +126,14 @@ class RequestOutput:
     prompt_logprobs: None for the first token of the prompt and one for each other, if they were asked for and
         the request did not end before they were known.
     request_id: the name that the caller gave the request, or a unique one.
+    times: of the whole request.
     """
 
     prompt: str | None
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[Completion, ...]
     usage: Usage
+    times: RequestTimes
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     request_id: str = ""
 

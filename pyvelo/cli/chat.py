@@ -37,8 +37,8 @@ class Talker(Protocol):
     def fits(self, messages: list[Message]) -> bool:
         """Whether there is room for the conversation, and for an answer to it."""
 
-    def stream(self, messages: list[Message]) -> Generator[StreamPiece, None, Usage | None]:
-        """The answer, piece by piece; returns what it took."""
+    def stream(self, messages: list[Message]) -> Generator[StreamPiece, None, None]:
+        """Yield the answer piece by piece; the last has its usage."""
 
     def describe(self) -> str:
         """What the cache holds, in a line."""
@@ -142,14 +142,10 @@ class Chat:
     def _receive(self, parts: list[str], start: float) -> None:
         pieces = self._talker.stream(self.conversation.messages())
         with closing(pieces):
-            while True:
-                try:
-                    piece = next(pieces)
-                except StopIteration as stop:
-                    self._last.usage = stop.value
-                    return
+            for piece in pieces:
                 self._last.first = self._last.first or now() - start
                 self._last.n_tokens += len(piece.token_ids)
+                self._last.usage = piece.usage
                 parts.append(piece.text)
                 if piece.text:
                     self._screen.show(piece.text)

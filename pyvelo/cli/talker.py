@@ -10,7 +10,7 @@ from pyvelo.cli.conversation import Message
 from pyvelo.cli.progress import LoadingBar
 from pyvelo.cli.values import show_bytes
 from pyvelo.llm import LLM
-from pyvelo.outputs import StreamPiece, Usage
+from pyvelo.outputs import StreamPiece
 from pyvelo.sampling import SamplingParams
 
 __all__ = ["LlmTalker"]
@@ -42,18 +42,11 @@ class LlmTalker:
         room = min(ROOM, self._llm.n_ctx // 4, self._params.max_tokens or ROOM)
         return len(self._llm.chat_prompt(messages, **self._options)) + room <= self._llm.n_ctx
 
-    def stream(self, messages: list[Message]) -> Generator[StreamPiece, None, Usage | None]:
+    def stream(self, messages: list[Message]) -> Generator[StreamPiece, None, None]:
         """See `Talker.stream`."""
-        before = self._llm.stats()
-        n_tokens = 0
         asked = self._llm.chat_stream(messages, self._params, **self._options)
         with closing(self._bar) if self._bar is not None else nullcontext(), closing(asked) as pieces:
-            for piece in pieces:
-                n_tokens += len(piece.token_ids)
-                yield piece
-        after = self._llm.stats()
-        queried = after.queried_tokens - before.queried_tokens
-        return Usage(queried, after.hit_tokens - before.hit_tokens, n_tokens)
+            yield from pieces
 
     def describe(self) -> str:
         """See `Talker.describe`."""

@@ -218,6 +218,8 @@ class EngineCore:
             request.n_computed = chunk.table.n_tokens
             if request.n_cached is None:
                 request.n_cached = chunk.table.n_tokens
+                if request.parent.n_cached is None:
+                    request.parent.n_cached = request.n_cached
             insort(self._running, request, key=_rank)
             try:
                 self._equip(request)
@@ -383,9 +385,12 @@ class EngineCore:
         self.counters.completion_tokens += 1
         if logprob is not None:
             request.logprobs.append(logprob)
+        if request.parent.first_token is None:
+            request.parent.first_token = self.clock()
         text, reason = request.accept(token, self._is_end(token))
         if request.on_piece is not None:
-            request.on_piece(request.piece(text, (token,), reason, logprob))
+            now = 0.0 if reason is None else self.clock()
+            request.on_piece(request.piece(text, (token,), reason, logprob, now))
         if reason is not None:
             self._end(request, reason)
 
@@ -397,7 +402,7 @@ class EngineCore:
         request.text_parts.append(text)
         try:
             if request.on_piece is not None:
-                request.on_piece(request.piece(text, (), reason))
+                request.on_piece(request.piece(text, (), reason, None, self.clock()))
         except Exception as error:
             request.error = error
         finally:
@@ -411,6 +416,7 @@ class EngineCore:
                 request.sampler.close()
             request.sampler = None
         self.counters.ended("error")
+        request.parent.ended(self.clock())
         request.error = error
         request.finish_reason = "error"
         if request.on_end is not None:
@@ -429,6 +435,7 @@ class EngineCore:
             request.sampler.close()
             request.sampler = None
         self.counters.ended(reason)
+        request.parent.ended(self.clock())
         self._open.pop(id(request), None)
         request.finish_reason = reason
         if request.on_end is not None:

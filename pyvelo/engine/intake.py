@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, cast
 from pyvelo.engine.branch import Branch
 from pyvelo.engine.detokenizer import Detokenizer
 from pyvelo.engine.prompts import Prompt, items_of, listed, tokens_of
-from pyvelo.engine.request import Request
+from pyvelo.engine.request import ParentRequest, Request
 from pyvelo.errors import OutOfBlocks, RequestError, VeloError, shown
 from pyvelo.grammar.matcher import Guide, Guides
 from pyvelo.memory.budget import PoolSize
-from pyvelo.outputs import Completion, FinishReason, RequestOutput, StreamPiece, Usage
+from pyvelo.outputs import Completion, FinishReason, RequestOutput, StreamPiece
 from pyvelo.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -45,16 +45,14 @@ class Submission:
     def output(self) -> RequestOutput:
         """The answer; every request must be finished."""
         first = self.requests[0]
-        generated = sum(request.n_generated for request in self.requests)
         return RequestOutput(
             prompt=self.prompt,
             prompt_token_ids=first.prompt_ids,
             outputs=tuple(_completion(request, index) for index, request in enumerate(self._best())),
-            usage=Usage(
-                prompt_tokens=first.n_prompt, cached_tokens=first.n_cached or 0, completion_tokens=generated
-            ),
+            usage=first.usage,
+            times=first.times(first.parent.end),
             prompt_logprobs=first.scored_prompt,
-            request_id=first.request_id,
+            request_id=first.parent.request_id,
         )
 
     def _best(self) -> Sequence[Request]:
@@ -256,6 +254,7 @@ class Intake:
         waited = 0.0 if ask.time is None else self.clock() - ask.time
         left = None if params.timeout is None else max(0.0, params.timeout - waited)
         guide = self._guides.compile(params, left)
+        parent = ParentRequest(params.n_samples, ask.request_id)
 
         def make(tokens: Sequence[int], index: int = 0, **others: Any) -> Request:
             request = Request(
@@ -266,7 +265,7 @@ class Intake:
                 block_size=self._block_size,
                 index=index,
                 guide=guide.copy() if guide is not None else None,
-                request_id=ask.request_id,
+                parent=parent,
                 **others,
             )
             request.submitted = ask.time or 0.0

@@ -10,15 +10,34 @@ from pyvelo.engine.branch import Branch
 from pyvelo.engine.detokenizer import Detokenizer
 from pyvelo.grammar.matcher import Guide
 from pyvelo.kv.draft import BlockTable, Swapped
-from pyvelo.outputs import FinishReason, StreamPiece, TokenLogprob
+from pyvelo.outputs import FinishReason, RequestTimes, StreamPiece, TokenLogprob, Usage
 from pyvelo.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from pyvelo.native import Sampler
 
-__all__ = ["PRIORITY_PLACES", "Request"]
+__all__ = ["PRIORITY_PLACES", "ParentRequest", "Request"]
 
 PRIORITY_PLACES = 64
+
+
+class ParentRequest:
+    """What the samples of one prompt have in common; times are in seconds of the core's clock."""
+
+    __slots__ = ("end", "first_token", "n_cached", "n_generated", "n_open", "request_id")
+
+    def __init__(self, n_samples: int = 1, request_id: str = "") -> None:
+        self.request_id = request_id
+        self.n_open = n_samples  # samples that have not ended
+        self.n_generated = 0  # tokens of all samples
+        self.n_cached: int | None = None  # tokens of the prompt that the first sample to start found cached
+        self.first_token: float | None = None
+        self.end = 0.0  # of the last sample that has ended
+
+    def ended(self, now: float) -> None:
+        """Count a sample that has ended."""
+        self.n_open -= 1
+        self.end = now
 
 
 class Request:
@@ -54,8 +73,8 @@ class Request:
         "on_piece",
         "opened",
         "params",
+        "parent",
         "prompt_logprobs",
-        "request_id",
         "sampler",
         "seed",
         "state",
@@ -82,9 +101,9 @@ class Request:
         branch: Branch | None = None,
         guide: Guide | None = None,
         echo: str = "",
-        request_id: str = "",
+        parent: ParentRequest | None = None,
     ) -> None:
-        self.request_id = request_id
+        self.parent = parent or ParentRequest()
         self.branch = branch
         sequence = branch or Branch(prompt, block_size, params.cache_salt)
         self.tokens = sequence.tokens
@@ -156,6 +175,7 @@ class Request:
         """Appends a token; returns the text that it adds, and why the answer ends where it does."""
         self.tokens.append(token)
         self.n_generated += 1
+        self.parent.n_generated += 1
         reason: FinishReason | None = None
         complete = self.guide is not None and self.guide.accept(token)
         is_end = is_end and not self.params.ignore_eos
@@ -181,15 +201,40 @@ class Request:
         text: str,
         tokens: tuple[int, ...],
         reason: FinishReason | None,
-        logprob: TokenLogprob | None = None,
+        logprob: TokenLogprob | None,
+        now: float,
     ) -> StreamPiece:
-        """What a listener gets; the first piece tells of the prompt what was asked for."""
+        """Return what a listener gets. The last piece of all samples has usage and times, which end `now`."""
         scored = None
         if not self.opened:
             self.opened = True
             text, scored = self.echo + text, self.scored_prompt
-        stop = self.stop_reason
-        return StreamPiece(text, tokens, reason, self.index, logprob, scored, stop, self.request_id)
+        name = self.parent.request_id
+        if reason is None:
+            return StreamPiece(text, tokens, None, self.index, logprob, scored, None, name)
+        last = self.parent.n_open == 1
+        return StreamPiece(
+            text,
+            tokens,
+            reason,
+            self.index,
+            logprob,
+            scored,
+            self.stop_reason,
+            name,
+            self.usage if last else None,
+            self.times(now) if last else None,
+        )
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens of the prompt and of all its samples so far."""
+        parent = self.parent
+        return Usage(self.n_prompt, parent.n_cached or 0, parent.n_generated)
+
+    def times(self, end: float) -> RequestTimes:
+        """Times of all samples of the prompt, which have ended at `end`."""
+        return RequestTimes(self.submitted, self.parent.first_token, end)
 
     @property
     def scored_prompt(self) -> tuple[TokenLogprob | None, ...] | None:

@@ -29,16 +29,16 @@ class FakeTalker:
     def fits(self, messages: list[Message]) -> bool:
         return len(messages) <= self.room
 
-    def stream(self, messages: list[Message]) -> Generator[StreamPiece, None, Usage | None]:
+    def stream(self, messages: list[Message]) -> Generator[StreamPiece, None, None]:
         self.asked.append(messages)
         try:
             yield StreamPiece("answer ", (1,))
             if self.fail is not None:
                 raise self.fail
-            yield StreamPiece(str(len(self.asked)), (2, 3), "stop")
+            usage = Usage(prompt_tokens=10, cached_tokens=7, completion_tokens=3)
+            yield StreamPiece(str(len(self.asked)), (2, 3), "stop", usage=usage)
         finally:
             self.closed += 1
-        return Usage(prompt_tokens=10, cached_tokens=7, completion_tokens=3)
 
     def describe(self) -> str:
         return "a cache"

@@ -72,6 +72,48 @@ def test_a_stream_may_be_left_and_the_session_goes_on(run: Callable[..., None]) 
     run(body)
 
 
+def test_a_session_goes_on_after_its_time_was_up(run: Callable[..., None]) -> None:
+    """Sessions with a deadline, some heard as streams and some forks, beside one that has none."""
+    late = [SamplingParams(max_tokens=None, temperature=0, ignore_eos=True, timeout=t) for t in (0.0, 0.05)]
+
+    async def heard(session: AsyncSession, params: SamplingParams) -> None:
+        pieces = [piece async for piece in session.stream(params)]
+        last = pieces[-1]
+        assert (last.finish_reason, last.stop_reason, last.token_ids) == ("timeout", None, ())
+        assert last.usage is not None
+        assert last.usage.completion_tokens == len(pieces) - 1
+        assert last.times is not None
+        assert last.times.end - last.times.queued >= (params.timeout or 0.0)
+        assert (last.times.first_token is None) == (len(pieces) == 1)
+
+    async def answered(session: AsyncSession, params: SamplingParams) -> None:
+        output = await session.generate(params)
+        assert (output.finish_reason, output.stop_reason) == ("timeout", None)
+        assert output.usage.completion_tokens == len(output.token_ids)
+        assert (output.times.first_token is None) == (not output.token_ids)
+
+    async def body(llm: AsyncLLM) -> None:
+        (alone,) = await llm.generate(PROMPTS[0], GREEDY)
+        sessions = [await llm.session(PROMPTS[n % 3]) for n in range(5)]
+        sessions.append(await sessions[1].fork())
+        calls = [
+            (heard if number % 2 else answered)(session, late[number % 3 > 0])
+            for number, session in enumerate(sessions)
+        ]
+        _, (beside,) = await asyncio.gather(asyncio.gather(*calls), llm.generate(PROMPTS[0], GREEDY))
+        assert beside.token_ids == alone.token_ids
+        assert (await llm.stats()).requests_timed_out == 6
+        for session in sessions:
+            before = session.token_ids
+            output, (again,) = await asyncio.gather(
+                session.generate(GREEDY), llm.generate(list(before), GREEDY)
+            )
+            assert output.token_ids == again.token_ids
+            await session.close()
+
+    run(body, n_ctx=4096)
+
+
 def test_whoever_leaves_holds_nothing(run: Callable[..., None]) -> None:
     async def cancelled(work: Coroutine[Any, Any, Any], after: float) -> None:
         task = asyncio.ensure_future(work)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -242,6 +243,42 @@ def test_a_stream_is_the_answer_in_pieces(llm: LLM) -> None:
     assert tuple(token for piece in pieces for token in piece.token_ids) == output.token_ids
     assert all(len(piece.token_ids) == 1 for piece in pieces)
     assert [piece.finish_reason for piece in pieces] == [None] * 24 + ["length"]
+
+
+def test_the_last_piece_has_usage_and_times(llm: LLM) -> None:
+    before = time.perf_counter()
+    pieces = list(llm.stream("Once upon a time, there was", greedy(9)))
+    (output,) = llm.generate("Once upon a time, there was", greedy(9))
+    assert [piece.usage or piece.times for piece in pieces[:-1]] == [None] * 8
+    last, cached = pieces[-1], pieces[-1].usage and pieces[-1].usage.cached_tokens
+    assert last.usage is not None
+    assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (output.usage.prompt_tokens, 9)
+    assert cached is not None
+    assert cached < output.usage.prompt_tokens
+    after = time.perf_counter()
+    for times in (last.times, output.times):
+        assert times is not None
+        assert times.first_token is not None
+        assert before <= times.queued < times.first_token < times.end <= after
+
+
+def test_usage_and_times_are_those_of_all_samples(llm: LLM) -> None:
+    settings = SamplingParams(n=3, max_tokens=12, seed=1, stop=["a", "e"], temperature=1.5)
+    pieces = list(llm.stream("Once upon a time", settings))
+    ends = [piece for piece in pieces if piece.finish_reason is not None]
+    assert sorted(piece.index for piece in ends) == [0, 1, 2]
+    assert [piece.usage is not None for piece in ends] == [False, False, True]
+    (output,) = llm.generate("Once upon a time", settings)
+    assert ends[-1].usage is not None
+    assert ends[-1].usage.completion_tokens == output.usage.completion_tokens
+    assert output.usage.completion_tokens == sum(len(sample.token_ids) for sample in output.outputs)
+
+
+def test_a_search_has_times(llm: LLM) -> None:
+    before = time.perf_counter()
+    for output in llm.beam_search(["Once", "Hello there"]):
+        assert output.times.first_token is not None
+        assert before < output.times.queued < output.times.first_token < output.times.end
 
 
 def test_a_stream_never_splits_a_character(llm: LLM) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from pyvelo.engine.request import Request
 from pyvelo.errors import Cancelled, ComputeError, InternalError
-from pyvelo.outputs import StreamPiece
+from pyvelo.outputs import StreamPiece, Usage
 
 from .fakes import END, Bench, FakeSampler, answer, joined, text_of
 
@@ -374,7 +375,9 @@ def test_cancelling_frees_blocks_and_keeps_the_text() -> None:
     bench.core.settle()
     assert running.finish_reason == "abort"
     assert running.text == joined(pieces) == text_of(answer([1] * 30, 5))
-    assert pieces[-1] == StreamPiece("", (), "abort")
+    last = replace(pieces[-1], usage=None, times=None)
+    assert last == StreamPiece("", (), "abort")
+    assert pieces[-1].usage == Usage(prompt_tokens=30, cached_tokens=0, completion_tokens=5)
     bench.assert_idle()
 
 

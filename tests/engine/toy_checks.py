@@ -41,6 +41,7 @@ def check_engine(engine: ToyStand) -> None:
     """Verify what holds between two operations."""
     core = engine.core
     assert not engine.context.wrong, engine.context.wrong
+    _check_samples(engine.jobs)
     for job in engine.jobs:
         _check_job(job, engine.faults, engine.now)
     if engine.broken:
@@ -113,6 +114,27 @@ def _check_job(job: Job, faults: Faults, now: float) -> None:
     shown = [token for piece in job.pieces for token in piece.token_ids]
     assert shown == given[: len(shown)]
     _check_logprobs(job, given)
+
+
+def _check_samples(jobs: Sequence[Job]) -> None:
+    """Usage and times come once, with the last piece of all samples of a prompt."""
+    samples: dict[int, list[Job]] = {}
+    for job in jobs:
+        samples.setdefault(id(job.request.parent), []).append(job)
+    for group in samples.values():
+        parent = group[0].request.parent
+        assert parent.n_open == sum(not job.request.finished for job in group)
+        told = [(job, piece) for job in group for piece in job.pieces if piece.usage or piece.times]
+        assert len(told) <= (parent.n_open == 0)
+        for job, piece in told:
+            assert piece is job.pieces[-1]
+            assert piece.usage == job.request.usage
+            assert piece.usage.completion_tokens == sum(len(other.request.generated_ids) for other in group)
+            assert piece.times is not None
+            times = (piece.times.queued, piece.times.first_token, piece.times.end)
+            given = [time for time in times if time is not None]
+            assert given == sorted(given)
+            assert (len(given) == 3) == (piece.usage.completion_tokens > 0)
 
 
 def _check_logprobs(job: Job, given: list[int]) -> None:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from pyvelo.engine.branch import Branch
 from pyvelo.engine.detokenizer import Detokenizer
-from pyvelo.engine.request import Request
+from pyvelo.engine.request import ParentRequest, Request
 from pyvelo.errors import Cancelled
 from pyvelo.outputs import StreamPiece
 from pyvelo.sampling import SamplingParams
@@ -59,7 +59,8 @@ class ToyEngine(ToyStand):
         if rng.random() < 0.1:
             params = SamplingParams(n=n, best_of=n + 1)
             salt, n = "", n + 1
-        jobs = [self._job(rng, prompt, salt, params, index=index) for index in range(n)]
+        parent = ParentRequest(n)
+        jobs = [self._job(rng, prompt, salt, params, index=index, parent=parent) for index in range(n)]
         requests = [job.request for job in jobs]
         for request in requests:
             request.prompt_logprobs = requests[0].prompt_logprobs
@@ -100,6 +101,7 @@ class ToyEngine(ToyStand):
         max_new: int | None = None,
         index: int = 0,
         branch: Branch | None = None,
+        parent: ParentRequest | None = None,
     ) -> Job:
         room = self.n_tokens - len(prompt) + (rng.random() < 0.1)  # the last one is not stored
         if max_new is None:
@@ -116,6 +118,7 @@ class ToyEngine(ToyStand):
             on_piece=None,
             branch=branch,
             guide=cast(Any, guide),
+            parent=parent,
         )
         job = Job(request, salt, list(prompt))
         if rng.random() < 0.5:
