@@ -26,7 +26,8 @@ TESTS = ("tests/native", "tests/ops")
 PRELOADED = ("libasan.so", "libubsan.so", "libstdc++.so.6")
 """A sanitizer must come first in a process, and find what it intercepts: Python loads neither by itself."""
 OPTIONS = {
-    "ASAN_OPTIONS": "detect_leaks=1:strict_string_checks=1:detect_stack_use_after_return=1",
+    # gcc 12 aligns the frames of its stack for use after return to 32 bytes; AVX-512 needs 64
+    "ASAN_OPTIONS": "detect_leaks=1:strict_string_checks=1:detect_stack_use_after_return=0",
     "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
     "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1",
 }
