@@ -9,10 +9,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import lab_device
 import pytest
 
 import pyvelo
+from tests import lab_device
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -32,9 +32,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _away_from_the_checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Child processes import the package that the tests import: Python would prefer the current folder's."""
+    """Let child processes import the package that the tests import, and the checkout's `tests` and `scripts`.
+
+    Python would prefer the current folder's package.
+    """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.fspath(Path(pyvelo.__file__).parents[1]), prepend=os.pathsep)
+        folders = os.pathsep.join([os.fspath(Path(pyvelo.__file__).parents[1]), os.fspath(ROOT)])
+        patch.setenv("PYTHONPATH", folders, prepend=os.pathsep)
         patch.chdir(tmp_path_factory.mktemp("elsewhere"))
         yield
 
@@ -48,7 +52,7 @@ def sigint() -> Iterator[None]:
 
 
 def _make(path: Path, *options: str) -> Path:
-    script = ROOT / "scripts/make_model.py"
+    script = ROOT / "scripts/models/make.py"
     subprocess.run(
         [sys.executable, str(script), "tiny", *options, str(path)], check=True, stdout=subprocess.DEVNULL
     )

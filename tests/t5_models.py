@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
-
-from gguf_document import read_document, write_document
-from make_model import write_model
-from model_shapes import Shape
+from scripts.fuzz._document import read_document, write_document
+from scripts.models._shapes import Shape
+from scripts.models.make import write_model
 
 __all__ = ["Shape", "t5_with_buckets", "write_model"]
 

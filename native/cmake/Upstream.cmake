@@ -4,7 +4,7 @@ if (PYVELO_TREE)
     set(_tree ${PYVELO_TREE})
 else()
     execute_process(
-        COMMAND ${Python_EXECUTABLE} ${PYVELO_ROOT}/scripts/patches.py apply
+        COMMAND ${Python_EXECUTABLE} ${PYVELO_ROOT}/scripts/upstream/patches.py apply
         OUTPUT_VARIABLE _tree OUTPUT_STRIP_TRAILING_WHITESPACE
         RESULT_VARIABLE _status)
     if (NOT _status EQUAL 0)

@@ -28,7 +28,7 @@ struct freed {
 };
 template <class T> using owned = std::unique_ptr<T, freed>;
 
-PyObject * scan   = nullptr; // scripts/_fuzz_native.py
+PyObject * scan   = nullptr; // scripts/fuzz/_velo_fuzz.py
 PyObject * mutate = nullptr;
 bool       raw    = false;
 
@@ -178,11 +178,11 @@ extern "C" int LLVMFuzzerInitialize(int *, char ***) {
         die("Python does not start");
     }
     PyConfig_Clear(&config);
-    PyObject * module = PyImport_ImportModule("_fuzz_native");
+    PyObject * module = PyImport_ImportModule("scripts.fuzz._velo_fuzz");
     scan              = module ? PyObject_GetAttrString(module, "passes") : nullptr;
     mutate            = module ? PyObject_GetAttrString(module, "mutate") : nullptr;
     if (!scan || !mutate) {
-        die("scripts/_fuzz_native.py cannot be imported: start scripts/fuzz_native.py");
+        die("scripts/fuzz/_velo_fuzz.py cannot be imported: start scripts/fuzz/native.py");
     }
     return 0;
 }

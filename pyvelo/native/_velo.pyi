@@ -1,4 +1,4 @@
-# Generated from native/api/velo.h by scripts/gen_ffi.py: change the header and run it again.
+# Generated from native/api/velo.h by scripts/build/ffi.py: change the header and run it again.
 from collections.abc import Callable
 from typing import Any, Final
 

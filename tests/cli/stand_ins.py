@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts/make_model.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts/models/make.py"
 # layers, KV heads, head size and context
 SHAPES = {"qwen3-0.6b": (28, 8, 128, 40960), "llama-3.2-1b": (16, 8, 64, 131072)}
 

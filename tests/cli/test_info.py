@@ -74,9 +74,8 @@ def test_what_would_run_where(capsys: pytest.CaptureFixture[str], tiny_model: Pa
 
 
 def test_what_would_run_on_a_gpu(tiny_model: Path) -> None:
-    tests = Path(__file__).resolve().parents[1]
     code = (
-        f"import sys; sys.path.insert(0, {str(tests)!r}); import lab_device; lab_device.add_device(1 << 30)\n"
+        "from tests import lab_device; lab_device.add_device(1 << 30)\n"
         f"from pyvelo.cli import main; main(['info', {str(tiny_model)!r}, '--json', '--n-gpu-layers', '2'])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -88,7 +87,7 @@ def test_what_would_run_on_a_gpu(tiny_model: Path) -> None:
 
 
 def make(path: Path, *options: str) -> Path:
-    script = Path(__file__).resolve().parents[2] / "scripts" / "make_model.py"
+    script = Path(__file__).resolve().parents[2] / "scripts" / "models/make.py"
     subprocess.run([sys.executable, str(script), *options, str(path)], check=True, capture_output=True)
     return path
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from models.conftest import Shell, hub, shell
-from models.server import Hub
 
 from pyvelo.cli.terminal import visible
+from tests.models.conftest import Shell, hub, shell
+from tests.models.server import Hub
 
 from .ptys import PYVELO, in_a_terminal
 from .test_report import trace

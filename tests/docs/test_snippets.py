@@ -10,12 +10,12 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
-from cli.stand_ins import stand_in
-from models.conftest import Shell
-from models.server import Hub, Repo, serve
 
 from pyvelo.cli.app import execute
 from pyvelo.demo import DEMO_MODEL
+from tests.cli.stand_ins import stand_in
+from tests.models.conftest import Shell
+from tests.models.server import Hub, Repo, serve
 
 from .snippets import Run, run_page
 

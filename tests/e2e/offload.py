@@ -6,7 +6,6 @@ import os
 import random
 import sys
 
-import lab_device
 import pytest
 
 from pyvelo import LLM, SamplingParams
@@ -15,6 +14,7 @@ from pyvelo.memory.offload import find_gpus, plan_offload, weigh_model
 from pyvelo.memory.placement import burdens
 from pyvelo.models.gguf_parts import scan_model
 from pyvelo.native import devices
+from tests import lab_device
 
 DRAW = random.Random(5)
 PROMPTS = [[DRAW.randrange(3, 900) for _ in range(n)] for n in (3, 30, 33, 20, 60, 40)]

@@ -23,8 +23,7 @@ JOB = Job(str(DEMO_MODEL), tokens=list(range(5, 25)), chunks=[20], n_greedy=8)
 # Arguments: the order, stock's library, its job, and where its result goes. Prints PyVelo's answer.
 PROGRAM = """
 import ctypes, os, sys
-order, library, job, out, folder, flags = sys.argv[1:]
-sys.path.insert(0, folder)
+order, library, job, out, flags = sys.argv[1:]
 sys.setdlopenflags(int(flags))
 
 
@@ -38,7 +37,7 @@ def velo():
 
 
 def stock():
-    import contiguous
+    from tests.e2e import contiguous
 
     contiguous._main(library, job, out)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,8 @@ import pytest
 import pyvelo
 from pyvelo import LLM
 from pyvelo.models.gguf_scan import scan
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-
-import demo_quality  # noqa: E402
-from demo.vocab import demo_vocab  # noqa: E402
+from scripts.demo import quality
+from scripts.demo._vocab import demo_vocab
 
 MODEL = Path(pyvelo.__file__).parent / "assets" / "demo.gguf"
 
@@ -30,15 +25,15 @@ def llm() -> Iterator[LLM]:
 
 @pytest.fixture(scope="module")
 def template() -> Any:
-    return demo_quality.template_of(MODEL)
+    return quality.template_of(MODEL)
 
 
 def say(llm: LLM, template: Any, *talk: str) -> str:
     """The last answer of a talk."""
     before: list[tuple[str, str]] = []
     for question in talk:
-        ids = demo_quality.ids_of(llm, template, before, question)
-        before.append((question, llm.generate(ids, demo_quality.GREEDY)[0].text))
+        ids = quality.ids_of(llm, template, before, question)
+        before.append((question, llm.generate(ids, quality.GREEDY)[0].text))
     return before[-1][1]
 
 
@@ -65,19 +60,19 @@ def test_it_recalls_who_was_introduced(llm: LLM, template: Any) -> None:
 
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0", "q4_0"])
 def test_recall_over_1500_tokens(kv_type: str, template: Any) -> None:
-    cases = demo_quality.recall_cases(demo_vocab(), 1500, 4)
+    cases = quality.recall_cases(demo_vocab(), 1500, 4)
     with LLM(MODEL, kv_type=kv_type) as llm:
-        share = demo_quality.measure(llm, template, cases)
+        share = quality.measure(llm, template, cases)
     assert share.right >= 0.9 * share.total, share.wrong
 
 
 def test_sums_and_questions_about_itself(llm: LLM, template: Any) -> None:
     for cases, wanted in (
-        (demo_quality.sum_cases(demo_vocab(), False, 25), 0.9),
-        (demo_quality.sum_cases(demo_vocab(), True, 25), 0.9),
-        (demo_quality.about_cases()[::3], 0.95),
+        (quality.sum_cases(demo_vocab(), False, 25), 0.9),
+        (quality.sum_cases(demo_vocab(), True, 25), 0.9),
+        (quality.about_cases()[::3], 0.95),
     ):
-        share = demo_quality.measure(llm, template, cases)
+        share = quality.measure(llm, template, cases)
         assert share.right >= wanted * share.total, share.wrong
 
 

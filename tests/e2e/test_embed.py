@@ -20,9 +20,10 @@ from hypothesis import strategies as st
 from pyvelo import LLM, AsyncLLM, SamplingParams
 from pyvelo.engine import embedding
 from pyvelo.errors import ClosedError, ModelError, RequestError, UnsupportedError
+from scripts.models import _shapes, make
 
 from . import bert
-from .conftest import ROOT, MakeModel
+from .conftest import MakeModel
 
 SMALL = ("--layers", "2", "--embd", "128", "--heads", "2", "--kv-heads", "2", "--head-dim", "64")
 TEXTS = ["Once upon a time", "the old king", "", [5, 9, 300], [3 + 7 * i % 900 for i in range(500)], [8]]
@@ -115,16 +116,11 @@ def test_attention_to_both_sides_takes_a_text_whole(
     tmp_path: Path, patched_library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A llama whose file says that it is not causal has a cache, but must not be read in pieces, or write."""
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    import make_model
-    import model_shapes
 
-    keys = model_shapes.metadata
-    monkeypatch.setattr(
-        model_shapes, "metadata", lambda shape: keys(shape) | {"llama.attention.causal": False}
-    )
+    keys = _shapes.metadata
+    monkeypatch.setattr(_shapes, "metadata", lambda shape: keys(shape) | {"llama.attention.causal": False})
     path = tmp_path / "both.gguf"
-    make_model.write_model(model_shapes.Shape(ctx=2048, pooling="mean"), path)
+    make.write_model(_shapes.Shape(ctx=2048, pooling="mean"), path)
     texts = [[3 + i * i % 900 for i in range(n)] for n in (5, 300, 700)]
     with LLM(path, n_threads=1) as llm:
         given = llm.embed(texts, normalize=False)

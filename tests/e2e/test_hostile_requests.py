@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,8 @@ from hypothesis import strategies as st
 
 from pyvelo import LLM, SamplingParams
 from pyvelo.errors import RequestError
-
-sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
-
-from fuzz_params import SIZES, attempt
-from hostile_requests import HUGE, hostile
+from scripts.fuzz._hostile import HUGE, hostile
+from scripts.fuzz.params import SIZES, attempt
 
 pytestmark = pytest.mark.filterwarnings("ignore:the model has no chat template")
 

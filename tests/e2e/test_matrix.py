@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
-
-from _matrix_axes import Config, configurations, covering
-from matrix import Worker, run
+from scripts.check._matrix_axes import Config, configurations, covering
+from scripts.check.matrix import Worker, run
 
 pytestmark = pytest.mark.laboratory  # its contiguous path
 
 PARTS = 8
 EFFORT = float(os.environ.get("VELO_TEST_EFFORT", "1"))
-"""How many covering sets are run; scripts/matrix.py is the long profile."""
+"""How many covering sets are run; scripts/check/matrix.py is the long profile."""
 
 
 @pytest.fixture(scope="module")
@@ -40,4 +36,4 @@ def test_shapes_times_features(part: int, configs: list[Config], worker: Worker)
     found = {
         json.dumps(asdict(config)): wrong for config, wrong in run(configs[part::PARTS], worker) if wrong
     }
-    assert not found, "replay with scripts/matrix.py --replay JSON"
+    assert not found, "replay with scripts/check/matrix.py --replay JSON"

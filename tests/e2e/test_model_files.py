@@ -16,10 +16,7 @@ from pyvelo import LLM, SamplingParams
 from pyvelo.engine import engine
 from pyvelo.errors import ModelError
 from pyvelo.models.files import ModelFiles
-
-sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
-
-from gguf_document import read_document, write_document
+from scripts.fuzz._document import read_document, write_document
 
 ONE = SamplingParams(max_tokens=1, temperature=0)
 
@@ -200,7 +197,7 @@ def test_closing_lets_go_of_the_file(copy: Path) -> None:
 @pytest.fixture
 def hybrid(tmp_path: Path) -> Path:
     path = tmp_path / "lfm2.gguf"
-    script = Path(__file__).resolve().parents[2] / "scripts" / "make_model.py"
+    script = Path(__file__).resolve().parents[2] / "scripts" / "models/make.py"
     options = ["--arch", "lfm2", "--embd", "64", "--ffn", "64", "--heads", "2", "--kv-heads", "1"]
     command = [sys.executable, str(script), *options, "--head-dim", "32", "--type", "f32", str(path)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

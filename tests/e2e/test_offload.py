@@ -16,10 +16,8 @@ pytestmark = pytest.mark.laboratory  # its device
 
 @pytest.mark.parametrize("what", ["1", "2", "auto"])
 def test_offload(tiny_model_f32: Path, what: str) -> None:
-    path = os.pathsep.join([os.fspath(HERE.parent), os.environ["PYTHONPATH"]])
     done = subprocess.run(
         [sys.executable, os.fspath(HERE / "offload.py"), os.fspath(tiny_model_f32), what],
-        env=os.environ | {"PYTHONPATH": path},
         capture_output=True,
         text=True,
         check=False,

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import struct
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from t5_models import t5_with_buckets
 
 from pyvelo import LLM
 from pyvelo.errors import ModelError
 from pyvelo.models.gguf_parts import scan_model
 from pyvelo.models.gguf_scan import TENSOR_TYPES
-
-sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
-
-from gguf_document import ARRAY, Document, Entry, Value, read_document, write_document
+from scripts.fuzz._document import ARRAY, Document, Entry, Value, read_document, write_document
+from tests.t5_models import t5_with_buckets
 
 U32, STRING = 4, 8
 TYPES = {layout.name: kind for kind, layout in TENSOR_TYPES.items()}

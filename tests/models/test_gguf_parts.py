@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,10 +11,7 @@ from pyvelo import LLM, SamplingParams
 from pyvelo.errors import ModelError
 from pyvelo.models.gguf_parts import part_paths, scan_model
 from pyvelo.models.gguf_scan import scan
-
-sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
-
-from gguf_document import Document, Value, read_document, write_document
+from scripts.fuzz._document import Document, Value, read_document, write_document
 
 U16, I32 = 2, 5
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 
-import lab_device
 import numpy as np
 import pytest
-from steps import Seq, logits_of, run
 
 from pyvelo.errors import ConfigError, OutOfMemory
 from pyvelo.native import Context, Model, StepArrays, devices
+from tests import lab_device
+from tests.native.steps import Seq, logits_of, run
 
 N_BLOCKS = 32
 

@@ -16,11 +16,9 @@ pytestmark = pytest.mark.laboratory  # its device
 
 @pytest.mark.parametrize(("n_gpu_layers", "layers_there"), [(0, 0), (1, 0), (2, 1), (3, 2), (-1, 2)])
 def test_blocks_on_both_sides(tiny_model_f32: Path, n_gpu_layers: int, layers_there: int) -> None:
-    path = os.pathsep.join([os.fspath(HERE.parent), os.environ["PYTHONPATH"]])
     script = [sys.executable, os.fspath(HERE / "device_blocks.py")]
     done = subprocess.run(
         [*script, os.fspath(tiny_model_f32), str(n_gpu_layers), str(layers_there)],
-        env=os.environ | {"PYTHONPATH": path},
         capture_output=True,
         text=True,
         check=False,

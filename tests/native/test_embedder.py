@@ -10,11 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from t5_models import Shape, t5_with_buckets, write_model
 
 from pyvelo.errors import Cancelled, ClosedError, ConfigError, ModelError
 from pyvelo.native import POOLINGS, Embedder, Model
 from pyvelo.native._ffi import ffi, lib
+from scripts.models import _shapes, make
+from tests.t5_models import Shape, t5_with_buckets, write_model
 
 
 @pytest.fixture(scope="module")
@@ -73,18 +74,15 @@ def test_wrong_settings(model: Model, tiny_model_f32: Path) -> None:
 def test_an_encoder_without_its_position_bias_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "scripts"))
-    import make_model
-    import model_shapes
 
-    tensors = model_shapes.tensors
-    shape, path = model_shapes.Shape(arch="t5encoder", kv_heads=4, ctx=64), tmp_path / "t5.gguf"
-    make_model.write_model(shape, path)
+    tensors = _shapes.tensors
+    shape, path = _shapes.Shape(arch="t5encoder", kv_heads=4, ctx=64), tmp_path / "t5.gguf"
+    make.write_model(shape, path)
     Model(path).close()
     monkeypatch.setattr(
-        model_shapes, "tensors", lambda *given: (t for t in tensors(*given) if "attn_rel_b" not in t.name)
+        _shapes, "tensors", lambda *given: (t for t in tensors(*given) if "attn_rel_b" not in t.name)
     )
-    make_model.write_model(shape, path)
+    make.write_model(shape, path)
     with pytest.raises(ModelError, match="no relative position bias"):
         Model(path)
 

@@ -11,11 +11,8 @@ import pytest
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 
-TESTS = Path(__file__).resolve().parents[2]
-
-COMMON = f"""
+COMMON = """
 import os, signal, sys, threading
-sys.path.append({str(TESTS)!r})  # behind the installed package
 from pyvelo.native import Context, Model, StepArrays, set_log
 from tests.native.steps import Seq, logits_of, run
 

@@ -23,7 +23,7 @@ def quiet_afterwards() -> Iterator[None]:
 
 
 def test_generated_files_are_fresh() -> None:
-    subprocess.run([sys.executable, str(ROOT / "scripts/gen_ffi.py"), "--check"], check=True)
+    subprocess.run([sys.executable, str(ROOT / "scripts/build/ffi.py"), "--check"], check=True)
 
 
 def test_there_is_a_cpu() -> None:

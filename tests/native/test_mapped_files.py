@@ -10,14 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from scripts.fuzz._document import Value, read_document, write_document
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the handler is Linux's")
 
-TESTS = Path(__file__).resolve().parents[2]
-
-COMMON = f"""
+COMMON = """
 import faulthandler, mmap, os, sys, threading
 faulthandler.enable()  # as pytest does it, before
-sys.path.append({str(TESTS)!r})  # behind the installed package
 from pyvelo.errors import ModelError
 from pyvelo.native import Context, Model, StepArrays, quantize
 from tests.native.steps import Seq, logits_of, run
@@ -167,9 +166,6 @@ print("alive")
 def test_parts_of_a_model(
     request: pytest.FixtureRequest, tmp_path: Path, model: str, runs_before: bool
 ) -> None:
-    sys.path.append(str(TESTS / "scripts"))
-    from gguf_document import Value, read_document, write_document
-
     whole = request.getfixturevalue(model)
     document = read_document(whole)
     tensors, values = document.tensors, document.values

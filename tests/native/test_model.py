@@ -152,7 +152,7 @@ def test_hyperparameters_on_which_upstream_would_abort(
 @pytest.mark.parametrize("value", [0, 7, 2000])
 def test_rotary_positions_that_do_not_fit_the_heads(tmp_path: Path, value: int) -> None:
     """Some architectures check them themselves; where not, computing would abort or not end."""
-    script = Path(__file__).resolve().parents[2] / "scripts/make_model.py"
+    script = Path(__file__).resolve().parents[2] / "scripts/models/make.py"
     options = ["tiny", "--arch", "gemma2", "--window", "64", "--type", "f32"]
     subprocess.run([sys.executable, str(script), *options, str(tmp_path / "gemma.gguf")], check=True)
     path = damaged(tmp_path / "gemma.gguf", tmp_path, "gemma2.rope.dimension_count", struct.pack("<I", value))

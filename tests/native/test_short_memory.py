@@ -10,11 +10,8 @@ import pytest
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the limit of address space is Linux's")
 
-TESTS = Path(__file__).resolve().parents[2]
-
-COMMON = f"""
+COMMON = """
 import collections, os, resource, sys
-sys.path.append({str(TESTS)!r})  # behind the installed package
 from pyvelo.errors import OutOfMemory
 from pyvelo.native import Context, Embedder, Model, StepArrays
 from tests.native.steps import Seq, logits_of, run

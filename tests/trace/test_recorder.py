@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine.fakes import Bench
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from pyvelo.kv.manager import BlockManager, Event
 from pyvelo.trace.blockmap import replay, summarize
 from pyvelo.trace.format import Arrived, Evicted, Finished, GaveWay, Started, Trace, TraceEvent, read_trace
 from pyvelo.trace.recorder import Tracer
+from tests.engine.fakes import Bench
 
 BLOCK_BYTES = 256
 N_CTX = 512

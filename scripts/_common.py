@@ -1,0 +1,42 @@
+"""Shared by every command: the root of the checkout, the cache folder, and errors of one sentence."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class ScriptError(Exception):
+    """Something that the user can mend; the message is one sentence that says how."""
+
+
+def cache_root() -> Path:
+    """The folder of everything that can be fetched or built again; deleting it is always safe."""
+    if os.environ.get("XDG_CACHE_HOME"):
+        base = Path(os.environ["XDG_CACHE_HOME"])
+    elif sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = Path.home() / ".cache"
+    return base.absolute() / "pyvelo" / "upstream"
+
+
+def run_main(main: Callable[[], int]) -> int:
+    """Runs a script's main function; what the user can mend becomes one sentence on stderr and status 1."""
+    name = Path(sys.argv[0]).name
+    try:
+        return main()
+    except ScriptError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+    except OSError as error:
+        print(
+            f"{name}: {error}; is the cache folder {cache_root()} writable? XDG_CACHE_HOME moves it",
+            file=sys.stderr,
+        )
+    return 1

@@ -1,0 +1,175 @@
+"""The stock llama-server: starting it, and asking it over loopback with nothing but the standard library."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scripts._common import ScriptError
+from scripts.bench._serving import Job, Refused
+
+__all__ = ["ServerSettings", "ask", "running"]
+
+HOST = "127.0.0.1"
+PATIENCE = 300.0
+"""Seconds for a model to be loaded."""
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """A server of `slots` sequences; `context` in tokens, over all of them, `batch` those of a step."""
+
+    program: Path
+    model: Path
+    kv_type: str
+    context: int
+    slots: int
+    unified: bool
+    threads: int
+    batch: int
+    connections: int
+    gpu: bool = False
+
+
+def command(settings: ServerSettings, port: int) -> list[str]:
+    """No cache of prompts beside the one of sequences, which nobody asks for here; continuous batching."""
+    threads, batch = str(settings.threads), str(settings.batch)
+    arguments = ["-m", str(settings.model), "--host", HOST, "--port", str(port)]
+    arguments += ["-c", str(settings.context), "-np", str(settings.slots), "-cb"]
+    arguments += ["--kv-unified" if settings.unified else "--no-kv-unified"]
+    arguments += ["-t", threads, "-tb", threads, "-b", batch, "-ub", batch, "-fa", "on"]
+    arguments += ["-ngl", "all" if settings.gpu else "0"]
+    arguments += ["-ctk", settings.kv_type, "-ctv", settings.kv_type]
+    arguments += ["--cache-ram", "0", "-sps", "0", "--fit", "off", "--no-ui", "--no-jinja"]
+    # a connection that waits for a slot holds a thread, which sleeps
+    return [str(settings.program), *arguments, "--threads-http", str(settings.connections + 8)]
+
+
+@contextmanager
+def running(settings: ServerSettings) -> Iterator[int]:
+    """The port of a server that is ready; it ends with the block.
+
+    Raises: ScriptError, with the last line of its log, where it does not come up.
+    """
+    if not settings.program.is_file():
+        raise ScriptError(f"there is no {settings.program}: scripts/build/stock.py --server builds one")
+    port = _free_port()
+    with tempfile.TemporaryFile() as log:
+        # its libraries lie beside it, wherever they were built
+        folders = [str(settings.program.parent), os.environ.get("LD_LIBRARY_PATH")]
+        beside = os.environ | {"LD_LIBRARY_PATH": os.pathsep.join(filter(None, folders))}
+        server = subprocess.Popen(command(settings, port), stdout=log, stderr=subprocess.STDOUT, env=beside)
+        try:
+            end = time.monotonic() + PATIENCE
+            while not _is_ready(port):
+                if server.poll() is not None or time.monotonic() > end:
+                    log.seek(0)
+                    lines = [
+                        line for line in log.read().decode(errors="replace").splitlines() if line.strip()
+                    ]
+                    raise ScriptError(f"llama-server did not start: {lines[-1] if lines else 'no output'}")
+                time.sleep(0.1)
+            yield port
+        finally:
+            server.terminate()
+            try:
+                server.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                server.wait()
+
+
+async def ask(port: int, job: Job, came: Callable[[int], None]) -> None:
+    """Streams the answer to a job, greedy and to its full length; Refused where the server ends it early."""
+    body = {
+        "prompt": job.prompt,
+        "n_predict": job.n_new,
+        "stream": True,
+        "ignore_eos": True,
+        "cache_prompt": False,
+        "temperature": 0.0,
+        "samplers": ["temperature"],
+        "timings_per_token": True,  # counts tokens: one that ends within a character comes with the next
+    }
+    n_seen = 0
+    async for event in _events(port, body):
+        if "error" in event:
+            raise Refused(str(event["error"].get("message", event["error"])))
+        n_now = int(event["timings"]["predicted_n"])
+        came(n_now - n_seen)
+        n_seen = n_now
+    if n_seen != job.n_new:
+        raise Refused(f"{n_seen} tokens of {job.n_new} came")
+
+
+async def _events(port: int, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    """The server-sent events of an answer."""
+    try:
+        reader, writer = await asyncio.open_connection(HOST, port, limit=1 << 20)
+    except OSError as error:
+        raise Refused(f"no connection: {error}") from None
+    try:
+        payload = json.dumps(body).encode()
+        head = f"POST /completion HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: application/json\r\n"
+        head += f"Content-Length: {len(payload)}\r\nConnection: close\r\n\r\n"
+        writer.write(head.encode() + payload)
+        status, length = await _head(reader)
+        if status != 200:
+            answer = await (reader.read() if length is None else reader.readexactly(length))
+            raise Refused(f"status {status}: {answer.decode(errors='replace').strip()}")
+        rest = b""
+        async for piece in _chunks(reader):
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                if line.startswith((b"data: {", b"error: {")):
+                    yield json.loads(line.partition(b": ")[2])
+    except (OSError, asyncio.IncompleteReadError) as error:
+        raise Refused(f"the connection broke: {error}") from None
+    finally:
+        writer.close()
+
+
+async def _head(reader: asyncio.StreamReader) -> tuple[int, int | None]:
+    """Status and, where it is told, length of an answer."""
+    first = (await reader.readline()).split()
+    if len(first) < 2:
+        raise Refused("the server closed the connection")
+    length = None
+    while (line := await reader.readline()).strip():
+        name, _, value = line.decode("latin-1").partition(":")
+        if name.lower() == "content-length":
+            length = int(value)
+    return int(first[1]), length
+
+
+async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """The pieces of a chunked body."""
+    while size := int((await reader.readline()).split(b";")[0] or b"0", 16):
+        yield await reader.readexactly(size)
+        await reader.readline()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def _is_ready(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://{HOST}:{port}/health", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False

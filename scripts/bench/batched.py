@@ -1,0 +1,187 @@
+#!/usr/bin/env python3
+"""Races PyVelo against the stock llama-batched-bench: many sequences that decode at once, over one cache.
+
+    python scripts/bench/batched.py
+    python scripts/bench/batched.py model.gguf --kv-type q8_0 --sequences 1 4 16 --prompt 1024 --json
+
+Tokens per second over all sequences, once all of them decode. Stock is measured both ways it has: a cache cut
+into fixed streams, and one unified buffer; the ratio is against the better of the two in the same round. Ours
+is the engine, with scheduling, sampling and text. The model is that of bench/engine.py where none is named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter as now
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
+
+from scripts._common import ScriptError, run_main
+from scripts.bench.engine import default_model, default_stock
+
+BATCH = 512
+
+
+@dataclass(frozen=True)
+class Case:
+    """One race; `prompt` and `tokens` of each sequence."""
+
+    kv_type: str
+    sequences: int
+    prompt: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """Medians over the rounds, tokens per second over all sequences."""
+
+    kv_type: str
+    sequences: int
+    prompt: int
+    ours: float
+    streams: float
+    unified: float
+    ratio: float
+    least: float
+    most: float
+
+
+def measure(model: Path, case: Case, threads: int) -> float:
+    """Our engine's speed, from when the last sequence has its first token on."""
+    from pyvelo import SamplingParams
+    from pyvelo.config import EngineConfig
+    from pyvelo.engine.engine import open_engine
+
+    # while the last prompts are computed the first sequences generate already
+    longest = case.tokens + case.sequences * -(-case.prompt // BATCH) + case.sequences
+    engine = open_engine(
+        EngineConfig(
+            model=model,
+            kv_type=case.kv_type,
+            n_ctx=case.prompt + longest + 1,
+            kv_cache_bytes=1 << 33,
+            max_num_seqs=case.sequences,
+            max_batch_tokens=BATCH,
+            n_threads=threads,
+            prefix_cache=False,
+        )
+    )
+    try:
+        draw = random.Random(0)
+        params = SamplingParams(max_tokens=longest, temperature=0.0, ignore_eos=True)
+        n_vocab = engine.model.vocab.n_tokens
+        prompts = [[draw.randrange(n_vocab) for _ in range(case.prompt)] for _ in range(case.sequences)]
+        requests = [engine.intake.prepare(prompt, params).requests[0] for prompt in prompts]
+        engine.core.inbox.submit(requests)
+        while not all(request.n_generated for request in requests):
+            engine.core.step()
+        start = now()
+        for _ in range(case.tokens):
+            engine.core.step()
+        return case.sequences * case.tokens / (now() - start)
+    finally:
+        engine.close()
+
+
+def ours(model: Path, case: Case, threads: int) -> float:
+    """Measures in a fresh process."""
+    numbers = [case.sequences, case.prompt, case.tokens, threads]
+    command = [sys.executable, __file__, str(model), "--worker", case.kv_type, *map(str, numbers)]
+    return float(_output_of(command))
+
+
+def stock(stock_bin: Path, model: Path, case: Case, threads: int, unified: bool) -> float:
+    """llama-batched-bench's speed of generation."""
+    context = case.sequences * (case.prompt + case.tokens)
+    command = [str(stock_bin / "llama-batched-bench"), "-m", str(model), "-t", str(threads), "-fa", "on"]
+    command += [
+        "-ctk",
+        case.kv_type,
+        "-ctv",
+        case.kv_type,
+        "-c",
+        str(context),
+        "-b",
+        "2048",
+        "-ub",
+        str(BATCH),
+    ]
+    command += ["-npp", str(case.prompt), "-ntg", str(case.tokens), "-npl", str(case.sequences)]
+    command += ["--output-format", "jsonl", *(["-kvu"] if unified else [])]
+    lines = [line for line in _output_of(command).splitlines() if line.startswith("{")]
+    return float(json.loads(lines[-1])["speed_tg"])
+
+
+def _output_of(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        raise ScriptError(f"{Path(command[0]).name} failed: {lines[-1] if lines else done.returncode}")
+    return done.stdout
+
+
+def race(model: Path, stock_bin: Path, case: Case, threads: int, rounds: int) -> Result:
+    """All three take turns."""
+    found = [
+        (
+            ours(model, case, threads),
+            stock(stock_bin, model, case, threads, unified=False),
+            stock(stock_bin, model, case, threads, unified=True),
+        )
+        for _ in range(rounds)
+    ]
+    ratios = [mine / max(streams, unified) for mine, streams, unified in found]
+    mine, streams, unified = (statistics.median(column) for column in zip(*found, strict=True))
+    return Result(
+        case.kv_type, case.sequences, case.prompt, mine, streams, unified,
+        statistics.median(ratios), min(ratios), max(ratios),
+    )  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", nargs="?", type=Path, help="a GGUF file; default: bench/engine.py's")
+    parser.add_argument("--stock-bin", type=Path, help="folder of the stock programs; default: built here")
+    parser.add_argument("--kv-type", nargs="+", default=["f16", "q8_0"])
+    parser.add_argument("--sequences", nargs="+", type=int, default=[16])
+    parser.add_argument("--prompt", type=int, default=1024, help="tokens of each sequence's prompt")
+    parser.add_argument("--tokens", type=int, default=32, help="tokens that each decodes")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--worker", nargs=5, help=argparse.SUPPRESS)
+    given = parser.parse_intermixed_args()
+    if given.worker:
+        kv_type, *numbers = given.worker
+        sequences, prompt, tokens, threads = map(int, numbers)
+        print(measure(given.model, Case(kv_type, sequences, prompt, tokens), threads))
+        return 0
+    model, stock_bin = given.model or default_model(), given.stock_bin or default_stock()
+    cases = [Case(kv, n, given.prompt, given.tokens) for kv in given.kv_type for n in given.sequences]
+    results = [race(model, stock_bin, case, given.threads, given.rounds) for case in cases]
+    if given.json:
+        print(json.dumps([asdict(result) for result in results], indent=2))
+        return 0
+    print(f"{model.name}, {given.threads} threads, tokens per second over all sequences\n")
+    print("| KV | sequences | prompt | PyVelo | streams | unified | ratio | rounds |")
+    print("|---|---:|---:|---:|---:|---:|---:|---|")
+    for r in results:
+        print(
+            f"| {r.kv_type} | {r.sequences} | {r.prompt} | {r.ours:.1f} | {r.streams:.1f} | {r.unified:.1f} "
+            f"| {r.ratio:.2f} | {r.least:.2f} to {r.most:.2f} |"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

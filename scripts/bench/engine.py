@@ -1,0 +1,319 @@
+#!/usr/bin/env python3
+"""Races PyVelo's engine against the stock llama-bench on the same model file.
+
+    python scripts/bench/engine.py
+    python scripts/bench/engine.py model.gguf --kv-type q8_0 --depth 4096 --rounds 5 --json
+    python scripts/bench/engine.py --depth 0 --busy 1           beside something else that runs
+
+Both prefill a batch and decode token by token, at an empty context and at a deep one, with flash attention
+and the same KV type. Ours is measured as a user meets it: LLM.stream, with scheduling, sampling and text;
+stock's figure is the forward pass alone. The two take turns, each time in a process of their own; the ratio
+is the median of the rounds'. Without MODEL, the qwen3-0.6b preset of models/make.py is used, made once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter as now
+from typing import TYPE_CHECKING, Any
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
+
+from scripts._common import ROOT, ScriptError, cache_root, run_main
+
+if TYPE_CHECKING:
+    from pyvelo import LLM
+
+PRESET = "qwen3-0.6b"
+# ratios that the project promises, by depth: at an empty context, and at a deep one
+EMPTY_TARGET, DEEP_TARGET = 0.97, 1.0
+BATCH = 512
+
+
+@dataclass(frozen=True)
+class Case:
+    """One race; depth in tokens."""
+
+    kv_type: str
+    depth: int
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """Tokens per second."""
+
+    prefill: float
+    decode: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """Medians over the rounds, of the ratio too; beside it the least and the most of a round."""
+
+    kv_type: str
+    depth: int
+    what: str
+    ours: float
+    stock: float
+    ratio: float
+    least: float
+    most: float
+    target: float
+
+    @property
+    def reached(self) -> bool:
+        return self.ratio >= self.target
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What every measurement shares."""
+
+    model: Path
+    stock_bin: Path
+    threads: int
+    prompt: int
+    tokens: int
+    repeats: int
+
+
+# ---- ours: run in a process of its own ----
+
+
+def measure(model: Path, case: Case, threads: int, prompt: int, tokens: int, repeats: int) -> Speeds:
+    """Our engine's speeds: medians of `repeats` requests, after one that warms up."""
+    with opened(model, case, case.depth + prompt + tokens + 1, threads) as llm:
+        ends = _step_ends(llm)
+        arrivals(llm, random_prompt(llm, prompt), 2)
+        prefill, decode = [], []
+        for _ in range(repeats):
+            start = now()
+            ends.clear()
+            arrivals(llm, random_prompt(llm, case.depth + prompt), 1)
+            # the last chunks are the prompt behind the depth
+            before = [start, *ends][-1 - -(-prompt // BATCH)]
+            prefill.append(prompt / (ends[-1] - before))
+            seen = arrivals(llm, random_prompt(llm, max(1, case.depth)), tokens + 1)
+            decode.append(tokens / (seen[-1] - seen[0]))
+        return Speeds(statistics.median(prefill), statistics.median(decode))
+
+
+def opened(model: Path, case: Case, n_ctx: int, threads: int) -> LLM:
+    """An engine that finds no prompt of an earlier measurement."""
+    from pyvelo import LLM
+
+    return LLM(
+        model,
+        kv_type=case.kv_type,
+        n_ctx=n_ctx,
+        n_threads=threads,
+        max_batch_tokens=BATCH,
+        prefix_cache=False,
+    )
+
+
+def random_prompt(llm: Any, count: int, draw: random.Random | None = None) -> list[int]:
+    """Tokens that mean nothing; without `draw` the same each time."""
+    draw = draw or random.Random(0)
+    return [draw.randrange(llm.vocab.n_tokens) for _ in range(count)]
+
+
+def arrivals(llm: Any, prompt: list[int], tokens: int) -> list[float]:
+    """When each piece of the answer came."""
+    from pyvelo import SamplingParams
+
+    params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+    return [now() for _ in llm.stream(prompt, params)]
+
+
+def _step_ends(llm: Any) -> list[float]:
+    """Times at which the engine's steps end, as they happen: a prompt's chunks show in nothing else."""
+    ends: list[float] = []
+    core = llm._engine.core
+    step = core.step
+
+    def timed() -> bool:
+        progress: bool = step()
+        ends.append(now())
+        return progress
+
+    core.step = timed
+    return ends
+
+
+# ---- the race ----
+
+
+def ours(plan: Plan, case: Case) -> Speeds:
+    """Measures in a fresh process."""
+    numbers = [plan.threads, plan.prompt, plan.tokens, plan.repeats]
+    answer = in_own_process(__file__, plan.model, [case.kv_type, case.depth, *numbers])
+    return Speeds(answer["prefill"], answer["decode"])
+
+
+def stock(plan: Plan, case: Case) -> Speeds:
+    """llama-bench's speeds."""
+    tests = llama_bench(plan, case, ["-p", str(plan.prompt), "-n", str(plan.tokens)])
+    speeds = {test["n_gen"] > 0: statistics.median(test["samples_ts"]) for test in tests}
+    return Speeds(prefill=speeds[False], decode=speeds[True])
+
+
+def llama_bench(plan: Plan, case: Case, tests: list[str]) -> Any:
+    """What llama-bench answers, with its own batch sizes."""
+    command = [str(plan.stock_bin / "llama-bench"), "-m", str(plan.model), "-o", "json"]
+    command += ["-t", str(plan.threads), "-fa", "1", "-ctk", case.kv_type, "-ctv", case.kv_type]
+    command += ["-b", "2048", "-ub", str(BATCH), "-d", str(case.depth), "-r", str(plan.repeats)]
+    return _json_of([*command, *tests])
+
+
+def in_own_process(script: str, model: Path, numbers: list[Any]) -> Any:
+    """What `script MODEL --worker NUMBERS...` prints."""
+    return _json_of([sys.executable, script, str(model), "--worker", *map(str, numbers)])
+
+
+def _json_of(command: list[str]) -> Any:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        reason = lines[-1] if lines else f"exit code {done.returncode}"
+        raise ScriptError(f"{Path(command[0]).name} failed: {reason}")
+    return json.loads(done.stdout)
+
+
+def race(plan: Plan, case: Case, rounds: int) -> Iterator[Result]:
+    """Both take turns, and each other round stock goes first."""
+    pairs = []
+    for number in range(rounds):
+        if number % 2:
+            theirs, mine = stock(plan, case), ours(plan, case)
+        else:
+            mine, theirs = ours(plan, case), stock(plan, case)
+        pairs.append((mine, theirs))
+        if sys.stderr.isatty():
+            print(f"{case.kv_type} at {case.depth}: round {number + 1} of {rounds}", file=sys.stderr)
+    for what in ("prefill", "decode"):
+        mine_all = [getattr(mine, what) for mine, _ in pairs]
+        stock_all = [getattr(theirs, what) for _, theirs in pairs]
+        ratios = [a / b for a, b in zip(mine_all, stock_all, strict=True)]
+        yield Result(
+            case.kv_type,
+            case.depth,
+            what,
+            statistics.median(mine_all),
+            statistics.median(stock_all),
+            statistics.median(ratios),
+            min(ratios),
+            max(ratios),
+            DEEP_TARGET if case.depth else EMPTY_TARGET,
+        )
+
+
+# ---- around it ----
+
+
+def default_model() -> Path:
+    """The preset's file in the cache, made where it is not there yet."""
+    path = cache_root() / "models" / f"{PRESET}.gguf"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        print(f"making the {PRESET} preset …", file=sys.stderr, flush=True)
+        subprocess.run([sys.executable, str(ROOT / "scripts/models/make.py"), PRESET, str(path)], check=True)
+    return path
+
+
+def default_stock() -> Path:
+    """The folder of the stock build: VELO_STOCK_BIN, else what build/stock.py builds."""
+    named = os.environ.get("VELO_STOCK_BIN")
+    if named:
+        return Path(named)
+    command = [sys.executable, str(ROOT / "scripts/build/stock.py")]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode != 0:
+        raise ScriptError("the stock llama.cpp could not be built: see above, or give --stock-bin")
+    return Path(done.stdout.splitlines()[-1])
+
+
+@contextmanager
+def busy_processes(count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """So many that do nothing else than to keep a core from others."""
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield busy
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
+def show(results: list[Result], plan: Plan) -> None:
+    """A table in Markdown."""
+    print(f"{plan.model.name}, {plan.threads} threads, tokens per second\n")
+    print("| KV | context | | PyVelo | stock | ratio | rounds | |")
+    print("|---|---:|---|---:|---:|---:|---|---|")
+    for r in results:
+        what = f"prefill {plan.prompt}" if r.what == "prefill" else f"decode {plan.tokens}"
+        verdict = "" if r.reached else f"below {r.target:.2f}"
+        print(
+            f"| {r.kv_type} | {r.depth} | {what} | {r.ours:.1f} | {r.stock:.1f} "
+            f"| {r.ratio:.2f} | {r.least:.2f} to {r.most:.2f} | {verdict} |"
+        )
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", nargs="?", type=Path, help=f"a GGUF file; default: the {PRESET} preset")
+    parser.add_argument("--stock-bin", type=Path, help="folder of a stock llama-bench; default: built here")
+    parser.add_argument("--kv-type", nargs="+", default=["f16", "q8_0"])
+    parser.add_argument("--depth", nargs="+", type=int, default=[0, 4096], help="tokens of context")
+    parser.add_argument("--rounds", type=int, default=3, help="turns that both take")
+    parser.add_argument("--repeats", type=int, default=2, help="measurements in a turn")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--prompt", type=int, default=512, help="tokens of the prefill")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens to decode")
+    parser.add_argument("--busy", type=int, default=0, help="processes that want a core meanwhile")
+    parser.add_argument("--check", action="store_true", help="exit with 1 where a promised ratio is missed")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--worker", nargs=6, help=argparse.SUPPRESS)
+    return parser.parse_intermixed_args()
+
+
+def main() -> int:
+    given = _arguments()
+    if given.worker:
+        kv_type, *numbers = given.worker
+        depth, threads, prompt, tokens, repeats = map(int, numbers)
+        speeds = measure(given.model, Case(kv_type, depth), threads, prompt, tokens, repeats)
+        print(json.dumps(asdict(speeds)))
+        return 0
+    plan = Plan(
+        model=given.model or default_model(),
+        stock_bin=given.stock_bin or default_stock(),
+        threads=given.threads,
+        prompt=given.prompt,
+        tokens=given.tokens,
+        repeats=given.repeats,
+    )
+    cases = [Case(kv_type, depth) for depth in given.depth for kv_type in given.kv_type]
+    with busy_processes(given.busy):
+        results = [result for case in cases for result in race(plan, case, given.rounds)]
+    if given.json:
+        print(json.dumps([{**asdict(r), "reached": r.reached} for r in results], indent=2))
+    else:
+        show(results, plan)
+    return int(given.check and not all(r.reached for r in results))
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

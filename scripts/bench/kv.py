@@ -1,0 +1,179 @@
+#!/usr/bin/env python3
+"""What the block manager and the scheduler cost on one core, without a model.
+
+    python scripts/bench/kv.py
+    python scripts/bench/kv.py --json --vllm ~/vllm/bin/python
+
+Every figure is the median of --rounds; beside it is the project's goal. --vllm names a Python that has vLLM:
+then two figures stand beside what the same work costs in its BlockPool and KVCacheManager (_vllm_kv.py says
+how), with blocks of the same size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter as now
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
+
+from pyvelo.engine.detokenizer import Detokenizer
+from pyvelo.engine.request import Request
+from pyvelo.engine.scheduler import Limits, schedule
+from pyvelo.kv.draft import BlockTable, Start
+from pyvelo.kv.manager import BlockManager
+from pyvelo.kv.pool import BlockPool
+from pyvelo.kv.prefix import Chain
+from pyvelo.sampling import SamplingParams
+from scripts._common import ScriptError, run_main
+from scripts.bench._timing import microseconds
+
+SIZE = 32
+"""Tokens of a block."""
+
+N_TAKEN = 1024
+"""Blocks taken at once."""
+
+N_ADMITTED = 32768
+"""Tokens of the prompt that is there."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """Microseconds; `goal` is what the project promises, `vllm` what was measured of vLLM."""
+
+    what: str
+    median: float
+    goal: float
+    vllm: float | None = None
+
+
+def started(manager: BlockManager, tokens: array[int], salt: bytes = b"") -> BlockTable:
+    """A sequence that holds all its tokens, computed."""
+    draft = manager.draft()
+    outcome = draft.start(len(tokens), Chain(tokens, SIZE, salt))
+    if not isinstance(outcome, Start):
+        raise SystemExit(f"the pool is too small for the benchmark: {outcome}")
+    draft.grow(outcome.table, len(tokens))
+    manager.commit(draft)
+    manager.advance(outcome.table, len(tokens))
+    return outcome.table
+
+
+def take_and_free(rounds: int, n: int = N_TAKEN) -> float:
+    pool = BlockPool(4 * n)
+    return microseconds(rounds, lambda: lambda: pool.release(pool.take(n))) / n
+
+
+def step_of_256(rounds: int) -> float:
+    """Every sequence decodes; in each round eight of them grow into a block."""
+    manager, limits = BlockManager(256 * (8 + rounds // SIZE), SIZE), Limits(256, 512)
+    running = [_decoding(manager, index) for index in range(256)]
+    times = []
+    for _ in range(rounds):
+        start = now()
+        manager.commit(schedule((), running, manager, limits).draft)
+        times.append((now() - start) * 1e6)
+        for request in running:
+            request.n_computed = len(request.tokens)
+            request.tokens.append(0)
+            if request.table is not None:
+                manager.advance(request.table, request.n_computed)
+    return statistics.median(times)
+
+
+def _decoding(manager: BlockManager, index: int) -> Request:
+    """A request whose prompt is computed and whose first token was drawn."""
+    request = Request(
+        range(100 + index % SIZE),
+        SamplingParams(max_tokens=None, cache_salt=str(index)),
+        max_new=100_000,
+        seed=0,
+        detokenizer=Detokenizer(lambda token: b"", ()),
+        block_size=SIZE,
+    )
+    request.table = started(manager, request.tokens, str(index).encode())
+    request.n_computed = len(request.tokens)
+    request.tokens.append(0)
+    return request
+
+
+def admission(rounds: int, n_tokens: int = N_ADMITTED) -> float:
+    """A prompt that somebody has asked before, from its tokens on."""
+    manager = BlockManager(2 * n_tokens // SIZE, SIZE)
+    prompt = array("i", range(n_tokens))
+    manager.free(started(manager, prompt))
+
+    def prepare() -> Callable[[], object]:
+        tokens = array("i", prompt)
+        return lambda: manager.free(started(manager, tokens))
+
+    return microseconds(rounds, prepare)
+
+
+def fork(rounds: int, n_tokens: int = 4096) -> float:
+    manager = BlockManager(2 * n_tokens // SIZE, SIZE)
+    tokens = array("i", range(n_tokens))
+    table = started(manager, tokens)
+    forks: list[BlockTable] = []
+
+    def prepare() -> Callable[[], object]:
+        while forks:
+            manager.free(forks.pop())
+        chain = Chain(array("i", tokens), SIZE)
+        return lambda: forks.append(manager.fork(table, chain))
+
+    return microseconds(rounds, prepare)
+
+
+def vllm_costs(python: Path, rounds: int) -> dict[str, float]:
+    """Microseconds of the same work in vLLM."""
+    script = Path(__file__).resolve().parent / "_vllm_kv.py"
+    sizes = map(str, (rounds, SIZE, N_TAKEN, N_ADMITTED))
+    done = subprocess.run([str(python), str(script), *sizes], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        raise ScriptError(f"vLLM could not be measured: {lines[-1] if lines else done.returncode}")
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def results(rounds: int, vllm: Path | None = None) -> Iterator[Result]:
+    theirs = vllm_costs(vllm, rounds) if vllm else {}
+    yield Result("take and give back, a block", take_and_free(rounds), 2, theirs.get("take"))
+    yield Result("schedule and commit, 256 sequences decode", step_of_256(rounds), 200)
+    yield Result(f"admit {N_ADMITTED} tokens, all there", admission(rounds), 5000, theirs.get("admit"))
+    yield Result("fork a sequence of 4096 tokens", fork(rounds), 100)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--vllm", type=Path, metavar="PYTHON", help="one that has vLLM")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    found = list(results(given.rounds, given.vllm))
+    if given.json:
+        print(json.dumps([asdict(result) for result in found], indent=2))
+        return 0
+    print(f"| | median µs | goal µs |{' vLLM µs |' if given.vllm else ''}")
+    print(f"|---|---:|---:|{'---:|' if given.vllm else ''}")
+    for result in found:
+        theirs = "" if result.vllm is None else f"{result.vllm:.1f}"
+        print(
+            f"| {result.what} | {result.median:.1f} | {result.goal:g} |{f' {theirs} |' if given.vllm else ''}"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

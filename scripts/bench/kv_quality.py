@@ -1,0 +1,140 @@
+#!/usr/bin/env python3
+"""What quantized pages cost in quality: the next token's distribution beside that over f16 pages.
+
+    python scripts/bench/kv_quality.py model.gguf text.txt
+    python scripts/bench/kv_quality.py model.gguf text.txt --kv-type q8_0 q4_0 --context 2048
+
+The text is cut into pieces of --context tokens. For every position of every piece, but the first --skip of
+it, the Kullback-Leibler divergence of the distribution over these pages from that over f16 pages is taken,
+in nats: the table shows its mean, its median and its 99th percentile, and how often both have the same first
+choice. A model with random weights says nothing here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
+
+from pyvelo.kv.geometry import KV_TYPES
+from scripts._common import run_main
+from tests.e2e.paged import PagedRunner
+
+BATCH, BLOCK = 256, 32
+
+
+@dataclass(frozen=True)
+class Result:
+    """Divergence in nats over `positions` positions; `same_top` is a part of 1."""
+
+    kv_type: str
+    positions: int
+    mean: float
+    median: float
+    p99: float
+    same_top: float
+
+
+def log_softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+    """Of the last axis, in float64."""
+    x = logits.astype(np.float64)
+    x -= x.max(-1, keepdims=True)
+    return np.asarray(x - np.log(np.exp(x).sum(-1, keepdims=True)))
+
+
+def divergence(reference: npt.NDArray[np.float32], other: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+    """sum p (log p - log q) over the last axis, p being the reference's softmax."""
+    p, q = log_softmax(reference), log_softmax(other)
+    return np.asarray((np.exp(p) * (p - q)).sum(-1))
+
+
+def logits_of(runner: PagedRunner, tokens: list[int]) -> Iterator[npt.NDArray[np.float32]]:
+    """[up to BATCH, vocabulary] for every batch of one sequence."""
+    sequence = runner.sequence()
+    for at in range(0, len(tokens), BATCH):
+        yield runner.step([(sequence, tokens[at : at + BATCH])], every=True)
+    runner.free.extend(sequence.table)
+
+
+def compare(model: Path, pieces: list[list[int]], kv_type: str, skip: int, threads: int) -> Result:
+    """Runs both over the same pieces."""
+    longest = max(map(len, pieces))
+    runners = [
+        PagedRunner(
+            model,
+            type_k=KV_TYPES[name].id,
+            type_v=KV_TYPES[name].id,
+            n_blocks=-(-longest // (8 * BLOCK)) * 8,  # the pool takes eights
+            block_size=BLOCK,
+            max_batch_tokens=BATCH,
+            max_seqs=1,
+            max_seq_len=longest,
+            n_threads=threads,
+        )
+        for name in ("f16", kv_type)
+    ]
+    with runners[0] as reference, runners[1] as quantized:
+        found, same = [], []
+        for piece in pieces:
+            pairs = zip(logits_of(reference, piece), logits_of(quantized, piece), strict=True)
+            both = [(divergence(a, b), a.argmax(-1) == b.argmax(-1)) for a, b in pairs]
+            found.append(np.concatenate([d for d, _ in both])[skip:])
+            same.append(np.concatenate([s for _, s in both])[skip:])
+    d, top = np.concatenate(found), np.concatenate(same)
+    mean, median, p99 = float(d.mean()), float(np.median(d)), float(np.quantile(d, 0.99))
+    return Result(kv_type, len(d), mean, median, p99, float(top.mean()))
+
+
+def pieces_of(model: Path, text: Path, context: int, most: int, special: bool = False) -> list[list[int]]:
+    """The text as token ids, cut; a shorter rest is left out."""
+    from pyvelo.native import Model
+
+    with Model(model) as opened:
+        tokens = list(opened.tokenize(text.read_text(encoding="utf-8"), parse_special=special))
+    pieces = [tokens[i : i + context] for i in range(0, len(tokens) - context + 1, context)]
+    if not pieces:
+        raise SystemExit(f"{text} has {len(tokens)} tokens: give more text, or a --context of at most that")
+    return pieces[:most]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", type=Path, help="a GGUF file")
+    parser.add_argument("text", type=Path, help="what the model was made for, in UTF-8")
+    parser.add_argument("--kv-type", nargs="+", choices=KV_TYPES, default=[t for t in KV_TYPES if t != "f16"])
+    parser.add_argument("--context", type=int, default=1024, help="tokens of a piece")
+    parser.add_argument(
+        "--skip", type=int, default=32, help="positions at the start of a piece that do not count"
+    )
+    parser.add_argument("--pieces", type=int, default=20, help="at most so many")
+    parser.add_argument(
+        "--special", action="store_true", help="the text has marks of a chat, such as <|user|>"
+    )
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_intermixed_args()
+    pieces = pieces_of(given.model, given.text, given.context, given.pieces, given.special)
+    results = [compare(given.model, pieces, kv, given.skip, given.threads) for kv in given.kv_type]
+    if given.json:
+        print(json.dumps([asdict(result) for result in results], indent=2))
+        return 0
+    print(f"{given.model.name}, {len(pieces)} pieces of {len(pieces[0])} tokens\n")
+    print("| KV | mean KL | median | 99th percentile | same first choice |")
+    print("|---|---:|---:|---:|---:|")
+    for r in results:
+        print(f"| {r.kv_type} | {r.mean:.2e} | {r.median:.2e} | {r.p99:.2e} | {r.same_top:.2%} |")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

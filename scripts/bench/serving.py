@@ -1,0 +1,365 @@
+#!/usr/bin/env python3
+"""Serves the same requests with PyVelo and with the stock llama-server, both ways that it keeps sequences.
+
+    python scripts/bench/serving.py
+    python scripts/bench/serving.py model.gguf --kv-type q8_0 --requests 96 --rate 1 --rounds 3 --json
+
+Requests arrive as a Poisson process; their prompts and answers have exponential lengths within bounds and
+mean nothing; answers are greedy and run to their full length. Every side gets the same token ids at the same
+times, as many threads, tokens of a step, bytes of KV cache, and with --gpu all layers on GPUs:
+
+- PyVelo: AsyncLLM, without its prefix cache.
+- streams: llama-server with as many slots as the cache has room for, cut into equal parts that each hold the
+  longest of the requests, or with --any-length the longest that could have come.
+- unified: llama-server with one buffer for all slots. Where more slots run than surely fit, and they fill it,
+  the server ends every request that runs; the client asks for those again, up to --tries times, after
+  pauses that grow.
+
+The server is asked over loopback, each side in a process of its own, and they take turns. Goodput is the
+tokens of finished requests per second, and the requests per second that kept two limits: to the first token,
+and between tokens on the average. TTFT and TBT are those times over all requests and over all tokens; peak
+is how many requests generate at once; waste is the share of what they have set aside (blocks, slots, cells)
+that holds no token, fill the share of the whole cache that does. The ratio is against the better stock mode
+of the same round. The model is that of bench/engine.py where none is named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, astuple, dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
+
+from scripts._common import ROOT, ScriptError, run_main
+from scripts.bench._serving import Job, Load, Record, Summary, play, summarise, waste_of_slots, workload
+from scripts.bench._stock_server import ServerSettings, ask, running
+from scripts.bench.engine import default_model, in_own_process
+
+GRAIN = 256
+"""Tokens; both sides make their caches, and stock its slots, in multiples of it."""
+
+WARM_UP = Job(0.0, list(range(1, 33)), 4)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What every run shares; `kv_bytes` of the cache, `batch` tokens of a step, limits in seconds."""
+
+    model: Path
+    kv_type: str
+    kv_bytes: int
+    threads: int
+    batch: int
+    load: Load
+    ttft_limit: float
+    tbt_limit: float
+    tries: int
+    gpu: bool = False
+    """All layers, and the cache, on GPUs."""
+    any_length: bool = False
+    """A slot holds the longest request that may come, as ours do, not only the longest that does."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one side did, and the tokens that its cache holds."""
+
+    records: list[Record]
+    waste: float
+    capacity: int
+
+
+# ---- ours: in a process of its own ----
+
+
+async def serve(plan: Plan) -> tuple[list[Record], float, int]:
+    """Records, the mean waste while requests run, and the tokens that the pool holds."""
+    from pyvelo import AsyncLLM, SamplingParams
+
+    async with AsyncLLM(
+        plan.model,
+        kv_type=plan.kv_type,
+        kv_cache_bytes=plan.kv_bytes,
+        n_ctx=context_of(plan.load),
+        n_threads=plan.threads,
+        max_batch_tokens=plan.batch,
+        n_gpu_layers=-1 if plan.gpu else 0,
+        prefix_cache=False,
+    ) as llm:
+
+        async def answer(job: Job, came: Callable[[int], None]) -> None:
+            params = SamplingParams(max_tokens=job.n_new, temperature=0.0, ignore_eos=True)
+            async for piece in llm.stream(job.prompt, params):
+                came(len(piece.token_ids))
+
+        wastes: list[float] = []
+
+        async def watch() -> None:
+            while True:
+                stats = await llm.stats()
+                if stats.blocks_used:
+                    wastes.append(stats.waste)
+                await asyncio.sleep(0.25)
+
+        jobs = workload(plan.load, await vocabulary(llm))
+        await play([WARM_UP], answer)
+        watching = asyncio.create_task(watch())
+        records = await play(jobs, answer)
+        watching.cancel()
+        capacity = (await llm.stats()).tokens_total
+        return records, statistics.fmean(wastes) if wastes else 0.0, capacity
+
+
+async def vocabulary(llm: Any) -> int:
+    """Tokens that the model knows."""
+    return int((await llm._pump()).engine.model.vocab.n_tokens)
+
+
+def context_of(load: Load) -> int:
+    """Tokens of the longest request that may be drawn, and of what a server adds to it."""
+    return -(-(2 * load.longest + 2) // GRAIN) * GRAIN
+
+
+def worker(what: str, data: dict[str, Any]) -> Any:
+    """The part of a process of its own: serves, or tells what a token takes."""
+    plan = Plan(**{**data, "model": Path(data["model"]), "load": Load(**data["load"])})
+    if what == "serve":
+        records, waste, capacity = asyncio.run(serve(plan))
+        return {"records": [asdict(record) for record in records], "waste": waste, "capacity": capacity}
+    from pyvelo import LLM
+
+    with LLM(plan.model, kv_type=plan.kv_type, n_ctx=GRAIN, max_num_seqs=1) as llm:
+        return {"token_bytes": llm.geometry.token_bytes, "n_vocab": llm.vocab.n_tokens}
+
+
+def in_worker(plan: Plan, what: str) -> Any:
+    """What `worker` returns, from a process of its own."""
+    data = {**asdict(plan), "model": str(plan.model)}
+    return in_own_process(__file__, plan.model, [what, json.dumps(data)])
+
+
+def ours(plan: Plan) -> Run:
+    answer = in_worker(plan, "serve")
+    return Run([Record(**entry) for entry in answer["records"]], answer["waste"], answer["capacity"])
+
+
+# ---- stock ----
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A way to run llama-server; `context` in tokens, over all slots."""
+
+    name: str
+    slots: int
+    context: int
+    unified: bool
+
+
+def stock_modes(n_cache: int, longest: int, unified_slots: list[int]) -> list[Mode]:
+    """Fixed streams that hold the longest request, and unified buffers; both of at most `n_cache` tokens."""
+    least = -(-(longest + 2) // GRAIN) * GRAIN  # a server stops a token before its slot is full
+    slots = n_cache // least
+    if not slots:
+        raise ScriptError(
+            f"the cache holds {n_cache} tokens, a request takes {longest}: give more --kv-bytes"
+        )
+    slot = n_cache // slots // GRAIN * GRAIN
+    found = [Mode(f"streams, {slots} slots of {slot}", slots, slots * slot, unified=False)]
+    for n in unified_slots or [slots, 2 * slots]:
+        found.append(Mode(f"unified, {n} slots", n, n_cache // GRAIN * GRAIN, unified=True))
+    return found
+
+
+def stock(plan: Plan, program: Path, mode: Mode, jobs: list[Job]) -> Run:
+    settings = ServerSettings(
+        program, plan.model, plan.kv_type, mode.context, mode.slots, mode.unified,
+        plan.threads, plan.batch, len(jobs), plan.gpu,
+    )  # fmt: skip
+    with running(settings) as port:
+        asyncio.run(play([WARM_UP], partial(ask, port)))
+        records = asyncio.run(play(jobs, partial(ask, port), plan.tries))
+    # cells of the unified buffer are taken one by one
+    waste = 0.0 if mode.unified else waste_of_slots(records, mode.context // mode.slots)
+    return Run(records, waste, mode.context)
+
+
+def stock_server(named: Path | None) -> Path:
+    """The program: in a folder that is named, here or by VELO_STOCK_BIN, else what build/stock.py builds."""
+    if folder := named or os.environ.get("VELO_STOCK_BIN"):
+        return Path(folder) / "llama-server"
+    command = [sys.executable, str(ROOT / "scripts/build/stock.py"), "--server"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode != 0:
+        raise ScriptError("the stock llama-server could not be built: see above, or give --stock-bin")
+    return Path(done.stdout.splitlines()[-1]) / "llama-server"
+
+
+# ---- the race ----
+
+
+def race(plan: Plan, program: Path, unified_slots: list[int], rounds: int) -> list[dict[str, Summary]]:
+    """A summary of each side for every round; they take turns, and each other round stock goes first."""
+    probe = in_worker(plan, "probe")
+    jobs = workload(plan.load, probe["n_vocab"])
+    n_cache = plan.kv_bytes // probe["token_bytes"]
+    longest = context_of(plan.load) - 2 if plan.any_length else max(job.n_tokens for job in jobs)
+    sides: dict[str, Callable[[], Run]] = {"PyVelo": partial(ours, plan)}
+    for mode in stock_modes(n_cache, longest, unified_slots):
+        sides[mode.name] = partial(stock, plan, program, mode, jobs)
+    found = []
+    for number in range(rounds):
+        order = list(sides)[:: -1 if number % 2 else 1]
+        summaries = {}
+        for name in order:
+            run = sides[name]()
+            summaries[name] = summarise(
+                run.records,
+                ttft_limit=plan.ttft_limit,
+                tbt_limit=plan.tbt_limit,
+                capacity=run.capacity,
+                waste=run.waste,
+            )
+            if sys.stderr.isatty():
+                print(f"round {number + 1} of {rounds}: {name}", file=sys.stderr)
+        found.append({name: summaries[name] for name in sides})
+    return found
+
+
+def median(rounds: list[Summary]) -> Summary:
+    """Field by field."""
+    return Summary(*(statistics.median_low(column) for column in zip(*map(astuple, rounds), strict=True)))
+
+
+def ratios(rounds: list[dict[str, Summary]], field: str) -> list[float]:
+    """Ours over the better stock mode, of each round; infinite where that comes to nothing."""
+    found = []
+    for summaries in rounds:
+        best = max(getattr(summary, field) for name, summary in summaries.items() if name != "PyVelo")
+        mine = getattr(summaries["PyVelo"], field)
+        found.append(mine / best if best else math.inf)
+    return found
+
+
+def show(plan: Plan, rounds: list[dict[str, Summary]]) -> None:
+    """A table in Markdown."""
+    load = plan.load
+    print(
+        f"{plan.model.name}, {plan.kv_type}, {plan.kv_bytes / 1e6:.0f} MB of KV cache, "
+        f"{plan.threads} threads; {load.requests} requests, {load.rate:g} per second; good: first token "
+        f"within {plan.ttft_limit:g} s, others {plan.tbt_limit:g} s apart on the average\n"
+    )
+    titles = ["", "tokens/s", "good/s", "good", "failed", "broken off", "TTFT p50, p99 s", "TBT p50, p99 ms"]
+    titles += ["peak", "waste", "fill"]
+    print(f"| {' | '.join(titles)} |")
+    print(f"|---{'|---:' * (len(titles) - 1)}|")
+    for name in rounds[0]:
+        s = median([summaries[name] for summaries in rounds])
+        print(
+            f"| {name} | {s.tokens_per_s:.1f} | {s.good_per_s:.3f} | {s.good} | {s.failed} | {s.broken_off} "
+            f"| {s.ttft_p50:.2f}, {s.ttft_p99:.2f} | {1e3 * s.tbt_p50:.0f}, {1e3 * s.tbt_p99:.0f} "
+            f"| {s.peak} | {s.waste:.1%} | {s.fill:.0%} |"
+        )
+    for field, what in (("tokens_per_s", "tokens per second"), ("good_per_s", "good requests per second")):
+        found = ratios(rounds, field)
+        print(
+            f"\n{what} against the better stock mode: {statistics.median(found):.2f} "
+            f"(rounds: {min(found):.2f} to {max(found):.2f})"
+        )
+
+
+def as_json(plan: Plan, rounds: list[dict[str, Summary]]) -> str:
+    """The plan, every round, and the ratios."""
+    numbers = {
+        field.name: [value if math.isfinite(value) else None for value in ratios(rounds, field.name)]
+        for field in fields(Summary)
+        if field.name in ("tokens_per_s", "good_per_s")
+    }
+    every = [{name: asdict(summary) for name, summary in summaries.items()} for summaries in rounds]
+    return json.dumps(
+        {"plan": {**asdict(plan), "model": plan.model.name}, "rounds": every, "ratios": numbers}
+    )
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", nargs="?", type=Path, help="a GGUF file; default: bench/engine.py's")
+    parser.add_argument("--stock-bin", type=Path, help="folder of a stock llama-server; default: built here")
+    parser.add_argument("--kv-type", default="f16")
+    parser.add_argument("--kv-bytes", type=int, default=900 << 20, help="of the cache, on every side")
+    parser.add_argument("--requests", type=int, default=48)
+    parser.add_argument("--rate", type=float, default=0.5, help="arrivals per second")
+    parser.add_argument("--prompt-mean", type=int, default=256, help="tokens")
+    parser.add_argument("--answer-mean", type=int, default=128, help="tokens")
+    parser.add_argument("--shortest", type=int, default=32, help="tokens of a prompt or an answer")
+    parser.add_argument("--longest", type=int, default=2048, help="tokens of a prompt or an answer")
+    parser.add_argument(
+        "--unified-slots", type=int, nargs="+", default=[], help="default: streams, and twice"
+    )
+    parser.add_argument("--ttft-limit", type=float, default=10.0, help="seconds to the first token")
+    parser.add_argument("--tbt-limit", type=float, default=0.5, help="seconds between tokens")
+    parser.add_argument("--tries", type=int, default=5, help="of a request that stock breaks off")
+    parser.add_argument("--batch", type=int, default=512, help="tokens of a step")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--any-length", action="store_true", help="stock's slots hold the longest request that may come"
+    )
+    parser.add_argument("--gpu", action="store_true", help="all layers on GPUs, on every side")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
+    return parser.parse_intermixed_args()
+
+
+def main() -> int:
+    given = _arguments()
+    if given.worker:
+        what, data = given.worker
+        print(json.dumps(worker(what, json.loads(data))))
+        return 0
+    load = Load(
+        requests=given.requests,
+        rate=given.rate,
+        prompt_mean=given.prompt_mean,
+        answer_mean=given.answer_mean,
+        shortest=given.shortest,
+        longest=given.longest,
+        seed=given.seed,
+    )
+    plan = Plan(
+        model=given.model or default_model(),
+        kv_type=given.kv_type,
+        kv_bytes=given.kv_bytes,
+        threads=given.threads,
+        batch=given.batch,
+        load=load,
+        ttft_limit=given.ttft_limit,
+        tbt_limit=given.tbt_limit,
+        tries=given.tries,
+        gpu=given.gpu,
+        any_length=given.any_length,
+    )
+    rounds = race(plan, stock_server(given.stock_bin), given.unified_slots, given.rounds)
+    if given.json:
+        print(as_json(plan, rounds))
+    else:
+        show(plan, rounds)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

@@ -1,0 +1,246 @@
+#!/usr/bin/env python3
+"""Compiles our CUDA kernels and reads the compiler's report: no register may be kept in memory.
+
+For each compute capability the files of native/ops/cuda are compiled to machine code, without ggml, and a
+table shows what every kernel takes. A spill (a register that is stored and loaded again) or a stack frame (an
+array that no register can hold) is a failure: in a loop over a cache it costs more than all else.
+
+What nvcc has dropped, --capability 7.0 from CUDA 13 on, is compiled by the runtime compiler of CUDA 12, which
+PyPI has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
+
+from scripts._common import ROOT, ScriptError, run_main
+from scripts.build._nvrtc import compile_with_nvrtc
+
+SOURCES = ROOT / "native" / "ops" / "cuda"
+CAPABILITIES = ("7.5", "8.0", "8.9", "9.0")
+
+# as upstream's CMakeLists.txt compiles the backend
+FLAGS = ("-std=c++17", "-O3", "-use_fast_math", "-Xptxas", "-v", "-cubin")
+RUNTIME_FLAGS = ("-std=c++17", "-default-device", "-use_fast_math", "--ptxas-options=-v")
+RUNTIME_SOURCE = """
+#define INFINITY __int_as_float(0x7f800000)
+#include "paged-kernels.cuh"
+"""
+
+_FUNCTION = re.compile(r"Function properties for (\S+)")
+_FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
+_ATTEND = re.compile(
+    r"attend_kernelILi(\d+)ELi(\d+)ENS_\d+([a-z]+)_numbersE(?:NS_\d+([a-z]+)_numbersE|S\d*_)"
+)
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What the compiler says of a function: registers of a thread, and bytes."""
+
+    name: str
+    capability: str
+    registers: int
+    stack: int
+    spills: int
+    shared: int
+    """Static; what a tile takes of shared memory is decided when a kernel is launched."""
+    symbol: str = field(default="", compare=False, repr=False)
+
+    @property
+    def clean(self) -> bool:
+        """Whether everything that a thread has is in registers."""
+        return self.stack == 0 and self.spills == 0
+
+
+def template_arguments(symbol: str) -> tuple[int, int, str, str] | None:
+    """Tiles of rows, pairs of columns, the numbers of K and of V; None where the kernel is no template."""
+    found = _ATTEND.search(symbol)
+    return (int(found[1]), int(found[2]), found[3], found[4] or found[3]) if found else None
+
+
+def readable(symbol: str) -> str:
+    """A kernel's name and its template's arguments, out of the symbol that the compiler prints."""
+    if arguments := template_arguments(symbol):
+        m_tiles, v_pairs, k, v = arguments
+        return f"attend K {k}, V {v}, {16 * m_tiles} rows, {64 * v_pairs} columns"
+    plain = re.search(r"\d([a-z]+)_kernel", symbol)
+    return plain[1] if plain else symbol
+
+
+def instance(symbol: str) -> str | None:
+    """The C++ name of the kernel with its template's arguments; None for one that is no template."""
+    if (arguments := template_arguments(symbol)) is None:
+        return None
+    m_tiles, v_pairs, k, v = arguments
+    return f"paged::attend_kernel<{m_tiles}, {v_pairs}, paged::{k}_numbers, paged::{v}_numbers>"
+
+
+def read_report(text: str, capability: str) -> list[Usage]:
+    """The functions of a report of ptxas -v, in its order."""
+    functions: list[Usage] = []
+    symbol, frame = "", (0, 0, 0)
+
+    def add(registers: int, shared: int) -> None:
+        stack, stores, loads = frame
+        functions.append(
+            Usage(readable(symbol), capability, registers, stack, stores + loads, shared, symbol)
+        )
+
+    for line in text.splitlines():
+        if found := _FUNCTION.search(line):
+            if symbol:  # of a function that is called, nothing more is said
+                add(0, 0)
+            symbol = found[1]
+        elif found := _FRAME.search(line):
+            frame = (int(found[1]), int(found[2]), int(found[3]))
+        elif (found := _USED.search(line)) and symbol:
+            add(int(found[1]), int(found[2] or 0))
+            symbol = ""
+    if symbol:
+        add(0, 0)
+    return functions
+
+
+def find_nvcc(given: str | None) -> str:
+    """The path of nvcc: the one that was named, else of CUDACXX, on PATH, in CUDA_PATH or the usual folder.
+
+    Raises: ScriptError when there is none.
+    """
+    named = given or os.environ.get("CUDACXX")
+    places = [Path(os.environ.get("CUDA_PATH", "/usr/local/cuda"), "bin")]
+    found = shutil.which(named) if named else shutil.which("nvcc") or shutil.which("nvcc", path=places[0])
+    if found is None:
+        wanted = f"{named} is no program" if named else "there is no nvcc on PATH"
+        raise ScriptError(
+            f"our kernels are compiled with NVIDIA's compiler, and {wanted}: install the CUDA toolkit "
+            f"(its package cuda-nvcc is enough) or name nvcc with --nvcc"
+        )
+    return found
+
+
+def known_to(nvcc: str) -> list[str]:
+    """The compute capabilities that a compiler makes code for, the oldest first."""
+    done = subprocess.run([nvcc, "--list-gpu-arch"], capture_output=True, text=True)
+    return [f"{major}.{minor}" for major, minor in re.findall(r"compute_(\d+)(\d)$", done.stdout, re.M)]
+
+
+def compile_one(nvcc: str, source: Path, capability: str, folder: Path) -> list[Usage]:
+    """The report on one file for one compute capability.
+
+    Raises: ScriptError when it does not compile; the compiler's words are shown.
+    """
+    architecture = "sm_" + capability.replace(".", "")
+    output = folder / f"{source.stem}-{architecture}.cubin"
+    command = [nvcc, *FLAGS, f"-arch={architecture}", str(source), "-o", str(output)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        print(done.stdout + done.stderr, file=sys.stderr)
+        raise ScriptError(f"{source.name} does not compile for {capability}: the reason is above")
+    return read_report(done.stdout + done.stderr, capability)
+
+
+def compile_dropped(instances: Sequence[str], capability: str) -> list[Usage]:
+    """The report on these kernels for a compute capability that nvcc has dropped.
+
+    Raises: ScriptError when they do not compile, or there is no compiler for them.
+    """
+    flags = [*RUNTIME_FLAGS, f"-arch=sm_{capability.replace('.', '')}"]
+    done, words = compile_with_nvrtc(RUNTIME_SOURCE, instances, flags, SOURCES)
+    if not done:
+        print(words, file=sys.stderr)
+        raise ScriptError(f"the kernels do not compile for {capability}: the reason is above")
+    return read_report(words, capability)
+
+
+def report(nvcc: str, sources: Sequence[Path], capabilities: Sequence[str], jobs: int) -> list[Usage]:
+    """The reports on all files for all compute capabilities, `jobs` of them at a time.
+
+    Which kernels there are is what nvcc makes of the sources, for the oldest that it knows if for no other.
+
+    Raises: ScriptError when something does not compile, or no report was understood.
+    """
+    known = known_to(nvcc)
+    dropped = [one for one in capabilities if known and float(one) < float(known[0])]
+    offered = [one for one in capabilities if one not in dropped]
+    work = [(source, capability) for capability in offered or known[:1] for source in sources]
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
+        reports = list(pool.map(lambda one: compile_one(nvcc, one[0], one[1], Path(folder)), work))
+        each = reports[: len(sources)]  # of the first compute capability
+        groups = [sorted(filter(None, {instance(usage.symbol) for usage in one})) for one in each]
+        again = [(group, one) for one in dropped for group in groups]
+        old = list(pool.map(lambda one: compile_dropped(*one), again))
+    if not all([*old, *reports]):
+        raise ScriptError("the compiler reported on no kernel: is ptxas -v still the way to ask it?")
+    found = [usage for one in [*old, *reports] for usage in one]
+    return [one for one in dict.fromkeys(found) if one.capability in capabilities]  # merging is in all files
+
+
+def print_table(functions: Sequence[Usage]) -> None:
+    """A line for each kernel, with a column for each compute capability: registers, and what is wrong."""
+    capabilities = list(dict.fromkeys(usage.capability for usage in functions))
+    cells = {(usage.name, usage.capability): usage for usage in functions}
+    width = max(len(usage.name) for usage in functions)
+    print(f"{'registers of':{width}} " + " ".join(f"{capability:>22}" for capability in capabilities))
+    for name in dict.fromkeys(usage.name for usage in functions):
+        row = []
+        for capability in capabilities:
+            usage = cells.get((name, capability))
+            text = "" if usage is None else str(usage.registers)
+            if usage is not None and usage.shared:
+                text += f", {usage.shared} B shared"
+            if usage is not None and not usage.clean:
+                text += f", {usage.stack} stack, {usage.spills} spilled"
+            row.append(f"{text:>22}")
+        print(f"{name:{width}} " + " ".join(row))
+
+
+def main() -> int:
+    """Compiles, prints the table, fails where it must."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--capability", action="append", help=f"7.0, for example (default: {', '.join(CAPABILITIES)})"
+    )
+    parser.add_argument("--nvcc", help="the compiler (default: the one on PATH)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compilers at a time")
+    given = parser.parse_args()
+    for capability in given.capability or ():
+        if not re.fullmatch(r"\d+\.\d", capability):
+            raise ScriptError(f"{capability} is no compute capability: give one like 9.0")
+
+    begin = time.perf_counter()
+    capabilities = given.capability or CAPABILITIES
+    sources = sorted(SOURCES.glob("paged-kernels-*.cu"))
+    functions = report(find_nvcc(given.nvcc), sources, capabilities, max(1, given.jobs))
+    print_table(functions)
+    wrong = [usage for usage in functions if not usage.clean]
+    for usage in wrong:
+        print(
+            f"{usage.name} for {usage.capability}: {usage.stack} bytes of stack, {usage.spills} of spills",
+            file=sys.stderr,
+        )
+    print(
+        f"{len(functions)} kernels for {', '.join(capabilities)} in {time.perf_counter() - begin:.0f} s: "
+        f"{len(wrong)} with spills or a stack frame"
+    )
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

@@ -1,0 +1,412 @@
+"""Runs configurations of the matrix: the same requests alone and together over a model of the shape.
+
+As a program, reads configurations from standard input, a line of JSON each, and prints their findings alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
+
+from scripts.check._matrix_axes import Config
+from scripts.models._shapes import Shape
+from scripts.models.make import write_model
+from tests.e2e.contiguous import CDEF  # before gguf-py's folder, which has "tests" too, is searched
+
+if TYPE_CHECKING:
+    from pyvelo import AsyncLLM, SamplingParams
+    from pyvelo.outputs import RequestOutput, TokenLogprob
+
+__all__ = ["findings"]
+
+N_CTX = 1024
+N_VOCAB = 900
+COMPARED = 3
+"""Requests whose logprobs are compared with the contiguous path's; as many answers of sessions are."""
+
+FACTOR = 4.0
+"""Logprobs may be this many times as far from the truth as the contiguous path over the same types is."""
+
+FLOOR = {"f32": 1e-6, "q8_0": 1e-3}
+"""Normalised squared error of rounding for each type of weights. q8_0 rounds activations to bytes."""
+
+Tokens = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A request of `n` samples, or an answer of a session. `cancelled`: after one to three pieces."""
+
+    prompt: Tokens
+    max_tokens: int
+    n: int = 1
+    seed: int = 0
+    priority: int = 0
+    salt: str = ""
+    cancelled: bool = False
+
+
+@dataclass(frozen=True)
+class Talk:
+    """A session that computes `begin`. It and its forks each append a text and answer."""
+
+    begin: Tokens
+    texts: tuple[Tokens, ...]
+    max_tokens: int
+
+    def jobs(self) -> list[Job]:
+        """Return the requests that must get the same answers."""
+        return [Job(self.begin + text, self.max_tokens) for text in self.texts]
+
+
+def shape_of(config: Config) -> Shape:
+    """Return a small model with the heads of the configuration."""
+    width = config.heads * config.head_dim
+    return Shape(
+        arch=config.arch,
+        layers=2,
+        embd=width if config.arch in ("qwen2", "lfm2") else 64,
+        ffn=64,
+        heads=config.heads,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        ctx=N_CTX,
+        window=config.window,
+        experts=2 if config.arch == "gpt-oss" else 0,
+    )
+
+
+def jobs_of(config: Config) -> list[Job]:
+    """Draw the requests: prompts with a common prefix."""
+    draw = random.Random(config.seed)
+    prefix = _text(draw, config.prefix)
+    same = _text(draw, draw.randint(1, 20))
+    return [
+        Job(
+            prompt=prefix + (same if config.tails == "equal" else _text(draw, draw.randint(1, 20))),
+            max_tokens=draw.randint(1, 5),
+            n=config.n,
+            seed=draw.randrange(1 << 32) if config.tails == "own" else config.seed,
+            priority=draw.choice([0, 0, 1, -1]),
+            salt=draw.choice(["", "", "other"]),
+            cancelled=config.cancels and draw.random() < 0.3,
+        )
+        for _ in range(config.sequences)
+    ]
+
+
+def talks_of(config: Config) -> list[Talk]:
+    """Draw the sessions. Often whole blocks and one token long: then the computed part ends with a block."""
+    if config.sessions == "none":
+        return []
+    draw = random.Random(config.seed + 1)
+    n_begin = config.prefix // config.block_size * config.block_size + 1 + draw.choice([0, 0, 1, 7])
+    begin = _text(random.Random(config.seed), config.prefix)[:n_begin]
+    begin += _text(draw, n_begin - len(begin))
+    n_texts = 1 if config.sessions == "compute" else 3
+    return [
+        Talk(begin, tuple(_text(draw, draw.randint(1, 9)) for _ in range(n_texts)), draw.randint(1, 8))
+        for _ in range(2)
+    ]
+
+
+def _text(draw: random.Random, n: int) -> Tokens:
+    return tuple(draw.randrange(5, N_VOCAB) for _ in range(n))
+
+
+def params_of(config: Config, job: Job) -> SamplingParams:
+    """Return the parameters of a request; sessions (without a prompt) cannot have prompt logprobs."""
+    from pyvelo import SamplingParams
+
+    drawn: dict[str, Any] = {"temperature": 0.0}
+    if config.draw == "seeded":
+        drawn = {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.1}
+    return SamplingParams(
+        max_tokens=job.max_tokens,
+        n=job.n,
+        seed=job.seed,
+        priority=job.priority,
+        cache_salt=job.salt,
+        ignore_eos=True,
+        logprobs=None if config.deterministic else 4,
+        prompt_logprobs=1 if config.prompt_logprobs and job.prompt else None,
+        **drawn,
+    )
+
+
+# ---- alone ----
+
+
+def alone(config: Config, model: Path, jobs: Sequence[Job]) -> tuple[dict[Job, list[Tokens]], int]:
+    """Answer each request alone, in an engine that shares nothing.
+
+    Returns: the token ids of the samples of each request (deterministic mode only), and the bytes of a block.
+    """
+    from pyvelo import LLM
+
+    with LLM(model, n_threads=1, kv_cache_bytes=64 << 20, prefix_cache=False, **_settings(config)) as llm:
+
+        @cache
+        def answer(prompt: Tokens, params: SamplingParams) -> list[Tokens]:
+            (output,) = llm.generate([prompt], params)
+            return [sample.token_ids for sample in output.outputs]
+
+        size = llm.stats().block_bytes
+        if not config.deterministic:
+            return {}, size
+        return {job: answer(job.prompt, params_of(config, job)) for job in jobs}, size
+
+
+def _settings(config: Config) -> dict[str, Any]:
+    return {
+        "kv_type": config.kv_types,
+        "block_size": config.block_size,
+        "n_ctx": N_CTX,
+        "deterministic": config.deterministic,
+    }
+
+
+# ---- together ----
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Outputs of the requests (None: cancelled), and of the texts of each talk."""
+
+    requests: list[RequestOutput | None]
+    talks: list[list[RequestOutput]]
+
+
+async def together(config: Config, model: Path, jobs: list[Job], talks: list[Talk], pool: int) -> Answers:
+    """Run all requests and sessions at once. Raises AssertionError if anything is held in the end."""
+    from pyvelo import AsyncLLM
+
+    async with AsyncLLM(
+        model,
+        n_threads=config.threads,
+        kv_cache_bytes=pool,
+        swap_bytes=pool // 2 if config.swap else 0,
+        max_batch_tokens=max(config.batch_tokens, config.batch_seqs),
+        max_num_seqs=config.batch_seqs,
+        prefix_cache=config.prefix_cache,
+        **_settings(config),
+    ) as llm:
+        requests, said = await asyncio.gather(
+            asyncio.gather(*(_ask(llm, config, job) for job in jobs)),
+            asyncio.gather(*(_talk(llm, config, talk) for talk in talks)),
+        )
+        await _all_free(llm)
+    return Answers(requests, said)
+
+
+async def _ask(llm: AsyncLLM, config: Config, job: Job) -> RequestOutput | None:
+    params = params_of(config, job)
+    if not job.cancelled:
+        return (await llm.generate([job.prompt], params))[0]
+    seen = 0
+    async for _ in llm.stream(job.prompt, params):
+        seen += 1
+        if seen > job.seed % 3:
+            break
+    return None
+
+
+async def _talk(llm: AsyncLLM, config: Config, talk: Talk) -> list[RequestOutput]:
+    async with await llm.session(talk.begin) as session:
+        await session.compute()
+        twins = [await session.fork() for _ in talk.texts[1:]]
+        return list(
+            await asyncio.gather(
+                *(_go_on(config, s, t, talk) for s, t in zip([session, *twins], talk.texts, strict=True))
+            )
+        )
+
+
+async def _go_on(config: Config, session: Any, text: Tokens, talk: Talk) -> RequestOutput:
+    async with session:
+        await session.append(text)
+        params = params_of(config, Job((), talk.max_tokens))
+        output: RequestOutput = await session.generate(params)
+        return output
+
+
+async def _all_free(llm: AsyncLLM) -> None:
+    for _ in range(100):  # what was cancelled ends with the step that was running
+        stats = await llm.stats()
+        held = {
+            "blocks": stats.blocks_used,
+            "promised": stats.blocks_promised,
+            "swap blocks": stats.swap_blocks_used,
+            "running": stats.running,
+            "waiting": stats.waiting,
+            "sessions": stats.resting,
+        }
+        if not any(held.values()):
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"held when all have ended: {held}")
+
+
+# ---- what is wrong ----
+
+
+def findings(config: Config) -> list[str]:
+    """Run one configuration and return what is wrong with it, a sentence each."""
+    from pyvelo.errors import VeloError
+
+    with tempfile.TemporaryDirectory() as folder, _environment(VELO_DEBUG="1" if config.audit else "0"):
+        model = Path(folder, "model.gguf")
+        write_model(shape_of(config), model, type_name=config.weights, seed=config.seed)
+        jobs, talks = jobs_of(config), talks_of(config)
+        told = [job for talk in talks for job in talk.jobs()]
+        try:
+            expected, block_bytes = alone(config, model, [*jobs, *told])
+            pool = _pool_blocks(config, jobs, talks) * block_bytes
+            answers = asyncio.run(together(config, model, jobs, talks, pool))
+        except (VeloError, AssertionError) as error:
+            return [f"{type(error).__name__}: {error}"]
+        if config.deterministic:
+            return list(_differences(expected, jobs, told, answers))
+        return _too_far(config, model, answers)
+
+
+@contextmanager
+def _environment(**variables: str) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def _pool_blocks(config: Config, jobs: list[Job], talks: list[Talk]) -> int:
+    """Return the number of blocks for all at once, for a third of that, or for the longest alone."""
+    lengths = [len(job.prompt) + job.max_tokens for job in jobs for _ in range(job.n)]
+    lengths += [len(job.prompt) + job.max_tokens for talk in talks for job in talk.jobs()]
+    blocks = [-(-length // config.block_size) for length in lengths]
+    least = -(-max(lengths) // 256) * 256 // config.block_size  # a pool is a multiple of 256 tokens
+    wanted = {"roomy": sum(blocks) + 8, "tight": sum(blocks) // 3, "least": least}[config.pool]
+    return -(-max(least, wanted) * config.block_size // 256) * 256 // config.block_size
+
+
+def _differences(
+    expected: dict[Job, list[Tokens]], jobs: list[Job], told: list[Job], answers: Answers
+) -> Iterator[str]:
+    said = [*answers.requests, *(output for talk in answers.talks for output in talk)]
+    for number, (job, output) in enumerate(zip([*jobs, *told], said, strict=True)):
+        if output is None:
+            continue
+        got = [sample.token_ids for sample in output.outputs]
+        if got != expected[job]:
+            what = f"request {number}" if number < len(jobs) else f"text {number - len(jobs)} of the sessions"
+            yield f"{what} of {len(job.prompt)} tokens: {got} where it says {expected[job]} alone"
+
+
+def _too_far(config: Config, model: Path, answers: Answers) -> list[str]:
+    """Compare logprobs with the contiguous path over f32 pages (the truth) and over the same types."""
+    outputs = [output for output in answers.requests if output is not None][:COMPARED]
+    outputs += [output for talk in answers.talks for output in talk][:COMPARED]
+    outputs = [output for output in outputs if output.prompt_token_ids]
+    if not outputs:
+        return []
+    ours = np.concatenate([_top(output.outputs[0].logprobs or ()) for output in outputs])
+    truth = np.concatenate(_contiguous(model, outputs, ("f32", "f32")))
+    stock = np.concatenate(_contiguous(model, outputs, config.kv_types))
+    near, far = _nmse(truth, stock), _nmse(truth, ours)
+    if far <= max(FLOOR[config.weights], FACTOR * near):
+        return []
+    return [f"logprobs are {far:.1e} from those over f32, the contiguous path's are {near:.1e}"]
+
+
+def _top(logprobs: Sequence[TokenLogprob]) -> npt.NDArray[np.float64]:
+    return np.array([value for token in logprobs for _, value in token.top], np.float64)
+
+
+def _nmse(expected: npt.NDArray[np.float64], actual: npt.NDArray[np.float64]) -> float:
+    return float(((expected - actual) ** 2).sum() / (expected**2).sum())
+
+
+def _contiguous(
+    model: Path, outputs: Sequence[RequestOutput], kv_types: tuple[str, str]
+) -> list[npt.NDArray[np.float64]]:
+    """Return the logprobs that the contiguous path of the patched library gives to the same tokens."""
+
+    return [_follow(model, output, kv_types) for output in outputs]
+
+
+def _follow(model: Path, output: RequestOutput, kv_types: tuple[str, str]) -> npt.NDArray[np.float64]:
+    """Decode a prompt and its answer, and return the logprobs of the tokens that its `logprobs` name."""
+    from pyvelo.kv.geometry import KV_TYPES
+
+    ffi, lib = _laboratory()
+    params = ffi.new("struct contiguous_params *")
+    params.type_k, params.type_v = (KV_TYPES[name].id for name in kv_types)
+    params.n_ctx = params.n_batch = N_CTX
+    params.n_seqs, params.n_threads = 1, 2
+    params.flash_attn = int(kv_types != ("f32", "f32"))
+    handle = lib.contiguous_open(os.fsencode(model), params)
+    if handle == ffi.NULL:
+        raise AssertionError(f"the contiguous path does not open {model} with {kv_types}")
+    tokens = np.array([*output.prompt_token_ids, *output.token_ids[:-1]], np.int32)
+    logits = np.empty(lib.contiguous_n_vocab(handle), np.float32)
+    begin, end, values = 0, len(output.prompt_token_ids), []
+    try:
+        for token in output.outputs[0].logprobs or ():
+            part = ffi.from_buffer("int32_t[]", tokens[begin:end])
+            if lib.contiguous_decode(handle, part, end - begin, begin, 0):
+                raise AssertionError("the contiguous path does not decode")
+            lib.contiguous_logits(handle, ffi.from_buffer("float[]", logits))
+            exact = logits.astype(np.float64)
+            exact -= exact.max() + np.log(np.exp(exact - exact.max()).sum())
+            values += [exact[number] for number, _ in token.top]
+            begin, end = end, end + 1
+    finally:
+        lib.contiguous_close(handle)
+    return np.array(values, np.float64)
+
+
+@cache
+def _laboratory() -> tuple[Any, Any]:
+    """Open the library of the tests, which exports the contiguous path."""
+    from cffi import FFI
+
+    import pyvelo
+
+    suffix = {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")
+    library = Path(pyvelo.__file__).parent / "native" / "lib" / f"libvelo-lab{suffix}"
+    if not library.exists():
+        raise SystemExit(f"{library} is missing: install with -C cmake.define.PYVELO_BUILD_TESTS=ON")
+    ffi = FFI()
+    ffi.cdef(CDEF)
+    return ffi, ffi.dlopen(os.fspath(library))
+
+
+def main() -> None:
+    """Answer every line of standard input."""
+    answers = os.fdopen(os.dup(1), "w")  # what libraries print goes elsewhere
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        found = findings(Config(**json.loads(line)))
+        answers.write(json.dumps(found) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

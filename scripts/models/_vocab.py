@@ -1,0 +1,116 @@
+"""Vocabularies for the models that models/make.py writes: a small one of our own, or one of upstream's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scripts._common import ROOT
+
+NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6
+SPACE = "\u2581"
+MUTED = 0.2
+
+# What the small model says and understands whole; everything else falls back to letters and bytes.
+_WORDS = """
+the of and to a in is it you that he was for on are with as his they at be this have from or one had by
+but not what all were we when your can said there use an each which she do how their if will up other
+about out many then them these so some her would make like him into time has look two more write go see
+no way could people my than first water been call who now find long down day did get come made may part
+once upon little old king queen forest river house door night moon star sun sea ship wind rain snow fire
+stone tree bird fox wolf bear cat dog horse fish child girl boy mother father friend garden road hill
+mountain village city bridge tower castle light dark red blue green white black gold silver small great
+young good bad cold warm quiet loud soft hard new far near high low slow fast walked ran saw heard found
+lost gave took told asked answered sang slept woke opened closed carried followed crossed began ended
+laughed cried waited thought knew wished never always again away home under over through between after
+before until because while where why here very only just still even soon later today tomorrow every
+nothing something someone word story song book letter map key lamp bread apple honey salt iron glass
+paper clock wheel boat wing voice dream hand eye heart face head hair foot morning evening summer winter
+spring autumn hour year Once The A And But In It He She They There When One Then We You What My Hello
+world name am model memory block page cache token table
+"""
+WORDS = _WORDS.split()
+
+PIECES = [*"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,;:!?'\"()-_/+*=", "\n", SPACE]
+MARKS = [".", ",", "!", "?"]
+
+
+@dataclass(frozen=True)
+class Vocab:
+    """`fields` are the tokenizer's GGUF keys; `loudness[i]` scales the embedding of token i."""
+
+    size: int
+    fields: dict[str, Any]
+    loudness: npt.NDArray[np.float32] = field(repr=False)
+
+
+class VocabError(ValueError):
+    """A vocabulary cannot be had; the message says what would do."""
+
+
+def own_vocab() -> Vocab:
+    """A SentencePiece vocabulary of some 1000 tokens: three special ones, 256 bytes, characters, words.
+
+    SentencePiece joins pieces two by two, so a word needs all of its beginnings as tokens. Those, the bytes
+    and the specials are muted: a model with random weights then speaks in whole words and does not end early.
+    """
+    words = [SPACE + word for word in WORDS]
+    beginnings = dict.fromkeys(word[:end] for word in words for end in range(2, len(word)))
+    plain = list(dict.fromkeys([*PIECES, *beginnings, *words]))
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *plain]
+    types = [UNKNOWN, CONTROL, CONTROL] + [BYTE] * 256 + [NORMAL] * len(plain)
+    # a beginning grows before anything longer is joined: rank by length, then by place
+    scores = [0.0] * 259 + [-float(len(piece)) for piece in plain]
+    spoken = {*words, *MARKS}
+    loudness = np.array([1.0 if token in spoken else MUTED for token in tokens], np.float32)
+    fields = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": scores,
+        "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.unknown_token_id": 0,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.add_bos_token": True,
+        "tokenizer.ggml.add_eos_token": False,
+    }
+    return Vocab(len(tokens), fields, loudness)
+
+
+def upstream_tree() -> Path:
+    """The folder of upstream's sources, obtained by upstream/fetch.py where it is not there yet.
+
+    Raises VocabError with that script's own sentence when it cannot be had.
+    """
+    script = ROOT / "scripts/upstream/fetch.py"
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        reason = (done.stderr.strip() or f"{script.name} failed").splitlines()[-1]
+        raise VocabError(f"the vocabulary comes from llama.cpp's sources, but {reason}")
+    return Path(done.stdout.strip().splitlines()[-1])
+
+
+def upstream_vocab(name: str, tree: Path) -> Vocab:
+    """The tokenizer of `models/ggml-vocab-NAME.gguf` in upstream's tree."""
+    import gguf
+
+    path = tree / "models" / f"ggml-vocab-{name}.gguf"
+    if not path.is_file():
+        known = sorted(p.stem.removeprefix("ggml-vocab-") for p in path.parent.glob("ggml-vocab-*.gguf"))
+        raise VocabError(
+            f"no vocabulary {name!r} in {path.parent}; there are: none (our own), {', '.join(known)}"
+        )
+    reader = gguf.GGUFReader(path)
+    fields = {key: f.contents() for key, f in reader.fields.items() if key.startswith("tokenizer.")}
+    size = len(fields["tokenizer.ggml.tokens"])
+    loudness = np.ones(size, np.float32)
+    types = np.array(fields.get("tokenizer.ggml.token_type", [NORMAL] * size))
+    loudness[types != NORMAL] = MUTED
+    return Vocab(size, fields, loudness)

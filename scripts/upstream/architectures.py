@@ -1,0 +1,199 @@
+#!/usr/bin/env python3
+"""Runs every architecture that upstream's test-llama-archs can make, paged against contiguous.
+
+    python scripts/upstream/architectures.py                    prints the table
+    python scripts/upstream/architectures.py --docs             writes docs/ARCHITECTURES.md
+    python scripts/upstream/architectures.py --models FOLDER    models that were made before (see --keep)
+
+A model has weights wide enough that a wrong block in a table shows: that is tested too, for each. The pool is
+full of NaN at first and blocks lie in random places. The package must be installed with
+-C cmake.define.PYVELO_BUILD_TESTS=ON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
+
+from pyvelo.errors import UnsupportedError
+from pyvelo.native import Model
+from scripts._common import ROOT
+from tests.e2e import contiguous
+from tests.e2e.paged import PagedRunner, nmse
+
+F32 = 0
+CHUNKS = [33, 17, 1, 40, 3]
+N_DECODE = 10
+N_TOKENS = sum(CHUNKS) + N_DECODE
+STDEV = "0.5"  # at upstream's 0.1 attention is nearly uniform, and blind to a swapped block
+LIMIT = 1e-6
+SEEN = 1e-5  # a wrong block moves the logits by at least this
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model: `outcome` is "paged", "refused" or "FAILED"."""
+
+    model: str
+    arch: str
+    kind: str
+    outcome: str
+    note: str = ""
+    error: float | None = None
+    batched: float | None = None
+    swapped: float | None = None
+
+
+def make_models(folder: Path) -> None:
+    """Lets upstream's test-llama-archs, built from the patched tree, save its models into `folder`."""
+    from scripts.upstream import run_tests
+
+    binary = run_tests.build(["test-llama-archs"]) / "test-llama-archs"
+    subprocess.run([str(binary), "-d", STDEV, "-o", str(folder)], check=True, stdout=subprocess.DEVNULL,
+                   stderr=subprocess.DEVNULL)  # fmt: skip
+
+
+def paged_logits(path: Path, tokens: list[int], *, swap: bool = False, company: int = 0) -> np.ndarray:
+    """Logits after each piece of CHUNKS and each decode step.
+
+    With `swap` the table names another block of the sequence in place of its last one before the decode.
+    """
+    with PagedRunner(path, type_k=F32, type_v=F32, max_seqs=16, n_blocks=128, max_seq_len=512) as runner:
+        seq, logits, at = runner.sequence(), [], 0
+        others = [runner.sequence() for _ in range(company)]
+        for step, n in enumerate([*CHUNKS, *[1] * N_DECODE]):
+            if swap and step == len(CHUNKS):
+                seq.table[-1] = seq.table[-2]
+            beside = [(o, tokens[i : i + max(1, n - i)]) for i, o in enumerate(others)]
+            logits.append(runner.step([*beside, (seq, tokens[at : at + n])])[-1])
+            at += n
+    return np.stack(logits)
+
+
+def worst(expected: np.ndarray, actual: np.ndarray) -> float:
+    """The largest NMSE of a step; infinite when a logit is not finite."""
+    if not np.isfinite(actual).all():
+        return float("inf")
+    return max(nmse(e, a) for e, a in zip(expected, actual, strict=True))
+
+
+def kind_of(model: Model) -> str:
+    """What the model caches, in words."""
+    layers = model.layers
+    parts = ["recurrent states"] if model.info.has_recurrent else []
+    if any(layer.head_dim_v == 0 for layer in layers):
+        parts.append("latent attention")
+    elif layers:
+        parts.append("attention")
+    windows = {layer.window_type for layer in layers if layer.window}
+    parts += ["sliding window"] * (1 in windows) + ["chunked window"] * (2 in windows)
+    return ", ".join(parts)
+
+
+def check(path: Path, library: Path) -> Row:
+    """One model, paged alone and in company, against the contiguous path without flash attention."""
+    with Model(path) as model:
+        row = Row(path.stem, model.info.arch, kind_of(model), "paged")
+        if model.refusal is not None:
+            return replace(row, outcome="refused", note=model.refusal)
+        n_vocab = model.info.n_vocab
+    tokens = np.random.default_rng(7).integers(0, n_vocab, N_TOKENS).tolist()
+    job = contiguous.Job(
+        model=str(path), tokens=tokens, chunks=[*CHUNKS, *[1] * N_DECODE], type_k=F32, type_v=F32
+    )
+    try:
+        expected = contiguous.run(library, job).logits
+        row = replace(
+            row,
+            error=worst(expected, paged_logits(path, tokens)),
+            batched=worst(expected, paged_logits(path, tokens, company=5)),
+            swapped=worst(expected[len(CHUNKS) :], paged_logits(path, tokens, swap=True)[len(CHUNKS) :]),
+        )
+    except (UnsupportedError, RuntimeError) as error:
+        return replace(row, outcome="FAILED", note=str(error))
+    right = row.error is not None and row.batched is not None and max(row.error, row.batched) <= LIMIT
+    seen = row.swapped is not None and row.swapped >= SEEN
+    return row if right and seen else replace(row, outcome="FAILED")
+
+
+def figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.0e}"
+
+
+def markdown(rows: list[Row]) -> str:
+    """docs/ARCHITECTURES.md."""
+    paged, refused = ([r for r in rows if r.outcome == o] for o in ("paged", "refused"))
+    lines = [
+        "# Architectures",
+        "",
+        "Written by `python scripts/upstream/architectures.py --docs`. Every model is small, with random F32",
+        f"weights of standard deviation {STDEV} and F32 pages. The figures are the worst normalised squared",
+        "error of the logits of a step, over prefill in odd pieces and decode, against the contiguous cache",
+        "without flash attention: **alone**, with blocks in random places of a pool full of NaN;",
+        "**batched**, beside five other sequences; **swapped**, decode with one block of the table replaced",
+        "by another on purpose, to show that it would be seen.",
+        "",
+        f"{len(paged)} models are paged:",
+        "",
+        "| model | what it caches | alone | batched | swapped |",
+        "|---|---|---|---|---|",
+        *(
+            f"| {r.model} | {r.kind} | {figure(r.error)} | {figure(r.batched)} | {figure(r.swapped)} |"
+            for r in paged
+        ),
+        "",
+        f"{len(refused)} are refused when a context is made, with this sentence:",
+        "",
+        "| model | why |",
+        "|---|---|",
+        *(f"| {r.model} | {r.note} |" for r in refused),
+        "",
+        "Models with recurrent states page their attention and keep one state for each running sequence:",
+        "their prefixes cannot be shared by blocks alone.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="paged against contiguous, for every architecture")
+    parser.add_argument("--models", type=Path, help="folder of GGUF models made before")
+    parser.add_argument("--keep", type=Path, help="make the models in this folder and leave them there")
+    parser.add_argument("--docs", action="store_true", help="write docs/ARCHITECTURES.md")
+    parser.add_argument("--json", type=Path, help="write the rows to this file")
+    args = parser.parse_args()
+    import pyvelo
+
+    library = Path(pyvelo.__file__).parent / "native" / "lib" / "libvelo-lab.so"
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = args.models or args.keep or Path(temporary)
+        if args.models is None:
+            folder.mkdir(parents=True, exist_ok=True)
+            make_models(folder)
+        rows = []
+        for path in sorted(folder.glob("*.gguf")):
+            row = check(path, library)
+            rows.append(row)
+            print(f"{row.outcome:8} {row.model:30} {figure(row.error):7} {figure(row.batched):7} "
+                  f"{figure(row.swapped):7} {row.kind}  {row.note}", flush=True)  # fmt: skip
+    if args.docs:
+        (ROOT / "docs" / "ARCHITECTURES.md").write_text(markdown(rows))
+    if args.json:
+        args.json.write_text(json.dumps([row.__dict__ for row in rows], indent=1))
+    failed = sum(row.outcome == "FAILED" for row in rows)
+    n_paged, n_refused = (sum(r.outcome == o for r in rows) for o in ("paged", "refused"))
+    print(f"{n_paged} paged, {n_refused} refused, {failed} failed")
+    return 1 if failed or not rows else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

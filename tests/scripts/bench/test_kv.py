@@ -1,0 +1,11 @@
+"""scripts/bench/kv.py runs, and finds times."""
+
+from __future__ import annotations
+
+from scripts.bench.kv import results
+
+
+def test_every_cost_is_measured() -> None:
+    found = list(results(40))
+    assert len(found) == 4
+    assert all(result.median > 0 for result in found)

@@ -1,0 +1,27 @@
+"""scripts/check/isolation.py in small: it finds nothing wrong, and sees what is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scripts.check import isolation
+
+
+def test_nobody_sees_another(tiny_model_f32: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VELO_DEBUG", "1")
+    assert isolation.run(tiny_model_f32, 60, 5, 2) == 0
+
+
+def test_a_wrong_answer_is_seen(tiny_model_f32: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VELO_DEBUG", "1")
+    alone = isolation.alone
+
+    def changed(*args: object) -> list[list[tuple[int, ...]]]:
+        answers = list(alone(*args))  # type: ignore[arg-type]
+        answers[3] = [(*answers[3][0][:-1], 1), *answers[3][1:]]
+        return answers
+
+    monkeypatch.setattr(isolation, "alone", changed)
+    assert isolation.run(tiny_model_f32, 12, 5, 2) == 2, "one in each schedule"
