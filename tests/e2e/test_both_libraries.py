@@ -52,9 +52,9 @@ for name in order.split():
 
 
 def both(order: str, library: Path, out: Path, flags: int = os.RTLD_NOW) -> subprocess.CompletedProcess[str]:
-    """Runs the program; its folder of modules is this one."""
+    """Run the program."""
     command = [sys.executable, "-c", PROGRAM, order, str(library), json.dumps(asdict(JOB)), str(out)]
-    command += [str(Path(__file__).parent), str(flags)]
+    command.append(str(flags))
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
