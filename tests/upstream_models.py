@@ -13,6 +13,6 @@ ROOT = Path(__file__).resolve().parents[1]
 @cache
 def models_folder() -> Path:
     """Return upstream's folder `models`, fetched if it is not cached yet."""
-    command = [sys.executable, str(ROOT / "scripts" / "upstream/fetch.py")]
+    command = [sys.executable, str(ROOT / "scripts/upstream/fetch.py")]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return Path(done.stdout.splitlines()[-1]) / "models"

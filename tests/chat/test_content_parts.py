@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from upstream_models import models_folder
 
 from pyvelo.chat.sandbox_syntax import GenerationBlocks
 from pyvelo.chat.template import ChatTemplate
 from pyvelo.errors import TemplateError
+from tests.upstream_models import models_folder
 
 NAMES = sorted(path.stem for path in Path(__file__).with_name("expected").glob("*.txt"))
 ROLES = [("user",), ("user", "assistant", "user"), ("system", "user", "assistant", "user")]

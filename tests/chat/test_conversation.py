@@ -10,13 +10,13 @@ from typing import Any, cast
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from upstream_models import models_folder
 
 from pyvelo.chat.conversation import Chats, encode, is_one
 from pyvelo.chat.marked import Marked, merge, theirs
 from pyvelo.chat.template import ChatTemplate
 from pyvelo.errors import RequestError, TemplateError
 from pyvelo.native import Model
+from tests.upstream_models import models_folder
 
 USER = {"role": "user", "content": "Hi"}
 SAYS = "{{ messages[0].content }}"

@@ -13,11 +13,11 @@ import subprocess
 import sys
 
 import pytest
-from upstream_models import ROOT
 
 from pyvelo.chat.marked import Marked, theirs
 from pyvelo.chat.sandbox_costs import METHODS
 from pyvelo.chat.sandbox_text import TEXT_METHODS
+from tests.upstream_models import ROOT
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no limits of CPU time")
 EFFORT = max(1, int(float(os.environ.get("VELO_TEST_EFFORT", "1"))))

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from upstream_models import models_folder
 
 from pyvelo.chat.marked import Marked
 from pyvelo.chat.template import ChatTemplate
 from pyvelo.errors import TemplateError
+from tests.upstream_models import models_folder
 
 from .conversations import CONVERSATIONS
 

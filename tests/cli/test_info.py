@@ -87,7 +87,7 @@ def test_what_would_run_on_a_gpu(tiny_model: Path) -> None:
 
 
 def make(path: Path, *options: str) -> Path:
-    script = Path(__file__).resolve().parents[2] / "scripts" / "models/make.py"
+    script = Path(__file__).resolve().parents[2] / "scripts/models/make.py"
     subprocess.run([sys.executable, str(script), *options, str(path)], check=True, capture_output=True)
     return path
 

@@ -36,7 +36,7 @@ def stock_library() -> Path:
     """The untouched upstream, built once by scripts/build/stock.py; VELO_STOCK_BIN names another build."""
     folder = os.environ.get("VELO_STOCK_BIN")
     if folder is None:
-        command = [sys.executable, str(ROOT / "scripts" / "build/stock.py"), "--libs-only"]
+        command = [sys.executable, str(ROOT / "scripts/build/stock.py"), "--libs-only"]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         folder = done.stdout.splitlines()[-1]
     return Path(folder) / f"libvelo-contiguous{SUFFIX}"
@@ -52,7 +52,7 @@ def make_model(tmp_path_factory: pytest.TempPathFactory) -> MakeModel:
         if arguments not in made:
             path = folder / f"model-{len(made)}.gguf"
             subprocess.run(
-                [sys.executable, str(ROOT / "scripts" / "models/make.py"), *arguments, str(path)],
+                [sys.executable, str(ROOT / "scripts/models/make.py"), *arguments, str(path)],
                 check=True, capture_output=True,
             )  # fmt: skip
             made[arguments] = path

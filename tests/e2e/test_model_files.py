@@ -197,7 +197,7 @@ def test_closing_lets_go_of_the_file(copy: Path) -> None:
 @pytest.fixture
 def hybrid(tmp_path: Path) -> Path:
     path = tmp_path / "lfm2.gguf"
-    script = Path(__file__).resolve().parents[2] / "scripts" / "models/make.py"
+    script = Path(__file__).resolve().parents[2] / "scripts/models/make.py"
     options = ["--arch", "lfm2", "--embd", "64", "--ffn", "64", "--heads", "2", "--kv-heads", "1"]
     command = [sys.executable, str(script), *options, "--head-dim", "32", "--type", "f32", str(path)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

@@ -105,7 +105,7 @@ def both(tiny_model: Path, patched_library: Path) -> Iterator[Both]:
 
 @pytest.fixture(scope="module")
 def upstream() -> Path:
-    command = [sys.executable, str(ROOT / "scripts" / "upstream/fetch.py")]
+    command = [sys.executable, str(ROOT / "scripts/upstream/fetch.py")]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return Path(done.stdout.splitlines()[-1])
 

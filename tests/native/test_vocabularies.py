@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from upstream_models import models_folder
 
 from pyvelo.native import Model
+from tests.upstream_models import models_folder
 
 TEXTS = [
     "Hello , world ! It 's fine ? No . I 'm ' quoted ' they 're we 've don 't he 'd we 'll",
