@@ -24,7 +24,7 @@ from pyvelo.engine.pump import Pump, run_in_thread
 from pyvelo.engine.stats import EngineStats
 from pyvelo.errors import Cancelled, ClosedError, EngineError
 from pyvelo.outputs import RequestOutput, StreamPiece, raise_first_error
-from pyvelo.sampling import CHAT_PARAMS, BeamSearchParams, SamplingParams
+from pyvelo.sampling import BeamSearchParams, SamplingParams
 from pyvelo.trace.recorder import recording
 
 if TYPE_CHECKING:
@@ -93,22 +93,22 @@ class AsyncLLM:
     @overload
     async def chat(
         self,
-        messages: Sequence[Message],
-        params: SamplingParams | None = None,
-        *,
-        request_id: str | None = None,
-        **options: Unpack[ChatOptions],
-    ) -> RequestOutput: ...
-
-    @overload
-    async def chat(
-        self,
         messages: Sequence[Sequence[Message]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         request_id: str | None = None,
         **options: Unpack[ChatOptions],
     ) -> list[RequestOutput]: ...
+
+    @overload
+    async def chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> RequestOutput: ...
 
     async def chat(
         self,
@@ -118,11 +118,11 @@ class AsyncLLM:
         request_id: str | None = None,
         **options: Unpack[ChatOptions],
     ) -> RequestOutput | list[RequestOutput]:
-        """Answers conversations as `LLM.chat` does."""
+        """Answer one conversation with an output, or a list of conversations with a list, as `LLM.chat`."""
         chats = await self._templates()
         # in a thread: a template may take its time
         prompts = await asyncio.to_thread(chats.prompts, messages, **options)
-        params = CHAT_PARAMS if params is None else params
+        params = chats.params if params is None else params
         outputs = await self.generate(prompts, params, request_id=request_id)
         return outputs[0] if is_one(messages) else outputs
 
@@ -137,10 +137,14 @@ class AsyncLLM:
         """Answers one conversation, a piece for every token as it comes."""
         chats = await self._templates()
         prompt = await asyncio.to_thread(chats.one, messages, **options)
-        params = CHAT_PARAMS if params is None else params
+        params = chats.params if params is None else params
         async with aclosing(self.stream(prompt, params, request_id=request_id)) as pieces:
             async for piece in pieces:
                 yield piece
+
+    async def get_default_sampling_params(self) -> SamplingParams:
+        """Return the parameters of a chat for which none are given, as `LLM.get_default_sampling_params`."""
+        return (await self._templates()).params
 
     async def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams | None = None

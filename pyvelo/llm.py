@@ -20,7 +20,7 @@ from pyvelo.engine.stats import EngineStats
 from pyvelo.engine.waiting import Stream, run_all, run_steps
 from pyvelo.kv.geometry import Geometry
 from pyvelo.outputs import RequestOutput, StreamPiece, raise_first_error
-from pyvelo.sampling import CHAT_PARAMS, BeamSearchParams, SamplingParams
+from pyvelo.sampling import BeamSearchParams, SamplingParams
 from pyvelo.session import Session
 from pyvelo.trace.recorder import recording
 
@@ -165,22 +165,22 @@ class LLM:
     @overload
     def chat(
         self,
-        messages: Sequence[Message],
-        params: SamplingParams | None = None,
-        *,
-        request_id: str | None = None,
-        **options: Unpack[ChatOptions],
-    ) -> RequestOutput: ...
-
-    @overload
-    def chat(
-        self,
         messages: Sequence[Sequence[Message]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         request_id: str | None = None,
         **options: Unpack[ChatOptions],
     ) -> list[RequestOutput]: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> RequestOutput: ...
 
     def chat(
         self,
@@ -190,16 +190,26 @@ class LLM:
         request_id: str | None = None,
         **options: Unpack[ChatOptions],
     ) -> RequestOutput | list[RequestOutput]:
-        """Answers a conversation, or a list of them by a list; see `ChatOptions` for tools and templates.
+        """Answer one conversation with an output, or a list of conversations with a list of outputs.
 
-        Messages are dictionaries with role and content. Control tokens are those that the template writes;
-        their names in a content are text. Without `params` an answer ends where the model ends it, or the
-        context. The output's `prompt` is the conversation as the template wrote it. Raises as `generate`
-        does, and TemplateError where the template refuses.
+        Control tokens are those that the template writes; their names in a content are text.
+
+        Args:
+            messages: dictionaries with role and content, or a list of such lists. An empty list is a list of
+                no conversations.
+            params: for all conversations, or one for each; None: `get_default_sampling_params`.
+            request_id: as in `generate`.
+            options: tools and templates, see `ChatOptions`.
+
+        Returns:
+            Outputs whose `prompt` is the conversation as the template wrote it.
+
+        Raises:
+            TemplateError: the template refuses. Also what `generate` raises.
         """
         self._engine.driver.check_open()
         prompts = self._chats.prompts(messages, **options)
-        params = CHAT_PARAMS if params is None else params
+        params = self._chats.params if params is None else params
         outputs = self.generate(prompts, params, request_id=request_id)
         return outputs[0] if is_one(messages) else outputs
 
@@ -214,7 +224,17 @@ class LLM:
         """Answers one conversation as `chat` does, a piece for every token, as `stream` does."""
         self._engine.driver.check_open()
         prompt = self._chats.one(messages, **options)
-        return self.stream(prompt, CHAT_PARAMS if params is None else params, request_id=request_id)
+        return self.stream(prompt, self._chats.params if params is None else params, request_id=request_id)
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return the parameters of a chat for which none are given.
+
+        Its temperature, top_k, top_p, min_p and repetition_penalty are those of the metadata
+        `general.sampling.*` in the model's file, else temperature=0.7 and top_p=0.95. An answer ends where
+        the model ends it, or when the context is full.
+        """
+        self._engine.driver.check_open()
+        return self._chats.params
 
     def chat_prompt(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> tuple[int, ...]:
         """The token ids that `chat` would answer."""

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import operator
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from numbers import Real
 from typing import Any
 
 from pyvelo.errors import RequestError, one_line, shown
 
-__all__ = ["CHAT_PARAMS", "BeamSearchParams", "SamplingParams"]
+__all__ = ["BeamSearchParams", "SamplingParams", "chat_params"]
+
+_log = logging.getLogger("pyvelo")
 
 _MAX_TOKEN = (1 << 31) - 1
 _MAX_GUIDE = 1 << 20
@@ -251,5 +254,34 @@ def _bias(value: Any) -> dict[int, float]:
     return bias
 
 
-CHAT_PARAMS = SamplingParams(max_tokens=None)
-"""Of an answer in a chat where none are given: it ends where the model ends it, or the context."""
+_OF_MODEL = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
+
+
+def chat_params(metadata: Mapping[str, str]) -> SamplingParams:
+    """Return the parameters of a chat for which the caller gives none.
+
+    An answer ends where the model ends it, or when the context is full. Temperature, top_k, top_p, min_p and
+    repetition_penalty are what llama.cpp reads from the keys `general.sampling.*` of the model's file. Values
+    that the file lacks, or that cannot be used, are temperature=0.7, top_p=0.95 and the defaults.
+
+    Args:
+        metadata: of the GGUF, as text.
+    """
+    params = SamplingParams(max_tokens=None, temperature=0.7, top_p=0.95)
+    for key, name in _OF_MODEL.items():
+        text = metadata.get(f"general.sampling.{key}")
+        if text is None:
+            continue
+        try:
+            number = 0.0 if float(text) < 0.0 else float(text)  # llama.cpp takes those below 0 as off, too
+            value: Any = int(number) if name == "top_k" else min(number, 1.0) if name == "top_p" else number
+            params = replace(params, **{name: value})
+        except (ValueError, OverflowError) as error:
+            _log.warning("general.sampling.%s of the model's file is ignored: %s", key, error)
+    return params

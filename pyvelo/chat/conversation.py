@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from pyvelo.chat.marked import Marked, mask_of
 from pyvelo.chat.messages import Message
 from pyvelo.chat.template import BUILT_IN, ChatTemplate
 from pyvelo.errors import RequestError
+from pyvelo.sampling import SamplingParams, chat_params
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -64,6 +66,11 @@ class Chats:
         self._given: dict[str, ChatTemplate] = {}
         self._warned = False
 
+    @cached_property
+    def params(self) -> SamplingParams:
+        """Parameters of an answer for which the caller gives none."""
+        return chat_params(self._model.meta)
+
     @property
     def template(self) -> ChatTemplate:
         """The one that is taken where nothing else is asked for: the model's first, or a fallback."""
@@ -101,7 +108,7 @@ class Chats:
     def one(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> ChatPrompt:
         """The prompt of one conversation."""
         if not is_one(messages):
-            raise RequestError("a stream answers one conversation: give a list of messages, not of lists")
+            raise RequestError("a stream answers one conversation: give a list of one message or more")
         return self.prompts(messages, **options)[0]
 
     def _chosen(self, asked: str | ChatTemplate | None, tools: bool) -> ChatTemplate:
@@ -153,14 +160,10 @@ class Chats:
 
 
 def is_one(messages: Any) -> bool:
-    """Whether it is one conversation, not a list of them."""
-    return not (
-        isinstance(messages, Sequence)
-        and not isinstance(messages, (str, bytes))
-        and len(messages) > 0
-        and isinstance(messages[0], Sequence)
-        and not isinstance(messages[0], (str, bytes))
-    )
+    """Return whether it is one conversation, not a list of them; an empty list is a list of none."""
+    if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
+        return True
+    return bool(messages) and (not isinstance(messages[0], Sequence) or isinstance(messages[0], (str, bytes)))
 
 
 def encode(model: Model, text: Marked) -> list[int]:

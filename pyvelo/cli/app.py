@@ -153,11 +153,11 @@ def chat(
     model: opt.DemoOrModel = str(DEMO_MODEL),
     system: opt.System = None,
     max_tokens: opt.MaxTokens = -1,
-    temperature: opt.ChatTemperature = 0.7,
-    top_k: opt.TopK = 0,
-    top_p: opt.TopP = 0.95,
-    min_p: opt.MinP = 0.0,
-    repetition_penalty: opt.RepetitionPenalty = 1.0,
+    temperature: opt.ChatTemperature = None,
+    top_k: opt.ChatTopK = None,
+    top_p: opt.ChatTopP = None,
+    min_p: opt.ChatMinP = None,
+    repetition_penalty: opt.ChatRepetitionPenalty = None,
     seed: opt.Seed = None,
     kv_type: opt.KVTypeOption = "f16",
     ctx: opt.Context = None,
@@ -169,6 +169,7 @@ def chat(
     from pyvelo.cli.chat import open_chat
 
     sampling, engine = _settings(locals())
+    sampling = {name: value for name, value in sampling.items() if value is not None or name == "max_tokens"}
     return open_chat(model, system, sampling, engine)
 
 

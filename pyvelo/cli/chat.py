@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter as now
 from typing import Any, Protocol
@@ -229,7 +229,7 @@ def open_chat(model: str, system: str | None, sampling: Mapping[str, Any], engin
     from pyvelo.models.hub import locate
     from pyvelo.sampling import SamplingParams
 
-    params = SamplingParams(**sampling)
+    SamplingParams(**sampling)  # says what is wrong before the model is loaded
     told = None if system is None else parse_argument(system, "the system's text")
     path = locate(model)
     with loading(path) as bar, LLM(path, **engine, progress=bar) as llm:
@@ -237,5 +237,6 @@ def open_chat(model: str, system: str | None, sampling: Mapping[str, Any], engin
         if sys.stdin.isatty():
             screen.note(DEMO_NOTE if path == str(DEMO_MODEL) else Path(path).name)
             screen.note("/help says what there is.")
+        params = replace(llm.get_default_sampling_params(), **sampling)
         Chat(LlmTalker(llm, params, bar=bar), screen, Conversation(told)).run()
     return 0

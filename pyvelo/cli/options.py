@@ -28,7 +28,6 @@ DemoOrModel = Annotated[
 System = Annotated[
     str | None, Option("-s", "--system", help="What the model is told before all else.", show_default=False)
 ]
-ChatTemperature = Annotated[float, Option("--temperature", help="0 takes the likeliest token.")]
 AsChat = Annotated[bool, Option("--chat", help="The prompt is a message: ask with the chat template.")]
 Prompt = Annotated[
     str | None, Option("-p", "--prompt", help="The prompt; - reads standard input.", show_default=False)
@@ -62,6 +61,39 @@ TopK = Annotated[int, Option(help="Draw among the K likeliest tokens; 0: among a
 TopP = Annotated[float, Option(help="Draw among tokens of this total probability; 1: among all.")]
 MinP = Annotated[float, Option(help="Leave out tokens below this share of the likeliest; 0: none.")]
 RepetitionPenalty = Annotated[float, Option(help="Divide the logits of tokens seen before; 1: off.")]
+OF_MODEL = "what the model's file says, else "
+ChatTemperature = Annotated[
+    float | None,
+    Option("--temperature", help="0 takes the likeliest token.", show_default=f"{OF_MODEL}0.7"),
+]
+ChatTopK = Annotated[
+    int | None,
+    Option("--top-k", help="Draw among the K likeliest tokens; 0: among all.", show_default=f"{OF_MODEL}0"),
+]
+ChatTopP = Annotated[
+    float | None,
+    Option(
+        "--top-p",
+        help="Draw among tokens of this total probability; 1: among all.",
+        show_default=f"{OF_MODEL}0.95",
+    ),
+]
+ChatMinP = Annotated[
+    float | None,
+    Option(
+        "--min-p",
+        help="Leave out tokens below this share of the likeliest; 0: none.",
+        show_default=f"{OF_MODEL}0",
+    ),
+]
+ChatRepetitionPenalty = Annotated[
+    float | None,
+    Option(
+        "--repetition-penalty",
+        help="Divide the logits of tokens seen before; 1: off.",
+        show_default=f"{OF_MODEL}1",
+    ),
+]
 Seed = Annotated[int | None, Option(help="Make the draws reproducible.", show_default=False)]
 Stop = Annotated[
     list[str] | None, Option(help="End where this text appears; may be repeated.", show_default=False)

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,12 +53,14 @@ def write_model(
     tree: Path | None = None,
     quantizer: Path | None = None,
     chat_template: str | None = None,
+    metadata: Mapping[str, float] | None = None,
 ) -> None:
     """Writes the model of `shape` to `path`, whole or not at all.
 
     `type_name` is one of DIRECT, or a quantization of llama.cpp such as "Q4_K_M". `std` scales every matrix:
     1 keeps the activations' size from layer to layer. `tree` is upstream's folder, fetched when a vocabulary
-    needs it; `chat_template` is Jinja. Raises MakeError, _shapes.ShapeError or _vocab.VocabError.
+    needs it; `chat_template` is Jinja; `metadata` is stored as 32-bit floats. Raises MakeError,
+    _shapes.ShapeError or _vocab.VocabError.
     """
     _shapes.check(shape)
     if not path.parent.is_dir():
@@ -66,7 +68,8 @@ def write_model(
     direct = type_name.lower() in DIRECT
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         part = Path(folder) / "model.gguf"
-        _write(shape, part, type_name.lower() if direct else "f16", seed, std, tree, chat_template)
+        stored = type_name.lower() if direct else "f16"
+        _write(shape, part, stored, seed, std, tree, chat_template, metadata or {})
         if not direct:
             quantized = Path(folder) / "quantized.gguf"
             quantize(part, quantized, type_name, quantizer)
@@ -82,6 +85,7 @@ def _write(
     std: float,
     tree: Path | None,
     chat_template: str | None,
+    metadata: Mapping[str, float],
 ) -> None:
     gguf = import_gguf()
     vocab = _vocabulary(shape, tree)
@@ -91,6 +95,8 @@ def _write(
     _add_metadata(writer, shape, vocab, kind)
     if chat_template is not None:
         writer.add_chat_template(chat_template)
+    for key, value in metadata.items():
+        writer.add_float32(key, value)
     for tensor, stored in plan:
         _add_tensor_info(writer, tensor, stored)
     writer.write_header_to_file()
@@ -260,6 +266,9 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         "--upstream", type=Path, help="a llama.cpp tree; default: what upstream/fetch.py obtains"
     )
     parser.add_argument("--chat-template", type=Path, help="a file with the model's chat template, in Jinja")
+    parser.add_argument(
+        "--metadata", nargs=2, action="append", default=[], metavar=("KEY", "NUMBER"), help="may be repeated"
+    )
     parser.add_argument("--quantizer", type=Path, help="a llama-quantize; default: the installed library")
     return parser.parse_intermixed_args(argv)
 
@@ -284,6 +293,7 @@ def main(argv: list[str] | None = None) -> int:
             tree=args.upstream,
             quantizer=args.quantizer,
             chat_template=args.chat_template and args.chat_template.read_text(encoding="utf-8"),
+            metadata={key: float(number) for key, number in args.metadata},
         )
     except (MakeError, _shapes.ShapeError, _vocab.VocabError, OSError) as error:
         print(f"models/make.py: {error}", file=sys.stderr)

@@ -98,7 +98,8 @@ def test_one_conversation_or_several() -> None:
     made = chats(chat_template=SAYS)
     assert texts(made, [[USER], [{"role": "user", "content": "Ho"}]]) == ["Hi", "Ho"]
     assert is_one([USER])
-    assert is_one([])
+    assert not is_one([])
+    assert texts(made, []) == []
     assert not is_one([[USER]])
     with pytest.raises(RequestError, match="a stream answers one conversation"):
         made.one(cast(Any, [[USER]]))

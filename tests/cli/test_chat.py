@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Generator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyvelo import LLM, SamplingParams
+from pyvelo.cli.app import execute
 from pyvelo.cli.chat import Chat
 from pyvelo.cli.conversation import Conversation, Message
 from pyvelo.cli.markdown import split_blocks
 from pyvelo.cli.screen import PlainScreen
+from pyvelo.cli.talker import LlmTalker
 from pyvelo.errors import ConfigError, RequestError
 from pyvelo.outputs import StreamPiece, Usage
 
@@ -205,3 +211,28 @@ def test_a_code_block_stays_whole() -> None:
     assert split_blocks("a\n\nb") == ("a\n\n", "b")
     assert split_blocks("a\n\n```\nx\n\ny\n") == ("a\n\n", "```\nx\n\ny\n")
     assert split_blocks("```\nx\n\n```\n\nz") == ("```\nx\n\n```\n\n", "z")
+
+
+@pytest.mark.parametrize(
+    ("options", "changed"),
+    [
+        ((), {}),
+        (("--temperature", "0.25", "--top-k", "3"), {"temperature": 0.25, "top_k": 3}),
+        (("-n", "9"), {"max_tokens": 9}),
+    ],
+)
+def test_a_chat_is_drawn_as_by_llm_chat(
+    options: Sequence[str], changed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[SamplingParams, SamplingParams]] = []
+
+    class Recorded(LlmTalker):
+        def __init__(self, llm: LLM, params: SamplingParams, **others: Any) -> None:
+            super().__init__(llm, params, **others)
+            seen.append((params, llm.get_default_sampling_params()))
+
+    monkeypatch.setattr("pyvelo.cli.talker.LlmTalker", Recorded)
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert execute(["chat", *options]) == 0
+    ((params, default),) = seen
+    assert params == replace(default, **changed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,45 @@ def test_several_conversations_and_options(llm: LLM) -> None:
     assert shown.prompt == "Hello"
 
 
+def test_a_list_of_conversations_gives_a_list(llm: LLM) -> None:
+    assert [len(llm.chat([TALK] * n, GREEDY)) for n in (0, 1, 2)] == [0, 1, 2]
+    for one in (TALK, tuple(TALK)):
+        assert llm.chat(one, GREEDY).token_ids == llm.chat([one], GREEDY)[0].token_ids
+
+
+@pytest.fixture(scope="module")
+def sampling(make_model: MakeModel) -> Path:
+    said = {"temp": 1.5, "top_k": 7, "top_p": 1.25, "min_p": -1, "penalty_repeat": 1.0625}
+    said |= {"mirostat_tau": 5, "penalty_last_n": 64}
+    metadata = [word for key, n in said.items() for word in ("--metadata", f"general.sampling.{key}", str(n))]
+    return make_model("tiny", "--type", "f32", *metadata)
+
+
+@pytest.mark.filterwarnings("ignore:the model has no chat template")
+def test_the_file_says_how_a_chat_is_drawn(sampling: Path) -> None:
+    with LLM(sampling, n_ctx=256, n_threads=1, seed=5) as llm:
+        params = llm.get_default_sampling_params()
+        assert params == SamplingParams(
+            max_tokens=None, temperature=1.5, top_k=7, top_p=1.0, min_p=0.0, repetition_penalty=1.0625
+        )
+        wanted = [llm.chat(TALK, replace(params, seed=seed, max_tokens=9)).token_ids for seed in (1, 2)]
+        assert wanted[0] != wanted[1]
+        (piece, *_) = llm.chat_stream(TALK)
+        assert piece.token_ids
+    with LLM(sampling, n_ctx=256, n_threads=1, seed=5) as llm, LLM(sampling, n_ctx=256, seed=5) as other:
+        assert llm.chat(TALK).token_ids == other.chat(TALK, params).token_ids
+
+    async def body() -> None:
+        async with AsyncLLM(sampling, n_ctx=256) as engine:
+            assert await engine.get_default_sampling_params() == params
+
+    asyncio.run(asyncio.wait_for(body(), 60))
+
+
+def test_without_a_word_of_the_file_the_default_is_documented(llm: LLM) -> None:
+    assert llm.get_default_sampling_params() == SamplingParams(max_tokens=None, temperature=0.7, top_p=0.95)
+
+
 def test_a_stream_says_the_same(llm: LLM) -> None:
     assert "".join(piece.text for piece in llm.chat_stream(TALK, GREEDY)) == llm.chat(TALK, GREEDY).text
 
@@ -85,9 +125,10 @@ def test_what_is_refused(llm: LLM) -> None:
     with pytest.raises(TemplateError, match=r"^tokenizer.chat_template, line 1: No critics$"):
         llm.chat([{"role": "critic", "content": "Bad"}])
     with pytest.raises(RequestError, match="no messages"):
-        llm.chat([])
-    with pytest.raises(RequestError, match="one conversation"):
-        llm.chat_stream([TALK])  # type: ignore[list-item]
+        llm.chat([[]])
+    for several in ([TALK], []):
+        with pytest.raises(RequestError, match="one conversation"):
+            llm.chat_stream(several)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="temperature"):
         llm.chat(TALK, temperature=0)  # type: ignore[call-overload]
     with pytest.raises(RequestError, match="n_ctx=256"):

@@ -13,6 +13,7 @@ import pytest
 
 from pyvelo import BeamSearchParams, SamplingParams
 from pyvelo.errors import RequestError
+from pyvelo.sampling import chat_params
 
 
 def test_defaults_are_those_of_the_design() -> None:
@@ -175,3 +176,21 @@ def test_the_dictionary_that_was_given_stays_with_its_owner() -> None:
     params = SamplingParams(logit_bias=bias)
     bias[5] = 1.0
     assert params.logit_bias == {1: 2.0}
+
+
+@pytest.mark.parametrize("text", ["", "warm", "nan", "inf", "0x", "1e999"])
+def test_a_number_of_the_file_that_cannot_be_used_is_ignored_with_a_note(
+    text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = dict.fromkeys((f"general.sampling.{key}" for key in ("temp", "top_k", "min_p")), text)
+    assert chat_params({**said, "general.sampling.penalty_repeat": "1.5"}) == SamplingParams(
+        max_tokens=None, temperature=0.7, top_p=0.95, repetition_penalty=1.5
+    )
+    assert [record.name for record in caplog.records] == ["pyvelo"] * 3
+    assert "general.sampling.temp of the model's file is ignored" in caplog.text
+
+
+def test_numbers_of_the_file_beyond_an_end_are_that_end() -> None:
+    said = {"temp": "-1.000000", "top_k": "-1", "top_p": "2.5", "min_p": "-0.1"}
+    params = chat_params({f"general.sampling.{key}": text for key, text in said.items()})
+    assert params == SamplingParams(max_tokens=None, temperature=0, top_k=0, top_p=1, min_p=0)
