@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """What two pieces of bench/kv.py's work cost in vLLM; run by bench/kv.py with a Python that has vLLM.
 
 Prints microseconds as JSON: for each block that BlockPool takes and frees again, prefix caching on; and for

@@ -11,6 +11,7 @@ import argparse
 import itertools
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -19,6 +20,8 @@ from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
 
 from tests.ops import lab
 from tests.ops.lab import HEADER, Heads, Params, Run

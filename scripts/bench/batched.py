@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Races PyVelo against the stock llama-batched-bench: many sequences that decode at once, over one cache.
 
     python scripts/bench/batched.py

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Time per token against the length of the context, beside stock and the memory's limit; and its picture.
 
     python scripts/bench/context.py --json docs/context.json

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Races PyVelo's engine against the stock llama-bench on the same model file.
 
     python scripts/bench/engine.py

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """What the block manager and the scheduler cost on one core, without a model.
 
     python scripts/bench/kv.py

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """What quantized pages cost in quality: the next token's distribution beside that over f16 pages.
 
     python scripts/bench/kv_quality.py model.gguf text.txt

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Whether a long prompt freezes those who chat: the time between tokens of streams, without it and with.
 
     python scripts/bench/latency.py

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """What shared prefixes save, end to end: times to first tokens with them and without, and memory of samples.
 
     python scripts/bench/prefix.py

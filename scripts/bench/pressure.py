@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """What too little memory costs: requests that come at once, over pools of a share of what they would need.
 
     python scripts/bench/pressure.py

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Serves the same requests with PyVelo and with the stock llama-server, both ways that it keeps sequences.
 
     python scripts/bench/serving.py

@@ -1,8 +1,7 @@
-#!/usr/bin/env python3
 """What starting takes, from the command to the first token: medians of whole processes, one after the other.
 
     python scripts/bench/startup.py
-    python scripts/bench/startup.py model.gguf --rounds 21 --stock-bin $(scripts/build/stock.py --completion)
+    python scripts/bench/startup.py --rounds 21 --stock-bin $(python scripts/build/stock.py --completion)
 
 Everything stands beside `python -c pass`. A run begins when its process is made, and ends when the first byte
 of the answer is there. Without a model it is the one in the package. Stock's llama-completion answers the

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Builds upstream's whole CUDA backend with our operator in it, and looks at what came out.
 
 Neither a GPU nor a driver is needed: nvcc, and cuBLAS from the toolkit or from the PyPI package nvidia-cublas

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Compiles our CUDA kernels and reads the compiler's report: no register may be kept in memory.
 
 For each compute capability the files of native/ops/cuda are compiled to machine code, without ggml, and a

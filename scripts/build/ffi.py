@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Derive what the Python binding needs to know from native/api/velo.h.
 
 Writes native/ffi/velo.cdef, which cffi reads, and pyvelo/native/_velo.pyi, the stub of the compiled module.
@@ -10,7 +9,10 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from pathlib import Path
 from typing import NamedTuple
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
 
 from scripts._common import ROOT
 

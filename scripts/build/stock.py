@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Builds the unpatched llama.cpp to compare with, and prints the folder of its programs and libraries.
 
 It lies in the per-user cache and is built once for each version, set of options and kind of processor.

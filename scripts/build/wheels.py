@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Builds the wheel that travels: for every Python from 3.10 on, with a CPU backend for each instruction set.
 
     python scripts/build/wheels.py                      into dist/, and tries it

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Builds the operator's own check for 64-bit ARM and runs it under emulation.
 
     python scripts/check/arm.py                          with the dot product of bytes

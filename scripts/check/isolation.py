@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Whether anybody ever sees another's tokens: many requests at once must say what each says alone.
 
     python scripts/check/isolation.py

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Crosses shapes and features: small models of every shape run requests and sessions in every kind of engine.
 
     python scripts/check/matrix.py --count 2000

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Changes the block manager and the engine in small ways, and tells which changes no test notices.
 
     python scripts/check/mutate.py

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Builds the package that travels (PYVELO_PORTABLE) and runs the engine's tests on each of its CPU backends.
 
     python scripts/check/portable.py

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Measures the demo model in PyVelo: recall over pages of every type, questions about itself, sums.
 
     python scripts/demo/quality.py pyvelo/assets/demo.gguf

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Draws what a terminal shows after a short talk with the demo model.
 
     python scripts/demo/record_chat.py docs/chat.svg

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Records a small run in a pool that is too small for it, for `pyvelo report` to draw.
 
     python scripts/models/make.py tiny tiny.gguf

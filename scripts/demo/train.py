@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Trains the demo model that the package embeds, and writes it as GGUF: under an hour on one CPU core.
 
     pip install '.[train]'

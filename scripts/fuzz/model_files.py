@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Damages small models in every way it can think of, and loads and runs what comes out.
 
     python scripts/fuzz/model_files.py --count 5000

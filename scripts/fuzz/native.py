@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Runs libFuzzer over loading a model and running it for a token, everything native under AddressSanitizer.
 
     python scripts/fuzz/native.py --minutes 60

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Asks a model for what nobody should: every answer is one, or an error of PyVelo's.
 
     python scripts/fuzz/params.py MODEL --count 10000

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Makes all that gpu/check.py needs on a machine with a card and nothing else: build/gpu.tar.xz.
 
     python scripts/gpu/bundle.py [--architectures 90-real] [--python 3.12]

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Checks on an NVIDIA card all that no other machine can: one command, one JSON, within 8 minutes.
 
     python scripts/gpu/check.py -o gpu.json [--only ops,foreign] [--model llama-8b-q4_k_m.gguf]

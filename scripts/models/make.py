@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Writes a GGUF model of any shape, with random weights: for tests, benchmarks and a first try.
 
     python scripts/models/make.py tiny tiny.gguf

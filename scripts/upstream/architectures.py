@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Runs every architecture that upstream's test-llama-archs can make, paged against contiguous.
 
     python scripts/upstream/architectures.py                    prints the table

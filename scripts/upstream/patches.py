@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Applies, checks and maintains the patch series of vendor/.
 
 The series is hooks only. Every patch opens with Reason:, Touches: and Drop-When:, and becomes one commit of

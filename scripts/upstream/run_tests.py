@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Builds upstream's own tests on the patched tree, runs those that need no download, and prints a table.
 
 --quick runs fewer cases of the long tests, and the tests of what no patch touches not at all; its notes say
