@@ -10,9 +10,8 @@ from pyvelo.sampling import BeamSearchParams, SamplingParams
 
 if TYPE_CHECKING:
     from pyvelo.async_llm import AsyncLLM
-    from pyvelo.async_session import AsyncSession
     from pyvelo.llm import LLM
-    from pyvelo.session import Session
+    from pyvelo.session import AsyncSession, Session
 
 __all__ = [
     "LLM",
@@ -45,7 +44,7 @@ def __getattr__(name: str) -> Any:
 
         return AsyncLLM
     if name == "AsyncSession":
-        from pyvelo.async_session import AsyncSession
+        from pyvelo.session import AsyncSession
 
         return AsyncSession
     if name == "Session":

@@ -12,19 +12,19 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
-from pyvelo.async_session import AsyncSession
 from pyvelo.beam_search import search
 from pyvelo.chat.conversation import ChatOptions, Chats, is_one
 from pyvelo.chat.messages import Message
 from pyvelo.config import EngineConfig
 from pyvelo.engine.engine import Engine, open_engine
-from pyvelo.engine.home import HomeProcess
 from pyvelo.engine.intake import Prompt, for_each, pair_up
+from pyvelo.engine.interrupts import HomeProcess
 from pyvelo.engine.pump import Pump, run_in_thread
 from pyvelo.engine.stats import EngineStats
 from pyvelo.errors import Cancelled, ClosedError, EngineError
 from pyvelo.outputs import RequestOutput, StreamPiece, raise_first_error
 from pyvelo.sampling import BeamSearchParams, SamplingParams
+from pyvelo.session import AsyncSession
 from pyvelo.trace.recorder import recording
 
 if TYPE_CHECKING:

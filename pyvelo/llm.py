@@ -14,10 +14,10 @@ from pyvelo.chat.conversation import ChatOptions, Chats, is_one
 from pyvelo.chat.messages import Message
 from pyvelo.chat.template import ChatTemplate
 from pyvelo.config import EngineConfig
+from pyvelo.engine.driver import Stream, run_all, run_steps
 from pyvelo.engine.engine import open_engine
 from pyvelo.engine.intake import Prompt, for_each, pair_up
 from pyvelo.engine.stats import EngineStats
-from pyvelo.engine.waiting import Stream, run_all, run_steps
 from pyvelo.kv.geometry import Geometry
 from pyvelo.outputs import RequestOutput, StreamPiece, raise_first_error
 from pyvelo.sampling import BeamSearchParams, SamplingParams
@@ -160,7 +160,7 @@ class LLM:
         intake, param = engine.intake, for_each(params, 1)[0]
         asked = intake.ask(param, request_id, timed=False)
         submission = intake.prepare(prompt, param, pieces.append, asked)
-        return Stream(engine, lambda: submission, pieces)
+        return Stream(engine.driver, lambda: submission, pieces, engine=engine)
 
     @overload
     def chat(

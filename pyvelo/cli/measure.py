@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from time import perf_counter as now
 
-from pyvelo.engine.waiting import run_all
+from pyvelo.engine.driver import run_all
 from pyvelo.errors import ConfigError
 from pyvelo.kv.geometry import make_geometry
 from pyvelo.llm import LLM

@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyvelo.engine.compute import rest
-from pyvelo.engine.home import HomeProcess
-from pyvelo.engine.interrupts import InterruptGuard
-from pyvelo.engine.prompts import Prompt, listed, tokens_of
+from pyvelo.engine.intake import Prompt, listed, tokens_of
+from pyvelo.engine.interrupts import HomeProcess, InterruptGuard
 from pyvelo.errors import Cancelled, ClosedError, RequestError, UnsupportedError, VeloError, shown
 from pyvelo.native import POOLINGS, Embedder, Model
 

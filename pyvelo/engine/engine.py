@@ -15,9 +15,8 @@ from pyvelo.engine.compute import compute, rest
 from pyvelo.engine.core import EngineCore
 from pyvelo.engine.driver import Driver
 from pyvelo.engine.embedding import Embeddings
-from pyvelo.engine.home import HomeProcess
 from pyvelo.engine.intake import Intake
-from pyvelo.engine.interrupts import InterruptGuard
+from pyvelo.engine.interrupts import HomeProcess, InterruptGuard
 from pyvelo.engine.request import Request
 from pyvelo.engine.scheduler import Limits
 from pyvelo.engine.stats import EngineStats, picture

@@ -1,9 +1,10 @@
-"""From a prompt and its parameters to requests; what cannot be served is refused here, with the numbers."""
+"""From prompts and their parameters to token ids and requests; what cannot be served is refused here."""
 
 from __future__ import annotations
 
+import operator
 import random
-from collections.abc import Callable, Iterable, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cache
@@ -11,10 +12,8 @@ from secrets import token_hex
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
-from pyvelo.engine.branch import Branch
 from pyvelo.engine.detokenizer import Detokenizer
-from pyvelo.engine.prompts import Prompt, items_of, listed, tokens_of
-from pyvelo.engine.request import ParentRequest, Request
+from pyvelo.engine.request import Branch, ParentRequest, Request
 from pyvelo.errors import OutOfBlocks, RequestError, VeloError, shown
 from pyvelo.grammar.matcher import Guide, Guides
 from pyvelo.memory.budget import PoolSize
@@ -24,7 +23,18 @@ from pyvelo.sampling import SamplingParams
 if TYPE_CHECKING:
     from pyvelo.native import Model
 
-__all__ = ["Asked", "Intake", "Prompt", "Submission", "for_each", "new_request_id", "pair_up"]
+__all__ = [
+    "Asked",
+    "Intake",
+    "Prompt",
+    "Submission",
+    "for_each",
+    "items_of",
+    "listed",
+    "new_request_id",
+    "pair_up",
+    "tokens_of",
+]
 
 MAX_ID = 256
 """Characters of a request's id."""
@@ -340,3 +350,47 @@ def for_each(params: SamplingParams | Sequence[SamplingParams] | None, n: int) -
     if len(given) != n:
         raise RequestError(f"{len(given)} SamplingParams for {n} prompts: give one, or one for each")
     return given
+
+
+Prompt = str | Sequence[int]
+
+
+def tokens_of(
+    model: Model, prompt: Prompt, *, add_special: bool = True, name: str = "the prompt"
+) -> Sequence[int]:
+    """Token ids of a prompt; RequestError, in which it has that name, where it is none, or empty."""
+    n_vocab = model.vocab.n_tokens
+    if isinstance(prompt, str):
+        tokens: list[int] | None = model.tokenize(prompt, add_special=add_special)
+    else:
+        try:
+            tokens = [operator.index(token) for token in prompt]
+        except TypeError:
+            tokens = None
+        if tokens is None or isinstance(prompt, (bytes, Mapping)):
+            raise RequestError(f"{name} must be a string or a list of token ids")
+        wrong = next((token for token in tokens if not 0 <= token < n_vocab), None)
+        if wrong is not None:
+            raise RequestError(f"{name}: token {shown(wrong)} does not exist: ids go from 0 to {n_vocab - 1}")
+    if not tokens:
+        raise RequestError(f"{name} has no tokens; give at least one")
+    return tokens
+
+
+def listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or several as a list: a string is one prompt, and so are numbers."""
+    if isinstance(prompts, str):
+        return [prompts]
+    items = None if isinstance(prompts, (bytes, Mapping)) else items_of(prompts)
+    if items is None:
+        raise RequestError(f"{shown(prompts)} is no prompt: give a string, token ids, or a list of either")
+    one = bool(items) and not any(isinstance(item, str) or hasattr(item, "__len__") for item in items)
+    return [cast("list[int]", items)] if one else cast("list[Prompt]", items)
+
+
+def items_of(value: Any) -> list[Any] | None:
+    """What is in it, None where it has no items: an array without an axis is iterable by its type alone."""
+    try:
+        return list(value)
+    except TypeError:
+        return None

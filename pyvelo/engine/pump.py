@@ -1,4 +1,4 @@
-"""The engine's own thread, and how its answers reach an event loop."""
+"""The engine's own thread for asyncio: how requests are prepared, and how answers reach an event loop."""
 
 from __future__ import annotations
 
@@ -6,26 +6,28 @@ import asyncio
 import threading
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from pyvelo.engine.branch import Branch
 from pyvelo.engine.compute import rest
 from pyvelo.engine.engine import Engine
 from pyvelo.engine.intake import Submission
-from pyvelo.engine.preparing import Preparer
-from pyvelo.engine.request import Request
+from pyvelo.engine.request import Branch, Request
 from pyvelo.errors import ClosedError, InternalError, VeloError
 from pyvelo.outputs import StreamPiece, raise_first_error
 from pyvelo.sampling import SamplingParams
 
-__all__ = ["Prepare", "Pump", "run_in_thread"]
+__all__ = ["Prepare", "Preparer", "Pump", "run_in_thread"]
 
 T = TypeVar("T")
+
+MAX_THREADS = 4
+"""Of those that prepare requests."""
 
 Prepare = Callable[[Callable[[StreamPiece], None]], Submission]
 """Makes the requests whose pieces go to what it is given."""
@@ -249,3 +251,50 @@ def _next(steps: Generator[Sequence[Submission], None, T]) -> Sequence[Submissio
         return next(steps)
     except StopIteration as end:
         return _Done(end.value)
+
+
+class Preparer:
+    """A few threads for tokenization, of which grammars that compile take none. Dropping it ends them."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._threads = ThreadPoolExecutor(MAX_THREADS, "pyvelo-prepare")
+
+    async def run(self, make: Callable[[], T], params: Iterable[SamplingParams] = ()) -> T:
+        """Return what `make` makes in a thread, once everything is compiled that `params` name.
+
+        A task that is cancelled meanwhile stops to wait at once; what was made is dropped.
+
+        Raises:
+            ClosedError: `close` was called.
+        """
+        await self._compile(params)
+        try:
+            turn = self._threads.submit(make)
+        except RuntimeError:
+            raise ClosedError("this engine was closed") from None
+        return await asyncio.wrap_future(turn)
+
+    def close(self) -> None:
+        """End the threads when they have nothing left to do."""
+        self._threads.shutdown(wait=False)
+
+    async def _compile(self, params: Iterable[SamplingParams]) -> None:
+        """Wait for compiled grammars, each up to its deadline; `Intake` finds them kept."""
+        intake = self._engine.intake
+        waits: list[tuple[asyncio.Future[Any], float | None]] = []
+        try:
+            for each in {id(each): each for each in params}.values():
+                future: Future[Any] | None = intake.compiling(each)
+                if future is not None:
+                    waits.append((asyncio.wrap_future(future), each.timeout))
+            start = intake.clock()
+            for wait, timeout in waits:
+                left = None if timeout is None else max(0.0, start + timeout - intake.clock())
+                await asyncio.wait([wait], timeout=left)
+                if wait.done():
+                    wait.result()
+        finally:
+            for wait, _ in waits:
+                if not wait.cancel() and not wait.cancelled():
+                    wait.exception()  # seen

@@ -7,8 +7,7 @@ from functools import partial
 from itertools import islice, takewhile
 from typing import NamedTuple
 
-from pyvelo.engine.branch import Branch
-from pyvelo.engine.request import Request
+from pyvelo.engine.request import Branch, Request
 from pyvelo.errors import InternalError
 from pyvelo.kv.draft import BlockTable, Draft, Never, NotNow, Start, Swapped
 from pyvelo.kv.manager import BlockManager

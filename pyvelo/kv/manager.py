@@ -13,9 +13,8 @@ from typing import Literal, NamedTuple
 from pyvelo.errors import InternalError
 from pyvelo.kv.check import Holders, check_changes
 from pyvelo.kv.draft import BlockTable, Change, Draft, Swapped
-from pyvelo.kv.pool import BlockPool
+from pyvelo.kv.pool import BlockPool, SwapPool
 from pyvelo.kv.prefix import Chain, Match, PrefixIndex
-from pyvelo.kv.swap import SwapPool
 
 __all__ = [
     "BlockManager",

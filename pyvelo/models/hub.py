@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from pyvelo import __version__
 from pyvelo.errors import ConfigError, ModelError, one_line
 from pyvelo.models.gguf_names import ModelFile, find_models, matching
-from pyvelo.models.hub_answers import read_listing
+from pyvelo.models.hub_download import read_listing
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo, CachedRevisionInfo

@@ -35,9 +35,9 @@ from scripts.check._mutants import Mutant, mutants
 
 GOAL = 0.95
 
-MODULES = tuple(f"pyvelo/kv/{name}.py" for name in ("pool", "prefix", "draft", "check", "manager", "swap"))
+MODULES = tuple(f"pyvelo/kv/{name}.py" for name in ("pool", "prefix", "draft", "check", "manager"))
 MODULES += tuple(
-    f"pyvelo/engine/{name}.py" for name in ("scheduler", "batch", "core", "driver", "pump", "branch")
+    f"pyvelo/engine/{name}.py" for name in ("scheduler", "batch", "core", "driver", "pump", "request")
 )
 EFFORT = "0.2"
 """Of the state machines."""

@@ -13,10 +13,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from pyvelo.engine.branch import Branch
 from pyvelo.engine.core import EngineCore
 from pyvelo.engine.detokenizer import Detokenizer
-from pyvelo.engine.request import Request
+from pyvelo.engine.request import Branch, Request
 from pyvelo.engine.scheduler import Limits
 from pyvelo.kv.manager import BlockManager
 from pyvelo.outputs import StreamPiece

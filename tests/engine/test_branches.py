@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyvelo.engine.branch import Branch
-from pyvelo.engine.request import Request
+from pyvelo.engine.request import Branch, Request
 
 from .fakes import Bench, answer
 

@@ -14,8 +14,7 @@ import pytest
 
 from pyvelo.engine import interrupts
 from pyvelo.engine.driver import Driver
-from pyvelo.engine.home import HomeProcess
-from pyvelo.engine.interrupts import SIGNALS, InterruptGuard
+from pyvelo.engine.interrupts import SIGNALS, HomeProcess, InterruptGuard
 from pyvelo.engine.request import Request
 from pyvelo.errors import Cancelled, ClosedError, EngineError, InternalError
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pyvelo.engine.branch import Branch
-from pyvelo.engine.request import Request
+from pyvelo.engine.request import Branch, Request
 from pyvelo.kv.draft import Swapped
 from pyvelo.outputs import StreamPiece
 

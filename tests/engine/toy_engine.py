@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, cast
 
-from pyvelo.engine.branch import Branch
 from pyvelo.engine.detokenizer import Detokenizer
-from pyvelo.engine.request import ParentRequest, Request
+from pyvelo.engine.request import Branch, ParentRequest, Request
 from pyvelo.errors import Cancelled
 from pyvelo.outputs import StreamPiece
 from pyvelo.sampling import SamplingParams

@@ -6,12 +6,11 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, cast
 
-from pyvelo.engine.branch import Branch
 from pyvelo.engine.core import EngineCore
-from pyvelo.engine.costs import Costs
 from pyvelo.engine.driver import Driver
 from pyvelo.engine.interrupts import InterruptGuard
-from pyvelo.engine.request import Request
+from pyvelo.engine.mover import Costs
+from pyvelo.engine.request import Branch, Request
 from pyvelo.engine.scheduler import Limits
 from pyvelo.kv.manager import BlockManager, Event
 from pyvelo.kv.prefix import Chain

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pyvelo.errors import InternalError, OutOfBlocks
-from pyvelo.kv.swap import SwapPool
+from pyvelo.kv.pool import SwapPool
 
 
 def test_blocks_are_taken_and_given_back() -> None:

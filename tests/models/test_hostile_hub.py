@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyvelo.errors import ModelError
-from pyvelo.models.hub_answers import check_etag, read_listing
+from pyvelo.models.hub_download import check_etag, read_listing
 
 from .conftest import Shell
 from .server import Hub, Repo, describe, git_sha1
