@@ -36,6 +36,9 @@ __all__ = ["findings"]
 
 N_CTX = 1024
 N_VOCAB = 900
+N_TOP = 20
+"""Logprobs of a token that are compared. Of 4, the contiguous path has some near the truth by chance."""
+
 COMPARED = 3
 """Requests whose logprobs are compared with the contiguous path's; as many answers of sessions are."""
 
@@ -143,7 +146,7 @@ def params_of(config: Config, job: Job) -> SamplingParams:
         priority=job.priority,
         cache_salt=job.salt,
         ignore_eos=True,
-        logprobs=None if config.deterministic else 4,
+        logprobs=None if config.deterministic else N_TOP,
         prompt_logprobs=1 if config.prompt_logprobs and job.prompt else None,
         **drawn,
     )
