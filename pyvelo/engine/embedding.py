@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pyvelo.engine.compute import rest
 from pyvelo.engine.intake import Prompt, listed, tokens_of
 from pyvelo.engine.interrupts import HomeProcess, InterruptGuard
 from pyvelo.errors import Cancelled, ClosedError, RequestError, UnsupportedError, VeloError, shown
 from pyvelo.native import POOLINGS, Embedder, Model
+from pyvelo.native.compute import rest
 
 __all__ = ["Embeddings"]
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import cache, partial
 
 from pyvelo.config import EngineConfig
-from pyvelo.engine.compute import compute, rest
 from pyvelo.engine.core import EngineCore
 from pyvelo.engine.driver import Driver
 from pyvelo.engine.embedding import Embeddings
@@ -30,6 +29,7 @@ from pyvelo.models.files import ModelFiles
 from pyvelo.models.gguf_parts import part_paths, scan_model
 from pyvelo.models.hub import locate
 from pyvelo.native import Context, Model, Sampler, StepArrays, promised_memory
+from pyvelo.native.compute import compute, rest
 
 __all__ = ["Engine", "open_engine"]
 

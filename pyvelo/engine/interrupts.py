@@ -23,8 +23,8 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
-from pyvelo.engine.compute import compute
 from pyvelo.errors import EngineError
+from pyvelo.native.compute import compute
 
 __all__ = ["HomeProcess", "InterruptGuard", "on_ctrl_c"]
 

@@ -14,11 +14,11 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from pyvelo.engine.compute import rest
 from pyvelo.engine.engine import Engine
 from pyvelo.engine.intake import Submission
 from pyvelo.engine.request import Branch, Request
 from pyvelo.errors import ClosedError, InternalError, VeloError
+from pyvelo.native.compute import rest
 from pyvelo.outputs import StreamPiece, raise_first_error
 from pyvelo.sampling import SamplingParams
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from pyvelo import LLM, SamplingParams
-from pyvelo.engine import compute
-from pyvelo.native import Context, StepArrays
+from pyvelo.native import Context, StepArrays, compute
 
 PROMPT = [3] * 30000
 GREEDY = SamplingParams(max_tokens=2, temperature=0, ignore_eos=True)

@@ -282,7 +282,7 @@ def test_a_call_within_a_step_that_would_wait_for_it_is_refused(stand: Stand, ca
 
 def test_the_compute_thread_never_waits_for_a_step(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread that steps waits for it; a garbage collection may run there, too."""
-    monkeypatch.setattr("pyvelo.engine.compute._shared", True)
+    monkeypatch.setattr("pyvelo.native.compute._shared", True)
 
     def within() -> None:
         stand.context.before_run = lambda: None

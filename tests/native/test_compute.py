@@ -13,8 +13,8 @@ from typing import TypeVar
 
 import pytest
 
-from pyvelo.engine import compute as module
-from pyvelo.engine.compute import compute, rest
+from pyvelo.native import compute as module
+from pyvelo.native.compute import compute, rest
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from pyvelo.native import release_threads
+from .library import release_threads
 
 __all__ = ["compute", "is_compute_thread", "rest"]
 
