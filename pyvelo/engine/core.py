@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from pyvelo.engine.batch import Batch, BatchBuilder
 from pyvelo.engine.inbox import Inbox
 from pyvelo.engine.logprobs import logprobs_of, score_prompts
-from pyvelo.engine.mover import BlockMover, Costs
-from pyvelo.engine.pace import Pace
+from pyvelo.engine.mover import BlockMover
+from pyvelo.engine.pace import Costs, Pace
 from pyvelo.engine.request import Branch, Request, Shelf
 from pyvelo.engine.scheduler import Limits, StepPlan, schedule
 from pyvelo.engine.stats import Counters

@@ -1,11 +1,12 @@
-"""How much of a prompt a step may take while somebody listens to those that decode beside it."""
+"""What steps cost here, and what follows: how much of a prompt a step may take while a request streams, and
+whether a preempted sequence is swapped out or computed again."""
 
 from __future__ import annotations
 
 from collections import deque
 from statistics import median_low
 
-__all__ = ["FEWEST", "Pace"]
+__all__ = ["FEWEST", "Costs", "Pace"]
 
 SHARE = 0.7
 """Of the time of a step without prompts, what prompts may add to it: tokens come at least half as fast."""
@@ -45,6 +46,9 @@ DOUBT = 4.0
 
 FLATTEST = 0.1
 """Of what tokens cost on the average, what one more may seem to cost at least."""
+
+COST_WEIGHT = 0.2
+"""Of the newest measurement in the running averages of `Costs`."""
 
 
 class Pace:
@@ -131,3 +135,28 @@ class _Line:
         n_tokens = int(self._tokens + (seconds - self._seconds) / slope)
         # where pieces were all as long, only a longer one shows that most of their time is not its tokens'
         return max(n_tokens, round(self._tokens) + 1) if seconds > self._seconds else n_tokens
+
+
+class Costs:
+    """Running averages of what was measured here; until both are known, moving is taken to be cheaper."""
+
+    def __init__(self) -> None:
+        self._per_block = 0.0  # seconds to move one between pool and host memory
+        self._per_token = 0.0  # seconds to compute one of a prompt
+
+    def moved(self, n_blocks: int, seconds: float) -> None:
+        """That many blocks were moved one way."""
+        self._per_block = _running_average(self._per_block, seconds / n_blocks, COST_WEIGHT)
+
+    def computed(self, n_tokens: int, seconds: float) -> None:
+        """A step of many tokens took so long."""
+        self._per_token = _running_average(self._per_token, seconds / n_tokens, COST_WEIGHT)
+
+    def favour_swap(self, n_blocks: int, n_tokens: int) -> bool:
+        """Whether a sequence is better moved out and back than computed again."""
+        return not self._per_token or 2 * n_blocks * self._per_block <= n_tokens * self._per_token
+
+
+def _running_average(before: float, now: float, weight: float) -> float:
+    """With the newest measurement; `before` is 0 where it is the first."""
+    return now if before == 0.0 else before + weight * (now - before)

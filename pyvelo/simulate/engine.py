@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from pyvelo.engine.core import EngineCore
 from pyvelo.engine.detokenizer import Detokenizer
-from pyvelo.engine.mover import Costs
+from pyvelo.engine.pace import Costs
 from pyvelo.engine.request import Request
 from pyvelo.engine.scheduler import Limits
 from pyvelo.errors import ConfigError, InternalError

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
 
-from pyvelo.engine.mover import Costs
+from pyvelo.engine.pace import Costs
 from scripts._common import ScriptError, run_main
 from scripts.bench.engine import default_model, in_own_process
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyvelo.engine.mover import Costs
+from pyvelo.engine.pace import Costs
 from pyvelo.engine.request import PRIORITY_PLACES, Request
 from pyvelo.engine.scheduler import schedule
 from pyvelo.errors import InternalError

@@ -9,7 +9,7 @@ from typing import Any, cast
 from pyvelo.engine.core import EngineCore
 from pyvelo.engine.driver import Driver
 from pyvelo.engine.interrupts import InterruptGuard
-from pyvelo.engine.mover import Costs
+from pyvelo.engine.pace import Costs
 from pyvelo.engine.request import Branch, Request
 from pyvelo.engine.scheduler import Limits
 from pyvelo.kv.manager import BlockManager, Event
