@@ -1,4 +1,4 @@
-"""Shared by every command: the root of the checkout, the cache folder, and errors of one sentence."""
+"""Root of the checkout, cache folder and error handling that all commands share."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 class ScriptError(Exception):
-    """Something that the user can mend; the message is one sentence that says how."""
+    """Error that the user can fix; the message is one sentence that says how."""
 
 
 def cache_root() -> Path:
-    """The folder of everything that can be fetched or built again; deleting it is always safe."""
+    """Return the folder of everything that can be fetched or built again; deleting it is safe."""
     if os.environ.get("XDG_CACHE_HOME"):
         base = Path(os.environ["XDG_CACHE_HOME"])
     elif sys.platform == "win32":
@@ -28,7 +28,7 @@ def cache_root() -> Path:
 
 
 def run_main(main: Callable[[], int]) -> int:
-    """Runs a script's main function; what the user can mend becomes one sentence on stderr and status 1."""
+    """Run a command's main function; print a ScriptError or OSError as one sentence and return 1."""
     name = Path(sys.argv[0]).name
     try:
         return main()

@@ -1,4 +1,4 @@
-"""A serving workload as plain data: requests and their arrivals, when tokens came, and what that makes."""
+"""Serving workload as plain data: requests, their arrivals, token times, and the summary of a run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Load:
-    """What is asked. Lengths in tokens, `rate` in requests per second; means before the bounds apply."""
+    """Description of a workload: lengths in tokens before the bounds apply, `rate` in requests per second."""
 
     requests: int
     rate: float
@@ -51,19 +51,19 @@ class Job:
 
     @property
     def n_tokens(self) -> int:
-        """Prompt and answer."""
+        """Prompt and answer, in tokens."""
         return len(self.prompt) + self.n_new
 
 
 @dataclass
 class Record:
-    """What became of a job: `stamps` are the times of its tokens, in seconds after the start."""
+    """Outcome of a job: `stamps` are the times of its tokens, in seconds after the start."""
 
     arrival: float
     n_prompt: int
     n_new: int
     stamps: list[float] = field(default_factory=list)
-    thrown_away: int = 0  # tokens of tries that the server broke off
+    thrown_away: int = 0  # tokens of aborted tries
     tries: int = 0
     error: str | None = None
 
@@ -73,15 +73,15 @@ class Record:
 
 
 class Refused(Exception):
-    """The server broke a request off; it may be asked again."""
+    """Error of a request that the server aborted and that may be sent again."""
 
 
 Ask = Callable[[Job, Callable[[int], None]], Awaitable[None]]
-"""Asks for a job's answer, and tells of tokens as they come, how many at once; Refused where it broke off."""
+"""Sends a job and reports each arrival of tokens by their count. Raises Refused if the server aborts it."""
 
 
 def workload(load: Load, n_vocab: int) -> list[Job]:
-    """Poisson arrivals; lengths of prompt and answer are exponential within bounds; tokens mean nothing."""
+    """Draw jobs: Poisson arrivals, exponential lengths within the bounds, random tokens."""
     draw = random.Random(load.seed)
 
     def length(mean: int) -> int:
@@ -96,8 +96,10 @@ def workload(load: Load, n_vocab: int) -> list[Job]:
 
 
 async def play(jobs: Sequence[Job], ask: Ask, tries: int = 1) -> list[Record]:
-    """Asks for every job when it arrives, all at once; what is refused is asked anew, up to `tries` times,
-    after a pause that grows, at random so that not all come back at once."""
+    """Send every job at its arrival; repeat a refused one up to `tries` times.
+
+    The pause before a repetition is random and grows, so that the requests do not all arrive at once.
+    """
     start = now()
     draw = random.Random(0)
 
@@ -124,13 +126,12 @@ async def play(jobs: Sequence[Job], ask: Ask, tries: int = 1) -> list[Record]:
     return list(await asyncio.gather(*map(one, jobs)))
 
 
-# ---- what it makes ----
+# ---- the summary ----
 
 
 @dataclass(frozen=True)
 class Held:
-    """Requests that have a token and await more: how many at once, and the tokens of prompt and answer that
-    are stored for them."""
+    """Number of generating requests at a time, and the tokens of prompt and answer stored for them."""
 
     time: float
     requests: int
@@ -138,7 +139,7 @@ class Held:
 
 
 def held(records: Sequence[Record], every: float = 0.25) -> list[Held]:
-    """Looked at every so many seconds."""
+    """Return the running requests and their stored tokens, sampled every `every` seconds."""
     finished = [record for record in records if record.stamps]
     end = max((record.stamps[-1] for record in finished), default=0.0)
     found = []
@@ -151,13 +152,13 @@ def held(records: Sequence[Record], every: float = 0.25) -> list[Held]:
 
 
 def waste_of_slots(records: Sequence[Record], slot: int) -> float:
-    """The share of slots of `slot` tokens that holds none, while requests have them: a mean over time."""
+    """Return the share of the occupied slots' tokens that is empty, averaged over time."""
     shares = [1 - look.tokens / (look.requests * slot) for look in held(records) if look.requests]
     return statistics.fmean(shares) if shares else 0.0
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The value that this share of them does not exceed; 0 of none."""
+    """Return the value at the given share of the sorted values, 0 if there are none."""
     if not values:
         return 0.0
     ordered = sorted(values)
@@ -166,15 +167,18 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 @dataclass(frozen=True)
 class Summary:
-    """Of one run; times in seconds. `waste` is the share of what is set aside that holds no token, `fill` the
-    share of the whole cache that does, both means over the time in which anything is held."""
+    """Figures of one run; times in seconds.
+
+    `waste` is the share of the reserved cache that holds no token, `fill` the share of the whole cache that
+    does. Both are means over the time in which any request runs.
+    """
 
     seconds: float  # from the first arrival to the last token
     tokens_per_s: float  # of requests that finished
     good_per_s: float  # requests that finished within both limits
     good: int
     failed: int
-    broken_off: int  # tries that the server ended with an error
+    broken_off: int  # tries that the server aborted
     ttft_p50: float
     ttft_p99: float
     tbt_p50: float
@@ -187,8 +191,11 @@ class Summary:
 def summarise(
     records: Sequence[Record], *, ttft_limit: float, tbt_limit: float, capacity: int, waste: float
 ) -> Summary:
-    """A request is good when its first token came within `ttft_limit` seconds of its arrival, and the others
-    `tbt_limit` seconds apart on the average; `capacity` is the cache in tokens."""
+    """Summarise the records of one run.
+
+    A request is good if its first token came within `ttft_limit` seconds of its arrival and the others were
+    `tbt_limit` seconds apart on average. `capacity` is the cache's size in tokens.
+    """
     finished = [record for record in records if record.finished]
     seconds = max((record.stamps[-1] for record in finished), default=math.inf)
     firsts = [record.stamps[0] - record.arrival for record in finished]
@@ -217,7 +224,10 @@ def summarise(
 
 
 def _peak(records: Sequence[Record]) -> int:
-    """Who ends when another begins was not there beside it."""
+    """Return the largest number of requests that generate at once.
+
+    An end and a start at the same time do not overlap.
+    """
     spans = [(record.stamps[0], record.stamps[-1]) for record in records if record.stamps]
     return max((sum(first <= time < last for first, last in spans) for time, _ in spans), default=0)
 

@@ -1,4 +1,4 @@
-"""The stock llama-server: starting it, and asking it over loopback with nothing but the standard library."""
+"""Start the stock llama-server and query it over loopback, with the standard library alone."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ __all__ = ["ServerSettings", "ask", "running"]
 
 HOST = "127.0.0.1"
 PATIENCE = 300.0
-"""Seconds for a model to be loaded."""
+"""Seconds to wait until a model is loaded."""
 
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """A server of `slots` sequences; `context` in tokens, over all of them, `batch` those of a step."""
+    """Settings of a server of `slots` sequences; `context` is in tokens over all slots, `batch` of a step."""
 
     program: Path
     model: Path
@@ -44,7 +44,7 @@ class ServerSettings:
 
 
 def command(settings: ServerSettings, port: int) -> list[str]:
-    """No cache of prompts beside the one of sequences, which nobody asks for here; continuous batching."""
+    """Return the command line: continuous batching, without a prompt cache, as on PyVelo's side."""
     threads, batch = str(settings.threads), str(settings.batch)
     arguments = ["-m", str(settings.model), "--host", HOST, "--port", str(port)]
     arguments += ["-c", str(settings.context), "-np", str(settings.slots), "-cb"]
@@ -53,21 +53,21 @@ def command(settings: ServerSettings, port: int) -> list[str]:
     arguments += ["-ngl", "all" if settings.gpu else "0"]
     arguments += ["-ctk", settings.kv_type, "-ctv", settings.kv_type]
     arguments += ["--cache-ram", "0", "-sps", "0", "--fit", "off", "--no-ui", "--no-jinja"]
-    # a connection that waits for a slot holds a thread, which sleeps
+    # a connection that waits for a slot holds a thread
     return [str(settings.program), *arguments, "--threads-http", str(settings.connections + 8)]
 
 
 @contextmanager
 def running(settings: ServerSettings) -> Iterator[int]:
-    """The port of a server that is ready; it ends with the block.
+    """Start a server and yield its port once it is ready; stop it at the end of the block.
 
-    Raises: ScriptError, with the last line of its log, where it does not come up.
+    Raises: ScriptError with the last line of its log if it does not start.
     """
     if not settings.program.is_file():
         raise ScriptError(f"there is no {settings.program}: scripts/build/stock.py --server builds one")
     port = _free_port()
     with tempfile.TemporaryFile() as log:
-        # its libraries lie beside it, wherever they were built
+        # its libraries lie beside it
         folders = [str(settings.program.parent), os.environ.get("LD_LIBRARY_PATH")]
         beside = os.environ | {"LD_LIBRARY_PATH": os.pathsep.join(filter(None, folders))}
         server = subprocess.Popen(command(settings, port), stdout=log, stderr=subprocess.STDOUT, env=beside)
@@ -92,7 +92,7 @@ def running(settings: ServerSettings) -> Iterator[int]:
 
 
 async def ask(port: int, job: Job, came: Callable[[int], None]) -> None:
-    """Streams the answer to a job, greedy and to its full length; Refused where the server ends it early."""
+    """Stream the answer to a job, greedy and of full length; raise Refused if the server ends it early."""
     body = {
         "prompt": job.prompt,
         "n_predict": job.n_new,
@@ -101,7 +101,7 @@ async def ask(port: int, job: Job, came: Callable[[int], None]) -> None:
         "cache_prompt": False,
         "temperature": 0.0,
         "samplers": ["temperature"],
-        "timings_per_token": True,  # counts tokens: one that ends within a character comes with the next
+        "timings_per_token": True,  # counts tokens: an incomplete character is sent with the next one
     }
     n_seen = 0
     async for event in _events(port, body):
@@ -115,7 +115,7 @@ async def ask(port: int, job: Job, came: Callable[[int], None]) -> None:
 
 
 async def _events(port: int, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-    """The server-sent events of an answer."""
+    """Yield the server-sent events of an answer."""
     try:
         reader, writer = await asyncio.open_connection(HOST, port, limit=1 << 20)
     except OSError as error:
@@ -142,7 +142,7 @@ async def _events(port: int, body: dict[str, Any]) -> AsyncIterator[dict[str, An
 
 
 async def _head(reader: asyncio.StreamReader) -> tuple[int, int | None]:
-    """Status and, where it is told, length of an answer."""
+    """Return the status and the length of an answer, None if the length is not given."""
     first = (await reader.readline()).split()
     if len(first) < 2:
         raise Refused("the server closed the connection")
@@ -155,7 +155,7 @@ async def _head(reader: asyncio.StreamReader) -> tuple[int, int | None]:
 
 
 async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """The pieces of a chunked body."""
+    """Yield the pieces of a chunked body."""
     while size := int((await reader.readline()).split(b";")[0] or b"0", 16):
         yield await reader.readexactly(size)
         await reader.readline()

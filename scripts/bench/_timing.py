@@ -1,4 +1,4 @@
-"""The clock of the benchmarks that time Python alone; imports nothing but the standard library."""
+"""Clock of the benchmarks that time Python alone; imports the standard library only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from time import perf_counter as now
 
 
 def microseconds(rounds: int, prepare: Callable[[], Callable[[], object]]) -> float:
-    """The median time of what `prepare` returns, made anew for every round."""
+    """Return the median time of the function that `prepare` returns anew for every round."""
     times = []
     for _ in range(rounds):
         run = prepare()

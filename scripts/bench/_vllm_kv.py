@@ -1,8 +1,8 @@
-"""What two pieces of bench/kv.py's work cost in vLLM; run by bench/kv.py with a Python that has vLLM.
+"""Time two operations of bench/kv.py in vLLM; bench/kv.py runs it with a Python that has vLLM.
 
-Prints microseconds as JSON: for each block that BlockPool takes and frees again, prefix caching on; and for
+Prints microseconds as JSON: for each block that BlockPool takes and frees, with prefix caching on; and for
 the admission of a prompt that was computed before: Request with its block hashes (vLLM's default, sha256),
-KVCacheManager's get_computed_blocks and allocate_slots, and free. Nothing here touches a device.
+KVCacheManager's get_computed_blocks and allocate_slots, and free. Uses no device.
 """
 
 from __future__ import annotations
@@ -27,18 +27,20 @@ from scripts.bench._timing import microseconds
 
 
 def take_and_free(rounds: int, size: int, n: int) -> float:
+    """Time taking and freeing `n` blocks at once; return microseconds of a block."""
     pool = BlockPool(4 * n + 1, True, size)
     return microseconds(rounds, lambda: lambda: pool.free_blocks(reversed(pool.get_new_blocks(n)))) / n
 
 
 def manager_of(n_blocks: int, size: int, longest: int) -> Any:
+    """Return a manager of one full-attention layer."""
     spec = FullAttentionSpec(block_size=size, num_kv_heads=8, head_size=128, dtype=torch.float16)
     groups = [KVCacheGroupSpec(["layer"], spec)]
     return KVCacheManager(KVCacheConfig(n_blocks + 1, [], groups), longest, size, size)
 
 
 def admission(rounds: int, size: int, n_tokens: int) -> float:
-    """A prompt that somebody has asked before, from its tokens on."""
+    """Time the admission of a prompt that is cached, from its tokens on."""
     manager = manager_of(2 * n_tokens // size, size, n_tokens + size)
     hasher = get_request_block_hasher(size, sha256)
     prompt = list(range(n_tokens))

@@ -1,8 +1,8 @@
-"""Paged attention beside stock FLASH_ATTN_EXT on the same bytes: time of one operator, and the ratio.
+"""Time paged attention beside stock FLASH_ATTN_EXT on the same bytes, one operator at a time.
 
-Both run as the layers of a model would, each layer with K and V of its own, in turns within one process; the
-paged pool's blocks are permuted. Times are medians over rounds in which no other process was busy. Needs the
-laboratory (a build with -DPYVELO_BUILD_TESTS=ON, or PYVELO_LAB).
+Both run as the layers of a model would, each layer with its own K and V, in turns within one process; the
+blocks of the paged pool are permuted. Times are medians over rounds in which no other process was busy. Needs
+libvelo-lab: a build with -DPYVELO_BUILD_TESTS=ON, or PYVELO_LAB.
 """
 
 from __future__ import annotations
@@ -44,8 +44,10 @@ MOST_LAYERS = 28
 
 @dataclass
 class Point:
-    """One measurement: where, and the median seconds of one operator; `stock` is ours without sharing, where
-    that is what is measured."""
+    """One measurement: its parameters, and the median seconds of one operator.
+
+    With --shared-prefix `stock` is ours without sharing.
+    """
 
     type: str
     shape: str
@@ -66,31 +68,33 @@ class Point:
 
 
 def cold_bytes() -> int:
-    """Bytes of K and V of all layers together, where the context allows it: twice what the last cache holds,
-    at least 256 MB."""
+    """Return the bytes of K and V over all layers that do not fit into a cache.
+
+    That is twice the last-level cache, and at least 256 MB.
+    """
     sizes = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
     try:
         largest = max((int(size.read_text().rstrip("K\n")) for size in sizes), default=0) << 10
-    except (OSError, ValueError):  # a system that tells otherwise
+    except (OSError, ValueError):  # another format
         largest = 0
     return max(256 << 20, 2 * largest)
 
 
 def random_bytes(kv_type: str, n: int, rng: np.random.Generator) -> lab.Bytes:
-    """[n] bytes of normal numbers in the type; a stretch of them repeated, to be quick."""
+    """Return [n] bytes of normally distributed numbers in the type; a short run is repeated, to be quick."""
     groups = lab.quantize(kv_type, rng.standard_normal((1 << 15, 32)).astype(np.float32))
     return np.resize(groups.reshape(-1), n)
 
 
 def causal_mask(n_seqs: int, n_q: int, n_kv: int) -> npt.NDArray[np.float16]:
-    """Stock's mask: 0 where a query sees a token, else -inf."""
+    """Return stock's mask: 0 if a query attends to a token, else -inf."""
     sees = np.arange(n_kv)[None, :] <= (n_kv - n_q + np.arange(n_q))[:, None]
     mask = np.where(sees, 0.0, -np.inf).astype(np.float16)
     return np.ascontiguousarray(np.broadcast_to(mask, (n_seqs, n_q, n_kv)))
 
 
 def others_share(since: tuple[float, float, float] | None = None) -> tuple[tuple[float, float, float], float]:
-    """(now, the part of all cores that other processes used since then); 0 where the system does not tell."""
+    """Return (now, share of all cores that other processes used since); 0 if the system does not say."""
     try:
         fields = [int(x) for x in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     except OSError:
@@ -105,7 +109,10 @@ def others_share(since: tuple[float, float, float] | None = None) -> tuple[tuple
 
 
 def quiet_rounds(run: Callable[[], T], wanted: int, patience: float) -> tuple[list[T], bool]:
-    """Rounds during which others left the cores alone; after `patience` seconds the noisy ones, and False."""
+    """Run rounds until `wanted` of them were undisturbed by other processes.
+
+    Returns those and True; after `patience` seconds without any, the disturbed ones and False.
+    """
     quiet, noisy, until = list[T](), list[T](), time.monotonic() + patience
     while not (quiet or noisy) or (len(quiet) < wanted and time.monotonic() < until):
         mark, _ = others_share()
@@ -117,7 +124,7 @@ def quiet_rounds(run: Callable[[], T], wanted: int, patience: float) -> tuple[li
 def measure(
     kv_type: str, shape: str, n_seqs: int, n_q: int, context: int, options: argparse.Namespace
 ) -> Point:
-    """Runs both in turns."""
+    """Time both operators in turns and return their medians."""
     n_head, n_head_kv, d_k, d_v = SHAPES[shape]
     heads = Heads(d_k, d_v, n_head, n_head_kv, kv_type, kv_type)
     params = Params(block_size=options.block_size, deterministic=options.deterministic, fast=options.fast)
@@ -130,7 +137,7 @@ def measure(
     most = MOST_LAYERS if n_q < 8 else 2
     layers = int(np.clip(-(-cold_bytes() // (n_slots * (row_k + row_v))), 1, most))
 
-    stride = n_slots * max(row_k, row_v)  # one for K's layers and for V's
+    stride = n_slots * max(row_k, row_v)  # the same for K's layers and V's
     k = random_bytes(kv_type, layers * stride, rng)
     v = random_bytes(kv_type, layers * stride if row_v else 1, rng)
     pool_k = k[: n_slots * row_k].reshape(n_slots, n_head_kv, -1)
@@ -180,14 +187,14 @@ def measure(
 
 
 def kv_bytes(point: Point) -> int:
-    """Bytes of K and V that the sequences of a point hold."""
+    """Return the bytes of K and V that the sequences of a point hold."""
     _, n_head_kv, d_k, d_v = SHAPES[point.shape]
     row = lab.row_size(point.type, d_k) + (0 if d_k == 576 else lab.row_size(point.type, d_v))
     return point.sequences * point.context * n_head_kv * row
 
 
 def with_stock_of(point: Point, file: Path) -> Point:
-    """The point beside the stock of another build, as that one's --json has it."""
+    """Return the point with the stock time of another build, read from that build's --json."""
     where = ("type", "shape", "sequences", "queries", "context", "threads")
     for other in json.loads(file.read_text(encoding="utf-8"))["points"]:
         if all(other[name] == getattr(point, name) for name in where):
@@ -198,7 +205,7 @@ def with_stock_of(point: Point, file: Path) -> Point:
 
 
 def points(options: argparse.Namespace) -> Iterator[Point]:
-    """Every combination that the types allow."""
+    """Measure every combination that the types allow."""
     for kv_type, shape, batch, context in itertools.product(
         options.types, options.shapes, options.batches, options.contexts
     ):
@@ -211,7 +218,7 @@ def points(options: argparse.Namespace) -> Iterator[Point]:
 
 
 def main() -> None:
-    """Prints a row for each point."""
+    """Print a row for each point."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--types", nargs="+", default=["f16", "q8_0", "q4_0"], choices=lab.KV_TYPES)
     parser.add_argument("--shapes", nargs="+", default=["16/8/128", "32/8/64"], choices=SHAPES)

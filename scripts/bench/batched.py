@@ -1,11 +1,11 @@
-"""Races PyVelo against the stock llama-batched-bench: many sequences that decode at once, over one cache.
+"""Compare PyVelo with stock llama-batched-bench: many sequences that decode at once over one cache.
 
     python scripts/bench/batched.py
     python scripts/bench/batched.py model.gguf --kv-type q8_0 --sequences 1 4 16 --prompt 1024 --json
 
-Tokens per second over all sequences, once all of them decode. Stock is measured both ways it has: a cache cut
-into fixed streams, and one unified buffer; the ratio is against the better of the two in the same round. Ours
-is the engine, with scheduling, sampling and text. The model is that of bench/engine.py where none is named.
+Measures tokens per second over all sequences while all of them decode. Stock runs in both of its modes: a
+cache cut into fixed streams, and one unified buffer; the ratio is against the better of the two in the same
+round. Ours is the engine, with scheduling, sampling and text. The default model is bench/engine.py's.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BATCH = 512
 
 @dataclass(frozen=True)
 class Case:
-    """One race; `prompt` and `tokens` of each sequence."""
+    """One comparison; `prompt` and `tokens` are those of each sequence."""
 
     kv_type: str
     sequences: int
@@ -40,7 +40,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Result:
-    """Medians over the rounds, tokens per second over all sequences."""
+    """Medians over the rounds, in tokens per second over all sequences."""
 
     kv_type: str
     sequences: int
@@ -54,12 +54,12 @@ class Result:
 
 
 def measure(model: Path, case: Case, threads: int) -> float:
-    """Our engine's speed, from when the last sequence has its first token on."""
+    """Return our engine's speed, measured once the last sequence has its first token."""
     from pyvelo import SamplingParams
     from pyvelo.config import EngineConfig
     from pyvelo.engine.engine import open_engine
 
-    # while the last prompts are computed the first sequences generate already
+    # the first sequences generate while the last prompts are computed
     longest = case.tokens + case.sequences * -(-case.prompt // BATCH) + case.sequences
     engine = open_engine(
         EngineConfig(
@@ -91,14 +91,14 @@ def measure(model: Path, case: Case, threads: int) -> float:
 
 
 def ours(model: Path, case: Case, threads: int) -> float:
-    """Measures in a fresh process."""
+    """Measure ours in a new process."""
     numbers = [case.sequences, case.prompt, case.tokens, threads]
     command = [sys.executable, __file__, str(model), "--worker", case.kv_type, *map(str, numbers)]
     return float(_output_of(command))
 
 
 def stock(stock_bin: Path, model: Path, case: Case, threads: int, unified: bool) -> float:
-    """llama-batched-bench's speed of generation."""
+    """Return the generation speed of llama-batched-bench."""
     context = case.sequences * (case.prompt + case.tokens)
     command = [str(stock_bin / "llama-batched-bench"), "-m", str(model), "-t", str(threads), "-fa", "on"]
     command += [
@@ -128,7 +128,7 @@ def _output_of(command: list[str]) -> str:
 
 
 def race(model: Path, stock_bin: Path, case: Case, threads: int, rounds: int) -> Result:
-    """All three take turns."""
+    """Measure all three in turns, `rounds` times."""
     found = [
         (
             ours(model, case, threads),

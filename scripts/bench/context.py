@@ -1,12 +1,12 @@
-"""Time per token against the length of the context, beside stock and the memory's limit; and its picture.
+"""Measure the time per token over the length of the context, beside stock and the memory's limit; draw it.
 
     python scripts/bench/context.py --json docs/context.json
     python scripts/bench/context.py --draw docs/context.svg --from docs/context.json   (needs matplotlib)
 
-Each point is LLM.stream at that depth, and stock's llama-bench up to --stock-depth (its prefill takes long
-over quantized pages). The limit is what reading the model's file and the pages of K and V once takes, at the
-rate that this machine's memory gave in the same run. Needs the laboratory (a build with
--DPYVELO_BUILD_TESTS=ON).
+Each point is LLM.stream at that depth, and stock's llama-bench up to --stock-depth (its prefill over
+quantized pages is slow). The limit is the time to read the model's file and the pages of K and V once, at the
+rate that this machine's memory reached in the same run. Needs libvelo-lab: a build with
+-DPYVELO_BUILD_TESTS=ON.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from scripts.bench.engine import (
     random_prompt,
 )
 
-GRACE = 4  # tokens of an answer before it is timed
+GRACE = 4  # tokens of an answer before timing starts
 
 
 @dataclass(frozen=True)
 class Point:
-    """Seconds for a token at a depth; `stock` is None where it was not measured."""
+    """Seconds per token at a depth; `stock` is None if it was not measured."""
 
     kv_type: str
     depth: int
@@ -58,8 +58,10 @@ class Point:
 
 @dataclass(frozen=True)
 class Line:
-    """Ours of one type as a straight line, by least squares: seconds = start + slope · depth; `deviation` is
-    the largest distance of a point from it, as a part of the point."""
+    """Straight line through our points of one type, by least squares: seconds = start + slope · depth.
+
+    `deviation` is the largest relative distance of a point from it.
+    """
 
     kv_type: str
     start: float
@@ -68,7 +70,7 @@ class Line:
 
 
 def seconds_per_token(model: Path, case: Case, threads: int, tokens: int) -> tuple[float, int]:
-    """(the median time between tokens behind a prompt of `depth`, bytes that a cached token takes)."""
+    """Return (median seconds between tokens after a prompt of `depth`, bytes of a cached token)."""
     with opened(model, case, max(case.depth, 64) + tokens + GRACE + 1, threads) as llm:
         arrivals(llm, random_prompt(llm, 64), 8)
         times = arrivals(llm, random_prompt(llm, max(1, case.depth)), tokens + GRACE)
@@ -80,20 +82,20 @@ def seconds_per_token(model: Path, case: Case, threads: int, tokens: int) -> tup
 
 
 def stock_seconds(plan: Plan, case: Case) -> float:
-    """llama-bench's time for a token."""
+    """Return llama-bench's seconds per token."""
     (test,) = llama_bench(plan, case, ["-p", "0", "-n", str(plan.tokens)])
     return 1 / float(test["avg_ts"])
 
 
 def read_rate(threads: int) -> float:
-    """Bytes per second that the memory gives."""
+    """Return the memory's read rate in bytes per second."""
     from tests.ops import lab
 
     return max(lab.read_rate(threads, streams, 5) for streams in (1, 3))
 
 
 def measure(plan: Plan, given: argparse.Namespace) -> Iterator[Point]:
-    """Every type at every depth."""
+    """Measure every type at every depth."""
     rate = read_rate(plan.threads)
     for kv_type in given.kv_type:
         for depth in given.depth:
@@ -108,7 +110,7 @@ def measure(plan: Plan, given: argparse.Namespace) -> Iterator[Point]:
 
 
 def row_of(p: Point) -> str:
-    """A row of the table in Markdown."""
+    """Return a row of the Markdown table."""
     stock = "" if p.stock is None else f"{p.stock * 1e3:.1f}"
     ratio = "" if p.ratio is None else f"{p.ratio:.2f}"
     return (
@@ -118,7 +120,7 @@ def row_of(p: Point) -> str:
 
 
 def line_of(points: list[Point]) -> Line:
-    """Weighted so that every point counts by its relative error."""
+    """Fit the line; every point counts by its relative error."""
     import numpy as np
 
     depths, times = np.array([p.depth for p in points], float), np.array([p.ours for p in points])
@@ -128,16 +130,16 @@ def line_of(points: list[Point]) -> Line:
 
 
 def by_type(points: list[Point]) -> dict[str, list[Point]]:
-    """The points of each type, in the order of the first."""
+    """Group the points by type, in the order of the first of each."""
     return {kv: [p for p in points if p.kv_type == kv] for kv in dict.fromkeys(p.kv_type for p in points)}
 
 
 def draw(points: list[Point], path: Path) -> None:
-    """Ours, stock and the limit, a panel for each type."""
+    """Draw ours, stock and the limit, one panel for each type."""
     import matplotlib
 
     matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "pyvelo"  # the same points, the same file
+    matplotlib.rcParams["svg.hashsalt"] = "pyvelo"  # the same points give the same file
     from matplotlib import pyplot
 
     groups = by_type(points)

@@ -1,13 +1,13 @@
-"""Races PyVelo's engine against the stock llama-bench on the same model file.
+"""Compare PyVelo's engine with stock llama-bench on the same model file.
 
     python scripts/bench/engine.py
     python scripts/bench/engine.py model.gguf --kv-type q8_0 --depth 4096 --rounds 5 --json
-    python scripts/bench/engine.py --depth 0 --busy 1           beside something else that runs
+    python scripts/bench/engine.py --depth 0 --busy 1           beside another busy process
 
 Both prefill a batch and decode token by token, at an empty context and at a deep one, with flash attention
-and the same KV type. Ours is measured as a user meets it: LLM.stream, with scheduling, sampling and text;
-stock's figure is the forward pass alone. The two take turns, each time in a process of their own; the ratio
-is the median of the rounds'. Without MODEL, the qwen3-0.6b preset of models/make.py is used, made once.
+and the same KV type. Ours is measured as users run it: LLM.stream, with scheduling, sampling and text;
+stock's figure is the forward pass alone. The two take turns, each time in a new process; the ratio is the
+median over the rounds. The default model is the qwen3-0.6b preset of models/make.py, made once.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from pyvelo import LLM
 
 PRESET = "qwen3-0.6b"
-# ratios that the project promises, by depth: at an empty context, and at a deep one
+# ratios that the project promises at an empty context and at a deep one
 EMPTY_TARGET, DEEP_TARGET = 0.97, 1.0
 BATCH = 512
 
 
 @dataclass(frozen=True)
 class Case:
-    """One race; depth in tokens."""
+    """One comparison; depth in tokens."""
 
     kv_type: str
     depth: int
@@ -49,7 +49,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Speeds:
-    """Tokens per second."""
+    """Prefill and decode speed in tokens per second."""
 
     prefill: float
     decode: float
@@ -57,7 +57,7 @@ class Speeds:
 
 @dataclass(frozen=True)
 class Result:
-    """Medians over the rounds, of the ratio too; beside it the least and the most of a round."""
+    """Medians over the rounds, and the smallest and largest ratio of a round."""
 
     kv_type: str
     depth: int
@@ -76,7 +76,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Plan:
-    """What every measurement shares."""
+    """Settings that every measurement shares."""
 
     model: Path
     stock_bin: Path
@@ -86,11 +86,11 @@ class Plan:
     repeats: int
 
 
-# ---- ours: run in a process of its own ----
+# ---- ours: runs in a process of its own ----
 
 
 def measure(model: Path, case: Case, threads: int, prompt: int, tokens: int, repeats: int) -> Speeds:
-    """Our engine's speeds: medians of `repeats` requests, after one that warms up."""
+    """Return our engine's speeds: medians of `repeats` requests, after one that warms up."""
     with opened(model, case, case.depth + prompt + tokens + 1, threads) as llm:
         ends = _step_ends(llm)
         arrivals(llm, random_prompt(llm, prompt), 2)
@@ -99,7 +99,7 @@ def measure(model: Path, case: Case, threads: int, prompt: int, tokens: int, rep
             start = now()
             ends.clear()
             arrivals(llm, random_prompt(llm, case.depth + prompt), 1)
-            # the last chunks are the prompt behind the depth
+            # the last chunks are the prompt after the depth
             before = [start, *ends][-1 - -(-prompt // BATCH)]
             prefill.append(prompt / (ends[-1] - before))
             seen = arrivals(llm, random_prompt(llm, max(1, case.depth)), tokens + 1)
@@ -108,7 +108,7 @@ def measure(model: Path, case: Case, threads: int, prompt: int, tokens: int, rep
 
 
 def opened(model: Path, case: Case, n_ctx: int, threads: int) -> LLM:
-    """An engine that finds no prompt of an earlier measurement."""
+    """Open an engine without a prefix cache."""
     from pyvelo import LLM
 
     return LLM(
@@ -122,13 +122,13 @@ def opened(model: Path, case: Case, n_ctx: int, threads: int) -> LLM:
 
 
 def random_prompt(llm: Any, count: int, draw: random.Random | None = None) -> list[int]:
-    """Tokens that mean nothing; without `draw` the same each time."""
+    """Return random tokens; without `draw` the same ones each time."""
     draw = draw or random.Random(0)
     return [draw.randrange(llm.vocab.n_tokens) for _ in range(count)]
 
 
 def arrivals(llm: Any, prompt: list[int], tokens: int) -> list[float]:
-    """When each piece of the answer came."""
+    """Generate, and return the arrival time of each piece of the answer."""
     from pyvelo import SamplingParams
 
     params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
@@ -136,7 +136,10 @@ def arrivals(llm: Any, prompt: list[int], tokens: int) -> list[float]:
 
 
 def _step_ends(llm: Any) -> list[float]:
-    """Times at which the engine's steps end, as they happen: a prompt's chunks show in nothing else."""
+    """Return a list that receives the end time of every engine step.
+
+    Nothing else shows the chunks of a prompt.
+    """
     ends: list[float] = []
     core = llm._engine.core
     step = core.step
@@ -150,25 +153,25 @@ def _step_ends(llm: Any) -> list[float]:
     return ends
 
 
-# ---- the race ----
+# ---- the comparison ----
 
 
 def ours(plan: Plan, case: Case) -> Speeds:
-    """Measures in a fresh process."""
+    """Measure ours in a new process."""
     numbers = [plan.threads, plan.prompt, plan.tokens, plan.repeats]
     answer = in_own_process(__file__, plan.model, [case.kv_type, case.depth, *numbers])
     return Speeds(answer["prefill"], answer["decode"])
 
 
 def stock(plan: Plan, case: Case) -> Speeds:
-    """llama-bench's speeds."""
+    """Return llama-bench's speeds."""
     tests = llama_bench(plan, case, ["-p", str(plan.prompt), "-n", str(plan.tokens)])
     speeds = {test["n_gen"] > 0: statistics.median(test["samples_ts"]) for test in tests}
     return Speeds(prefill=speeds[False], decode=speeds[True])
 
 
 def llama_bench(plan: Plan, case: Case, tests: list[str]) -> Any:
-    """What llama-bench answers, with its own batch sizes."""
+    """Run llama-bench with our batch sizes and return its JSON."""
     command = [str(plan.stock_bin / "llama-bench"), "-m", str(plan.model), "-o", "json"]
     command += ["-t", str(plan.threads), "-fa", "1", "-ctk", case.kv_type, "-ctv", case.kv_type]
     command += ["-b", "2048", "-ub", str(BATCH), "-d", str(case.depth), "-r", str(plan.repeats)]
@@ -176,7 +179,7 @@ def llama_bench(plan: Plan, case: Case, tests: list[str]) -> Any:
 
 
 def in_own_process(script: str, model: Path, numbers: list[Any]) -> Any:
-    """What `script MODEL --worker NUMBERS...` prints."""
+    """Run `script MODEL --worker NUMBERS...` and return the JSON that it prints."""
     return _json_of([sys.executable, script, str(model), "--worker", *map(str, numbers)])
 
 
@@ -190,7 +193,7 @@ def _json_of(command: list[str]) -> Any:
 
 
 def race(plan: Plan, case: Case, rounds: int) -> Iterator[Result]:
-    """Both take turns, and each other round stock goes first."""
+    """Measure both in turns; stock goes first in every other round."""
     pairs = []
     for number in range(rounds):
         if number % 2:
@@ -217,11 +220,11 @@ def race(plan: Plan, case: Case, rounds: int) -> Iterator[Result]:
         )
 
 
-# ---- around it ----
+# ---- models, programs and output ----
 
 
 def default_model() -> Path:
-    """The preset's file in the cache, made where it is not there yet."""
+    """Return the preset's file in the cache; make it if it is missing."""
     path = cache_root() / "models" / f"{PRESET}.gguf"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -231,7 +234,7 @@ def default_model() -> Path:
 
 
 def default_stock() -> Path:
-    """The folder of the stock build: VELO_STOCK_BIN, else what build/stock.py builds."""
+    """Return the folder of the stock build: VELO_STOCK_BIN, else the one that build/stock.py makes."""
     named = os.environ.get("VELO_STOCK_BIN")
     if named:
         return Path(named)
@@ -244,7 +247,7 @@ def default_stock() -> Path:
 
 @contextmanager
 def busy_processes(count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """So many that do nothing else than to keep a core from others."""
+    """Run `count` processes that each keep a core busy."""
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield busy
@@ -255,7 +258,7 @@ def busy_processes(count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 def show(results: list[Result], plan: Plan) -> None:
-    """A table in Markdown."""
+    """Print a Markdown table."""
     print(f"{plan.model.name}, {plan.threads} threads, tokens per second\n")
     print("| KV | context | | PyVelo | stock | ratio | rounds | |")
     print("|---|---:|---|---:|---:|---:|---|---|")

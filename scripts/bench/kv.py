@@ -1,11 +1,11 @@
-"""What the block manager and the scheduler cost on one core, without a model.
+"""Time the block manager and the scheduler on one core, without a model.
 
     python scripts/bench/kv.py
     python scripts/bench/kv.py --json --vllm ~/vllm/bin/python
 
-Every figure is the median of --rounds; beside it is the project's goal. --vllm names a Python that has vLLM:
-then two figures stand beside what the same work costs in its BlockPool and KVCacheManager (_vllm_kv.py says
-how), with blocks of the same size.
+Every figure is the median of --rounds, beside the project's goal. --vllm names a Python that has vLLM: it
+adds the cost of the same work in vLLM's BlockPool and KVCacheManager, with blocks of the same size (see
+_vllm_kv.py).
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ SIZE = 32
 """Tokens of a block."""
 
 N_TAKEN = 1024
-"""Blocks taken at once."""
+"""Blocks allocated at once."""
 
 N_ADMITTED = 32768
-"""Tokens of the prompt that is there."""
+"""Tokens of the cached prompt."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """Microseconds; `goal` is what the project promises, `vllm` what was measured of vLLM."""
+    """Times in microseconds; `goal` is the project's, `vllm` the one measured in vLLM."""
 
     what: str
     median: float
@@ -55,7 +55,7 @@ class Result:
 
 
 def started(manager: BlockManager, tokens: array[int], salt: bytes = b"") -> BlockTable:
-    """A sequence that holds all its tokens, computed."""
+    """Return the table of a sequence whose tokens are all computed."""
     draft = manager.draft()
     outcome = draft.start(len(tokens), Chain(tokens, SIZE, salt))
     if not isinstance(outcome, Start):
@@ -67,12 +67,13 @@ def started(manager: BlockManager, tokens: array[int], salt: bytes = b"") -> Blo
 
 
 def take_and_free(rounds: int, n: int = N_TAKEN) -> float:
+    """Time allocating and freeing `n` blocks at once; return microseconds of a block."""
     pool = BlockPool(4 * n)
     return microseconds(rounds, lambda: lambda: pool.release(pool.take(n))) / n
 
 
 def step_of_256(rounds: int) -> float:
-    """Every sequence decodes; in each round eight of them grow into a block."""
+    """Time a step in which 256 sequences decode; eight of them allocate a block in each round."""
     manager, limits = BlockManager(256 * (8 + rounds // SIZE), SIZE), Limits(256, 512)
     running = [_decoding(manager, index) for index in range(256)]
     times = []
@@ -89,7 +90,7 @@ def step_of_256(rounds: int) -> float:
 
 
 def _decoding(manager: BlockManager, index: int) -> Request:
-    """A request whose prompt is computed and whose first token was drawn."""
+    """Return a request whose prompt is computed and whose first token is sampled."""
     request = Request(
         range(100 + index % SIZE),
         SamplingParams(max_tokens=None, cache_salt=str(index)),
@@ -105,7 +106,7 @@ def _decoding(manager: BlockManager, index: int) -> Request:
 
 
 def admission(rounds: int, n_tokens: int = N_ADMITTED) -> float:
-    """A prompt that somebody has asked before, from its tokens on."""
+    """Time the admission of a prompt that is cached, from its tokens on."""
     manager = BlockManager(2 * n_tokens // SIZE, SIZE)
     prompt = array("i", range(n_tokens))
     manager.free(started(manager, prompt))
@@ -118,6 +119,7 @@ def admission(rounds: int, n_tokens: int = N_ADMITTED) -> float:
 
 
 def fork(rounds: int, n_tokens: int = 4096) -> float:
+    """Time forking a sequence."""
     manager = BlockManager(2 * n_tokens // SIZE, SIZE)
     tokens = array("i", range(n_tokens))
     table = started(manager, tokens)
@@ -133,7 +135,7 @@ def fork(rounds: int, n_tokens: int = 4096) -> float:
 
 
 def vllm_costs(python: Path, rounds: int) -> dict[str, float]:
-    """Microseconds of the same work in vLLM."""
+    """Return the microseconds of the same work in vLLM."""
     script = Path(__file__).resolve().parent / "_vllm_kv.py"
     sizes = map(str, (rounds, SIZE, N_TAKEN, N_ADMITTED))
     done = subprocess.run([str(python), str(script), *sizes], capture_output=True, text=True, check=False)
@@ -145,6 +147,7 @@ def vllm_costs(python: Path, rounds: int) -> dict[str, float]:
 
 
 def results(rounds: int, vllm: Path | None = None) -> Iterator[Result]:
+    """Measure all figures."""
     theirs = vllm_costs(vllm, rounds) if vllm else {}
     yield Result("take and give back, a block", take_and_free(rounds), 2, theirs.get("take"))
     yield Result("schedule and commit, 256 sequences decode", step_of_256(rounds), 200)

@@ -1,12 +1,12 @@
-"""What quantized pages cost in quality: the next token's distribution beside that over f16 pages.
+"""Measure the quality that quantized pages cost: the next-token distribution against that over f16 pages.
 
     python scripts/bench/kv_quality.py model.gguf text.txt
     python scripts/bench/kv_quality.py model.gguf text.txt --kv-type q8_0 q4_0 --context 2048
 
-The text is cut into pieces of --context tokens. For every position of every piece, but the first --skip of
-it, the Kullback-Leibler divergence of the distribution over these pages from that over f16 pages is taken,
-in nats: the table shows its mean, its median and its 99th percentile, and how often both have the same first
-choice. A model with random weights says nothing here.
+Cuts the text into pieces of --context tokens. For every position of a piece except the first --skip, takes
+the Kullback-Leibler divergence of the distribution over these pages from that over f16 pages, in nats. The
+table shows its mean, median and 99th percentile, and how often both have the same most likely token. A model
+with random weights gives no useful figure.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BATCH, BLOCK = 256, 32
 
 @dataclass(frozen=True)
 class Result:
-    """Divergence in nats over `positions` positions; `same_top` is a part of 1."""
+    """Divergence in nats over `positions` positions; `same_top` is a fraction of 1."""
 
     kv_type: str
     positions: int
@@ -43,20 +43,20 @@ class Result:
 
 
 def log_softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-    """Of the last axis, in float64."""
+    """Return the log softmax over the last axis, in float64."""
     x = logits.astype(np.float64)
     x -= x.max(-1, keepdims=True)
     return np.asarray(x - np.log(np.exp(x).sum(-1, keepdims=True)))
 
 
 def divergence(reference: npt.NDArray[np.float32], other: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-    """sum p (log p - log q) over the last axis, p being the reference's softmax."""
+    """Return sum p (log p - log q) over the last axis, p being the reference's softmax."""
     p, q = log_softmax(reference), log_softmax(other)
     return np.asarray((np.exp(p) * (p - q)).sum(-1))
 
 
 def logits_of(runner: PagedRunner, tokens: list[int]) -> Iterator[npt.NDArray[np.float32]]:
-    """[up to BATCH, vocabulary] for every batch of one sequence."""
+    """Yield logits [up to BATCH, vocabulary] for every batch of one sequence."""
     sequence = runner.sequence()
     for at in range(0, len(tokens), BATCH):
         yield runner.step([(sequence, tokens[at : at + BATCH])], every=True)
@@ -64,14 +64,14 @@ def logits_of(runner: PagedRunner, tokens: list[int]) -> Iterator[npt.NDArray[np
 
 
 def compare(model: Path, pieces: list[list[int]], kv_type: str, skip: int, threads: int) -> Result:
-    """Runs both over the same pieces."""
+    """Run both types over the same pieces and return the divergence."""
     longest = max(map(len, pieces))
     runners = [
         PagedRunner(
             model,
             type_k=KV_TYPES[name].id,
             type_v=KV_TYPES[name].id,
-            n_blocks=-(-longest // (8 * BLOCK)) * 8,  # the pool takes eights
+            n_blocks=-(-longest // (8 * BLOCK)) * 8,  # the pool's size is a multiple of 8
             block_size=BLOCK,
             max_batch_tokens=BATCH,
             max_seqs=1,
@@ -93,7 +93,7 @@ def compare(model: Path, pieces: list[list[int]], kv_type: str, skip: int, threa
 
 
 def pieces_of(model: Path, text: Path, context: int, most: int, special: bool = False) -> list[list[int]]:
-    """The text as token ids, cut; a shorter rest is left out."""
+    """Tokenize the text and cut it into pieces; a shorter rest is dropped."""
     from pyvelo.native import Model
 
     with Model(model) as opened:

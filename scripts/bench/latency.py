@@ -1,14 +1,13 @@
-"""Whether a long prompt freezes those who chat: the time between tokens of streams, without it and with.
+"""Measure how a long prompt delays running streams: the time between their tokens, without it and with it.
 
     python scripts/bench/latency.py
     python scripts/bench/latency.py model.gguf --kv-type q8_0 --batch 32 128 512 --json
 
-Eight streams decode; then a long prompt arrives, and is computed piece by piece beside them; then they are
-alone again. They grow all the while, so what they take alone is taken from before and after alike. Tokens
-that decode come first in every step; a piece of the prompt is as long as the engine's pace allows, and no
-longer than what max_batch_tokens leaves: the shorter the pieces, the later its first token. Each value of
-that setting runs in a process of its own, through AsyncLLM. The model is that of bench/engine.py where none
-is named.
+Eight streams decode; then a long prompt arrives and is computed in chunks beside them; then they decode alone
+again. The streams grow all the time, so their time alone is taken before and after the long prompt. Decoding
+sequences come first in every step; a prompt chunk is as long as the prefill budget allows and as
+max_batch_tokens leaves room for: shorter chunks delay the long prompt's first token. Each value of that
+setting runs in a process of its own, through AsyncLLM. The default model is bench/engine.py's.
 """
 
 from __future__ import annotations
@@ -33,19 +32,22 @@ from scripts.bench._serving import quantile
 from scripts.bench.engine import default_model, in_own_process
 
 GOAL = 2.0
-"""How much longer the slowest hundredth of the times may become."""
+"""Largest factor by which the 99th percentile may grow."""
 
 SLACK = 256
-"""Tokens that a stream may generate while the long prompt is handed over."""
+"""Tokens that a stream may generate while the long prompt is submitted."""
 
 WARM_UP = 8
-"""Tokens of every stream before times count."""
+"""Tokens of every stream before timing starts."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """`long` and `prompt` are tokens of the prompts, `tokens` those of each stream before the long one comes
-    and after it was answered, `most` those that it may generate in all."""
+    """Settings of one run, lengths in tokens.
+
+    `long` and `prompt` are those of the prompts, `tokens` those of each stream before the long prompt arrives
+    and after its answer, `most` the limit of a stream.
+    """
 
     kv_type: str
     batch: int
@@ -59,8 +61,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Result:
-    """Milliseconds between tokens of the streams, how many tokens the longest had when the long prompt came
-    and when it was answered, and seconds to its first token."""
+    """Milliseconds between tokens, the longest stream's tokens, and seconds to the long prompt's first token.
+
+    `grew_from` and `grew_to` are the tokens at the long prompt's arrival and at its answer.
+    """
 
     batch: int
     grew_from: int
@@ -135,7 +139,7 @@ def _longest(stamps: list[list[float]]) -> int:
 
 
 async def _bytes(model: Path, case: Case) -> int:
-    """A cache with room for all, so that nobody gives way."""
+    """Return the bytes of a cache with room for all streams, so that none is preempted."""
     from pyvelo import LLM
 
     def token_bytes() -> int:
@@ -149,7 +153,7 @@ async def _bytes(model: Path, case: Case) -> int:
 async def _all_got(
     chats: list[asyncio.Task[None]], stamps: list[list[float]], news: asyncio.Event, n: int
 ) -> float:
-    """When every stream has so many tokens more than now."""
+    """Wait until every stream has `n` more tokens; return the time."""
     wanted = [len(times) + n for times in stamps]
     while any(len(times) < n_wanted for times, n_wanted in zip(stamps, wanted, strict=True)):
         news.clear()
@@ -160,15 +164,15 @@ async def _all_got(
 
 
 def gaps(stamps: list[list[float]], begin: float, end: float) -> list[float]:
-    """Times between two tokens of a stream, of which the second came between `begin` and `end`."""
+    """Return the times between two tokens of a stream whose second token came between `begin` and `end`."""
     return [after - before for times in stamps for before, after in pairwise(times) if begin < after <= end]
 
 
-# ---- around it ----
+# ---- output and arguments ----
 
 
 def show(results: list[Result], model: Path, case: Case) -> None:
-    """A table in Markdown."""
+    """Print a Markdown table."""
     print(
         f"{model.name}, {case.kv_type}, {case.threads} threads: {case.streams} streams, a prompt of "
         f"{case.long} tokens; milliseconds between tokens\n"
@@ -239,7 +243,7 @@ def main() -> int:
 
 
 def steps_of(long: int, batch: int, streams: int) -> int:
-    """Steps that so many tokens of prompts take beside streams that decode, at most."""
+    """Return the largest number of steps that `long` prompt tokens take beside decoding streams."""
     if batch <= streams:
         raise ScriptError(f"--batch {batch} leaves no token of a step to a prompt beside {streams} streams")
     steps = -(-long // min(FEWEST, batch - streams))

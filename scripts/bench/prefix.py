@@ -1,12 +1,11 @@
-"""What shared prefixes save, end to end: times to first tokens with them and without, and memory of samples.
+"""Measure what shared prefixes save: times to first tokens with and without them, and memory of samples.
 
     python scripts/bench/prefix.py
     python scripts/bench/prefix.py model.gguf --kv-type q8_0 --json
 
-One prompt behind a beginning that was asked before; many requests at once over one beginning, beside the same
-without sharing; the blocks that samples of one prompt hold; and what sharing costs where there is nothing to
-share. The model is bench/engine.py's where none is
-named.
+Measures one prompt with a cached prefix; many simultaneous requests with one prefix, beside the same without
+sharing; the blocks that the samples of one prompt hold; and the cost of sharing when nothing is shared. The
+default model is bench/engine.py's.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from scripts._common import ScriptError, run_main
 from scripts.bench.engine import default_model, random_prompt
 
 NEW = 16
-"""Tokens of a request of its own, behind what is shared."""
+"""Tokens of a request after the shared prefix."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """`with_it` and `without` in seconds, or in blocks."""
+    """Figures `with_it` and `without`, in seconds or in blocks."""
 
     what: str
     with_it: float
@@ -44,7 +43,7 @@ class Result:
 
 
 def first_token(llm: Any, prompt: list[int]) -> float:
-    """Seconds to it."""
+    """Return the seconds to the first token."""
     from pyvelo import SamplingParams
 
     start = now()
@@ -53,7 +52,7 @@ def first_token(llm: Any, prompt: list[int]) -> float:
 
 
 def one_prompt(llm: Any, shared: int, rounds: int) -> Result:
-    """A beginning that was asked before, and another that was not."""
+    """Time a prompt with a cached prefix, and one without."""
     cold, warm = [], []
     for number in range(rounds):
         draw = random.Random(number)
@@ -67,7 +66,7 @@ def one_prompt(llm: Any, shared: int, rounds: int) -> Result:
 
 
 def many_prompts(llm: Any, other: Any, shared: int, n: int) -> Result:
-    """All first tokens of `n` requests at once; `other` does not share."""
+    """Time all first tokens of `n` simultaneous requests; `other` does not share."""
     from pyvelo import SamplingParams
 
     draw = random.Random(99)
@@ -82,7 +81,7 @@ def many_prompts(llm: Any, other: Any, shared: int, n: int) -> Result:
 
 
 def samples(llm: Any, n_prompt: int, n: int, n_new: int) -> Result:
-    """Blocks that `n` samples of a prompt hold at most, beside as many sequences of their own."""
+    """Count the blocks that `n` samples of a prompt hold at most, beside `n` separate sequences."""
     from pyvelo import SamplingParams
 
     most = 0
@@ -95,8 +94,10 @@ def samples(llm: Any, n_prompt: int, n: int, n_new: int) -> Result:
 
 
 def no_hits(llm: Any, other: Any, n: int, n_prompt: int) -> tuple[Result, float]:
-    """Seconds beyond forward passes for prompts that have nothing in common; and what sharing adds to them,
-    as a share of a step."""
+    """Time the steps beyond forward passes for prompts that share nothing.
+
+    Returns the result and the time that sharing adds, as a share of a step.
+    """
     from pyvelo import SamplingParams
 
     draw = random.Random(7)
@@ -137,7 +138,7 @@ def main() -> int:
     }
     model = given.model or default_model()
     with LLM(model, **settings) as llm, LLM(model, prefix_cache=False, **settings) as other:
-        for engine in (llm, other):  # their first steps read and pack the weights
+        for engine in (llm, other):  # the first step reads and packs the weights
             first_token(engine, [1] * 64)
         found = [
             one_prompt(llm, given.shared, given.rounds),

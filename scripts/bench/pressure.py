@@ -1,15 +1,14 @@
-"""What too little memory costs: requests that come at once, over pools of a share of what they would need.
+"""Measure the cost of too little memory: simultaneous requests over pools that hold a share of their demand.
 
     python scripts/bench/pressure.py
     python scripts/bench/pressure.py model.gguf --kv-type q8_0 --share 1 0.5 0.1 --rounds 5 --json
 
-Loads: "equal" requests; "mixed" lengths; and "adversarial" ones, where one takes all of the smallest pool and
-the others fill blocks to their last token, or begin a new one with their last. All have the same priority,
-and answers are longer than prompts, so that who has started grows out of the pool. First, in deterministic
-mode, every answer over every pool must be the one over a pool for all, token for token. Then times, in the
-default mode: of the engine, which decides by what it has measured whether a sequence that gives way goes to
-host memory or is computed again, and of the two fixed policies. No run may take more steps than the requests
-would one after the other, each of them dropped and begun anew once: nothing is a livelock.
+Loads: "equal" requests; "mixed" lengths; and "adversarial" ones, of which one takes all of the smallest pool
+and the others end with a full block or with one token in a new block. All have the same priority, and answers
+are longer than prompts, so that running requests outgrow the pool. First, in deterministic mode, every answer
+over every pool must equal the answer over a sufficient pool, token for token. Then times in the default mode:
+of the engine, which chooses swap or recomputation by measured costs, and of the two fixed policies. No run
+may take more steps than the requests one after the other, each recomputed once: more would be a livelock.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ if TYPE_CHECKING:
     from pyvelo.engine.request import Request
 
 GOAL = 1.10
-"""Seconds over those of the better fixed policy, at most."""
+"""Largest ratio of the engine's seconds to those of the better fixed policy."""
 
 GRAIN = 256
-"""Tokens of which a pool is a multiple."""
+"""Tokens; a pool's size is a multiple of it."""
 
 POLICIES = ("measured", "swap", "recompute")
 LOADS = ("equal", "mixed", "adversarial")
@@ -47,7 +46,10 @@ LOADS = ("equal", "mixed", "adversarial")
 
 @dataclass(frozen=True)
 class Case:
-    """`smallest` tokens of the smallest pool; it is the share `least` of what all requests store at once."""
+    """Settings of one load.
+
+    The smallest pool has `smallest` tokens, the share `least` of what all requests store at once.
+    """
 
     kv_type: str
     load: str
@@ -71,13 +73,15 @@ class Run:
 
 @dataclass(frozen=True)
 class Result:
-    """Median seconds of each policy; `ratio` is the median of that of each round. Where nobody gave way there
-    is nothing to decide: then only one is timed, and the ratio is 1."""
+    """Median seconds of each policy; `ratio` is the median of the rounds' ratios.
+
+    Without a preemption only one policy is timed, and the ratio is 1.
+    """
 
     load: str
     share: float
-    wrong: int  # answers that differ, or requests that failed
-    most_steps: float  # of the bound that says that nothing was a livelock
+    wrong: int  # answers that differ, and requests that failed
+    most_steps: float  # as a share of the bound; more than 1 is a livelock
     preemptions: int
     swaps: int
     measured: float
@@ -87,7 +91,7 @@ class Result:
 
     @property
     def verdict(self) -> str:
-        """What was not reached."""
+        """The goal that was missed, empty if none was."""
         if self.wrong or self.most_steps > 1:
             return f"{self.wrong} wrong" if self.wrong else "livelock"
         return "" if self.ratio <= GOAL else f"above {GOAL:.2f}"
@@ -97,7 +101,7 @@ class Result:
 
 
 def sizes(case: Case) -> list[tuple[int, int]]:
-    """Tokens of prompt and answer of each request; together they store `smallest / least` tokens."""
+    """Return the tokens of prompt and answer of each request; in all they store `smallest / least`."""
     draw = random.Random(case.load)
     left, most = round(case.smallest / case.least), case.smallest
     found: list[tuple[int, int]] = []
@@ -111,7 +115,7 @@ def sizes(case: Case) -> list[tuple[int, int]]:
 
 
 def _stored(load: str, most: int, index: int, draw: random.Random) -> int:
-    """Tokens that a request comes to store, when a pool holds `most` of them."""
+    """Return the tokens that a request stores in the end, if a pool holds `most` of them."""
     if load == "equal":
         return most // 3
     if load == "mixed":
@@ -122,7 +126,7 @@ def _stored(load: str, most: int, index: int, draw: random.Random) -> int:
 
 
 def bound(work: list[tuple[int, int]], batch: int) -> int:
-    """Steps of the requests one after the other, each computed anew once."""
+    """Return the steps of the requests one after the other, each recomputed once."""
     return sum(n_new + 2 * -(-(n_prompt + n_new) // batch) + 2 for n_prompt, n_new in work)
 
 
@@ -130,7 +134,7 @@ def bound(work: list[tuple[int, int]], batch: int) -> int:
 
 
 def opened(model: Path, case: Case, share: float, *, deterministic: bool) -> Engine:
-    """An engine over a pool of that share, with host memory for all requests."""
+    """Open an engine over a pool of that share, with host memory for all requests."""
     from pyvelo.config import EngineConfig
     from pyvelo.engine.engine import open_engine
 
@@ -152,7 +156,7 @@ def opened(model: Path, case: Case, share: float, *, deterministic: bool) -> Eng
 
 
 def token_bytes(model: Path, kv_type: str) -> int:
-    """What the cache takes for a token."""
+    """Return the bytes of a cached token."""
     from pyvelo import LLM
 
     with LLM(model, kv_type=kv_type, n_ctx=GRAIN, max_num_seqs=1) as llm:
@@ -160,7 +164,7 @@ def token_bytes(model: Path, kv_type: str) -> int:
 
 
 class Fixed(Costs):
-    """Always one policy, whatever was measured."""
+    """Costs that always favour one policy."""
 
     def __init__(self, swap: bool) -> None:
         super().__init__()
@@ -171,7 +175,7 @@ class Fixed(Costs):
 
 
 def warm_up(engine: Engine) -> None:
-    """The first step reads and packs the weights: it is no policy's."""
+    """Run the first step, which reads and packs the weights."""
     from pyvelo import SamplingParams
 
     (request,) = engine.intake.prepare([0], SamplingParams(max_tokens=1)).requests
@@ -181,7 +185,7 @@ def warm_up(engine: Engine) -> None:
 
 
 def run(engine: Engine, case: Case) -> Run:
-    """All requests at once, until all are done or there was a livelock."""
+    """Run all requests at once, until all are done or the bound of steps is passed."""
     from pyvelo import SamplingParams
 
     work = sizes(case)
@@ -206,7 +210,7 @@ def run(engine: Engine, case: Case) -> Run:
 
 
 def worker(model: Path, case: Case, share: float, policies: list[str], deterministic: bool) -> list[Run]:
-    """A run for each policy, one after the other over the same engine, which keeps what it has measured."""
+    """Run each policy in turn over one engine, which keeps its measured costs."""
     engine = opened(model, case, share, deterministic=deterministic)
     try:
         costs = {"measured": engine.core._costs, "swap": Fixed(True), "recompute": Fixed(False)}
@@ -225,16 +229,16 @@ def in_worker(model: Path, case: Case, share: float, policies: list[str], determ
     return [Run(**entry) for entry in in_own_process(__file__, model, data)]
 
 
-# ---- what is found ----
+# ---- the figures ----
 
 
 def wrong(expected: Run, got: Run) -> int:
-    """Answers that are not what they are with all memory."""
+    """Count the answers that differ from those over a sufficient pool."""
     return sum(not b or a != b for a, b in zip(expected.answers, got.answers, strict=True))
 
 
 def results(model: Path, case: Case, shares: list[float], rounds: int) -> Iterator[Result]:
-    """A line for each share."""
+    """Measure each share."""
     expected = in_worker(model, case, 1.0, ["swap"], True)[0]
     for share in shares:
         exact = in_worker(model, case, share, list(POLICIES), True)
@@ -261,14 +265,17 @@ def results(model: Path, case: Case, shares: list[float], rounds: int) -> Iterat
 
 
 def timed(model: Path, case: Case, share: float, rounds: int) -> dict[str, list[Run]]:
-    """The runs of each policy, which take turns, each time in another order; one alone for no round."""
+    """Time each policy; they take turns in changing order.
+
+    Without rounds, time the engine's own policy once.
+    """
     order = [POLICIES[(turn + number) % 3] for number in range(rounds) for turn in range(3)] or ["measured"]
     runs = in_worker(model, case, share, ["measured", *order], False)[1:]
     return {p: [r for q, r in zip(order, runs, strict=True) if p == q] for p in POLICIES}
 
 
 def show(found: list[Result], model: Path, given: argparse.Namespace) -> None:
-    """A table in Markdown."""
+    """Print a Markdown table."""
     print(
         f"{model.name}, {given.kv_type}, {given.threads} threads, seconds; "
         f"the smallest pool holds {given.smallest} tokens\n"

@@ -1,25 +1,25 @@
-"""Serves the same requests with PyVelo and with the stock llama-server, both ways that it keeps sequences.
+"""Serve the same requests with PyVelo and with stock llama-server, in both of its cache modes.
 
     python scripts/bench/serving.py
     python scripts/bench/serving.py model.gguf --kv-type q8_0 --requests 96 --rate 1 --rounds 3 --json
 
 Requests arrive as a Poisson process; their prompts and answers have exponential lengths within bounds and
-mean nothing; answers are greedy and run to their full length. Every side gets the same token ids at the same
-times, as many threads, tokens of a step, bytes of KV cache, and with --gpu all layers on GPUs:
+random tokens; answers are greedy and of full length. Every side gets the same token ids at the same times, as
+many threads, tokens of a step and bytes of KV cache, and with --gpu all layers on GPUs:
 
 - PyVelo: AsyncLLM, without its prefix cache.
-- streams: llama-server with as many slots as the cache has room for, cut into equal parts that each hold the
-  longest of the requests, or with --any-length the longest that could have come.
-- unified: llama-server with one buffer for all slots. Where more slots run than surely fit, and they fill it,
-  the server ends every request that runs; the client asks for those again, up to --tries times, after
-  pauses that grow.
+- streams: llama-server with as many slots as the cache has room for, in equal parts that each hold the
+  longest of the requests, or with --any-length the longest that the workload allows.
+- unified: llama-server with one buffer for all slots. If more slots run than fit and the buffer fills up, the
+  server aborts every running request; the client sends those again, up to --tries times, after growing
+  pauses.
 
-The server is asked over loopback, each side in a process of its own, and they take turns. Goodput is the
-tokens of finished requests per second, and the requests per second that kept two limits: to the first token,
-and between tokens on the average. TTFT and TBT are those times over all requests and over all tokens; peak
-is how many requests generate at once; waste is the share of what they have set aside (blocks, slots, cells)
-that holds no token, fill the share of the whole cache that does. The ratio is against the better stock mode
-of the same round. The model is that of bench/engine.py where none is named.
+The server is queried over loopback; each side runs in a process of its own, in turns. Goodput is the tokens
+of finished requests per second, and the requests per second that met two limits: the time to the first token,
+and the mean time between tokens. TTFT and TBT are those times over all requests and over all tokens; peak is
+the number of requests that generate at once; waste is the share of their reserved memory (blocks, slots,
+cells) that holds no token, fill the share of the whole cache that does. The ratio is against the better stock
+mode of the same round. The default model is bench/engine.py's.
 """
 
 from __future__ import annotations
@@ -46,14 +46,17 @@ from scripts.bench._stock_server import ServerSettings, ask, running
 from scripts.bench.engine import default_model, in_own_process
 
 GRAIN = 256
-"""Tokens; both sides make their caches, and stock its slots, in multiples of it."""
+"""Tokens; both sides' caches, and stock's slots, are multiples of it."""
 
 WARM_UP = Job(0.0, list(range(1, 33)), 4)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What every run shares; `kv_bytes` of the cache, `batch` tokens of a step, limits in seconds."""
+    """Settings that every run shares.
+
+    `kv_bytes` is the cache's size, `batch` the tokens of a step; limits are in seconds.
+    """
 
     model: Path
     kv_type: str
@@ -67,12 +70,12 @@ class Plan:
     gpu: bool = False
     """All layers, and the cache, on GPUs."""
     any_length: bool = False
-    """A slot holds the longest request that may come, as ours do, not only the longest that does."""
+    """Slots hold the longest request that the workload allows, not only the longest that was drawn."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What one side did, and the tokens that its cache holds."""
+    """Records of one side, and the capacity of its cache in tokens."""
 
     records: list[Record]
     waste: float
@@ -83,7 +86,7 @@ class Run:
 
 
 async def serve(plan: Plan) -> tuple[list[Record], float, int]:
-    """Records, the mean waste while requests run, and the tokens that the pool holds."""
+    """Return the records, the mean waste while requests run, and the pool's capacity in tokens."""
     from pyvelo import AsyncLLM, SamplingParams
 
     async with AsyncLLM(
@@ -121,17 +124,17 @@ async def serve(plan: Plan) -> tuple[list[Record], float, int]:
 
 
 async def vocabulary(llm: Any) -> int:
-    """Tokens that the model knows."""
+    """Return the number of tokens that the model knows."""
     return int((await llm._pump()).engine.model.vocab.n_tokens)
 
 
 def context_of(load: Load) -> int:
-    """Tokens of the longest request that may be drawn, and of what a server adds to it."""
+    """Return the context for the longest request that may be drawn, with what a server adds to it."""
     return -(-(2 * load.longest + 2) // GRAIN) * GRAIN
 
 
 def worker(what: str, data: dict[str, Any]) -> Any:
-    """The part of a process of its own: serves, or tells what a token takes."""
+    """Serve, or measure the bytes of a token, in a process of its own."""
     plan = Plan(**{**data, "model": Path(data["model"]), "load": Load(**data["load"])})
     if what == "serve":
         records, waste, capacity = asyncio.run(serve(plan))
@@ -143,12 +146,13 @@ def worker(what: str, data: dict[str, Any]) -> Any:
 
 
 def in_worker(plan: Plan, what: str) -> Any:
-    """What `worker` returns, from a process of its own."""
+    """Run `worker` in a process of its own and return its result."""
     data = {**asdict(plan), "model": str(plan.model)}
     return in_own_process(__file__, plan.model, [what, json.dumps(data)])
 
 
 def ours(plan: Plan) -> Run:
+    """Run PyVelo's side."""
     answer = in_worker(plan, "serve")
     return Run([Record(**entry) for entry in answer["records"]], answer["waste"], answer["capacity"])
 
@@ -158,7 +162,7 @@ def ours(plan: Plan) -> Run:
 
 @dataclass(frozen=True)
 class Mode:
-    """A way to run llama-server; `context` in tokens, over all slots."""
+    """Mode of llama-server; `context` in tokens over all slots."""
 
     name: str
     slots: int
@@ -167,8 +171,8 @@ class Mode:
 
 
 def stock_modes(n_cache: int, longest: int, unified_slots: list[int]) -> list[Mode]:
-    """Fixed streams that hold the longest request, and unified buffers; both of at most `n_cache` tokens."""
-    least = -(-(longest + 2) // GRAIN) * GRAIN  # a server stops a token before its slot is full
+    """Return fixed streams for the longest request, and unified buffers, of at most `n_cache` tokens."""
+    least = -(-(longest + 2) // GRAIN) * GRAIN  # a server stops one token before its slot is full
     slots = n_cache // least
     if not slots:
         raise ScriptError(
@@ -182,6 +186,7 @@ def stock_modes(n_cache: int, longest: int, unified_slots: list[int]) -> list[Mo
 
 
 def stock(plan: Plan, program: Path, mode: Mode, jobs: list[Job]) -> Run:
+    """Run one mode of llama-server."""
     settings = ServerSettings(
         program, plan.model, plan.kv_type, mode.context, mode.slots, mode.unified,
         plan.threads, plan.batch, len(jobs), plan.gpu,
@@ -189,13 +194,13 @@ def stock(plan: Plan, program: Path, mode: Mode, jobs: list[Job]) -> Run:
     with running(settings) as port:
         asyncio.run(play([WARM_UP], partial(ask, port)))
         records = asyncio.run(play(jobs, partial(ask, port), plan.tries))
-    # cells of the unified buffer are taken one by one
+    # cells of the unified buffer are allocated one by one
     waste = 0.0 if mode.unified else waste_of_slots(records, mode.context // mode.slots)
     return Run(records, waste, mode.context)
 
 
 def stock_server(named: Path | None) -> Path:
-    """The program: in a folder that is named, here or by VELO_STOCK_BIN, else what build/stock.py builds."""
+    """Return the program: in the named folder, in VELO_STOCK_BIN, or built by build/stock.py."""
     if folder := named or os.environ.get("VELO_STOCK_BIN"):
         return Path(folder) / "llama-server"
     command = [sys.executable, str(ROOT / "scripts/build/stock.py"), "--server"]
@@ -205,11 +210,11 @@ def stock_server(named: Path | None) -> Path:
     return Path(done.stdout.splitlines()[-1]) / "llama-server"
 
 
-# ---- the race ----
+# ---- the comparison ----
 
 
 def race(plan: Plan, program: Path, unified_slots: list[int], rounds: int) -> list[dict[str, Summary]]:
-    """A summary of each side for every round; they take turns, and each other round stock goes first."""
+    """Return a summary of each side for every round; stock goes first in every other round."""
     probe = in_worker(plan, "probe")
     jobs = workload(plan.load, probe["n_vocab"])
     n_cache = plan.kv_bytes // probe["token_bytes"]
@@ -237,12 +242,12 @@ def race(plan: Plan, program: Path, unified_slots: list[int], rounds: int) -> li
 
 
 def median(rounds: list[Summary]) -> Summary:
-    """Field by field."""
+    """Return the medians of every field."""
     return Summary(*(statistics.median_low(column) for column in zip(*map(astuple, rounds), strict=True)))
 
 
 def ratios(rounds: list[dict[str, Summary]], field: str) -> list[float]:
-    """Ours over the better stock mode, of each round; infinite where that comes to nothing."""
+    """Return ours over the better stock mode for each round; infinite if stock's is 0."""
     found = []
     for summaries in rounds:
         best = max(getattr(summary, field) for name, summary in summaries.items() if name != "PyVelo")
@@ -252,7 +257,7 @@ def ratios(rounds: list[dict[str, Summary]], field: str) -> list[float]:
 
 
 def show(plan: Plan, rounds: list[dict[str, Summary]]) -> None:
-    """A table in Markdown."""
+    """Print a Markdown table."""
     load = plan.load
     print(
         f"{plan.model.name}, {plan.kv_type}, {plan.kv_bytes / 1e6:.0f} MB of KV cache, "
@@ -279,7 +284,7 @@ def show(plan: Plan, rounds: list[dict[str, Summary]]) -> None:
 
 
 def as_json(plan: Plan, rounds: list[dict[str, Summary]]) -> str:
-    """The plan, every round, and the ratios."""
+    """Return the plan, every round and the ratios as JSON."""
     numbers = {
         field.name: [value if math.isfinite(value) else None for value in ratios(rounds, field.name)]
         for field in fields(Summary)

@@ -1,12 +1,12 @@
-"""What starting takes, from the command to the first token: medians of whole processes, one after the other.
+"""Measure startup, from the command to the first token: medians of whole processes, one after the other.
 
     python scripts/bench/startup.py
     python scripts/bench/startup.py --rounds 21 --stock-bin $(python scripts/build/stock.py --completion)
 
-Everything stands beside `python -c pass`. A run begins when its process is made, and ends when the first byte
-of the answer is there. Without a model it is the one in the package. Stock's llama-completion answers the
-same prompt, in turns with ours, where there is one in the folder that is named. Byte code and files are in
-the system's cache: a first round of each is not counted.
+Every figure stands beside `python -c pass`. A run begins when its process is created and ends with the first
+byte of the answer. The default model is the one in the package. Stock's llama-completion answers the same
+prompt, in turns with ours, if the named folder has it. The first round of each is not counted: after it, byte
+code and files are in the system's cache.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ class Figure:
 
 
 def whole(command: Sequence[str], environment: Mapping[str, str]) -> float:
-    """Seconds of a process. ScriptError where it fails."""
+    """Return the seconds of a process; raise ScriptError if it fails."""
     start = now()
     _finish(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
     return now() - start
 
 
 def to_first_byte(command: Sequence[str], environment: Mapping[str, str]) -> float:
-    """Seconds until a process writes the first byte of its answer. ScriptError where there is none."""
+    """Return the seconds until a process writes its first byte; raise ScriptError if it writes none."""
     start = now()
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
@@ -79,7 +79,7 @@ def to_first_byte(command: Sequence[str], environment: Mapping[str, str]) -> flo
 
 
 def load_seconds(command: Sequence[str], environment: Mapping[str, str]) -> float:
-    """What LOAD prints."""
+    """Return the seconds that LOAD prints."""
     return float(_finish(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE)))
 
 
@@ -100,7 +100,7 @@ Measure = tuple[Callable[[Sequence[str], Mapping[str, str]], float], list[str]]
 
 
 def measures(model: Path, prompt: str, tokens: int, ctx: int, stock: Path | None) -> dict[str, Measure]:
-    """What is measured, in the order of the table."""
+    """Return the measurements in the order of the table."""
     python = [sys.executable, "-c"]
     cli = [sys.executable, "-m", "pyvelo.cli"]
     asked = [str(model), "-p", prompt, "-n", str(tokens), "--ignore-eos"]
@@ -120,12 +120,12 @@ def measures(model: Path, prompt: str, tokens: int, ctx: int, stock: Path | None
 
 
 def race(wanted: Mapping[str, Measure], rounds: int) -> list[Figure]:
-    """Each in turn, `rounds` times after one that warms up."""
+    """Run each in turn, `rounds` times after one that warms up."""
     seconds: dict[str, list[float]] = {name: [] for name in wanted}
     with tempfile.TemporaryDirectory() as byte_code:
         environment = {
             **os.environ,
-            "PYTHONPYCACHEPREFIX": byte_code,  # as an installed package has it
+            "PYTHONPYCACHEPREFIX": byte_code,  # as in an installed package
         }
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         for number in range(rounds + 1):
@@ -137,7 +137,7 @@ def race(wanted: Mapping[str, Measure], rounds: int) -> list[Figure]:
 
 
 def show(figures: Sequence[Figure], model: Path) -> None:
-    """A table in Markdown."""
+    """Print a Markdown table."""
     unit = next(figure.median for figure in figures if figure.name == PASS)
     size = model.stat().st_size / 1e6
     print(f"{model.name} ({size:.0f} MB), medians of {len(figures[0].seconds)} rounds, milliseconds\n")
@@ -164,7 +164,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Measures and prints."""
+    """Measure and print."""
     given = _arguments()
     if given.rounds < 1 or given.tokens < 1:
         raise ScriptError("give --rounds and --tokens of 1 or more")
@@ -172,7 +172,7 @@ def main() -> int:
     if stock and not stock.exists():
         raise ScriptError(f"there is no {stock}: scripts/build/stock.py --completion builds one")
     model = given.model.resolve()
-    os.chdir(Path(__file__).parent)  # where no folder is taken for the package that is installed
+    os.chdir(Path(__file__).parent)  # has no folder that hides the installed package
     figures = race(measures(model, given.prompt, given.tokens, given.ctx, stock), given.rounds)
     if given.json:
         print(json.dumps([asdict(figure) | {"median": figure.median} for figure in figures]))

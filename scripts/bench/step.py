@@ -1,11 +1,11 @@
-"""Times one step of the engine beyond its C calls: what Python adds to every token.
+"""Time one step of the engine beyond its C calls: what Python adds to every token.
 
     python scripts/bench/step.py tiny.gguf
     python scripts/bench/step.py tiny.gguf --seqs 32 --json
 
-All sequences decode at once and their pieces are streamed. From the time of each step that of its C calls
-(the forward pass and the draw, as the library measures them) is taken off; the median over the steps is
-shown, in microseconds, with its spread.
+All sequences decode at once and their pieces are streamed. The time of the C calls (the forward pass and the
+sampling, as the library measures them) is subtracted from that of each step; the table shows the median over
+the steps in microseconds, with its spread.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Row:
 
 
 def measure(engine: Engine, n_seqs: int, n_steps: int) -> Row:
-    """Runs `n_steps` decode steps of `n_seqs` sequences."""
+    """Run `n_steps` decode steps of `n_seqs` sequences."""
     pieces: deque[StreamPiece] = deque(maxlen=1)
     params = SamplingParams(max_tokens=WARM_UP + n_steps + 1, temperature=0, ignore_eos=True)
     prompt = [3] * PROMPT

@@ -1,4 +1,4 @@
-"""Configuring and building with CMake, quietly: the output goes to a log, shown when something fails."""
+"""Configure and build with CMake; the output goes to a log that is shown after a failure."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from scripts._common import ROOT, ScriptError
 
 
 def program(name: str) -> str | None:
-    """The path of a program: the one installed beside this Python, else the first in PATH."""
+    """Return the path of a program: the one beside this Python, else the first in PATH."""
     return shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
 
 
 def cmake() -> str:
-    """The path of cmake.
+    """Return the path of cmake.
 
-    Raises: ScriptError when there is none.
+    Raises: ScriptError if it is not installed.
     """
     found = program("cmake")
     if found is None:
@@ -31,21 +31,21 @@ def cmake() -> str:
 
 
 def configure(source: Path, build: Path, options: Mapping[str, str | bool]) -> None:
-    """Configures `build` from `source`; what is configured keeps its generator and compilers."""
+    """Configure `build` from `source`; an existing configuration keeps its generator and compilers."""
     configured = (build / "CMakeCache.txt").exists()
-    defaults = {} if configured else launchers()  # new ones would build everything anew
+    defaults = {} if configured else launchers()  # changed launchers would rebuild everything
     arguments = [f"-D{key}={_value(value)}" for key, value in {**defaults, **options}.items()]
     ninja = program("ninja")
     if ninja and not configured:
         arguments += ["-G", "Ninja"]
     if ninja and (not configured or (build / "build.ninja").exists()):
-        arguments += [f"-DCMAKE_MAKE_PROGRAM={ninja}"]  # pip's, for example, is gone with its environment
+        arguments += [f"-DCMAKE_MAKE_PROGRAM={ninja}"]  # pip's, for example, vanishes with its environment
     build.mkdir(parents=True, exist_ok=True)
     run_logged([cmake(), "-S", str(source), "-B", str(build), *arguments], build / "configure.log")
 
 
 def build_targets(build: Path, targets: Sequence[str]) -> None:
-    """Builds the targets with as many jobs as there are processors."""
+    """Build the targets with as many jobs as there are processors."""
     jobs = str(os.cpu_count() or 1)
     run_logged(
         [cmake(), "--build", str(build), "--parallel", jobs, "--target", *targets], build / "build.log"
@@ -53,21 +53,21 @@ def build_targets(build: Path, targets: Sequence[str]) -> None:
 
 
 def copy_package(to: Path) -> None:
-    """The package's Python, without what a build in place has left there."""
+    """Copy the package's Python files, without the libraries of a build in place."""
     left_out = shutil.ignore_patterns("__pycache__", "*.so", "lib")
     shutil.copytree(ROOT / "pyvelo", to / "pyvelo", ignore=left_out, dirs_exist_ok=True)
 
 
 def launchers() -> dict[str, str]:
-    """The options that put ccache in front of the compilers, where there is one."""
+    """Return the options that put ccache in front of the compilers, none if it is not installed."""
     ccache = program("ccache")
     return {f"CMAKE_{language}_COMPILER_LAUNCHER": ccache for language in ("C", "CXX")} if ccache else {}
 
 
 def run_logged(command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> None:
-    """Runs a command whose output goes to `log`.
+    """Run a command whose output goes to `log`.
 
-    Raises: ScriptError when it fails; the last lines of the log are shown.
+    Raises: ScriptError if it fails, after printing the last lines of the log.
     """
     with log.open("wb") as stream:
         done = subprocess.run(command, stdout=stream, stderr=subprocess.STDOUT, env=environment, check=False)

@@ -1,4 +1,4 @@
-"""NVIDIA's runtime compiler of CUDA 12, from PyPI: machine code for GPUs that the toolkit's nvcc dropped."""
+"""NVIDIA's runtime compiler of CUDA 12, from PyPI: machine code for GPUs that nvcc no longer supports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PACKAGES = ("nvidia-cuda-nvrtc-cu12", "nvidia-cuda-runtime-cu12")
 
 _LIBRARY = "libnvrtc.so.12"
 
-# of the C++ library it has nothing
+# it has no C++ library
 _CSTDINT = b"""
 typedef signed char int8_t; typedef short int16_t; typedef int int32_t; typedef long long int64_t;
 typedef unsigned char uint8_t; typedef unsigned short uint16_t; typedef unsigned uint32_t;
@@ -25,9 +25,9 @@ typedef unsigned long long uint64_t;
 def compile_with_nvrtc(
     source: str, names: Sequence[str], options: Sequence[str], include: Path
 ) -> tuple[bool, str]:
-    """Compiles a program with the kernels of these names: whether it could be, and what the compiler said.
+    """Compile a program with the kernels of these names; return whether it compiled, and the compiler's log.
 
-    Raises: ScriptError where its packages are not installed.
+    Raises: ScriptError if its packages are not installed.
     """
     folders = nvidia_folders()
     libraries = [folder / _LIBRARY for folder in folders if (folder / _LIBRARY).is_file()]

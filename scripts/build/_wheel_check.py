@@ -1,4 +1,4 @@
-"""Trying a wheel as a stranger would: without a compiler, on this processor and on an older one."""
+"""Try a wheel without a compiler, on this processor and on an older one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUESTION, ANSWER = "What is 12 + 30?", "42"
 COMPILERS = ("cc", "c++", "gcc", "g++", "clang", "clang++", "cmake", "make", "ninja", "ld", "as")
 SECONDS = 600  # an emulated processor is slow
 
-# What a variant asks of a processor, in the words of /proc/cpuinfo; of those that would do the last is taken.
+# Flags of /proc/cpuinfo that each variant needs; the last variant that runs is used.
 _AVX2 = "sse4_2 avx f16c fma avx2 bmi2"
 _AVX512 = f"{_AVX2} avx512f avx512cd avx512vl avx512dq avx512bw"
 VARIANTS: dict[str, frozenset[str]] = {
@@ -43,7 +43,7 @@ VARIANTS: dict[str, frozenset[str]] = {
 
 QEMU, QEMU_MODEL, QEMU_VARIANT = "qemu-x86_64", "Haswell", "haswell"
 
-# Runs the program of its arguments; what the process had mapped in the end goes to the file of the first.
+# Runs the program in its arguments; writes the process's final maps to the file named first.
 _WITH_MAPS = """
 import atexit, pathlib, runpy, sys
 maps, *sys.argv = sys.argv[1:]
@@ -53,18 +53,18 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def best_variant(flags: Iterable[str]) -> str:
-    """The variant that a processor with these flags (as in /proc/cpuinfo) shall take."""
+    """Return the variant for a processor with these flags (as in /proc/cpuinfo)."""
     has = frozenset(flags)
     return [name for name, needs in VARIANTS.items() if needs <= has][-1]
 
 
 def needs_avx512(variant: str) -> bool:
-    """Whether a processor without AVX-512 cannot run the variant."""
+    """Return whether the variant needs AVX-512."""
     return any(flag.startswith("avx512") for flag in VARIANTS[variant])
 
 
 def flags_here(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """The flags of this machine's processor."""
+    """Return the flags of this machine's processor."""
     found = re.search(r"^flags\s*:(.*)$", cpuinfo.read_text(encoding="utf-8"), re.MULTILINE)
     if found is None:
         raise ScriptError(f"{cpuinfo} has no line of flags: a wheel for x86-64 is tried on x86-64")
@@ -72,15 +72,15 @@ def flags_here(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
 
 
 def libraries(maps: str) -> set[Path]:
-    """The shared libraries in the text of a /proc/PID/maps."""
+    """Return the shared libraries in the text of a /proc/PID/maps."""
     found = re.findall(r"^[0-9a-f]+-[0-9a-f]+ [^/\n]*(/.*\.so[^/\n]*)$", maps, re.MULTILINE)
     return set(map(Path, found))
 
 
 def loaded_variant(mapped: Iterable[Path], environment: Path) -> str:
-    """The variant of the CPU backend among the libraries of a process.
+    """Return the variant of the CPU backend among the libraries of a process.
 
-    Raises: ScriptError when there is not exactly one of them and one of OpenMP, from `environment` both.
+    Raises: ScriptError unless there are exactly one backend and one OpenMP library, both from `environment`.
     """
     backend, _ = (_the_one(kind, mapped, environment) for kind in (PREFIX, "libgomp"))
     return backend.stem.removeprefix(PREFIX)
@@ -95,16 +95,16 @@ def _the_one(kind: str, mapped: Iterable[Path], environment: Path) -> Path:
 
 
 def without_compilers(programs: Path, base: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment `base` in which no program but those in the folder `programs` can be found."""
+    """Return the environment `base` with the folder `programs` as its only PATH."""
     hidden = ("CC", "CXX", "CMAKE", "LD_", "PYTHON", "VIRTUAL_ENV")
     kept = {name: value for name, value in base.items() if not name.startswith(hidden)}
     return {**kept, "PATH": str(programs)}
 
 
 def install(wheel: Path, folder: Path) -> Path:
-    """Installs the wheel and what it needs, all from wheels, into a new virtual environment in `folder`.
+    """Install the wheel and its dependencies, all from wheels, into a new virtual environment in `folder`.
 
-    Returns its folder of programs.
+    Returns the environment's folder of programs.
     """
     _run([sys.executable, "-m", "venv", str(folder)], dict(os.environ), folder.parent)
     programs = folder / "bin"
@@ -117,9 +117,9 @@ def install(wheel: Path, folder: Path) -> Path:
 
 
 def ask(programs: Path, machine: str, emulator: Sequence[str], expected: str) -> None:
-    """Asks the demo model, prints what it said and by which variant.
+    """Ask the demo model a question; print the answer and the variant that gave it.
 
-    Raises: ScriptError when the answer or the variant is wrong.
+    Raises: ScriptError if the answer or the variant is wrong.
     """
     maps = programs.parent / "maps"
     maps.unlink(missing_ok=True)
@@ -135,9 +135,9 @@ def ask(programs: Path, machine: str, emulator: Sequence[str], expected: str) ->
 
 
 def check_wheel(wheel: Path) -> None:
-    """Installs the wheel and asks it here, then on a processor without AVX-512.
+    """Install the wheel and run it here, then on a processor without AVX-512.
 
-    That is an emulated one where there is qemu; else the variants that need AVX-512 are taken away.
+    That processor is emulated if qemu is installed; else the variants that need AVX-512 are removed.
     """
     with tempfile.TemporaryDirectory(prefix="pyvelo-wheel-") as folder:
         environment = Path(folder).resolve() / "environment"
@@ -155,7 +155,7 @@ def check_wheel(wheel: Path) -> None:
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str], folder: Path) -> str:
-    """What the command prints."""
+    """Run the command and return its output."""
     try:
         done = subprocess.run(
             command, env=environment, cwd=folder, capture_output=True, text=True, timeout=SECONDS, check=True

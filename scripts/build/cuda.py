@@ -1,9 +1,8 @@
-"""Builds upstream's whole CUDA backend with our operator in it, and looks at what came out.
+"""Build upstream's whole CUDA backend with our operator in it, and check the library.
 
-Neither a GPU nor a driver is needed: nvcc, and cuBLAS from the toolkit or from the PyPI package nvidia-cublas
-beside this Python. The library must hold our kernels, every symbol that it needs must be found where it
-looks, and it must be loaded where there is no driver. It takes the better part of an hour for one
-architecture; ccache makes the second time short.
+Needs nvcc, and cuBLAS from the toolkit or from the PyPI package nvidia-cublas beside this Python, but neither
+a GPU nor a driver. Checks that the library holds our kernels, that every symbol it needs is found, and that
+it loads without a driver. Takes most of an hour for one architecture; with ccache the second build is short.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from scripts.gpu._machine import not_found
 BUILD = ROOT / "build" / "cuda"
 LIBRARY = "libvelo-ggml-cuda.so"
 KERNELS = 64
-"""Three kinds of numbers for K and for V, seven shapes of tiles, and the kernel that merges."""
+"""Three number types for K and for V, seven tile shapes, and the kernel that merges."""
 
 
 def configure_cuda(architectures: str, tree: Path | None, cublas: Path | None) -> None:
-    """Configures the folder: for any CPU with AVX2, with what checks and measures."""
+    """Configure the folder for any CPU with AVX2, with the programs that check and measure."""
     options: dict[str, str | bool] = {
         "PYVELO_CUDA": True,
         "PYVELO_NATIVE": False,
@@ -48,9 +47,9 @@ def configure_cuda(architectures: str, tree: Path | None, cublas: Path | None) -
 
 
 def output(*command: str) -> str:
-    """What a program prints.
+    """Return the output of a program.
 
-    Raises: ScriptError when there is no such program.
+    Raises: ScriptError if there is no such program.
     """
     program = shutil.which(command[0])
     if program is None:
@@ -62,13 +61,13 @@ def output(*command: str) -> str:
 
 
 def our_kernels(symbols: str) -> set[str]:
-    """The instances of our kernels in what nm prints."""
+    """Return the instances of our kernels in the output of nm."""
     kernels = (line.split()[-1] for line in symbols.splitlines() if "_kernel" in line and "5paged" in line)
     return {readable(symbol) for symbol in kernels}
 
 
 def main() -> int:
-    """Builds, looks, tells."""
+    """Build, check and print the results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

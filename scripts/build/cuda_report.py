@@ -1,11 +1,11 @@
-"""Compiles our CUDA kernels and reads the compiler's report: no register may be kept in memory.
+"""Compile our CUDA kernels and read the compiler's report; fail if a register is kept in memory.
 
-For each compute capability the files of native/ops/cuda are compiled to machine code, without ggml, and a
-table shows what every kernel takes. A spill (a register that is stored and loaded again) or a stack frame (an
-array that no register can hold) is a failure: in a loop over a cache it costs more than all else.
+Compiles the files of native/ops/cuda to machine code for each compute capability, without ggml; a table shows
+what every kernel uses. A spill (a register that is stored and loaded again) or a stack frame (an array that
+does not fit into registers) is a failure: in a loop over the cache it costs more than anything else.
 
-What nvcc has dropped, --capability 7.0 from CUDA 13 on, is compiled by the runtime compiler of CUDA 12, which
-PyPI has.
+Capabilities that nvcc no longer supports, such as --capability 7.0 from CUDA 13 on, are compiled by the
+runtime compiler of CUDA 12 from PyPI.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _ATTEND = re.compile(
 
 @dataclass(frozen=True)
 class Usage:
-    """What the compiler says of a function: registers of a thread, and bytes."""
+    """Registers and bytes that the compiler reports for a function."""
 
     name: str
     capability: str
@@ -57,23 +57,23 @@ class Usage:
     stack: int
     spills: int
     shared: int
-    """Static; what a tile takes of shared memory is decided when a kernel is launched."""
+    """Static shared memory; a tile's is chosen at launch."""
     symbol: str = field(default="", compare=False, repr=False)
 
     @property
     def clean(self) -> bool:
-        """Whether everything that a thread has is in registers."""
+        """Whether all of a thread's values are in registers."""
         return self.stack == 0 and self.spills == 0
 
 
 def template_arguments(symbol: str) -> tuple[int, int, str, str] | None:
-    """Tiles of rows, pairs of columns, the numbers of K and of V; None where the kernel is no template."""
+    """Return row tiles, column pairs, and the types of K and V; None if the kernel is no template."""
     found = _ATTEND.search(symbol)
     return (int(found[1]), int(found[2]), found[3], found[4] or found[3]) if found else None
 
 
 def readable(symbol: str) -> str:
-    """A kernel's name and its template's arguments, out of the symbol that the compiler prints."""
+    """Return a kernel's name and template arguments from the symbol that the compiler prints."""
     if arguments := template_arguments(symbol):
         m_tiles, v_pairs, k, v = arguments
         return f"attend K {k}, V {v}, {16 * m_tiles} rows, {64 * v_pairs} columns"
@@ -82,7 +82,7 @@ def readable(symbol: str) -> str:
 
 
 def instance(symbol: str) -> str | None:
-    """The C++ name of the kernel with its template's arguments; None for one that is no template."""
+    """Return the C++ name of the kernel with its template arguments; None if it is no template."""
     if (arguments := template_arguments(symbol)) is None:
         return None
     m_tiles, v_pairs, k, v = arguments
@@ -90,7 +90,7 @@ def instance(symbol: str) -> str | None:
 
 
 def read_report(text: str, capability: str) -> list[Usage]:
-    """The functions of a report of ptxas -v, in its order."""
+    """Return the functions of a report of ptxas -v, in order."""
     functions: list[Usage] = []
     symbol, frame = "", (0, 0, 0)
 
@@ -102,7 +102,7 @@ def read_report(text: str, capability: str) -> list[Usage]:
 
     for line in text.splitlines():
         if found := _FUNCTION.search(line):
-            if symbol:  # of a function that is called, nothing more is said
+            if symbol:  # the report has nothing more on a called function
                 add(0, 0)
             symbol = found[1]
         elif found := _FRAME.search(line):
@@ -116,9 +116,9 @@ def read_report(text: str, capability: str) -> list[Usage]:
 
 
 def find_nvcc(given: str | None) -> str:
-    """The path of nvcc: the one that was named, else of CUDACXX, on PATH, in CUDA_PATH or the usual folder.
+    """Return the path of nvcc: the named one, else from CUDACXX, PATH, CUDA_PATH or the usual folder.
 
-    Raises: ScriptError when there is none.
+    Raises: ScriptError if it is not found.
     """
     named = given or os.environ.get("CUDACXX")
     places = [Path(os.environ.get("CUDA_PATH", "/usr/local/cuda"), "bin")]
@@ -133,15 +133,15 @@ def find_nvcc(given: str | None) -> str:
 
 
 def known_to(nvcc: str) -> list[str]:
-    """The compute capabilities that a compiler makes code for, the oldest first."""
+    """Return the compute capabilities that a compiler supports, the oldest first."""
     done = subprocess.run([nvcc, "--list-gpu-arch"], capture_output=True, text=True)
     return [f"{major}.{minor}" for major, minor in re.findall(r"compute_(\d+)(\d)$", done.stdout, re.M)]
 
 
 def compile_one(nvcc: str, source: Path, capability: str, folder: Path) -> list[Usage]:
-    """The report on one file for one compute capability.
+    """Return the report on one file for one compute capability.
 
-    Raises: ScriptError when it does not compile; the compiler's words are shown.
+    Raises: ScriptError with the compiler's message if it does not compile.
     """
     architecture = "sm_" + capability.replace(".", "")
     output = folder / f"{source.stem}-{architecture}.cubin"
@@ -154,9 +154,9 @@ def compile_one(nvcc: str, source: Path, capability: str, folder: Path) -> list[
 
 
 def compile_dropped(instances: Sequence[str], capability: str) -> list[Usage]:
-    """The report on these kernels for a compute capability that nvcc has dropped.
+    """Return the report on these kernels for a compute capability that nvcc no longer supports.
 
-    Raises: ScriptError when they do not compile, or there is no compiler for them.
+    Raises: ScriptError if they do not compile, or if there is no compiler for them.
     """
     flags = [*RUNTIME_FLAGS, f"-arch=sm_{capability.replace('.', '')}"]
     done, words = compile_with_nvrtc(RUNTIME_SOURCE, instances, flags, SOURCES)
@@ -167,11 +167,12 @@ def compile_dropped(instances: Sequence[str], capability: str) -> list[Usage]:
 
 
 def report(nvcc: str, sources: Sequence[Path], capabilities: Sequence[str], jobs: int) -> list[Usage]:
-    """The reports on all files for all compute capabilities, `jobs` of them at a time.
+    """Return the reports on all files for all compute capabilities, compiled `jobs` at a time.
 
-    Which kernels there are is what nvcc makes of the sources, for the oldest that it knows if for no other.
+    nvcc's report lists the kernels. If it knows none of the wanted capabilities, it compiles for its oldest
+    one to list them.
 
-    Raises: ScriptError when something does not compile, or no report was understood.
+    Raises: ScriptError if a file does not compile or a report cannot be read.
     """
     known = known_to(nvcc)
     dropped = [one for one in capabilities if known and float(one) < float(known[0])]
@@ -186,11 +187,13 @@ def report(nvcc: str, sources: Sequence[Path], capabilities: Sequence[str], jobs
     if not all([*old, *reports]):
         raise ScriptError("the compiler reported on no kernel: is ptxas -v still the way to ask it?")
     found = [usage for one in [*old, *reports] for usage in one]
-    return [one for one in dict.fromkeys(found) if one.capability in capabilities]  # merging is in all files
+    return [
+        one for one in dict.fromkeys(found) if one.capability in capabilities
+    ]  # all files have the merge kernel
 
 
 def print_table(functions: Sequence[Usage]) -> None:
-    """A line for each kernel, with a column for each compute capability: registers, and what is wrong."""
+    """Print a row for each kernel and a column for each compute capability: registers, and what is wrong."""
     capabilities = list(dict.fromkeys(usage.capability for usage in functions))
     cells = {(usage.name, usage.capability): usage for usage in functions}
     width = max(len(usage.name) for usage in functions)
@@ -209,7 +212,7 @@ def print_table(functions: Sequence[Usage]) -> None:
 
 
 def main() -> int:
-    """Compiles, prints the table, fails where it must."""
+    """Compile, print the table, and return 1 if a kernel spills."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

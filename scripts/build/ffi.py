@@ -1,7 +1,7 @@
-"""Derive what the Python binding needs to know from native/api/velo.h.
+"""Derive the declarations of the Python binding from native/api/velo.h.
 
 Writes native/ffi/velo.cdef, which cffi reads, and pyvelo/native/_velo.pyi, the stub of the compiled module.
-With --check nothing is written: the exit status is 1 where a file is not what the header says.
+With --check it writes nothing; the exit status is 1 if a file differs from what the header says.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STUB = ROOT / "pyvelo/native/_velo.pyi"
 
 NOTE = "Generated from native/api/velo.h by scripts/build/ffi.py: change the header and run it again."
 
-# What C calls back: the Python functions of these names are bound in pyvelo/native/_ffi.py.
+# Callbacks from C: pyvelo/native/_ffi.py binds the Python functions of these names.
 CALLBACKS = """\
 extern "Python" {
     void velo_py_log(int32_t level, const char *text, void *user);
@@ -75,7 +75,7 @@ class Function(NamedTuple):
 
 
 def declarations(header: str) -> str:
-    """The C declarations alone: no preprocessor, no C++, no attribute."""
+    """Return the C declarations alone: no preprocessor, no C++, no attribute."""
     text = re.sub(r"^#define (VELO_ABI_VERSION \d+)$", r"@define \1", header, flags=re.MULTILINE)
     text = re.sub(r'^#ifdef __cplusplus\n(extern "C" \{|\})\n#endif\n', "", text, flags=re.MULTILINE)
     text = re.sub(r'^extern "C" \{\n', "", text, flags=re.MULTILINE)
@@ -88,7 +88,7 @@ def declarations(header: str) -> str:
 
 
 def functions(cdef: str) -> list[Function]:
-    """The functions that a cdef declares, in its order."""
+    """Return the functions that a cdef declares, in order."""
     found = []
     for match in re.finditer(r"^([\w \*]+?)\b(velo_\w+)\(([^()]*)\);", cdef, flags=re.MULTILINE):
         result, name, parameters = match.groups()
@@ -104,7 +104,7 @@ def functions(cdef: str) -> list[Function]:
 
 
 def python_type(c_type: str, *, result: bool) -> str:
-    """What cffi takes for a C type, or gives back."""
+    """Return the Python type that cffi takes for a C type, or gives back."""
     if "*" in c_type:
         is_text = c_type in ("const char *", "const void *")
         return "CData | bytes" if is_text and not result else "CData"
@@ -119,12 +119,12 @@ def python_type(c_type: str, *, result: bool) -> str:
 
 
 def make_cdef(header: str) -> str:
-    """The text of native/ffi/velo.cdef."""
+    """Return the text of native/ffi/velo.cdef."""
     return f"/* {NOTE} */\n\n{declarations(header)}\n{CALLBACKS}"
 
 
 def make_stub(header: str) -> str:
-    """The text of pyvelo/native/_velo.pyi."""
+    """Return the text of pyvelo/native/_velo.pyi."""
     cdef = declarations(header)
     lines = [STUB_HEAD.format(note=NOTE)]
     for name in re.findall(r"^(?:#define|   ) (VELO_\w+)\b", cdef, flags=re.MULTILINE):
@@ -143,6 +143,7 @@ def make_stub(header: str) -> str:
 
 
 def main() -> int:
+    """Write the two files, or compare them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="fail where a file is stale, and write nothing")
     check: bool = parser.parse_args().check

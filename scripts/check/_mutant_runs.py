@@ -1,7 +1,7 @@
-"""Runs tests against mutants, each in a fork of a process that has imported and collected all tests.
+"""Run tests against mutants, each in a fork of a process that has imported and collected all tests.
 
-A mutant within a function takes the place of the function's code in its fork; any other is written to the
-file, and runs in a new process. Each meets only the tests that reach its line, the quickest first.
+A mutant within a function replaces the function's code in its fork; any other is written to the file and
+runs in a new process. Each runs only the tests that reach its line, the quickest first.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from scripts.check._mutants import Mutant
 __all__ = ["ARGUMENTS", "LIMIT", "MEMORY", "STANDSTILL", "Runs"]
 
 LIMIT = 2.0
-"""Seconds of the processor for one test, beside four times those that it takes without a change."""
+"""CPU seconds for one test, added to four times those that it takes unchanged."""
 
 STANDSTILL = 6.0
-"""Seconds of the clock for one test, beside eight times those that it takes without a change."""
+"""Wall-clock seconds for one test, added to eight times those that it takes unchanged."""
 
 MEMORY = 8 << 30
-"""Bytes of addresses: what never ends may also grow."""
+"""Bytes of address space: a test that does not end may also grow."""
 
 LONGEST = 4.0
-"""Seconds of the processor: a test that takes more is left out."""
+"""CPU seconds: a test that takes more is left out."""
 
 ARGUMENTS = ["-x", "-qq", "--tb=no", "--no-header", "-p", "no:cacheprovider", "-p", "no:randomly"]
-# the second: that hypothesis is here already
+# the second: hypothesis is imported already
 ARGUMENTS += ["-p", "no:faulthandler", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
 
 FAILED, NOT_REPLACED = 1, 2  # statuses of a fork
@@ -49,15 +49,16 @@ FAILED, NOT_REPLACED = 1, 2  # statuses of a fork
 Tell = Callable[[int, str, float], None]
 Cost = tuple[float, float]  # seconds of the processor, and of the clock
 Measured = dict[str, tuple[Cost, dict[str, list[int]]]]
-"""What each test costs, and the lines of each file that it reaches."""
+"""Cost of each test, and the lines of each file that it reaches."""
 
 
 class Runs:
-    """A plugin of pytest that runs the collected tests against each of `chosen` instead of once.
+    """pytest plugin that runs the collected tests against each of `chosen` instead of once.
 
-    `home` holds the copy of the package; `tell` is given each mutant's number, verdict and seconds;
-    `files_of` names the files of tests for a mutant outside of functions. What tests reach in `modules` is
-    kept in the file `measured`; a mutant meets tests of `seconds` of the processor, all if that is None.
+    `home` holds the copy of the package; `tell` receives each mutant's number, verdict and seconds;
+    `files_of` names the files of tests for a mutant outside of functions. The lines that tests reach in
+    `modules` are kept in the file `measured`. A mutant runs tests of up to `seconds` CPU seconds, all if that
+    is None.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class Runs:
         self._seconds = seconds
         self._in_setup: dict[tuple[str, str], set[int]] = {}  # by the tests' file, and ours
         self._measuring = False
-        self._errors = os.dup(2)  # pytest has a file in the place of it
+        self._errors = os.dup(2)  # pytest replaces it with a file
 
     # ---- hooks ----
 
@@ -91,7 +92,7 @@ class Runs:
         if session.testsfailed:
             return True
         if not self._kept.exists() and _in_fork(lambda: self._measure(session.items)) != 0:
-            return True  # nobody has been told a verdict
+            return True  # no verdict was reported
         self._measured = json.loads(self._kept.read_text(encoding="utf-8"))
         for number, mutant in self._chosen:
             start = time.monotonic()
@@ -119,15 +120,18 @@ class Runs:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> None:
-        """What fixtures reach counts for all tests of the file: they may share them."""
+        """Record the lines that a test reaches.
+
+        A fixture's lines count for all tests of the file, which may share it.
+        """
         if self._measuring:
             for file, lines in self._lines.items():
                 self._in_setup.setdefault((item.nodeid.split("::")[0], file), set()).update(lines)
 
-    # ---- without a change ----
+    # ---- unchanged code ----
 
     def _measure(self, items: list[pytest.Item]) -> None:
-        """Write down what each test costs, and which lines it reaches."""
+        """Record what each test costs and which lines it reaches."""
         self._measuring = True
         found: dict[str, tuple[Cost, dict[str, set[int]]]] = {}
         for item, following in _pairs(items):
@@ -155,7 +159,7 @@ class Runs:
 
         return note(frame, event, argument)
 
-    # ---- with one ----
+    # ---- a mutant ----
 
     def _judge(self, mutant: Mutant, items: list[pytest.Item]) -> str:
         changed = mutant.apply(self._sources[mutant.file])
@@ -166,7 +170,7 @@ class Runs:
         def run() -> None:
             try:
                 _replace(os.fspath(self._home / mutant.file), self._sources[mutant.file], changed)
-            except ValueError:  # it closes over other names now
+            except ValueError:  # its closure differs now
                 os._exit(NOT_REPLACED)
             resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
             for item, following in _pairs(chosen):
@@ -179,11 +183,13 @@ class Runs:
         return "late" if late else "killed" if status else "survived"
 
     def _telling(self, mutant: Mutant, items: list[pytest.Item]) -> list[pytest.Item]:
-        """The tests that reach a mutant, the quickest first."""
+        """Return the tests that reach a mutant, the quickest first."""
         lines = set(range(mutant.number, mutant.number + mutant.was.count("\n") + 1))
 
         def rank(item: pytest.Item) -> int:
-            return int(self._cost(item)[0] * 100).bit_length()  # roughly: those of a file stay together
+            return int(
+                self._cost(item)[0] * 100
+            ).bit_length()  # roughly, so that tests of a file stay together
 
         left, chosen = self._seconds or float("inf"), []
         for item in sorted(items, key=rank):
@@ -195,7 +201,7 @@ class Runs:
         return chosen
 
     def _cost(self, item: pytest.Item) -> Cost:
-        """Of one that has not been measured: little, and time to be late."""
+        """Return the cost of a test; an unmeasured one counts as quick, with a long limit."""
         return self._measured.get(item.nodeid, ((0.0, 5.0), {}))[0]
 
     def _judge_file(self, mutant: Mutant, changed: bytes) -> str:
@@ -212,7 +218,7 @@ class Runs:
 
 
 def _in_fork(work: Callable[[], None]) -> int:
-    """How a child ended: 0 where it did the work."""
+    """Run the work in a child; return its status, 0 if it finished."""
     child = os.fork()
     if child == 0:
         status = FAILED
@@ -228,8 +234,8 @@ def _in_fork(work: Callable[[], None]) -> int:
 
 
 def _pairs(items: list[pytest.Item]) -> Iterator[tuple[pytest.Item, pytest.Item | None]]:
-    """Each with the one behind it."""
-    return zip(items, [*items[1:], None], strict=False)  # one is too many where there are no items
+    """Return each test with the next one."""
+    return zip(items, [*items[1:], None], strict=False)  # one too many if there are no items
 
 
 def _seconds() -> Cost:
@@ -237,7 +243,7 @@ def _seconds() -> Cost:
 
 
 def _is_within_function(source: bytes, at: int) -> bool:
-    """Whether a byte belongs to the body of a function, which runs when it is called."""
+    """Return whether a byte belongs to the body of a function, which runs when it is called."""
     line = source.count(b"\n", 0, at) + 1
     functions = (
         n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)
@@ -248,7 +254,10 @@ def _is_within_function(source: bytes, at: int) -> bool:
 def _functions(
     code: CodeType, path: tuple[object, ...] = ()
 ) -> Iterator[tuple[tuple[object, ...], CodeType]]:
-    """The code of every function below, by its names from the outside in, and which of that name it is."""
+    """Yield the code of every function below.
+
+    The path is its names from the outside in, each with an index among equal names.
+    """
     count: dict[str, int] = {}
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
@@ -260,7 +269,7 @@ def _functions(
 
 
 def _replace(file: str, source: bytes, changed: bytes) -> None:
-    """Gives the functions that were made of a file the code that they have in its changed source."""
+    """Give the functions of a file the code that they have in its changed source."""
     before, after = (dict(_functions(compile(s, file, "exec"))) for s in (source, changed))
     places = {(code.co_name, code.co_firstlineno): path for path, code in before.items()}
     for function in [o for o in gc.get_objects() if isinstance(o, FunctionType)]:

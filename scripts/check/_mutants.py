@@ -1,4 +1,4 @@
-"""Small changes to Python source, one at a time: what a test suite that means something must notice."""
+"""Small changes to Python source, one at a time, that a good test suite must notice."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ DROPPED_CALLS = ("reversed", "sorted")
 
 @dataclass(frozen=True)
 class Mutant:
-    """`was` becomes `becomes` at the bytes `start` to `end` of a file; `line` is the text of its line."""
+    """Change of `was` to `becomes` at bytes `start` to `end` of a file; `line` is the line's text."""
 
     file: str
     number: int
@@ -57,10 +57,10 @@ class Mutant:
 
 
 def mutants(file: str, source: bytes) -> list[Mutant]:
-    """Every change to a file that we know, in the order of the lines.
+    """Return all changes to a file, in the order of the lines.
 
-    Left alone is what says nothing about behaviour: annotations and imports for them, texts, docstrings,
-    `__all__`, `__slots__`.
+    Parts without behaviour stay unchanged: annotations and their imports, strings, docstrings, `__all__`,
+    `__slots__`.
     """
     starts = [0]
     for line in source.splitlines(keepends=True):
@@ -88,7 +88,7 @@ Change = tuple[ast.expr | ast.stmt, str]
 
 
 def _walk(node: ast.AST, source: str) -> Iterator[Change]:
-    """Changes to a node and to all below it."""
+    """Yield the changes to a node and to all below it."""
     if isinstance(node, ast.JoinedStr | ast.Import | ast.ImportFrom):
         return
     if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
@@ -164,7 +164,7 @@ def _expression(node: ast.expr, source: str) -> Iterator[Change]:
 
 
 def _constant(value: object) -> Iterator[str]:
-    """Numbers are moved by one, truths turned; texts stay."""
+    """Yield a number plus or minus one, or the opposite truth value; strings stay unchanged."""
     if isinstance(value, bool):
         yield str(not value)
     elif isinstance(value, int | float):

@@ -1,7 +1,7 @@
-"""Builds the operator's own check for 64-bit ARM and runs it under emulation.
+"""Build the operator's check for 64-bit ARM and run it under emulation.
 
     python scripts/check/arm.py                          with the dot product of bytes
-    python scripts/check/arm.py --arch armv8-a           without
+    python scripts/check/arm.py --arch armv8-a           without it
 
 Needs a cross compiler and qemu: on Debian the packages g++-aarch64-linux-gnu and qemu-user.
 """
@@ -25,7 +25,7 @@ PROGRAMS = (f"{TRIPLE}-gcc", f"{TRIPLE}-g++", "qemu-aarch64")
 
 
 def build(arch: str, jobs: int) -> Path:
-    """The check, built for `arch`."""
+    """Build the check for `arch`; return its path."""
     folder = ROOT / "build" / f"cross-{arch.replace('+', '-')}"
     configure = ["cmake", "-S", str(ROOT / "native"), "-B", str(folder)]
     configure += ["-DPYVELO_BUILD_TESTS=ON", "-DPYVELO_NATIVE=OFF", f"-DGGML_CPU_ARM_ARCH={arch}"]
@@ -37,7 +37,7 @@ def build(arch: str, jobs: int) -> Path:
 
 
 def main() -> int:
-    """Ends with the check's own status."""
+    """Return the check's status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,15 +1,15 @@
-"""Whether anybody ever sees another's tokens: many requests at once must say what each says alone.
+"""Check that no request sees another's tokens: concurrent requests must get the answers of each alone.
 
     python scripts/check/isolation.py
     python scripts/check/isolation.py --requests 1000 --seed 7 --schedules 3
 
-Requests of eight tenants, with beginnings of their own and shared ones, samples, cancels and priorities, half
-of which listen to their tokens, run at once over a pool of a quarter of what they would need, with host
-memory for some of those that give way; then once more in another order and within other limits of a step, so
-that others share, wait and give way. Every step is audited, free blocks are filled with NaN (VELO_DEBUG). In
-deterministic mode every answer must be, token for token, that of the same request alone, without any sharing,
-and so must what was told of it; one that was cancelled must be the beginning of it. The model is the tiny
-preset, made for the run.
+Requests of eight tenants run at once over a pool of a quarter of their demand, with host memory for some of
+the preempted ones. Their prompts have private and shared prefixes; there are samples, cancels and priorities,
+and half of the requests stream. Further schedules repeat them in another order and with other limits of a
+step, so that others share, wait and are preempted. Every step is audited, and free blocks are filled with NaN
+(VELO_DEBUG). In deterministic mode every answer must equal, token for token, that of the same request alone
+without any sharing, and so must its streamed pieces; a cancelled answer must be a prefix of it. The model is
+the tiny preset, made for the run.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 TENANTS = 8
 N_CTX = 512
 AT_ONCE = 48
-"""Requests that are under way at any time."""
+"""Requests that run at any time."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One request; `cancel_after` steps, where it is cancelled; `listens`: to its tokens as they come."""
+    """One request. `cancel_after`: steps until it is cancelled, None if it is not; `listens`: it streams."""
 
     prompt: tuple[int, ...]
     salt: str
@@ -57,7 +57,7 @@ class Job:
 
 
 def jobs(count: int, seed: int, n_vocab: int) -> list[Job]:
-    """A workload: two thirds of the prompts begin like others."""
+    """Draw a workload; two thirds of the prompts share a prefix with others."""
     draw = random.Random(seed)
 
     def words(low: int, high: int) -> tuple[int, ...]:
@@ -102,7 +102,7 @@ def submission_of(engine: Engine, job: Job, on_piece: Callable[[StreamPiece], No
 
 
 def alone(engine: Engine, work: list[Job]) -> Iterator[list[tuple[int, ...]]]:
-    """What each request says by itself, over an engine that shares nothing."""
+    """Yield each request's answers from an engine that shares nothing."""
     for job in work:
         requests = submission_of(engine, job).requests
         for request in requests:
@@ -115,19 +115,19 @@ def alone(engine: Engine, work: list[Job]) -> Iterator[list[tuple[int, ...]]]:
 
 @dataclass(frozen=True)
 class Said:
-    """The requests of a job, and what came of them on the way, where it listens."""
+    """Requests of a job, and the pieces that it streamed."""
 
     requests: tuple[Request, ...]
     pieces: list[StreamPiece]
 
     def told(self, index: int) -> tuple[int, ...]:
-        """Tokens of one of its answers."""
+        """Return the streamed tokens of one of its answers."""
         return tuple(token for piece in self.pieces if piece.index == index for token in piece.token_ids)
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """In which order requests come, and what a step may hold."""
+    """Order of the requests, and the limits of a step."""
 
     order: tuple[int, ...]
     max_num_seqs: int
@@ -135,7 +135,7 @@ class Schedule:
 
 
 def schedules(count: int, n_jobs: int, seed: int) -> list[Schedule]:
-    """The first is the plain one."""
+    """Return the schedules; the first one is plain."""
     draw = random.Random(seed)
     made = [Schedule(tuple(range(n_jobs)), 256, 512)]
     while len(made) < count:
@@ -146,7 +146,7 @@ def schedules(count: int, n_jobs: int, seed: int) -> list[Schedule]:
 
 
 def together(engine: Engine, work: list[Job], order: Sequence[int]) -> list[Said]:
-    """All of them, AT_ONCE at a time; in the order of `work`."""
+    """Run all jobs, AT_ONCE at a time; return the results in the order of `work`."""
     started: dict[int, Said] = {}
     open_: list[tuple[Job, tuple[Request, ...], int]] = []
     step = 0
@@ -170,7 +170,7 @@ def together(engine: Engine, work: list[Job], order: Sequence[int]) -> list[Said
 
 
 def compare(work: list[Job], expected: list[list[tuple[int, ...]]], got: list[Said]) -> int:
-    """How many answers are wrong, or were not told as they are."""
+    """Return the number of answers that are wrong or were streamed wrongly."""
     wrong = 0
     for number, (job, answers, said) in enumerate(zip(work, expected, got, strict=True)):
         for answer, request in zip(answers, said.requests, strict=True):
@@ -234,7 +234,7 @@ def run(model: Path, count: int, seed: int, n_schedules: int) -> int:
 def run_together(
     engine: Engine, work: list[Job], expected: list[list[tuple[int, ...]]], schedule: Schedule
 ) -> int:
-    """How many answers are wrong, and whether anything is held at the end."""
+    """Run one schedule; return the number of wrong answers, plus one if a block is held at the end."""
     start = now()
     wrong = compare(work, expected, together(engine, work, schedule.order))
     stats = engine.stats()

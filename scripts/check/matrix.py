@@ -1,13 +1,13 @@
-"""Crosses shapes and features: small models of every shape run requests and sessions in every kind of engine.
+"""Cross shapes and features: small models of every shape run requests and sessions in every kind of engine.
 
     python scripts/check/matrix.py --count 2000
     python scripts/check/matrix.py --replay '{"arch": "llama", ...}'
 
-The configurations cover every pair of values of the axes in _matrix_axes.py, again and again. In
-each, requests and sessions run at once. Checked: the process lives, no block is held in the end, answers
-equal those that each request gets alone (deterministic mode), or logprobs are about as near to the truth as
-those of the contiguous path. A finding is printed with the JSON of its configuration, for --replay, and the
-script ends with 1. The package must be installed with -C cmake.define.PYVELO_BUILD_TESTS=ON.
+The configurations cover every pair of values of the axes in _matrix_axes.py, again and again. In each,
+requests and sessions run at once. Checked: the process survives, no block is held in the end, and answers
+equal those of each request alone (deterministic mode), or logprobs are about as close to the truth as those
+of the contiguous path. A finding is printed with the JSON of its configuration for --replay, and the exit
+status is 1. The package must be installed with -C cmake.define.PYVELO_BUILD_TESTS=ON.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from scripts.check._matrix_axes import Config, configurations
 
 WORKER = ROOT / "scripts/check/_matrix_run.py"
 LIMIT = 300.0
-"""Seconds after which a configuration counts as one that hangs."""
+"""Seconds after which a configuration counts as hanging."""
 
 COMMAND = (sys.executable, str(WORKER))
 
@@ -47,7 +47,7 @@ class Worker:
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def ask(self, config: Config) -> list[str]:
-        """Return the findings of one configuration; the end of the process is one."""
+        """Return the findings of one configuration; a process that died is one."""
         process = self._process or self._start()
         try:
             process.stdin.write(json.dumps(asdict(config)) + "\n")  # type: ignore[union-attr]

@@ -1,13 +1,13 @@
-"""Changes the block manager and the engine in small ways, and tells which changes no test notices.
+"""Change the block manager and the engine in small ways, and list the changes that no test notices.
 
     python scripts/check/mutate.py
     python scripts/check/mutate.py pyvelo/kv/pool.py --sample 50 --seed 3
 
 Each mutant runs in a copy of the package, never in the checkout: the tests of tests/kv, tests/engine and the
-asyncio face that reach its line, until one of them fails, with examples that are the same each time. It is
-killed when a test fails, or takes far too long. Survivors that cannot be told from the original by any test
-are listed, with the reason, in mutants_equivalent.json, and are not counted. Ends with status 1 if
-fewer than 95 % are killed.
+asyncio interface that reach its line, until one of them fails, with the same examples each time. It is killed
+if a test fails or takes far too long. Survivors that no test can tell from the original are listed in
+mutants_equivalent.json with the reason, and are not counted. The exit status is 1 if fewer than 95 % are
+killed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MODULES += tuple(
     f"pyvelo/engine/{name}.py" for name in ("scheduler", "batch", "core", "driver", "pump", "request")
 )
 EFFORT = "0.2"
-"""Of the state machines."""
+"""Effort of the state machines."""
 
 QUICK = sorted(
     path.relative_to(ROOT).as_posix()
@@ -57,7 +57,7 @@ EQUIVALENT = Path(__file__).resolve().parent / "mutants_equivalent.json"
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a mutant: "killed", "late" (the tests took too long: killed too) or "survived"."""
+    """Verdict on a mutant: "killed", "late" (tests took too long, counts as killed) or "survived"."""
 
     mutant: Mutant
     what: str
@@ -68,17 +68,17 @@ class Verdict:
 
 
 def files_of(module: str) -> list[str]:
-    """Files of quick tests, the module's own first."""
+    """Return the files of quick tests, the module's own first."""
     own = f"/test_{Path(module).stem}"
     return sorted(QUICK, key=lambda test: own not in test)
 
 
 def worker(home: Path, measured: Path, seconds: float | None) -> None:
-    """Reads mutants as lines of JSON, and writes a line for each."""
+    """Read mutants as lines of JSON and write a line for each."""
     import numpy  # noqa: F401
     from hypothesis import Phase, settings
 
-    # a failure is enough: it need not be the smallest one
+    # any failure is enough, without shrinking
     phases = (Phase.explicit, Phase.generate)
     settings.register_profile("mutants", derandomize=True, database=None, deadline=None, phases=phases)
     settings.load_profile("mutants")
@@ -93,16 +93,18 @@ def worker(home: Path, measured: Path, seconds: float | None) -> None:
     os.dup2(2, 1)
     os.chdir(home)
     runs = Runs(home, numbered, tell, files_of, modules=MODULES, measured=measured, seconds=seconds)
-    pytest.main([*ARGUMENTS, *TESTS, "-k", "not forked"], plugins=[runs])  # a process that may not have us
+    pytest.main(
+        [*ARGUMENTS, *TESTS, "-k", "not forked"], plugins=[runs]
+    )  # those need a process without this plugin
     if n_told < len(numbered):
         raise ScriptError("the tests fail without any change: mend that first")
 
 
-# ---- around it ----
+# ---- copies, known survivors, output ----
 
 
 def make_copy(home: Path) -> None:
-    """The package with its compiled libraries, and the tests."""
+    """Copy the package with its compiled libraries, and the tests."""
     leave = shutil.ignore_patterns("__pycache__")
     for name in ("pyvelo", "tests", "scripts"):
         shutil.copytree(ROOT / name, home / name, ignore=leave)
@@ -112,7 +114,7 @@ def make_copy(home: Path) -> None:
 def verdicts(
     chosen: list[Mutant], jobs: int, measured: Path | None, seconds: float | None
 ) -> Iterator[Verdict]:
-    """Judges mutants, in as many copies as there are jobs."""
+    """Judge mutants in as many copies as there are jobs."""
     with tempfile.TemporaryDirectory(prefix="pyvelo-mutants-") as folder:
         shares = [share for share in (chosen[n::jobs] for n in range(jobs)) if share]
         running = []
@@ -140,7 +142,7 @@ def verdicts(
 
 
 def equivalents() -> dict[tuple[str, str, str, str], str]:
-    """Why mutants cannot be told from the original, by file, line, and what becomes what."""
+    """Return why mutants equal the original, by file, line, old and new text."""
     entries = json.loads(EQUIVALENT.read_text(encoding="utf-8"))
     return {(e["file"], e["line"], e["was"], e["becomes"]): e["reason"] for e in entries}
 
@@ -150,7 +152,7 @@ def key(mutant: Mutant) -> tuple[str, str, str, str]:
 
 
 def report(found: list[Verdict], known: dict[tuple[str, str, str, str], str]) -> float:
-    """Prints survivors and a table; returns the share of mutants that were killed."""
+    """Print survivors and a table; return the share of mutants that were killed."""
     survived = [v.mutant for v in found if v.what == "survived"]
     for mutant in survived:
         print(f"{'equivalent' if key(mutant) in known else 'SURVIVED'}  {mutant}\n    {mutant.line}")

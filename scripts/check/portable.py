@@ -1,10 +1,10 @@
-"""Builds the package that travels (PYVELO_PORTABLE) and runs the engine's tests on each of its CPU backends.
+"""Build the portable package (PYVELO_PORTABLE) and run the engine's tests on each of its CPU backends.
 
     python scripts/check/portable.py
     python scripts/check/portable.py --variants haswell x64
 
-Each backend is tried in a copy of the package that holds no other; those that this processor cannot run are
-named. The operator's own tests run against single builds, by PYVELO_LAB (see tests/ops/lab.py).
+Each backend is tried in a copy of the package that holds no other; backends that this processor cannot run
+are named. The operator's own tests run against single builds, by PYVELO_LAB (see tests/ops/lab.py).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WITHOUT_AVX2 = ("x64", "sse42", "sandybridge", "ivybridge", "piledriver")
 
 
 def build() -> Path:
-    """The folder in which the package lies."""
+    """Build the package; return its folder."""
     configure(ROOT / "native", BUILD, {"PYVELO_PORTABLE": True, "PYVELO_BUILD_TESTS": False})
     build_targets(BUILD, ["all"])
     folder = BUILD / "package"
@@ -47,7 +47,7 @@ def build() -> Path:
 
 
 def try_variant(package: Path, variant: str) -> str:
-    """What the tests said on one backend."""
+    """Return the last line of the tests' output on one backend."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder, "package")
         shutil.copytree(package, copy)
@@ -61,7 +61,7 @@ def try_variant(package: Path, variant: str) -> str:
         )
         if done.returncode != 0:
             return "cannot run on this processor" if "runs on this processor" in done.stderr else done.stderr
-        # by its own program: "python -m pytest" would find the package of the checkout
+        # not "python -m pytest", which would find the checkout's package
         tests = [str(Path(sys.executable).parent / "pytest"), "-q", "-p", "no:cacheprovider"]
         left_out = [*LEFT_OUT, *(["packing"] if variant in WITHOUT_AVX2 else [])]
         tests += ["tests/native", "tests/e2e", "-k", " and ".join(f"not {name}" for name in left_out)]
@@ -71,7 +71,7 @@ def try_variant(package: Path, variant: str) -> str:
 
 
 def main() -> int:
-    """1 where a backend failed, or none could be run."""
+    """Return 1 if a backend failed or none could be run."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,8 +1,8 @@
-"""Builds native checks with sanitizers and runs them, and the tests of the binding and of the operator too.
+"""Build native checks with sanitizers and run them, and the tests of the binding and of the operator.
 
-`sanitize.py 'address;undefined'` or `sanitize.py thread`. Each kind has a build folder of its own,
-build/sanitize-KIND. ThreadSanitizer gets ggml's own threads: it cannot see the barriers of OpenMP; and of
-the tests it gets none, since Python itself is not built for it.
+`sanitize.py 'address;undefined'` or `sanitize.py thread`. Each kind has its own build folder,
+build/sanitize-KIND. ThreadSanitizer uses ggml's own threads, since it does not know the barriers of OpenMP,
+and runs no Python tests, since Python itself is not built for it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from scripts.build._cmake import copy_package
 DRIVERS = {"velo-lab-check": {"thread": ["2", "3"]}}
 """Native programs that check themselves and end with 0: name, and arguments for a kind of sanitizer.
 
-ggml's own threads spin while they wait, so under ThreadSanitizer not many more of them than cores.
+ggml's own threads spin while they wait, so ThreadSanitizer runs not many more of them than cores.
 """
 TESTS = ("tests/native", "tests/ops")
 PRELOADED = ("libasan.so", "libubsan.so", "libstdc++.so.6")
-"""A sanitizer must come first in a process, and find what it intercepts: Python loads neither by itself."""
+"""A sanitizer must come first in a process and find what it intercepts; Python loads neither itself."""
 OPTIONS = {
     # gcc 12 aligns the frames of its stack for use after return to 32 bytes; AVX-512 needs 64
     "ASAN_OPTIONS": "detect_leaks=1:strict_string_checks=1:detect_stack_use_after_return=0",
@@ -36,12 +36,12 @@ OPTIONS = {
 
 
 def folder_of(sanitizers: str) -> Path:
-    """The build folder of a kind: address;undefined goes to build/sanitize-address-undefined."""
+    """Return the build folder of a kind: address;undefined goes to build/sanitize-address-undefined."""
     return ROOT / "build" / f"sanitize-{sanitizers.replace(';', '-')}"
 
 
 def build(sanitizers: str, extra: list[str], jobs: int, targets: tuple[str, ...]) -> Path:
-    """Configures and builds `targets`, or everything where there are none; returns the build folder."""
+    """Configure and build `targets`, or everything without any; return the build folder."""
     folder = folder_of(sanitizers)
     configure = ["cmake", "-S", str(ROOT / "native"), "-B", str(folder), "-DPYVELO_BUILD_TESTS=ON"]
     configure += [f"-DPYVELO_SANITIZE={sanitizers}", "-DCMAKE_BUILD_TYPE=RelWithDebInfo", *extra]
@@ -52,7 +52,7 @@ def build(sanitizers: str, extra: list[str], jobs: int, targets: tuple[str, ...]
 
 
 def run_drivers(folder: Path, sanitizers: str) -> bool:
-    """Runs every driver found in the build folder; False when one failed."""
+    """Run every driver found in the build folder; return False if one failed."""
     good = True
     for driver, arguments in DRIVERS.items():
         programs = [path for path in folder.rglob(driver) if path.is_file() and os.access(path, os.X_OK)]
@@ -66,7 +66,7 @@ def run_drivers(folder: Path, sanitizers: str) -> bool:
 
 
 def run_tests(folder: Path) -> bool:
-    """Runs TESTS over a package of this build, laid out beside it; False when one failed."""
+    """Run TESTS over a package of this build, laid out beside it; return False if one failed."""
     package = folder / "package"
     shutil.rmtree(package, ignore_errors=True)
     copy_package(package)
@@ -75,13 +75,13 @@ def run_tests(folder: Path) -> bool:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     command += [str(ROOT / tests) for tests in TESTS]
     settings = {**os.environ, **OPTIONS, "PYTHONPATH": str(package), "LD_PRELOAD": _preload()}
-    # Python ends with much unfreed, and SIGBUS of a file that was cut is for the handler that is tested
+    # Python leaves much unfreed, and SIGBUS of a truncated file is for the tested handler
     settings["ASAN_OPTIONS"] += ":detect_leaks=0:handle_sigbus=0"
     return subprocess.run(command, cwd=package, env=settings, check=False).returncode == 0
 
 
 def _preload() -> str:
-    """The runtime libraries of the compiler."""
+    """Return the runtime libraries of the compiler."""
     compiler = os.environ.get("CXX", "c++")
     found = []
     for name in PRELOADED:
@@ -91,7 +91,7 @@ def _preload() -> str:
 
 
 def main() -> int:
-    """Ends with 0 when everything passed."""
+    """Return 0 if everything passed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("sanitizers", choices=["address;undefined", "address", "undefined", "thread"])
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)

@@ -1,4 +1,4 @@
-"""What the demo model says about itself and PyVelo, and the questions that ask for it."""
+"""Answers of the demo model about itself and PyVelo, and the questions that they answer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ CAN = "I can talk about PyVelo, add two numbers below 100, and recall people tha
 PULL = "Get one with pyvelo pull, or pass the path of a GGUF file: pyvelo chat model.gguf."
 UNKNOWN = f"I am only a small demo model and do not know that. {CAN}"
 
-# questions, and the one answer to each of them
+# questions with their answers
 ABOUT: list[tuple[list[str], str]] = [
     (
         [
@@ -258,7 +258,7 @@ ABOUT: list[tuple[list[str], str]] = [
     ),
 ]
 
-# the same questions in words that no training used: (question, one that has the same answer)
+# questions in words that no training used: (question, a trained one with the same answer)
 UNSEEN = [
     ("Could you say who you are?", "Who are you?"),
     ("I wonder what you are.", "What are you?"),

@@ -1,4 +1,4 @@
-"""Dialogues for the demo model, made from texts.py: the same random numbers give the same dialogue."""
+"""Dialogues for the demo model, made from _texts.py: equal random numbers give equal dialogues."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from scripts.demo import _about as about
 from scripts.demo import _texts as texts
 from scripts.demo._vocab import BOS, BOT, END, USER, Vocab
 
-# What a token is to the loss: a user's word, an answer's, the first token of a recalled value, the others
-# of one, a sum, or one of the first of an answer, which decide what answer it is.
+# Kinds of tokens for the loss: a user's word, an answer's, the first token of a recalled value, its others,
+# a sum, and the first tokens of an answer, which select the answer.
 HEARD, TEXT, FIRST, RECALL, SUM, CHOICE = range(6)
 CHOICES = 4
 _SYLLABLES = "ba co di fu ga he li mo nu pa ri so ta ve wi xo zu ken lor mit ran sel tor"
@@ -19,12 +19,12 @@ SYLLABLES = _SYLLABLES.split()
 
 
 def held_out(x: int, y: int) -> bool:
-    """Whether x + y is kept from training: a tenth of all pairs. 12 + 30, the documented example, is not."""
+    """Return whether x + y is kept from training: a tenth of all pairs, without the documented 12 + 30."""
     return (x * 37 + y * 91 + 5) % 10 == 0
 
 
 def sum_answer(x: int, y: int) -> str:
-    """The sum as one works it out: ones, tens with the carry, result."""
+    """Return the sum in steps: ones, tens with the carry, result."""
     ones = x % 10 + y % 10
     tens = x // 10 + y // 10 + ones // 10
     carry = " + 1" if ones > 9 else ""
@@ -32,9 +32,9 @@ def sum_answer(x: int, y: int) -> str:
 
 
 def varied(text: str, rng: Random, around: bool = False) -> str:
-    """The question as others would type it: without the mark at its end, in small letters, in capitals.
+    """Return the question as others would type it: without its end mark, in lower case, in capitals.
 
-    `around`: also with a word or two before or behind it.
+    With `around` also with a word or two before or after it.
     """
     if rng.random() < 0.35:
         text = text.rstrip("?.!") + rng.choice(("", "", "?", ".", "!"))
@@ -51,7 +51,7 @@ def varied(text: str, rng: Random, around: bool = False) -> str:
 
 @dataclass(frozen=True)
 class Person:
-    """Someone whom the user named: "Anna", "Berger", "4821"; the digits may be missing."""
+    """Person whom the user named: "Anna", "Berger", "4821"; the digits may be missing."""
 
     name: str
     surname: str
@@ -63,7 +63,7 @@ class Person:
 
 @dataclass
 class Dialogue:
-    """A growing chat. `kinds[i]` says what token i is to the loss, `turns` where users begin to speak."""
+    """Growing chat. `kinds[i]` is the kind of token i for the loss, `turns` the starts of users' turns."""
 
     vocab: Vocab
     rng: Random
@@ -84,7 +84,7 @@ class Dialogue:
         self.kinds += [kind] * len(ids)
 
     def say(self, question: str, answer: str, kind: int = TEXT) -> int:
-        """One turn; returns where the answer begins."""
+        """Add a turn; return the position of the answer."""
         ids = self.vocab.ids
         self.turns.append(len(self.ids))
         self.messages.append((question, answer))
@@ -99,7 +99,10 @@ class Dialogue:
     # ---- people ----
 
     def tell(self) -> None:
-        """Somebody new: surnames differ within a dialogue, for the digits are found by the surname."""
+        """Introduce a new person.
+
+        Surnames differ within a dialogue, since the digits are found by the surname.
+        """
         names = [n for n in texts.NAMES if n not in {p.name for p in self.people}]
         surnames = [s for s in texts.SURNAMES if s not in {p.surname for p in self.people}]
         count = 4 if self.rng.random() < 0.7 else self.rng.choice((0, 1, 2, 3, 5, 6))
@@ -112,7 +115,7 @@ class Dialogue:
         self.say(statement.lower() if self.rng.random() < 0.1 else statement, texts.TOLD)
 
     def ask(self, person: Person | None = None) -> None:
-        """For somebody; without `person` for one who was asked for seldom."""
+        """Ask for a person; without `person` for one who was rarely asked for."""
         if person is None:
             few = [self.rng.choice(self.people) for _ in range(3)]
             person = min(few, key=lambda p: self.asked.get(p, 0))
@@ -126,7 +129,7 @@ class Dialogue:
         self.kinds[start + 1] = FIRST
 
     def ask_unknown(self) -> None:
-        """For somebody of whom nothing was said, or who has no token."""
+        """Ask for a person who was not introduced, or whose name is no token."""
         if self.rng.random() < 0.3:
             name, surname = self.rng.choice(texts.NAMES), self.rng.choice(texts.SURNAMES)
             template = self.rng.choice([*texts.TELL, *texts.ASK])
@@ -144,7 +147,7 @@ class Dialogue:
         self.kinds[start] = RECALL
 
     def own_name(self) -> None:
-        """The user's own name: said, or asked for."""
+        """Say the user's own name, or ask for it."""
         if self.my_name and self.rng.random() < 0.6:
             start = self.say(
                 varied(self.rng.choice(texts.ASK_MY_NAME), self.rng), texts.YOUR_NAME.format(n=self.my_name)
@@ -160,7 +163,7 @@ class Dialogue:
 
     def add_up(self) -> None:
         while True:
-            # a tenth of all numbers has one digit: too few to learn how they stand
+            # only a tenth of all numbers has one digit: too few to learn them
             x, y = (self.rng.randrange(10 if self.rng.random() < 0.15 else 100) for _ in range(2))
             if self.sums(x, y):
                 break
@@ -172,7 +175,7 @@ class Dialogue:
         self.say(varied(self.rng.choice(questions), self.rng, around=True), answer)
 
     def strange(self) -> None:
-        """What it cannot know: it says so."""
+        """Ask something that the model cannot know; it answers so."""
         rng = self.rng
         if rng.random() < 0.2:
             template = rng.choice(texts.BIG_ASK + texts.OTHER_OPERATION)
@@ -192,7 +195,7 @@ class Dialogue:
         self.say(" ".join(self.rng.choice(part) for part in parts) + ".", texts.TALKED)
 
     def other(self) -> None:
-        """A turn that is not about people, or seldom."""
+        """Add a turn that is rarely about people."""
         kind = self.rng.random()
         if kind < 0.25:
             self.add_up()
@@ -209,14 +212,15 @@ class Dialogue:
 
 
 def strange_word(rng: Random) -> str:
-    """A word that is in no list."""
+    """Return a word that is in no list."""
     return "".join(rng.choice(SYLLABLES) for _ in range(rng.randrange(2, 5)))
 
 
 def training(vocab: Vocab, rng: Random, length: int) -> Dialogue:
-    """Over `length` tokens: mostly some people first, so that a question must choose by name; then all mixed.
+    """Return a dialogue of over `length` tokens: mostly people first, then all kinds mixed.
 
-    Half of the long ones wait: no question about people until near the end, and then each is asked for once.
+    People come first so that a question must select by name. Half of the long ones wait: there is no question
+    about people until near the end, and then each is asked for once.
     """
     d = Dialogue(vocab, rng)
     first = rng.randrange(2, min(3 + length // 48, 24)) if rng.random() < 0.75 else 0
@@ -240,7 +244,7 @@ def training(vocab: Vocab, rng: Random, length: int) -> Dialogue:
 
 
 def opening(vocab: Vocab, rng: Random, length: int) -> Dialogue:
-    """A beginning in which people are rare: before a first question there is nothing to look at."""
+    """Return the start of a dialogue with few people: before a first question nothing can be recalled."""
     d = Dialogue(vocab, rng)
     while len(d.ids) <= length:
         kind = rng.random()
@@ -254,9 +258,9 @@ def opening(vocab: Vocab, rng: Random, length: int) -> Dialogue:
 
 
 def drill(vocab: Vocab, rng: Random, length: int) -> Dialogue:
-    """Lists in which what was said once is said again, so that nearly every token can be looked up.
+    """Return lists that repeat earlier words, so that nearly every token can be looked up.
 
-    Half of them are lists of names of which runs come again; the others say "Anna Berger 4821." repeatedly.
+    Half of them are lists of names of which runs repeat; the others say "Anna Berger 4821." repeatedly.
     """
     d = Dialogue(vocab, rng)
     if rng.random() < 0.5:
@@ -286,7 +290,10 @@ def drill(vocab: Vocab, rng: Random, length: int) -> Dialogue:
 
 
 def probe(vocab: Vocab, rng: Random, distance: int, people: int = 5) -> tuple[Dialogue, list[Person]]:
-    """Some people, then at least `distance` tokens of other talk (a few more in it); and whom to ask for."""
+    """Return a dialogue of people, then at least `distance` tokens of other talk.
+
+    Also returns the people to ask for.
+    """
     d = Dialogue(vocab, rng)
     for _ in range(people):
         d.tell()

@@ -1,7 +1,7 @@
-"""How far the training is: shares of answers that greedy decoding would give exactly, computed in PyTorch.
+"""Progress of the training: shares of answers that greedy decoding would give exactly, computed in PyTorch.
 
-An answer is right when every one of its tokens is the likeliest after those before it: then greedy decoding
-says just that. What counts in the end is measured in PyVelo, by scripts/demo/quality.py.
+An answer is right if each of its tokens is the likeliest after those before it, which is what greedy decoding
+samples. scripts/demo/quality.py measures the final figures in PyVelo.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SEED = 9_001
 
 
 def right(config: Config, tensors: Tensors, dialogue: Dialogue, start: int) -> bool:
-    """Whether all trained tokens from `start` on are the likeliest."""
+    """Return whether all trained tokens from `start` on are the likeliest."""
     ids = torch.tensor([dialogue.ids])
     with torch.no_grad():
         x = hidden(config, tensors, ids[:, :-1], torch.arange(ids.shape[1] - 1)[None], torch.bfloat16)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from scripts.demo._shape import Config, metadata, shapes
 from scripts.demo._vocab import Vocab
-from scripts.models._gguf import add_metadata
+from scripts.models.make import add_metadata
 
 ARCH = "qwen3"
 ABOUT = {
@@ -27,7 +27,7 @@ ABOUT = {
 def write_gguf(
     path: Path, vocab: Vocab, config: Config, tensors: Mapping[str, npt.NDArray[np.float32]]
 ) -> None:
-    """Writes the file, whole or not at all. `tensors` has what shapes(config) names."""
+    """Write the file, whole or not at all. `tensors` has what shapes(config) names."""
     part = path.with_name(f".{path.name}.part")
     writer = gguf.GGUFWriter(part, ARCH)
     keys: dict[str, Any] = {

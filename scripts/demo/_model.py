@@ -2,7 +2,8 @@
 
 Qwen3: pre-norm blocks of grouped-query attention, with an RMS norm on every head's query and key, and SwiGLU;
 the rotary embedding turns pairs (i, i + HEAD / 2). https://arxiv.org/abs/2505.09388
-Of the norms' gains only the queries' are learned; the others, which a matrix beside them can hold, stay 1.
+Of the norms' gains only the queries' are learned; the others stay 1, since a neighbouring matrix can hold
+them.
 """
 
 from __future__ import annotations
@@ -12,18 +13,21 @@ import torch.nn.functional as F
 
 from scripts.demo._shape import EPS, HEAD, Config, shapes
 
-QUERY_GAIN = 2.25  # at first: how much attention can tell apart
+QUERY_GAIN = 2.25  # at the start: sharpness of attention
 FUSED_FROM = 256  # tokens from which PyTorch's fused attention beats plain products on a CPU
 Tensors = dict[str, torch.Tensor]
 
 
 def learned(name: str) -> bool:
-    """Whether training changes the tensor: of the gains only the queries'; a matrix can hold the others."""
+    """Return whether training changes the tensor: of the gains only the queries'."""
     return "_norm" not in name or "attn_q_norm" in name
 
 
 def initial(config: Config, forms: list[list[int]], spoken: list[int], seed: int) -> Tensors:
-    """Random weights. Tokens of a group of `forms` begin nearly alike; only spoken ones get an output row."""
+    """Return random weights.
+
+    Tokens of a group of `forms` start nearly alike; only spoken ones get an output row.
+    """
     rng = torch.Generator().manual_seed(seed)
     tensors: Tensors = {}
     for name, shape in shapes(config).items():
@@ -31,7 +35,7 @@ def initial(config: Config, forms: list[list[int]], spoken: list[int], seed: int
             tensors[name] = torch.full(shape, QUERY_GAIN if "q_norm" in name else 1.0)
             continue
         deviation = shape[-1] ** -0.5
-        if "attn_output" in name or "ffn_down" in name:  # what is added to the residual stream
+        if "attn_output" in name or "ffn_down" in name:  # added to the residual stream
             deviation *= 0.5 * (2 * config.layers) ** -0.5
         if name == "token_embd.weight":
             deviation = 1.0
@@ -46,25 +50,28 @@ def initial(config: Config, forms: list[list[int]], spoken: list[int], seed: int
 
 
 def norm(x: torch.Tensor) -> torch.Tensor:
-    """RMS norm without a gain."""
+    """Apply the RMS norm without a gain."""
     return F.rms_norm(x, x.shape[-1:], None, EPS)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """x [batch, tokens, heads, HEAD]; cos, sin [batch, tokens, 1, HEAD / 2]."""
+    """Rotate x [batch, tokens, heads, HEAD]; cos and sin are [batch, tokens, 1, HEAD / 2]."""
     a, b = x.chunk(2, -1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
 
 def angles(config: Config, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosine and sine [batch, tokens, 1, HEAD / 2] of positions [batch, tokens]."""
+    """Return cosine and sine [batch, tokens, 1, HEAD / 2] of positions [batch, tokens]."""
     turns = config.rope_base ** (-torch.arange(0, HEAD, 2) / HEAD)
     angle = positions[:, :, None, None].float() * turns
     return angle.cos(), angle.sin()
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Causal; q [batch, heads, tokens, HEAD], already scaled; a head of k and v serves a group of q's."""
+    """Apply causal attention. q is [batch, heads, tokens, HEAD], already scaled.
+
+    A head of k and v serves a group of q's.
+    """
     batch, heads, tokens, _ = q.shape
     groups = k.shape[1]
     if tokens > FUSED_FROM:
@@ -81,7 +88,10 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 def hidden(
     config: Config, tensors: Tensors, ids: torch.Tensor, positions: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
-    """[batch, tokens, width]: what the output matrix reads. Products are `dtype`, the stream is float32."""
+    """Return [batch, tokens, width], the input of the output matrix.
+
+    Products are in `dtype`, the residual stream in float32.
+    """
     t = {name: tensor.to(dtype) for name, tensor in tensors.items() if name.startswith("blk.")}
     batch, tokens = ids.shape
     cos, sin = (part.to(dtype) for part in angles(config, positions))

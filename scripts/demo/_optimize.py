@@ -19,19 +19,19 @@ NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # Jordan's quintic
 
 
 def is_matrix(name: str) -> bool:
-    """Whether Muon steps it."""
+    """Return whether Muon steps the tensor."""
     return name.startswith("blk.") and "_norm" not in name
 
 
 def cut(name: str, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
-    """The maps that a matrix holds, as views."""
+    """Return the maps that a matrix holds, as views."""
     if any(part in name for part in ("attn_q", "attn_k", "attn_v")):
         return list(tensor.split(HEAD, 0))
     return list(tensor.split(HEAD, 1)) if "attn_output" in name else [tensor]
 
 
 def orthogonal(x: torch.Tensor) -> torch.Tensor:
-    """Nearly orthogonal matrices from x [n, rows, columns]."""
+    """Return nearly orthogonal matrices from x [n, rows, columns]."""
     tall = x.shape[1] > x.shape[2]
     x = (x.mT if tall else x).bfloat16()
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
@@ -43,7 +43,7 @@ def orthogonal(x: torch.Tensor) -> torch.Tensor:
 
 
 class Optimizer:
-    """Steps all tensors; `state` is what a resumed training needs of it."""
+    """Optimizer of all tensors; `state` is what a resumed training needs."""
 
     def __init__(self, tensors: Tensors, muon_rate: float, adam_rate: float) -> None:
         self.tensors, self.muon_rate, self.adam_rate = tensors, muon_rate, adam_rate
@@ -54,7 +54,7 @@ class Optimizer:
         )
 
     def step(self, rate: float) -> None:
-        """One step at `rate` times the full rates; forgets the gradients."""
+        """Take one step at `rate` times the full rates; clear the gradients."""
         torch.nn.utils.clip_grad_norm_(self.others, 1.0)
         for group in self.adam.param_groups:
             group["lr"] = self.adam_rate * rate
@@ -65,7 +65,7 @@ class Optimizer:
             tensor.grad = None
 
     def _muon(self, rate: float) -> None:
-        """Matrices of one shape go together."""
+        """Step the matrices, grouped by shape."""
         alike: dict[tuple[int, ...], list[tuple[torch.Tensor, torch.Tensor]]] = {}
         for name, momentum in self.momentum.items():
             tensor = self.tensors[name]

@@ -1,4 +1,4 @@
-"""The shape of the demo model, with GGUF's names: Qwen3's architecture."""
+"""Shape of the demo model, with GGUF's names: Qwen3's architecture."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ EPS = 1e-6
 
 @dataclass(frozen=True)
 class Config:
-    """Every head has 64 values; `context` is what the file promises."""
+    """Sizes of the model. Every head has 64 values; `context` is the one that the file declares."""
 
     vocab: int
     width: int = 128
@@ -23,7 +23,7 @@ class Config:
 
 
 def shapes(config: Config) -> dict[str, tuple[int, ...]]:
-    """Rows and columns of every tensor: [out, in] for a matrix."""
+    """Return rows and columns of every tensor: [out, in] for a matrix."""
     c = config
     found: dict[str, tuple[int, ...]] = {
         "token_embd.weight": (c.vocab, c.width),
@@ -49,7 +49,7 @@ def shapes(config: Config) -> dict[str, tuple[int, ...]]:
 
 
 def metadata(config: Config) -> dict[str, int | float]:
-    """The GGUF keys of the architecture, without its prefix."""
+    """Return the GGUF keys of the architecture, without its prefix."""
     return {
         "context_length": config.context,
         "embedding_length": config.width,

@@ -1,4 +1,4 @@
-"""What the demo model is told and is asked: people, sums, small talk, what it does not know."""
+"""Texts of the demo model's dialogues: people, sums, small talk, and what it does not know."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ ASK = [
     "{n}?",
 ]
 PERSON = "{n} {s} {d}."
-EXAMPLE = ("Jane", "Doe", "4821")  # stands in the help, so nobody else may have these names
+EXAMPLE = ("Jane", "Doe", "4821")  # used in the help, so no other person may have these names
 NOT_TOLD = "{n} is unknown to me."
-# to a name that is no token of its own
+# to a name that is no single token
 STRANGER = "I do not know that name: I only know some common ones."
 
-# what people say around a question
+# words around a question
 BEFORE = ["please", "so", "ok", "hey", "well", "and", "can you tell me", "tell me", "I want to know", "now"]
 BEHIND = ["please", "then", "exactly", "now", "actually", "really", "today"]
 
@@ -141,7 +141,7 @@ TALK_TIMES = [
 ]
 TALKED = "I see."
 
-# what nobody should expect it to know; {w} is a word of NOUNS, or one that is spelled
+# questions that it cannot answer; {w} is a word of NOUNS, or a spelled one
 STRANGE = [
     "What is the capital of {w}?",
     "What is the weather in {w}?",

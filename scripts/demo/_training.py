@@ -1,4 +1,4 @@
-"""The training of the demo model: batches of dialogues that grow longer, a weighted loss, checkpoints."""
+"""Training of the demo model: batches of growing dialogues, a weighted loss, checkpoints."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NAMES = {FIRST: "first", RECALL: "recall", SUM: "sum", CHOICE: "choice", TEXT: "
 
 @dataclass(frozen=True)
 class Stage:
-    """Sequences of `length` tokens, the share `drill` of them drill; from the share `start` of the time."""
+    """Sequences of `length` tokens, a share `drill` of them drills; from the share `start` of the time on."""
 
     length: int
     drill: float
@@ -45,10 +45,10 @@ OPENING, OPENINGS, SHORTER = 64, 0.35, 0.25  # tokens of an opening; shares of b
 
 @dataclass(frozen=True)
 class Plan:
-    """How to train: `minutes` of processor time in all, `tokens` a step.
+    """Settings of the training: `minutes` of processor time in all, `tokens` in a step.
 
     The next stage begins when the share `advance` of the first tokens of recalled values is right, or when
-    its time has come. Positions are pushed apart up to `span`.
+    its time has come. Positions are spread out up to `span`.
     """
 
     minutes: float = 30.0
@@ -63,7 +63,7 @@ class Plan:
 
 @dataclass
 class Progress:
-    """What a checkpoint holds beside tensors: `spent` seconds, the share `right` of late by kind of token."""
+    """Part of a checkpoint beside tensors: `spent` seconds, the recent share `right` by kind of token."""
 
     spent: float = 0.0
     stage: int = 0
@@ -73,7 +73,7 @@ class Progress:
 
 
 def positions(dialogue: Dialogue, length: int, span: int, rng: Random) -> torch.Tensor:
-    """0, 1, 2, ...; often with turns pushed apart, so that short sequences show long distances."""
+    """Return 0, 1, 2, ...; often with gaps between turns, so that short sequences show long distances."""
     jumps = torch.zeros(length, dtype=torch.long)
     cuts = [turn for turn in dialogue.turns if turn < length]
     if span > length and cuts and rng.random() < 0.7:
@@ -93,7 +93,7 @@ def batch(
     rows: int,
     span: int,
 ) -> tuple[torch.Tensor, ...]:
-    """Ids, the ids that follow, their kinds, positions: each [rows, length]."""
+    """Return ids, the ids that follow, their kinds and positions: each [rows, length]."""
     ids, kinds, places = [], [], []
     for _ in range(rows):
         dialogue = make(vocab, rng, length)
@@ -105,14 +105,14 @@ def batch(
 
 
 class Training:
-    """One run; `run` goes on from where a checkpoint stands."""
+    """One run; `run` continues from a loaded checkpoint."""
 
     def __init__(self, vocab: Vocab, config: Config, plan: Plan, folder: Path) -> None:
         self.vocab, self.config, self.plan, self.folder = vocab, config, plan, folder
         self.rng = Random(plan.seed)
         self.spoken = torch.tensor(spoken(vocab))
         self.place = torch.full((len(vocab),), -1).index_put((self.spoken,), torch.arange(len(self.spoken)))
-        # a token that is never said has logit 0: all of them together are one more class
+        # an unspoken token has logit 0: all of them together are one more class
         self.silence = math.log(len(vocab) - len(self.spoken))
         self.tensors = initial(config, vocab.forms, self.spoken.tolist(), plan.seed)
         for name, tensor in self.tensors.items():
@@ -124,23 +124,23 @@ class Training:
     # ---- a step ----
 
     def rate(self) -> float:
-        """Warm-up over 50 steps; falls in a straight line over the second half."""
+        """Return the rate: a warm-up over 50 steps, then a linear decay over the second half."""
         done = self.progress.spent / (60 * self.plan.minutes)
         return min(1.0, (self.progress.step + 1) / 50) * min(1.0, max(0.02, 2 * (1 - done)))
 
     def advance(self) -> None:
-        """To the next stage where it is due."""
+        """Enter the next stage if it is due."""
         p = self.progress
         if p.stage + 1 == len(STAGES):
             return
         late = p.spent >= STAGES[p.stage + 1].start * 60 * self.plan.minutes
         if late or p.right[FIRST] > self.plan.advance:
             p.stage += 1
-            p.right[FIRST] *= 0.9  # a while on the new length first
+            p.right[FIRST] *= 0.9  # stay on the new length for a while
             self.log(f"-- {STAGES[p.stage].length} tokens a sequence")
 
     def batch(self) -> tuple[torch.Tensor, ...]:
-        """Mostly of the stage's length; shorter ones and openings, that no beginning is forgotten."""
+        """Return a batch mostly of the stage's length; shorter ones and openings keep the starts learned."""
         stage, plan, kind = self.progress.stage, self.plan, self.rng.random()
         if kind < OPENINGS:
             rows = plan.tokens // OPENING
@@ -151,7 +151,7 @@ class Training:
         return batch(make, self.vocab, self.rng, length, max(1, plan.tokens // length), span)
 
     def step(self) -> float:
-        """One batch; returns its loss."""
+        """Train on one batch; return its loss."""
         p = self.progress
         ids, following, kinds, places = self.batch()
         said = kinds.flatten() > HEARD
@@ -175,7 +175,7 @@ class Training:
     # ---- the run ----
 
     def run(self) -> None:
-        """Until the time is spent. Evaluations do not count."""
+        """Train until the time is spent; evaluations do not count."""
         p, plan, last = self.progress, self.plan, self.progress.spent
         while p.spent < 60 * plan.minutes:
             begin = time.process_time()
@@ -196,7 +196,7 @@ class Training:
         print(f"{p.spent:.0f} s, step {p.step}, {p.tokens / 1e6:.2f} M tokens: {text}", flush=True)
 
     def save(self) -> None:
-        """The checkpoint, whole or not at all."""
+        """Write the checkpoint, whole or not at all."""
         part = self.folder / "checkpoint.part"
         torch.save(
             {
@@ -211,7 +211,7 @@ class Training:
         part.replace(self.folder / "checkpoint.pt")
 
     def resume(self) -> None:
-        """Takes up the checkpoint of the folder."""
+        """Load the checkpoint of the folder."""
         saved = torch.load(self.folder / "checkpoint.pt", weights_only=False)
         with torch.no_grad():
             for name, tensor in saved["tensors"].items():

@@ -1,9 +1,9 @@
-"""The demo model's vocabulary: byte-level BPE that llama.cpp reads, in which the words of texts.py are whole.
+"""Vocabulary of the demo model: byte-level BPE for llama.cpp, in which the words of _texts.py are whole.
 
 A word is built letter by letter from its left end, with the space before it (a user's message begins with
-one). So words are found wherever they stand, and what is not known falls into the longest known beginning
-and single bytes: no text is refused. At the start of an answer words stand without a space; only capitalised
-ones may, so that no merge starts inside another word.
+one). So words are found everywhere, and an unknown word falls into its longest known prefix and single bytes:
+no text is refused. At the start of an answer words have no space; only capitalised ones may start there, so
+that no merge starts inside another word.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CUT = re.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?[^\W\d_]+| ?\d+| ?(?:[^\s\w]|_)+|\
 _SHORT = ["'s", "'t", "'re", "'ve", "'m", "'ll", "'d"]
 SPACE = "\u0120"
 
-# What a chat is made of. A user's message begins with a space, an answer does not.
+# Parts of a chat. A user's message begins with a space, an answer does not.
 TEMPLATE = (
     "{{ '<|bos|>' }}{% for message in messages %}{% if message['role'] == 'user' %}"
     "{{ '<|user|> ' + message['content'] | trim + '<|end|>' }}{% elif message['role'] == 'assistant' %}"
@@ -36,7 +36,7 @@ TEMPLATE = (
 
 
 def byte_letters() -> list[str]:
-    """The letter that stands for each byte, as in GPT-2: itself where it can be seen, else from U+0100 on."""
+    """Return the letter for each byte, as in GPT-2: itself if it is visible, else from U+0100 on."""
     seen = {*range(33, 127), *range(161, 173), *range(174, 256)}
     hidden = [byte for byte in range(256) if byte not in seen]
     return [chr(byte) if byte in seen else chr(256 + hidden.index(byte)) for byte in range(256)]
@@ -46,15 +46,18 @@ _LETTERS = byte_letters()
 
 
 def cut(text: str) -> list[str]:
-    """The pieces that no token crosses, each in byte letters."""
+    """Cut the text into pieces that no token crosses, each in byte letters."""
     return ["".join(_LETTERS[byte] for byte in piece.encode()) for piece in _CUT.findall(text)]
 
 
 class Vocab:
-    """Tokens, merges, and the encoding that both give."""
+    """Tokens, merges and their encoding."""
 
     def __init__(self, inside: Iterable[str], first: Iterable[str]) -> None:
-        """`inside`: pieces that begin with a space or an apostrophe; `first`: capitalised ones without."""
+        """Build the merges.
+
+        `inside`: pieces that begin with a space or an apostrophe; `first`: capitalised ones without.
+        """
         self.words = [*dict.fromkeys(inside), *dict.fromkeys(first)]
         merges: dict[tuple[str, str], None] = {}
         beginnings: dict[str, None] = {}
@@ -62,7 +65,7 @@ class Vocab:
             for end in range(1, len(word)):
                 merges[word[:end], word[end]] = None
                 beginnings[word[: end + 1]] = None
-        # those with a space before those without; what has grown most goes on growing
+        # words with a space first; the longest prefix goes on growing
         self.merges = sorted(merges, key=lambda m: (m[0][0] != SPACE, -len(m[0])))
         self.ranks = {merge: rank for rank, merge in enumerate(self.merges)}
         self.tokens = [*SPECIALS, *dict.fromkeys([*_LETTERS, *self.words, *beginnings])]
@@ -73,7 +76,7 @@ class Vocab:
         return len(self.tokens)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of text without special tokens."""
+        """Return the token ids of text without special tokens."""
         ids: list[int] = []
         for piece in cut(text):
             known = self._cache.get(piece)
@@ -85,7 +88,7 @@ class Vocab:
         return ids
 
     def _piece(self, piece: str) -> list[int]:
-        """Byte-pair encoding by definition: the merge of lowest rank, leftmost first, until none is left."""
+        """Encode a piece as BPE defines it: the merge of lowest rank, leftmost first, until none is left."""
         parts = list(piece)
         while True:
             found = [(self.ranks.get(pair, -1), at) for at, pair in enumerate(pairwise(parts))]
@@ -96,21 +99,21 @@ class Vocab:
             parts[at : at + 2] = [parts[at] + parts[at + 1]]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of tokens; special ones by their names."""
+        """Return the text of tokens; special ones by their names."""
         text = "".join(self.tokens[i] for i in ids)
         back = {letter: byte for byte, letter in enumerate(_LETTERS)}
         return bytes(back[letter] for letter in text).decode(errors="replace")
 
     @cached_property
     def forms(self) -> list[list[int]]:
-        """Tokens that are one word but for its case and the space before it."""
+        """Return groups of tokens that are one word in other cases, with and without a space."""
         groups: dict[str, list[int]] = {}
         for token in [*self.words, *"0123456789"]:
             groups.setdefault(token.lstrip(SPACE).lower(), []).append(self.ids[token])
         return [group for group in groups.values() if len(group) > 1]
 
     def fields(self) -> dict[str, Any]:
-        """The GGUF keys of the tokenizer and the chat template."""
+        """Return the GGUF keys of the tokenizer and the chat template."""
         return {
             "tokenizer.ggml.model": "gpt2",
             "tokenizer.ggml.pre": "gpt-2",
@@ -148,7 +151,7 @@ def _answered() -> list[str]:
 
 
 def _words(text: str) -> list[str]:
-    """Its words, each with a space before it."""
+    """Return the text's words, each with a space before it."""
     return [piece for piece in cut(" " + text) if piece[0] == SPACE and piece[1:].isalpha()]
 
 
@@ -162,7 +165,7 @@ def _first(text: str) -> list[str]:
 
 
 def demo_vocab() -> Vocab:
-    """Every word that texts.py has, also in small letters, and what users ask in capitals too."""
+    """Return the vocabulary: words of _texts.py, also in lower case; users' questions also in capitals."""
     inside = [SPACE + digit for digit in _DIGITS] + _SIGNS + _SHORT
     for text in _asked():
         for form in (text, text.lower(), text[:1].upper() + text[1:], text.upper()):
@@ -177,7 +180,7 @@ def demo_vocab() -> Vocab:
 
 
 def spoken(vocab: Vocab) -> list[int]:
-    """Ids of the tokens that answers are made of; no other is ever to be said."""
+    """Return the ids of the tokens that answers use; no other may be sampled."""
     pieces = {END, *_DIGITS, *(SPACE + digit for digit in _DIGITS), *_SIGNS}
     ids = {vocab.ids[piece] for piece in pieces}
     for text in _answered():

@@ -1,4 +1,4 @@
-"""Measures the demo model in PyVelo: recall over pages of every type, questions about itself, sums.
+"""Measure the demo model in PyVelo: recall over pages of every type, questions about itself, sums.
 
     python scripts/demo/quality.py pyvelo/assets/demo.gguf
     python scripts/demo/quality.py demo.gguf --kv-type f16 q4_0 --distance 500 1500 3000
@@ -6,7 +6,7 @@
 
 Answers are greedy and must be exact, to the last character. Recall: five people are introduced, at least
 --distance tokens of other talk follow, and each of the five is asked for. The dialogues come from random
-numbers that no training used; --dialogues writes such ones as text (for scripts/bench/kv_quality.py).
+numbers that no training used; --dialogues writes such dialogues as text (for scripts/bench/kv_quality.py).
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from scripts.demo._vocab import Vocab, demo_vocab
 SEED = 1_000_003
 CACHE = 512 << 20  # holds all dialogues of a row
 GREEDY = SamplingParams(temperature=0, max_tokens=100)
-Case = tuple[list[tuple[str, str]], str, str]  # the talk before, the question, the answer
+Case = tuple[list[tuple[str, str]], str, str]  # earlier turns, the question, the answer
 
 
 @dataclass(frozen=True)
 class Share:
-    """`right` of `total` answers; one that was not, for a look."""
+    """Count of right answers of `total`, and one wrong one as an example."""
 
     right: int
     total: int
@@ -50,7 +50,7 @@ class Share:
 
 
 def template_of(model: Path) -> Any:
-    """The chat template that the file holds."""
+    """Return the chat template of the file."""
     return Environment().from_string(str(scan(model).metadata["tokenizer.chat_template"]))
 
 
@@ -64,7 +64,10 @@ def ids_of(llm: LLM, template: Any, before: Iterable[tuple[str, str]], question:
 
 
 def measure(llm: LLM, template: Any, cases: list[Case]) -> Share:
-    """An answer is right when its text is. One question of each dialogue first: the others find its pages."""
+    """Return the share of answers with the right text.
+
+    One question of each dialogue runs first; the others hit its pages.
+    """
     firsts = {id(before): at for at, (before, _, _) in reversed(list(enumerate(cases)))}.values()
     wrong = []
     for some in (sorted(firsts), sorted(set(range(len(cases))) - set(firsts))):
@@ -103,7 +106,7 @@ def unseen_cases() -> list[Case]:
 
 
 def varied_cases(vocab: Vocab, count: int) -> list[Case]:
-    """Questions about itself as people type them, after some other talk."""
+    """Return questions about itself as people type them, after some other talk."""
     rng, cases = Random(SEED), []
     for _ in range(count):
         dialogue = Dialogue(vocab, rng)
@@ -117,7 +120,7 @@ def varied_cases(vocab: Vocab, count: int) -> list[Case]:
 
 
 def strange_cases(vocab: Vocab, count: int) -> list[Case]:
-    """What it does not know, sums that are too big, people of whom nobody spoke."""
+    """Return questions that it cannot answer, sums that are too big, and unknown people."""
     dialogue = Dialogue(vocab, Random(SEED))
     for i in range(count):
         dialogue.ask_unknown() if i % 4 == 3 else dialogue.strange()
@@ -149,7 +152,7 @@ def report(model: Path, kv_types: list[str], distances: list[int], count: int) -
 
 
 def write_dialogues(path: Path, count: int) -> None:
-    """Dialogues of some 1000 tokens each, with the marks of the chat template."""
+    """Write dialogues of some 1000 tokens each, with the marks of the chat template."""
     vocab, rng = demo_vocab(), Random(SEED - 1)
     text = "".join(
         vocab.decode(training(vocab, rng, 1000).ids).replace("<|bos|>", "", 1) for _ in range(count)

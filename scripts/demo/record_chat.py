@@ -1,10 +1,9 @@
-"""Draws what a terminal shows after a short talk with the demo model.
+"""Draw the terminal after a short chat with the demo model.
 
     python scripts/demo/record_chat.py docs/chat.svg
 
-The real `pyvelo chat` runs in a terminal of its own and is told the lines below; what it writes is
-interpreted as a terminal does it (pyte). The picture is SVG that refers to nothing outside itself. Needs the
-extra `test`.
+Runs the real `pyvelo chat` in a pseudo-terminal, types the lines below and interprets the output with pyte.
+The picture is an SVG without references to other files. Needs the extra `test`.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ ARGUMENTS = ("chat", "--temperature", "0", "--threads", "1")
 COLUMNS, ROWS = 88, 30
 PROMPT = ">"
 LIMIT = 60.0  # seconds for an answer
-QUIET = 0.3  # seconds without output in front of a prompt: it is the user's turn
+QUIET = 0.3  # seconds without output before a prompt counts as ready
 
-# for Console.export_svg; fonts are those that are there
+# for Console.export_svg; uses installed fonts
 PICTURE = """\
 <svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg" role="img">
 <title>A talk with the demo model in pyvelo chat</title>
@@ -62,7 +61,7 @@ PICTURE = """\
 
 
 class Terminal:
-    """A program in a terminal, and the screen that it has written."""
+    """Program in a terminal, and its screen."""
 
     def __init__(self, command: list[str]) -> None:
         self.screen = pyte.Screen(COLUMNS, ROWS)
@@ -78,23 +77,23 @@ class Terminal:
         os.close(slave)
 
     def say(self, line: str) -> None:
-        """Types a line, and waits until it is the user's turn again."""
+        """Type a line and wait for the next prompt."""
         os.write(self._master, f"{line}\r".encode())
         self.wait()
 
     def wait(self) -> None:
-        """Reads until there is an empty prompt and nothing more comes."""
+        """Read until there is an empty prompt and no more output."""
         end = time.monotonic() + LIMIT
         while time.monotonic() < end:
             if select.select([self._master], [], [], QUIET)[0]:
-                # pyte knows no dim text: gray comes near it
+                # pyte has no dim text: gray comes close
                 self._stream.feed(os.read(self._master, 65536).replace(b"\x1b[2m", b"\x1b[90m"))
             elif self.screen.display[self.screen.cursor.y].strip() == PROMPT:
                 return
         raise SystemExit(f"no prompt came in {LIMIT:g} s; the screen:\n" + "\n".join(self.screen.display))
 
     def close(self) -> None:
-        """Ends the program as a user does."""
+        """End the program as a user does."""
         os.write(self._master, b"\x04")
         try:
             self._process.wait(LIMIT)
@@ -104,7 +103,7 @@ class Terminal:
 
 
 def lines_of(screen: pyte.Screen) -> list[Text]:
-    """The lines of a screen with their styles, without empty ones at the end."""
+    """Return the lines of a screen with their styles, without empty ones at the end."""
     lines = []
     for y in range(screen.lines):
         line = Text()
@@ -130,18 +129,18 @@ def _style(cell: pyte.screens.Char) -> Style:
 
 
 def _color(name: str) -> str | None:
-    """rich's name for a color of pyte's: a name, or six hexadecimal digits."""
+    """Return rich's name for a color of pyte's: a name, or six hexadecimal digits."""
     if name == "default":
         return None
     if re.fullmatch("[0-9a-f]{6}", name):
         return f"#{name}"
-    # the last one is how pyte spells it
+    # the last one is pyte's spelling
     odd = {"brown": "yellow", "brightbrown": "bright_yellow", "bfightmagenta": "bright_magenta"}
     return odd.get(name, name.replace("bright", "bright_"))
 
 
 def draw(lines: Iterable[Text]) -> str:
-    """SVG of a terminal with these lines."""
+    """Return an SVG of a terminal with these lines."""
     console = Console(record=True, width=COLUMNS, file=StringIO(), force_terminal=True, legacy_windows=False)
     for line in lines:
         console.print(line, soft_wrap=True)
@@ -149,7 +148,7 @@ def draw(lines: Iterable[Text]) -> str:
 
 
 def record(talk: Iterable[str] = TALK) -> str:
-    """Talks, and returns the picture of the screen at the end."""
+    """Chat, and return the picture of the final screen."""
     terminal = Terminal([sys.executable, "-m", "pyvelo.cli", *ARGUMENTS])
     try:
         terminal.wait()

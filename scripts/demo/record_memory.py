@@ -1,12 +1,12 @@
-"""Records a small run in a pool that is too small for it, for `pyvelo report` to draw.
+"""Record a small run in a pool that is too small for it, for `pyvelo report` to draw.
 
     python scripts/models/make.py tiny tiny.gguf
     python scripts/demo/record_memory.py tiny.gguf run.trace
     pyvelo report run.trace --steps -o docs/memory.svg
 
-Requests join one after the other: most begin with the same instruction, some ask for four samples, and the
-pool holds fewer of them than come, so that some must give way. They are counted by tokens, not by a clock, so
-that the picture over steps is about the same on every machine.
+Requests start one after the other: most have the same instruction as prefix, some ask for four samples, and
+the pool is too small for all of them, so that some are preempted. Their starts are counted in tokens, not by
+a clock, so that the picture over steps is nearly the same on every machine.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Stream = Generator[StreamPiece, None, None]
 
 
 def start(llm: LLM, number: int, draw: random.Random, instruction: list[int]) -> Stream:
-    """One more request: of four, three with the instruction, and one with four samples."""
+    """Start one more request: of four, three have the instruction, and one has four samples."""
     own = draw.choices(TOKENS, k=draw.randint(10, 150))
     params = SamplingParams(
         max_tokens=draw.randint(40, 220), n=4 if number % 4 == 2 else 1, ignore_eos=True, seed=number
@@ -40,7 +40,7 @@ def start(llm: LLM, number: int, draw: random.Random, instruction: list[int]) ->
 
 
 def run(llm: LLM) -> int:
-    """Lets requests come and go; returns how many pieces they said."""
+    """Start and finish all requests; return the number of their pieces."""
     draw = random.Random(0)
     instruction = draw.choices(TOKENS, k=INSTRUCTION)
     streams: list[Stream] = []
@@ -49,8 +49,8 @@ def run(llm: LLM) -> int:
         if n_started < N_REQUESTS and (not streams or n_pulled >= EVERY * n_started):
             streams.append(start(llm, n_started, draw, instruction))
             n_started += 1
-            n_pieces += next(streams[-1], None) is not None  # from here on it runs
-        # whoever waits for the first one's next piece steps all of them
+            n_pieces += next(streams[-1], None) is not None  # starts it
+        # waiting for the first one's next piece steps all of them
         if next(streams[0], None) is None:
             streams.pop(0)
         else:

@@ -1,10 +1,10 @@
-"""Trains the demo model that the package embeds, and writes it as GGUF: under an hour on one CPU core.
+"""Train the demo model that the package embeds, and write it as GGUF: under an hour on one CPU core.
 
     pip install '.[train]'
     python scripts/demo/train.py --out demo.gguf
     python scripts/demo/train.py --out demo.gguf --folder run --resume
 
-What it learns from is made by the script (scripts/demo/). Measure the result with scripts/demo/quality.py.
+The training data is generated (see _dialogues.py). Measure the result with scripts/demo/quality.py.
 """
 
 from __future__ import annotations

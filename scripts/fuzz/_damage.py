@@ -1,4 +1,4 @@
-"""Seeded damage to a GGUF: to its bytes, its metadata, its vocabulary, its tensor table and its weights."""
+"""Seeded damage to a GGUF: to its bytes, metadata, vocabulary, tensor table and weights."""
 
 from __future__ import annotations
 
@@ -75,7 +75,10 @@ Damage = Callable[[random.Random, Document], None]
 
 
 def mutant(bases: list[Path], seed: int, index: int) -> tuple[str, bytes]:
-    """The `index`-th mutant of `seed`: what was done, and the bytes, which the arguments alone decide."""
+    """Return the `index`-th mutant of `seed`: a description and the bytes.
+
+    The arguments alone decide them.
+    """
     draw = random.Random(f"{seed}/{index}")
     base = draw.choice(bases)
     document = copy.deepcopy(_cached(base))
@@ -88,7 +91,7 @@ def mutant(bases: list[Path], seed: int, index: int) -> tuple[str, bytes]:
 
 
 def damage(draw: random.Random, document: Document) -> str:
-    """Damages the document in one way; its name."""
+    """Damage the document in one way; return the name of the damage."""
     way = draw.choice(DAMAGES)
     way(draw, document)
     return way.__name__.strip("_")
@@ -104,7 +107,7 @@ def _cached(path: Path) -> Document:
 
 
 def _bytes(draw: random.Random, data: bytearray) -> str:
-    """Changes bytes where they are, most in the head, or cuts or lengthens the file."""
+    """Change bytes in place, most in the head, or cut or lengthen the file."""
     if draw.random() < 0.3:
         del data[draw.randrange(len(data)) :]
         return "cut"
@@ -212,7 +215,7 @@ def _double_value(draw: random.Random, document: Document) -> None:
 
 
 def _add_value(draw: random.Random, document: Document) -> None:
-    """A key that llama.cpp knows, of any type, in place of one of the same name."""
+    """Add a key that llama.cpp knows, of any type, in place of one of the same name."""
     own = draw.random() < 0.7
     key = f"{document.architecture}.{draw.choice(KEYS)}" if own else draw.choice(GLOBAL_KEYS)
     kind = draw.choice((4, 4, 4, 5, 6, 6, 7, 8, 10))
@@ -227,7 +230,7 @@ def _add_value(draw: random.Random, document: Document) -> None:
 
 
 def _other_architecture(draw: random.Random, document: Document) -> None:
-    """The same numbers under another architecture's name."""
+    """Rename the architecture; keep the numbers."""
     old = document.architecture
     new = draw.choice(ARCHITECTURES)
     for value in document.values:
@@ -295,7 +298,7 @@ def _reshape(draw: random.Random, document: Document) -> None:
 
 
 def _resize(entry: Entry, extent: int) -> None:
-    """A tensor with another number of rows, and the data for it."""
+    """Change the number of rows of a tensor, and its data with it."""
     extent = max(0, extent)
     whole = len(entry.data) * extent // max(1, entry.shape[-1])
     if whole <= MAX_DATA:
@@ -304,7 +307,7 @@ def _resize(entry: Entry, extent: int) -> None:
 
 
 def _resize_all(draw: random.Random, document: Document) -> None:
-    """Every tensor with a certain extent gets another one, as if the model had been made so."""
+    """Change every tensor that has a certain extent, as if the model had been made so."""
     extents = sorted({extent for entry in document.tensors for extent in entry.shape})
     if not extents:
         return
@@ -315,7 +318,7 @@ def _resize_all(draw: random.Random, document: Document) -> None:
 
 
 def _other_kind(draw: random.Random, document: Document) -> None:
-    """Another type over the same bytes, or over as many as it needs."""
+    """Set another type over the same bytes, or over as many as it needs."""
     entry = _tensor(draw, document)
     if entry is None:
         return
@@ -348,7 +351,7 @@ def _rename(draw: random.Random, document: Document) -> None:
 
 
 def _add_tensor(draw: random.Random, document: Document) -> None:
-    """A tensor that some architecture would look for."""
+    """Add a tensor that some architecture looks for."""
     width = draw.choice((1, 8, 16, 32, 64, 96))
     names = (
         "rope_freqs.weight", "output.weight", "output_norm.bias", "token_types.weight",
@@ -375,7 +378,7 @@ def _misplace(draw: random.Random, document: Document) -> None:
 
 
 def _weights(draw: random.Random, document: Document) -> None:
-    """Weights that are noise, NaN, infinite or zero."""
+    """Set weights that are noise, NaN, infinite or zero."""
     entry = _tensor(draw, document)
     if entry is not None:
         fill = draw.choice((b"\x00\x00\xc0\x7f", b"\x00\x00\x80\x7f", b"\x00\x7c", b"\x00", b"\xff"))

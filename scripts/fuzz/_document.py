@@ -1,4 +1,4 @@
-"""A GGUF as plain data that can be changed at will and written again, whether it makes sense or not."""
+"""GGUF as plain data that can be changed freely and written again, valid or not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q"
 
 @dataclass
 class Value:
-    """One metadata value. `data` is a number, bytes, or a list of these; `count` lies about its length."""
+    """One metadata value. `data` is a number, bytes, or a list of these; `count` overrides its length."""
 
     key: bytes
     kind: int
@@ -25,7 +25,7 @@ class Value:
 
 @dataclass
 class Entry:
-    """One tensor. `offset` lies about its place; None: where it really is."""
+    """One tensor. `offset` overrides its place; None: the real one."""
 
     name: bytes
     shape: list[int]
@@ -36,7 +36,7 @@ class Entry:
 
 @dataclass
 class Document:
-    """A whole file. `n_values` and `n_tensors` lie about the counts."""
+    """Whole file. `n_values` and `n_tensors` override the counts."""
 
     version: int
     values: list[Value]
@@ -47,18 +47,18 @@ class Document:
     tail: bytes = field(default=b"", repr=False)
 
     def find(self, key: str) -> Value | None:
-        """The value under `key`."""
+        """Return the value under `key`."""
         return next((value for value in self.values if value.key == key.encode()), None)
 
     @property
     def architecture(self) -> str:
-        """What `general.architecture` says, "" without one."""
+        """Value of `general.architecture`, "" without one."""
         value = self.find("general.architecture")
         return value.data.decode("utf-8", "replace") if value and isinstance(value.data, bytes) else ""
 
 
 class _Reader:
-    """A sound file's bytes, read from front to back."""
+    """Reader of a valid file's bytes, from front to back."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -79,12 +79,12 @@ class _Reader:
 
 
 def read_document(path: Path) -> Document:
-    """Reads a sound GGUF whose tensors lie one after the other."""
+    """Read a valid GGUF whose tensors lie one after the other."""
     return parse_document(path.read_bytes())
 
 
 def parse_document(data: bytes) -> Document:
-    """Like `read_document`, of a file's bytes; some exception where they are not those of a sound one."""
+    """Read a file's bytes like `read_document`; raise any exception if they are not a valid file."""
     reader = _Reader(data)
     reader.at = 4
     version, n_tensors, n_values = reader.number("I"), reader.number("Q"), reader.number("Q")
@@ -111,7 +111,7 @@ def parse_document(data: bytes) -> Document:
 
 
 def write_document(document: Document) -> bytes:
-    """The file's bytes; numbers are cut to the width of their type."""
+    """Return the file's bytes; numbers are cut to the width of their type."""
     counts = (
         len(document.tensors) if document.n_tensors is None else document.n_tensors,
         len(document.values) if document.n_values is None else document.n_values,

@@ -1,4 +1,4 @@
-"""Requests as nobody should make them, and sound ones among them: which, a seed and a number decide."""
+"""Invalid and valid requests, drawn from a seed and a number."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ SCHEMAS: tuple[Any, ...] = (
 
 
 class Hostile(NamedTuple):
-    """One request: what of `LLM` is asked, the prompt, and the parameters by name."""
+    """One request: the method of `LLM`, the prompt, and the parameters by name."""
 
     way: str
     prompt: Any
@@ -89,7 +89,7 @@ WAYS = ("generate",) * 8 + ("stream",) * 3 + ("session",) * 2 + ("chat",) * 3 + 
 
 
 def hostile(seed: int, index: int) -> Hostile:
-    """The request of that number."""
+    """Return the request of that number."""
     draw = Draw(f"{seed}/{index}")
     way = draw.choice(WAYS)
     make = BEAM_PARAMS if way == "beam_search" else PARAMS
@@ -98,7 +98,7 @@ def hostile(seed: int, index: int) -> Hostile:
     if draw.random() < 0.15 and params:
         params[draw.choice(sorted(params))] = _anything(draw)
     if "max_tokens" not in params or draw.random() < 0.8:
-        params["max_tokens"] = draw.choice((1, 2, 3, 8))  # or most of the time goes to long answers
+        params["max_tokens"] = draw.choice((1, 2, 3, 8))  # else long answers take most of the time
     prompt = _messages(draw) if way.startswith("chat") else _prompt(draw)
     return Hostile(way, prompt, params)
 

@@ -1,6 +1,6 @@
-"""What velo-fuzz asks of Python: the scan that stands before C, and damage to a document.
+"""Functions that velo-fuzz calls: the scan that runs before C, and damage to a document.
 
-`fuzz/native.py` starts it; here is also what its seeds are made of.
+`fuzz/native.py` starts velo-fuzz, and makes its seeds with this module.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TYPES = (2, 3, 3, 6, 1, 1, 1, 1, 1, 1, 1)  # unknown, control, a byte, normal
 
 
 def passes(path: str) -> bool:
-    """Whether the scan lets the file through to C."""
+    """Return whether the scan lets the file through to C."""
     try:
         scan_model(path)
     except ModelError:
@@ -40,23 +40,23 @@ def passes(path: str) -> bool:
 
 
 def mutate(data: bytes, seed: int, max_size: int) -> bytes:
-    """The file `data` with damage that `seed` decides; nothing where it is none, or becomes too long."""
+    """Return `data` with damage drawn from `seed`; b"" if it is no GGUF or becomes too long."""
     draw = random.Random(seed)
     try:
         document = parse_document(data)
         for _ in range(draw.choice((1, 1, 2, 3))):
             damage(draw, document)
         changed = write_document(document)
-    except Exception:  # any bytes come here, and not all that can be read can be changed or written
+    except Exception:  # any bytes come here: they may fail to parse, to change or to be written
         return b""
     return changed if len(changed) <= max_size else b""
 
 
 def without_weights(data: bytes) -> bytes:
-    """The file `data` with zeros as weights, which compress well."""
+    """Return the file `data` with zeros as weights, which compress well."""
     try:
         document = parse_document(data)
-    except Exception:  # not one to change
+    except Exception:  # not a valid file
         return data
     for entry in document.tensors:
         entry.data = bytes(len(entry.data))
@@ -65,7 +65,7 @@ def without_weights(data: bytes) -> bytes:
 
 
 def small_vocabulary(path: Path) -> bytes:
-    """The model at `path` with a vocabulary of a few tokens, and the rows of its embedding to match."""
+    """Return the model at `path` with a vocabulary of a few tokens and an embedding to match."""
     document = read_document(path)
     before = _cut_vocabulary(document)
     for index, entry in enumerate(document.tensors):
@@ -78,7 +78,7 @@ def small_vocabulary(path: Path) -> bytes:
 
 
 def _cut_vocabulary(document: Document) -> int:
-    """How many tokens there were."""
+    """Cut the vocabulary; return how many tokens it had."""
     count = 0
     lists = {
         "tokens": list(TOKENS),

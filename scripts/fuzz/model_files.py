@@ -1,15 +1,15 @@
-"""Damages small models in every way it can think of, and loads and runs what comes out.
+"""Damage small models in many ways, then load and run them.
 
     python scripts/fuzz/model_files.py --count 5000
     python scripts/fuzz/model_files.py --seed 7 --jobs 2 --save findings
     python scripts/fuzz/model_files.py --seed 7 --replay 1234        one mutant, in this process
     python scripts/fuzz/model_files.py --bytes 1234 --seed 7 > bad.gguf
 
-Each mutant must either be refused with one of PyVelo's errors or run for a token, or embed a text. Workers
-are forked from one process that has loaded the libraries, and used until they die. A worker that dies by a
-signal, takes longer than --limit seconds, wants more than --memory MiB, or lets another exception out is a
-finding: it is printed with the seed and the number of its mutant, and with --save its file is kept. A run
-that was stopped goes on with --first.
+Each mutant must either be refused with one of PyVelo's errors, or run for a token or embed a text. Workers
+are forked from one process that has loaded the libraries, and are used until they die. A finding is a worker
+that dies by a signal, takes longer than --limit seconds, needs more than --memory MiB, or raises another
+exception. It is printed with the seed and the number of its mutant; --save keeps its file. --first resumes a
+run that was stopped.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ BAD = ("died", "hung", "memory", "escaped", "internal")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a mutant: "ran", "refused", or one of BAD."""
+    """Outcome of a mutant: "ran", "refused", or one of BAD."""
 
     index: int
     what: str
@@ -56,7 +56,7 @@ class Outcome:
 
 
 def make_bases(folder: Path, names: list[str]) -> list[Path]:
-    """A small model of each architecture in q8_0; llama in f32 too, and wide enough for the K types."""
+    """Write a small model of each architecture in q8_0; llama in f32 too, wide enough for the K types."""
     shapes = [
         (name, replace(SMALL, arch=name, **OTHERWISE.get(name, {})), type_name)
         for name in names
@@ -72,8 +72,8 @@ def make_bases(folder: Path, names: list[str]) -> list[Path]:
 
 
 def attempt(path: Path, index: int) -> tuple[str, str]:
-    """Loads the file and generates a token, or embeds a text: a kind and a message."""
-    # with sizes of our own, or with those that the file suggests
+    """Load the file and generate a token, or embed a text; return a kind and a message."""
+    # with our sizes, or with those that the file suggests
     sizes = {"n_ctx": 128, "kv_cache_bytes": 4 << 20, "max_num_seqs": 1} if index % 8 else {}
     options: dict[str, Any] = {"deterministic": index % 2 == 0, "n_threads": 1 + index % 4 // 3, **sizes}
     try:
@@ -94,7 +94,7 @@ def attempt(path: Path, index: int) -> tuple[str, str]:
 
 
 def work(pipe: Connection, bases: list[Path], seed: int, memory: int, stderr: str) -> None:
-    """A worker: takes numbers from the pipe until it is closed, and answers each."""
+    """Answer the numbers that come through the pipe until it is closed; runs in a worker."""
     os.dup2(os.open(stderr, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
     faulthandler.enable()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -116,7 +116,7 @@ def work(pipe: Connection, bases: list[Path], seed: int, memory: int, stderr: st
 
 @dataclass
 class Worker:
-    """A forked process and what it is at."""
+    """Forked process and the mutant that it runs."""
 
     process: BaseProcess
     pipe: Connection
@@ -147,7 +147,7 @@ class Pool:
         return Worker(process, ours, stderr)
 
     def end(self, worker: Worker) -> int:
-        """The exit code of a worker, negative for a signal."""
+        """Return the exit code of a worker, negative for a signal."""
         if worker.process.is_alive():
             worker.process.kill()
         worker.process.join()
@@ -156,7 +156,7 @@ class Pool:
 
 
 def outcomes(args: argparse.Namespace, folder: Path, bases: list[Path]) -> Iterator[Outcome]:
-    """Runs mutants `first` to `first + count` and yields what became of each."""
+    """Run mutants `first` to `first + count` and yield their outcomes."""
     pool = Pool(args, folder, bases)
     todo = iter(range(args.first, args.first + args.count))
     workers = [worker for _ in range(args.jobs) if _give(worker := pool.start(), todo)]
@@ -186,12 +186,12 @@ def _give(worker: Worker, todo: Iterator[int]) -> bool:
 
 
 def _look(pool: Pool, worker: Worker, ready: bool, limit: float) -> Outcome | None:
-    """The outcome of the mutant that a worker is at, None while it is not known."""
+    """Return the outcome of a worker's mutant, None while it is not known."""
     if not ready:
         if time.monotonic() - worker.since < limit:
             return None
         if worker.process.pid is not None:
-            os.kill(worker.process.pid, signal.SIGABRT)  # faulthandler then tells where it was
+            os.kill(worker.process.pid, signal.SIGABRT)  # faulthandler prints its stack
         worker.process.join(5)
         pool.end(worker)
         return Outcome(worker.index, worker.what, "hung", _last_words(worker))
@@ -213,7 +213,7 @@ def _last_words(worker: Worker) -> str:
 
 
 def report(args: argparse.Namespace, folder: Path, bases: list[Path]) -> int:
-    """Runs, prints findings as they come and the counts at the end; the number of findings."""
+    """Run, print findings as they come and the counts at the end; return the number of findings."""
     counts: collections.Counter[str] = collections.Counter()
     started = time.monotonic()
     for outcome in outcomes(args, folder, bases):

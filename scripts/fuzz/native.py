@@ -1,13 +1,13 @@
-"""Runs libFuzzer over loading a model and running it for a token, everything native under AddressSanitizer.
+"""Run libFuzzer over loading a model and running it for a token, all native code under AddressSanitizer.
 
     python scripts/fuzz/native.py --minutes 60
-    python scripts/fuzz/native.py --raw                   without the scan that stands before C in use
+    python scripts/fuzz/native.py --raw                   without the scan that normally runs before C
     python scripts/fuzz/native.py --replay build/fuzz/findings/crash-...
-    python scripts/fuzz/native.py --keep tests/native/corpus      a few files that reach most
+    python scripts/fuzz/native.py --keep tests/native/corpus      a few files that reach most of the code
 
 Needs Clang 14 or later with libFuzzer (`clang-14 libfuzzer-14-dev` on Debian). Everything lies under
 build/fuzz: the build, `corpus`, and `findings`, which are files that ended the process, asked for more
-than --memory MiB, or took longer than --limit seconds. What is in them already is gone on from.
+than --memory MiB, or took longer than --limit seconds. A new run continues from both.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SETTINGS = {
 
 
 def build(args: argparse.Namespace) -> Path:
-    """Builds what the fuzzer needs; the program."""
+    """Build the fuzzer; return its path."""
     compilers = {"CC": args.clang, "CXX": args.clang.replace("clang", "clang++")}
     options = [f"-D{name}={value}" for name, value in SETTINGS.items()] + args.cmake
     configure = ["cmake", "-S", str(ROOT / "native"), "-B", str(BUILD), "-G", "Ninja", *options]
@@ -56,7 +56,7 @@ def build(args: argparse.Namespace) -> Path:
 
 
 def make_seeds(folder: Path) -> None:
-    """A model of a few KiB of every architecture that can be that small."""
+    """Write a model of a few KiB of every architecture that can be that small."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "model.gguf"
@@ -70,7 +70,7 @@ def make_seeds(folder: Path) -> None:
 
 
 def run(program: Path, args: argparse.Namespace, arguments: list[str]) -> int:
-    """Runs it with libFuzzer's `arguments`; its status."""
+    """Run the fuzzer with libFuzzer's `arguments`; return its status."""
     settings = {
         **os.environ,
         "VELO_FUZZ_PYTHON": sys.executable,
@@ -84,7 +84,7 @@ def run(program: Path, args: argparse.Namespace, arguments: list[str]) -> int:
 
 
 def fuzz(program: Path, args: argparse.Namespace) -> int:
-    """Runs for --minutes, going on behind findings; how many there are."""
+    """Run for --minutes, continuing after findings; return their number."""
     corpus, findings, seeds = BUILD / "corpus", BUILD / "findings", BUILD / "seeds"
     for folder in (corpus, findings):
         folder.mkdir(exist_ok=True)
@@ -99,9 +99,9 @@ def fuzz(program: Path, args: argparse.Namespace) -> int:
 
 
 def keep(program: Path, args: argparse.Namespace) -> int:
-    """Writes some of the files that together reach what the corpus reaches, without weights, compressed.
+    """Write some of the files that together reach what the corpus reaches, without weights, compressed.
 
-    The seeds come first, then those that the scan lets through; --keep-bytes at most.
+    The seeds come first, then the files that the scan lets through; --keep-bytes at most.
     """
     args.keep.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
@@ -109,7 +109,7 @@ def keep(program: Path, args: argparse.Namespace) -> int:
         seeds = sorted((BUILD / "seeds").iterdir())
         found = sorted(Path(name).iterdir(), key=lambda path: (not passes(str(path)), path.name))
         left = args.keep_bytes
-        for path in [*seeds, *found]:  # by the hashes that they are named after: of every kind some
+        for path in [*seeds, *found]:  # sorted by the hashes in their names: some of every kind
             data = lzma.compress(without_weights(path.read_bytes()))
             if len(data) > KEPT_BYTES or len(data) > left:
                 continue
@@ -136,7 +136,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Ends with 0 when nothing was found."""
+    """Return 0 if nothing was found."""
     args = _arguments(argv)
     program = build(args)
     if args.replay:

@@ -1,11 +1,11 @@
-"""Asks a model for what nobody should: every answer is one, or an error of PyVelo's.
+"""Send valid and invalid requests to a model: each must give an answer or one of PyVelo's errors.
 
     python scripts/fuzz/params.py MODEL --count 10000
     python scripts/fuzz/params.py MODEL --seed 7 --replay 1234
 
-All in one process, so what a request leaves behind meets the next one; that every block is free again is
-looked at after each. A finding is a line with the number of its request: another exception, blocks that stay
-used, or more than --limit seconds, which end the run with the stack of every thread.
+All requests run in one process, so what one leaves behind meets the next. After each, every block must be
+free. A finding is a line with the number of its request: another exception, blocks that stay used, or more
+than --limit seconds, which end the run with the stack of every thread.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LONGEST = 2000  # characters of an error's message
 
 
 def attempt(llm: LLM, request: Hostile) -> tuple[str, str]:
-    """What became of it: "served", "refused", or a finding; and the error."""
+    """Send the request; return "served", "refused" or a finding, and the error."""
     try:
         _ask(llm, request)
     except InternalError as error:
@@ -46,7 +46,7 @@ def attempt(llm: LLM, request: Hostile) -> tuple[str, str]:
         return "unreadable" if long else "refused", f"{type(error).__name__}: {str(error)[:LONGEST]}"
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # a panic of a library in Rust is no Exception
+    except BaseException as error:  # a panic in a Rust library is no Exception
         return "escaped", f"{type(error).__name__}: {str(error)[:200]}"
     used = llm.stats().blocks_used
     return ("leaked", f"{used} blocks are used") if used else ("served", "")
@@ -78,7 +78,10 @@ def _drain(pieces: Iterable[object]) -> None:
 
 
 def run(llm: LLM, args: argparse.Namespace) -> int:
-    """Asks everything, prints findings as they come and the counts at the end; the number of findings."""
+    """Send all requests, print findings as they come and the counts at the end.
+
+    Returns the number of findings.
+    """
     counts: collections.Counter[str] = collections.Counter()
     started = time.monotonic()
     for index in range(args.first, args.first + args.count):
@@ -109,7 +112,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Ends with 0 when nothing was found."""
+    """Return 0 if nothing was found."""
     args = _arguments(argv)
     with LLM(args.model, **SIZES) as llm:
         if args.replay is None:

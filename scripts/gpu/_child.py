@@ -1,8 +1,8 @@
-"""Run by gpu/check.py in a process of its own, where a GPU may crash it: engines whose layers are on the GPU.
+"""Run engines whose layers are on the GPU; gpu/check.py runs it in a process that the GPU may crash.
 
     gpu/_child.py devices | tokens MODEL | pressure MODEL
 
-It prints JSON, an object on a line. What is expected are the answers of the CPU alone, but for ties.
+Prints JSON, an object on a line. The CPU's answers are expected, except for ties.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TIE = 0.25
 
 
 def prompts(n_vocab: int) -> list[list[int]]:
-    """Those of a tenant begin alike, so that blocks are shared and copied."""
+    """Draw the prompts; those of a tenant share a prefix, so that blocks are shared and copied."""
     draw = random.Random(7)
     starts = [[draw.randrange(n_vocab) for _ in range(200)] for _ in range(3)]
     return [
@@ -50,15 +50,15 @@ def params() -> list[SamplingParams]:
 
 @dataclass(frozen=True)
 class Expected:
-    """An answer as the CPU gives it to nobody else, and what else was likely at each of its tokens."""
+    """Answer of the CPU to the request alone, and the likely tokens at each position."""
 
     token_ids: tuple[int, ...]
     likely: tuple[dict[int, float], ...]
-    """Logarithms of the likeliest tokens' probabilities."""
+    """Logprobs of the likeliest tokens."""
 
 
 def alone(path: str) -> tuple[list[Expected], int]:
-    """All answers, and how many layers the model has."""
+    """Return the CPU's answers, and the number of layers of the model."""
     with LLM(path, deterministic=True, prefix_cache=False, **ENGINE) as llm:
         answers = []
         for text, param in zip(prompts(llm.vocab.n_tokens), params(), strict=True):
@@ -69,10 +69,11 @@ def alone(path: str) -> tuple[list[Expected], int]:
 
 
 def compare(expected: Sequence[Expected], found: Sequence[Sequence[int]], tie: float) -> dict[str, Any]:
-    """Which answers are `wrong`, and which only `parted`: where two tokens are as likely but for rounding.
+    """Return the answers that are `wrong`, and those that `parted` at a tie.
 
-    Answers are equal up to there; behind it they go on from other texts, and are not compared. `margin` is by
-    how much the CPU's token is likelier than the other: None, where that is not among the likely ones.
+    A tie is two tokens whose probabilities differ by no more than rounding. The answers are equal up to
+    there; after it they continue different texts and are not compared. `margin` is the difference of the
+    logprobs, None if the other token is not among the likely ones.
     """
     wrong, parted = [], []
     for number, (answer, tokens) in enumerate(zip(expected, found, strict=True)):
@@ -92,7 +93,10 @@ def compare(expected: Sequence[Expected], found: Sequence[Sequence[int]], tie: f
 
 
 def tie_of(path: str) -> float:
-    """How near two tokens must be: floats are multiplied alike everywhere, quantized numbers are not."""
+    """Return how close two tokens' logprobs must be.
+
+    Floats are multiplied alike on all devices, quantized numbers are not.
+    """
     return TIES.get(next(iter(scan_model(path).quantization), ""), TIE)
 
 
@@ -101,12 +105,12 @@ def answers_of(llm: LLM) -> list[tuple[int, ...]]:
 
 
 def half(n_layers: int) -> int:
-    """`n_gpu_layers` of half of the layers: the output goes first."""
+    """Return `n_gpu_layers` of half of the layers; the output layer comes first."""
     return n_layers // 2 + 1
 
 
 def tokens(path: str) -> dict[str, Any]:
-    """Which answers differ for no layers on the GPU, half of them and all."""
+    """Return the differing answers for no layers on the GPU, half of them and all."""
     (expected, n_layers), tie = alone(path), tie_of(path)
     found = []
     for n in (0, half(n_layers), -1):
@@ -118,7 +122,7 @@ def tokens(path: str) -> dict[str, Any]:
 
 
 def pressure(path: str) -> dict[str, Any]:
-    """The same in a pool that is too small, with what is free full of NaN, swapped and computed again."""
+    """Compare the answers in a pool that is too small, with NaN in free blocks, swap and recomputation."""
     (expected, n_layers), tie = alone(path), tie_of(path)
     os.environ["VELO_DEBUG"] = "1"
     with Model(path, deterministic=True) as model:

@@ -1,4 +1,4 @@
-"""The sections of gpu/check.py that measure: the operator alone, and engines beside stock llama.cpp."""
+"""Sections of gpu/check.py that measure: the operator alone, and engines beside stock llama.cpp."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from scripts.gpu._report import (
 SHAPES = ((32, 4096), (8, 32768))
 PREFILLS = (2048, 8192)
 SHARED = (32, 4096)
-"""Sequences over one prefix, and its tokens."""
+"""Sequences with one prefix, and its tokens."""
 CHUNKS = ((512, 2048), (512, 8192), (512, 32768), (2048, 8192))
-"""Rows of a chunk and the tokens up to its end: from where on would gathering blocks win?"""
+"""Rows of a chunk and the tokens up to its end, to find where gathering blocks would be faster."""
 SPEED_TYPES = ("f16", "q8_0", "q4_0")
 
 N_REQUESTS = 64
@@ -36,14 +36,14 @@ SERVING = (
     *("--prompt-mean", "256", "--answer-mean", "128", "--shortest", "32", "--longest", "2048"),
     *("--batch", "512", "--threads", "8", "--tries", "3", "--any-length", "--gpu", "--json"),
 )
-"""2 GiB are 16384 tokens of an 8B shape: three of the longest requests, or two thirds of all as they are."""
+"""2 GiB are 16384 tokens of an 8B shape: three of the longest requests, or two thirds of all."""
 UNIFIED_SLOTS = ("8", "16", str(N_REQUESTS))
 
 Found = tuple[Mapping[str, Any], Sequence[str]]
 
 
 def measurements() -> list[str]:
-    """Commands of velo-op-bench, ours first of each shape; what decides about others comes last."""
+    """Return the commands of velo-op-bench: ours first for each shape, the optional ones last."""
     lines = ["copy"]
     for kind in SPEED_TYPES:
         for n, length in SHAPES:
@@ -59,11 +59,11 @@ def measurements() -> list[str]:
 
 
 def check_speed(run: Run, op_bench: str, device: str, seconds: float) -> Found:
-    """Decode and prefill through the table, beside upstream's on contiguous memory and a plain copy."""
+    """Measure decode and prefill through the table, beside upstream's on contiguous memory and a copy."""
     late = []
     try:
         done = run([op_bench, device, "series", *measurements()], seconds, {})
-    except OutOfTime as error:  # what was measured is kept
+    except OutOfTime as error:  # keep what was measured
         done, late = Done(0, error.out, ""), [str(error)]
     lines = json_lines(done.out)
     found, complaints = judge_speed(lines)
@@ -75,7 +75,7 @@ def check_speed(run: Run, op_bench: str, device: str, seconds: float) -> Found:
 
 
 def stock_program(places: Places, name: str) -> str:
-    """One of stock's, or Missing."""
+    """Return the path of one of stock's programs; raise Missing if it is not there."""
     if places.stock is None:
         raise Missing("no programs of a stock CUDA build: scripts/gpu/bundle.py makes them, or --stock-bin")
     path = places.stock / name
@@ -85,12 +85,12 @@ def stock_program(places: Places, name: str) -> str:
 
 
 def stock_environment(places: Places) -> dict[str, str]:
-    """Stock's own libraries lie beside its programs."""
+    """Return the variables with which stock's programs find the libraries beside them."""
     return {"LD_LIBRARY_PATH": places.library_path(places.stock)}
 
 
 def check_single(run: Run, places: Places, model: Path, seconds: float) -> Found:
-    """A single answer of a Llama-8B shape, beside stock llama-bench."""
+    """Measure a single answer of a Llama-8B shape, beside stock llama-bench."""
     program, time = stock_program(places, "llama-bench"), Budget(seconds)
     theirs = run(
         [
@@ -121,7 +121,7 @@ def check_single(run: Run, places: Places, model: Path, seconds: float) -> Found
 
 
 def check_serving(run: Run, places: Places, model: Path, seconds: float) -> Found:
-    """Requests of mixed lengths all at once, beside stock llama-server both ways, at equal bytes of cache."""
+    """Measure simultaneous requests of mixed lengths, beside both modes of llama-server, at equal bytes."""
     program = Path(stock_program(places, "llama-server"))
     done = run(
         [
@@ -144,7 +144,7 @@ def _json(done: Done, name: str) -> Any:
 
 
 class LargeModel:
-    """The Llama-8B shape that was given, or one that is made while other things are checked: 5 GB of it."""
+    """Model of the Llama-8B shape: the given one, or one of 5 GB that is written while other sections run."""
 
     def __init__(self, given: Path | None, scratch: Path) -> None:
         self._path = given or scratch / "llama-8b-q4_k_m.gguf"
@@ -152,7 +152,7 @@ class LargeModel:
         self._made: Future[None] | None = None
 
     def begin(self, run: Run, seconds: float) -> None:
-        """Lets it be made within so many seconds, where there is none."""
+        """Start writing the model, within `seconds`, if none was given."""
         if not self._path.exists():
             self._made = self._maker.submit(self._make, run, seconds)
 
@@ -164,7 +164,7 @@ class LargeModel:
         part.replace(self._path)
 
     def path(self, seconds: float) -> Path:
-        """Its file; Missing where it cannot be made, OutOfTime where that takes longer."""
+        """Return its file. Raises Missing if it cannot be made, OutOfTime if that takes too long."""
         if self._made is not None:
             try:
                 self._made.result(seconds)
@@ -173,12 +173,12 @@ class LargeModel:
         return self._path
 
     def close(self) -> None:
-        """Waits until nothing is written any more."""
+        """Wait until the writing has ended."""
         self._maker.shutdown()
 
 
 def roomy_folder(n_bytes: int = 8 << 30) -> str | None:
-    """Where a model of 5 GB is written fast: in memory, where there is enough of it."""
+    """Return a folder in which 5 GB are written fast: in memory, if it has room."""
     shared = Path("/dev/shm")
     try:
         room = os.statvfs(shared)

@@ -1,4 +1,4 @@
-"""The machine that gpu/check.py runs on: programs, the libraries they need, and what was carried there."""
+"""The machine that gpu/check.py runs on: programs, their libraries, and the bundle."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TOOLKITS = ("/usr/local/cuda", "/usr/local/cuda-*", "/opt/cuda")
 
 @dataclass(frozen=True)
 class Done:
-    """A program that has ended."""
+    """Result of a program that has ended."""
 
     code: int
     out: str
@@ -52,10 +52,10 @@ Run = Callable[[Sequence[str], float, Mapping[str, str]], Done]
 
 
 def run_program(command: Sequence[str], seconds: float, extra: Mapping[str, str]) -> Done:
-    """Runs a program; OutOfTime, with what it has printed, when it takes longer; Missing where there is none.
+    """Run a program in the folder for temporary files; everything that it has started ends with it.
 
-    It runs in the folder for temporary files: Python would else find a package in the one it is started in.
-    What it has started ends with it.
+    In its own folder Python would find a package that hides the installed one. Raises OutOfTime with the
+    output so far if it takes too long, Missing if it does not exist.
     """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         try:
@@ -94,19 +94,19 @@ def _text(stream: object) -> str:
 
 
 def last_line(done: Done) -> str:
-    """The last thing that a program said."""
+    """Return the last line of a program's output."""
     lines = [line for line in (done.err or done.out).splitlines() if line.strip()]
     return lines[-1].strip() if lines else "it said nothing"
 
 
-# ---- what was carried or built ----
+# ---- bundle and builds ----
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where things are: the folder of the package (None: as installed), of the bundle, of stock's programs.
+    """Folders of the package (None: the installed one), of the bundle, and of stock's programs.
 
-    `nvidia` are folders of libraries that are not found by themselves.
+    `nvidia` are folders of libraries that the loader does not find itself.
     """
 
     package: Path | None
@@ -116,14 +116,14 @@ class Places:
 
     @property
     def libraries(self) -> Path | None:
-        """The folder of the package's native libraries."""
+        """Folder of the package's native libraries."""
         if self.package is not None:
             return self.package / "pyvelo" / "native" / "lib"
         found = importlib.util.find_spec("pyvelo")
         return Path(found.origin).parent / "native" / "lib" if found and found.origin else None
 
     def program(self, name: str) -> Path | None:
-        """One that was built: in the bundle, beside the package's libraries, or the newest below build/."""
+        """Return a program: in the bundle, beside the package's libraries, or the newest below build/."""
         folders = [self.bundle, self.libraries, ROOT / "build"]
         for folder in filter(None, folders):
             paths = [path for path in folder.rglob(name) if path.is_file() and os.access(path, os.X_OK)]
@@ -132,12 +132,12 @@ class Places:
         return None
 
     def library_path(self, first: Path | None = None) -> str:
-        """LD_LIBRARY_PATH of what is started."""
+        """Return the LD_LIBRARY_PATH of programs."""
         folders = [first, os.environ.get("LD_LIBRARY_PATH"), *self.nvidia]
         return os.pathsep.join(os.fspath(folder) for folder in folders if folder)
 
     def environment(self) -> dict[str, str]:
-        """What is started finds the package that is checked, what it lacks here, and NVIDIA's libraries."""
+        """Return the variables with which programs find the package, its needs, and NVIDIA's libraries."""
         lacks = not all(importlib.util.find_spec(name) for name in ("_cffi_backend", "gguf"))
         site_folder = self.bundle / "site" if self.bundle and lacks else None
         folders = [self.package, os.environ.get("PYTHONPATH"), site_folder]
@@ -146,16 +146,16 @@ class Places:
 
 
 def settle(bundle: Path = BUNDLE, stock: Path | None = None) -> Places:
-    """Unpacks what was carried, and says where everything is.
+    """Unpack the bundle and return the places.
 
-    Raises Missing where the archive cannot be unpacked.
+    Raises Missing if the archive cannot be unpacked.
     """
     archive = bundle.with_name(bundle.name + ".tar.xz")
     if archive.is_file() and not _is_newer(bundle, archive):
         unpack(archive, bundle)
     there = bundle if (bundle / "pyvelo" / "native" / "lib").is_dir() else None
     if there:
-        copy_package(there)  # that of the checkout may be newer
+        copy_package(there)  # the checkout's may be newer
     package = there or (ROOT if _is_built(ROOT) else None)
     if stock is None and there and (there / "stock").is_dir():
         stock = there / "stock"
@@ -163,7 +163,7 @@ def settle(bundle: Path = BUNDLE, stock: Path | None = None) -> Places:
 
 
 def unpack(archive: Path, to: Path) -> None:
-    """Replaces the folder by what the archive holds, whole or not at all."""
+    """Replace the folder by the content of the archive, whole or not at all."""
     part = to.with_name(f".{to.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     try:
@@ -189,7 +189,7 @@ def _is_built(checkout: Path) -> bool:
     return any(native.glob("_velo*.so")) and (native / "lib").is_dir()
 
 
-# ---- libraries of NVIDIA's ----
+# ---- NVIDIA's libraries ----
 
 
 def not_found(text: str) -> tuple[list[str], list[str]]:
@@ -202,7 +202,10 @@ def not_found(text: str) -> tuple[list[str], list[str]]:
 def library_folders(
     run: Run, library: Path, places: Iterable[Path] | None = None
 ) -> tuple[list[Path], list[str]]:
-    """Folders in which what `library` lacks lies, in the toolkit or beside Python; and what is nowhere."""
+    """Find the libraries that `library` lacks in the toolkit or beside Python.
+
+    Returns their folders, and the names that are nowhere.
+    """
     try:
         missing, _ = not_found(run(["ldd", os.fspath(library)], 30, {}).out)
     except (Missing, OutOfTime):
@@ -220,7 +223,7 @@ def library_folders(
 
 
 def nvidia_folders() -> list[Path]:
-    """Where the CUDA toolkit and NVIDIA's packages put libraries."""
+    """Return the library folders of the CUDA toolkit and of NVIDIA's packages."""
     named = [os.environ[name] for name in ("CUDA_PATH", "CUDA_HOME") if os.environ.get(name)]
     toolkits = [Path(path) for path in named]
     for pattern in TOOLKITS:
@@ -240,7 +243,7 @@ def nvidia_folders() -> list[Path]:
 
 
 def find_sanitizer() -> Path | None:
-    """compute-sanitizer: on the path, or in a toolkit."""
+    """Return the path of compute-sanitizer: in PATH or in a toolkit."""
     on_path = shutil.which("compute-sanitizer")
     if on_path:
         return Path(on_path)

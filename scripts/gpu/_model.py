@@ -1,9 +1,8 @@
-"""Run by gpu/check.py: writes a model of a large shape in seconds, Q4_K_M as llama-quantize mixes it.
+"""Write a model of a large shape in seconds, quantized as llama-quantize makes Q4_K_M; gpu/check.py runs it.
 
     gpu/_model.py PATH
 
-Its matrices are blocks of quantized numbers drawn at random, some thousands of them over and over: how fast
-it runs does not depend on what it says.
+Its matrices repeat some thousands of random blocks: the speed does not depend on their values.
 """
 
 from __future__ import annotations
@@ -18,25 +17,24 @@ import numpy.typing as npt
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
 
 from scripts.models import _shapes
-from scripts.models._gguf import add_metadata
 from scripts.models._shapes import Shape, Tensor
 from scripts.models._vocab import Vocab, own_vocab
-from scripts.models.make import import_gguf
+from scripts.models.make import add_metadata, import_gguf
 
 LLAMA_8B = Shape("llama", 32, 4096, 14336, 32, 8, 128, 131072, "none", 500000.0, tied=False)
 N_VOCAB = 128256
 N_BLOCKS = 1 << 15
-"""That are drawn for each type and width."""
+"""Blocks that are drawn for each type and width."""
 
 UNUSED = 5
 Q4_K, Q6_K = "Q4_K", "Q6_K"
 BLOCK = 256  # numbers
-# standard deviation of what a block's bits stand for, where its factors are 1
+# standard deviation of a block's numbers if its factors are 1
 SPREAD = {Q4_K: 255.6, Q6_K: 1366.0}
 
 
 def write_large(path: Path, shape: Shape = LLAMA_8B, n_vocab: int = N_VOCAB) -> None:
-    """Writes a model of `shape` with a vocabulary padded to `n_vocab`; rows are multiples of 256."""
+    """Write a model of `shape` with a vocabulary padded to `n_vocab`; rows are multiples of 256."""
     gguf = import_gguf()
     vocab = padded(own_vocab(), n_vocab)
     plan = [(tensor, stored_type(tensor, shape.layers)) for tensor in _shapes.tensors(shape, vocab.size)]
@@ -69,7 +67,7 @@ def write_large(path: Path, shape: Shape = LLAMA_8B, n_vocab: int = N_VOCAB) -> 
 
 
 def padded(vocab: Vocab, size: int) -> Vocab:
-    """With tokens that are never used behind the others."""
+    """Return the vocabulary with unused tokens at its end."""
     more = range(vocab.size, size)
     fields = dict(vocab.fields)
     fields["tokenizer.ggml.tokens"] = [*fields["tokenizer.ggml.tokens"], *(f"<unused{i}>" for i in more)]
@@ -79,7 +77,7 @@ def padded(vocab: Vocab, size: int) -> Vocab:
 
 
 def stored_type(tensor: Tensor, n_layers: int) -> str:
-    """What Q4_K_M makes of a tensor: the output, and in every third layer some matrices, get more bits."""
+    """Return the type that Q4_K_M gives a tensor: more bits for the output and some matrices."""
     if tensor.kind not in ("matrix", "embedding"):
         return "F32"
     if tensor.name == "output.weight":
@@ -92,7 +90,7 @@ def stored_type(tensor: Tensor, n_layers: int) -> str:
 
 
 def blocks(name: str, std: float) -> npt.NDArray[np.uint8]:
-    """[N_BLOCKS, bytes of a block]: random bits, whose factors make numbers of that standard deviation."""
+    """Return [N_BLOCKS, bytes of a block]: random bits with factors that give the standard deviation."""
     draw = np.random.default_rng(len(name))
     factor = np.float16(std / SPREAD[name])
     if name == Q4_K:  # d, dmin, then scales and numbers; a number is d * scale * q - dmin * least

@@ -1,4 +1,4 @@
-"""What a run of gpu/check.py reports: sections and their outcome, time budgets, what figures must reach."""
+"""Report of gpu/check.py: sections and their outcome, time budgets, and required figures."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ BANDWIDTH = {"f16": 0.80, "q8_0": 0.60, "q4_0": 0.50}
 VERSUS_FLASH = {"decode": 1.0, "prefill": 0.95}
 EVENTS = "cuda events"
 SINGLE, MANY, PEAK = 0.99, 1.5, 5.0
-"""Against stock: the speed of one answer and of many, and how many run at once."""
+"""Required against stock: speed of one answer and of many, and the number that run at once."""
 
 Outcome = Literal["passed", "failed", "not there", "out of time"]
 
 
 class Missing(Exception):
-    """What a section needs is not on this machine; the message says what."""
+    """Error of a section that lacks something on this machine; the message says what."""
 
 
 class OutOfTime(Exception):
-    """The budget of a section ended before it did; `out` is what a program had printed until then."""
+    """Error of a section that ran out of time; `out` is what its program had printed."""
 
     def __init__(self, message: str, out: str = "") -> None:
         super().__init__(message)
@@ -57,7 +57,7 @@ class OutOfTime(Exception):
 
 @dataclass
 class Section:
-    """What became of a section: why it did not pass, its seconds, and what it found."""
+    """Outcome of a section: why it did not pass, its seconds, and its findings."""
 
     name: str
     outcome: Outcome
@@ -77,7 +77,7 @@ class Budget:
         self._end = clock() + seconds
 
     def left(self, share: float) -> float:
-        """Seconds for a section that would take up to `share`."""
+        """Return the seconds for a section that would take up to `share`."""
         return max(0.0, min(share, self._end - self._clock()))
 
 
@@ -87,7 +87,7 @@ def run_section(
     seconds: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> Section:
-    """Runs `check` within so many seconds; it returns what it found, and what is wrong with it."""
+    """Run `check` within `seconds`; it returns its findings and what is wrong with them."""
     if seconds <= 0:
         return Section(name, "out of time", "the sections before it took all the time")
     start = clock()
@@ -99,19 +99,19 @@ def run_section(
         outcome, why = "not there", str(missing)
     except OutOfTime as late:
         outcome, why = "out of time", str(late)
-    except Exception as error:  # one section's defect must not hide the others
+    except Exception as error:  # one section's failure must not hide the others
         outcome, why = "failed", f"{type(error).__name__}: {error}"
     return Section(name, outcome, why, round(clock() - start, 2), dict(found))  # type: ignore[arg-type]
 
 
 def exit_code(sections: Iterable[Section]) -> int:
-    """0 when there are sections and all passed; what is not there, or was not reached, has not passed."""
+    """Return 0 if there are sections and all passed; a missing or unreached one did not pass."""
     outcomes = [section.outcome for section in sections]
     return PASSED if outcomes and all(outcome == "passed" for outcome in outcomes) else FAILED
 
 
 def json_lines(text: str) -> list[dict[str, Any]]:
-    """The lines of a program that writes an object on each; others are skipped."""
+    """Return the JSON objects of a program's output, one on a line; other lines are skipped."""
     found = []
     for line in text.splitlines():
         try:
@@ -124,7 +124,7 @@ def json_lines(text: str) -> list[dict[str, Any]]:
 
 
 def backend_ops(text: str) -> tuple[dict[str, Any], list[str]]:
-    """Cases of upstream's test-backend-ops that passed, failed or were not taken; and what is wrong."""
+    """Return the passed, failed and skipped cases of test-backend-ops, and what is wrong."""
     lines = [COLOUR.sub("", line).strip() for line in text.splitlines()]
     cases = [line for line in lines if line.startswith("PAGED_ATTN(")]
     failed = [line for line in cases if line.endswith("FAIL")]
@@ -141,7 +141,7 @@ def backend_ops(text: str) -> tuple[dict[str, Any], list[str]]:
 
 
 def judge_checks(checks: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What is wrong with the cases of velo-op-bench's check."""
+    """Return what is wrong with the cases of velo-op-bench's check."""
     if not checks:
         return ["velo-op-bench checked nothing"]
     wrong = []
@@ -154,7 +154,7 @@ def judge_checks(checks: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def judge_speed(lines: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
-    """Figures of velo-op-bench, and shares of the copy bandwidth and of upstream's; what is too slow."""
+    """Return velo-op-bench's shares of the copy bandwidth and of upstream's speed, and what is too slow."""
     copies = [line for line in lines if line.get("bench") == "copy"]
     bandwidth = max((2 * line["bytes"] / line["seconds"] for line in copies), default=0.0)
     runs = {
@@ -196,8 +196,10 @@ def judge_speed(lines: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], lis
 
 
 def alternatives(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """How much faster than pages one by one is each thing that could be done instead: a prefix read once for
-    all that share it, and blocks gathered for upstream's kernel."""
+    """Return the gain of each alternative over reading pages one by one.
+
+    The alternatives are one read of a shared prefix, and blocks gathered for upstream's kernel.
+    """
     shape = ("bench", "type", "sequences", "rows", "length")
     runs = {(*(line.get(key) for key in shape), line["kernel"]): line for line in lines if "kernel" in line}
     found = []
@@ -211,7 +213,7 @@ def alternatives(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def judge_single(
     ours: Mapping[str, Any], stock: Sequence[Mapping[str, Any]]
 ) -> tuple[dict[str, Any], list[str]]:
-    """One answer at a time: what `pyvelo bench` and llama-bench tell, both in JSON."""
+    """Compare one answer at a time: the JSON of `pyvelo bench` with llama-bench's."""
     mine = [row["median"] for row in ours["results"] if row["test"] == "answer" and row["sequences"] == 1]
     theirs = [statistics.median(row["samples_ts"]) for row in stock if row["n_gen"] > 0]
     found: dict[str, Any] = {"pyvelo": ours["results"], "stock": [_brief(row) for row in stock]}
@@ -227,11 +229,11 @@ def _brief(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def judge_serving(report: Mapping[str, Any], n_requests: int) -> tuple[dict[str, Any], list[str]]:
-    """Many requests at equal bytes of cache: what bench/serving.py tells in JSON.
+    """Judge many requests at equal bytes of cache from the JSON of bench/serving.py.
 
-    Speed counts against the better of all modes of stock, the number that run at once against the mode that
-    is sure of its slots: fixed streams, each of which holds the longest request. What it is against the modes
-    that happened to break nothing off is told, too.
+    Speed is compared with the better of all stock modes, the number that run at once with the mode whose
+    slots always suffice: fixed streams that each hold the longest request. The figures against the modes that
+    happened to abort nothing are reported too.
     """
     complaints, speeds, peaks, unbroken = list[str](), list[float](), list[float](), list[float]()
     for number, summaries in enumerate(report["rounds"]):

@@ -1,4 +1,4 @@
-"""The sections of gpu/check.py: what each runs, and what it takes for a pass."""
+"""Sections of gpu/check.py: what each runs, and what it requires."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["SECTIONS", "Tools"]
 
 TESTS = ("tests/native/test_context.py", "tests/e2e/test_sharing.py", "tests/e2e/test_sessions.py")
 EXACT = {"NVIDIA_TF32_OVERRIDE": "0"}
-"""cuBLAS multiplies floats as floats: answers are compared with those of a CPU."""
+"""Makes cuBLAS multiply floats as floats: answers are compared with a CPU's."""
 
 
 @dataclass(frozen=True)
 class Tools:
-    """What the sections work with; a path that is None was not given and not found."""
+    """Paths that the sections work with; None: not given and not found."""
 
     device: str
     places: Places
@@ -48,11 +48,11 @@ def _op_bench(tools: Tools) -> str:
     )
 
 
-# ---- right ----
+# ---- correctness ----
 
 
 def check_ops(tools: Tools, seconds: float) -> Found:
-    """Upstream's own test over the operator's cases."""
+    """Run upstream's own test over the operator's cases."""
     program = _needed(
         tools.backend_ops,
         "no test-backend-ops: scripts/gpu/bundle.py builds it, or name one (--backend-ops)",
@@ -66,7 +66,7 @@ def check_ops(tools: Tools, seconds: float) -> Found:
 
 
 def check_foreign(tools: Tools, seconds: float) -> Found:
-    """Types, head sizes, groups and ragged sequences, with NaN in every slot that no table names."""
+    """Check types, head sizes, groups and ragged sequences, with NaN in every slot that no table names."""
     done = tools.run([_op_bench(tools), tools.device, "check"], seconds, {})
     cases = json_lines(done.out)
     complaints = judge_checks(cases)
@@ -106,12 +106,12 @@ def _engines(tools: Tools, what: str, seconds: float) -> tuple[dict[str, Any], l
 
 
 def check_tokens(tools: Tools, seconds: float) -> Found:
-    """Greedy answers for no layers, half and all on the GPU are the CPU's."""
+    """Compare greedy answers for no layers, half and all on the GPU with the CPU's."""
     return _engines(tools, "tokens", seconds)
 
 
 def check_manager(tools: Tools, seconds: float) -> Found:
-    """Tenants that share and give way in a pool that is too small, by swap and by computing again."""
+    """Check tenants that share blocks and are preempted in a small pool, by swap and by recomputation."""
     found, complaints = _engines(tools, "pressure", seconds)
     for name, result in found.items():
         for run in result["runs"]:
@@ -124,7 +124,7 @@ def check_manager(tools: Tools, seconds: float) -> Found:
 
 
 def check_tests(tools: Tools, seconds: float) -> Found:
-    """The project's tests of contexts, sharing and sessions, with all layers on the GPU."""
+    """Run the project's tests of contexts, sharing and sessions, with all layers on the GPU."""
     if importlib.util.find_spec("pytest") is None or importlib.util.find_spec("hypothesis") is None:
         raise Missing("pytest and hypothesis are not installed")
     files = [os.fspath(ROOT / name) for name in TESTS]
@@ -135,12 +135,12 @@ def check_tests(tools: Tools, seconds: float) -> Found:
 
 
 def check_memory(tools: Tools, seconds: float) -> Found:
-    """compute-sanitizer's memcheck over small calls of the operator."""
+    """Run compute-sanitizer's memcheck over small calls of the operator."""
     return _sanitized(tools, "memcheck", seconds)
 
 
 def check_races(tools: Tools, seconds: float) -> Found:
-    """compute-sanitizer's racecheck over small calls of the operator."""
+    """Run compute-sanitizer's racecheck over small calls of the operator."""
     return _sanitized(tools, "racecheck", seconds)
 
 
@@ -170,21 +170,21 @@ def _sanitized(tools: Tools, tool: str, seconds: float) -> Found:
     return {"tool": tool, "summary": summary, "cases": len(cases)}, complaints
 
 
-# ---- fast ----
+# ---- speed ----
 
 
 def speed(tools: Tools, seconds: float) -> Found:
-    """The operator alone, beside upstream's."""
+    """Measure the operator alone, beside upstream's."""
     return check_speed(tools.run, _op_bench(tools), tools.device, seconds)
 
 
 def single(tools: Tools, seconds: float) -> Found:
-    """One answer of a large model, beside stock."""
+    """Measure one answer of a large model, beside stock."""
     return _with_model(tools, seconds, check_single)
 
 
 def serving(tools: Tools, seconds: float) -> Found:
-    """Many of them, beside both modes of stock."""
+    """Measure many answers, beside both modes of stock."""
     return _with_model(tools, seconds, check_serving)
 
 
@@ -207,4 +207,4 @@ SECTIONS: dict[str, tuple[Callable[[Tools, float], Found], float]] = {
     "racecheck": (check_races, 60),
     "tests": (check_tests, 120),
 }
-"""Name, check, and the seconds it may take, in the order in which they run."""
+"""Name, check, and the seconds it may take, in order."""

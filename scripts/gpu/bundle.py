@@ -1,13 +1,13 @@
-"""Makes all that gpu/check.py needs on a machine with a card and nothing else: build/gpu.tar.xz.
+"""Pack all that gpu/check.py needs on a machine with a card: build/gpu.tar.xz.
 
     python scripts/gpu/bundle.py [--architectures 90-real] [--python 3.12]
 
-Neither a card nor a driver is needed: nvcc, and cuBLAS from the toolkit or from the PyPI package
-nvidia-cublas beside this Python. The archive holds the package with its CUDA backend, velo-op-bench,
-upstream's test-backend-ops on the patched tree, and stock llama-bench and llama-server. These are unpatched
-but for the CUDA backend, which is ours, since two of them would not fit into what is carried: all its kernels
-but the operator's are upstream's. The CPU's code is for any with AVX2. With --python, cffi and gguf for that
-Python on Linux lie beside them, for machines that lack these and cannot install them.
+Needs nvcc, and cuBLAS from the toolkit or from the PyPI package nvidia-cublas beside this Python, but neither
+a card nor a driver. The archive holds the package with its CUDA backend, velo-op-bench, upstream's
+test-backend-ops on the patched tree, and stock llama-bench and llama-server. These two are unpatched but use
+our CUDA backend, since a second one would make the archive too large: all its kernels except the operator's
+are upstream's. The CPU's code runs on any CPU with AVX2. --python adds cffi and gguf for that Python on
+Linux, for machines that lack these and cannot install them.
 
 cuBLAS is not in it (hundreds of MB): the other machine has it with its toolkit or as a package.
 """
@@ -36,13 +36,13 @@ STOCK = ("llama-bench", "llama-server")
 WHEELS = ("cffi", "gguf")
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 MOST_MIB = 56
-"""What may be carried is often limited; the checkout wants its share too."""
+"""Uploads are often limited, and the checkout needs its share too."""
 
 
 def make(
     bundle: Path, architectures: str, tree: Path | None, cublas: Path | None, python: str | None
 ) -> None:
-    """Builds everything and replaces the folder by it."""
+    """Build everything and replace the folder by it."""
     configure_cuda(architectures, tree, cublas)
     build_targets(BUILD, TARGETS)
     part = bundle.with_name(f".{bundle.name}.part")
@@ -51,7 +51,7 @@ def make(
     install = [cmake(), "--install", str(BUILD), "--component", "pyvelo", "--prefix", str(part), "--strip"]
     run_logged(install, BUILD / "install.log")
     libraries = part / "pyvelo" / "native" / "lib"
-    (libraries / "libvelo-lab-gpu.so").unlink()  # runs kernels where there is no card
+    (libraries / "libvelo-lab-gpu.so").unlink()  # runs kernels on machines without a card
     copy_stripped([BUILD / "bin" / "test-backend-ops"], libraries)
     copy_stock(part / "stock", libraries / LIBRARY)
     if python is not None:
@@ -61,16 +61,16 @@ def make(
 
 
 def copy_stock(to: Path, backend: Path) -> None:
-    """Stock's programs and libraries, and a link to the one CUDA backend."""
+    """Copy stock's programs and libraries, with a link to the one CUDA backend."""
     built = build_stock(STOCK, {"GGML_NATIVE": False, "STOCK_CUDA": (BUILD / "bin" / LIBRARY).as_posix()})
     copy_stripped([*(built / name for name in STOCK), *built.glob("lib*.so*")], to)
     (to / LIBRARY).symlink_to(Path("..") / backend.relative_to(to.parent))
 
 
 def copy_stripped(files: Iterable[Path], to: Path) -> None:
-    """Copies programs and libraries without their symbols.
+    """Copy programs and libraries without their symbols.
 
-    Raises: ScriptError where binutils is missing.
+    Raises: ScriptError if binutils is missing.
     """
     strip = shutil.which("strip")
     if strip is None:
@@ -83,7 +83,7 @@ def copy_stripped(files: Iterable[Path], to: Path) -> None:
 
 
 def add_wheels(to: Path, python: str) -> None:
-    """Unpacks the packages for another Python."""
+    """Unpack the packages for another Python."""
     platforms = [word for platform in PLATFORMS for word in ("--platform", platform)]
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary=:all:"]
     command += [
@@ -101,7 +101,7 @@ def add_wheels(to: Path, python: str) -> None:
 
 
 def pack(bundle: Path) -> Path:
-    """The archive of the folder, beside it."""
+    """Write the archive of the folder beside it; return its path."""
     archive = bundle.with_name(bundle.name + ".tar.xz")
     part = archive.with_name(f".{archive.name}.part")
     with tarfile.open(part, "w:xz") as tar:
@@ -112,7 +112,7 @@ def pack(bundle: Path) -> Path:
 
 
 def sizes(bundle: Path, archive: Path) -> list[tuple[str, int]]:
-    """Names and bytes, the largest files first and the archive last."""
+    """Return names and bytes, the largest files first and the archive last."""
     files = [path for path in bundle.rglob("*") if path.is_file() and not path.is_symlink()]
     files.sort(key=lambda path: -path.stat().st_size)
     largest = [(path.relative_to(bundle).as_posix(), path.stat().st_size) for path in files[:8]]
@@ -121,7 +121,7 @@ def sizes(bundle: Path, archive: Path) -> list[tuple[str, int]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Makes it, and tells how large it is."""
+    """Pack the bundle and print its size."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,22 +1,21 @@
-"""Checks on an NVIDIA card all that no other machine can: one command, one JSON, within 8 minutes.
+"""Run all checks that need an NVIDIA card: one command, one JSON, within 8 minutes.
 
     python scripts/gpu/check.py -o gpu.json [--only ops,foreign] [--model llama-8b-q4_k_m.gguf]
 
-What it needs is built by scripts/gpu/bundle.py, on any machine with nvcc and cuBLAS, a card or none:
+scripts/gpu/bundle.py builds what it needs, on any machine with nvcc and cuBLAS, with a card or without:
 
-    python scripts/gpu/bundle.py                build/gpu, and build/gpu.tar.xz, which is all that travels
+    python scripts/gpu/bundle.py                build/gpu, and its archive build/gpu.tar.xz
 
-Carry the checkout and build/gpu.tar.xz (some 30 MiB) to the machine with the card, and run the first command
-there: nothing is built or downloaded. That machine needs a driver, cuBLAS for the same CUDA (libcublas and
-libcublasLt are far too large to be carried: from a toolkit, or the PyPI package nvidia-cublas), numpy and
-jinja2; for `tests` pytest and hypothesis; for `memcheck` and `racecheck` compute-sanitizer. Where build/gpu
-is absent, the package that is built in the checkout or installed is checked, by the programs that lie beside
-it or below build/.
+Copy the checkout and build/gpu.tar.xz (some 30 MiB) to the machine with the card and run the first command
+there: it builds and downloads nothing. That machine needs a driver, cuBLAS for the same CUDA (libcublas and
+libcublasLt are too large for the archive: from a toolkit, or the PyPI package nvidia-cublas), numpy and
+jinja2; for `tests` pytest and hypothesis; for `memcheck` and `racecheck` compute-sanitizer. Without build/gpu
+the package in the checkout, or the installed one, is checked with the programs beside it or below build/.
 
-The report names the device, the driver, the libraries that were not found, and for every section its outcome,
-its seconds, its figures and what is wrong with them. The exit status is 0 when every section that was chosen
-passed, 1 where one did not (or what it needs is not there, or time ran out: the report says which), 2 for
-wrong arguments, 3 without a GPU.
+The report names the device, the driver and the libraries that were not found, and for every section its
+outcome, its seconds, its figures and what is wrong with them. The exit status is 0 if every chosen section
+passed, 1 if one did not (or lacked something, or ran out of time: the report says which), 2 for wrong
+arguments, 3 without a GPU.
 """
 
 from __future__ import annotations
@@ -65,9 +64,9 @@ KERNEL_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def find_gpu(run: Run, wanted: str | None, op_bench: Path | None) -> tuple[dict[str, Any] | None, str]:
-    """The GPU to check, as the package sees it; or None, and why there is none.
+    """Return the GPU to check as the package sees it, or None and the reason.
 
-    Where the package cannot be imported, what needs none of it can still be checked: velo-op-bench is asked.
+    If the package cannot be imported, velo-op-bench is asked: its sections do not need the package.
     """
     lister = [sys.executable, os.fspath(ROOT / "scripts/gpu/_child.py"), "devices"]
     found, why = _list_devices(run, lister, "the package")
@@ -96,7 +95,7 @@ def _list_devices(run: Run, command: Sequence[str], who: str) -> tuple[list[dict
 
 
 def driver(run: Run) -> str | None:
-    """The driver's version, from nvidia-smi or else the kernel; None where neither tells."""
+    """Return the driver's version, from nvidia-smi or else the kernel; None if neither has it."""
     try:
         done = run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], 30, {})
         if done.code == 0 and done.out.split():
@@ -111,7 +110,7 @@ def driver(run: Run) -> str | None:
 
 
 def check(names: Sequence[str], tools: Tools, budget: Budget) -> list[Section]:
-    """Runs the sections in their order, each within its time."""
+    """Run the sections in order, each within its time."""
     sections = []
     for name in [name for name in SECTIONS if name in names]:
         function, share = SECTIONS[name]
@@ -125,7 +124,7 @@ def check(names: Sequence[str], tools: Tools, budget: Budget) -> list[Section]:
 
 
 def with_libraries(run: Run, places: Places) -> tuple[Places, list[str]]:
-    """Places that know where NVIDIA's libraries are, and the names of those that are nowhere."""
+    """Return the places with NVIDIA's libraries, and the names of those that were not found."""
     library = places.libraries and places.libraries / CUDA_LIBRARY
     if library is None or not library.exists():
         return places, []
@@ -134,7 +133,7 @@ def with_libraries(run: Run, places: Places) -> tuple[Places, list[str]]:
 
 
 def within(run: Run, environment: Mapping[str, str]) -> Run:
-    """Runs programs with these variables."""
+    """Return a function that runs programs with these variables."""
     return lambda command, seconds, extra: run(command, seconds, {**environment, **extra})
 
 
@@ -199,7 +198,7 @@ def _tools(
 
 
 def _small_models(scratch: Path, run: Run) -> list[Path]:
-    """The model inside the package, and a random one of exact weights where one can be made."""
+    """Return the model inside the package, and a random f32 one if it can be made."""
     tiny, demo = scratch / "tiny-f32.gguf", ROOT / "pyvelo/assets/demo.gguf"
     maker = [
         sys.executable,
@@ -222,7 +221,7 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     def path(text: str) -> Path:
-        return Path(text).resolve()  # programs are started elsewhere
+        return Path(text).resolve()  # programs run in another folder
 
     parser.add_argument("-o", "--output", type=path, help="where the JSON goes; default: standard output")
     parser.add_argument("--only", help=f"sections, with commas: {', '.join(SECTIONS)}")

@@ -1,4 +1,4 @@
-"""What a model of each architecture consists of: its metadata and its tensors, from a handful of numbers."""
+"""Metadata and tensors of a model of each architecture, from a few numbers."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any, Literal, NamedTuple
 
 Kind = Literal["matrix", "router", "norm", "bias", "embedding"]
 
-# the deviation of attention's scores is its square: a few tokens in a hundred get most of the weight
+# the scores' deviation is its square: a few percent of the tokens get most of the softmax weight
 SHARP = 1.5
 # deviation of the logits: some twenty tokens share most of the probability
 LOUD = 3.0
 
 
 class Tensor(NamedTuple):
-    """A tensor to write: `shape` is in NumPy's order, rows before columns; `gain` scales its values.
+    """Tensor to write: `shape` is in NumPy's order, rows before columns; `gain` scales its values.
 
     `matrix` and `embedding` take the model's type, an embedding's rows scaled by the vocabulary; the others
-    stay f32. With a gain of 1 a matrix keeps the size of what it multiplies.
+    stay f32. With a gain of 1 a matrix keeps the magnitude of its input.
     """
 
     name: str
@@ -28,13 +28,16 @@ class Tensor(NamedTuple):
 
 
 class ShapeError(ValueError):
-    """The numbers contradict each other or the architecture."""
+    """Error of numbers that contradict each other or the architecture."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The numbers of a model. Widths are in elements, `window` and `ctx` in tokens (0: no window); `pooling`
-    names what makes an embedding."""
+    """Numbers of a model.
+
+    Widths are in elements, `window` and `ctx` in tokens (0: no window). `pooling` names how an embedding is
+    pooled.
+    """
 
     arch: str = "llama"
     layers: int = 2
@@ -66,7 +69,7 @@ PRESETS: dict[str, tuple[Shape, str]] = {
 
 
 def check(shape: Shape) -> None:
-    """Raises ShapeError where no model of this shape can exist."""
+    """Raise ShapeError if no model of this shape can exist."""
     for name in ("layers", "embd", "ffn", "heads", "kv_heads", "head_dim", "ctx"):
         if getattr(shape, name) < 1:
             raise ShapeError(f"{name} must be at least 1, not {getattr(shape, name)}")
@@ -98,7 +101,7 @@ def check(shape: Shape) -> None:
 
 
 def metadata(shape: Shape) -> dict[str, Any]:
-    """The GGUF keys of the architecture, tokenizer apart."""
+    """Return the GGUF keys of the architecture, without the tokenizer's."""
     keys: dict[str, Any] = {
         "context_length": shape.ctx,
         "embedding_length": shape.embd,
@@ -125,10 +128,10 @@ def metadata(shape: Shape) -> dict[str, Any]:
 
 
 def tensors(shape: Shape, n_vocab: int) -> Iterator[Tensor]:
-    """Every tensor of the model, in the order in which they are written.
+    """Yield every tensor of the model, in the order of the file.
 
-    The embedding is quiet and the last norm loud: otherwise a model that shares its embedding with the output
-    would say the same token again and again.
+    The embedding has small values and the last norm large ones: otherwise a model whose output shares the
+    embedding would repeat one token.
     """
     # gemma multiplies the embedding by the root of its width
     quiet = shape.embd**-0.5 if shape.arch.startswith("gemma") else 1.0
@@ -161,7 +164,7 @@ def _qkvo(s: Shape) -> Iterator[Tensor]:
 
 
 def _qk_norms(s: Shape) -> Iterator[Tensor]:
-    # these undo the width of wq and wk, so they are the sharp ones
+    # these undo the scale of wq and wk, so they set the sharpness
     yield Tensor("attn_q_norm.weight", (s.head_dim,), "norm", SHARP)
     yield Tensor("attn_k_norm.weight", (s.head_dim,), "norm", SHARP)
 
@@ -216,7 +219,7 @@ def _gpt_oss_layer(s: Shape) -> Iterator[Tensor]:
 
 
 class Mla(NamedTuple):
-    """The widths of multi-head latent attention, which follow from head_dim, the width of a head's values."""
+    """Widths of multi-head latent attention, which follow from head_dim, the width of a head's values."""
 
     rank_q: int
     rank_kv: int
@@ -261,7 +264,7 @@ def _deepseek2_layer(s: Shape) -> Iterator[Tensor]:
     yield from _ffn(s)
 
 
-# tokens that a short convolution looks at, the current one among them
+# tokens that a short convolution reads, including the current one
 CONV_WIDTH = 3
 
 
@@ -369,7 +372,7 @@ ARCHS: dict[str, Arch] = {
     "t5encoder": Arch(_t5_keys, _t5_layer),
 }
 
-# their tensors outside the layers, but for the embedding
+# their tensors outside the layers, without the embedding
 ENCODERS: dict[str, Callable[[Shape], Iterator[Tensor]]] = {
     "bert": _bert_outside,
     "nomic-bert": _bert_outside,

@@ -1,4 +1,4 @@
-"""Vocabularies for the models that models/make.py writes: a small one of our own, or one of upstream's."""
+"""Vocabularies for the models of models/make.py: a small one of our own, or one of upstream's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6
 SPACE = "\u2581"
 MUTED = 0.2
 
-# What the small model says and understands whole; everything else falls back to letters and bytes.
+# Words of the small model; everything else falls back to letters and bytes.
 _WORDS = """
 the of and to a in is it you that he was for on are with as his they at be this have from or one had by
 but not what all were we when your can said there use an each which she do how their if will up other
@@ -43,7 +43,7 @@ MARKS = [".", ",", "!", "?"]
 
 @dataclass(frozen=True)
 class Vocab:
-    """`fields` are the tokenizer's GGUF keys; `loudness[i]` scales the embedding of token i."""
+    """Tokenizer: `fields` are its GGUF keys; `loudness[i]` scales the embedding of token i."""
 
     size: int
     fields: dict[str, Any]
@@ -51,21 +51,22 @@ class Vocab:
 
 
 class VocabError(ValueError):
-    """A vocabulary cannot be had; the message says what would do."""
+    """Error of a vocabulary that cannot be had; the message says what would do."""
 
 
 def own_vocab() -> Vocab:
-    """A SentencePiece vocabulary of some 1000 tokens: three special ones, 256 bytes, characters, words.
+    """Return a SentencePiece vocabulary of some 1000 tokens: special ones, bytes, characters and words.
 
-    SentencePiece joins pieces two by two, so a word needs all of its beginnings as tokens. Those, the bytes
-    and the specials are muted: a model with random weights then speaks in whole words and does not end early.
+    SentencePiece joins pieces two by two, so a word needs all of its prefixes as tokens. The prefixes, the
+    bytes and the special tokens are muted: a model with random weights then writes whole words and does not
+    end early.
     """
     words = [SPACE + word for word in WORDS]
     beginnings = dict.fromkeys(word[:end] for word in words for end in range(2, len(word)))
     plain = list(dict.fromkeys([*PIECES, *beginnings, *words]))
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *plain]
     types = [UNKNOWN, CONTROL, CONTROL] + [BYTE] * 256 + [NORMAL] * len(plain)
-    # a beginning grows before anything longer is joined: rank by length, then by place
+    # shorter prefixes are joined first: rank by length, then by place
     scores = [0.0] * 259 + [-float(len(piece)) for piece in plain]
     spoken = {*words, *MARKS}
     loudness = np.array([1.0 if token in spoken else MUTED for token in tokens], np.float32)
@@ -85,9 +86,9 @@ def own_vocab() -> Vocab:
 
 
 def upstream_tree() -> Path:
-    """The folder of upstream's sources, obtained by upstream/fetch.py where it is not there yet.
+    """Return the folder of upstream's sources; run upstream/fetch.py if it is not there yet.
 
-    Raises VocabError with that script's own sentence when it cannot be had.
+    Raises VocabError with that script's message if it fails.
     """
     script = ROOT / "scripts/upstream/fetch.py"
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
@@ -98,7 +99,7 @@ def upstream_tree() -> Path:
 
 
 def upstream_vocab(name: str, tree: Path) -> Vocab:
-    """The tokenizer of `models/ggml-vocab-NAME.gguf` in upstream's tree."""
+    """Return the tokenizer of `models/ggml-vocab-NAME.gguf` in upstream's tree."""
     import gguf
 
     path = tree / "models" / f"ggml-vocab-{name}.gguf"

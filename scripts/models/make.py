@@ -1,11 +1,11 @@
-"""Writes a GGUF model of any shape, with random weights: for tests, benchmarks and a first try.
+"""Write a GGUF model of any shape with random weights: for tests, benchmarks and a first try.
 
     python scripts/models/make.py tiny tiny.gguf
     python scripts/models/make.py qwen3-0.6b qwen3.gguf --type Q8_0
     python scripts/models/make.py tiny tiny.gguf --chat-template template.jinja
     python scripts/models/make.py --arch gemma3 --layers 6 --kv-heads 1 --head-dim 256 --type f32 out.gguf
 
-The same arguments give the same weights, whatever the type. What it says is noise, but the same noise.
+The same arguments give the same weights, whatever the type. Its text is noise, but always the same noise.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ import numpy.typing as npt
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
 
 from scripts.models import _shapes, _vocab
-from scripts.models._gguf import add_metadata
 from scripts.models._shapes import PRESETS, Shape, Tensor
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ CHUNK_ELEMENTS = 1 << 22
 
 
 class MakeError(Exception):
-    """What was asked cannot be made; the message says why and what would do."""
+    """Error of a model that cannot be made; the message says why and what would do."""
 
 
 def write_model(
@@ -54,11 +53,11 @@ def write_model(
     chat_template: str | None = None,
     metadata: Mapping[str, float] | None = None,
 ) -> None:
-    """Writes the model of `shape` to `path`, whole or not at all.
+    """Write the model of `shape` to `path`, whole or not at all.
 
-    `type_name` is one of DIRECT, or a quantization of llama.cpp such as "Q4_K_M". `std` scales every matrix:
-    1 keeps the activations' size from layer to layer. `tree` is upstream's folder, fetched when a vocabulary
-    needs it; `chat_template` is Jinja; `metadata` is stored as 32-bit floats. Raises MakeError,
+    `type_name` is one of DIRECT, or a quantization of llama.cpp such as "Q4_K_M". `std` scales every
+    matrix: 1 keeps the activations' magnitude from layer to layer. `tree` is upstream's folder, fetched if a
+    vocabulary needs it; `chat_template` is Jinja; `metadata` is stored as 32-bit floats. Raises MakeError,
     _shapes.ShapeError or _vocab.VocabError.
     """
     _shapes.check(shape)
@@ -129,6 +128,22 @@ def _add_metadata(writer: gguf.GGUFWriter, shape: Shape, vocab: _vocab.Vocab, ki
     add_metadata(writer, keys)
 
 
+def add_metadata(writer: gguf.GGUFWriter, keys: Mapping[str, Any]) -> None:
+    """Write each key with the type that its value has in the file; anything but a scalar is an array."""
+    for key, value in keys.items():
+        match value:
+            case bool():
+                writer.add_bool(key, value)
+            case int():
+                writer.add_uint32(key, value)
+            case float():
+                writer.add_float32(key, value)
+            case str():
+                writer.add_string(key, value)
+            case _:
+                writer.add_array(key, value)
+
+
 def _stored_type(tensor: Tensor, kind: Any) -> Any:
     import gguf
 
@@ -154,7 +169,7 @@ def _add_tensor_info(writer: gguf.GGUFWriter, tensor: Tensor, stored: Any) -> No
 def _values(
     tensor: Tensor, stored: Any, seed: int, std: float, loudness: npt.NDArray[np.float32]
 ) -> npt.NDArray[Any]:
-    """The tensor as it is stored, made piece by piece: a row depends on the seed and its place alone."""
+    """Return the tensor as it is stored, made in pieces; a row depends on the seed and its place alone."""
     import gguf
 
     rng = np.random.default_rng([seed, zlib.crc32(tensor.name.encode())])
@@ -174,7 +189,7 @@ def _values(
 
 
 def _distribution(tensor: Tensor, std: float) -> tuple[float, float]:
-    """Standard deviation and mean of a tensor's values."""
+    """Return standard deviation and mean of a tensor's values."""
     match tensor.kind:
         case "norm":
             return 0.1 * tensor.gain, tensor.gain
@@ -197,7 +212,7 @@ def _shown(plan: list[tuple[Tensor, Any]]) -> Iterator[tuple[Tensor, Any]]:
 
 
 def quantize(source: Path, target: Path, type_name: str, quantizer: Path | None) -> None:
-    """Quantizes with `quantizer` where given, else the installed library, else llama-quantize."""
+    """Quantize with `quantizer` if given, else the installed library, else llama-quantize."""
     quantizer = quantizer or _quantizer(source, target, type_name)
     if quantizer is None:
         return
@@ -212,7 +227,7 @@ def quantize(source: Path, target: Path, type_name: str, quantizer: Path | None)
 
 
 def _quantizer(source: Path, target: Path, type_name: str) -> Path | None:
-    """Quantizes with the installed library and returns None; where there is none, finds a llama-quantize."""
+    """Quantize with the installed library and return None; without one, return the path of llama-quantize."""
     try:
         from pyvelo import VeloError, native
     except ImportError:
@@ -231,7 +246,7 @@ def _quantizer(source: Path, target: Path, type_name: str) -> Path | None:
 
 
 def import_gguf() -> Any:
-    """gguf-py as installed, else the one in upstream's tree."""
+    """Import gguf-py: the installed one, else the one in upstream's tree."""
     try:
         import gguf
     except ImportError:

@@ -1,4 +1,4 @@
-"""The pinned source distribution of llama.cpp, and folders that are filled once."""
+"""The pinned source distribution of llama.cpp, and folders that appear whole or not at all."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _REQUIREMENT = re.compile(
 
 @dataclass(frozen=True)
 class Pin:
-    """A source distribution: its name, version and sha256 (hexadecimal; empty where it is not known yet)."""
+    """Source distribution: name, version and sha256 (hexadecimal; empty if not known yet)."""
 
     name: str
     version: str
@@ -34,14 +34,14 @@ class Pin:
 
     @property
     def requirement(self) -> str:
-        """The line of a pip requirements file that names exactly this archive."""
+        """Line of a pip requirements file that names exactly this archive."""
         return f"{self.name}=={self.version} --hash=sha256:{self.sha256}"
 
 
 def read_pin(vendor: Path = VENDOR) -> Pin:
-    """The pin of vendor/upstream.txt.
+    """Return the pin of vendor/upstream.txt.
 
-    Raises: ScriptError when the file does not hold exactly one pinned requirement with a sha256.
+    Raises: ScriptError if the file does not hold exactly one pinned requirement with a sha256.
     """
     path = vendor / "upstream.txt"
     found = list(_REQUIREMENT.finditer(path.read_text(encoding="utf-8")))
@@ -53,7 +53,7 @@ def read_pin(vendor: Path = VENDOR) -> Pin:
 
 
 def sha256_file(path: Path) -> str:
-    """The sha256 of a file's bytes, in hexadecimal."""
+    """Return the sha256 of a file's bytes, in hexadecimal."""
     digest = hashlib.sha256()
     with path.open("rb") as stream:
         while chunk := stream.read(1 << 20):
@@ -63,10 +63,10 @@ def sha256_file(path: Path) -> str:
 
 @contextlib.contextmanager
 def exclusive(lock: Path) -> Iterator[None]:
-    """Holds a lock file, so that a second process waits and then finds the work done."""
+    """Hold a lock file during the block, so that a second process waits and then finds the work done."""
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("a+b") as stream:
-        # Without locks the rename of publish() still is atomic: the work is done twice at worst.
+        # Without locks publish() is still atomic: the work is done twice at worst.
         with contextlib.suppress(OSError):
             if sys.platform == "win32":
                 import msvcrt
@@ -81,9 +81,9 @@ def exclusive(lock: Path) -> Iterator[None]:
 
 
 def publish(target: Path, fill: Callable[[Path], None]) -> Path:
-    """Makes the folder `target` by filling a neighbour and renaming it, so that nobody sees a half of it.
+    """Fill a new folder and rename it to `target`, so that no process sees half of it.
 
-    A folder that is there already is replaced. Returns `target`.
+    Replaces an existing folder. Returns `target`.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=".making-", dir=target.parent))

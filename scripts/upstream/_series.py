@@ -1,4 +1,4 @@
-"""The patch series of vendor/ as plain data, and git applying it."""
+"""The patch series of vendor/ as plain data, and git to apply it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_CHANGED_LINES = 150
 HEADER_FIELDS = ("Reason", "Touches", "Drop-When")
 
 _HUNK = re.compile(r"^@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
-# Nothing of the user's or the machine's git settings may change what applying or exporting gives.
+# The user's and the machine's git settings must not change the result of an apply or an export.
 _GIT_SETTINGS = {
     "safe.directory": "*",
     "user.name": "PyVelo",
@@ -30,7 +30,7 @@ _GIT_SETTINGS = {
 
 @dataclass(frozen=True)
 class Patch:
-    """One patch file: `header` is the text before the first "diff --git", `diff` is the rest."""
+    """One patch file: `header` is the text before the first "diff --git", `diff` the rest."""
 
     name: str
     header: str
@@ -38,24 +38,24 @@ class Patch:
 
     @property
     def text(self) -> str:
-        """The content of the patch file."""
+        """Content of the patch file."""
         return f"{self.header.rstrip()}\n\n{self.diff}"
 
     @property
     def files(self) -> list[str]:
-        """The upstream files that it changes, in order."""
+        """Upstream files that the patch changes, in order."""
         return re.findall(r"^diff --git a/(\S+) b/\S+$", self.diff, re.MULTILINE)
 
     @property
     def missing_fields(self) -> list[str]:
-        """The fields of the header that are absent or empty."""
+        """Fields of the header that are absent or empty."""
         return [
             field for field in HEADER_FIELDS if not re.search(rf"^{field}: *\S", self.header, re.MULTILINE)
         ]
 
     @property
     def changed_lines(self) -> int:
-        """How many lines it adds and removes, counted inside the hunks alone."""
+        """Number of added and removed lines, counted inside the hunks alone."""
         count = old = new = 0
         for line in self.diff.split("\n"):
             if old <= 0 and new <= 0:
@@ -69,7 +69,7 @@ class Patch:
 
 
 def parse_patch(name: str, text: str) -> Patch:
-    """Splits a patch file into its header and its diff."""
+    """Split a patch file into its header and its diff."""
     start = 0 if text.startswith("diff --git ") else text.find("\ndiff --git ") + 1
     if start == 0 and not text.startswith("diff --git "):
         raise ScriptError(
@@ -79,9 +79,9 @@ def parse_patch(name: str, text: str) -> Patch:
 
 
 def read_series(vendor: Path) -> list[Patch]:
-    """The patches in the order of vendor/series.
+    """Return the patches in the order of vendor/series.
 
-    Raises: ScriptError where the series and the folder disagree.
+    Raises: ScriptError if the series and the folder disagree.
     """
     names = [line for line in (vendor / "series").read_text(encoding="utf-8").split("\n") if line.strip()]
     present = {path.name for path in (vendor / "patches").glob("*.patch")}
@@ -97,12 +97,12 @@ def read_series(vendor: Path) -> list[Patch]:
 
 
 def _read(path: Path) -> str:
-    # bytes as they are: a patch of a file with other line ends must survive
+    # bytes as they are: a patch may hold other line ends
     return path.read_bytes().decode("utf-8", "surrogateescape")
 
 
 def write_series(vendor: Path, patches: Sequence[Patch]) -> None:
-    """Replaces vendor/patches and vendor/series."""
+    """Replace vendor/patches and vendor/series."""
     folder = vendor / "patches"
     folder.mkdir(exist_ok=True)
     keep = {patch.name for patch in patches}
@@ -115,9 +115,9 @@ def write_series(vendor: Path, patches: Sequence[Patch]) -> None:
 
 
 def git_program() -> str:
-    """The path of git.
+    """Return the path of git.
 
-    Raises: ScriptError when there is none.
+    Raises: ScriptError if it is not installed.
     """
     program = shutil.which("git")
     if program is None:
@@ -128,7 +128,7 @@ def git_program() -> str:
 
 
 def git(tree: Path, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    """Runs git in `tree` as if no repository lay around it: below one, `git apply` silently skips files."""
+    """Run git in `tree` as if it lay in no other repository: inside one, `git apply` silently skips files."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     environment |= {
         "GIT_CEILING_DIRECTORIES": str(tree.resolve().parent),
@@ -149,12 +149,12 @@ def git(tree: Path, *arguments: str, stdin: str = "") -> subprocess.CompletedPro
 
 
 def is_applied(tree: Path, patch: Patch) -> bool:
-    """Whether the tree carries this patch."""
+    """Return whether the tree carries this patch."""
     return git(tree, "apply", "--reverse", "--check", stdin=patch.text).returncode == 0
 
 
 def apply_series(tree: Path, patches: Sequence[Patch]) -> list[Patch]:
-    """Applies in place, each whole or not at all, the patches that are not applied yet; returns those.
+    """Apply in place the patches that are not applied yet, each whole or not at all; return those.
 
     Raises: ScriptError that names the first patch that does not apply.
     """

@@ -1,11 +1,11 @@
-"""Runs every architecture that upstream's test-llama-archs can make, paged against contiguous.
+"""Run every architecture that upstream's test-llama-archs can make, paged against contiguous.
 
     python scripts/upstream/architectures.py                    prints the table
     python scripts/upstream/architectures.py --docs             writes docs/ARCHITECTURES.md
     python scripts/upstream/architectures.py --models FOLDER    models that were made before (see --keep)
 
-A model has weights wide enough that a wrong block in a table shows: that is tested too, for each. The pool is
-full of NaN at first and blocks lie in random places. The package must be installed with
+The weights are wide enough that a wrong block in a table shows; each model is tested for that too. The pool
+is full of NaN at first, and blocks lie in random places. The package must be installed with
 -C cmake.define.PYVELO_BUILD_TESTS=ON.
 """
 
@@ -40,7 +40,7 @@ SEEN = 1e-5  # a wrong block moves the logits by at least this
 
 @dataclass(frozen=True)
 class Row:
-    """One model: `outcome` is "paged", "refused" or "FAILED"."""
+    """Result of one model: `outcome` is "paged", "refused" or "FAILED"."""
 
     model: str
     arch: str
@@ -53,7 +53,7 @@ class Row:
 
 
 def make_models(folder: Path) -> None:
-    """Lets upstream's test-llama-archs, built from the patched tree, save its models into `folder`."""
+    """Run upstream's test-llama-archs, built from the patched tree, to save its models into `folder`."""
     from scripts.upstream import run_tests
 
     binary = run_tests.build(["test-llama-archs"]) / "test-llama-archs"
@@ -62,9 +62,9 @@ def make_models(folder: Path) -> None:
 
 
 def paged_logits(path: Path, tokens: list[int], *, swap: bool = False, company: int = 0) -> np.ndarray:
-    """Logits after each piece of CHUNKS and each decode step.
+    """Return the logits after each piece of CHUNKS and after each decode step.
 
-    With `swap` the table names another block of the sequence in place of its last one before the decode.
+    With `swap` the table's last block is replaced by another one of the sequence before the decode.
     """
     with PagedRunner(path, type_k=F32, type_v=F32, max_seqs=16, n_blocks=128, max_seq_len=512) as runner:
         seq, logits, at = runner.sequence(), [], 0
@@ -79,14 +79,14 @@ def paged_logits(path: Path, tokens: list[int], *, swap: bool = False, company: 
 
 
 def worst(expected: np.ndarray, actual: np.ndarray) -> float:
-    """The largest NMSE of a step; infinite when a logit is not finite."""
+    """Return the largest NMSE of a step; infinite if a logit is not finite."""
     if not np.isfinite(actual).all():
         return float("inf")
     return max(nmse(e, a) for e, a in zip(expected, actual, strict=True))
 
 
 def kind_of(model: Model) -> str:
-    """What the model caches, in words."""
+    """Return in words what the model caches."""
     layers = model.layers
     parts = ["recurrent states"] if model.info.has_recurrent else []
     if any(layer.head_dim_v == 0 for layer in layers):
@@ -99,7 +99,7 @@ def kind_of(model: Model) -> str:
 
 
 def check(path: Path, library: Path) -> Row:
-    """One model, paged alone and in company, against the contiguous path without flash attention."""
+    """Compare one model, paged alone and batched, with the contiguous path without flash attention."""
     with Model(path) as model:
         row = Row(path.stem, model.info.arch, kind_of(model), "paged")
         if model.refusal is not None:
@@ -129,7 +129,7 @@ def figure(value: float | None) -> str:
 
 
 def markdown(rows: list[Row]) -> str:
-    """docs/ARCHITECTURES.md."""
+    """Return the text of docs/ARCHITECTURES.md."""
     paged, refused = ([r for r in rows if r.outcome == o] for o in ("paged", "refused"))
     lines = [
         "# Architectures",

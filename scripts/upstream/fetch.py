@@ -1,9 +1,9 @@
-"""Obtains the pinned llama.cpp and prints the path of its pristine tree.
+"""Fetch the pinned llama.cpp and print the path of its pristine tree.
 
 vendor/upstream.txt names a source distribution that carries llama.cpp. pip downloads it by name, its sha256
-is checked, and its folder vendor/llama.cpp is unpacked into a per-user cache, unless that holds it already.
+is checked, and its folder vendor/llama.cpp is unpacked into a per-user cache, if it is not there yet.
 
-PYVELO_UPSTREAM overrides the download: a llama.cpp folder, the unpacked source distribution, or its archive.
+PYVELO_UPSTREAM replaces the download: a llama.cpp folder, the unpacked source distribution, or its archive.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _WAY_OUT = f"set {OVERRIDE} to that archive or to a llama.cpp folder"
 
 @dataclass(frozen=True)
 class Tree:
-    """A pristine llama.cpp: its folder, what identifies its content, where its products go."""
+    """Pristine llama.cpp: its folder, the identity of its content, and the cache folder of its products."""
 
     path: Path
     identity: str
@@ -42,9 +42,9 @@ class Tree:
 
 
 def locate(pin: Pin) -> Tree:
-    """The pristine tree of the pin, or of PYVELO_UPSTREAM, fetched and unpacked where needed.
+    """Return the pristine tree of the pin or of PYVELO_UPSTREAM; fetch and unpack it if needed.
 
-    Raises: ScriptError with the sentence for the user.
+    Raises: ScriptError with a sentence for the user.
     """
     override = os.environ.get(OVERRIDE)
     if not override:
@@ -61,7 +61,7 @@ def locate(pin: Pin) -> Tree:
 
 
 def unpacked(pin: Pin, archive: Path | None) -> Tree:
-    """The cached tree of the pin, made from `archive`, or from a download where that is None."""
+    """Return the cached tree of the pin; make it from `archive`, or from a download if that is None."""
     home = cache_root() / f"{pin.name}-{pin.version}"
     tree = Tree(home / "llama.cpp", pin.sha256, home)
     if archive is not None:
@@ -82,13 +82,13 @@ def unpacked(pin: Pin, archive: Path | None) -> Tree:
 
 
 def is_unpacked(tree: Tree) -> bool:
-    """Whether the cache holds this tree, whole: the stamp is the last thing that is written."""
+    """Return whether the cache holds the whole tree: the stamp is written last."""
     stamp = tree.path / STAMP
     return stamp.is_file() and stamp.read_text(encoding="ascii").strip() == tree.identity
 
 
 def verify(pin: Pin, archive: Path) -> None:
-    """Refuses an archive whose sha256 is not the pin's."""
+    """Raise ScriptError if the archive's sha256 is not the pin's."""
     found = sha256_file(archive)
     if found != pin.sha256:
         raise ScriptError(
@@ -98,11 +98,11 @@ def verify(pin: Pin, archive: Path) -> None:
 
 
 def download(pin: Pin, folder: Path) -> Path:
-    """Has pip download the distribution into `folder`; a pin without a sha256 is downloaded unchecked."""
+    """Download the distribution into `folder` with pip; a pin without a sha256 is not checked."""
     requirements = folder / "requirements.txt"
     requirements.write_text(pin.requirement if pin.sha256 else f"{pin.name}=={pin.version}", encoding="ascii")
     arguments = ["--no-deps", "--no-binary", pin.name, "--disable-pip-version-check", "--no-input"]
-    # With the build backend at hand pip reads the metadata in 5 s; without, it makes an environment, in 48 s.
+    # With the build backend installed pip reads the metadata in 5 s, else it makes an environment in 48 s.
     if importlib.util.find_spec("scikit_build_core"):
         arguments.append("--no-build-isolation")
     print(f"downloading {pin.name} {pin.version} …", file=sys.stderr, flush=True)
@@ -138,7 +138,7 @@ def _why_not_downloaded(pin: Pin, output: str) -> str:
 
 
 def unpack(archive: Path, target: Path, identity: str) -> None:
-    """Streams vendor/llama.cpp out of the archive into the empty folder `target`."""
+    """Extract vendor/llama.cpp of the archive into the empty folder `target`, as a stream."""
     try:
         with tarfile.open(archive, "r|*") as stream:
             for member in stream:
@@ -162,20 +162,20 @@ def unpack(archive: Path, target: Path, identity: str) -> None:
 
 
 def _inside(member: tarfile.TarInfo) -> PurePosixPath | None:
-    """The member's path below <top>/vendor/llama.cpp, or None for what is not wanted."""
+    """Return the member's path below <top>/vendor/llama.cpp, None for a member that is not wanted."""
     parts = PurePosixPath(member.name).parts
     if parts[1:3] != INSIDE or len(parts) < 4:
         return None
     below = parts[3:]
-    # a drive letter, a backslash or a parent would leave the folder on some system
+    # a drive letter, a backslash or ".." would leave the folder on some system
     if any(part == ".." or "\\" in part or ":" in part for part in parts):
         raise ScriptError(f"the archive holds {member.name!r}, which would be written outside its folder")
-    # the distribution leaves a submodule's pointer here; git would follow it to nowhere
+    # the distribution has a submodule's pointer here, to a folder that does not exist
     return None if below[0] in (".git", STAMP) else PurePosixPath(*below)
 
 
 def folder_tree(source: Path) -> Tree:
-    """The tree of a folder that the user names; it is only ever read."""
+    """Return the tree of a folder that the user names; it is only read."""
     for path in (source, source.joinpath(*INSIDE)):
         if is_llama(path):
             identity = fingerprint(path)
@@ -187,18 +187,18 @@ def folder_tree(source: Path) -> Tree:
 
 
 def is_llama(path: Path) -> bool:
-    """Whether a folder looks like llama.cpp's sources."""
+    """Return whether a folder looks like llama.cpp's sources."""
     return all((path / name).is_file() for name in ("CMakeLists.txt", "ggml/CMakeLists.txt", "src/llama.cpp"))
 
 
 def is_source(tree: Path, path: Path) -> bool:
-    """Whether a path below `tree` belongs to the sources: git's files and build folders do not."""
+    """Return whether a path below `tree` is a source: git's files and build folders are not."""
     top = tree / path.relative_to(tree).parts[0]
     return top.name != ".git" and not (top.name.startswith("build") and top.is_dir())
 
 
 def fingerprint(tree: Path) -> str:
-    """Changes when a file of the folder does, as path, size and time tell: reading all takes too long."""
+    """Return a hash of the files' paths, sizes and times; reading their content takes too long."""
     digest = hashlib.sha256(str(tree).encode())
     for path in sorted(tree.rglob("*")):
         if is_source(tree, path) and path.is_file():
@@ -209,7 +209,7 @@ def fingerprint(tree: Path) -> str:
 
 
 def main() -> int:
-    """Prints the pristine tree's path."""
+    """Print the path of the pristine tree."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""Applies, checks and maintains the patch series of vendor/.
+"""Apply, check and maintain the patch series of vendor/.
 
 The series is hooks only. Every patch opens with Reason:, Touches: and Drop-When:, and becomes one commit of
 an edited tree:
@@ -7,10 +7,10 @@ an edited tree:
     (cd DIR; edit; git commit -a --fixup=HASH; git rebase -i --autosquash --root)
     patches.py refresh DIR             exports the commits: the subject names the file, the body is its header
 
-The next version of upstream:
+To move to the next version of upstream:
 
-    patches.py refresh --to VERSION    tells which hunks fail there
-    patches.py refresh --to VERSION DIR    leaves the tree for mending, failed hunks as .rej files
+    patches.py refresh --to VERSION    prints the hunks that fail there
+    patches.py refresh --to VERSION DIR    keeps the tree for repair, with the failed hunks as .rej files
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from scripts.upstream.fetch import STAMP, Tree, download, is_llama, is_source, l
 
 
 def patched_copy(tree: Tree, patches: Sequence[Patch]) -> Path:
-    """The cached copy of a pristine tree with the series; made once, mended if it was changed."""
+    """Return the cached copy of a pristine tree with the series; make it, or repair it if it was changed."""
     digest = hashlib.sha256(tree.identity.encode())
     for patch in patches:
         digest.update(f"\0{patch.name}\0".encode() + patch.text.encode("utf-8", "surrogateescape"))
@@ -63,7 +63,7 @@ def patched_copy(tree: Tree, patches: Sequence[Patch]) -> Path:
 
 
 def copy_sources(source: Path, target: Path) -> None:
-    """Copies a llama.cpp folder, without git's files and build folders, into the empty folder `target`."""
+    """Copy a llama.cpp folder, without git's files and build folders, into the empty folder `target`."""
 
     def skip(folder: str, names: list[str]) -> list[str]:
         return [name for name in names if not is_source(source, Path(folder, name))]
@@ -72,9 +72,9 @@ def copy_sources(source: Path, target: Path) -> None:
 
 
 def apply(tree: Path | None, vendor: Path = VENDOR) -> Path:
-    """Patches `tree` in place, or makes the copy in the cache where that is None; returns its path."""
+    """Patch `tree` in place, or make the cached copy if it is None; return its path."""
     patches = read_series(vendor)
-    git_program()  # before anything is downloaded in vain
+    git_program()  # fail before a download
     if tree is None:
         return patched_copy(locate(read_pin(vendor)), patches)
     if not is_llama(tree):
@@ -85,7 +85,7 @@ def apply(tree: Path | None, vendor: Path = VENDOR) -> Path:
 
 
 def check(vendor: Path = VENDOR) -> str:
-    """Refuses a series that breaks a rule or does not apply; returns a line of figures."""
+    """Raise ScriptError if the series breaks a rule or does not apply; else return a line of figures."""
     patches = read_series(vendor)
     for patch in patches:
         if missing := patch.missing_fields:
@@ -105,7 +105,7 @@ def check(vendor: Path = VENDOR) -> str:
         tree = Path(scratch, "llama.cpp")
         copy_sources(locate(read_pin(vendor)).path, tree)
         apply_series(tree, patches)
-        # a patch whose place a later one changed would be applied twice
+        # else a patch whose place a later one changes would be applied twice
         if again := [patch.name for patch in patches if not is_applied(tree, patch)]:
             raise ScriptError(f"a later patch changes lines that {again[0]} wrote or stands on: join the two")
     return (
@@ -115,9 +115,9 @@ def check(vendor: Path = VENDOR) -> str:
 
 
 def edit(target: Path, tree: Tree, patches: Sequence[Patch], label: str) -> list[str]:
-    """Makes `target` a git repository of the tree with one commit for each patch.
+    """Make `target` a git repository of the tree with one commit for each patch.
 
-    A patch that does not apply is committed as far as it does. Returns a line for each hunk that failed.
+    A patch that does not apply is committed as far as it does. Returns a line for each failed hunk.
     """
     if target.exists() and any(target.iterdir()):
         raise ScriptError(f"{target} is not empty: name a folder that can be made")
@@ -135,7 +135,7 @@ def edit(target: Path, tree: Tree, patches: Sequence[Patch], label: str) -> list
 
 
 def _commit(tree: Path, message: str) -> None:
-    # upstream's .gitignore covers files that it tracks; rejected hunks stay outside, to be seen
+    # upstream's .gitignore covers files that it tracks; rejected hunks stay untracked and visible
     _git(tree, "add", "--all", "--force", "--", ".", ":(exclude,glob)**/*.rej")
     _git(
         tree,
@@ -160,7 +160,7 @@ def _git(tree: Path, *arguments: str, stdin: str = "") -> str:
 
 
 def rejected(patch: Patch, report: str) -> list[str]:
-    """What `git apply --reject` could not place, a line for each hunk or file."""
+    """Return a line for each hunk or file that `git apply --reject` could not apply."""
     lines = []
     file = ""
     for line in report.splitlines():
@@ -170,12 +170,12 @@ def rejected(patch: Patch, report: str) -> list[str]:
             lines.append(f"{patch.name}: {file}: hunk {match[1]}{_hunk_title(patch, file, int(match[1]))}")
         elif match := re.match(r"error: (\S+): (No such file or directory|does not exist.*)", line):
             lines.append(f"{patch.name}: {match[1]}: the file is gone")
-    # whatever git calls it, a patch that failed is never reported as fine
+    # never report a failed patch as applied, whatever git prints
     return lines or [f"{patch.name}: {report.strip() or 'does not apply'}"]
 
 
 def _hunk_title(patch: Patch, file: str, number: int) -> str:
-    """Where a hunk stands: what git writes behind its second @@."""
+    """Return the place of a hunk: the text after its second @@."""
     for part in re.split(r"^(?=diff --git )", patch.diff, flags=re.MULTILINE):
         if part.startswith(f"diff --git a/{file} "):
             titles = re.findall(r"^@@ -(\d+).*? @@ ?(.*)$", part, re.MULTILINE)
@@ -186,7 +186,7 @@ def _hunk_title(patch: Patch, file: str, number: int) -> str:
 
 
 def refresh(tree: Path, vendor: Path = VENDOR) -> list[Patch]:
-    """Exports the commits of an edited tree as the series, in their order; returns the patches."""
+    """Export the commits of an edited tree as the series, in their order; return the patches."""
     if not (tree / ".git").exists():
         raise ScriptError(f"{tree} is no git repository: make one with patches.py edit")
     if dirty := _git(tree, "status", "--porcelain").splitlines():
@@ -215,7 +215,7 @@ def refresh(tree: Path, vendor: Path = VENDOR) -> list[Patch]:
 
 
 def try_version(version: str, target: Path | None, vendor: Path = VENDOR) -> int:
-    """Tries the series on another version of upstream and prints what fails; 0 when nothing does."""
+    """Try the series on another version of upstream and print what fails; return 0 if all applies."""
     with tempfile.TemporaryDirectory(prefix="pyvelo-") as scratch:
         pin = Pin(read_pin(vendor).name, version, "")
         archive = download(pin, Path(scratch))
@@ -255,7 +255,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    """Runs the command; what programs read is on stdout, everything else on stderr."""
+    """Run the command; output for programs goes to stdout, everything else to stderr."""
     parser = _parser()
     given = parser.parse_args()
     if given.command == "apply":

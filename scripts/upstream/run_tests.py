@@ -1,7 +1,7 @@
-"""Builds upstream's own tests on the patched tree, runs those that need no download, and prints a table.
+"""Build upstream's own tests on the patched tree, run those that need no download, and print a table.
 
---quick runs fewer cases of the long tests, and the tests of what no patch touches not at all; its notes say
-what was cut. The exit status is 0 when every test that ran passed.
+--quick runs fewer cases of the long tests and skips the tests of what no patch touches; its notes say what
+was left out. The exit status is 0 if every test that ran passed.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Check:
     """One run of one of upstream's test programs.
 
     `counts` finds each passed case in the output (or, with two groups, passed and total); a run in which it
-    finds none has tested nothing and fails. `quick` replaces `arguments` in the quick run, where None leaves
-    the test out; `cut` says what that leaves out.
+    finds none has tested nothing and fails. `quick` replaces `arguments` in the quick run; None skips the
+    test. `cut` says what the quick run leaves out.
     """
 
     program: str
@@ -48,13 +48,13 @@ class Check:
 
     @property
     def name(self) -> str:
-        """What the table calls it."""
+        """Name in the table."""
         return f"{self.program} {self.label}".rstrip()
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a test gave: `failure` is empty when it passed."""
+    """Result of a test: `failure` is empty if it passed."""
 
     test: Check
     seconds: float
@@ -63,7 +63,7 @@ class Outcome:
 
 
 def backend_ops(operator: str, quick: str = "", cut: str = "") -> Check:
-    """test-backend-ops for one operator on the CPU, which it compares with the reference kernels."""
+    """Return test-backend-ops for one operator on the CPU, compared with the reference kernels."""
     full = ("test", "-b", "CPU", "-o", operator, "-j", str(os.cpu_count() or 1))
     return Check(
         "test-backend-ops",
@@ -76,12 +76,12 @@ def backend_ops(operator: str, quick: str = "", cut: str = "") -> Check:
 
 
 def always(program: str, *arguments: str, counts: str = "", label: str = "") -> Check:
-    """A test that is short enough to run whole each time."""
+    """Return a test that is short enough to run whole each time."""
     return Check(program, arguments, counts, quick=arguments, label=label)
 
 
 def core_tests(models: Path) -> list[Check]:
-    """The tests of what the patches touch: operators, graphs, caches, states."""
+    """Return the tests of what the patches touch: operators, graphs, caches, states."""
     archs = "|".join(QUICK_ARCHS)
     some = f"{len(QUICK_ARCHS)} architectures alone"
     make = ("-o", str(models))
@@ -109,7 +109,7 @@ def core_tests(models: Path) -> list[Check]:
 
 
 def other_tests(models: Path, tree: Path) -> list[Check]:
-    """The rest of what runs without a network."""
+    """Return the other tests that run without a network."""
     vocabs = sorted((tree / "models").glob("ggml-vocab-*.gguf.inp"))
     model = str(models / "llama-dense.gguf")
     plain = (
@@ -138,9 +138,9 @@ LEFT_OUT = (
 
 
 def build(programs: Sequence[str], tree: Path | None = None, at: Path = BUILD) -> Path:
-    """Builds upstream's test programs on the patched tree (None: the cached one); returns their folder.
+    """Build upstream's test programs on the patched tree, the cached one by default; return their folder.
 
-    `at`: where. What an earlier build left there, pip's for example, is not built again.
+    An earlier build in `at`, for example pip's, is not built again.
     """
     tree = tree or apply(None)
     options: dict[str, str | bool] = {
@@ -155,7 +155,7 @@ def build(programs: Sequence[str], tree: Path | None = None, at: Path = BUILD) -
 
 
 def run(test: Check, command: Sequence[str], quick: bool, tree: Path) -> Outcome:
-    """Runs a test in the folder `tree`; its output goes to build/upstream-tests/logs."""
+    """Run a test in the folder `tree`; its output goes to build/upstream-tests/logs."""
     log = BUILD / "logs" / (re.sub(r"\W+", "-", test.name).strip("-") + ".log")
     log.parent.mkdir(parents=True, exist_ok=True)
     begin = time.perf_counter()
@@ -179,7 +179,7 @@ def run(test: Check, command: Sequence[str], quick: bool, tree: Path) -> Outcome
 
 
 def count(pattern: str, text: str) -> tuple[int, int]:
-    """Passed cases and all cases: the sums of the numbers that the pattern finds, or the places it finds."""
+    """Return passed cases and all cases: sums of the numbers that the pattern finds, else its matches."""
     found = re.compile(pattern, re.MULTILINE)
     if found.groups == 2:
         numbers = [(int(match[1]), int(match[2])) for match in found.finditer(text)]
@@ -189,7 +189,7 @@ def count(pattern: str, text: str) -> tuple[int, int]:
 
 
 def main() -> int:
-    """Builds, runs, prints the table."""
+    """Build, run and print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
