@@ -33,8 +33,10 @@ class SamplingParams:
     n: samples of the same prompt; sample i of a seeded request draws with seed + i.
     best_of: so many samples are drawn, and the n whose tokens were the likeliest on average are given, the
         best first; not for streams.
+    min_tokens: tokens to generate before any may end the answer: until then end tokens and `stop_token_ids`
+        are not drawn, and stop strings do not count. A grammar that is complete ends it nevertheless.
     temperature: 0 takes the most likely token; 1 leaves the model's distribution as it is.
-    top_k: draws among the k most likely tokens only; 0: among all.
+    top_k: draws among the k most likely tokens only; 0 or -1: among all.
     top_p: draws among the most likely tokens that together have this probability; 1: among all.
     min_p: leaves out tokens less likely than this share of the most likely one; 0: none.
     repetition_penalty: divides the logits of tokens in prompt and output; 1: off.
@@ -43,6 +45,8 @@ class SamplingParams:
     stop: strings that end the answer; they are not part of it.
     stop_token_ids: tokens that end the answer, beside those of the model.
     ignore_eos: goes on where the model would end.
+    skip_special_tokens: leaves control tokens out of the text; False: they are in it by name, and stop
+        strings may match them. The token that ends an answer is never in it.
     seed: 0 to 2**64-1; None: one that differs from request to request.
     logprobs: tells how likely every token was, and so many of the most likely ones in its place; up to 1024.
     prompt_logprobs: tells the same of the tokens of the prompt, which then runs in smaller pieces, and takes
@@ -61,6 +65,7 @@ class SamplingParams:
     """
 
     max_tokens: int | None = 16
+    min_tokens: int = 0
     n: int = 1
     best_of: int | None = None
     temperature: float = 1.0
@@ -73,6 +78,7 @@ class SamplingParams:
     stop: str | Iterable[str] = ()
     stop_token_ids: Iterable[int] = ()
     ignore_eos: bool = False
+    skip_special_tokens: bool = True
     seed: int | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
@@ -89,6 +95,9 @@ class SamplingParams:
         put = self._put
         if self.max_tokens is not None:
             put("max_tokens", _integer("max_tokens", self.max_tokens, 1, _MAX_TOKEN, "; None: no limit"))
+        most = _MAX_TOKEN if self.max_tokens is None else self.max_tokens
+        hint = "" if self.max_tokens is None else f"; max_tokens is {most}"
+        put("min_tokens", _integer("min_tokens", self.min_tokens, 0, most, hint))
         put("n", _integer("n", self.n, 1, 1024))
         if self.best_of is not None:
             put("best_of", _integer("best_of", self.best_of, self.n, 1024, f"; n is {self.n}"))
@@ -96,7 +105,7 @@ class SamplingParams:
             if getattr(self, name) is not None:
                 put(name, _integer(name, getattr(self, name), 0, 1024, "; None: none"))
         put("temperature", _number("temperature", self.temperature, 0.0, 1e6))
-        put("top_k", _integer("top_k", self.top_k, 0, _MAX_TOKEN, "; 0 turns it off"))
+        put("top_k", max(0, _integer("top_k", self.top_k, -1, _MAX_TOKEN, "; 0 or -1 turns it off")))
         put("top_p", _number("top_p", self.top_p, 0.0, 1.0, "; 1 turns it off", above=True))
         put("min_p", _number("min_p", self.min_p, 0.0, 1.0, "; 0 turns it off"))
         penalty = _number(
@@ -107,7 +116,7 @@ class SamplingParams:
         put("frequency_penalty", _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0))
         put("stop", _strings(self.stop))
         put("stop_token_ids", _token_ids(self.stop_token_ids))
-        for name in ("ignore_eos", "echo"):
+        for name in ("ignore_eos", "skip_special_tokens", "echo"):
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(f"{name}={shown(getattr(self, name))}: give True or False")
         if self.seed is not None:

@@ -29,7 +29,6 @@ from pyvelo.kv.manager import BlockManager
 from pyvelo.outputs import FinishReason, TokenLogprob
 
 if TYPE_CHECKING:
-    from pyvelo.grammar.matcher import Guide
     from pyvelo.native import Context, Sampler, StepArrays
 
 __all__ = ["EngineCore"]
@@ -299,8 +298,8 @@ class EngineCore:
     def _draw_rows(self, rows: NDArray[np.int32], requests: list[Request]) -> list[tuple[int, Request]]:
         """Draws and accepts; returns who joined at one of these rows."""
         for request in requests:
-            if request.guide is not None:
-                self._mask(request, request.guide)
+            if request.guide is not None or request.params.min_tokens:
+                self._mask(request)
         if any(request.finished for request in requests):  # its prompt or its guide failed
             left = [number for number, request in enumerate(requests) if not request.finished]
             rows, requests = rows[left], [requests[number] for number in left]
@@ -334,11 +333,12 @@ class EngineCore:
             raise interrupted
         return joined
 
-    def _mask(self, request: Request, guide: Guide) -> None:
-        """Tells a sampler what its guide allows; where that fails the request does."""
+    def _mask(self, request: Request) -> None:
+        """Tell a sampler which tokens may come next; where that fails the request does."""
         try:
-            if request.sampler is not None:
-                request.sampler.mask(guide.mask())
+            bits = request.mask()
+            if bits is not None and request.sampler is not None:
+                request.sampler.mask(bits)
         except Exception as error:
             self._fail([request], error)
 

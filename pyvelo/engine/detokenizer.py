@@ -14,7 +14,8 @@ class StopFilter:
     """Passes text on up to the first stop string.
 
     Text that may yet turn out to be the beginning of one is held back. The stop string that is complete first
-    counts, the longest where several are, so that the result does not depend on how the text is cut.
+    counts, the longest where several are, so that the result does not depend on how the text is cut. One that
+    is complete within text that may not stop is text.
     """
 
     __slots__ = ("_held", "_stops", "stop")
@@ -24,12 +25,13 @@ class StopFilter:
         self._held = ""
         self.stop: str | None = None  # the one that was met
 
-    def push(self, text: str) -> str:
+    def push(self, text: str, may_stop: bool = True) -> str:
         """Return the text that can be shown now; nothing more once `stop` is set."""
         if self.stop is not None:
             return ""
+        n_held = len(self._held)
         text = self._held + text
-        first = self._first_stop(text)
+        first = self._first_stop(text, n_held) if may_stop else None
         if first is not None:
             begin, self.stop = first
             self._held = ""
@@ -43,9 +45,13 @@ class StopFilter:
         held, self._held = self._held, ""
         return held
 
-    def _first_stop(self, text: str) -> tuple[int, str] | None:
-        """Return where the stop string that ends first begins, and which it is."""
-        found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+    def _first_stop(self, text: str, n_before: int) -> tuple[int, str] | None:
+        """Return the stop string that ends first behind `n_before` characters, after where it begins."""
+        found = []
+        for stop in self._stops:
+            at = text.find(stop, max(0, n_before - len(stop) + 1))
+            if at >= 0:
+                found.append((at + len(stop), at, stop))
         return min(found)[1:] if found else None
 
     def _beginning(self, text: str) -> int:
@@ -77,12 +83,12 @@ class Detokenizer:
         """The stop string that was met."""
         return None if self._stops is None else self._stops.stop
 
-    def push(self, token: int) -> str:
-        """The text that the token completes."""
+    def push(self, token: int, may_stop: bool = True) -> str:
+        """Return the text that the token completes; `may_stop`: a stop string that it completes counts."""
         text = self._decode(self._token_bytes(token))
-        return self._stops.push(text) if self._stops is not None else text
+        return self._stops.push(text, may_stop) if self._stops is not None else text
 
-    def finish(self) -> str:
-        """The rest of the text, when no more tokens will come."""
+    def finish(self, may_stop: bool = True) -> str:
+        """Return the rest of the text, when no more tokens will come."""
         rest = self._decode(b"", True)
-        return self._stops.push(rest) + self._stops.flush() if self._stops is not None else rest
+        return self._stops.push(rest, may_stop) + self._stops.flush() if self._stops is not None else rest

@@ -7,10 +7,12 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property, partial
 from secrets import token_hex
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
 
 from pyvelo.engine.detokenizer import Detokenizer
 from pyvelo.engine.request import Branch, ParentRequest, Request
@@ -115,6 +117,7 @@ class Intake:
         self._n_vocab = model.vocab.n_tokens
         self._guides = Guides(model)
         self._token_bytes = cache(model.token_bytes)
+        self._shown_bytes = cache(partial(model.token_bytes, special=True))
         self._seeds = random.Random(seed)
         self.can_fork = not model.info.has_recurrent  # a state cannot be shared
 
@@ -205,7 +208,10 @@ class Intake:
         """What an answer begins with."""
         if not params.echo:
             return ""
-        return text if text is not None else self._model.detokenize(list(tokens)).decode("utf-8", "replace")
+        if text is None:
+            special = not params.skip_special_tokens
+            text = self._model.detokenize(list(tokens), special=special).decode("utf-8", "replace")
+        return text
 
     def ask(self, params: SamplingParams, request_id: str | None = None, *, timed: bool = True) -> Asked:
         """Draw the seed and the id of a request (unless given), before requests are prepared in any order.
@@ -265,13 +271,16 @@ class Intake:
         left = None if params.timeout is None else max(0.0, params.timeout - waited)
         guide = self._guides.compile(params, left)
         parent = ParentRequest(params.n_samples, ask.request_id)
+        token_bytes = self._token_bytes if params.skip_special_tokens else self._shown_bytes
+        going_on = self._going_on(params)
 
         def make(tokens: Sequence[int], index: int = 0, **others: Any) -> Request:
             request = Request(
                 tokens,
                 params,
                 seed=(ask.seed + index) % (1 << 64),
-                detokenizer=Detokenizer(self._token_bytes, stops),
+                detokenizer=Detokenizer(token_bytes, stops),
+                going_on=going_on,
                 block_size=self._block_size,
                 index=index,
                 guide=guide.copy() if guide is not None else None,
@@ -282,6 +291,20 @@ class Intake:
             return request
 
         return make
+
+    def _going_on(self, params: SamplingParams) -> bytes:
+        """Return a mask of the tokens that end no answer, if it is needed."""
+        if not params.min_tokens:
+            return b""
+        bits = np.ones(self._n_vocab, np.uint8)
+        bits[list(params.stop_token_ids)] = 0
+        if not params.ignore_eos:
+            bits[self._ends] = 0
+        return np.packbits(bits, bitorder="little").tobytes()
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        return [token for token in range(self._n_vocab) if self._model.is_end(token)]
 
     def tokens(self, prompt: Prompt, *, add_special: bool = True) -> Sequence[int]:
         """Token ids of a prompt; RequestError where it is none, or empty."""

@@ -7,6 +7,8 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from pyvelo.engine.detokenizer import Detokenizer
 from pyvelo.grammar.matcher import Guide
 from pyvelo.kv.draft import BlockTable, Swapped
@@ -158,6 +160,7 @@ class Request:
         "error",
         "finish_reason",
         "followers",
+        "going_on",
         "guide",
         "held",
         "index",
@@ -201,6 +204,7 @@ class Request:
         guide: Guide | None = None,
         echo: str = "",
         parent: ParentRequest | None = None,
+        going_on: bytes = b"",
     ) -> None:
         self.parent = parent or ParentRequest()
         self.branch = branch
@@ -229,6 +233,7 @@ class Request:
         # of the most likely tokens, how many are to be named with each; None: nothing is asked
         self.n_logprobs = 0 if params.logprobs is None and params.best_of is not None else params.logprobs
         self.guide = guide
+        self.going_on = going_on  # a bit for each token that ends no answer, where `min_tokens` are asked for
         self.logprobs: list[TokenLogprob] = []  # of what was generated
         # of the prompt, from its second token on, as far as they are known; samples have one list
         self.prompt_logprobs: list[TokenLogprob] = []
@@ -278,22 +283,40 @@ class Request:
         reason: FinishReason | None = None
         complete = self.guide is not None and self.guide.accept(token)
         is_end = is_end and not self.params.ignore_eos
+        may_stop = self.n_generated > self.params.min_tokens
         if is_end or token in self.stop_ids:
-            text, reason = self.detokenizer.finish(), "stop"
+            text, reason = self.detokenizer.finish(may_stop), "stop"
             self.stop_reason = None if is_end else token
         else:
-            text = self.detokenizer.push(token)
+            text = self.detokenizer.push(token, may_stop)
             if complete:
-                text += self.detokenizer.finish()
+                text += self.detokenizer.finish(may_stop)
                 reason = "stop"
             elif self.n_generated >= self.max_new:
-                text += self.detokenizer.finish()
+                text += self.detokenizer.finish(may_stop)
                 reason = "length"
             if self.detokenizer.stop is not None:
                 reason, self.stop_reason = "stop", self.detokenizer.stop
         if text:
             self.text_parts.append(text)
         return text, reason
+
+    def mask(self) -> bytes | None:
+        """Return the tokens that may come next, a bit for each (b"": all); None: those that might before.
+
+        While `min_tokens` are not generated no token may end the answer, unless its grammar allows no other.
+        """
+        too_few = self.n_generated < self.params.min_tokens
+        if self.guide is None:
+            if too_few:
+                return self.going_on if self.n_generated == 0 else None
+            return b"" if self.n_generated == self.params.min_tokens else None
+        allowed = self.guide.mask()
+        if not too_few:
+            return allowed
+        bits = np.frombuffer(allowed, np.uint8, len(self.going_on))
+        left = bits & np.frombuffer(self.going_on, np.uint8)
+        return left.tobytes() if left.any() else allowed
 
     def piece(
         self,

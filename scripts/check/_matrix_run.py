@@ -61,6 +61,8 @@ class Job:
     seed: int = 0
     priority: int = 0
     salt: str = ""
+    min_tokens: int = 0
+    stop_token_ids: Tokens = ()
     cancelled: bool = False
 
 
@@ -102,7 +104,9 @@ def jobs_of(config: Config) -> list[Job]:
     return [
         Job(
             prompt=prefix + (same if config.tails == "equal" else _text(draw, draw.randint(1, 20))),
-            max_tokens=draw.randint(1, 5),
+            max_tokens=(max_tokens := draw.randint(1, 5)),
+            min_tokens=draw.choice([0, 0, max_tokens // 2, max_tokens]),
+            stop_token_ids=draw.choice([(), (), tuple(range(5, N_VOCAB, 4))]),
             n=config.n,
             seed=draw.randrange(1 << 32) if config.tails == "own" else config.seed,
             priority=draw.choice([0, 0, 1, -1]),
@@ -141,6 +145,8 @@ def params_of(config: Config, job: Job) -> SamplingParams:
         drawn = {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.1}
     return SamplingParams(
         max_tokens=job.max_tokens,
+        min_tokens=job.min_tokens,
+        stop_token_ids=job.stop_token_ids,
         n=job.n,
         seed=job.seed,
         priority=job.priority,

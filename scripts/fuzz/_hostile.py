@@ -141,10 +141,11 @@ def _bias(draw: Draw) -> Any:
 
 PARAMS: Mapping[str, Callable[[Draw], Any]] = {
     "max_tokens": _number(None, 1, 5, 100, (1 << 31) - 1),
+    "min_tokens": _number(0, 1, 5, 100, -1, (1 << 31) - 1),
     "n": _number(1, 2, 5, 40),
     "best_of": _number(None, 1, 3, 6),
     "temperature": _number(0, 0.7, 1.0, 1e6, 1e-30),
-    "top_k": _number(0, 1, 40, (1 << 31) - 1),
+    "top_k": _number(0, -1, 1, 40, (1 << 31) - 1),
     "top_p": _number(1.0, 0.9, 1e-30),
     "min_p": _number(0.0, 0.1, 1.0),
     "repetition_penalty": _number(1.0, 1.2, 1e-30, 1e6),
@@ -152,6 +153,7 @@ PARAMS: Mapping[str, Callable[[Draw], Any]] = {
     "frequency_penalty": _number(0.0, 2.0, -2.0),
     "stop": _stop,
     "stop_token_ids": _ids,
+    "skip_special_tokens": _one_of((True, False, 1, None, "no")),
     "ignore_eos": _one_of((True, False, True, False, 0, None, "yes", np.bool_(True))),
     "seed": _number(None, 0, 7, (1 << 64) - 1),
     "logprobs": _number(None, 0, 1, 5, 96, 1024),

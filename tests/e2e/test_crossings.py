@@ -17,8 +17,10 @@ N_CTX = 256
 LENGTHS = (1, 31, 32, 33, 63, 64, 65, 66, 95, 97)
 PLAIN: dict[str, list[Any]] = {
     "max_tokens": [1, 3, 17, 32, 33],
+    "min_tokens": [0, 0, 1],
+    "skip_special_tokens": [True, False],
     "temperature": [0, 0, 0.5, 2.0],
-    "top_k": [0, 0, 5],
+    "top_k": [0, -1, 5],
     "top_p": [1, 1, 0.8],
     "repetition_penalty": [1, 1, 0.8, 1.3],
     "presence_penalty": [0, 0, 1.0],

@@ -66,9 +66,13 @@ class FakeSampler:
     status: int = 0
     prompt: tuple[int, ...] | None = None
     closed: bool = False
+    masks: list[bytes] = field(default_factory=list)
 
     def see_prompt(self, tokens: Sequence[int]) -> None:
         self.prompt = tuple(tokens)
+
+    def mask(self, bits: bytes) -> None:
+        self.masks.append(bits)
 
     def close(self) -> None:
         assert not self.closed, "a sampler is closed once"

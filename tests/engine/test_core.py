@@ -160,6 +160,34 @@ def test_a_stop_string_over_several_tokens_is_never_shown() -> None:
     assert [piece.stop_reason for piece in pieces] == [None, None, None, stop]
 
 
+def test_stop_strings_within_the_fewest_tokens_are_text() -> None:
+    """One that begins there and is complete later counts."""
+    _, b, c, d, *_ = answer([4], 6)
+    cases = [(f"{b}>", None, 6), (f"{b}><{c}", None, 3), (f"{c}", None, 3), (f"<{d}>", f"<{d}>", 4)]
+    for stop, met, n in cases:
+        for min_tokens, wanted in ((2, stop if n < 6 else None), (3, met)):
+            bench = Bench()
+            pieces: list[StreamPiece] = []
+            request = bench.submit([4], 6, on_piece=pieces.append, stop=stop, min_tokens=min_tokens)
+            bench.finish(request)
+            assert request.stop_reason == wanted
+            assert request.text == joined(pieces)
+            whole = text_of(answer([4], 6))
+            assert request.text == (whole if wanted is None else whole[: whole.index(stop)])
+            assert request.n_generated == (6 if wanted is None else n)
+
+
+def test_the_fewest_tokens_take_two_masks() -> None:
+    """One for the first token and none for those between."""
+    bench, masks = Bench(), list[bytes]()
+    bench.make_sampler = lambda request: FakeSampler(masks=masks)
+    request = bench.request([4], 9, min_tokens=3)
+    request.going_on = b"mask"
+    bench.core.inbox.submit([request])
+    bench.finish(request)
+    assert masks == [b"mask", b""]
+
+
 def test_the_beginning_of_a_stop_string_comes_at_the_end_after_all() -> None:
     bench = Bench()
     *_, last = answer([4], 6)

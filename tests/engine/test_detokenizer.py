@@ -60,9 +60,10 @@ def test_an_incomplete_character_shows_at_the_end() -> None:
     assert stream([b"a", "é".encode()[:1]]) == ["a", "", "\ufffd"]
 
 
-def first_stop(text: str, stops: Sequence[str]) -> str | None:
-    """By character: the text before the stop string that is complete first, the longest of several."""
-    for end in range(1, len(text) + 1):
+def first_stop(text: str, stops: Sequence[str], begin: int = 0) -> str | None:
+    """By character: the text before the stop string that is complete first, the longest of several; only
+    those count that end behind `begin`."""
+    for end in range(begin + 1, len(text) + 1):
         starts = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
         if starts:
             return text[: min(starts)]
@@ -73,15 +74,23 @@ few = st.text(st.sampled_from("abé"), min_size=1, max_size=5)
 
 
 @settings(deadline=None, max_examples=400)
-@given(st.text(st.sampled_from("abé"), max_size=30), cuts, st.lists(few, min_size=1, max_size=3))
-def test_stop_strings_by_whatever_cut(text: str, places: list[int], stops: list[str]) -> None:
+@given(
+    st.text(st.sampled_from("abé"), max_size=30),
+    cuts,
+    st.lists(few, min_size=1, max_size=3),
+    st.sampled_from([0, 0, 1, 3]),
+)
+def test_stop_strings_by_whatever_cut(text: str, places: list[int], stops: list[str], n_free: int) -> None:
+    """Those that are complete within the first `n_free` pieces are text."""
     filtered = StopFilter(stops)
     shown = ""
     seen = ""
-    for piece in cut(text, places):
-        shown += filtered.push(piece)
+    begin = 0
+    for number, piece in enumerate(cut(text, places)):
+        shown += filtered.push(piece, number >= n_free)
         seen += piece
-        expected = first_stop(seen, stops)
+        begin = len(seen) if number < n_free else begin
+        expected = first_stop(seen, stops, begin)
         assert (filtered.stop is not None) == (expected is not None)
         if expected is not None:
             assert shown == expected

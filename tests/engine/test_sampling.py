@@ -19,6 +19,7 @@ from pyvelo.sampling import chat_params
 def test_defaults_are_those_of_the_design() -> None:
     assert dataclasses.asdict(SamplingParams()) == {
         "max_tokens": 16,
+        "min_tokens": 0,
         "n": 1,
         "best_of": None,
         "temperature": 1.0,
@@ -31,6 +32,7 @@ def test_defaults_are_those_of_the_design() -> None:
         "stop": (),
         "stop_token_ids": (),
         "ignore_eos": False,
+        "skip_special_tokens": True,
         "seed": None,
         "logprobs": None,
         "prompt_logprobs": None,
@@ -82,7 +84,11 @@ def test_defaults_are_those_of_the_design() -> None:
         ("temperature", "hot"),
         ("temperature", None),
         ("temperature", False),
-        ("top_k", -1),
+        ("top_k", -2),
+        ("min_tokens", -1),
+        ("min_tokens", 17),
+        ("min_tokens", None),
+        ("skip_special_tokens", 0),
         ("top_k", 0.5),
         ("top_p", 0.0),
         ("top_p", 1.01),

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, cast
 
+import numpy as np
+
 from pyvelo.engine.detokenizer import Detokenizer
 from pyvelo.engine.request import Branch, ParentRequest, Request
 from pyvelo.errors import Cancelled
@@ -15,7 +17,7 @@ from pyvelo.sampling import SamplingParams
 from pyvelo.trace.recorder import Tracer
 
 from .toy_checks import Held, Job
-from .toy_model import N_VOCAB, Injected, Interrupt, ToyGuide
+from .toy_model import N_VOCAB, Injected, Interrupt, ToyGuide, ends
 from .toy_stand import ToyStand
 
 CALLS = {
@@ -84,6 +86,7 @@ class ToyEngine(ToyStand):
             priority=rng.choice((0, 0, 0, 1, -1)),
             timeout=rng.choice((None, None, None, 0.0, 0.3, 3.0)),
             ignore_eos=rng.random() < 0.7,
+            min_tokens=rng.choice((0, 0, 0, 1, 4)),
             stop_token_ids=rng.choice(((), (), (3,))),
             repetition_penalty=rng.choice((1.0, 1.0, 2.0)),
             logprobs=rng.choice((None, None, 0, 2)),
@@ -119,6 +122,8 @@ class ToyEngine(ToyStand):
             guide=cast(Any, guide),
             parent=parent,
         )
+        going_on = np.array([not ends(request, token) for token in range(N_VOCAB)])
+        request.going_on = np.packbits(going_on, bitorder="little").tobytes()
         job = Job(request, salt, list(prompt))
         if rng.random() < 0.5:
             request.on_piece = self._listener(job)

@@ -81,6 +81,11 @@ def allowed_tokens(guide: int | None, number: int) -> list[int]:
     return [token for token in range(1, N_VOCAB) if digest(token, guide + number) % 3] or [1]
 
 
+def ends(request: Request, token: int) -> bool:
+    """Return whether the token would end the answer."""
+    return token in request.stop_ids or (token == END and not request.params.ignore_eos)
+
+
 def naive_answer(request: Request, salt: str, prompt: Sequence[int]) -> tuple[list[int], str, int | None]:
     """Return what one sequence alone must generate without a cache, its finish reason and its stop reason."""
     guide = request.guide.seed if isinstance(request.guide, ToyGuide) else None
@@ -88,7 +93,11 @@ def naive_answer(request: Request, salt: str, prompt: Sequence[int]) -> tuple[li
     answer: list[int] = []
     _, logits = stored_values(salt, prompt)
     for number in range(request.max_new):
-        token = next_token(logits, request.seed, number, allowed_tokens(guide, number))
+        allowed = allowed_tokens(guide, number)
+        if number < request.params.min_tokens:
+            going_on = [token for token in allowed if not ends(request, token)]
+            allowed = going_on if going_on or guide is None else allowed
+        token = next_token(logits, request.seed, number, allowed)
         answer.append(token)
         if token == END and not request.params.ignore_eos:
             return answer, "stop", None
@@ -202,9 +211,8 @@ class ToySampler:
 
     def mask(self, bits: bytes) -> None:
         self._context.faults.check("mask")
-        self._allowed = np.flatnonzero(
-            np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
-        ).tolist()
+        found = np.flatnonzero(np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little"))
+        self._allowed = found.tolist() if bits else range(N_VOCAB)
 
     def draw(self, logits: int) -> int:
         request, note = self.request, self._context.note
