@@ -226,14 +226,14 @@ def main() -> None:
     parser.add_argument("--batches", nargs="+", default=["1x1"], help="sequences x query rows of each")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--block-size", type=int, default=32, help="tokens")
-    parser.add_argument("--seconds", type=float, default=1.0, help="to spend on each point")
+    parser.add_argument("--seconds", type=float, default=1.0, help="for each point")
     parser.add_argument("--patience", type=float, default=8.0, help="seconds to wait for quiet cores")
     parser.add_argument("--deterministic", action="store_true")
-    parser.add_argument("--fast", action="store_true", help="products in bfloat16 whatever the type")
+    parser.add_argument("--fast", action="store_true", help="products in bfloat16 for all types")
     parser.add_argument(
         "--shared-prefix",
         action="store_true",
-        help="all sequences in the same blocks, beside ours with blocks of their own instead of stock",
+        help="all sequences share their blocks; compared with ours without sharing instead of stock",
     )
     parser.add_argument("--json", type=Path, help="write the points there")
     parser.add_argument("--stock-json", type=Path, help="take stock's times from another build's --json")

@@ -14,7 +14,6 @@ import argparse
 import json
 import random
 import statistics
-import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,8 +21,8 @@ from time import perf_counter as now
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
 
-from scripts._common import ScriptError, run_main
-from scripts.bench.engine import default_model, default_stock
+from scripts._common import run_main
+from scripts.bench._runs import default_model, in_own_process, output_of, stock_folder
 
 BATCH = 512
 
@@ -93,8 +92,7 @@ def measure(model: Path, case: Case, threads: int) -> float:
 def ours(model: Path, case: Case, threads: int) -> float:
     """Measure ours in a new process."""
     numbers = [case.sequences, case.prompt, case.tokens, threads]
-    command = [sys.executable, __file__, str(model), "--worker", case.kv_type, *map(str, numbers)]
-    return float(_output_of(command))
+    return float(in_own_process(__file__, model, [case.kv_type, *numbers]))
 
 
 def stock(stock_bin: Path, model: Path, case: Case, threads: int, unified: bool) -> float:
@@ -115,16 +113,8 @@ def stock(stock_bin: Path, model: Path, case: Case, threads: int, unified: bool)
     ]
     command += ["-npp", str(case.prompt), "-ntg", str(case.tokens), "-npl", str(case.sequences)]
     command += ["--output-format", "jsonl", *(["-kvu"] if unified else [])]
-    lines = [line for line in _output_of(command).splitlines() if line.startswith("{")]
+    lines = [line for line in output_of(command).splitlines() if line.startswith("{")]
     return float(json.loads(lines[-1])["speed_tg"])
-
-
-def _output_of(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
-        raise ScriptError(f"{Path(command[0]).name} failed: {lines[-1] if lines else done.returncode}")
-    return done.stdout
 
 
 def race(model: Path, stock_bin: Path, case: Case, threads: int, rounds: int) -> Result:
@@ -154,7 +144,7 @@ def main() -> int:
     parser.add_argument("--kv-type", nargs="+", default=["f16", "q8_0"])
     parser.add_argument("--sequences", nargs="+", type=int, default=[16])
     parser.add_argument("--prompt", type=int, default=1024, help="tokens of each sequence's prompt")
-    parser.add_argument("--tokens", type=int, default=32, help="tokens that each decodes")
+    parser.add_argument("--tokens", type=int, default=32, help="tokens that each sequence decodes")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", action="store_true")
@@ -165,7 +155,7 @@ def main() -> int:
         sequences, prompt, tokens, threads = map(int, numbers)
         print(measure(given.model, Case(kv_type, sequences, prompt, tokens), threads))
         return 0
-    model, stock_bin = given.model or default_model(), given.stock_bin or default_stock()
+    model, stock_bin = given.model or default_model(), stock_folder(given.stock_bin)
     cases = [Case(kv, n, given.prompt, given.tokens) for kv in given.kv_type for n in given.sequences]
     results = [race(model, stock_bin, case, given.threads, given.rounds) for case in cases]
     if given.json:

@@ -24,18 +24,8 @@ from typing import Any
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
 
 from scripts._common import run_main
-from scripts.bench.engine import (
-    BATCH,
-    Case,
-    Plan,
-    arrivals,
-    default_model,
-    default_stock,
-    in_own_process,
-    llama_bench,
-    opened,
-    random_prompt,
-)
+from scripts.bench._runs import default_model, in_own_process, random_prompt, stock_folder
+from scripts.bench.engine import BATCH, Case, Plan, arrivals, llama_bench, opened
 
 GRACE = 4  # tokens of an answer before timing starts
 
@@ -175,9 +165,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--stock-bin", type=Path, help="folder of a stock llama-bench; default: built here")
     parser.add_argument("--kv-type", nargs="+", default=["f16", "q8_0", "q4_0"])
     parser.add_argument("--depth", nargs="+", type=int, default=[0, 1024, 2048, 4096, 8192, 16384, 32768])
-    parser.add_argument(
-        "--stock-depth", type=int, default=4096, help="the deepest context that stock is asked for"
-    )
+    parser.add_argument("--stock-depth", type=int, default=4096, help="the deepest context for stock")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=24, help="tokens to decode at each depth")
     parser.add_argument("--json", type=Path, help="write the points there")
@@ -195,7 +183,7 @@ def _points(given: argparse.Namespace) -> list[Point]:
         return [Point(**point) for point in found]
     plan = Plan(
         model=given.model or default_model(),
-        stock_bin=given.stock_bin or default_stock(),
+        stock_bin=stock_folder(given.stock_bin),
         threads=given.threads,
         prompt=BATCH,
         tokens=given.tokens,

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import random
 import statistics
 import subprocess
 import sys
@@ -28,12 +26,12 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
 
-from scripts._common import ROOT, ScriptError, cache_root, run_main
+from scripts._common import run_main
+from scripts.bench._runs import PRESET, default_model, in_own_process, output_of, random_prompt, stock_folder
 
 if TYPE_CHECKING:
     from pyvelo import LLM
 
-PRESET = "qwen3-0.6b"
 # ratios that the project promises at an empty context and at a deep one
 EMPTY_TARGET, DEEP_TARGET = 0.97, 1.0
 BATCH = 512
@@ -121,12 +119,6 @@ def opened(model: Path, case: Case, n_ctx: int, threads: int) -> LLM:
     )
 
 
-def random_prompt(llm: Any, count: int, draw: random.Random | None = None) -> list[int]:
-    """Return random tokens; without `draw` the same ones each time."""
-    draw = draw or random.Random(0)
-    return [draw.randrange(llm.vocab.n_tokens) for _ in range(count)]
-
-
 def arrivals(llm: Any, prompt: list[int], tokens: int) -> list[float]:
     """Generate, and return the arrival time of each piece of the answer."""
     from pyvelo import SamplingParams
@@ -175,21 +167,7 @@ def llama_bench(plan: Plan, case: Case, tests: list[str]) -> Any:
     command = [str(plan.stock_bin / "llama-bench"), "-m", str(plan.model), "-o", "json"]
     command += ["-t", str(plan.threads), "-fa", "1", "-ctk", case.kv_type, "-ctv", case.kv_type]
     command += ["-b", "2048", "-ub", str(BATCH), "-d", str(case.depth), "-r", str(plan.repeats)]
-    return _json_of([*command, *tests])
-
-
-def in_own_process(script: str, model: Path, numbers: list[Any]) -> Any:
-    """Run `script MODEL --worker NUMBERS...` and return the JSON that it prints."""
-    return _json_of([sys.executable, script, str(model), "--worker", *map(str, numbers)])
-
-
-def _json_of(command: list[str]) -> Any:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
-        reason = lines[-1] if lines else f"exit code {done.returncode}"
-        raise ScriptError(f"{Path(command[0]).name} failed: {reason}")
-    return json.loads(done.stdout)
+    return json.loads(output_of([*command, *tests]))
 
 
 def race(plan: Plan, case: Case, rounds: int) -> Iterator[Result]:
@@ -220,29 +198,7 @@ def race(plan: Plan, case: Case, rounds: int) -> Iterator[Result]:
         )
 
 
-# ---- models, programs and output ----
-
-
-def default_model() -> Path:
-    """Return the preset's file in the cache; make it if it is missing."""
-    path = cache_root() / "models" / f"{PRESET}.gguf"
-    if not path.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        print(f"making the {PRESET} preset …", file=sys.stderr, flush=True)
-        subprocess.run([sys.executable, str(ROOT / "scripts/models/make.py"), PRESET, str(path)], check=True)
-    return path
-
-
-def default_stock() -> Path:
-    """Return the folder of the stock build: VELO_STOCK_BIN, else the one that build/stock.py makes."""
-    named = os.environ.get("VELO_STOCK_BIN")
-    if named:
-        return Path(named)
-    command = [sys.executable, str(ROOT / "scripts/build/stock.py")]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode != 0:
-        raise ScriptError("the stock llama.cpp could not be built: see above, or give --stock-bin")
-    return Path(done.stdout.splitlines()[-1])
+# ---- busy processes and output ----
 
 
 @contextmanager
@@ -279,13 +235,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--stock-bin", type=Path, help="folder of a stock llama-bench; default: built here")
     parser.add_argument("--kv-type", nargs="+", default=["f16", "q8_0"])
     parser.add_argument("--depth", nargs="+", type=int, default=[0, 4096], help="tokens of context")
-    parser.add_argument("--rounds", type=int, default=3, help="turns that both take")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each side")
     parser.add_argument("--repeats", type=int, default=2, help="measurements in a turn")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--prompt", type=int, default=512, help="tokens of the prefill")
     parser.add_argument("--tokens", type=int, default=64, help="tokens to decode")
-    parser.add_argument("--busy", type=int, default=0, help="processes that want a core meanwhile")
-    parser.add_argument("--check", action="store_true", help="exit with 1 where a promised ratio is missed")
+    parser.add_argument("--busy", type=int, default=0, help="other busy processes during the run")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a promised ratio is missed")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--worker", nargs=6, help=argparse.SUPPRESS)
     return parser.parse_intermixed_args()
@@ -301,7 +257,7 @@ def main() -> int:
         return 0
     plan = Plan(
         model=given.model or default_model(),
-        stock_bin=given.stock_bin or default_stock(),
+        stock_bin=stock_folder(given.stock_bin),
         threads=given.threads,
         prompt=given.prompt,
         tokens=given.tokens,

@@ -160,7 +160,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--vllm", type=Path, metavar="PYTHON", help="one that has vLLM")
+    parser.add_argument("--vllm", type=Path, metavar="PYTHON", help="a Python that has vLLM")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     found = list(results(given.rounds, given.vllm))

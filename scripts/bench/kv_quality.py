@@ -109,15 +109,15 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model", type=Path, help="a GGUF file")
-    parser.add_argument("text", type=Path, help="what the model was made for, in UTF-8")
+    parser.add_argument("text", type=Path, help="text of the kind that the model was trained for, in UTF-8")
     parser.add_argument("--kv-type", nargs="+", choices=KV_TYPES, default=[t for t in KV_TYPES if t != "f16"])
     parser.add_argument("--context", type=int, default=1024, help="tokens of a piece")
     parser.add_argument(
-        "--skip", type=int, default=32, help="positions at the start of a piece that do not count"
+        "--skip", type=int, default=32, help="positions at the start of a piece that are not measured"
     )
-    parser.add_argument("--pieces", type=int, default=20, help="at most so many")
+    parser.add_argument("--pieces", type=int, default=20, help="at most this many")
     parser.add_argument(
-        "--special", action="store_true", help="the text has marks of a chat, such as <|user|>"
+        "--special", action="store_true", help="parse special tokens of a chat in the text, such as <|user|>"
     )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", action="store_true")

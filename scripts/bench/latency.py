@@ -28,8 +28,8 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed
 
 from pyvelo.engine.pace import FEWEST, LOOK_AGAIN
 from scripts._common import ScriptError, run_main
+from scripts.bench._runs import default_model, in_own_process
 from scripts.bench._serving import quantile
-from scripts.bench.engine import default_model, in_own_process
 
 GOAL = 2.0
 """Largest factor by which the 99th percentile may grow."""
@@ -159,7 +159,7 @@ async def _all_got(
         news.clear()
         await news.wait()
         if any(chat.done() for chat in chats):
-            raise ScriptError(f"a stream ended before all got {n} tokens more")
+            raise ScriptError(f"a stream ended before all had {n} more tokens")
     return now()
 
 
@@ -202,7 +202,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--prompt", type=int, default=128, help="tokens of a stream's prompt")
     parser.add_argument(
-        "--tokens", type=int, default=256, help="of each stream before the long prompt and after"
+        "--tokens", type=int, default=256, help="tokens of each stream before the long prompt, and after it"
     )
     parser.add_argument("--long", type=int, default=16384, help="tokens of the long prompt")
     parser.add_argument("--threads", type=int, default=2)
@@ -245,7 +245,7 @@ def main() -> int:
 def steps_of(long: int, batch: int, streams: int) -> int:
     """Return the largest number of steps that `long` prompt tokens take beside decoding streams."""
     if batch <= streams:
-        raise ScriptError(f"--batch {batch} leaves no token of a step to a prompt beside {streams} streams")
+        raise ScriptError(f"--batch {batch} leaves no room in a step for a prompt beside {streams} streams")
     steps = -(-long // min(FEWEST, batch - streams))
     return steps + -(-steps // LOOK_AGAIN)
 

@@ -23,7 +23,7 @@ from typing import Any
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
 
 from scripts._common import ScriptError, run_main
-from scripts.bench.engine import default_model, random_prompt
+from scripts.bench._runs import default_model, random_prompt
 
 NEW = 16
 """Tokens of a request after the shared prefix."""
@@ -108,7 +108,7 @@ def no_hits(llm: Any, other: Any, n: int, n_prompt: int) -> tuple[Result, float]
         engine.generate(prompts, SamplingParams(max_tokens=32, temperature=0, ignore_eos=True))
         after = engine.stats()
         if after.hit_tokens > before.hit_tokens:
-            raise ScriptError("random prompts begin alike: they were to have nothing in common")
+            raise ScriptError("random prompts share a prefix, and must not")
         python.append(
             after.schedule_seconds + after.sample_seconds - before.schedule_seconds - before.sample_seconds
         )
@@ -125,7 +125,7 @@ def main() -> int:
     )
     parser.add_argument("model", nargs="?", type=Path, help="a GGUF file; default: bench/engine.py's")
     parser.add_argument("--kv-type", default="f16")
-    parser.add_argument("--shared", type=int, default=2048, help="tokens of the one prompt's beginning")
+    parser.add_argument("--shared", type=int, default=2048, help="tokens of the shared prefix")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", action="store_true")

@@ -28,7 +28,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed
 
 from pyvelo.engine.pace import Costs
 from scripts._common import ScriptError, run_main
-from scripts.bench.engine import default_model, in_own_process
+from scripts.bench._runs import default_model, in_own_process
 
 if TYPE_CHECKING:
     from pyvelo.engine.engine import Engine
@@ -302,12 +302,18 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("model", nargs="?", type=Path, help="a GGUF file; default: bench/engine.py's")
     parser.add_argument("--kv-type", default="f16")
     parser.add_argument("--load", nargs="+", choices=LOADS, default=list(LOADS))
-    parser.add_argument("--share", type=float, nargs="+", default=[1.0, 0.5, 0.25, 0.1], help="of the demand")
+    parser.add_argument(
+        "--share",
+        type=float,
+        nargs="+",
+        default=[1.0, 0.5, 0.25, 0.1],
+        help="shares of the demand that a pool holds",
+    )
     parser.add_argument("--smallest", type=int, default=512, help="tokens of the smallest pool")
     parser.add_argument("--batch", type=int, default=512, help="tokens of a step")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--check", action="store_true", help="exit with 1 where a goal is missed")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a goal is missed")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
     return parser.parse_intermixed_args()
@@ -322,7 +328,7 @@ def main() -> int:
         print(json.dumps([asdict(r) for r in runs]))
         return 0
     if given.smallest < GRAIN or given.smallest % GRAIN or not all(0 < s <= 1 for s in given.share):
-        raise ScriptError(f"--smallest is a multiple of {GRAIN} tokens, --share above 0 and up to 1")
+        raise ScriptError(f"--smallest must be a multiple of {GRAIN} tokens, --share above 0 and at most 1")
     model = given.model or default_model()
     n_bytes = token_bytes(model, given.kv_type)
     found: list[Result] = []

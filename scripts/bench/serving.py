@@ -28,9 +28,7 @@ import argparse
 import asyncio
 import json
 import math
-import os
 import statistics
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, astuple, dataclass, fields
@@ -40,10 +38,10 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
 
-from scripts._common import ROOT, ScriptError, run_main
+from scripts._common import ScriptError, run_main
+from scripts.bench._runs import default_model, in_own_process, stock_folder
 from scripts.bench._serving import Job, Load, Record, Summary, play, summarise, waste_of_slots, workload
 from scripts.bench._stock_server import ServerSettings, ask, running
-from scripts.bench.engine import default_model, in_own_process
 
 GRAIN = 256
 """Tokens; both sides' caches, and stock's slots, are multiples of it."""
@@ -199,17 +197,6 @@ def stock(plan: Plan, program: Path, mode: Mode, jobs: list[Job]) -> Run:
     return Run(records, waste, mode.context)
 
 
-def stock_server(named: Path | None) -> Path:
-    """Return the program: in the named folder, in VELO_STOCK_BIN, or built by build/stock.py."""
-    if folder := named or os.environ.get("VELO_STOCK_BIN"):
-        return Path(folder) / "llama-server"
-    command = [sys.executable, str(ROOT / "scripts/build/stock.py"), "--server"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode != 0:
-        raise ScriptError("the stock llama-server could not be built: see above, or give --stock-bin")
-    return Path(done.stdout.splitlines()[-1]) / "llama-server"
-
-
 # ---- the comparison ----
 
 
@@ -303,7 +290,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("model", nargs="?", type=Path, help="a GGUF file; default: bench/engine.py's")
     parser.add_argument("--stock-bin", type=Path, help="folder of a stock llama-server; default: built here")
     parser.add_argument("--kv-type", default="f16")
-    parser.add_argument("--kv-bytes", type=int, default=900 << 20, help="of the cache, on every side")
+    parser.add_argument("--kv-bytes", type=int, default=900 << 20, help="bytes of each side's KV cache")
     parser.add_argument("--requests", type=int, default=48)
     parser.add_argument("--rate", type=float, default=0.5, help="arrivals per second")
     parser.add_argument("--prompt-mean", type=int, default=256, help="tokens")
@@ -311,15 +298,15 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--shortest", type=int, default=32, help="tokens of a prompt or an answer")
     parser.add_argument("--longest", type=int, default=2048, help="tokens of a prompt or an answer")
     parser.add_argument(
-        "--unified-slots", type=int, nargs="+", default=[], help="default: streams, and twice"
+        "--unified-slots", type=int, nargs="+", default=[], help="default: as many as streams, and twice that"
     )
     parser.add_argument("--ttft-limit", type=float, default=10.0, help="seconds to the first token")
     parser.add_argument("--tbt-limit", type=float, default=0.5, help="seconds between tokens")
-    parser.add_argument("--tries", type=int, default=5, help="of a request that stock breaks off")
+    parser.add_argument("--tries", type=int, default=5, help="attempts for a request that stock aborts")
     parser.add_argument("--batch", type=int, default=512, help="tokens of a step")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
-        "--any-length", action="store_true", help="stock's slots hold the longest request that may come"
+        "--any-length", action="store_true", help="stock's slots hold the longest request that may be drawn"
     )
     parser.add_argument("--gpu", action="store_true", help="all layers on GPUs, on every side")
     parser.add_argument("--seed", type=int, default=0)
@@ -357,7 +344,9 @@ def main() -> int:
         gpu=given.gpu,
         any_length=given.any_length,
     )
-    rounds = race(plan, stock_server(given.stock_bin), given.unified_slots, given.rounds)
+    rounds = race(
+        plan, stock_folder(given.stock_bin, "--server") / "llama-server", given.unified_slots, given.rounds
+    )
     if given.json:
         print(as_json(plan, rounds))
     else:

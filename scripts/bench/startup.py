@@ -156,7 +156,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("model", nargs="?", type=Path, default=DEMO_MODEL, help="a GGUF file")
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--prompt", default="What is 12 + 30?")
-    parser.add_argument("--tokens", type=int, default=16, help="of the answer; the first may have no text")
+    parser.add_argument(
+        "--tokens", type=int, default=16, help="tokens of the answer; the first may have no text"
+    )
     parser.add_argument("--ctx", type=int, default=2048, help="longest sequence of a run")
     parser.add_argument("--stock-bin", type=Path, help="a folder with stock's llama-completion")
     parser.add_argument("--json", action="store_true")

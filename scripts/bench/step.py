@@ -109,7 +109,7 @@ def main() -> int:
     try:
         rows = run(config, arguments.seqs, arguments.steps)
     except VeloError as error:
-        print(f"bench/step.py: {error}", file=sys.stderr)
+        print(f"step.py: {error}", file=sys.stderr)
         return 1
     if arguments.json:
         print(json.dumps([asdict(row) | {"per_sequence": row.per_sequence} for row in rows]))

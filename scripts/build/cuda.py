@@ -54,7 +54,7 @@ def output(*command: str) -> str:
     program = shutil.which(command[0])
     if program is None:
         raise ScriptError(
-            f"{command[0]} is needed to look at {LIBRARY}: install binutils and the C library's"
+            f"{command[0]} is needed to inspect {LIBRARY}: install binutils and the C library's"
         )
     done = subprocess.run([program, *command[1:]], capture_output=True, text=True)
     return done.stdout + done.stderr
@@ -87,7 +87,7 @@ def main() -> int:
     missing = [name for names in not_found(needed) for name in names]
     print(f"not found: {'; '.join(missing) or 'nothing'}")
     if "libcuda.so" in needed:
-        print("it needs the driver's library, and is not loaded where there is none")
+        print("it needs the driver's library and does not load without it")
     return 0 if len(kernels) == KERNELS and not missing and "libcuda.so" not in needed else 1
 
 

@@ -217,9 +217,9 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--capability", action="append", help=f"7.0, for example (default: {', '.join(CAPABILITIES)})"
+        "--capability", action="append", help=f"such as 7.0 (default: {', '.join(CAPABILITIES)})"
     )
-    parser.add_argument("--nvcc", help="the compiler (default: the one on PATH)")
+    parser.add_argument("--nvcc", help="the compiler (default: the one in PATH)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compilers at a time")
     given = parser.parse_args()
     for capability in given.capability or ():

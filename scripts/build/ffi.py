@@ -145,7 +145,7 @@ def make_stub(header: str) -> str:
 def main() -> int:
     """Write the two files, or compare them."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="fail where a file is stale, and write nothing")
+    parser.add_argument("--check", action="store_true", help="fail if a file is stale, and write nothing")
     check: bool = parser.parse_args().check
 
     header = HEADER.read_text(encoding="utf-8")

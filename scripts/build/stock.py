@@ -84,7 +84,7 @@ def main() -> int:
     )
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
-        "--libs-only", action="store_true", help="only libllama and libvelo-contiguous: no tools"
+        "--libs-only", action="store_true", help="only libllama and libvelo-contiguous, no programs"
     )
     what.add_argument("--server", action="store_true", help="llama-server too")
     what.add_argument("--completion", action="store_true", help="llama-completion too")

@@ -105,7 +105,7 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="default: dist/")
     parser.add_argument("--check", action=argparse.BooleanOptionalAction, default=True, help="try the wheel")
-    parser.add_argument("--only-check", type=Path, metavar="WHEEL", help="build none, try this one")
+    parser.add_argument("--only-check", type=Path, metavar="WHEEL", help="try this wheel and build none")
     given = parser.parse_args()
     wheel = given.only_check
     if wheel is None:

@@ -41,11 +41,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--arch", default="armv8.2-a+dotprod+fp16", help="as GCC's -march takes it")
+    parser.add_argument("--arch", default="armv8.2-a+dotprod+fp16", help="value of GCC's -march")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
     if missing := [name for name in PROGRAMS if shutil.which(name) is None]:
-        print(f"check/arm.py: {', '.join(missing)} cannot be found: install them first", file=sys.stderr)
+        print(f"arm.py: {', '.join(missing)} not found: install them first", file=sys.stderr)
         return 1
     check = build(options.arch, options.jobs)
     return subprocess.run([PROGRAMS[2], "-L", f"/usr/{TRIPLE}", str(check), "2"], check=False).returncode

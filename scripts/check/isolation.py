@@ -182,7 +182,7 @@ def compare(work: list[Job], expected: list[list[tuple[int, ...]]], got: list[Sa
                 wrong += 1
                 print(
                     f"request {number}: {request.finish_reason} {request.error} {tokens} is not {answer}, "
-                    f"or not what was told: {told}"
+                    f"or differs from its stream: {told}"
                 )
     return wrong
 
@@ -258,7 +258,7 @@ def main() -> int:
     )
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--schedules", type=int, default=2, help="how often they all run at once")
+    parser.add_argument("--schedules", type=int, default=2, help="number of concurrent runs")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         return int(run(tiny_model(Path(folder)), given.requests, given.seed, given.schedules) > 0)

@@ -103,7 +103,7 @@ def main() -> int:
     )
     parser.add_argument("--count", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--skip", type=int, default=0, help="configurations to leave out at the beginning")
+    parser.add_argument("--skip", type=int, default=0, help="configurations to skip at the start")
     parser.add_argument("--replay", help="the JSON of one configuration")
     given = parser.parse_args()
     configs = (

@@ -97,7 +97,7 @@ def worker(home: Path, measured: Path, seconds: float | None) -> None:
         [*ARGUMENTS, *TESTS, "-k", "not forked"], plugins=[runs]
     )  # those need a process without this plugin
     if n_told < len(numbered):
-        raise ScriptError("the tests fail without any change: mend that first")
+        raise ScriptError("the tests fail on the unchanged code: mend that first")
 
 
 # ---- copies, known survivors, output ----
@@ -138,7 +138,7 @@ def verdicts(
                 index, what, seconds = json.loads(line)
                 yield Verdict(share[index], what, seconds)
             if process.wait() != 0:
-                raise ScriptError("the tests of the mutants broke off: see above")
+                raise ScriptError("the tests of the mutants ended early: see above")
 
 
 def equivalents() -> dict[tuple[str, str, str, str], str]:
@@ -177,21 +177,21 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("modules", nargs="*", default=list(MODULES), help="files, from the root")
-    parser.add_argument("--sample", type=int, help="so many mutants, drawn with --seed; default: all")
+    parser.add_argument("--sample", type=int, help="number of mutants, drawn with --seed; default: all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--match", nargs="+", help="those alone whose line of --list holds one of these texts"
+        "--match", nargs="+", help="only mutants whose line of --list contains one of these texts"
     )
-    parser.add_argument("--jobs", type=int, default=1, help="mutants at once")
+    parser.add_argument("--jobs", type=int, default=1, help="number of parallel processes")
     parser.add_argument(
         "--measured",
         type=Path,
         help="a file that keeps what tests reach for the next run: delete it after changes",
     )
     parser.add_argument(
-        "--seconds", type=float, help="of the processor for a mutant, the quickest tests first; default: all"
+        "--seconds", type=float, help="CPU seconds of tests for a mutant, the quickest first; default: all"
     )
-    parser.add_argument("--list", action="store_true", help="only name the mutants")
+    parser.add_argument("--list", action="store_true", help="only list the mutants")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.worker:

@@ -80,7 +80,7 @@ def main() -> int:
     package = build()
     present = sorted(path.stem.removeprefix(PREFIX) for path in package.rglob(f"{PREFIX}*"))
     if unknown := set(given.variants or []) - set(present):
-        raise ScriptError(f"there is no {', '.join(unknown)}: there are {', '.join(present)}")
+        raise ScriptError(f"unknown variant {', '.join(unknown)}: choose from {', '.join(present)}")
     for name, reason in LEFT_OUT.items():
         print(f"left out: {name}: {reason}")
     print(f"left out of {', '.join(WITHOUT_AVX2)}: packing: there is none")

@@ -95,7 +95,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("sanitizers", choices=["address;undefined", "address", "undefined", "thread"])
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--cmake", action="append", default=[], help="an argument for configuring")
+    parser.add_argument("--cmake", action="append", default=[], help="an argument for CMake")
     options = parser.parse_args()
     with_tests = "thread" not in options.sanitizers
     targets = () if with_tests else tuple(DRIVERS)

@@ -141,7 +141,7 @@ def report(model: Path, kv_types: list[str], distances: list[int], count: int) -
         ):
             share = measure(llm, template, cases)
             print(f"{name}: {share}" + (f"; wrong: {share.wrong}" if share.wrong else ""), flush=True)
-    print("\nrecall of one of five people, over so many tokens of other talk:\n")
+    print("\nrecall of one of five people, by tokens of other talk:\n")
     print("| KV | " + " | ".join(map(str, distances)) + " |\n|---|" + "---:|" * len(distances))
     cases_at = [recall_cases(vocab, distance, count) for distance in distances]
     for kv_type in kv_types:

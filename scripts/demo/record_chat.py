@@ -90,7 +90,7 @@ class Terminal:
                 self._stream.feed(os.read(self._master, 65536).replace(b"\x1b[2m", b"\x1b[90m"))
             elif self.screen.display[self.screen.cursor.y].strip() == PROMPT:
                 return
-        raise SystemExit(f"no prompt came in {LIMIT:g} s; the screen:\n" + "\n".join(self.screen.display))
+        raise SystemExit(f"no prompt within {LIMIT:g} s; the screen:\n" + "\n".join(self.screen.display))
 
     def close(self) -> None:
         """End the program as a user does."""

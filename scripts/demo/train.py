@@ -20,9 +20,9 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, required=True, help="the GGUF to write")
     parser.add_argument("--folder", type=Path, default=Path("build/demo"), help="for the checkpoint")
-    parser.add_argument("--resume", action="store_true", help="go on from the folder's checkpoint")
+    parser.add_argument("--resume", action="store_true", help="continue from the folder's checkpoint")
     parser.add_argument(
-        "--minutes", type=float, default=30.0, help="processor time of training; evaluations add to it"
+        "--minutes", type=float, default=30.0, help="CPU time of the training, without evaluations"
     )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--width", type=int, default=128)
@@ -33,7 +33,7 @@ def main() -> int:
     try:
         import torch
     except ImportError:
-        print("demo/train.py: training needs PyTorch: pip install '.[train]'", file=sys.stderr)
+        print("train.py: training needs PyTorch: pip install '.[train]'", file=sys.stderr)
         return 1
     from scripts.demo._export import write_gguf
     from scripts.demo._shape import Config

@@ -241,10 +241,10 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--limit", type=float, default=30.0, help="seconds for one mutant")
     parser.add_argument(
-        "--memory", type=int, default=8192, help="MiB of addresses that a worker may have; 0: all"
+        "--memory", type=int, default=8192, help="MiB of address space for a worker; 0: no limit"
     )
     parser.add_argument("--arch", action="append", choices=_shapes.ARCHS, help="default: all of them")
-    parser.add_argument("--models", type=Path, help="a folder of GGUFs to damage, in place of our own")
+    parser.add_argument("--models", type=Path, help="a folder of GGUFs to damage instead of our own")
     parser.add_argument("--save", type=Path, help="a folder for the files of findings")
     parser.add_argument("--replay", type=int, metavar="INDEX", help="run one mutant in this process")
     parser.add_argument("--bytes", type=int, metavar="INDEX", help="write one mutant to standard output")

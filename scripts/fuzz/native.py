@@ -125,13 +125,15 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--limit", type=int, default=20, help="seconds for one file")
     parser.add_argument("--memory", type=int, default=3072, help="MiB that the process may take")
-    parser.add_argument("--raw", action="store_true", help="without the scan in Python")
+    parser.add_argument("--raw", action="store_true", help="skip the scan in Python")
     parser.add_argument("--replay", type=Path, nargs="+", help="run these files, and nothing else")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="a small corpus goes there")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="write a small corpus to this folder")
     parser.add_argument("--keep-bytes", type=int, default=60_000)
-    parser.add_argument("--clang", default="clang-14", help="the C compiler; that of C++ is found by name")
+    parser.add_argument(
+        "--clang", default="clang-14", help="the C compiler; the C++ compiler is found by its name"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--cmake", action="append", default=[], help="an argument for configuring")
+    parser.add_argument("--cmake", action="append", default=[], help="an argument for CMake")
     return parser.parse_args(argv)
 
 

@@ -106,7 +106,9 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="the number of the first request")
     parser.add_argument("--limit", type=float, default=30.0, help="seconds for one request")
-    parser.add_argument("--replay", type=int, metavar="INDEX", help="this one alone, with its stack")
+    parser.add_argument(
+        "--replay", type=int, metavar="INDEX", help="send this request alone and show its stack"
+    )
     parser.add_argument("-v", "--verbose", action="store_true", help="print every outcome")
     return parser.parse_args(argv)
 

@@ -117,7 +117,7 @@ def check_manager(tools: Tools, seconds: float) -> Found:
         for run in result["runs"]:
             where = f"{name}, n_gpu_layers={run['n_gpu_layers']}, swap_bytes={run['swap_bytes']}"
             if not run["preemptions"]:
-                complaints.append(f"{where}: nobody gave way, so nothing was tested")
+                complaints.append(f"{where}: no request was preempted, so nothing was tested")
             if run["swap_bytes"] and not run["swaps"]:
                 complaints.append(f"{where}: nothing was swapped")
     return found, complaints

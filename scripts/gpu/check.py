@@ -80,7 +80,7 @@ def find_gpu(run: Run, wanted: str | None, op_bench: Path | None) -> tuple[dict[
             return device, ""
     if gpus:
         return None, f"there is no GPU {wanted}; there are {', '.join(device['name'] for device in gpus)}"
-    return None, "no GPU is seen: there is none, or no driver, or this was built without PYVELO_CUDA"
+    return None, "no GPU found: there is none, or no driver, or the build is without PYVELO_CUDA"
 
 
 def _list_devices(run: Run, command: Sequence[str], who: str) -> tuple[list[dict[str, Any]] | None, str]:
@@ -223,9 +223,9 @@ def _parser() -> argparse.ArgumentParser:
     def path(text: str) -> Path:
         return Path(text).resolve()  # programs run in another folder
 
-    parser.add_argument("-o", "--output", type=path, help="where the JSON goes; default: standard output")
+    parser.add_argument("-o", "--output", type=path, help="file for the JSON; default: standard output")
     parser.add_argument("--only", help=f"sections, with commas: {', '.join(SECTIONS)}")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="for everything")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="time for the whole run")
     parser.add_argument("--device", help="such as CUDA1; default: the first GPU")
     parser.add_argument(
         "--bundle", type=path, default=BUNDLE, help="what gpu/bundle.py made; default: build/gpu"
@@ -236,9 +236,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--op-bench", type=path, help="a velo-op-bench")
     parser.add_argument("--backend-ops", type=path, help="a test-backend-ops of the patched tree")
     parser.add_argument("--sanitizer", type=path, help="a compute-sanitizer")
-    parser.add_argument("--model", type=path, help="a Llama-8B shape, Q4_K_M; default: made meanwhile")
+    parser.add_argument("--model", type=path, help="a Llama-8B shape, Q4_K_M; default: made during the run")
     parser.add_argument("--small-model", type=path, action="append", help="a small model; may be repeated")
-    parser.add_argument("--scratch", type=path, help="a folder in which a made model is kept")
+    parser.add_argument("--scratch", type=path, help="a folder in which to keep a made model")
     return parser
 
 

@@ -270,11 +270,11 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         option = "--" + field.name.replace("_", "-")
         kind = {"int": int, "float": float}.get(str(field.type), str)
         parser.add_argument(option, type=kind, help=f"default {field.default}", metavar=kind.__name__.upper())
-    parser.add_argument("--untied", action="store_true", help="an output matrix apart from the embedding")
+    parser.add_argument("--untied", action="store_true", help="a separate output matrix, not the embedding")
     parser.add_argument("--type", help=f"{', '.join(DIRECT)}, or a quantization of llama.cpp such as Q4_K_M")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--std", type=float, default=1.0, help="scales every matrix; 1 keeps activations' size"
+        "--std", type=float, default=1.0, help="scales every matrix; 1 keeps the activations' magnitude"
     )
     parser.add_argument(
         "--upstream", type=Path, help="a llama.cpp tree; default: what upstream/fetch.py obtains"
@@ -310,7 +310,7 @@ def main(argv: list[str] | None = None) -> int:
             metadata={key: float(number) for key, number in args.metadata},
         )
     except (MakeError, _shapes.ShapeError, _vocab.VocabError, OSError) as error:
-        print(f"models/make.py: {error}", file=sys.stderr)
+        print(f"make.py: {error}", file=sys.stderr)
         return 1
     print(f"{args.out}: {args.out.stat().st_size / 1e6:.1f} MB")
     return 0

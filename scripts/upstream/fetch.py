@@ -92,7 +92,7 @@ def verify(pin: Pin, archive: Path) -> None:
     found = sha256_file(archive)
     if found != pin.sha256:
         raise ScriptError(
-            f"{archive} has sha256 {found} where {pin.name} {pin.version} has {pin.sha256}: "
+            f"{archive} has sha256 {found}, and {pin.name} {pin.version} has {pin.sha256}: "
             f"remove it and obtain the archive again"
         )
 

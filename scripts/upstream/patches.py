@@ -250,7 +250,7 @@ def _parser() -> argparse.ArgumentParser:
         "refresh", help="export an edited tree's commits, or try another version of upstream"
     )
     one.add_argument("tree", nargs="?", type=Path, metavar="DIR")
-    one.add_argument("--to", metavar="VERSION", help="try this version; DIR, where given, keeps the tree")
+    one.add_argument("--to", metavar="VERSION", help="try this version; DIR keeps the tree")
     return parser
 
 

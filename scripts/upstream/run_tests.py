@@ -200,7 +200,7 @@ def main() -> int:
         type=Path,
         default=BUILD,
         metavar="DIR",
-        help="where to build, for example the folder in build/ that pip has left (default: %(default)s)",
+        help="build folder, for example the one in build/ that pip left (default: %(default)s)",
     )
     given = parser.parse_args()
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts._common import ScriptError
 from scripts.bench import engine
 from scripts.bench.engine import Case, Plan, Speeds
 
@@ -77,7 +78,7 @@ def test_the_whole_script(plan: Plan) -> None:
 
 def test_a_missing_program_is_one_sentence(plan: Plan, tmp_path: Path) -> None:
     (tmp_path / "llama-bench").write_text("#!/bin/sh\necho no such model >&2\nexit 3\n")
-    with pytest.raises(engine.ScriptError, match="llama-bench failed: no such model"):
+    with pytest.raises(ScriptError, match="llama-bench failed: no such model"):
         engine.stock(plan, Case("f16", 0))
 
 

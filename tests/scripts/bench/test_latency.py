@@ -25,7 +25,7 @@ def test_times_count_where_their_token_comes() -> None:
 def test_streams_leave_tokens_to_the_prompt() -> None:
     assert steps_of(100, 13, 8) == 50 + 1
     assert steps_of(8000, 512, 8) == 4000 + 63
-    with pytest.raises(ScriptError, match="leaves no token"):
+    with pytest.raises(ScriptError, match="leaves no room"):
         steps_of(100, 8, 8)
 
 
