@@ -10,7 +10,8 @@ from itertools import chain
 from typing import NamedTuple
 
 from pyvelo.engine.engine import Engine
-from pyvelo.engine.intake import Prompt, Submission, new_request_id
+from pyvelo.engine.intake import Prompt, new_request_id
+from pyvelo.engine.output import Submission
 from pyvelo.engine.request import Branch
 from pyvelo.errors import Cancelled, RequestError, shown
 from pyvelo.outputs import Completion, RequestOutput, RequestTimes, TokenLogprob, Usage, raise_first_error

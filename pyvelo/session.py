@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from pyvelo.engine.driver import Stream, run_all
 from pyvelo.engine.engine import Engine
-from pyvelo.engine.intake import Prompt, Submission
+from pyvelo.engine.intake import Prompt
+from pyvelo.engine.output import Submission
 from pyvelo.engine.request import Branch
 from pyvelo.errors import ClosedError, RequestError
 from pyvelo.outputs import RequestOutput, StreamPiece, raise_first_error

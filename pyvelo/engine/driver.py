@@ -10,10 +10,10 @@ from contextlib import closing, contextmanager
 from types import TracebackType
 from typing import Any, TypeVar
 
-from pyvelo.engine.core import EngineCore
-from pyvelo.engine.intake import Submission
 from pyvelo.engine.interrupts import HomeProcess, InterruptGuard
+from pyvelo.engine.output import Submission
 from pyvelo.engine.request import Branch, Request
+from pyvelo.engine.step import EngineCore
 from pyvelo.errors import ClosedError, EngineError, InternalError, RequestError
 from pyvelo.native.compute import is_compute_thread, rest
 from pyvelo.outputs import StreamPiece, raise_first_error

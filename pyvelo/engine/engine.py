@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import cache, partial
 
 from pyvelo.config import EngineConfig
-from pyvelo.engine.core import EngineCore
 from pyvelo.engine.driver import Driver
 from pyvelo.engine.embedding import Embeddings
 from pyvelo.engine.intake import Intake
@@ -19,6 +18,7 @@ from pyvelo.engine.interrupts import HomeProcess, InterruptGuard
 from pyvelo.engine.request import Request
 from pyvelo.engine.scheduler import Limits
 from pyvelo.engine.stats import EngineStats, picture
+from pyvelo.engine.step import EngineCore
 from pyvelo.errors import InternalError, ModelError, UnsupportedError
 from pyvelo.kv.geometry import CPU_LINE, GPU_LINE, Geometry, make_geometry
 from pyvelo.kv.manager import BlockManager
@@ -136,7 +136,8 @@ class Engine:
         self.driver.check_open()
         with self.driver.visit() as core:
             self.driver.check_open()
-            return picture(core, self.context, self.pool)
+            info = self.context.info
+            return picture(core.manager, core.counters, core.queues, core.limits, info, self.pool)
 
 
 def open_engine(config: EngineConfig, stop: threading.Event | None = None) -> Engine:

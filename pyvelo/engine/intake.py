@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from pyvelo.engine.detokenizer import Detokenizer
+from pyvelo.engine.output import Submission
 from pyvelo.engine.request import Branch, ParentRequest, Request
 from pyvelo.errors import OutOfBlocks, RequestError, VeloError, shown
 from pyvelo.grammar.matcher import Guide, Guides
 from pyvelo.memory.budget import PoolSize
-from pyvelo.outputs import Completion, FinishReason, RequestOutput, StreamPiece
+from pyvelo.outputs import StreamPiece
 from pyvelo.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ __all__ = [
     "Asked",
     "Intake",
     "Prompt",
-    "Submission",
     "for_each",
     "items_of",
     "listed",
@@ -40,51 +40,6 @@ __all__ = [
 
 MAX_ID = 256
 """Characters of a request's id."""
-
-
-@dataclass(frozen=True)
-class Submission:
-    """One prompt and the requests that answer it, one for each sample, of which the `n` best are given."""
-
-    prompt: str | None
-    requests: tuple[Request, ...]
-    n: int
-
-    @property
-    def finished(self) -> bool:
-        return all(request.finished for request in self.requests)
-
-    def output(self) -> RequestOutput:
-        """The answer; every request must be finished."""
-        first = self.requests[0]
-        return RequestOutput(
-            prompt=self.prompt,
-            prompt_token_ids=first.prompt_ids,
-            outputs=tuple(_completion(request, index) for index, request in enumerate(self._best())),
-            usage=first.usage,
-            times=first.times(first.parent.end),
-            prompt_logprobs=first.scored_prompt,
-            request_id=first.parent.request_id,
-        )
-
-    def _best(self) -> Sequence[Request]:
-        """The likeliest first, those that failed last; all, in their order, where all are wanted."""
-        if len(self.requests) == self.n:
-            return self.requests
-        ranked = sorted(self.requests, key=lambda request: (request.error is not None, -request.mean_logprob))
-        return ranked[: self.n]
-
-
-def _completion(request: Request, index: int) -> Completion:
-    return Completion(
-        index=index,
-        text=request.text,
-        token_ids=request.generated_ids,
-        finish_reason=cast(FinishReason, request.finish_reason),
-        error=request.error,
-        logprobs=tuple(request.logprobs) if request.params.logprobs is not None else None,
-        stop_reason=request.stop_reason,
-    )
 
 
 @dataclass(frozen=True)

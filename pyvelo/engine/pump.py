@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from pyvelo.engine.engine import Engine
-from pyvelo.engine.intake import Submission
+from pyvelo.engine.output import Submission
 from pyvelo.engine.request import Branch, Request
 from pyvelo.errors import ClosedError, InternalError, VeloError
 from pyvelo.native.compute import rest

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyvelo.outputs import FinishReason
 
 if TYPE_CHECKING:
-    from pyvelo.engine.core import EngineCore
+    from pyvelo.engine.scheduler import Limits
+    from pyvelo.kv.manager import BlockManager
     from pyvelo.memory.budget import PoolSize
-    from pyvelo.native import Context
+    from pyvelo.native import ContextInfo
 
-__all__ = ["Counters", "EngineStats", "picture"]
+__all__ = ["Counters", "EngineStats", "QueueLengths", "picture"]
 
 
 @dataclass
@@ -46,6 +47,15 @@ class Counters:
         self.aborted += reason == "abort"
         self.timed_out += reason == "timeout"
         self.failed += reason == "error"
+
+
+class QueueLengths(NamedTuple):
+    """Numbers of requests, and of branches that hold blocks while nothing runs on them."""
+
+    running: int
+    waiting: int
+    swapped: int
+    resting: int
 
 
 @dataclass(frozen=True)
@@ -113,9 +123,15 @@ class EngineStats:
         return self.completion_tokens / self.step_seconds if self.step_seconds else 0.0
 
 
-def picture(core: EngineCore, context: Context, pool: PoolSize) -> EngineStats:
+def picture(
+    manager: BlockManager,
+    counters: Counters,
+    queues: QueueLengths,
+    limits: Limits,
+    info: ContextInfo,
+    pool: PoolSize,
+) -> EngineStats:
     """Return the numbers of an engine between two steps."""
-    manager, info, counters = core.manager, context.info, core.counters
     slots = manager.n_used * manager.block_size
     return EngineStats(
         blocks_total=manager.n_blocks,
@@ -142,12 +158,12 @@ def picture(core: EngineCore, context: Context, pool: PoolSize) -> EngineStats:
         sequences_total=pool.n_sequences,
         tokens_stored=manager.n_stored,
         n_ctx=pool.n_ctx,
-        max_num_seqs=core.limits.max_seqs,
-        max_batch_tokens=core.limits.max_batch_tokens,
-        running=core.n_running,
-        waiting=core.n_waiting,
-        swapped=core.n_swapped,
-        resting=len(core.shelf),
+        max_num_seqs=limits.max_seqs,
+        max_batch_tokens=limits.max_batch_tokens,
+        running=queues.running,
+        waiting=queues.waiting,
+        swapped=queues.swapped,
+        resting=queues.resting,
         steps=counters.steps,
         prompt_tokens=counters.prompt_tokens,
         completion_tokens=counters.completion_tokens,

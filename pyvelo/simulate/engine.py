@@ -16,11 +16,11 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from pyvelo.engine.core import EngineCore
 from pyvelo.engine.detokenizer import Detokenizer
 from pyvelo.engine.pace import Costs
 from pyvelo.engine.request import Request
 from pyvelo.engine.scheduler import Limits
+from pyvelo.engine.step import EngineCore
 from pyvelo.errors import ConfigError, InternalError
 from pyvelo.kv.manager import BlockManager
 from pyvelo.sampling import SamplingParams

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
 
-from pyvelo.engine.core import EngineCore
 from pyvelo.engine.driver import Driver
 from pyvelo.engine.request import Request
+from pyvelo.engine.step import EngineCore
 from pyvelo.errors import ConfigError, EngineError
 from pyvelo.kv.draft import BlockTable
 from pyvelo.kv.manager import Event

@@ -13,10 +13,10 @@ from typing import Any, cast
 
 import numpy as np
 
-from pyvelo.engine.core import EngineCore
 from pyvelo.engine.detokenizer import Detokenizer
 from pyvelo.engine.request import Branch, Request
 from pyvelo.engine.scheduler import Limits
+from pyvelo.engine.step import EngineCore
 from pyvelo.kv.manager import BlockManager
 from pyvelo.outputs import StreamPiece
 from pyvelo.sampling import SamplingParams

@@ -196,7 +196,7 @@ def test_states_are_given_back_by_who_gives_way() -> None:
     bench.finish(*requests)
     check(requests, 32)
     assert bench.core.counters.preemptions > 0
-    assert sorted(bench.core._free_states) == [0, 1]
+    assert sorted(bench.core._active.free_states) == [0, 1]
 
 
 def test_who_gave_way_can_be_cancelled() -> None:
@@ -379,7 +379,7 @@ def test_what_runs_is_moved_where_nobody_says_what_is_better() -> None:
     requests = [bench.submit([i] * 8, 32) for i in (1, 2)]
     while True:
         bench.step()
-        plan = schedule((), bench.core._running, bench.manager, bench.core.limits)
+        plan = schedule((), bench.core._active.running, bench.manager, bench.core.limits)
         if plan.preempted:
             break
     assert [request for request, _ in plan.preempted] == [requests[1]]

@@ -51,8 +51,8 @@ def check_engine(engine: ToyStand) -> None:
     assert engine.driver._drivers == engine.driver._visitors == 0
     _check_requests(engine)
     _check_owners(engine)
-    states = [request.state for request in core._running] if engine.n_states else []
-    assert sorted(core._free_states + states) == list(range(engine.n_states))
+    states = [request.state for request in core._active.running] if engine.n_states else []
+    assert sorted(core._active.free_states + states) == list(range(engine.n_states))
     assert all(sampler.closed == sampler.request.finished for sampler in engine.samplers)
     assert core.counters.n_ended == sum(job.request.finished for job in engine.jobs)
 
@@ -64,13 +64,13 @@ def check_nothing_left(engine: ToyStand) -> None:
     assert core.n_running == core.n_waiting == len(core.shelf) == 0
     assert manager.n_used == manager.n_promised == 0
     assert manager.swap.n_free == manager.swap.n_blocks
-    assert len(core._free_states) == engine.n_states
+    assert len(core._active.free_states) == engine.n_states
 
 
 def _check_requests(engine: ToyStand) -> None:
     """Each request that has not ended is in one place."""
     core = engine.core
-    waiting, running, new = core._waiting, core._running, list(core.inbox._arrivals)
+    waiting, running, new = core._active.waiting, core._active.running, list(core.inbox._arrivals)
     assert all(request.table is not None and not request.finished for request in running)
     assert all(request.table is None and not request.finished for request in waiting)
     for requests in (waiting, running):
@@ -84,10 +84,10 @@ def _check_requests(engine: ToyStand) -> None:
 def _check_owners(engine: ToyStand) -> None:
     """Each block table, and what is in host memory, has one owner."""
     core, manager = engine.core, engine.manager
-    tables = [request.table for request in core._running] + [branch.table for branch in core.shelf]
+    tables = [request.table for request in core._active.running] + [branch.table for branch in core.shelf]
     assert sorted(map(id, tables)) == sorted(map(id, manager.tables())), "a table has one owner"
     swapped: list[Swapped | None] = [branch.swapped for branch in engine.branches]
-    swapped += [request.swapped for request in (*core._waiting, *core.inbox._arrivals)]
+    swapped += [request.swapped for request in (*core._active.waiting, *core.inbox._arrivals)]
     held = sorted(id(one) for one in swapped if id(one) in manager._asleep)
     assert held == sorted(manager._asleep), "what is in host memory has one owner"
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyvelo.engine.core import EngineCore
 from pyvelo.engine.request import Request
+from pyvelo.engine.step import EngineCore
 from pyvelo.errors import ConfigError
 from pyvelo.kv.manager import BlockManager, Event
 from pyvelo.trace.blockmap import replay, summarize

@@ -125,7 +125,7 @@ def test_an_end_token_ends_and_is_not_shown() -> None:
 def test_the_models_own_end(ignore: bool) -> None:
     bench = Bench()
     third = answer([9], 3)[2]
-    bench.core._is_end = lambda token: token in (END, third)
+    bench.core._output._is_end = lambda token: token in (END, third)
     request = bench.submit([9], 6, ignore_eos=ignore)
     bench.finish(request)
     assert request.finish_reason == ("length" if ignore else "stop")
@@ -138,7 +138,7 @@ def test_the_models_own_end_among_the_stop_tokens(ignore: bool) -> None:
     """As in vLLM: it has no stop reason, unless it is no end for the request."""
     bench = Bench()
     third = answer([9], 3)[2]
-    bench.core._is_end = lambda token: token in (END, third)
+    bench.core._output._is_end = lambda token: token in (END, third)
     pieces: list[StreamPiece] = []
     request = bench.submit([9], 6, ignore_eos=ignore, stop_token_ids=[third], on_piece=pieces.append)
     bench.finish(request)
@@ -457,7 +457,7 @@ def test_each_sequence_keeps_its_recurrent_state(n_states: int) -> None:
     requests = [bench.submit([i] * (3 * i), 2 + i) for i in range(1, 9)]
     bench.finish(*requests)
     assert [r.generated_ids for r in requests] == [answer([i] * (3 * i), 2 + i) for i in range(1, 9)]
-    assert sorted(bench.core._free_states) == list(range(n_states))
+    assert sorted(bench.core._active.free_states) == list(range(n_states))
 
 
 def test_the_sampler_sees_the_prompt_where_it_matters() -> None:

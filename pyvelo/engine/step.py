@@ -1,0 +1,301 @@
+"""The step: a plan, its blocks, its arrays, one forward pass, one draw.
+
+One request's failure ends that request only. While one thread steps, others may put things into the inbox.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from pyvelo.engine.batch import Batch, BatchBuilder
+from pyvelo.engine.output import OutputProcessor, score_prompts
+from pyvelo.engine.pace import Costs, Pace
+from pyvelo.engine.queues import ActiveRequests, Inbox
+from pyvelo.engine.request import Branch, Request, Shelf
+from pyvelo.engine.scheduler import Limits, StepPlan, schedule
+from pyvelo.engine.stats import Counters, QueueLengths
+from pyvelo.errors import Cancelled, InternalError
+from pyvelo.kv.manager import BlockManager, Moves
+
+if TYPE_CHECKING:
+    from pyvelo.native import Context, Sampler, StepArrays
+
+__all__ = ["EngineCore"]
+
+
+NAN_BYTE = 0xFF
+
+MANY_TOKENS = 32
+"""Of a step whose time tells what a token of a prompt costs."""
+
+
+class EngineCore:
+    """Runs requests over one context.
+
+    `arrays` has room for a step within `limits`; `n_states` is the number of recurrent states (0: the model
+    has none); `new_sampler` makes a request's sampler when it starts; `is_end` tells the tokens that end an
+    answer; `debug` audits every step and fills what becomes free with NaN; `call_run` calls a forward pass;
+    `clock` tells the time in seconds, and `costs` what to give up when blocks run out.
+    """
+
+    def __init__(
+        self,
+        *,
+        context: Context,
+        arrays: StepArrays,
+        manager: BlockManager,
+        limits: Limits,
+        n_states: int,
+        new_sampler: Callable[[Request], Sampler],
+        is_end: Callable[[int], bool],
+        debug: bool,
+        call_run: Callable[[Callable[[], None]], None] | None = None,
+        clock: Callable[[], float] = perf_counter,
+        costs: Costs | None = None,
+    ) -> None:
+        self.clock = clock
+        self.watch: Callable[[Sequence[Request], Sequence[Request]], None] | None = None
+        """Is told who waits and who runs whenever both are settled; must not raise."""
+        self.inbox = Inbox(clock)
+        self.manager = manager
+        self.limits = limits
+        self.counters = Counters()
+        self._context = context
+        self._arrays = arrays
+        self._batches = BatchBuilder(arrays, manager.block_size)
+        self._call_run = call_run or (lambda run: run())
+        self.shelf = Shelf(manager)
+        self._active = ActiveRequests(
+            context, manager, self.shelf, self.counters, new_sampler, n_states, clock
+        )
+        self._output = OutputProcessor(context, manager, self._active, limits, self.counters, is_end, clock)
+        self._costs = costs or Costs()
+        self.pace = Pace()
+        self._mover = BlockMover(context, manager, self._costs, clock)
+        self._debug = debug
+        self.in_doubt = False
+        """Whether a step was left in the middle: then only `recover` makes the core usable again."""
+
+    @property
+    def n_waiting(self) -> int:
+        held = sum(len(request.followers) for request in (*self._active.waiting, *self._active.running))
+        return len(self._active.waiting) + self.inbox.n_new + held
+
+    @property
+    def n_running(self) -> int:
+        return len(self._active.running)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether some request has not ended. Any thread may ask."""
+        return bool(self._active.open or self.inbox.n_new)
+
+    @property
+    def queues(self) -> QueueLengths:
+        """How many requests and idle branches there are."""
+        n_swapped = sum(request.swapped is not None for request in self._active.waiting)
+        return QueueLengths(self.n_running, self.n_waiting, n_swapped, len(self.shelf))
+
+    def settle(self) -> bool:
+        """Takes in what is in the inbox; whether that ended a request."""
+        n_ended = self.counters.n_ended
+        for request in self.inbox.arrivals():
+            self._active.open[id(request)] = request
+            if request.branch is not None and request.branch.dropped:  # while the request was prepared
+                self.inbox.cancel([request])
+            # a branch that was swapped out since the request was submitted has given it its blocks already
+            if request.branch is not None and request.branch.swapped is not None:
+                request.swapped = self.shelf.take_swapped(request.branch)
+            if not request.held:
+                self._active.wait(request)
+        for request, reason in self.inbox.to_end():
+            if request in self._active.waiting:
+                self._active.waiting.remove(request)
+            self._active.end_early(request, reason)
+        for branch in self.inbox.dropped():
+            self._forget(branch)
+        self._active.drop_idle()
+        self.manager.raise_observer_error()
+        if self.watch is not None:
+            self.watch(self._active.waiting, self._active.running)
+        return self.counters.n_ended > n_ended
+
+    def cancel_all(self) -> None:
+        """Ends every request, and gives back what branches hold."""
+        self.settle()
+        while self._active.open:
+            self.inbox.cancel(list(self._active.open.values()))
+            self.settle()
+        for branch in list(self.shelf):
+            self.shelf.forget(branch)
+
+    def recover(self, error: Exception) -> None:
+        """End every request with `error` and start with an empty pool: after a defect no block is trusted.
+
+        Branches keep their tokens; what they held is computed again.
+        """
+        requests = [*self._active.open.values(), *self.inbox.drain()]
+        self._active.clear()
+        for request in requests:  # before anything that may fail again
+            self._active.break_off(request, error)
+        self.shelf.clear()
+        self.manager.clear()
+        self.in_doubt = False
+
+    def step(self) -> bool:
+        """Runs one step; False when there was nothing to do, and no request to end either."""
+        start = self.clock()
+        self.in_doubt = True
+        ended = self.settle()
+        plan = self._begin(self._schedule())
+        if not plan.decodes and not plan.chunks:
+            self.in_doubt = False
+            changed = bool(ended or plan.starts or plan.preempted or plan.evicted)
+            if self._active.waiting and not self._active.running and not changed:
+                raise InternalError("requests wait although nothing runs")
+            return changed
+        try:
+            batch = self._batches.build(plan)
+            self.counters.schedule_seconds += self.clock() - start
+            self._compute(plan, batch)
+        except Cancelled:
+            self._set_back(plan)
+        except BaseException:
+            self._set_back(plan)
+            self.in_doubt = False
+            raise
+        self.in_doubt = False
+        if self._debug:
+            self.manager.audit()
+            self._mover.poison()
+        return True
+
+    def _schedule(self) -> StepPlan:
+        return schedule(
+            self._active.waiting,
+            self._active.running,
+            self.manager,
+            self.limits,
+            self._costs.favour_swap,
+            self.shelf,
+            self.pace.allowance,
+        )
+
+    # ---- from plan to run ----
+
+    def _begin(self, plan: StepPlan) -> StepPlan:
+        """Takes the plan's blocks and lets its sequences start; who cannot is left out of the step."""
+        self._mover.move(self.manager.commit(plan.draft))
+        for branch, swapped in plan.evicted:
+            self.shelf.evict(branch, swapped)
+            self.counters.evicted_branches += 1
+        del self._active.waiting[: len(plan.starts)]  # before somebody comes back to stand among them
+        for request, swapped in plan.preempted:
+            self._active.preempt(request, swapped)
+        self._active.drop_idle()
+        for chunk in plan.starts:
+            request = chunk.request
+            request.table, request.swapped = chunk.table, None
+            if request.branch is not None:
+                self.shelf.lend(request.branch)
+            request.n_computed = chunk.table.n_tokens
+            if request.n_cached is None:
+                request.n_cached = chunk.table.n_tokens
+                if request.parent.n_cached is None:
+                    request.parent.n_cached = request.n_cached
+            self._active.run(request)
+            try:
+                self._active.equip(request)
+            except Exception as error:
+                self._active.fail([request], error)
+        if any(chunk.request.finished for chunk in plan.starts):
+            return plan._replace(chunks=[chunk for chunk in plan.chunks if not chunk.request.finished])
+        return plan
+
+    def _compute(self, plan: StepPlan, batch: Batch) -> None:
+        run = partial(self._context.run, self._arrays, batch.n_tokens, batch.n_seqs)
+        start = self.clock()
+        try:
+            self._call_run(run)
+        except Cancelled:
+            raise
+        except Exception as error:
+            self._active.fail(plan.requests, error)
+            return
+        done = self.clock()
+        if batch.n_tokens >= MANY_TOKENS and self.counters.steps:  # the first one packs weights, too
+            self._costs.computed(batch.n_tokens, done - start)
+        self.counters.steps += 1
+        self.counters.run_seconds += done - start
+        self.pace.stepped(len(plan.decodes), batch.n_tokens - len(plan.decodes), done - start)
+        score_prompts(self._context, batch.scored, self._active.fail)
+        for request, _, n_tokens, last in plan.chunks:
+            if not last:
+                self._active.advance(request, request.n_computed + n_tokens)
+        if batch.drawing:
+            self._output.draw(batch)
+        self.counters.sample_seconds += self.clock() - done
+
+    def _set_back(self, plan: StepPlan) -> None:
+        """After a step that was cut short: whoever has not advanced runs the same tokens in the next one.
+
+        But recurrent states are lost: their sequences go back to the head of the queue and begin anew.
+        """
+        if self._active.has_states:
+            for request in reversed(plan.requests):
+                if not request.finished:
+                    self._active.release(request)
+                    request.n_computed = 0
+                    self._active.wait(request)
+        self._active.drop_idle()
+
+    def _forget(self, branch: Branch) -> None:
+        branch.dropped = True
+        if branch.request is not None and branch.busy:
+            self.inbox.cancel([branch.request])
+            self.settle()
+        self.shelf.forget(branch)
+
+
+class BlockMover:
+    """Does what the manager has decided; `costs` learns what moving takes.
+
+    The context has as many swapped blocks as the manager counts; `clock` tells the time in seconds.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        manager: BlockManager,
+        costs: Costs,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        self._clock = clock
+        self._context = context
+        self._manager = manager
+        self._costs = costs
+        self._poisoned: set[int] = set()
+
+    def move(self, moves: Moves) -> None:
+        """At once: a step that is cut short is run again, but what moves may be overwritten by then."""
+        context = self._context
+        start = self._clock()
+        if moves.outs:
+            context.swap_out([m.source for m in moves.outs], [m.target for m in moves.outs])
+        if moves.ins:
+            context.swap_in([m.source for m in moves.ins], [m.target for m in moves.ins])
+        if moves.outs or moves.ins:
+            self._costs.moved(len(moves.outs) + len(moves.ins), self._clock() - start)
+        if moves.copies:
+            context.copy_blocks([m.source for m in moves.copies], [m.target for m in moves.copies])
+
+    def poison(self) -> None:
+        """Fills what became unused with NaN: what nobody may read any more shows where somebody does."""
+        unused = self._manager.unused_blocks()
+        fresh = sorted(unused - self._poisoned)
+        if fresh:
+            self._context.fill_blocks(fresh, NAN_BYTE)
+        self._poisoned = unused
