@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import fields
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, overload
 
 from pyvelo.beam_search import search
 from pyvelo.chat.conversation import ChatOptions, Chats, is_one
@@ -22,8 +21,9 @@ from pyvelo.engine.interrupts import HomeProcess
 from pyvelo.engine.pump import Pump, run_in_thread
 from pyvelo.engine.stats import EngineStats
 from pyvelo.errors import Cancelled, ClosedError, EngineError
+from pyvelo.keywords import checked
 from pyvelo.outputs import RequestOutput, StreamPiece, raise_first_error
-from pyvelo.sampling import BeamSearchParams, SamplingParams
+from pyvelo.sampling import BeamSearchParams, SamplingParams, either
 from pyvelo.session import AsyncSession
 from pyvelo.trace.recorder import recording
 
@@ -45,11 +45,49 @@ class AsyncLLM:
     Raises ConfigError here, and when the model is loaded ModelError, UnsupportedError or OutOfMemory.
     """
 
-    def __init__(self, model: str | os.PathLike[str], **settings: Any) -> None:
-        known = [field.name for field in fields(EngineConfig) if field.name != "model"]
-        if unknown := [name for name in settings if name not in known]:
-            raise TypeError(f"AsyncLLM has no setting {unknown[0]}: there are {', '.join(known)}")
-        self._config = EngineConfig(model=model, **settings)
+    @checked(params=SamplingParams)
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        *,
+        kv_type: str | Sequence[str] = "f16",
+        block_size: int = 32,
+        kv_cache_bytes: int | None = None,
+        memory_utilization: float = 0.9,
+        n_ctx: int | None = None,
+        max_num_seqs: int = 256,
+        max_batch_tokens: int = 512,
+        n_threads: int | None = None,
+        n_gpu_layers: int | str = 0,
+        prefix_cache: bool = True,
+        swap_bytes: int = 0,
+        deterministic: bool = False,
+        attention_precision: str = "exact",
+        seed: int | None = None,
+        progress: Callable[[float], object] | None = None,
+        max_model_len: int | None = None,
+        max_num_batched_tokens: int | None = None,
+    ) -> None:
+        self._config = EngineConfig(
+            model=model,
+            kv_type=kv_type,
+            block_size=block_size,
+            kv_cache_bytes=kv_cache_bytes,
+            memory_utilization=memory_utilization,
+            n_ctx=n_ctx,
+            max_num_seqs=max_num_seqs,
+            max_batch_tokens=max_batch_tokens,
+            n_threads=n_threads,
+            n_gpu_layers=n_gpu_layers,
+            prefix_cache=prefix_cache,
+            swap_bytes=swap_bytes,
+            deterministic=deterministic,
+            attention_precision=attention_precision,
+            seed=seed,
+            progress=progress,
+            max_model_len=max_model_len,
+            max_num_batched_tokens=max_num_batched_tokens,
+        )
         self._home = HomeProcess()
         self._loading: asyncio.Task[Pump] | None = None
         self._chats: Chats | None = None
@@ -57,18 +95,20 @@ class AsyncLLM:
 
     # ---- answers ----
 
+    @checked(params=SamplingParams)
     async def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         request_id: str | None = None,
         return_errors: bool = False,
     ) -> list[RequestOutput]:
         """Answers prompts as `LLM.generate` does."""
         pump = await self._pump()
         intake = pump.engine.intake
-        asked = intake.ask_all(prompts, params, request_id)
+        asked = intake.ask_all(prompts, either(params, sampling_params), request_id)
         submissions = await pump.preparer.run(
             lambda: [intake.prepare(prompt, param, asked=each) for prompt, param, each in asked],
             [param for _, param, _ in asked],
@@ -79,12 +119,18 @@ class AsyncLLM:
             raise_first_error(outputs)
         return outputs
 
+    @checked(params=SamplingParams)
     async def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, request_id: str | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
     ) -> AsyncGenerator[StreamPiece, None]:
         """Answers one prompt, a piece for every token as it comes."""
         pump = await self._pump()
-        intake, param = pump.engine.intake, for_each(params, 1)[0]
+        intake, param = pump.engine.intake, for_each(either(params, sampling_params), 1)[0]
         prepare = partial(intake.prepare, prompt, param, asked=intake.ask(param, request_id))
         async with aclosing(pump.pieces(prepare, param)) as pieces:
             async for piece in pieces:
@@ -96,6 +142,7 @@ class AsyncLLM:
         messages: Sequence[Sequence[Message]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         request_id: str | None = None,
         **options: Unpack[ChatOptions],
     ) -> list[RequestOutput]: ...
@@ -106,15 +153,18 @@ class AsyncLLM:
         messages: Sequence[Message],
         params: SamplingParams | None = None,
         *,
+        sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         **options: Unpack[ChatOptions],
     ) -> RequestOutput: ...
 
+    @checked(ChatOptions, params=SamplingParams)
     async def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         request_id: str | None = None,
         **options: Unpack[ChatOptions],
     ) -> RequestOutput | list[RequestOutput]:
@@ -122,21 +172,25 @@ class AsyncLLM:
         chats = await self._templates()
         # in a thread: a template may take its time
         prompts = await asyncio.to_thread(chats.prompts, messages, **options)
+        params = either(params, sampling_params)
         params = chats.params if params is None else params
         outputs = await self.generate(prompts, params, request_id=request_id)
         return outputs[0] if is_one(messages) else outputs
 
+    @checked(ChatOptions, params=SamplingParams)
     async def chat_stream(
         self,
         messages: Sequence[Message],
         params: SamplingParams | None = None,
         *,
+        sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         **options: Unpack[ChatOptions],
     ) -> AsyncGenerator[StreamPiece, None]:
         """Answers one conversation, a piece for every token as it comes."""
         chats = await self._templates()
         prompt = await asyncio.to_thread(chats.one, messages, **options)
+        params = either(params, sampling_params)
         params = chats.params if params is None else params
         async with aclosing(self.stream(prompt, params, request_id=request_id)) as pieces:
             async for piece in pieces:
@@ -146,6 +200,7 @@ class AsyncLLM:
         """Return the parameters of a chat for which none are given, as `LLM.get_default_sampling_params`."""
         return (await self._templates()).params
 
+    @checked(params=BeamSearchParams)
     async def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams | None = None
     ) -> list[RequestOutput]:
@@ -154,12 +209,14 @@ class AsyncLLM:
         listed = [prompt for prompt, _ in pair_up(prompts, None)]
         return await pump.run_steps(search(pump.engine, listed, params or BeamSearchParams()))
 
+    @checked()
     async def session(self, prompt: Prompt = (), *, cache_salt: str = "") -> AsyncSession:
         """A sequence to go on from, and to fork, as `LLM.session` makes it: see `AsyncSession`."""
         pump = await self._pump()
         make = partial(pump.engine.intake.branch, prompt, cache_salt)
         return AsyncSession(pump, await pump.preparer.run(make))
 
+    @checked()
     async def embed(
         self,
         texts: Prompt | Sequence[Prompt],

@@ -40,8 +40,12 @@ class EngineConfig:
     attention_precision: str = "exact"
     seed: int | None = None
     progress: Callable[[float], object] | None = None
+    max_model_len: int | None = None
+    max_num_batched_tokens: int | None = None
 
     def __post_init__(self) -> None:
+        self._take("n_ctx", "max_model_len", None)
+        self._take("max_batch_tokens", "max_num_batched_tokens", 512)
         if not isinstance(self.model, (str, os.PathLike)) or not _is_path(self.model):
             raise ConfigError(f"model={shown(self.model)}: give the path of a GGUF file")
         parse_kv_type(self.kv_type)
@@ -67,6 +71,18 @@ class EngineConfig:
             raise ConfigError(f"attention_precision={shown(self.attention_precision)}: give {choices}")
         if self.progress is not None and not callable(self.progress):
             raise ConfigError(f"progress={shown(self.progress)}: give a function of one number, or None")
+
+    def _take(self, name: str, other: str, default: int | None) -> None:
+        """Set `name` to what is given by its other name."""
+        mine, theirs = getattr(self, name), getattr(self, other)
+        if theirs is None:
+            return
+        if mine not in (default, theirs):
+            raise ConfigError(
+                f"{name}={shown(mine)} and {other}={shown(theirs)} are one setting: give one of them"
+            )
+        self._check_integer(other, 1, _INT32_MAX if name == "n_ctx" else _MAX_BATCH)
+        object.__setattr__(self, name, getattr(self, other))
 
     def _check_gpu_layers(self) -> None:
         layers = self.n_gpu_layers

@@ -6,6 +6,7 @@ Each is a `VeloError` and also the built-in that people would catch.
 from __future__ import annotations
 
 __all__ = [
+    "ArgumentError",
     "Cancelled",
     "ClosedError",
     "ComputeError",
@@ -34,6 +35,10 @@ class VeloError(Exception):
 
 class ModelError(VeloError, ValueError):
     """A model file cannot be read, or is damaged."""
+
+
+class ArgumentError(VeloError, TypeError):
+    """A call has an argument that the function does not take; the message names the nearest one."""
 
 
 class UnsupportedError(VeloError, ValueError):

@@ -18,9 +18,10 @@ from pyvelo.engine.driver import Stream, run_all, run_steps
 from pyvelo.engine.engine import open_engine
 from pyvelo.engine.intake import Prompt, for_each, pair_up
 from pyvelo.engine.stats import EngineStats
+from pyvelo.keywords import checked
 from pyvelo.kv.geometry import Geometry
 from pyvelo.outputs import RequestOutput, StreamPiece, raise_first_error
-from pyvelo.sampling import BeamSearchParams, SamplingParams
+from pyvelo.sampling import BeamSearchParams, SamplingParams, either
 from pyvelo.session import Session
 from pyvelo.trace.recorder import recording
 
@@ -68,9 +69,12 @@ class LLM:
         for this processor, the first step does that, and calls it again from 0 to 1, in the thread that
         computes. What it raises ends the load, or the requests of the step; it must not use the LLM.
 
+    max_model_len, max_num_batched_tokens: other names of n_ctx and max_batch_tokens, as vLLM has them.
+
     Raises ConfigError, ModelError, UnsupportedError or OutOfMemory.
     """
 
+    @checked(params=SamplingParams)
     def __init__(
         self,
         model: str | os.PathLike[str],
@@ -90,6 +94,8 @@ class LLM:
         attention_precision: str = "exact",
         seed: int | None = None,
         progress: Callable[[float], object] | None = None,
+        max_model_len: int | None = None,
+        max_num_batched_tokens: int | None = None,
     ) -> None:
         self._engine = open_engine(
             EngineConfig(
@@ -109,17 +115,21 @@ class LLM:
                 attention_precision=attention_precision,
                 seed=seed,
                 progress=progress,
+                max_model_len=max_model_len,
+                max_num_batched_tokens=max_num_batched_tokens,
             )
         )
         self._chats = Chats(self._engine.model)
 
     # ---- answers ----
 
+    @checked(params=SamplingParams)
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         request_id: str | None = None,
         return_errors: bool = False,
     ) -> list[RequestOutput]:
@@ -127,7 +137,7 @@ class LLM:
 
         Args:
             prompts: text or token ids, one or a list.
-            params: for all prompts, or one for each.
+            params: for all prompts, or one for each; sampling_params is another name of it, as in vLLM.
             request_id: name in the output (None: a unique one); of several prompts, i gets "request_id-i".
             return_errors: put the error of a request that fails into its output. Else it is raised when the
                 other requests have finished.
@@ -138,7 +148,7 @@ class LLM:
         engine = self._engine
         engine.driver.check_open()
         intake = engine.intake
-        asked = intake.ask_all(prompts, params, request_id)
+        asked = intake.ask_all(prompts, either(params, sampling_params), request_id)
         submissions = [intake.prepare(prompt, param, asked=each) for prompt, param, each in asked]
         run_all(engine.driver, submissions)
         outputs = [submission.output() for submission in submissions]
@@ -146,8 +156,14 @@ class LLM:
             raise_first_error(outputs)
         return outputs
 
+    @checked(params=SamplingParams)
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, request_id: str | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
     ) -> Generator[StreamPiece, None, None]:
         """Generate from one prompt; yield a piece for every token as it comes.
 
@@ -157,7 +173,7 @@ class LLM:
         engine = self._engine
         engine.driver.check_open()
         pieces: deque[StreamPiece] = deque()
-        intake, param = engine.intake, for_each(params, 1)[0]
+        intake, param = engine.intake, for_each(either(params, sampling_params), 1)[0]
         asked = intake.ask(param, request_id, timed=False)
         submission = intake.prepare(prompt, param, pieces.append, asked)
         return Stream(engine.driver, lambda: submission, pieces, engine=engine)
@@ -168,6 +184,7 @@ class LLM:
         messages: Sequence[Sequence[Message]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         request_id: str | None = None,
         **options: Unpack[ChatOptions],
     ) -> list[RequestOutput]: ...
@@ -178,15 +195,18 @@ class LLM:
         messages: Sequence[Message],
         params: SamplingParams | None = None,
         *,
+        sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         **options: Unpack[ChatOptions],
     ) -> RequestOutput: ...
 
+    @checked(ChatOptions, params=SamplingParams)
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         request_id: str | None = None,
         **options: Unpack[ChatOptions],
     ) -> RequestOutput | list[RequestOutput]:
@@ -209,21 +229,25 @@ class LLM:
         """
         self._engine.driver.check_open()
         prompts = self._chats.prompts(messages, **options)
+        params = either(params, sampling_params)
         params = self._chats.params if params is None else params
         outputs = self.generate(prompts, params, request_id=request_id)
         return outputs[0] if is_one(messages) else outputs
 
+    @checked(ChatOptions, params=SamplingParams)
     def chat_stream(
         self,
         messages: Sequence[Message],
         params: SamplingParams | None = None,
         *,
+        sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         **options: Unpack[ChatOptions],
     ) -> Generator[StreamPiece, None, None]:
         """Answers one conversation as `chat` does, a piece for every token, as `stream` does."""
         self._engine.driver.check_open()
         prompt = self._chats.one(messages, **options)
+        params = either(params, sampling_params)
         return self.stream(prompt, self._chats.params if params is None else params, request_id=request_id)
 
     def get_default_sampling_params(self) -> SamplingParams:
@@ -241,6 +265,7 @@ class LLM:
         self._engine.driver.check_open()
         return tuple(self._chats.one(messages, **options))
 
+    @checked(params=BeamSearchParams)
     def beam_search(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -256,6 +281,7 @@ class LLM:
         listed = [prompt for prompt, _ in pair_up(prompts, None)]
         return run_steps(engine.driver, search(engine, listed, params or BeamSearchParams()))
 
+    @checked()
     def session(self, prompt: Prompt = (), *, cache_salt: str = "") -> Session:
         """A sequence to go on from, and to fork: see `Session`. Nothing is computed yet.
 
@@ -266,6 +292,7 @@ class LLM:
 
     # ---- vectors ----
 
+    @checked()
     def embed(
         self,
         texts: Prompt | Sequence[Prompt],

@@ -6,15 +6,16 @@ import json
 import logging
 import math
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from numbers import Real
-from typing import Any
+from typing import Any, overload
 
 from pyvelo.errors import RequestError, one_line, shown
+from pyvelo.keywords import check_fields
 
-__all__ = ["BeamSearchParams", "SamplingParams", "chat_params"]
+__all__ = ["BeamSearchParams", "SamplingParams", "chat_params", "either"]
 
 _log = logging.getLogger("pyvelo")
 
@@ -25,6 +26,7 @@ _LEAST = (
 )  # of 32-bit floats, the smallest above 0 with full precision: the sampler computes with these
 
 
+@check_fields
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """Settings of one request; every value is checked here, RequestError says what would do.
@@ -150,6 +152,7 @@ class SamplingParams:
         object.__setattr__(self, name, value)
 
 
+@check_fields
 @dataclass(frozen=True, kw_only=True)
 class BeamSearchParams:
     """Settings of a beam search; every value is checked here, RequestError says what would do.
@@ -261,6 +264,33 @@ def _bias(value: Any) -> dict[int, float]:
         key = _integer("a token of logit_bias", token, 0, _MAX_TOKEN)
         bias[key] = -math.inf if banned else _number(name, number, -1e6, 1e6, ", or -inf")
     return bias
+
+
+@overload
+def either(
+    params: SamplingParams | None, sampling_params: SamplingParams | None
+) -> SamplingParams | None: ...
+
+
+@overload
+def either(
+    params: SamplingParams | Sequence[SamplingParams] | None,
+    sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+) -> SamplingParams | Sequence[SamplingParams] | None: ...
+
+
+def either(
+    params: SamplingParams | Sequence[SamplingParams] | None,
+    sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+) -> SamplingParams | Sequence[SamplingParams] | None:
+    """Return the parameters of a call, which it may give by two names.
+
+    Raises:
+        RequestError: both names were given.
+    """
+    if params is not None and sampling_params is not None:
+        raise RequestError("params and sampling_params are two names of one argument: give one of them")
+    return sampling_params if params is None else params
 
 
 _OF_MODEL = {

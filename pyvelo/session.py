@@ -17,6 +17,7 @@ from pyvelo.engine.intake import Prompt
 from pyvelo.engine.output import Submission
 from pyvelo.engine.request import Branch
 from pyvelo.errors import ClosedError, RequestError
+from pyvelo.keywords import checked
 from pyvelo.outputs import RequestOutput, StreamPiece, raise_first_error
 from pyvelo.sampling import SamplingParams
 
@@ -133,6 +134,7 @@ class Session(HeldBranch):
         with self._turn() as branch:
             branch.tokens.extend(self._tokens(text))
 
+    @checked(params=SamplingParams)
     def generate(self, params: SamplingParams | None = None) -> RequestOutput:
         """Goes on; what is generated belongs to the session. One sample: fork for more."""
         with self._turn() as branch:
@@ -144,6 +146,7 @@ class Session(HeldBranch):
         raise_first_error([output])
         return output
 
+    @checked(params=SamplingParams)
     def stream(self, params: SamplingParams | None = None) -> Generator[StreamPiece, None, None]:
         """As `generate`, a piece for every token as it comes; the session is taken until the
         last. Closing the generator cancels the rest; what was generated stays."""
@@ -225,6 +228,7 @@ class AsyncSession(HeldBranch):
         async with self._turn() as branch:
             branch.tokens.extend(await self._pump.preparer.run(partial(self._tokens, text)))
 
+    @checked(params=SamplingParams)
     async def generate(self, params: SamplingParams | None = None) -> RequestOutput:
         """Goes on; what is generated belongs to the session. One sample: fork for more."""
         async with self._turn() as branch:
@@ -236,6 +240,7 @@ class AsyncSession(HeldBranch):
         raise_first_error([output])
         return output
 
+    @checked(params=SamplingParams)
     async def stream(self, params: SamplingParams | None = None) -> AsyncGenerator[StreamPiece, None]:
         """As `generate`, a piece for every token as it comes; the session is taken until the last."""
         async with self._turn() as branch:

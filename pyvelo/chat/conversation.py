@@ -36,6 +36,7 @@ class ChatOptions(TypedDict, total=False):
     continue_final_message: the answer goes on where the last message, one of the assistant, stops; default
         False.
     template_arguments: whatever else the template knows, such as {"enable_thinking": False}.
+    chat_template_kwargs: another name of template_arguments, as vLLM has it.
     """
 
     tools: Sequence[Mapping[str, Any]] | None
@@ -43,6 +44,7 @@ class ChatOptions(TypedDict, total=False):
     add_generation_prompt: bool
     continue_final_message: bool
     template_arguments: Mapping[str, Any] | None
+    chat_template_kwargs: Mapping[str, Any] | None
 
 
 class ChatPrompt(tuple[int, ...]):
@@ -85,11 +87,16 @@ class Chats:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_arguments: Mapping[str, Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[ChatPrompt]:
         """The prompts of one conversation or several, always a list; see `ChatOptions`.
 
         Raises RequestError for what is no conversation, TemplateError where the template refuses it.
         """
+        if template_arguments is not None and chat_template_kwargs is not None:
+            raise RequestError(
+                "template_arguments and chat_template_kwargs are two names of one argument: give one of them"
+            )
         conversations = cast(Any, [messages] if is_one(messages) else messages)
         template = self._chosen(chat_template, bool(tools))
         found = []
@@ -98,7 +105,7 @@ class Chats:
                 conversation,
                 tools=tools,
                 add_generation_prompt=add_generation_prompt and not continue_final_message,
-                arguments=template_arguments,
+                arguments=chat_template_kwargs if template_arguments is None else template_arguments,
             )
             if continue_final_message:
                 text = _cut(text, conversation[-1])

@@ -147,7 +147,7 @@ def test_what_cannot_be_loaded(tmp_path: Path) -> None:
     asyncio.run(body())
     with pytest.raises(ConfigError):
         AsyncLLM(tmp_path, block_size=5)
-    with pytest.raises(TypeError, match=r"no setting block.*block_size"):
+    with pytest.raises(TypeError, match=r"no argument 'block'.*block_size"):
         AsyncLLM(tmp_path, block=5)
 
 

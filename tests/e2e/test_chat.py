@@ -103,6 +103,39 @@ def test_without_a_word_of_the_file_the_default_is_documented(llm: LLM) -> None:
     assert llm.get_default_sampling_params() == SamplingParams(max_tokens=None, temperature=0.7, top_p=0.95)
 
 
+def test_names_of_vllm(llm: LLM, talking: Path) -> None:
+    wanted = llm.chat(TALK, GREEDY)
+    assert llm.chat(TALK, sampling_params=GREEDY).token_ids == wanted.token_ids
+    assert llm.chat([TALK, OTHER], sampling_params=[GREEDY, GREEDY])[0].token_ids == wanted.token_ids
+    tokens = wanted.prompt_token_ids
+    assert llm.generate(tokens, sampling_params=GREEDY)[0].token_ids == wanted.token_ids
+    for pieces in (
+        llm.stream(tokens, sampling_params=GREEDY),
+        llm.chat_stream(TALK, sampling_params=GREEDY),
+    ):
+        assert tuple(token for piece in pieces for token in piece.token_ids) == wanted.token_ids
+    said = {"chat_template": "{{ x }}", "chat_template_kwargs": {"x": "Hello"}}
+    assert llm.chat(TALK, GREEDY, **said).prompt == "Hello"  # type: ignore[call-overload]
+    with pytest.raises(RequestError, match="two names of one argument"):
+        llm.chat(TALK, GREEDY, template_arguments={}, chat_template_kwargs={})
+    for call in (llm.generate, llm.stream):
+        with pytest.raises(RequestError, match="two names of one argument"):
+            call("a", GREEDY, sampling_params=GREEDY)  # type: ignore[operator]
+    for call in (llm.chat, llm.chat_stream):
+        with pytest.raises(RequestError, match="two names of one argument"):
+            call(TALK, GREEDY, sampling_params=GREEDY)  # type: ignore[operator]
+
+    async def body() -> None:
+        async with AsyncLLM(talking, max_model_len=200, max_num_batched_tokens=32) as engine:
+            (output,) = await engine.generate(tokens, sampling_params=GREEDY)
+            assert output.finish_reason == "length"
+            assert (await engine.stats()).n_ctx == 200
+            assert (await engine.stats()).max_batch_tokens == 32
+            assert (await engine.chat(TALK, sampling_params=GREEDY)).prompt == wanted.prompt
+
+    asyncio.run(asyncio.wait_for(body(), 60))
+
+
 def test_a_stream_says_the_same(llm: LLM) -> None:
     assert "".join(piece.text for piece in llm.chat_stream(TALK, GREEDY)) == llm.chat(TALK, GREEDY).text
 

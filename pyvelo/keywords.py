@@ -1,0 +1,80 @@
+"""Clear errors for arguments that a function does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from difflib import get_close_matches
+from functools import wraps
+from inspect import Parameter, iscoroutinefunction, signature
+from typing import Any, ParamSpec, TypeVar, cast
+
+from pyvelo.errors import ArgumentError, shown
+
+__all__ = ["check_fields", "checked"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+C = TypeVar("C", bound=type)
+
+_NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+
+
+def checked(*options: type, params: type | None = None) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Decorate a function so that a wrong keyword raises ArgumentError with the nearest right one.
+
+    Args:
+        options: the TypedDicts that it takes as `**options`.
+        params: the dataclass of its argument `params`; whose fields are no keywords of the function.
+    """
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        names = [name for name, each in signature(function).parameters.items() if each.kind in _NAMED]
+        names += [name for each in options for name in each.__annotations__]
+        known = dict.fromkeys(name for name in names if name != "self")
+
+        def check(given: Mapping[str, Any]) -> None:
+            for name in given:
+                if name not in known:
+                    raise ArgumentError(_explain(function.__qualname__, name, list(known), params))
+
+        if iscoroutinefunction(function):
+
+            @wraps(function)
+            async def wait(*args: P.args, **kwargs: P.kwargs) -> Any:
+                check(kwargs)
+                return await function(*args, **kwargs)
+
+            return cast(Callable[P, T], wait)
+
+        @wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            check(kwargs)
+            return function(*args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+def check_fields(cls: C) -> C:
+    """Decorate a dataclass so that a wrong field raises ArgumentError with the nearest right one."""
+    made: Any = cast(Any, cls).__init__
+    made.__qualname__ = cls.__qualname__
+    setattr(cls, "__init__", checked()(made))  # noqa: B010
+    return cls
+
+
+def _explain(where: str, name: str, known: Sequence[str], params: type | None) -> str:
+    where = where.removesuffix(".__init__")
+    if params is not None:
+        own = [field.name for field in fields(params)]
+        if name in own or (not get_close_matches(name, known) and get_close_matches(name, own)):
+            name_there = name if name in own else get_close_matches(name, own)[0]
+            return (
+                f"{where} has no argument {shown(name)}: it is part of the sampling parameters, give "
+                f"params={params.__name__}({name_there}=...)"
+            )
+    near = get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+    return f"{where} has no argument {shown(name)}: {hint}"

@@ -1,0 +1,100 @@
+"""Names that vLLM has are taken, and one that nobody has gets the nearest right one."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import inspect
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from pyvelo import LLM, AsyncLLM, AsyncSession, BeamSearchParams, SamplingParams, Session
+from pyvelo.config import EngineConfig
+from pyvelo.errors import ArgumentError, ConfigError, VeloError
+
+NOBODY = cast(Any, None)
+
+
+def called(call: Callable[..., Any], *arguments: Any, **keywords: Any) -> None:
+    result = call(*arguments, **keywords)
+    if inspect.iscoroutine(result):
+        asyncio.run(result)
+
+
+@pytest.mark.parametrize(
+    ("call", "name", "message"),
+    [
+        (
+            SamplingParams,
+            "temprature",
+            "SamplingParams has no argument 'temprature': did you mean temp",
+        ),
+        (SamplingParams, "repeat_penalty", "did you mean repetition_penalty?"),
+        (SamplingParams, "zzz", "SamplingParams has no argument 'zzz': there are max_tokens, "),
+        (BeamSearchParams, "width", "did you mean beam_width?"),
+        (LLM, "ctx", "LLM has no argument 'ctx': did you mean n_ctx?"),
+        (LLM, "gpu_memory_utilization", "did you mean memory_utilization?"),
+        (AsyncLLM, "kv_types", "AsyncLLM has no argument 'kv_types': did you mean kv_type?"),
+    ],
+)
+def test_the_nearest_right_name_of_a_setting(call: Callable[..., Any], name: str, message: str) -> None:
+    arguments = ["model.gguf"] if "LLM" in call.__name__ else []
+    with pytest.raises(ArgumentError) as refused:
+        call(*arguments, **{name: 1})
+    assert message in str(refused.value)
+    assert isinstance(refused.value, TypeError)
+    assert isinstance(refused.value, VeloError)
+
+
+@pytest.mark.parametrize("face", [LLM, AsyncLLM])
+@pytest.mark.parametrize("method", ["generate", "stream", "chat", "chat_stream"])
+def test_a_sampling_parameter_is_no_argument_of_a_call(face: Any, method: str) -> None:
+    for name, wanted in (("temperature", "temperature"), ("top_pp", "top_p"), ("max_token", "max_tokens")):
+        with pytest.raises(ArgumentError, match=rf"give params=SamplingParams\({wanted}=\.\.\.\)"):
+            called(getattr(face, method), NOBODY, ["Hello"], **{name: 1})
+    with pytest.raises(ArgumentError, match="did you mean sampling_params"):
+        called(getattr(face, method), NOBODY, ["Hello"], sampling_param=1)
+
+
+@pytest.mark.parametrize("face", [LLM, AsyncLLM])
+def test_other_calls_name_the_nearest_too(face: Any) -> None:
+    for method, name, wanted in (
+        ("chat", "chat_template_kwarg", "chat_template_kwargs"),
+        ("chat", "tool", "tools"),
+        ("beam_search", "length_penalt", r"BeamSearchParams\(length_penalty=\.\.\.\)"),
+        ("session", "salt", "cache_salt"),
+        ("embed", "pool", "pooling"),
+    ):
+        with pytest.raises(ArgumentError, match=wanted):
+            called(getattr(face, method), NOBODY, ["Hello"], **{name: 1})
+    for session in (Session, AsyncSession):
+        with pytest.raises(ArgumentError, match=r"SamplingParams\(seed=\.\.\.\)"):
+            called(cast(Any, session).generate, NOBODY, seed=1)
+
+
+def test_what_is_checked_keeps_its_signature_and_its_kind() -> None:
+    assert list(inspect.signature(SamplingParams).parameters)[:2] == ["max_tokens", "min_tokens"]
+    assert "sampling_params" in inspect.signature(LLM.generate).parameters
+    assert inspect.iscoroutinefunction(AsyncLLM.generate)
+    params = SamplingParams(top_k=3, stop="x", logit_bias={1: 2.0})
+    assert pickle.loads(pickle.dumps(params)) == copy.deepcopy(params) == replace(params) == params
+
+
+def test_names_of_vllm_for_the_engine() -> None:
+    config = EngineConfig(model="m.gguf", max_model_len=300, max_num_batched_tokens=64)
+    assert (config.n_ctx, config.max_batch_tokens) == (300, 64)
+    assert EngineConfig(model="m.gguf", n_ctx=300, max_model_len=300).n_ctx == 300
+    config = EngineConfig(model="m.gguf", max_num_batched_tokens=512)
+    assert (config.n_ctx, config.max_batch_tokens) == (None, 512)
+    with pytest.raises(ConfigError, match="n_ctx=200 and max_model_len=300 are one setting: give one"):
+        EngineConfig(model="m.gguf", n_ctx=200, max_model_len=300)
+    with pytest.raises(ConfigError, match="max_batch_tokens=64 and max_num_batched_tokens=32"):
+        EngineConfig(model="m.gguf", max_batch_tokens=64, max_num_batched_tokens=32)
+    for name in ("max_model_len", "max_num_batched_tokens"):
+        for value in (0, "4", 1.5, True):
+            with pytest.raises(ConfigError, match=f"{name}={value!r}: give an integer"):
+                EngineConfig(model="m.gguf", **cast(Any, {name: value}))
