@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pyvelo._version import __version__
 from pyvelo.errors import VeloError
 from pyvelo.outputs import Completion, RequestOutput, RequestTimes, StreamPiece, TokenLogprob, Usage
 from pyvelo.sampling import BeamSearchParams, SamplingParams
@@ -29,8 +30,6 @@ __all__ = [
     "VeloError",
     "__version__",
 ]
-
-__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:

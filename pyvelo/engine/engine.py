@@ -16,13 +16,12 @@ from pyvelo.engine.embedding import Embeddings
 from pyvelo.engine.intake import Intake
 from pyvelo.engine.interrupts import HomeProcess, InterruptGuard
 from pyvelo.engine.request import Request
-from pyvelo.engine.scheduler import Limits
 from pyvelo.engine.stats import EngineStats, picture
 from pyvelo.engine.step import EngineCore
 from pyvelo.errors import InternalError, ModelError, UnsupportedError
 from pyvelo.kv.geometry import CPU_LINE, GPU_LINE, Geometry, make_geometry
 from pyvelo.kv.manager import BlockManager
-from pyvelo.memory.budget import PoolRequest, PoolSize, size_pool
+from pyvelo.memory.budget import Limits, PoolRequest, PoolSize, size_pool
 from pyvelo.memory.host import free_memory
 from pyvelo.memory.offload import STATE_BYTES, Offload, plan_offload
 from pyvelo.models.files import ModelFiles

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from pyvelo.engine.batch import Batch, Scored
 from pyvelo.engine.queues import ActiveRequests
 from pyvelo.engine.request import Request
-from pyvelo.engine.scheduler import Limits
 from pyvelo.engine.stats import Counters
 from pyvelo.errors import ComputeError
 from pyvelo.kv.manager import BlockManager
+from pyvelo.memory.budget import Limits
 from pyvelo.outputs import Completion, FinishReason, RequestOutput, TokenLogprob
 
 if TYPE_CHECKING:

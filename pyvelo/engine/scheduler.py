@@ -11,24 +11,9 @@ from pyvelo.engine.request import Branch, Request
 from pyvelo.errors import InternalError
 from pyvelo.kv.draft import BlockTable, Draft, Never, NotNow, Start, Swapped
 from pyvelo.kv.manager import BlockManager
+from pyvelo.memory.budget import SCORED_TOKENS, Limits
 
-__all__ = ["SCORED_TOKENS", "Chunk", "Limits", "StepPlan", "schedule"]
-
-SCORED_TOKENS = 64
-"""Of prompts, whose logits a step gives beside those that a token is drawn from: each is as long as the
-vocabulary."""
-
-
-class Limits(NamedTuple):
-    """What one step may hold; `max_seqs` is at most `max_batch_tokens`, so that all who run can decode."""
-
-    max_seqs: int
-    max_batch_tokens: int
-
-    @property
-    def max_outputs(self) -> int:
-        """Tokens whose logits are asked for."""
-        return min(self.max_batch_tokens, self.max_seqs + SCORED_TOKENS)
+__all__ = ["Chunk", "StepPlan", "schedule"]
 
 
 class Chunk(NamedTuple):

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from pyvelo.outputs import FinishReason
 
 if TYPE_CHECKING:
-    from pyvelo.engine.scheduler import Limits
     from pyvelo.kv.manager import BlockManager
-    from pyvelo.memory.budget import PoolSize
+    from pyvelo.memory.budget import Limits, PoolSize
     from pyvelo.native import ContextInfo
 
 __all__ = ["Counters", "EngineStats", "QueueLengths", "picture"]

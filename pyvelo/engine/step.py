@@ -15,10 +15,11 @@ from pyvelo.engine.output import OutputProcessor, score_prompts
 from pyvelo.engine.pace import Costs, Pace
 from pyvelo.engine.queues import ActiveRequests, Inbox
 from pyvelo.engine.request import Branch, Request, Shelf
-from pyvelo.engine.scheduler import Limits, StepPlan, schedule
+from pyvelo.engine.scheduler import StepPlan, schedule
 from pyvelo.engine.stats import Counters, QueueLengths
 from pyvelo.errors import Cancelled, InternalError
 from pyvelo.kv.manager import BlockManager, Moves
+from pyvelo.memory.budget import Limits
 
 if TYPE_CHECKING:
     from pyvelo.native import Context, Sampler, StepArrays

@@ -4,11 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from pyvelo.errors import ConfigError, OutOfMemory
 from pyvelo.kv.geometry import POOL_GRAIN, Geometry
 
-__all__ = ["COMFORT_BYTES", "DeviceRoom", "PoolRequest", "PoolSize", "size_pool", "wanted_tokens"]
+__all__ = [
+    "COMFORT_BYTES",
+    "SCORED_TOKENS",
+    "DeviceRoom",
+    "Limits",
+    "PoolRequest",
+    "PoolSize",
+    "size_pool",
+    "wanted_tokens",
+]
+
+SCORED_TOKENS = 64
+"""Of prompts, whose logits a step gives beside those that a token is drawn from: each is as long as the
+vocabulary."""
+
+
+class Limits(NamedTuple):
+    """What one step may hold; `max_seqs` is at most `max_batch_tokens`, so that all who run can decode."""
+
+    max_seqs: int
+    max_batch_tokens: int
+
+    @property
+    def max_outputs(self) -> int:
+        """Tokens whose logits are asked for."""
+        return min(self.max_batch_tokens, self.max_seqs + SCORED_TOKENS)
+
 
 COMFORT_BYTES = 2 << 30  # a pool that nobody asked for takes no more than this
 COMFORT_CTX = 8192  # tokens of a sequence when nobody said how long; a default pool holds as many at least

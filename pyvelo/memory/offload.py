@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pyvelo.config import EngineConfig
-from pyvelo.engine.scheduler import Limits
 from pyvelo.kv.geometry import CPU_LINE, GPU_LINE, POOL_GRAIN, Geometry, make_geometry
-from pyvelo.memory.budget import DeviceRoom, PoolRequest, PoolSize, size_pool, wanted_tokens
+from pyvelo.memory.budget import DeviceRoom, Limits, PoolRequest, PoolSize, size_pool, wanted_tokens
 from pyvelo.memory.gpu import Step, workspace_bytes
 from pyvelo.memory.placement import Gpu, Load, burdens, check_fits, host_weights, most_layers, weigh
 from pyvelo.models.gguf_scan import GgufSummary

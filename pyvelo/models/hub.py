@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyvelo import __version__
+from pyvelo._version import __version__
 from pyvelo.errors import ConfigError, ModelError, one_line
 from pyvelo.models.gguf_names import ModelFile, find_models, matching
-from pyvelo.models.hub_download import read_listing
+from pyvelo.models.hub_download import fetch_file, read_listing, set_main
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo, CachedRevisionInfo
@@ -261,8 +261,6 @@ def _description(repo: str) -> object:
 
 
 def _fetch(name: HubName, model: ModelFile, commit: str) -> Pulled:
-    from pyvelo.models.hub_download import fetch_file, set_main
-
     with _asking(name):
         fetched = [fetch_file(name.repo, file, commit) for file, _ in model.files]
         set_main(name.repo, commit)

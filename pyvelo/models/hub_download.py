@@ -14,7 +14,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from pyvelo import __version__
+from pyvelo._version import __version__
 from pyvelo.errors import ModelError, shown
 
 __all__ = ["Listing", "check_commit", "check_etag", "fetch_file", "read_listing", "set_main"]

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from pyvelo.engine.detokenizer import Detokenizer
 from pyvelo.engine.pace import Costs
 from pyvelo.engine.request import Request
-from pyvelo.engine.scheduler import Limits
 from pyvelo.engine.step import EngineCore
 from pyvelo.errors import ConfigError, InternalError
 from pyvelo.kv.manager import BlockManager
+from pyvelo.memory.budget import Limits
 from pyvelo.sampling import SamplingParams
 from pyvelo.simulate.metrics import Meter, Outcome
 from pyvelo.simulate.workload import END, Job, Texts

@@ -15,9 +15,9 @@ import numpy as np
 
 from pyvelo.engine.detokenizer import Detokenizer
 from pyvelo.engine.request import Branch, Request
-from pyvelo.engine.scheduler import Limits
 from pyvelo.engine.step import EngineCore
 from pyvelo.kv.manager import BlockManager
+from pyvelo.memory.budget import Limits
 from pyvelo.outputs import StreamPiece
 from pyvelo.sampling import SamplingParams
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from pyvelo.engine import scheduler
+from pyvelo.memory import budget
 
 from .toy_engine import ToyEngine
 
@@ -23,7 +24,8 @@ RANDOM = st.randoms(use_true_random=False, note_method_calls=False)
 @pytest.fixture(autouse=True, scope="module")
 def _few_scored_tokens() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scheduler, "SCORED_TOKENS", SCORED_TOKENS)
+        for module in (scheduler, budget):
+            patch.setattr(module, "SCORED_TOKENS", SCORED_TOKENS)
         yield
 
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyvelo.engine.request import Request
-from pyvelo.engine.scheduler import SCORED_TOKENS
 from pyvelo.errors import ComputeError
+from pyvelo.memory.budget import SCORED_TOKENS
 from pyvelo.outputs import StreamPiece
 
 from .fakes import Bench, answer, next_token

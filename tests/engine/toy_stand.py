@@ -10,10 +10,10 @@ from pyvelo.engine.driver import Driver
 from pyvelo.engine.interrupts import InterruptGuard
 from pyvelo.engine.pace import Costs
 from pyvelo.engine.request import Branch, Request
-from pyvelo.engine.scheduler import Limits
 from pyvelo.engine.step import EngineCore
 from pyvelo.kv.manager import BlockManager, Event
 from pyvelo.kv.prefix import Chain
+from pyvelo.memory.budget import Limits
 from pyvelo.trace.recorder import Tracer
 
 from .fakes import FakeArrays
