@@ -5,7 +5,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pyvelo._version import __version__
-from pyvelo.errors import VeloError
+from pyvelo.errors import (
+    ArgumentError,
+    Cancelled,
+    ClosedError,
+    ComputeError,
+    ConfigError,
+    EngineError,
+    InternalError,
+    LibraryError,
+    ModelError,
+    OutOfBlocks,
+    OutOfMemory,
+    RequestError,
+    TemplateError,
+    TraceError,
+    UnsupportedError,
+    VeloError,
+)
 from pyvelo.outputs import Completion, RequestOutput, RequestTimes, StreamPiece, TokenLogprob, Usage
 from pyvelo.sampling import BeamSearchParams, SamplingParams
 
@@ -16,16 +33,31 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LLM",
+    "ArgumentError",
     "AsyncLLM",
     "AsyncSession",
     "BeamSearchParams",
+    "Cancelled",
+    "ClosedError",
     "Completion",
+    "ComputeError",
+    "ConfigError",
+    "EngineError",
+    "InternalError",
+    "LibraryError",
+    "ModelError",
+    "OutOfBlocks",
+    "OutOfMemory",
+    "RequestError",
     "RequestOutput",
     "RequestTimes",
     "SamplingParams",
     "Session",
     "StreamPiece",
+    "TemplateError",
     "TokenLogprob",
+    "TraceError",
+    "UnsupportedError",
     "Usage",
     "VeloError",
     "__version__",
@@ -33,7 +65,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Loads the compiled library when it is first needed."""
+    """Load the compiled library when it is first needed."""
     if name == "LLM":
         from pyvelo.llm import LLM
 

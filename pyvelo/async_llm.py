@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, overload
 from pyvelo.beam_search import search
 from pyvelo.chat.conversation import ChatOptions, Chats, is_one
 from pyvelo.chat.messages import Message
+from pyvelo.chat.template import ChatTemplate
 from pyvelo.config import EngineConfig
 from pyvelo.engine.engine import Engine, open_engine
 from pyvelo.engine.intake import Prompt, for_each, pair_up
@@ -22,6 +23,7 @@ from pyvelo.engine.pump import Pump, run_in_thread
 from pyvelo.engine.stats import EngineStats
 from pyvelo.errors import Cancelled, ClosedError, EngineError
 from pyvelo.keywords import checked
+from pyvelo.kv.geometry import Geometry
 from pyvelo.outputs import RequestOutput, StreamPiece, raise_first_error
 from pyvelo.sampling import BeamSearchParams, SamplingParams, either
 from pyvelo.session import AsyncSession
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
     from typing_extensions import Unpack
+
+    from pyvelo.native import ModelInfo, VocabInfo
 
 __all__ = ["AsyncLLM"]
 
@@ -200,6 +204,13 @@ class AsyncLLM:
         """Return the parameters of a chat for which none are given, as `LLM.get_default_sampling_params`."""
         return (await self._templates()).params
 
+    async def chat_prompt(
+        self, messages: Sequence[Message], **options: Unpack[ChatOptions]
+    ) -> tuple[int, ...]:
+        """Return the token ids that `chat` would answer."""
+        chats = await self._templates()
+        return tuple(await asyncio.to_thread(chats.one, messages, **options))
+
     @checked(params=BeamSearchParams)
     async def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams | None = None
@@ -234,7 +245,50 @@ class AsyncLLM:
         finally:
             stopped.set()
 
+    # ---- text ----
+
+    async def tokenize(
+        self, text: str, *, add_special: bool = True, parse_special: bool = False
+    ) -> list[int]:
+        """Return the token ids of a text, as `LLM.tokenize` does."""
+        pump = await self._pump()
+        tokenize = pump.engine.model.tokenize
+        return await pump.preparer.run(
+            partial(tokenize, text, add_special=add_special, parse_special=parse_special)
+        )
+
+    async def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
+        """Return the text of token ids, as `LLM.detokenize` does."""
+        pump = await self._pump()
+        detokenize = partial(pump.engine.model.detokenize, list(tokens), special=special)
+        return (await pump.preparer.run(detokenize)).decode("utf-8", "replace")
+
     # ---- what it is ----
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """Template of `chat`, as `LLM.chat_template`. Like all properties, EngineError before the load."""
+        return Chats(self._loaded.model).template if self._chats is None else self._chats.template
+
+    @property
+    def info(self) -> ModelInfo:
+        """Architecture and sizes of the model."""
+        return self._loaded.model.info
+
+    @property
+    def vocab(self) -> VocabInfo:
+        """Size of the vocabulary and its special tokens."""
+        return self._loaded.model.vocab
+
+    @property
+    def geometry(self) -> Geometry:
+        """Types and bytes of the cache."""
+        return self._loaded.geometry
+
+    @property
+    def n_ctx(self) -> int:
+        """Longest sequence in tokens, as `LLM.n_ctx`."""
+        return self._loaded.n_ctx
 
     async def stats(self) -> EngineStats:
         """Blocks, bytes, tokens and times, exact between two steps."""
@@ -280,6 +334,14 @@ class AsyncLLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    @property
+    def _loaded(self) -> Engine:
+        """The engine; EngineError while it is not loaded."""
+        loading = self._loading
+        if loading is None or not loading.done() or loading.cancelled():
+            raise EngineError("the model is not loaded yet: use `async with`, or await a request before")
+        return loading.result().engine
 
     async def _templates(self) -> Chats:
         pump = await self._pump()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-import warnings
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypedDict, cast
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from pyvelo.native import Model
 
 __all__ = ["ChatOptions", "ChatPrompt", "Chats", "encode", "is_one"]
+
+_log = logging.getLogger("pyvelo")
 
 KEY = "tokenizer.chat_template"
 FALLBACK = "chatml"
@@ -125,10 +127,10 @@ class Chats:
         if asked is None:
             if "" not in templates and not self._warned:
                 self._warned = True
-                warnings.warn(
-                    f"the model has no chat template; {FALLBACK} is used, which it may not have been trained "
-                    "on: name another with chat_template=",
-                    stacklevel=4,
+                _log.warning(
+                    "the model has no chat template; %s is used, which it may not have been trained on: "
+                    "name another with chat_template=",
+                    FALLBACK,
                 )
             return templates["tool_use"] if tools and "tool_use" in templates else self.template
         if not isinstance(asked, str):

@@ -14,7 +14,7 @@ import typer
 from pyvelo import __version__
 from pyvelo.cli import options as opt
 from pyvelo.cli.exits import BROKEN_PIPE, ERROR, INTERRUPTED, USAGE, drop_unwritten, explain, silence_stdout
-from pyvelo.cli.terminal import prepare_streams, print_error, print_json, print_out
+from pyvelo.cli.terminal import library_log, prepare_streams, print_error, print_json, print_out
 from pyvelo.demo import DEMO_MODEL
 from pyvelo.errors import VeloError
 
@@ -34,7 +34,8 @@ def execute(argv: Sequence[str] | None = None) -> int:
     warnings.showwarning = _show_warning
     prepare_streams()
     try:
-        code = app(args=None if argv is None else list(argv), prog_name="pyvelo", standalone_mode=False)
+        with library_log():
+            code = app(args=None if argv is None else list(argv), prog_name="pyvelo", standalone_mode=False)
         sys.stdout.flush()
         return int(code or 0)
     except (KeyboardInterrupt, typer.Abort):

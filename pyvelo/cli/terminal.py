@@ -12,13 +12,22 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["make_console", "prepare_streams", "print_error", "print_json", "print_out", "visible"]
+__all__ = [
+    "library_log",
+    "make_console",
+    "prepare_streams",
+    "print_error",
+    "print_json",
+    "print_out",
+    "visible",
+]
 
 # C0 but tab and line feed, DEL, C1; and lone surrogates, which no stream can encode
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -80,6 +89,27 @@ def prepare_streams() -> None:
     _reconfigure(sys.stdin, encoding="utf-8" if is_ascii else encoding, errors="surrogateescape")
     if sys.stderr.isatty():
         logging.setLogRecordFactory(_VisibleRecord)
+
+
+@contextmanager
+def library_log() -> Iterator[None]:
+    """Print the library's warnings to standard error, a line each."""
+    log, handler = logging.getLogger("pyvelo"), _LineHandler(logging.WARNING)
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+
+
+class _LineHandler(logging.Handler):
+    """Prints log messages as the command line prints errors."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            print_error(f"pyvelo: {record.getMessage()}")
+        except Exception:
+            self.handleError(record)
 
 
 def _reconfigure(stream: object, **settings: str | None) -> None:

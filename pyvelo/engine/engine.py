@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
-import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,6 +31,8 @@ from pyvelo.native import Context, Model, Sampler, StepArrays, promised_memory
 from pyvelo.native.compute import compute, rest
 
 __all__ = ["Engine", "open_engine"]
+
+_log = logging.getLogger("pyvelo")
 
 
 @dataclass(frozen=True)
@@ -263,9 +265,10 @@ def _assemble(
         ),
     )
     if 0 < model.info.n_ctx_train < pool.n_ctx:
-        warnings.warn(
-            f"n_ctx={pool.n_ctx} is longer than the {model.info.n_ctx_train} tokens the model was trained on",
-            stacklevel=4,
+        _log.warning(
+            "n_ctx=%d is longer than the %d tokens the model was trained on",
+            pool.n_ctx,
+            model.info.n_ctx_train,
         )
     context = _make_context(config, model, geometry, pool.n_blocks, max_seqs, pool.n_ctx)
     try:

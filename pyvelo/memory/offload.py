@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 import os
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -26,6 +26,8 @@ __all__ = [
     "planned_pool",
     "weigh_model",
 ]
+
+_log = logging.getLogger("pyvelo")
 
 NO_GPU = "CUDA finds no GPU here (is there one, with a driver?)"
 STATE_BYTES = 1 << 30  # the recurrent states of all running sequences take no more
@@ -62,7 +64,7 @@ def plan_offload(config: EngineConfig, path: str, summary: GgufSummary) -> Offlo
     """
     gpus = find_gpus(devices()) if config.n_gpu_layers else ()
     if not gpus and config.n_gpu_layers == "auto" and built_for_gpus():
-        warnings.warn(f"{NO_GPU}: the CPU computes everything", RuntimeWarning, stacklevel=2)
+        _log.warning("%s: the CPU computes everything", NO_GPU)
     if not gpus:  # C refuses a number with a sentence of its own
         return NOTHING if config.n_gpu_layers == "auto" else Offload(int(config.n_gpu_layers))
     if config.n_gpu_layers == "auto" and config.deterministic:

@@ -91,7 +91,6 @@ def test_every_wait_has_its_time() -> None:
     assert all(bar.closed for bar in load.bars)
 
 
-@pytest.mark.filterwarnings("ignore:.*chat template")
 def test_an_answer_that_is_stopped_leaves_no_bar(packed_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyvelo.cli.progress.SHOW_AFTER", 0.0)
     bars: list[Recorded] = []

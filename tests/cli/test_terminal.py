@@ -148,6 +148,8 @@ def command(**_):
         warnings.warn({EVIL!r})
     elif sys.argv[1] == "log":
         logging.getLogger("library").warning("%s", {EVIL!r})
+    elif sys.argv[1] == "own log":
+        logging.getLogger("pyvelo").warning("%s", {EVIL!r})
     else:
         raise RuntimeError({EVIL!r})
 app.app = command
@@ -155,7 +157,7 @@ main([])
 """
 
 
-@pytest.mark.parametrize("what", ["warning", "log", "crash"])
+@pytest.mark.parametrize("what", ["warning", "log", "own log", "crash"])
 def test_what_is_said_beside_the_commands(what: str) -> None:
     code, shown = in_a_terminal([sys.executable, "-c", INSIDE, what])
     assert (code, is_tame(shown), shows(shown)) == (what == "crash", True, True), shown

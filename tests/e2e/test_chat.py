@@ -78,7 +78,6 @@ def sampling(make_model: MakeModel) -> Path:
     return make_model("tiny", "--type", "f32", *metadata)
 
 
-@pytest.mark.filterwarnings("ignore:the model has no chat template")
 def test_the_file_says_how_a_chat_is_drawn(sampling: Path) -> None:
     with LLM(sampling, n_ctx=256, n_threads=1, seed=5) as llm:
         params = llm.get_default_sampling_params()
@@ -169,11 +168,11 @@ def test_what_is_refused(llm: LLM) -> None:
     assert llm.stats().blocks_used == 0
 
 
-def test_a_model_without_a_template(tiny_model_f32: Path) -> None:
+def test_a_model_without_a_template(tiny_model_f32: Path, caplog: pytest.LogCaptureFixture) -> None:
     with LLM(tiny_model_f32, n_ctx=256, n_threads=1) as llm:
         assert llm.chat_template.name == "chatml"
-        with pytest.warns(UserWarning, match="chatml"):
-            output = llm.chat(TALK, GREEDY)
+        output = llm.chat(TALK, GREEDY)
+        assert "chatml is used" in caplog.text
         assert output.prompt == "<|im_start|>user\nHello world<|im_end|>\n<|im_start|>assistant\n"
         assert output.prompt_token_ids[0] == 1
         assert llm.chat([TALK], GREEDY)[0].token_ids == llm.chat(TALK, GREEDY).token_ids

@@ -16,8 +16,6 @@ from pyvelo.errors import RequestError
 from scripts.fuzz._hostile import HUGE, hostile
 from scripts.fuzz.params import SIZES, attempt
 
-pytestmark = pytest.mark.filterwarnings("ignore:the model has no chat template")
-
 
 @pytest.fixture(scope="module")
 def llm(tiny_model: Path) -> Iterator[LLM]:

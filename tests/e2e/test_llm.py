@@ -534,13 +534,15 @@ def test_models_that_are_none(tmp_path: Path) -> None:
         LLM(broken)
 
 
-def test_settings_that_cannot_be(tiny_model_f32: Path) -> None:
+def test_settings_that_cannot_be(tiny_model_f32: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ConfigError, match="kv_cache_bytes=100 is too little"):
         LLM(tiny_model_f32, kv_cache_bytes=100)
     with pytest.raises(OutOfMemory, match="bytes are free"):
         LLM(tiny_model_f32, kv_cache_bytes=1 << 60)
-    with pytest.warns(UserWarning, match="n_ctx=8192 is longer than the 4096 tokens"):
-        LLM(tiny_model_f32, n_ctx=8192, n_threads=1).close()
+    LLM(tiny_model_f32, n_ctx=8192, n_threads=1).close()
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("pyvelo", "WARNING")
+    assert "n_ctx=8192 is longer than the 4096 tokens" in record.getMessage()
 
 
 def test_by_default_the_context_is_the_models(tiny_model_f32: Path) -> None:
