@@ -1,4 +1,4 @@
-"""What a rendering may use up: work, output and time; counted before it is spent."""
+"""Limits of a rendering, and the meter that counts work before it is done."""
 
 from __future__ import annotations
 
@@ -14,36 +14,40 @@ __all__ = ["NODE", "TEXT", "Limits", "Meter", "Refused"]
 NODE = 8  # units for a value
 TEXT = 16  # units for a string, beside its characters: a unit is ten bytes at most, mostly one
 MAX_DEPTH = 100  # of lists in lists: C recurses over them
-CLOCK_EVERY = 4096  # units
+CLOCK_EVERY = 4096  # units of work or nodes of a body
+STEP_PER_INPUT = 8  # units; upstream's templates take up to 1.1 in an operation, and up to 35 in all
 
 
 class Refused(Exception):
-    """A template did what it may not do."""
+    """An operation of a template that is not allowed."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of one rendering.
+    """Limits of one rendering.
 
     max_output: characters of output.
-    max_work: units of work: one for every step of the template and for every character that it makes, eight
-        for every other value. To it comes `work_per_input` for each unit of messages, tools and arguments.
-    seconds: from begin to end, looked at between two steps; no step is longer than the work that is left
-        allows.
+    max_work: units of work: one for every operation and for every character that it makes, eight for every
+        other value. Each unit of messages, tools and arguments adds `work_per_input`.
+    max_step: units of work of one operation, during which no other thread of Python runs. Each unit of
+        messages, tools and arguments adds 8.
+    seconds: time from start to end. The clock is read between operations, every 4096 units or nodes.
     """
 
     max_output: int = 8 << 20
     max_work: int = 32 << 20
     work_per_input: int = 64
+    max_step: int = 4 << 20
     seconds: float = 10.0
 
 
 class Meter:
-    """Counts down what is left of the limits; Refused where something ends."""
+    """Work, output and time that are left; Refused if one of them runs out."""
 
     def __init__(self, limits: Limits, input_units: int = 0, leaves: tuple[type, ...] = ()) -> None:
         self._limits = limits
         self._work = limits.max_work + limits.work_per_input * input_units
+        self._max_step = limits.max_step + STEP_PER_INPUT * input_units
         self._end = time.monotonic() + limits.seconds
         self._output = limits.max_output
         self.left = self._work
@@ -55,13 +59,20 @@ class Meter:
         """Count units of work; call it before the work is done.
 
         Raises:
-            Refused: less work is left, or the number is negative and would add to it.
+            Refused: less work is left, one operation may not take so much, or the number is negative and
+                would add to what is left.
         """
-        if units < 0:
-            raise Refused(f"it has an operation of {units} units of work")
+        if not 0 <= units <= self._max_step:
+            raise Refused(f"it has an operation of {units} units of work; at most {self._max_step} may be")
         self.left -= units
         if self.left < self._look_at:
             self._look(units)
+
+    def tick(self, nodes: int) -> None:
+        """Count nodes that are executed until the next look at the clock; they take no work."""
+        self._look_at += nodes
+        if self.left < self._look_at:
+            self._look(0)
 
     def _look(self, units: int) -> None:
         if self.left < 0:
@@ -75,18 +86,19 @@ class Meter:
             raise Refused(f"it takes longer than {self._limits.seconds:g} seconds")
 
     def write(self, text: str) -> None:
-        """Counts a piece of output."""
+        """Count a piece of output."""
         self._output -= len(text)
         if self._output < 0:
             raise Refused(f"its output is longer than {self._limits.max_output} characters")
         self.charge(1)
 
     def weigh(self, value: Any) -> bool:
-        """Charges for all that is in a value, as often as it is in it; whether a user's text is among it.
+        """Charge for all that is in a value, as often as it is in it; return whether a user's text is in it.
 
-        Refused where lists are nested too deep, or something has no text.
+        Raises:
+            Refused: lists are nested too deep, a value has no text, or it is too much for one operation.
         """
-        marked = False
+        marked, enough = False, self.left - self._max_step
         stack: list[tuple[Any, int]] = [(value, 0)]
         while stack:
             item, depth = stack.pop()
@@ -102,6 +114,8 @@ class Meter:
                 if depth >= MAX_DEPTH:
                     raise Refused(f"it nests lists or dictionaries more than {MAX_DEPTH} deep")
                 stack += [(child, depth + 1) for child in children]
+            if self.left < enough:
+                raise Refused(f"a value of more than {self._max_step} units is too large for one operation")
         return marked
 
 

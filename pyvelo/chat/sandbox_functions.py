@@ -20,7 +20,7 @@ from pyvelo.chat.meter import NODE, Refused
 from pyvelo.chat.plain import plain
 from pyvelo.chat.sandbox import Guarded, Notes, Sandbox, bounded
 from pyvelo.chat.sandbox_lists import LIST_FILTERS, in_context, slice_of
-from pyvelo.chat.sandbox_syntax import COMPARE, CONCAT, DICT, EACH, MADE, NAMED, SLICE
+from pyvelo.chat.sandbox_syntax import COMPARE, CONCAT, DICT, EACH, MADE, NAMED, SLICE, STEP
 from pyvelo.chat.sandbox_text import percent, text_method
 
 __all__ = ["TemplateSays", "make_sandbox"]
@@ -142,6 +142,11 @@ def _named(sandbox: Sandbox, value: Any) -> Any:
     if not isinstance(value, dict):
         raise TypeError(f"** takes a dictionary, not a {type(value).__name__}")
     sandbox.meter.charge(NODE * (1 + len(value)))
+    return value
+
+
+def _step(sandbox: Sandbox, value: Any, nodes: int) -> Any:
+    sandbox.meter.tick(nodes)
     return value
 
 
@@ -296,6 +301,7 @@ FILTERS: dict[str, Function] = {
     DICT: _dict,
     SLICE: slice_of,
     NAMED: _named,
+    STEP: _step,
     **{name: _text(name) for name in ("capitalize", "lower", "upper")},
     **{"trim": _text("strip"), "center": _center, "title": _title, "replace": _replace, "indent": _indent},
     **dict.fromkeys(("string", "safe"), Sandbox.text),  # nothing is escaped, so all is safe

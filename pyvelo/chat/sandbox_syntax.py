@@ -5,6 +5,7 @@ A rewritten node is a filter whose name no template can write, so that Jinja's o
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from jinja2 import nodes
@@ -14,12 +15,12 @@ from jinja2.parser import Parser
 from jinja2.visitor import NodeTransformer
 
 __all__ = [
-    *("COMPARE", "CONCAT", "DICT", "EACH", "MADE", "NAMED", "SLICE"),
+    *("COMPARE", "CONCAT", "DICT", "EACH", "MADE", "NAMED", "SLICE", "STEP"),
     *("GenerationBlocks", "looks_for", "metered"),
 ]
 
 EACH, CONCAT, COMPARE, MADE, DICT, SLICE = " each", " concat", " compare", " made", " dict", " slice"
-NAMED = " named"
+NAMED, STEP = " named", " step"
 
 ALLOWED: tuple[type[nodes.Node], ...] = (
     *(nodes.Template, nodes.Output, nodes.TemplateData, nodes.Scope),
@@ -57,7 +58,11 @@ def _call(name: str, value: Any, *args: Any) -> nodes.Filter:
 
 
 class _Rewriter(NodeTransformer):
+    def __init__(self) -> None:
+        self._visited = 0
+
     def visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> Any:
+        self._visited += 1
         if not isinstance(node, ALLOWED):
             kind = type(node).__name__.lower()
             raise TemplateSyntaxError(f"a chat template has no {kind} statement", node.lineno)
@@ -72,9 +77,26 @@ class _Rewriter(NodeTransformer):
         return node
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
-        self.generic_visit(node)
+        size = self._stepping(node)
         node.iter = _call(EACH, node.iter)
+        node.test = _call(STEP, node.test, size) if node.test else None
         return node
+
+    def visit_Macro(self, node: nodes.Macro) -> nodes.Node:
+        self._stepping(node)
+        return node
+
+    def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.Node:
+        self._stepping(node)
+        return node
+
+    def _stepping(self, node: nodes.For | nodes.Macro | nodes.CallBlock) -> nodes.Const:
+        """Rewrite a node whose body can run often, and count its nodes each time; return how many it has."""
+        before = self._visited
+        self.generic_visit(node)
+        size = nodes.Const(self._visited - before, lineno=node.lineno)
+        node.body.insert(0, nodes.ExprStmt(_call(STEP, size, size), lineno=node.lineno))
+        return size
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
@@ -109,9 +131,9 @@ class _Rewriter(NodeTransformer):
 
 
 def looks_for(tree: nodes.Template) -> tuple[bool, bool]:
-    """Return whether a template loops over the parts of a content, and whether it asks what a value is."""
+    """Return whether a template loops over the parts of a content, and whether it tests a value's type."""
     names = _content_names(tree)
-    loops = any(_is_content(loop.iter, names) for loop in tree.find_all(nodes.For))
+    loops = any(not names.isdisjoint(_sources(loop.iter)) for loop in tree.find_all(nodes.For))
     kinds = ("string", "sequence", "iterable", "mapping")
     asks = any(test.name in kinds for test in tree.find_all(nodes.Test))
     return loops, asks
@@ -119,34 +141,41 @@ def looks_for(tree: nodes.Template) -> tuple[bool, bool]:
 
 def _content_names(tree: nodes.Template) -> set[str]:
     """Return the variables and macro parameters that are a message's content somewhere in the template."""
-    names = {"content"}
+    values: list[tuple[str, nodes.Node]] = []
+    for assign in tree.find_all(nodes.Assign):
+        if isinstance(assign.target, nodes.Name):
+            values.append((assign.target.name, assign.node))
     macros = {macro.name: macro for macro in tree.find_all(nodes.Macro)}
-    before = 0
-    while len(names) > before:  # a name may stand for another one
-        before = len(names)
-        for assign in tree.find_all(nodes.Assign):
-            if isinstance(assign.target, nodes.Name) and _is_content(assign.node, names):
-                names.add(assign.target.name)
-        for call in tree.find_all(nodes.Call):
-            macro = macros.get(call.node.name) if isinstance(call.node, nodes.Name) else None
-            for parameter, value in zip(macro.args if macro else (), call.args, strict=False):
-                if _is_content(value, names):
-                    names.add(parameter.name)
+    for call in tree.find_all(nodes.Call):
+        macro = macros.get(call.node.name) if isinstance(call.node, nodes.Name) else None
+        parameters = [parameter.name for parameter in macro.args] if macro else []
+        values += zip(parameters, call.args, strict=False)
+    copies: dict[str, list[str]] = {}
+    for name, value in values:
+        for source in _sources(value):
+            copies.setdefault(source, []).append(name)
+    names: set[str] = set()
+    stack = ["content"]
+    while stack:
+        name = stack.pop()
+        if name not in names:
+            names.add(name)
+            stack += copies.get(name, ())
     return names
 
 
-def _is_content(node: nodes.Node | None, names: set[str]) -> bool:
-    match node:
-        case nodes.Getattr():
-            return bool(node.attr == "content")
-        case nodes.Getitem():
-            return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
-        case nodes.Name():
-            return node.name in names
-        case nodes.Call(node=nodes.Getattr(attr="get"), args=[nodes.Const(value="content"), *_]):
-            return True
-        case nodes.Or() | nodes.And():
-            return _is_content(node.left, names) or _is_content(node.right, names)
-        case nodes.CondExpr():
-            return _is_content(node.expr1, names) or _is_content(node.expr2, names)
-    return False
+def _sources(value: nodes.Node | None) -> Iterator[str]:
+    """Yield the names whose value an expression may have, "content" for the content of a message."""
+    stack = [value]
+    while stack:
+        match stack.pop():
+            case nodes.Getattr(attr="content") | nodes.Getitem(arg=nodes.Const(value="content")):
+                yield "content"
+            case nodes.Call(node=nodes.Getattr(attr="get"), args=[nodes.Const(value="content"), *_]):
+                yield "content"
+            case nodes.Name(name=name):
+                yield name
+            case nodes.Or() | nodes.And() as pair:
+                stack += [pair.left, pair.right]
+            case nodes.CondExpr() as choice:
+                stack += [choice.expr1, choice.expr2]

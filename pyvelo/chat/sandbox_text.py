@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2.sandbox import SandboxedFormatter
 
-from pyvelo.chat.marked import is_marked, merge, ours, theirs
+from pyvelo.chat.marked import Marked, is_marked, merge, ours, theirs
 from pyvelo.chat.meter import TEXT, Refused
 from pyvelo.chat.sandbox_costs import METHODS
 
@@ -21,6 +21,7 @@ __all__ = ["TEXT_METHODS", "format_text", "percent", "text_method"]
 # every method of str that makes text and is here has one of Marked, which keeps the marks
 TEXT_METHODS = frozenset({*METHODS, "format", "format_map", "join"})
 MAX_WIDTH = 10_000  # of a formatted field
+MISSING = object()
 
 
 def text_method(sandbox: Sandbox, text: str, name: str) -> Callable[..., Any]:
@@ -38,7 +39,7 @@ def text_method(sandbox: Sandbox, text: str, name: str) -> Callable[..., Any]:
         given = method.bind(text, args, kwargs)
         for units in method.cost(text, *given):
             sandbox.meter.charge(units)
-        return getattr(ours(text), name)(*given)
+        return getattr(ours(text) if name in vars(Marked) else text, name)(*given)
 
     return run
 
@@ -126,16 +127,16 @@ def percent(sandbox: Sandbox, text: str, value: Any) -> str:
 
 def _percent_pieces(sandbox: Sandbox, pieces: Sequence[str], values: tuple[Any, ...]) -> str:
     parts: list[str] = []
-    left = list(values)
+    left = iter(values)
     for index, piece in enumerate(pieces):
         if index % 2 == 0 or piece == "%%":
             parts.append("%" if piece == "%%" else piece)
             continue
-        if not left:
+        value = next(left, MISSING)
+        if value is MISSING:
             raise TypeError("not enough arguments for format string")
-        value = left.pop(0)
         parts.append(sandbox.text(value) if piece == "%s" else piece % value)
         sandbox.meter.charge(len(parts[-1]))
-    if left:
+    if next(left, MISSING) is not MISSING:
         raise TypeError("not all arguments converted during string formatting")
     return merge(parts)

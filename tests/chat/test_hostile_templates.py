@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
+from pyvelo.chat import meter
 from pyvelo.chat.template import ChatTemplate, Limits
 from pyvelo.errors import ConfigError, TemplateError
 
@@ -108,3 +111,72 @@ def test_one_template_serves_many_threads() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+BODY = "{{ a }}{% set b = a %}" * 50  # 250 nodes that are no work of the budget
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(100) %}BODY{% endfor %}",
+        "{% for i in range(100) %}{% set x %}BODY{% endset %}{% endfor %}",
+        "{% for i in range(100) %}{% if i < 0 %}{% else %}BODY{% endif %}{% endfor %}",
+        "{% macro m() %}BODY{% endmacro %}{% for i in range(100) %}{% set x = m() %}{% endfor %}",
+        "{% macro m() %}{{ caller() }}{% endmacro %}"
+        "{% for i in range(100) %}{% call m() %}BODY{% endcall %}{% endfor %}",
+        "{% for i in range(100) recursive %}{% if i %}{{ loop([0]) }}{% endif %}BODY{% endfor %}",
+        "{% for i in range(100) if LONG %}{% endfor %}",
+        "{% for i in [[[]] * 99] if LONG recursive %}{{ loop(i) }}{% endfor %}",
+    ],
+    ids=lambda source: source[:60],
+)
+def test_the_clock_is_read_however_long_a_body_is(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = 0
+
+    def monotonic() -> float:
+        nonlocal reads
+        reads += 1
+        return time.monotonic()
+
+    template = ChatTemplate(source.replace("BODY", BODY).replace("LONG", "a or " * 100 + "true"))
+    template.render([{"role": "user", "content": "Hi"}])
+    monkeypatch.setattr(meter, "time", type("Clock", (), {"monotonic": staticmethod(monotonic)}))
+    template.render([{"role": "user", "content": "Hi"}])
+    assert reads >= 4
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        *("{{ 'x' * 9000 }}", "{{ messages[0].table }}", "{{ messages[0].table | tojson }}"),
+        *("{{ '%s' % messages[0].table }}", "{{ messages[0].table | dictsort | string }}"),
+        *("{{ messages[0].table == messages[0].table }}", "{{ range(400) | list | sort | first }}"),
+        *("{{ ('x' * 999).replace('x', 'yyyy') }}", "{{ ('x' * 999 + 'y').find('xy' * 99) }}"),
+    ],
+)
+def test_one_operation_takes_no_more_than_its_share(source: str) -> None:
+    limits = Limits(max_step=1500)
+    template = ChatTemplate(source, name="theirs", limits=limits)
+    table = {f"k{index}": index for index in range(200)}
+    messages = [{"role": "user", "content": "Hi", "table": {}}]
+    short = source.replace("messages[0].table", f"dict({[[key, value] for key, value in table.items()]})")
+    with pytest.raises(TemplateError, match="operation"):
+        ChatTemplate(short, name="theirs", limits=limits).render(messages)
+    assert template.render([{"role": "user", "content": "Hi " * 4000, "table": table}])
+
+
+def test_a_format_of_many_values_takes_no_more_than_linear_time() -> None:
+    source = "{{ '%s' * 900000 % ((1,) * 900000) }}"
+    limits = Limits(max_work=1 << 30, max_step=1 << 30)
+    assert ChatTemplate(source, limits=limits).render(MESSAGES) == "1" * 900_000
+
+
+def test_names_for_a_content_are_found_in_linear_time() -> None:
+    code = """
+from pyvelo.chat.template import ChatTemplate
+source = "".join("{%%set %x=%x%%}" % (n + 40960, n + 40959) for n in range(3600, 0, -1))
+source += "{% set a000 = messages[0].content %}{% for part in ae10 %}{{ part.text }}{% endfor %}"
+ChatTemplate("{% if false %}" + source + "{% endif %}").render([{"role": "user", "content": "Hi"}])
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
