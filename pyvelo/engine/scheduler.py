@@ -119,12 +119,12 @@ class _Planner:
         """
         left = self.allowance
         for number, request in enumerate(waiting):
-            lower = list(takewhile(partial(_outranks, request), reversed(self.running)))
+            outranked = list(takewhile(partial(_outranks, request), reversed(self.running)))
             # who runs may decode
             n_seats = max(self._n_seated + 1 - self.limits.max_seqs, len(self.running) + 1 - self.budget, 0)
-            if left == 0 or not lower or n_seats > len(lower):
+            if left == 0 or not outranked or n_seats > len(outranked):
                 return number
-            table = self._place(request, lower, n_seats)
+            table = self._place(request, outranked, n_seats)
             if table is None:
                 return number
             left -= self._begin(request, table, min(left, self.budget - len(self.running)))
@@ -172,10 +172,10 @@ class _Planner:
         self.budget -= self.starts[-1].n_tokens
         return self.starts[-1].n_tokens
 
-    def _place(self, request: Request, lower: list[Request], n_seats: int) -> BlockTable | None:
+    def _place(self, request: Request, outranked: list[Request], n_seats: int) -> BlockTable | None:
         """Return the table with which it starts, or None if there is no room.
 
-        Branches at rest and requests of `lower` give up their blocks if that is enough: of the latter the
+        Branches at rest and requests of `outranked` give up their blocks if that is enough: of the latter the
         first `n_seats` in any case.
         """
         branch = request.branch
@@ -192,7 +192,9 @@ class _Planner:
             return outcome.needed - outcome.available if isinstance(outcome, NotNow) else 0
 
         resting = [victim for victim in self._resting() if victim.table is not held]
-        victims = choose_victims(self.draft, [*lower[:n_seats], *resting, *lower[n_seats:]], n_seats, lacks)
+        victims = choose_victims(
+            self.draft, [*outranked[:n_seats], *resting, *outranked[n_seats:]], n_seats, lacks
+        )
         if victims is None:
             if branch is not None and held is not None and not self._n_seated:
                 self._dismiss([branch])  # its next block may be one to copy, and there is no other
@@ -237,9 +239,9 @@ class _Planner:
     def _make_room(self, request: Request, n_tokens: int) -> bool:
         """Others give way so that it can grow; itself, and False, if their room would not be enough."""
         table = _table(request)
-        lower = self.running[: self.running.index(request) : -1]
+        outranked = self.running[: self.running.index(request) : -1]
         victims = choose_victims(
-            self.draft, [*self._resting(), *lower], 0, lambda draft, _: not draft.grow(table, n_tokens)
+            self.draft, [*self._resting(), *outranked], 0, lambda draft, _: not draft.grow(table, n_tokens)
         )
         if victims is None:
             self._dismiss([request])

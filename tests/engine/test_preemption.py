@@ -528,7 +528,7 @@ def running(bench: Bench, *requests: Request) -> list[Request]:
 
 
 def test_a_seat_alone_is_no_reason_to_preempt() -> None:
-    """The one of lower priority has a seat to give, but not the blocks."""
+    """The request that ranks last has a seat to give, but not the blocks."""
     bench = Bench(n_blocks=8, block_size=8, max_seqs=2)
     equal, low = running(bench, bench.submit([1] * 24, 8, priority=-1), bench.submit([2] * 4, 20))
     urgent = bench.submit([3] * 24, 8, priority=-1)
