@@ -272,8 +272,8 @@ def test_what_nobody_catches_does_not_end_the_thread(
                 raise Hard
 
             with monkeypatch.context() as patch:
-                target = ("_call_run",) if where == "step" else ("_accept",)
-                patch.setattr(core, *target, broken)
+                target, name = (core, "_call_run") if where == "step" else (core._output, "_accept")
+                patch.setattr(target, name, broken)
                 answers = [llm.generate([PROMPT], GREEDY) for _ in range(3)]
                 outcomes = await asyncio.gather(*answers, return_exceptions=True)
                 for outcome in outcomes:
