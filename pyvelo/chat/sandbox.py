@@ -17,7 +17,6 @@ from jinja2 import pass_context
 from jinja2.exceptions import SecurityError
 from jinja2.ext import loopcontrols
 from jinja2.runtime import Context, LoopContext, Macro, Undefined
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Cycler, Joiner, Namespace
 
 from pyvelo.chat.marked import merge, theirs
@@ -25,7 +24,7 @@ from pyvelo.chat.meter import NODE, TEXT, Meter, Refused
 from pyvelo.chat.plain import Parts
 from pyvelo.chat.sandbox_costs import search_cost
 from pyvelo.chat.sandbox_syntax import GenerationBlocks, metered
-from pyvelo.chat.sandbox_text import TEXT_METHODS, percent, text_method
+from pyvelo.chat.sandbox_text import TEXT_METHODS, TextSandbox, percent, text_method
 
 __all__ = ["SLOT", "Guarded", "Notes", "Sandbox", "bounded"]
 
@@ -140,11 +139,10 @@ def _written(context: Context, value: Any) -> str:
     return sandbox.text(value) if isinstance(sandbox, Sandbox) else ""
 
 
-class Sandbox(ImmutableSandboxedEnvironment):
+class Sandbox(TextSandbox):
     """An environment for templates. A copy of it with a meter, `metered_by`, is one rendering's."""
 
     intercepted_binops = frozenset(BINARY)
-    meter: Meter
 
     def __init__(
         self,

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from string import Formatter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from jinja2.sandbox import SandboxedFormatter
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 
 from pyvelo.chat.marked import Marked, is_marked, merge, ours, theirs
-from pyvelo.chat.meter import TEXT, Refused
+from pyvelo.chat.meter import TEXT, Meter, Refused
 from pyvelo.chat.sandbox_costs import METHODS
 
-if TYPE_CHECKING:
-    from pyvelo.chat.sandbox import Sandbox
-
-__all__ = ["TEXT_METHODS", "format_text", "percent", "text_method"]
+__all__ = ["TEXT_METHODS", "TextSandbox", "format_text", "percent", "text_method"]
 
 # every method of str that makes text and is here has one of Marked, which keeps the marks
 TEXT_METHODS = frozenset({*METHODS, "format", "format_map", "join"})
@@ -24,7 +21,21 @@ MAX_WIDTH = 10_000  # of a formatted field
 MISSING = object()
 
 
-def text_method(sandbox: Sandbox, text: str, name: str) -> Callable[..., Any]:
+class TextSandbox(ImmutableSandboxedEnvironment):
+    """Environment that charges a meter, as far as text needs it; `sandbox.Sandbox` is the whole."""
+
+    meter: Meter
+
+    def each(self, value: Any) -> Iterable[Any]:
+        """Return the items of a value, metered."""
+        raise NotImplementedError
+
+    def text(self, value: Any) -> str:
+        """Return a value as it is written."""
+        raise NotImplementedError
+
+
+def text_method(sandbox: TextSandbox, text: str, name: str) -> Callable[..., Any]:
     """Return a method of a string that charges its cost before it runs."""
     match name:
         case "format":
@@ -50,7 +61,7 @@ def _dictionary(value: Any) -> dict[Any, Any]:
     return value
 
 
-def _join(sandbox: Sandbox, text: str, items: Any) -> str:
+def _join(sandbox: TextSandbox, text: str, items: Any) -> str:
     listed = list(sandbox.each(items))
     for item in listed:
         if not isinstance(item, str):
@@ -59,7 +70,7 @@ def _join(sandbox: Sandbox, text: str, items: Any) -> str:
     return ours(text).join(listed)
 
 
-def format_text(sandbox: Sandbox, text: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+def format_text(sandbox: TextSandbox, text: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     """`str.format`: fields reach what templates may reach; widths are bounded."""
     sandbox.meter.charge(len(text))
     if is_marked(text):
@@ -67,7 +78,7 @@ def format_text(sandbox: Sandbox, text: str, args: Sequence[Any], kwargs: Mappin
     return _fields(sandbox, text, args, kwargs)
 
 
-def _fields(sandbox: Sandbox, text: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+def _fields(sandbox: TextSandbox, text: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     finder = SandboxedFormatter(sandbox)
     parts: list[str] = []
     automatic = 0
@@ -84,7 +95,7 @@ def _fields(sandbox: Sandbox, text: str, args: Sequence[Any], kwargs: Mapping[st
     return merge(parts)
 
 
-def _field(sandbox: Sandbox, value: Any, spec: str, conversion: str | None) -> str:
+def _field(sandbox: TextSandbox, value: Any, spec: str, conversion: str | None) -> str:
     marked = False if isinstance(value, str) else sandbox.meter.weigh(value)
     if conversion in ("r", "a"):
         marked = sandbox.meter.weigh(value)
@@ -109,7 +120,7 @@ def _check_widths(spec: str) -> None:
             raise Refused(f"the width {digits[:20]} of a format is beyond {MAX_WIDTH}")
 
 
-def percent(sandbox: Sandbox, text: str, value: Any) -> str:
+def percent(sandbox: TextSandbox, text: str, value: Any) -> str:
     """`text % value`. Where it has %s and %d alone, what was the template's in it stays so."""
     sandbox.meter.charge(len(text) + TEXT * str.count(text, "%"))
     pieces = re.split(r"(%[sdi%])", str.__str__(text))
@@ -125,7 +136,7 @@ def percent(sandbox: Sandbox, text: str, value: Any) -> str:
     return theirs(result) if marked else result
 
 
-def _percent_pieces(sandbox: Sandbox, pieces: Sequence[str], values: tuple[Any, ...]) -> str:
+def _percent_pieces(sandbox: TextSandbox, pieces: Sequence[str], values: tuple[Any, ...]) -> str:
     parts: list[str] = []
     left = iter(values)
     for index, piece in enumerate(pieces):

@@ -12,12 +12,13 @@ from typing import Any, Protocol
 
 from pyvelo.cli.conversation import Conversation, Message, is_text
 from pyvelo.cli.exits import explain
+from pyvelo.cli.screen import Screen, best_screen
 from pyvelo.cli.values import parse_argument
 from pyvelo.demo import DEMO_MODEL, DEMO_NOTE
 from pyvelo.errors import ConfigError, VeloError, shown
 from pyvelo.outputs import StreamPiece, Usage
 
-__all__ = ["Chat", "Screen", "Talker", "open_chat"]
+__all__ = ["Chat", "Talker", "open_chat"]
 
 HELP = """\
 /help            this
@@ -42,22 +43,6 @@ class Talker(Protocol):
 
     def describe(self) -> str:
         """What the cache holds, in a line."""
-
-
-class Screen(Protocol):
-    """Where it is shown."""
-
-    def ask(self) -> str | None:
-        """What the user says; None: that was all. KeyboardInterrupt: not this."""
-
-    def show(self, text: str) -> None:
-        """More of the answer."""
-
-    def finish(self) -> None:
-        """The answer is complete."""
-
-    def note(self, text: str) -> None:
-        """Something about the conversation, not in it."""
 
 
 @dataclass
@@ -223,7 +208,6 @@ def _path(name: str) -> Path:
 def open_chat(model: str, system: str | None, sampling: Mapping[str, Any], engine: Mapping[str, Any]) -> int:
     """Loads the model and talks until the user ends it; returns the exit code."""
     from pyvelo.cli.progress import loading
-    from pyvelo.cli.screen import best_screen
     from pyvelo.cli.talker import LlmTalker
     from pyvelo.llm import LLM
     from pyvelo.models.hub import locate

@@ -4,18 +4,33 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from pyvelo.cli.chat import Screen
 from pyvelo.cli.markdown import LastRows, last_lines, make_markdown, split_blocks
 from pyvelo.cli.terminal import make_console, print_error, print_out, visible
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["PlainScreen", "RichScreen", "best_screen"]
+__all__ = ["PlainScreen", "RichScreen", "Screen", "best_screen"]
 
 PROMPT = "> "
+
+
+class Screen(Protocol):
+    """Where a conversation is shown."""
+
+    def ask(self) -> str | None:
+        """What the user says; None: that was all. KeyboardInterrupt: not this."""
+
+    def show(self, text: str) -> None:
+        """More of the answer."""
+
+    def finish(self) -> None:
+        """The answer is complete."""
+
+    def note(self, text: str) -> None:
+        """Something about the conversation, not in it."""
 
 
 def best_screen() -> Screen:
