@@ -172,18 +172,9 @@ def measure(
     stock = float(np.median(np.concatenate([r[0] for r in rounds])))
     ours = float(np.median(np.concatenate([r[1] for r in rounds])))
     return Point(
-        kv_type,
-        shape,
-        n_seqs,
-        n_q,
-        context,
-        options.threads,
-        stock,
-        ours,
-        options.deterministic,
-        options.fast,
-        quiet,
-    )
+        kv_type, shape, n_seqs, n_q, context, options.threads, stock, ours, options.deterministic,
+        options.fast, quiet,
+    )  # fmt: skip
 
 
 def kv_bytes(point: Point) -> int:

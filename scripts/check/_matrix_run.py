@@ -18,23 +18,19 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
 
 from scripts.check._matrix_axes import Config
+from scripts.check._matrix_logprobs import N_CTX, too_far
 from scripts.models._shapes import Shape
 from scripts.models.make import write_model
-from tests.e2e.contiguous import CDEF  # before gguf-py's folder, which has "tests" too, is searched
 
 if TYPE_CHECKING:
     from pyvelo import AsyncLLM, SamplingParams
-    from pyvelo.outputs import RequestOutput, TokenLogprob
+    from pyvelo.outputs import RequestOutput
 
 __all__ = ["findings"]
 
-N_CTX = 1024
 N_VOCAB = 900
 N_TOP = 20
 """Logprobs of a token that are compared. Of 4, the contiguous path has some near the truth by chance."""
@@ -42,11 +38,6 @@ N_TOP = 20
 COMPARED = 3
 """Requests, and answers of sessions, whose logprobs are compared with the contiguous path's."""
 
-FACTOR = 4.0
-"""Largest ratio of our logprobs' error to the contiguous path's over the same types."""
-
-FLOOR = {"f32": 1e-6, "q8_0": 1e-3}
-"""Normalised squared error of rounding for each type of weights. q8_0 rounds activations to bytes."""
 
 Tokens = tuple[int, ...]
 
@@ -291,7 +282,9 @@ def findings(config: Config) -> list[str]:
             return [f"{type(error).__name__}: {error}"]
         if config.deterministic:
             return list(_differences(expected, jobs, told, answers))
-        return _too_far(config, model, answers)
+        outputs = [output for output in answers.requests if output is not None][:COMPARED]
+        outputs += [output for talk in answers.talks for output in talk][:COMPARED]
+        return too_far(config, model, [output for output in outputs if output.prompt_token_ids])
 
 
 @contextmanager
@@ -326,85 +319,6 @@ def _differences(
         if got != expected[job]:
             what = f"request {number}" if number < len(jobs) else f"text {number - len(jobs)} of the sessions"
             yield f"{what} of {len(job.prompt)} tokens: {got} where it says {expected[job]} alone"
-
-
-def _too_far(config: Config, model: Path, answers: Answers) -> list[str]:
-    """Compare logprobs with the contiguous path over f32 pages (the truth) and over the same types."""
-    outputs = [output for output in answers.requests if output is not None][:COMPARED]
-    outputs += [output for talk in answers.talks for output in talk][:COMPARED]
-    outputs = [output for output in outputs if output.prompt_token_ids]
-    if not outputs:
-        return []
-    ours = np.concatenate([_top(output.outputs[0].logprobs or ()) for output in outputs])
-    truth = np.concatenate(_contiguous(model, outputs, ("f32", "f32")))
-    stock = np.concatenate(_contiguous(model, outputs, config.kv_types))
-    near, far = _nmse(truth, stock), _nmse(truth, ours)
-    if far <= max(FLOOR[config.weights], FACTOR * near):
-        return []
-    return [f"logprobs are {far:.1e} from those over f32, the contiguous path's are {near:.1e}"]
-
-
-def _top(logprobs: Sequence[TokenLogprob]) -> npt.NDArray[np.float64]:
-    return np.array([value for token in logprobs for _, value in token.top], np.float64)
-
-
-def _nmse(expected: npt.NDArray[np.float64], actual: npt.NDArray[np.float64]) -> float:
-    return float(((expected - actual) ** 2).sum() / (expected**2).sum())
-
-
-def _contiguous(
-    model: Path, outputs: Sequence[RequestOutput], kv_types: tuple[str, str]
-) -> list[npt.NDArray[np.float64]]:
-    """Return the logprobs that the contiguous path of the patched library gives to the same tokens."""
-
-    return [_follow(model, output, kv_types) for output in outputs]
-
-
-def _follow(model: Path, output: RequestOutput, kv_types: tuple[str, str]) -> npt.NDArray[np.float64]:
-    """Decode a prompt and its answer, and return the logprobs of the tokens that its `logprobs` name."""
-    from pyvelo.kv.geometry import KV_TYPES
-
-    ffi, lib = _laboratory()
-    params = ffi.new("struct contiguous_params *")
-    params.type_k, params.type_v = (KV_TYPES[name].id for name in kv_types)
-    params.n_ctx = params.n_batch = N_CTX
-    params.n_seqs, params.n_threads = 1, 2
-    params.flash_attn = int(kv_types != ("f32", "f32"))
-    handle = lib.contiguous_open(os.fsencode(model), params)
-    if handle == ffi.NULL:
-        raise AssertionError(f"the contiguous path does not open {model} with {kv_types}")
-    tokens = np.array([*output.prompt_token_ids, *output.token_ids[:-1]], np.int32)
-    logits = np.empty(lib.contiguous_n_vocab(handle), np.float32)
-    begin, end, values = 0, len(output.prompt_token_ids), []
-    try:
-        for token in output.outputs[0].logprobs or ():
-            part = ffi.from_buffer("int32_t[]", tokens[begin:end])
-            if lib.contiguous_decode(handle, part, end - begin, begin, 0):
-                raise AssertionError("the contiguous path does not decode")
-            lib.contiguous_logits(handle, ffi.from_buffer("float[]", logits))
-            exact = logits.astype(np.float64)
-            exact -= exact.max() + np.log(np.exp(exact - exact.max()).sum())
-            values += [exact[number] for number, _ in token.top]
-            begin, end = end, end + 1
-    finally:
-        lib.contiguous_close(handle)
-    return np.array(values, np.float64)
-
-
-@cache
-def _laboratory() -> tuple[Any, Any]:
-    """Open the library of the tests, which exports the contiguous path."""
-    from cffi import FFI
-
-    import pyvelo
-
-    suffix = {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")
-    library = Path(pyvelo.__file__).parent / "native" / "lib" / f"libvelo-lab{suffix}"
-    if not library.exists():
-        raise SystemExit(f"{library} is missing: install with -C cmake.define.PYVELO_BUILD_TESTS=ON")
-    ffi = FFI()
-    ffi.cdef(CDEF)
-    return ffi, ffi.dlopen(os.fspath(library))
 
 
 def main() -> None:

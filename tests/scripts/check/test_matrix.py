@@ -9,7 +9,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from scripts.check import _matrix_run
+from scripts.check import _matrix_logprobs, _matrix_run
 from scripts.check._matrix_axes import AXES, SMALL, Config, Pair, configurations, covering, pairs_of, possible
 from scripts.check.matrix import Worker
 
@@ -64,8 +64,8 @@ def test_a_wrong_answer_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.laboratory
 def test_logprobs_that_are_too_far_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    follow = _matrix_run._follow
-    monkeypatch.setattr(_matrix_run, "_follow", lambda *given: follow(*given) + 0.1 * np.sin(len(given)))
+    follow = _matrix_logprobs._follow
+    monkeypatch.setattr(_matrix_logprobs, "_follow", lambda *given: follow(*given) + 0.1 * np.sin(len(given)))
     (found,) = _matrix_run.findings(replace(PLAIN, deterministic=False))
     assert "from those over f32" in found
 
