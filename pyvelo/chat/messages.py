@@ -152,6 +152,8 @@ def check_tools(tools: Any) -> list[Any] | None:
 
 def check_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Copies of what else a template is told; a single name among it is the caller's, as a role is."""
+    if not isinstance(arguments, Mapping):
+        raise RequestError(f"template_arguments={shown(arguments)}: give a dictionary of names and values")
     checked: dict[str, Any] = {}
     for name, value in arguments.items():
         if not isinstance(name, str) or not name.isidentifier():

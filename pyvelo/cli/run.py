@@ -16,6 +16,7 @@ from pyvelo.cli.terminal import print_error, print_json, print_out
 from pyvelo.cli.values import parse_argument, show_bytes
 from pyvelo.errors import ConfigError
 from pyvelo.models.hub import locate
+from pyvelo.outputs import Usage
 
 if TYPE_CHECKING:
     from pyvelo import LLM
@@ -42,6 +43,8 @@ class Answer:
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str = "abort"
+    stop_reason: int | str | None = None
+    usage: Usage | None = None
     first: float = 0.0
     total: float = 0.0
 
@@ -104,6 +107,7 @@ def _stream(llm: LLM, request: Request, params: Any, answer: Answer, *, echo: bo
                 answer.text.append(piece.text)
                 answer.token_ids.extend(piece.token_ids)
                 answer.finish_reason = piece.finish_reason or answer.finish_reason
+                answer.stop_reason, answer.usage = piece.stop_reason, piece.usage
                 if echo and piece.text:
                     print_out(piece.text, end="", flush=True)
     except KeyboardInterrupt:
@@ -123,7 +127,8 @@ def _as_dict(answer: Answer, llm: LLM) -> dict[str, Any]:
         "text": "".join(answer.text),
         "token_ids": answer.token_ids,
         "finish_reason": answer.finish_reason,
-        "usage": {"prompt_tokens": stats.prompt_tokens, "completion_tokens": len(answer.token_ids)},
+        "stop_reason": answer.stop_reason,
+        "usage": asdict(answer.usage or Usage(stats.prompt_tokens, 0, len(answer.token_ids))),
         "seconds": {"load": answer.load, "first_token": answer.first, "total": answer.total},
         "tokens_per_second": answer.decode_rate,
         "stats": asdict(stats),

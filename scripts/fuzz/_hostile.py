@@ -78,11 +78,12 @@ SCHEMAS: tuple[Any, ...] = (
 
 
 class Hostile(NamedTuple):
-    """One request: the method of `LLM`, the prompt, and the parameters by name."""
+    """One request: the method of `LLM`, the prompt, the parameters by name, and keywords of the call."""
 
     way: str
     prompt: Any
     params: dict[str, Any]
+    keywords: dict[str, Any]
 
 
 WAYS = ("generate",) * 8 + ("stream",) * 3 + ("session",) * 2 + ("chat",) * 3 + ("chat_stream", "beam_search")
@@ -100,7 +101,9 @@ def hostile(seed: int, index: int) -> Hostile:
     if "max_tokens" not in params or draw.random() < 0.8:
         params["max_tokens"] = draw.choice((1, 2, 3, 8))  # else long answers take most of the time
     prompt = _messages(draw) if way.startswith("chat") else _prompt(draw)
-    return Hostile(way, prompt, params)
+    known = {} if way in ("session", "beam_search") else CHAT_KEYWORDS if way.startswith("chat") else KEYWORDS
+    keywords = {name: value(draw) for name, value in known.items() if draw.random() < share}
+    return Hostile(way, prompt, params, keywords)
 
 
 def _anything(draw: Draw) -> Any:
@@ -141,7 +144,7 @@ def _bias(draw: Draw) -> Any:
 
 PARAMS: Mapping[str, Callable[[Draw], Any]] = {
     "max_tokens": _number(None, 1, 5, 100, (1 << 31) - 1),
-    "min_tokens": _number(0, 1, 5, 100, -1, (1 << 31) - 1),
+    "min_tokens": _number(0, 1, 1, 2),
     "n": _number(1, 2, 5, 40),
     "best_of": _number(None, 1, 3, 6),
     "temperature": _number(0, 0.7, 1.0, 1e6, 1e-30),
@@ -153,7 +156,7 @@ PARAMS: Mapping[str, Callable[[Draw], Any]] = {
     "frequency_penalty": _number(0.0, 2.0, -2.0),
     "stop": _stop,
     "stop_token_ids": _ids,
-    "skip_special_tokens": _one_of((True, False, 1, None, "no")),
+    "skip_special_tokens": _one_of((True, False, True, False, 1, None)),
     "ignore_eos": _one_of((True, False, True, False, 0, None, "yes", np.bool_(True))),
     "seed": _number(None, 0, 7, (1 << 64) - 1),
     "logprobs": _number(None, 0, 1, 5, 96, 1024),
@@ -172,6 +175,21 @@ BEAM_PARAMS: Mapping[str, Callable[[Draw], Any]] = {
         name: PARAMS[name]
         for name in ("max_tokens", "stop_token_ids", "ignore_eos", "priority", "cache_salt")
     },
+}
+
+
+KEYWORDS: Mapping[str, Callable[[Draw], Any]] = {
+    "request_id": _one_of((None, "a", "\ud800", "", 5, b"a", "x" * 256, "x" * 257)),
+    "sampling_params": _one_of((None, None, None, 5)),
+}
+CHAT_KEYWORDS: Mapping[str, Callable[[Draw], Any]] = {
+    **KEYWORDS,
+    "tools": _one_of((None, [], [{}], [5], 5, "x", {"name": "f"})),
+    "chat_template": _one_of((None, "chatml", "{{ messages }}", "", "{%", 5, "x" * 70_000)),
+    "add_generation_prompt": _one_of((True, False, None, "x")),
+    "continue_final_message": _one_of((True, False, None, 3)),
+    "template_arguments": _one_of((None, {}, {"x": 1}, 5, [1], "x", {5: 1}, {"messages": 1})),
+    "chat_template_kwargs": _one_of((None, None, {"x": 1})),
 }
 
 

@@ -59,13 +59,13 @@ def _ask(llm: LLM, request: Hostile) -> None:
     params = SamplingParams(**request.params)
     match request.way:
         case "generate":
-            llm.generate(request.prompt, params)
+            llm.generate(request.prompt, params, **request.keywords)
         case "stream":
-            _drain(llm.stream(request.prompt, params))
+            _drain(llm.stream(request.prompt, params, **request.keywords))
         case "chat":
-            llm.chat(request.prompt, params)
+            llm.chat(request.prompt, params, **request.keywords)
         case "chat_stream":
-            _drain(llm.chat_stream(request.prompt, params))
+            _drain(llm.chat_stream(request.prompt, params, **request.keywords))
         case _:
             with llm.session(request.prompt, cache_salt=params.cache_salt) as session:
                 session.generate(params)
@@ -120,7 +120,8 @@ def main(argv: list[str] | None = None) -> int:
         if args.replay is None:
             return 1 if run(llm, args) else 0
         request = hostile(args.seed, args.replay)
-        print(request.way, {name: repr(value)[:200] for name, value in request.params.items()}, flush=True)
+        given = {**request.params, **request.keywords}
+        print(request.way, {name: repr(value)[:200] for name, value in given.items()}, flush=True)
         _ask(llm, request)
     return 0
 

@@ -76,10 +76,21 @@ def test_json(capsys: pytest.CaptureFixture[str], tiny_model: Path, expected: st
     assert answer["text"] == expected
     assert answer["finish_reason"] == "length"
     assert len(answer["token_ids"]) == 24
-    assert answer["usage"] == {"prompt_tokens": 5, "completion_tokens": 24}
+    assert answer["stop_reason"] is None
+    assert answer["usage"] == {"prompt_tokens": 5, "cached_tokens": 0, "completion_tokens": 24}
     assert answer["seconds"]["total"] >= answer["seconds"]["first_token"] > 0
     stats = answer["stats"]
     assert stats["blocks_total"] == stats["blocks_used"] + stats["blocks_cached"] + stats["blocks_free"]
+
+
+def test_json_names_the_stop_string(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, expected: str
+) -> None:
+    stop = expected[8:12]
+    code, out, _ = run_cli(capsys, "run", tiny_model, "-p", PROMPT, "-n", "24", "--json", "--stop", stop)
+    answer = json.loads(out)
+    assert (code, answer["finish_reason"], answer["stop_reason"]) == (0, "stop", stop)
+    assert answer["usage"]["completion_tokens"] == len(answer["token_ids"])
 
 
 def test_options_reach_the_engine(capsys: pytest.CaptureFixture[str], tiny_model: Path) -> None:

@@ -163,6 +163,10 @@ def test_what_is_refused(llm: LLM) -> None:
             llm.chat_stream(several)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="temperature"):
         llm.chat(TALK, temperature=0)  # type: ignore[call-overload]
+    for wrong in ("x", 5, [1]):
+        for name in ("template_arguments", "chat_template_kwargs"):
+            with pytest.raises(RequestError, match=r"template_arguments=.*: give a dictionary"):
+                llm.chat(TALK, GREEDY, **{name: wrong})  # type: ignore[call-overload]
     with pytest.raises(RequestError, match="n_ctx=256"):
         llm.chat([{"role": "user", "content": "word " * 999}])
     assert llm.stats().blocks_used == 0
