@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyvelo.engine.batch import Batch, Scored
-from pyvelo.engine.queues import ActiveRequests
+from pyvelo.engine.queues import ActiveRequests, Counters
 from pyvelo.engine.request import Request
-from pyvelo.engine.stats import Counters
 from pyvelo.errors import ComputeError
 from pyvelo.kv.manager import BlockManager
 from pyvelo.memory.budget import Limits

@@ -10,11 +10,11 @@ from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
 from pyvelo.engine.request import Branch, Request, Shelf
-from pyvelo.engine.stats import Counters
 from pyvelo.kv.draft import Swapped
 from pyvelo.kv.manager import BlockManager
 from pyvelo.outputs import FinishReason
@@ -22,7 +22,7 @@ from pyvelo.outputs import FinishReason
 if TYPE_CHECKING:
     from pyvelo.native import Context, Sampler
 
-__all__ = ["ActiveRequests", "Deadlines", "Inbox"]
+__all__ = ["ActiveRequests", "Counters", "Deadlines", "Inbox"]
 
 FEWEST = 64
 """Times that are kept before those of requests that have ended are looked for."""
@@ -124,6 +124,39 @@ class Inbox:
         """Takes out branches that nobody holds any more."""
         while self._let_go:
             yield self._let_go.popleft()
+
+
+@dataclass
+class Counters:
+    """Totals since the engine was made."""
+
+    steps: int = 0
+    prompt_tokens: int = 0  # of prompts that were computed to their end
+    completion_tokens: int = 0  # generated
+    stopped: int = 0  # requests that ended with "stop"
+    ran_out: int = 0  # with "length"
+    aborted: int = 0
+    timed_out: int = 0
+    failed: int = 0
+    preemptions: int = 0
+    swaps: int = 0  # of those, to host memory
+    evicted_branches: int = 0  # that gave their blocks up while they rested
+    schedule_seconds: float = 0.0  # from the start of a step to its forward pass
+    run_seconds: float = 0.0  # in forward passes
+    sample_seconds: float = 0.0  # from there to the end of the step
+
+    @property
+    def n_ended(self) -> int:
+        """Requests that have ended, however."""
+        return self.stopped + self.ran_out + self.aborted + self.timed_out + self.failed
+
+    def ended(self, reason: FinishReason) -> None:
+        """A request has ended so."""
+        self.stopped += reason == "stop"
+        self.ran_out += reason == "length"
+        self.aborted += reason == "abort"
+        self.timed_out += reason == "timeout"
+        self.failed += reason == "error"
 
 
 class ActiveRequests:

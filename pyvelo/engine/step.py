@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from pyvelo.engine.batch import Batch, BatchBuilder
 from pyvelo.engine.output import OutputProcessor, score_prompts
 from pyvelo.engine.pace import Costs, Pace
-from pyvelo.engine.queues import ActiveRequests, Inbox
+from pyvelo.engine.queues import ActiveRequests, Counters, Inbox
 from pyvelo.engine.request import Branch, Request, Shelf
 from pyvelo.engine.scheduler import StepPlan, schedule
-from pyvelo.engine.stats import Counters, QueueLengths
+from pyvelo.engine.stats import QueueLengths
 from pyvelo.errors import Cancelled, InternalError
 from pyvelo.kv.manager import BlockManager, Moves
 from pyvelo.memory.budget import Limits

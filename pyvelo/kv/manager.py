@@ -11,8 +11,7 @@ from itertools import islice
 from typing import Literal, NamedTuple
 
 from pyvelo.errors import InternalError
-from pyvelo.kv.check import Holders, check_changes
-from pyvelo.kv.draft import BlockTable, Change, Draft, Swapped
+from pyvelo.kv.draft import BlockTable, Change, Draft, Holders, Swapped, check_changes
 from pyvelo.kv.pool import BlockPool, SwapPool
 from pyvelo.kv.prefix import Chain, Match, PrefixIndex
 

@@ -235,7 +235,10 @@ class Context:
         batch.n_tokens = n_tokens
         batch.n_seqs = n_seqs
         batch.n_copies = n_copies
-        self._watcher.run(lib.velo_context_run, self.handle, batch)
+        if self._watcher.packed:
+            check(lib.velo_context_run(self.handle, batch))
+        else:
+            self._watcher.run(lib.velo_context_run, self.handle, batch)
 
     def cancel(self) -> None:
         """Make a run in progress, in another thread, raise `Cancelled` soon. A later run is not affected."""

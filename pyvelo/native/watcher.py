@@ -34,7 +34,8 @@ class Watcher:
         self.callback = callback
         self.raised: BaseException | None = None
         self.handle: CData = ffi.new_handle(self)
-        self._packed = callback is None  # no run calls back any more
+        self.packed = callback is None
+        """Whether no run calls back any more."""
 
     def call(self, function: Callable[..., int], *args: Any) -> None:
         """Make a C call that may call back; raise what the callback raised, or else what the call reports.
@@ -53,11 +54,11 @@ class Watcher:
 
     def run(self, function: Callable[..., int], *args: Any) -> None:
         """Make a C call that runs the model: as `call` does, until one has packed all weights."""
-        if self._packed:
+        if self.packed:
             self._check(function(*args))
         else:
             self.call(function, *args)
-            self._packed = True
+            self.packed = True
 
     def _check(self, status: int) -> None:
         error, self.raised = self.raised, None
