@@ -12,7 +12,7 @@ from pyvelo.engine.intake import Prompt, listed, tokens_of
 from pyvelo.engine.interrupts import HomeProcess, InterruptGuard
 from pyvelo.errors import Cancelled, ClosedError, RequestError, UnsupportedError, VeloError, shown
 from pyvelo.native import POOLINGS, Embedder, Model
-from pyvelo.native.compute import rest
+from pyvelo.native.compute import compute, rest
 
 __all__ = ["Embeddings"]
 
@@ -39,7 +39,7 @@ class Embeddings:
         self._n_threads = n_threads
         self._check = check
         self.home = HomeProcess()
-        self.guard = InterruptGuard(self._cancel)
+        self.guard = InterruptGuard()
         self._turn = threading.Lock()
         self._embedder: Embedder | None = None
         self._closed = False
@@ -123,7 +123,7 @@ class Embeddings:
             def run() -> None:
                 out[:] = embedder.embed(texts, pooling)
 
-            self.guard.call(run)
+            compute(run, self._cancel, at_ctrl_c=True)
         except Cancelled:
             self.check_open()
             raise

@@ -6,7 +6,6 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 
@@ -293,12 +292,6 @@ def _wire(
 ) -> Generator:
     limits = Limits(max_seqs, config.max_batch_tokens)
     width = geometry.blocks_for(min(pool.n_ctx, pool.n_tokens))
-    guard = InterruptGuard(context.cancel)
-
-    def call_run(run: Callable[[], None]) -> None:
-        files.check()
-        guard.call(run)
-
     core = EngineCore(
         context=context,
         arrays=StepArrays(limits.max_batch_tokens, max_seqs, width, 1),
@@ -314,7 +307,8 @@ def _wire(
         new_sampler=lambda request: _new_sampler(model, request),
         is_end=cache(model.is_end),
         debug=os.environ.get("VELO_DEBUG") == "1",
-        call_run=call_run,
+        call_run=partial(compute, cancel=context.cancel, at_ctrl_c=True),
+        check_files=files.check,
     )
     return Generator(
         context=context,
@@ -322,7 +316,7 @@ def _wire(
         pool=pool,
         limits=limits,
         core=core,
-        driver=Driver(core, guard),
+        driver=Driver(core, InterruptGuard()),
         intake=Intake(model, pool, geometry.block_size, config.seed),
     )
 

@@ -3,9 +3,6 @@
 Python runs a signal handler at any instruction of the main thread, also between taking a block and noting
 which table has it. While the main thread is inside the engine, what a handler raises is kept until the end.
 
-While the main thread is in C, Python runs no handler before C returns. But it notes the signal's number in a
-descriptor at once; a thread that reads there tells C to stop (`on_ctrl_c`).
-
 A fork copies the memory of a process, but not the threads that hold locks: an engine belongs to the process
 that made it (`HomeProcess`).
 """
@@ -13,22 +10,15 @@ that made it (`HomeProcess`).
 from __future__ import annotations
 
 import os
-import selectors
 import signal
-import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
 from pyvelo.errors import EngineError
-from pyvelo.native.compute import compute
+from pyvelo.native.compute import in_main_thread
 
-__all__ = ["HomeProcess", "InterruptGuard", "on_ctrl_c"]
-
-AGAIN = 0.05  # seconds; what is told to stop just before it begins does not hear it
+__all__ = ["HomeProcess", "InterruptGuard"]
 
 _n_forks = 0  # between the first process and this one
 
@@ -133,128 +123,31 @@ class InterruptGuard:
     """A context manager that keeps what signal handlers raise, such as KeyboardInterrupt, until its end.
 
     It acts in the main thread only; other threads may use it at the same time. Guards may be nested, also
-    those of several engines: the outermost one raises. What runs under `call` is ended by `cancel` at Ctrl+C.
+    those of several engines: the outermost one raises.
     """
 
-    def __init__(self, cancel: Callable[[], None]) -> None:
-        self._cancel = cancel
-
     def __enter__(self) -> InterruptGuard:
-        if _in_main():
+        if in_main_thread():
             _signals.enter()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if _in_main():
+        if in_main_thread():
             _signals.leave(error)
 
     @property
     def hit(self) -> bool:
         """Whether a handler has raised in this thread, which should leave the guard soon."""
-        return _signals.raised is not None and _in_main()
+        return _signals.raised is not None and in_main_thread()
 
     def raise_hit(self) -> None:
         """Raise what a handler has raised in this thread."""
-        if _signals.raised is not None and _in_main():
+        if _signals.raised is not None and in_main_thread():
             raise _signals.raised
 
     @property
     def patience(self) -> float | None:
         """Seconds after which this thread should look at `hit` again when it waits; None: it need not."""
-        return 0.1 if _in_main() else None
-
-    def call(self, function: Callable[[], None]) -> None:
-        """Runs a forward pass; `cancel` ends it when the signal comes, if this is the main thread."""
-        if not _in_main():
-            compute(function, self._cancel)
-            return
-        with on_ctrl_c(self._cancel):
-            compute(function, self._cancel)
-
-
-def _in_main() -> bool:
-    return threading.get_ident() == threading.main_thread().ident
-
-
-class _Watch:
-    """A thread that runs `action`, while there is one, when the signal has come."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._action: Callable[[], None] | None = None
-        self._turn = 0
-        self._reader, self.writer = socket.socketpair()
-        self._reader.setblocking(False)
-        self.writer.setblocking(False)
-        threading.Thread(target=self._read, name="pyvelo-ctrl-c", daemon=True).start()
-
-    def begin(self, action: Callable[[], None]) -> None:
-        with self._lock:
-            self._turn += 1
-            self._action = action
-
-    def end(self) -> None:
-        """Nothing is called from now on; a signal that came is not left for the next turn."""
-        with self._lock:
-            self._action = None
-            self._signals()
-
-    def _read(self) -> None:
-        ready = selectors.DefaultSelector()
-        ready.register(self._reader, selectors.EVENT_READ)
-        while ready.select():
-            with self._lock:  # a signal is taken in the turn that it came in
-                hit, turn = signal.SIGINT in self._signals(), self._turn
-            while hit and self._act(turn):
-                time.sleep(AGAIN)
-
-    def _act(self, turn: int) -> bool:
-        with self._lock:
-            if self._action is None or self._turn != turn:
-                return False
-            self._action()
-            return True
-
-    def _signals(self) -> bytes:
-        try:
-            return self._reader.recv(4096)
-        except BlockingIOError:
-            return b""
-
-
-_watch: _Watch | None = None
-
-
-@contextmanager
-def on_ctrl_c(action: Callable[[], None]) -> Iterator[None]:
-    """Within it, Ctrl+C has `action` called at once, in another thread, and again until it is left.
-
-    For the main thread. Python's handler runs as ever, when it can. Where an event loop already listens for
-    signals, it stays, and nothing is called.
-    """
-    global _watch
-    if _watch is None:
-        _watch = _Watch()
-    watch = _watch
-    watch.begin(action)  # before the descriptor is set, or a signal in between would find nothing to do
-    other = signal.set_wakeup_fd(watch.writer.fileno(), warn_on_full_buffer=False)
-    if other != -1:
-        signal.set_wakeup_fd(other)
-    try:
-        yield
-    finally:
-        if other == -1:
-            signal.set_wakeup_fd(-1)
-        watch.end()
-
-
-def _forget() -> None:
-    """A forked child has the descriptors, but not the thread."""
-    global _watch
-    _watch = None
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
+        return 0.1 if in_main_thread() else None

@@ -38,8 +38,9 @@ class EngineCore:
 
     `arrays` has room for a step within `limits`; `n_states` is the number of recurrent states (0: the model
     has none); `new_sampler` makes a request's sampler when it starts; `is_end` tells the tokens that end an
-    answer; `debug` audits every step and fills what becomes free with NaN; `call_run` calls a forward pass;
-    `clock` tells the time in seconds, and `costs` what to give up when blocks run out.
+    answer; `debug` audits every step and fills what becomes free with NaN; `call_run` calls a forward pass,
+    before which `check_files` raises ModelError if the weights were changed; `clock` tells the time in
+    seconds, and `costs` what to give up when blocks run out.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class EngineCore:
         is_end: Callable[[int], bool],
         debug: bool,
         call_run: Callable[[Callable[[], None]], None] | None = None,
+        check_files: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = perf_counter,
         costs: Costs | None = None,
     ) -> None:
@@ -68,6 +70,7 @@ class EngineCore:
         self._arrays = arrays
         self._batches = BatchBuilder(arrays, manager.block_size)
         self._call_run = call_run or (lambda run: run())
+        self._check_files = check_files
         self.shelf = Shelf(manager)
         self._active = ActiveRequests(
             context, manager, self.shelf, self.counters, new_sampler, n_states, clock
@@ -220,6 +223,7 @@ class EngineCore:
         run = partial(self._context.run, self._arrays, batch.n_tokens, batch.n_seqs)
         start = self.clock()
         try:
+            self._check_files()
             self._call_run(run)
         except Cancelled:
             raise

@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -17,6 +18,7 @@ from pyvelo.engine.driver import Driver
 from pyvelo.engine.interrupts import SIGNALS, HomeProcess, InterruptGuard
 from pyvelo.engine.request import Request
 from pyvelo.errors import Cancelled, ClosedError, EngineError, InternalError
+from pyvelo.native.compute import compute
 
 from .fakes import Bench, answer
 
@@ -29,9 +31,9 @@ class Stand(Bench):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.stop = threading.Event()
-        self.guard = InterruptGuard(self.stop.set)
+        self.guard = InterruptGuard()
         self.driver = Driver(self.core, self.guard)
-        self.core._call_run = self.guard.call
+        self.core._call_run = partial(compute, cancel=self.stop.set, at_ctrl_c=True)
 
     def hand_over(self, *args: Any, **kwargs: Any) -> Request:
         request = self.request(*args, **kwargs)
@@ -429,7 +431,7 @@ def test_a_handler_of_the_users_own_is_called_at_once_and_stays() -> None:
 
     before = signal.signal(signal.SIGINT, mine)
     try:
-        with InterruptGuard(lambda: None) as guard:
+        with InterruptGuard() as guard:
             signal.raise_signal(signal.SIGINT)
             assert seen == [signal.SIGINT]
             assert not guard.hit
@@ -444,7 +446,7 @@ def test_what_a_handler_raises_is_raised_at_the_end_of_the_outermost_guard(numbe
         raise SystemExit(signum)
 
     def nested() -> None:
-        outer, inner = InterruptGuard(lambda: None), InterruptGuard(lambda: None)
+        outer, inner = InterruptGuard(), InterruptGuard()
         with outer:
             with inner:
                 signal.raise_signal(number)
@@ -479,7 +481,7 @@ def test_a_second_ctrl_c_while_a_guard_ends_reaches_no_later_call() -> None:
             return trace
 
         before = sys.gettrace()
-        with InterruptGuard(lambda: None):
+        with InterruptGuard():
             signal.raise_signal(signal.SIGINT)
             sys.settrace(trace)
         sys.settrace(before)
@@ -489,7 +491,7 @@ def test_a_second_ctrl_c_while_a_guard_ends_reaches_no_later_call() -> None:
         with pytest.raises(KeyboardInterrupt):
             run(line)
         sys.settrace(before)
-        with InterruptGuard(lambda: None) as guard:
+        with InterruptGuard() as guard:
             assert not guard.hit
     assert n_lines < 40, "every line was interrupted"
 
@@ -500,7 +502,7 @@ def test_a_handler_that_installs_another_one_has_its_way() -> None:
 
     before = signal.signal(signal.SIGINT, once)
     try:
-        with InterruptGuard(lambda: None):
+        with InterruptGuard():
             signal.raise_signal(signal.SIGINT)
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
@@ -509,13 +511,13 @@ def test_a_handler_that_installs_another_one_has_its_way() -> None:
 
 def test_other_threads_leave_signals_alone() -> None:
     before = signal.getsignal(signal.SIGINT)
-    guard = InterruptGuard(lambda: None)
+    guard = InterruptGuard()
     seen = []
 
     def work() -> None:
         with guard:
             seen.append(signal.getsignal(signal.SIGINT))
-            guard.call(lambda: seen.append(signal.getsignal(signal.SIGINT)))
+            compute(lambda: seen.append(signal.getsignal(signal.SIGINT)), lambda: None, at_ctrl_c=True)
 
     thread = in_thread(work)
     join(thread)
@@ -525,7 +527,7 @@ def test_other_threads_leave_signals_alone() -> None:
 @pytest.mark.usefixtures("sigint")
 def test_an_error_under_ctrl_c_is_its_cause() -> None:
     def fail() -> None:
-        with InterruptGuard(lambda: None):
+        with InterruptGuard():
             signal.raise_signal(signal.SIGINT)
             raise ValueError("also")
 

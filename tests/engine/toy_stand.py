@@ -75,7 +75,7 @@ class ToyStand:
             clock=lambda: self.now,
             costs=ToyCosts(rng),
         )
-        self.driver = Driver(self.core, InterruptGuard(lambda: None))
+        self.driver = Driver(self.core, InterruptGuard())
         self.jobs: list[Job] = []
         self.sessions: list[Held] = []
         self.texts: list[list[int]] = [[rng.randrange(1, N_VOCAB) for _ in range(3 * block_size)]]

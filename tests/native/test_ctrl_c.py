@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pyvelo.engine.interrupts import AGAIN, on_ctrl_c
+from pyvelo.native.compute import AGAIN, on_ctrl_c
 
 WAIT = 60.0  # seconds after which a test is taken to hang
 
