@@ -68,6 +68,10 @@ class Meter:
         if self.left < self._look_at:
             self._look(units)
 
+    def retry(self) -> None:
+        """Start the output again; work and time go on."""
+        self._output, self.depth = self._limits.max_output, 0
+
     def tick(self, nodes: int) -> None:
         """Count nodes that are executed until the next look at the clock; they take no work."""
         self._look_at += nodes

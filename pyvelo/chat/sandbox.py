@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import CodeType
 from typing import Any
 
@@ -85,16 +86,8 @@ def _compared(owner: Any, args: Any, meter: Meter) -> int:
     return 0
 
 
-class Guarded:
+class Guarded(partial[Any]):
     """A function that templates may call."""
-
-    __slots__ = ("_run",)
-
-    def __init__(self, run: Callable[..., Any]) -> None:
-        self._run = run
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._run(*args, **kwargs)
 
 
 class Notes(Namespace):

@@ -128,14 +128,16 @@ class ChatTemplate:
             **check_arguments(arguments or {}),
             **self._tokens,
         }
+        meter = self._meter({**names, "messages": checked})
         try:
-            return self._run({**names, "messages": checked})
+            return self._run({**names, "messages": checked}, meter)
         except TemplateError as error:
             if not calls:
                 raise
             try:  # templates differ in how they want the arguments of a call
                 checked = as_text_arguments(self._suited(check_messages(messages)))
-                return self._run({**names, "messages": checked})
+                meter.retry()
+                return self._run({**names, "messages": checked}, meter)
             except TemplateError:
                 raise error from None
 
@@ -171,13 +173,16 @@ class ChatTemplate:
         except (RecursionError, MemoryError, SyntaxError, ValueError, OverflowError) as error:
             raise self._error(None, f"it cannot be compiled ({_sentence(error)})") from None
 
-    def _run(self, names: dict[str, Any]) -> Marked:
-        from jinja2 import Template
+    def _meter(self, names: dict[str, Any]) -> Meter:
         from jinja2.runtime import Undefined
+
+        return Meter(self._limits, units(names), (Undefined,))
+
+    def _run(self, names: dict[str, Any], meter: Meter) -> Marked:
+        from jinja2 import Template
 
         from pyvelo.chat.sandbox_functions import TemplateSays
 
-        meter = Meter(self._limits, units(names), (Undefined,))
         sandbox = self._compiled.sandbox.metered_by(meter)
         template = Template.from_code(sandbox, self._compiled.code, sandbox.globals)
         pieces: list[str] = []

@@ -220,6 +220,8 @@ TRICKS = {
     "undefined's class": "{{ nothing.__init__.__globals__ }}",
     "function": "{{ raise_exception.__globals__ }}",
     "function's run": "{{ raise_exception._run('x') }}",
+    "function's function": "{{ raise_exception.func.__globals__ }}",
+    "function's arguments": "{{ range.args[0] }}",
     "dict": "{{ dict.fromkeys([1]) }}",
     "update": "{{ {}.update(a=1) }}",
     "change a message": "{{ messages[0].update(role='system') }}",

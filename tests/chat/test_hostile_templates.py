@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import datetime
 
 import pytest
 
@@ -13,7 +14,7 @@ from pyvelo.chat import meter
 from pyvelo.chat.template import ChatTemplate, Limits
 from pyvelo.errors import ConfigError, TemplateError
 
-from .hostile import BROKEN, ENDLESS, HUGE, TRICKS
+from .hostile import BROKEN, ENDLESS, ENDS, HUGE, LOOPS, TRICKS
 
 MESSAGES = [{"role": "user", "content": "Hi", "table": {f"k{index}": index for index in range(50)}}]
 SMALL = Limits(max_output=1 << 20, max_work=4 << 20, seconds=0.5)
@@ -180,3 +181,21 @@ source += "{% set a000 = messages[0].content %}{% for part in ae10 %}{{ part.tex
 ChatTemplate("{% if false %}" + source + "{% endif %}").render([{"role": "user", "content": "Hi"}])
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_second_try_with_arguments_as_text_has_the_same_limits() -> None:
+    tries: list[datetime] = []
+
+    def now() -> datetime:
+        tries.append(datetime(2026, 3, 4))
+        return tries[-1]
+
+    call = {"function": {"name": "f", "arguments": {"a": 1}}}
+    messages = [{"role": "assistant", "content": "", "tool_calls": [call]}]
+    endless = "{{ strftime_now('%d') }}" + LOOPS + ENDS
+    with pytest.raises(TemplateError, match="more work"):
+        ChatTemplate(endless, limits=Limits(max_work=1 << 20), now=now).render(messages)
+    assert len(tries) == 1
+    long = "{{ 'x' * 90 }}{{ messages[0].tool_calls[0].function.arguments + 'x' }}"
+    template = ChatTemplate(long, limits=Limits(max_output=150))
+    assert template.render(messages) == "x" * 90 + '{"a": 1}x'
