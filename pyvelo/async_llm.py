@@ -204,6 +204,7 @@ class AsyncLLM:
         """Return the parameters of a chat for which none are given, as `LLM.get_default_sampling_params`."""
         return (await self._templates()).params
 
+    @checked(ChatOptions)
     async def chat_prompt(
         self, messages: Sequence[Message], **options: Unpack[ChatOptions]
     ) -> tuple[int, ...]:
@@ -247,6 +248,7 @@ class AsyncLLM:
 
     # ---- text ----
 
+    @checked()
     async def tokenize(
         self, text: str, *, add_special: bool = True, parse_special: bool = False
     ) -> list[int]:
@@ -257,6 +259,7 @@ class AsyncLLM:
             partial(tokenize, text, add_special=add_special, parse_special=parse_special)
         )
 
+    @checked()
     async def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
         """Return the text of token ids, as `LLM.detokenize` does."""
         pump = await self._pump()

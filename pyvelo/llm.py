@@ -260,6 +260,7 @@ class LLM:
         self._engine.driver.check_open()
         return self._chats.params
 
+    @checked(ChatOptions)
     def chat_prompt(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> tuple[int, ...]:
         """The token ids that `chat` would answer."""
         self._engine.driver.check_open()
@@ -313,12 +314,14 @@ class LLM:
 
     # ---- text ----
 
+    @checked()
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Token ids of a text; add_special: with what the model expects in front, as `generate` does it;
         parse_special: names of control tokens in the text become those tokens."""
         self._engine.check_open()
         return self._engine.model.tokenize(text, add_special=add_special, parse_special=parse_special)
 
+    @checked()
     def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
         """Text of token ids; special: with control tokens by name. What is not UTF-8 becomes U+FFFD."""
         self._engine.check_open()

@@ -68,6 +68,9 @@ def test_other_calls_name_the_nearest_too(face: Any) -> None:
         ("beam_search", "length_penalt", r"BeamSearchParams\(length_penalty=\.\.\.\)"),
         ("session", "salt", "cache_salt"),
         ("embed", "pool", "pooling"),
+        ("tokenize", "add_bos", "add_special"),
+        ("detokenize", "specials", "special"),
+        ("chat_prompt", "template", "chat_template"),
     ):
         with pytest.raises(ArgumentError, match=wanted):
             called(getattr(face, method), NOBODY, ["Hello"], **{name: 1})
