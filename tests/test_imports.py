@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "config": {"kv"},
     "sampling": set(),
     "outputs": set(),
-    "models": set(),
+    "models": {"kv"},
     "chat": {"native", "sampling"},
     "grammar": {"native", "sampling"},
     "memory": {"native", "kv", "models", "config"},

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyvelo.errors import UnsupportedError, VeloError
-from pyvelo.kv.geometry import KV_TYPES, POOL_GRAIN, Geometry, make_geometry
+from pyvelo.kv.geometry import POOL_GRAIN, Geometry, make_geometry
+from pyvelo.kv.types import KV_TYPES
 from pyvelo.memory.host import free_memory
 from pyvelo.models.gguf_parts import scan_model
 from pyvelo.models.gguf_scan import GgufSummary

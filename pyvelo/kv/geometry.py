@@ -12,15 +12,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pyvelo.errors import ConfigError, UnsupportedError, shown
+from pyvelo.kv.types import KV_TYPES, TensorType
 
 __all__ = [
     "BLOCK_SIZES",
     "CPU_LINE",
     "GPU_LINE",
-    "KV_TYPES",
     "POOL_GRAIN",
     "Geometry",
-    "KVType",
     "LayerRows",
     "LayerShape",
     "make_geometry",
@@ -31,36 +30,6 @@ BLOCK_SIZES = (32, 64, 128, 256)  # tokens
 POOL_GRAIN = 256  # tokens: a pool is a whole number of these
 CPU_LINE = 64  # bytes
 GPU_LINE = 128  # bytes
-
-
-@dataclass(frozen=True)
-class KVType:
-    """A type that K or V can be stored in, by ggml's number: `group` values take `group_bytes` bytes."""
-
-    name: str
-    id: int
-    group: int
-    group_bytes: int
-
-    def row_bytes(self, n_values: int) -> int:
-        """Bytes of `n_values` values, a multiple of `group`."""
-        return n_values // self.group * self.group_bytes
-
-
-KV_TYPES: dict[str, KVType] = {
-    kind.name: kind
-    for kind in (
-        KVType("f32", 0, 1, 4),
-        KVType("f16", 1, 1, 2),
-        KVType("bf16", 30, 1, 2),
-        KVType("q8_0", 8, 32, 34),
-        KVType("q5_1", 7, 32, 24),
-        KVType("q5_0", 6, 32, 22),
-        KVType("q4_1", 3, 32, 20),
-        KVType("q4_0", 2, 32, 18),
-        KVType("iq4_nl", 20, 32, 18),
-    )
-}
 
 
 class LayerShape(Protocol):
@@ -89,8 +58,8 @@ class LayerRows:
 class Geometry:
     """Types, block size (tokens) and bytes of a KV cache."""
 
-    type_k: KVType
-    type_v: KVType
+    type_k: TensorType
+    type_v: TensorType
     block_size: int
     rows: tuple[LayerRows, ...]
 
@@ -114,7 +83,7 @@ class Geometry:
         return -(-n_tokens // self.block_size)
 
 
-def parse_kv_type(kv_type: str | Sequence[str]) -> tuple[KVType, KVType]:
+def parse_kv_type(kv_type: str | Sequence[str]) -> tuple[TensorType, TensorType]:
     """The types of K and V from a name or a pair of names; ConfigError for anything else."""
     if not isinstance(kv_type, Sequence):
         raise ConfigError(f"kv_type={shown(kv_type)}: give a name or a pair (K, V)")
@@ -163,7 +132,7 @@ def make_geometry(
 
 
 def _check_heads(
-    model: str, shape: LayerShape, shapes: Sequence[LayerShape], part: str, head_dim: int, kind: KVType
+    model: str, shape: LayerShape, shapes: Sequence[LayerShape], part: str, head_dim: int, kind: TensorType
 ) -> None:
     if head_dim % kind.group == 0:
         return

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import BinaryIO, NamedTuple
 
 from pyvelo.errors import ModelError
+from pyvelo.kv.types import TENSOR_TYPES, TensorType
 
 __all__ = ["GgufArray", "GgufSummary", "GgufTensor", "QuantShare", "quantization_of", "scan"]
 
@@ -40,52 +41,6 @@ SCALARS: Mapping[int, tuple[str, str]] = {
     10: ("u64", "<Q"),
     11: ("i64", "<q"),
     12: ("f64", "<d"),
-}
-
-
-class TypeLayout(NamedTuple):
-    name: str
-    group: int
-    group_bytes: int
-
-
-# tensor type: its name, how many elements form a group, and the group's bytes
-TENSOR_TYPES: Mapping[int, TypeLayout] = {
-    0: TypeLayout("f32", 1, 4),
-    1: TypeLayout("f16", 1, 2),
-    2: TypeLayout("q4_0", 32, 18),
-    3: TypeLayout("q4_1", 32, 20),
-    6: TypeLayout("q5_0", 32, 22),
-    7: TypeLayout("q5_1", 32, 24),
-    8: TypeLayout("q8_0", 32, 34),
-    9: TypeLayout("q8_1", 32, 36),
-    10: TypeLayout("q2_K", 256, 84),
-    11: TypeLayout("q3_K", 256, 110),
-    12: TypeLayout("q4_K", 256, 144),
-    13: TypeLayout("q5_K", 256, 176),
-    14: TypeLayout("q6_K", 256, 210),
-    15: TypeLayout("q8_K", 256, 292),
-    16: TypeLayout("iq2_xxs", 256, 66),
-    17: TypeLayout("iq2_xs", 256, 74),
-    18: TypeLayout("iq3_xxs", 256, 98),
-    19: TypeLayout("iq1_s", 256, 50),
-    20: TypeLayout("iq4_nl", 32, 18),
-    21: TypeLayout("iq3_s", 256, 110),
-    22: TypeLayout("iq2_s", 256, 82),
-    23: TypeLayout("iq4_xs", 256, 136),
-    24: TypeLayout("i8", 1, 1),
-    25: TypeLayout("i16", 1, 2),
-    26: TypeLayout("i32", 1, 4),
-    27: TypeLayout("i64", 1, 8),
-    28: TypeLayout("f64", 1, 8),
-    29: TypeLayout("iq1_m", 256, 56),
-    30: TypeLayout("bf16", 1, 2),
-    34: TypeLayout("tq1_0", 256, 54),
-    35: TypeLayout("tq2_0", 256, 66),
-    39: TypeLayout("mxfp4", 32, 17),
-    40: TypeLayout("nvfp4", 64, 36),
-    41: TypeLayout("q1_0", 128, 18),
-    42: TypeLayout("q2_0", 64, 18),
 }
 
 
@@ -336,7 +291,7 @@ def _alignment(cursor: _Cursor, metadata: Mapping[str, Scalar]) -> int:
 class _Entry(NamedTuple):
     name: str
     shape: tuple[int, ...]
-    layout: TypeLayout
+    layout: TensorType
     offset: int
 
 

@@ -1,6 +1,7 @@
 """Thin wrappers over the compiled module: arrays in, arrays out, statuses as exceptions."""
 
-from .context import Context, ContextInfo, DeviceMemory, StepArrays, Timings
+from .arrays import StepArrays
+from .context import Context, ContextInfo, DeviceMemory, Timings
 from .embedder import POOLINGS, Embedder
 from .library import (
     Device,

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
 
-from pyvelo.kv.geometry import KV_TYPES
+from pyvelo.kv.types import KV_TYPES
 from scripts._common import run_main
 from tests.e2e.paged import PagedRunner
 

@@ -50,7 +50,7 @@ def _nmse(expected: npt.NDArray[np.float64], actual: npt.NDArray[np.float64]) ->
 
 def _follow(model: Path, output: RequestOutput, kv_types: tuple[str, str]) -> npt.NDArray[np.float64]:
     """Decode a prompt and its answer in the contiguous path; return the logprobs of the listed tokens."""
-    from pyvelo.kv.geometry import KV_TYPES
+    from pyvelo.kv.types import KV_TYPES
 
     ffi, lib = _laboratory()
     params = ffi.new("struct contiguous_params *")

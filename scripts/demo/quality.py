@@ -24,7 +24,7 @@ from jinja2 import Environment
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
 
 from pyvelo import LLM, SamplingParams
-from pyvelo.kv.geometry import KV_TYPES
+from pyvelo.kv.types import KV_TYPES
 from pyvelo.models.gguf_scan import scan
 from scripts.demo import _texts as texts
 from scripts.demo._about import ABOUT, UNSEEN

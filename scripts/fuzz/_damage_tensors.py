@@ -70,7 +70,7 @@ def other_kind(draw: random.Random, document: Document) -> None:
         return
     entry.kind = draw.choice(TENSOR_KINDS)
     if draw.random() < 0.7:
-        from pyvelo.models.gguf_scan import TENSOR_TYPES
+        from pyvelo.kv.types import TENSOR_TYPES
 
         layout = TENSOR_TYPES.get(entry.kind)
         elements = 1

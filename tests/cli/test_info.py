@@ -13,7 +13,7 @@ from pyvelo import LLM, __version__
 from pyvelo.cli import main
 from pyvelo.cli.info import describe
 from pyvelo.cli.values import show_bytes
-from pyvelo.kv.geometry import KV_TYPES
+from pyvelo.kv.types import KV_TYPES
 
 DREAM = b"\x05\0\0\0\0\0\0\0dream"
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyvelo.errors import ConfigError, UnsupportedError
-from pyvelo.kv.geometry import BLOCK_SIZES, CPU_LINE, GPU_LINE, KV_TYPES, make_geometry, parse_kv_type
+from pyvelo.kv.geometry import BLOCK_SIZES, CPU_LINE, GPU_LINE, make_geometry, parse_kv_type
+from pyvelo.kv.types import KV_TYPES
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import pytest
 
 from pyvelo import LLM
 from pyvelo.errors import ModelError
+from pyvelo.kv.types import TENSOR_TYPES
 from pyvelo.models.gguf_parts import scan_model
-from pyvelo.models.gguf_scan import TENSOR_TYPES
 from scripts.fuzz._document import ARRAY, Document, Entry, Value, read_document, write_document
 from tests.t5_models import t5_with_buckets
 

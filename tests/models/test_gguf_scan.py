@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pyvelo.errors import ModelError
+from pyvelo.kv.types import TENSOR_TYPES
 from pyvelo.models import gguf_scan
 from pyvelo.models.gguf_scan import GgufArray, QuantShare, scan
 
@@ -119,7 +120,7 @@ def test_agrees_with_gguf_py(tmp_path: Path) -> None:
 def test_sizes_of_types_agree_with_gguf_py() -> None:
     # gguf-py counts Q8_1, which no file holds, with wider scales than ggml
     known = {kind.value: sizes for kind, sizes in gguf.GGML_QUANT_SIZES.items() if kind.name != "Q8_1"}
-    ours = {kind: (t.group, t.group_bytes) for kind, t in gguf_scan.TENSOR_TYPES.items()}
+    ours = {kind: (t.group, t.group_bytes) for kind, t in TENSOR_TYPES.items()}
     assert known.items() <= ours.items()
 
 
