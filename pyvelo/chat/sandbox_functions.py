@@ -257,10 +257,6 @@ def _round(value: Any, precision: int = 0, method: str = "common") -> Any:
     return JINJA_FILTERS["round"](value, precision, method)
 
 
-def _abs(value: Any) -> Any:
-    return abs(value)
-
-
 def _default(sandbox: Sandbox, value: Any, default_value: Any = "", boolean: bool = False) -> Any:
     return default_value if isinstance(value, Undefined) or (boolean and not value) else value
 
@@ -309,7 +305,7 @@ FILTERS: dict[str, Function] = {
     **{"tojson": _tojson, "from_json": _from_json},
     **LIST_FILTERS,
     **{"default": _default, "d": _default},
-    **{"abs": _number(_abs), "round": _number(_round)},
+    **{"abs": _number(abs), "round": _number(_round)},
     **{"int": _number(JINJA_FILTERS["int"]), "float": _number(JINJA_FILTERS["float"])},
 }
 _SHALLOW = """

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from jinja2.filters import FILTERS as JINJA_FILTERS
-from jinja2.filters import make_attrgetter
+from jinja2.filters import make_attrgetter, sync_do_slice
 from jinja2.runtime import Context, Undefined
 
 from pyvelo.chat.meter import NODE, TEXT, Refused
@@ -30,22 +30,6 @@ def _list(sandbox: Sandbox, value: Any) -> list[Any]:
     found = list(sandbox.each(value))
     sandbox.meter.charge(SLOT * len(found))
     return found
-
-
-def _first(sandbox: Sandbox, seq: Any) -> Any:
-    for item in seq:
-        return item
-    return sandbox.undefined("No first item, sequence was empty.")
-
-
-def _last(sandbox: Sandbox, seq: Any) -> Any:
-    for item in reversed(seq):
-        return item
-    return sandbox.undefined("No last item, sequence was empty.")
-
-
-def _length(sandbox: Sandbox, value: Any) -> int:
-    return len(value)
 
 
 def _reverse(sandbox: Sandbox, value: Any) -> Any:
@@ -117,20 +101,13 @@ def _batch(sandbox: Sandbox, value: Any, linecount: int, fill_with: Any = None) 
     items, size = _list(sandbox, value), _count("batch", linecount)
     rest = -len(items) % size if items and fill_with is not None else 0
     sandbox.meter.charge(SLOT * (len(items) + rest) + NODE * (len(items) // size + 1))
-    items += [fill_with] * rest
-    return [items[at : at + size] for at in range(0, len(items), size)]
+    return [*JINJA_FILTERS["batch"](items, size, fill_with)]
 
 
 def _slices(sandbox: Sandbox, value: Any, slices: int, fill_with: Any = None) -> list[list[Any]]:
     items, n = _list(sandbox, value), _count("slice", slices)
     sandbox.meter.charge(SLOT * len(items) + NODE * n)
-    size, longer = divmod(len(items), n)
-    found = []
-    for number in range(n):
-        at = number * size + min(number, longer)
-        rows = items[at : at + size + (number < longer)]
-        found.append([*rows, fill_with] if fill_with is not None and number >= longer else rows)
-    return found
+    return [*sync_do_slice(items, n, fill_with)]
 
 
 def _count(name: str, value: Any) -> int:
@@ -171,7 +148,8 @@ def _sum(context: Context, iterable: Any, attribute: Any = None, start: Any = 0)
 
 
 LIST_FILTERS: dict[str, Function] = {
-    **{"list": _list, "first": _first, "last": _last, "length": _length, "count": _length},
+    **{"list": _list, "first": JINJA_FILTERS["first"], "last": JINJA_FILTERS["last"]},
+    **dict.fromkeys(("length", "count"), lambda sandbox, value: len(value)),
     **{"reverse": _reverse, "items": _items},
     **{name: _sorted(name) for name in ("groupby", "max", "min")},
     "sort": _sort,
