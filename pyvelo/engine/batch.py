@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pyvelo.engine.request import Request
 from pyvelo.engine.scheduler import Chunk, StepPlan
-from pyvelo.kv.draft import BlockTable
+from pyvelo.kv.pool import BlockTable
 
 if TYPE_CHECKING:
     from pyvelo.native import StepArrays

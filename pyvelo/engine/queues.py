@@ -15,8 +15,8 @@ from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
 from pyvelo.engine.request import Branch, Request, Shelf
-from pyvelo.kv.draft import Swapped
 from pyvelo.kv.manager import BlockManager
+from pyvelo.kv.pool import Swapped
 from pyvelo.outputs import FinishReason
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import numpy as np
 
 from pyvelo.engine.detokenizer import Detokenizer
 from pyvelo.grammar.matcher import Guide
-from pyvelo.kv.draft import BlockTable, Swapped
 from pyvelo.kv.manager import BlockManager
+from pyvelo.kv.pool import BlockTable, Swapped
 from pyvelo.kv.prefix import Chain
 from pyvelo.outputs import FinishReason, RequestTimes, StreamPiece, TokenLogprob, Usage
 from pyvelo.sampling import SamplingParams

@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 from pyvelo.engine.request import Branch, Request
 from pyvelo.errors import InternalError
-from pyvelo.kv.draft import BlockTable, Draft, Never, NotNow, Start, Swapped
+from pyvelo.kv.draft import Draft, Never, NotNow, Start
 from pyvelo.kv.manager import BlockManager
+from pyvelo.kv.pool import BlockTable, Swapped
 from pyvelo.memory.budget import SCORED_TOKENS, Limits
 
 __all__ = ["Chunk", "StepPlan", "schedule"]

@@ -11,75 +11,28 @@ free under the plan in whatever order the plan was made.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence, ValuesView
+from collections.abc import Collection, Iterable, Mapping, ValuesView
 from copy import copy
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from pyvelo.errors import InternalError
-from pyvelo.kv.pool import BlockPool
+from pyvelo.kv.pool import BlockPool, BlockTable, Swapped
 from pyvelo.kv.prefix import Chain, Match, PrefixIndex
 
 __all__ = [
     "SHORTEST_HEAD",
-    "BlockTable",
     "Change",
     "Draft",
     "Holders",
     "Never",
     "NotNow",
     "Start",
-    "Swapped",
     "check_changes",
 ]
 
 SHORTEST_HEAD = 4
 """Tokens for which copying a block is worth its while."""
-
-
-class Swapped:
-    """A sequence in host memory; `blocks` are filled in when the draft is committed."""
-
-    __slots__ = ("blocks", "n_tokens")
-
-    def __init__(self, n_tokens: int) -> None:
-        self.blocks: list[int] = []
-        self.n_tokens = n_tokens
-
-
-class BlockTable:
-    """The blocks of one sequence in position order: token p lies in block `blocks[p // block_size]`.
-
-    Change `blocks` by the methods alone: they keep `version`, by which a copy of the table knows that more
-    was done to it than blocks added at its end.
-    """
-
-    __slots__ = ("blocks", "chain", "n_cached", "n_published", "n_tokens", "promised", "version")
-
-    def __init__(self, blocks: Sequence[int], n_tokens: int, promised: int, chain: Chain | None) -> None:
-        self.blocks = list(blocks)
-        self.n_tokens = n_tokens  # whose K and V are there
-        self.n_cached = n_tokens  # that were there when it started
-        self.n_published = len(blocks)  # of its blocks, those whose tokens are published
-        self.version = 0  # how often a block was replaced, or the table became shorter
-        self.promised = promised  # blocks that it may still take
-        self.chain = chain
-
-    def extend(self, blocks: Iterable[int]) -> None:
-        """Add blocks at the end."""
-        self.blocks.extend(blocks)
-
-    def replace(self, index: int, block: int) -> None:
-        """Put another block in the place of one."""
-        self.blocks[index] = block
-        self.version += 1
-
-    def truncate(self, n_blocks: int) -> list[int]:
-        """Keep the first `n_blocks` blocks. Return the others."""
-        cut = self.blocks[n_blocks:]
-        del self.blocks[n_blocks:]
-        self.version += 1
-        return cut
 
 
 @dataclass(frozen=True)

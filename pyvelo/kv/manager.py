@@ -11,8 +11,8 @@ from itertools import islice
 from typing import Literal, NamedTuple
 
 from pyvelo.errors import InternalError
-from pyvelo.kv.draft import BlockTable, Change, Draft, Holders, Swapped, check_changes
-from pyvelo.kv.pool import BlockPool, SwapPool
+from pyvelo.kv.draft import Change, Draft, Holders, check_changes
+from pyvelo.kv.pool import BlockPool, BlockTable, Swapped, SwapPool
 from pyvelo.kv.prefix import Chain, Match, PrefixIndex
 
 __all__ = [

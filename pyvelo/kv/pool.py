@@ -1,12 +1,13 @@
-"""The pool of blocks, with reference counts and a free list, and the one of host memory."""
+"""Pools of blocks, in memory of the model and of the host, and the tables of sequences that hold blocks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
 from pyvelo.errors import InternalError, OutOfBlocks
+from pyvelo.kv.prefix import Chain
 
-__all__ = ["BlockPool", "SwapPool"]
+__all__ = ["BlockPool", "BlockTable", "SwapPool", "Swapped"]
 
 
 class BlockPool:
@@ -180,3 +181,48 @@ class SwapPool:
         """Checks that every block is free or held, once, or InternalError."""
         if sorted([*self._free, *held]) != list(range(self.n_blocks)):
             raise InternalError("swap: some block is neither free nor held, or both")
+
+
+class Swapped:
+    """A sequence in host memory; `blocks` are filled in when the draft is committed."""
+
+    __slots__ = ("blocks", "n_tokens")
+
+    def __init__(self, n_tokens: int) -> None:
+        self.blocks: list[int] = []
+        self.n_tokens = n_tokens
+
+
+class BlockTable:
+    """The blocks of one sequence in position order: token p lies in block `blocks[p // block_size]`.
+
+    Change `blocks` by the methods alone: they keep `version`, by which a copy of the table knows that more
+    was done to it than blocks added at its end.
+    """
+
+    __slots__ = ("blocks", "chain", "n_cached", "n_published", "n_tokens", "promised", "version")
+
+    def __init__(self, blocks: Sequence[int], n_tokens: int, promised: int, chain: Chain | None) -> None:
+        self.blocks = list(blocks)
+        self.n_tokens = n_tokens  # whose K and V are there
+        self.n_cached = n_tokens  # that were there when it started
+        self.n_published = len(blocks)  # of its blocks, those whose tokens are published
+        self.version = 0  # how often a block was replaced, or the table became shorter
+        self.promised = promised  # blocks that it may still take
+        self.chain = chain
+
+    def extend(self, blocks: Iterable[int]) -> None:
+        """Add blocks at the end."""
+        self.blocks.extend(blocks)
+
+    def replace(self, index: int, block: int) -> None:
+        """Put another block in the place of one."""
+        self.blocks[index] = block
+        self.version += 1
+
+    def truncate(self, n_blocks: int) -> list[int]:
+        """Keep the first `n_blocks` blocks. Return the others."""
+        cut = self.blocks[n_blocks:]
+        del self.blocks[n_blocks:]
+        self.version += 1
+        return cut

@@ -12,8 +12,8 @@ from pyvelo.engine.driver import Driver
 from pyvelo.engine.request import Request
 from pyvelo.engine.step import EngineCore
 from pyvelo.errors import ConfigError, EngineError
-from pyvelo.kv.draft import BlockTable
 from pyvelo.kv.manager import Event
+from pyvelo.kv.pool import BlockTable
 from pyvelo.trace.format import (
     Arrived,
     Evicted,

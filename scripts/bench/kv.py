@@ -26,9 +26,9 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed
 from pyvelo.engine.detokenizer import Detokenizer
 from pyvelo.engine.request import Request
 from pyvelo.engine.scheduler import schedule
-from pyvelo.kv.draft import BlockTable, Start
+from pyvelo.kv.draft import Start
 from pyvelo.kv.manager import BlockManager
-from pyvelo.kv.pool import BlockPool
+from pyvelo.kv.pool import BlockPool, BlockTable
 from pyvelo.kv.prefix import Chain
 from pyvelo.memory.budget import Limits
 from pyvelo.sampling import SamplingParams

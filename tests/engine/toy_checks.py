@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pyvelo.engine.request import Branch, Request
-from pyvelo.kv.draft import Swapped
+from pyvelo.kv.pool import Swapped
 from pyvelo.outputs import StreamPiece
 
 from .toy_model import Faults, logprob, naive_answer, stored_values

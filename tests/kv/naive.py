@@ -6,8 +6,9 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pyvelo.kv.draft import BlockTable, Draft, Swapped
+from pyvelo.kv.draft import Draft
 from pyvelo.kv.manager import BlockManager
+from pyvelo.kv.pool import BlockTable, Swapped
 from pyvelo.kv.prefix import Chain, Head
 
 BLOCK = 8

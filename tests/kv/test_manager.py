@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from pyvelo.errors import InternalError
-from pyvelo.kv.draft import BlockTable, NotNow, Start, Swapped
+from pyvelo.kv.draft import NotNow, Start
 from pyvelo.kv.manager import BlockManager, Moves
+from pyvelo.kv.pool import BlockTable, Swapped
 from pyvelo.kv.prefix import Chain
 
 BLOCK = 8

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pyvelo.errors import InternalError
-from pyvelo.kv.draft import SHORTEST_HEAD, BlockTable, Draft, Never, NotNow, Start, Swapped
+from pyvelo.kv.draft import SHORTEST_HEAD, Draft, Never, NotNow, Start
 from pyvelo.kv.manager import BlockManager, Event
+from pyvelo.kv.pool import BlockTable, Swapped
 from pyvelo.kv.prefix import Chain
 
 from .naive import BLOCK, N_SPOILERS, NaivePlan, Sequence_, snapshot, spoiled
