@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -115,3 +116,15 @@ def test_what_breaks_the_rules_is_found() -> None:
     assert wrong_ways({"kv.pool": {"errors", "kv.prefix", "engine.step"}, "llm": {"engine.step"}}) == [
         "kv.pool imports engine.step"
     ]
+
+
+def test_the_places_that_the_architecture_names_are_there() -> None:
+    root = Path(__file__).resolve().parents[1]
+    page = (root / "docs/ARCHITECTURE.md").read_text(encoding="utf-8")
+    places = re.findall(r"`(\w+)\.(\w+)` in `(pyvelo/[\w/]+\.py)`", page)
+    assert len(places) >= 5
+    for owner, method, path in places:
+        tree = ast.parse((root / path).read_text(encoding="utf-8"))
+        classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == owner]
+        methods = {node.name for cls in classes for node in cls.body if isinstance(node, ast.FunctionDef)}
+        assert method in methods, f"{path} has no {owner}.{method}"
