@@ -12,8 +12,8 @@ from pathlib import Path
 
 from scripts._common import ScriptError
 
-MAX_PATCHES = 8
-MAX_CHANGED_LINES = 150
+MAX_PATCHES = 14
+MAX_CHANGED_LINES = 180
 HEADER_FIELDS = ("Reason", "Touches", "Drop-When")
 
 _HUNK = re.compile(r"^@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")

@@ -170,7 +170,7 @@ def test_only_the_path_is_on_stdout(repository: Repository, tmp_path: Path) -> N
 
 def test_check_counts(repository: Repository) -> None:
     assert patches.check(repository.vendor) == (
-        "2 patches of 8, 3 changed lines of 150, 2 files of upstream: all apply"
+        f"2 patches of {MAX_PATCHES}, 3 changed lines of {MAX_CHANGED_LINES}, 2 files of upstream: all apply"
     )
 
 
@@ -201,7 +201,7 @@ def test_check_refuses_too_many_patches(repository: Repository) -> None:
     for number in range(MAX_PATCHES + 1):
         series[f"p{number}"] = make_patch(f"new{number}.cpp", text, "int x;\n")
     repository.set_series(**series)
-    with pytest.raises(ScriptError, match="9 patches are over the budget of 8"):
+    with pytest.raises(ScriptError, match=f"{MAX_PATCHES + 1} patches are over the budget of {MAX_PATCHES}"):
         patches.check(repository.vendor)
 
 
@@ -262,7 +262,7 @@ def test_edit_and_refresh_change_nothing(repository: Repository, edited: Path) -
     patches.refresh(edited, repository.vendor)
     assert snapshot(repository.vendor) == first
     assert (repository.vendor / "series").read_text() == "0001-first.patch\n0002-second.patch\n"
-    assert patches.check(repository.vendor).startswith("2 patches of 8, 3 changed lines")
+    assert patches.check(repository.vendor).startswith(f"2 patches of {MAX_PATCHES}, 3 changed lines")
 
 
 def test_an_edited_commit_becomes_the_patch(repository: Repository, edited: Path) -> None:
