@@ -16,10 +16,10 @@ from pyvelo.chat.conversation import ChatOptions, Chats, is_one
 from pyvelo.chat.messages import Message
 from pyvelo.chat.template import ChatTemplate
 from pyvelo.config import EngineConfig
+from pyvelo.engine.async_loop import AsyncEngineLoop, run_in_thread
 from pyvelo.engine.engine import Engine, open_engine
-from pyvelo.engine.intake import Prompt, for_each, pair_up
+from pyvelo.engine.input_processor import Prompt, for_each, pair_up
 from pyvelo.engine.interrupts import HomeProcess
-from pyvelo.engine.pump import Pump, run_in_thread
 from pyvelo.engine.stats import EngineStats
 from pyvelo.errors import Cancelled, ClosedError, EngineError
 from pyvelo.keywords import checked
@@ -93,7 +93,7 @@ class AsyncLLM:
             max_num_batched_tokens=max_num_batched_tokens,
         )
         self._home = HomeProcess()
-        self._loading: asyncio.Task[Pump] | None = None
+        self._loading: asyncio.Task[AsyncEngineLoop] | None = None
         self._chats: Chats | None = None
         self._closed = threading.Event()
 
@@ -110,14 +110,14 @@ class AsyncLLM:
         return_errors: bool = False,
     ) -> list[RequestOutput]:
         """Answers prompts as `LLM.generate` does."""
-        pump = await self._pump()
-        intake = pump.engine.intake
-        asked = intake.ask_all(prompts, either(params, sampling_params), request_id)
-        submissions = await pump.preparer.run(
-            lambda: [intake.prepare(prompt, param, asked=each) for prompt, param, each in asked],
+        engine_loop = await self._engine_loop()
+        processor = engine_loop.engine.processor
+        asked = processor.ask_all(prompts, either(params, sampling_params), request_id)
+        submissions = await engine_loop.preparer.run(
+            lambda: [processor.prepare(prompt, param, asked=each) for prompt, param, each in asked],
             [param for _, param, _ in asked],
         )
-        await pump.run(submissions)
+        await engine_loop.run(submissions)
         outputs = [submission.output() for submission in submissions]
         if not return_errors:
             raise_first_error(outputs)
@@ -133,10 +133,10 @@ class AsyncLLM:
         request_id: str | None = None,
     ) -> AsyncGenerator[StreamPiece, None]:
         """Answers one prompt, a piece for every token as it comes."""
-        pump = await self._pump()
-        intake, param = pump.engine.intake, for_each(either(params, sampling_params), 1)[0]
-        prepare = partial(intake.prepare, prompt, param, asked=intake.ask(param, request_id))
-        async with aclosing(pump.pieces(prepare, param)) as pieces:
+        engine_loop = await self._engine_loop()
+        processor, param = engine_loop.engine.processor, for_each(either(params, sampling_params), 1)[0]
+        prepare = partial(processor.prepare, prompt, param, asked=processor.ask(param, request_id))
+        async with aclosing(engine_loop.pieces(prepare, param)) as pieces:
             async for piece in pieces:
                 yield piece
 
@@ -217,16 +217,16 @@ class AsyncLLM:
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams | None = None
     ) -> list[RequestOutput]:
         """The best answers that a search of a certain width finds, as `LLM.beam_search` does."""
-        pump = await self._pump()
+        engine_loop = await self._engine_loop()
         listed = [prompt for prompt, _ in pair_up(prompts, None)]
-        return await pump.run_steps(search(pump.engine, listed, params or BeamSearchParams()))
+        return await engine_loop.run_steps(search(engine_loop.engine, listed, params or BeamSearchParams()))
 
     @checked()
     async def session(self, prompt: Prompt = (), *, cache_salt: str = "") -> AsyncSession:
         """A sequence to go on from, and to fork, as `LLM.session` makes it: see `AsyncSession`."""
-        pump = await self._pump()
-        make = partial(pump.engine.intake.branch, prompt, cache_salt)
-        return AsyncSession(pump, await pump.preparer.run(make))
+        engine_loop = await self._engine_loop()
+        make = partial(engine_loop.engine.processor.branch, prompt, cache_salt)
+        return AsyncSession(engine_loop, await engine_loop.preparer.run(make))
 
     @checked()
     async def embed(
@@ -238,10 +238,10 @@ class AsyncLLM:
     ) -> NDArray[np.float32]:
         """Vectors of texts, as `LLM.embed` gives them, computed in a thread; a task that is cancelled ends it
         soon."""
-        pump = await self._pump()
+        engine_loop = await self._engine_loop()
         stopped = threading.Event()
         try:
-            embed = pump.engine.embeddings.embed
+            embed = engine_loop.engine.embeddings.embed
             return await asyncio.to_thread(embed, texts, pooling, normalize, stopped.is_set)
         finally:
             stopped.set()
@@ -253,18 +253,18 @@ class AsyncLLM:
         self, text: str, *, add_special: bool = True, parse_special: bool = False
     ) -> list[int]:
         """Return the token ids of a text, as `LLM.tokenize` does."""
-        pump = await self._pump()
-        tokenize = pump.engine.model.tokenize
-        return await pump.preparer.run(
+        engine_loop = await self._engine_loop()
+        tokenize = engine_loop.engine.model.tokenize
+        return await engine_loop.preparer.run(
             partial(tokenize, text, add_special=add_special, parse_special=parse_special)
         )
 
     @checked()
     async def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
         """Return the text of token ids, as `LLM.detokenize` does."""
-        pump = await self._pump()
-        detokenize = partial(pump.engine.model.detokenize, list(tokens), special=special)
-        return (await pump.preparer.run(detokenize)).decode("utf-8", "replace")
+        engine_loop = await self._engine_loop()
+        detokenize = partial(engine_loop.engine.model.detokenize, list(tokens), special=special)
+        return (await engine_loop.preparer.run(detokenize)).decode("utf-8", "replace")
 
     # ---- what it is ----
 
@@ -295,14 +295,14 @@ class AsyncLLM:
 
     async def stats(self) -> EngineStats:
         """Blocks, bytes, tokens and times, exact between two steps."""
-        pump = await self._pump()
-        return await asyncio.to_thread(pump.engine.stats)
+        engine_loop = await self._engine_loop()
+        return await asyncio.to_thread(engine_loop.engine.stats)
 
     @asynccontextmanager
     async def trace(self, path: str | os.PathLike[str]) -> AsyncGenerator[None, None]:
         """Records what the cache does meanwhile, as `LLM.trace`: `async with llm.trace("run.trace"): ...`."""
-        engine = (await self._pump()).engine
-        run = recording(engine.driver, path, engine.geometry.block_bytes, engine.pool.n_ctx)
+        engine = (await self._engine_loop()).engine
+        run = recording(engine.loop, path, engine.geometry.block_bytes, engine.pool.n_ctx)
         try:
             await run_in_thread(run.__enter__)
             yield
@@ -311,8 +311,8 @@ class AsyncLLM:
 
     async def reset_prefix_cache(self) -> None:
         """Forgets the prefixes of what has ended and of what runs."""
-        pump = await self._pump()
-        await asyncio.to_thread(pump.engine.reset_prefix_cache)
+        engine_loop = await self._engine_loop()
+        await asyncio.to_thread(engine_loop.engine.reset_prefix_cache)
 
     # ---- life ----
 
@@ -325,12 +325,12 @@ class AsyncLLM:
         if loading.get_loop() is asyncio.get_running_loop():
             await asyncio.wait([loading])
         if loading.done() and not loading.cancelled() and loading.exception() is None:
-            pump = loading.result()
-            pump.engine.stop()  # what waits in threads makes room for this
-            await asyncio.to_thread(pump.close)
+            engine_loop = loading.result()
+            engine_loop.engine.stop()  # what waits in threads makes room for this
+            await asyncio.to_thread(engine_loop.close)
 
     async def __aenter__(self) -> AsyncLLM:
-        await self._pump()
+        await self._engine_loop()
         return self
 
     async def __aexit__(
@@ -347,12 +347,12 @@ class AsyncLLM:
         return loading.result().engine
 
     async def _templates(self) -> Chats:
-        pump = await self._pump()
+        engine_loop = await self._engine_loop()
         if self._chats is None:
-            self._chats = Chats(pump.engine.model)
+            self._chats = Chats(engine_loop.engine.model)
         return self._chats
 
-    async def _pump(self) -> Pump:
+    async def _engine_loop(self) -> AsyncEngineLoop:
         self._home.check()
         if self._closed.is_set():
             raise ClosedError("this engine was closed")
@@ -368,10 +368,10 @@ class AsyncLLM:
         return await asyncio.shield(self._loading)
 
 
-async def _load(config: EngineConfig, closed: threading.Event) -> Pump:
+async def _load(config: EngineConfig, closed: threading.Event) -> AsyncEngineLoop:
     loop = asyncio.get_running_loop()
     engine = await asyncio.to_thread(_open, config, closed)
-    return Pump(engine, loop)
+    return AsyncEngineLoop(engine, loop)
 
 
 def _open(config: EngineConfig, closed: threading.Event) -> Engine:

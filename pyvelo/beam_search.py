@@ -10,7 +10,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from pyvelo.engine.engine import Engine
-from pyvelo.engine.intake import Prompt, new_request_id
+from pyvelo.engine.input_processor import Prompt, new_request_id
 from pyvelo.engine.output import Submission
 from pyvelo.engine.request import Branch
 from pyvelo.errors import Cancelled, RequestError, shown
@@ -72,14 +72,14 @@ def search(
             yield from _advance(engine, active, params)
     finally:
         for branch in chain.from_iterable(search.branches for search in searches):
-            engine.driver.let_go(branch)
+            engine.loop.let_go(branch)
     return [_output(engine, search) for search in searches]
 
 
 def _begin(engine: Engine, prompt: Prompt, params: BeamSearchParams) -> _Search:
-    tokens = engine.intake.tokens(prompt)
-    n_most = engine.intake.max_new(len(tokens), params.max_tokens)
-    return _Search(prompt, tuple(tokens), n_most, [engine.intake.branch(tokens, params.cache_salt)])
+    tokens = engine.processor.tokens(prompt)
+    n_most = engine.processor.max_new(len(tokens), params.max_tokens)
+    return _Search(prompt, tuple(tokens), n_most, [engine.processor.branch(tokens, params.cache_salt)])
 
 
 def _advance(
@@ -90,7 +90,7 @@ def _advance(
         params.beam_width + N_ENDS + len(tuple(params.stop_token_ids))
     )  # so many of one beam may be taken
     settings = params.step(min(n_best, MAX_BEST, engine.model.vocab.n_tokens))
-    given = [[engine.intake.go_on(branch, settings) for branch in search.branches] for search in searches]
+    given = [[engine.processor.go_on(branch, settings) for branch in search.branches] for search in searches]
     for search, submissions in zip(searches, given, strict=True):
         for submission in submissions:  # whoever began earlier goes on earlier
             submission.requests[0].arrival = search.arrival
@@ -168,7 +168,7 @@ def _branch_out(engine: Engine, search: _Search, steps: Sequence[_Step]) -> None
     """A branch for each of the new beams, in the place of those of the old ones."""
     old = search.branches
     new = [_fork(old[step.parent], step.answer.tokens[-1].token_id) for step in steps]
-    with engine.driver.visit() as core:
+    with engine.loop.visit() as core:
         for step, branch in zip(steps, new, strict=True):
             core.shelf.fork(old[step.parent], branch)
         for branch in old:
@@ -186,7 +186,9 @@ def _output(engine: Engine, search: _Search) -> RequestOutput:
     completions = tuple(
         Completion(
             index=index,
-            text=engine.intake.text_of([t.token_id for t in answer.tokens][: -1 if answer.stopped else None]),
+            text=engine.processor.text_of(
+                [t.token_id for t in answer.tokens][: -1 if answer.stopped else None]
+            ),
             token_ids=tuple(token.token_id for token in answer.tokens),
             finish_reason="stop" if answer.stopped else "length",
             logprobs=answer.tokens,

@@ -14,9 +14,9 @@ from pyvelo.chat.conversation import ChatOptions, Chats, is_one
 from pyvelo.chat.messages import Message
 from pyvelo.chat.template import ChatTemplate
 from pyvelo.config import EngineConfig
-from pyvelo.engine.driver import Stream, run_all, run_steps
 from pyvelo.engine.engine import open_engine
-from pyvelo.engine.intake import Prompt, for_each, pair_up
+from pyvelo.engine.input_processor import Prompt, for_each, pair_up
+from pyvelo.engine.loop import Stream, run_all, run_steps
 from pyvelo.engine.stats import EngineStats
 from pyvelo.keywords import checked
 from pyvelo.kv.geometry import Geometry
@@ -146,11 +146,11 @@ class LLM:
             RequestError, OutOfBlocks: a prompt can never be served; then none of them starts.
         """
         engine = self._engine
-        engine.driver.check_open()
-        intake = engine.intake
-        asked = intake.ask_all(prompts, either(params, sampling_params), request_id)
-        submissions = [intake.prepare(prompt, param, asked=each) for prompt, param, each in asked]
-        run_all(engine.driver, submissions)
+        engine.loop.check_open()
+        processor = engine.processor
+        asked = processor.ask_all(prompts, either(params, sampling_params), request_id)
+        submissions = [processor.prepare(prompt, param, asked=each) for prompt, param, each in asked]
+        run_all(engine.loop, submissions)
         outputs = [submission.output() for submission in submissions]
         if not return_errors:
             raise_first_error(outputs)
@@ -171,12 +171,12 @@ class LLM:
         Closing or dropping the generator cancels the request. `request_id` is as in `generate`.
         """
         engine = self._engine
-        engine.driver.check_open()
+        engine.loop.check_open()
         pieces: deque[StreamPiece] = deque()
-        intake, param = engine.intake, for_each(either(params, sampling_params), 1)[0]
-        asked = intake.ask(param, request_id, timed=False)
-        submission = intake.prepare(prompt, param, pieces.append, asked)
-        return Stream(engine.driver, lambda: submission, pieces, engine=engine)
+        processor, param = engine.processor, for_each(either(params, sampling_params), 1)[0]
+        asked = processor.ask(param, request_id, timed=False)
+        submission = processor.prepare(prompt, param, pieces.append, asked)
+        return Stream(engine.loop, lambda: submission, pieces, engine=engine)
 
     @overload
     def chat(
@@ -227,7 +227,7 @@ class LLM:
         Raises:
             TemplateError: the template refuses. Also what `generate` raises.
         """
-        self._engine.driver.check_open()
+        self._engine.loop.check_open()
         prompts = self._chats.prompts(messages, **options)
         params = either(params, sampling_params)
         params = self._chats.params if params is None else params
@@ -245,7 +245,7 @@ class LLM:
         **options: Unpack[ChatOptions],
     ) -> Generator[StreamPiece, None, None]:
         """Answers one conversation as `chat` does, a piece for every token, as `stream` does."""
-        self._engine.driver.check_open()
+        self._engine.loop.check_open()
         prompt = self._chats.one(messages, **options)
         params = either(params, sampling_params)
         return self.stream(prompt, self._chats.params if params is None else params, request_id=request_id)
@@ -257,13 +257,13 @@ class LLM:
         `general.sampling.*` in the model's file, else temperature=0.7 and top_p=0.95. An answer ends where
         the model ends it, or when the context is full.
         """
-        self._engine.driver.check_open()
+        self._engine.loop.check_open()
         return self._chats.params
 
     @checked(ChatOptions)
     def chat_prompt(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> tuple[int, ...]:
         """The token ids that `chat` would answer."""
-        self._engine.driver.check_open()
+        self._engine.loop.check_open()
         return tuple(self._chats.one(messages, **options))
 
     @checked(params=BeamSearchParams)
@@ -278,9 +278,9 @@ class LLM:
         `generate` does.
         """
         engine = self._engine
-        engine.driver.check_open()
+        engine.loop.check_open()
         listed = [prompt for prompt, _ in pair_up(prompts, None)]
-        return run_steps(engine.driver, search(engine, listed, params or BeamSearchParams()))
+        return run_steps(engine.loop, search(engine, listed, params or BeamSearchParams()))
 
     @checked()
     def session(self, prompt: Prompt = (), *, cache_salt: str = "") -> Session:
@@ -288,8 +288,8 @@ class LLM:
 
         Raises RequestError where the prompt is none or too long, OutOfBlocks where the cache cannot hold it.
         """
-        self._engine.driver.check_open()
-        return Session(self._engine, self._engine.intake.branch(prompt, cache_salt))
+        self._engine.loop.check_open()
+        return Session(self._engine, self._engine.processor.branch(prompt, cache_salt))
 
     # ---- vectors ----
 
@@ -363,7 +363,7 @@ class LLM:
         `with llm.trace("run.trace"): ...`. No text is recorded. ConfigError while another recording goes on.
         """
         engine = self._engine
-        return recording(engine.driver, path, engine.geometry.block_bytes, engine.pool.n_ctx)
+        return recording(engine.loop, path, engine.geometry.block_bytes, engine.pool.n_ctx)
 
     def reset_prefix_cache(self) -> None:
         """Forgets the prefixes of what has ended and of what runs; their blocks become free."""

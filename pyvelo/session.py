@@ -11,9 +11,9 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from pyvelo.engine.driver import Stream, run_all
 from pyvelo.engine.engine import Engine
-from pyvelo.engine.intake import Prompt
+from pyvelo.engine.input_processor import Prompt
+from pyvelo.engine.loop import Stream, run_all
 from pyvelo.engine.output import Submission
 from pyvelo.engine.request import Branch
 from pyvelo.errors import ClosedError, RequestError
@@ -22,7 +22,9 @@ from pyvelo.outputs import RequestOutput, StreamPiece, raise_first_error
 from pyvelo.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from pyvelo.engine.pump import Pump  # imports asyncio, which blocking sessions do without
+    from pyvelo.engine.async_loop import (
+        AsyncEngineLoop,  # imports asyncio, which blocking sessions do without
+    )
 
 __all__ = ["AsyncSession", "HeldBranch", "Session"]
 
@@ -35,7 +37,7 @@ class HeldBranch:
         self._branch = branch
         self._lock = threading.Lock()
         self._let_go = let_go
-        self._dropped = weakref.finalize(self, engine.driver.abandon_branch, branch)
+        self._dropped = weakref.finalize(self, engine.loop.abandon_branch, branch)
         self._dropped.atexit = False
 
     @property
@@ -58,7 +60,7 @@ class HeldBranch:
         return not self._dropped.alive
 
     def _close(self) -> None:
-        with self._engine.driver.guard:
+        with self._engine.loop.guard:
             if self._dropped.detach():
                 self._let_go(self._branch)
 
@@ -73,7 +75,7 @@ class HeldBranch:
 
     def _take(self) -> None:
         """Acquire the lock; RequestError where another call has it."""
-        self._engine.driver.check_open()
+        self._engine.loop.check_open()
         if self.closed:
             raise ClosedError("this session was closed")
         if not self._lock.acquire(blocking=False):
@@ -86,21 +88,26 @@ class HeldBranch:
     def _settle(self) -> None:
         """Waits until what was cancelled has ended."""
         if self._branch.busy:
-            with self._engine.driver.visit():
+            with self._engine.loop.visit():
                 pass
 
     def _tokens(self, text: Prompt) -> Sequence[int]:
         """What `text` appends, if there is room for it."""
-        branch, intake = self._branch, self._engine.intake
-        tokens = intake.tokens(text, add_special=not branch.tokens)
-        intake.check_room(len(branch.tokens) + len(tokens))
+        branch, processor = self._branch, self._engine.processor
+        tokens = processor.tokens(text, add_special=not branch.tokens)
+        processor.check_room(len(branch.tokens) + len(tokens))
         return tokens
 
     def _to_compute(self) -> list[Submission]:
         """What computes what is not computed yet, where it can be shared and something can follow it."""
-        branch, intake = self._branch, self._engine.intake
-        if len(branch.tokens) > 1 and not branch.computed and intake.can_fork and intake.has_room(branch):
-            return [intake.compute(branch)]
+        branch, processor = self._branch, self._engine.processor
+        if (
+            len(branch.tokens) > 1
+            and not branch.computed
+            and processor.can_fork
+            and processor.has_room(branch)
+        ):
+            return [processor.compute(branch)]
         return []
 
     def _twin(self) -> Branch:
@@ -108,7 +115,7 @@ class HeldBranch:
 
     def _share(self, twin: HeldBranch) -> None:
         """Lets another session share the blocks of this one."""
-        with self._engine.driver.visit() as core:
+        with self._engine.loop.visit() as core:
             core.shelf.fork(self._branch, twin._branch)
 
 
@@ -124,7 +131,7 @@ class Session(HeldBranch):
     """
 
     def __init__(self, engine: Engine, branch: Branch) -> None:
-        super().__init__(engine, branch, engine.driver.let_go)
+        super().__init__(engine, branch, engine.loop.let_go)
 
     def append(self, text: Prompt) -> None:
         """Adds text or token ids; they are computed with the next answer, fork or `compute`.
@@ -138,10 +145,10 @@ class Session(HeldBranch):
     def generate(self, params: SamplingParams | None = None) -> RequestOutput:
         """Goes on; what is generated belongs to the session. One sample: fork for more."""
         with self._turn() as branch:
-            intake = self._engine.intake
+            processor = self._engine.processor
             param = params or SamplingParams()
-            submission = intake.go_on(branch, param, asked=intake.ask(param))
-            run_all(self._engine.driver, [submission])
+            submission = processor.go_on(branch, param, asked=processor.ask(param))
+            run_all(self._engine.loop, [submission])
         output = submission.output()
         raise_first_error([output])
         return output
@@ -156,12 +163,12 @@ class Session(HeldBranch):
             self._take()
             try:
                 self._settle()
-                return self._engine.intake.go_on(self._branch, params or SamplingParams(), pieces.append)
+                return self._engine.processor.go_on(self._branch, params or SamplingParams(), pieces.append)
             except BaseException:
                 self._lock.release()
                 raise
 
-        return Stream(self._engine.driver, begin, pieces, self._lock.release, engine=self._engine)
+        return Stream(self._engine.loop, begin, pieces, self._lock.release, engine=self._engine)
 
     def compute(self) -> None:
         """Computes what was appended, while there is time, so that the next answer begins at once."""
@@ -198,13 +205,13 @@ class Session(HeldBranch):
     @contextmanager
     def _turn(self) -> Iterator[Branch]:
         """The branch, to oneself and at rest."""
-        with self._engine.driver.guard, self._claim() as branch:
+        with self._engine.loop.guard, self._claim() as branch:
             self._settle()
             yield branch
 
     def _compute(self) -> None:
         submissions = self._to_compute()
-        run_all(self._engine.driver, submissions)
+        run_all(self._engine.loop, submissions)
         raise_first_error(submission.output() for submission in submissions)
 
 
@@ -216,9 +223,9 @@ class AsyncSession(HeldBranch):
     closed too.
     """
 
-    def __init__(self, pump: Pump, branch: Branch) -> None:
-        super().__init__(pump.engine, branch, pump.let_go)
-        self._pump = pump
+    def __init__(self, engine_loop: AsyncEngineLoop, branch: Branch) -> None:
+        super().__init__(engine_loop.engine, branch, engine_loop.let_go)
+        self._engine_loop = engine_loop
 
     async def append(self, text: Prompt) -> None:
         """Adds text or token ids; they are computed with the next answer, fork or `compute`.
@@ -226,16 +233,16 @@ class AsyncSession(HeldBranch):
         Raises RequestError or OutOfBlocks where there would be no room for an answer; nothing is added then.
         """
         async with self._turn() as branch:
-            branch.tokens.extend(await self._pump.preparer.run(partial(self._tokens, text)))
+            branch.tokens.extend(await self._engine_loop.preparer.run(partial(self._tokens, text)))
 
     @checked(params=SamplingParams)
     async def generate(self, params: SamplingParams | None = None) -> RequestOutput:
         """Goes on; what is generated belongs to the session. One sample: fork for more."""
         async with self._turn() as branch:
-            param, intake = params or SamplingParams(), self._engine.intake
-            prepare = partial(intake.go_on, branch, param, asked=intake.ask(param))
-            submission = await self._pump.preparer.run(prepare, [param])
-            await self._pump.run([submission])
+            param, processor = params or SamplingParams(), self._engine.processor
+            prepare = partial(processor.go_on, branch, param, asked=processor.ask(param))
+            submission = await self._engine_loop.preparer.run(prepare, [param])
+            await self._engine_loop.run([submission])
         output = submission.output()
         raise_first_error([output])
         return output
@@ -244,9 +251,9 @@ class AsyncSession(HeldBranch):
     async def stream(self, params: SamplingParams | None = None) -> AsyncGenerator[StreamPiece, None]:
         """As `generate`, a piece for every token as it comes; the session is taken until the last."""
         async with self._turn() as branch:
-            param, intake = params or SamplingParams(), self._engine.intake
-            prepare = partial(intake.go_on, branch, param, asked=intake.ask(param))
-            async with aclosing(self._pump.pieces(prepare, param)) as pieces:
+            param, processor = params or SamplingParams(), self._engine.processor
+            prepare = partial(processor.go_on, branch, param, asked=processor.ask(param))
+            async with aclosing(self._engine_loop.pieces(prepare, param)) as pieces:
                 async for piece in pieces:
                     yield piece
 
@@ -262,7 +269,7 @@ class AsyncSession(HeldBranch):
 
         async with self._turn():
             await self._compute()
-            twin = AsyncSession(self._pump, self._twin())
+            twin = AsyncSession(self._engine_loop, self._twin())
             await asyncio.to_thread(self._share, twin)
         return twin
 
@@ -290,5 +297,5 @@ class AsyncSession(HeldBranch):
 
     async def _compute(self) -> None:
         submissions = self._to_compute()
-        await self._pump.run(submissions)
+        await self._engine_loop.run(submissions)
         raise_first_error(submission.output() for submission in submissions)

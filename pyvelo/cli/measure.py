@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from time import perf_counter as now
 
-from pyvelo.engine.driver import run_all
+from pyvelo.engine.loop import run_all
 from pyvelo.errors import ConfigError
 from pyvelo.kv.geometry import make_geometry
 from pyvelo.llm import LLM
@@ -155,10 +155,10 @@ def _times(llm: LLM, prompts: Sequence[Sequence[int]], n_tokens: int) -> list[li
         return lambda _: times[number].append(now())
 
     submissions = [
-        engine.intake.prepare(prompt, _params(n_tokens), watch(number))
+        engine.processor.prepare(prompt, _params(n_tokens), watch(number))
         for number, prompt in enumerate(prompts)
     ]
-    run_all(engine.driver, submissions)
+    run_all(engine.loop, submissions)
     raise_first_error(submission.output() for submission in submissions)
     return times
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pyvelo.engine.intake import Prompt, listed, tokens_of
+from pyvelo.engine.input_processor import Prompt, listed, tokens_of
 from pyvelo.engine.interrupts import HomeProcess, InterruptGuard
 from pyvelo.errors import Cancelled, ClosedError, RequestError, UnsupportedError, VeloError, shown
 from pyvelo.native import POOLINGS, Embedder, Model

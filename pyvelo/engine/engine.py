@@ -1,4 +1,4 @@
-"""An engine, put together from its settings: a model, a context with its pool, a core and its driver."""
+"""An engine, put together from its settings: a model, a context with its pool, a core and its loop."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from functools import cache, partial
 
 from pyvelo.config import EngineConfig
-from pyvelo.engine.driver import Driver
 from pyvelo.engine.embedding import Embeddings
-from pyvelo.engine.intake import Intake
+from pyvelo.engine.input_processor import InputProcessor
 from pyvelo.engine.interrupts import HomeProcess, InterruptGuard
+from pyvelo.engine.loop import EngineLoop
 from pyvelo.engine.request import Request
 from pyvelo.engine.stats import EngineStats, picture
 from pyvelo.engine.step import EngineCore
@@ -43,8 +43,8 @@ class Generator:
     pool: PoolSize
     limits: Limits
     core: EngineCore
-    driver: Driver
-    intake: Intake
+    loop: EngineLoop
+    processor: InputProcessor
 
 
 @dataclass(frozen=True)
@@ -88,12 +88,12 @@ class Engine:
         return self.generator.core
 
     @property
-    def driver(self) -> Driver:
-        return self.generator.driver
+    def loop(self) -> EngineLoop:
+        return self.generator.loop
 
     @property
-    def intake(self) -> Intake:
-        return self.generator.intake
+    def processor(self) -> InputProcessor:
+        return self.generator.processor
 
     @property
     def n_ctx(self) -> int:
@@ -108,8 +108,8 @@ class Engine:
             self.stop()
             self.embeddings.close()
             if self.parts is not None:
-                self.parts.intake.close()
-                self.parts.driver.close(self.parts.context.cancel)
+                self.parts.processor.close()
+                self.parts.loop.close(self.parts.context.cancel)
                 self.parts.context.close()
             self.model.close()
             self.files.close()
@@ -118,7 +118,7 @@ class Engine:
         """Refuse new calls and end all that run soon, without waiting for them."""
         self.embeddings.stop()
         if self.parts is not None and not self.parts.context.closed:
-            self.parts.driver.stop(self.parts.context.cancel)
+            self.parts.loop.stop(self.parts.context.cancel)
 
     def check_open(self) -> None:
         """ClosedError after `close`, EngineError in a forked process."""
@@ -126,16 +126,16 @@ class Engine:
 
     def reset_prefix_cache(self) -> None:
         """Between two steps; ClosedError after `close`."""
-        self.driver.check_open()
-        with self.driver.visit() as core:
-            self.driver.check_open()
+        self.loop.check_open()
+        with self.loop.visit() as core:
+            self.loop.check_open()
             core.manager.reset()
 
     def stats(self) -> EngineStats:
         """A picture taken between two steps; ClosedError after `close`."""
-        self.driver.check_open()
-        with self.driver.visit() as core:
-            self.driver.check_open()
+        self.loop.check_open()
+        with self.loop.visit() as core:
+            self.loop.check_open()
             info = self.context.info
             return picture(core.manager, core.counters, core.queues, core.limits, info, self.pool)
 
@@ -316,8 +316,8 @@ def _wire(
         pool=pool,
         limits=limits,
         core=core,
-        driver=Driver(core, InterruptGuard()),
-        intake=Intake(model, pool, geometry.block_size, config.seed),
+        loop=EngineLoop(core, InterruptGuard()),
+        processor=InputProcessor(model, pool, geometry.block_size, config.seed),
     )
 
 

@@ -113,7 +113,7 @@ class OutputProcessor:
                 self._active.wait(follower)
                 continue
             try:
-                follower.table = self._manager.fork(request.table, follower.chain)
+                follower.table = self._manager.fork(request.table, follower.hashes)
                 self._active.run(follower)
                 # its last token counts as computed once a token is drawn behind it
                 self._active.advance(follower, follower.n_prompt - 1)

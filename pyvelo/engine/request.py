@@ -13,7 +13,7 @@ from pyvelo.engine.detokenizer import Detokenizer
 from pyvelo.grammar.matcher import Guide
 from pyvelo.kv.manager import BlockManager
 from pyvelo.kv.pool import BlockTable, Swapped
-from pyvelo.kv.prefix import Chain
+from pyvelo.kv.prefix import BlockHashes
 from pyvelo.outputs import FinishReason, RequestTimes, StreamPiece, TokenLogprob, Usage
 from pyvelo.sampling import SamplingParams
 
@@ -31,11 +31,11 @@ class Branch:
     cancelled.
     """
 
-    __slots__ = ("chain", "dropped", "request", "swapped", "table", "tokens")
+    __slots__ = ("dropped", "hashes", "request", "swapped", "table", "tokens")
 
     def __init__(self, tokens: Iterable[int], block_size: int, salt: str = "") -> None:
         self.tokens = array("i", tokens)
-        self.chain = Chain(self.tokens, block_size, salt.encode("utf-8", "surrogatepass"))
+        self.hashes = BlockHashes(self.tokens, block_size, salt.encode("utf-8", "surrogatepass"))
         self.table: BlockTable | None = None
         self.swapped: Swapped | None = None
         self.request: Request | None = None
@@ -43,8 +43,8 @@ class Branch:
 
     def fork(self, tokens: Iterable[int], n_common: int) -> Branch:
         """A branch whose first `n_common` tokens are those of this one; `Shelf.fork` shares the blocks."""
-        twin = Branch(tokens, self.chain.block_size)
-        twin.chain = self.chain.fork(twin.tokens, n_common)
+        twin = Branch(tokens, self.hashes.block_size)
+        twin.hashes = self.hashes.fork(twin.tokens, n_common)
         return twin
 
     @property
@@ -74,7 +74,7 @@ class Shelf:
     def fork(self, branch: Branch, twin: Branch) -> None:
         """Lets `twin`, whose tokens begin as those of the branch, share what the branch holds here."""
         if branch.table is not None:
-            self._put(twin, self._manager.fork(branch.table, twin.chain))
+            self._put(twin, self._manager.fork(branch.table, twin.hashes))
 
     def lend(self, branch: Branch) -> None:
         """A request runs on the branch now, and has its table."""
@@ -154,7 +154,6 @@ class Request:
     __slots__ = (
         "arrival",
         "branch",
-        "chain",
         "detokenizer",
         "echo",
         "error",
@@ -162,6 +161,7 @@ class Request:
         "followers",
         "going_on",
         "guide",
+        "hashes",
         "held",
         "index",
         "logprobs",
@@ -210,7 +210,7 @@ class Request:
         self.branch = branch
         sequence = branch or Branch(prompt, block_size, params.cache_salt)
         self.tokens = sequence.tokens
-        self.chain = sequence.chain
+        self.hashes = sequence.hashes
         self.n_prompt = len(prompt)
         self.n_generated = 0  # a branch may have grown since
         self.n_computed = 0

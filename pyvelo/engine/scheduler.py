@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from pyvelo.engine.request import Branch, Request
 from pyvelo.errors import InternalError
-from pyvelo.kv.draft import Draft, Never, NotNow, Start
 from pyvelo.kv.manager import BlockManager
+from pyvelo.kv.plan import AllocationPlan, Never, NotNow, Start
 from pyvelo.kv.pool import BlockTable, Swapped
 from pyvelo.memory.budget import SCORED_TOKENS, Limits
 
@@ -36,7 +36,7 @@ class StepPlan(NamedTuple):
     chunks: list[Chunk]
     evicted: list[tuple[Branch, Swapped | None]]
     preempted: list[tuple[Request, Swapped | None]]
-    draft: Draft
+    allocation: AllocationPlan
 
     @property
     def requests(self) -> list[Request]:
@@ -94,7 +94,7 @@ class _Planner:
     ) -> None:
         self.running = list(running)  # those that have not given way
         self.resting = resting
-        self.draft = manager.draft()
+        self.allocation = manager.plan()
         self.limits = limits
         self.favour_swap = favour_swap
         self.block_size = manager.block_size
@@ -111,7 +111,7 @@ class _Planner:
 
     def plan(self) -> StepPlan:
         chunks = self.chunks + self.starts
-        return StepPlan(self.starts, self.decodes, chunks, self.evicted, self.preempted, self.draft)
+        return StepPlan(self.starts, self.decodes, chunks, self.evicted, self.preempted, self.allocation)
 
     def start_urgent(self, waiting: Sequence[Request]) -> int:
         """Start waiting requests that outrank running ones; return how many.
@@ -133,7 +133,7 @@ class _Planner:
 
     def grow(self) -> None:
         """Who decodes, who has more of its prompt to feed, and who must give way."""
-        grow, decodes = self.draft.grow, self.decodes
+        grow, decodes = self.allocation.grow, self.decodes
         for request in tuple(self.running):
             if request in self.gone:
                 continue
@@ -181,39 +181,45 @@ class _Planner:
         """
         branch = request.branch
         held = branch.table if branch is not None else None
-        if held is not None and self.draft.names(held):
+        if held is not None and self.allocation.names(held):
             return None  # its branch gives way in this step: it can start in the next
         if not n_seats:
-            outcome = self._ask(self.draft, request, held, 0)
+            outcome = self._ask(self.allocation, request, held, 0)
             if isinstance(outcome, Start):
                 return outcome.table
 
-        def lacks(draft: Draft, gone: Sequence[_Victim]) -> int:
-            outcome = self._ask(draft, request, held, sum(isinstance(victim, Request) for victim in gone))
+        def lacks(allocation: AllocationPlan, gone: Sequence[_Victim]) -> int:
+            outcome = self._ask(
+                allocation, request, held, sum(isinstance(victim, Request) for victim in gone)
+            )
             return outcome.needed - outcome.available if isinstance(outcome, NotNow) else 0
 
         resting = [victim for victim in self._resting() if victim.table is not held]
         victims = choose_victims(
-            self.draft, [*outranked[:n_seats], *resting, *outranked[n_seats:]], n_seats, lacks
+            self.allocation, [*outranked[:n_seats], *resting, *outranked[n_seats:]], n_seats, lacks
         )
         if victims is None:
             if branch is not None and held is not None and not self._n_seated:
                 self._dismiss([branch])  # its next block may be one to copy, and there is no other
             return None
         self._dismiss(victims)
-        outcome = self._ask(self.draft, request, held, 0)
+        outcome = self._ask(self.allocation, request, held, 0)
         if isinstance(outcome, NotNow):
             raise InternalError("a sequence does not start although there is room")
         return outcome.table
 
-    def _ask(self, draft: Draft, request: Request, held: BlockTable | None, n_gone: int) -> Start | NotNow:
-        """Start the request in the draft, with room to grow: for itself, and a block for each of those that
-        run, less `n_gone` that are still counted."""
+    def _ask(
+        self, allocation: AllocationPlan, request: Request, held: BlockTable | None, n_gone: int
+    ) -> Start | NotNow:
+        """Start the request in the allocation, with blocks to grow: its own and one for each that runs.
+
+        n_gone: running requests that are preempted, but still counted.
+        """
         n_tokens = min(request.max_stored, len(request.tokens) + self.block_size)
         spare = self._n_seated - n_gone
         if held is not None:
-            return draft.resume(held, n_tokens, spare)
-        outcome = draft.start(n_tokens, request.chain, spare, request.swapped, request.most_cached)
+            return allocation.resume(held, n_tokens, spare)
+        outcome = allocation.start(n_tokens, request.hashes, spare, request.swapped, request.most_cached)
         if isinstance(outcome, Never):
             raise InternalError(f"a request for {outcome.needed} of {outcome.total} blocks was let in")
         return outcome
@@ -221,7 +227,7 @@ class _Planner:
     def _chunk(self, request: Request, table: BlockTable, budget: int, n_there: int) -> Chunk:
         pending = len(request.tokens) - n_there
         n_tokens = self._piece(request, n_there, min(pending, budget))
-        if not self.draft.grow(table, n_there + n_tokens):
+        if not self.allocation.grow(table, n_there + n_tokens):
             raise InternalError("a sequence has no blocks for the tokens that it started with")
         return Chunk(request, table, n_tokens, n_tokens == pending)
 
@@ -242,17 +248,20 @@ class _Planner:
         table = _table(request)
         outranked = self.running[: self.running.index(request) : -1]
         victims = choose_victims(
-            self.draft, [*self._resting(), *outranked], 0, lambda draft, _: not draft.grow(table, n_tokens)
+            self.allocation,
+            [*self._resting(), *outranked],
+            0,
+            lambda allocation, _: not allocation.grow(table, n_tokens),
         )
         if victims is None:
             self._dismiss([request])
             return False
         self._dismiss(victims)
-        return self.draft.grow(table, n_tokens)
+        return self.allocation.grow(table, n_tokens)
 
     def _resting(self) -> list[Branch]:
         """The branches that hold blocks and take no part yet, the longest at rest first."""
-        names = self.draft.names
+        names = self.allocation.names
         return [branch for branch in self.resting if branch.table is not None and not names(branch.table)]
 
     def _dismiss(self, victims: Sequence[_Victim]) -> None:
@@ -267,10 +276,10 @@ class _Planner:
 
     def _give_way(self, table: BlockTable) -> Swapped | None:
         if table.n_tokens and self.favour_swap(len(table.blocks), table.n_tokens):
-            swapped = self.draft.swap_out(table)
+            swapped = self.allocation.swap_out(table)
             if swapped is not None:
                 return swapped
-        self.draft.drop(table)
+        self.allocation.drop(table)
         return None
 
 
@@ -286,19 +295,19 @@ def _table(victim: _Victim) -> BlockTable:
 
 
 def choose_victims(
-    draft: Draft,
+    allocation: AllocationPlan,
     candidates: Sequence[_Victim],
     n_first: int,
-    lacks: Callable[[Draft, Sequence[_Victim]], int],
+    lacks: Callable[[AllocationPlan, Sequence[_Victim]], int],
 ) -> list[_Victim] | None:
     """Return the first of the candidates whose tables give enough room when they are dropped.
 
     Candidates whose room is not needed are left out, but for the first `n_first`. None: all are not enough.
-    `lacks` tells how many blocks a draft lacks when some are gone; it may change the draft.
+    `lacks` tells how many blocks an allocation lacks when some are gone; it may change the allocation.
     """
     if not candidates:
         return None
-    trial, chosen = draft.copy(), list[_Victim]()
+    trial, chosen = allocation.copy(), list[_Victim]()
     lacking, available, n_gone = lacks(trial.copy(), ()), trial.available, 0
     for candidate in candidates:
         trial.drop(_table(candidate))
@@ -312,7 +321,7 @@ def choose_victims(
     else:
         return None
     for candidate in reversed(chosen[n_first:-1]):
-        others, trial = [other for other in chosen if other is not candidate], draft.copy()
+        others, trial = [other for other in chosen if other is not candidate], allocation.copy()
         for other in others:
             trial.drop(_table(other))
         if lacks(trial, others) <= 0:

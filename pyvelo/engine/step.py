@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pyvelo.engine.batch import Batch, BatchBuilder
 from pyvelo.engine.output import OutputProcessor, score_prompts
-from pyvelo.engine.pace import Costs, Pace
+from pyvelo.engine.prefill_budget import Costs, PrefillBudget
 from pyvelo.engine.queues import ActiveRequests, Counters, Inbox
 from pyvelo.engine.request import Branch, Request, Shelf
 from pyvelo.engine.scheduler import StepPlan, schedule
@@ -77,7 +77,7 @@ class EngineCore:
         )
         self._output = OutputProcessor(context, manager, self._active, limits, self.counters, is_end, clock)
         self._costs = costs or Costs()
-        self.pace = Pace()
+        self.prefill_budget = PrefillBudget()
         self._mover = BlockMover(context, manager, self._costs, clock)
         self._debug = debug
         self.in_doubt = False
@@ -185,14 +185,14 @@ class EngineCore:
             self.limits,
             self._costs.favour_swap,
             self.shelf,
-            self.pace.allowance,
+            self.prefill_budget.allowance,
         )
 
     # ---- from plan to run ----
 
     def _begin(self, plan: StepPlan) -> StepPlan:
         """Takes the plan's blocks and lets its sequences start; who cannot is left out of the step."""
-        self._mover.move(self.manager.commit(plan.draft))
+        self._mover.move(self.manager.commit(plan.allocation))
         for branch, swapped in plan.evicted:
             self.shelf.evict(branch, swapped)
             self.counters.evicted_branches += 1
@@ -235,7 +235,7 @@ class EngineCore:
             self._costs.computed(batch.n_tokens, done - start)
         self.counters.steps += 1
         self.counters.run_seconds += done - start
-        self.pace.stepped(len(plan.decodes), batch.n_tokens - len(plan.decodes), done - start)
+        self.prefill_budget.stepped(len(plan.decodes), batch.n_tokens - len(plan.decodes), done - start)
         score_prompts(self._context, batch.scored, self._active.fail)
         for request, _, n_tokens, last in plan.chunks:
             if not last:

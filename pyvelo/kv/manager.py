@@ -1,6 +1,6 @@
 """Who holds which blocks: a table per sequence, prefixes shared, blocks promised before they are needed.
 
-Planning changes nothing: a `Draft` collects what a step wants, `commit` does all of it or none of it.
+Planning changes nothing: an `AllocationPlan` collects what a step wants. `commit` does all of it or nothing.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from itertools import islice
 from typing import Literal, NamedTuple
 
 from pyvelo.errors import InternalError
-from pyvelo.kv.draft import Change, Draft, Holders, check_changes
+from pyvelo.kv.plan import AllocationPlan, Change, Holders, check_changes
 from pyvelo.kv.pool import BlockPool, BlockTable, Swapped, SwapPool
-from pyvelo.kv.prefix import Chain, Match, PrefixIndex
+from pyvelo.kv.prefix import BlockHashes, Match, PrefixIndex
 
 __all__ = [
     "BlockManager",
@@ -75,7 +75,7 @@ class BlockManager:
         *,
         share: bool = True,
         n_swap_blocks: int = 0,
-        make_key: Callable[[Chain, int], bytes] = Chain.key,
+        make_key: Callable[[BlockHashes, int], bytes] = BlockHashes.key,
         observe: Callable[[Event], None] | None = None,
     ) -> None:
         self.block_size = block_size
@@ -152,20 +152,20 @@ class BlockManager:
         if error is not None:
             raise error
 
-    def draft(self) -> Draft:
+    def plan(self) -> AllocationPlan:
         """An empty plan for the pool as it is now."""
-        return Draft(
+        return AllocationPlan(
             self._pool, self._index, self._promised, self.swap.n_free, self.block_size, self._version
         )
 
-    def commit(self, draft: Draft) -> Moves:
-        """Does what the draft says; nothing is changed where it raises.
+    def commit(self, allocation: AllocationPlan) -> Moves:
+        """Does what the allocation says; nothing is changed where it raises.
 
         Returns: the blocks to move, before anything else is written to a block.
         """
-        if draft.version != self._version:
-            raise InternalError("the pool was changed after this draft was made")
-        changes = draft.changes
+        if allocation.version != self._version:
+            raise InternalError("the pool was changed after this allocation was made")
+        changes = allocation.changes
         holders = Holders(self._tables, self._asleep, self._promised, self.swap.n_free)
         check_changes(changes, self._pool, holders, self.block_size)
         outs: list[Copy] = []
@@ -216,15 +216,15 @@ class BlockManager:
         table.promised = change.promised
         return copies
 
-    def fork(self, table: BlockTable, chain: Chain | None) -> BlockTable:
+    def fork(self, table: BlockTable, hashes: BlockHashes | None) -> BlockTable:
         """Another table of the same blocks; whoever writes to the last one first gets a copy of it.
 
-        `chain` is of the tokens of the new sequence, which begin as those of the table.
+        `hashes` is of the tokens of the new sequence, which begin as those of the table.
         """
         if id(table) not in self._tables:
             raise InternalError("this block table is not a live one")
         held = table.blocks[: -(-table.n_tokens // self.block_size)]
-        twin = BlockTable(held, table.n_tokens, 0, chain if self._index is not None else None)
+        twin = BlockTable(held, table.n_tokens, 0, hashes if self._index is not None else None)
         twin.n_published = min(table.n_published, table.n_tokens // self.block_size)  # its own ones
         for block in twin.blocks:
             self._pool.share(block)
@@ -236,13 +236,13 @@ class BlockManager:
         """The first `n_tokens` of the table's tokens are computed: lets others hit its full blocks."""
         self._version += 1
         table.n_tokens = n_tokens
-        index, chain = self._index, table.chain
-        if index is None or chain is None:
+        index, hashes = self._index, table.hashes
+        if index is None or hashes is None:
             return
         for number in range(table.n_published, n_tokens // self.block_size):
             block = table.blocks[number]
             table.n_published = number + 1
-            if index.publish(chain, number, block, table.blocks[number - 1] if number else None):
+            if index.publish(hashes, number, block, table.blocks[number - 1] if number else None):
                 self._pool.keep(block)
                 self._tell("stored", block)
                 if index.n_duplicates:
@@ -321,7 +321,7 @@ class BlockManager:
     def _audit_tokens(self, index: PrefixIndex, table: BlockTable) -> None:
         for number, block in enumerate(table.blocks[: table.n_published]):
             tokens = index.tokens(block)
-            if tokens is not None and table.chain is not None and tokens != table.chain.block(number):
+            if tokens is not None and table.hashes is not None and tokens != table.hashes.block(number):
                 raise InternalError(f"block {block} is published with other tokens than its table has")
 
     def _take_hits(self, table: BlockTable, match: Match) -> list[int]:
@@ -336,8 +336,8 @@ class BlockManager:
         return [match.head.block]
 
     def _count_hits(self, table: BlockTable, n_tokens: int) -> None:
-        if table.chain is not None:
-            self.counts.queried += table.chain.n_tokens
+        if table.hashes is not None:
+            self.counts.queried += table.hashes.n_tokens
             self.counts.hits += n_tokens
 
     def _put_to_sleep(self, table: BlockTable, swapped: Swapped) -> list[Copy]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from pyvelo.errors import InternalError, OutOfBlocks
-from pyvelo.kv.prefix import Chain
+from pyvelo.kv.prefix import BlockHashes
 
 __all__ = ["BlockPool", "BlockTable", "SwapPool", "Swapped"]
 
@@ -184,7 +184,7 @@ class SwapPool:
 
 
 class Swapped:
-    """A sequence in host memory; `blocks` are filled in when the draft is committed."""
+    """A sequence in host memory; `blocks` are filled in when the allocation is committed."""
 
     __slots__ = ("blocks", "n_tokens")
 
@@ -200,16 +200,18 @@ class BlockTable:
     was done to it than blocks added at its end.
     """
 
-    __slots__ = ("blocks", "chain", "n_cached", "n_published", "n_tokens", "promised", "version")
+    __slots__ = ("blocks", "hashes", "n_cached", "n_published", "n_tokens", "promised", "version")
 
-    def __init__(self, blocks: Sequence[int], n_tokens: int, promised: int, chain: Chain | None) -> None:
+    def __init__(
+        self, blocks: Sequence[int], n_tokens: int, promised: int, hashes: BlockHashes | None
+    ) -> None:
         self.blocks = list(blocks)
         self.n_tokens = n_tokens  # whose K and V are there
         self.n_cached = n_tokens  # that were there when it started
         self.n_published = len(blocks)  # of its blocks, those whose tokens are published
         self.version = 0  # how often a block was replaced, or the table became shorter
         self.promised = promised  # blocks that it may still take
-        self.chain = chain
+        self.hashes = hashes
 
     def extend(self, blocks: Iterable[int]) -> None:
         """Add blocks at the end."""

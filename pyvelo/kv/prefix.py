@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from pyvelo.errors import InternalError
 
-__all__ = ["Chain", "Head", "Match", "PrefixIndex"]
+__all__ = ["BlockHashes", "Head", "Match", "PrefixIndex"]
 
 ROOT = bytes(32)
 """What stands before a first block."""
@@ -58,7 +58,7 @@ def common_tokens(a: bytes, b: bytes) -> int:
     return ((differing & -differing).bit_length() - 1) // 32 if differing else n // 4
 
 
-class Chain:
+class BlockHashes:
     """The keys of a growing sequence's full blocks, each computed once.
 
     `tokens` is the sequence's own array: it may grow, but what is there stays as it is.
@@ -78,9 +78,9 @@ class Chain:
         """Tokens that are there now."""
         return len(self._tokens)
 
-    def fork(self, tokens: array[int], n_common: int) -> Chain:
-        """The chain of a sequence whose first `n_common` tokens are those of this one."""
-        twin = Chain(tokens, self.block_size, self.extra)
+    def fork(self, tokens: array[int], n_common: int) -> BlockHashes:
+        """The hashes of a sequence whose first `n_common` tokens are those of this one."""
+        twin = BlockHashes(tokens, self.block_size, self.extra)
         twin._keys = self._keys[: n_common // self.block_size]
         return twin
 
@@ -119,7 +119,9 @@ class _Prefix:
 class PrefixIndex:
     """The published blocks. `make_key` is for tests that want hashes to collide. Not thread-safe."""
 
-    def __init__(self, n_blocks: int, make_key: Callable[[Chain, int], bytes] = Chain.key) -> None:
+    def __init__(
+        self, n_blocks: int, make_key: Callable[[BlockHashes, int], bytes] = BlockHashes.key
+    ) -> None:
         self.n_duplicates = 0
         """Published blocks whose prefix an older block holds, too."""
         self._by_block: list[_Prefix | None] = [None] * n_blocks
@@ -142,32 +144,32 @@ class PrefixIndex:
         prefix = self._by_block[block]
         return prefix.blocks if prefix is not None else ()
 
-    def match(self, chain: Chain, n_tokens: int) -> Match:
+    def match(self, hashes: BlockHashes, n_tokens: int) -> Match:
         """What is there of the first `n_tokens` tokens. Nothing is changed.
 
         A sequence that waits asks in every step: the answer is kept until another one could be given.
         """
-        known = chain.matched
+        known = hashes.matched
         if known is None or known[0] is not self._generation or known[1] != n_tokens:
-            known = chain.matched = (self._generation, n_tokens, self._search(chain, n_tokens))
+            known = hashes.matched = (self._generation, n_tokens, self._search(hashes, n_tokens))
         return known[2]
 
-    def _search(self, chain: Chain, n_tokens: int) -> Match:
-        prefix = self._roots.get(chain.extra)
+    def _search(self, hashes: BlockHashes, n_tokens: int) -> Match:
+        prefix = self._roots.get(hashes.extra)
         if prefix is None:
             return Match((), None)
         blocks: list[int] = []
-        size = chain.block_size
+        size = hashes.block_size
         for index in range(n_tokens // size):
-            following = self._find(prefix, chain, index)
+            following = self._find(prefix, hashes, index)
             if following is None:
                 break
             prefix = following
             blocks.append(prefix.blocks[0])
         first = len(blocks) * size
-        return Match(tuple(blocks), _head(prefix, chain.tokens(first, min(n_tokens, first + size))))
+        return Match(tuple(blocks), _head(prefix, hashes.tokens(first, min(n_tokens, first + size))))
 
-    def publish(self, chain: Chain, index: int, block: int, before: int | None = None) -> bool:
+    def publish(self, hashes: BlockHashes, index: int, block: int, before: int | None = None) -> bool:
         """Make a full block a hit for others. `before` is the block before it in its table.
 
         Returns: False if the block before is no hit, or if the key is that of another prefix.
@@ -175,22 +177,22 @@ class PrefixIndex:
         if self._by_block[block] is not None:
             raise InternalError(f"block {block} is published already")
         if before is None:
-            parent = self._roots.get(chain.extra) or _Prefix(chain.extra, None, b"")
+            parent = self._roots.get(hashes.extra) or _Prefix(hashes.extra, None, b"")
         else:
             known = self._by_block[before]
             if known is None:
                 return False
             parent = known
-        key = self._make_key(chain, index)
-        prefix = self._find(parent, chain, index)
+        key = self._make_key(hashes, index)
+        prefix = self._find(parent, hashes, index)
         if prefix is None:
             if key in self._by_key:
                 return False
             self._generation = object()
-            prefix = self._by_key[key] = _Prefix(key, parent, chain.block(index))
+            prefix = self._by_key[key] = _Prefix(key, parent, hashes.block(index))
             parent.children[prefix] = None
             if before is None:
-                self._roots[chain.extra] = parent
+                self._roots[hashes.extra] = parent
         else:
             self.n_duplicates += 1
         prefix.blocks += (block,)
@@ -239,10 +241,10 @@ class PrefixIndex:
         if any(prefix.parent is None or prefix not in prefix.parent.children for prefix in prefixes):
             raise InternalError("prefix index: blocks and their parents do not agree")
 
-    def _find(self, parent: _Prefix, chain: Chain, index: int) -> _Prefix | None:
-        """Return the prefix that follows `parent` in the chain. Nothing of it rests on the key alone."""
-        prefix = self._by_key.get(self._make_key(chain, index))
-        if prefix is None or prefix.parent is not parent or prefix.tokens != chain.block(index):
+    def _find(self, parent: _Prefix, hashes: BlockHashes, index: int) -> _Prefix | None:
+        """Return the prefix that follows `parent` in the hashes. Nothing of it rests on the key alone."""
+        prefix = self._by_key.get(self._make_key(hashes, index))
+        if prefix is None or prefix.parent is not parent or prefix.tokens != hashes.block(index):
             return None
         return prefix
 

@@ -26,7 +26,7 @@ from typing import Protocol
 
 import numpy as np
 
-from pyvelo.engine.pace import Pace
+from pyvelo.engine.prefill_budget import PrefillBudget
 from pyvelo.errors import ConfigError
 from pyvelo.simulate.engine import Setup
 from pyvelo.simulate.metrics import Meter, Outcome
@@ -237,7 +237,7 @@ class _Run:
         self.waiting: list[_Sequence] = []  # both in the order of arrival
         self._running: list[_Sequence] = []
         self._setup, self._layout = setup, layout
-        self._pace = Pace()
+        self._prefill_budget = PrefillBudget()
 
     @property
     def busy(self) -> bool:
@@ -251,7 +251,7 @@ class _Run:
         n_listening = sum(s.n_generated > 0 for s in self._running)
         if n_listening and chunks:  # who listens may be computed again
             n_waiting = len(self.waiting) + len(self._running) - len(chunks)
-            budget = min(budget, self._pace.allowance(len(chunks), n_listening, n_waiting))
+            budget = min(budget, self._prefill_budget.allowance(len(chunks), n_listening, n_waiting))
         for sequence in self._running:
             if not sequence.decodes and budget:
                 chunks.append((sequence, min(budget, sequence.n_known - sequence.n_stored)))
@@ -291,7 +291,7 @@ class _Run:
         self.meter.step(seconds, len(self._running), layout.held, stored, layout.held)
         self.now += seconds
         n_decodes = sum(n == 1 and sequence.n_generated > 0 for sequence, n in chunks)
-        self._pace.stepped(n_decodes, int(n_tokens.sum()) - n_decodes, seconds)
+        self._prefill_budget.stepped(n_decodes, int(n_tokens.sum()) - n_decodes, seconds)
         for sequence, _ in chunks:
             if sequence.n_stored == sequence.n_known:
                 self._draw(sequence)

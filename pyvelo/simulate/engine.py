@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyvelo.engine.detokenizer import Detokenizer
-from pyvelo.engine.pace import Costs
+from pyvelo.engine.prefill_budget import Costs
 from pyvelo.engine.request import Request
 from pyvelo.engine.step import EngineCore
 from pyvelo.errors import ConfigError, InternalError
@@ -297,7 +297,7 @@ class _Run:
         return meter.outcome(scheme, len(self._jobs), self._clock.now)
 
     def _submit(self, index: int, job: Job) -> None:
-        """As the intake does: what could never fit is refused, samples follow the first."""
+        """As the processor does: what could never fit is refused, samples follow the first."""
         prompt = self._texts.prompt(index)
         if not self._setup.fits(job):
             self._meter.refused += 1

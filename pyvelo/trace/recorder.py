@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
 
-from pyvelo.engine.driver import Driver
+from pyvelo.engine.loop import EngineLoop
 from pyvelo.engine.request import Request
 from pyvelo.engine.step import EngineCore
 from pyvelo.errors import ConfigError, EngineError
@@ -29,36 +29,36 @@ __all__ = ["Tracer", "recording"]
 
 
 @contextmanager
-def recording(driver: Driver, path: str | os.PathLike[str], block_bytes: int, n_ctx: int) -> Iterator[None]:
+def recording(loop: EngineLoop, path: str | os.PathLike[str], block_bytes: int, n_ctx: int) -> Iterator[None]:
     """Records what the engine does meanwhile, whichever thread steps it.
 
     ConfigError where it is being recorded already, ClosedError after `close`; OSError, here or at the end,
     where the file cannot be written.
     """
-    driver.check_open()
+    loop.check_open()
     holder, tracer, wait = _Holder(), None, True
     try:
-        with driver.guard, driver.visit() as core:
-            driver.check_open()
+        with loop.guard, loop.visit() as core:
+            loop.check_open()
             tracer = Tracer(core, path, block_bytes, n_ctx, holder)
         yield
     except GeneratorExit:  # perhaps from a garbage collection, at any line of any thread
         wait = False
         raise
     finally:
-        with driver.guard:
+        with loop.guard:
             if tracer is not None:
-                _end(driver, tracer, wait)
+                _end(loop, tracer, wait)
 
 
 class _Holder:
     """Lives as long as a recording is wanted."""
 
 
-def _end(driver: Driver, tracer: Tracer, wait: bool) -> None:
+def _end(loop: EngineLoop, tracer: Tracer, wait: bool) -> None:
     """Ends a recording now; at the end of the step in progress if it must not wait for that."""
     try:
-        with driver.visit(wait):
+        with loop.visit(wait):
             tracer.detach()
     except EngineError:
         tracer.abandon()
@@ -212,7 +212,7 @@ class _Requests:
         return events
 
     def _arrived(self, request: Request) -> Arrived:
-        keys, size = request.chain, request.chain.block_size
+        keys, size = request.hashes, request.hashes.block_size
         like = n_alike = 0
         for index in range(request.n_prompt // size):
             first = self._first.get(keys.key(index))
@@ -223,5 +223,5 @@ class _Requests:
         return Arrived(request.arrival, request.n_prompt, request.max_new, like, n_alike * size)
 
     def _remember(self, request: Request, n_tokens: int) -> None:
-        for index in range(n_tokens // request.chain.block_size):
-            self._first.setdefault(request.chain.key(index), request.arrival)
+        for index in range(n_tokens // request.hashes.block_size):
+            self._first.setdefault(request.hashes.key(index), request.arrival)

@@ -77,7 +77,7 @@ def measure(model: Path, case: Case, threads: int) -> float:
         params = SamplingParams(max_tokens=longest, temperature=0.0, ignore_eos=True)
         n_vocab = engine.model.vocab.n_tokens
         prompts = [[draw.randrange(n_vocab) for _ in range(case.prompt)] for _ in range(case.sequences)]
-        requests = [engine.intake.prepare(prompt, params).requests[0] for prompt in prompts]
+        requests = [engine.processor.prepare(prompt, params).requests[0] for prompt in prompts]
         engine.core.inbox.submit(requests)
         while not all(request.n_generated for request in requests):
             engine.core.step()

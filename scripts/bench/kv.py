@@ -26,10 +26,10 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed
 from pyvelo.engine.detokenizer import Detokenizer
 from pyvelo.engine.request import Request
 from pyvelo.engine.scheduler import schedule
-from pyvelo.kv.draft import Start
 from pyvelo.kv.manager import BlockManager
+from pyvelo.kv.plan import Start
 from pyvelo.kv.pool import BlockPool, BlockTable
-from pyvelo.kv.prefix import Chain
+from pyvelo.kv.prefix import BlockHashes
 from pyvelo.memory.budget import Limits
 from pyvelo.sampling import SamplingParams
 from scripts._common import ScriptError, run_main
@@ -57,12 +57,12 @@ class Result:
 
 def started(manager: BlockManager, tokens: array[int], salt: bytes = b"") -> BlockTable:
     """Return the table of a sequence whose tokens are all computed."""
-    draft = manager.draft()
-    outcome = draft.start(len(tokens), Chain(tokens, SIZE, salt))
+    allocation = manager.plan()
+    outcome = allocation.start(len(tokens), BlockHashes(tokens, SIZE, salt))
     if not isinstance(outcome, Start):
         raise SystemExit(f"the pool is too small for the benchmark: {outcome}")
-    draft.grow(outcome.table, len(tokens))
-    manager.commit(draft)
+    allocation.grow(outcome.table, len(tokens))
+    manager.commit(allocation)
     manager.advance(outcome.table, len(tokens))
     return outcome.table
 
@@ -80,7 +80,7 @@ def step_of_256(rounds: int) -> float:
     times = []
     for _ in range(rounds):
         start = now()
-        manager.commit(schedule((), running, manager, limits).draft)
+        manager.commit(schedule((), running, manager, limits).allocation)
         times.append((now() - start) * 1e6)
         for request in running:
             request.n_computed = len(request.tokens)
@@ -129,8 +129,8 @@ def fork(rounds: int, n_tokens: int = 4096) -> float:
     def prepare() -> Callable[[], object]:
         while forks:
             manager.free(forks.pop())
-        chain = Chain(array("i", tokens), SIZE)
-        return lambda: forks.append(manager.fork(table, chain))
+        hashes = BlockHashes(array("i", tokens), SIZE)
+        return lambda: forks.append(manager.fork(table, hashes))
 
     return microseconds(rounds, prepare)
 

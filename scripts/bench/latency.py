@@ -26,7 +26,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
 
-from pyvelo.engine.pace import FEWEST, LOOK_AGAIN
+from pyvelo.engine.prefill_budget import FEWEST, LOOK_AGAIN
 from scripts._common import ScriptError, run_main
 from scripts.bench._runs import default_model, in_own_process
 from scripts.bench._serving import quantile
@@ -98,7 +98,7 @@ async def measure(model: Path, case: Case) -> Result:
         max_num_seqs=case.streams + 1,
         prefix_cache=False,
     ) as llm:
-        n_vocab = (await llm._pump()).engine.model.vocab.n_tokens
+        n_vocab = (await llm._engine_loop()).engine.model.vocab.n_tokens
         stamps: list[list[float]] = [[] for _ in range(case.streams)]
         news = asyncio.Event()
 

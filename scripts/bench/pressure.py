@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
 
-from pyvelo.engine.pace import Costs
+from pyvelo.engine.prefill_budget import Costs
 from scripts._common import ScriptError, run_main
 from scripts.bench._runs import default_model, in_own_process
 
@@ -178,7 +178,7 @@ def warm_up(engine: Engine) -> None:
     """Run the first step, which reads and packs the weights."""
     from pyvelo import SamplingParams
 
-    (request,) = engine.intake.prepare([0], SamplingParams(max_tokens=1)).requests
+    (request,) = engine.processor.prepare([0], SamplingParams(max_tokens=1)).requests
     engine.core.inbox.submit([request])
     while not request.finished:
         engine.core.step()
@@ -195,7 +195,7 @@ def run(engine: Engine, case: Case) -> Run:
     requests: list[Request] = []
     for prompt, (_, n_new) in zip(prompts, work, strict=True):
         params = SamplingParams(max_tokens=n_new, temperature=0.0, ignore_eos=True)
-        requests += engine.intake.prepare(prompt, params).requests
+        requests += engine.processor.prepare(prompt, params).requests
     before = engine.stats()
     most, steps, start = bound(work, case.batch), 0, now()
     engine.core.inbox.submit(requests)

@@ -123,7 +123,7 @@ async def serve(plan: Plan) -> tuple[list[Record], float, int]:
 
 async def vocabulary(llm: Any) -> int:
     """Return the number of tokens that the model knows."""
-    return int((await llm._pump()).engine.model.vocab.n_tokens)
+    return int((await llm._engine_loop()).engine.model.vocab.n_tokens)
 
 
 def context_of(load: Load) -> int:

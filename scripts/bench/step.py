@@ -51,7 +51,7 @@ def measure(engine: Engine, n_seqs: int, n_steps: int) -> Row:
     pieces: deque[StreamPiece] = deque(maxlen=1)
     params = SamplingParams(max_tokens=WARM_UP + n_steps + 1, temperature=0, ignore_eos=True)
     prompt = [3] * PROMPT
-    requests = [engine.intake.prepare(prompt, params, pieces.append).requests[0] for _ in range(n_seqs)]
+    requests = [engine.processor.prepare(prompt, params, pieces.append).requests[0] for _ in range(n_seqs)]
     engine.core.inbox.submit(requests)
     while not all(request.n_generated for request in requests):
         engine.core.step()

@@ -98,7 +98,7 @@ def submission_of(engine: Engine, job: Job, on_piece: Callable[[StreamPiece], No
         cache_salt=job.salt,
         ignore_eos=True,
     )
-    return engine.intake.prepare(list(job.prompt), params, on_piece)
+    return engine.processor.prepare(list(job.prompt), params, on_piece)
 
 
 def alone(engine: Engine, work: list[Job]) -> Iterator[list[tuple[int, ...]]]:

@@ -155,12 +155,12 @@ def test_a_defect_leaves_nobody_waiting(tiny_model_f32: Path, monkeypatch: pytes
     async def body() -> None:
         async with AsyncLLM(tiny_model_f32, n_ctx=512, n_threads=1) as llm:
             await llm.generate("a", GREEDY)
-            pump = await llm._pump()
+            engine_loop = await llm._engine_loop()
 
             def broken() -> bool:
                 raise RuntimeError("broken")
 
-            monkeypatch.setattr(pump.engine.core, "step", broken)
+            monkeypatch.setattr(engine_loop.engine.core, "step", broken)
             with pytest.raises(RuntimeError, match="broken"):
                 await llm.generate("a", GREEDY)
 
@@ -173,7 +173,7 @@ def test_a_broken_engine_leaves_nobody_waiting(tiny_model_f32: Path, monkeypatch
     async def body() -> None:
         async with AsyncLLM(tiny_model_f32, n_ctx=512, n_threads=1) as llm:
             await llm.generate("a", GREEDY)
-            core = (await llm._pump()).engine.core
+            core = (await llm._engine_loop()).engine.core
 
             def broken(*args: object) -> bool:
                 raise RuntimeError("broken twice")

@@ -152,7 +152,7 @@ def test_trace_is_ended_by_ctrl_c_at_any_line(llm: LLM, expected: tuple[int, ...
 
     lines = Lines()
     lines.run(call)
-    files = ("recorder.py", "driver.py", "interrupts.py")
+    files = ("recorder.py", "loop.py", "interrupts.py")
     own = [
         line
         for (code, *_), line in lines.places.items()

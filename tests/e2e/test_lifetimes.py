@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from pyvelo import LLM, AsyncLLM, BeamSearchParams, SamplingParams
-from pyvelo.engine.pump import Pump
+from pyvelo.engine.async_loop import AsyncEngineLoop
 from pyvelo.errors import ClosedError, EngineError
 
 WAIT = 60.0  # seconds after which something is taken to hang
@@ -240,7 +240,7 @@ def test_an_internal_error_is_told_once(tiny_model_f32: Path, monkeypatch: pytes
     async def body() -> None:
         async with AsyncLLM(tiny_model_f32, n_ctx=512, n_threads=1) as llm:
             (expected,) = await llm.generate([PROMPT], GREEDY)
-            core = (await llm._pump()).engine.core
+            core = (await llm._engine_loop()).engine.core
             build = core._batches.build
 
             def broken(plan: Any) -> Any:
@@ -266,7 +266,7 @@ def test_what_nobody_catches_does_not_end_the_thread(
     async def body() -> None:
         async with AsyncLLM(tiny_model_f32, n_ctx=512, n_threads=1) as llm:
             await llm.generate([PROMPT], GREEDY)
-            core = (await llm._pump()).engine.core
+            core = (await llm._engine_loop()).engine.core
 
             def broken(*args: Any) -> Any:
                 raise Hard
@@ -289,7 +289,7 @@ def test_an_engine_that_cannot_recover_says_so_to_every_task(
     async def body() -> None:
         llm = AsyncLLM(tiny_model_f32, n_ctx=512, n_threads=1)
         await llm.generate([PROMPT], GREEDY)
-        core = (await llm._pump()).engine.core
+        core = (await llm._engine_loop()).engine.core
 
         def broken(*args: Any) -> Any:
             raise RuntimeError("for good")
@@ -313,7 +313,7 @@ def test_ctrl_c_in_an_event_loop_leaves_the_engine_free(
     tiny_model_f32: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """asyncio raises the second KeyboardInterrupt at any line, also where a request is submitted."""
-    submit = Pump._submit
+    submit = AsyncEngineLoop._submit
 
     def leave(signum: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -342,7 +342,7 @@ def test_ctrl_c_in_an_event_loop_leaves_the_engine_free(
                 for line in range(1, 120, 3):
                     at = line
                     with monkeypatch.context() as patch:
-                        patch.setattr(Pump, "_submit", interrupted)
+                        patch.setattr(AsyncEngineLoop, "_submit", interrupted)
                         with suppress(KeyboardInterrupt):
                             await llm.generate([PROMPT], GREEDY)
                     assert len((await llm.generate([PROMPT], GREEDY))[0].token_ids) == 4

@@ -33,7 +33,7 @@ def greedy(max_tokens: int | None = 12, **settings: Any) -> SamplingParams:
 
 def audit(llm: LLM) -> None:
     """Nothing runs, nothing is held."""
-    with llm._engine.driver.visit() as core:
+    with llm._engine.loop.visit() as core:
         core.manager.audit()
     stats = llm.stats()
     assert (stats.running, stats.waiting, stats.blocks_used, stats.blocks_promised) == (0, 0, 0, 0)
@@ -483,11 +483,11 @@ def test_after_close_everything_says_so(tiny_model_f32: Path) -> None:
 
 def test_a_stream_is_for_one_thread_at_a_time(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
-    stream, driver = llm.stream([1, 2, 3], params), llm._engine.driver
+    stream, loop = llm.stream([1, 2, 3], params), llm._engine.loop
     inside, go_on, drive, pieces = (
         threading.Event(),
         threading.Event(),
-        driver.drive,
+        loop.drive,
         list[pyvelo.StreamPiece](),
     )
 
@@ -496,7 +496,7 @@ def test_a_stream_is_for_one_thread_at_a_time(llm: LLM, monkeypatch: pytest.Monk
         assert go_on.wait(60)
         drive(ready)
 
-    monkeypatch.setattr(driver, "drive", late)
+    monkeypatch.setattr(loop, "drive", late)
     thread = threading.Thread(target=lambda: pieces.extend(stream))
     thread.start()
     assert inside.wait(60)

@@ -71,11 +71,11 @@ def test_they_survive_giving_way_half_way(
     settings = {"kv_type": "f32", "n_ctx": 256, "kv_cache_bytes": 1 << 19, "prefix_cache": False}
     with (
         LLM(tiny_model_f32, swap_bytes=swap_bytes, max_batch_tokens=24, n_threads=1, **settings) as llm,  # type: ignore[arg-type]
-        llm._engine.driver.visit() as core,
+        llm._engine.loop.visit() as core,
     ):
         core._costs.favour_swap = lambda n_blocks, n_tokens: True  # type: ignore[method-assign]
-        intake = llm._engine.intake
-        low, high = intake.prepare(PROMPT, ask()), intake.prepare([*PROMPT, *PROMPT], ask(priority=-1))
+        processor = llm._engine.processor
+        low, high = processor.prepare(PROMPT, ask()), processor.prepare([*PROMPT, *PROMPT], ask(priority=-1))
         core.inbox.submit(low.requests)
         core.step()
         core.step()

@@ -16,7 +16,7 @@ from pyvelo.trace.format import read_trace
 from pyvelo.trace.recorder import recording
 
 from .fakes import answer
-from .test_driver import WAIT, Stand, in_thread, join
+from .test_loop import WAIT, Stand, in_thread, join
 
 
 class Broken(Exception):
@@ -67,7 +67,7 @@ def test_an_error_of_no_request_ends_all_of_them_once(
     stand: Stand, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     running = stand.hand_over([1] * 40, 20)
-    stand.driver.drive(lambda: running.n_generated > 3)
+    stand.loop.drive(lambda: running.n_generated > 3)
     waiting = stand.hand_over([2] * 40, 20)
     error, core = Broken(place), stand.core
     owners = {"commit": core.manager, "move": core._mover, "build": core._batches}
@@ -84,15 +84,15 @@ def test_an_error_in_settle_where_no_step_runs_leaves_the_engine_free(
 ) -> None:
     request = stand.hand_over([1] * 40, 20)
     fail_once(monkeypatch, stand.core, "settle", Broken())
-    stand.driver.cancel([])
+    stand.loop.cancel([])
     assert isinstance(request.error, Broken)
     check_serves(stand)
     fail_once(monkeypatch, stand.core, "settle", Hard())
     with pytest.raises(Hard):
-        stand.driver.cancel([])
+        stand.loop.cancel([])
     check_serves(stand)
     fail_once(monkeypatch, stand.core, "cancel_all", Broken())
-    join(in_thread(lambda: stand.driver.close(stand.stop.set)))
+    join(in_thread(lambda: stand.loop.close(stand.stop.set)))
 
 
 @pytest.mark.parametrize("n_swap_blocks", [0, 8])
@@ -107,13 +107,13 @@ def test_branches_are_computed_again_after_an_error(
     assert (first.swapped is not None) == (n_swap_blocks > 0)
     assert second.table is not None
     fail_once(monkeypatch, stand.core, "settle", Broken())
-    stand.driver.cancel([])
+    stand.loop.cancel([])
     assert second.table is None
     for branch, token in ((first, 1), (second, 2)):
         request = stand.go_on(branch, 4)
         stand.drive(request)
         assert request.generated_ids == answer([token] * 70, 4)
-        stand.driver.let_go(branch)
+        stand.loop.let_go(branch)
     stand.assert_idle()
 
 
@@ -128,13 +128,13 @@ def test_an_engine_that_cannot_recover_says_so_to_everyone(
     assert all(str(request.error) == "first" for request in requests)
     for _ in range(2):
         with pytest.raises(EngineError, match=r"broken.*first"):
-            stand.driver.submit([])
+            stand.loop.submit([])
         with pytest.raises(EngineError, match="broken"):
-            stand.driver.drive(lambda: False)
-    stand.driver.cancel(requests)
-    join(in_thread(lambda: stand.driver.close(stand.stop.set)))
+            stand.loop.drive(lambda: False)
+    stand.loop.cancel(requests)
+    join(in_thread(lambda: stand.loop.close(stand.stop.set)))
     with pytest.raises(ClosedError):
-        stand.driver.submit([])
+        stand.loop.submit([])
 
 
 def test_what_nobody_catches_ends_the_call_that_stepped(stand: Stand) -> None:
@@ -198,11 +198,11 @@ def test_ctrl_c_while_close_waits_leaves_nobody_waiting(stand: Stand) -> None:
     threads = [in_thread(lambda request=request: stand.drive(request)) for request in (running, waiting)]  # type: ignore[misc]
     assert stepping.wait(WAIT)
     with pytest.raises(KeyboardInterrupt):
-        stand.driver.close(lambda: signal.raise_signal(signal.SIGINT))
+        stand.loop.close(lambda: signal.raise_signal(signal.SIGINT))
     go_on.set()
     join(*threads)
     assert {running.finish_reason, waiting.finish_reason} == {"abort"}
-    stand.driver.close(stand.stop.set)
+    stand.loop.close(stand.stop.set)
     stand.assert_idle()
 
 
@@ -222,7 +222,7 @@ def test_ctrl_c_while_a_visitor_waits_leaves_nobody_waiting(stand: Stand) -> Non
     driving = in_thread(lambda: stand.drive(request))
     assert stepping.wait(WAIT)
     threading.Timer(0.3, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt), stand.driver.visit():
+    with pytest.raises(KeyboardInterrupt), stand.loop.visit():
         raise AssertionError("the step is still in progress")
     go_on.set()
     join(driving)
@@ -243,15 +243,15 @@ def test_close_tells_a_run_to_stop_until_it_does(stand: Stand) -> None:
     request = stand.hand_over([1], 50)
     driving = in_thread(lambda: stand.drive(request))
     assert stepping.wait(WAIT)
-    join(in_thread(lambda: stand.driver.close(told.release)), driving)
+    join(in_thread(lambda: stand.loop.close(told.release)), driving)
     assert request.finish_reason == "abort"
 
 
 def test_a_wait_for_nothing_ends_with_close(stand: Stand) -> None:
     """No request would ever make it ready."""
-    stand.driver.close(stand.stop.set)
+    stand.loop.close(stand.stop.set)
     with pytest.raises(ClosedError):
-        stand.driver.drive(lambda: False)
+        stand.loop.drive(lambda: False)
 
 
 # ---- calls within a step ----
@@ -260,9 +260,9 @@ def test_a_wait_for_nothing_ends_with_close(stand: Stand) -> None:
 @pytest.mark.parametrize("call", ["drive", "visit", "close"])
 def test_a_call_within_a_step_that_would_wait_for_it_is_refused(stand: Stand, call: str) -> None:
     calls: dict[str, Callable[[], object]] = {
-        "drive": lambda: stand.driver.drive(lambda: False),
-        "visit": lambda: stand.driver.visit().__enter__(),
-        "close": lambda: stand.driver.close(stand.stop.set),
+        "drive": lambda: stand.loop.drive(lambda: False),
+        "visit": lambda: stand.loop.visit().__enter__(),
+        "close": lambda: stand.loop.close(stand.stop.set),
     }
 
     def within() -> None:
@@ -286,7 +286,7 @@ def test_the_compute_thread_never_waits_for_a_step(stand: Stand, monkeypatch: py
 
     def within() -> None:
         stand.context.before_run = lambda: None
-        with pytest.raises(EngineError, match="step"), stand.driver.visit():
+        with pytest.raises(EngineError, match="step"), stand.loop.visit():
             pass
         refused.append(True)
 
@@ -302,7 +302,7 @@ def test_a_recording_that_is_dropped_within_a_step_ends_with_it(
     stand: Stand, tmp_path: Path, way: str
 ) -> None:
     """As a garbage collection does it, which runs at any line."""
-    run = recording(stand.driver, tmp_path / "run.trace", 64, 512)
+    run = recording(stand.loop, tmp_path / "run.trace", 64, 512)
     run.__enter__()
 
     def within() -> None:
@@ -317,5 +317,5 @@ def test_a_recording_that_is_dropped_within_a_step_ends_with_it(
     join(in_thread(lambda: stand.drive(request)))
     assert stand.core.watch is None
     assert read_trace(tmp_path / "run.trace").steps
-    with recording(stand.driver, tmp_path / "next.trace", 64, 512):
+    with recording(stand.loop, tmp_path / "next.trace", 64, 512):
         check_serves(stand)

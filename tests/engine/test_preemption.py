@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyvelo.engine.pace import Costs
+from pyvelo.engine.prefill_budget import Costs
 from pyvelo.engine.request import PRIORITY_PLACES, Request
 from pyvelo.engine.scheduler import schedule
 from pyvelo.errors import InternalError
-from pyvelo.kv.draft import Draft
+from pyvelo.kv.plan import AllocationPlan
 
 from .fakes import Bench, answer
 
@@ -245,15 +245,15 @@ def test_pressure(part: float, share: bool, n_swap_blocks: int) -> None:
 def test_allocations_may_fail_at_any_time(data: st.DataObject, share: bool) -> None:
     """As if blocks were there no more: now and then a step finds fewer than there are."""
     bench = Bench(n_blocks=24, block_size=8, max_seqs=4, share=share, n_swap_blocks=4)
-    make = bench.manager.draft
+    make = bench.manager.plan
 
-    def draft() -> Draft:
+    def plan() -> AllocationPlan:
         made = make()
         if bench.core.n_running:  # where nobody holds anything, all of it is there
             made.available -= min(made.available, data.draw(st.sampled_from([0, 0, 1, 100])))
         return made
 
-    bench.manager.draft = draft  # type: ignore[method-assign]
+    bench.manager.plan = plan  # type: ignore[method-assign]
     requests = [bench.submit([i + 1] * data.draw(st.integers(1, 20)), 12) for i in range(5)]
     bench.finish(*requests)
     check(requests, 12)
@@ -265,8 +265,8 @@ def test_allocations_may_fail_at_any_time(data: st.DataObject, share: bool) -> N
 def test_whatever_comes_ends_with_its_answer(
     data: st.DataObject, n_states: int, share: bool, swap: int
 ) -> None:
-    """Equal and unequal priorities, adversarial sizes, cancels on the way, some who listen, and a pace that
-    takes from prompts what it likes: nothing hangs."""
+    """Equal and unequal priorities, adversarial sizes, cancels on the way, some streams, and a random prefill
+    budget: nothing hangs."""
     bench = Bench(
         n_blocks=6,
         block_size=8,
@@ -276,8 +276,8 @@ def test_whatever_comes_ends_with_its_answer(
         share=share,
         n_swap_blocks=0 if n_states else swap,
     )
-    pace = random.Random(data.draw(st.integers(0, 99)))
-    bench.core.pace.allowance = lambda *_: pace.choice([0, 0, 2, 20])  # type: ignore[method-assign]
+    prefill_budget = random.Random(data.draw(st.integers(0, 99)))
+    bench.core.prefill_budget.allowance = lambda *_: prefill_budget.choice([0, 0, 2, 20])  # type: ignore[method-assign]
     requests = []
     for _ in range(data.draw(st.integers(1, 10))):
         n_prompt = data.draw(st.integers(1, 40))
@@ -337,7 +337,7 @@ def test_who_is_in_host_memory_can_be_cancelled() -> None:
 
 def test_who_listens_and_is_computed_again_alone_has_nobody_to_wait_for() -> None:
     bench = Bench(n_blocks=6, block_size=8, share=False, max_batch_tokens=8)
-    bench.core.pace.allowance = lambda *_: 0  # type: ignore[method-assign]
+    bench.core.prefill_budget.allowance = lambda *_: 0  # type: ignore[method-assign]
     requests = [bench.submit([n] * 4, 40, on_piece=lambda piece: None) for n in (1, 2)]
     bench.finish(*requests)
     assert bench.core.counters.preemptions > 0
@@ -467,7 +467,7 @@ def test_what_the_urgent_leave_goes_to_prompts_that_have_begun() -> None:
     talking = bench.submit([1] * 8, 30, on_piece=lambda piece: None)
     bench.step()
     begun = bench.submit([2] * 60, 4)
-    bench.core.pace.allowance = lambda *_: 5  # type: ignore[method-assign]
+    bench.core.prefill_budget.allowance = lambda *_: 5  # type: ignore[method-assign]
     bench.step()
     assert begun.n_computed == 5
     urgent = bench.request([3] * 4, 4, priority=-1)

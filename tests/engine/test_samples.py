@@ -14,7 +14,7 @@ PROMPT = [5 * i % 70 + 1 for i in range(45)]
 
 
 def group(bench: Bench, n: int, prompt: list[int] = PROMPT, max_new: int = 6, **params: Any) -> list[Request]:
-    """What Intake makes of n=..., submitted."""
+    """What InputProcessor makes of n=..., submitted."""
     requests = [bench.request(prompt, max_new, **params) for _ in range(n)]
     requests[0].followers = requests[1:]
     for request in requests[1:]:

@@ -478,7 +478,7 @@ def test_counters() -> None:
 
 
 def test_times_of_steps() -> None:
-    """Each part of a step has its counter; the pace and the costs learn how long forward passes take."""
+    """Each part of a step has its counter; the prefill budget and the costs learn from forward passes."""
     bench, now = Bench(max_batch_tokens=64), [1000.0]
 
     def takes(seconds: float, method: Callable[..., Any] = lambda *args: None) -> Callable[..., Any]:
@@ -493,7 +493,7 @@ def test_times_of_steps() -> None:
     core._batches.build = takes(0.5, core._batches.build)  # type: ignore[method-assign]
     bench.context.before_run, bench.context.before_sample = takes(4.0), takes(0.25)
     core._costs.computed = lambda *measured: costs.append(measured)  # type: ignore[method-assign]
-    core.pace.stepped = lambda *measured: paces.append(measured)  # type: ignore[method-assign]
+    core.prefill_budget.stepped = lambda *measured: paces.append(measured)  # type: ignore[method-assign]
     first = bench.submit([1] * 40, 9)
     bench.step()
     seconds = [bench.submit([2] * n, 1) for n in (31, 30)]

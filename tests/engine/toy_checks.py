@@ -47,8 +47,8 @@ def check_engine(engine: ToyStand) -> None:
         assert engine.idle, "a broken engine has ended every request"
         return
     engine.manager.audit()
-    assert engine.driver._owner is None
-    assert engine.driver._drivers == engine.driver._visitors == 0
+    assert engine.loop._owner is None
+    assert engine.loop._drivers == engine.loop._visitors == 0
     _check_requests(engine)
     _check_owners(engine)
     states = [request.state for request in core._active.running] if engine.n_states else []

@@ -51,7 +51,7 @@ class ToyEngine(ToyStand):
     def submit(self, rng: Random) -> None:
         """One prompt or several at once, each for one sample or several."""
         requests = [request for _ in range(rng.choice((1, 1, 2, 3))) for request in self._samples(rng)]
-        self.driver.submit(requests)
+        self.loop.submit(requests)
 
     def _samples(self, rng: Random) -> list[Request]:
         prompt, salt = self._prompt(rng), rng.choice(("", "", "a"))
@@ -75,7 +75,7 @@ class ToyEngine(ToyStand):
         """Some requests, finished ones too."""
         requests = [job.request for job in self.jobs]
         chosen = rng.sample(requests, min(len(requests), rng.choice((1, 1, 2, 5))))
-        self.survive(lambda: self.driver.cancel(chosen))
+        self.survive(lambda: self.loop.cancel(chosen))
 
     def pass_time(self, rng: Random) -> None:
         self._tick(rng.choice((0.1, 1.0, 10.0)))
@@ -173,7 +173,7 @@ class ToyEngine(ToyStand):
             branch = session.branch
             params = self._params(rng, "")  # the branch has a salt of its own
             job = self._job(rng, branch.tokens, session.salt, params, branch=branch)
-            self.driver.submit([job.request])
+            self.loop.submit([job.request])
 
     def compute(self, rng: Random) -> None:
         session = self._resting(rng)
@@ -184,7 +184,7 @@ class ToyEngine(ToyStand):
         branch, params = session.branch, SamplingParams(temperature=0.0)
         job = self._job(rng, branch.tokens, session.salt, params, max_new=0, branch=branch)
         job.request.guide = None
-        self.driver.submit([job.request])
+        self.loop.submit([job.request])
 
     def fork(self, rng: Random) -> None:
         """A session like another one, or a beam: with another token in the place of the last."""
@@ -199,7 +199,7 @@ class ToyEngine(ToyStand):
         self._hold(twin, session.salt)
 
         def share() -> None:
-            with self.driver.visit() as core:
+            with self.loop.visit() as core:
                 core.shelf.fork(old, twin)
                 if is_beam:
                     core.shelf.forget(old)
@@ -209,7 +209,7 @@ class ToyEngine(ToyStand):
     def close_session(self, rng: Random) -> None:
         if self.sessions:
             session = self.sessions.pop(rng.randrange(len(self.sessions)))
-            self.survive(lambda: self.driver.let_go(session.branch))
+            self.survive(lambda: self.loop.let_go(session.branch))
 
     def _hold(self, branch: Branch, salt: str) -> None:
         self.sessions.append(Held(branch, salt))
@@ -230,14 +230,14 @@ class ToyEngine(ToyStand):
             left -= 1
             return left < 0 or self.idle
 
-        self.survive(lambda: self.driver.drive(ready))
+        self.survive(lambda: self.loop.drive(ready))
 
     def visit(self, rng: Random) -> None:
         """Between two steps: the prefix cache is reset, or numbers are asked for; or the visitor fails."""
         choice = rng.randrange(4)
 
         def look() -> None:
-            with self.driver.visit() as core:
+            with self.loop.visit() as core:
                 if choice == 0:
                     core.manager.reset()
                 elif choice == 1:
@@ -255,7 +255,7 @@ class ToyEngine(ToyStand):
             return
 
         def begin() -> None:
-            with self.driver.visit() as core:
+            with self.loop.visit() as core:
                 self.tracer = Tracer(core, os.devnull, 1, self.n_tokens)
 
         self.survive(begin if self.tracer is None else self.end_recording)

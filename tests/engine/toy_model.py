@@ -62,7 +62,7 @@ class Expected:
 
 
 def salt_of(request: Request) -> str:
-    return request.chain.extra.decode()
+    return request.hashes.extra.decode()
 
 
 def next_token(logits: int, seed: int, number: int, allowed: Sequence[int]) -> int:

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, cast
 
-from pyvelo.engine.driver import Driver
 from pyvelo.engine.interrupts import InterruptGuard
-from pyvelo.engine.pace import Costs
+from pyvelo.engine.loop import EngineLoop
+from pyvelo.engine.prefill_budget import Costs
 from pyvelo.engine.request import Branch, Request
 from pyvelo.engine.step import EngineCore
 from pyvelo.kv.manager import BlockManager, Event
-from pyvelo.kv.prefix import Chain
+from pyvelo.kv.prefix import BlockHashes
 from pyvelo.memory.budget import Limits
 from pyvelo.trace.recorder import Tracer
 
@@ -23,7 +23,7 @@ from .toy_model import END, N_VOCAB, Faults, ToyContext, ToySampler
 MOST_STEPS = 5000  # from which on an engine is taken to hang; a request takes fewer than 150
 
 
-def _colliding_key(chain: Chain, index: int) -> bytes:
+def _colliding_key(chain: BlockHashes, index: int) -> bytes:
     """Return a hash that blocks of the same tokens have in common, whatever is before them."""
     return bytes([sum(chain.block(index)) % 64])
 
@@ -41,7 +41,7 @@ class ToyCosts(Costs):
 
 
 class ToyStand:
-    """A core, its driver and its callers. One thread; what others do meanwhile happens within calls."""
+    """A core, its loop and its callers. One thread; what others do meanwhile happens within calls."""
 
     def __init__(self, rng: Random) -> None:
         block_size, n_blocks = rng.choice((4, 8, 8)), rng.randint(2, 12)
@@ -56,7 +56,7 @@ class ToyStand:
             block_size,
             share=not n_states and rng.random() < 0.75,
             n_swap_blocks=0 if n_states else rng.choice((0, 3, 20)),
-            make_key=rng.choice((Chain.key, Chain.key, _colliding_key)),
+            make_key=rng.choice((BlockHashes.key, BlockHashes.key, _colliding_key)),
             observe=self._observe,
         )
         self.context = ToyContext(
@@ -75,7 +75,7 @@ class ToyStand:
             clock=lambda: self.now,
             costs=ToyCosts(rng),
         )
-        self.driver = Driver(self.core, InterruptGuard())
+        self.loop = EngineLoop(self.core, InterruptGuard())
         self.jobs: list[Job] = []
         self.sessions: list[Held] = []
         self.texts: list[list[int]] = [[rng.randrange(1, N_VOCAB) for _ in range(3 * block_size)]]
@@ -132,7 +132,7 @@ class ToyStand:
         tracer, self.tracer = self.tracer, None
         if tracer is not None:
             try:
-                with self.driver.visit():
+                with self.loop.visit():
                     tracer.detach()
             finally:
                 tracer.close()
@@ -150,7 +150,7 @@ class ToyStand:
     @property
     def broken(self) -> bool:
         """Whether the engine has given up: it could not even end its requests undisturbed."""
-        return self.driver._broken is not None
+        return self.loop._broken is not None
 
     @property
     def idle(self) -> bool:
@@ -163,7 +163,7 @@ class ToyStand:
     def finish(self) -> None:
         """Without failures: all that runs comes to its end, or is closed, and nothing is left."""
         self.faults.off()
-        self.survive(lambda: self.driver.cancel(()))  # raises what an observer has raised
+        self.survive(lambda: self.loop.cancel(()))  # raises what an observer has raised
         if self.broken and self.tracer is not None:
             self.tracer.close()
         if self.broken:
@@ -177,12 +177,12 @@ class ToyStand:
                 assert left, "the engine does not get on"
                 return self.idle
 
-            self.driver.drive(ready)
+            self.loop.drive(ready)
         self.end_recording()
         if self._closes:
-            self.driver.close(lambda: None)
+            self.loop.close(lambda: None)
         for session in self.sessions:
-            self.driver.let_go(session.branch)
-        self.driver.close(lambda: None)
+            self.loop.let_go(session.branch)
+        self.loop.close(lambda: None)
         self.check()
         check_nothing_left(self)

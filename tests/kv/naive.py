@@ -6,10 +6,10 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pyvelo.kv.draft import Draft
 from pyvelo.kv.manager import BlockManager
+from pyvelo.kv.plan import AllocationPlan
 from pyvelo.kv.pool import BlockTable, Swapped
-from pyvelo.kv.prefix import Chain, Head
+from pyvelo.kv.prefix import BlockHashes, Head
 
 BLOCK = 8
 
@@ -19,7 +19,7 @@ class Sequence_:
     """A sequence; its first `n_computed` tokens are in the memory."""
 
     tokens: array[int]
-    chain: Chain
+    hashes: BlockHashes
     salt: bytes
     n_computed: int
     n_shown: int  # blocks of it that others have had the chance to hit
@@ -44,7 +44,7 @@ class NaivePlan:
     started: list[Sequence_] = field(default_factory=list)
     dropped: list[Sequence_] = field(default_factory=list)
     swapped: dict[Sequence_, Swapped] = field(default_factory=dict)
-    part: set[int] = field(default_factory=set)  # ids of sequences that a draft names
+    part: set[int] = field(default_factory=set)  # ids of sequences that an allocation names
     n_taken: int = 0
 
     def enter(self, sequence: Sequence_) -> None:
@@ -119,15 +119,15 @@ def snapshot(manager: BlockManager, tables: Sequence[BlockTable]) -> object:
     )
 
 
-def spoiled(draft: Draft, how: int, strange: BlockTable) -> bool:
-    """Make one entry of a draft wrong, if one can be wrong in this way; `strange` is not a live table."""
-    changes, n_blocks = draft._changes, draft._pool.n_blocks
+def spoiled(allocation: AllocationPlan, how: int, strange: BlockTable) -> bool:
+    """Make one entry of an allocation wrong in this way, if possible; `strange` is not a live table."""
+    changes, n_blocks = allocation._changes, allocation._pool.n_blocks
     some = next(iter(changes.items()), None)
     growing = next(((k, c) for k, c in changes.items() if not c.leaves), None)
     starting = next(((k, c) for k, c in changes.items() if c.match is not None), None)
     leaving = next(((k, c) for k, c in changes.items() if c.leaves), None)
     if how == 0:
-        draft.version -= 1
+        allocation.version -= 1
     elif how == 1 and some:
         changes[-1] = some[1]  # twice
     elif how == 2 and some:

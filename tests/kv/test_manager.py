@@ -8,25 +8,25 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from pyvelo.errors import InternalError
-from pyvelo.kv.draft import NotNow, Start
 from pyvelo.kv.manager import BlockManager, Moves
+from pyvelo.kv.plan import NotNow, Start
 from pyvelo.kv.pool import BlockTable, Swapped
-from pyvelo.kv.prefix import Chain
+from pyvelo.kv.prefix import BlockHashes
 
 BLOCK = 8
 
 
-def chain(tokens: Sequence[int], salt: bytes = b"") -> Chain:
-    return Chain(array("i", tokens), BLOCK, salt)
+def hashes(tokens: Sequence[int], salt: bytes = b"") -> BlockHashes:
+    return BlockHashes(array("i", tokens), BLOCK, salt)
 
 
 def started(manager: BlockManager, max_tokens: int, tokens: Sequence[int] = ()) -> BlockTable:
     """A sequence that has room for its tokens; not computed yet."""
-    draft = manager.draft()
-    outcome = draft.start(max_tokens, chain(tokens) if tokens else None)
+    allocation = manager.plan()
+    outcome = allocation.start(max_tokens, hashes(tokens) if tokens else None)
     assert isinstance(outcome, Start)
-    draft.grow(outcome.table, len(tokens))
-    manager.commit(draft)
+    allocation.grow(outcome.table, len(tokens))
+    manager.commit(allocation)
     return outcome.table
 
 
@@ -41,19 +41,19 @@ def test_a_promise_takes_no_block_but_keeps_others_out() -> None:
     manager = BlockManager(4, BLOCK)
     started(manager, 3 * BLOCK)
     assert (manager.n_used, manager.n_free, manager.n_promised) == (0, 4, 3)
-    assert manager.draft().start(2 * BLOCK) == NotNow(2, 1)
+    assert manager.plan().start(2 * BLOCK) == NotNow(2, 1)
 
 
 def test_an_ended_sequence_gives_its_promises_back() -> None:
     manager = BlockManager(4, BLOCK)
     table = started(manager, 4 * BLOCK)
-    draft = manager.draft()
-    draft.grow(table, BLOCK + 1)
-    manager.commit(draft)
+    allocation = manager.plan()
+    allocation.grow(table, BLOCK + 1)
+    manager.commit(allocation)
     assert (manager.n_used, manager.n_promised) == (2, 2)
     manager.free(table)
     assert (manager.n_used, manager.n_promised) == (0, 0)
-    assert isinstance(manager.draft().start(4 * BLOCK), Start)
+    assert isinstance(manager.plan().start(4 * BLOCK), Start)
 
 
 def test_a_prefix_outlives_its_suffixes() -> None:
@@ -90,13 +90,13 @@ def test_a_copy_that_leaves_no_room_is_computed_instead() -> None:
     manager = BlockManager(2, BLOCK)
     ended(manager, range(BLOCK))
     held = started(manager, BLOCK)
-    draft = manager.draft()
-    outcome = draft.start(BLOCK, chain([*range(BLOCK - 1), 99]))
+    allocation = manager.plan()
+    outcome = allocation.start(BLOCK, hashes([*range(BLOCK - 1), 99]))
     assert isinstance(outcome, Start)
     assert outcome.table.n_cached == 0
-    draft.grow(outcome.table, BLOCK)
-    draft.grow(held, BLOCK)
-    assert manager.commit(draft) == Moves([], [], [])
+    allocation.grow(outcome.table, BLOCK)
+    allocation.grow(held, BLOCK)
+    assert manager.commit(allocation) == Moves([], [], [])
     assert manager.counts.evictions == 1
 
 
@@ -111,22 +111,22 @@ def test_forgotten_prefixes_are_computed_again() -> None:
 def test_beyond_the_promise_a_sequence_grows_while_there_are_blocks() -> None:
     manager = BlockManager(4, BLOCK)
     table, other = started(manager, BLOCK), started(manager, BLOCK)
-    assert not manager.draft().grow(table, 3 * BLOCK + 1), "one is promised to the other"
-    draft = manager.draft()
-    assert draft.grow(table, 3 * BLOCK)
-    assert not draft.grow(other, BLOCK + 1)
-    manager.commit(draft)
+    assert not manager.plan().grow(table, 3 * BLOCK + 1), "one is promised to the other"
+    allocation = manager.plan()
+    assert allocation.grow(table, 3 * BLOCK)
+    assert not allocation.grow(other, BLOCK + 1)
+    manager.commit(allocation)
     assert (manager.n_used, manager.n_promised) == (3, 1)
 
 
 def test_a_dropped_sequence_makes_room_in_the_same_draft() -> None:
     manager = BlockManager(4, BLOCK)
     first, second = started(manager, 2 * BLOCK, range(2 * BLOCK)), started(manager, 2 * BLOCK, range(9, 20))
-    draft = manager.draft()
-    assert not draft.grow(first, 4 * BLOCK)
-    draft.drop(second)
-    assert draft.grow(first, 4 * BLOCK)
-    manager.commit(draft)
+    allocation = manager.plan()
+    assert not allocation.grow(first, 4 * BLOCK)
+    allocation.drop(second)
+    assert allocation.grow(first, 4 * BLOCK)
+    manager.commit(allocation)
     assert (manager.n_used, manager.n_promised) == (4, 0)
     manager.audit()
 
@@ -138,10 +138,10 @@ def test_what_several_hold_is_free_once_all_of_them_are_dropped() -> None:
     fork, other = manager.fork(table, None), started(manager, 2 * BLOCK)
 
     def gained(*tables: BlockTable) -> int:
-        draft = manager.draft()
+        allocation = manager.plan()
         for dropped in tables:
-            draft.drop(dropped)
-        return draft.available - manager.draft().available
+            allocation.drop(dropped)
+        return allocation.available - manager.plan().available
 
     assert [gained(table), gained(fork), gained(other), gained(table, fork)] == [1, 0, 2, 3]
 
@@ -150,39 +150,43 @@ def test_a_table_takes_part_in_a_draft_or_is_dropped_in_it() -> None:
     manager = BlockManager(8, BLOCK, n_swap_blocks=2)
     table, other = started(manager, BLOCK, [1]), started(manager, 2 * BLOCK, [2])
     manager.advance(table, 1)
-    draft = manager.draft()
-    assert draft.grow(table, 2 * BLOCK)
-    for leave in (draft.drop, draft.swap_out):
-        with pytest.raises(InternalError, match="takes part in a draft cannot be dropped"):
+    allocation = manager.plan()
+    assert allocation.grow(table, 2 * BLOCK)
+    for leave in (allocation.drop, allocation.swap_out):
+        with pytest.raises(InternalError, match="takes part in an allocation cannot be dropped"):
             leave(table)
-    draft.drop(other)
-    for again in (draft.drop, lambda table: draft.grow(table, 9), lambda table: draft.resume(table, 9)):
+    allocation.drop(other)
+    for again in (
+        allocation.drop,
+        lambda table: allocation.grow(table, 9),
+        lambda table: allocation.resume(table, 9),
+    ):
         with pytest.raises(InternalError, match="dropped"):
             again(other)
-    manager.commit(draft)
+    manager.commit(allocation)
     assert (manager.n_used, manager.n_promised, list(manager.tables())) == (2, 0, [table])
     assert manager.swap.n_free == 2
     manager.audit()
 
 
 def test_blocks_that_a_start_adopts_are_no_room_when_their_holder_is_dropped() -> None:
-    """In either order the draft counts them once."""
+    """In either order the allocation counts them once."""
     for first in ("start", "drop"):
         manager = BlockManager(8, BLOCK)
         holder = started(manager, 6 * BLOCK, range(4 * BLOCK))
         manager.advance(holder, 4 * BLOCK)
-        draft = manager.draft()
+        allocation = manager.plan()
         if first == "drop":
-            draft.drop(holder)
-        outcome = draft.start(5 * BLOCK, chain(range(4 * BLOCK + 1)))
+            allocation.drop(holder)
+        outcome = allocation.start(5 * BLOCK, hashes(range(4 * BLOCK + 1)))
         assert isinstance(outcome, Start)
         if first == "start":
-            before = draft.available
-            draft.drop(holder)
-            assert draft.available - before == 2, "what was promised to it"
-        assert draft.start(4 * BLOCK) == NotNow(4, 3)
-        assert draft.grow(outcome.table, 8 * BLOCK)
-        manager.commit(draft)
+            before = allocation.available
+            allocation.drop(holder)
+            assert allocation.available - before == 2, "what was promised to it"
+        assert allocation.start(4 * BLOCK) == NotNow(4, 3)
+        assert allocation.grow(outcome.table, 8 * BLOCK)
+        manager.commit(allocation)
         assert (manager.n_used, manager.n_promised, manager.n_free) == (8, 0, 0)
         manager.audit()
 
@@ -193,12 +197,12 @@ def test_a_block_to_copy_from_is_no_room_though_all_its_holders_leave_it() -> No
     table = started(manager, BLOCK, range(3))
     manager.advance(table, 3)
     twin, other = manager.fork(table, None), started(manager, BLOCK)
-    draft = manager.draft()
-    assert draft.grow(twin, 4)
-    draft.drop(table)
-    assert not draft.grow(other, 2 * BLOCK), "it has a block promised, and there is no other"
-    assert draft.grow(other, BLOCK)
-    (copy,) = manager.commit(draft).copies
+    allocation = manager.plan()
+    assert allocation.grow(twin, 4)
+    allocation.drop(table)
+    assert not allocation.grow(other, 2 * BLOCK), "it has a block promised, and there is no other"
+    assert allocation.grow(other, BLOCK)
+    (copy,) = manager.commit(allocation).copies
     assert copy.source not in (*twin.blocks, *other.blocks)
     assert (manager.n_used, manager.n_free) == (2, 1)
     manager.audit()
@@ -209,35 +213,35 @@ def test_a_table_may_grow_by_a_copy_alone_though_it_has_blocks_to_spare() -> Non
     table = started(manager, 3 * BLOCK, range(3 * BLOCK))
     manager.advance(table, 3)
     manager.fork(table, None)
-    draft = manager.draft()
-    assert draft.grow(table, 4)
+    allocation = manager.plan()
+    assert allocation.grow(table, 4)
     tail = table.blocks[1:]
-    assert len(manager.commit(draft).copies) == 1
+    assert len(manager.commit(allocation).copies) == 1
     assert table.blocks[1:] == tail
     manager.audit()
 
 
 def test_blocks_to_spare_are_left() -> None:
     manager = BlockManager(4, BLOCK)
-    assert manager.draft().start(3 * BLOCK, None, 2) == NotNow(3, 2)
-    assert isinstance(manager.draft().start(2 * BLOCK, None, 2), Start)
+    assert manager.plan().start(3 * BLOCK, None, 2) == NotNow(3, 2)
+    assert isinstance(manager.plan().start(2 * BLOCK, None, 2), Start)
 
 
 def test_what_is_revived_is_needed_too() -> None:
     manager = BlockManager(4, BLOCK)
     ended(manager, range(2 * BLOCK))
     started(manager, BLOCK)
-    again = chain(range(2 * BLOCK + 1))
-    assert manager.draft().start(4 * BLOCK, again) == NotNow(4, 3)
-    assert manager.draft().start(3 * BLOCK, again, spare=1) == NotNow(3, 2)
-    assert isinstance(manager.draft().start(3 * BLOCK, again), Start)
+    again = hashes(range(2 * BLOCK + 1))
+    assert manager.plan().start(4 * BLOCK, again) == NotNow(4, 3)
+    assert manager.plan().start(3 * BLOCK, again, spare=1) == NotNow(3, 2)
+    assert isinstance(manager.plan().start(3 * BLOCK, again), Start)
 
 
 @pytest.mark.parametrize(("spare", "n_cached"), [(2, BLOCK - 1), (3, 0)])
 def test_a_block_to_copy_from_is_left_to_others(spare: int, n_cached: int) -> None:
     manager = BlockManager(4, BLOCK)
     ended(manager, range(BLOCK))
-    outcome = manager.draft().start(BLOCK, chain(range(BLOCK)), spare)
+    outcome = manager.plan().start(BLOCK, hashes(range(BLOCK)), spare)
     assert isinstance(outcome, Start)
     assert outcome.table.n_cached == n_cached
 
@@ -245,27 +249,27 @@ def test_a_block_to_copy_from_is_left_to_others(spare: int, n_cached: int) -> No
 def test_a_copied_block_must_be_grown_into() -> None:
     manager = BlockManager(4, BLOCK)
     ended(manager, range(BLOCK))
-    draft = manager.draft()
-    draft.start(BLOCK, chain([*range(BLOCK - 1), 99]))
+    allocation = manager.plan()
+    allocation.start(BLOCK, hashes([*range(BLOCK - 1), 99]))
     with pytest.raises(InternalError, match="must grow into it"):
-        manager.commit(draft)
+        manager.commit(allocation)
     assert (manager.n_used, manager.n_promised) == (0, 0)
     manager.audit()
 
 
 def test_a_stale_draft_is_refused_and_changes_nothing() -> None:
     manager = BlockManager(4, BLOCK)
-    draft = manager.draft()
-    draft.start(BLOCK)
+    allocation = manager.plan()
+    allocation.start(BLOCK)
     started(manager, BLOCK)
-    with pytest.raises(InternalError, match="changed after this draft"):
-        manager.commit(draft)
+    with pytest.raises(InternalError, match="changed after this allocation"):
+        manager.commit(allocation)
     assert manager.n_promised == 1
     manager.audit()
 
 
 CHANGES: dict[str, Callable[[BlockManager, BlockTable], object]] = {
-    "commit": lambda manager, table: manager.commit(manager.draft()),
+    "commit": lambda manager, table: manager.commit(manager.plan()),
     "fork": lambda manager, table: manager.fork(table, None),
     "free a fork": lambda manager, table: manager.free(manager.fork(table, None)),
     "park": lambda manager, table: manager.park(table),
@@ -278,12 +282,12 @@ CHANGES: dict[str, Callable[[BlockManager, BlockTable], object]] = {
 def test_whatever_changes_voids_a_draft(first: str, second: str | None) -> None:
     manager = BlockManager(4, BLOCK)
     table = started(manager, 2 * BLOCK, range(BLOCK))
-    draft = manager.draft()
+    allocation = manager.plan()
     for change in (first, second):
         if change is not None:
             CHANGES[change](manager, table)
-    with pytest.raises(InternalError, match="changed after this draft"):
-        manager.commit(draft)
+    with pytest.raises(InternalError, match="changed after this allocation"):
+        manager.commit(allocation)
 
 
 def test_nothing_is_counted_at_first() -> None:
@@ -316,11 +320,11 @@ def test_audit_sees_a_block_kept_for_nothing() -> None:
 def test_audit_sees_a_block_that_holds_other_tokens() -> None:
     manager = BlockManager(4, BLOCK)
     tokens = array("i", range(BLOCK + 1))
-    draft = manager.draft()
-    outcome = draft.start(len(tokens), Chain(tokens, BLOCK))
+    allocation = manager.plan()
+    outcome = allocation.start(len(tokens), BlockHashes(tokens, BLOCK))
     assert isinstance(outcome, Start)
-    draft.grow(outcome.table, len(tokens))
-    manager.commit(draft)
+    allocation.grow(outcome.table, len(tokens))
+    manager.commit(allocation)
     manager.advance(outcome.table, len(tokens))
     tokens[0] = 99
     with pytest.raises(InternalError, match="other tokens than its table has"):
@@ -334,10 +338,10 @@ def test_a_fork_shares_every_block_and_copies_on_the_first_write() -> None:
     twins = [manager.fork(parent, None) for _ in range(3)]
     assert manager.n_used == 2
     tail = parent.blocks[1]
-    draft = manager.draft()
+    allocation = manager.plan()
     for table in (*twins, parent):
-        assert draft.grow(table, BLOCK + 4)
-    copies = manager.commit(draft).copies
+        assert allocation.grow(table, BLOCK + 4)
+    copies = manager.commit(allocation).copies
     assert [copy.source for copy in copies] == [tail] * 3
     assert [copy.target for copy in copies] == [twin.blocks[1] for twin in twins]
     assert parent.blocks[1] == tail, "the last to hold it writes to it"
@@ -352,10 +356,10 @@ def test_a_fork_at_a_block_s_end_copies_nothing() -> None:
     parent = started(manager, BLOCK, range(BLOCK))
     manager.advance(parent, BLOCK)
     twin = manager.fork(parent, None)
-    draft = manager.draft()
-    assert draft.grow(twin, BLOCK + 1)
-    assert draft.grow(parent, BLOCK + 1)
-    assert manager.commit(draft) == Moves([], [], [])
+    allocation = manager.plan()
+    assert allocation.grow(twin, BLOCK + 1)
+    assert allocation.grow(parent, BLOCK + 1)
+    assert manager.commit(allocation) == Moves([], [], [])
     assert manager.n_used == 3
 
 
@@ -365,11 +369,11 @@ def test_a_fork_has_published_only_what_it_shares() -> None:
     table = started(manager, 2 * BLOCK, range(BLOCK))
     manager.advance(table, BLOCK)
     manager.advance(table, BLOCK - 1)
-    twin = manager.fork(table, chain([*range(BLOCK - 1), 99]))
+    twin = manager.fork(table, hashes([*range(BLOCK - 1), 99]))
     manager.audit()
-    draft = manager.draft()
-    draft.grow(twin, BLOCK)
-    manager.commit(draft)
+    allocation = manager.plan()
+    allocation.grow(twin, BLOCK)
+    manager.commit(allocation)
     manager.advance(twin, BLOCK)
     manager.audit()
     assert manager.published() == {*table.blocks, *twin.blocks}
@@ -388,18 +392,18 @@ def test_a_swapped_sequence_comes_back_but_for_what_is_there() -> None:
     table = started(manager, len(tokens), tokens)
     manager.advance(table, len(tokens) - 1)
     held = list(table.blocks)
-    draft = manager.draft()
-    swapped = draft.swap_out(table)
+    allocation = manager.plan()
+    swapped = allocation.swap_out(table)
     assert swapped is not None
-    moves = manager.commit(draft)
+    moves = manager.commit(allocation)
     assert [move.source for move in moves.outs] == held
     assert (manager.n_used, manager.n_cached, manager.swap.n_free) == (0, 2, 0)
     manager.free(started(manager, 5 * BLOCK, [99] * 5 * BLOCK))  # takes the second block, not the first
-    draft = manager.draft()
-    outcome = draft.start(len(tokens), chain(tokens), 0, swapped)
+    allocation = manager.plan()
+    outcome = allocation.start(len(tokens), hashes(tokens), 0, swapped)
     assert isinstance(outcome, Start)
-    draft.grow(outcome.table, len(tokens))
-    moves = manager.commit(draft)
+    allocation.grow(outcome.table, len(tokens))
+    moves = manager.commit(allocation)
     assert outcome.table.blocks[0] == held[0]
     assert [move.target for move in moves.ins] == outcome.table.blocks[1:]
     assert [move.source for move in moves.ins] == swapped.blocks[1:]
@@ -412,9 +416,9 @@ def test_host_memory_that_is_full_takes_nobody() -> None:
     manager = BlockManager(6, BLOCK, n_swap_blocks=1)
     table = started(manager, BLOCK + 1, range(BLOCK + 1))
     manager.advance(table, BLOCK + 1)
-    draft = manager.draft()
-    assert draft.swap_out(table) is None
-    assert manager.commit(draft) == Moves([], [], [])
+    allocation = manager.plan()
+    assert allocation.swap_out(table) is None
+    assert manager.commit(allocation) == Moves([], [], [])
 
 
 def test_blocks_that_hold_nothing_yet_are_not_swapped() -> None:
@@ -422,9 +426,9 @@ def test_blocks_that_hold_nothing_yet_are_not_swapped() -> None:
     table = started(manager, 3 * BLOCK, range(3 * BLOCK))
     manager.advance(table, BLOCK + 1)
     held = table.blocks[:2]
-    draft = manager.draft()
-    draft.swap_out(table)
-    assert [move.source for move in manager.commit(draft).outs] == held
+    allocation = manager.plan()
+    allocation.swap_out(table)
+    assert [move.source for move in manager.commit(allocation).outs] == held
     assert manager.swap.n_free == 1
 
 
@@ -435,9 +439,9 @@ def test_tokens_that_were_there_are_counted() -> None:
     table = started(manager, 3 * BLOCK, range(2 * BLOCK + 3))
     assert (manager.counts.queried, manager.counts.hits) == (4 * BLOCK + 3, 2 * BLOCK)
     manager.advance(table, 2 * BLOCK + 3)
-    draft = manager.draft()
-    assert isinstance(draft.resume(table, 3 * BLOCK), Start)
-    manager.commit(draft)
+    allocation = manager.plan()
+    assert isinstance(allocation.resume(table, 3 * BLOCK), Start)
+    manager.commit(allocation)
     assert (manager.counts.queried, manager.counts.hits) == (6 * BLOCK + 6, 4 * BLOCK + 3)
 
 
@@ -445,21 +449,21 @@ def test_a_table_that_resumes_or_grows_is_a_live_one() -> None:
     manager = BlockManager(4, BLOCK)
     table = started(manager, BLOCK, range(3))
     manager.free(table)
-    draft = manager.draft()
-    draft.resume(table, BLOCK)
+    allocation = manager.plan()
+    allocation.resume(table, BLOCK)
     with pytest.raises(InternalError, match="must be a live one"):
-        manager.commit(draft)
+        manager.commit(allocation)
     assert manager.n_promised == 0
 
 
 def test_who_is_not_in_host_memory_cannot_come_back() -> None:
     manager = BlockManager(6, BLOCK, n_swap_blocks=3)
-    draft = manager.draft()
-    outcome = draft.start(BLOCK, chain(range(BLOCK)), 0, Swapped(3))
+    allocation = manager.plan()
+    outcome = allocation.start(BLOCK, hashes(range(BLOCK)), 0, Swapped(3))
     assert isinstance(outcome, Start)
-    draft.grow(outcome.table, BLOCK)
+    allocation.grow(outcome.table, BLOCK)
     with pytest.raises(InternalError, match="is not in host memory"):
-        manager.commit(draft)
+        manager.commit(allocation)
     assert (manager.n_used, manager.n_promised, list(manager.tables())) == (0, 0, [])
     with pytest.raises(InternalError, match="is not in host memory"):
         manager.discard(Swapped(3))
@@ -470,13 +474,13 @@ def test_what_others_may_hit_is_copied_even_by_its_only_holder() -> None:
     manager = BlockManager(8, BLOCK)
     parent = started(manager, BLOCK, range(BLOCK))
     manager.advance(parent, BLOCK)
-    twin = manager.fork(parent, chain(range(BLOCK)))
+    twin = manager.fork(parent, hashes(range(BLOCK)))
     manager.advance(twin, BLOCK - 1)
     manager.free(parent)
     published = twin.blocks[0]
-    draft = manager.draft()
-    assert draft.grow(twin, BLOCK)
-    (copy,) = manager.commit(draft).copies
+    allocation = manager.plan()
+    assert allocation.grow(twin, BLOCK)
+    (copy,) = manager.commit(allocation).copies
     assert copy.source == published
     assert twin.blocks == [copy.target]
     assert manager.n_cached == 1
@@ -493,14 +497,14 @@ def test_a_head_is_copied_from_four_tokens_up() -> None:
 def test_the_block_that_is_copied_from_is_no_room_for_others() -> None:
     manager = BlockManager(3, BLOCK)
     ended(manager, range(BLOCK))
-    draft = manager.draft()
-    outcome = draft.start(BLOCK, chain([*range(BLOCK - 1), 99]))
+    allocation = manager.plan()
+    outcome = allocation.start(BLOCK, hashes([*range(BLOCK - 1), 99]))
     assert isinstance(outcome, Start)
     assert outcome.table.n_cached == BLOCK - 1
-    draft.grow(outcome.table, BLOCK)
-    assert draft.start(2 * BLOCK) == NotNow(2, 1)
-    assert isinstance(draft.start(BLOCK), Start)
-    manager.commit(draft)
+    allocation.grow(outcome.table, BLOCK)
+    assert allocation.start(2 * BLOCK) == NotNow(2, 1)
+    assert isinstance(allocation.start(BLOCK), Start)
+    manager.commit(allocation)
     manager.audit()
 
 
@@ -508,7 +512,7 @@ def test_hits_that_others_hold_need_no_room() -> None:
     manager = BlockManager(4, BLOCK)
     first = started(manager, 2 * BLOCK, range(2 * BLOCK))
     manager.advance(first, 2 * BLOCK)
-    outcome = manager.draft().start(4 * BLOCK, chain([*range(2 * BLOCK), 99]))
+    outcome = manager.plan().start(4 * BLOCK, hashes([*range(2 * BLOCK), 99]))
     assert isinstance(outcome, Start)
     assert outcome.table.promised == 2
 
@@ -537,14 +541,14 @@ def test_to_discard_voids_a_draft() -> None:
     manager = BlockManager(6, BLOCK, n_swap_blocks=2)
     table = started(manager, BLOCK, range(5))
     manager.advance(table, 5)
-    draft = manager.draft()
-    swapped = draft.swap_out(table)
+    allocation = manager.plan()
+    swapped = allocation.swap_out(table)
     assert swapped is not None
-    manager.commit(draft)
-    draft = manager.draft()
+    manager.commit(allocation)
+    allocation = manager.plan()
     manager.discard(swapped)
-    with pytest.raises(InternalError, match="changed after this draft"):
-        manager.commit(draft)
+    with pytest.raises(InternalError, match="changed after this allocation"):
+        manager.commit(allocation)
 
 
 def test_a_table_has_another_version_when_more_than_its_end_changes() -> None:
@@ -554,13 +558,13 @@ def test_a_table_has_another_version_when_more_than_its_end_changes() -> None:
     versions = [table.version]
 
     def grow(grown: BlockTable, n_tokens: int) -> None:
-        draft = manager.draft()
-        assert draft.grow(grown, n_tokens)
-        manager.commit(draft)
+        allocation = manager.plan()
+        assert allocation.grow(grown, n_tokens)
+        manager.commit(allocation)
 
     grow(table, BLOCK + 1)
     manager.advance(table, 5)
-    twin = manager.fork(table, chain(range(5)))
+    twin = manager.fork(table, hashes(range(5)))
     assert table.version == versions[0], "it has grown only"
     for change in (
         lambda: manager.park(table),  # leaves a block that holds nothing
@@ -591,11 +595,11 @@ def test_a_fork_may_go_its_own_way_before_the_end_of_a_published_block() -> None
     other = manager.fork(parent, None)
     manager.advance(parent, BLOCK - 1)
     assert manager.n_stored == BLOCK, "the other fork has all of it"
-    twin = manager.fork(parent, chain([*range(BLOCK - 1), 99]))
+    twin = manager.fork(parent, hashes([*range(BLOCK - 1), 99]))
     manager.audit()
-    draft = manager.draft()
-    assert draft.grow(twin, BLOCK)
-    manager.commit(draft)
+    allocation = manager.plan()
+    assert allocation.grow(twin, BLOCK)
+    manager.commit(allocation)
     manager.advance(twin, BLOCK)
     manager.audit()
     assert manager.published() == {parent.blocks[0], twin.blocks[0]}
@@ -612,7 +616,7 @@ def test_a_running_duplicate_is_the_hit_that_no_eviction_ends() -> None:
     assert manager.published() == {second.blocks[0]}
     assert (manager.n_cached, manager.n_free) == (0, 3), "the other one is worth nothing"
     started(manager, 3 * BLOCK, [99] * 3 * BLOCK)  # takes every free block
-    outcome = manager.draft().start(BLOCK + 1, chain(range(BLOCK + 1)))
+    outcome = manager.plan().start(BLOCK + 1, hashes(range(BLOCK + 1)))
     assert outcome == NotNow(1, 0), "one block more: its prefix is a live one"
     manager.audit()
 
@@ -649,7 +653,7 @@ def test_audit_sees_a_duplicate_that_is_kept_for_nothing() -> None:
 
 def test_no_hit_behind_a_prefix_with_the_same_hash() -> None:
     """Second blocks of equal tokens collide, whatever comes before them."""
-    manager = BlockManager(8, BLOCK, make_key=lambda chain, number: chain.block(number))
+    manager = BlockManager(8, BLOCK, make_key=lambda hashes, number: hashes.block(number))
     tail = [5] * BLOCK
     ended(manager, [1] * BLOCK + tail)
     ended(manager, [2] * BLOCK)

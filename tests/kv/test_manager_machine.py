@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pyvelo.errors import InternalError
-from pyvelo.kv.draft import SHORTEST_HEAD, Draft, Never, NotNow, Start
 from pyvelo.kv.manager import BlockManager, Event
+from pyvelo.kv.plan import SHORTEST_HEAD, AllocationPlan, Never, NotNow, Start
 from pyvelo.kv.pool import BlockTable, Swapped
-from pyvelo.kv.prefix import Chain
+from pyvelo.kv.prefix import BlockHashes
 
 from .naive import BLOCK, N_SPOILERS, NaivePlan, Sequence_, snapshot, spoiled
 
@@ -116,15 +116,15 @@ class ManagerMachine(RuleBasedStateMachine):
 
     @rule(wanted=st.lists(WANTED, max_size=3), data=st.data())
     def step(self, wanted: list[tuple[list[int], int, bytes]], data: st.DataObject) -> None:
-        draft = self.manager.draft()
+        allocation = self.manager.plan()
         plan = NaivePlan(
             self.n_blocks,
             self.published(),
             len(self.host) - sum(-(-s.n_computed // BLOCK) for s, _ in self.asleep),
             # as if the n-th allocation failed: fewer blocks than there are
-            min(draft.available, data.draw(st.sampled_from([0, 0, 0, 1, 2, MOST_BLOCKS]))),
+            min(allocation.available, data.draw(st.sampled_from([0, 0, 0, 1, 2, MOST_BLOCKS]))),
         )
-        draft.available -= plan.withheld
+        allocation.available -= plan.withheld
         for sequence in self.alive:
             plan.enter(sequence)
         before = snapshot(self.manager, ())
@@ -135,17 +135,17 @@ class ManagerMachine(RuleBasedStateMachine):
         todo = list(data.draw(st.permutations(todo)))
         while todo:
             what, subject = todo.pop()
-            begun = getattr(self, f"plan_{what}")(draft, plan, subject, data)
+            begun = getattr(self, f"plan_{what}")(allocation, plan, subject, data)
             if begun is not None:  # it grows into its first blocks in this plan, sooner or later
                 todo.insert(data.draw(st.integers(0, len(todo))), ("fill", begun))
-            assert (draft.available, draft.swappable) == (plan.available, plan.swappable)
+            assert (allocation.available, allocation.swappable) == (plan.available, plan.swappable)
         assert snapshot(self.manager, ()) == before, "planning changes nothing"
-        self.refuse(draft, plan, data)
-        self.commit(draft, plan)
+        self.refuse(allocation, plan, data)
+        self.commit(allocation, plan)
 
-    def refuse(self, draft: Draft, plan: NaivePlan, data: st.DataObject) -> None:
+    def refuse(self, allocation: AllocationPlan, plan: NaivePlan, data: st.DataObject) -> None:
         """Commit what is like the plan but for one thing that is wrong."""
-        wrong = draft.copy()
+        wrong = allocation.copy()
         strange = BlockTable((self.n_blocks,), 0, 0, None)
         if not spoiled(wrong, data.draw(st.integers(0, N_SPOILERS - 1)), strange):
             return
@@ -157,13 +157,17 @@ class ManagerMachine(RuleBasedStateMachine):
         assert len(self.events) == n_events
 
     def plan_begin(
-        self, draft: Draft, plan: NaivePlan, wanted: tuple[list[int], int, bytes], data: st.DataObject
+        self,
+        allocation: AllocationPlan,
+        plan: NaivePlan,
+        wanted: tuple[list[int], int, bytes],
+        data: st.DataObject,
     ) -> Sequence_ | None:
         prompt, more, salt = wanted
         tokens, worst, spare = array("i", prompt), len(prompt) + more, data.draw(st.sampled_from([0, 0, 1]))
-        chain = Chain(tokens, BLOCK, salt)
+        hashes = BlockHashes(tokens, BLOCK, salt)
         available, hits = plan.available - spare, self.hits(prompt, salt)
-        outcome = draft.start(worst, chain, spare)
+        outcome = allocation.start(worst, hashes, spare)
         n_fresh = -(-worst // BLOCK) - len(hits)
         if n_fresh + len(hits) > self.n_blocks:
             assert outcome == Never(n_fresh + len(hits), self.n_blocks)
@@ -176,7 +180,7 @@ class ManagerMachine(RuleBasedStateMachine):
         table = outcome.table
         assert (table.blocks, table.promised) == (hits, n_fresh)
         heads = self.heads(prompt, salt, len(hits))
-        match = draft._changes[id(table)].match
+        match = allocation._changes[id(table)].match
         assert match is not None
         if match.head is not None:
             assert heads[match.head.block] == match.head.n_tokens == max(heads.values())
@@ -185,13 +189,17 @@ class ManagerMachine(RuleBasedStateMachine):
             assert not heads or needed == available, "it is computed where there is no room to copy from"
         n_cached = len(hits) * BLOCK + (match.head.n_tokens if match.head is not None else 0)
         assert table.n_cached == table.n_tokens == n_cached
-        sequence = Sequence_(tokens, chain, salt, n_cached, len(hits), table)
+        sequence = Sequence_(tokens, hashes, salt, n_cached, len(hits), table)
         if match.head is not None:
             plan.heads[sequence] = match.head
         return self.begun(plan, sequence)
 
     def plan_wake(
-        self, draft: Draft, plan: NaivePlan, pair: tuple[Sequence_, Swapped], data: st.DataObject
+        self,
+        allocation: AllocationPlan,
+        plan: NaivePlan,
+        pair: tuple[Sequence_, Swapped],
+        data: st.DataObject,
     ) -> Sequence_ | None:
         """Whether it comes back, with all that was computed."""
         sequence, swapped = pair
@@ -200,7 +208,7 @@ class ManagerMachine(RuleBasedStateMachine):
         hits = self.hits(sequence.tokens, sequence.salt)[: sequence.n_computed // BLOCK]
         n_fresh = -(-len(sequence.tokens) // BLOCK) - len(hits)
         needed, available = n_fresh + sum(not plan.is_held(block) for block in hits), plan.available
-        outcome = draft.start(len(sequence.tokens), sequence.chain, 0, swapped)
+        outcome = allocation.start(len(sequence.tokens), sequence.hashes, 0, swapped)
         if n_fresh + len(hits) > self.n_blocks:
             assert outcome == Never(n_fresh + len(hits), self.n_blocks)
             return None
@@ -212,7 +220,7 @@ class ManagerMachine(RuleBasedStateMachine):
         assert outcome.table.n_cached == outcome.table.n_tokens == sequence.n_computed
         assert outcome.table.blocks == hits
         with pytest.raises(InternalError, match="comes back once"):
-            draft.start(len(sequence.tokens), sequence.chain, 0, swapped)
+            allocation.start(len(sequence.tokens), sequence.hashes, 0, swapped)
         self.asleep.remove(pair)
         return self.begun(plan, sequence)
 
@@ -222,35 +230,41 @@ class ManagerMachine(RuleBasedStateMachine):
         plan.started.append(sequence)
         return sequence
 
-    def plan_fill(self, draft: Draft, plan: NaivePlan, sequence: Sequence_, data: st.DataObject) -> None:
+    def plan_fill(
+        self, allocation: AllocationPlan, plan: NaivePlan, sequence: Sequence_, data: st.DataObject
+    ) -> None:
         end = data.draw(st.integers(sequence.n_computed + 1, len(sequence.tokens)))
         assert plan.grow(sequence, end)
-        assert draft.grow(sequence.table, end), "its blocks are promised"
+        assert allocation.grow(sequence.table, end), "its blocks are promised"
         plan.ends[sequence] = end
 
-    def plan_grow(self, draft: Draft, plan: NaivePlan, sequence: Sequence_, data: st.DataObject) -> None:
+    def plan_grow(
+        self, allocation: AllocationPlan, plan: NaivePlan, sequence: Sequence_, data: st.DataObject
+    ) -> None:
         end = sequence.n_computed + data.draw(st.integers(1, 2 * BLOCK))
         if sequence in plan.dropped:
             if -(-end // BLOCK) > 0:
                 with pytest.raises(InternalError, match="neither grow nor resume"):
-                    draft.grow(sequence.table, end)
+                    allocation.grow(sequence.table, end)
             return
         room = plan.grow(sequence, end)
-        assert draft.grow(sequence.table, end) == room
+        assert allocation.grow(sequence.table, end) == room
         if room:
             plan.ends[sequence] = max(end, plan.ends.get(sequence, 0))
 
-    def plan_resume(self, draft: Draft, plan: NaivePlan, sequence: Sequence_, data: st.DataObject) -> None:
+    def plan_resume(
+        self, allocation: AllocationPlan, plan: NaivePlan, sequence: Sequence_, data: st.DataObject
+    ) -> None:
         """Blocks that a live sequence is promised beyond those that it has."""
         n_tokens = sequence.n_computed + data.draw(st.integers(1, 3 * BLOCK))
         spare = data.draw(st.integers(0, 1))
         if sequence in plan.dropped:
             with pytest.raises(InternalError, match="neither grow nor resume"):
-                draft.resume(sequence.table, n_tokens, spare)
+                allocation.resume(sequence.table, n_tokens, spare)
             return
         missing = max(0, -(-n_tokens // BLOCK) - plan.n_held[sequence] - plan.promised[sequence])
         needed, available = missing + plan.copies(sequence), plan.available - spare
-        outcome = draft.resume(sequence.table, n_tokens, spare)
+        outcome = allocation.resume(sequence.table, n_tokens, spare)
         if needed > available:
             assert outcome == NotNow(needed, available)
             return
@@ -258,32 +272,36 @@ class ManagerMachine(RuleBasedStateMachine):
         plan.promised[sequence] += missing
         plan.part.add(id(sequence))
 
-    def plan_drop(self, draft: Draft, plan: NaivePlan, sequence: Sequence_, data: st.DataObject) -> None:
+    def plan_drop(
+        self, allocation: AllocationPlan, plan: NaivePlan, sequence: Sequence_, data: st.DataObject
+    ) -> None:
         if id(sequence) in plan.part:
             with pytest.raises(InternalError, match="takes part"):
-                draft.drop(sequence.table)
+                allocation.drop(sequence.table)
             return
-        draft.drop(sequence.table)
+        allocation.drop(sequence.table)
         plan.drop(sequence)
 
-    def plan_swap(self, draft: Draft, plan: NaivePlan, sequence: Sequence_, data: st.DataObject) -> None:
+    def plan_swap(
+        self, allocation: AllocationPlan, plan: NaivePlan, sequence: Sequence_, data: st.DataObject
+    ) -> None:
         n_blocks = -(-sequence.n_computed // BLOCK)
         if id(sequence) in plan.part and n_blocks <= plan.swappable:
             with pytest.raises(InternalError, match="takes part"):
-                draft.swap_out(sequence.table)
+                allocation.swap_out(sequence.table)
             return
-        swapped = draft.swap_out(sequence.table)
+        swapped = allocation.swap_out(sequence.table)
         assert (swapped is not None) == (n_blocks <= plan.swappable)
         if swapped is not None:
             plan.swappable -= n_blocks
             plan.drop(sequence)
             plan.swapped[sequence] = swapped
 
-    def commit(self, draft: Draft, plan: NaivePlan) -> None:
+    def commit(self, allocation: AllocationPlan, plan: NaivePlan) -> None:
         before = {sequence: list(sequence.table.blocks) for sequence in plan.held}
         leaving = [list(sequence.table.blocks) for sequence in plan.dropped]
         contents = [list(block) for block in self.memory]
-        moves = self.manager.commit(draft)
+        moves = self.manager.commit(allocation)
         held = {block for blocks in plan.held.values() for block in blocks}
         held |= {head.block for head in plan.heads.values()}
         for number in range(len(leaving)):  # one after the other
@@ -348,11 +366,11 @@ class ManagerMachine(RuleBasedStateMachine):
         parent = data.draw(st.sampled_from(self.alive))
         for _ in range(n):
             tokens = array("i", parent.tokens)
-            chain = Chain(tokens, BLOCK, parent.salt)
-            table = self.manager.fork(parent.table, chain)
+            hashes = BlockHashes(tokens, BLOCK, parent.salt)
+            table = self.manager.fork(parent.table, hashes)
             assert table.blocks == parent.table.blocks[: -(-parent.n_computed // BLOCK)]
             n_shown = min(parent.n_shown, parent.n_computed // BLOCK)
-            twin = Sequence_(tokens, chain, parent.salt, parent.n_computed, n_shown, table)
+            twin = Sequence_(tokens, hashes, parent.salt, parent.n_computed, n_shown, table)
             twin.stepped_back = parent.stepped_back
             self.alive.append(twin)
             # as if it had drawn another token

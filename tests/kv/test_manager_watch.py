@@ -1,4 +1,4 @@
-"""What the manager tells of blocks, what its audit sees, and drafts that are refused in time."""
+"""What the manager tells of blocks, what its audit sees, and allocations that are refused in time."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from pyvelo.errors import InternalError
-from pyvelo.kv.draft import NotNow, Start
 from pyvelo.kv.manager import BlockManager, Event
+from pyvelo.kv.plan import NotNow, Start
 
-from .test_manager import BLOCK, chain, ended, started
+from .test_manager import BLOCK, ended, hashes, started
 
 TOKENS = range(2 * BLOCK)
 
@@ -33,17 +33,17 @@ def test_what_becomes_of_a_block_is_told() -> None:
         Event("stored", second),
     ]
     twin = manager.fork(table, None)
-    draft = manager.draft()
-    assert draft.grow(twin, 2 * BLOCK + 2)
-    assert told(manager, lambda: manager.commit(draft)) == [Event("copied", tail)]
+    allocation = manager.plan()
+    assert allocation.grow(twin, 2 * BLOCK + 2)
+    assert told(manager, lambda: manager.commit(allocation)) == [Event("copied", tail)]
     manager.free(twin)
     assert told(manager, lambda: started(manager, 2 * BLOCK + 1, [*TOKENS, 9])) == [
         Event("hit", first),
         Event("hit", second),
     ]
-    draft = manager.draft()
-    assert draft.swap_out(table) is not None
-    assert told(manager, lambda: manager.commit(draft)) == [
+    allocation = manager.plan()
+    assert allocation.swap_out(table) is not None
+    assert told(manager, lambda: manager.commit(allocation)) == [
         Event("swapped", b) for b in (first, second, tail)
     ]
     assert told(manager, manager.reset) == [Event("reset", first), Event("reset", second)]
@@ -58,11 +58,11 @@ def test_a_duplicate_that_is_let_go_is_told() -> None:
     assert told(manager, lambda: manager.free(second)) == [Event("duplicate", other)]
     third = started(manager, 2 * BLOCK, [*range(BLOCK - 1), 99, 1])
     manager.free(first)
-    fourth = manager.fork(third, chain(range(BLOCK)))
+    fourth = manager.fork(third, hashes(range(BLOCK)))
     manager.advance(fourth, BLOCK - 1)
-    draft = manager.draft()
-    assert draft.grow(fourth, BLOCK)
-    manager.commit(draft)
+    allocation = manager.plan()
+    assert allocation.grow(fourth, BLOCK)
+    manager.commit(allocation)
     mine = fourth.blocks[0]
     assert told(manager, lambda: manager.advance(fourth, BLOCK)) == [
         Event("stored", mine),
@@ -82,13 +82,13 @@ def test_eviction_is_told_before_the_block_is_anothers() -> None:
 def test_what_was_looked_up_before_a_clear_is_no_hit_after_it() -> None:
     manager = BlockManager(4, BLOCK)
     ended(manager, range(BLOCK))
-    waiting = chain([*range(BLOCK), 5])
-    outcome = manager.draft().start(BLOCK + 1, waiting)
+    waiting = hashes([*range(BLOCK), 5])
+    outcome = manager.plan().start(BLOCK + 1, waiting)
     assert isinstance(outcome, Start)
     assert len(outcome.table.blocks) == 1
     manager.clear()
     ended(manager, [9] * BLOCK)
-    outcome = manager.draft().start(BLOCK + 1, waiting)
+    outcome = manager.plan().start(BLOCK + 1, waiting)
     assert isinstance(outcome, Start)
     assert outcome.table.blocks == []
     manager.audit()
@@ -120,9 +120,9 @@ def test_audit_looks_at_the_pool_the_index_and_host_memory() -> None:
         manager = BlockManager(8, BLOCK, n_swap_blocks=4)
         gone = started(manager, BLOCK + 1, [7] * (BLOCK + 1))
         manager.advance(gone, BLOCK + 1)
-        draft = manager.draft()
-        draft.swap_out(gone)
-        manager.commit(draft)
+        allocation = manager.plan()
+        allocation.swap_out(gone)
+        manager.commit(allocation)
         manager.advance(started(manager, 2 * BLOCK, TOKENS), 2 * BLOCK)
         manager.audit()
         harm(manager)
@@ -132,23 +132,23 @@ def test_audit_looks_at_the_pool_the_index_and_host_memory() -> None:
 
 def test_a_draft_that_promises_too_much_is_refused() -> None:
     manager = BlockManager(2, BLOCK)
-    draft = manager.draft()
-    draft.available += 1
-    assert isinstance(draft.start(BLOCK), Start)
-    assert isinstance(draft.start(2 * BLOCK), Start)
+    allocation = manager.plan()
+    allocation.available += 1
+    assert isinstance(allocation.start(BLOCK), Start)
+    assert isinstance(allocation.start(2 * BLOCK), Start)
     with pytest.raises(InternalError, match="takes 0 blocks and promises 3, but 2 are free"):
-        manager.commit(draft)
+        manager.commit(allocation)
     assert (manager.n_promised, list(manager.tables())) == (0, [])
 
 
 def test_two_that_revive_the_same_blocks_need_room_for_them_once() -> None:
     manager = BlockManager(4, BLOCK)
     ended(manager, TOKENS)
-    draft = manager.draft()
+    allocation = manager.plan()
     for _ in range(2):  # two blocks that are there, and one more each
-        assert isinstance(draft.start(3 * BLOCK, chain([*TOKENS, 1])), Start)
-    assert draft.start(BLOCK) == NotNow(1, 0)
-    manager.commit(draft)
+        assert isinstance(allocation.start(3 * BLOCK, hashes([*TOKENS, 1])), Start)
+    assert allocation.start(BLOCK) == NotNow(1, 0)
+    manager.commit(allocation)
     assert (manager.n_used, manager.n_promised) == (2, 2)
 
 
@@ -158,18 +158,18 @@ def test_who_comes_back_takes_no_hit_beyond_what_it_had() -> None:
     text = [*TOKENS, 1, 2]
     table = started(manager, 3 * BLOCK, text)
     manager.advance(table, BLOCK + 2)
-    draft = manager.draft()
-    swapped = draft.swap_out(table)
+    allocation = manager.plan()
+    swapped = allocation.swap_out(table)
     assert swapped is not None
-    manager.commit(draft)
+    manager.commit(allocation)
     ended(manager, text)
-    draft = manager.draft()
-    outcome = draft.start(3 * BLOCK, chain(text), 0, swapped)
+    allocation = manager.plan()
+    outcome = allocation.start(3 * BLOCK, hashes(text), 0, swapped)
     assert isinstance(outcome, Start)
     assert len(outcome.table.blocks) == 1
     assert outcome.table.n_cached == BLOCK + 2
-    draft.grow(outcome.table, len(text))
-    moves = manager.commit(draft)
+    allocation.grow(outcome.table, len(text))
+    moves = manager.commit(allocation)
     assert [move.target for move in moves.ins] == outcome.table.blocks[1:2]
     manager.audit()
 
@@ -177,19 +177,19 @@ def test_who_comes_back_takes_no_hit_beyond_what_it_had() -> None:
 def test_a_resumed_table_needs_no_less_than_nothing() -> None:
     manager = BlockManager(4, BLOCK)
     table = started(manager, 3 * BLOCK, range(BLOCK))
-    draft = manager.draft()
-    assert isinstance(draft.resume(table, BLOCK), Start)
-    assert draft.available == 4 - 3
-    manager.commit(draft)
+    allocation = manager.plan()
+    assert isinstance(allocation.resume(table, BLOCK), Start)
+    assert allocation.available == 4 - 3
+    manager.commit(allocation)
     assert manager.n_promised == 2
 
 
 def test_without_a_chain_nothing_is_published() -> None:
     manager = BlockManager(8, BLOCK)
     table = started(manager, 2 * BLOCK)
-    draft = manager.draft()
-    assert draft.grow(table, 2 * BLOCK)
-    manager.commit(draft)
+    allocation = manager.plan()
+    assert allocation.grow(table, 2 * BLOCK)
+    manager.commit(allocation)
     manager.advance(table, 2 * BLOCK)
     assert (table.n_tokens, manager.published()) == (2 * BLOCK, set())
 
@@ -198,13 +198,13 @@ def test_to_free_and_to_discard_void_a_draft() -> None:
     manager = BlockManager(8, BLOCK, n_swap_blocks=2)
     table, other = started(manager, BLOCK, range(3)), started(manager, BLOCK, range(3, 6))
     manager.advance(other, 3)
-    draft = manager.draft()
-    swapped = draft.swap_out(other)
+    allocation = manager.plan()
+    swapped = allocation.swap_out(other)
     assert swapped is not None
-    manager.commit(draft)
+    manager.commit(allocation)
     for change in (lambda: manager.free(table), lambda: manager.discard(swapped)):
-        draft = manager.draft()
+        allocation = manager.plan()
         change()
-        with pytest.raises(InternalError, match="changed after this draft was made"):
-            manager.commit(draft)
+        with pytest.raises(InternalError, match="changed after this allocation was made"):
+            manager.commit(allocation)
     assert table.blocks == []

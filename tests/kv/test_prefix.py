@@ -12,17 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyvelo.errors import InternalError
-from pyvelo.kv.prefix import MOST_SIBLINGS, Chain, Head, Match, PrefixIndex, common_tokens
+from pyvelo.kv.prefix import MOST_SIBLINGS, BlockHashes, Head, Match, PrefixIndex, common_tokens
 
 SIZE = 4
 
 
-def chain(tokens: Sequence[int], extra: bytes = b"") -> Chain:
-    return Chain(array("i", tokens), SIZE, extra)
+def hashes(tokens: Sequence[int], extra: bytes = b"") -> BlockHashes:
+    return BlockHashes(array("i", tokens), SIZE, extra)
 
 
 def published(index: PrefixIndex, tokens: Sequence[int], blocks: Sequence[int], extra: bytes = b"") -> None:
-    whole, before = chain(tokens, extra), None
+    whole, before = hashes(tokens, extra), None
     for number, block in enumerate(blocks):
         assert index.publish(whole, number, block, before)
         before = block
@@ -36,25 +36,25 @@ def test_a_key_is_the_hash_of_parent_extra_and_tokens(tokens: list[int], extra: 
     for number in range(len(tokens) // SIZE):
         block = struct.pack(f"<{SIZE}i", *tokens[number * SIZE : (number + 1) * SIZE])
         parent = hashlib.sha256(parent + struct.pack("<Q", len(extra)) + extra + block).digest()
-        assert chain(tokens, extra).key(number) == parent
+        assert hashes(tokens, extra).key(number) == parent
 
 
 def test_keys_follow_a_sequence_that_grows() -> None:
     tokens = array("i", range(SIZE))
-    growing = Chain(tokens, SIZE)
+    growing = BlockHashes(tokens, SIZE)
     growing.key(0)
     tokens.extend(range(SIZE, 3 * SIZE))
-    assert growing.key(2) == chain(range(3 * SIZE)).key(2)
+    assert growing.key(2) == hashes(range(3 * SIZE)).key(2)
     assert growing.n_tokens == 3 * SIZE
 
 
 @pytest.mark.parametrize("n_common", range(3 * SIZE + 1))
 def test_a_fork_has_the_keys_of_its_own_tokens(n_common: int) -> None:
-    whole = chain(range(3 * SIZE), b"mine")
+    whole = hashes(range(3 * SIZE), b"mine")
     whole.key(2)
     tokens = array("i", [*range(n_common), *[99] * (3 * SIZE - n_common)])
     twin = whole.fork(tokens, n_common)
-    fresh = chain(tokens, b"mine")
+    fresh = hashes(tokens, b"mine")
     assert [twin.key(number) for number in range(3)] == [fresh.key(number) for number in range(3)]
 
 
@@ -75,30 +75,30 @@ def test_tokens_that_differ_in_one_bit_are_not_common(bit: int) -> None:
 def test_whole_blocks_from_the_start_are_hits() -> None:
     index = PrefixIndex(8)
     published(index, range(12), [5, 2, 7])
-    assert index.match(chain(range(12)), 12) == Match((5, 2, 7), None)
-    assert index.match(chain([*range(8), 9, 9, 9, 9]), 12) == Match((5, 2), None)
-    assert index.match(chain([9, *range(1, 12)]), 12) == Match((), None)
+    assert index.match(hashes(range(12)), 12) == Match((5, 2, 7), None)
+    assert index.match(hashes([*range(8), 9, 9, 9, 9]), 12) == Match((5, 2), None)
+    assert index.match(hashes([9, *range(1, 12)]), 12) == Match((), None)
 
 
 def test_the_same_tokens_elsewhere_are_no_hit() -> None:
     index = PrefixIndex(8)
     published(index, range(12), [0, 1, 2])
-    assert index.match(chain(range(4, 12)), 8) == Match((), None)
+    assert index.match(hashes(range(4, 12)), 8) == Match((), None)
 
 
 def test_the_head_of_a_sibling_is_found() -> None:
     index = PrefixIndex(8)
     published(index, [0, 1, 2, 3, 4, 5, 6, 7], [3, 4])
-    assert index.match(chain([0, 1, 2, 3, 4, 5, 9, 9]), 8) == Match((3,), Head(4, 2))
-    assert index.match(chain([0, 1, 9]), 3) == Match((), Head(3, 2))
-    assert index.match(chain(range(8)), 7) == Match((3,), Head(4, 3)), "no more than was asked for"
+    assert index.match(hashes([0, 1, 2, 3, 4, 5, 9, 9]), 8) == Match((3,), Head(4, 2))
+    assert index.match(hashes([0, 1, 9]), 3) == Match((), Head(3, 2))
+    assert index.match(hashes(range(8)), 7) == Match((3,), Head(4, 3)), "no more than was asked for"
 
 
 def test_the_longest_head_wins_and_of_equal_ones_the_newest() -> None:
     index = PrefixIndex(8)
     for block, tokens in enumerate([(1, 2, 0, 0), (1, 2, 3, 0), (1, 2, 3, 1), (1, 0, 0, 0)]):
         published(index, tokens, [block])
-    assert index.match(chain([1, 2, 3, 4]), 4).head == Head(2, 3)
+    assert index.match(hashes([1, 2, 3, 4]), 4).head == Head(2, 3)
 
 
 def test_the_newest_siblings_alone_are_looked_at() -> None:
@@ -106,27 +106,27 @@ def test_the_newest_siblings_alone_are_looked_at() -> None:
     published(index, [1, 2, 3, 0], [0])
     for block in range(1, MOST_SIBLINGS):
         published(index, [9, block, 0, 0], [block])
-    assert index.match(chain([1, 2, 3, 4]), 4).head == Head(0, 3)
+    assert index.match(hashes([1, 2, 3, 4]), 4).head == Head(0, 3)
     published(index, [9, 0, 0, 0], [MOST_SIBLINGS])
-    assert index.match(chain([1, 2, 3, 4]), 4).head is None
+    assert index.match(hashes([1, 2, 3, 4]), 4).head is None
     assert MOST_SIBLINGS == 64
 
 
 def test_another_salt_is_no_hit_and_no_head() -> None:
     index = PrefixIndex(8)
     published(index, range(8), [0, 1], b"mine")
-    assert index.match(chain(range(8), b"yours"), 8) == Match((), None)
-    assert index.match(chain(range(8), b"mine"), 8) == Match((0, 1), None)
+    assert index.match(hashes(range(8), b"yours"), 8) == Match((), None)
+    assert index.match(hashes(range(8), b"mine"), 8) == Match((0, 1), None)
 
 
 def test_colliding_hashes_miss() -> None:
     """Every key the same: tokens and salt decide."""
-    index = PrefixIndex(8, lambda chain, number: b"same")
+    index = PrefixIndex(8, lambda hashes, number: b"same")
     published(index, range(4), [0])
-    assert not index.publish(chain(range(4, 8)), 0, 1), "the key is taken"
-    assert index.match(chain(range(4, 8)), 4).blocks == ()
-    assert index.match(chain(range(4), b"salt"), 4) == Match((), None)
-    assert index.match(chain(range(4)), 4).blocks == (0,)
+    assert not index.publish(hashes(range(4, 8)), 0, 1), "the key is taken"
+    assert index.match(hashes(range(4, 8)), 4).blocks == ()
+    assert index.match(hashes(range(4), b"salt"), 4) == Match((), None)
+    assert index.match(hashes(range(4)), 4).blocks == (0,)
 
 
 def test_what_is_forgotten_is_no_hit() -> None:
@@ -134,23 +134,23 @@ def test_what_is_forgotten_is_no_hit() -> None:
     published(index, range(12), [0, 1, 2])
     assert index.forget(1) is True
     assert index.forget(1) is False
-    assert index.match(chain(range(12)), 12) == Match((0,), None)
+    assert index.match(hashes(range(12)), 12) == Match((0,), None)
     assert sorted(index.published()) == [0, 2]
     index.audit()
     published(index, range(4, 8), [1])  # as a first block
-    assert index.match(chain(range(12)), 12).blocks == (0,)
+    assert index.match(hashes(range(12)), 12).blocks == (0,)
     index.audit()
 
 
 def test_a_match_is_kept_until_another_could_be_given() -> None:
     n_keys = 0
 
-    def counted(chain: Chain, number: int) -> bytes:
+    def counted(hashes: BlockHashes, number: int) -> bytes:
         nonlocal n_keys
         n_keys += 1
-        return chain.key(number)
+        return hashes.key(number)
 
-    index, waiting = PrefixIndex(8, counted), chain(range(8))
+    index, waiting = PrefixIndex(8, counted), hashes(range(8))
     assert index.match(waiting, 8) == Match((), None)
     published(index, range(4), [0])
     assert index.match(waiting, 8) == Match((0,), None)
@@ -165,7 +165,7 @@ def test_a_match_is_kept_until_another_could_be_given() -> None:
 
 
 def test_a_match_is_kept_for_the_index_that_gave_it() -> None:
-    waiting = chain(range(8))
+    waiting = hashes(range(8))
     for blocks in ([0], [5]):
         index = PrefixIndex(8)
         published(index, range(4), blocks)
@@ -176,8 +176,8 @@ def test_a_block_is_published_once() -> None:
     index = PrefixIndex(8)
     published(index, range(4), [0])
     with pytest.raises(InternalError, match="published already"):
-        index.publish(chain(range(8)), 1, 0)
-    assert index.publish(chain(range(8)), 1, 1, 2) is False, "nothing is published before it"
+        index.publish(hashes(range(8)), 1, 0)
+    assert index.publish(hashes(range(8)), 1, 1, 2) is False, "nothing is published before it"
     assert index.tokens(0) is not None
     assert index.tokens(1) is None
     index.audit()
@@ -190,16 +190,16 @@ def test_the_oldest_of_equal_blocks_is_the_hit() -> None:
     assert sorted(index.published()) == [1, 2, 3, 4]
     assert (index.blocks_like(1), index.blocks_like(4), index.blocks_like(0)) == ((3, 1), (4, 2), ())
     assert index.n_duplicates == 2
-    assert index.match(chain(range(8)), 8).blocks == (3, 4)
-    assert index.match(chain(range(8)), 7) == Match((3,), Head(4, 3))
+    assert index.match(hashes(range(8)), 8).blocks == (3, 4)
+    assert index.match(hashes(range(8)), 7) == Match((3,), Head(4, 3))
     index.audit()
     assert index.forget(3)
-    assert index.match(chain(range(8)), 8).blocks == (1, 4), "in either block the prefix is the same"
+    assert index.match(hashes(range(8)), 8).blocks == (1, 4), "in either block the prefix is the same"
     assert index.n_duplicates == 1
     index.audit()
     for block in (1, 4, 2):
         assert index.forget(block)
-    assert index.match(chain(range(8)), 8) == Match((), None)
+    assert index.match(hashes(range(8)), 8) == Match((), None)
     assert (index.n_duplicates, index._roots, list(index.published())) == (0, {}, [])
     index.audit()
 
@@ -208,7 +208,7 @@ def test_clear_forgets_blocks_duplicates_and_looked_up_prefixes() -> None:
     index = PrefixIndex(8)
     published(index, range(8), [0, 1])
     published(index, range(8), [2, 3])
-    wanted = chain(range(8))
+    wanted = hashes(range(8))
     assert index.match(wanted, 8).blocks == (0, 1)
     index.clear()
     assert index.match(wanted, 8) == Match((), None)
@@ -219,23 +219,23 @@ def test_clear_forgets_blocks_duplicates_and_looked_up_prefixes() -> None:
     index.audit()
 
 
-def parents_collide(chain: Chain, number: int) -> bytes:
+def parents_collide(hashes: BlockHashes, number: int) -> bytes:
     """All first blocks have the same key, and all second blocks of equal tokens."""
-    return b"first" if number == 0 else chain.block(number)
+    return b"first" if number == 0 else hashes.block(number)
 
 
-def last_blocks_collide(chain: Chain, number: int) -> bytes:
+def last_blocks_collide(hashes: BlockHashes, number: int) -> bytes:
     """Blocks of equal tokens have the same key, whatever comes before them."""
-    return chain.block(number)
+    return hashes.block(number)
 
 
 def test_no_hit_behind_another_parent_of_equal_tokens() -> None:
     index = PrefixIndex(8, last_blocks_collide)
     published(index, [1, 1, 1, 1, 5, 5, 5, 5], [0, 1])
     published(index, [2, 2, 2, 2], [2])
-    assert index.match(chain([2, 2, 2, 2, 5, 5, 5, 5]), 8) == Match((2,), None)
-    assert index.match(chain([1, 1, 1, 1, 5, 5, 5, 5]), 8) == Match((0, 1), None)
-    assert not index.publish(chain([2, 2, 2, 2, 5, 5, 5, 5]), 1, 3, 2), "the key is taken"
+    assert index.match(hashes([2, 2, 2, 2, 5, 5, 5, 5]), 8) == Match((2,), None)
+    assert index.match(hashes([1, 1, 1, 1, 5, 5, 5, 5]), 8) == Match((0, 1), None)
+    assert not index.publish(hashes([2, 2, 2, 2, 5, 5, 5, 5]), 1, 3, 2), "the key is taken"
     index.audit()
 
 
@@ -246,7 +246,7 @@ def test_no_hit_and_no_head_behind_a_parent_that_took_the_key(n_wanted: int) -> 
     published(index, [1, 1, 1, 1, 5, 5, 5, 5], [0, 1])
     index.forget(0)
     published(index, [2, 2, 2, 2], [2])
-    assert index.match(chain([2, 2, 2, 2, 5, 5, 5, 5]), 4 + n_wanted) == Match((2,), None)
+    assert index.match(hashes([2, 2, 2, 2, 5, 5, 5, 5]), 4 + n_wanted) == Match((2,), None)
     index.audit()
 
 
@@ -254,9 +254,9 @@ def test_a_block_in_the_middle_of_its_table_is_published_behind_the_block_before
     index = PrefixIndex(8)
     published(index, [1, 1, 1, 1], [0])
     published(index, [2, 2, 2, 2], [1])
-    assert index.publish(chain([2, 2, 2, 2, 3, 3, 3, 3]), 1, 2, 1)
-    assert index.match(chain([1, 1, 1, 1, 3, 3, 3, 3]), 8) == Match((0,), None)
-    assert index.match(chain([2, 2, 2, 2, 3, 3, 3, 3]), 8) == Match((1, 2), None)
+    assert index.publish(hashes([2, 2, 2, 2, 3, 3, 3, 3]), 1, 2, 1)
+    assert index.match(hashes([1, 1, 1, 1, 3, 3, 3, 3]), 8) == Match((0,), None)
+    assert index.match(hashes([2, 2, 2, 2, 3, 3, 3, 3]), 8) == Match((1, 2), None)
 
 
 def test_audit_sees_tables_that_disagree() -> None:

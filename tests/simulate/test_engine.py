@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyvelo.engine.pace import Pace
+from pyvelo.engine.prefill_budget import PrefillBudget
 from pyvelo.errors import ConfigError
 from pyvelo.simulate.contiguous import Reserved, Streams, Unified, layouts, simulate_contiguous
 from pyvelo.simulate.engine import POLICIES, Setup, StepCosts, simulate
@@ -188,7 +188,7 @@ def test_who_is_computed_again_in_a_unified_buffer_has_nobody_to_wait_for(
         assert next(calls) < 1000, "no progress"
         return 0
 
-    monkeypatch.setattr(Pace, "allowance", none)
+    monkeypatch.setattr(PrefillBudget, "allowance", none)
     setup = setup_of(1, 100, n_ctx=90, max_batch_tokens=8)
     jobs = [Job(0, 4, 60, 60), Job(0, 4, 60, 60)]
     (layout,) = (made for made in layouts(setup, jobs) if made.name.startswith("unified"))

@@ -164,8 +164,8 @@ def test_tests_that_fail_without_a_change(small: Path) -> None:
 
 
 def test_the_modules_own_tests_come_first() -> None:
-    files = mutate.files_of("pyvelo/engine/pump.py")
-    assert files[0] == "tests/engine/test_pump.py"
+    files = mutate.files_of("pyvelo/engine/async_loop.py")
+    assert files[0] == "tests/engine/test_async_loop.py"
     assert sorted(files) == mutate.QUICK
     assert all((mutate.ROOT / file).exists() for file in mutate.TESTS)
 

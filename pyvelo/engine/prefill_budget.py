@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import deque
 from statistics import median_low
 
-__all__ = ["FEWEST", "Costs", "Pace"]
+__all__ = ["FEWEST", "Costs", "PrefillBudget"]
 
 SHARE = 0.7
 """Of the time of a step without prompts, what prompts may add to it: tokens come at least half as fast."""
@@ -51,7 +51,7 @@ COST_WEIGHT = 0.2
 """Of the newest measurement in the running averages of `Costs`."""
 
 
-class Pace:
+class PrefillBudget:
     """What steps took here, and what follows for the next one. Times are in seconds."""
 
     def __init__(self) -> None:

@@ -18,12 +18,12 @@ from typing import NamedTuple
 
 from pyvelo.errors import InternalError
 from pyvelo.kv.pool import BlockPool, BlockTable, Swapped
-from pyvelo.kv.prefix import Chain, Match, PrefixIndex
+from pyvelo.kv.prefix import BlockHashes, Match, PrefixIndex
 
 __all__ = [
     "SHORTEST_HEAD",
+    "AllocationPlan",
     "Change",
-    "Draft",
     "Holders",
     "Never",
     "NotNow",
@@ -77,10 +77,10 @@ class Change(NamedTuple):
         return 0 if self.leaves else self.n_blocks - len(self.table.blocks) + self.copies
 
 
-class Draft:
+class AllocationPlan:
     """What one step wants of the pool; void once anything else was committed or freed.
 
-    Its methods may be called in any order. A table that leaves takes no other part in the draft.
+    Its methods may be called in any order. A table that leaves takes no other part in the allocation.
     """
 
     __slots__ = (
@@ -107,7 +107,7 @@ class Draft:
         self._pool = pool
         self._index = index
         self._size = size
-        self._references: dict[int, int] = {}  # by block, those added when the draft takes blocks
+        self._references: dict[int, int] = {}  # by block, those added when the allocation takes blocks
         self._sources: dict[int, int] = {}  # of all those, the ones that only copies hold, and then give up
         self._changes: dict[int, Change] = {}  # by the table's id
         self.available = pool.n_free - promised
@@ -116,15 +116,15 @@ class Draft:
 
     @property
     def changes(self) -> ValuesView[Change]:
-        """One change for each table that takes part, in the order in which the draft first names them."""
+        """One change for each table that takes part, in the order in which they were first named."""
         return self._changes.values()
 
     def names(self, table: BlockTable) -> bool:
-        """Return whether the table takes part in the draft, or is dropped in it."""
+        """Return whether the table takes part in the allocation, or is dropped in it."""
         return id(table) in self._changes
 
-    def copy(self) -> Draft:
-        """Return a draft of the same parts, to try more of them."""
+    def copy(self) -> AllocationPlan:
+        """Return an allocation of the same parts, to try more of them."""
         twin = copy(self)
         twin._references, twin._sources = self._references.copy(), self._sources.copy()
         twin._changes = self._changes.copy()
@@ -133,21 +133,21 @@ class Draft:
     def start(
         self,
         n_tokens: int,
-        chain: Chain | None = None,
+        hashes: BlockHashes | None = None,
         spare: int = 0,
         swapped: Swapped | None = None,
         most_cached: int | None = None,
     ) -> Start | NotNow | Never:
         """Promises a new sequence the blocks of `n_tokens` tokens, less what is there of its prefix.
 
-        `chain` is of the tokens that it starts with; the last of them is always computed, for its logits.
+        `hashes` is of the tokens that it starts with; the last of them is always computed, for its logits.
         Without it nothing is shared. `spare` blocks must be left for others. What is `swapped` comes back,
         but for whole blocks that are there. Of what is there `most_cached` tokens are taken at most.
         """
         needed = -(-n_tokens // self._size)
         if needed > self._pool.n_blocks:
             return Never(needed, self._pool.n_blocks)
-        match = self._match(chain, most_cached)
+        match = self._match(hashes, most_cached)
         if swapped is not None:
             self._check_swapped(swapped)
             match = Match(match.blocks[: swapped.n_tokens // self._size], None)
@@ -163,7 +163,7 @@ class Draft:
             self._hold((match.head.block,))
             self._copy_from(match.head.block)
         n_cached = swapped.n_tokens if swapped is not None else match.n_tokens(self._size)
-        table = BlockTable(match.blocks, n_cached, fresh, chain if self._index is not None else None)
+        table = BlockTable(match.blocks, n_cached, fresh, hashes if self._index is not None else None)
         self._changes[id(table)] = Change(table, len(match.blocks), fresh, match, swapped)
         return Start(table)
 
@@ -209,7 +209,7 @@ class Draft:
         return True
 
     def drop(self, table: BlockTable) -> None:
-        """Gives the table's blocks and promises back; it must take no other part in this draft."""
+        """Gives the table's blocks and promises back; it must take no other part in this allocation."""
         self._leave(table, None)
 
     def swap_out(self, table: BlockTable) -> Swapped | None:
@@ -224,7 +224,7 @@ class Draft:
 
     def _leave(self, table: BlockTable, swapped: Swapped | None) -> None:
         if id(table) in self._changes:
-            raise InternalError("a block table that takes part in a draft cannot be dropped in it")
+            raise InternalError("a block table that takes part in an allocation cannot be dropped in it")
         self._let_go(table.blocks)
         self.available += table.promised
         self._changes[id(table)] = Change(table, 0, 0, leaves=True, sleeps=swapped)
@@ -234,12 +234,14 @@ class Draft:
         if change is None:
             return Change(table, len(table.blocks), table.promised)
         if change.leaves:
-            raise InternalError("a block table that is dropped in a draft can neither grow nor resume in it")
+            raise InternalError(
+                "a block table that is dropped in an allocation can neither grow nor resume in it"
+            )
         return change
 
     def _check_swapped(self, swapped: Swapped) -> None:
         if any(swapped in (change.wakes, change.sleeps) for change in self.changes):
-            raise InternalError("a swapped sequence comes back once, and in a later draft than it left")
+            raise InternalError("a swapped sequence comes back once, and in a later allocation than it left")
 
     def _writes_to_others(self, table: BlockTable) -> bool:
         """Whether the table's next token would go to a block that others hold too, or may hit."""
@@ -273,11 +275,11 @@ class Draft:
         """Gives a reference of the block to a copy, which drops it once blocks were taken."""
         self._sources[block] = self._sources.get(block, 0) + 1
 
-    def _match(self, chain: Chain | None, most: int | None) -> Match:
-        if self._index is None or chain is None:
+    def _match(self, hashes: BlockHashes | None, most: int | None) -> Match:
+        if self._index is None or hashes is None:
             return Match((), None)
-        last = chain.n_tokens - 1
-        match = self._index.match(chain, last if most is None else min(most, last))
+        last = hashes.n_tokens - 1
+        match = self._index.match(hashes, last if most is None else min(most, last))
         head = match.head
         return match if head is None or head.n_tokens >= SHORTEST_HEAD else Match(match.blocks, None)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pyvelo import SamplingParams
-from pyvelo.engine.intake import Intake
+from pyvelo.engine.input_processor import InputProcessor
 from pyvelo.errors import OutOfBlocks, RequestError
 from pyvelo.memory.budget import PoolSize
 
@@ -31,17 +31,17 @@ class FakeModel:
         return [min(ord(character), 99) for character in text]
 
 
-def intake(n_ctx: int = 128, n_blocks: int = 8, seed: int | None = None) -> Intake:
+def processor(n_ctx: int = 128, n_blocks: int = 8, seed: int | None = None) -> InputProcessor:
     pool = PoolSize(n_blocks, n_blocks * 32, n_ctx)
-    return Intake(cast(Any, FakeModel()), pool, 32, seed)
+    return InputProcessor(cast(Any, FakeModel()), pool, 32, seed)
 
 
 def test_a_text_and_its_tokens() -> None:
-    submission = intake().prepare("AB", SamplingParams())
+    submission = processor().prepare("AB", SamplingParams())
     assert submission.prompt == "AB"
     assert submission.requests[0].prompt_ids == (65, 66)
-    assert intake().prepare([65, 66], SamplingParams()).prompt is None
-    assert intake().prepare(np.array([65, 66]), SamplingParams()).requests[0].prompt_ids == (65, 66)
+    assert processor().prepare([65, 66], SamplingParams()).prompt is None
+    assert processor().prepare(np.array([65, 66]), SamplingParams()).requests[0].prompt_ids == (65, 66)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_a_text_and_its_tokens() -> None:
 )
 def test_prompts_that_are_none(prompt: Any, message: str) -> None:
     with pytest.raises(RequestError, match=message):
-        intake().prepare(prompt, SamplingParams())
+        processor().prepare(prompt, SamplingParams())
 
 
 @pytest.mark.parametrize(
@@ -72,12 +72,12 @@ def test_prompts_that_are_none(prompt: Any, message: str) -> None:
 )
 def test_tokens_in_the_parameters_must_exist(params: Any, message: str) -> None:
     with pytest.raises(RequestError, match=message):
-        intake().prepare([1], SamplingParams(**params))
+        processor().prepare([1], SamplingParams(**params))
 
 
 def test_parameters_of_another_kind() -> None:
     with pytest.raises(RequestError, match="give a SamplingParams"):
-        intake().prepare([1], cast(Any, {"max_tokens": 3}))
+        processor().prepare([1], cast(Any, {"max_tokens": 3}))
 
 
 @pytest.mark.parametrize(
@@ -85,13 +85,13 @@ def test_parameters_of_another_kind() -> None:
     [(1, 16, 16), (100, 28, 28), (100, 29, 28), (127, 16, 1), (1, None, 127), (120, None, 8)],
 )
 def test_an_answer_ends_with_the_context(n_prompt: int, max_tokens: int | None, max_new: int) -> None:
-    request = intake().prepare([1] * n_prompt, SamplingParams(max_tokens=max_tokens)).requests[0]
+    request = processor().prepare([1] * n_prompt, SamplingParams(max_tokens=max_tokens)).requests[0]
     assert request.max_new == max_new
     assert request.max_stored == n_prompt + max_new - 1 < 128
 
 
 def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
-    small = intake(n_ctx=1024, n_blocks=8)
+    small = processor(n_ctx=1024, n_blocks=8)
     assert small.prepare([1] * 200, SamplingParams(max_tokens=57)).requests[0].max_stored == 256
     with pytest.raises(OutOfBlocks) as refused:
         small.prepare([1] * 200, SamplingParams(max_tokens=58))
@@ -105,22 +105,25 @@ def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
 
 
 def test_without_a_limit_an_answer_ends_with_the_pool() -> None:
-    small = intake(n_ctx=1024, n_blocks=8)
+    small = processor(n_ctx=1024, n_blocks=8)
     assert small.prepare([1] * 200, SamplingParams(max_tokens=None)).requests[0].max_stored == 256
     with pytest.raises(OutOfBlocks, match="257 tokens of prompt and up to 1 of answer need 9 blocks"):
         small.prepare([1] * 257, SamplingParams(max_tokens=None))
 
 
 def test_samples_differ_by_their_seeds() -> None:
-    requests = intake().prepare([1], SamplingParams(n=3, seed=7)).requests
+    requests = processor().prepare([1], SamplingParams(n=3, seed=7)).requests
     assert [(request.index, request.seed) for request in requests] == [(0, 7), (1, 8), (2, 9)]
     largest = (1 << 64) - 1
-    assert [r.seed for r in intake().prepare([1], SamplingParams(n=2, seed=largest)).requests] == [largest, 0]
+    assert [r.seed for r in processor().prepare([1], SamplingParams(n=2, seed=largest)).requests] == [
+        largest,
+        0,
+    ]
 
 
 def test_seeds_of_the_engine() -> None:
     def seeds(seed: int | None) -> list[int]:
-        made = intake(seed=seed)
+        made = processor(seed=seed)
         return [made.prepare([1], SamplingParams()).requests[0].seed for _ in range(3)]
 
     assert seeds(5) == seeds(5)

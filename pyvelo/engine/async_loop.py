@@ -22,7 +22,7 @@ from pyvelo.native.compute import rest
 from pyvelo.outputs import StreamPiece, raise_first_error
 from pyvelo.sampling import SamplingParams
 
-__all__ = ["Prepare", "Preparer", "Pump", "run_in_thread"]
+__all__ = ["AsyncEngineLoop", "Prepare", "Preparer", "run_in_thread"]
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ async def run_in_thread(call: Callable[[], T]) -> T:
         raise
 
 
-class Pump:
+class AsyncEngineLoop:
     """Has a thread step the engine while there are requests, and wakes the event loop once for each step.
 
     What is `async` here belongs to the event loop; the rest is thread-safe. Whoever stops to wait, or to
@@ -102,24 +102,24 @@ class Pump:
 
     def _submit(self, streams: Sequence[_Stream]) -> None:
         requests = [request for stream in streams for request in stream.submission.requests]
-        with self.engine.driver.guard:
+        with self.engine.loop.guard:
             self._worker.streams.update(streams)
-            self.engine.driver.submit(requests)
+            self.engine.loop.submit(requests)
             self._worker.wake.put(True)
 
     def _cancel(self, streams: Sequence[_Stream]) -> None:
         requests = [r for stream in streams for r in stream.submission.requests if not r.finished]
-        with self.engine.driver.guard:
+        with self.engine.loop.guard:
             self._worker.streams.difference_update(streams)
             if requests:
-                self.engine.driver.cancel(requests)
+                self.engine.loop.cancel(requests)
                 self._worker.deliver_soon()
 
     # ---- in any thread ----
 
     def let_go(self, branch: Branch) -> None:
         """Ends what runs on a branch and gives back what it holds, after the step in progress."""
-        self.engine.driver.let_go(branch)
+        self.engine.loop.let_go(branch)
         self._worker.deliver_soon()
 
     def close(self) -> None:
@@ -133,7 +133,7 @@ class Pump:
 
 
 class _Worker:
-    """What the thread needs, which is not the Pump: its user may drop that."""
+    """What the thread needs, which is not the AsyncEngineLoop: its user may drop that."""
 
     def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
         self.engine = engine
@@ -171,13 +171,13 @@ class _Worker:
         return go_on
 
     def _drive(self) -> None:
-        driver = self.engine.driver
+        loop = self.engine.loop
         try:
-            driver.drive(self._ready)
+            loop.drive(self._ready)
             if self._deaf:
-                with driver.visit() as core:
+                with loop.visit() as core:
                     core.cancel_all()
-            driver.check_open()
+            loop.check_open()
         except ClosedError:
             pass  # every request has ended
         except BaseException as error:
@@ -186,11 +186,11 @@ class _Worker:
 
     def _fail(self, error: BaseException) -> None:
         """Ends every request with `error`: none may wait for ever."""
-        driver = self.engine.driver
+        loop = self.engine.loop
         try:
-            driver.check_open()
-            driver.fail(error)
-            driver.check_open()
+            loop.check_open()
+            loop.fail(error)
+            loop.check_open()
         except VeloError:
             self.deliver_soon(self._wake_all)
 
@@ -233,7 +233,7 @@ class _Stream:
         """The next piece, or None behind the last; raises what broke or closed the engine before that."""
         piece = await self._pieces.get()
         if piece is None and not self.submission.finished:
-            self._worker.engine.driver.check_open()
+            self._worker.engine.loop.check_open()
             raise InternalError("a stream has ended before its requests")
         return piece
 
@@ -280,17 +280,17 @@ class Preparer:
         self._threads.shutdown(wait=False)
 
     async def _compile(self, params: Iterable[SamplingParams]) -> None:
-        """Wait for compiled grammars, each up to its deadline; `Intake` finds them kept."""
-        intake = self._engine.intake
+        """Wait for compiled grammars, each up to its deadline; `InputProcessor` finds them kept."""
+        processor = self._engine.processor
         waits: list[tuple[asyncio.Future[Any], float | None]] = []
         try:
             for each in {id(each): each for each in params}.values():
-                future: Future[Any] | None = intake.compiling(each)
+                future: Future[Any] | None = processor.compiling(each)
                 if future is not None:
                     waits.append((asyncio.wrap_future(future), each.timeout))
-            start = intake.clock()
+            start = processor.clock()
             for wait, timeout in waits:
-                left = None if timeout is None else max(0.0, start + timeout - intake.clock())
+                left = None if timeout is None else max(0.0, start + timeout - processor.clock())
                 await asyncio.wait([wait], timeout=left)
                 if wait.done():
                     wait.result()

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from pyvelo.engine import interrupts
-from pyvelo.engine.driver import Driver
 from pyvelo.engine.interrupts import SIGNALS, HomeProcess, InterruptGuard
+from pyvelo.engine.loop import EngineLoop
 from pyvelo.engine.request import Request
 from pyvelo.errors import Cancelled, ClosedError, EngineError, InternalError
 from pyvelo.native.compute import compute
@@ -26,22 +26,22 @@ WAIT = 60.0  # seconds after which a test is taken to hang
 
 
 class Stand(Bench):
-    """A bench with a driver; `stop` is set when a forward pass is told to stop."""
+    """A bench with a loop; `stop` is set when a forward pass is told to stop."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.stop = threading.Event()
         self.guard = InterruptGuard()
-        self.driver = Driver(self.core, self.guard)
+        self.loop = EngineLoop(self.core, self.guard)
         self.core._call_run = partial(compute, cancel=self.stop.set, at_ctrl_c=True)
 
     def hand_over(self, *args: Any, **kwargs: Any) -> Request:
         request = self.request(*args, **kwargs)
-        self.driver.submit([request])
+        self.loop.submit([request])
         return request
 
     def drive(self, *requests: Request) -> None:
-        self.driver.drive(lambda: all(request.finished for request in requests))
+        self.loop.drive(lambda: all(request.finished for request in requests))
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_cancelling_does_not_wait_for_a_step(stand: Stand) -> None:
     kept, dropped = stand.hand_over([1], 3), stand.hand_over([2], 500)
     driving = in_thread(lambda: stand.drive(kept))
     assert stepping.wait(WAIT)
-    stand.driver.cancel([dropped])
+    stand.loop.cancel([dropped])
     assert not dropped.finished
     go_on.set()
     join(driving)
@@ -122,16 +122,16 @@ def test_cancelling_does_not_wait_for_a_step(stand: Stand) -> None:
 
 def test_cancelling_without_anyone_driving_frees_at_once(stand: Stand) -> None:
     request = stand.hand_over([1] * 40, 50)
-    stand.driver.drive(lambda: request.n_generated > 3)
+    stand.loop.drive(lambda: request.n_generated > 3)
     assert stand.manager.n_used > 0
-    stand.driver.cancel([request])
+    stand.loop.cancel([request])
     stand.assert_idle()
 
 
 def test_cancelling_from_within_a_step(stand: Stand) -> None:
     """As the finalizer of a forgotten stream does, whenever the garbage collector runs."""
     other = stand.hand_over([2], 500)
-    request = stand.hand_over([1], 3, on_piece=lambda piece: stand.driver.cancel([other]))
+    request = stand.hand_over([1], 3, on_piece=lambda piece: stand.loop.cancel([other]))
     stand.drive(request)
     assert other.finish_reason == "abort"
     assert request.generated_ids == answer([1], 3)
@@ -145,15 +145,15 @@ def test_a_visit_while_a_cancelled_request_ends_is_refused(stand: Stand) -> None
 
     def visit(ended: Request) -> None:
         try:
-            with stand.driver.visit():
+            with stand.loop.visit():
                 seen.append("inside")
         except EngineError as error:
             seen.append(str(error))
 
     request.on_end = visit
-    stand.driver.cancel([request])
+    stand.loop.cancel([request])
     assert seen == ["this call would wait for the step of the engine that it was made in"]
-    with stand.driver.visit():
+    with stand.loop.visit():
         pass
     stand.assert_idle()
 
@@ -167,11 +167,11 @@ def test_a_visitor_gets_in_between_two_steps(stand: Stand) -> None:
 
     stand.context.before_run = watch
     request = stand.hand_over([1], 1900)
-    driving = in_thread(lambda: stand.driver.drive(visited.is_set))
+    driving = in_thread(lambda: stand.loop.drive(visited.is_set))
     assert started.wait(WAIT)
     counts = []
     for _ in range(20):
-        with stand.driver.visit() as core:
+        with stand.loop.visit() as core:
             counts.append(core.counters.steps)
             assert core.manager.n_stored == request.n_computed
             core.manager.audit()
@@ -185,9 +185,9 @@ def test_a_visitor_who_comes_again_and_again_lets_steps_happen(stand: Stand) -> 
     request = stand.hand_over([1], 50)
     driving = in_thread(lambda: stand.drive(request))
     while not request.finished:
-        with stand.driver.visit() as core:
+        with stand.loop.visit() as core:
             before = core.counters.steps
-        with stand.driver.visit() as core:
+        with stand.loop.visit() as core:
             assert core.counters.steps > before or core.counters.steps in (0, 50)
     join(driving)
 
@@ -203,11 +203,11 @@ def test_a_visitor_that_must_not_wait_is_refused_during_a_step(stand: Stand) -> 
     request = stand.hand_over([1], 1)
     driving = in_thread(lambda: stand.drive(request))
     assert stepping.wait(WAIT)
-    with pytest.raises(EngineError, match="a step is in progress"), stand.driver.visit(wait=False):
+    with pytest.raises(EngineError, match="a step is in progress"), stand.loop.visit(wait=False):
         pass
     refused.set()
     join(driving)
-    with stand.driver.visit(wait=False) as core:
+    with stand.loop.visit(wait=False) as core:
         assert core is stand.core
     stand.assert_idle()
 
@@ -223,8 +223,8 @@ def test_failing_waits_for_the_step_in_progress(stand: Stand) -> None:
     request = stand.hand_over([1], 1000)
     driving = in_thread(lambda: stand.drive(request))
     assert stepping.wait(WAIT)
-    failing = in_thread(lambda: stand.driver.fail(ValueError("a defect")))
-    while not stand.driver._visitors:
+    failing = in_thread(lambda: stand.loop.fail(ValueError("a defect")))
+    while not stand.loop._visitors:
         failing.join(0.001)
         assert failing.is_alive(), "it does not wait"
     assert not request.finished
@@ -239,10 +239,10 @@ def test_failing_waits_for_the_step_in_progress(stand: Stand) -> None:
     "call",
     [
         lambda stand: stand.hand_over([1], 1),
-        lambda stand: stand.driver.check_open(),
+        lambda stand: stand.loop.check_open(),
         lambda stand: stand.drive(),
-        lambda stand: stand.driver.fail(ValueError()),
-        lambda stand: stand.driver.visit().__enter__(),
+        lambda stand: stand.loop.fail(ValueError()),
+        lambda stand: stand.loop.visit().__enter__(),
     ],
 )
 def test_calls_in_a_child_process_are_refused(
@@ -252,7 +252,7 @@ def test_calls_in_a_child_process_are_refused(
     held, done = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with stand.driver._lock:
+        with stand.loop._lock:
             held.set()
             assert done.wait(WAIT)
 
@@ -280,29 +280,29 @@ def test_closing_ends_what_runs(stand: Stand) -> None:
     running, waiting = stand.hand_over([1], 50), stand.hand_over([2] * 500, 12)
     threads = [in_thread(lambda: stand.drive(running)), in_thread(lambda: stand.drive(waiting))]
     assert stepping.wait(WAIT)
-    stand.driver.close(stand.stop.set)
+    stand.loop.close(stand.stop.set)
     join(*threads)
     assert {running.finish_reason, waiting.finish_reason} == {"abort"}
     stand.assert_idle()
-    stand.driver.close(stand.stop.set)
+    stand.loop.close(stand.stop.set)
     with pytest.raises(ClosedError, match="closed"):
-        stand.driver.submit([stand.request([1], 1)])
+        stand.loop.submit([stand.request([1], 1)])
 
 
 def test_closing_right_after_a_visit(stand: Stand) -> None:
     """A visitor lets a step happen before it comes again; but once closed there are no more steps."""
     request = stand.hand_over([1], 1000)
     driving = in_thread(lambda: stand.drive(request))
-    with stand.driver.visit():
-        closing = in_thread(lambda: stand.driver.close(stand.stop.set))
-        while not stand.driver._closed:
+    with stand.loop.visit():
+        closing = in_thread(lambda: stand.loop.close(stand.stop.set))
+        while not stand.loop._closed:
             closing.join(0.001)
     join(closing, driving)
     stand.assert_idle()
 
 
 def test_what_comes_right_after_a_deadline_is_answered(stand: Stand) -> None:
-    """A step that only ends a request whose time is up; the next one comes before the driver looks again."""
+    """A step that only ends a request whose time is up; the next one comes before the loop looks again."""
     requests = [stand.hand_over([1, 2], 100, timeout=0)]
 
     def ready() -> bool:
@@ -310,7 +310,7 @@ def test_what_comes_right_after_a_deadline_is_answered(stand: Stand) -> None:
             requests.append(stand.hand_over([3, 4], 5))
         return requests[-1].finished
 
-    stand.driver.drive(ready)
+    stand.loop.drive(ready)
     assert requests[0].finish_reason == "timeout"
     assert requests[1].generated_ids == answer([3, 4], 5)
     stand.assert_idle()
@@ -332,14 +332,14 @@ def test_what_comes_right_after_an_error_of_the_engine_is_answered(
         return requests[-1].finished
 
     monkeypatch.setattr(stand.core, "step", fail_once)
-    stand.driver.drive(ready)
+    stand.loop.drive(ready)
     assert [request.finish_reason for request in requests] == ["error", "length"]
     stand.assert_idle()
 
 
 def test_waiting_for_nothing_is_a_defect_and_not_a_hang(stand: Stand) -> None:
     with pytest.raises(InternalError, match="nothing is left to do"):
-        stand.driver.drive(lambda: False)
+        stand.loop.drive(lambda: False)
 
 
 def test_an_error_of_the_engine_ends_every_request_and_the_engine_goes_on(stand: Stand) -> None:
@@ -372,7 +372,7 @@ def test_ctrl_c_comes_between_two_steps(stand: Stand) -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert len(stand.context.steps) == 4, "the step was finished"
     assert request.generated_ids == answer([1], 4)
-    stand.driver.cancel([request])
+    stand.loop.cancel([request])
     stand.drive(other)
     assert other.generated_ids == answer([2], 5)
     stand.assert_idle()
@@ -395,11 +395,11 @@ def test_ctrl_c_while_another_thread_steps(stand: Stand) -> None:
     driving = in_thread(lambda: stand.drive(other))
     assert stepping.wait(WAIT)
     with pytest.raises(KeyboardInterrupt):
-        stand.driver.drive(waiting.set)
+        stand.loop.drive(waiting.set)
     assert not stand.stop.is_set()
     go_on.set()
     join(driving)
-    stand.driver.cancel([request])
+    stand.loop.cancel([request])
     assert other.generated_ids == answer([2], 5)
     stand.assert_idle()
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Asked",
-    "Intake",
+    "InputProcessor",
     "Prompt",
     "for_each",
     "items_of",
@@ -46,7 +46,7 @@ MAX_ID = 256
 class Asked:
     """Time, seed and id of a request, fixed when the caller asks.
 
-    time: seconds of the intake's clock; None: the time of its submission.
+    time: seconds of the processor's clock; None: the time of its submission.
     """
 
     time: float | None
@@ -54,7 +54,7 @@ class Asked:
     request_id: str
 
 
-class Intake:
+class InputProcessor:
     """Makes requests for one model and one pool, of which it only knows the size. Thread-safe."""
 
     def __init__(

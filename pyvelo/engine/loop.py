@@ -18,12 +18,12 @@ from pyvelo.errors import ClosedError, EngineError, InternalError, RequestError
 from pyvelo.native.compute import is_compute_thread, rest
 from pyvelo.outputs import StreamPiece, raise_first_error
 
-__all__ = ["Driver", "Stream", "run_all", "run_steps"]
+__all__ = ["EngineLoop", "Stream", "run_all", "run_steps"]
 
 AGAIN = 0.05  # seconds; a run that is told to stop just before it begins does not hear it
 
 
-class Driver:
+class EngineLoop:
     """Gives threads their turn at a core. Everything here is thread-safe.
 
     `_lock` protects the fields below it and is held for moments; `_owner` is the thread that has the core
@@ -230,7 +230,7 @@ class Driver:
 T = TypeVar("T")
 
 
-def run_all(driver: Driver, submissions: Sequence[Submission]) -> None:
+def run_all(loop: EngineLoop, submissions: Sequence[Submission]) -> None:
     """Returns when all have ended; where that is cut short, by Ctrl+C, they are cancelled."""
     requests = [request for submission in submissions for request in submission.requests]
     pending = requests[::-1]
@@ -240,27 +240,27 @@ def run_all(driver: Driver, submissions: Sequence[Submission]) -> None:
             pending.pop()
         return not pending
 
-    with driver.guard:
+    with loop.guard:
         try:
-            driver.submit(requests)
-            driver.drive(ready)
+            loop.submit(requests)
+            loop.drive(ready)
         finally:
             if pending:
-                driver.cancel(requests)
+                loop.cancel(requests)
             rest()
 
 
-def run_steps(driver: Driver, steps: Generator[Sequence[Submission], None, T]) -> T:
+def run_steps(loop: EngineLoop, steps: Generator[Sequence[Submission], None, T]) -> T:
     """Runs what `steps` asks for, one after the other, and returns what it returns."""
-    with driver.guard, closing(steps):
+    with loop.guard, closing(steps):
         while True:
             try:
                 submissions = next(steps)
             except StopIteration as end:
                 result: T = end.value
                 return result
-            run_all(driver, submissions)
-            driver.guard.raise_hit()
+            run_all(loop, submissions)
+            loop.guard.raise_hit()
 
 
 class Stream(Generator[StreamPiece, None, None]):
@@ -275,14 +275,14 @@ class Stream(Generator[StreamPiece, None, None]):
 
     def __init__(
         self,
-        driver: Driver,
+        loop: EngineLoop,
         begin: Callable[[], Submission],
         pieces: deque[StreamPiece],
         release: Callable[[], object] | None = None,
         *,
         engine: object,
     ) -> None:
-        self._driver = driver
+        self._loop = loop
         self._engine = engine
         self._begin = begin
         self._pieces = pieces
@@ -300,9 +300,9 @@ class Stream(Generator[StreamPiece, None, None]):
             RequestError: another thread waits for a piece.
             VeloError: the request failed.
         """
-        with self._driver.guard:  # whatever is left out of it may be cut short at any line
+        with self._loop.guard:  # whatever is left out of it may be cut short at any line
             if not self._turn.acquire(blocking=False):
-                self._driver.home.check()
+                self._loop.home.check()
                 raise RequestError("another thread waits for a piece of this stream: use a stream each")
             try:
                 return self._next()
@@ -318,19 +318,19 @@ class Stream(Generator[StreamPiece, None, None]):
 
     def close(self) -> None:
         """Cancels what has not ended; may be called again."""
-        with self._driver.guard:
+        with self._loop.guard:
             self._end()
 
     def _next(self) -> StreamPiece:
-        driver, pieces = self._driver, self._pieces
+        loop, pieces = self._loop, self._pieces
         if self._ended:
             raise StopIteration
         try:
-            driver.home.check()
+            loop.home.check()
             submission = self._submission or self._start()
             if not pieces:
-                driver.drive(lambda: pieces or submission.finished)
-            driver.guard.raise_hit()
+                loop.drive(lambda: pieces or submission.finished)
+            loop.guard.raise_hit()
             if pieces:
                 return pieces.popleft()
         except BaseException:
@@ -342,13 +342,13 @@ class Stream(Generator[StreamPiece, None, None]):
 
     def _start(self) -> Submission:
         submission = self._submission = self._begin()
-        calls: list[tuple[Any, ...]] = [(self._driver.abandon, submission.requests)]
+        calls: list[tuple[Any, ...]] = [(self._loop.abandon, submission.requests)]
         if self._release is not None:
             calls.append((self._release,))
         for call in calls:
             self._dropped.append(weakref.finalize(self, *call))
             self._dropped[-1].atexit = False
-        self._driver.submit(submission.requests)
+        self._loop.submit(submission.requests)
         return submission
 
     def _end(self) -> None:
@@ -357,7 +357,7 @@ class Stream(Generator[StreamPiece, None, None]):
         if self._submission is not None and dropped:
             for finalizer in dropped:
                 finalizer.detach()
-            self._driver.cancel(self._submission.requests)
+            self._loop.cancel(self._submission.requests)
             rest()
             if self._release is not None:
                 self._release()

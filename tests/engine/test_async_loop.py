@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pyvelo.engine.pump import run_in_thread
+from pyvelo.engine.async_loop import run_in_thread
 
 
 def test_a_call_in_a_thread_gives_what_it_returns_or_raises() -> None:
