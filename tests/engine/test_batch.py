@@ -26,3 +26,14 @@ def test_a_session_that_rests_leaves_no_old_block_in_its_row(n_tokens: int) -> N
     bench.core.inbox.let_go(branch)
     bench.core.settle()
     bench.assert_idle()
+
+
+def test_only_the_last_token_of_a_prompt_gives_logits() -> None:
+    bench = Bench(max_batch_tokens=16)
+    outputs = bench.core._arrays.outputs
+    request = bench.submit(range(1, 22), 2)
+    bench.step()
+    assert outputs[:16].tolist() == [0] * 16
+    bench.step()
+    assert outputs[:5].tolist() == [0, 0, 0, 0, 1]
+    bench.finish(request)

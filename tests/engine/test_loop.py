@@ -289,6 +289,25 @@ def test_closing_ends_what_runs(stand: Stand) -> None:
         stand.loop.submit([stand.request([1], 1)])
 
 
+def test_stopping_cuts_the_step_in_progress_short(stand: Stand) -> None:
+    stepping, go_on, stopped = threading.Event(), threading.Event(), threading.Event()
+
+    def block() -> None:
+        stepping.set()
+        assert go_on.wait(WAIT)
+
+    stand.context.before_run = block
+    request = stand.hand_over([1], 3)
+    driving = in_thread(lambda: stand.drive(request))
+    assert stepping.wait(WAIT)
+    stand.loop.stop(stopped.set)
+    assert stopped.is_set()
+    go_on.set()
+    join(driving)
+    assert request.finish_reason == "abort"
+    stand.assert_idle()
+
+
 def test_closing_right_after_a_visit(stand: Stand) -> None:
     """A visitor lets a step happen before it comes again; but once closed there are no more steps."""
     request = stand.hand_over([1], 1000)

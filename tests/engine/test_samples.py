@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
+from pyvelo.engine.output import Submission
 from pyvelo.engine.request import Request
+from pyvelo.outputs import TokenLogprob
 
 from .fakes import Bench, FakeSampler, answer
 
@@ -169,3 +172,33 @@ def test_samples_behind_a_cancelled_one_start_with_the_others() -> None:
     bench.finish(*requests)
     assert [request.finish_reason for request in requests] == ["length", "abort", "length", "length"]
     bench.assert_idle()
+
+
+def test_a_request_has_ended_with_the_last_of_its_samples() -> None:
+    bench = Bench()
+    first, second = bench.submit([1], 1), bench.submit([2], 3)
+    both = Submission(None, (first, second), 2)
+    bench.finish(first)
+    assert not both.finished
+    bench.finish(second)
+    assert both.finished
+
+
+def test_samples_that_compete_are_compared_by_their_mean_logprob() -> None:
+    bench = Bench()
+    request, plain = bench.request(PROMPT, 2, best_of=2), bench.request(PROMPT, 2)
+    assert (request.n_logprobs, plain.n_logprobs) == (0, None)
+    assert request.mean_logprob == -math.inf
+    request.logprobs = [TokenLogprob(1, -1.0), TokenLogprob(2, -2.0)]
+    assert request.mean_logprob == -1.5
+
+
+def test_a_step_of_priority_is_worth_64_arrivals() -> None:
+    bench = Bench()
+    later, low = bench.request([1]), bench.request([2], priority=1)
+    later.arrival, low.arrival = 64, 0
+    assert low.rank < later.rank or low.rank[0] == later.rank[0] == 64
+    later.arrival = 63
+    assert later.rank < low.rank
+    later.arrival = 65
+    assert low.rank < later.rank

@@ -10,8 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pyvelo.engine.prefill_budget import Costs
 from pyvelo.engine.request import Request
+from pyvelo.engine.step import BlockMover
 from pyvelo.errors import Cancelled, ComputeError, InternalError
+from pyvelo.kv.manager import Copy, Moves
 from pyvelo.outputs import StreamPiece, Usage
 
 from .fakes import END, Bench, FakeSampler, answer, joined, text_of
@@ -692,3 +695,12 @@ def test_who_started_advances_in_every_step() -> None:
         decoding = [(r, r.n_generated) for r in requests if r.n_generated and not r.finished]
         bench.step()
         assert all(request.n_generated == before + 1 for request, before in decoding)
+
+
+def test_costs_learn_from_blocks_that_move_either_way() -> None:
+    bench, costs = Bench(n_swap_blocks=4), Costs()
+    mover = BlockMover(cast(Any, bench.context), bench.manager, costs, iter([1.0, 1.5, 2.0, 2.5]).__next__)
+    mover.move(Moves([Copy(0, 0), Copy(1, 1)], [], []))
+    assert costs._per_block == 0.25
+    mover.move(Moves([], [Copy(0, 2)], []))
+    assert costs._per_block > 0.25

@@ -274,6 +274,7 @@ CHANGES: dict[str, Callable[[BlockManager, BlockTable], object]] = {
     "free a fork": lambda manager, table: manager.free(manager.fork(table, None)),
     "park": lambda manager, table: manager.park(table),
     "reset": lambda manager, table: manager.reset(),
+    "advance": lambda manager, table: manager.advance(table, 3),
 }
 
 
@@ -659,4 +660,39 @@ def test_no_hit_behind_a_prefix_with_the_same_hash() -> None:
     ended(manager, [2] * BLOCK)
     assert started(manager, 3 * BLOCK, [2] * BLOCK + tail + [6]).n_cached == BLOCK
     assert started(manager, 3 * BLOCK, [1] * BLOCK + tail + [6]).n_cached == 2 * BLOCK
+    manager.audit()
+
+
+def test_a_plan_made_before_the_pool_was_cleared_is_refused() -> None:
+    manager = BlockManager(6, BLOCK)
+    allocation = manager.plan()
+    assert isinstance(allocation.start(BLOCK), Start)
+    manager.clear()
+    with pytest.raises(InternalError, match="changed after this allocation"):
+        manager.commit(allocation)
+    manager.audit()
+
+
+def test_growing_within_own_blocks_is_no_part_of_a_plan() -> None:
+    manager = BlockManager(6, BLOCK)
+    table = started(manager, 2 * BLOCK, range(2 * BLOCK - 3))
+    allocation = manager.plan()
+    assert allocation.grow(table, 2 * BLOCK)
+    assert not allocation.changes
+    allocation.drop(table)
+    assert [change.leaves for change in allocation.changes] == [True]
+
+
+def test_a_plan_that_revives_a_cached_block_counts_it_as_taken() -> None:
+    """Spoil a plan that takes all blocks, the cached one as a hit, by one more block."""
+    manager = BlockManager(4, BLOCK)
+    ended(manager, range(BLOCK))
+    allocation = manager.plan()
+    outcome = allocation.start(4 * BLOCK, hashes(range(BLOCK + 1)))
+    assert isinstance(outcome, Start)
+    (change,) = allocation.changes
+    assert (change.match is not None, change.promised) == (True, 3)
+    allocation._changes[id(outcome.table)] = change._replace(promised=4)
+    with pytest.raises(InternalError, match="but 3 are free"):
+        manager.commit(allocation)
     manager.audit()
