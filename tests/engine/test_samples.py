@@ -202,3 +202,12 @@ def test_a_step_of_priority_is_worth_64_arrivals() -> None:
     assert later.rank < low.rank
     later.arrival = 65
     assert low.rank < later.rank
+
+
+def test_samples_held_by_their_prompt_count_as_waiting() -> None:
+    bench = Bench(max_batch_tokens=16)
+    requests = group(bench, 4)
+    bench.step()
+    assert (bench.core.n_running, bench.core.n_waiting) == (1, 3)
+    bench.finish(*requests)
+    assert (bench.core.n_running, bench.core.n_waiting) == (0, 0)
