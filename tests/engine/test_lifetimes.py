@@ -187,13 +187,7 @@ def test_a_listener_that_raises_leaves_the_others_their_tokens(stand: Stand) -> 
 @pytest.mark.usefixtures("sigint")
 def test_ctrl_c_while_close_waits_leaves_nobody_waiting(stand: Stand) -> None:
     """The thread that has the core ends the requests when it leaves; another `close` does the rest."""
-    stepping, go_on = threading.Event(), threading.Event()
-
-    def block() -> None:
-        stepping.set()
-        assert go_on.wait(WAIT)
-
-    stand.context.before_run = block
+    stepping, go_on = stand.hold_steps()
     running, waiting = stand.hand_over([1], 50), stand.hand_over([2], 50)
     threads = [in_thread(lambda request=request: stand.drive(request)) for request in (running, waiting)]  # type: ignore[misc]
     assert stepping.wait(WAIT)

@@ -40,6 +40,17 @@ class Stand(Bench):
         self.loop.submit([request])
         return request
 
+    def hold_steps(self) -> tuple[threading.Event, threading.Event]:
+        """Let forward passes wait: the first event is set when one has begun; set the second to end them."""
+        stepping, go_on = threading.Event(), threading.Event()
+
+        def wait() -> None:
+            stepping.set()
+            assert go_on.wait(WAIT)
+
+        self.context.before_run = wait
+        return stepping, go_on
+
     def drive(self, *requests: Request) -> None:
         self.loop.drive(lambda: all(request.finished for request in requests))
 
@@ -100,13 +111,7 @@ def test_a_thread_may_leave_while_others_wait(stand: Stand) -> None:
 
 
 def test_cancelling_does_not_wait_for_a_step(stand: Stand) -> None:
-    stepping, go_on = threading.Event(), threading.Event()
-
-    def block() -> None:
-        stepping.set()
-        assert go_on.wait(WAIT)
-
-    stand.context.before_run = block
+    stepping, go_on = stand.hold_steps()
     kept, dropped = stand.hand_over([1], 3), stand.hand_over([2], 500)
     driving = in_thread(lambda: stand.drive(kept))
     assert stepping.wait(WAIT)
@@ -290,13 +295,8 @@ def test_closing_ends_what_runs(stand: Stand) -> None:
 
 
 def test_stopping_cuts_the_step_in_progress_short(stand: Stand) -> None:
-    stepping, go_on, stopped = threading.Event(), threading.Event(), threading.Event()
-
-    def block() -> None:
-        stepping.set()
-        assert go_on.wait(WAIT)
-
-    stand.context.before_run = block
+    stepping, go_on = stand.hold_steps()
+    stopped = threading.Event()
     request = stand.hand_over([1], 3)
     driving = in_thread(lambda: stand.drive(request))
     assert stepping.wait(WAIT)
