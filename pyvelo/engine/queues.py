@@ -220,7 +220,7 @@ class ActiveRequests:
             return  # it begins anew, its draws go on
         request.sampler = self._new_sampler(request)
         if request.params.repetition_penalty != 1.0:
-            request.sampler.see_prompt(request.tokens[: request.n_prompt])
+            request.sampler.see_prompt(request.tokens)  # nothing is generated yet
 
     def advance(self, request: Request, n_computed: int) -> None:
         """Note that the first `n_computed` tokens of a request are in the pool now."""

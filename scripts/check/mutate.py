@@ -3,8 +3,8 @@
     python scripts/check/mutate.py
     python scripts/check/mutate.py pyvelo/kv/pool.py --sample 50 --seed 3
 
-Each mutant runs in a copy of the package, never in the checkout: the tests of tests/kv, tests/engine and the
-asyncio interface that reach its line, until one of them fails, with the same examples each time. It is killed
+Each mutant runs in a copy of the package, never in the checkout: the tests of tests/kv, tests/engine and some
+of tests/e2e that reach its line, until one of them fails, with the same examples each time. It is killed
 if a test fails or takes far too long. Survivors that no test can tell from the original are listed in
 mutants_equivalent.json with the reason, and are not counted. The exit status is 1 if fewer than 95 % are
 killed.
@@ -49,7 +49,8 @@ QUICK = sorted(
 """Tests without a model."""
 
 OF_ASYNC_LLM = ("async", "async_preparing", "async_sessions", "lifetimes")
-TESTS = [*QUICK, *(f"tests/e2e/test_{name}.py" for name in OF_ASYNC_LLM)]
+OF_LLM = ("llm", "sessions", "beam_search", "endings", "prompt_logprobs")
+TESTS = [*QUICK, *(f"tests/e2e/test_{name}.py" for name in OF_ASYNC_LLM + OF_LLM)]
 
 EQUIVALENT = Path(__file__).resolve().parent / "mutants_equivalent.json"
 

@@ -223,6 +223,7 @@ class Bench:
             n_blocks, block_size, share=share and not n_states, n_swap_blocks=n_swap_blocks
         )
         self.samplers: list[FakeSampler] = []
+        self.requests: list[Request] = []
         self.make_sampler: Callable[[Request], FakeSampler] = lambda request: FakeSampler()
         self.core = EngineCore(
             context=cast(Any, self.context),
@@ -251,7 +252,7 @@ class Bench:
         settings = SamplingParams(**params)
         stops = cast("tuple[str, ...]", settings.stop)
         detokenizer = Detokenizer(token_bytes, stops)
-        return Request(
+        request = Request(
             prompt,
             settings,
             max_new=max_new,
@@ -261,6 +262,8 @@ class Bench:
             on_piece=on_piece,
             branch=branch,
         )
+        self.requests.append(request)
+        return request
 
     def branch(self, tokens: Sequence[int] = ()) -> Branch:
         return Branch(tokens, self.manager.block_size)
@@ -293,6 +296,8 @@ class Bench:
         assert self.manager.n_used == self.manager.n_promised == 0
         assert self.manager.swap.n_free == self.manager.swap.n_blocks
         assert all(sampler.closed for sampler in self.samplers)
+        for request in self.requests:
+            assert request.table is request.swapped is request.sampler is None
         self.manager.audit()
 
 

@@ -1,0 +1,149 @@
+"""Every rule that a plan's changes must follow before the first of them is made, broken one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from pyvelo.errors import InternalError
+from pyvelo.kv.manager import BlockManager
+from pyvelo.kv.plan import Change, Holders, NotNow, Start, check_changes
+from pyvelo.kv.pool import BlockPool, BlockTable, Swapped
+from pyvelo.kv.prefix import Head, Match
+
+BLOCK = 8
+
+
+@dataclass
+class Plan:
+    """Changes that can all be made: one table grows, one is swapped out, one starts, one is swapped in.
+
+    The pool has ten blocks: 0 and 1 belong to the first table, 2 and 3 to the second, 4 is cached, 5 to 9 are
+    free. Host memory has two free blocks, and one that the fourth table comes from.
+    """
+
+    pool: BlockPool = field(default_factory=lambda: BlockPool(10))
+    grows: BlockTable = field(default_factory=lambda: BlockTable([0, 1], 12, 2, None))
+    leaves: BlockTable = field(default_factory=lambda: BlockTable([2, 3], 16, 0, None))
+    starts: BlockTable = field(default_factory=lambda: BlockTable((4,), 8, 1, None))
+    returns: BlockTable = field(default_factory=lambda: BlockTable((), 5, 1, None))
+    swapped: Swapped = field(default_factory=lambda: Swapped(5))
+
+    def __post_init__(self) -> None:
+        self.pool.take(5)
+        self.pool.keep(4)
+        self.pool.release([4])
+        self.swapped.blocks = [0]
+        self.n_swap_free = 2
+        self.promised = 2
+        self.changes = {
+            "grows": Change(self.grows, 3, 1),
+            "leaves": Change(self.leaves, 0, 0, leaves=True, sleeps=Swapped(16)),
+            "starts": Change(self.starts, 2, 1, match=Match((4,), None)),
+            "returns": Change(self.returns, 1, 0, match=Match((), None), wakes=self.swapped),
+        }
+
+    def change(self, name: str, **fields: object) -> None:
+        self.changes[name] = self.changes[name]._replace(**fields)  # type: ignore[arg-type]
+
+    def check(self) -> None:
+        tables = {id(table): table for table in (self.grows, self.leaves)}
+        holders = Holders(tables, {id(self.swapped): self.swapped}, self.promised, self.n_swap_free)
+        check_changes(self.changes.values(), self.pool, holders, BLOCK)
+
+
+BREAKS: dict[str, tuple[Callable[[Plan], object], str]] = {
+    "a dead table grows": (
+        lambda p: p.change("grows", table=BlockTable([0, 1], 12, 2, None)),
+        "must be a live one",
+    ),
+    "a live table starts": (
+        lambda p: p.change("grows", match=Match((0, 1), None)),
+        "must be a new one",
+    ),
+    "other blocks than the hits": (
+        lambda p: p.change("starts", match=Match((5,), None)),
+        "must be a new one",
+    ),
+    "a table that leaves starts": (lambda p: p.change("starts", leaves=True), "no other part"),
+    "a table that leaves resumes": (lambda p: p.change("leaves", resumes=True), "no other part"),
+    "a table that leaves copies": (lambda p: p.change("leaves", copies=True), "no other part"),
+    "a table that leaves has blocks": (lambda p: p.change("leaves", n_blocks=1), "no other part"),
+    "a table that leaves reserves": (lambda p: p.change("leaves", promised=1), "no other part"),
+    "a table shrinks": (lambda p: p.change("grows", n_blocks=1), "leaves a table 1 blocks"),
+    "less than nothing is reserved": (lambda p: p.change("grows", promised=-1), "promises -1"),
+    "a table that stays is swapped out": (
+        lambda p: p.change("grows", sleeps=Swapped(12)),
+        "goes to host memory as it is",
+    ),
+    "another length is swapped out": (
+        lambda p: p.change("leaves", sleeps=Swapped(15)),
+        "goes to host memory as it is",
+    ),
+    "a live table is swapped in": (lambda p: p.change("grows", wakes=p.swapped), "not in host memory"),
+    "another sequence is swapped in": (lambda p: p.change("returns", wakes=Swapped(5)), "not in host memory"),
+    "no block for what is swapped in": (lambda p: p.change("returns", n_blocks=0), "must grow into it"),
+    "a copy of a block that is not there": (
+        lambda p: (setattr(p.grows, "n_tokens", 16), p.change("grows", copies=True)),
+        "has not",
+    ),
+    "a table twice": (lambda p: p.changes.update(again=p.changes["grows"]), "table twice"),
+    "a swapped sequence twice": (
+        lambda p: p.changes.update(again=p.changes["returns"]._replace(table=BlockTable((), 5, 1, None))),
+        "the same blocks of host memory",
+    ),
+    "a hit of an empty block": (
+        lambda p: p.change("starts", match=Match((5,), None), table=BlockTable((5,), 8, 1, None)),
+        "holds nothing",
+    ),
+    "a hit outside the pool": (
+        lambda p: p.change("starts", match=Match((10,), None), table=BlockTable((10,), 8, 1, None)),
+        "holds nothing",
+    ),
+    "a head of an empty block": (
+        lambda p: p.change("starts", match=Match((4,), Head(9, 4))),
+        "holds nothing",
+    ),
+    "a block released twice": (lambda p: p.pool.release([3]), "drops 1 references to block 3, which has 0"),
+    "more swap blocks than are free": (lambda p: setattr(p, "n_swap_free", 1), "takes 2 swap blocks, 1 are"),
+    "more blocks than are free": (lambda p: p.change("grows", n_blocks=8), "takes 8 blocks .* 7 are free"),
+    "more is reserved than is free": (lambda p: setattr(p, "promised", 5), "promises 5, but 7 are free"),
+}
+
+
+def test_the_changes_can_all_be_made() -> None:
+    Plan().check()
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_a_broken_rule_is_an_error_by_name(name: str) -> None:
+    spoil, message = BREAKS[name]
+    plan = Plan()
+    spoil(plan)
+    with pytest.raises(InternalError, match=message):
+        plan.check()
+
+
+def test_exactly_the_free_blocks_may_be_taken_and_reserved() -> None:
+    """Seven are free: six that are now, less the hit, and the two of the table that leaves."""
+    plan = Plan()
+    plan.change("grows", n_blocks=5)
+    plan.check()
+    plan.change("grows", n_blocks=6)
+    with pytest.raises(InternalError, match="takes 6 blocks and promises 2, but 7 are free"):
+        plan.check()
+
+
+def test_resuming_reserves_no_more_than_there_is() -> None:
+    manager = BlockManager(4, BLOCK)
+    outcome = manager.plan().start(BLOCK)
+    assert isinstance(outcome, Start)
+    plan = manager.plan()
+    outcome = plan.start(BLOCK)
+    assert isinstance(outcome, Start)
+    manager.commit(plan)
+    assert manager.plan().resume(outcome.table, 4 * BLOCK) == Start(outcome.table)
+    assert manager.plan().resume(outcome.table, 4 * BLOCK + 1) == NotNow(4, 3)
+    assert manager.plan().resume(outcome.table, 4 * BLOCK, spare=1) == NotNow(3, 2)
