@@ -139,7 +139,7 @@ class _Planner:
                 continue
             n_next = request.n_computed + 1
             if n_next < len(request.tokens):
-                self.prefills.append(request)  # its blocks are promised
+                self.prefills.append(request)  # its blocks are reserved
             elif grow(_table(request), n_next) or self._make_room(request, n_next):
                 decodes.append(request)
         n_started = sum(chunk.n_tokens for chunk in self.starts)

@@ -37,7 +37,7 @@ class EngineStats:
     blocks_used: int
     blocks_cached: int
     blocks_free: int
-    blocks_promised: int  # free, but promised to sequences that run
+    blocks_reserved: int  # free, but reserved for running sequences
     waste: float
     queried_tokens: int  # of sequences that started
     hit_tokens: int  # of those, what was there already
@@ -103,7 +103,7 @@ def picture(
         blocks_used=manager.n_used,
         blocks_cached=manager.n_cached,
         blocks_free=manager.n_free,
-        blocks_promised=manager.n_promised,
+        blocks_reserved=manager.n_reserved,
         waste=1.0 - manager.n_stored / slots if slots else 0.0,
         queried_tokens=manager.counts.queried,
         hit_tokens=manager.counts.hits,

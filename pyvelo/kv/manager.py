@@ -1,4 +1,4 @@
-"""Who holds which blocks: a table per sequence, prefixes shared, blocks promised before they are needed.
+"""Who holds which blocks: a table per sequence, prefixes shared, blocks reserved before they are needed.
 
 Planning changes nothing: an `AllocationPlan` collects what a step wants. `commit` does all of it or nothing.
 """
@@ -87,7 +87,7 @@ class BlockManager:
         self._observe = observe
         self._observer_error: BaseException | None = None
         self._tables: dict[int, BlockTable] = {}
-        self._promised = 0
+        self._reserved = 0
         self._version = 0
 
     @property
@@ -111,9 +111,9 @@ class BlockManager:
         return self._pool.n_blocks - self._pool.n_free
 
     @property
-    def n_promised(self) -> int:
+    def n_reserved(self) -> int:
         """Blocks that nobody holds, but that live tables may still take."""
-        return self._promised
+        return self._reserved
 
     @property
     def n_stored(self) -> int:
@@ -155,7 +155,7 @@ class BlockManager:
     def plan(self) -> AllocationPlan:
         """An empty plan for the pool as it is now."""
         return AllocationPlan(
-            self._pool, self._index, self._promised, self.swap.n_free, self.block_size, self._version
+            self._pool, self._index, self._reserved, self.swap.n_free, self.block_size, self._version
         )
 
     def commit(self, allocation: AllocationPlan) -> Moves:
@@ -166,7 +166,7 @@ class BlockManager:
         if allocation.version != self._version:
             raise InternalError("the pool was changed after this allocation was made")
         changes = allocation.changes
-        holders = Holders(self._tables, self._asleep, self._promised, self.swap.n_free)
+        holders = Holders(self._tables, self._asleep, self._reserved, self.swap.n_free)
         check_changes(changes, self._pool, holders, self.block_size)
         outs: list[Copy] = []
         for change in changes:
@@ -197,11 +197,11 @@ class BlockManager:
                 self._count_hits(table, table.n_tokens)
             return []
         self._tables[id(table)] = table
-        self._promised += table.promised
+        self._reserved += table.reserved
         return self._take_hits(table, match)
 
     def _grow(self, change: Change, blocks: Iterator[int]) -> list[Copy]:
-        """Gives a table its blocks and promises; returns what is to be copied to one of them."""
+        """Add blocks to a table and update its reserve. Return the copies into its new blocks."""
         if change.leaves:
             return []
         table, copies = change.table, []
@@ -212,8 +212,8 @@ class BlockManager:
             table.replace(index, copies[0].target)
             table.n_published = min(table.n_published, index)
         table.extend(islice(blocks, n_taken - change.copies))
-        self._promised += change.promised - table.promised
-        table.promised = change.promised
+        self._reserved += change.reserved - table.reserved
+        table.reserved = change.reserved
         return copies
 
     def fork(self, table: BlockTable, hashes: BlockHashes | None) -> BlockTable:
@@ -249,23 +249,23 @@ class BlockManager:
                     self._forget_duplicates(index.blocks_like(block))
 
     def park(self, table: BlockTable) -> None:
-        """Gives the table's promises back, and blocks beyond its tokens; it keeps what it stores."""
+        """Free the table's reserved blocks and the blocks beyond its tokens."""
         if id(table) not in self._tables:
             raise InternalError("this block table is not a live one")
         n_held = -(-table.n_tokens // self.block_size)
         self._version += 1
-        self._promised -= table.promised
-        table.promised = 0
+        self._reserved -= table.reserved
+        table.reserved = 0
         self._release(table.truncate(n_held))
 
     def free(self, table: BlockTable) -> None:
-        """Gives the table's blocks and promises back; the table must not be used again."""
+        """Free the table's blocks, held and reserved. The table must not be used again."""
         if self._tables.pop(id(table), None) is None:
             raise InternalError("this block table is not a live one")
         self._version += 1
-        self._promised -= table.promised
+        self._reserved -= table.reserved
         self._release(table.truncate(0))
-        table.promised = 0
+        table.reserved = 0
 
     def discard(self, swapped: Swapped) -> None:
         """Gives back what a sequence holds in host memory; it will not come back."""
@@ -288,7 +288,7 @@ class BlockManager:
         self._pool, self.swap = BlockPool(self.n_blocks), SwapPool(self.swap.n_blocks)
         if self._index is not None:
             self._index.clear()
-        self._tables, self._asleep, self._promised = {}, {}, 0
+        self._tables, self._asleep, self._reserved = {}, {}, 0
         self._version += 1
         for block in published:
             self._tell("reset", block)
@@ -301,10 +301,10 @@ class BlockManager:
         """Checks the invariants of pool, prefixes and tables; InternalError says which does not hold."""
         tables = self._tables.values()
         self._pool.audit(block for table in tables for block in table.blocks)
-        promised = sum(table.promised for table in tables)
-        if promised != self._promised or promised > self._pool.n_free:
+        reserved = sum(table.reserved for table in tables)
+        if reserved != self._reserved or reserved > self._pool.n_free:
             raise InternalError(
-                f"{self._promised} blocks promised, tables say {promised}, {self._pool.n_free} are free"
+                f"{self._reserved} blocks reserved, tables say {reserved}, {self._pool.n_free} are free"
             )
         self.swap.audit(block for swapped in self._asleep.values() for block in swapped.blocks)
         if self._index is not None:

@@ -1,8 +1,7 @@
 """What a step wants of the pool: a plan that counts blocks and changes nothing.
 
-A sequence starts only when the blocks of what it brings along can be promised; they are taken one by one, as
-it grows into them. Beyond its promise it grows while there are blocks, and may have to be dropped when there
-are none.
+A sequence starts only when the blocks of the tokens that it starts with can be reserved. It takes them one by
+one as it grows. Beyond its reserved blocks it grows while blocks are available; if none is, it may be dropped.
 
 The plan counts the references of each block that it touches, as they are when it takes blocks. So a block is
 free under the plan in whatever order the plan was made.
@@ -44,7 +43,7 @@ class Start:
 
 @dataclass(frozen=True)
 class NotNow:
-    """The sequence has to wait: of `needed` blocks only `available` are not promised to others."""
+    """The sequence has to wait: of `needed` blocks only `available` are not reserved for others."""
 
     needed: int
     available: int
@@ -59,11 +58,11 @@ class Never:
 
 
 class Change(NamedTuple):
-    """What a plan does to one table. `n_blocks` and `promised` are those that it has afterwards."""
+    """What a plan does to one table. `n_blocks` and `reserved` are those that it has afterwards."""
 
     table: BlockTable
     n_blocks: int
-    promised: int
+    reserved: int
     match: Match | None = None  # it starts with these hits
     wakes: Swapped | None = None  # it starts from host memory
     resumes: bool = False
@@ -99,7 +98,7 @@ class AllocationPlan:
         self,
         pool: BlockPool,
         index: PrefixIndex | None,
-        promised: int,
+        reserved: int,
         swappable: int,
         size: int,
         version: int,
@@ -110,7 +109,7 @@ class AllocationPlan:
         self._references: dict[int, int] = {}  # by block, those added when the allocation takes blocks
         self._sources: dict[int, int] = {}  # of all those, the ones that only copies hold, and then give up
         self._changes: dict[int, Change] = {}  # by the table's id
-        self.available = pool.n_free - promised
+        self.available = pool.n_free - reserved
         self.swappable = swappable  # free blocks of host memory
         self.version = version
 
@@ -138,7 +137,7 @@ class AllocationPlan:
         swapped: Swapped | None = None,
         most_cached: int | None = None,
     ) -> Start | NotNow | Never:
-        """Promises a new sequence the blocks of `n_tokens` tokens, less what is there of its prefix.
+        """Reserve the blocks of `n_tokens` tokens for a new sequence, less those of its prefix hit.
 
         `hashes` is of the tokens that it starts with; the last of them is always computed, for its logits.
         Without it nothing is shared. `spare` blocks must be left for others. What is `swapped` comes back,
@@ -168,18 +167,18 @@ class AllocationPlan:
         return Start(table)
 
     def resume(self, table: BlockTable, n_tokens: int, spare: int = 0) -> Start | NotNow:
-        """Promises a live table the blocks that `n_tokens` tokens need beyond those that it has.
+        """Reserve the blocks that `n_tokens` tokens need beyond those that the table has.
 
         `spare` blocks must be left for others.
         """
         change = self._change(table)
-        missing = max(0, -(-n_tokens // self._size) - change.n_blocks - change.promised)
+        missing = max(0, -(-n_tokens // self._size) - change.n_blocks - change.reserved)
         needed = missing + (self._writes_to_others(table) and not change.copies)
         if needed > self.available - spare:
             return NotNow(needed, self.available - spare)
         self.available -= missing
-        promised = change.promised + missing
-        self._changes[id(table)] = change._replace(promised=promised, resumes=True)
+        reserved = change.reserved + missing
+        self._changes[id(table)] = change._replace(reserved=reserved, resumes=True)
         return Start(table)
 
     def grow(self, table: BlockTable, n_tokens: int) -> bool:
@@ -194,14 +193,14 @@ class AllocationPlan:
         change = self._change(table)
         missing = max(0, -(-n_tokens // self._size) - change.n_blocks)
         copies = not in_place and not change.copies
-        kept = min(missing, change.promised)  # of the promise
+        kept = min(missing, change.reserved)  # of the reservation
         if missing - kept + copies > self.available:
             return False
         if missing or copies:
             self.available -= missing - kept + copies
             self._changes[id(table)] = change._replace(
                 n_blocks=change.n_blocks + missing,
-                promised=change.promised - kept,
+                reserved=change.reserved - kept,
                 copies=change.copies or copies,
             )
         if copies:
@@ -209,7 +208,7 @@ class AllocationPlan:
         return True
 
     def drop(self, table: BlockTable) -> None:
-        """Gives the table's blocks and promises back; it must take no other part in this allocation."""
+        """Free the table's blocks, held and reserved. The plan must not use it otherwise."""
         self._leave(table, None)
 
     def swap_out(self, table: BlockTable) -> Swapped | None:
@@ -226,13 +225,13 @@ class AllocationPlan:
         if id(table) in self._changes:
             raise InternalError("a block table that takes part in an allocation cannot be dropped in it")
         self._let_go(table.blocks)
-        self.available += table.promised
+        self.available += table.reserved
         self._changes[id(table)] = Change(table, 0, 0, leaves=True, sleeps=swapped)
 
     def _change(self, table: BlockTable) -> Change:
         change = self._changes.get(id(table))
         if change is None:
-            return Change(table, len(table.blocks), table.promised)
+            return Change(table, len(table.blocks), table.reserved)
         if change.leaves:
             raise InternalError(
                 "a block table that is dropped in an allocation can neither grow nor resume in it"
@@ -289,7 +288,7 @@ class Holders(NamedTuple):
 
     tables: Mapping[int, BlockTable]
     asleep: Mapping[int, Swapped]
-    promised: int
+    reserved: int
     n_swap_free: int
 
 
@@ -302,7 +301,7 @@ def check_changes(changes: Collection[Change], pool: BlockPool, holders: Holders
     woken = [id(change.wakes) for change in changes if change.wakes is not None]
     if len(set(woken)) < len(woken):
         raise InternalError("two sequences come back from the same blocks of host memory")
-    _check_blocks(changes, pool, holders.promised)
+    _check_blocks(changes, pool, holders.reserved)
     n_swapped = sum(-(-change.sleeps.n_tokens // size) for change in changes if change.sleeps is not None)
     if n_swapped > holders.n_swap_free:
         raise InternalError(f"a plan takes {n_swapped} swap blocks, {holders.n_swap_free} are free")
@@ -316,10 +315,10 @@ def _check_table(change: Change, holders: Holders, size: int) -> None:
     elif id(table) in holders.tables or tuple(table.blocks) != match.blocks:
         raise InternalError("a table that starts must be a new one of the blocks that are there")
     if change.leaves:
-        if match is not None or change.resumes or change.copies or change.n_blocks or change.promised:
+        if match is not None or change.resumes or change.copies or change.n_blocks or change.reserved:
             raise InternalError("a table that is dropped can take no other part in the plan")
-    elif change.n_blocks < len(table.blocks) or change.promised < 0:
-        raise InternalError(f"a plan leaves a table {change.n_blocks} blocks and promises {change.promised}")
+    elif change.n_blocks < len(table.blocks) or change.reserved < 0:
+        raise InternalError(f"a plan leaves a table {change.n_blocks} blocks and reserves {change.reserved}")
     swapped = change.sleeps
     if swapped is not None and (not change.leaves or swapped.blocks or swapped.n_tokens != table.n_tokens):
         raise InternalError("a sequence goes to host memory as it is, and when its table is dropped")
@@ -331,7 +330,7 @@ def _check_table(change: Change, holders: Holders, size: int) -> None:
         raise InternalError("a plan copies a block that its table has not")
 
 
-def _check_blocks(changes: Collection[Change], pool: BlockPool, promised: int) -> None:
+def _check_blocks(changes: Collection[Change], pool: BlockPool, reserved: int) -> None:
     """Count the references that the plan adds and drops, and the blocks that this leaves to take."""
     references: Counter[int] = Counter()
     n_taken, n_free = 0, pool.n_free
@@ -345,11 +344,11 @@ def _check_blocks(changes: Collection[Change], pool: BlockPool, promised: int) -
         elif change.leaves:
             references.subtract(table.blocks)
         n_taken += change.n_taken
-        promised += change.promised - (table.promised if match is None else 0)
+        reserved += change.reserved - (table.reserved if match is None else 0)
     for block, n in references.items():
         before = pool.references(block)
         if before + n < 0:
             raise InternalError(f"a plan drops {-n} references to block {block}, which has {before}")
         n_free += (before + n == 0) - (before == 0)
-    if n_taken + promised > n_free:
-        raise InternalError(f"a plan takes {n_taken} blocks and promises {promised}, but {n_free} are free")
+    if n_taken + reserved > n_free:
+        raise InternalError(f"a plan takes {n_taken} blocks and reserves {reserved}, but {n_free} are free")

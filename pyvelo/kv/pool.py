@@ -200,17 +200,17 @@ class BlockTable:
     was done to it than blocks added at its end.
     """
 
-    __slots__ = ("blocks", "hashes", "n_cached", "n_published", "n_tokens", "promised", "version")
+    __slots__ = ("blocks", "hashes", "n_cached", "n_published", "n_tokens", "reserved", "version")
 
     def __init__(
-        self, blocks: Sequence[int], n_tokens: int, promised: int, hashes: BlockHashes | None
+        self, blocks: Sequence[int], n_tokens: int, reserved: int, hashes: BlockHashes | None
     ) -> None:
         self.blocks = list(blocks)
         self.n_tokens = n_tokens  # whose K and V are there
         self.n_cached = n_tokens  # that were there when it started
         self.n_published = len(blocks)  # of its blocks, those whose tokens are published
         self.version = 0  # how often a block was replaced, or the table became shorter
-        self.promised = promised  # blocks that it may still take
+        self.reserved = reserved  # blocks that it may still take
         self.hashes = hashes
 
     def extend(self, blocks: Iterable[int]) -> None:

@@ -250,7 +250,7 @@ async def _all_free(llm: AsyncLLM) -> None:
         stats = await llm.stats()
         held = {
             "blocks": stats.blocks_used,
-            "promised": stats.blocks_promised,
+            "reserved": stats.blocks_reserved,
             "swap blocks": stats.swap_blocks_used,
             "running": stats.running,
             "waiting": stats.waiting,

@@ -36,7 +36,7 @@ def audit(llm: LLM) -> None:
     with llm._engine.loop.visit() as core:
         core.manager.audit()
     stats = llm.stats()
-    assert (stats.running, stats.waiting, stats.blocks_used, stats.blocks_promised) == (0, 0, 0, 0)
+    assert (stats.running, stats.waiting, stats.blocks_used, stats.blocks_reserved) == (0, 0, 0, 0)
     assert stats.blocks_free + stats.blocks_cached == stats.blocks_total
 
 
@@ -438,7 +438,7 @@ def test_stats_are_exact(llm: LLM) -> None:
     assert stats.running == 1
     assert stats.tokens_stored == 71
     assert stats.blocks_used == 3
-    assert stats.blocks_promised == 0, "79 tokens are three blocks too"
+    assert stats.blocks_reserved == 0, "79 tokens are three blocks too"
     assert stats.blocks_total == stats.blocks_used + stats.blocks_cached + stats.blocks_free
     assert stats.waste == pytest.approx(1 - 71 / 96)
     list(stream)

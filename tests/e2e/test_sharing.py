@@ -85,10 +85,10 @@ def test_debugging_changes_no_token(tiny_model_f32: Path, monkeypatch: pytest.Mo
         assert [output.token_ids for output in llm.generate(PROMPTS * 2, GREEDY)] == expected
         context = llm._engine.context
         assert (context.read_blocks(sorted(llm._engine.core._mover._poisoned)[:1]) == 0xFF).all()
-        llm._engine.core.manager._promised += 1
-        with pytest.raises(InternalError, match="blocks promised"):
+        llm._engine.core.manager._reserved += 1
+        with pytest.raises(InternalError, match="blocks reserved"):
             llm.generate(PROMPTS[0], GREEDY)
-        llm._engine.core.manager._promised -= 1
+        llm._engine.core.manager._reserved -= 1
 
 
 @pytest.mark.parametrize("swap_bytes", [0, 1 << 26])

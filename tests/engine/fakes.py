@@ -293,7 +293,7 @@ class Bench:
     def assert_idle(self) -> None:
         """Nothing is held any more."""
         assert self.core.n_running == self.core.n_waiting == len(self.core.shelf) == 0
-        assert self.manager.n_used == self.manager.n_promised == 0
+        assert self.manager.n_used == self.manager.n_reserved == 0
         assert self.manager.swap.n_free == self.manager.swap.n_blocks
         assert all(sampler.closed for sampler in self.samplers)
         for request in self.requests:

@@ -49,7 +49,7 @@ def test_the_next_answer_computes_only_what_is_new(share: bool) -> None:
     branch.tokens.extend([1, 2, 3])
     go_on(bench, branch, 10)
     assert fed(bench) == len(PROMPT) + 9 + (1 + 3) + 9
-    assert bench.manager.n_promised == 0
+    assert bench.manager.n_reserved == 0
     assert list(bench.core.shelf) == [branch]
     close(bench, branch)
     bench.assert_idle()

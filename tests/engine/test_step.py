@@ -351,7 +351,7 @@ def test_debugging_audits_every_step() -> None:
     request = bench.submit([1], 9)
     bench.step()
     assert request.table is not None
-    request.table.promised += 1
+    request.table.reserved += 1
     with pytest.raises(InternalError):
         bench.core.step()
 

@@ -62,7 +62,7 @@ def check_nothing_left(engine: ToyStand) -> None:
     core, manager = engine.core, engine.manager
     assert engine.idle
     assert core.n_running == core.n_waiting == len(core.shelf) == 0
-    assert manager.n_used == manager.n_promised == 0
+    assert manager.n_used == manager.n_reserved == 0
     assert manager.swap.n_free == manager.swap.n_blocks
     assert len(core._active.free_states) == engine.n_states
 

@@ -37,7 +37,7 @@ class NaivePlan:
     withheld: int = 0
     held: dict[Sequence_, list[int]] = field(default_factory=dict)  # while blocks are taken
     n_held: dict[Sequence_, int] = field(default_factory=dict)  # blocks of its table afterwards
-    promised: dict[Sequence_, int] = field(default_factory=dict)
+    reserved: dict[Sequence_, int] = field(default_factory=dict)
     copied: dict[Sequence_, int] = field(default_factory=dict)  # the block that a copy replaces
     heads: dict[Sequence_, Head] = field(default_factory=dict)  # of which one that starts gets a copy
     ends: dict[Sequence_, int] = field(default_factory=dict)  # how far it goes in this step
@@ -51,7 +51,7 @@ class NaivePlan:
         """Add a sequence that lives, or that starts now."""
         self.held[sequence] = list(sequence.table.blocks)
         self.n_held[sequence] = len(sequence.table.blocks)
-        self.promised[sequence] = sequence.table.promised
+        self.reserved[sequence] = sequence.table.reserved
 
     def is_held(self, block: int) -> bool:
         return any(block in blocks for blocks in self.held.values()) or any(
@@ -61,7 +61,7 @@ class NaivePlan:
     @property
     def available(self) -> int:
         n_held = sum(map(self.is_held, range(self.n_blocks)))
-        return self.n_blocks - n_held - self.n_taken - sum(self.promised.values()) - self.withheld
+        return self.n_blocks - n_held - self.n_taken - sum(self.reserved.values()) - self.withheld
 
     def copies(self, sequence: Sequence_) -> bool:
         """Return whether the block of its next token is one that others hold or may hit."""
@@ -77,7 +77,7 @@ class NaivePlan:
         """Plan a growth; return whether there are blocks for it."""
         copies = self.copies(sequence)
         missing = max(0, -(-end // BLOCK) - self.n_held[sequence])
-        kept = min(missing, self.promised[sequence])
+        kept = min(missing, self.reserved[sequence])
         if not missing and not copies:
             return True
         if missing - kept + copies > self.available:
@@ -86,13 +86,13 @@ class NaivePlan:
             self.copied[sequence] = sequence.table.blocks[sequence.n_computed // BLOCK]
         self.n_taken += missing + copies
         self.n_held[sequence] += missing
-        self.promised[sequence] -= kept
+        self.reserved[sequence] -= kept
         self.part.add(id(sequence))
         return True
 
     def drop(self, sequence: Sequence_) -> None:
         """Plan that a sequence leaves."""
-        for of in (self.held, self.n_held, self.promised):
+        for of in (self.held, self.n_held, self.reserved):
             del of[sequence]
         self.ends.pop(sequence, None)
         self.dropped.append(sequence)
@@ -106,11 +106,11 @@ def snapshot(manager: BlockManager, tables: Sequence[BlockTable]) -> object:
         [pool.references(block) for block in range(pool.n_blocks)],
         [pool.kept(block) for block in range(pool.n_blocks)],
         list(pool.free_blocks()),
-        (pool.n_free, pool.n_cached, manager.n_promised, manager._version),
+        (pool.n_free, pool.n_cached, manager.n_reserved, manager._version),
         [(block, index.tokens(block)) for block in index.published()] if index is not None else None,
         [id(table) for table in manager.tables()],
         [
-            (list(table.blocks), table.n_tokens, table.n_published, table.promised, table.version)
+            (list(table.blocks), table.n_tokens, table.n_published, table.reserved, table.version)
             for table in (*manager.tables(), *tables)
         ],
         list(swap._free),
@@ -135,9 +135,9 @@ def spoiled(allocation: AllocationPlan, how: int, strange: BlockTable) -> bool:
     elif how == 3 and growing:
         changes[growing[0]] = growing[1]._replace(n_blocks=growing[1].n_blocks + n_blocks + 1)
     elif how == 4 and growing:
-        changes[growing[0]] = growing[1]._replace(promised=growing[1].promised + n_blocks + 1)
+        changes[growing[0]] = growing[1]._replace(reserved=growing[1].reserved + n_blocks + 1)
     elif how == 5 and growing:
-        changes[growing[0]] = growing[1]._replace(promised=-1)
+        changes[growing[0]] = growing[1]._replace(reserved=-1)
     elif how == 6 and growing and growing[1].table.blocks:
         changes[growing[0]] = growing[1]._replace(n_blocks=len(growing[1].table.blocks) - 1)
     elif how == 7 and growing:

@@ -1,4 +1,4 @@
-"""The manager: who holds which blocks, what is promised, shared, copied and moved, and what a plan may be."""
+"""The manager: who holds which blocks, what is reserved, shared, copied and moved, and what a plan may be."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ def ended(manager: BlockManager, tokens: Sequence[int]) -> None:
     manager.free(table)
 
 
-def test_a_promise_takes_no_block_but_keeps_others_out() -> None:
+def test_reserved_blocks_are_not_used_but_unavailable() -> None:
     manager = BlockManager(4, BLOCK)
     started(manager, 3 * BLOCK)
-    assert (manager.n_used, manager.n_free, manager.n_promised) == (0, 4, 3)
+    assert (manager.n_used, manager.n_free, manager.n_reserved) == (0, 4, 3)
     assert manager.plan().start(2 * BLOCK) == NotNow(2, 1)
 
 
-def test_an_ended_sequence_gives_its_promises_back() -> None:
+def test_an_ended_sequence_frees_its_reserved_blocks() -> None:
     manager = BlockManager(4, BLOCK)
     table = started(manager, 4 * BLOCK)
     allocation = manager.plan()
     allocation.grow(table, BLOCK + 1)
     manager.commit(allocation)
-    assert (manager.n_used, manager.n_promised) == (2, 2)
+    assert (manager.n_used, manager.n_reserved) == (2, 2)
     manager.free(table)
-    assert (manager.n_used, manager.n_promised) == (0, 0)
+    assert (manager.n_used, manager.n_reserved) == (0, 0)
     assert isinstance(manager.plan().start(4 * BLOCK), Start)
 
 
@@ -108,15 +108,15 @@ def test_forgotten_prefixes_are_computed_again() -> None:
     assert started(manager, 2 * BLOCK, range(2 * BLOCK)).n_cached == 0
 
 
-def test_beyond_the_promise_a_sequence_grows_while_there_are_blocks() -> None:
+def test_beyond_its_reserved_blocks_a_sequence_grows_while_there_are_blocks() -> None:
     manager = BlockManager(4, BLOCK)
     table, other = started(manager, BLOCK), started(manager, BLOCK)
-    assert not manager.plan().grow(table, 3 * BLOCK + 1), "one is promised to the other"
+    assert not manager.plan().grow(table, 3 * BLOCK + 1), "one is reserved for the other"
     allocation = manager.plan()
     assert allocation.grow(table, 3 * BLOCK)
     assert not allocation.grow(other, BLOCK + 1)
     manager.commit(allocation)
-    assert (manager.n_used, manager.n_promised) == (3, 1)
+    assert (manager.n_used, manager.n_reserved) == (3, 1)
 
 
 def test_a_dropped_sequence_makes_room_in_the_same_draft() -> None:
@@ -127,7 +127,7 @@ def test_a_dropped_sequence_makes_room_in_the_same_draft() -> None:
     allocation.drop(second)
     assert allocation.grow(first, 4 * BLOCK)
     manager.commit(allocation)
-    assert (manager.n_used, manager.n_promised) == (4, 0)
+    assert (manager.n_used, manager.n_reserved) == (4, 0)
     manager.audit()
 
 
@@ -164,7 +164,7 @@ def test_a_table_takes_part_in_a_draft_or_is_dropped_in_it() -> None:
         with pytest.raises(InternalError, match="dropped"):
             again(other)
     manager.commit(allocation)
-    assert (manager.n_used, manager.n_promised, list(manager.tables())) == (2, 0, [table])
+    assert (manager.n_used, manager.n_reserved, list(manager.tables())) == (2, 0, [table])
     assert manager.swap.n_free == 2
     manager.audit()
 
@@ -183,11 +183,11 @@ def test_blocks_that_a_start_adopts_are_no_room_when_their_holder_is_dropped() -
         if first == "start":
             before = allocation.available
             allocation.drop(holder)
-            assert allocation.available - before == 2, "what was promised to it"
+            assert allocation.available - before == 2, "what it had reserved"
         assert allocation.start(4 * BLOCK) == NotNow(4, 3)
         assert allocation.grow(outcome.table, 8 * BLOCK)
         manager.commit(allocation)
-        assert (manager.n_used, manager.n_promised, manager.n_free) == (8, 0, 0)
+        assert (manager.n_used, manager.n_reserved, manager.n_free) == (8, 0, 0)
         manager.audit()
 
 
@@ -200,7 +200,7 @@ def test_a_block_to_copy_from_is_no_room_though_all_its_holders_leave_it() -> No
     allocation = manager.plan()
     assert allocation.grow(twin, 4)
     allocation.drop(table)
-    assert not allocation.grow(other, 2 * BLOCK), "it has a block promised, and there is no other"
+    assert not allocation.grow(other, 2 * BLOCK), "it has a block reserved, and there is no other"
     assert allocation.grow(other, BLOCK)
     (copy,) = manager.commit(allocation).copies
     assert copy.source not in (*twin.blocks, *other.blocks)
@@ -253,7 +253,7 @@ def test_a_copied_block_must_be_grown_into() -> None:
     allocation.start(BLOCK, hashes([*range(BLOCK - 1), 99]))
     with pytest.raises(InternalError, match="must grow into it"):
         manager.commit(allocation)
-    assert (manager.n_used, manager.n_promised) == (0, 0)
+    assert (manager.n_used, manager.n_reserved) == (0, 0)
     manager.audit()
 
 
@@ -264,7 +264,7 @@ def test_a_stale_draft_is_refused_and_changes_nothing() -> None:
     started(manager, BLOCK)
     with pytest.raises(InternalError, match="changed after this allocation"):
         manager.commit(allocation)
-    assert manager.n_promised == 1
+    assert manager.n_reserved == 1
     manager.audit()
 
 
@@ -303,10 +303,10 @@ def test_a_table_is_freed_once() -> None:
         manager.free(table)
 
 
-def test_audit_sees_a_lost_promise() -> None:
+def test_audit_sees_a_lost_reservation() -> None:
     manager = BlockManager(4, BLOCK)
-    started(manager, BLOCK).promised = 0
-    with pytest.raises(InternalError, match="1 blocks promised, tables say 0"):
+    started(manager, BLOCK).reserved = 0
+    with pytest.raises(InternalError, match="1 blocks reserved, tables say 0"):
         manager.audit()
 
 
@@ -454,7 +454,7 @@ def test_a_table_that_resumes_or_grows_is_a_live_one() -> None:
     allocation.resume(table, BLOCK)
     with pytest.raises(InternalError, match="must be a live one"):
         manager.commit(allocation)
-    assert manager.n_promised == 0
+    assert manager.n_reserved == 0
 
 
 def test_who_is_not_in_host_memory_cannot_come_back() -> None:
@@ -465,7 +465,7 @@ def test_who_is_not_in_host_memory_cannot_come_back() -> None:
     allocation.grow(outcome.table, BLOCK)
     with pytest.raises(InternalError, match="is not in host memory"):
         manager.commit(allocation)
-    assert (manager.n_used, manager.n_promised, list(manager.tables())) == (0, 0, [])
+    assert (manager.n_used, manager.n_reserved, list(manager.tables())) == (0, 0, [])
     with pytest.raises(InternalError, match="is not in host memory"):
         manager.discard(Swapped(3))
 
@@ -515,7 +515,7 @@ def test_hits_that_others_hold_need_no_room() -> None:
     manager.advance(first, 2 * BLOCK)
     outcome = manager.plan().start(4 * BLOCK, hashes([*range(2 * BLOCK), 99]))
     assert isinstance(outcome, Start)
-    assert outcome.table.promised == 2
+    assert outcome.table.reserved == 2
 
 
 def test_a_parked_table_keeps_only_what_it_stores() -> None:
@@ -524,7 +524,7 @@ def test_a_parked_table_keeps_only_what_it_stores() -> None:
     manager.advance(table, BLOCK + 1)
     manager.park(table)
     assert len(table.blocks) == 2
-    assert (manager.n_used, manager.n_free, manager.n_promised) == (2, 4, 0)
+    assert (manager.n_used, manager.n_free, manager.n_reserved) == (2, 4, 0)
     manager.audit()
 
 
@@ -532,7 +532,7 @@ def test_only_a_live_table_is_forked_or_parked() -> None:
     manager = BlockManager(6, BLOCK)
     table = started(manager, BLOCK)
     manager.free(table)
-    assert (table.blocks, table.promised) == ([], 0)
+    assert (table.blocks, table.reserved) == ([], 0)
     for use in (lambda: manager.fork(table, None), lambda: manager.park(table)):
         with pytest.raises(InternalError, match="not a live one"):
             use()
@@ -691,8 +691,8 @@ def test_a_plan_that_revives_a_cached_block_counts_it_as_taken() -> None:
     outcome = allocation.start(4 * BLOCK, hashes(range(BLOCK + 1)))
     assert isinstance(outcome, Start)
     (change,) = allocation.changes
-    assert (change.match is not None, change.promised) == (True, 3)
-    allocation._changes[id(outcome.table)] = change._replace(promised=4)
+    assert (change.match is not None, change.reserved) == (True, 3)
+    allocation._changes[id(outcome.table)] = change._replace(reserved=4)
     with pytest.raises(InternalError, match="but 3 are free"):
         manager.commit(allocation)
     manager.audit()

@@ -1,4 +1,4 @@
-"""The manager against a naive model: a memory of tokens, and what each sequence holds and was promised.
+"""The manager against a naive model: a memory of tokens, and what each sequence holds and has reserved.
 
 Plans are made in any order of start, resume, grow, drop and swap; plans that were spoiled change nothing.
 """
@@ -178,7 +178,7 @@ class ManagerMachine(RuleBasedStateMachine):
             return None
         assert isinstance(outcome, Start)
         table = outcome.table
-        assert (table.blocks, table.promised) == (hits, n_fresh)
+        assert (table.blocks, table.reserved) == (hits, n_fresh)
         heads = self.heads(prompt, salt, len(hits))
         match = allocation._changes[id(table)].match
         assert match is not None
@@ -235,7 +235,7 @@ class ManagerMachine(RuleBasedStateMachine):
     ) -> None:
         end = data.draw(st.integers(sequence.n_computed + 1, len(sequence.tokens)))
         assert plan.grow(sequence, end)
-        assert allocation.grow(sequence.table, end), "its blocks are promised"
+        assert allocation.grow(sequence.table, end), "its blocks are reserved"
         plan.ends[sequence] = end
 
     def plan_grow(
@@ -255,21 +255,21 @@ class ManagerMachine(RuleBasedStateMachine):
     def plan_resume(
         self, allocation: AllocationPlan, plan: NaivePlan, sequence: Sequence_, data: st.DataObject
     ) -> None:
-        """Blocks that a live sequence is promised beyond those that it has."""
+        """Blocks that a live sequence has reserved beyond those that it has."""
         n_tokens = sequence.n_computed + data.draw(st.integers(1, 3 * BLOCK))
         spare = data.draw(st.integers(0, 1))
         if sequence in plan.dropped:
             with pytest.raises(InternalError, match="neither grow nor resume"):
                 allocation.resume(sequence.table, n_tokens, spare)
             return
-        missing = max(0, -(-n_tokens // BLOCK) - plan.n_held[sequence] - plan.promised[sequence])
+        missing = max(0, -(-n_tokens // BLOCK) - plan.n_held[sequence] - plan.reserved[sequence])
         needed, available = missing + plan.copies(sequence), plan.available - spare
         outcome = allocation.resume(sequence.table, n_tokens, spare)
         if needed > available:
             assert outcome == NotNow(needed, available)
             return
         assert outcome == Start(sequence.table)
-        plan.promised[sequence] += missing
+        plan.reserved[sequence] += missing
         plan.part.add(id(sequence))
 
     def plan_drop(
@@ -319,7 +319,7 @@ class ManagerMachine(RuleBasedStateMachine):
                 sequence.n_shown = min(sequence.n_shown, index)
             assert sequence.table.blocks[: len(blocks)] == blocks, "but for that, tables grow at the end"
             assert len(sequence.table.blocks) == plan.n_held[sequence]
-            assert sequence.table.promised == plan.promised[sequence]
+            assert sequence.table.reserved == plan.reserved[sequence]
             for block in sequence.table.blocks[len(blocks) :]:
                 self.overwritten(block)
             if sequence in plan.heads:
@@ -399,7 +399,7 @@ class ManagerMachine(RuleBasedStateMachine):
         sequence = data.draw(st.sampled_from(self.alive))
         blocks = list(sequence.table.blocks)
         self.manager.park(sequence.table)
-        assert sequence.table.promised == 0
+        assert sequence.table.reserved == 0
         assert sequence.table.blocks == blocks[: -(-sequence.n_computed // BLOCK)]
         self.let_go(self.used())
 
@@ -424,7 +424,7 @@ class ManagerMachine(RuleBasedStateMachine):
         assert manager.n_used == len(used)
         assert manager.n_cached == len(self.published() - used)
         assert manager.n_used + manager.n_cached + manager.n_free == manager.n_blocks == self.n_blocks
-        assert manager.n_promised == sum(sequence.table.promised for sequence in self.alive)
+        assert manager.n_reserved == sum(sequence.table.reserved for sequence in self.alive)
         filled: dict[int, int] = {}
         for sequence in self.alive:
             for index, block in enumerate(sequence.table.blocks):

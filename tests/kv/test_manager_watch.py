@@ -130,15 +130,15 @@ def test_audit_looks_at_the_pool_the_index_and_host_memory() -> None:
             manager.audit()
 
 
-def test_a_draft_that_promises_too_much_is_refused() -> None:
+def test_a_plan_that_reserves_too_much_is_refused() -> None:
     manager = BlockManager(2, BLOCK)
     allocation = manager.plan()
     allocation.available += 1
     assert isinstance(allocation.start(BLOCK), Start)
     assert isinstance(allocation.start(2 * BLOCK), Start)
-    with pytest.raises(InternalError, match="takes 0 blocks and promises 3, but 2 are free"):
+    with pytest.raises(InternalError, match="takes 0 blocks and reserves 3, but 2 are free"):
         manager.commit(allocation)
-    assert (manager.n_promised, list(manager.tables())) == (0, [])
+    assert (manager.n_reserved, list(manager.tables())) == (0, [])
 
 
 def test_two_that_revive_the_same_blocks_need_room_for_them_once() -> None:
@@ -149,7 +149,7 @@ def test_two_that_revive_the_same_blocks_need_room_for_them_once() -> None:
         assert isinstance(allocation.start(3 * BLOCK, hashes([*TOKENS, 1])), Start)
     assert allocation.start(BLOCK) == NotNow(1, 0)
     manager.commit(allocation)
-    assert (manager.n_used, manager.n_promised) == (2, 2)
+    assert (manager.n_used, manager.n_reserved) == (2, 2)
 
 
 def test_who_comes_back_takes_no_hit_beyond_what_it_had() -> None:
@@ -181,7 +181,7 @@ def test_a_resumed_table_needs_no_less_than_nothing() -> None:
     assert isinstance(allocation.resume(table, BLOCK), Start)
     assert allocation.available == 4 - 3
     manager.commit(allocation)
-    assert manager.n_promised == 2
+    assert manager.n_reserved == 2
 
 
 def test_without_a_chain_nothing_is_published() -> None:

@@ -37,7 +37,7 @@ class Plan:
         self.pool.release([4])
         self.swapped.blocks = [0]
         self.n_swap_free = 2
-        self.promised = 2
+        self.reserved = 2
         self.changes = {
             "grows": Change(self.grows, 3, 1),
             "leaves": Change(self.leaves, 0, 0, leaves=True, sleeps=Swapped(16)),
@@ -50,7 +50,7 @@ class Plan:
 
     def check(self) -> None:
         tables = {id(table): table for table in (self.grows, self.leaves)}
-        holders = Holders(tables, {id(self.swapped): self.swapped}, self.promised, self.n_swap_free)
+        holders = Holders(tables, {id(self.swapped): self.swapped}, self.reserved, self.n_swap_free)
         check_changes(self.changes.values(), self.pool, holders, BLOCK)
 
 
@@ -71,9 +71,9 @@ BREAKS: dict[str, tuple[Callable[[Plan], object], str]] = {
     "a table that leaves resumes": (lambda p: p.change("leaves", resumes=True), "no other part"),
     "a table that leaves copies": (lambda p: p.change("leaves", copies=True), "no other part"),
     "a table that leaves has blocks": (lambda p: p.change("leaves", n_blocks=1), "no other part"),
-    "a table that leaves reserves": (lambda p: p.change("leaves", promised=1), "no other part"),
+    "a table that leaves reserves": (lambda p: p.change("leaves", reserved=1), "no other part"),
     "a table shrinks": (lambda p: p.change("grows", n_blocks=1), "leaves a table 1 blocks"),
-    "less than nothing is reserved": (lambda p: p.change("grows", promised=-1), "promises -1"),
+    "less than nothing is reserved": (lambda p: p.change("grows", reserved=-1), "reserves -1"),
     "a table that stays is swapped out": (
         lambda p: p.change("grows", sleeps=Swapped(12)),
         "goes to host memory as it is",
@@ -109,7 +109,7 @@ BREAKS: dict[str, tuple[Callable[[Plan], object], str]] = {
     "a block released twice": (lambda p: p.pool.release([3]), "drops 1 references to block 3, which has 0"),
     "more swap blocks than are free": (lambda p: setattr(p, "n_swap_free", 1), "takes 2 swap blocks, 1 are"),
     "more blocks than are free": (lambda p: p.change("grows", n_blocks=8), "takes 8 blocks .* 7 are free"),
-    "more is reserved than is free": (lambda p: setattr(p, "promised", 5), "promises 5, but 7 are free"),
+    "more is reserved than is free": (lambda p: setattr(p, "reserved", 5), "reserves 5, but 7 are free"),
 }
 
 
@@ -132,7 +132,7 @@ def test_exactly_the_free_blocks_may_be_taken_and_reserved() -> None:
     plan.change("grows", n_blocks=5)
     plan.check()
     plan.change("grows", n_blocks=6)
-    with pytest.raises(InternalError, match="takes 6 blocks and promises 2, but 7 are free"):
+    with pytest.raises(InternalError, match="takes 6 blocks and reserves 2, but 7 are free"):
         plan.check()
 
 
