@@ -1,7 +1,7 @@
 """What a step wants of the pool: a plan that counts blocks and changes nothing.
 
 A sequence starts only when the blocks of the tokens that it starts with can be reserved. It takes them one by
-one as it grows. Beyond its reserved blocks it grows while blocks are available; if none is, it may be dropped.
+one as it grows. Beyond its reserved blocks it grows while blocks are available, or else may be dropped.
 
 The plan counts the references of each block that it touches, as they are when it takes blocks. So a block is
 free under the plan in whatever order the plan was made.
