@@ -104,9 +104,9 @@ def worker(home: Path, measured: Path, seconds: float | None) -> None:
 
 
 def make_copy(home: Path) -> None:
-    """Copy the package with its compiled libraries, and the tests."""
+    """Copy the package with its compiled libraries, the tests, and what these use."""
     leave = shutil.ignore_patterns("__pycache__")
-    for name in ("pyvelo", "tests", "scripts"):
+    for name in ("pyvelo", "tests", "scripts", "vendor"):
         shutil.copytree(ROOT / name, home / name, ignore=leave)
     shutil.copy(ROOT / "pyproject.toml", home)
 
