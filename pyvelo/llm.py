@@ -55,7 +55,8 @@ class LLM:
     max_num_seqs: sequences that run at once; at most max_batch_tokens, and with recurrent layers as many as
         have their states in 1 GiB. The others wait.
     max_batch_tokens: tokens of one step; longer prompts run in pieces.
-    n_threads: None: the cores there are.
+    n_threads: threads that compute. None: one for each performance core that the process may run on, but no
+        more than its CPU quota (`pyvelo info` shows both).
     n_gpu_layers: layers on GPUs, the last ones first, the output among them; -1: all; "auto": as many as fit.
     prefix_cache: sequences that begin alike share the blocks of their beginning, also with those that ended
         (but with recurrent layers, whose states are not in blocks).

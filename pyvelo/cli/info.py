@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pyvelo.errors import UnsupportedError, VeloError
 from pyvelo.kv.geometry import POOL_GRAIN, Geometry, make_geometry
 from pyvelo.kv.types import KV_TYPES
+from pyvelo.memory.cores import find_cores
 from pyvelo.memory.host import free_memory
 from pyvelo.models.gguf_parts import scan_model
 from pyvelo.models.gguf_scan import GgufSummary
@@ -146,8 +146,13 @@ def _machine(free: int | None) -> dict[str, Any]:
     from pyvelo import native
 
     devices: Sequence[Any] = native.devices()
+    cores = find_cores()
     return {
-        "cores": os.cpu_count(),
+        "cpus": cores.logical,
+        "cores": cores.physical,
+        "performance_cores": cores.performance,
+        "cpu_quota": cores.quota,
+        "threads": cores.threads,
         "free_memory": free,
         "devices": [asdict(device) for device in devices],
         "system": native.system_info(),

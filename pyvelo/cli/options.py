@@ -124,7 +124,7 @@ CacheBytes = Annotated[
         show_default="what fits",
     ),
 ]
-Threads = Annotated[int | None, Option(help="CPU threads.", show_default="all cores")]
+Threads = Annotated[int | None, Option(help="CPU threads.", show_default="performance cores")]
 GpuLayers = Annotated[
     Any,
     Option(

@@ -136,13 +136,22 @@ def _placement(placement: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
+def _cores(machine: Mapping[str, Any]) -> Iterator[str]:
+    cores, fast = machine["cores"], machine["performance_cores"]
+    if cores is not None:
+        yield f"{cores} cores" if fast == cores else f"{cores} cores ({fast} of them performance cores)"
+    if machine["cpus"] != cores:
+        yield f"{machine['cpus']} CPUs"
+    if machine["cpu_quota"] is not None:
+        yield f"a quota of {machine['cpu_quota']:g} CPUs"
+
+
 def _machine(machine: Mapping[str, Any], placement: Mapping[str, Any] | None) -> Table:
     grid = facts_grid()
     free = machine["free_memory"]
-    grid.add_row(
-        "machine",
-        f"{machine['cores']} cores, {'unknown' if free is None else show_bytes(free)} of memory free",
-    )
+    memory = "unknown" if free is None else show_bytes(free)
+    grid.add_row("machine", f"{', '.join(_cores(machine))}, {memory} of memory free")
+    grid.add_row("threads", f"{machine['threads']} by default")
     grid.add_row("here", "weights and cache take at most 90 % of that")
     for device in machine["devices"]:
         memory = f"{show_bytes(device['memory_free'])} of {show_bytes(device['memory_total'])} free"

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 
 from pyvelo.config import EngineConfig
@@ -21,6 +21,7 @@ from pyvelo.errors import InternalError, ModelError, UnsupportedError
 from pyvelo.kv.geometry import CPU_LINE, GPU_LINE, Geometry, make_geometry
 from pyvelo.kv.manager import BlockManager
 from pyvelo.memory.budget import Limits, PoolRequest, PoolSize, size_pool
+from pyvelo.memory.cores import find_cores
 from pyvelo.memory.host import free_memory
 from pyvelo.memory.offload import STATE_BYTES, Offload, plan_offload
 from pyvelo.models.files import ModelFiles
@@ -148,6 +149,7 @@ def open_engine(config: EngineConfig, stop: threading.Event | None = None) -> En
     ConfigError or OutOfMemory where the settings leave no room.
     """
     path = locate(config.model)
+    config = replace(config, n_threads=config.n_threads or find_cores().threads)
     summary = scan_model(path)  # with exact integers, before C opens it
     files = ModelFiles(part_paths(summary), summary.file_bytes)
     try:

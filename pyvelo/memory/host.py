@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from pyvelo.memory.cgroups import groups, read
+
 if sys.platform == "linux":
     import resource
 
@@ -25,7 +27,7 @@ def free_memory(root: Path = Path("/")) -> int | None:
 
 
 def _available(root: Path) -> Iterator[int]:
-    text = _read(root / "proc/meminfo")
+    text = read(root / "proc/meminfo")
     for line in text.splitlines():
         if line.startswith("MemAvailable:"):
             yield int(line.split()[1]) * 1024
@@ -35,7 +37,7 @@ def _available(root: Path) -> Iterator[int]:
 
 
 def _address_space(root: Path) -> Iterator[int]:
-    used = _read(root / "proc/self/statm").split()
+    used = read(root / "proc/self/statm").split()
     if sys.platform == "linux" and used:
         limit, _ = resource.getrlimit(resource.RLIMIT_AS)
         if limit != resource.RLIM_INFINITY:
@@ -51,38 +53,18 @@ def _half_of_physical() -> Iterator[int]:
 
 
 def _cgroup_limits(root: Path) -> Iterator[int]:
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if not controllers:
-            for mount in ("sys/fs/cgroup", "sys/fs/cgroup/unified"):
-                yield from _walk(root / mount, path, "memory.max", "memory.current", "")
-        elif "memory" in controllers.split(","):
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
-            yield from _walk(root / "sys/fs/cgroup/memory", path, *names)
-
-
-def _walk(mount: Path, path: str, limit_name: str, usage_name: str, prefix: str) -> Iterator[int]:
-    """What is left in the group at `path` and in each group above it, up to the mount itself.
-
-    Inside a container the path may be the host's and absent below the mount; the mount then is the own group.
-    """
-    parts = [part for part in path.split("/") if part and part != ".."]
-    for depth in range(len(parts), -1, -1):
-        group = mount.joinpath(*parts[:depth])
-        limit, usage = _read(group / limit_name).strip(), _read(group / usage_name).strip()
+    """What is left in each group of this process."""
+    for version, group in groups(root, "memory"):
+        if version == 2:
+            limit_name, usage_name, prefix = "memory.max", "memory.current", ""
+        else:
+            limit_name, usage_name, prefix = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"
+        limit, usage = read(group / limit_name).strip(), read(group / usage_name).strip()
         if limit.isdigit() and usage.isdigit():
             yield int(limit) - int(usage) + _droppable(group, prefix)
 
 
 def _droppable(group: Path, prefix: str) -> int:
     names = {f"{prefix}inactive_file", f"{prefix}active_file"}
-    fields = (line.split() for line in _read(group / "memory.stat").splitlines())
+    fields = (line.split() for line in read(group / "memory.stat").splitlines())
     return sum(int(field[1]) for field in fields if len(field) == 2 and field[0] in names)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
