@@ -1,15 +1,25 @@
-"""Calls in threads that a task waits for."""
+"""Calls in threads that a task waits for, threads that prepare requests, and the engine's own thread."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import threading
-from typing import Any
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from pyvelo.engine.async_loop import run_in_thread
+from pyvelo import SamplingParams
+from pyvelo.engine import async_loop
+from pyvelo.engine.async_loop import AsyncEngineLoop, Preparer, run_in_thread
+from pyvelo.engine.output import Submission
+from pyvelo.errors import ClosedError
+
+from .fakes import answer
+from .test_loop import WAIT, Stand
 
 
 def test_a_call_in_a_thread_gives_what_it_returns_or_raises() -> None:
@@ -46,3 +56,141 @@ def test_a_cancelled_task_waits_for_its_call_and_takes_its_error() -> None:
     finally:
         go_on.set()
     assert not logged
+
+
+# ---- threads that prepare requests ----
+
+
+class FakeProcessor:
+    """Input processor whose grammars are futures, and whose clock a test sets."""
+
+    def __init__(self, futures: list[Future[Any]]) -> None:
+        self._futures = iter(futures)
+        self.now = 0.0
+
+    def clock(self) -> float:
+        return self.now
+
+    def compiling(self, params: SamplingParams) -> Future[Any] | None:
+        return next(self._futures)
+
+
+def preparer(*futures: Future[Any]) -> tuple[Preparer, FakeProcessor]:
+    processor = FakeProcessor(list(futures))
+    return Preparer(cast(Any, SimpleNamespace(processor=processor))), processor
+
+
+def test_each_grammar_is_waited_for_until_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time that the first one took is gone for the second; a deadline that has passed waits for nothing."""
+    waited: list[float | None] = []
+    preparing, processor = preparer(Future(), Future(), Future())
+
+    async def wait(futures: list[asyncio.Future[Any]], timeout: float | None) -> None:
+        waited.append(timeout)
+        processor.now += 3.0
+
+    async def body() -> None:
+        monkeypatch.setattr(asyncio, "wait", wait)
+        assert await preparing.run(lambda: 7, [SamplingParams(timeout=t) for t in (4.0, 5.0, 2.0)]) == 7
+
+    try:
+        asyncio.run(body())
+    finally:
+        preparing.close()
+    assert waited == [4.0, 2.0, 0.0]
+
+
+def test_no_error_of_a_grammar_is_logged_by_asyncio() -> None:
+    """The first error is raised; the others were asked for by the same call."""
+    logged: list[dict[str, Any]] = []
+    futures: list[Future[Any]] = [Future() for _ in range(3)]
+    for number, future in enumerate(futures[:2]):
+        future.set_exception(ValueError(f"bad grammar {number}"))
+    preparing, _ = preparer(*futures)
+
+    async def body() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context))
+        with pytest.raises(ValueError, match="bad grammar 0"):
+            await preparing.run(lambda: 7, [SamplingParams(), SamplingParams(), SamplingParams()])
+        await asyncio.sleep(0)
+        gc.collect()
+        await asyncio.sleep(0)
+
+    asyncio.run(body())
+    preparing.close()
+    assert futures[2].cancelled()
+    gc.collect()
+    assert not logged
+
+
+def test_closing_waits_for_no_thread() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    preparing, _ = preparer()
+
+    def make() -> int:
+        begun.set()
+        assert go_on.wait(WAIT)
+        return 7
+
+    async def body() -> None:
+        task = asyncio.create_task(preparing.run(make))
+        assert await asyncio.to_thread(begun.wait, WAIT)
+        preparing.close()
+        assert not task.done()
+        go_on.set()
+        assert await task == 7
+        with pytest.raises(ClosedError):
+            await preparing.run(lambda: 8)
+
+    try:
+        asyncio.run(body())
+    finally:
+        go_on.set()
+
+
+# ---- the engine's thread ----
+
+
+@pytest.fixture
+def stand() -> Stand:
+    return Stand(n_blocks=128)
+
+
+@pytest.fixture
+def start(stand: Stand) -> Iterator[Callable[[], AsyncEngineLoop]]:
+    """Start the engine's thread; it is ended after the test."""
+    started: list[AsyncEngineLoop] = []
+    engine = SimpleNamespace(loop=stand.loop, core=stand.core, close=lambda: stand.loop.close(stand.stop.set))
+
+    def make() -> AsyncEngineLoop:
+        started.append(AsyncEngineLoop(cast(Any, engine), asyncio.get_running_loop()))
+        return started[-1]
+
+    yield make
+    for each in started:
+        each.close()
+
+
+def submission(stand: Stand, *args: Any, **kwargs: Any) -> Submission:
+    return Submission(None, (stand.request(*args, **kwargs),), 1)
+
+
+def test_the_thread_ends_with_the_interpreter_and_sleeps_without_requests(
+    stand: Stand, start: Callable[[], AsyncEngineLoop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It tells the team of the forward pass to sleep whenever it is about to wait, and only then."""
+    rested = threading.Semaphore(0)
+    monkeypatch.setattr(async_loop, "rest", rested.release)
+
+    async def body() -> None:
+        loop = start()
+        (thread,) = (t for t in threading.enumerate() if t.name == "pyvelo-engine")
+        assert thread.daemon
+        for _ in range(2):
+            assert await asyncio.to_thread(rested.acquire, timeout=WAIT)
+            asked = submission(stand, [1, 2], 3)
+            await loop.run([asked])
+            assert asked.requests[0].generated_ids == answer([1, 2], 3)
+
+    asyncio.run(asyncio.wait_for(body(), WAIT))
+    stand.assert_idle()

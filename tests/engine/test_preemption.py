@@ -462,6 +462,29 @@ def test_those_who_are_urgent_share_one_step(allowance: int, shares: list[int]) 
     assert plan.decodes == [low]
 
 
+def test_a_stream_without_a_first_token_bounds_no_prompt() -> None:
+    """The prefill budget protects tokens that arrive one after another."""
+    bench = Bench(n_blocks=64, block_size=8, max_batch_tokens=20)
+    quiet = bench.submit([1] * 8, 30)
+    bench.step()
+    begun = bench.submit([2] * 60, 4, on_piece=lambda piece: None)
+    bench.step()
+    assert (quiet.n_generated, begun.n_generated) == (2, 0)
+
+    def allowance(*numbers: int) -> int:
+        asked.append(numbers)
+        return 3
+
+    asked: list[tuple[int, ...]] = []
+    plan = schedule([], [quiet, begun], bench.manager, bench.core.limits, allowance=allowance)
+    assert not asked
+    assert [chunk.n_tokens for chunk in plan.chunks] == [19]
+    quiet.on_piece = lambda piece: None
+    plan = schedule([], [quiet, begun], bench.manager, bench.core.limits, allowance=allowance)
+    assert asked == [(1, 1, 1)]
+    assert [chunk.n_tokens for chunk in plan.chunks] == [3]
+
+
 def test_what_the_urgent_leave_goes_to_prompts_that_have_begun() -> None:
     bench = Bench(n_blocks=64, block_size=8, max_batch_tokens=20)
     talking = bench.submit([1] * 8, 30, on_piece=lambda piece: None)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pyvelo.engine.batch import Scored
+from pyvelo.engine.output import score_prompts
 from pyvelo.engine.request import Request
 from pyvelo.errors import ComputeError
 from pyvelo.memory.budget import SCORED_TOKENS
@@ -238,3 +240,14 @@ def test_scores_survive_everything(
             n_scored += job[1] - 1
     assert n_outputs(bench) == n_scored + sum(job[2] for job in jobs), "none twice, none for nothing"
     bench.assert_idle()
+
+
+def test_a_chunk_that_scores_nothing_stops_no_other_one() -> None:
+    """Its tokens were scored before a preemption, and are only computed again."""
+    bench = Bench()
+    again, other = (bench.request(PROMPT[:9], 3, prompt_logprobs=0) for _ in range(2))
+    bench.context.drawn = [next_token(PROMPT[:at]) for at in range(1, 9)]
+    pieces = [Scored(again, 4, 0, 0), Scored(other, 0, 0, 8)]
+    score_prompts(cast(Any, bench.context), pieces, lambda requests, error: pytest.fail(str(error)))
+    assert not again.prompt_logprobs
+    check(other)

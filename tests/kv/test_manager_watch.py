@@ -49,6 +49,13 @@ def test_what_becomes_of_a_block_is_told() -> None:
     assert told(manager, manager.reset) == [Event("reset", first), Event("reset", second)]
 
 
+def test_clearing_the_pool_is_told_of_each_published_block() -> None:
+    manager = BlockManager(6, BLOCK)
+    table = started(manager, 3 * BLOCK, [*TOKENS, 5])
+    manager.advance(table, 2 * BLOCK + 1)
+    assert told(manager, manager.clear) == [Event("reset", block) for block in table.blocks[:2]]
+
+
 def test_a_duplicate_that_is_let_go_is_told() -> None:
     manager = BlockManager(6, BLOCK)
     first, second = started(manager, BLOCK, range(BLOCK)), started(manager, BLOCK, range(BLOCK))
