@@ -225,7 +225,7 @@ class AsyncLLM:
     async def session(self, prompt: Prompt = (), *, cache_salt: str = "") -> AsyncSession:
         """A sequence to go on from, and to fork, as `LLM.session` makes it: see `AsyncSession`."""
         engine_loop = await self._engine_loop()
-        make = partial(engine_loop.engine.processor.branch, prompt, cache_salt)
+        make = partial(engine_loop.engine.processor.sequence, prompt, cache_salt)
         return AsyncSession(engine_loop, await engine_loop.preparer.run(make))
 
     @checked()

@@ -1,10 +1,11 @@
-"""Beam search, over branches that fork: beams share the blocks of what they have in common."""
+"""Beam search, over sequences that fork: beams share the blocks of what they have in common."""
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections import abc
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import NamedTuple
@@ -12,7 +13,7 @@ from typing import NamedTuple
 from pyvelo.engine.engine import Engine
 from pyvelo.engine.input_processor import Prompt, new_request_id
 from pyvelo.engine.output import Submission
-from pyvelo.engine.request import Branch
+from pyvelo.engine.request import Sequence
 from pyvelo.errors import Cancelled, RequestError, shown
 from pyvelo.outputs import Completion, RequestOutput, RequestTimes, TokenLogprob, Usage, raise_first_error
 from pyvelo.sampling import BeamSearchParams
@@ -47,12 +48,12 @@ class _Step(NamedTuple):
 
 @dataclass
 class _Search:
-    """Behind one prompt: the beams, the branch of each, and what has ended, the best first."""
+    """Behind one prompt: the beams, the sequence of each, and what has ended, the best first."""
 
     prompt: Prompt
     prompt_ids: tuple[int, ...]
     n_most: int  # tokens of an answer
-    branches: list[Branch]
+    sequences: list[Sequence]
     beams: list[_Answer] = field(default_factory=lambda: [_Answer(0.0, ())])
     ended: list[_Answer] = field(default_factory=list)
     arrival: int = 0
@@ -61,8 +62,8 @@ class _Search:
 
 
 def search(
-    engine: Engine, prompts: Sequence[Prompt], params: BeamSearchParams
-) -> Generator[Sequence[Submission], None, list[RequestOutput]]:
+    engine: Engine, prompts: abc.Sequence[Prompt], params: BeamSearchParams
+) -> Generator[abc.Sequence[Submission], None, list[RequestOutput]]:
     """See `LLM.beam_search`. The searches take their steps together: each yields what is to be run."""
     if not isinstance(params, BeamSearchParams):
         raise RequestError(f"{shown(params)} are no settings of a beam search: give a BeamSearchParams")
@@ -71,26 +72,28 @@ def search(
         while active := [search for search in searches if search.beams]:
             yield from _advance(engine, active, params)
     finally:
-        for branch in chain.from_iterable(search.branches for search in searches):
-            engine.loop.let_go(branch)
+        for sequence in chain.from_iterable(search.sequences for search in searches):
+            engine.loop.release(sequence)
     return [_output(engine, search) for search in searches]
 
 
 def _begin(engine: Engine, prompt: Prompt, params: BeamSearchParams) -> _Search:
     tokens = engine.processor.tokens(prompt)
     n_most = engine.processor.max_new(len(tokens), params.max_tokens)
-    return _Search(prompt, tuple(tokens), n_most, [engine.processor.branch(tokens, params.cache_salt)])
+    return _Search(prompt, tuple(tokens), n_most, [engine.processor.sequence(tokens, params.cache_salt)])
 
 
 def _advance(
-    engine: Engine, searches: Sequence[_Search], params: BeamSearchParams
-) -> Generator[Sequence[Submission], None, None]:
+    engine: Engine, searches: abc.Sequence[_Search], params: BeamSearchParams
+) -> Generator[abc.Sequence[Submission], None, None]:
     """One more token for every beam of every search."""
     n_best = (
         params.beam_width + N_ENDS + len(tuple(params.stop_token_ids))
     )  # so many of one beam may be taken
     settings = params.step(min(n_best, MAX_BEST, engine.model.vocab.n_tokens))
-    given = [[engine.processor.go_on(branch, settings) for branch in search.branches] for search in searches]
+    given = [
+        [engine.processor.go_on(sequence, settings) for sequence in search.sequences] for search in searches
+    ]
     for search, submissions in zip(searches, given, strict=True):
         for submission in submissions:  # whoever began earlier goes on earlier
             submission.requests[0].arrival = search.arrival
@@ -104,7 +107,7 @@ def _advance(
         search.times = replace(search.times, end=submissions[-1].output().times.end)
         nearest = [submission.requests[0].logprobs[0].top for submission in submissions]
         steps = _choose(search, nearest, params, engine.model.is_end)
-        _branch_out(engine, search, steps)
+        _extend(engine, search, steps)
 
 
 def _note_start(search: _Search, submission: Submission) -> None:
@@ -116,7 +119,7 @@ def _note_start(search: _Search, submission: Submission) -> None:
 
 def _choose(
     search: _Search,
-    nearest: Sequence[tuple[tuple[int, float], ...]],
+    nearest: abc.Sequence[tuple[tuple[int, float], ...]],
     params: BeamSearchParams,
     is_end: Callable[[int], bool],
 ) -> list[_Step]:
@@ -142,7 +145,7 @@ def _choose(
 
 
 def _likeliest(
-    beams: Sequence[_Answer], nearest: Sequence[tuple[tuple[int, float], ...]]
+    beams: abc.Sequence[_Answer], nearest: abc.Sequence[tuple[tuple[int, float], ...]]
 ) -> Iterator[tuple[float, int, int, float]]:
     """Yield beams with one more token, the likeliest first: minus the logprob of all tokens, the number of
     the beam, the token and its logprob. Few of them are looked at, so they are merged and not sorted."""
@@ -154,7 +157,7 @@ def _likeliest(
     return heapq.merge(*map(of_beam, range(len(beams))))
 
 
-def _may_improve(search: _Search, steps: Sequence[_Step], params: BeamSearchParams) -> bool:
+def _may_improve(search: _Search, steps: abc.Sequence[_Step], params: BeamSearchParams) -> bool:
     """Whether some beam could still end better than the last of those that are given."""
     if not steps or len(search.ended) < params.beam_width:
         return True
@@ -164,22 +167,22 @@ def _may_improve(search: _Search, steps: Sequence[_Step], params: BeamSearchPara
     return most > search.ended[-1].score(penalty)
 
 
-def _branch_out(engine: Engine, search: _Search, steps: Sequence[_Step]) -> None:
-    """A branch for each of the new beams, in the place of those of the old ones."""
-    old = search.branches
+def _extend(engine: Engine, search: _Search, steps: abc.Sequence[_Step]) -> None:
+    """A sequence for each of the new beams, in the place of those of the old ones."""
+    old = search.sequences
     new = [_fork(old[step.parent], step.answer.tokens[-1].token_id) for step in steps]
     with engine.loop.visit() as core:
-        for step, branch in zip(steps, new, strict=True):
-            core.shelf.fork(old[step.parent], branch)
-        for branch in old:
-            core.shelf.forget(branch)
-    search.branches, search.beams = new, [step.answer for step in steps]
+        for step, sequence in zip(steps, new, strict=True):
+            core.idle.fork(old[step.parent], sequence)
+        for sequence in old:
+            core.idle.forget(sequence)
+    search.sequences, search.beams = new, [step.answer for step in steps]
 
 
-def _fork(branch: Branch, token: int) -> Branch:
+def _fork(sequence: Sequence, token: int) -> Sequence:
     """Its tokens, but for the last, which was drawn for nothing, and this one."""
-    n_common = len(branch.tokens) - 1
-    return branch.fork([*branch.tokens[:n_common], token], n_common)
+    n_common = len(sequence.tokens) - 1
+    return sequence.fork([*sequence.tokens[:n_common], token], n_common)
 
 
 def _output(engine: Engine, search: _Search) -> RequestOutput:

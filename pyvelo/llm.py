@@ -290,7 +290,7 @@ class LLM:
         Raises RequestError where the prompt is none or too long, OutOfBlocks where the cache cannot hold it.
         """
         self._engine.loop.check_open()
-        return Session(self._engine, self._engine.processor.branch(prompt, cache_salt))
+        return Session(self._engine, self._engine.processor.sequence(prompt, cache_salt))
 
     # ---- vectors ----
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
+from collections import abc, deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from functools import partial
 from types import TracebackType
@@ -15,7 +15,7 @@ from pyvelo.engine.engine import Engine
 from pyvelo.engine.input_processor import Prompt
 from pyvelo.engine.loop import Stream, run_all
 from pyvelo.engine.output import Submission
-from pyvelo.engine.request import Branch
+from pyvelo.engine.request import Sequence
 from pyvelo.errors import ClosedError, RequestError
 from pyvelo.keywords import checked
 from pyvelo.outputs import RequestOutput, StreamPiece, raise_first_error
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
         AsyncEngineLoop,  # imports asyncio, which blocking sessions do without
     )
 
-__all__ = ["AsyncSession", "HeldBranch", "Session"]
+__all__ = ["AsyncSession", "BaseSession", "Session"]
 
 
-class HeldBranch:
-    """What `Session` and `AsyncSession` share: the text, and whose turn it is. `let_go` gives it back."""
+class BaseSession:
+    """What `Session` and `AsyncSession` share: the text, and whose turn it is. `release` gives it back."""
 
-    def __init__(self, engine: Engine, branch: Branch, let_go: Callable[[Branch], None]) -> None:
+    def __init__(self, engine: Engine, sequence: Sequence, release: Callable[[Sequence], None]) -> None:
         self._engine = engine
-        self._branch = branch
+        self._sequence = sequence
         self._lock = threading.Lock()
-        self._let_go = let_go
-        self._dropped = weakref.finalize(self, engine.loop.abandon_branch, branch)
+        self._release = release
+        self._dropped = weakref.finalize(self, engine.loop.abandon_sequence, sequence)
         self._dropped.atexit = False
 
     @property
@@ -62,14 +62,14 @@ class HeldBranch:
     def _close(self) -> None:
         with self._engine.loop.guard:
             if self._dropped.detach():
-                self._let_go(self._branch)
+                self._release(self._sequence)
 
     @contextmanager
-    def _claim(self) -> Iterator[Branch]:
-        """The branch, to oneself; it may still be `busy` with what was cancelled in the middle of a step."""
+    def _claim(self) -> Iterator[Sequence]:
+        """Yield the sequence, locked; a request that was cancelled within a step may still run on it."""
         self._take()
         try:
-            yield self._branch
+            yield self._sequence
         finally:
             self._lock.release()
 
@@ -81,45 +81,45 @@ class HeldBranch:
         if not self._lock.acquire(blocking=False):
             raise RequestError("this session is answering: wait until it has, or fork it before")
 
-    def _current(self) -> Branch:
-        """Return the branch as it is now; an answer that was cancelled may still add a token to it."""
-        return self._branch
+    def _current(self) -> Sequence:
+        """Return the sequence as it is now; an answer that was cancelled may still add a token to it."""
+        return self._sequence
 
     def _settle(self) -> None:
         """Waits until what was cancelled has ended."""
-        if self._branch.busy:
+        if self._sequence.busy:
             with self._engine.loop.visit():
                 pass
 
-    def _tokens(self, text: Prompt) -> Sequence[int]:
+    def _tokens(self, text: Prompt) -> abc.Sequence[int]:
         """What `text` appends, if there is room for it."""
-        branch, processor = self._branch, self._engine.processor
-        tokens = processor.tokens(text, add_special=not branch.tokens)
-        processor.check_room(len(branch.tokens) + len(tokens))
+        sequence, processor = self._sequence, self._engine.processor
+        tokens = processor.tokens(text, add_special=not sequence.tokens)
+        processor.check_room(len(sequence.tokens) + len(tokens))
         return tokens
 
     def _to_compute(self) -> list[Submission]:
         """What computes what is not computed yet, where it can be shared and something can follow it."""
-        branch, processor = self._branch, self._engine.processor
+        sequence, processor = self._sequence, self._engine.processor
         if (
-            len(branch.tokens) > 1
-            and not branch.computed
+            len(sequence.tokens) > 1
+            and not sequence.computed
             and processor.can_fork
-            and processor.has_room(branch)
+            and processor.has_room(sequence)
         ):
-            return [processor.compute(branch)]
+            return [processor.compute(sequence)]
         return []
 
-    def _twin(self) -> Branch:
-        return self._branch.fork(self._branch.tokens, len(self._branch.tokens))
+    def _twin(self) -> Sequence:
+        return self._sequence.fork(self._sequence.tokens, len(self._sequence.tokens))
 
-    def _share(self, twin: HeldBranch) -> None:
+    def _share(self, twin: BaseSession) -> None:
         """Lets another session share the blocks of this one."""
         with self._engine.loop.visit() as core:
-            core.shelf.fork(self._branch, twin._branch)
+            core.idle.fork(self._sequence, twin._sequence)
 
 
-class Session(HeldBranch):
+class Session(BaseSession):
     """Text that grows, by what is appended and by what is generated behind it; made by `LLM.session`.
 
     What is computed stays in the cache from answer to answer: each computes only what is new. Forks share all
@@ -130,24 +130,24 @@ class Session(HeldBranch):
     it in `with`; one that is dropped is closed too.
     """
 
-    def __init__(self, engine: Engine, branch: Branch) -> None:
-        super().__init__(engine, branch, engine.loop.let_go)
+    def __init__(self, engine: Engine, sequence: Sequence) -> None:
+        super().__init__(engine, sequence, engine.loop.release)
 
     def append(self, text: Prompt) -> None:
         """Adds text or token ids; they are computed with the next answer, fork or `compute`.
 
         Raises RequestError or OutOfBlocks where there would be no room for an answer; nothing is added then.
         """
-        with self._turn() as branch:
-            branch.tokens.extend(self._tokens(text))
+        with self._turn() as sequence:
+            sequence.tokens.extend(self._tokens(text))
 
     @checked(params=SamplingParams)
     def generate(self, params: SamplingParams | None = None) -> RequestOutput:
         """Goes on; what is generated belongs to the session. One sample: fork for more."""
-        with self._turn() as branch:
+        with self._turn() as sequence:
             processor = self._engine.processor
             param = params or SamplingParams()
-            submission = processor.go_on(branch, param, asked=processor.ask(param))
+            submission = processor.go_on(sequence, param, asked=processor.ask(param))
             run_all(self._engine.loop, [submission])
         output = submission.output()
         raise_first_error([output])
@@ -163,7 +163,7 @@ class Session(HeldBranch):
             self._take()
             try:
                 self._settle()
-                return self._engine.processor.go_on(self._branch, params or SamplingParams(), pieces.append)
+                return self._engine.processor.go_on(self._sequence, params or SamplingParams(), pieces.append)
             except BaseException:
                 self._lock.release()
                 raise
@@ -196,18 +196,18 @@ class Session(HeldBranch):
     ) -> None:
         self.close()
 
-    def _current(self) -> Branch:
-        """Return the branch; after an answer that was cancelled, as the step in progress leaves it."""
+    def _current(self) -> Sequence:
+        """Return the sequence; after an answer that was cancelled, as the step in progress leaves it."""
         if not self._lock.locked():
             self._settle()
-        return self._branch
+        return self._sequence
 
     @contextmanager
-    def _turn(self) -> Iterator[Branch]:
-        """The branch, to oneself and at rest."""
-        with self._engine.loop.guard, self._claim() as branch:
+    def _turn(self) -> Iterator[Sequence]:
+        """The sequence, to oneself and at rest."""
+        with self._engine.loop.guard, self._claim() as sequence:
             self._settle()
-            yield branch
+            yield sequence
 
     def _compute(self) -> None:
         submissions = self._to_compute()
@@ -215,7 +215,7 @@ class Session(HeldBranch):
         raise_first_error(submission.output() for submission in submissions)
 
 
-class AsyncSession(HeldBranch):
+class AsyncSession(BaseSession):
     """A `Session` whose answers are awaited; made by `AsyncLLM.session`.
 
     Any number may answer at once, each once at a time. Whoever stops to wait, or to listen, ends the answer
@@ -223,8 +223,8 @@ class AsyncSession(HeldBranch):
     closed too.
     """
 
-    def __init__(self, engine_loop: AsyncEngineLoop, branch: Branch) -> None:
-        super().__init__(engine_loop.engine, branch, engine_loop.let_go)
+    def __init__(self, engine_loop: AsyncEngineLoop, sequence: Sequence) -> None:
+        super().__init__(engine_loop.engine, sequence, engine_loop.release)
         self._engine_loop = engine_loop
 
     async def append(self, text: Prompt) -> None:
@@ -232,15 +232,15 @@ class AsyncSession(HeldBranch):
 
         Raises RequestError or OutOfBlocks where there would be no room for an answer; nothing is added then.
         """
-        async with self._turn() as branch:
-            branch.tokens.extend(await self._engine_loop.preparer.run(partial(self._tokens, text)))
+        async with self._turn() as sequence:
+            sequence.tokens.extend(await self._engine_loop.preparer.run(partial(self._tokens, text)))
 
     @checked(params=SamplingParams)
     async def generate(self, params: SamplingParams | None = None) -> RequestOutput:
         """Goes on; what is generated belongs to the session. One sample: fork for more."""
-        async with self._turn() as branch:
+        async with self._turn() as sequence:
             param, processor = params or SamplingParams(), self._engine.processor
-            prepare = partial(processor.go_on, branch, param, asked=processor.ask(param))
+            prepare = partial(processor.go_on, sequence, param, asked=processor.ask(param))
             submission = await self._engine_loop.preparer.run(prepare, [param])
             await self._engine_loop.run([submission])
         output = submission.output()
@@ -250,9 +250,9 @@ class AsyncSession(HeldBranch):
     @checked(params=SamplingParams)
     async def stream(self, params: SamplingParams | None = None) -> AsyncGenerator[StreamPiece, None]:
         """As `generate`, a piece for every token as it comes; the session is taken until the last."""
-        async with self._turn() as branch:
+        async with self._turn() as sequence:
             param, processor = params or SamplingParams(), self._engine.processor
-            prepare = partial(processor.go_on, branch, param, asked=processor.ask(param))
+            prepare = partial(processor.go_on, sequence, param, asked=processor.ask(param))
             async with aclosing(self._engine_loop.pieces(prepare, param)) as pieces:
                 async for piece in pieces:
                     yield piece
@@ -286,14 +286,14 @@ class AsyncSession(HeldBranch):
         await self.close()
 
     @asynccontextmanager
-    async def _turn(self) -> AsyncIterator[Branch]:
-        """The branch, to oneself and at rest."""
+    async def _turn(self) -> AsyncIterator[Sequence]:
+        """The sequence, to oneself and at rest."""
         import asyncio
 
-        with self._claim() as branch:
-            if branch.busy:
+        with self._claim() as sequence:
+            if sequence.busy:
                 await asyncio.to_thread(self._settle)
-            yield branch
+            yield sequence
 
     async def _compute(self) -> None:
         submissions = self._to_compute()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections import deque
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
+from collections import abc, deque
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from pyvelo.engine.engine import Engine
 from pyvelo.engine.output import Submission
-from pyvelo.engine.request import Branch, Request
+from pyvelo.engine.request import Request, Sequence
 from pyvelo.errors import ClosedError, InternalError, VeloError
 from pyvelo.native.compute import rest
 from pyvelo.outputs import StreamPiece, raise_first_error
@@ -64,7 +64,7 @@ class AsyncEngineLoop:
 
     # ---- in the event loop ----
 
-    async def run(self, submissions: Sequence[Submission]) -> None:
+    async def run(self, submissions: abc.Sequence[Submission]) -> None:
         """Returns when all have ended."""
         streams = [_Stream(self._worker, submission) for submission in submissions]
         try:
@@ -88,7 +88,7 @@ class AsyncEngineLoop:
             self._cancel([stream])
         raise_first_error([stream.submission.output()])
 
-    async def run_steps(self, steps: Generator[Sequence[Submission], None, T]) -> T:
+    async def run_steps(self, steps: Generator[abc.Sequence[Submission], None, T]) -> T:
         """Runs what `steps` asks for, one after the other, and returns what it returns."""
         try:
             while True:
@@ -100,14 +100,14 @@ class AsyncEngineLoop:
         finally:
             steps.close()
 
-    def _submit(self, streams: Sequence[_Stream]) -> None:
+    def _submit(self, streams: abc.Sequence[_Stream]) -> None:
         requests = [request for stream in streams for request in stream.submission.requests]
         with self.engine.loop.guard:
             self._worker.streams.update(streams)
             self.engine.loop.submit(requests)
             self._worker.wake.put(True)
 
-    def _cancel(self, streams: Sequence[_Stream]) -> None:
+    def _cancel(self, streams: abc.Sequence[_Stream]) -> None:
         requests = [r for stream in streams for r in stream.submission.requests if not r.finished]
         with self.engine.loop.guard:
             self._worker.streams.difference_update(streams)
@@ -117,9 +117,9 @@ class AsyncEngineLoop:
 
     # ---- in any thread ----
 
-    def let_go(self, branch: Branch) -> None:
-        """Ends what runs on a branch and gives back what it holds, after the step in progress."""
-        self.engine.loop.let_go(branch)
+    def release(self, sequence: Sequence) -> None:
+        """Ends what runs on a sequence and gives back what it holds, after the step in progress."""
+        self.engine.loop.release(sequence)
         self._worker.deliver_soon()
 
     def close(self) -> None:
@@ -245,7 +245,7 @@ class _Done(Generic[T]):
     result: T
 
 
-def _next(steps: Generator[Sequence[Submission], None, T]) -> Sequence[Submission] | _Done[T]:
+def _next(steps: Generator[abc.Sequence[Submission], None, T]) -> abc.Sequence[Submission] | _Done[T]:
     """What `steps` asks for next; a StopIteration cannot leave a thread of asyncio."""
     try:
         return next(steps)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import operator
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections import abc
+from collections.abc import Callable, Iterable, Mapping, Sized
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
@@ -16,7 +17,7 @@ import numpy as np
 
 from pyvelo.engine.detokenizer import Detokenizer
 from pyvelo.engine.output import Submission
-from pyvelo.engine.request import Branch, ParentRequest, Request
+from pyvelo.engine.request import ParentRequest, Request, Sequence
 from pyvelo.errors import OutOfBlocks, RequestError, VeloError, shown
 from pyvelo.grammar.matcher import Guide, Guides
 from pyvelo.memory.budget import PoolSize
@@ -109,47 +110,49 @@ class InputProcessor:
 
     def go_on(
         self,
-        branch: Branch,
+        sequence: Sequence,
         params: SamplingParams,
         on_piece: Callable[[StreamPiece], None] | None = None,
         asked: Asked | None = None,
     ) -> Submission:
-        """As `prepare`, for one sample behind the tokens of a branch."""
+        """As `prepare`, for one sample behind the tokens of a sequence."""
         self._check_params(params)
-        if not branch.tokens:
+        if not sequence.tokens:
             raise RequestError("the session has no tokens; append at least one")
         if params.n_samples > 1:
             raise RequestError(f"a session goes on in one way: n is {params.n_samples}; fork it for others")
         if params.prompt_logprobs is not None:
             raise RequestError("prompt_logprobs: a session computes no token twice; ask LLM.generate")
-        max_new = self.max_new(len(branch.tokens), params.max_tokens)
-        echo = self._echo(params, branch.tokens, None)
+        max_new = self.max_new(len(sequence.tokens), params.max_tokens)
+        echo = self._echo(params, sequence.tokens, None)
         make = self._maker(params, asked)
-        request = make(branch.tokens, max_new=max_new, on_piece=on_piece, branch=branch, echo=echo)
+        request = make(sequence.tokens, max_new=max_new, on_piece=on_piece, sequence=sequence, echo=echo)
         return Submission(None, (request,), 1)
 
-    def compute(self, branch: Branch) -> Submission:
-        """A request that only computes what the branch holds."""
+    def compute(self, sequence: Sequence) -> Submission:
+        """A request that only computes what the sequence holds."""
         params = SamplingParams(temperature=0.0)
-        self.check_room(len(branch.tokens))
-        return Submission(None, (self._maker(params, None)(branch.tokens, max_new=0, branch=branch),), 1)
+        self.check_room(len(sequence.tokens))
+        return Submission(
+            None, (self._maker(params, None)(sequence.tokens, max_new=0, sequence=sequence),), 1
+        )
 
-    def branch(self, prompt: Prompt, salt: str) -> Branch:
-        """A branch of a prompt, which may be empty, with nothing computed."""
+    def sequence(self, prompt: Prompt, salt: str) -> Sequence:
+        """A sequence of a prompt, which may be empty, with nothing computed."""
         salt = SamplingParams(cache_salt=salt).cache_salt  # it is checked there
         empty = not isinstance(prompt, str) and isinstance(prompt, Sized) and items_of(prompt) == []
         tokens = () if empty else self.tokens(prompt)
         self.check_room(len(tokens))
-        return Branch(tokens, self._block_size, salt)
+        return Sequence(tokens, self._block_size, salt)
 
     def check_room(self, n_tokens: int) -> None:
         """RequestError or OutOfBlocks where there is none for a token behind so many."""
         self.max_new(n_tokens, 1)
 
-    def has_room(self, branch: Branch) -> bool:
-        """Whether a branch can go on; one that has reached the end of the context or the pool cannot."""
+    def has_room(self, sequence: Sequence) -> bool:
+        """Whether a sequence can go on; one that has reached the end of the context or the pool cannot."""
         try:
-            self.check_room(len(branch.tokens))
+            self.check_room(len(sequence.tokens))
         except VeloError:
             return False
         return True
@@ -159,7 +162,7 @@ class InputProcessor:
         detokenizer = Detokenizer(self._token_bytes, ())
         return "".join([detokenizer.push(token) for token in tokens]) + detokenizer.finish()
 
-    def _echo(self, params: SamplingParams, tokens: Sequence[int], text: str | None) -> str:
+    def _echo(self, params: SamplingParams, tokens: abc.Sequence[int], text: str | None) -> str:
         """What an answer begins with."""
         if not params.echo:
             return ""
@@ -187,8 +190,8 @@ class InputProcessor:
 
     def ask_all(
         self,
-        prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None,
+        prompts: Prompt | abc.Sequence[Prompt],
+        params: SamplingParams | abc.Sequence[SamplingParams] | None,
         request_id: str | None = None,
     ) -> list[tuple[Prompt, SamplingParams, Asked]]:
         """Return every prompt with its parameters, and `ask` for each.
@@ -229,7 +232,7 @@ class InputProcessor:
         token_bytes = self._token_bytes if params.skip_special_tokens else self._shown_bytes
         going_on = self._going_on(params)
 
-        def make(tokens: Sequence[int], index: int = 0, **others: Any) -> Request:
+        def make(tokens: abc.Sequence[int], index: int = 0, **others: Any) -> Request:
             request = Request(
                 tokens,
                 params,
@@ -261,7 +264,7 @@ class InputProcessor:
     def _ends(self) -> list[int]:
         return [token for token in range(self._n_vocab) if self._model.is_end(token)]
 
-    def tokens(self, prompt: Prompt, *, add_special: bool = True) -> Sequence[int]:
+    def tokens(self, prompt: Prompt, *, add_special: bool = True) -> abc.Sequence[int]:
         """Token ids of a prompt; RequestError where it is none, or empty."""
         return tokens_of(self._model, prompt, add_special=add_special)
 
@@ -310,14 +313,14 @@ def new_request_id() -> str:
 
 
 def pair_up(
-    prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+    prompts: Prompt | abc.Sequence[Prompt], params: SamplingParams | abc.Sequence[SamplingParams] | None
 ) -> list[tuple[Prompt, SamplingParams]]:
     """Every prompt with its parameters; RequestError where their numbers differ or something is no prompt."""
     given = listed(prompts)
     return list(zip(given, for_each(params, len(given)), strict=True))
 
 
-def for_each(params: SamplingParams | Sequence[SamplingParams] | None, n: int) -> list[SamplingParams]:
+def for_each(params: SamplingParams | abc.Sequence[SamplingParams] | None, n: int) -> list[SamplingParams]:
     """`n` of them: one for all, or one for each."""
     if params is None:
         return [SamplingParams()] * n
@@ -330,12 +333,12 @@ def for_each(params: SamplingParams | Sequence[SamplingParams] | None, n: int) -
     return given
 
 
-Prompt = str | Sequence[int]
+Prompt = str | abc.Sequence[int]
 
 
 def tokens_of(
     model: Model, prompt: Prompt, *, add_special: bool = True, name: str = "the prompt"
-) -> Sequence[int]:
+) -> abc.Sequence[int]:
     """Token ids of a prompt; RequestError, in which it has that name, where it is none, or empty."""
     n_vocab = model.vocab.n_tokens
     if isinstance(prompt, str):
@@ -355,7 +358,7 @@ def tokens_of(
     return tokens
 
 
-def listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+def listed(prompts: Prompt | abc.Sequence[Prompt]) -> list[Prompt]:
     """One prompt or several as a list: a string is one prompt, and so are numbers."""
     if isinstance(prompts, str):
         return [prompts]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections import abc, deque
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
 from types import TracebackType
 from typing import Any, TypeVar
 
 from pyvelo.engine.interrupts import HomeProcess, InterruptGuard
 from pyvelo.engine.output import Submission
-from pyvelo.engine.request import Branch, Request
+from pyvelo.engine.request import Request, Sequence
 from pyvelo.engine.step import EngineCore
 from pyvelo.errors import ClosedError, EngineError, InternalError, RequestError
 from pyvelo.native.compute import is_compute_thread, rest
@@ -50,8 +50,8 @@ class EngineLoop:
         self._broken: BaseException | None = None
         self.abandon = core.inbox.abandon
         """Cancels requests at the next turn; for finalizers, which must not wait."""
-        self.abandon_branch = core.inbox.abandon_branch
-        """Lets go of a branch at the next turn; for finalizers."""
+        self.abandon_sequence = core.inbox.abandon_sequence
+        """Lets go of a sequence at the next turn; for finalizers."""
 
     def submit(self, requests: Iterable[Request]) -> None:
         """Hands requests over; raises as `check_open` does."""
@@ -93,11 +93,11 @@ class EngineLoop:
                 self._core.inbox.cancel(requests)
                 self._settle_if_idle()
 
-    def let_go(self, branch: Branch) -> None:
-        """Gives back what a branch holds, as soon as `cancel` would end a request. Never waits for a step."""
+    def release(self, sequence: Sequence) -> None:
+        """Free what a sequence holds, now or right after the step in progress. Never wait for a step."""
         if not self.home.left:
             with self.guard, self._lock:
-                self._core.inbox.let_go(branch)
+                self._core.inbox.release(sequence)
                 self._settle_if_idle()
 
     @contextmanager
@@ -230,7 +230,7 @@ class EngineLoop:
 T = TypeVar("T")
 
 
-def run_all(loop: EngineLoop, submissions: Sequence[Submission]) -> None:
+def run_all(loop: EngineLoop, submissions: abc.Sequence[Submission]) -> None:
     """Returns when all have ended; where that is cut short, by Ctrl+C, they are cancelled."""
     requests = [request for submission in submissions for request in submission.requests]
     pending = requests[::-1]
@@ -250,7 +250,7 @@ def run_all(loop: EngineLoop, submissions: Sequence[Submission]) -> None:
             rest()
 
 
-def run_steps(loop: EngineLoop, steps: Generator[Sequence[Submission], None, T]) -> T:
+def run_steps(loop: EngineLoop, steps: Generator[abc.Sequence[Submission], None, T]) -> T:
     """Runs what `steps` asks for, one after the other, and returns what it returns."""
     with loop.guard, closing(steps):
         while True:

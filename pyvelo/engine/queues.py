@@ -1,7 +1,7 @@
 """The requests of an engine: those that arrive, are cancelled or are late, and those that wait or run.
 
 A finalizer runs at any instruction of any thread, so it may neither wait nor take a lock: it only appends
-to the inbox, by `abandon` and `abandon_branch`, which are calls of C.
+to the inbox, by `abandon` and `abandon_sequence`, which are calls of C.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
-from pyvelo.engine.request import Branch, Request, Shelf
+from pyvelo.engine.request import IdleSequences, Request, Sequence
 from pyvelo.kv.manager import BlockManager
 from pyvelo.kv.pool import Swapped
 from pyvelo.outputs import FinishReason
@@ -57,7 +57,7 @@ class Deadlines:
 
 
 class Inbox:
-    """`submit`, `cancel` and `let_go` are thread-safe; what takes things out belongs to the core.
+    """`submit`, `cancel` and `release` are thread-safe; what takes things out belongs to the core.
 
     `clock` tells the time in seconds.
     """
@@ -66,9 +66,9 @@ class Inbox:
         self._clock = clock
         self._arrivals: deque[Request] = deque()
         self._cancels: deque[Request] = deque()
-        self._let_go: deque[Branch] = deque()
+        self._release: deque[Sequence] = deque()
         self.abandon: Callable[[Iterable[Request]], None] = self._cancels.extend
-        self.abandon_branch: Callable[[Branch], None] = self._let_go.append
+        self.abandon_sequence: Callable[[Sequence], None] = self._release.append
         self.deadlines = Deadlines()
         self.n_arrived = 0
 
@@ -80,8 +80,8 @@ class Inbox:
     def submit(self, requests: Iterable[Request]) -> None:
         """Lets requests that can fit wait for their turn."""
         for request in requests:
-            if request.branch is not None:
-                request.branch.request = request
+            if request.sequence is not None:
+                request.sequence.request = request
             request.submitted = request.submitted or self._clock()
             self._arrivals.append(request)
 
@@ -89,9 +89,9 @@ class Inbox:
         """Ends requests; harmless for those that are done."""
         self._cancels.extend(request for request in requests if not request.finished)
 
-    def let_go(self, branch: Branch) -> None:
-        """Gives back what a branch holds, and ends what runs on it."""
-        self._let_go.append(branch)
+    def release(self, sequence: Sequence) -> None:
+        """Gives back what a sequence holds, and ends what runs on it."""
+        self._release.append(sequence)
 
     # ---- for the core ----
 
@@ -120,10 +120,10 @@ class Inbox:
             if not request.finished:
                 yield request, "abort"
 
-    def dropped(self) -> Iterator[Branch]:
-        """Takes out branches that nobody holds any more."""
-        while self._let_go:
-            yield self._let_go.popleft()
+    def dropped(self) -> Iterator[Sequence]:
+        """Takes out sequences that nobody holds any more."""
+        while self._release:
+            yield self._release.popleft()
 
 
 @dataclass
@@ -140,7 +140,7 @@ class Counters:
     failed: int = 0
     preemptions: int = 0
     swaps: int = 0  # of those, to host memory
-    evicted_branches: int = 0  # that gave their blocks up while they rested
+    evicted_sequences: int = 0  # that gave their blocks up while they rested
     schedule_seconds: float = 0.0  # from the start of a step to its forward pass
     run_seconds: float = 0.0  # in forward passes
     sample_seconds: float = 0.0  # from there to the end of the step
@@ -170,7 +170,7 @@ class ActiveRequests:
         self,
         context: Context,
         manager: BlockManager,
-        shelf: Shelf,
+        idle: IdleSequences,
         counters: Counters,
         new_sampler: Callable[[Request], Sampler],
         n_states: int,
@@ -178,7 +178,7 @@ class ActiveRequests:
     ) -> None:
         self._context = context
         self._manager = manager
-        self._shelf = shelf
+        self._idle = idle
         self._counters = counters
         self._new_sampler = new_sampler
         self._n_states = n_states
@@ -283,18 +283,18 @@ class ActiveRequests:
             self.wait(followers[0])
 
     def release(self, request: Request) -> None:
-        """Give back the blocks of a request, or leave them with its branch."""
-        branch = request.branch if not self.has_states else None  # a state does not rest
-        if branch is not None:
-            branch.swapped, request.swapped = request.swapped, None
+        """Give back the blocks of a request, or leave them with its sequence."""
+        sequence = request.sequence if not self.has_states else None  # a state does not rest
+        if sequence is not None:
+            sequence.swapped, request.swapped = request.swapped, None
         if request.swapped is not None:
             self._manager.discard(request.swapped)
             request.swapped = None
         if request.table is not None:
-            if branch is not None:
+            if sequence is not None:
                 # a token behind which nothing was drawn is computed again, for its logits
                 self.advance(request, min(request.n_computed, len(request.tokens) - 1))
-                self._shelf.take_back(branch, request.table)
+                self._idle.take_back(sequence, request.table)
             else:
                 self._manager.free(request.table)
             self.vacate(request)

@@ -1,10 +1,11 @@
-"""Requests, one for each sample of a prompt, and branches: sequences that are held between two answers."""
+"""Requests, one for each sample of a prompt, and sequences: sequences that are held between two answers."""
 
 from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import abc
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,13 +21,13 @@ from pyvelo.sampling import SamplingParams
 if TYPE_CHECKING:
     from pyvelo.native import Sampler
 
-__all__ = ["PRIORITY_PLACES", "Branch", "ParentRequest", "Request", "Shelf"]
+__all__ = ["PRIORITY_PLACES", "IdleSequences", "ParentRequest", "Request", "Sequence"]
 
 
-class Branch:
+class Sequence:
     """What goes on from answer to answer. While a request runs on it, `request` holds its blocks.
 
-    A branch at rest gives its blocks up before anything that runs does; then they are moved to host memory,
+    A sequence at rest gives its blocks up before anything that runs does; then they are moved to host memory,
     or computed again, as far as they are no hit. Once it is `dropped`, a request that still arrives for it is
     cancelled.
     """
@@ -41,9 +42,9 @@ class Branch:
         self.request: Request | None = None
         self.dropped = False
 
-    def fork(self, tokens: Iterable[int], n_common: int) -> Branch:
-        """A branch whose first `n_common` tokens are those of this one; `Shelf.fork` shares the blocks."""
-        twin = Branch(tokens, self.hashes.block_size)
+    def fork(self, tokens: Iterable[int], n_common: int) -> Sequence:
+        """Return a sequence of `tokens` that shares its first `n_common` block hashes, but no blocks."""
+        twin = Sequence(tokens, self.hashes.block_size)
         twin.hashes = self.hashes.fork(twin.tokens, n_common)
         return twin
 
@@ -58,65 +59,65 @@ class Branch:
         return self.request is not None and not self.request.finished
 
 
-class Shelf:
-    """The branches at rest that hold blocks, the longest at rest first."""
+class IdleSequences:
+    """The sequences at rest that hold blocks, the longest at rest first."""
 
     def __init__(self, manager: BlockManager) -> None:
         self._manager = manager
-        self._branches: dict[int, Branch] = {}
+        self._sequences: dict[int, Sequence] = {}
 
     def __len__(self) -> int:
-        return len(self._branches)
+        return len(self._sequences)
 
-    def __iter__(self) -> Iterator[Branch]:
-        return iter(self._branches.values())
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._sequences.values())
 
-    def fork(self, branch: Branch, twin: Branch) -> None:
-        """Lets `twin`, whose tokens begin as those of the branch, share what the branch holds here."""
-        if branch.table is not None:
-            self._put(twin, self._manager.fork(branch.table, twin.hashes))
+    def fork(self, sequence: Sequence, twin: Sequence) -> None:
+        """Lets `twin`, whose tokens begin as those of the sequence, share what the sequence holds here."""
+        if sequence.table is not None:
+            self._put(twin, self._manager.fork(sequence.table, twin.hashes))
 
-    def lend(self, branch: Branch) -> None:
-        """A request runs on the branch now, and has its table."""
-        branch.table = None
-        self._branches.pop(id(branch), None)
+    def lend(self, sequence: Sequence) -> None:
+        """A request runs on the sequence now, and has its table."""
+        sequence.table = None
+        self._sequences.pop(id(sequence), None)
 
-    def take_back(self, branch: Branch, table: BlockTable) -> None:
+    def take_back(self, sequence: Sequence, table: BlockTable) -> None:
         """The request has ended: what it stored stays."""
         self._manager.park(table)
-        self._put(branch, table)
+        self._put(sequence, table)
 
-    def evict(self, branch: Branch, swapped: Swapped | None) -> None:
+    def evict(self, sequence: Sequence, swapped: Swapped | None) -> None:
         """It gave its blocks up; K and V are in host memory or lost, but for what is still a hit."""
-        self.lend(branch)
-        if branch.request is not None and branch.busy:
-            branch.request.swapped = swapped
+        self.lend(sequence)
+        if sequence.request is not None and sequence.busy:
+            sequence.request.swapped = swapped
         else:
-            branch.swapped = swapped
+            sequence.swapped = swapped
 
-    def forget(self, branch: Branch) -> None:
-        """Gives back what the branch holds, here and in host memory."""
-        if branch.table is not None:
-            self._manager.free(branch.table)
-            self.lend(branch)
-        swapped = self.take_swapped(branch)
+    def forget(self, sequence: Sequence) -> None:
+        """Gives back what the sequence holds, here and in host memory."""
+        if sequence.table is not None:
+            self._manager.free(sequence.table)
+            self.lend(sequence)
+        swapped = self.take_swapped(sequence)
         if swapped is not None:
             self._manager.discard(swapped)
 
-    def take_swapped(self, branch: Branch) -> Swapped | None:
-        """Take from the branch what it has in host memory; None if the pool was cleared since."""
-        swapped, branch.swapped = branch.swapped, None
+    def take_swapped(self, sequence: Sequence) -> Swapped | None:
+        """Take from the sequence what it has in host memory; None if the pool was cleared since."""
+        swapped, sequence.swapped = sequence.swapped, None
         return swapped if swapped is not None and self._manager.holds(swapped) else None
 
     def clear(self) -> None:
-        """Empty the shelf after the pool was cleared; branches keep their tokens."""
-        for branch in self._branches.values():
-            branch.table = None
-        self._branches.clear()
+        """Forget all after the pool was cleared; sequences keep their tokens."""
+        for sequence in self._sequences.values():
+            sequence.table = None
+        self._sequences.clear()
 
-    def _put(self, branch: Branch, table: BlockTable) -> None:
-        branch.table = table
-        self._branches[id(branch)] = branch
+    def _put(self, sequence: Sequence, table: BlockTable) -> None:
+        sequence.table = table
+        self._sequences[id(sequence)] = sequence
 
 
 PRIORITY_PLACES = 64
@@ -147,13 +148,12 @@ class Request:
     Tokens are those of the prompt and, behind them, those generated. The last one generated is known before
     it is computed, so that of `tokens` the first `n_computed` have their K and V in the pool.
 
-    With a `branch` it goes on from what that holds, and leaves there what it stores. One of `max_new` = 0
+    With a `sequence` it goes on from what that holds, and leaves there what it stores. One of `max_new` = 0
     tokens only computes.
     """
 
     __slots__ = (
         "arrival",
-        "branch",
         "detokenizer",
         "echo",
         "error",
@@ -179,6 +179,7 @@ class Request:
         "prompt_logprobs",
         "sampler",
         "seed",
+        "sequence",
         "state",
         "stop_ids",
         "stop_reason",
@@ -191,7 +192,7 @@ class Request:
 
     def __init__(
         self,
-        prompt: Sequence[int],
+        prompt: abc.Sequence[int],
         params: SamplingParams,
         *,
         max_new: int,
@@ -200,19 +201,19 @@ class Request:
         block_size: int,
         index: int = 0,
         on_piece: Callable[[StreamPiece], None] | None = None,
-        branch: Branch | None = None,
+        sequence: Sequence | None = None,
         guide: Guide | None = None,
         echo: str = "",
         parent: ParentRequest | None = None,
         going_on: bytes = b"",
     ) -> None:
         self.parent = parent or ParentRequest()
-        self.branch = branch
-        sequence = branch or Branch(prompt, block_size, params.cache_salt)
+        self.sequence = sequence
+        sequence = sequence or Sequence(prompt, block_size, params.cache_salt)
         self.tokens = sequence.tokens
         self.hashes = sequence.hashes
         self.n_prompt = len(prompt)
-        self.n_generated = 0  # a branch may have grown since
+        self.n_generated = 0  # a sequence may have grown since
         self.n_computed = 0
         self.n_cached: int | None = None  # of those that were there when it first started
         self.arrival = 0  # its number in the order of arrival

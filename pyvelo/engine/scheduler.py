@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import abc
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import islice, takewhile
 from typing import NamedTuple
 
-from pyvelo.engine.request import Branch, Request
+from pyvelo.engine.request import Request, Sequence
 from pyvelo.errors import InternalError
 from pyvelo.kv.manager import BlockManager
 from pyvelo.kv.plan import AllocationPlan, Never, NotNow, Start
@@ -28,13 +29,13 @@ class Chunk(NamedTuple):
 
 class StepPlan(NamedTuple):
     """One step: sequences that start, those that feed one token, those that feed a piece of their prompt, and
-    those that give up their blocks so that others can grow, to host memory or for good: of the branches that
+    those that give up their blocks so that others can grow, to host memory or for good: of the sequences that
     rest, and of those that ran."""
 
     starts: list[Chunk]
     decodes: list[Request]
     chunks: list[Chunk]
-    evicted: list[tuple[Branch, Swapped | None]]
+    evicted: list[tuple[Sequence, Swapped | None]]
     preempted: list[tuple[Request, Swapped | None]]
     allocation: AllocationPlan
 
@@ -45,17 +46,17 @@ class StepPlan(NamedTuple):
 
 
 def schedule(
-    waiting: Sequence[Request],
-    running: Sequence[Request],
+    waiting: abc.Sequence[Request],
+    running: abc.Sequence[Request],
     manager: BlockManager,
     limits: Limits,
     favour_swap: Callable[[int, int], bool] = lambda n_blocks, n_tokens: True,
-    resting: Iterable[Branch] = (),
+    idle: Iterable[Sequence] = (),
     allowance: Callable[[int, int, int], int] | None = None,
 ) -> StepPlan:
     """Decodes first, then prompts, the whole within `max_batch_tokens`. Both lists are in the order of rank.
 
-    Where blocks run out, branches at rest give up theirs, the longest at rest first, and then whoever ranks
+    Where blocks run out, sequences at rest give up theirs, the longest at rest first, and then whoever ranks
     last of those that run; so the first of all always gets on. Whoever waits starts in the order of rank, if
     there are blocks for all its tokens and for some more; it preempts requests whose `priority` is a higher
     number.
@@ -63,7 +64,7 @@ def schedule(
     `allowance(decodes, listening, waiting)`: tokens of prompts that a step may take beside so many that are
     decoded, while so many listen to them, and so many wait for the end of their prompts.
     """
-    planner = _Planner(running, manager, limits, favour_swap, resting)
+    planner = _Planner(running, manager, limits, favour_swap, idle)
     n_listening = sum(r.on_piece is not None and r.n_generated > 0 for r in running)
     if allowance is not None and n_listening:
         n_decodes = sum(r.n_computed + 1 == len(r.tokens) for r in running)
@@ -77,7 +78,7 @@ def schedule(
     return planner.plan()
 
 
-_Victim = Branch | Request
+_Victim = Sequence | Request
 """What may give up its blocks to another."""
 
 
@@ -86,14 +87,14 @@ class _Planner:
 
     def __init__(
         self,
-        running: Sequence[Request],
+        running: abc.Sequence[Request],
         manager: BlockManager,
         limits: Limits,
         favour_swap: Callable[[int, int], bool],
-        resting: Iterable[Branch],
+        idle: Iterable[Sequence],
     ) -> None:
         self.running = list(running)  # those that have not given way
-        self.resting = resting
+        self.idle = idle
         self.allocation = manager.plan()
         self.limits = limits
         self.favour_swap = favour_swap
@@ -105,7 +106,7 @@ class _Planner:
         self.decodes: list[Request] = []
         self.prefills: list[Request] = []
         self.chunks: list[Chunk] = []
-        self.evicted: list[tuple[Branch, Swapped | None]] = []
+        self.evicted: list[tuple[Sequence, Swapped | None]] = []
         self.preempted: list[tuple[Request, Swapped | None]] = []
         self.gone: set[Request] = set()  # the preempted ones
 
@@ -113,7 +114,7 @@ class _Planner:
         chunks = self.chunks + self.starts
         return StepPlan(self.starts, self.decodes, chunks, self.evicted, self.preempted, self.allocation)
 
-    def start_urgent(self, waiting: Sequence[Request]) -> int:
+    def start_urgent(self, waiting: abc.Sequence[Request]) -> int:
         """Start waiting requests that outrank running ones; return how many.
 
         They preempt those if there is no room for both, and if preempting makes enough room.
@@ -176,31 +177,31 @@ class _Planner:
     def _place(self, request: Request, outranked: list[Request], n_seats: int) -> BlockTable | None:
         """Return the table with which it starts, or None if there is no room.
 
-        Branches at rest and requests of `outranked` give up their blocks if that is enough: of the latter the
-        first `n_seats` in any case.
+        Evicts idle sequences and preempts requests of `outranked` if that is enough; the first `n_seats` of
+        the latter in any case.
         """
-        branch = request.branch
-        held = branch.table if branch is not None else None
+        sequence = request.sequence
+        held = sequence.table if sequence is not None else None
         if held is not None and self.allocation.names(held):
-            return None  # its branch gives way in this step: it can start in the next
+            return None  # its sequence gives way in this step: it can start in the next
         if not n_seats:
             outcome = self._ask(self.allocation, request, held, 0)
             if isinstance(outcome, Start):
                 return outcome.table
 
-        def lacks(allocation: AllocationPlan, gone: Sequence[_Victim]) -> int:
+        def lacks(allocation: AllocationPlan, gone: abc.Sequence[_Victim]) -> int:
             outcome = self._ask(
                 allocation, request, held, sum(isinstance(victim, Request) for victim in gone)
             )
             return outcome.needed - outcome.available if isinstance(outcome, NotNow) else 0
 
-        resting = [victim for victim in self._resting() if victim.table is not held]
+        idle = [victim for victim in self._idle() if victim.table is not held]
         victims = choose_victims(
-            self.allocation, [*outranked[:n_seats], *resting, *outranked[n_seats:]], n_seats, lacks
+            self.allocation, [*outranked[:n_seats], *idle, *outranked[n_seats:]], n_seats, lacks
         )
         if victims is None:
-            if branch is not None and held is not None and not self._n_seated:
-                self._dismiss([branch])  # its next block may be one to copy, and there is no other
+            if sequence is not None and held is not None and not self._n_seated:
+                self._dismiss([sequence])  # its next block may be one to copy, and there is no other
             return None
         self._dismiss(victims)
         outcome = self._ask(self.allocation, request, held, 0)
@@ -249,7 +250,7 @@ class _Planner:
         outranked = self.running[: self.running.index(request) : -1]
         victims = choose_victims(
             self.allocation,
-            [*self._resting(), *outranked],
+            [*self._idle(), *outranked],
             0,
             lambda allocation, _: not allocation.grow(table, n_tokens),
         )
@@ -259,12 +260,14 @@ class _Planner:
         self._dismiss(victims)
         return self.allocation.grow(table, n_tokens)
 
-    def _resting(self) -> list[Branch]:
-        """The branches that hold blocks and take no part yet, the longest at rest first."""
+    def _idle(self) -> list[Sequence]:
+        """The sequences that hold blocks and take no part yet, the longest at rest first."""
         names = self.allocation.names
-        return [branch for branch in self.resting if branch.table is not None and not names(branch.table)]
+        return [
+            sequence for sequence in self.idle if sequence.table is not None and not names(sequence.table)
+        ]
 
-    def _dismiss(self, victims: Sequence[_Victim]) -> None:
+    def _dismiss(self, victims: abc.Sequence[_Victim]) -> None:
         for victim in victims:
             swapped = self._give_way(_table(victim))
             if isinstance(victim, Request):
@@ -296,9 +299,9 @@ def _table(victim: _Victim) -> BlockTable:
 
 def choose_victims(
     allocation: AllocationPlan,
-    candidates: Sequence[_Victim],
+    candidates: abc.Sequence[_Victim],
     n_first: int,
-    lacks: Callable[[AllocationPlan, Sequence[_Victim]], int],
+    lacks: Callable[[AllocationPlan, abc.Sequence[_Victim]], int],
 ) -> list[_Victim] | None:
     """Return the first of the candidates whose tables give enough room when they are dropped.
 

@@ -15,12 +15,12 @@ __all__ = ["EngineStats", "QueueLengths", "picture"]
 
 
 class QueueLengths(NamedTuple):
-    """Numbers of requests, and of branches that hold blocks while nothing runs on them."""
+    """Numbers of requests, and of sequences that hold blocks while nothing runs on them."""
 
     running: int
     waiting: int
     swapped: int
-    resting: int
+    idle: int
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class EngineStats:
     running: int
     waiting: int
     swapped: int  # of those that wait, whose K and V are in host memory
-    resting: int  # branches of sessions that hold blocks while nothing runs on them
+    idle: int  # sequences of sessions that hold blocks while nothing runs on them
 
     steps: int
     prompt_tokens: int
@@ -128,7 +128,7 @@ def picture(
         running=queues.running,
         waiting=queues.waiting,
         swapped=queues.swapped,
-        resting=queues.resting,
+        idle=queues.idle,
         steps=counters.steps,
         prompt_tokens=counters.prompt_tokens,
         completion_tokens=counters.completion_tokens,

@@ -5,7 +5,8 @@ One request's failure ends that request only. While one thread steps, others may
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import abc
+from collections.abc import Callable
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from pyvelo.engine.batch import Batch, BatchBuilder
 from pyvelo.engine.output import OutputProcessor, score_prompts
 from pyvelo.engine.prefill_budget import Costs, PrefillBudget
 from pyvelo.engine.queues import ActiveRequests, Counters, Inbox
-from pyvelo.engine.request import Branch, Request, Shelf
+from pyvelo.engine.request import IdleSequences, Request, Sequence
 from pyvelo.engine.scheduler import StepPlan, schedule
 from pyvelo.engine.stats import QueueLengths
 from pyvelo.errors import Cancelled, InternalError
@@ -60,7 +61,7 @@ class EngineCore:
         costs: Costs | None = None,
     ) -> None:
         self.clock = clock
-        self.watch: Callable[[Sequence[Request], Sequence[Request]], None] | None = None
+        self.watch: Callable[[abc.Sequence[Request], abc.Sequence[Request]], None] | None = None
         """Is told who waits and who runs whenever both are settled; must not raise."""
         self.inbox = Inbox(clock)
         self.manager = manager
@@ -71,9 +72,9 @@ class EngineCore:
         self._batches = BatchBuilder(arrays, manager.block_size)
         self._call_run = call_run or (lambda run: run())
         self._check_files = check_files
-        self.shelf = Shelf(manager)
+        self.idle = IdleSequences(manager)
         self._active = ActiveRequests(
-            context, manager, self.shelf, self.counters, new_sampler, n_states, clock
+            context, manager, self.idle, self.counters, new_sampler, n_states, clock
         )
         self._output = OutputProcessor(context, manager, self._active, limits, self.counters, is_end, clock)
         self._costs = costs or Costs()
@@ -99,28 +100,28 @@ class EngineCore:
 
     @property
     def queues(self) -> QueueLengths:
-        """How many requests and idle branches there are."""
+        """How many requests and idle sequences there are."""
         n_swapped = sum(request.swapped is not None for request in self._active.waiting)
-        return QueueLengths(self.n_running, self.n_waiting, n_swapped, len(self.shelf))
+        return QueueLengths(self.n_running, self.n_waiting, n_swapped, len(self.idle))
 
     def settle(self) -> bool:
         """Takes in what is in the inbox; whether that ended a request."""
         n_ended = self.counters.n_ended
         for request in self.inbox.arrivals():
             self._active.open[id(request)] = request
-            if request.branch is not None and request.branch.dropped:  # while the request was prepared
+            if request.sequence is not None and request.sequence.dropped:  # while the request was prepared
                 self.inbox.cancel([request])
-            # a branch that was swapped out since the request was submitted has given it its blocks already
-            if request.branch is not None and request.branch.swapped is not None:
-                request.swapped = self.shelf.take_swapped(request.branch)
+            # a sequence that was swapped out since the request was submitted has given it its blocks already
+            if request.sequence is not None and request.sequence.swapped is not None:
+                request.swapped = self.idle.take_swapped(request.sequence)
             if not request.held:
                 self._active.wait(request)
         for request, reason in self.inbox.to_end():
             if request in self._active.waiting:
                 self._active.waiting.remove(request)
             self._active.end_early(request, reason)
-        for branch in self.inbox.dropped():
-            self._forget(branch)
+        for sequence in self.inbox.dropped():
+            self._forget(sequence)
         self._active.drop_idle()
         self.manager.raise_observer_error()
         if self.watch is not None:
@@ -128,24 +129,24 @@ class EngineCore:
         return self.counters.n_ended > n_ended
 
     def cancel_all(self) -> None:
-        """Ends every request, and gives back what branches hold."""
+        """Ends every request, and gives back what sequences hold."""
         self.settle()
         while self._active.open:
             self.inbox.cancel(list(self._active.open.values()))
             self.settle()
-        for branch in list(self.shelf):
-            self.shelf.forget(branch)
+        for sequence in list(self.idle):
+            self.idle.forget(sequence)
 
     def recover(self, error: Exception) -> None:
         """End every request with `error` and start with an empty pool: after a defect no block is trusted.
 
-        Branches keep their tokens; what they held is computed again.
+        Sequences keep their tokens; what they held is computed again.
         """
         requests = [*self._active.open.values(), *self.inbox.drain()]
         self._active.clear()
         for request in requests:  # before anything that may fail again
             self._active.break_off(request, error)
-        self.shelf.clear()
+        self.idle.clear()
         self.manager.clear()
         self.in_doubt = False
 
@@ -184,7 +185,7 @@ class EngineCore:
             self.manager,
             self.limits,
             self._costs.favour_swap,
-            self.shelf,
+            self.idle,
             self.prefill_budget.allowance,
         )
 
@@ -193,9 +194,9 @@ class EngineCore:
     def _begin(self, plan: StepPlan) -> StepPlan:
         """Takes the plan's blocks and lets its sequences start; who cannot is left out of the step."""
         self._mover.move(self.manager.commit(plan.allocation))
-        for branch, swapped in plan.evicted:
-            self.shelf.evict(branch, swapped)
-            self.counters.evicted_branches += 1
+        for sequence, swapped in plan.evicted:
+            self.idle.evict(sequence, swapped)
+            self.counters.evicted_sequences += 1
         del self._active.waiting[: len(plan.starts)]  # before somebody comes back to stand among them
         for request, swapped in plan.preempted:
             self._active.preempt(request, swapped)
@@ -203,8 +204,8 @@ class EngineCore:
         for chunk in plan.starts:
             request = chunk.request
             request.table, request.swapped = chunk.table, None
-            if request.branch is not None:
-                self.shelf.lend(request.branch)
+            if request.sequence is not None:
+                self.idle.lend(request.sequence)
             request.n_computed = chunk.table.n_tokens
             if request.n_cached is None:
                 request.n_cached = chunk.table.n_tokens
@@ -257,12 +258,12 @@ class EngineCore:
                     self._active.wait(request)
         self._active.drop_idle()
 
-    def _forget(self, branch: Branch) -> None:
-        branch.dropped = True
-        if branch.request is not None and branch.busy:
-            self.inbox.cancel([branch.request])
+    def _forget(self, sequence: Sequence) -> None:
+        sequence.dropped = True
+        if sequence.request is not None and sequence.busy:
+            self.inbox.cancel([sequence.request])
             self.settle()
-        self.shelf.forget(branch)
+        self.idle.forget(sequence)
 
 
 class BlockMover:

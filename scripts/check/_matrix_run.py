@@ -254,7 +254,7 @@ async def _all_free(llm: AsyncLLM) -> None:
             "swap blocks": stats.swap_blocks_used,
             "running": stats.running,
             "waiting": stats.waiting,
-            "sessions": stats.resting,
+            "sessions": stats.idle,
         }
         if not any(held.values()):
             return

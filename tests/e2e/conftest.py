@@ -72,7 +72,7 @@ def run(tiny_model_f32: Path) -> Callable[..., None]:
                 await body(llm)
                 gc.collect()
                 stats = await llm.stats()
-                assert (stats.running, stats.waiting, stats.resting, stats.blocks_used) == (0, 0, 0, 0)
+                assert (stats.running, stats.waiting, stats.idle, stats.blocks_used) == (0, 0, 0, 0)
 
         asyncio.run(asyncio.wait_for(around(), 120))
 

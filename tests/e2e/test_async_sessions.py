@@ -146,7 +146,7 @@ def test_closing_cancels_an_answer_that_is_still_prepared(run: Callable[..., Non
             await session.close()
             result = (await asyncio.gather(answering, return_exceptions=True))[0]
             assert isinstance(result, ClosedError) or result.finish_reason == "abort"
-            assert (await llm.stats()).resting == 0
+            assert (await llm.stats()).idle == 0
 
     run(body)
 

@@ -56,7 +56,7 @@ def test_the_beams_are_those_of_a_plain_search(
     )
     with LLM(tiny_model_f32, deterministic=True) as llm:
         outputs = llm.beam_search(PROMPTS, params)
-        assert llm.stats().blocks_used == llm.stats().resting == 0
+        assert llm.stats().blocks_used == llm.stats().idle == 0
     for prompt, output in zip(PROMPTS, outputs, strict=True):
         wanted = by_hand(plain, prompt, width, 6, ends, penalty)
         assert [answer.token_ids for answer in output.outputs] == [tokens for tokens, _ in wanted]

@@ -144,5 +144,5 @@ def test_each_as_if_alone(
             if client.errors:
                 raise client.errors[0]
         stats = llm.stats()
-        assert stats.resting == stats.running == stats.blocks_used == stats.swap_blocks_used == 0
+        assert stats.idle == stats.running == stats.blocks_used == stats.swap_blocks_used == 0
         llm._engine.core.manager.audit()

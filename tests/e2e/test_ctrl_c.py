@@ -213,7 +213,7 @@ def check_idle(llm: LLM, expected: tuple[int, ...], when: str) -> None:
     def work() -> None:
         gc.collect(0)
         stats = llm.stats()
-        found.append((stats.running, stats.waiting, stats.resting, stats.blocks_used, stats.blocks_reserved))
+        found.append((stats.running, stats.waiting, stats.idle, stats.blocks_used, stats.blocks_reserved))
         found.append(llm.generate([PROMPT], GREEDY)[0].token_ids)
         llm._engine.core.manager.audit()
         found.append(llm._engine.core.n_running)

@@ -51,7 +51,7 @@ def test_forks_share_memory_and_give_it_back(llm: LLM) -> None:
     session = llm.session(PROMPT)
     twins = [session.fork() for _ in range(8)]
     assert llm.stats().blocks_used == -(-len(PROMPT) // 32)
-    assert llm.stats().resting == 9
+    assert llm.stats().idle == 9
     assert llm.stats().completion_tokens == 0
     for number, twin in enumerate(twins):
         twin.append([number + 3])
@@ -61,7 +61,7 @@ def test_forks_share_memory_and_give_it_back(llm: LLM) -> None:
     for twin in twins:
         twin.close()
     session.close()
-    assert llm.stats().blocks_used == llm.stats().resting == 0
+    assert llm.stats().blocks_used == llm.stats().idle == 0
 
 
 def test_a_session_that_is_dropped_gives_its_blocks_back(llm: LLM) -> None:
@@ -139,7 +139,7 @@ def test_a_session_at_the_end_forks_whether_it_is_computed_or_not(tiny_model_f32
         session.generate(everything)
         forks = [session.fork()]
         llm.generate([[5] * 220], SamplingParams(max_tokens=30, ignore_eos=True))
-        assert llm.stats().resting == 0, "its blocks were taken"
+        assert llm.stats().idle == 0, "its blocks were taken"
         session.compute()
         forks.append(session.fork())
         for end in (session, *forks):

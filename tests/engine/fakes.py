@@ -7,14 +7,15 @@ slot where a step wrote it, so a wrong slot, table, position, length or state gi
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections import abc
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
 
 from pyvelo.engine.detokenizer import Detokenizer
-from pyvelo.engine.request import Branch, Request
+from pyvelo.engine.request import Request, Sequence
 from pyvelo.engine.step import EngineCore
 from pyvelo.kv.manager import BlockManager
 from pyvelo.memory.budget import Limits
@@ -26,12 +27,12 @@ END = 0  # the toy model never chooses it by itself
 EMPTY = -(1 << 30)
 
 
-def next_token(tokens: Sequence[int]) -> int:
+def next_token(tokens: abc.Sequence[int]) -> int:
     """What the toy model says after these tokens."""
     return zlib.crc32(np.asarray(tokens, np.int32).tobytes()) % (N_VOCAB - 1) + 1
 
 
-def answer(prompt: Sequence[int], n: int) -> tuple[int, ...]:
+def answer(prompt: abc.Sequence[int], n: int) -> tuple[int, ...]:
     """The first `n` tokens that the toy model generates after a prompt, alone."""
     tokens = list(prompt)
     for _ in range(n):
@@ -43,7 +44,7 @@ def token_bytes(token: int) -> bytes:
     return f"<{token}>".encode()
 
 
-def text_of(tokens: Sequence[int]) -> str:
+def text_of(tokens: abc.Sequence[int]) -> str:
     return b"".join(map(token_bytes, tokens)).decode()
 
 
@@ -68,7 +69,7 @@ class FakeSampler:
     closed: bool = False
     masks: list[bytes] = field(default_factory=list)
 
-    def see_prompt(self, tokens: Sequence[int]) -> None:
+    def see_prompt(self, tokens: abc.Sequence[int]) -> None:
         self.prompt = tuple(tokens)
 
     def mask(self, bits: bytes) -> None:
@@ -107,24 +108,24 @@ class FakeContext:
         self.rows_scored: set[int] = set()
         self.n_copies = 0
 
-    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+    def copy_blocks(self, sources: abc.Sequence[int], targets: abc.Sequence[int]) -> None:
         slots = self.slots.reshape(self.n_blocks, self.block_size)
         for source, target in zip(sources, targets, strict=True):
             assert source != target
             slots[target] = slots[source]
         self.n_copies += len(sources)
 
-    def swap_out(self, blocks: Sequence[int], places: Sequence[int]) -> None:
+    def swap_out(self, blocks: abc.Sequence[int], places: abc.Sequence[int]) -> None:
         assert len(set(places)) == len(blocks)
         for block, place in zip(blocks, places, strict=True):
             self.swapped[place] = self.slots.reshape(self.n_blocks, self.block_size)[block].copy()
 
-    def swap_in(self, places: Sequence[int], blocks: Sequence[int]) -> None:
+    def swap_in(self, places: abc.Sequence[int], blocks: abc.Sequence[int]) -> None:
         assert len(set(blocks)) == len(places)
         for place, block in zip(places, blocks, strict=True):
             self.slots.reshape(self.n_blocks, self.block_size)[block] = self.swapped[place]
 
-    def fill_blocks(self, blocks: Sequence[int], byte: int) -> None:
+    def fill_blocks(self, blocks: abc.Sequence[int], byte: int) -> None:
         self.slots.reshape(self.n_blocks, self.block_size)[list(blocks)] = EMPTY
 
     def clear_state(self, state: int) -> None:
@@ -178,7 +179,7 @@ class FakeContext:
         known = stored.tolist()
         self.drawn += [next_token(known[: length - n + at + 1]) for at in range(n) if wanted[at]]
 
-    def sample(self, rows: Any, samplers: Sequence[FakeSampler]) -> tuple[Any, Any]:
+    def sample(self, rows: Any, samplers: abc.Sequence[FakeSampler]) -> tuple[Any, Any]:
         self.before_sample()
         if not self.rows_drawn:
             left = set(range(len(self.drawn))) - self.rows_scored
@@ -242,10 +243,10 @@ class Bench:
 
     def request(
         self,
-        prompt: Sequence[int],
+        prompt: abc.Sequence[int],
         max_new: int = 4,
         on_piece: Any = None,
-        branch: Branch | None = None,
+        sequence: Sequence | None = None,
         **params: Any,
     ) -> Request:
         """A request that was let in; the caller submits it."""
@@ -260,17 +261,17 @@ class Bench:
             detokenizer=detokenizer,
             block_size=self.manager.block_size,
             on_piece=on_piece,
-            branch=branch,
+            sequence=sequence,
         )
         self.requests.append(request)
         return request
 
-    def branch(self, tokens: Sequence[int] = ()) -> Branch:
-        return Branch(tokens, self.manager.block_size)
+    def sequence(self, tokens: abc.Sequence[int] = ()) -> Sequence:
+        return Sequence(tokens, self.manager.block_size)
 
-    def go_on(self, branch: Branch, max_new: int = 4, **params: Any) -> Request:
-        """A request behind the tokens of a branch, submitted."""
-        return self.submit(branch.tokens, max_new, branch=branch, **params)
+    def go_on(self, sequence: Sequence, max_new: int = 4, **params: Any) -> Request:
+        """A request behind the tokens of a sequence, submitted."""
+        return self.submit(sequence.tokens, max_new, sequence=sequence, **params)
 
     def submit(self, *args: Any, **kwargs: Any) -> Request:
         request = self.request(*args, **kwargs)
@@ -292,7 +293,7 @@ class Bench:
 
     def assert_idle(self) -> None:
         """Nothing is held any more."""
-        assert self.core.n_running == self.core.n_waiting == len(self.core.shelf) == 0
+        assert self.core.n_running == self.core.n_waiting == len(self.core.idle) == 0
         assert self.manager.n_used == self.manager.n_reserved == 0
         assert self.manager.swap.n_free == self.manager.swap.n_blocks
         assert all(sampler.closed for sampler in self.samplers)
@@ -301,5 +302,5 @@ class Bench:
         self.manager.audit()
 
 
-def joined(pieces: Sequence[StreamPiece]) -> str:
+def joined(pieces: abc.Sequence[StreamPiece]) -> str:
     return "".join(piece.text for piece in pieces)

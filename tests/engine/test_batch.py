@@ -11,19 +11,19 @@ from .fakes import Bench, answer
 def test_a_session_that_rests_leaves_no_old_block_in_its_row(n_tokens: int) -> None:
     """Park a session at the end of a block; the block behind goes to another request."""
     bench = Bench(n_blocks=24, block_size=8)
-    branch = bench.branch(range(1, n_tokens + 1))
-    beside, computed = bench.submit([90] * 3, 1), bench.go_on(branch, 0)
+    sequence = bench.sequence(range(1, n_tokens + 1))
+    beside, computed = bench.submit([90] * 3, 1), bench.go_on(sequence, 0)
     bench.finish(beside, computed)
-    assert branch.table is not None
-    assert len(branch.table.blocks) == n_tokens // 8
-    branch.tokens.extend([95, 96])
-    wanted = answer(branch.tokens, 6)
+    assert sequence.table is not None
+    assert len(sequence.table.blocks) == n_tokens // 8
+    sequence.tokens.extend([95, 96])
+    wanted = answer(sequence.tokens, 6)
     other = bench.submit([91] * 4, 12)  # takes the block that the session has left
-    mine = bench.go_on(branch, 6)
+    mine = bench.go_on(sequence, 6)
     bench.finish(mine, other)
     assert mine.generated_ids == wanted
     assert other.generated_ids == answer([91] * 4, 12)
-    bench.core.inbox.let_go(branch)
+    bench.core.inbox.release(sequence)
     bench.core.settle()
     bench.assert_idle()
 

@@ -78,17 +78,17 @@ def test_samples_start_although_one_of_them_cannot(failing: int, error: BaseExce
 def test_a_session_whose_token_was_lost_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """An error between the forward pass and the token leaves all tokens computed: there is none to feed."""
     bench = Bench()
-    branch = bench.branch(range(1, 65))
+    sequence = bench.sequence(range(1, 65))
     monkeypatch.setattr(bench.manager, "advance", once(ZeroDivisionError(), bench.manager.advance))
-    request, other = bench.go_on(branch), bench.submit([1])
+    request, other = bench.go_on(sequence), bench.submit([1])
     bench.finish(request, other)
     assert (request.finish_reason, request.generated_ids) == ("error", ())
     assert other.generated_ids == answer([1], 4)
-    request, other = bench.go_on(branch), bench.submit([2])
+    request, other = bench.go_on(sequence), bench.submit([2])
     bench.finish(request, other)
     assert request.generated_ids == answer(range(1, 65), 4)
     assert other.generated_ids == answer([2], 4)
-    bench.core.inbox.let_go(branch)
+    bench.core.inbox.release(sequence)
     bench.core.settle()
     bench.assert_idle()
 

@@ -101,19 +101,19 @@ def test_branches_are_computed_again_after_an_error(
 ) -> None:
     stand = Stand(n_blocks=4, n_swap_blocks=n_swap_blocks)
     stand.core._costs.favour_swap = lambda n_blocks, n_tokens: True  # type: ignore[method-assign]
-    first, second = stand.branch([1] * 70), stand.branch([2] * 70)
-    for branch in (first, second):
-        stand.drive(stand.go_on(branch, 0))
+    first, second = stand.sequence([1] * 70), stand.sequence([2] * 70)
+    for sequence in (first, second):
+        stand.drive(stand.go_on(sequence, 0))
     assert (first.swapped is not None) == (n_swap_blocks > 0)
     assert second.table is not None
     fail_once(monkeypatch, stand.core, "settle", Broken())
     stand.loop.cancel([])
     assert second.table is None
-    for branch, token in ((first, 1), (second, 2)):
-        request = stand.go_on(branch, 4)
+    for sequence, token in ((first, 1), (second, 2)):
+        request = stand.go_on(sequence, 4)
         stand.drive(request)
         assert request.generated_ids == answer([token] * 70, 4)
-        stand.loop.let_go(branch)
+        stand.loop.release(sequence)
     stand.assert_idle()
 
 

@@ -96,11 +96,11 @@ def test_only_a_request_that_ranks_first_lets_another_be_preempted(
 ) -> None:
     """Priorities, prompts and sessions in a small pool: the lowest value runs on and is never preempted."""
     bench = Bench(n_blocks=n_blocks, block_size=8, max_seqs=3, n_swap_blocks=swap)
-    sessions = [bench.branch([90 + n] * data.draw(st.integers(1, 20))) for n in range(2)]
+    sessions = [bench.sequence([90 + n] * data.draw(st.integers(1, 20))) for n in range(2)]
     requests: list[Request] = []
     for number in range(data.draw(st.integers(3, 8))):
         priority = data.draw(st.integers(-2, 2))
-        idle = [branch for branch in sessions if not branch.busy and len(branch.tokens) < 40]
+        idle = [sequence for sequence in sessions if not sequence.busy and len(sequence.tokens) < 40]
         if idle and data.draw(st.booleans()):
             requests.append(bench.go_on(data.draw(st.sampled_from(idle)), 12, priority=priority))
         else:
@@ -119,8 +119,8 @@ def test_only_a_request_that_ranks_first_lets_another_be_preempted(
     bench.finish(*requests)
     for request, (prompt, n) in tokens.items():
         assert request.generated_ids == answer(prompt, n)
-    for branch in sessions:
-        bench.core.shelf.forget(branch)
+    for sequence in sessions:
+        bench.core.idle.forget(sequence)
     bench.assert_idle()
 
 
@@ -513,32 +513,32 @@ def test_who_came_earlier_takes_no_place_of_the_equally_important() -> None:
 
 def test_a_branch_that_goes_on_in_a_step_does_not_give_way_in_it() -> None:
     bench = Bench(n_blocks=8, block_size=8, share=False)
-    first, other = bench.branch([1] * 12), bench.branch([2] * 12)
-    for branch in (first, other):
-        bench.finish(bench.go_on(branch, 2))
+    first, other = bench.sequence([1] * 12), bench.sequence([2] * 12)
+    for sequence in (first, other):
+        bench.finish(bench.go_on(sequence, 2))
     held = first.table
-    again = bench.request(first.tokens, 4, branch=first)
+    again = bench.request(first.tokens, 4, sequence=first)
     large = bench.request([3] * 40, 4)
     again.arrival, large.arrival = 10, 11
-    plan = schedule([again, large], [], bench.manager, bench.core.limits, resting=bench.core.shelf)
+    plan = schedule([again, large], [], bench.manager, bench.core.limits, idle=bench.core.idle)
     assert next(chunk.request for chunk in plan.starts) is again
     assert plan.starts[0].table is held
-    assert all(branch is other for branch, _ in plan.evicted)
+    assert all(sequence is other for sequence, _ in plan.evicted)
 
 
 def test_nobody_gives_way_to_a_branch_that_gives_way_itself() -> None:
     """It comes back in a later step, so that the room would be left empty in this one."""
     bench = Bench(n_blocks=10, block_size=8, share=False)
-    branch = bench.branch([1] * 10)
-    bench.finish(bench.go_on(branch, 2))
+    sequence = bench.sequence([1] * 10)
+    bench.finish(bench.go_on(sequence, 2))
     low = bench.submit([2] * 8, 30)
     bench.step()
     large = bench.request([3] * 48, 4, priority=-1)
-    again = bench.request(branch.tokens, 4, branch=branch, priority=-1)
+    again = bench.request(sequence.tokens, 4, sequence=sequence, priority=-1)
     large.arrival, again.arrival = 10, 11
-    plan = schedule([large, again], [low], bench.manager, bench.core.limits, resting=bench.core.shelf)
+    plan = schedule([large, again], [low], bench.manager, bench.core.limits, idle=bench.core.idle)
     assert [chunk.request for chunk in plan.starts] == [large]
-    assert [gone for gone, _ in plan.evicted] == [branch]
+    assert [gone for gone, _ in plan.evicted] == [sequence]
     assert (plan.decodes, plan.preempted) == ([low], [])
 
 
@@ -579,30 +579,30 @@ def test_blocks_that_an_urgent_request_shares_are_no_gain() -> None:
 
 def test_no_branch_is_evicted_for_a_request_that_still_cannot_start() -> None:
     bench = Bench(n_blocks=8, block_size=8)
-    branch = bench.branch([2] * 13)
-    bench.finish(bench.go_on(branch, 0))
+    sequence = bench.sequence([2] * 13)
+    bench.finish(bench.go_on(sequence, 0))
     (first,) = running(bench, bench.submit([1] * 24, 8))
     large = bench.submit([3] * 50, 4)
     bench.step()
-    assert (branch.table is not None, large.table) == (True, None)
-    assert bench.core.counters.evicted_branches == 0
+    assert (sequence.table is not None, large.table) == (True, None)
+    assert bench.core.counters.evicted_sequences == 0
     bench.finish(first, large)
     check([large], 4)
-    assert branch.table is None, "once it was enough"
+    assert sequence.table is None, "once it was enough"
 
 
 def test_a_branch_whose_blocks_others_hold_is_not_evicted_for_nothing() -> None:
     bench = Bench(n_blocks=8, block_size=8)
-    shared, own = bench.branch(range(1, 18)), bench.branch([2] * 25)
-    for branch in (shared, own):
-        bench.finish(bench.go_on(branch, 0))
+    shared, own = bench.sequence(range(1, 18)), bench.sequence([2] * 25)
+    for sequence in (shared, own):
+        bench.finish(bench.go_on(sequence, 0))
     twin = shared.fork([*shared.tokens, 5], len(shared.tokens))
-    bench.core.shelf.fork(shared, twin)
+    bench.core.idle.fork(shared, twin)
     (talking,) = running(bench, bench.go_on(twin, 6))
     other = bench.submit([3] * 16, 4)
     bench.step()
     assert (shared.table is not None, own.table) == (True, None)
-    assert bench.core.counters.evicted_branches == 1
+    assert bench.core.counters.evicted_sequences == 1
     bench.finish(talking, other)
     check([other], 4)
 
@@ -610,12 +610,12 @@ def test_a_branch_whose_blocks_others_hold_is_not_evicted_for_nothing() -> None:
 def test_what_runs_is_not_preempted_for_a_seat_and_branches_are_not_evicted_for_it() -> None:
     """There are blocks enough: only the seat is wanted."""
     bench = Bench(n_blocks=32, block_size=8, max_seqs=2)
-    branch = bench.branch([4] * 13)
-    bench.finish(bench.go_on(branch, 0))
+    sequence = bench.sequence([4] * 13)
+    bench.finish(bench.go_on(sequence, 0))
     first, low = running(bench, bench.submit([1] * 8, 20), bench.submit([2] * 8, 20))
     urgent = bench.submit([3] * 8, 4, priority=-1)
     bench.step()
-    assert (first.table is not None, low.table, branch.table is not None) == (True, None, True)
+    assert (first.table is not None, low.table, sequence.table is not None) == (True, None, True)
     assert urgent.n_generated == 1
     bench.finish(first, low, urgent)
     check([first, low], 20)

@@ -628,15 +628,15 @@ def test_a_sampler_is_told_before_every_draw_what_its_guide_allows() -> None:
 
 def test_cancel_all_ends_what_has_not_arrived_and_what_rests() -> None:
     bench = Bench()
-    branch = bench.branch([7] * 40)
-    bench.finish(bench.go_on(branch, 2))
-    assert len(bench.core.shelf) == 1
-    answering = bench.go_on(branch, 2)
+    sequence = bench.sequence([7] * 40)
+    bench.finish(bench.go_on(sequence, 2))
+    assert len(bench.core.idle) == 1
+    answering = bench.go_on(sequence, 2)
     bench.step()
-    assert len(bench.core.shelf) == 0, "the request holds the blocks"
-    assert branch.table is None
+    assert len(bench.core.idle) == 0, "the request holds the blocks"
+    assert sequence.table is None
     bench.finish(answering)
-    assert len(bench.core.shelf) == 1
+    assert len(bench.core.idle) == 1
     request = bench.submit([1], 3)
     bench.core.cancel_all()
     assert request.finish_reason == "abort"

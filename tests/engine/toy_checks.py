@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import abc
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pyvelo.engine.request import Branch, Request
+from pyvelo.engine.request import Request, Sequence
 from pyvelo.kv.pool import Swapped
 from pyvelo.outputs import StreamPiece
 
@@ -30,9 +31,9 @@ class Job:
 
 @dataclass
 class Held:
-    """A session: a branch, and the salt that it was opened with."""
+    """A session: a sequence, and the salt that it was opened with."""
 
-    branch: Branch
+    sequence: Sequence
     salt: str
 
 
@@ -61,7 +62,7 @@ def check_nothing_left(engine: ToyStand) -> None:
     """Verify that a closed engine without sessions holds nothing."""
     core, manager = engine.core, engine.manager
     assert engine.idle
-    assert core.n_running == core.n_waiting == len(core.shelf) == 0
+    assert core.n_running == core.n_waiting == len(core.idle) == 0
     assert manager.n_used == manager.n_reserved == 0
     assert manager.swap.n_free == manager.swap.n_blocks
     assert len(core._active.free_states) == engine.n_states
@@ -84,9 +85,9 @@ def _check_requests(engine: ToyStand) -> None:
 def _check_owners(engine: ToyStand) -> None:
     """Each block table, and what is in host memory, has one owner."""
     core, manager = engine.core, engine.manager
-    tables = [request.table for request in core._active.running] + [branch.table for branch in core.shelf]
+    tables = [request.table for request in core._active.running] + [sequence.table for sequence in core.idle]
     assert sorted(map(id, tables)) == sorted(map(id, manager.tables())), "a table has one owner"
-    swapped: list[Swapped | None] = [branch.swapped for branch in engine.branches]
+    swapped: list[Swapped | None] = [sequence.swapped for sequence in engine.sequences]
     swapped += [request.swapped for request in (*core._active.waiting, *core.inbox._arrivals)]
     held = sorted(id(one) for one in swapped if id(one) in manager._asleep)
     assert held == sorted(manager._asleep), "what is in host memory has one owner"
@@ -115,7 +116,7 @@ def _check_job(job: Job, faults: Faults, now: float) -> None:
     _check_logprobs(job, given)
 
 
-def _check_samples(jobs: Sequence[Job]) -> None:
+def _check_samples(jobs: abc.Sequence[Job]) -> None:
     """Usage and times come once, with the last piece of all samples of a prompt."""
     samples: dict[int, list[Job]] = {}
     for job in jobs:
@@ -151,7 +152,7 @@ def _check_logprobs(job: Job, given: list[int]) -> None:
         assert [token.logprob for token in request.prompt_logprobs] == [score(at) for at in range(1, n)]
 
 
-def _all_of(requests: Sequence[Request]) -> Iterator[Request]:
+def _all_of(requests: abc.Sequence[Request]) -> Iterator[Request]:
     """Yield these, and those that wait for the end of their prompts."""
     for request in requests:
         yield request

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections import abc
+from collections.abc import Callable
 from random import Random
 from typing import Any, cast
 
 import numpy as np
 
 from pyvelo.engine.detokenizer import Detokenizer
-from pyvelo.engine.request import Branch, ParentRequest, Request
+from pyvelo.engine.request import ParentRequest, Request, Sequence
 from pyvelo.errors import Cancelled
 from pyvelo.outputs import StreamPiece
 from pyvelo.sampling import SamplingParams
@@ -96,13 +97,13 @@ class ToyEngine(ToyStand):
     def _job(
         self,
         rng: Random,
-        prompt: Sequence[int],
+        prompt: abc.Sequence[int],
         salt: str,
         params: SamplingParams,
         *,
         max_new: int | None = None,
         index: int = 0,
-        branch: Branch | None = None,
+        sequence: Sequence | None = None,
         parent: ParentRequest | None = None,
     ) -> Job:
         room = self.n_tokens - len(prompt) + (rng.random() < 0.1)  # the last one is not stored
@@ -118,7 +119,7 @@ class ToyEngine(ToyStand):
             block_size=self.manager.block_size,
             index=index,
             on_piece=None,
-            branch=branch,
+            sequence=sequence,
             guide=cast(Any, guide),
             parent=parent,
         )
@@ -145,7 +146,7 @@ class ToyEngine(ToyStand):
     def _prompt(self, rng: Random) -> list[int]:
         """The beginning of something that was there before, and behind it something new, or not."""
         size, most = self.manager.block_size, self.n_tokens
-        texts = self.texts + [list(session.branch.tokens) for session in self.sessions]
+        texts = self.texts + [list(session.sequence.tokens) for session in self.sessions]
         old = rng.choice(texts)[: rng.choice((0, size, 2 * size, rng.randint(0, most), most))]
         n_new = rng.choice((0, 1, 2, size - 1, size, size + 1, 2 * size))
         new = [rng.randrange(1, N_VOCAB) for _ in range(n_new)] if rng.random() < 0.6 else [1] * n_new
@@ -158,40 +159,40 @@ class ToyEngine(ToyStand):
     def open_session(self, rng: Random) -> None:
         salt = rng.choice(("", "", "a"))
         tokens = self._prompt(rng)[: self.n_tokens - 1] if rng.random() < 0.9 else []
-        self._hold(Branch(tokens, self.manager.block_size, salt), salt)
+        self._hold(Sequence(tokens, self.manager.block_size, salt), salt)
 
     def append(self, rng: Random) -> None:
-        session = self._resting(rng)
-        room = self.n_tokens - 1 - len(session.branch.tokens) if session else 0
+        session = self._idle(rng)
+        room = self.n_tokens - 1 - len(session.sequence.tokens) if session else 0
         if session is not None and room > 0:
             n = min(room, rng.choice((1, 2, self.manager.block_size)))
-            session.branch.tokens.extend(rng.randrange(1, N_VOCAB) for _ in range(n))
+            session.sequence.tokens.extend(rng.randrange(1, N_VOCAB) for _ in range(n))
 
     def go_on(self, rng: Random) -> None:
-        session = self._resting(rng)
-        if session is not None and 0 < len(session.branch.tokens) <= self.n_tokens:
-            branch = session.branch
-            params = self._params(rng, "")  # the branch has a salt of its own
-            job = self._job(rng, branch.tokens, session.salt, params, branch=branch)
+        session = self._idle(rng)
+        if session is not None and 0 < len(session.sequence.tokens) <= self.n_tokens:
+            sequence = session.sequence
+            params = self._params(rng, "")  # the sequence has a salt of its own
+            job = self._job(rng, sequence.tokens, session.salt, params, sequence=sequence)
             self.loop.submit([job.request])
 
     def compute(self, rng: Random) -> None:
-        session = self._resting(rng)
-        if session is None or self.n_states or not 2 <= len(session.branch.tokens) <= self.n_tokens:
+        session = self._idle(rng)
+        if session is None or self.n_states or not 2 <= len(session.sequence.tokens) <= self.n_tokens:
             return
-        if session.branch.computed:
+        if session.sequence.computed:
             return
-        branch, params = session.branch, SamplingParams(temperature=0.0)
-        job = self._job(rng, branch.tokens, session.salt, params, max_new=0, branch=branch)
+        sequence, params = session.sequence, SamplingParams(temperature=0.0)
+        job = self._job(rng, sequence.tokens, session.salt, params, max_new=0, sequence=sequence)
         job.request.guide = None
         self.loop.submit([job.request])
 
     def fork(self, rng: Random) -> None:
         """A session like another one, or a beam: with another token in the place of the last."""
-        session = self._resting(rng)
+        session = self._idle(rng)
         if session is None:
             return
-        tokens, old = list(session.branch.tokens), session.branch
+        tokens, old = list(session.sequence.tokens), session.sequence
         is_beam = len(tokens) > 1 and old.table is not None and old.table.n_tokens < len(tokens)
         is_beam = is_beam and rng.random() < 0.3
         n_common = len(tokens) - is_beam
@@ -200,24 +201,24 @@ class ToyEngine(ToyStand):
 
         def share() -> None:
             with self.loop.visit() as core:
-                core.shelf.fork(old, twin)
+                core.idle.fork(old, twin)
                 if is_beam:
-                    core.shelf.forget(old)
+                    core.idle.forget(old)
 
         self.survive(share)
 
     def close_session(self, rng: Random) -> None:
         if self.sessions:
             session = self.sessions.pop(rng.randrange(len(self.sessions)))
-            self.survive(lambda: self.loop.let_go(session.branch))
+            self.survive(lambda: self.loop.release(session.sequence))
 
-    def _hold(self, branch: Branch, salt: str) -> None:
-        self.sessions.append(Held(branch, salt))
-        self.branches.append(branch)
+    def _hold(self, sequence: Sequence, salt: str) -> None:
+        self.sessions.append(Held(sequence, salt))
+        self.sequences.append(sequence)
 
-    def _resting(self, rng: Random) -> Held | None:
-        resting = [session for session in self.sessions if not session.branch.busy]
-        return rng.choice(resting) if resting else None
+    def _idle(self, rng: Random) -> Held | None:
+        idle = [session for session in self.sessions if not session.sequence.busy]
+        return rng.choice(idle) if idle else None
 
     # ---- operations: the engine ----
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 from pyvelo.engine.interrupts import InterruptGuard
 from pyvelo.engine.loop import EngineLoop
 from pyvelo.engine.prefill_budget import Costs
-from pyvelo.engine.request import Branch, Request
+from pyvelo.engine.request import Request, Sequence
 from pyvelo.engine.step import EngineCore
 from pyvelo.kv.manager import BlockManager, Event
 from pyvelo.kv.prefix import BlockHashes
@@ -81,7 +81,7 @@ class ToyStand:
         self.texts: list[list[int]] = [[rng.randrange(1, N_VOCAB) for _ in range(3 * block_size)]]
         self.tracer: Tracer | None = None
         self._watched = rng.random() < 0.5
-        self.branches: list[Branch] = []
+        self.sequences: list[Sequence] = []
         self.n_states = n_states
         self._closes = rng.random() < 0.2  # while requests run
         self._look_over_shoulders()
@@ -182,7 +182,7 @@ class ToyStand:
         if self._closes:
             self.loop.close(lambda: None)
         for session in self.sessions:
-            self.loop.let_go(session.branch)
+            self.loop.release(session.sequence)
         self.loop.close(lambda: None)
         self.check()
         check_nothing_left(self)

@@ -1,4 +1,4 @@
-"""Branches: they go on, fork, rest, give way first, and lose nothing."""
+"""Sequences: they go on, fork, rest, give way first, and lose nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyvelo.engine.request import Branch, Request
+from pyvelo.engine.request import Request, Sequence
 
 from .fakes import Bench, answer
 
@@ -19,39 +19,39 @@ def fed(bench: Bench) -> int:
     return sum(sum(step.n_tokens) for step in bench.context.steps)
 
 
-def go_on(bench: Bench, branch: Branch, max_new: int = 4, **params: Any) -> None:
+def go_on(bench: Bench, sequence: Sequence, max_new: int = 4, **params: Any) -> None:
     """One more answer, which is that of its tokens alone."""
-    wanted = answer(branch.tokens, max_new)
-    request = bench.go_on(branch, max_new, **params)
+    wanted = answer(sequence.tokens, max_new)
+    request = bench.go_on(sequence, max_new, **params)
     bench.finish(request)
     assert request.generated_ids == wanted
-    assert not branch.busy
+    assert not sequence.busy
 
 
-def fork(bench: Bench, branch: Branch, *more: int) -> Branch:
-    twin = branch.fork([*branch.tokens, *more], len(branch.tokens))
-    bench.core.shelf.fork(branch, twin)
+def fork(bench: Bench, sequence: Sequence, *more: int) -> Sequence:
+    twin = sequence.fork([*sequence.tokens, *more], len(sequence.tokens))
+    bench.core.idle.fork(sequence, twin)
     return twin
 
 
-def close(bench: Bench, *branches: Branch) -> None:
-    for branch in branches:
-        bench.core.inbox.let_go(branch)
+def close(bench: Bench, *sequences: Sequence) -> None:
+    for sequence in sequences:
+        bench.core.inbox.release(sequence)
     bench.core.settle()
 
 
 @pytest.mark.parametrize("share", [True, False])
 def test_the_next_answer_computes_only_what_is_new(share: bool) -> None:
     bench = Bench(share=share)
-    branch = bench.branch(PROMPT)
-    go_on(bench, branch, 10)
+    sequence = bench.sequence(PROMPT)
+    go_on(bench, sequence, 10)
     assert fed(bench) == len(PROMPT) + 9
-    branch.tokens.extend([1, 2, 3])
-    go_on(bench, branch, 10)
+    sequence.tokens.extend([1, 2, 3])
+    go_on(bench, sequence, 10)
     assert fed(bench) == len(PROMPT) + 9 + (1 + 3) + 9
     assert bench.manager.n_reserved == 0
-    assert list(bench.core.shelf) == [branch]
-    close(bench, branch)
+    assert list(bench.core.idle) == [sequence]
+    close(bench, sequence)
     bench.assert_idle()
 
 
@@ -59,10 +59,10 @@ def test_the_next_answer_computes_only_what_is_new(share: bool) -> None:
 @pytest.mark.parametrize("share", [True, False])
 def test_forks_share_all_and_go_their_own_ways(n_prompt: int, share: bool) -> None:
     bench = Bench(n_blocks=32, share=share)
-    branch = bench.branch(PROMPT[:1] * n_prompt)
-    go_on(bench, branch)
+    sequence = bench.sequence(PROMPT[:1] * n_prompt)
+    go_on(bench, sequence)
     n_used = bench.manager.n_used
-    twins = [fork(bench, branch, number + 1) for number in range(4)]
+    twins = [fork(bench, sequence, number + 1) for number in range(4)]
     assert bench.manager.n_used == n_used
     before = fed(bench)
     for _ in range(2):
@@ -71,17 +71,17 @@ def test_forks_share_all_and_go_their_own_ways(n_prompt: int, share: bool) -> No
         bench.finish(*requests)
         assert [request.generated_ids for request in requests] == wanted
     assert fed(bench) - before == 4 * ((2 + 4) + (1 + 4)), "nothing is computed again"
-    go_on(bench, branch)
-    close(bench, branch, *twins)
+    go_on(bench, sequence)
+    close(bench, sequence, *twins)
     bench.assert_idle()
 
 
 def test_a_fork_keeps_the_salt() -> None:
     """What it stores is a hit for its own tenant alone."""
     bench = Bench(n_blocks=32)
-    branch = Branch(PROMPT, bench.manager.block_size, "tenant")
-    go_on(bench, branch)
-    twin = fork(bench, branch, *PROMPT, *PROMPT)
+    sequence = Sequence(PROMPT, bench.manager.block_size, "tenant")
+    go_on(bench, sequence)
+    twin = fork(bench, sequence, *PROMPT, *PROMPT)
     tokens = list(twin.tokens)
     go_on(bench, twin)
     other, same = bench.submit(tokens, 1), bench.submit(tokens, 1, cache_salt="tenant")
@@ -89,31 +89,31 @@ def test_a_fork_keeps_the_salt() -> None:
     assert other.n_cached == 0
     assert same.n_cached is not None
     assert same.n_cached > len(PROMPT)
-    close(bench, branch, twin)
+    close(bench, sequence, twin)
     bench.assert_idle()
 
 
 def test_a_branch_is_computed_but_for_its_last_token() -> None:
     bench = Bench()
-    branch = bench.branch(PROMPT)
-    assert not branch.computed
-    bench.finish(bench.go_on(branch, 0))
-    assert branch.computed
-    branch.tokens.append(5)
-    assert not branch.computed
-    bench.finish(bench.go_on(branch, 0))
-    assert branch.computed
-    close(bench, branch)
+    sequence = bench.sequence(PROMPT)
+    assert not sequence.computed
+    bench.finish(bench.go_on(sequence, 0))
+    assert sequence.computed
+    sequence.tokens.append(5)
+    assert not sequence.computed
+    bench.finish(bench.go_on(sequence, 0))
+    assert sequence.computed
+    close(bench, sequence)
     bench.assert_idle()
 
 
 def test_a_request_that_arrives_for_a_dropped_branch_is_cancelled() -> None:
     """It was prepared while another thread closed the session."""
     bench = Bench()
-    branch = bench.branch(PROMPT)
-    go_on(bench, branch)
-    close(bench, branch)
-    request = bench.go_on(branch, 4)
+    sequence = bench.sequence(PROMPT)
+    go_on(bench, sequence)
+    close(bench, sequence)
+    request = bench.go_on(sequence, 4)
     bench.finish(request)
     assert (request.finish_reason, request.generated_ids) == ("abort", ())
     bench.assert_idle()
@@ -121,23 +121,23 @@ def test_a_request_that_arrives_for_a_dropped_branch_is_cancelled() -> None:
 
 def test_to_compute_only_draws_nothing_and_shows_nothing() -> None:
     bench = Bench()
-    branch = bench.branch(PROMPT)
-    request = bench.go_on(branch, 0)
+    sequence = bench.sequence(PROMPT)
+    request = bench.go_on(sequence, 0)
     bench.finish(request)
-    assert list(branch.tokens) == PROMPT
+    assert list(sequence.tokens) == PROMPT
     assert request.text == ""
-    assert branch.computed
+    assert sequence.computed
     assert bench.core.counters.completion_tokens == 0
     n_used = bench.manager.n_used
-    go_on(bench, branch)
+    go_on(bench, sequence)
     assert fed(bench) == len(PROMPT) + 1 + 3
     assert bench.manager.n_used == n_used
-    close(bench, branch)
+    close(bench, sequence)
 
 
 def test_what_rests_gives_way_to_what_runs() -> None:
     bench = Bench(n_blocks=8, block_size=8)
-    older, newer = bench.branch([1] * 16), bench.branch([2] * 16)
+    older, newer = bench.sequence([1] * 16), bench.sequence([2] * 16)
     go_on(bench, older)
     go_on(bench, newer)
     request = bench.submit([3] * 8, 30)
@@ -146,7 +146,7 @@ def test_what_rests_gives_way_to_what_runs() -> None:
     assert older.table is None
     assert newer.table is not None
     assert bench.core.counters.preemptions == 0
-    assert bench.core.counters.evicted_branches == 1
+    assert bench.core.counters.evicted_sequences == 1
     go_on(bench, older)
     go_on(bench, newer)
     close(bench, older, newer)
@@ -158,40 +158,40 @@ def test_what_rests_gives_way_to_what_runs() -> None:
 def test_what_gave_way_comes_back(share: bool, n_swap_blocks: int) -> None:
     bench = Bench(n_blocks=6, block_size=8, share=share, n_swap_blocks=n_swap_blocks)
     bench.core._costs.favour_swap = lambda n_blocks, n_tokens: True  # type: ignore[method-assign]
-    branches = [bench.branch([i + 1] * 20) for i in range(3)]
+    sequences = [bench.sequence([i + 1] * 20) for i in range(3)]
     for _ in range(3):
-        for branch in branches:
-            go_on(bench, branch)
-    assert bench.core.counters.evicted_branches > 0
+        for sequence in sequences:
+            go_on(bench, sequence)
+    assert bench.core.counters.evicted_sequences > 0
     if n_swap_blocks == 100:
         assert fed(bench) == 3 * (20 + 3 + 2 * 4), "nothing is computed twice"
-    close(bench, *branches)
+    close(bench, *sequences)
     bench.assert_idle()
 
 
 def test_a_branch_is_swapped_out_while_a_request_on_it_is_submitted() -> None:
     """Another thread submits while a step is planned: the request is known, but not seen yet."""
     bench = Bench(n_blocks=6, block_size=8, n_swap_blocks=100)
-    branch = bench.branch([1] * 20)
-    go_on(bench, branch)
+    sequence = bench.sequence([1] * 20)
+    go_on(bench, sequence)
     submitted: list[Request] = []
 
     def favour_swap(n_blocks: int, n_tokens: int) -> bool:
         if not submitted:
-            branch.tokens.extend([2, 3])
-            submitted.append(bench.go_on(branch, 4))
+            sequence.tokens.extend([2, 3])
+            submitted.append(bench.go_on(sequence, 4))
         return True
 
     bench.core._costs.favour_swap = favour_swap  # type: ignore[method-assign]
     other = bench.submit([3] * 8, 24)
-    wanted = answer([*branch.tokens, 2, 3], 4)
+    wanted = answer([*sequence.tokens, 2, 3], 4)
     before = fed(bench)
     bench.finish(other)
     bench.finish(*submitted)
     assert bench.manager.counts.swapped_out > 0
     assert submitted[0].generated_ids == wanted
     assert fed(bench) - before == (8 + 23) + (3 + 3), "nothing is computed again"
-    close(bench, branch)
+    close(bench, sequence)
     bench.assert_idle()
 
 
@@ -200,66 +200,66 @@ def test_a_branch_is_swapped_out_while_a_request_on_it_is_submitted() -> None:
 def test_a_branch_that_fills_the_pool_goes_on(n_tokens: int, share: bool) -> None:
     """Where its last block is one to copy, there is none to copy it to."""
     bench = Bench(n_blocks=6, block_size=8, share=share)
-    branch = bench.branch(range(1, n_tokens + 1))
-    bench.finish(bench.go_on(branch, 0))
-    twin = fork(bench, branch)
-    go_on(bench, branch, 49 - n_tokens)
+    sequence = bench.sequence(range(1, n_tokens + 1))
+    bench.finish(bench.go_on(sequence, 0))
+    twin = fork(bench, sequence)
+    go_on(bench, sequence, 49 - n_tokens)
     go_on(bench, twin, 49 - n_tokens)
-    close(bench, branch, twin)
+    close(bench, sequence, twin)
     bench.assert_idle()
 
 
 def test_one_that_waits_gives_way_to_one_that_came_before() -> None:
     bench = Bench(n_blocks=6, block_size=8, max_seqs=1)
-    branch = bench.branch([1] * 20)
-    go_on(bench, branch)
+    sequence = bench.sequence([1] * 20)
+    go_on(bench, sequence)
     first = bench.submit([2] * 40, 4)
-    wanted = answer(branch.tokens, 4)
-    second = bench.go_on(branch, 4)
+    wanted = answer(sequence.tokens, 4)
+    second = bench.go_on(sequence, 4)
     bench.finish(first, second)
     assert first.generated_ids == answer([2] * 40, 4)
     assert second.generated_ids == wanted
-    close(bench, branch)
+    close(bench, sequence)
     bench.assert_idle()
 
 
 def test_states_do_not_rest() -> None:
     bench = Bench(n_states=2, max_seqs=2)
-    branch = bench.branch(PROMPT)
-    go_on(bench, branch)
-    assert branch.table is None
-    twin = fork(bench, branch, 5)
+    sequence = bench.sequence(PROMPT)
+    go_on(bench, sequence)
+    assert sequence.table is None
+    twin = fork(bench, sequence, 5)
     go_on(bench, twin)
-    go_on(bench, branch)
-    close(bench, branch, twin)
+    go_on(bench, sequence)
+    close(bench, sequence, twin)
     bench.assert_idle()
 
 
 def test_what_is_cancelled_keeps_what_is_there() -> None:
     bench = Bench(n_blocks=16, max_batch_tokens=16)
-    branch = bench.branch(PROMPT)
-    request = bench.go_on(branch, 10)
+    sequence = bench.sequence(PROMPT)
+    request = bench.go_on(sequence, 10)
     bench.step()
     bench.core.inbox.cancel([request])
     bench.core.settle()
     assert request.finish_reason == "abort"
-    assert branch.table is not None
-    assert branch.table.n_tokens == 16
+    assert sequence.table is not None
+    assert sequence.table.n_tokens == 16
     before = fed(bench)
-    go_on(bench, branch, 1)
+    go_on(bench, sequence, 1)
     assert fed(bench) - before == len(PROMPT) - 16
-    close(bench, branch)
+    close(bench, sequence)
     bench.assert_idle()
 
 
 def test_to_let_go_ends_what_runs() -> None:
     bench = Bench()
-    branch, other = bench.branch(PROMPT), bench.branch(PROMPT)
-    request, waiting = bench.go_on(branch, 100), bench.go_on(other, 100)
+    sequence, other = bench.sequence(PROMPT), bench.sequence(PROMPT)
+    request, waiting = bench.go_on(sequence, 100), bench.go_on(other, 100)
     bench.step()
-    bench.core.inbox.let_go(other)
-    bench.core.inbox.let_go(branch)
-    bench.core.inbox.let_go(branch)
+    bench.core.inbox.release(other)
+    bench.core.inbox.release(sequence)
+    bench.core.inbox.release(sequence)
     bench.core.settle()
     assert request.finish_reason == waiting.finish_reason == "abort"
     bench.assert_idle()
@@ -267,13 +267,13 @@ def test_to_let_go_ends_what_runs() -> None:
 
 def test_the_end_of_the_engine_takes_all() -> None:
     bench = Bench(n_blocks=8, block_size=8, n_swap_blocks=8)
-    branches = [bench.branch([i + 1] * 20) for i in range(3)]
-    for branch in branches:
-        go_on(bench, branch)
-    bench.go_on(branches[0])
+    sequences = [bench.sequence([i + 1] * 20) for i in range(3)]
+    for sequence in sequences:
+        go_on(bench, sequence)
+    bench.go_on(sequences[0])
     bench.step()
     bench.core.cancel_all()
-    close(bench, *branches)
+    close(bench, *sequences)
     bench.assert_idle()
 
 
@@ -286,37 +286,37 @@ def test_whatever_is_done_with_branches(data: st.DataObject, share: bool, swap: 
         n_blocks=n_blocks, block_size=size, share=share, n_swap_blocks=swap, n_states=n_states,
         max_seqs=3, max_batch_tokens=data.draw(st.integers(3, 40)),
     )  # fmt: skip
-    branches = [bench.branch([1])]
+    sequences = [bench.sequence([1])]
     asked: list[tuple[Any, tuple[int, ...]]] = []
 
-    def ask(tokens: list[int], max_new: int, branch: Branch | None = None) -> None:
-        request = bench.submit(tokens, max_new, branch=branch, priority=data.draw(st.integers(0, 1)))
+    def ask(tokens: list[int], max_new: int, sequence: Sequence | None = None) -> None:
+        request = bench.submit(tokens, max_new, sequence=sequence, priority=data.draw(st.integers(0, 1)))
         asked.append((request, answer(tokens, max_new)))
 
     for _ in range(data.draw(st.integers(1, 25))):
         what = data.draw(
             st.sampled_from(["new", "turn", "turn", "fork", "close", "request", "cancel", "step"])
         )
-        idle = [branch for branch in branches if not branch.busy]
-        if what == "new" and len(branches) < 6:
-            branches.append(bench.branch([data.draw(st.integers(1, 3))] * data.draw(st.integers(1, 20))))
+        idle = [sequence for sequence in sequences if not sequence.busy]
+        if what == "new" and len(sequences) < 6:
+            sequences.append(bench.sequence([data.draw(st.integers(1, 3))] * data.draw(st.integers(1, 20))))
         elif what == "turn" and idle:
-            branch = data.draw(st.sampled_from(idle))
-            branch.tokens.extend(data.draw(st.lists(st.integers(1, 3), max_size=10)))
-            room = size * n_blocks + 1 - len(branch.tokens)
+            sequence = data.draw(st.sampled_from(idle))
+            sequence.tokens.extend(data.draw(st.lists(st.integers(1, 3), max_size=10)))
+            room = size * n_blocks + 1 - len(sequence.tokens)
             if room > 0:
-                ask(list(branch.tokens), data.draw(st.integers(1, min(12, room))), branch)
+                ask(list(sequence.tokens), data.draw(st.integers(1, min(12, room))), sequence)
             else:
-                close(bench, branch)
-                branches.remove(branch)
+                close(bench, sequence)
+                sequences.remove(sequence)
         elif what == "fork" and idle:
-            branches.append(
+            sequences.append(
                 fork(bench, data.draw(st.sampled_from(idle)), *data.draw(st.sampled_from([[], [4]])))
             )
-        elif what == "close" and branches:
-            branch = branches.pop(data.draw(st.integers(0, len(branches) - 1)))
-            asked = [pair for pair in asked if pair[0].branch is not branch]
-            close(bench, branch)
+        elif what == "close" and sequences:
+            sequence = sequences.pop(data.draw(st.integers(0, len(sequences) - 1)))
+            asked = [pair for pair in asked if pair[0].sequence is not sequence]
+            close(bench, sequence)
         elif what == "request":
             ask([data.draw(st.integers(1, 3))] * data.draw(st.integers(1, 30)), data.draw(st.integers(1, 20)))
         elif what == "cancel" and asked:
@@ -328,7 +328,7 @@ def test_whatever_is_done_with_branches(data: st.DataObject, share: bool, swap: 
     bench.finish(*[request for request, _ in asked])
     for request, wanted in asked:
         assert request.generated_ids == wanted
-    close(bench, *branches)
+    close(bench, *sequences)
     bench.assert_idle()
 
 
@@ -336,12 +336,12 @@ def test_a_branch_gives_its_blocks_to_a_request_that_begins_like_it() -> None:
     """The first request shares its blocks in the step in which the second needs what it frees."""
     bench = Bench(n_blocks=8, block_size=8, max_batch_tokens=256)
     common = list(range(1, 25))
-    branch = bench.branch(common)
-    go_on(bench, branch, 2)
+    sequence = bench.sequence(common)
+    go_on(bench, sequence, 2)
     prompts = [[*common, 90], list(range(30, 75))]
     requests = [bench.submit(prompt, 1) for prompt in prompts]
     bench.finish(*requests)
     for prompt, request in zip(prompts, requests, strict=True):
         assert request.generated_ids == answer(prompt, 1)
-    close(bench, branch)
+    close(bench, sequence)
     bench.assert_idle()
