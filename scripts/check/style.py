@@ -1,0 +1,371 @@
+"""Check the English of docstrings, comments, messages, names and pages.
+
+    python scripts/check/style.py
+    python scripts/check/style.py pyvelo/engine docs/GUIDE.md
+
+Without a path it checks CLEAN, the files and folders that follow the rules already. Each finding is a line:
+file, line number, the words, what to write. The status is 1 if there is a finding. RULES has the words. Code,
+text in backticks, text in double quotes, and the strings of tests and of DATA are not checked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import re
+import sys
+import tokenize
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
+
+from scripts._common import ROOT, ScriptError, run_main
+
+CLEAN = [
+    "native/ffi",
+    "native/fuzz",
+    "native/ops/test",
+    "scripts/README.md",
+    "scripts/check/style.py",
+    "tests/scripts/models",
+]
+"""Files and folders that a run without a path checks. Add a folder once it is clean."""
+
+DATA = [
+    "scripts/check/style.py",
+    *(f"scripts/demo/_{name}.py" for name in ("about", "dialogues", "texts")),
+]
+"""Files with strings that are data: RULES, and the texts of the demo model."""
+
+KINDS = {".py", ".md", ".c", ".h", ".cpp", ".hpp", ".cu", ".cuh", ".inc"}
+OUTPUTS = {"build", "dist", "vendor"}
+"""Suffixes of files with prose, and folders of the checkout without our own."""
+
+START = r"(?:(?:^|\| )[-#|>* ]*|(?<=[.!?:;] ))"
+"""Begin of a sentence, a paragraph, a cell, an item or a heading."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Words that the house style replaces.
+
+    Args:
+        words: regular expression for a text with one line for each paragraph.
+        write: what to write instead.
+        allowed: regular expression for the words before and after a match that make it right.
+        within: regular expression for the beginning of the paths that have the rule.
+    """
+
+    words: str
+    write: str
+    allowed: str = ""
+    within: str = ""
+
+
+PYTHON = r"pyvelo|scripts|tests|docs|README|CONTRIBUTING"
+COULD_BE = r"(is|are|was|were|be|been|being)"
+
+RULES = [
+    Rule(r"(?<!sers )(?<!ople )(?<!user )\b[Ww]ho(ever|m|mever)?\b", "request, thread, caller, ..."),
+    Rule(r"\b([Ss]ome|[Nn]o|[Aa]ny|[Ee]very)(body|one)\b", "request, thread, user, ... (name it)"),
+    Rule(r"\bthose (of|that|which|who|in|with|without|from|for|before|after)\b", "the noun again"),
+    Rule(r"\bthose(?=[.,;:)]|$)", "the noun again"),
+    Rule(r"\b[Tt]hat of\b", "the noun again"),
+    Rule(r"\bneither that nor\b", "not ... and not ..."),
+    Rule(r"\b[Ww]hat others\b", "name the things"),
+    Rule(r"\b(giv(e|es|en|ing)|gave) way\b", "preempt"),
+    Rule(r"\b(giv(e|es|en|ing)|gave) \w* ?back\b", "free, return"),
+    Rule(r"\b(come|comes|came|coming) back\b", "resume, return"),
+    Rule(rf"\b{COULD_BE} told\b", "receive, get a callback"),
+    Rule(r"\bwhat (is|was|are|were) there\b(?! before)", "prefix hit, or the noun"),
+    Rule(r"\b(is|are|was|were) there\b(?! (a|an|any|one|no|more|enough|before)\b)", "exist, or the noun"),
+    Rule(r"\b[Pp]romis(e|es|ed|ing)\b", "reserve (blocks), guarantee"),
+    Rule(r"\bat rest\b|\b[Rr]est(s|ed|ing)\b", "idle"),
+    Rule(
+        r"\b(put|puts|putting|go|goes|going|sent) to sleep\b|\basleep\b|\bawake\b", "swap out, swap in; wait"
+    ),
+    Rule(r"\bDrivers?\b", "EngineLoop, AsyncEngineLoop", allowed=r"NVIDIA|CUDA|(GPU|display) Driver"),
+    Rule(r"\b[Ii]ntakes?\b", "InputProcessor"),
+    Rule(r"\b[Pp]umps?\b", "AsyncEngineLoop"),
+    Rule(
+        r"\b[Bb]ranch(es)?\b",
+        "Sequence, idle sequence",
+        r"git|commit|\bcode\b|jump|template|\bif\b|default",
+        PYTHON,
+    ),
+    Rule(r"\b[Ss]hel(f|ves)\b", "idle sequences"),
+    Rule(r"\bDrafts?\b", "AllocationPlan"),
+    Rule(r"\bChains?\b|\bchains? of (keys|hashes|blocks)\b|\bhash chains?\b", "BlockHashes, block hashes"),
+    Rule(r"\bkeys? of (the|a|its) blocks?\b", "block hash"),
+    Rule(r"\b[Pp]aces?\b", "PrefillBudget, prefill budget"),
+    Rule(r"\b[Aa]llowances?\b", "prefill budget, limit"),
+    Rule(r"\bGuides?\b(?! to)|\bguides?\b", "GrammarMatcher, grammar", within="pyvelo|scripts|tests|native"),
+    Rule(r"\b[Cc]ompan(y|ies)\b", "shared prefix"),
+    Rule(r"\b[Kk]ept blocks?\b|\bblocks? (is|are|that is|that are) kept\b", "cached block"),
+    Rule(r"\b[Ss]tretch(es)?\b", "range, run of tokens"),
+    Rule(r"\bweigh(s|ed|ing)?\b", "softmax weights; compare"),
+    Rule(r"\bplaces\b", "output rows", within="native/ops"),
+    Rule(r"[,;] for (it|they|there|then|we|who|nothing)\b", "because"),
+    Rule(START + r"Where\b(?=[^.:?\n]*,)", "if, when"),
+    Rule(
+        r"(?:[,;]|\b(and|only|even|except|not|False|True|None|NULL|null|Error|empty|but|than)) where\b",
+        "if, when",
+    ),
+    Rule(
+        r"\bwhere (there|nothing|none|one|no|not|any|some|several|few|many|that|this|both|all)\b", "if, when"
+    ),
+    Rule(r"\bwhere (possible|necessary|needed|present|asked|wanted|known)\b", "if, when"),
+    Rule(START + r"Of (?!course)\w+", "subject, verb, object"),
+    Rule(START + r"(Behind|Beside|Among) (a|an|the|each|every)\b", "subject, verb, object"),
+]
+
+NO_VERB = re.compile(
+    "(the|an?|one|each|every|all|some|any|no|its|their|it|they|th(is|at|ese|ose)|such|(an)?other|both|two|"
+    "(no|every|some)thing|what(ever)?|where|whether|who(ever)?|how(ever)?|which|when|why|as|of|by|in|with(in|out)?|at|"
+    "for|to|from|between|before|after|behind|beside|like|up|over|than|then|not|only|neither|more|once|there|until|"
+    "token|length|number|text|size|value|line)",
+    re.I,
+)
+"""First words of docstrings that are no sentences."""
+
+QUESTION = re.compile("(what(ever)?|who(ever)?|where|which|how|when|of|it|this)", re.I)
+"""First words of docstrings that name nothing."""
+
+THIRD_PERSON = re.compile(
+    "(adds|allows|chooses|compiles|does|edits|embeds|gives|has|holds|joins|keeps|lives|makes|owns|passes|prefers|"
+    "prints|runs|says|stands|takes|watches|writes)",
+    re.I,
+)
+"""First words of docstrings that say what a class does instead of what it is."""
+
+
+@dataclass
+class Text:
+    """Prose of a file. Code and quotations in it are blanks of the same length."""
+
+    line: int
+    text: str
+
+
+@dataclass(frozen=True, order=True)
+class Finding:
+    """Words that break a rule, and what to write instead."""
+
+    path: str
+    line: int
+    words: str
+    write: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.words} → {self.write}"
+
+
+def without_code(text: str) -> str:
+    """Return the text with code and double quotations blanked."""
+
+    def blank(match: re.Match[str]) -> str:
+        return re.sub(r"[^\n]", "~", match[0])
+
+    text = re.sub(r"^( *)```.*?^\1```", blank, text, flags=re.S | re.M)
+    text = re.sub(r"``.*?``|`[^`]*`", blank, text, flags=re.S)
+    text = re.sub(r"\]\([^)]*\)|<?https?://\S+", blank, text)
+    return re.sub(r'"[^"\n]*(\n[^"\n]*)?"|“[^”]*”', blank, text)
+
+
+def joined_comments(comments: list[tuple[int, bool, str]]) -> Iterator[Text]:
+    """Yield comments; lines of one comment become one text.
+
+    Args:
+        comments: line, whether the comment is alone in its line, and the text without its sign.
+    """
+    now: Text | None = None
+    last = 0
+    for line, alone, text in comments:
+        if now and alone and line == last + 1:
+            now.text += "\n" + text
+        else:
+            if now:
+                yield now
+            now = Text(line, text)
+        last = line
+    if now:
+        yield now
+
+
+def python_comments(source: str) -> Iterator[Text]:
+    """Yield the comments of Python code."""
+    found = []
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            alone = not token.line[: token.start[1]].strip()
+            found.append((token.start[0], alone, token.string.lstrip("#: ")))
+    return joined_comments(found)
+
+
+def python_strings(tree: ast.Module, messages: bool) -> Iterator[Text]:
+    """Yield docstrings and the docstrings of attributes; with `messages`, every string of several words."""
+    docs = {id(node.value): node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    parts: set[int] = set()
+    for node in ast.walk(tree):
+        if id(node) in parts or not isinstance(node, ast.Constant | ast.JoinedStr):
+            continue
+        if isinstance(node, ast.JoinedStr):
+            parts.update(id(child) for child in ast.walk(node))
+            pieces = [str(part.value) if isinstance(part, ast.Constant) else "~" for part in node.values]
+            text = "".join(pieces)
+        elif isinstance(node.value, str):
+            text = node.value
+        else:
+            continue
+        if id(node) in docs or (messages and re.search(r"\w \w", text)):
+            yield Text(node.lineno, text)
+
+
+def python_names(tree: ast.Module) -> Iterator[Text]:
+    """Yield the names of functions, classes and their arguments as words."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            name, line = node.name, node.lineno
+        elif isinstance(node, ast.arg):
+            name, line = node.arg, node.lineno
+        else:
+            continue
+        yield Text(line, re.sub(r"(?<=[a-z])(?=[A-Z])|_+", " ", name).strip())
+
+
+def openings(tree: ast.Module, path: str) -> Iterator[Finding]:
+    """Yield docstrings that begin with the wrong kind of word."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        words = (ast.get_docstring(node) or "").split()
+        if not words:
+            continue
+        first = re.sub(r"\W+$", "", words[0])
+        line = node.body[0].lineno
+        if isinstance(node, ast.Module):
+            if QUESTION.fullmatch(first):
+                yield Finding(path, line, first, "begin with what the module contains, or a command's verb")
+        elif isinstance(node, ast.ClassDef):
+            if QUESTION.fullmatch(first) or THIRD_PERSON.fullmatch(first):
+                yield Finding(path, line, first, "begin with a noun phrase: what the class is")
+        elif is_public(node, path) and not is_imperative(first):
+            yield Finding(path, line, first, "begin with an imperative verb: Return ..., Raise ...")
+
+
+def is_public(node: ast.FunctionDef | ast.AsyncFunctionDef, path: str) -> bool:
+    """Return whether the function has a public name, is no property, and is no test."""
+    is_property = any(ast.unparse(each).endswith("property") for each in node.decorator_list)
+    return not node.name.startswith("_") and not is_property and not path.startswith("tests/")
+
+
+def is_imperative(word: str) -> bool:
+    """Return whether a docstring can begin with the word: no plural, no third person, no determiner."""
+    if not re.fullmatch(r"[A-Z][a-z-]+", word) or NO_VERB.fullmatch(word):
+        return False
+    return word.endswith("ss") or not word.endswith("s")
+
+
+C_TOKEN = re.compile(
+    r'(?P<raw>R"(?P<mark>\w*)\(.*?\)(?P=mark)")|(?P<line>//[^\n]*)|(?P<block>/\*.*?\*/)'
+    r"|(?P<string>\"(?:\\.|[^\"\\\n])*\")|'(?:\\[^']+|[^'\\])'",
+    re.S,
+)
+
+
+def c_texts(source: str) -> Iterator[Text]:
+    """Yield the comments and the messages of C, C++ and CUDA code."""
+    comments, begin, line = [], 0, 1
+    for token in C_TOKEN.finditer(source):
+        line, begin = line + source.count("\n", begin, token.start()), token.start()
+        before = source[source.rfind("\n", 0, begin) + 1 : begin].strip()
+        if token["line"]:
+            comments.append((line, not before, token["line"].lstrip("/ ")))
+        elif token["block"]:
+            yield Text(line, re.sub(r"(?m)^\s*\*+/?|^/\*+|\*/", "", token["block"]))
+        elif token["string"] and re.search(r"\w \w", token["string"]) and not before.startswith("#"):
+            yield Text(line, token["string"][1:-1])
+    yield from joined_comments(comments)
+
+
+def texts(path: str, source: str) -> Iterator[Text]:
+    """Yield the prose of a file, by the kind that its name says."""
+    if path.endswith(".md"):
+        yield Text(1, source)
+    elif path.endswith(".py"):
+        tree = ast.parse(source)
+        messages = not path.startswith("tests/") and path not in DATA
+        yield from python_comments(source)
+        yield from python_strings(tree, messages)
+        yield from python_names(tree)
+    else:
+        yield from c_texts(source)
+
+
+def flattened(text: str) -> tuple[str, list[int]]:
+    """Return the text and the old position of each character; a paragraph, item or row is a line."""
+    pieces, positions = [], []
+    for match in re.finditer(r"(\n\s*(?=[\n#|>]|[-*] |\w+: ))|\s+|\S", text):
+        pieces.append("\n" if match[1] else " " if match[0].isspace() else match[0])
+        positions.append(match.start())
+    return "".join(pieces), positions
+
+
+def broken(rule: Rule, text: str) -> Iterator[re.Match[str]]:
+    """Yield the matches of a rule in a flat text."""
+    for match in re.finditer(rule.words, text, re.M):
+        if not rule.allowed or not re.search(
+            rule.allowed, text[max(0, match.start() - 60) : match.end() + 60]
+        ):
+            yield match
+
+
+def check(path: str, source: str) -> list[Finding]:
+    """Return the findings of a file, in the order of its lines.
+
+    Args:
+        path: from the root of the checkout: some rules hold in some folders only.
+    """
+    rules = [rule for rule in RULES if re.match(rule.within, path)]
+    found = set(openings(ast.parse(source), path)) if path.endswith(".py") else set()
+    for each in texts(path, source):
+        text, positions = flattened(without_code(each.text))
+        for rule in rules:
+            for match in broken(rule, text):
+                line = each.line + each.text.count("\n", 0, positions[match.end() - 1])
+                found.add(Finding(path, line, match[0].strip(" -#|>*"), rule.write))
+    return sorted(found)
+
+
+def files(paths: list[Path]) -> list[Path]:
+    """Return the files with prose among the paths and in their folders, without outputs of builds."""
+    found = []
+    for path in paths:
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            parts = file.relative_to(ROOT).parts
+            if file.suffix in KINDS and parts[0] not in OUTPUTS and not any(part[0] == "." for part in parts):
+                found.append(file)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("paths", nargs="*", type=Path, help="files and folders (default: those in CLEAN)")
+    paths = [path.resolve() for path in parser.parse_args().paths] or [ROOT / path for path in CLEAN]
+    if missing := [str(path) for path in paths if not path.exists() or not path.is_relative_to(ROOT)]:
+        raise ScriptError(f"{missing[0]} is not in {ROOT}: give files and folders of the checkout")
+    found = []
+    for file in files(paths):
+        found += check(file.relative_to(ROOT).as_posix(), file.read_text(encoding="utf-8"))
+    for finding in found:
+        print(finding)
+    if found:
+        print(f"{len(found)} findings", file=sys.stderr)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))
