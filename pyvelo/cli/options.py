@@ -212,14 +212,14 @@ LongestSequence = Annotated[
 ]
 SwapBytes = Annotated[
     Any,
-    Option("--swap-bytes", parser=parse_size, metavar="SIZE", help="Host memory for those that give way."),
+    Option("--swap-bytes", parser=parse_size, metavar="SIZE", help="Host memory for preempted sequences."),
 ]
 Policies = Annotated[
     list[str] | None,
     Option(
         "--policy",
         metavar="NAME",
-        help="What becomes of those that give way: auto, swap, recompute, or all three; may be repeated.",
+        help="Policy for preempted sequences: auto, swap, recompute, or all; may be repeated.",
         show_default="auto",
     ),
 ]

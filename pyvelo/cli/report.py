@@ -67,7 +67,7 @@ def print_summary(content: Mapping[str, Any]) -> None:
     )
     table.add_row("swapped", f"{run['peak_swapped']:,} blocks at most")
     table.add_row(
-        "gave way",
+        "preempted",
         f"{run['preemptions']:,} times, {run['swaps']:,} of them to host memory; "
         f"{run['evictions']:,} cached blocks were taken for other tokens",
     )

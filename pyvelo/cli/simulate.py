@@ -194,7 +194,7 @@ COLUMNS = (
     ("p99", "ttft_p99", 1, ".1f"),
     ("TBT ms", "tbt_p50", 1000, ".0f"),
     ("p99", "tbt_p99", 1000, ".0f"),
-    ("gave way", "preemptions", 1, "d"),
+    ("preempted", "preemptions", 1, "d"),
     ("swapped", "swaps", 1, "d"),
     ("hits %", "hit_rate", 100, ".0f"),
     ("refused", "refused", 1, "d"),

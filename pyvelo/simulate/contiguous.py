@@ -10,7 +10,7 @@ the same costs:
   buffer. Whoever does not fit into a slice is refused.
 - `unified`: one buffer of cells for all, as llama.cpp's unified cache. A token takes the first cell
   that is free, and whoever runs reads the whole buffer up to the last cell that is taken, in steps of 256,
-  and masks what is not its own. Where no cell is left the youngest gives way and computes again, which is
+  and masks what is not its own. Where no cell is left the youngest is preempted and computed again, which is
   kinder than llama.cpp, where its request fails.
 
 None of them shares: a sample is a sequence with a prompt of its own.
@@ -245,7 +245,7 @@ class _Run:
 
     def step(self) -> None:
         """Those that decode get a cell each, prompts share the rest of the batch, then others start."""
-        gave_way = self._grow()
+        preempted = self._grow()
         chunks = [(s, 1) for s in self._running if s.decodes]
         budget = self._setup.limits.max_batch_tokens - len(chunks)
         n_listening = sum(s.n_generated > 0 for s in self._running)
@@ -256,7 +256,7 @@ class _Run:
             if not sequence.decodes and budget:
                 chunks.append((sequence, min(budget, sequence.n_known - sequence.n_stored)))
                 budget -= chunks[-1][1]
-        while budget and self.waiting and not gave_way and len(self._running) < self._setup.limits.max_seqs:
+        while budget and self.waiting and not preempted and len(self._running) < self._setup.limits.max_seqs:
             if not self._layout.start(self.waiting[0], len(self._running)):
                 break
             self._running.append(self.waiting.pop(0))
@@ -265,16 +265,16 @@ class _Run:
         self._compute(chunks)
 
     def _grow(self) -> bool:
-        """Whether somebody gave way to those that decode."""
+        """Give each decoding sequence a cell. Return whether one was preempted for that."""
         index, before = 0, len(self._running)
         while index < len(self._running):
             sequence = self._running[index]
             while index < len(self._running) and sequence.decodes and not self._layout.grow(sequence):
-                self._give_way(self._running.pop())
+                self._preempt(self._running.pop())
             index += 1
         return len(self._running) < before
 
-    def _give_way(self, sequence: _Sequence) -> None:
+    def _preempt(self, sequence: _Sequence) -> None:
         self._layout.end(sequence)
         sequence.n_stored = 0
         self.waiting.insert(0, sequence)  # the youngest of those that ran, older than those that wait

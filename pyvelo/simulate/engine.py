@@ -35,7 +35,7 @@ MOST_BATCH = 1 << 20  # tokens
 MOST_ENTRIES = 1 << 28  # of block tables
 
 POLICIES = ("auto", "swap", "recompute")
-"""What becomes of a sequence that gives way: what is cheaper, always moved if there is room, never moved."""
+"""Preempted sequences: the cheaper of both, always swapped out if there is room, always recomputed."""
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ class Outcome:
     something ran.
 
     `ttft` is the time from arrival to the first token, `tbt` that between two tokens of a sequence. `waste`
-    is the share of the slots that were held while no token lay in them; blocks that are promised but not
+    is the share of the slots that were held while no token lay in them; blocks that are reserved but not
     taken are not held: they still serve as hits. `saved` is the share of slots that sharing spared.
-    `hit_rate` is the share of the tokens of sequences that started, again after giving way included, that
+    `hit_rate` is the share of the tokens of sequences that started, also again after a preemption, that
     were there. `refused` requests could never have fitted.
     """
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from pyvelo.errors import TraceError
-from pyvelo.trace.format import Arrived, Evicted, Finished, GaveWay, Trace, TraceHeader, TraceStep
+from pyvelo.trace.format import Arrived, Evicted, Finished, Preempted, Trace, TraceHeader, TraceStep
 
 __all__ = ["BlockMap", "Moment", "RunSummary", "moments", "replay", "summarize"]
 
@@ -231,7 +231,7 @@ def summarize(trace: Trace) -> RunSummary:
     """The whole run; TraceError as `BlockMap.apply`."""
     run = list(moments(trace))
     events = [event for step in trace.steps for event in step.events]
-    ways = [event for event in events if isinstance(event, GaveWay)]
+    preemptions = [event for event in events if isinstance(event, Preempted)]
     seconds = run[-1].time - run[0].time if run else 0.0
     lasts = [(now, then.time - now.time) for now, then in pairwise(run)]
 
@@ -258,8 +258,8 @@ def summarize(trace: Trace) -> RunSummary:
         peak_shared=peak("shared"),
         peak_swapped=peak("swapped"),
         evictions=sum(isinstance(event, Evicted) for event in events),
-        preemptions=len(ways),
-        swaps=sum(event.swapped for event in ways),
+        preemptions=len(preemptions),
+        swaps=sum(event.swapped for event in preemptions),
         waste_paged=waste(over_time("tokens_stored"), over_time("used") * trace.header.block_size),
         waste_reserved_ctx=waste(over_time("tokens_held"), over_time("reserved_ctx")),
         waste_reserved_max=waste(over_time("tokens_held"), over_time("reserved_max")),

@@ -24,7 +24,7 @@ __all__ = [
     "Arrived",
     "Evicted",
     "Finished",
-    "GaveWay",
+    "Preempted",
     "Started",
     "TableDelta",
     "Trace",
@@ -68,8 +68,8 @@ class Started(NamedTuple):
     n_cached: int
 
 
-class GaveWay(NamedTuple):
-    """It gave its blocks up and waits again; `swapped`: what they held went to host memory."""
+class Preempted(NamedTuple):
+    """A request lost its blocks and waits again; `swapped`: they were swapped out to host memory."""
 
     owner: int
     swapped: bool
@@ -89,7 +89,7 @@ class Evicted(NamedTuple):
     block: int
 
 
-TraceEvent = Arrived | Started | GaveWay | Finished | Evicted
+TraceEvent = Arrived | Started | Preempted | Finished | Evicted
 
 
 class TableDelta(NamedTuple):
@@ -129,7 +129,7 @@ class Trace:
 _EVENTS: dict[str, tuple[type[TraceEvent], list[type]]] = {
     "arrive": (Arrived, [int] * 5),
     "start": (Started, [int, int]),
-    "give_way": (GaveWay, [int, bool]),
+    "preempt": (Preempted, [int, bool]),
     "finish": (Finished, [int, int, str]),
     "evict": (Evicted, [int]),
 }

@@ -18,7 +18,7 @@ from pyvelo.trace.format import (
     Arrived,
     Evicted,
     Finished,
-    GaveWay,
+    Preempted,
     Started,
     TraceEvent,
     TraceHeader,
@@ -208,7 +208,7 @@ class _Requests:
             self._remember(request, len(request.tokens))
             del self._open[owner]
         elif ran and not runs:
-            events.append(GaveWay(owner, request.swapped is not None))
+            events.append(Preempted(owner, request.swapped is not None))
         return events
 
     def _arrived(self, request: Request) -> Arrived:

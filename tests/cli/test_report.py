@@ -27,7 +27,7 @@ def run_cli(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    """A run that shares, gives way and leaves blocks cached."""
+    """A run with shared blocks, preemptions and cached blocks."""
     jobs = [Job(0.1 * i, 60 + i, 80, 100, 1 + i % 3, 0 if i else None, 40 if i else 0) for i in range(8)]
     setup = Setup(n_blocks=40, block_size=16, block_bytes=1024, n_ctx=256, n_swap_blocks=12)
     simulate(setup, jobs, record=tmp_path / "run.trace", audit=True)

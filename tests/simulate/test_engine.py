@@ -228,7 +228,7 @@ def test_what_all_cells_cost_in_a_unified_buffer() -> None:
     )
 
 
-def test_the_policy_decides_what_becomes_of_who_gives_way() -> None:
+def test_the_policy_decides_what_happens_to_preempted_sequences() -> None:
     """Where moving is dear, auto computes again; where it is cheap, it moves; the others do as they must."""
     jobs = [Job(0.0, 200, 150, 150) for _ in range(8)]
     dear, cheap = StepCosts(move=1e-6), StepCosts(move=1e-12)

@@ -15,7 +15,7 @@ from pyvelo.trace.format import (
     Arrived,
     Evicted,
     Finished,
-    GaveWay,
+    Preempted,
     Started,
     TraceHeader,
     TraceWriter,
@@ -23,7 +23,7 @@ from pyvelo.trace.format import (
 )
 
 HEADER = TraceHeader(n_blocks=8, block_size=4, block_bytes=64, n_ctx=16, n_swap_blocks=3)
-EVENTS = [Arrived(1, 5, 6, 0, 0), Started(1, 0), GaveWay(1, True), Finished(1, 6, "length"), Evicted(2)]
+EVENTS = [Arrived(1, 5, 6, 0, 0), Started(1, 0), Preempted(1, True), Finished(1, 6, "length"), Evicted(2)]
 
 # a picture: of each owner its blocks and how much of the last one is filled, host blocks, and hits
 Tables = st.dictionaries(
@@ -67,11 +67,11 @@ def test_every_block_map_can_be_rebuilt(pictures: list, tmp_path_factory: pytest
 
 
 def write(path: Path) -> Path:
-    """Two sequences over a shared block; the first gives way, the second ends."""
+    """Two sequences over a shared block; the first is preempted, the second ends."""
     writer = TraceWriter(path, HEADER)
     writer.write(0.5, {1: ([0, 1], 5)}, {}, {0: True}, EVENTS[:2])
     writer.write(1.0, {1: ([0, 1], 6), 2: ([0, 3], 7)}, {}, {}, [Arrived(2, 7, 2, 1, 4)])
-    writer.write(1.5, {2: ([0, 3], 8)}, {1: [2, 0]}, {3: True}, [GaveWay(1, True)])
+    writer.write(1.5, {2: ([0, 3], 8)}, {1: [2, 0]}, {3: True}, [Preempted(1, True)])
     writer.write(1.5, {2: ([0, 3], 8)}, {1: [2, 0]}, {})  # no change, no line
     writer.write(2.5, {1: ([0, 4], 6)}, {}, {3: False}, [Finished(2, 2, "stop"), Evicted(3)])
     writer.write(3.0, {}, {}, {}, [Finished(1, 6, "length")])

@@ -15,7 +15,7 @@ from pyvelo.engine.step import EngineCore
 from pyvelo.errors import ConfigError
 from pyvelo.kv.manager import BlockManager, Event
 from pyvelo.trace.blockmap import replay, summarize
-from pyvelo.trace.format import Arrived, Evicted, Finished, GaveWay, Started, Trace, TraceEvent, read_trace
+from pyvelo.trace.format import Arrived, Evicted, Finished, Preempted, Started, Trace, TraceEvent, read_trace
 from pyvelo.trace.recorder import Tracer
 from tests.engine.fakes import Bench
 
@@ -118,9 +118,9 @@ def test_the_map_at_every_moment(
     assert len(ended) + sum(r.finish_reason == "abort" for r in submitted) >= len(submitted)
     counts, counters = bench.manager.counts, bench.core.counters
     assert sum(isinstance(event, Evicted) for event in events) == counts.evictions
-    # who gave way and was cancelled before the next picture is not in it
-    gave_way = sum(isinstance(event, GaveWay) for event in events)
-    assert counters.preemptions - counters.aborted <= gave_way <= counters.preemptions
+    # a request that is preempted and cancelled between two records has no event
+    preempted = sum(isinstance(event, Preempted) for event in events)
+    assert counters.preemptions - counters.aborted <= preempted <= counters.preemptions
     assert counters.swaps - counters.aborted <= summarize(trace).swaps <= counters.swaps
 
 

@@ -10,7 +10,7 @@ from pyvelo.trace.format import read_trace
 from scripts.demo.record_memory import N_REQUESTS, POOL_TOKENS, run
 
 
-def test_requests_share_give_way_and_end(tiny_model: Path, tmp_path: Path) -> None:
+def test_requests_share_blocks_are_preempted_and_end(tiny_model: Path, tmp_path: Path) -> None:
     pool = POOL_TOKENS * 1024
     with LLM(tiny_model, n_ctx=1024, n_threads=1, kv_cache_bytes=pool, swap_bytes=pool // 4) as llm:
         assert llm.geometry.token_bytes == 1024
@@ -19,7 +19,7 @@ def test_requests_share_give_way_and_end(tiny_model: Path, tmp_path: Path) -> No
         assert llm.stats().completion_tokens == n_pieces
     summary = summarize(read_trace(tmp_path / "run.trace"))
     assert summary.finished == summary.requests > N_REQUESTS
-    # Who gives way, and how, follows measured costs: a block or two may stay free at the worst moment.
+    # Preemptions follow measured costs: a block or two may stay free at the worst moment.
     assert summary.peak_used >= 0.9 * summary.blocks_total
     assert summary.preemptions > 0 < summary.evictions
     assert summary.saved_by_sharing > 0.2
