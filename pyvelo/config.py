@@ -33,7 +33,7 @@ class EngineConfig:
     max_num_seqs: int = 256
     max_batch_tokens: int = 512
     n_threads: int | None = None
-    n_gpu_layers: int | str = 0
+    n_gpu_layers: int | str = "auto"
     prefix_cache: bool = True
     swap_bytes: int = 0
     deterministic: bool = False

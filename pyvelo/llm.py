@@ -57,7 +57,8 @@ class LLM:
     max_batch_tokens: tokens of one step; longer prompts run in pieces.
     n_threads: threads that compute. None: one for each performance core that the process may run on, but no
         more than its CPU quota (`pyvelo info` shows both).
-    n_gpu_layers: layers on GPUs, the last ones first, the output among them; -1: all; "auto": as many as fit.
+    n_gpu_layers: layers on GPUs, the last ones first, the output among them; -1: all; "auto": as many as fit
+        beside the cache, and 0 without a GPU.
     prefix_cache: sequences that begin alike share the blocks of their beginning, also with those that ended
         (but with recurrent layers, whose states are not in blocks).
     swap_bytes: host memory beside the cache, for sequences that must give way while blocks are scarce; what
@@ -88,7 +89,7 @@ class LLM:
         max_num_seqs: int = 256,
         max_batch_tokens: int = 512,
         n_threads: int | None = None,
-        n_gpu_layers: int | str = 0,
+        n_gpu_layers: int | str = "auto",
         prefix_cache: bool = True,
         swap_bytes: int = 0,
         deterministic: bool = False,

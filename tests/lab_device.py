@@ -70,7 +70,7 @@ def offload_everything(n_gpu_layers: int) -> None:
     init: Callable[..., None] = Model.__init__
 
     def checked(config: EngineConfig) -> None:
-        if config.n_gpu_layers == 0 and config.deterministic is not True:
+        if config.n_gpu_layers == "auto" and config.deterministic is not True:
             object.__setattr__(config, "n_gpu_layers", n_gpu_layers)
         check(config)
 

@@ -134,7 +134,7 @@ def run(
     block_size: opt.BlockSize = 32,
     kv_cache_bytes: opt.CacheBytes = None,
     threads: opt.Threads = None,
-    n_gpu_layers: opt.GpuLayers = 0,
+    n_gpu_layers: opt.GpuLayers = "auto",
     deterministic: opt.Deterministic = False,
     attention_precision: opt.Precision = "exact",
     as_json: opt.Json = False,
@@ -164,7 +164,7 @@ def chat(
     ctx: opt.Context = None,
     kv_cache_bytes: opt.CacheBytes = None,
     threads: opt.Threads = None,
-    n_gpu_layers: opt.GpuLayers = 0,
+    n_gpu_layers: opt.GpuLayers = "auto",
 ) -> int:
     """Talk with a model; /help says what there is."""
     from pyvelo.cli.chat import open_chat
@@ -183,7 +183,7 @@ def embed(
     raw: opt.Raw = False,
     ctx: opt.Context = None,
     threads: opt.Threads = None,
-    n_gpu_layers: opt.GpuLayers = 0,
+    n_gpu_layers: opt.GpuLayers = "auto",
     as_json: opt.Json = False,
 ) -> int:
     """Print a vector for each text."""
@@ -204,7 +204,7 @@ def bench(
     answer: opt.AnswerLength = 64,
     repeats: opt.Repeats = 3,
     threads: opt.Threads = None,
-    n_gpu_layers: opt.GpuLayers = 0,
+    n_gpu_layers: opt.GpuLayers = "auto",
     plot: opt.Plot = None,
     as_json: opt.Json = False,
 ) -> int:

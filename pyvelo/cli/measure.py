@@ -38,7 +38,7 @@ class BenchPlan:
     answer: int = 64
     repeats: int = 3
     n_threads: int | None = None
-    n_gpu_layers: int | str = 0
+    n_gpu_layers: int | str = "auto"
 
     def __post_init__(self) -> None:
         counts: dict[str, Sequence[int]] = {

@@ -62,13 +62,13 @@ def plan_offload(config: EngineConfig, path: str, summary: GgufSummary) -> Offlo
 
     Raises OutOfMemory, with the numbers, where `n_gpu_layers` is more than there is room for.
     """
-    gpus = find_gpus(devices()) if config.n_gpu_layers else ()
+    if config.n_gpu_layers == 0 or (config.n_gpu_layers == "auto" and config.deterministic):
+        return NOTHING
+    gpus = find_gpus(devices())
     if not gpus and config.n_gpu_layers == "auto" and built_for_gpus():
         _log.warning("%s: the CPU computes everything", NO_GPU)
     if not gpus:  # C refuses a number with a sentence of its own
         return NOTHING if config.n_gpu_layers == "auto" else Offload(int(config.n_gpu_layers))
-    if config.n_gpu_layers == "auto" and config.deterministic:
-        return NOTHING
     with Model(path, deterministic=True) as model:  # mapped alone: nothing is read that need not be
         if model.refusal is not None and not model.info.is_encoder:
             return NOTHING  # it is refused as soon as it is loaded

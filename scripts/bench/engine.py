@@ -114,6 +114,7 @@ def opened(model: Path, case: Case, n_ctx: int, threads: int) -> LLM:
         kv_type=case.kv_type,
         n_ctx=n_ctx,
         n_threads=threads,
+        n_gpu_layers=0,
         max_batch_tokens=BATCH,
         prefix_cache=False,
     )

@@ -94,6 +94,7 @@ async def measure(model: Path, case: Case) -> Result:
         n_ctx=n_ctx,
         kv_cache_bytes=await _bytes(model, case),
         n_threads=case.threads,
+        n_gpu_layers=0,
         max_batch_tokens=case.batch,
         max_num_seqs=case.streams + 1,
         prefix_cache=False,

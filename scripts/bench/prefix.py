@@ -135,6 +135,7 @@ def main() -> int:
         "n_ctx": 2 * given.shared + 256,
         "kv_cache_bytes": 4 << 30,
         "n_threads": given.threads,
+        "n_gpu_layers": 0,
     }
     model = given.model or default_model()
     with LLM(model, **settings) as llm, LLM(model, prefix_cache=False, **settings) as other:

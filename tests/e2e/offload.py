@@ -41,9 +41,9 @@ def check_tokens(path: str, expected: list[tuple[int, ...]]) -> None:
 
 def check_alone(path: str) -> None:
     """Deterministic engines leave the devices alone; others give them products of large batches."""
-    for deterministic, idle in ((True, True), (False, False)):
+    for settings, idle in (({"deterministic": True}, True), ({"n_gpu_layers": 0}, False)):
         before = lab_device.counts().graphs
-        with LLM(path, deterministic=deterministic, **SMALL) as llm:  # type: ignore[arg-type]
+        with LLM(path, **settings, **SMALL) as llm:  # type: ignore[arg-type]
             llm.generate([PROMPTS[4] * 3], SamplingParams(max_tokens=2))
         assert (lab_device.counts().graphs == before) == idle
 
@@ -75,7 +75,7 @@ def check_auto(path: str, expected: list[tuple[int, ...]]) -> None:
     """As many as fit, and one more is refused with that number."""
     gpu = find_gpus(devices())[-1]
     n = plan_offload(config_of(path, "auto"), path, scan_model(path)).n_gpu_layers
-    found, llm = answers(path, n_gpu_layers="auto")
+    found, llm = answers(path)
     layers = llm._engine.model.layers
     assert 0 < n < 3
     assert sum(devices()[layer.device].kind == "gpu" for layer in layers) == n - 1
@@ -109,7 +109,7 @@ def lab_gpu(n_bytes: int):  # type: ignore[no-untyped-def]
 
 
 def main(path: str, what: str) -> None:
-    expected, llm = answers(path)
+    expected, llm = answers(path, n_gpu_layers=0)
     llm.close()
     if what == "auto":
         lab_device.add_device(small_device(path))

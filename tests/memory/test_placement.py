@@ -205,10 +205,12 @@ def test_a_build_for_gpus_that_finds_none_says_so(
     monkeypatch.setattr(
         offload, "system_info", lambda: "CUDA : ARCHS = 900, CPU : AVX2" if built else "CPU : AVX2"
     )
-    auto = EngineConfig(model=tiny_model, n_gpu_layers="auto")
+    auto = EngineConfig(model=tiny_model)
     assert plan_offload(auto, str(tiny_model), scan_model(tiny_model)) == NOTHING
     said = [record.getMessage() for record in caplog.records if record.name == "pyvelo"]
     assert len(said) == built
     assert all("CUDA finds no GPU here" in line and "the CPU computes everything" in line for line in said)
-    none = EngineConfig(model=tiny_model)
-    assert plan_offload(none, str(tiny_model), scan_model(tiny_model)) == NOTHING
+    for settings in ({"n_gpu_layers": 0}, {"deterministic": True}):
+        none = EngineConfig(model=tiny_model, **settings)  # type: ignore[arg-type]
+        assert plan_offload(none, str(tiny_model), scan_model(tiny_model)) == NOTHING
+    assert len(caplog.records) == built
