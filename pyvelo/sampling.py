@@ -20,7 +20,7 @@ __all__ = ["BeamSearchParams", "SamplingParams", "chat_params", "either"]
 _log = logging.getLogger("pyvelo")
 
 _MAX_TOKEN = (1 << 31) - 1
-_MAX_GUIDE = 1 << 20
+_MAX_GRAMMAR = 1 << 20
 _LEAST = (
     2.0**-126
 )  # of 32-bit floats, the smallest above 0 with full precision: the sampler computes with these
@@ -57,7 +57,7 @@ class SamplingParams:
         template wrote it, in a session with all that is there. `token_ids` and `stop` know only the answer.
     logit_bias: added to the logit of a token; -inf bans it.
     grammar, json_schema, regex: one of them at most, which the answer follows: a grammar in GBNF or Lark; a
-        schema, as text or as what json.loads gives; a regular expression. They need the extra `guide`.
+        schema, as text or as what json.loads gives; a regular expression. They need the extra `grammar`.
     priority: lower values run first and are preempted last, as in vLLM. A difference of one counts as much as
         64 requests of earlier arrival, so that no request starves.
     timeout: seconds from the call after which the request ends with what it has and the finish reason
@@ -127,7 +127,7 @@ class SamplingParams:
             put("logit_bias", _bias(self.logit_bias))
         if self.json_schema is not None:
             put("json_schema", _schema(self.json_schema))
-        self._check_guides()
+        self._check_grammars()
         put("priority", _integer("priority", self.priority, -1_000_000, 1_000_000))
         if self.timeout is not None:
             put("timeout", _number("timeout", self.timeout, 0.0, 1e9, "; None: no limit"))
@@ -139,14 +139,14 @@ class SamplingParams:
         """Samples that are drawn."""
         return self.n if self.best_of is None else self.best_of
 
-    def _check_guides(self) -> None:
+    def _check_grammars(self) -> None:
         given = [name for name in ("grammar", "json_schema", "regex") if getattr(self, name) is not None]
         if len(given) > 1:
             raise RequestError(f"{' and '.join(given)}: an answer can follow only one")
         for name in given:
             text = getattr(self, name)
-            if not isinstance(text, str) or len(text) > _MAX_GUIDE:
-                raise RequestError(f"{name}: give text of up to {_MAX_GUIDE} characters")
+            if not isinstance(text, str) or len(text) > _MAX_GRAMMAR:
+                raise RequestError(f"{name}: give text of up to {_MAX_GRAMMAR} characters")
 
     def _put(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)

@@ -19,7 +19,7 @@ from pyvelo.engine.detokenizer import Detokenizer
 from pyvelo.engine.output import Submission
 from pyvelo.engine.request import ParentRequest, Request, Sequence
 from pyvelo.errors import OutOfBlocks, RequestError, VeloError, shown
-from pyvelo.grammar.matcher import Guide, Guides
+from pyvelo.grammar.matcher import GrammarCompiler, GrammarMatcher
 from pyvelo.memory.budget import PoolSize
 from pyvelo.outputs import StreamPiece
 from pyvelo.sampling import SamplingParams
@@ -71,7 +71,7 @@ class InputProcessor:
         self._pool = pool
         self._block_size = block_size
         self._n_vocab = model.vocab.n_tokens
-        self._guides = Guides(model)
+        self._compiler = GrammarCompiler(model)
         self._token_bytes = cache(model.token_bytes)
         self._shown_bytes = cache(partial(model.token_bytes, special=True))
         self._seeds = random.Random(seed)
@@ -211,15 +211,15 @@ class InputProcessor:
             )
         return asked
 
-    def compiling(self, params: SamplingParams) -> Future[Guide] | None:
+    def compiling(self, params: SamplingParams) -> Future[GrammarMatcher] | None:
         """Start to compile what answers must follow, if anything; cancel it to stop waiting."""
         if not isinstance(params, SamplingParams):
             return None  # `prepare` says so
-        return self._guides.begin(params)
+        return self._compiler.begin(params)
 
     def close(self) -> None:
         """End the wait for everything that compiles."""
-        self._guides.close()
+        self._compiler.close()
 
     def _maker(self, params: SamplingParams, asked: Asked | None) -> Callable[..., Request]:
         ask = asked or self.ask(params, timed=False)
@@ -227,7 +227,7 @@ class InputProcessor:
 
         waited = 0.0 if ask.time is None else self.clock() - ask.time
         left = None if params.timeout is None else max(0.0, params.timeout - waited)
-        guide = self._guides.compile(params, left)
+        matcher = self._compiler.compile(params, left)
         parent = ParentRequest(params.n_samples, ask.request_id)
         token_bytes = self._token_bytes if params.skip_special_tokens else self._shown_bytes
         going_on = self._going_on(params)
@@ -241,7 +241,7 @@ class InputProcessor:
                 going_on=going_on,
                 block_size=self._block_size,
                 index=index,
-                guide=guide.copy() if guide is not None else None,
+                matcher=matcher.copy() if matcher is not None else None,
                 parent=parent,
                 **others,
             )

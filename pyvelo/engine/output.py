@@ -58,9 +58,9 @@ class OutputProcessor:
     def _draw_rows(self, rows: NDArray[np.int32], requests: list[Request]) -> list[tuple[int, Request]]:
         """Draws and accepts; returns who joined at one of these rows."""
         for request in requests:
-            if request.guide is not None or request.params.min_tokens:
+            if request.matcher is not None or request.params.min_tokens:
                 self._mask(request)
-        if any(request.finished for request in requests):  # its prompt or its guide failed
+        if any(request.finished for request in requests):  # its prompt or its matcher failed
             left = [number for number, request in enumerate(requests) if not request.finished]
             rows, requests = rows[left], [requests[number] for number in left]
         samplers = [request.sampler for request in requests if request.sampler is not None]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pyvelo.engine.detokenizer import Detokenizer
-from pyvelo.grammar.matcher import Guide
+from pyvelo.grammar.matcher import GrammarMatcher
 from pyvelo.kv.manager import BlockManager
 from pyvelo.kv.pool import BlockTable, Swapped
 from pyvelo.kv.prefix import BlockHashes
@@ -160,11 +160,11 @@ class Request:
         "finish_reason",
         "followers",
         "going_on",
-        "guide",
         "hashes",
         "held",
         "index",
         "logprobs",
+        "matcher",
         "max_new",
         "n_cached",
         "n_computed",
@@ -202,7 +202,7 @@ class Request:
         index: int = 0,
         on_piece: Callable[[StreamPiece], None] | None = None,
         sequence: Sequence | None = None,
-        guide: Guide | None = None,
+        matcher: GrammarMatcher | None = None,
         echo: str = "",
         parent: ParentRequest | None = None,
         going_on: bytes = b"",
@@ -233,7 +233,7 @@ class Request:
         self.echo = echo  # what the text begins with
         # of the most likely tokens, how many are to be named with each; None: nothing is asked
         self.n_logprobs = 0 if params.logprobs is None and params.best_of is not None else params.logprobs
-        self.guide = guide
+        self.matcher = matcher
         self.going_on = going_on  # a bit for each token that ends no answer, where `min_tokens` are asked for
         self.logprobs: list[TokenLogprob] = []  # of what was generated
         # of the prompt, from its second token on, as far as they are known; samples have one list
@@ -282,7 +282,7 @@ class Request:
         self.n_generated += 1
         self.parent.n_generated += 1
         reason: FinishReason | None = None
-        complete = self.guide is not None and self.guide.accept(token)
+        complete = self.matcher is not None and self.matcher.accept(token)
         is_end = is_end and not self.params.ignore_eos
         may_stop = self.n_generated > self.params.min_tokens
         if is_end or token in self.stop_ids:
@@ -308,11 +308,11 @@ class Request:
         While `min_tokens` are not generated no token may end the answer, unless its grammar allows no other.
         """
         too_few = self.n_generated < self.params.min_tokens
-        if self.guide is None:
+        if self.matcher is None:
             if too_few:
                 return self.going_on if self.n_generated == 0 else None
             return b"" if self.n_generated == self.params.min_tokens else None
-        allowed = self.guide.mask()
+        allowed = self.matcher.mask()
         if not too_few:
             return allowed
         bits = np.frombuffer(allowed, np.uint8, len(self.going_on))

@@ -1,6 +1,6 @@
 """Answers that follow a grammar, a JSON schema or a regular expression: which tokens may come next.
 
-llguidance (the extra `guide`) follows them. GBNF is translated for it here.
+llguidance (the extra `grammar`) follows them. GBNF is translated for it here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyvelo.native import Model
     from pyvelo.sampling import SamplingParams
 
-__all__ = ["Guide", "Guides", "check_installed"]
+__all__ = ["GrammarCompiler", "GrammarMatcher", "check_installed"]
 
 _Key = tuple[str, str]
 
@@ -52,7 +52,7 @@ MAX_COMPILING = 2
 """Grammars that compile at once."""
 
 
-class Guide:
+class GrammarMatcher:
     """Of one answer: follows it token by token."""
 
     def __init__(self, matcher: Any) -> None:
@@ -76,16 +76,16 @@ class Guide:
         self._check()
         return bool(self._matcher.is_stopped())
 
-    def copy(self) -> Guide:
+    def copy(self) -> GrammarMatcher:
         """Another one that stands where this one does."""
-        return Guide(self._matcher.deep_copy())
+        return GrammarMatcher(self._matcher.deep_copy())
 
     def _check(self) -> None:
         if self._matcher.is_error():
             raise ComputeError(f"what the answer must follow cannot be followed: {_error(self._matcher)}")
 
 
-class _LateGuide(Guide):
+class _LateMatcher(GrammarMatcher):
     """Of a request whose time was up before its grammar was compiled; lets no token pass."""
 
     def __init__(self) -> None:
@@ -94,11 +94,11 @@ class _LateGuide(Guide):
     def mask(self) -> bytes:
         raise ComputeError("the time was up before the grammar was compiled")
 
-    def copy(self) -> Guide:
+    def copy(self) -> GrammarMatcher:
         return self
 
 
-class Guides:
+class GrammarCompiler:
     """Compiles grammars for one model and keeps them. Thread-safe.
 
     A grammar compiles in a thread of its own, so that callers can stop waiting. Equal grammars that are asked
@@ -111,22 +111,22 @@ class Guides:
         self._slots = threading.Semaphore(MAX_COMPILING)
         self._tokenizing = threading.Lock()
         self._tokenizer: Any = None
-        self._kept: OrderedDict[_Key, Guide] = OrderedDict()  # the least recently used first
+        self._kept: OrderedDict[_Key, GrammarMatcher] = OrderedDict()  # the least recently used first
         self._n_characters = 0
-        self._waiting: dict[_Key, list[Future[Guide]]] = {}  # for what is compiled
+        self._waiting: dict[_Key, list[Future[GrammarMatcher]]] = {}  # for what is compiled
         self._closed = False
 
-    def compile(self, params: SamplingParams, seconds: float | None = None) -> Guide | None:
-        """Return the guide to copy for each answer; None if answers are free.
+    def compile(self, params: SamplingParams, seconds: float | None = None) -> GrammarMatcher | None:
+        """Return the matcher to copy for each answer; None if answers are free.
 
         Args:
             params: may name a grammar, a schema or an expression.
-            seconds: time to wait; after it a guide is returned that lets no token pass.
+            seconds: time to wait; after it a matcher is returned that lets no token pass.
 
         Raises:
             RequestError: grammar, schema or expression are wrong, or beyond a limit.
             ConfigError: llguidance is not installed.
-            ClosedError: the guides were closed.
+            ClosedError: the compiler was closed.
             OutOfMemory: there is no room for a thread.
         """
         future = self.begin(params)
@@ -135,17 +135,17 @@ class Guides:
         try:
             return future.result(seconds)
         except TooLate:
-            return _LateGuide()
+            return _LateMatcher()
         finally:
             future.cancel()
 
-    def begin(self, params: SamplingParams) -> Future[Guide] | None:
-        """Return what will have the guide, or raise, as `compile` does; cancel it to stop waiting."""
+    def begin(self, params: SamplingParams) -> Future[GrammarMatcher] | None:
+        """Return what will have the matcher, or raise, as `compile` does; cancel it to stop waiting."""
         given = [(name, getattr(params, name)) for name in _SOURCES if getattr(params, name) is not None]
         if not given:
             return None
         check_installed()
-        key, future = given[0], Future[Guide]()
+        key, future = given[0], Future[GrammarMatcher]()
         with self._lock:
             if self._closed:
                 raise ClosedError("this engine was closed")
@@ -174,25 +174,25 @@ class Guides:
                 if all(future.cancelled() for future in self._waiting.get(key, ())):
                     self._waiting.pop(key, None)
                     return
-            outcome: Guide | BaseException
+            outcome: GrammarMatcher | BaseException
             try:
                 outcome = self._made(*key)
             except BaseException as error:
                 outcome = error
         with self._lock:
             futures = self._waiting.pop(key, [])
-            if isinstance(outcome, Guide) and not self._closed:
+            if isinstance(outcome, GrammarMatcher) and not self._closed:
                 self._keep(key, outcome)
         _tell(futures, outcome)
 
-    def _keep(self, key: _Key, guide: Guide) -> None:
-        self._kept[key] = guide
+    def _keep(self, key: _Key, matcher: GrammarMatcher) -> None:
+        self._kept[key] = matcher
         self._n_characters += len(key[1])
         while len(self._kept) > MAX_KEPT or self._n_characters > MAX_KEPT_CHARACTERS:
             (_, source), _ = self._kept.popitem(last=False)
             self._n_characters -= len(source)
 
-    def _made(self, name: str, source: str) -> Guide:
+    def _made(self, name: str, source: str) -> GrammarMatcher:
         from llguidance import LLMatcher
 
         try:
@@ -207,7 +207,7 @@ class Guides:
         first.compute_bitmask()
         if first.is_error():
             raise RequestError(f"{name}: no answer can follow it: {_error(first)}")
-        return Guide(matcher)
+        return GrammarMatcher(matcher)
 
     def _ready(self) -> Any:
         with self._tokenizing:
@@ -216,10 +216,10 @@ class Guides:
             return self._tokenizer
 
 
-def _tell(futures: list[Future[Guide]], outcome: Guide | BaseException) -> None:
+def _tell(futures: list[Future[GrammarMatcher]], outcome: GrammarMatcher | BaseException) -> None:
     for future in futures:
         if future.set_running_or_notify_cancel():
-            if isinstance(outcome, Guide):
+            if isinstance(outcome, GrammarMatcher):
                 future.set_result(outcome)
             else:
                 future.set_exception(outcome)
@@ -231,7 +231,7 @@ def check_installed() -> None:
         import llguidance  # noqa: F401
     except ImportError:
         raise ConfigError(
-            "grammars, JSON schemas and regular expressions need llguidance: pip install pyvelo[guide]"
+            "grammars, JSON schemas and regular expressions need llguidance: pip install pyvelo[grammar]"
         ) from None
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from pyvelo import AsyncLLM, SamplingParams
 from pyvelo.errors import ClosedError, RequestError
-from pyvelo.grammar.matcher import Guides
+from pyvelo.grammar.matcher import GrammarCompiler
 from pyvelo.native import Model
 
 WAIT = 60  # seconds until something hangs
@@ -39,13 +39,13 @@ class Slow:
 @pytest.fixture
 def compiling(monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
     """Grammars compile slowly."""
-    slow, original = Slow(), Guides._made
+    slow, original = Slow(), GrammarCompiler._made
 
-    def made(guides: Guides, name: str, source: str) -> Any:
+    def made(compiler: GrammarCompiler, name: str, source: str) -> Any:
         slow.wait()
-        return original(guides, name, source)
+        return original(compiler, name, source)
 
-    monkeypatch.setattr(Guides, "_made", made)
+    monkeypatch.setattr(GrammarCompiler, "_made", made)
     yield slow
     slow.go.set()
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pyvelo import LLM, AsyncLLM, SamplingParams
-from pyvelo.grammar.matcher import Guides
+from pyvelo.grammar.matcher import GrammarCompiler
 from pyvelo.native import Model
 from tests.upstream_models import models_folder
 
@@ -121,23 +121,23 @@ def test_characters_of_many_bytes_in_any_vocabulary(vocab: str) -> None:
     """By tokens of bytes where there are no others; every kind of grammar forces the same text."""
     escaped = "".join(f"\\U{ord(character):08x}" for character in TEXT)
     with Model(models_folder() / f"ggml-vocab-{vocab}.gguf", vocab_only=True) as model:
-        guides = Guides(model)
+        compiler = GrammarCompiler(model)
         for params in (
             SamplingParams(grammar=f'root ::= "{escaped}"'),
             SamplingParams(grammar=f'root ::= "(" root ")" | "{escaped}"'),
             SamplingParams(regex=re.escape(TEXT)),
         ):
-            guide = guides.compile(params)
-            assert guide is not None
+            matcher = compiler.compile(params)
+            assert matcher is not None
             for last in (False, True):
-                assert follow(guide.copy(), model, last) == TEXT.encode()
+                assert follow(matcher.copy(), model, last) == TEXT.encode()
 
 
-def follow(guide: Any, model: Model, last: bool) -> bytes:
+def follow(matcher: Any, model: Model, last: bool) -> bytes:
     """The text that is forced, by the first or the last token that each mask has."""
     text, wanted = b"", TEXT.encode()
     for _ in range(2 * len(wanted)):
-        mask = guide.mask()
+        mask = matcher.mask()
         allowed = [token for token in range(model.vocab.n_tokens) if mask[token // 8] >> token % 8 & 1]
         fitting = [
             token for token in allowed if wanted[len(text) :].startswith(model.token_bytes(token) or b"?")
@@ -148,6 +148,6 @@ def follow(guide: Any, model: Model, last: bool) -> bytes:
             return text
         token = fitting[-1 if last else 0]
         text += model.token_bytes(token)
-        if guide.accept(token):
+        if matcher.accept(token):
             break
     return text

@@ -19,7 +19,7 @@ from cffi import FFI
 
 from pyvelo import SamplingParams
 from pyvelo.errors import RequestError
-from pyvelo.grammar.matcher import Guides
+from pyvelo.grammar.matcher import GrammarCompiler
 from pyvelo.native import Model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,7 +39,7 @@ class Both:
         self._lab = self._ffi.dlopen(str(library))
         self._stock = self._lab.stock_vocab_open(str(path).encode())
         self.model = Model(path, vocab_only=True)
-        self.guides = Guides(self.model)
+        self.compiler = GrammarCompiler(self.model)
         self.text = [self.model.token_bytes(token) for token in range(self.model.vocab.n_tokens)]
         ends = [self.model.is_end(token) for token in range(len(self.text))]
         self.compared = np.array([whole(t) or end for t, end in zip(self.text, ends, strict=True)])
@@ -62,26 +62,26 @@ class Both:
         assert n == len(tokens) + 1, "it allowed each of them"
         return masks[-1].astype(bool)
 
-    def differences(self, guide: Any, theirs: np.ndarray) -> list[bytes]:
+    def differences(self, matcher: Any, theirs: np.ndarray) -> list[bytes]:
         """Tokens that only one of them allows."""
-        ours = bits(guide.mask(), len(self.text))
+        ours = bits(matcher.mask(), len(self.text))
         return [self.text[token] for token in np.flatnonzero((ours != theirs) & self.compared)]
 
     def walk(self, grammar: str, draws: random.Random, n_steps: int) -> int:
         """Follows both for so many tokens at most; the number of masks that were compared."""
-        guide: Any = self.guides.compile(SamplingParams(grammar=grammar))
-        guide = guide.copy()
+        matcher: Any = self.compiler.compile(SamplingParams(grammar=grammar))
+        matcher = matcher.copy()
         tokens: list[int] = []
         for step in range(n_steps):
             theirs = self.theirs(grammar, tokens)
             assert theirs is not None
             before = b"".join(self.text[token] for token in tokens)
-            assert self.differences(guide, theirs) == [], (grammar, before)
+            assert self.differences(matcher, theirs) == [], (grammar, before)
             allowed = np.flatnonzero(theirs & self.drawn).tolist()
             if not allowed:
                 return step + 1
             tokens.append(draws.choice(allowed))
-            guide.accept(tokens[-1])
+            matcher.accept(tokens[-1])
         return n_steps
 
 
@@ -188,7 +188,7 @@ def test_random_grammars_allow_the_same_tokens(both: Both, seed: int) -> None:
     for _ in range(60):
         grammar = random_grammar(draws)
         if both.theirs(grammar, []) is None:  # nullable repetitions, which are no trouble here
-            both.guides.compile(SamplingParams(grammar=grammar))
+            both.compiler.compile(SamplingParams(grammar=grammar))
             continue
         n_followed += 1
         n_masks += both.walk(grammar, draws, 8)
@@ -256,7 +256,7 @@ REFUSED = [
 def test_what_upstream_refuses_is_refused(both: Both, grammar: str) -> None:
     assert both.theirs(grammar, []) is None
     with pytest.raises(RequestError, match=r"^grammar: "):
-        both.guides.compile(SamplingParams(grammar=grammar))
+        both.compiler.compile(SamplingParams(grammar=grammar))
 
 
 # ---- tokens ----
@@ -275,21 +275,21 @@ def test_tokens_by_name_and_by_number(both: Both) -> None:
         f'root ::= (!<[{word}]>)* <[{word}]> "!"': [other, other, word],
         f'root ::= "(" {name} ")"': [model.tokenize("(", add_special=False)[-1], bos],
     }.items():
-        guide: Any = both.guides.compile(SamplingParams(grammar=grammar))
-        guide = guide.copy()
+        matcher: Any = both.compiler.compile(SamplingParams(grammar=grammar))
+        matcher = matcher.copy()
         for n in range(len(tokens) + 1):
             theirs = both.theirs(grammar, tokens[:n])
             assert theirs is not None
-            assert both.differences(guide, theirs) == [], (grammar, n)
+            assert both.differences(matcher, theirs) == [], (grammar, n)
             if n < len(tokens):
                 assert theirs[tokens[n]]
-                assert bits(guide.mask(), len(theirs))[tokens[n]]
-                guide.accept(tokens[n])
+                assert bits(matcher.mask(), len(theirs))[tokens[n]]
+                matcher.accept(tokens[n])
 
 
 def test_a_token_that_ends_the_answer_is_not_part_of_it(both: Both) -> None:
     eos = both.model.vocab.eos
     with pytest.raises(RequestError, match=r"line 1, column 14: the vocabulary has no token <\[\d+\]>"):
-        both.guides.compile(SamplingParams(grammar=f'root ::= "a" <[{eos}]>'))
-    guide: Any = both.guides.compile(SamplingParams(grammar="root ::= !<[300]>"))
-    assert not bits(guide.copy().mask(), len(both.text))[eos]
+        both.compiler.compile(SamplingParams(grammar=f'root ::= "a" <[{eos}]>'))
+    matcher: Any = both.compiler.compile(SamplingParams(grammar="root ::= !<[300]>"))
+    assert not bits(matcher.copy().mask(), len(both.text))[eos]

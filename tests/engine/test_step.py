@@ -589,7 +589,7 @@ def test_a_callback_that_raises_when_its_request_is_cancelled() -> None:
     bench.assert_idle()
 
 
-class FakeGuide:
+class FakeMatcher:
     """Allows the token that is its number of tokens so far, and nothing behind two."""
 
     def __init__(self) -> None:
@@ -605,7 +605,7 @@ class FakeGuide:
         return False
 
 
-def test_a_sampler_is_told_before_every_draw_what_its_guide_allows() -> None:
+def test_a_sampler_is_told_before_every_draw_what_its_grammar_allows() -> None:
     bench = Bench()
     told: list[int] = []
 
@@ -616,7 +616,7 @@ def test_a_sampler_is_told_before_every_draw_what_its_guide_allows() -> None:
 
     bench.make_sampler = make
     guided, free = bench.request([1], 9), bench.submit([2], 2)
-    guided.guide = cast(Any, FakeGuide())
+    guided.matcher = cast(Any, FakeMatcher())
     bench.core.inbox.submit([guided])
     bench.finish(guided, free)
     assert told == [0, 1]

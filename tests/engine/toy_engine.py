@@ -18,7 +18,7 @@ from pyvelo.sampling import SamplingParams
 from pyvelo.trace.recorder import Tracer
 
 from .toy_checks import Held, Job
-from .toy_model import N_VOCAB, Injected, Interrupt, ToyGuide, ends
+from .toy_model import N_VOCAB, Injected, Interrupt, ToyMatcher, ends
 from .toy_stand import ToyStand
 
 CALLS = {
@@ -33,7 +33,7 @@ CALLS = {
     "fill": ("before",),
     "sampler": ("before",),
     "see_prompt": ("before",),
-    "guide": ("before",),
+    "matcher": ("before",),
     "accept": ("before",),
     "mask": ("before",),
     "status": ("before",),
@@ -109,7 +109,9 @@ class ToyEngine(ToyStand):
         room = self.n_tokens - len(prompt) + (rng.random() < 0.1)  # the last one is not stored
         if max_new is None:
             max_new = min(room, rng.choice((1, 2, self.manager.block_size, 30)))
-        guide = ToyGuide(self.faults, rng.randrange(4), rng.randint(1, 20)) if rng.random() < 0.1 else None
+        matcher = (
+            ToyMatcher(self.faults, rng.randrange(4), rng.randint(1, 20)) if rng.random() < 0.1 else None
+        )
         request = Request(
             prompt,
             params,
@@ -120,7 +122,7 @@ class ToyEngine(ToyStand):
             index=index,
             on_piece=None,
             sequence=sequence,
-            guide=cast(Any, guide),
+            matcher=cast(Any, matcher),
             parent=parent,
         )
         going_on = np.array([not ends(request, token) for token in range(N_VOCAB)])
@@ -184,7 +186,7 @@ class ToyEngine(ToyStand):
             return
         sequence, params = session.sequence, SamplingParams(temperature=0.0)
         job = self._job(rng, sequence.tokens, session.salt, params, max_new=0, sequence=sequence)
-        job.request.guide = None
+        job.request.matcher = None
         self.loop.submit([job.request])
 
     def fork(self, rng: Random) -> None:

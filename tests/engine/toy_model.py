@@ -74,11 +74,11 @@ def logprob(logits: int, token: int) -> float:
     return -(digest(token, logits) % 997) / 100
 
 
-def allowed_tokens(guide: int | None, number: int) -> list[int]:
-    """Return the tokens that a guide allows as the `number`-th of an answer; None: it is free."""
-    if guide is None:
+def allowed_tokens(matcher: int | None, number: int) -> list[int]:
+    """Return the tokens that a matcher allows as the `number`-th of an answer; None: it is free."""
+    if matcher is None:
         return list(range(N_VOCAB))
-    return [token for token in range(1, N_VOCAB) if digest(token, guide + number) % 3] or [1]
+    return [token for token in range(1, N_VOCAB) if digest(token, matcher + number) % 3] or [1]
 
 
 def ends(request: Request, token: int) -> bool:
@@ -88,15 +88,15 @@ def ends(request: Request, token: int) -> bool:
 
 def naive_answer(request: Request, salt: str, prompt: Sequence[int]) -> tuple[list[int], str, int | None]:
     """Return what one sequence alone must generate without a cache, its finish reason and its stop reason."""
-    guide = request.guide.seed if isinstance(request.guide, ToyGuide) else None
-    length = request.guide.length if isinstance(request.guide, ToyGuide) else 0
+    matcher = request.matcher.seed if isinstance(request.matcher, ToyMatcher) else None
+    length = request.matcher.length if isinstance(request.matcher, ToyMatcher) else 0
     answer: list[int] = []
     _, logits = stored_values(salt, prompt)
     for number in range(request.max_new):
-        allowed = allowed_tokens(guide, number)
+        allowed = allowed_tokens(matcher, number)
         if number < request.params.min_tokens:
             going_on = [token for token in allowed if not ends(request, token)]
-            allowed = going_on if going_on or guide is None else allowed
+            allowed = going_on if going_on or matcher is None else allowed
         token = next_token(logits, request.seed, number, allowed)
         answer.append(token)
         if token == END and not request.params.ignore_eos:
@@ -172,7 +172,7 @@ class Faults:
 # ---- the parts of a model ----
 
 
-class ToyGuide:
+class ToyMatcher:
     """Allows some of the tokens; the answer is complete after `length`."""
 
     def __init__(self, faults: Faults, seed: int, length: int) -> None:
@@ -181,7 +181,7 @@ class ToyGuide:
         self._number = 0
 
     def mask(self) -> bytes:
-        self._faults.check("guide")
+        self._faults.check("matcher")
         bits = np.zeros(N_VOCAB, np.uint8)
         bits[allowed_tokens(self.seed, self._number)] = 1
         return np.packbits(bits, bitorder="little").tobytes()

@@ -14,9 +14,9 @@ import pytest
 
 from pyvelo import LLM, SamplingParams
 from pyvelo.errors import ClosedError, ComputeError, RequestError
-from pyvelo.grammar import matcher as guide_module
+from pyvelo.grammar import matcher as matcher_module
 from pyvelo.grammar.limits import MAX_CHARACTERS, MAX_REMAINDERS
-from pyvelo.grammar.matcher import Guides
+from pyvelo.grammar.matcher import GrammarCompiler
 from pyvelo.native import Model
 
 WAIT = 60  # seconds until something hangs
@@ -35,15 +35,15 @@ class Slow:
         self.made: list[str] = []
         self.begun = threading.Semaphore(0)
         self.go = threading.Event()
-        original = Guides._made
+        original = GrammarCompiler._made
 
-        def slowly(guides: Guides, name: str, source: str) -> Any:
+        def slowly(compiler: GrammarCompiler, name: str, source: str) -> Any:
             self.made.append(source)
             self.begun.release()
             assert self.go.wait(WAIT)
-            return original(guides, name, source)
+            return original(compiler, name, source)
 
-        monkeypatch.setattr(Guides, "_made", slowly)
+        monkeypatch.setattr(GrammarCompiler, "_made", slowly)
 
 
 @pytest.fixture
@@ -80,20 +80,20 @@ def in_thread(call: Callable[[], Any]) -> Callable[[], Any]:
 
 def test_grammars_in_turns_compile_once(model: Model, slow: Slow) -> None:
     slow.go.set()
-    guides = Guides(model)
-    first = [guides.compile(regex(source)) for source in "abc"]
-    again = [guides.compile(regex(source)) for source in "cba"]
-    assert [id(guide) for guide in first] == [id(guide) for guide in reversed(again)]
-    guides.compile(SamplingParams(grammar='root ::= "a"'))
-    guides.compile(SamplingParams(json_schema=True))
+    compiler = GrammarCompiler(model)
+    first = [compiler.compile(regex(source)) for source in "abc"]
+    again = [compiler.compile(regex(source)) for source in "cba"]
+    assert [id(matcher) for matcher in first] == [id(matcher) for matcher in reversed(again)]
+    compiler.compile(SamplingParams(grammar='root ::= "a"'))
+    compiler.compile(SamplingParams(json_schema=True))
     assert slow.made == ["a", "b", "c", 'root ::= "a"', "true"]
 
 
 def test_equal_ones_at_the_same_time_compile_once(model: Model, slow: Slow) -> None:
-    guides = Guides(model)
-    results = [in_thread(lambda: guides.compile(regex("ab*"))) for _ in range(5)]
+    compiler = GrammarCompiler(model)
+    results = [in_thread(lambda: compiler.compile(regex("ab*"))) for _ in range(5)]
     assert slow.begun.acquire(timeout=WAIT)
-    other = guides.begin(regex("ab*"))
+    other = compiler.begin(regex("ab*"))
     slow.go.set()
     found = {id(result()) for result in results}
     assert other is not None
@@ -103,59 +103,59 @@ def test_equal_ones_at_the_same_time_compile_once(model: Model, slow: Slow) -> N
 
 def test_those_used_last_are_kept(model: Model, slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
     slow.go.set()
-    monkeypatch.setattr(guide_module, "MAX_KEPT", 2)
-    guides = Guides(model)
+    monkeypatch.setattr(matcher_module, "MAX_KEPT", 2)
+    compiler = GrammarCompiler(model)
     for source in ("a", "b", "a", "c", "a", "b"):
-        guides.compile(regex(source))
+        compiler.compile(regex(source))
     assert slow.made == ["a", "b", "c", "b"]
     slow.made.clear()
-    monkeypatch.setattr(guide_module, "MAX_KEPT_CHARACTERS", 5)
+    monkeypatch.setattr(matcher_module, "MAX_KEPT_CHARACTERS", 5)
     for source in ("long", "x", "long", "y", "long", "x"):
-        guides.compile(regex(source))
+        compiler.compile(regex(source))
     assert slow.made == ["long", "x", "y", "x"]
-    guides.compile(regex("longer"))
-    assert not guides._kept, "it is longer than all that may be kept"
+    compiler.compile(regex("longer"))
+    assert not compiler._kept, "it is longer than all that may be kept"
 
 
 def test_an_error_is_everyones_and_is_not_kept(model: Model, slow: Slow) -> None:
-    guides = Guides(model)
-    results = [in_thread(lambda: guides.compile(regex("("))) for _ in range(3)]
+    compiler = GrammarCompiler(model)
+    results = [in_thread(lambda: compiler.compile(regex("("))) for _ in range(3)]
     assert slow.begun.acquire(timeout=WAIT)
     slow.go.set()
     assert all(isinstance(result(), RequestError) for result in results)
     with pytest.raises(RequestError, match=r"^regex: "):
-        guides.compile(regex("("))
-    assert not guides._waiting
+        compiler.compile(regex("("))
+    assert not compiler._waiting
 
 
 def test_what_nobody_waits_for_is_not_compiled(model: Model, slow: Slow) -> None:
-    guides = Guides(model)
-    busy = [guides.begin(regex(source)) for source in ("a", "b")]
+    compiler = GrammarCompiler(model)
+    busy = [compiler.begin(regex(source)) for source in ("a", "b")]
     for _ in busy:
         assert slow.begun.acquire(timeout=WAIT)
-    late = guides.compile(regex("c"), seconds=0.01)
+    late = compiler.compile(regex("c"), seconds=0.01)
     assert late is not None
     with pytest.raises(ComputeError, match="time was up"):
         late.copy().mask()
-    wanted = guides.begin(regex("d"))
+    wanted = compiler.begin(regex("d"))
     slow.go.set()
     for future in (*busy, wanted):
         assert future is not None
         future.result(WAIT)
     assert sorted(slow.made) == ["a", "b", "d"]
-    assert guides.compile(regex("c")) is not late
+    assert compiler.compile(regex("c")) is not late
     assert sorted(slow.made) == ["a", "b", "c", "d"]
 
 
 def test_close_ends_every_wait(model: Model, slow: Slow) -> None:
-    guides = Guides(model)
-    results = [in_thread(lambda n=n: guides.compile(regex(f"a{n}"))) for n in range(4)]  # type: ignore[misc]
-    for _ in range(guide_module.MAX_COMPILING):
+    compiler = GrammarCompiler(model)
+    results = [in_thread(lambda n=n: compiler.compile(regex(f"a{n}"))) for n in range(4)]  # type: ignore[misc]
+    for _ in range(matcher_module.MAX_COMPILING):
         assert slow.begun.acquire(timeout=WAIT)
-    guides.close()
+    compiler.close()
     assert all(isinstance(result(), ClosedError) for result in results)
     with pytest.raises(ClosedError):
-        guides.compile(regex("b"))
+        compiler.compile(regex("b"))
 
 
 def test_a_deadline_includes_the_compilation(tiny_model: Path, slow: Slow) -> None:
@@ -193,27 +193,27 @@ MULTIPLES: list[Any] = [
 def test_too_many_remainders_are_refused(model: Model, schema: Any) -> None:
     message = rf"multipleOf=.*the most is {MAX_REMAINDERS}: take smaller or rounder"
     with pytest.raises(RequestError, match=rf"json_schema: {message}"):
-        Guides(model).compile(SamplingParams(json_schema=schema))
+        GrammarCompiler(model).compile(SamplingParams(json_schema=schema))
     with pytest.raises(RequestError, match=rf"grammar: {message}"):
-        Guides(model).compile(SamplingParams(grammar=f"start: a+\na: %json {json.dumps(schema)}"))
+        GrammarCompiler(model).compile(SamplingParams(grammar=f"start: a+\na: %json {json.dumps(schema)}"))
 
 
 @pytest.mark.parametrize("number", [7, 0.01, 1e6, 100000, 9973, 0.125, 60])
 def test_ordinary_multiples_are_not(model: Model, number: float) -> None:
-    assert Guides(model).compile(SamplingParams(json_schema={"multipleOf": number})) is not None
+    assert GrammarCompiler(model).compile(SamplingParams(json_schema={"multipleOf": number})) is not None
 
 
 def test_too_many_names_are_refused(model: Model) -> None:
-    guides = Guides(model)
+    compiler = GrammarCompiler(model)
     names = {f"x{i}": True for i in range(5001)}
     with pytest.raises(RequestError, match="json_schema: 5001 names in properties, the most are 5000"):
-        guides.compile(SamplingParams(json_schema={"properties": names}))
+        compiler.compile(SamplingParams(json_schema={"properties": names}))
     names = {f"^x{i}$": True for i in range(151)}
     with pytest.raises(RequestError, match="json_schema: 151 names in patternProperties, the most are 150"):
-        guides.compile(SamplingParams(json_schema={"patternProperties": names}))
+        compiler.compile(SamplingParams(json_schema={"patternProperties": names}))
     terminals = chain(1000, lambda i: f'A{i}: "a" A{i + 1}', 'A1000: "b"\nstart: A0')
     with pytest.raises(RequestError, match="grammar: 1001 terminals, the most are 1000: write some as rules"):
-        guides.compile(SamplingParams(grammar=terminals))
+        compiler.compile(SamplingParams(grammar=terminals))
 
 
 def text(pattern: str, **others: Any) -> dict[str, Any]:
@@ -232,22 +232,22 @@ CROSSED: dict[str, Any] = {
 @pytest.mark.parametrize("name", CROSSED)
 def test_patterns_that_meet_in_one_string_are_few(model: Model, name: str) -> None:
     with pytest.raises(RequestError, match="more than 12 patterns and formats may meet in one string"):
-        Guides(model).compile(SamplingParams(json_schema=CROSSED[name]))
+        GrammarCompiler(model).compile(SamplingParams(json_schema=CROSSED[name]))
 
 
 def test_patterns_apart_may_be_many(model: Model) -> None:
     node = {"properties": {f"p{i}": text(f"{i}+") for i in range(60)} | {"next": {"$ref": "#/$defs/node"}}}
     schema = {"$defs": {"node": node}, "anyOf": [{"$ref": "#/$defs/node"}, {"items": text("a+")}]}
-    assert Guides(model).compile(SamplingParams(json_schema=schema)) is not None
+    assert GrammarCompiler(model).compile(SamplingParams(json_schema=schema)) is not None
     nested: dict[str, Any] = {}
     for _ in range(300):
         nested = {"anyOf": [nested]}
     with pytest.raises(RequestError, match="json_schema: it is nested more than 120 deep"):
-        Guides(model).compile(SamplingParams(json_schema=nested))
+        GrammarCompiler(model).compile(SamplingParams(json_schema=nested))
 
 
 def test_too_long_is_refused(model: Model) -> None:
-    guides = Guides(model)
+    compiler = GrammarCompiler(model)
     alternatives = [f'"x{n}"' for n in range(50_000)]
     for params in (
         SamplingParams(grammar="start: " + " | ".join(alternatives)),
@@ -256,7 +256,7 @@ def test_too_long_is_refused(model: Model) -> None:
         SamplingParams(json_schema={"enum": alternatives}),
     ):
         with pytest.raises(RequestError, match=rf"\d+ characters, the most are {MAX_CHARACTERS}"):
-            guides.compile(params)
+            compiler.compile(params)
 
 
 CHILD = """
@@ -264,21 +264,21 @@ import json, sys
 from pyvelo import SamplingParams
 from pyvelo.errors import VeloError
 from pyvelo.native import Model
-from pyvelo.grammar.matcher import Guides
+from pyvelo.grammar.matcher import GrammarCompiler
 try:
     import resource
     resource.setrlimit(resource.RLIMIT_CPU, (int(sys.argv[2]), int(sys.argv[2])))
 except ImportError:
     pass
-guides = Guides(Model(sys.argv[1], vocab_only=True))
+compiler = GrammarCompiler(Model(sys.argv[1], vocab_only=True))
 n = 0
 for kind, source in json.load(sys.stdin):
     try:
-        guide = guides.compile(SamplingParams(**{kind: source})).copy()
+        matcher = compiler.compile(SamplingParams(**{kind: source})).copy()
         for _ in range(12):
-            mask = guide.mask()
+            mask = matcher.mask()
             token = next((i for i in range(len(mask) * 8) if mask[i // 8] >> i % 8 & 1), None)
-            if token is None or guide.accept(token):
+            if token is None or matcher.accept(token):
                 break
     except VeloError:
         pass

@@ -36,9 +36,9 @@ def llm(tiny_model_f32: Path) -> Iterator[LLM]:
         yield llm
 
 
-def answers(llm: LLM, n: int = 8, **guide: Any) -> list[str]:
+def answers(llm: LLM, n: int = 8, **grammar: Any) -> list[str]:
     """Draws at full temperature."""
-    params = SamplingParams(n=n, max_tokens=200, seed=7, **guide)
+    params = SamplingParams(n=n, max_tokens=200, seed=7, **grammar)
     output = llm.generate(PROMPT, params)[0]
     assert [answer.finish_reason for answer in output.outputs] == ["stop"] * n
     return [answer.text for answer in output.outputs]
@@ -114,7 +114,7 @@ def test_one_choice_is_no_choice(llm: LLM) -> None:
 
 
 def test_beside_others_and_with_a_bias_against_it(llm: LLM) -> None:
-    """Those without a guide are not touched; a bias cannot leave the grammar."""
+    """Those without a grammar are not touched; a bias cannot leave the grammar."""
     plain = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
     guided = SamplingParams(
         max_tokens=50, temperature=0, regex="[ab]{4}", logit_bias=dict.fromkeys(range(3, 60), 50.0)
@@ -138,7 +138,7 @@ def test_what_is_cut_short_says_so(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize(
-    ("guide", "says"),
+    ("grammar", "says"),
     [
         ({"grammar": "root ::= nowhere"}, "grammar"),
         ({"grammar": "no rules at all"}, "grammar"),
@@ -151,9 +151,9 @@ def test_what_is_cut_short_says_so(llm: LLM) -> None:
         ({"json_schema": "null"}, "^json_schema: a schema is an object, true or false, got None$"),
     ],
 )
-def test_what_is_no_guide_is_refused(llm: LLM, guide: dict[str, Any], says: str) -> None:
+def test_what_is_no_grammar_is_refused(llm: LLM, grammar: dict[str, Any], says: str) -> None:
     with pytest.raises(RequestError, match=says):
-        llm.generate([PROMPT, PROMPT], SamplingParams(**guide))
+        llm.generate([PROMPT, PROMPT], SamplingParams(**grammar))
     assert llm.stats().blocks_used == 0
 
 
@@ -166,19 +166,19 @@ def test_one_that_becomes_too_complex_ends_alone(llm: LLM) -> None:
     assert len(outputs[1].token_ids) == 8
 
 
-def test_a_guide_that_fails_on_its_way_fails_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pyvelo.grammar.matcher import Guide
+def test_a_grammar_that_fails_on_its_way_fails_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyvelo.grammar.matcher import GrammarMatcher
 
     calls = []
 
-    def mask(self: Guide) -> bytes:
+    def mask(self: GrammarMatcher) -> bytes:
         calls.append(self)
         if len(calls) == 3:
             raise ComputeError("too complex")
         return original(self)
 
-    original = Guide.mask
-    monkeypatch.setattr(Guide, "mask", mask)
+    original = GrammarMatcher.mask
+    monkeypatch.setattr(GrammarMatcher, "mask", mask)
     plain = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
     guided = SamplingParams(max_tokens=50, regex="[ab]{40}")
     outputs = llm.generate(["The fox", "The fox"], [guided, plain], return_errors=True)
@@ -195,4 +195,4 @@ def test_without_the_library_it_says_what_to_install(tiny_model_f32: Path) -> No
         "except VeloError as error: print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert "pip install pyvelo[guide]" in done.stdout
+    assert "pip install pyvelo[grammar]" in done.stdout
