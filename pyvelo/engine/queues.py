@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from pyvelo.engine.request import IdleSequences, Request, Sequence
 from pyvelo.kv.manager import BlockManager
-from pyvelo.kv.pool import Swapped
+from pyvelo.kv.pool import SwappedBlocks
 from pyvelo.outputs import FinishReason
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ class ActiveRequests:
         """Queue a request that has not started, or was preempted."""
         insort(self.waiting, request, key=_rank)
 
-    def preempt(self, request: Request, swapped: Swapped | None) -> None:
+    def preempt(self, request: Request, swapped: SwappedBlocks | None) -> None:
         """Queue a request that gave its blocks up; K and V are in `swapped`, or lost."""
         self.vacate(request)
         request.swapped = swapped
@@ -288,7 +288,7 @@ class ActiveRequests:
         if sequence is not None:
             sequence.swapped, request.swapped = request.swapped, None
         if request.swapped is not None:
-            self._manager.discard(request.swapped)
+            self._manager.free_swapped(request.swapped)
             request.swapped = None
         if request.table is not None:
             if sequence is not None:

@@ -13,7 +13,7 @@ import numpy as np
 from pyvelo.engine.detokenizer import Detokenizer
 from pyvelo.grammar.matcher import GrammarMatcher
 from pyvelo.kv.manager import BlockManager
-from pyvelo.kv.pool import BlockTable, Swapped
+from pyvelo.kv.pool import BlockTable, SwappedBlocks
 from pyvelo.kv.prefix import BlockHashes
 from pyvelo.outputs import FinishReason, RequestTimes, StreamPiece, TokenLogprob, Usage
 from pyvelo.sampling import SamplingParams
@@ -38,7 +38,7 @@ class Sequence:
         self.tokens = array("i", tokens)
         self.hashes = BlockHashes(self.tokens, block_size, salt.encode("utf-8", "surrogatepass"))
         self.table: BlockTable | None = None
-        self.swapped: Swapped | None = None
+        self.swapped: SwappedBlocks | None = None
         self.request: Request | None = None
         self.dropped = False
 
@@ -87,7 +87,7 @@ class IdleSequences:
         self._manager.park(table)
         self._put(sequence, table)
 
-    def evict(self, sequence: Sequence, swapped: Swapped | None) -> None:
+    def evict(self, sequence: Sequence, swapped: SwappedBlocks | None) -> None:
         """It gave its blocks up; K and V are in host memory or lost, but for what is still a hit."""
         self.lend(sequence)
         if sequence.request is not None and sequence.busy:
@@ -102,12 +102,12 @@ class IdleSequences:
             self.lend(sequence)
         swapped = self.take_swapped(sequence)
         if swapped is not None:
-            self._manager.discard(swapped)
+            self._manager.free_swapped(swapped)
 
-    def take_swapped(self, sequence: Sequence) -> Swapped | None:
+    def take_swapped(self, sequence: Sequence) -> SwappedBlocks | None:
         """Take from the sequence what it has in host memory; None if the pool was cleared since."""
         swapped, sequence.swapped = sequence.swapped, None
-        return swapped if swapped is not None and self._manager.holds(swapped) else None
+        return swapped if swapped is not None and self._manager.has_swapped(swapped) else None
 
     def clear(self) -> None:
         """Forget all after the pool was cleared; sequences keep their tokens."""
@@ -241,7 +241,7 @@ class Request:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None  # what ended it, as in `Completion`
         self.error: Exception | None = None
-        self.swapped: Swapped | None = None  # where its K and V are while it waits after giving way
+        self.swapped: SwappedBlocks | None = None  # where its K and V are while it waits after giving way
         # held while it runs
         self.table: BlockTable | None = None
         self.sampler: Sampler | None = None

@@ -12,7 +12,7 @@ from pyvelo.engine.request import Request, Sequence
 from pyvelo.errors import InternalError
 from pyvelo.kv.manager import BlockManager
 from pyvelo.kv.plan import AllocationPlan, Never, NotNow, Start
-from pyvelo.kv.pool import BlockTable, Swapped
+from pyvelo.kv.pool import BlockTable, SwappedBlocks
 from pyvelo.memory.budget import SCORED_TOKENS, Limits
 
 __all__ = ["Chunk", "StepPlan", "schedule"]
@@ -35,8 +35,8 @@ class StepPlan(NamedTuple):
     starts: list[Chunk]
     decodes: list[Request]
     chunks: list[Chunk]
-    evicted: list[tuple[Sequence, Swapped | None]]
-    preempted: list[tuple[Request, Swapped | None]]
+    evicted: list[tuple[Sequence, SwappedBlocks | None]]
+    preempted: list[tuple[Request, SwappedBlocks | None]]
     allocation: AllocationPlan
 
     @property
@@ -106,8 +106,8 @@ class _Planner:
         self.decodes: list[Request] = []
         self.prefills: list[Request] = []
         self.chunks: list[Chunk] = []
-        self.evicted: list[tuple[Sequence, Swapped | None]] = []
-        self.preempted: list[tuple[Request, Swapped | None]] = []
+        self.evicted: list[tuple[Sequence, SwappedBlocks | None]] = []
+        self.preempted: list[tuple[Request, SwappedBlocks | None]] = []
         self.gone: set[Request] = set()  # the preempted ones
 
     def plan(self) -> StepPlan:
@@ -277,12 +277,12 @@ class _Planner:
             else:
                 self.evicted.append((victim, swapped))
 
-    def _give_way(self, table: BlockTable) -> Swapped | None:
+    def _give_way(self, table: BlockTable) -> SwappedBlocks | None:
         if table.n_tokens and self.favour_swap(len(table.blocks), table.n_tokens):
             swapped = self.allocation.swap_out(table)
             if swapped is not None:
                 return swapped
-        self.allocation.drop(table)
+        self.allocation.free(table)
         return None
 
 
@@ -313,7 +313,7 @@ def choose_victims(
     trial, chosen = allocation.copy(), list[_Victim]()
     lacking, available, n_gone = lacks(trial.copy(), ()), trial.available, 0
     for candidate in candidates:
-        trial.drop(_table(candidate))
+        trial.free(_table(candidate))
         chosen.append(candidate)
         # beyond its blocks one may save the block that is left to it, and a copy
         most = trial.available - available + 2 * (len(chosen) - n_gone)
@@ -326,7 +326,7 @@ def choose_victims(
     for candidate in reversed(chosen[n_first:-1]):
         others, trial = [other for other in chosen if other is not candidate], allocation.copy()
         for other in others:
-            trial.drop(_table(other))
+            trial.free(_table(other))
         if lacks(trial, others) <= 0:
             chosen = others
     return chosen

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from pyvelo.errors import InternalError
 from pyvelo.kv.plan import AllocationPlan, Change, Holders, check_changes
-from pyvelo.kv.pool import BlockPool, BlockTable, Swapped, SwapPool
+from pyvelo.kv.pool import BlockPool, BlockTable, SwappedBlocks, SwapPool
 from pyvelo.kv.prefix import BlockHashes, Match, PrefixIndex
 
 __all__ = [
@@ -80,7 +80,7 @@ class BlockManager:
     ) -> None:
         self.block_size = block_size
         self.swap = SwapPool(n_swap_blocks)
-        self._asleep: dict[int, Swapped] = {}
+        self._swapped: dict[int, SwappedBlocks] = {}
         self.counts = Counts()
         self._pool = BlockPool(n_blocks)
         self._index = PrefixIndex(n_blocks, make_key) if share else None
@@ -166,15 +166,15 @@ class BlockManager:
         if allocation.version != self._version:
             raise InternalError("the pool was changed after this allocation was made")
         changes = allocation.changes
-        holders = Holders(self._tables, self._asleep, self._reserved, self.swap.n_free)
+        holders = Holders(self._tables, self._swapped, self._reserved, self.swap.n_free)
         check_changes(changes, self._pool, holders, self.block_size)
         outs: list[Copy] = []
         for change in changes:
-            if change.sleeps is not None:
-                outs += self._put_to_sleep(change.table, change.sleeps)
+            if change.swaps_out is not None:
+                outs += self._swap_out(change.table, change.swaps_out)
         sources = [block for change in changes for block in self._begin(change)]
         for change in changes:
-            if change.leaves:
+            if change.frees:
                 self.free(change.table)
         blocks = iter(self._take(sum(change.n_taken for change in changes)))
         copies = [copy for change in changes for copy in self._grow(change, blocks)]
@@ -184,7 +184,7 @@ class BlockManager:
             if match is not None and match.head is not None:
                 copies.append(self._copy(match.head.block, table.blocks[len(match.blocks)]))
             if match is not None and swapped is not None:
-                ins += self._wake(table, swapped, len(match.blocks))
+                ins += self._swap_in(table, swapped, len(match.blocks))
         self._release(sources)
         self._version += 1
         return Moves(outs, ins, copies)
@@ -202,7 +202,7 @@ class BlockManager:
 
     def _grow(self, change: Change, blocks: Iterator[int]) -> list[Copy]:
         """Add blocks to a table and update its reserve. Return the copies into its new blocks."""
-        if change.leaves:
+        if change.frees:
             return []
         table, copies = change.table, []
         n_taken = change.n_taken
@@ -267,9 +267,9 @@ class BlockManager:
         self._release(table.truncate(0))
         table.reserved = 0
 
-    def discard(self, swapped: Swapped) -> None:
+    def free_swapped(self, swapped: SwappedBlocks) -> None:
         """Gives back what a sequence holds in host memory; it will not come back."""
-        if self._asleep.pop(id(swapped), None) is None:
+        if self._swapped.pop(id(swapped), None) is None:
             raise InternalError("this sequence is not in host memory")
         self._version += 1
         self.swap.release(swapped.blocks)
@@ -288,14 +288,14 @@ class BlockManager:
         self._pool, self.swap = BlockPool(self.n_blocks), SwapPool(self.swap.n_blocks)
         if self._index is not None:
             self._index.clear()
-        self._tables, self._asleep, self._reserved = {}, {}, 0
+        self._tables, self._swapped, self._reserved = {}, {}, 0
         self._version += 1
         for block in published:
             self._tell("reset", block)
 
-    def holds(self, swapped: Swapped) -> bool:
+    def has_swapped(self, swapped: SwappedBlocks) -> bool:
         """Whether a sequence is in host memory: it is not after `clear`."""
-        return id(swapped) in self._asleep
+        return id(swapped) in self._swapped
 
     def audit(self) -> None:
         """Checks the invariants of pool, prefixes and tables; InternalError says which does not hold."""
@@ -306,7 +306,7 @@ class BlockManager:
             raise InternalError(
                 f"{self._reserved} blocks reserved, tables say {reserved}, {self._pool.n_free} are free"
             )
-        self.swap.audit(block for swapped in self._asleep.values() for block in swapped.blocks)
+        self.swap.audit(block for swapped in self._swapped.values() for block in swapped.blocks)
         if self._index is not None:
             self._index.audit()
             kept = {block for block in range(self.n_blocks) if self._pool.kept(block)}
@@ -340,18 +340,18 @@ class BlockManager:
             self.counts.queried += table.hashes.n_tokens
             self.counts.hits += n_tokens
 
-    def _put_to_sleep(self, table: BlockTable, swapped: Swapped) -> list[Copy]:
+    def _swap_out(self, table: BlockTable, swapped: SwappedBlocks) -> list[Copy]:
         held = table.blocks[: -(-swapped.n_tokens // self.block_size)]
         swapped.blocks = self.swap.take(len(held))
-        self._asleep[id(swapped)] = swapped
+        self._swapped[id(swapped)] = swapped
         self.counts.swapped_out += len(held)
         for block in held:
             self._tell("swapped", block)
         return [Copy(*pair) for pair in zip(held, swapped.blocks, strict=True)]
 
-    def _wake(self, table: BlockTable, swapped: Swapped, n_there: int) -> list[Copy]:
+    def _swap_in(self, table: BlockTable, swapped: SwappedBlocks, n_there: int) -> list[Copy]:
         sources = swapped.blocks[n_there:]
-        self.discard(swapped)
+        self.free_swapped(swapped)
         self.counts.swapped_in += len(sources)
         return [Copy(*pair) for pair in zip(sources, table.blocks[n_there:], strict=False)]
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pyvelo.errors import InternalError
-from pyvelo.kv.pool import BlockPool, BlockTable, Swapped
+from pyvelo.kv.pool import BlockPool, BlockTable, SwappedBlocks
 from pyvelo.kv.prefix import BlockHashes, Match, PrefixIndex
 
 __all__ = [
@@ -64,16 +64,16 @@ class Change(NamedTuple):
     n_blocks: int
     reserved: int
     match: Match | None = None  # it starts with these hits
-    wakes: Swapped | None = None  # it starts from host memory
+    swaps_in: SwappedBlocks | None = None  # it starts from host memory
     resumes: bool = False
     copies: bool = False  # a copy replaces the block of its next token
-    leaves: bool = False
-    sleeps: Swapped | None = None  # it leaves for host memory
+    frees: bool = False
+    swaps_out: SwappedBlocks | None = None  # it leaves for host memory
 
     @property
     def n_taken(self) -> int:
         """Blocks that the table takes from the pool."""
-        return 0 if self.leaves else self.n_blocks - len(self.table.blocks) + self.copies
+        return 0 if self.frees else self.n_blocks - len(self.table.blocks) + self.copies
 
 
 class AllocationPlan:
@@ -90,7 +90,7 @@ class AllocationPlan:
         "_size",
         "_sources",
         "available",
-        "swappable",
+        "n_swap_free",
         "version",
     )
 
@@ -99,7 +99,7 @@ class AllocationPlan:
         pool: BlockPool,
         index: PrefixIndex | None,
         reserved: int,
-        swappable: int,
+        n_swap_free: int,
         size: int,
         version: int,
     ) -> None:
@@ -110,7 +110,7 @@ class AllocationPlan:
         self._sources: dict[int, int] = {}  # of all those, the ones that only copies hold, and then give up
         self._changes: dict[int, Change] = {}  # by the table's id
         self.available = pool.n_free - reserved
-        self.swappable = swappable  # free blocks of host memory
+        self.n_swap_free = n_swap_free  # free blocks of host memory
         self.version = version
 
     @property
@@ -134,7 +134,7 @@ class AllocationPlan:
         n_tokens: int,
         hashes: BlockHashes | None = None,
         spare: int = 0,
-        swapped: Swapped | None = None,
+        swapped: SwappedBlocks | None = None,
         most_cached: int | None = None,
     ) -> Start | NotNow | Never:
         """Reserve the blocks of `n_tokens` tokens for a new sequence, less those of its prefix hit.
@@ -207,39 +207,39 @@ class AllocationPlan:
             self._copy_from(table.blocks[table.n_tokens // self._size])
         return True
 
-    def drop(self, table: BlockTable) -> None:
+    def free(self, table: BlockTable) -> None:
         """Free the table's blocks, held and reserved. The plan must not use it otherwise."""
-        self._leave(table, None)
+        self._free(table, None)
 
-    def swap_out(self, table: BlockTable) -> Swapped | None:
+    def swap_out(self, table: BlockTable) -> SwappedBlocks | None:
         """As `drop`, but what the table holds goes to host memory; None where that has no room."""
         n_blocks = -(-table.n_tokens // self._size)
-        if n_blocks > self.swappable:
+        if n_blocks > self.n_swap_free:
             return None
-        swapped = Swapped(table.n_tokens)
-        self._leave(table, swapped)
-        self.swappable -= n_blocks
+        swapped = SwappedBlocks(table.n_tokens)
+        self._free(table, swapped)
+        self.n_swap_free -= n_blocks
         return swapped
 
-    def _leave(self, table: BlockTable, swapped: Swapped | None) -> None:
+    def _free(self, table: BlockTable, swapped: SwappedBlocks | None) -> None:
         if id(table) in self._changes:
             raise InternalError("a block table that takes part in an allocation cannot be dropped in it")
         self._let_go(table.blocks)
         self.available += table.reserved
-        self._changes[id(table)] = Change(table, 0, 0, leaves=True, sleeps=swapped)
+        self._changes[id(table)] = Change(table, 0, 0, frees=True, swaps_out=swapped)
 
     def _change(self, table: BlockTable) -> Change:
         change = self._changes.get(id(table))
         if change is None:
             return Change(table, len(table.blocks), table.reserved)
-        if change.leaves:
+        if change.frees:
             raise InternalError(
                 "a block table that is dropped in an allocation can neither grow nor resume in it"
             )
         return change
 
-    def _check_swapped(self, swapped: Swapped) -> None:
-        if any(swapped in (change.wakes, change.sleeps) for change in self.changes):
+    def _check_swapped(self, swapped: SwappedBlocks) -> None:
+        if any(swapped in (change.swaps_in, change.swaps_out) for change in self.changes):
             raise InternalError("a swapped sequence comes back once, and in a later allocation than it left")
 
     def _writes_to_others(self, table: BlockTable) -> bool:
@@ -287,7 +287,7 @@ class Holders(NamedTuple):
     """What refers to blocks: live tables and sequences in host memory, both by their ids."""
 
     tables: Mapping[int, BlockTable]
-    asleep: Mapping[int, Swapped]
+    swapped: Mapping[int, SwappedBlocks]
     reserved: int
     n_swap_free: int
 
@@ -298,11 +298,12 @@ def check_changes(changes: Collection[Change], pool: BlockPool, holders: Holders
         _check_table(change, holders, size)
     if len({id(change.table) for change in changes}) < len(changes):
         raise InternalError("a plan changes a block table twice")
-    woken = [id(change.wakes) for change in changes if change.wakes is not None]
-    if len(set(woken)) < len(woken):
+    swapped_in = [id(change.swaps_in) for change in changes if change.swaps_in is not None]
+    if len(set(swapped_in)) < len(swapped_in):
         raise InternalError("two sequences come back from the same blocks of host memory")
     _check_blocks(changes, pool, holders.reserved)
-    n_swapped = sum(-(-change.sleeps.n_tokens // size) for change in changes if change.sleeps is not None)
+    swapped_out = [change.swaps_out for change in changes if change.swaps_out is not None]
+    n_swapped = sum(-(-swapped.n_tokens // size) for swapped in swapped_out)
     if n_swapped > holders.n_swap_free:
         raise InternalError(f"a plan takes {n_swapped} swap blocks, {holders.n_swap_free} are free")
 
@@ -314,15 +315,15 @@ def _check_table(change: Change, holders: Holders, size: int) -> None:
             raise InternalError("a table that is dropped, resumes or grows must be a live one")
     elif id(table) in holders.tables or tuple(table.blocks) != match.blocks:
         raise InternalError("a table that starts must be a new one of the blocks that are there")
-    if change.leaves:
+    if change.frees:
         if match is not None or change.resumes or change.copies or change.n_blocks or change.reserved:
             raise InternalError("a table that is dropped can take no other part in the plan")
     elif change.n_blocks < len(table.blocks) or change.reserved < 0:
         raise InternalError(f"a plan leaves a table {change.n_blocks} blocks and reserves {change.reserved}")
-    swapped = change.sleeps
-    if swapped is not None and (not change.leaves or swapped.blocks or swapped.n_tokens != table.n_tokens):
+    swapped = change.swaps_out
+    if swapped is not None and (not change.frees or swapped.blocks or swapped.n_tokens != table.n_tokens):
         raise InternalError("a sequence goes to host memory as it is, and when its table is dropped")
-    if change.wakes is not None and (match is None or id(change.wakes) not in holders.asleep):
+    if change.swaps_in is not None and (match is None or id(change.swaps_in) not in holders.swapped):
         raise InternalError("a sequence that comes back is not in host memory")
     if match is not None and change.n_blocks * size < table.n_tokens:
         raise InternalError("a sequence that starts with a block to fill must grow into it")
@@ -341,7 +342,7 @@ def _check_blocks(changes: Collection[Change], pool: BlockPool, reserved: int) -
             if not all(0 <= block < pool.n_blocks and pool.readers(block) for block in hits):
                 raise InternalError("a sequence starts with a block that holds nothing")
             references.update(hits)
-        elif change.leaves:
+        elif change.frees:
             references.subtract(table.blocks)
         n_taken += change.n_taken
         reserved += change.reserved - (table.reserved if match is None else 0)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pyvelo.errors import InternalError, OutOfBlocks
 from pyvelo.kv.prefix import BlockHashes
 
-__all__ = ["BlockPool", "BlockTable", "SwapPool", "Swapped"]
+__all__ = ["BlockPool", "BlockTable", "SwapPool", "SwappedBlocks"]
 
 
 class BlockPool:
@@ -183,7 +183,7 @@ class SwapPool:
             raise InternalError("swap: some block is neither free nor held, or both")
 
 
-class Swapped:
+class SwappedBlocks:
     """A sequence in host memory; `blocks` are filled in when the allocation is committed."""
 
     __slots__ = ("blocks", "n_tokens")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pyvelo.engine.request import Request, Sequence
-from pyvelo.kv.pool import Swapped
+from pyvelo.kv.pool import SwappedBlocks
 from pyvelo.outputs import StreamPiece
 
 from .toy_model import Faults, logprob, naive_answer, stored_values
@@ -87,10 +87,10 @@ def _check_owners(engine: ToyStand) -> None:
     core, manager = engine.core, engine.manager
     tables = [request.table for request in core._active.running] + [sequence.table for sequence in core.idle]
     assert sorted(map(id, tables)) == sorted(map(id, manager.tables())), "a table has one owner"
-    swapped: list[Swapped | None] = [sequence.swapped for sequence in engine.sequences]
+    swapped: list[SwappedBlocks | None] = [sequence.swapped for sequence in engine.sequences]
     swapped += [request.swapped for request in (*core._active.waiting, *core.inbox._arrivals)]
-    held = sorted(id(one) for one in swapped if id(one) in manager._asleep)
-    assert held == sorted(manager._asleep), "what is in host memory has one owner"
+    held = sorted(id(one) for one in swapped if id(one) in manager._swapped)
+    assert held == sorted(manager._swapped), "what is in host memory has one owner"
 
 
 def _check_job(job: Job, faults: Faults, now: float) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from pyvelo.kv.manager import BlockManager
 from pyvelo.kv.plan import AllocationPlan
-from pyvelo.kv.pool import BlockTable, Swapped
+from pyvelo.kv.pool import BlockTable, SwappedBlocks
 from pyvelo.kv.prefix import BlockHashes, Head
 
 BLOCK = 8
@@ -33,7 +33,7 @@ class NaivePlan:
 
     n_blocks: int
     published: set[int]
-    swappable: int
+    n_swap_free: int
     withheld: int = 0
     held: dict[Sequence_, list[int]] = field(default_factory=dict)  # while blocks are taken
     n_held: dict[Sequence_, int] = field(default_factory=dict)  # blocks of its table afterwards
@@ -43,7 +43,7 @@ class NaivePlan:
     ends: dict[Sequence_, int] = field(default_factory=dict)  # how far it goes in this step
     started: list[Sequence_] = field(default_factory=list)
     dropped: list[Sequence_] = field(default_factory=list)
-    swapped: dict[Sequence_, Swapped] = field(default_factory=dict)
+    swapped: dict[Sequence_, SwappedBlocks] = field(default_factory=dict)
     part: set[int] = field(default_factory=set)  # ids of sequences that an allocation names
     n_taken: int = 0
 
@@ -90,7 +90,7 @@ class NaivePlan:
         self.part.add(id(sequence))
         return True
 
-    def drop(self, sequence: Sequence_) -> None:
+    def free(self, sequence: Sequence_) -> None:
         """Plan that a sequence leaves."""
         for of in (self.held, self.n_held, self.reserved):
             del of[sequence]
@@ -114,7 +114,7 @@ def snapshot(manager: BlockManager, tables: Sequence[BlockTable]) -> object:
             for table in (*manager.tables(), *tables)
         ],
         list(swap._free),
-        [(key, list(swapped.blocks)) for key, swapped in manager._asleep.items()],
+        [(key, list(swapped.blocks)) for key, swapped in manager._swapped.items()],
         vars(manager.counts).copy(),
     )
 
@@ -123,9 +123,9 @@ def spoiled(allocation: AllocationPlan, how: int, strange: BlockTable) -> bool:
     """Make one entry of an allocation wrong in this way, if possible; `strange` is not a live table."""
     changes, n_blocks = allocation._changes, allocation._pool.n_blocks
     some = next(iter(changes.items()), None)
-    growing = next(((k, c) for k, c in changes.items() if not c.leaves), None)
+    growing = next(((k, c) for k, c in changes.items() if not c.frees), None)
     starting = next(((k, c) for k, c in changes.items() if c.match is not None), None)
-    leaving = next(((k, c) for k, c in changes.items() if c.leaves), None)
+    leaving = next(((k, c) for k, c in changes.items() if c.frees), None)
     if how == 0:
         allocation.version -= 1
     elif how == 1 and some:
@@ -141,16 +141,16 @@ def spoiled(allocation: AllocationPlan, how: int, strange: BlockTable) -> bool:
     elif how == 6 and growing and growing[1].table.blocks:
         changes[growing[0]] = growing[1]._replace(n_blocks=len(growing[1].table.blocks) - 1)
     elif how == 7 and growing:
-        changes[growing[0]] = growing[1]._replace(wakes=Swapped(growing[1].table.n_tokens))
+        changes[growing[0]] = growing[1]._replace(swaps_in=SwappedBlocks(growing[1].table.n_tokens))
     elif how == 8 and starting and starting[1].match is not None:
         match = starting[1].match._replace(head=Head(n_blocks, 4))
         changes[starting[0]] = starting[1]._replace(match=match)
     elif how == 9 and leaving:
         changes[leaving[0]] = leaving[1]._replace(n_blocks=1)
     elif how == 10 and leaving:
-        changes[leaving[0]] = leaving[1]._replace(sleeps=Swapped(leaving[1].table.n_tokens + 1))
+        changes[leaving[0]] = leaving[1]._replace(swaps_out=SwappedBlocks(leaving[1].table.n_tokens + 1))
     elif how == 11 and growing:
-        changes[growing[0]] = growing[1]._replace(leaves=True)
+        changes[growing[0]] = growing[1]._replace(frees=True)
     elif how == 12 and starting:
         changes[starting[0]] = starting[1]._replace(n_blocks=0)
         return starting[1].table.n_tokens > 0

@@ -10,7 +10,7 @@ import pytest
 from pyvelo.errors import InternalError
 from pyvelo.kv.manager import BlockManager, Moves
 from pyvelo.kv.plan import NotNow, Start
-from pyvelo.kv.pool import BlockTable, Swapped
+from pyvelo.kv.pool import BlockTable, SwappedBlocks
 from pyvelo.kv.prefix import BlockHashes
 
 BLOCK = 8
@@ -124,7 +124,7 @@ def test_a_dropped_sequence_makes_room_in_the_same_draft() -> None:
     first, second = started(manager, 2 * BLOCK, range(2 * BLOCK)), started(manager, 2 * BLOCK, range(9, 20))
     allocation = manager.plan()
     assert not allocation.grow(first, 4 * BLOCK)
-    allocation.drop(second)
+    allocation.free(second)
     assert allocation.grow(first, 4 * BLOCK)
     manager.commit(allocation)
     assert (manager.n_used, manager.n_reserved) == (4, 0)
@@ -140,7 +140,7 @@ def test_what_several_hold_is_free_once_all_of_them_are_dropped() -> None:
     def gained(*tables: BlockTable) -> int:
         allocation = manager.plan()
         for dropped in tables:
-            allocation.drop(dropped)
+            allocation.free(dropped)
         return allocation.available - manager.plan().available
 
     assert [gained(table), gained(fork), gained(other), gained(table, fork)] == [1, 0, 2, 3]
@@ -152,12 +152,12 @@ def test_a_table_takes_part_in_a_draft_or_is_dropped_in_it() -> None:
     manager.advance(table, 1)
     allocation = manager.plan()
     assert allocation.grow(table, 2 * BLOCK)
-    for leave in (allocation.drop, allocation.swap_out):
+    for leave in (allocation.free, allocation.swap_out):
         with pytest.raises(InternalError, match="takes part in an allocation cannot be dropped"):
             leave(table)
-    allocation.drop(other)
+    allocation.free(other)
     for again in (
-        allocation.drop,
+        allocation.free,
         lambda table: allocation.grow(table, 9),
         lambda table: allocation.resume(table, 9),
     ):
@@ -177,12 +177,12 @@ def test_blocks_that_a_start_adopts_are_no_room_when_their_holder_is_dropped() -
         manager.advance(holder, 4 * BLOCK)
         allocation = manager.plan()
         if first == "drop":
-            allocation.drop(holder)
+            allocation.free(holder)
         outcome = allocation.start(5 * BLOCK, hashes(range(4 * BLOCK + 1)))
         assert isinstance(outcome, Start)
         if first == "start":
             before = allocation.available
-            allocation.drop(holder)
+            allocation.free(holder)
             assert allocation.available - before == 2, "what it had reserved"
         assert allocation.start(4 * BLOCK) == NotNow(4, 3)
         assert allocation.grow(outcome.table, 8 * BLOCK)
@@ -199,7 +199,7 @@ def test_a_block_to_copy_from_is_no_room_though_all_its_holders_leave_it() -> No
     twin, other = manager.fork(table, None), started(manager, BLOCK)
     allocation = manager.plan()
     assert allocation.grow(twin, 4)
-    allocation.drop(table)
+    allocation.free(table)
     assert not allocation.grow(other, 2 * BLOCK), "it has a block reserved, and there is no other"
     assert allocation.grow(other, BLOCK)
     (copy,) = manager.commit(allocation).copies
@@ -460,14 +460,14 @@ def test_a_table_that_resumes_or_grows_is_a_live_one() -> None:
 def test_who_is_not_in_host_memory_cannot_come_back() -> None:
     manager = BlockManager(6, BLOCK, n_swap_blocks=3)
     allocation = manager.plan()
-    outcome = allocation.start(BLOCK, hashes(range(BLOCK)), 0, Swapped(3))
+    outcome = allocation.start(BLOCK, hashes(range(BLOCK)), 0, SwappedBlocks(3))
     assert isinstance(outcome, Start)
     allocation.grow(outcome.table, BLOCK)
     with pytest.raises(InternalError, match="is not in host memory"):
         manager.commit(allocation)
     assert (manager.n_used, manager.n_reserved, list(manager.tables())) == (0, 0, [])
     with pytest.raises(InternalError, match="is not in host memory"):
-        manager.discard(Swapped(3))
+        manager.free_swapped(SwappedBlocks(3))
 
 
 def test_what_others_may_hit_is_copied_even_by_its_only_holder() -> None:
@@ -547,7 +547,7 @@ def test_to_discard_voids_a_draft() -> None:
     assert swapped is not None
     manager.commit(allocation)
     allocation = manager.plan()
-    manager.discard(swapped)
+    manager.free_swapped(swapped)
     with pytest.raises(InternalError, match="changed after this allocation"):
         manager.commit(allocation)
 
@@ -679,8 +679,8 @@ def test_growing_within_own_blocks_is_no_part_of_a_plan() -> None:
     allocation = manager.plan()
     assert allocation.grow(table, 2 * BLOCK)
     assert not allocation.changes
-    allocation.drop(table)
-    assert [change.leaves for change in allocation.changes] == [True]
+    allocation.free(table)
+    assert [change.frees for change in allocation.changes] == [True]
 
 
 def test_a_plan_that_revives_a_cached_block_counts_it_as_taken() -> None:

@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pyvelo.errors import InternalError
 from pyvelo.kv.manager import BlockManager, Event
 from pyvelo.kv.plan import SHORTEST_HEAD, AllocationPlan, Never, NotNow, Start
-from pyvelo.kv.pool import BlockTable, Swapped
+from pyvelo.kv.pool import BlockTable, SwappedBlocks
 from pyvelo.kv.prefix import BlockHashes
 
 from .naive import BLOCK, N_SPOILERS, NaivePlan, Sequence_, snapshot, spoiled
@@ -54,7 +54,7 @@ class ManagerMachine(RuleBasedStateMachine):
             n_blocks, BLOCK, share=share, n_swap_blocks=n_swap, observe=self.events.append
         )
         self.host: list[list[int]] = [[EMPTY] * BLOCK for _ in range(n_swap)]
-        self.asleep: list[tuple[Sequence_, Swapped]] = []
+        self.swapped: list[tuple[Sequence_, SwappedBlocks]] = []
         self.memory = [[EMPTY] * BLOCK for _ in range(n_blocks)]
         # blocks of published prefixes, the oldest first, by all tokens
         self.there: dict[tuple[bytes, tuple[int, ...]], list[int]] = {}
@@ -120,7 +120,7 @@ class ManagerMachine(RuleBasedStateMachine):
         plan = NaivePlan(
             self.n_blocks,
             self.published(),
-            len(self.host) - sum(-(-s.n_computed // BLOCK) for s, _ in self.asleep),
+            len(self.host) - sum(-(-s.n_computed // BLOCK) for s, _ in self.swapped),
             # as if the n-th allocation failed: fewer blocks than there are
             min(allocation.available, data.draw(st.sampled_from([0, 0, 0, 1, 2, MOST_BLOCKS]))),
         )
@@ -129,7 +129,7 @@ class ManagerMachine(RuleBasedStateMachine):
             plan.enter(sequence)
         before = snapshot(self.manager, ())
         todo: list[tuple[str, Any]] = [("begin", one) for one in wanted]
-        todo += [("wake", pair) for pair in self.asleep if data.draw(st.integers(0, 2)) == 0]
+        todo += [("swap_in", pair) for pair in self.swapped if data.draw(st.integers(0, 2)) == 0]
         for sequence in self.alive:
             todo += [(what, sequence) for what in data.draw(st.sampled_from(PARTS))]
         todo = list(data.draw(st.permutations(todo)))
@@ -138,7 +138,7 @@ class ManagerMachine(RuleBasedStateMachine):
             begun = getattr(self, f"plan_{what}")(allocation, plan, subject, data)
             if begun is not None:  # it grows into its first blocks in this plan, sooner or later
                 todo.insert(data.draw(st.integers(0, len(todo))), ("fill", begun))
-            assert (allocation.available, allocation.swappable) == (plan.available, plan.swappable)
+            assert (allocation.available, allocation.n_swap_free) == (plan.available, plan.n_swap_free)
         assert snapshot(self.manager, ()) == before, "planning changes nothing"
         self.refuse(allocation, plan, data)
         self.commit(allocation, plan)
@@ -194,11 +194,11 @@ class ManagerMachine(RuleBasedStateMachine):
             plan.heads[sequence] = match.head
         return self.begun(plan, sequence)
 
-    def plan_wake(
+    def plan_swap_in(
         self,
         allocation: AllocationPlan,
         plan: NaivePlan,
-        pair: tuple[Sequence_, Swapped],
+        pair: tuple[Sequence_, SwappedBlocks],
         data: st.DataObject,
     ) -> Sequence_ | None:
         """Whether it comes back, with all that was computed."""
@@ -221,7 +221,7 @@ class ManagerMachine(RuleBasedStateMachine):
         assert outcome.table.blocks == hits
         with pytest.raises(InternalError, match="comes back once"):
             allocation.start(len(sequence.tokens), sequence.hashes, 0, swapped)
-        self.asleep.remove(pair)
+        self.swapped.remove(pair)
         return self.begun(plan, sequence)
 
     def begun(self, plan: NaivePlan, sequence: Sequence_) -> Sequence_:
@@ -277,24 +277,24 @@ class ManagerMachine(RuleBasedStateMachine):
     ) -> None:
         if id(sequence) in plan.part:
             with pytest.raises(InternalError, match="takes part"):
-                allocation.drop(sequence.table)
+                allocation.free(sequence.table)
             return
-        allocation.drop(sequence.table)
-        plan.drop(sequence)
+        allocation.free(sequence.table)
+        plan.free(sequence)
 
     def plan_swap(
         self, allocation: AllocationPlan, plan: NaivePlan, sequence: Sequence_, data: st.DataObject
     ) -> None:
         n_blocks = -(-sequence.n_computed // BLOCK)
-        if id(sequence) in plan.part and n_blocks <= plan.swappable:
+        if id(sequence) in plan.part and n_blocks <= plan.n_swap_free:
             with pytest.raises(InternalError, match="takes part"):
                 allocation.swap_out(sequence.table)
             return
         swapped = allocation.swap_out(sequence.table)
-        assert (swapped is not None) == (n_blocks <= plan.swappable)
+        assert (swapped is not None) == (n_blocks <= plan.n_swap_free)
         if swapped is not None:
-            plan.swappable -= n_blocks
-            plan.drop(sequence)
+            plan.n_swap_free -= n_blocks
+            plan.free(sequence)
             plan.swapped[sequence] = swapped
 
     def commit(self, allocation: AllocationPlan, plan: NaivePlan) -> None:
@@ -333,7 +333,7 @@ class ManagerMachine(RuleBasedStateMachine):
             self.memory[target] = list(self.memory[source])
         self.alive = list(plan.held)
         self.let_go(self.used())
-        self.asleep += plan.swapped.items()
+        self.swapped += plan.swapped.items()
         for sequence, end in plan.ends.items():
             assert self.stored(sequence) == sequence.tokens[: sequence.n_computed].tolist()
             while len(sequence.tokens) < end:  # an answer, a token at a time
@@ -387,11 +387,11 @@ class ManagerMachine(RuleBasedStateMachine):
             sequence.n_computed -= 1
             self.manager.advance(sequence.table, sequence.n_computed)
 
-    @precondition(lambda self: self.asleep)
+    @precondition(lambda self: self.swapped)
     @rule(data=st.data())
     def discard(self, data: st.DataObject) -> None:
-        _, swapped = self.asleep.pop(data.draw(st.integers(0, len(self.asleep) - 1)))
-        self.manager.discard(swapped)
+        _, swapped = self.swapped.pop(data.draw(st.integers(0, len(self.swapped) - 1)))
+        self.manager.free_swapped(swapped)
 
     @precondition(lambda self: self.alive)
     @rule(data=st.data())
@@ -431,7 +431,7 @@ class ManagerMachine(RuleBasedStateMachine):
                 there = min(BLOCK, max(0, sequence.n_computed - index * BLOCK))
                 filled[block] = max(filled.get(block, 0), there)
         assert manager.n_stored == sum(filled.values())
-        held = sum(-(-sequence.n_computed // BLOCK) for sequence, _ in self.asleep)
+        held = sum(-(-sequence.n_computed // BLOCK) for sequence, _ in self.swapped)
         assert manager.swap.n_free == len(self.host) - held
         for sequence in self.alive:
             assert self.stored(sequence) == sequence.tokens[: sequence.n_computed].tolist()

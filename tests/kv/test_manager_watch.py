@@ -120,10 +120,10 @@ def test_audit_looks_at_the_pool_the_index_and_host_memory() -> None:
         assert manager._index is not None
         manager._index._by_key.clear()
 
-    def lose_a_sleeper(manager: BlockManager) -> None:
-        manager._asleep.clear()
+    def lose_swapped_blocks(manager: BlockManager) -> None:
+        manager._swapped.clear()
 
-    for harm in (lose_a_reference, lose_an_entry, lose_a_sleeper):
+    for harm in (lose_a_reference, lose_an_entry, lose_swapped_blocks):
         manager = BlockManager(8, BLOCK, n_swap_blocks=4)
         gone = started(manager, BLOCK + 1, [7] * (BLOCK + 1))
         manager.advance(gone, BLOCK + 1)
@@ -209,7 +209,7 @@ def test_to_free_and_to_discard_void_a_draft() -> None:
     swapped = allocation.swap_out(other)
     assert swapped is not None
     manager.commit(allocation)
-    for change in (lambda: manager.free(table), lambda: manager.discard(swapped)):
+    for change in (lambda: manager.free(table), lambda: manager.free_swapped(swapped)):
         allocation = manager.plan()
         change()
         with pytest.raises(InternalError, match="changed after this allocation was made"):

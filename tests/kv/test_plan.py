@@ -10,7 +10,7 @@ import pytest
 from pyvelo.errors import InternalError
 from pyvelo.kv.manager import BlockManager
 from pyvelo.kv.plan import Change, Holders, NotNow, Start, check_changes
-from pyvelo.kv.pool import BlockPool, BlockTable, Swapped
+from pyvelo.kv.pool import BlockPool, BlockTable, SwappedBlocks
 from pyvelo.kv.prefix import Head, Match
 
 BLOCK = 8
@@ -26,10 +26,10 @@ class Plan:
 
     pool: BlockPool = field(default_factory=lambda: BlockPool(10))
     grows: BlockTable = field(default_factory=lambda: BlockTable([0, 1], 12, 2, None))
-    leaves: BlockTable = field(default_factory=lambda: BlockTable([2, 3], 16, 0, None))
+    freed: BlockTable = field(default_factory=lambda: BlockTable([2, 3], 16, 0, None))
     starts: BlockTable = field(default_factory=lambda: BlockTable((4,), 8, 1, None))
     returns: BlockTable = field(default_factory=lambda: BlockTable((), 5, 1, None))
-    swapped: Swapped = field(default_factory=lambda: Swapped(5))
+    swapped: SwappedBlocks = field(default_factory=lambda: SwappedBlocks(5))
 
     def __post_init__(self) -> None:
         self.pool.take(5)
@@ -40,16 +40,16 @@ class Plan:
         self.reserved = 2
         self.changes = {
             "grows": Change(self.grows, 3, 1),
-            "leaves": Change(self.leaves, 0, 0, leaves=True, sleeps=Swapped(16)),
+            "freed": Change(self.freed, 0, 0, frees=True, swaps_out=SwappedBlocks(16)),
             "starts": Change(self.starts, 2, 1, match=Match((4,), None)),
-            "returns": Change(self.returns, 1, 0, match=Match((), None), wakes=self.swapped),
+            "returns": Change(self.returns, 1, 0, match=Match((), None), swaps_in=self.swapped),
         }
 
     def change(self, name: str, **fields: object) -> None:
         self.changes[name] = self.changes[name]._replace(**fields)  # type: ignore[arg-type]
 
     def check(self) -> None:
-        tables = {id(table): table for table in (self.grows, self.leaves)}
+        tables = {id(table): table for table in (self.grows, self.freed)}
         holders = Holders(tables, {id(self.swapped): self.swapped}, self.reserved, self.n_swap_free)
         check_changes(self.changes.values(), self.pool, holders, BLOCK)
 
@@ -67,23 +67,26 @@ BREAKS: dict[str, tuple[Callable[[Plan], object], str]] = {
         lambda p: p.change("starts", match=Match((5,), None)),
         "must be a new one",
     ),
-    "a table that leaves starts": (lambda p: p.change("starts", leaves=True), "no other part"),
-    "a table that leaves resumes": (lambda p: p.change("leaves", resumes=True), "no other part"),
-    "a table that leaves copies": (lambda p: p.change("leaves", copies=True), "no other part"),
-    "a table that leaves has blocks": (lambda p: p.change("leaves", n_blocks=1), "no other part"),
-    "a table that leaves reserves": (lambda p: p.change("leaves", reserved=1), "no other part"),
+    "a freed table starts": (lambda p: p.change("starts", frees=True), "no other part"),
+    "a freed table resumes": (lambda p: p.change("freed", resumes=True), "no other part"),
+    "a freed table copies": (lambda p: p.change("freed", copies=True), "no other part"),
+    "a freed table has blocks": (lambda p: p.change("freed", n_blocks=1), "no other part"),
+    "a freed table reserves": (lambda p: p.change("freed", reserved=1), "no other part"),
     "a table shrinks": (lambda p: p.change("grows", n_blocks=1), "leaves a table 1 blocks"),
     "less than nothing is reserved": (lambda p: p.change("grows", reserved=-1), "reserves -1"),
     "a table that stays is swapped out": (
-        lambda p: p.change("grows", sleeps=Swapped(12)),
+        lambda p: p.change("grows", swaps_out=SwappedBlocks(12)),
         "goes to host memory as it is",
     ),
     "another length is swapped out": (
-        lambda p: p.change("leaves", sleeps=Swapped(15)),
+        lambda p: p.change("freed", swaps_out=SwappedBlocks(15)),
         "goes to host memory as it is",
     ),
-    "a live table is swapped in": (lambda p: p.change("grows", wakes=p.swapped), "not in host memory"),
-    "another sequence is swapped in": (lambda p: p.change("returns", wakes=Swapped(5)), "not in host memory"),
+    "a live table is swapped in": (lambda p: p.change("grows", swaps_in=p.swapped), "not in host memory"),
+    "another sequence is swapped in": (
+        lambda p: p.change("returns", swaps_in=SwappedBlocks(5)),
+        "not in host memory",
+    ),
     "no block for what is swapped in": (lambda p: p.change("returns", n_blocks=0), "must grow into it"),
     "a copy of a block that is not there": (
         lambda p: (setattr(p.grows, "n_tokens", 16), p.change("grows", copies=True)),
@@ -127,7 +130,7 @@ def test_a_broken_rule_is_an_error_by_name(name: str) -> None:
 
 
 def test_exactly_the_free_blocks_may_be_taken_and_reserved() -> None:
-    """Seven are free: six that are now, less the hit, and the two of the table that leaves."""
+    """Seven are free: six that are now, less the hit, and the two of the freed table."""
     plan = Plan()
     plan.change("grows", n_blocks=5)
     plan.check()

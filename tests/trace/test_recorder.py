@@ -54,16 +54,16 @@ class Recorded(Bench):
 
 def picture(manager: BlockManager) -> tuple[list[tuple[tuple[int, ...], int]], set[int], int, int]:
     tables = sorted((tuple(table.blocks), table.n_tokens) for table in manager._tables.values())
-    asleep = sum(len(swapped.blocks) for swapped in manager._asleep.values())
-    return tables, manager.published(), asleep, manager.n_used
+    n_swapped = sum(len(swapped.blocks) for swapped in manager._swapped.values())
+    return tables, manager.published(), n_swapped, manager.n_used
 
 
 def check(bench: Recorded, trace: Trace) -> None:
     steps = 0
-    for (_, blocks), (tables, published, asleep, n_used) in zip(replay(trace), bench.seen, strict=True):
+    for (_, blocks), (tables, published, n_swapped, n_used) in zip(replay(trace), bench.seen, strict=True):
         assert sorted((tuple(t.blocks), t.n_tokens) for t in blocks.tables.values()) == tables
         assert blocks.published == published
-        assert blocks.n_swapped == asleep
+        assert blocks.n_swapped == n_swapped
         assert blocks.n_used == n_used
         assert min(blocks.n_free, blocks.n_cached) >= 0
         steps += 1
