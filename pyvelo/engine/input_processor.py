@@ -287,9 +287,10 @@ class InputProcessor:
         """
         n_ctx = self._pool.n_ctx
         if n_prompt >= n_ctx:
+            advice = f"shorten it to {n_ctx - 1} tokens or raise n_ctx" if n_ctx > 1 else "raise n_ctx"
             raise RequestError(
                 f"the prompt has {n_prompt} tokens, but prompt and answer together get n_ctx={n_ctx}: "
-                f"shorten it to {n_ctx - 1} tokens or raise n_ctx"
+                f"{advice}"
             )
         room = n_ctx - n_prompt
         if max_tokens is None:
@@ -345,10 +346,11 @@ def tokens_of(
         tokens: list[int] | None = model.tokenize(prompt, add_special=add_special)
     else:
         try:
-            tokens = [operator.index(token) for token in prompt]
+            items: list[Any] = list(prompt)
+            tokens = [operator.index(token) for token in items]
         except TypeError:
             tokens = None
-        if tokens is None or isinstance(prompt, (bytes, Mapping)):
+        if tokens is None or isinstance(prompt, (bytes, Mapping)) or bool in map(type, items):
             raise RequestError(f"{name} must be a string or a list of token ids")
         wrong = next((token for token in tokens if not 0 <= token < n_vocab), None)
         if wrong is not None:

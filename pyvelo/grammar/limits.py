@@ -23,7 +23,7 @@ __all__ = ["check_lark", "check_schema", "check_size", "parser_limits", "start_d
 MAX_CHARACTERS = 1 << 17
 """Of a grammar, a schema or an expression. The slowest of this length compile for one to two seconds."""
 
-MAX_PROPERTIES = 5_000
+MAX_PROPERTIES = 2_000
 """Names of properties in a schema, in whose number the time is quadratic."""
 
 MAX_CROSSED = 12

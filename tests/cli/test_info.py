@@ -37,6 +37,7 @@ def test_text(capsys: pytest.CaptureFixture[str], tiny_model: Path) -> None:
         "cores",
     ):
         assert fact in out
+    assert "?B" not in out, "upstream does not know the size of this model"
     assert all(name in out for name in KV_TYPES)
 
 

@@ -52,6 +52,7 @@ def test_a_text_and_its_tokens() -> None:
         ([1, 100], "token 100 does not exist: ids go from 0 to 99"),
         ([-1], "token -1 does not exist"),
         ([1.5], "a string or a list of token ids"),
+        ([3, True], "a string or a list of token ids"),
         (["a", 1], "a string or a list of token ids"),
         (b"abc", "a string or a list of token ids"),
         (None, "a string or a list of token ids"),
@@ -61,6 +62,11 @@ def test_a_text_and_its_tokens() -> None:
 def test_prompts_that_are_none(prompt: Any, message: str) -> None:
     with pytest.raises(RequestError, match=message):
         processor().prepare(prompt, SamplingParams())
+
+
+def test_a_context_of_one_token_has_no_room_for_a_prompt() -> None:
+    with pytest.raises(RequestError, match="together get n_ctx=1: raise n_ctx"):
+        processor(n_ctx=1).prepare([1], SamplingParams())
 
 
 @pytest.mark.parametrize(
