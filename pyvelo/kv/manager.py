@@ -131,7 +131,7 @@ class BlockManager:
 
     def unused_blocks(self) -> set[int]:
         """Blocks that nobody holds and that are no hit."""
-        return {block for block in self._pool.free_blocks() if not self._pool.kept(block)}
+        return {block for block in self._pool.free_blocks() if not self._pool.is_cached(block)}
 
     def tables(self) -> Iterable[BlockTable]:
         """The live tables, the oldest first."""
@@ -176,7 +176,7 @@ class BlockManager:
         for change in changes:
             if change.frees:
                 self.free(change.table)
-        blocks = iter(self._take(sum(change.n_taken for change in changes)))
+        blocks = iter(self._allocate(sum(change.n_allocated for change in changes)))
         copies = [copy for change in changes for copy in self._grow(change, blocks)]
         sources += [copy.source for copy in copies]
         ins = []
@@ -205,13 +205,13 @@ class BlockManager:
         if change.frees:
             return []
         table, copies = change.table, []
-        n_taken = change.n_taken
+        n_allocated = change.n_allocated
         if change.copies:
             index = table.n_tokens // self.block_size
             copies.append(self._copy(table.blocks[index], next(blocks)))
             table.replace(index, copies[0].target)
             table.n_published = min(table.n_published, index)
-        table.extend(islice(blocks, n_taken - change.copies))
+        table.extend(islice(blocks, n_allocated - change.copies))
         self._reserved += change.reserved - table.reserved
         table.reserved = change.reserved
         return copies
@@ -243,7 +243,7 @@ class BlockManager:
             block = table.blocks[number]
             table.n_published = number + 1
             if index.publish(hashes, number, block, table.blocks[number - 1] if number else None):
-                self._pool.keep(block)
+                self._pool.cache(block)
                 self._tell("stored", block)
                 if index.n_duplicates:
                     self._forget_duplicates(index.blocks_like(block))
@@ -309,12 +309,12 @@ class BlockManager:
         self.swap.audit(block for swapped in self._swapped.values() for block in swapped.blocks)
         if self._index is not None:
             self._index.audit()
-            kept = {block for block in range(self.n_blocks) if self._pool.kept(block)}
-            if kept != set(self._index.published()):
-                raise InternalError("the blocks worth keeping are not those that are published")
+            cached = {block for block in range(self.n_blocks) if self._pool.is_cached(block)}
+            if cached != set(self._index.published()):
+                raise InternalError("the cached blocks are not the published ones")
             for block in self._pool.free_blocks():
                 if len(self._index.blocks_like(block)) > 1:
-                    raise InternalError(f"block {block} is kept although another one has its tokens")
+                    raise InternalError(f"block {block} is cached although another block has its tokens")
             for table in tables:
                 self._audit_tokens(self._index, table)
 
@@ -342,7 +342,7 @@ class BlockManager:
 
     def _swap_out(self, table: BlockTable, swapped: SwappedBlocks) -> list[Copy]:
         held = table.blocks[: -(-swapped.n_tokens // self.block_size)]
-        swapped.blocks = self.swap.take(len(held))
+        swapped.blocks = self.swap.allocate(len(held))
         self._swapped[id(swapped)] = swapped
         self.counts.swapped_out += len(held)
         for block in held:
@@ -355,10 +355,10 @@ class BlockManager:
         self.counts.swapped_in += len(sources)
         return [Copy(*pair) for pair in zip(sources, table.blocks[n_there:], strict=False)]
 
-    def _take(self, n: int) -> list[int]:
-        blocks = self._pool.take(n) if n else []
+    def _allocate(self, n: int) -> list[int]:
+        blocks = self._pool.allocate(n) if n else []
         for block in blocks:
-            if self._pool.kept(block):
+            if self._pool.is_cached(block):
                 self._unpublish(block)
                 self.counts.evictions += 1
                 self._tell("evicted", block)
@@ -383,7 +383,7 @@ class BlockManager:
 
     def _unpublish(self, block: int) -> None:
         if self._index is not None and self._index.forget(block):
-            self._pool.forget(block)
+            self._pool.uncache(block)
 
     def _tell(self, kind: EventKind, block: int) -> None:
         if self._observe is not None:

@@ -71,7 +71,7 @@ class Change(NamedTuple):
     swaps_out: SwappedBlocks | None = None  # it leaves for host memory
 
     @property
-    def n_taken(self) -> int:
+    def n_allocated(self) -> int:
         """Blocks that the table takes from the pool."""
         return 0 if self.frees else self.n_blocks - len(self.table.blocks) + self.copies
 
@@ -193,14 +193,14 @@ class AllocationPlan:
         change = self._change(table)
         missing = max(0, -(-n_tokens // self._size) - change.n_blocks)
         copies = not in_place and not change.copies
-        kept = min(missing, change.reserved)  # of the reservation
-        if missing - kept + copies > self.available:
+        from_reserved = min(missing, change.reserved)
+        if missing - from_reserved + copies > self.available:
             return False
         if missing or copies:
-            self.available -= missing - kept + copies
+            self.available -= missing - from_reserved + copies
             self._changes[id(table)] = change._replace(
                 n_blocks=change.n_blocks + missing,
-                reserved=change.reserved - kept,
+                reserved=change.reserved - from_reserved,
                 copies=change.copies or copies,
             )
         if copies:
@@ -334,7 +334,7 @@ def _check_table(change: Change, holders: Holders, size: int) -> None:
 def _check_blocks(changes: Collection[Change], pool: BlockPool, reserved: int) -> None:
     """Count the references that the plan adds and drops, and the blocks that this leaves to take."""
     references: Counter[int] = Counter()
-    n_taken, n_free = 0, pool.n_free
+    n_allocated, n_free = 0, pool.n_free
     for change in changes:
         match, table = change.match, change.table
         if match is not None:
@@ -344,12 +344,14 @@ def _check_blocks(changes: Collection[Change], pool: BlockPool, reserved: int) -
             references.update(hits)
         elif change.frees:
             references.subtract(table.blocks)
-        n_taken += change.n_taken
+        n_allocated += change.n_allocated
         reserved += change.reserved - (table.reserved if match is None else 0)
     for block, n in references.items():
         before = pool.references(block)
         if before + n < 0:
             raise InternalError(f"a plan drops {-n} references to block {block}, which has {before}")
         n_free += (before + n == 0) - (before == 0)
-    if n_taken + reserved > n_free:
-        raise InternalError(f"a plan takes {n_taken} blocks and reserves {reserved}, but {n_free} are free")
+    if n_allocated + reserved > n_free:
+        raise InternalError(
+            f"a plan allocates {n_allocated} blocks and reserves {reserved}, but {n_free} are free"
+        )

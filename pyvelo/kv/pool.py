@@ -1,4 +1,4 @@
-"""Pools of blocks, in memory of the model and of the host, and the tables of sequences that hold blocks."""
+"""Pools of KV blocks on the model's devices and in host memory, and the block tables of sequences."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["BlockPool", "BlockTable", "SwapPool", "SwappedBlocks"]
 
 
 class BlockPool:
-    """Blocks 0..n_blocks-1. A block is free exactly when nobody refers to it.
+    """Pool of the blocks 0..n_blocks-1 with reference counts. A block is free if it has no reference.
 
-    Free blocks form a doubly linked list inside two arrays, so that any of them leaves it in O(1). They are
-    taken from its front: first those that are not worth keeping, then the kept ones, least recently freed
+    Free blocks form a doubly linked list inside two arrays, so any of them is removed in O(1). Blocks are
+    allocated from its front: first the blocks that are not cached, then the cached ones, least recently freed
     first. Not thread-safe.
     """
 
@@ -22,35 +22,38 @@ class BlockPool:
         self.n_blocks = n_blocks
         self.n_free = n_blocks
         self.n_cached = 0
-        """Free blocks that are kept."""
+        """Free blocks that are cached."""
         self._references = [0] * n_blocks
-        self._kept = bytearray(n_blocks)
+        self._cached = bytearray(n_blocks)
         # entry n_blocks is the list's two ends: next of it is the first block, previous of it the last
         self._next = [*range(1, n_blocks + 1), 0]
         self._previous = [n_blocks, *range(n_blocks)]
 
     def references(self, block: int) -> int:
-        """How many hold the block."""
+        """Return the number of tables and copies that hold the block."""
         return self._references[block]
 
     def readers(self, block: int) -> int:
-        """How many hold the block, and one more where it is worth keeping: whoever comes for it later."""
-        return self._references[block] + self._kept[block]
+        """Return the reference count, plus one if the block is cached."""
+        return self._references[block] + self._cached[block]
 
-    def take(self, n: int) -> list[int]:
-        """Takes the `n` first free blocks, each with one reference; all of them, or OutOfBlocks.
+    def allocate(self, n: int) -> list[int]:
+        """Allocate the `n` first free blocks, each with one reference.
 
-        Whether they are worth keeping stays as it is: ask `kept` of each.
+        Cached blocks stay marked as cached: check `is_cached` for each.
+
+        Raises:
+            OutOfBlocks: fewer blocks are free. None is allocated.
         """
         if n > self.n_free:
             raise OutOfBlocks(f"{n} blocks wanted, {self.n_free} of {self.n_blocks} are free")
-        end, following, kept = self.n_blocks, self._next, self._kept
+        end, following, cached = self.n_blocks, self._next, self._cached
         blocks = []
         block = following[end]
         for _ in range(n):
             blocks.append(block)
             self._references[block] = 1
-            self.n_cached -= kept[block]
+            self.n_cached -= cached[block]
             block = following[block]
         following[end] = block
         self._previous[block] = end
@@ -58,17 +61,17 @@ class BlockPool:
         return blocks
 
     def share(self, block: int) -> None:
-        """Adds a reference; a free block is revived from wherever in the list it stands."""
+        """Add a reference. A free block is removed from the list of free blocks."""
         if self._references[block] == 0:
             self._unlink(block)
             self.n_free -= 1
-            self.n_cached -= self._kept[block]
+            self.n_cached -= self._cached[block]
         self._references[block] += 1
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Drops one reference to each block of a sequence, in position order; the tail is freed first.
+        """Drop one reference to each block of a sequence, given in position order; free the last block first.
 
-        So that of a sequence's kept blocks the first ones, which others may share, are taken again last.
+        So the first cached blocks of a sequence, which others may share, are evicted last.
         """
         for block in reversed(blocks):
             count = self._references[block]
@@ -78,34 +81,34 @@ class BlockPool:
             if count == 1:
                 self._put_back(block)
 
-    def kept(self, block: int) -> bool:
-        """Whether the block is worth keeping while nobody refers to it."""
-        return bool(self._kept[block])
+    def is_cached(self, block: int) -> bool:
+        """Return whether the block stays a hit without references."""
+        return bool(self._cached[block])
 
-    def keep(self, block: int) -> None:
-        """Says of a block that is held that it is worth keeping."""
+    def cache(self, block: int) -> None:
+        """Mark a block that has references as cached."""
         if self._references[block] == 0:
-            raise InternalError(f"block {block} is free: only blocks that are held can become worth keeping")
-        self._kept[block] = 1
+            raise InternalError(f"block {block} is free: only blocks with references can become cached")
+        self._cached[block] = 1
 
-    def forget(self, block: int) -> None:
-        """The opposite of `keep`; a free block moves to the front of the list."""
-        if self._kept[block]:
-            self._kept[block] = 0
+    def uncache(self, block: int) -> None:
+        """Undo `cache`. A free block moves to the front of the list."""
+        if self._cached[block]:
+            self._cached[block] = 0
             if self._references[block] == 0:
                 self._unlink(block)
                 self._link(block, self.n_blocks)
                 self.n_cached -= 1
 
     def free_blocks(self) -> Iterator[int]:
-        """The free blocks in the order in which they will be taken."""
+        """Yield the free blocks in the order of allocation."""
         block = self._next[self.n_blocks]
         while block != self.n_blocks:
             yield block
             block = self._next[block]
 
     def audit(self, held: Iterable[int]) -> None:
-        """Checks invariants 1 and 2 against `held`, every reference there should be, or InternalError."""
+        """Raise InternalError if the counts or the list contradict `held`, the blocks of all references."""
         counts = [0] * self.n_blocks
         for block in held:
             counts[block] += 1
@@ -121,10 +124,10 @@ class BlockPool:
                 raise InternalError(f"free list: block {block} does not point back to {before}")
             if self._references[block]:
                 raise InternalError(f"free list: block {block} has {self._references[block]} references")
-            if cached and not self._kept[block]:
-                raise InternalError(f"free list: block {block} stands behind kept ones")
+            if cached and not self._cached[block]:
+                raise InternalError(f"free list: block {block} is behind cached blocks")
             seen += 1
-            cached += self._kept[block]
+            cached += self._cached[block]
             before, block = block, self._next[block]
         if self._previous[self.n_blocks] != before:
             raise InternalError(f"free list: its end is not block {before}")
@@ -134,11 +137,11 @@ class BlockPool:
                 f"free list: {seen} blocks listed, {self.n_free} counted, {without} without a reference"
             )
         if cached != self.n_cached:
-            raise InternalError(f"free list: {cached} kept blocks listed, {self.n_cached} counted")
+            raise InternalError(f"free list: {cached} cached blocks listed, {self.n_cached} counted")
 
     def _put_back(self, block: int) -> None:
         end = self.n_blocks
-        if self._kept[block]:
+        if self._cached[block]:
             self._link(block, self._previous[end])
             self.n_cached += 1
         else:
@@ -157,7 +160,7 @@ class BlockPool:
 
 
 class SwapPool:
-    """Blocks 0..n_blocks-1, each free or held once. Not thread-safe."""
+    """Pool of the blocks 0..n_blocks-1 of host memory, each free or held once. Not thread-safe."""
 
     def __init__(self, n_blocks: int) -> None:
         self.n_blocks = n_blocks
@@ -167,24 +170,24 @@ class SwapPool:
     def n_free(self) -> int:
         return len(self._free)
 
-    def take(self, n: int) -> list[int]:
-        """Takes `n` blocks, all of them or OutOfBlocks."""
+    def allocate(self, n: int) -> list[int]:
+        """Allocate `n` blocks, or raise OutOfBlocks if fewer are free."""
         if n > len(self._free):
             raise OutOfBlocks(f"{n} swap blocks wanted, {len(self._free)} of {self.n_blocks} are free")
         return [self._free.pop() for _ in range(n)]
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Gives blocks back."""
+        """Free blocks."""
         self._free.extend(reversed(blocks))
 
     def audit(self, held: Iterable[int]) -> None:
-        """Checks that every block is free or held, once, or InternalError."""
+        """Raise InternalError unless every block is free or held, once."""
         if sorted([*self._free, *held]) != list(range(self.n_blocks)):
-            raise InternalError("swap: some block is neither free nor held, or both")
+            raise InternalError("swap pool: a block is neither free nor held, or both")
 
 
 class SwappedBlocks:
-    """A sequence in host memory; `blocks` are filled in when the allocation is committed."""
+    """Blocks of a sequence in host memory. `commit` fills in `blocks`."""
 
     __slots__ = ("blocks", "n_tokens")
 
@@ -194,10 +197,10 @@ class SwappedBlocks:
 
 
 class BlockTable:
-    """The blocks of one sequence in position order: token p lies in block `blocks[p // block_size]`.
+    """Blocks of one sequence in position order: token p is in block `blocks[p // block_size]`.
 
-    Change `blocks` by the methods alone: they keep `version`, by which a copy of the table knows that more
-    was done to it than blocks added at its end.
+    Change `blocks` only with the methods. They increment `version` for every change except blocks added at
+    the end, so a copy of the table knows when to start over.
     """
 
     __slots__ = ("blocks", "hashes", "n_cached", "n_published", "n_tokens", "reserved", "version")
@@ -206,11 +209,11 @@ class BlockTable:
         self, blocks: Sequence[int], n_tokens: int, reserved: int, hashes: BlockHashes | None
     ) -> None:
         self.blocks = list(blocks)
-        self.n_tokens = n_tokens  # whose K and V are there
-        self.n_cached = n_tokens  # that were there when it started
-        self.n_published = len(blocks)  # of its blocks, those whose tokens are published
+        self.n_tokens = n_tokens  # with K and V in the blocks
+        self.n_cached = n_tokens  # of the prefix hit or the swapped blocks at its start
+        self.n_published = len(blocks)  # its first blocks that need not be published again
         self.version = 0  # how often a block was replaced, or the table became shorter
-        self.reserved = reserved  # blocks that it may still take
+        self.reserved = reserved  # blocks that it may still allocate
         self.hashes = hashes
 
     def extend(self, blocks: Iterable[int]) -> None:
@@ -218,12 +221,12 @@ class BlockTable:
         self.blocks.extend(blocks)
 
     def replace(self, index: int, block: int) -> None:
-        """Put another block in the place of one."""
+        """Replace the block at `index`."""
         self.blocks[index] = block
         self.version += 1
 
     def truncate(self, n_blocks: int) -> list[int]:
-        """Keep the first `n_blocks` blocks. Return the others."""
+        """Remove all blocks but the first `n_blocks`. Return the removed blocks."""
         cut = self.blocks[n_blocks:]
         del self.blocks[n_blocks:]
         self.version += 1

@@ -45,7 +45,7 @@ class NaivePlan:
     dropped: list[Sequence_] = field(default_factory=list)
     swapped: dict[Sequence_, SwappedBlocks] = field(default_factory=dict)
     part: set[int] = field(default_factory=set)  # ids of sequences that an allocation names
-    n_taken: int = 0
+    n_allocated: int = 0
 
     def enter(self, sequence: Sequence_) -> None:
         """Add a sequence that lives, or that starts now."""
@@ -61,7 +61,7 @@ class NaivePlan:
     @property
     def available(self) -> int:
         n_held = sum(map(self.is_held, range(self.n_blocks)))
-        return self.n_blocks - n_held - self.n_taken - sum(self.reserved.values()) - self.withheld
+        return self.n_blocks - n_held - self.n_allocated - sum(self.reserved.values()) - self.withheld
 
     def copies(self, sequence: Sequence_) -> bool:
         """Return whether the block of its next token is one that others hold or may hit."""
@@ -77,16 +77,16 @@ class NaivePlan:
         """Plan a growth; return whether there are blocks for it."""
         copies = self.copies(sequence)
         missing = max(0, -(-end // BLOCK) - self.n_held[sequence])
-        kept = min(missing, self.reserved[sequence])
+        from_reserved = min(missing, self.reserved[sequence])
         if not missing and not copies:
             return True
-        if missing - kept + copies > self.available:
+        if missing - from_reserved + copies > self.available:
             return False
         if copies:
             self.copied[sequence] = sequence.table.blocks[sequence.n_computed // BLOCK]
-        self.n_taken += missing + copies
+        self.n_allocated += missing + copies
         self.n_held[sequence] += missing
-        self.reserved[sequence] -= kept
+        self.reserved[sequence] -= from_reserved
         self.part.add(id(sequence))
         return True
 
@@ -104,7 +104,7 @@ def snapshot(manager: BlockManager, tables: Sequence[BlockTable]) -> object:
     pool, index, swap = manager._pool, manager._index, manager.swap
     return (
         [pool.references(block) for block in range(pool.n_blocks)],
-        [pool.kept(block) for block in range(pool.n_blocks)],
+        [pool.is_cached(block) for block in range(pool.n_blocks)],
         list(pool.free_blocks()),
         (pool.n_free, pool.n_cached, manager.n_reserved, manager._version),
         [(block, index.tokens(block)) for block in index.published()] if index is not None else None,

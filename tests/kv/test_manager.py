@@ -310,11 +310,11 @@ def test_audit_sees_a_lost_reservation() -> None:
         manager.audit()
 
 
-def test_audit_sees_a_block_kept_for_nothing() -> None:
+def test_audit_sees_a_cached_block_that_is_not_published() -> None:
     manager = BlockManager(4, BLOCK)
     table = started(manager, BLOCK, range(4))
-    manager._pool.keep(table.blocks[0])
-    with pytest.raises(InternalError, match="not those that are published"):
+    manager._pool.cache(table.blocks[0])
+    with pytest.raises(InternalError, match="not the published ones"):
         manager.audit()
 
 
@@ -641,14 +641,14 @@ def test_of_equal_blocks_one_is_kept_in_the_end(order: tuple[int, ...]) -> None:
     assert (manager.n_cached, manager.n_free) == (2, 6)
 
 
-def test_audit_sees_a_duplicate_that_is_kept_for_nothing() -> None:
+def test_audit_sees_a_cached_duplicate() -> None:
     manager = BlockManager(8, BLOCK)
     tables = [started(manager, BLOCK, range(BLOCK)) for _ in range(2)]
     for table in tables:
         manager.advance(table, BLOCK)
     manager._forget_duplicates = lambda blocks: None  # type: ignore[method-assign]
     manager.free(tables[1])
-    with pytest.raises(InternalError, match="although another one has its tokens"):
+    with pytest.raises(InternalError, match="although another block has its tokens"):
         manager.audit()
 
 

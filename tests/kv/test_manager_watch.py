@@ -143,7 +143,7 @@ def test_a_plan_that_reserves_too_much_is_refused() -> None:
     allocation.available += 1
     assert isinstance(allocation.start(BLOCK), Start)
     assert isinstance(allocation.start(2 * BLOCK), Start)
-    with pytest.raises(InternalError, match="takes 0 blocks and reserves 3, but 2 are free"):
+    with pytest.raises(InternalError, match="allocates 0 blocks and reserves 3, but 2 are free"):
         manager.commit(allocation)
     assert (manager.n_reserved, list(manager.tables())) == (0, [])
 

@@ -32,8 +32,8 @@ class Plan:
     swapped: SwappedBlocks = field(default_factory=lambda: SwappedBlocks(5))
 
     def __post_init__(self) -> None:
-        self.pool.take(5)
-        self.pool.keep(4)
+        self.pool.allocate(5)
+        self.pool.cache(4)
         self.pool.release([4])
         self.swapped.blocks = [0]
         self.n_swap_free = 2
@@ -135,7 +135,7 @@ def test_exactly_the_free_blocks_may_be_taken_and_reserved() -> None:
     plan.change("grows", n_blocks=5)
     plan.check()
     plan.change("grows", n_blocks=6)
-    with pytest.raises(InternalError, match="takes 6 blocks and reserves 2, but 7 are free"):
+    with pytest.raises(InternalError, match="allocates 6 blocks and reserves 2, but 7 are free"):
         plan.check()
 
 

@@ -12,25 +12,25 @@ from pyvelo.kv.pool import BlockPool
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Holders take, share, keep and release; the order of the free list is part of the contract."""
+    """Random holders allocate, share, cache and release blocks. The order of the free list is tested too."""
 
     @initialize(n_blocks=st.integers(1, 24))
     def start(self, n_blocks: int) -> None:
         self.pool = BlockPool(n_blocks)
         self.free = list(range(n_blocks))
-        self.kept: set[int] = set()
+        self.cached: set[int] = set()
         self.holders: list[list[int]] = []
 
-    def put_back(self, block: int) -> None:
-        self.free.insert(len(self.free) if block in self.kept else 0, block)
+    def add_free(self, block: int) -> None:
+        self.free.insert(len(self.free) if block in self.cached else 0, block)
 
     @rule(n=st.integers(0, 10))
     def take(self, n: int) -> None:
         if n > len(self.free):
             with pytest.raises(OutOfBlocks, match=f"{n} blocks wanted, {len(self.free)} of"):
-                self.pool.take(n)
+                self.pool.allocate(n)
             return
-        blocks = self.pool.take(n)
+        blocks = self.pool.allocate(n)
         assert blocks == self.free[:n]
         del self.free[:n]
         self.holders.append(blocks)
@@ -52,34 +52,34 @@ class PoolMachine(RuleBasedStateMachine):
         held = {block for holder in self.holders for block in holder}
         for block in reversed(blocks):
             if block not in held:
-                self.put_back(block)
+                self.add_free(block)
 
     @rule(block=st.integers(0, 23))
-    def keep(self, block: int) -> None:
+    def cache(self, block: int) -> None:
         block %= self.pool.n_blocks
         if block in self.free:
             with pytest.raises(InternalError, match="is free"):
-                self.pool.keep(block)
+                self.pool.cache(block)
         else:
-            self.pool.keep(block)
-            self.kept.add(block)
+            self.pool.cache(block)
+            self.cached.add(block)
 
     @rule(block=st.integers(0, 23))
-    def forget(self, block: int) -> None:
+    def uncache(self, block: int) -> None:
         block %= self.pool.n_blocks
-        self.pool.forget(block)
-        if block in self.kept:
-            self.kept.remove(block)
+        self.pool.uncache(block)
+        if block in self.cached:
+            self.cached.remove(block)
             if block in self.free:
                 self.free.remove(block)
-                self.put_back(block)
+                self.add_free(block)
 
     @invariant()
     def agrees(self) -> None:
         assert list(self.pool.free_blocks()) == self.free
         assert self.pool.n_free == len(self.free)
-        assert self.pool.n_cached == len(self.kept.intersection(self.free))
-        assert {block for block in range(self.pool.n_blocks) if self.pool.kept(block)} == self.kept
+        assert self.pool.n_cached == len(self.cached.intersection(self.free))
+        assert {block for block in range(self.pool.n_blocks) if self.pool.is_cached(block)} == self.cached
         held = [block for holder in self.holders for block in holder]
         assert all(self.pool.references(block) == held.count(block) for block in range(self.pool.n_blocks))
         self.pool.audit(held)
@@ -89,41 +89,41 @@ TestPoolMachine = PoolMachine.TestCase
 TestPoolMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
-def test_the_tail_of_a_kept_sequence_is_taken_again_first() -> None:
+def test_the_tail_of_a_cached_sequence_is_evicted_first() -> None:
     pool = BlockPool(4)
-    first, second = pool.take(2), pool.take(2)
+    first, second = pool.allocate(2), pool.allocate(2)
     for block in range(4):
-        pool.keep(block)
+        pool.cache(block)
     pool.release(second)
     pool.release(first)
-    assert pool.take(4) == [3, 2, 1, 0]
+    assert pool.allocate(4) == [3, 2, 1, 0]
 
 
-def test_what_is_not_worth_keeping_is_taken_before_what_is() -> None:
+def test_blocks_that_are_not_cached_are_allocated_first() -> None:
     pool = BlockPool(4)
-    first, second = pool.take(2), pool.take(2)
-    pool.keep(first[0])
+    first, second = pool.allocate(2), pool.allocate(2)
+    pool.cache(first[0])
     pool.release(first)
     pool.release(second)
-    assert pool.take(4)[-1] == first[0]
+    assert pool.allocate(4)[-1] == first[0]
 
 
-def test_a_free_block_in_the_middle_is_revived() -> None:
+def test_a_free_block_in_the_middle_can_be_shared() -> None:
     pool = BlockPool(5)
     pool.share(2)
     assert list(pool.free_blocks()) == [0, 1, 3, 4]
-    assert pool.take(4) == [0, 1, 3, 4]
+    assert pool.allocate(4) == [0, 1, 3, 4]
     pool.audit([0, 1, 2, 3, 4])
 
 
-def test_a_failed_take_takes_nothing() -> None:
+def test_a_failed_allocation_changes_nothing() -> None:
     pool = BlockPool(3)
     with pytest.raises(OutOfBlocks, match="4 blocks wanted, 3 of 3 are free"):
-        pool.take(4)
+        pool.allocate(4)
     assert list(pool.free_blocks()) == [0, 1, 2]
 
 
-def test_releasing_a_free_block_is_a_defect() -> None:
+def test_releasing_a_free_block_raises() -> None:
     pool = BlockPool(2)
     with pytest.raises(InternalError, match="released more often"):
         pool.release([1])
@@ -131,7 +131,7 @@ def test_releasing_a_free_block_is_a_defect() -> None:
 
 def test_audit_sees_a_lost_reference() -> None:
     pool = BlockPool(3)
-    pool.take(2)
+    pool.allocate(2)
     with pytest.raises(InternalError, match="block 1: 1 references counted, 0 held"):
         pool.audit([0])
 
@@ -150,28 +150,28 @@ def test_audit_sees_a_broken_link() -> None:
         pool.audit([])
 
 
-def test_audit_sees_a_kept_block_too_early() -> None:
+def test_audit_sees_a_cached_block_too_early() -> None:
     pool = BlockPool(3)
-    pool._kept[0] = 1
-    with pytest.raises(InternalError, match="block 1 stands behind kept ones"):
+    pool._cached[0] = 1
+    with pytest.raises(InternalError, match="block 1 is behind cached blocks"):
         pool.audit([])
 
 
-def test_audit_sees_a_wrong_count_of_kept_blocks() -> None:
+def test_audit_sees_a_wrong_count_of_cached_blocks() -> None:
     pool = BlockPool(3)
     pool.n_cached = 1
-    with pytest.raises(InternalError, match="0 kept blocks listed, 1 counted"):
+    with pytest.raises(InternalError, match="0 cached blocks listed, 1 counted"):
         pool.audit([])
 
 
-def test_audit_sees_a_block_that_left_the_list() -> None:
+def test_audit_sees_a_block_missing_in_the_list() -> None:
     pool = BlockPool(4)
     pool._next[1], pool._previous[3] = 3, 1
     with pytest.raises(InternalError, match="3 blocks listed, 4 counted"):
         pool.audit([])
 
 
-def test_audit_sees_an_end_that_is_another() -> None:
+def test_audit_sees_a_wrong_end_of_the_list() -> None:
     pool = BlockPool(3)
     pool._previous[3] = 1
     with pytest.raises(InternalError, match="its end is not block 2"):
