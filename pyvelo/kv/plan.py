@@ -305,7 +305,7 @@ def check_changes(changes: Collection[Change], pool: BlockPool, holders: Holders
     swapped_out = [change.swaps_out for change in changes if change.swaps_out is not None]
     n_swapped = sum(-(-swapped.n_tokens // size) for swapped in swapped_out)
     if n_swapped > holders.n_swap_free:
-        raise InternalError(f"a plan takes {n_swapped} swap blocks, {holders.n_swap_free} are free")
+        raise InternalError(f"a plan allocates {n_swapped} swap blocks, {holders.n_swap_free} are free")
 
 
 def _check_table(change: Change, holders: Holders, size: int) -> None:

@@ -70,7 +70,7 @@ def started(manager: BlockManager, tokens: array[int], salt: bytes = b"") -> Blo
 def take_and_free(rounds: int, n: int = N_TAKEN) -> float:
     """Time allocating and freeing `n` blocks at once; return microseconds of a block."""
     pool = BlockPool(4 * n)
-    return microseconds(rounds, lambda: lambda: pool.release(pool.take(n))) / n
+    return microseconds(rounds, lambda: lambda: pool.release(pool.allocate(n))) / n
 
 
 def step_of_256(rounds: int) -> float:

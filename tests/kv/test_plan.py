@@ -110,8 +110,8 @@ BREAKS: dict[str, tuple[Callable[[Plan], object], str]] = {
         "holds nothing",
     ),
     "a block released twice": (lambda p: p.pool.release([3]), "drops 1 references to block 3, which has 0"),
-    "more swap blocks than are free": (lambda p: setattr(p, "n_swap_free", 1), "takes 2 swap blocks, 1 are"),
-    "more blocks than are free": (lambda p: p.change("grows", n_blocks=8), "takes 8 blocks .* 7 are free"),
+    "more swap blocks than are free": (lambda p: setattr(p, "n_swap_free", 1), "2 swap blocks, 1 are free"),
+    "more blocks than are free": (lambda p: p.change("grows", n_blocks=8), "8 blocks .* 7 are free"),
     "more is reserved than is free": (lambda p: setattr(p, "reserved", 5), "reserves 5, but 7 are free"),
 }
 
