@@ -1,5 +1,6 @@
 #include "paged-tile.h"
 
+#include "paged-ahead.h"
 #include "paged-products-bf16.h"
 #include "paged-products-f32.h"
 
@@ -171,7 +172,7 @@ template <class P> size_t bytes_of(const problem & p) {
 // Scores in bfloat16, sums of values in floats: for quantized keys, where stock rounds its queries harder than that.
 class mixed_products {
 public:
-    using setting = tile_configuration;
+    using setting = amx::tile_configuration;
 
     static constexpr int spans_at_once = f32_products::spans_at_once;
 
@@ -221,7 +222,7 @@ void attend_tile(const problem & p, const tile_work & w, partial_store partials,
         return;
     }
     const bool more_bits = p.k->type == GGML_TYPE_F32 || p.v->type == GGML_TYPE_F32; // than two parts have
-    if (has_tile_registers() && !more_bits) {
+    if (amx::has_tiles() && !more_bits) {
         attend<bf16_products<2>>(p, w, partials, memory);
         return;
     }

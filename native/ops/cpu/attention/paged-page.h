@@ -2,6 +2,7 @@
 // weighted sum of values.
 #pragma once
 
+#include "paged-ahead.h"
 #include "paged-kernel.h"
 
 #include <type_traits>

@@ -7,42 +7,18 @@
 // q8_0 34, q4_0 33.
 #pragma once
 
+#include "amx-tiles.h"
+#include "paged-ahead.h"
 #include "paged-kernel.h"
 #include "paged-simd.h"
-#include "paged-tile.h"
 
 #if defined(PAGED_AVX512) && defined(__AVX512BF16__)
 #    define PAGED_BF16
-#    if defined(__linux__) && defined(__AMX_BF16__) && defined(__GNUC__)
-#        define PAGED_AMX
-#    endif
 #endif
 
 #if defined(PAGED_BF16)
 
 namespace paged {
-
-// Whether this process may use the tile registers; asks the system once.
-bool has_tile_registers();
-
-// The tile registers as the products need them, for its lifetime: upstream's products configure them only once, so
-// they get back what they had.
-class tile_configuration {
-public:
-    tile_configuration();
-    ~tile_configuration();
-    tile_configuration(const tile_configuration &)             = delete;
-    tile_configuration & operator=(const tile_configuration &) = delete;
-
-private:
-    struct alignas(64) shapes {
-        uint8_t  palette, start_row, unused[14];
-        uint16_t bytes_per_row[16];
-        uint8_t  rows[16];
-    };
-    bool   on_;
-    shapes before_;
-};
 
 // a[rows][2 * pairs], rows of elements, times b[pairs][columns], pairs of elements
 struct bf16_factors {
@@ -55,22 +31,9 @@ struct bf16_factors {
 void multiply_bf16(const bf16_factors * factors, int n, int64_t rows, int64_t a_stride, int64_t b_stride, int64_t pairs,
                    int64_t columns, float * out, int64_t stride, bool more);
 
-// words 0 and 16, 1 and 17, ...
-struct alignas(64) word_pairs {
-    uint16_t x[32];
-};
-constexpr word_pairs make_word_pairs() {
-    word_pairs made = {};
-    for (int i = 0; i < 32; ++i) {
-        made.x[i] = (uint16_t) (i / 2 + i % 2 * 16);
-    }
-    return made;
-}
-constexpr word_pairs paired_words = make_word_pairs();
-
 template <int parts> class bf16_products {
 public:
-    using setting = tile_configuration; // lives as long as products are made
+    using setting = amx::tile_configuration; // lives as long as products are made
 
     static constexpr int spans_at_once = 4; // tiles of V that are multiplied together
 
@@ -135,7 +98,7 @@ public:
                 }
             }
             for (int64_t i = 0; i < d_v(); i += 16) {
-                const __m512i  pairs = _mm512_load_si512(paired_words.x);
+                const __m512i  pairs = _mm512_load_si512(amx::paired_words.x);
                 const two_rows both  = split(load(row[0] + i), load(row[1] + i));
                 for (int part = 0; part < parts; ++part) {
                     _mm512_storeu_si512(v_[part] + to + i, _mm512_permutexvar_epi16(pairs, both.part[part]));

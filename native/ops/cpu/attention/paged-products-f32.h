@@ -3,6 +3,7 @@
 // Two Sapphire Rapids cores, 512 rows over 4096 tokens, 16/8 heads of 128: f16 62 ms, q8_0 79, q4_0 77.
 #pragma once
 
+#include "paged-ahead.h"
 #include "paged-kernel.h"
 #include "paged-simd.h"
 

@@ -2,12 +2,6 @@
 
 #if defined(PAGED_BF16)
 
-#    if defined(PAGED_AMX)
-#        include "amx-bits.h"
-#        include <sys/syscall.h>
-#        include <unistd.h>
-#    endif
-
 namespace paged {
 
 namespace {
@@ -74,7 +68,7 @@ PAGED_INLINE void multiply(const bf16_factors * factors, int n, const shape & x,
     }
 }
 
-#    if defined(PAGED_AMX)
+#    if defined(VELO_AMX_TILES)
 
 // ---- with tiles: up to 32 rows by 32 columns of sums in registers 0 to 3, 16 pairs of factors in 4 to 7 ----
 
@@ -142,30 +136,15 @@ void multiply_block(const bf16_factors * factors, int n, const shape & x, int64_
     }
 }
 
-bool ask_for_tile_registers() {
-    constexpr long request = 0x1023, tile_data = 18; // ARCH_REQ_XCOMP_PERM of arch_prctl, the tiles' state
-    // a portable build's choice of instruction set looks at AMX for integers alone
-    return velo_has_amx(amx_bit::bf16) && syscall(SYS_arch_prctl, request, tile_data) == 0;
-}
-
 #    endif
 
 } // namespace
 
-bool has_tile_registers() {
-#    if defined(PAGED_AMX)
-    static const bool granted = ask_for_tile_registers();
-    return granted;
-#    else
-    return false;
-#    endif
-}
-
 void multiply_bf16(const bf16_factors * factors, int n, int64_t rows, int64_t a_stride, int64_t b_stride, int64_t pairs,
                    int64_t columns, float * out, int64_t stride, bool more) {
     const shape x = {a_stride, b_stride, pairs, stride};
-#    if defined(PAGED_AMX)
-    if (has_tile_registers()) {
+#    if defined(VELO_AMX_TILES)
+    if (amx::has_tiles()) {
         for (int64_t r = 0; r < rows; r += 32) {
             for (int64_t c = 0; c < columns; c += 32) {
                 multiply_block(factors, n, x, r, rows - r, c, columns - c, out + r * stride + c, more);
@@ -183,30 +162,6 @@ void multiply_bf16(const bf16_factors * factors, int n, int64_t rows, int64_t a_
             multiply<1>(factors, n, x, r, c, out + r * stride + c, more);
         }
     }
-}
-
-tile_configuration::tile_configuration() : on_(has_tile_registers()) {
-#    if defined(PAGED_AMX)
-    if (on_) {
-        shapes ours  = {};
-        ours.palette = 1;
-        for (int i = 0; i < 8; ++i) {
-            ours.bytes_per_row[i] = 64;
-            ours.rows[i]          = 16;
-        }
-        // by hand: GCC's intrinsics name only a part of the configuration as read
-        asm volatile("sttilecfg %0" : "=m"(before_));
-        asm volatile("ldtilecfg %0" : : "m"(ours));
-    }
-#    endif
-}
-
-tile_configuration::~tile_configuration() {
-#    if defined(PAGED_AMX)
-    if (on_) {
-        asm volatile("ldtilecfg %0" : : "m"(before_));
-    }
-#    endif
 }
 
 } // namespace paged

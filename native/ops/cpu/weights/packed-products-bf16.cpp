@@ -6,15 +6,15 @@
 // 15 108; q6_K 37 42 80 496, here 11.8 11.9 17 104; q8_0 17.9 18.8 36 267, here 13.7 14.5 18 104.
 #include "packed-products.h"
 
+#include "amx-tiles.h"
 #include "ggml-cpu-impl.h"
 #include "ggml-impl.h"
-#include "paged-products-bf16.h"
 
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
-#if defined(PAGED_AMX) && defined(__AMX_INT8__) && defined(__AVX512VNNI__)
+#if defined(VELO_AMX_TILES) && defined(__AMX_INT8__) && defined(__AVX512VNNI__)
 
 #    include "packed-weights.h"
 
@@ -56,7 +56,7 @@ template <int which> inline __m512 byte_of(__m512i codes) {
 
 inline void put_pair(__m512 first, __m512 second, uint16_t * to) {
     const __m512i both = (__m512i) _mm512_cvtne2ps_pbh(second, first);
-    _mm512_storeu_si512(to, _mm512_permutexvar_epi16(_mm512_load_si512(paged::paired_words.x), both));
+    _mm512_storeu_si512(to, _mm512_permutexvar_epi16(_mm512_load_si512(amx::paired_words.x), both));
 }
 
 // 32 along K of 16 columns: a tile.
@@ -162,7 +162,7 @@ template <class Weights> bool run(const ggml_compute_params * params, ggml_tenso
     if (std::find(lacks, lacks + params->nth, true) != lacks + params->nth) {
         return false; // all threads say so
     }
-    const paged::tile_configuration configured;
+    const amx::tile_configuration configured;
 
     const auto *  weights = static_cast<const char *>(dst->src[0]->data);
     auto *        out     = static_cast<float *>(dst->data);
@@ -183,7 +183,7 @@ size_t velo_packed_work_size_of_many(const ggml_tensor * dst) {
 }
 
 bool velo_packed_products_of_many(const ggml_compute_params * params, ggml_tensor * dst) {
-    if (ggml_nrows(dst) < MANY || !paged::has_tile_registers()) {
+    if (ggml_nrows(dst) < MANY || !amx::has_tiles()) {
         return false;
     }
     return with_weights(dst->src[0]->type,

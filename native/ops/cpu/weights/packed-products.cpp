@@ -11,7 +11,7 @@
 
 #if defined(__AVX512VNNI__) && defined(__GNUC__)
 
-#    include "amx-bits.h"
+#    include "amx-tiles.h"
 #    include "packed-rows.h"
 
 #    include <algorithm>
@@ -125,7 +125,7 @@ size_t velo_packed_work_size(const ggml_tensor * dst) {
 }
 
 bool velo_packed_products_suffice() {
-    static const bool suffice = !velo_has_amx(amx_bit::bytes);
+    static const bool suffice = !amx::processor_has(amx::feature::bytes);
     return suffice;
 }
 

@@ -7,6 +7,8 @@
 
 namespace paged {
 
+constexpr int64_t tile_rows = 128; // query rows of an item of the tile kernel at most
+
 // Chunks [first, last) of one sequence.
 struct chunk_range {
     int64_t first, last;
@@ -69,60 +71,5 @@ struct tile_span {
 inline const char * kv_row(const ggml_tensor * t, int64_t head, int64_t slot) {
     return (const char *) t->data + head * t->nb[1] + slot * t->nb[2];
 }
-
-// Reads ahead, some bytes at each step of the arithmetic, in several streams of rising addresses: a core with three
-// gets a tenth more from memory than with one, for the processor's own prefetcher works page by page.
-struct read_ahead {
-    static constexpr int streams = 3;
-
-    const char * line   = nullptr; // of the first stream
-    const char * goal   = nullptr; // where it is to be after this step
-    const char * end    = nullptr; // of its row
-    size_t       part   = 0;       // bytes from one stream to the next
-    size_t       pace   = 0;       // bytes of a stream at each step; none when all is asked for
-    size_t       stride = 0;       // of rows
-    size_t       gap    = 0;       // between them
-    int64_t      rows   = 0;       // of a stream, this one included
-
-    void start(const char * first, size_t width, size_t row_stride, int64_t n_rows, int64_t steps) {
-        if (width == row_stride) { // one long row, cut at lines
-            const size_t bytes = width * n_rows;
-            part               = bytes / streams / 64 * 64;
-            width = row_stride = bytes - (streams - 1) * part;
-            rows               = 1;
-        } else {
-            part = n_rows / streams * row_stride;
-            rows = n_rows - (streams - 1) * (n_rows / streams);
-        }
-        stride = row_stride;
-        gap    = row_stride - width;
-        line = goal = first;
-        end         = first + width;
-        pace        = width * rows / std::max<int64_t>(1, steps) + 1;
-    }
-    PAGED_INLINE void step() { // few instructions and registers: they compete with the arithmetic
-        const char * at   = line;
-        const char * stop = goal + pace;
-        while (at < stop) {
-            PAGED_UNROLL
-            for (int i = 0; i < streams; ++i) {
-                prefetch_line(at + i * part);
-            }
-            at += 64;
-            if (at >= end) {
-                if (--rows <= 0) {
-                    pace = 0;
-                    stop = at;
-                    break;
-                }
-                at = end + gap;
-                stop += gap;
-                end += stride;
-            }
-        }
-        line = at;
-        goal = stop;
-    }
-};
 
 } // namespace paged
