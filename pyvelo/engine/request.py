@@ -253,7 +253,7 @@ class Request:
         return self.n_prompt + max(1, self.max_new) - 1
 
     @property
-    def most_cached(self) -> int | None:
+    def max_cached(self) -> int | None:
         """Tokens that may be taken from a cache, which has no logits; None: all."""
         return len(self.prompt_logprobs) if self.scores else None
 

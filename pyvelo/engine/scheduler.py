@@ -220,7 +220,7 @@ class _Planner:
         spare = self._n_seated - n_gone
         if held is not None:
             return allocation.resume(held, n_tokens, spare)
-        outcome = allocation.start(n_tokens, request.hashes, spare, request.swapped, request.most_cached)
+        outcome = allocation.start(n_tokens, request.hashes, spare, request.swapped, request.max_cached)
         if isinstance(outcome, Never):
             raise InternalError(f"a request for {outcome.needed} of {outcome.total} blocks was let in")
         return outcome

@@ -75,7 +75,7 @@ class BlockManager:
         *,
         share: bool = True,
         n_swap_blocks: int = 0,
-        make_key: Callable[[BlockHashes, int], bytes] = BlockHashes.key,
+        make_hash: Callable[[BlockHashes, int], bytes] = BlockHashes.block_hash,
         observe: Callable[[Event], None] | None = None,
     ) -> None:
         self.block_size = block_size
@@ -83,7 +83,7 @@ class BlockManager:
         self._swapped: dict[int, SwappedBlocks] = {}
         self.counts = Counts()
         self._pool = BlockPool(n_blocks)
-        self._index = PrefixIndex(n_blocks, make_key) if share else None
+        self._index = PrefixIndex(n_blocks, make_hash) if share else None
         self._observe = observe
         self._observer_error: BaseException | None = None
         self._tables: dict[int, BlockTable] = {}
@@ -181,8 +181,8 @@ class BlockManager:
         sources += [copy.source for copy in copies]
         ins = []
         for table, _, _, match, swapped, *_ in changes:
-            if match is not None and match.head is not None:
-                copies.append(self._copy(match.head.block, table.blocks[len(match.blocks)]))
+            if match is not None and match.partial is not None:
+                copies.append(self._copy(match.partial.block, table.blocks[len(match.blocks)]))
             if match is not None and swapped is not None:
                 ins += self._swap_in(table, swapped, len(match.blocks))
         self._release(sources)
@@ -319,9 +319,10 @@ class BlockManager:
                 self._audit_tokens(self._index, table)
 
     def _audit_tokens(self, index: PrefixIndex, table: BlockTable) -> None:
+        hashes = table.hashes
         for number, block in enumerate(table.blocks[: table.n_published]):
             tokens = index.tokens(block)
-            if tokens is not None and table.hashes is not None and tokens != table.hashes.block(number):
+            if tokens is not None and hashes is not None and tokens != hashes.block_tokens(number):
                 raise InternalError(f"block {block} is published with other tokens than its table has")
 
     def _take_hits(self, table: BlockTable, match: Match) -> list[int]:
@@ -330,10 +331,10 @@ class BlockManager:
         for block in match.blocks:
             self._pool.share(block)
             self._tell("hit", block)
-        if match.head is None:
+        if match.partial is None:
             return []
-        self._pool.share(match.head.block)
-        return [match.head.block]
+        self._pool.share(match.partial.block)
+        return [match.partial.block]
 
     def _count_hits(self, table: BlockTable, n_tokens: int) -> None:
         if table.hashes is not None:
@@ -382,7 +383,7 @@ class BlockManager:
                 self._tell("duplicate", block)
 
     def _unpublish(self, block: int) -> None:
-        if self._index is not None and self._index.forget(block):
+        if self._index is not None and self._index.unpublish(block):
             self._pool.uncache(block)
 
     def _tell(self, kind: EventKind, block: int) -> None:

@@ -20,7 +20,7 @@ from pyvelo.kv.pool import BlockPool, BlockTable, SwappedBlocks
 from pyvelo.kv.prefix import BlockHashes, Match, PrefixIndex
 
 __all__ = [
-    "SHORTEST_HEAD",
+    "MIN_PARTIAL_HIT",
     "AllocationPlan",
     "Change",
     "Holders",
@@ -30,7 +30,7 @@ __all__ = [
     "check_changes",
 ]
 
-SHORTEST_HEAD = 4
+MIN_PARTIAL_HIT = 4
 """Tokens for which copying a block is worth its while."""
 
 
@@ -135,18 +135,18 @@ class AllocationPlan:
         hashes: BlockHashes | None = None,
         spare: int = 0,
         swapped: SwappedBlocks | None = None,
-        most_cached: int | None = None,
+        max_cached: int | None = None,
     ) -> Start | NotNow | Never:
         """Reserve the blocks of `n_tokens` tokens for a new sequence, less those of its prefix hit.
 
         `hashes` is of the tokens that it starts with; the last of them is always computed, for its logits.
         Without it nothing is shared. `spare` blocks must be left for others. What is `swapped` comes back,
-        but for whole blocks that are there. Of what is there `most_cached` tokens are taken at most.
+        but for whole blocks that are there. Of what is there `max_cached` tokens are taken at most.
         """
         needed = -(-n_tokens // self._size)
         if needed > self._pool.n_blocks:
             return Never(needed, self._pool.n_blocks)
-        match = self._match(hashes, most_cached)
+        match = self._match(hashes, max_cached)
         if swapped is not None:
             self._check_swapped(swapped)
             match = Match(match.blocks[: swapped.n_tokens // self._size], None)
@@ -154,13 +154,13 @@ class AllocationPlan:
         n_revived = sum(map(self._is_free, match.blocks))
         if fresh + n_revived > room:
             return NotNow(fresh + n_revived, room)
-        if match.head is not None and fresh + n_revived + self._is_free(match.head.block) > room:
+        if match.partial is not None and fresh + n_revived + self._is_free(match.partial.block) > room:
             match = Match(match.blocks, None)  # there is no room to copy from it: compute it
         self.available -= fresh
         self._hold(match.blocks)
-        if match.head is not None:
-            self._hold((match.head.block,))
-            self._copy_from(match.head.block)
+        if match.partial is not None:
+            self._hold((match.partial.block,))
+            self._copy_from(match.partial.block)
         n_cached = swapped.n_tokens if swapped is not None else match.n_tokens(self._size)
         table = BlockTable(match.blocks, n_cached, fresh, hashes if self._index is not None else None)
         self._changes[id(table)] = Change(table, len(match.blocks), fresh, match, swapped)
@@ -279,8 +279,8 @@ class AllocationPlan:
             return Match((), None)
         last = hashes.n_tokens - 1
         match = self._index.match(hashes, last if most is None else min(most, last))
-        head = match.head
-        return match if head is None or head.n_tokens >= SHORTEST_HEAD else Match(match.blocks, None)
+        partial = match.partial
+        return match if partial is None or partial.n_tokens >= MIN_PARTIAL_HIT else Match(match.blocks, None)
 
 
 class Holders(NamedTuple):
@@ -338,7 +338,7 @@ def _check_blocks(changes: Collection[Change], pool: BlockPool, reserved: int) -
     for change in changes:
         match, table = change.match, change.table
         if match is not None:
-            hits = match.blocks if match.head is None else (*match.blocks, match.head.block)
+            hits = match.blocks if match.partial is None else (*match.blocks, match.partial.block)
             if not all(0 <= block < pool.n_blocks and pool.readers(block) for block in hits):
                 raise InternalError("a sequence starts with a block that holds nothing")
             references.update(hits)

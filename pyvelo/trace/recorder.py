@@ -183,7 +183,7 @@ class _Requests:
 
     def __init__(self) -> None:
         self._open: dict[int, tuple[Request, bool]] = {}  # those that have not ended, and whether they run
-        self._first: dict[bytes, int] = {}  # the first request with a block, by the block's key
+        self._first: dict[bytes, int] = {}  # the first request with a block, by the block's hash
 
     def look(self, waiting: Iterable[Request], running: Iterable[Request]) -> list[TraceEvent]:
         """What has happened since the last look; who ends comes first: a next turn may begin alike."""
@@ -212,10 +212,10 @@ class _Requests:
         return events
 
     def _arrived(self, request: Request) -> Arrived:
-        keys, size = request.hashes, request.hashes.block_size
+        hashes, size = request.hashes, request.hashes.block_size
         like = n_alike = 0
         for index in range(request.n_prompt // size):
-            first = self._first.get(keys.key(index))
+            first = self._first.get(hashes.block_hash(index))
             if first is None:
                 break
             like, n_alike = first, index + 1
@@ -224,4 +224,4 @@ class _Requests:
 
     def _remember(self, request: Request, n_tokens: int) -> None:
         for index in range(n_tokens // request.hashes.block_size):
-            self._first.setdefault(request.hashes.key(index), request.arrival)
+            self._first.setdefault(request.hashes.block_hash(index), request.arrival)

@@ -23,9 +23,9 @@ from .toy_model import END, N_VOCAB, Faults, ToyContext, ToySampler
 MOST_STEPS = 5000  # from which on an engine is taken to hang; a request takes fewer than 150
 
 
-def _colliding_key(chain: BlockHashes, index: int) -> bytes:
+def _colliding_hash(hashes: BlockHashes, index: int) -> bytes:
     """Return a hash that blocks of the same tokens have in common, whatever is before them."""
-    return bytes([sum(chain.block(index)) % 64])
+    return bytes([sum(hashes.block_tokens(index)) % 64])
 
 
 class ToyCosts(Costs):
@@ -56,7 +56,7 @@ class ToyStand:
             block_size,
             share=not n_states and rng.random() < 0.75,
             n_swap_blocks=0 if n_states else rng.choice((0, 3, 20)),
-            make_key=rng.choice((BlockHashes.key, BlockHashes.key, _colliding_key)),
+            make_hash=rng.choice((BlockHashes.block_hash, BlockHashes.block_hash, _colliding_hash)),
             observe=self._observe,
         )
         self.context = ToyContext(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pyvelo.kv.manager import BlockManager
 from pyvelo.kv.plan import AllocationPlan
 from pyvelo.kv.pool import BlockTable, SwappedBlocks
-from pyvelo.kv.prefix import BlockHashes, Head
+from pyvelo.kv.prefix import BlockHashes, PartialHit
 
 BLOCK = 8
 
@@ -39,7 +39,7 @@ class NaivePlan:
     n_held: dict[Sequence_, int] = field(default_factory=dict)  # blocks of its table afterwards
     reserved: dict[Sequence_, int] = field(default_factory=dict)
     copied: dict[Sequence_, int] = field(default_factory=dict)  # the block that a copy replaces
-    heads: dict[Sequence_, Head] = field(default_factory=dict)  # of which one that starts gets a copy
+    partials: dict[Sequence_, PartialHit] = field(default_factory=dict)  # copied for a starting sequence
     ends: dict[Sequence_, int] = field(default_factory=dict)  # how far it goes in this step
     started: list[Sequence_] = field(default_factory=list)
     dropped: list[Sequence_] = field(default_factory=list)
@@ -55,7 +55,7 @@ class NaivePlan:
 
     def is_held(self, block: int) -> bool:
         return any(block in blocks for blocks in self.held.values()) or any(
-            block == head.block for head in self.heads.values()
+            block == partial.block for partial in self.partials.values()
         )
 
     @property
@@ -143,7 +143,7 @@ def spoiled(allocation: AllocationPlan, how: int, strange: BlockTable) -> bool:
     elif how == 7 and growing:
         changes[growing[0]] = growing[1]._replace(swaps_in=SwappedBlocks(growing[1].table.n_tokens))
     elif how == 8 and starting and starting[1].match is not None:
-        match = starting[1].match._replace(head=Head(n_blocks, 4))
+        match = starting[1].match._replace(partial=PartialHit(n_blocks, 4))
         changes[starting[0]] = starting[1]._replace(match=match)
     elif how == 9 and leaving:
         changes[leaving[0]] = leaving[1]._replace(n_blocks=1)

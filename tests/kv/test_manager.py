@@ -654,7 +654,7 @@ def test_audit_sees_a_cached_duplicate() -> None:
 
 def test_no_hit_behind_a_prefix_with_the_same_hash() -> None:
     """Second blocks of equal tokens collide, whatever comes before them."""
-    manager = BlockManager(8, BLOCK, make_key=lambda hashes, number: hashes.block(number))
+    manager = BlockManager(8, BLOCK, make_hash=lambda hashes, number: hashes.block_tokens(number))
     tail = [5] * BLOCK
     ended(manager, [1] * BLOCK + tail)
     ended(manager, [2] * BLOCK)

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from pyvelo.errors import InternalError
 from pyvelo.kv.manager import BlockManager, Event
-from pyvelo.kv.plan import SHORTEST_HEAD, AllocationPlan, Never, NotNow, Start
+from pyvelo.kv.plan import MIN_PARTIAL_HIT, AllocationPlan, Never, NotNow, Start
 from pyvelo.kv.pool import BlockTable, SwappedBlocks
 from pyvelo.kv.prefix import BlockHashes
 
@@ -71,8 +71,8 @@ class ManagerMachine(RuleBasedStateMachine):
             blocks.append(published[0])
         return blocks if self.share else []
 
-    def heads(self, tokens: Sequence[int], salt: bytes, n_hits: int) -> dict[int, int]:
-        """The lengths of the heads that published blocks have behind the same tokens."""
+    def partials(self, tokens: Sequence[int], salt: bytes, n_hits: int) -> dict[int, int]:
+        """Return the partial hits below the hit blocks: their tokens, by block."""
         before = tuple(tokens[: n_hits * BLOCK])
         wanted = tokens[n_hits * BLOCK : len(tokens) - 1]
         found = {}
@@ -80,7 +80,7 @@ class ManagerMachine(RuleBasedStateMachine):
             if other_salt == salt and prefix[:-BLOCK] == before:
                 same = zip(prefix[-BLOCK:], wanted, strict=False)
                 length = next((i for i, (a, b) in enumerate(same) if a != b), min(BLOCK, len(wanted)))
-                if length >= SHORTEST_HEAD:
+                if length >= MIN_PARTIAL_HIT:
                     found[blocks[0]] = length
         return found
 
@@ -179,19 +179,19 @@ class ManagerMachine(RuleBasedStateMachine):
         assert isinstance(outcome, Start)
         table = outcome.table
         assert (table.blocks, table.reserved) == (hits, n_fresh)
-        heads = self.heads(prompt, salt, len(hits))
+        partials = self.partials(prompt, salt, len(hits))
         match = allocation._changes[id(table)].match
         assert match is not None
-        if match.head is not None:
-            assert heads[match.head.block] == match.head.n_tokens == max(heads.values())
-            assert needed + (not plan.is_held(match.head.block)) <= available
+        if match.partial is not None:
+            assert partials[match.partial.block] == match.partial.n_tokens == max(partials.values())
+            assert needed + (not plan.is_held(match.partial.block)) <= available
         else:
-            assert not heads or needed == available, "it is computed where there is no room to copy from"
-        n_cached = len(hits) * BLOCK + (match.head.n_tokens if match.head is not None else 0)
+            assert not partials or needed == available, "it is computed where there is no room to copy from"
+        n_cached = len(hits) * BLOCK + (match.partial.n_tokens if match.partial is not None else 0)
         assert table.n_cached == table.n_tokens == n_cached
         sequence = Sequence_(tokens, hashes, salt, n_cached, len(hits), table)
-        if match.head is not None:
-            plan.heads[sequence] = match.head
+        if match.partial is not None:
+            plan.partials[sequence] = match.partial
         return self.begun(plan, sequence)
 
     def plan_swap_in(
@@ -303,7 +303,7 @@ class ManagerMachine(RuleBasedStateMachine):
         contents = [list(block) for block in self.memory]
         moves = self.manager.commit(allocation)
         held = {block for blocks in plan.held.values() for block in blocks}
-        held |= {head.block for head in plan.heads.values()}
+        held |= {partial.block for partial in plan.partials.values()}
         for number in range(len(leaving)):  # one after the other
             self.let_go(held.union(*leaving[number + 1 :]))
         for move in moves.outs:
@@ -322,10 +322,10 @@ class ManagerMachine(RuleBasedStateMachine):
             assert sequence.table.reserved == plan.reserved[sequence]
             for block in sequence.table.blocks[len(blocks) :]:
                 self.overwritten(block)
-            if sequence in plan.heads:
-                head = plan.heads[sequence]
-                assert (head.block, sequence.table.blocks[len(blocks)]) in moves.copies
-        assert len(moves.copies) == len(plan.copied) + len(plan.heads)
+            if sequence in plan.partials:
+                partial = plan.partials[sequence]
+                assert (partial.block, sequence.table.blocks[len(blocks)]) in moves.copies
+        assert len(moves.copies) == len(plan.copied) + len(plan.partials)
         for move in moves.ins:
             self.memory[move.target] = list(self.host[move.source])
         for source, target in moves.copies:

@@ -11,7 +11,7 @@ from pyvelo.errors import InternalError
 from pyvelo.kv.manager import BlockManager
 from pyvelo.kv.plan import Change, Holders, NotNow, Start, check_changes
 from pyvelo.kv.pool import BlockPool, BlockTable, SwappedBlocks
-from pyvelo.kv.prefix import Head, Match
+from pyvelo.kv.prefix import Match, PartialHit
 
 BLOCK = 8
 
@@ -105,8 +105,8 @@ BREAKS: dict[str, tuple[Callable[[Plan], object], str]] = {
         lambda p: p.change("starts", match=Match((10,), None), table=BlockTable((10,), 8, 1, None)),
         "holds nothing",
     ),
-    "a head of an empty block": (
-        lambda p: p.change("starts", match=Match((4,), Head(9, 4))),
+    "a partial hit in an empty block": (
+        lambda p: p.change("starts", match=Match((4,), PartialHit(9, 4))),
         "holds nothing",
     ),
     "a block released twice": (lambda p: p.pool.release([3]), "drops 1 references to block 3, which has 0"),

@@ -1,4 +1,4 @@
-"""The prefix index: keys as DESIGN defines them, hits proven by tokens, heads of siblings."""
+"""The prefix index: block hashes, hits proven by tokens, partial hits among siblings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyvelo.errors import InternalError
-from pyvelo.kv.prefix import MOST_SIBLINGS, BlockHashes, Head, Match, PrefixIndex, common_tokens
+from pyvelo.kv.prefix import MAX_SIBLINGS, BlockHashes, Match, PartialHit, PrefixIndex, common_tokens
 
 SIZE = 4
 
@@ -31,31 +31,33 @@ def published(index: PrefixIndex, tokens: Sequence[int], blocks: Sequence[int], 
 @given(
     tokens=st.lists(st.integers(-(1 << 31), (1 << 31) - 1), min_size=2 * SIZE), extra=st.binary(max_size=40)
 )
-def test_a_key_is_the_hash_of_parent_extra_and_tokens(tokens: list[int], extra: bytes) -> None:
+def test_a_block_hash_is_computed_from_parent_extra_and_tokens(tokens: list[int], extra: bytes) -> None:
     parent = bytes(32)
     for number in range(len(tokens) // SIZE):
         block = struct.pack(f"<{SIZE}i", *tokens[number * SIZE : (number + 1) * SIZE])
         parent = hashlib.sha256(parent + struct.pack("<Q", len(extra)) + extra + block).digest()
-        assert hashes(tokens, extra).key(number) == parent
+        assert hashes(tokens, extra).block_hash(number) == parent
 
 
-def test_keys_follow_a_sequence_that_grows() -> None:
+def test_block_hashes_follow_a_growing_sequence() -> None:
     tokens = array("i", range(SIZE))
     growing = BlockHashes(tokens, SIZE)
-    growing.key(0)
+    growing.block_hash(0)
     tokens.extend(range(SIZE, 3 * SIZE))
-    assert growing.key(2) == hashes(range(3 * SIZE)).key(2)
+    assert growing.block_hash(2) == hashes(range(3 * SIZE)).block_hash(2)
     assert growing.n_tokens == 3 * SIZE
 
 
 @pytest.mark.parametrize("n_common", range(3 * SIZE + 1))
-def test_a_fork_has_the_keys_of_its_own_tokens(n_common: int) -> None:
+def test_a_fork_has_the_hashes_of_its_own_tokens(n_common: int) -> None:
     whole = hashes(range(3 * SIZE), b"mine")
-    whole.key(2)
+    whole.block_hash(2)
     tokens = array("i", [*range(n_common), *[99] * (3 * SIZE - n_common)])
     twin = whole.fork(tokens, n_common)
     fresh = hashes(tokens, b"mine")
-    assert [twin.key(number) for number in range(3)] == [fresh.key(number) for number in range(3)]
+    assert [twin.block_hash(number) for number in range(3)] == [
+        fresh.block_hash(number) for number in range(3)
+    ]
 
 
 @given(a=st.lists(st.integers(0, 2), max_size=9), b=st.lists(st.integers(0, 2), max_size=9))
@@ -86,33 +88,33 @@ def test_the_same_tokens_elsewhere_are_no_hit() -> None:
     assert index.match(hashes(range(4, 12)), 8) == Match((), None)
 
 
-def test_the_head_of_a_sibling_is_found() -> None:
+def test_a_partial_hit_in_a_sibling_is_found() -> None:
     index = PrefixIndex(8)
     published(index, [0, 1, 2, 3, 4, 5, 6, 7], [3, 4])
-    assert index.match(hashes([0, 1, 2, 3, 4, 5, 9, 9]), 8) == Match((3,), Head(4, 2))
-    assert index.match(hashes([0, 1, 9]), 3) == Match((), Head(3, 2))
-    assert index.match(hashes(range(8)), 7) == Match((3,), Head(4, 3)), "no more than was asked for"
+    assert index.match(hashes([0, 1, 2, 3, 4, 5, 9, 9]), 8) == Match((3,), PartialHit(4, 2))
+    assert index.match(hashes([0, 1, 9]), 3) == Match((), PartialHit(3, 2))
+    assert index.match(hashes(range(8)), 7) == Match((3,), PartialHit(4, 3)), "no more than was asked for"
 
 
-def test_the_longest_head_wins_and_of_equal_ones_the_newest() -> None:
+def test_the_longest_and_newest_partial_hit_wins() -> None:
     index = PrefixIndex(8)
     for block, tokens in enumerate([(1, 2, 0, 0), (1, 2, 3, 0), (1, 2, 3, 1), (1, 0, 0, 0)]):
         published(index, tokens, [block])
-    assert index.match(hashes([1, 2, 3, 4]), 4).head == Head(2, 3)
+    assert index.match(hashes([1, 2, 3, 4]), 4).partial == PartialHit(2, 3)
 
 
-def test_the_newest_siblings_alone_are_looked_at() -> None:
-    index = PrefixIndex(MOST_SIBLINGS + 1)
+def test_only_the_newest_siblings_are_compared() -> None:
+    index = PrefixIndex(MAX_SIBLINGS + 1)
     published(index, [1, 2, 3, 0], [0])
-    for block in range(1, MOST_SIBLINGS):
+    for block in range(1, MAX_SIBLINGS):
         published(index, [9, block, 0, 0], [block])
-    assert index.match(hashes([1, 2, 3, 4]), 4).head == Head(0, 3)
-    published(index, [9, 0, 0, 0], [MOST_SIBLINGS])
-    assert index.match(hashes([1, 2, 3, 4]), 4).head is None
-    assert MOST_SIBLINGS == 64
+    assert index.match(hashes([1, 2, 3, 4]), 4).partial == PartialHit(0, 3)
+    published(index, [9, 0, 0, 0], [MAX_SIBLINGS])
+    assert index.match(hashes([1, 2, 3, 4]), 4).partial is None
+    assert MAX_SIBLINGS == 64
 
 
-def test_another_salt_is_no_hit_and_no_head() -> None:
+def test_another_salt_is_no_hit() -> None:
     index = PrefixIndex(8)
     published(index, range(8), [0, 1], b"mine")
     assert index.match(hashes(range(8), b"yours"), 8) == Match((), None)
@@ -120,20 +122,20 @@ def test_another_salt_is_no_hit_and_no_head() -> None:
 
 
 def test_colliding_hashes_miss() -> None:
-    """Every key the same: tokens and salt decide."""
+    """All hashes are equal: tokens and salt decide."""
     index = PrefixIndex(8, lambda hashes, number: b"same")
     published(index, range(4), [0])
-    assert not index.publish(hashes(range(4, 8)), 0, 1), "the key is taken"
+    assert not index.publish(hashes(range(4, 8)), 0, 1), "the hash is taken"
     assert index.match(hashes(range(4, 8)), 4).blocks == ()
     assert index.match(hashes(range(4), b"salt"), 4) == Match((), None)
     assert index.match(hashes(range(4)), 4).blocks == (0,)
 
 
-def test_what_is_forgotten_is_no_hit() -> None:
+def test_an_unpublished_block_is_no_hit() -> None:
     index = PrefixIndex(8)
     published(index, range(12), [0, 1, 2])
-    assert index.forget(1) is True
-    assert index.forget(1) is False
+    assert index.unpublish(1) is True
+    assert index.unpublish(1) is False
     assert index.match(hashes(range(12)), 12) == Match((0,), None)
     assert sorted(index.published()) == [0, 2]
     index.audit()
@@ -142,29 +144,29 @@ def test_what_is_forgotten_is_no_hit() -> None:
     index.audit()
 
 
-def test_a_match_is_kept_until_another_could_be_given() -> None:
-    n_keys = 0
+def test_a_match_is_stored_until_the_index_changes() -> None:
+    n_hashes = 0
 
     def counted(hashes: BlockHashes, number: int) -> bytes:
-        nonlocal n_keys
-        n_keys += 1
-        return hashes.key(number)
+        nonlocal n_hashes
+        n_hashes += 1
+        return hashes.block_hash(number)
 
     index, waiting = PrefixIndex(8, counted), hashes(range(8))
     assert index.match(waiting, 8) == Match((), None)
     published(index, range(4), [0])
     assert index.match(waiting, 8) == Match((0,), None)
-    assert index.match(waiting, 3) == Match((), Head(0, 3))
+    assert index.match(waiting, 3) == Match((), PartialHit(0, 3))
     assert index.match(waiting, 8) == Match((0,), None)
-    before = n_keys
+    before = n_hashes
     assert index.match(waiting, 8) == Match((0,), None)
-    assert n_keys == before, "nothing was searched"
+    assert n_hashes == before, "nothing was searched"
     published(index, [9] * 4, [1])
-    index.forget(0)
+    index.unpublish(0)
     assert index.match(waiting, 8) == Match((), None)
 
 
-def test_a_match_is_kept_for_the_index_that_gave_it() -> None:
+def test_a_match_is_stored_for_its_own_index_only() -> None:
     waiting = hashes(range(8))
     for blocks in ([0], [5]):
         index = PrefixIndex(8)
@@ -191,20 +193,20 @@ def test_the_oldest_of_equal_blocks_is_the_hit() -> None:
     assert (index.blocks_like(1), index.blocks_like(4), index.blocks_like(0)) == ((3, 1), (4, 2), ())
     assert index.n_duplicates == 2
     assert index.match(hashes(range(8)), 8).blocks == (3, 4)
-    assert index.match(hashes(range(8)), 7) == Match((3,), Head(4, 3))
+    assert index.match(hashes(range(8)), 7) == Match((3,), PartialHit(4, 3))
     index.audit()
-    assert index.forget(3)
+    assert index.unpublish(3)
     assert index.match(hashes(range(8)), 8).blocks == (1, 4), "in either block the prefix is the same"
     assert index.n_duplicates == 1
     index.audit()
     for block in (1, 4, 2):
-        assert index.forget(block)
+        assert index.unpublish(block)
     assert index.match(hashes(range(8)), 8) == Match((), None)
     assert (index.n_duplicates, index._roots, list(index.published())) == (0, {}, [])
     index.audit()
 
 
-def test_clear_forgets_blocks_duplicates_and_looked_up_prefixes() -> None:
+def test_clear_removes_blocks_duplicates_and_stored_matches() -> None:
     index = PrefixIndex(8)
     published(index, range(8), [0, 1])
     published(index, range(8), [2, 3])
@@ -220,13 +222,13 @@ def test_clear_forgets_blocks_duplicates_and_looked_up_prefixes() -> None:
 
 
 def parents_collide(hashes: BlockHashes, number: int) -> bytes:
-    """All first blocks have the same key, and all second blocks of equal tokens."""
-    return b"first" if number == 0 else hashes.block(number)
+    """All first blocks have the same hash, and all second blocks of equal tokens."""
+    return b"first" if number == 0 else hashes.block_tokens(number)
 
 
 def last_blocks_collide(hashes: BlockHashes, number: int) -> bytes:
-    """Blocks of equal tokens have the same key, whatever comes before them."""
-    return hashes.block(number)
+    """Blocks of equal tokens have the same hash, in any prefix."""
+    return hashes.block_tokens(number)
 
 
 def test_no_hit_behind_another_parent_of_equal_tokens() -> None:
@@ -235,22 +237,22 @@ def test_no_hit_behind_another_parent_of_equal_tokens() -> None:
     published(index, [2, 2, 2, 2], [2])
     assert index.match(hashes([2, 2, 2, 2, 5, 5, 5, 5]), 8) == Match((2,), None)
     assert index.match(hashes([1, 1, 1, 1, 5, 5, 5, 5]), 8) == Match((0, 1), None)
-    assert not index.publish(hashes([2, 2, 2, 2, 5, 5, 5, 5]), 1, 3, 2), "the key is taken"
+    assert not index.publish(hashes([2, 2, 2, 2, 5, 5, 5, 5]), 1, 3, 2), "the hash is taken"
     index.audit()
 
 
 @pytest.mark.parametrize("n_wanted", [4, 3])
-def test_no_hit_and_no_head_behind_a_parent_that_took_the_key(n_wanted: int) -> None:
-    """The first parent is evicted, and another one with its key is published: the child is not its own."""
+def test_no_hit_below_a_parent_with_the_same_hash(n_wanted: int) -> None:
+    """The first parent is evicted. Another one has its hash, but is not the parent of the child."""
     index = PrefixIndex(8, parents_collide)
     published(index, [1, 1, 1, 1, 5, 5, 5, 5], [0, 1])
-    index.forget(0)
+    index.unpublish(0)
     published(index, [2, 2, 2, 2], [2])
     assert index.match(hashes([2, 2, 2, 2, 5, 5, 5, 5]), 4 + n_wanted) == Match((2,), None)
     index.audit()
 
 
-def test_a_block_in_the_middle_of_its_table_is_published_behind_the_block_before() -> None:
+def test_a_block_in_the_middle_of_its_table_is_published_below_the_block_before() -> None:
     index = PrefixIndex(8)
     published(index, [1, 1, 1, 1], [0])
     published(index, [2, 2, 2, 2], [1])
@@ -263,20 +265,20 @@ def test_audit_sees_tables_that_disagree() -> None:
     def forget_children(index: PrefixIndex) -> None:
         index._roots[b""].children.clear()
 
-    def forget_keys(index: PrefixIndex) -> None:
-        index._by_key.clear()
+    def forget_hashes(index: PrefixIndex) -> None:
+        index._by_hash.clear()
 
     def miscount(index: PrefixIndex) -> None:
         index.n_duplicates += 1
 
     def rename(index: PrefixIndex) -> None:
-        next(iter(index._by_key.values())).key = b"other"
+        next(iter(index._by_hash.values())).hash = b"other"
 
     for harm, message in (
         (forget_children, "parents do not agree"),
-        (forget_keys, "keys and blocks do not agree"),
+        (forget_hashes, "hashes and blocks do not agree"),
         (miscount, "1 duplicates counted, 0 listed"),
-        (rename, "another key"),
+        (rename, "another hash"),
     ):
         index = PrefixIndex(8)
         published(index, range(8), [0, 1])
