@@ -73,6 +73,48 @@ llama_model_params load_params(const velo_model_params & params) {
     return out;
 }
 
+// The parameters of a load, with the arrays to which they point.
+struct load_settings {
+    llama_model_params              params;
+    std::vector<ggml_backend_dev_t> gpus;  // ends with NULL
+    std::vector<float>              split; // layers of each of them
+
+    explicit load_settings(const velo_model_params & chosen) : params(load_params(chosen)) {
+        velo::check_range("n_gpus", chosen.n_gpus, 0, static_cast<int32_t>(llama_max_devices()));
+        if (chosen.n_gpus == 0) {
+            return;
+        }
+        velo::check_pointer(chosen.gpus, "gpus");
+        velo::check_pointer(chosen.gpu_layers, "gpu_layers");
+        split.resize(llama_max_devices());
+        int64_t total = 0;
+        for (int32_t i = 0; i < chosen.n_gpus; ++i) {
+            gpus.push_back(device(chosen.gpus[i]));
+            velo::check_range("gpu_layers", chosen.gpu_layers[i], 1, INT32_MAX);
+            split[static_cast<size_t>(i)] = static_cast<float>(chosen.gpu_layers[i]);
+            total += chosen.gpu_layers[i];
+        }
+        if (total != chosen.n_gpu_layers) {
+            velo::fail(VELO_INVALID, "the GPUs get %lld layers, but n_gpu_layers is %d", static_cast<long long>(total),
+                       chosen.n_gpu_layers);
+        }
+        gpus.push_back(nullptr);
+        params.devices      = gpus.data();
+        params.tensor_split = split.data();
+    }
+
+private:
+    static ggml_backend_dev_t device(int32_t number) {
+        velo::check_range("gpus", number, 0, static_cast<int32_t>(ggml_backend_dev_count()) - 1);
+        ggml_backend_dev_t found = ggml_backend_dev_get(static_cast<size_t>(number));
+        const auto         type  = ggml_backend_dev_type(found);
+        if (type != GGML_BACKEND_DEVICE_TYPE_GPU && type != GGML_BACKEND_DEVICE_TYPE_IGPU) {
+            velo::fail(VELO_INVALID, "device %d (%s) is no GPU", number, ggml_backend_dev_name(found));
+        }
+        return found;
+    }
+};
+
 // Upstream's number of characters -> text of that size.
 std::string read_text(const std::function<int32_t(char *, size_t)> & read) {
     std::string text(static_cast<size_t>(std::max(0, read(nullptr, 0))), '\0');
@@ -125,8 +167,9 @@ velo_status velo_model_load(const char * path, const velo_model_params * params,
         velo::check_pointer(model, "model");
         *model = nullptr;
         check_file(path);
-        const velo_model_params chosen       = params ? *params : velo_model_default_params();
-        llama_model_params      llama_params = load_params(chosen);
+        const velo_model_params chosen = params ? *params : velo_model_default_params();
+        load_settings           settings(chosen);
+        llama_model_params &    llama_params = settings.params;
         progress                to{chosen.progress, chosen.progress_user, false};
         if (chosen.progress) {
             llama_params.progress_callback           = show_progress;

@@ -89,6 +89,11 @@ typedef int32_t (*velo_progress_callback)(float progress, void * user);
 
 typedef struct velo_model_params {
     int32_t n_gpu_layers; // 0: everything on the CPU; -1: all layers
+    // The GPUs that get layers, as numbers in velo_devices, and how many each gets: [n_gpus], in the order of layers,
+    // n_gpu_layers in all. n_gpus == 0: all GPUs share the layers by their free memory.
+    const int32_t * gpus;
+    const int32_t * gpu_layers;
+    int32_t         n_gpus;
     // Map the file: what a step uses of it is read then. Weights that this processor has a faster layout for are packed
     // by the first run of the model, whichever context's, in memory that is allocated by the load.
     int32_t use_mmap;

@@ -195,7 +195,7 @@ def _open(
     offload: Offload,
     stop: threading.Event,
 ) -> Engine:
-    model = _load(path, config, offload.n_gpu_layers, stop)
+    model = _load(path, config, offload, stop)
     try:
         files.check_loaded()
         embeddings = _embeddings(config, model, files)
@@ -223,7 +223,7 @@ def _embeddings(config: EngineConfig, model: Model, files: ModelFiles) -> Embedd
     return Embeddings(model, min(config.n_ctx or longest, longest), config.n_threads or 0, files.check)
 
 
-def _load(path: str, config: EngineConfig, n_gpu_layers: int, stop: threading.Event) -> Model:
+def _load(path: str, config: EngineConfig, offload: Offload, stop: threading.Event) -> Model:
     def watch(share: float) -> bool:
         if config.progress is not None:
             config.progress(share)
@@ -232,7 +232,8 @@ def _load(path: str, config: EngineConfig, n_gpu_layers: int, stop: threading.Ev
     load = partial(
         Model,
         path,
-        n_gpu_layers=n_gpu_layers,
+        n_gpu_layers=offload.n_gpu_layers,
+        gpu_layers=offload.gpu_layers,
         deterministic=config.deterministic,
         progress=watch,
     )

@@ -11,7 +11,7 @@ from pyvelo.config import EngineConfig
 from pyvelo.kv.geometry import CPU_LINE, GPU_LINE, POOL_GRAIN, Geometry, make_geometry
 from pyvelo.memory.budget import DeviceRoom, Limits, PoolRequest, PoolSize, size_pool, wanted_tokens
 from pyvelo.memory.gpu import Step, workspace_bytes
-from pyvelo.memory.placement import Gpu, Load, burdens, check_fits, host_weights, most_layers, weigh
+from pyvelo.memory.placement import Gpu, Load, burdens, host_weights, most_layers, split_all, weigh
 from pyvelo.models.gguf_scan import GgufSummary
 from pyvelo.native import Device, Model, devices, system_info
 
@@ -35,11 +35,17 @@ STATE_BYTES = 1 << 30  # the recurrent states of all running sequences take no m
 
 @dataclass(frozen=True)
 class Offload:
-    """What goes to GPUs: `rooms` are those that hold anything; `host_weights` None: the host has them all."""
+    """What goes to GPUs.
+
+    rooms: GPUs that hold anything.
+    host_weights: bytes of weights in host memory; None: all.
+    gpu_layers: number of each GPU with layers among all devices, and how many it has.
+    """
 
     n_gpu_layers: int
     rooms: tuple[DeviceRoom, ...] = ()
     host_weights: int | None = None
+    gpu_layers: tuple[tuple[int, int], ...] = ()
 
 
 NOTHING = Offload(0)
@@ -52,9 +58,11 @@ def built_for_gpus() -> bool:
 
 def find_gpus(found: Sequence[Device]) -> tuple[Gpu, ...]:
     """What llama.cpp offloads to: all devices with memory of their own, else the first with the host's."""
-    own = [device for device in found if device.kind == "gpu"]
-    shared = [device for device in found if device.kind == "igpu"]
-    return tuple(Gpu(device.name, device.memory_free) for device in own or shared[:1])
+    gpus = [
+        (Gpu(device.name, device.memory_free, number), device.kind) for number, device in enumerate(found)
+    ]
+    own = [gpu for gpu, kind in gpus if kind == "gpu"]
+    return tuple(own or [gpu for gpu, kind in gpus if kind == "igpu"][:1])
 
 
 def plan_offload(config: EngineConfig, path: str, summary: GgufSummary) -> Offload:
@@ -79,13 +87,14 @@ def plan_offload(config: EngineConfig, path: str, summary: GgufSummary) -> Offlo
             )
         load = weigh_model(config, summary, model, geometry)
         request = _request(config, model)
-    n = _decide(config, load, gpus, geometry, request)
-    held = burdens(load, n, gpus)
+    counts = _decide(config, load, gpus, geometry, request)
+    n, held = sum(counts), burdens(load, counts, gpus)
     rooms = tuple(
         DeviceRoom(b.gpu.name, b.gpu.free_bytes, b.weights + b.other, b.token, b.n_layers, b.weights)
         for b in held
     )
-    return Offload(n, rooms, host_weights(load, n, gpus))
+    layers = tuple((gpu.device, count) for gpu, count in zip(gpus, counts, strict=True) if count)
+    return Offload(n, rooms, host_weights(load, n), layers)
 
 
 def planned_pool(
@@ -151,14 +160,15 @@ def _request(config: EngineConfig, model: Model) -> PoolRequest:
 
 def _decide(
     config: EngineConfig, load: Load, gpus: Sequence[Gpu], geometry: Geometry | None, request: PoolRequest
-) -> int:
+) -> tuple[int, ...]:
+    """Return the layers of each GPU."""
     asked = config.kv_cache_bytes is not None
     wanted = wanted_tokens(geometry, request) if geometry else 0
     if config.n_gpu_layers == "auto":
-        return most_layers(load, gpus, wanted, config.memory_utilization)
+        share = config.memory_utilization
+        return split_all(load, most_layers(load, gpus, wanted, share), gpus, wanted, share)
     n = int(config.n_gpu_layers)
     n = load.n_parts if n < 0 else min(n, load.n_parts)
     least = wanted if asked else -(-(config.n_ctx or 1) // POOL_GRAIN) * POOL_GRAIN
     share = 1.0 if asked else config.memory_utilization
-    check_fits(load, n, gpus, least if geometry else 0, share)
-    return n
+    return split_all(load, n, gpus, least if geometry else 0, share)

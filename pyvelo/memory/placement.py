@@ -1,19 +1,15 @@
-"""Which layers go to the GPUs: what each takes, where llama.cpp would put it, how many fit.
+"""Which layers go to which GPU: what each takes, how many fit.
 
 The last `n_gpu_layers` of a model's layers are offloaded, and the output counts as one more behind them: 1 is
-the output alone, one more than the model has layers is everything. Several GPUs share the layers by their
-free memory, in order. What embeds tokens stays on the host.
+the output alone, one more than the model has layers is everything. Several GPUs get neighbouring layers each,
+in their order. What embeds tokens stays on the host.
 """
 
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-
-import numpy as np
 
 from pyvelo.errors import OutOfMemory
 
@@ -23,13 +19,14 @@ __all__ = [
     "LayerBytes",
     "Load",
     "burdens",
-    "check_fits",
     "host_weights",
     "most_layers",
-    "places",
+    "split",
+    "split_all",
     "weigh",
 ]
 
+MOST_TOKENS = 1 << 31  # slots are int32
 _LAYER = re.compile(r"blk\.(\d+)\.")
 
 
@@ -39,6 +36,10 @@ class LayerBytes:
 
     weights: int
     token: int
+
+    def bytes_for(self, n_tokens: int) -> int:
+        """With a pool of so many tokens."""
+        return self.weights + n_tokens * self.token
 
 
 @dataclass(frozen=True)
@@ -61,13 +62,24 @@ class Load:
         """Layers and output: as many as can be offloaded."""
         return len(self.layers) + 1
 
+    @property
+    def parts(self) -> tuple[LayerBytes, ...]:
+        """Layers and output, as a GPU holds them."""
+        return (*self.layers, LayerBytes(self.output, 0))
+
+    @property
+    def fixed(self) -> int:
+        """Bytes that a GPU needs beside its layers."""
+        return self.scratch + self.states
+
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU and its free memory in bytes."""
+    """A GPU: its free memory in bytes, its number among all devices."""
 
     name: str
     free_bytes: int
+    device: int = 0
 
 
 @dataclass(frozen=True)
@@ -112,66 +124,84 @@ def weigh(
     )
 
 
-def places(n_layers: int, n_gpu_layers: int, free_bytes: Sequence[int]) -> list[int | None]:
-    """The number of the GPU of each layer and, behind them, of the output; None: the host.
-
-    In single precision, as llama.cpp draws the borders.
-    """
-    offloaded = n_layers + 1 if n_gpu_layers < 0 else min(n_gpu_layers, n_layers + 1)
-    if not free_bytes or not offloaded:
-        return [None] * (n_layers + 1)
-    sums = list(accumulate(np.float32(free) for free in free_bytes))
-    borders = [float(np.float32(part / sums[-1])) if sums[-1] else 1.0 for part in sums]
-    on_gpu: list[int | None] = [
-        min(bisect_right(borders, float(np.float32(part) / np.float32(offloaded))), len(borders) - 1)
-        for part in range(offloaded)
-    ]
-    return [None] * (n_layers + 1 - offloaded) + on_gpu
-
-
-def burdens(load: Load, n_gpu_layers: int, gpus: Sequence[Gpu]) -> tuple[Burden, ...]:
-    """What each GPU would hold, in their order; one that gets nothing is left out."""
-    where = places(len(load.layers), n_gpu_layers, [gpu.free_bytes for gpu in gpus])
-    found = []
-    for number, gpu in enumerate(gpus):
-        mine = [layer for layer, place in zip(load.layers, where[:-1], strict=True) if place == number]
-        has_output = where[-1] == number
-        if not mine and not has_output:
+def burdens(load: Load, counts: Sequence[int], gpus: Sequence[Gpu]) -> tuple[Burden, ...]:
+    """Return what each GPU would hold with so many layers; a GPU without layers is left out."""
+    parts, start, found = load.parts, load.n_parts - sum(counts), []
+    for count, gpu in zip(counts, gpus, strict=True):
+        mine = parts[start : start + count]
+        start += count
+        if not count:
             continue
-        weights = sum(layer.weights for layer in mine) + has_output * load.output
-        token = sum(layer.token for layer in mine)
-        found.append(Burden(gpu, len(mine), weights, load.scratch + load.states, token))
+        n_layers = count - (start == load.n_parts)  # the output is no layer
+        weights, token = sum(part.weights for part in mine), sum(part.token for part in mine)
+        found.append(Burden(gpu, n_layers, weights, load.fixed, token))
     return tuple(found)
 
 
-def host_weights(load: Load, n_gpu_layers: int, gpus: Sequence[Gpu]) -> int:
-    """Bytes of weights that stay in host memory."""
-    where = places(len(load.layers), n_gpu_layers, [gpu.free_bytes for gpu in gpus])
-    stay = sum(layer.weights for layer, place in zip(load.layers, where[:-1], strict=True) if place is None)
-    return load.input + stay + (load.host_output if where[-1] is None else 0)
+def host_weights(load: Load, n_gpu_layers: int) -> int:
+    """Return the bytes of weights that stay in host memory."""
+    if not n_gpu_layers:
+        return load.input + sum(layer.weights for layer in load.layers) + load.host_output
+    return load.input + sum(part.weights for part in load.parts[: load.n_parts - n_gpu_layers])
+
+
+def split(
+    load: Load, n_gpu_layers: int, gpus: Sequence[Gpu], n_tokens: int, share: float
+) -> tuple[int, ...] | None:
+    """Return the layers of each GPU that leave room for the largest pool; None if they do not fit.
+
+    Each GPU gets neighbouring layers, in the order of the GPUs. One without room for a layer gets none.
+
+    Args:
+        n_gpu_layers: layers in all, the output among them.
+        n_tokens: the least tokens of the pool.
+        share: of the free memory that may be used.
+    """
+    best = _fill(load, n_gpu_layers, gpus, n_tokens, share)
+    low, high = n_tokens, MOST_TOKENS
+    while best is not None and low < high:
+        middle = (low + high + 1) // 2
+        found = _fill(load, n_gpu_layers, gpus, middle, share)
+        if found is None:
+            high = middle - 1
+        else:
+            best, low = found, middle
+    return best
+
+
+def _fill(
+    load: Load, n_gpu_layers: int, gpus: Sequence[Gpu], n_tokens: int, share: float
+) -> tuple[int, ...] | None:
+    """Give each GPU as many layers as fit, one GPU after the other; None if layers are left over."""
+    parts = load.parts[load.n_parts - n_gpu_layers :]
+    counts, next_part = [], 0
+    for gpu in gpus:
+        left, first = int(share * gpu.free_bytes) - load.fixed, next_part
+        while next_part < len(parts) and parts[next_part].bytes_for(n_tokens) <= left:
+            left -= parts[next_part].bytes_for(n_tokens)
+            next_part += 1
+        counts.append(next_part - first)
+    return tuple(counts) if next_part == len(parts) else None
 
 
 def most_layers(load: Load, gpus: Sequence[Gpu], n_tokens: int, share: float) -> int:
-    """The largest `n_gpu_layers` that fit, with a pool of `n_tokens` tokens, in `share` of what is free."""
-    for n in range(load.n_parts, 0, -1):
-        if gpus and all(_fits(burden, n_tokens, share) for burden in burdens(load, n, gpus)):
-            return n
-    return 0
+    """Return the largest `n_gpu_layers` that fits beside a pool of `n_tokens`, in `share` of what is free."""
+    return next(n for n in range(load.n_parts, -1, -1) if _fill(load, n, gpus, n_tokens, share) is not None)
 
 
-def check_fits(load: Load, n_gpu_layers: int, gpus: Sequence[Gpu], n_tokens: int, share: float) -> None:
-    """OutOfMemory, with the numbers, where that many layers and a pool of `n_tokens` tokens do not fit."""
-    for burden in burdens(load, n_gpu_layers, gpus):
-        if _fits(burden, n_tokens, share):
-            continue
-        free, most = burden.gpu.free_bytes, most_layers(load, gpus, n_tokens, share)
-        raise OutOfMemory(
-            f"n_gpu_layers={n_gpu_layers} takes {burden.bytes_for(n_tokens)} bytes of {burden.gpu.name}: "
-            f"{burden.weights} for weights, {burden.other} to compute, {n_tokens * burden.token} for a KV "
-            f"cache of {n_tokens} tokens; {share:g} of the {free} free bytes are {int(share * free)}: "
-            f'n_gpu_layers={most} would fit, and "auto" finds it'
-        )
-
-
-def _fits(burden: Burden, n_tokens: int, share: float) -> bool:
-    return burden.bytes_for(n_tokens) <= int(share * burden.gpu.free_bytes)
+def split_all(
+    load: Load, n_gpu_layers: int, gpus: Sequence[Gpu], n_tokens: int, share: float
+) -> tuple[int, ...]:
+    """Return `split`, or raise OutOfMemory with the numbers."""
+    counts = split(load, n_gpu_layers, gpus, n_tokens, share)
+    if counts is not None:
+        return counts
+    parts = load.parts[load.n_parts - n_gpu_layers :]
+    weights, cache = sum(part.weights for part in parts), n_tokens * sum(part.token for part in parts)
+    room = ", ".join(f"{int(share * gpu.free_bytes)} of {gpu.free_bytes} on {gpu.name}" for gpu in gpus)
+    most = most_layers(load, gpus, n_tokens, share)
+    raise OutOfMemory(
+        f"n_gpu_layers={n_gpu_layers} takes {weights + cache} bytes on GPUs, {weights} for weights and "
+        f"{cache} for a KV cache of {n_tokens} tokens, and {load.fixed} to compute on each GPU; {share:g} of "
+        f'the free bytes are {room}: n_gpu_layers={most} would fit, and "auto" finds it'
+    )

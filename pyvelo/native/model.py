@@ -87,7 +87,9 @@ class Model:
 
     Args:
         path: the GGUF file; the first one where a model is in several.
-        n_gpu_layers: layers on a GPU; -1 for all.
+        n_gpu_layers: layers on GPUs; -1 for all.
+        gpu_layers: numbers of GPUs among all devices, with the layers of each, in the order of layers and
+            n_gpu_layers in all; none: all GPUs share them by their free memory.
         use_mmap: map the file instead of reading it: what a run uses is read then, and weights that this
             processor has a faster layout for are packed by the first one.
         vocab_only: load metadata and tokenizer: no weights, no layers, and of the sizes only `n_vocab`.
@@ -109,6 +111,7 @@ class Model:
         path: str | os.PathLike[str],
         *,
         n_gpu_layers: int = 0,
+        gpu_layers: Sequence[tuple[int, int]] = (),
         use_mmap: bool = True,
         vocab_only: bool = False,
         check_tensors: bool = False,
@@ -119,6 +122,9 @@ class Model:
         self._pieces: dict[int, bytes] = {}
         params = lib.velo_model_default_params()
         params.n_gpu_layers = int32("n_gpu_layers", n_gpu_layers)
+        gpus = ffi.new("int32_t[]", [int32("gpu_layers", device) for device, _ in gpu_layers])
+        counts = ffi.new("int32_t[]", [int32("gpu_layers", count) for _, count in gpu_layers])
+        params.gpus, params.gpu_layers, params.n_gpus = gpus, counts, len(gpu_layers)
         params.use_mmap = bool(use_mmap)
         params.vocab_only = bool(vocab_only)
         params.check_tensors = bool(check_tensors)

@@ -9,11 +9,11 @@ import sys
 import pytest
 
 from pyvelo import LLM, SamplingParams
-from pyvelo.errors import OutOfMemory
+from pyvelo.errors import ConfigError, OutOfMemory
 from pyvelo.memory.offload import find_gpus, plan_offload, weigh_model
 from pyvelo.memory.placement import burdens
 from pyvelo.models.gguf_parts import scan_model
-from pyvelo.native import devices
+from pyvelo.native import Model, devices
 from tests import lab_device
 
 DRAW = random.Random(5)
@@ -81,22 +81,21 @@ def check_auto(path: str, expected: list[tuple[int, ...]]) -> None:
     assert sum(devices()[layer.device].kind == "gpu" for layer in layers) == n - 1
     assert found == expected
     llm.close()
-    with pytest.raises(OutOfMemory, match=f"of {gpu.name}.*n_gpu_layers={n} would fit"):
+    with pytest.raises(OutOfMemory, match=f"on {gpu.name}: n_gpu_layers={n} would fit"):
         LLM(path, n_gpu_layers=-1, **SMALL)  # type: ignore[arg-type]
 
 
 def small_device(path: str) -> int:
     """Bytes of a device on which the output and one layer of two fit."""
     from pyvelo.kv.geometry import make_geometry
-    from pyvelo.native import Model
 
     config = config_of(path, 0)
     with Model(path, deterministic=True) as model:
         geometry = make_geometry(path, model.layers, config.kv_type, config.block_size)
         load = weigh_model(config, scan_model(path), model, geometry)
     tokens = 6 * 256
-    (two,) = burdens(load, 2, [lab_gpu(1 << 40)])
-    (three,) = burdens(load, 3, [lab_gpu(1 << 40)])
+    (two,) = burdens(load, (2,), [lab_gpu(1 << 40)])
+    (three,) = burdens(load, (3,), [lab_gpu(1 << 40)])
     least, enough = two.bytes_for(tokens), three.bytes_for(256)
     assert least < enough
     return int((least + enough) / 2 / 0.9)
@@ -108,12 +107,86 @@ def lab_gpu(n_bytes: int):  # type: ignore[no-untyped-def]
     return Gpu("LAB", n_bytes)
 
 
+def devices_of(llm: LLM) -> list[str]:
+    """Names of the devices of the layers."""
+    return [devices()[layer.device].name for layer in llm._engine.model.layers]
+
+
+def check_uneven(path: str, expected: list[tuple[int, ...]]) -> None:
+    """A device without room for a layer gets none, and hinders no other device."""
+    for n_bytes in (64 << 20, 1 << 30, 64 << 20):
+        lab_device.add_device(n_bytes)
+    for n, where in (("auto", ["LAB1", "LAB1"]), (-1, ["LAB1", "LAB1"]), (2, ["CPU", "LAB1"])):
+        found, llm = answers(path, n_gpu_layers=n)
+        assert (found, devices_of(llm)) == (expected, where)
+        assert {devices()[m.device].name for m in llm._engine.context.memory} <= {"CPU", "LAB1"}
+        llm.close()
+    with pytest.raises(ConfigError, match="the GPUs get 2 layers, but n_gpu_layers is 3"):
+        Model(path, n_gpu_layers=3, gpu_layers=[(gpu_numbers()[0], 2)])
+    with pytest.raises(ConfigError, match="is no GPU"):
+        Model(path, n_gpu_layers=1, gpu_layers=[(number_of("CPU"), 1)])
+    with pytest.raises(ConfigError, match="gpus"):
+        Model(path, n_gpu_layers=1, gpu_layers=[(99, 1)])
+
+
+def check_several(path: str, expected: list[tuple[int, ...]]) -> None:
+    """Two devices hold what one of them cannot."""
+    size = small_device(path)
+    for _ in range(2):
+        lab_device.add_device(size)
+    found, llm = answers(path)
+    assert (found, devices_of(llm)) == (expected, ["LAB0", "LAB1"])
+    llm.close()
+
+
+def check_types(path: str) -> None:
+    """Every type of the cache, with one layer or all of them on a device, gives the CPU's tokens."""
+    lab_device.add_device(1 << 30)
+    for kv_type in ("f32", "bf16", "q8_0", "q4_0", "iq4_nl", ("q8_0", "q4_0")):
+        expected, llm = answers(path, kv_type=kv_type, n_gpu_layers=0)
+        llm.close()
+        for n, where in (("auto", ["LAB0", "LAB0"]), (2, ["CPU", "LAB0"])):
+            found, llm = answers(path, kv_type=kv_type, n_gpu_layers=n)
+            assert (found, devices_of(llm)) == (expected, where), kv_type
+            llm.close()
+
+
+def check_recurrent(path: str) -> None:
+    """Recurrent states take up to 1 GiB on a device, so a device without room for them gets no layer."""
+    settings = {**SMALL, "n_ctx": 512}
+    with LLM(path, n_gpu_layers=0, **settings) as llm:
+        expected = [output.token_ids for output in llm.generate(PROMPTS, PARAMS)]
+    for n_bytes, offloaded in ((1 << 30, False), (3 << 30, True)):
+        lab_device.add_device(n_bytes)
+        with LLM(path, **settings) as llm:
+            assert any(name != "CPU" for name in devices_of(llm)) == offloaded
+            assert [output.token_ids for output in llm.generate(PROMPTS, PARAMS)] == expected
+
+
+def gpu_numbers() -> list[int]:
+    return [number for number, device in enumerate(devices()) if device.kind == "gpu"]
+
+
+def number_of(name: str) -> int:
+    return [device.name for device in devices()].index(name)
+
+
+ON_DEVICES = {"uneven": check_uneven, "several": check_several}
+OTHERS = {"types": check_types, "recurrent": check_recurrent}
+
+
 def main(path: str, what: str) -> None:
+    if what in OTHERS:
+        OTHERS[what](path)
+        return
     expected, llm = answers(path, n_gpu_layers=0)
     llm.close()
     if what == "auto":
         lab_device.add_device(small_device(path))
         check_auto(path, expected)
+        return
+    if what in ON_DEVICES:
+        ON_DEVICES[what](path, expected)
         return
     for _ in range(int(what)):
         lab_device.add_device(1 << 30)

@@ -9,15 +9,25 @@ from pathlib import Path
 
 import pytest
 
+from .conftest import MakeModel
+
 HERE = Path(__file__).resolve().parent
 
 pytestmark = pytest.mark.laboratory  # its device
 
 
-@pytest.mark.parametrize("what", ["1", "2", "auto"])
+@pytest.mark.parametrize("what", ["1", "2", "auto", "uneven", "several", "types"])
 def test_offload(tiny_model_f32: Path, what: str) -> None:
+    check(tiny_model_f32, what)
+
+
+def test_offload_of_recurrent_layers(make_model: MakeModel) -> None:
+    check(make_model("--arch", "lfm2", "--layers", "4", "--type", "f32"), "recurrent")
+
+
+def check(path: Path, what: str) -> None:
     done = subprocess.run(
-        [sys.executable, os.fspath(HERE / "offload.py"), os.fspath(tiny_model_f32), what],
+        [sys.executable, os.fspath(HERE / "offload.py"), os.fspath(path), what],
         capture_output=True,
         text=True,
         check=False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,10 @@ from pyvelo.memory.placement import (
     LayerBytes,
     Load,
     burdens,
-    check_fits,
     host_weights,
     most_layers,
-    places,
+    split,
+    split_all,
     weigh,
 )
 from pyvelo.models.gguf_parts import scan_model
@@ -44,57 +45,112 @@ gpu_lists = st.lists(st.integers(1, 9000), max_size=3).map(
 )
 
 
-def held(load: Load, n: int, gpus: list[Gpu], tokens: int) -> list[int]:
+def bytes_on(load: Load, counts: tuple[int, ...], tokens: int) -> list[int]:
     """Bytes on each GPU, added up part by part."""
-    n_layers, total = len(load.layers), [0] * len(gpus)
-    for part, place in enumerate(places(n_layers, n, [gpu.free_bytes for gpu in gpus])):
-        if place is not None:
-            layer = load.layers[part] if part < n_layers else LayerBytes(load.output, 0)
-            total[place] += layer.weights + tokens * layer.token
-    used = set(places(n_layers, n, [gpu.free_bytes for gpu in gpus]))
-    return [size + (number in used) * (load.scratch + load.states) for number, size in enumerate(total)]
+    n_layers, part, total = len(load.layers), len(load.layers) + 1 - sum(counts), []
+    for count in counts:
+        size = (load.scratch + load.states) * (count > 0)
+        for number in range(part, part + count):
+            layer = load.layers[number] if number < n_layers else LayerBytes(load.output, 0)
+            size += layer.weights + tokens * layer.token
+        part += count
+        total.append(size)
+    return total
+
+
+def fits(load: Load, counts: tuple[int, ...], gpus: list[Gpu], tokens: int, share: float) -> bool:
+    return all(
+        count == 0 or size <= int(share * gpu.free_bytes)
+        for size, count, gpu in zip(bytes_on(load, counts, tokens), counts, gpus, strict=True)
+    )
+
+
+def ways(n: int, n_gpus: int) -> Iterator[tuple[int, ...]]:
+    """Yield every way to give `n` parts to the GPUs, in order."""
+    if n_gpus < 2:
+        yield from [(n,)] * n_gpus or [()] * (n == 0)
+        return
+    for first in range(n + 1):
+        yield from ((first, *rest) for rest in ways(n - first, n_gpus - 1))
 
 
 @given(loads, gpu_lists, st.integers(0, 100), st.sampled_from([0.5, 0.9, 1.0]))
 def test_the_most_layers_that_fit(load: Load, gpus: list[Gpu], tokens: int, share: float) -> None:
-    def fits(n: int) -> bool:
-        return all(
-            size <= int(share * gpu.free_bytes)
-            for size, gpu in zip(held(load, n, gpus, tokens), gpus, strict=True)
-        )
-
-    possible = [n for n in range(len(load.layers) + 2) if n == 0 or (gpus and fits(n))]
+    possible = {
+        n
+        for n in range(load.n_parts + 1)
+        if any(fits(load, counts, gpus, tokens, share) for counts in ways(n, len(gpus)))
+    }
     assert most_layers(load, gpus, tokens, share) == max(possible)
-    for n in range(len(load.layers) + 2):
-        if not gpus or fits(n):
-            check_fits(load, n, gpus, tokens, share)
+    for n in range(load.n_parts + 1):
+        counts = split(load, n, gpus, tokens, share)
+        assert (counts is not None) == (n in possible)
+        if counts is not None:
+            assert split_all(load, n, gpus, tokens, share) == counts
+            assert sum(counts) == n
+            assert fits(load, counts, gpus, tokens, share)
         else:
             with pytest.raises(OutOfMemory, match=f"n_gpu_layers={max(possible)} would fit"):
-                check_fits(load, n, gpus, tokens, share)
+                split_all(load, n, gpus, tokens, share)
 
 
-@given(loads, gpu_lists, st.integers(-1, 12))
-def test_nothing_is_lost_between_the_sides(load: Load, gpus: list[Gpu], n: int) -> None:
-    found = burdens(load, n, gpus)
-    offloaded = min(load.n_parts if n < 0 else n, load.n_parts) if gpus else 0
-    there = sum(burden.weights for burden in found) - load.output * (offloaded > 0)
-    here = host_weights(load, n, gpus) - load.input - load.host_output * (offloaded == 0)
+@given(loads, gpu_lists, st.integers(0, 10))
+def test_a_split_leaves_room_for_the_largest_pool(load: Load, gpus: list[Gpu], n: int) -> None:
+    def largest(counts: tuple[int, ...]) -> int:
+        low, high = -1, 20000
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if fits(load, counts, gpus, middle, 0.9) else (low, middle - 1)
+        return low
+
+    n = min(n, load.n_parts)
+    best = max((largest(counts) for counts in ways(n, len(gpus))), default=-1)
+    counts = split(load, n, gpus, 0, 0.9)
+    assert largest(counts) == best if counts is not None else best == -1
+
+
+@given(loads, gpu_lists, st.data())
+def test_nothing_is_lost_between_the_sides(load: Load, gpus: list[Gpu], data: st.DataObject) -> None:
+    n = data.draw(st.integers(0, load.n_parts if gpus else 0))
+    counts = data.draw(st.sampled_from(list(ways(n, len(gpus)))))
+    found = burdens(load, counts, gpus)
+    there = sum(burden.weights for burden in found) - load.output * (n > 0)
+    here = host_weights(load, n) - load.input - load.host_output * (n == 0)
     assert there + here == sum(layer.weights for layer in load.layers)
-    assert sum(burden.n_layers for burden in found) == max(0, offloaded - 1)
+    assert sum(burden.n_layers for burden in found) == max(0, n - 1)
+    assert [burden.gpu for burden in found] == [gpu for gpu, count in zip(gpus, counts, strict=True) if count]
     assert sum(burden.token for burden in found) == sum(
-        layer.token for layer in load.layers[len(load.layers) - max(0, offloaded - 1) :]
+        layer.token for layer in load.layers[len(load.layers) - max(0, n - 1) :]
     )
+    for burden, size in zip(found, filter(None, map(bool, counts)), strict=True):
+        assert size
+        assert burden.bytes_for(7) in bytes_on(load, counts, 7)
 
 
-def test_the_last_layers_go_first_and_gpus_share_them_by_free_memory() -> None:
-    assert places(4, 0, [1]) == [None] * 5
-    assert places(4, 1, [1]) == [None] * 4 + [0]
-    assert places(4, 3, [1]) == [None, None, 0, 0, 0]
-    assert places(4, -1, [1]) == places(4, 99, [1]) == [0] * 5
-    assert places(4, 5, []) == [None] * 5
-    assert places(7, -1, [10, 10]) == [0] * 4 + [1] * 4
-    assert places(7, -1, [30, 10]) == [0] * 6 + [1] * 2
-    assert places(7, 4, [10, 10]) == [None] * 4 + [0, 0, 1, 1]
+def gpus_of(*free: int) -> list[Gpu]:
+    return [Gpu(f"GPU{number}", n, number) for number, n in enumerate(free)]
+
+
+@pytest.mark.parametrize(
+    ("weights", "free", "n", "expected"),
+    [
+        ([10] * 4, (1000,), 5, (5,)),
+        ([10] * 4, (1000,), 2, (2,)),
+        ([10] * 8, (500, 500), 9, (4, 5)),  # the output is a tenth part without a cache
+        ([10] * 8, (30, 1000), 9, (0, 9)),  # the first GPU has no room for a layer
+        ([10] * 8, (1000, 30), 9, (9, 0)),
+        ([10] * 8, (1000, 10, 1000), 9, (4, 0, 5)),
+        ([100, 10, 10, 10], (155, 130), 5, (1, 4)),
+        ([10, 10, 10, 400], (125, 460), 5, (3, 2)),  # as by free memory, the last GPU would get too much
+        ([10] * 4, (45, 45), 5, None),
+    ],
+)
+def test_gpus_that_differ(
+    weights: list[int], free: tuple[int, ...], n: int, expected: tuple[int, ...] | None
+) -> None:
+    layers = tuple(LayerBytes(n_bytes, 1) for n_bytes in weights)
+    load = Load(layers, input=5, output=0, host_output=5, scratch=10, states=15)
+    assert split(load, n, gpus_of(*free), 8, 1.0) == expected
 
 
 def test_tensors_are_weighed() -> None:
@@ -116,8 +172,10 @@ def test_tensors_are_weighed() -> None:
 def test_an_error_has_the_numbers() -> None:
     load = Load((LayerBytes(100, 2), LayerBytes(100, 2)), 10, 20, 20, 5)
     with pytest.raises(OutOfMemory) as raised:
-        check_fits(load, 3, [Gpu("CUDA0", 300)], 30, 0.9)
-    for number in ("CUDA0", "takes 345 bytes", "220 for weights", "5 to compute", "120 for a KV cache"):
+        split_all(load, 3, [Gpu("CUDA0", 300)], 30, 0.9)
+    for number in (
+        "takes 340 bytes", "220 for weights", "120 for a KV cache", "5 to compute", "270 of 300 on CUDA0"
+    ):  # fmt: skip
         assert number in str(raised.value)
     assert 'n_gpu_layers=2 would fit, and "auto" finds it' in str(raised.value)
 
@@ -129,8 +187,9 @@ def test_gpus_that_are_found() -> None:
     cpu, blas = device("CPU", "cpu"), device("BLAS", "accelerator")
     shared, own = device("V0", "igpu"), [device("CUDA0", "gpu"), device("CUDA1", "gpu")]
     assert find_gpus([cpu, blas]) == ()
-    assert find_gpus([cpu, shared, device("V1", "igpu")]) == (Gpu("V0", 5),)
-    assert [gpu.name for gpu in find_gpus([own[0], cpu, shared, own[1]])] == ["CUDA0", "CUDA1"]
+    assert find_gpus([cpu, shared, device("V1", "igpu")]) == (Gpu("V0", 5, 1),)
+    found = find_gpus([own[0], cpu, shared, own[1]])
+    assert [(gpu.name, gpu.device) for gpu in found] == [("CUDA0", 0), ("CUDA1", 3)]
 
 
 # ---- one number of blocks for all sides ----
