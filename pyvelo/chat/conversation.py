@@ -1,4 +1,4 @@
-"""From a conversation to the tokens of a prompt, through the model's chat template."""
+"""Conversion of conversations to the tokens of a prompt, by the model's chat template."""
 
 from __future__ import annotations
 
@@ -28,17 +28,15 @@ FALLBACK = "chatml"
 
 
 class ChatOptions(TypedDict, total=False):
-    """What `chat` and `chat_stream` take beside messages and sampling parameters.
+    """Arguments of `chat` and `chat_stream` beside messages and sampling parameters.
 
-    tools: descriptions of functions, as JSON schemas; the model's template for tools is taken where it has
-        one.
-    chat_template: Jinja instead of the model's own template, or a name: of a template built in ("chatml"), or
-        of one of those that the model has beside its first.
-    add_generation_prompt: whether the beginning of the answer is written; default True.
-    continue_final_message: the answer goes on where the last message, one of the assistant, stops; default
-        False.
-    template_arguments: whatever else the template knows, such as {"enable_thinking": False}.
-    chat_template_kwargs: another name of template_arguments, as vLLM has it.
+    tools: JSON schemas of functions. The model's template for tools is used if it has one.
+    chat_template: Jinja source that replaces the model's template, or a template's name: a built-in one
+        ("chatml") or another one of the model.
+    add_generation_prompt: write the beginning of the answer; default True.
+    continue_final_message: continue the last message, which must be the assistant's; default False.
+    template_arguments: other variables of the template, such as {"enable_thinking": False}.
+    chat_template_kwargs: vLLM's name of template_arguments.
     """
 
     tools: Sequence[Mapping[str, Any]] | None
@@ -61,7 +59,7 @@ class ChatPrompt(tuple[int, ...]):
 
 
 class Chats:
-    """The chat templates of one model, each compiled when it is first used. Thread-safe."""
+    """Chat templates of one model, each compiled at its first use. Thread-safe."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -72,12 +70,12 @@ class Chats:
 
     @cached_property
     def params(self) -> SamplingParams:
-        """Parameters of an answer for which the caller gives none."""
+        """Sampling parameters of an answer if the caller gives none."""
         return chat_params(self._model.meta)
 
     @property
     def template(self) -> ChatTemplate:
-        """The one that is taken where nothing else is asked for: the model's first, or a fallback."""
+        """Default template: the model's first, or a fallback."""
         return self._templates().get("") or self._templates()[FALLBACK]
 
     def prompts(
@@ -91,9 +89,14 @@ class Chats:
         template_arguments: Mapping[str, Any] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[ChatPrompt]:
-        """The prompts of one conversation or several, always a list; see `ChatOptions`.
+        """Return the prompts of one conversation or several, always as a list.
 
-        Raises RequestError for what is no conversation, TemplateError where the template refuses it.
+        Args:
+            messages: one conversation, or a list of them; for the others see `ChatOptions`.
+
+        Raises:
+            RequestError: a conversation or an argument is not valid.
+            TemplateError: the template rejects the conversation.
         """
         if template_arguments is not None and chat_template_kwargs is not None:
             raise RequestError(
@@ -115,7 +118,7 @@ class Chats:
         return found
 
     def one(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> ChatPrompt:
-        """The prompt of one conversation."""
+        """Return the prompt of one conversation."""
         if not is_one(messages):
             raise RequestError("a stream answers one conversation: give a list of one message or more")
         return self.prompts(messages, **options)[0]
@@ -148,7 +151,7 @@ class Chats:
             return self._given[asked]
 
     def _templates(self) -> dict[str, ChatTemplate]:
-        """By name: those of the model, the first of which has none, and those built in."""
+        """Return the model's templates and the built-in ones by name; the model's first has the name ""."""
         with self._lock:
             if not self._known:
                 named = {name: self._make(source, name) for name, source in BUILT_IN.items()}
@@ -169,18 +172,18 @@ class Chats:
 
 
 def is_one(messages: Any) -> bool:
-    """Return whether it is one conversation, not a list of them; an empty list is a list of none."""
+    """Return whether `messages` is one conversation; an empty list is a list of no conversations."""
     if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
         return True
     return bool(messages) and (not isinstance(messages[0], Sequence) or isinstance(messages[0], (str, bytes)))
 
 
 def encode(model: Model, text: Marked) -> list[int]:
-    """The tokens of a rendered conversation, behind the model's first token where it wants one.
+    """Return the tokens of a rendered conversation, after the BOS token if the model adds one.
 
-    The names of control tokens become those tokens where the template wrote them, and stay text where they
-    come from a user. Where no user's text has any, these are the tokens that the model's tokenizer makes of
-    the whole. What a vocabulary holds as plain, user-defined tokens is found in every text, as it always is.
+    The name of a control token becomes that token if the template wrote it, and stays text if a user did. If
+    no user's text contains such a name, the text is tokenized as a whole. User-defined tokens of the
+    vocabulary are recognized in every text.
     """
     shown = str.__str__(text)
     tokens = model.tokenize(shown, add_special=False, parse_special=True)
@@ -193,7 +196,7 @@ def encode(model: Model, text: Marked) -> list[int]:
 
 
 def _controls(model: Model, text: str, tokens: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Where control tokens stand in a text that became `tokens`: begin, end, token."""
+    """Return the control tokens of a tokenized text: begin and end in the text, and id."""
     found, at = [], 0
     for token in tokens:
         if model.token_bytes(token):
@@ -207,7 +210,7 @@ def _controls(model: Model, text: str, tokens: Sequence[int]) -> list[tuple[int,
 
 
 def _encode_apart(model: Model, text: str, mask: bytes) -> list[int]:
-    """Tokens where only what the template wrote is searched for control tokens."""
+    """Tokenize a text; only the characters that the template wrote can become control tokens."""
     tokens: list[int] = []
     at = 0
 
@@ -228,7 +231,7 @@ def _encode_apart(model: Model, text: str, mask: bytes) -> list[int]:
 
 
 def _runs(mask: bytes) -> list[tuple[int, int]]:
-    """Begin and end of each run of characters that are the template's."""
+    """Return begin and end of each run of characters that the template wrote."""
     runs, at = [], 0
     while (begin := mask.find(0, at)) >= 0:
         end = mask.find(1, begin)
@@ -238,7 +241,7 @@ def _runs(mask: bytes) -> list[tuple[int, int]]:
 
 
 def _cut(text: Marked, message: Message) -> Marked:
-    """The text up to where the content of its last message ends."""
+    """Return the text up to the end of the last message's content."""
     content = message.get("content")
     if isinstance(content, Sequence) and not isinstance(content, str) and content:
         content = content[-1]["text"]

@@ -1,8 +1,8 @@
-"""Strings that remember which of their characters came from a user.
+"""Strings that record which of their characters came from a user.
 
-A chat template writes control tokens around what users say. So that a user cannot write them too, every
-character keeps a mark through what templates do with text: it is cut, trimmed, replaced, joined. Where a
-method does not say which character went where, the whole result counts as the user's.
+A chat template writes control tokens around the text of users. Users must not be able to write them too. So
+every character has a mark, which survives the string methods of templates: slices, strip, replace, join. If
+a method does not tell where each character went, the whole result counts as the user's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ OURS, THEIRS = b"\0", b"\1"
 
 
 class Marked(str):
-    """Text and, in `mask`, a byte for each character: 1 where it is a user's, 0 where it is ours."""
+    """Text with a mask of one byte for each character: 1 for a user's, 0 for the template's."""
 
     __slots__ = ("mask",)
     mask: bytes
@@ -94,7 +94,7 @@ class Marked(str):
         return first, middle, last
 
     def consecutive(self, pieces: Sequence[str], gap: int) -> list[str]:
-        """The pieces with their marks: they follow each other, `gap` characters apart."""
+        """Return pieces with their marks; in this text they follow each other, `gap` characters apart."""
         at = 0
         found: list[str] = []
         for piece in pieces:
@@ -150,14 +150,14 @@ class Marked(str):
         return self.whole(str.expandtabs(self, tabsize))
 
     def _padded(self, text: str, fill: str, pad: Callable[[str, int, str], str]) -> Marked:
-        """`text` is self between fill characters; `pad` also tells how many of them are on the left."""
+        """Return self between fill characters as `text`; `pad` shows how many of them are on the left."""
         ruler = pad("\1" * len(self), len(text), "\0")
         left = max(0, ruler.find("\1")) if self else 0
         padding = (THEIRS if is_marked(fill) else OURS) * (len(text) - len(self))
         return Marked(text, padding[:left] + self.mask + padding[left:])
 
     def like(self, text: str, *others: str) -> Marked:
-        """`text` with the marks of self where it is as long, else as a whole."""
+        """Return `text` with the marks of self if it is as long, else with one mark for all of it."""
         if len(text) == len(self):
             return Marked(text, self.mask)
         return self.whole(text, *others)
@@ -171,26 +171,26 @@ class Marked(str):
 
 
 def mask_of(text: str) -> bytes:
-    """The marks of a string; one without any is the template's."""
+    """Return the marks of a string; a plain string is the template's."""
     return text.mask if isinstance(text, Marked) else bytes(len(text))
 
 
 def is_marked(text: str) -> bool:
-    """Whether a character of it is a user's."""
+    """Return whether a user wrote a character of the text."""
     return isinstance(text, Marked) and 1 in text.mask
 
 
 def theirs(text: str) -> Marked:
-    """A string as a user's."""
+    """Return a string with every character marked as a user's."""
     return Marked(text, THEIRS * len(text))
 
 
 def ours(text: str) -> Marked:
-    """A string as the template's, but for what is marked in it."""
+    """Return a plain string as the template's; a marked string is returned as it is."""
     return text if isinstance(text, Marked) else Marked(text, bytes(len(text)))
 
 
 def merge(parts: Iterable[str]) -> Marked:
-    """One string of several; TypeError where a part is none."""
+    """Return the concatenation of strings; TypeError if a part is no string."""
     listed = list(parts)
     return Marked("".join(listed), b"".join(map(mask_of, listed)))

@@ -1,4 +1,4 @@
-"""A conversation as users give it, checked, and as templates see it: plain data with marked strings."""
+"""Checks of conversations, and their conversion to the plain data with marked strings that templates read."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ __all__ = ["Message", "as_text_arguments", "check_arguments", "check_messages", 
 
 Message = Mapping[str, Any]
 
-# what a template may write into a control token: nobody can hide one in it
+# templates may write these names into control tokens, and no control token fits into such a name
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _RESERVED = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token")
 
 
 def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Copies of the messages; RequestError says which of them is wrong, and how.
+    """Return checked copies of the messages.
 
-    Every string is marked as the user's, keys too, but the role, which is a name. Arguments of tool calls
-    that are given as JSON become what they say. Reasoning is found under each of the names that templates use
-    for it.
+    Every string is marked as the user's, also keys; the role is a name and is not marked. Arguments of tool
+    calls in JSON are parsed. Reasoning is copied to each of the names that templates use for it.
+
+    Raises:
+        RequestError: a message is not valid; the text has its number.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise RequestError("messages are a list of dictionaries: [{'role': 'user', 'content': 'Hi'}]")
@@ -100,7 +102,7 @@ def _check_calls(calls: Any, where: str) -> Any:
 
 
 def _parsed(arguments: Any, where: str) -> Any:
-    """Arguments of a tool call as data: a string of JSON is what it says, any other stays."""
+    """Return the arguments of a tool call as data: JSON is parsed, any other string stays."""
     if not isinstance(arguments, str):
         return arguments
     try:
@@ -111,7 +113,7 @@ def _parsed(arguments: Any, where: str) -> Any:
 
 
 def as_text_arguments(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with the arguments of tool calls as JSON, which some templates want."""
+    """Return the messages with the arguments of tool calls as JSON, for the templates that need it."""
     changed = []
     for message in messages:
         calls = []
@@ -127,7 +129,7 @@ def as_text_arguments(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def join_parts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with each content as one string; parts become lines."""
+    """Return the messages with each content as one string; parts become lines."""
     return [
         {**message, "content": message["content"].text}
         if isinstance(message.get("content"), Parts)
@@ -137,7 +139,7 @@ def join_parts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def check_tools(tools: Any) -> list[Any] | None:
-    """Copies of the descriptions of tools; RequestError where they are none."""
+    """Return copies of the descriptions of tools; RequestError if they are not valid."""
     if tools is None:
         return None
     if isinstance(tools, (str, bytes, Mapping)) or not isinstance(tools, Sequence):
@@ -151,7 +153,7 @@ def check_tools(tools: Any) -> list[Any] | None:
 
 
 def check_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Copies of what else a template is told; a single name among it is the caller's, as a role is."""
+    """Return copies of template arguments; a value that is a single name is not marked, as a role."""
     if not isinstance(arguments, Mapping):
         raise RequestError(f"template_arguments={shown(arguments)}: give a dictionary of names and values")
     checked: dict[str, Any] = {}

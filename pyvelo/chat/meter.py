@@ -96,8 +96,8 @@ class Meter:
             raise Refused(f"its output is longer than {self._limits.max_output} characters")
         self.charge(1)
 
-    def weigh(self, value: Any) -> bool:
-        """Charge for all that is in a value, as often as it is in it; return whether a user's text is in it.
+    def charge_value(self, value: Any) -> bool:
+        """Charge for every item of a value, as often as it occurs; return whether a user's text is in it.
 
         Raises:
             Refused: lists are nested too deep, a value has no text, or it is too much for one operation.
@@ -124,7 +124,7 @@ class Meter:
 
 
 def _children(item: Any) -> list[Any]:
-    """What a container holds."""
+    """Return the items of a container."""
     if isinstance(item, Mapping):
         return [*item.keys(), *item.values()]
     if isinstance(item, (list, tuple, type({}.keys()), type({}.values()), type({}.items()))):

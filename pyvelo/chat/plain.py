@@ -23,7 +23,11 @@ class Parts(list[dict[str, str]]):
 
 
 def plain(value: Any, where: str, string: Callable[[str], str] = theirs, depth: int = 0) -> Any:
-    """A copy of `value` with `string` made of every string in it; RequestError says `where` it has none."""
+    """Return a copy of `value` in which `string` converted every string.
+
+    Raises:
+        RequestError: it contains other types than JSON has; the text has `where`, the value's name.
+    """
     if isinstance(value, str):
         return string(str.__str__(value))
     if value is None or isinstance(value, bool):
@@ -53,7 +57,7 @@ def _key(key: Any, where: str, string: Callable[[str], str]) -> str:
 
 
 def units(value: Any) -> int:
-    """How much there is of plain data: 8 for each value, and its characters."""
+    """Return the size of plain data: 8 for each value, and 1 for each character."""
     total, stack = 0, [value]
     while stack:
         item = stack.pop()

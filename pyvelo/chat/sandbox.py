@@ -1,8 +1,8 @@
-"""Jinja for templates that anybody may have written: what they can reach is named here, all else is refused.
+"""Jinja sandbox for untrusted templates: allows what is listed here, and refuses everything else.
 
 A template sees plain data, the methods listed below, and the filters, tests and globals of sandbox_functions.
-What could grow or take long is charged to the meter of its rendering before it is done, so that a hostile
-template ends within its limits in any thread: no signal, no process.
+Each operation that can grow or take long is charged to the rendering's meter before it runs. So a hostile
+template ends within its limits, in any thread, without a signal or a process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pyvelo.chat.sandbox_text import TEXT_METHODS, TextSandbox, percent, text_me
 
 __all__ = ["SLOT", "Guarded", "Notes", "Sandbox", "bounded"]
 
-SLOT = 4  # units for a place in a list whose value was there before
+SLOT = 4  # units for an item in a list whose value existed before
 MAX_CALLS = 60  # macros inside macros
 MAX_INT = 1 << 63
 NOTHING = object()
@@ -77,12 +77,12 @@ METHODS: dict[type, dict[str, Callable[[Any, tuple[Any, ...], Meter], int]]] = {
     },
     Cycler: dict.fromkeys(("next", "reset"), lambda owner, args, meter: 0),
 }
-"""What may be called of values that are no strings, and what it costs beside a call."""
+"""Allowed methods of values other than strings, and their costs beside the cost of a call."""
 
 
 def _compared(owner: Any, args: Any, meter: Meter) -> int:
     """Charge for a comparison of the items of `owner` with the arguments, which is as deep as they are."""
-    meter.weigh([owner, *args])
+    meter.charge_value([owner, *args])
     return 0
 
 
@@ -105,7 +105,7 @@ class Notes(Namespace):
 
 
 class Each:
-    """What a loop goes through; every item is charged."""
+    """Iterable of a loop; every item is charged."""
 
     __slots__ = ("_items", "_meter")
 
@@ -114,7 +114,7 @@ class Each:
         self._meter = meter
 
     def __bool__(self) -> bool:
-        return True  # of an iterator none can say how long it is
+        return True  # the length of an iterator is unknown
 
     def __len__(self) -> int:
         return len(self._items)
@@ -133,7 +133,7 @@ def _written(context: Context, value: Any) -> str:
 
 
 class Sandbox(TextSandbox):
-    """An environment for templates. A copy of it with a meter, `metered_by`, is one rendering's."""
+    """Environment for templates. `metered_by` makes a copy with a meter for each rendering."""
 
     intercepted_binops = frozenset(BINARY)
 
@@ -156,11 +156,11 @@ class Sandbox(TextSandbox):
         self.globals = {}
 
     def code(self, source: str, filename: str) -> CodeType:
-        """Compiles; raises TemplateSyntaxError, or what Python's compiler does of deep nesting."""
+        """Compile a template; TemplateSyntaxError, or the error of Python's compiler about deep nesting."""
         return self.compile(metered(self.parse(source)), filename=filename)
 
     def metered_by(self, meter: Meter) -> Sandbox:
-        """The environment of one rendering."""
+        """Return the environment of one rendering."""
         twin = copy.copy(self)
         twin.meter = meter
         twin.globals = {name: make(twin) for name, make in self._names.items()}
@@ -169,23 +169,23 @@ class Sandbox(TextSandbox):
     # ---- values ----
 
     def each(self, value: Any) -> Each:
-        """What is iterated, metered."""
+        """Return a metered iterable of a value's items."""
         return Each(value, self.meter)
 
     def text(self, value: Any) -> str:
-        """A value as it is written; Refused for what is none, as a generator or a macro."""
+        """Return a value's text in the output; Refused for a generator, a macro or another non-value."""
         if isinstance(value, str):
             return value
         if isinstance(value, Undefined):
             return str(value)
         if isinstance(value, Parts):
-            self.meter.weigh(value)
+            self.meter.charge_value(value)
             return value.text
-        marked = self.meter.weigh(value)
+        marked = self.meter.charge_value(value)
         return theirs(str(value)) if marked else str(value)
 
     def concat(self, parts: Any) -> str:
-        """The text of a macro or a block."""
+        """Return the text of a macro or a block."""
         listed = list(parts)
         self.meter.charge(sum(map(len, listed)))
         return merge(listed)
@@ -197,15 +197,15 @@ class Sandbox(TextSandbox):
         return value
 
     def compare(self, op: str, left: Any, right: Any) -> bool:
-        """A comparison; what is compared deeply is charged."""
+        """Compare two values; deep comparisons are charged."""
         if op in ("in", "notin"):
             found = self._contains(left, right)
             return found if op == "in" else not found
         if isinstance(left, str) and isinstance(right, str):
             self.meter.charge(1 + min(len(left), len(right)) // 16)
         elif not (isinstance(left, SCALAR) and isinstance(right, SCALAR)):
-            self.meter.weigh(left)
-            self.meter.weigh(right)
+            self.meter.charge_value(left)
+            self.meter.charge_value(right)
         return bool(COMPARISONS[op](left, right))
 
     def _contains(self, item: Any, container: Any) -> bool:
@@ -220,12 +220,12 @@ class Sandbox(TextSandbox):
             pass
         else:
             container = list(self.each(container))
-            self.meter.weigh(item)
-            self.meter.weigh(container)
+            self.meter.charge_value(item)
+            self.meter.charge_value(container)
         return item in container
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """An operator. Text and lists are charged before they grow, numbers stay within 64 bits."""
+        """Apply an operator. Text and lists are charged before they grow; numbers stay within 64 bits."""
         meter = self.meter
         allowed = OPERANDS if operator in ("+", "*") else NUMBER
         if operator == "%" and isinstance(left, str):
@@ -249,7 +249,7 @@ class Sandbox(TextSandbox):
     # ---- names ----
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """`obj.attribute`: a method of those above, else an item."""
+        """Return `obj.attribute`: one of the allowed methods, else an item."""
         self.meter.charge(1)
         found = self._attribute(obj, attribute)
         if found is not NOTHING:
@@ -262,7 +262,7 @@ class Sandbox(TextSandbox):
         return self._missing(obj, attribute)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        """`obj[argument]`: an item, else a method of those above."""
+        """Return `obj[argument]`: an item, else one of the allowed methods."""
         self.meter.charge(1)
         if isinstance(obj, (*PLAIN, Undefined)):
             try:
@@ -273,10 +273,10 @@ class Sandbox(TextSandbox):
             found = self._attribute(obj, str(argument))
             return found if found is not NOTHING else self._missing(obj, argument)
         name: Any = argument if isinstance(argument, (int, float)) else type(argument).__name__
-        return self.undefined(obj=obj, name=name)  # its message shows the name, whatever that is
+        return self.undefined(obj=obj, name=name)  # its message shows the name
 
     def _attribute(self, obj: Any, name: str) -> Any:
-        """Return what is allowed of an object by a name; NOTHING if nothing is."""
+        """Return the allowed attribute of that name; NOTHING if there is none."""
         if isinstance(obj, str):
             return Guarded(text_method(self, obj, name)) if name in TEXT_METHODS else NOTHING
         for kind, methods in METHODS.items():
@@ -319,7 +319,7 @@ class Sandbox(TextSandbox):
         return isinstance(obj, (Guarded, Macro, Joiner, LoopContext, Undefined))
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """Calls what a template may call; macros only so deep in each other."""
+        """Call an allowed object; macros may nest up to MAX_CALLS deep."""
         meter = __self.meter
         meter.charge(1 + len(args) + len(kwargs))
         if not __self.is_safe_callable(__obj):  # Jinja's own message shows all of the value
@@ -338,14 +338,14 @@ class Sandbox(TextSandbox):
 
 
 def bounded(value: Any) -> Any:
-    """The value; Refused where it is an integer of more than 64 bits, which are slow."""
+    """Return the value; Refused if it is an integer of more than 64 bits, which is slow."""
     if isinstance(value, int) and abs(value) > MAX_INT:
         raise Refused("it makes a number of more than 64 bits")
     return value
 
 
 def _weight(value: Any) -> int:
-    """Units of a copy."""
+    """Return the cost of a copy in units."""
     if isinstance(value, str):
         return len(value)
     return SLOT * len(value) if isinstance(value, (list, tuple)) else 0

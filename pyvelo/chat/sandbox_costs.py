@@ -1,7 +1,7 @@
 """Costs of the methods of strings, in the meter's units, bounded by the sizes of string and arguments.
 
-A method that is not in METHODS cannot be called. The signature of its cost function is the method's own: all
-arguments are bound to it, those given by name too, and their types are checked before anything is charged.
+A method that is not in METHODS cannot be called. A cost function has the signature of its method. All
+arguments, positional and by name, are bound to it, and their types are checked before anything is charged.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ COMPARED = 16  # characters that are compared in the time of a unit
 
 @dataclass(frozen=True)
 class TextMethod:
-    """A method of strings: its signature and its cost, in steps; each is charged before the next is found."""
+    """A method of strings: its signature and its costs, each charged before the next one is computed."""
 
     name: str
     signature: inspect.Signature

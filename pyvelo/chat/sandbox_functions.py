@@ -1,4 +1,4 @@
-"""The filters, tests and globals that templates have: Jinja's that published templates use, and theirs."""
+"""Filters, tests and globals of templates: the ones of Jinja that published templates use, and a few more."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ Function = Callable[..., Any]
 
 
 class TemplateSays(Exception):
-    """What a template raises with raise_exception."""
+    """Error that a template raises with raise_exception."""
 
 
 def make_sandbox(now: Callable[[], datetime]) -> Sandbox:
-    """A sandbox; `now` tells strftime_now the time."""
+    """Return a sandbox; `now` returns the time for strftime_now."""
     names = {
         "range": lambda sandbox: Guarded(_range),
         "dict": lambda sandbox: Guarded(lambda *args, **named: _new_dict(sandbox, args, named)),
@@ -113,7 +113,7 @@ def _strftime(sandbox: Sandbox, now: datetime, format: Any) -> str:
     return now.strftime(str.__str__(format))
 
 
-# ---- what the syntax becomes ----
+# ---- functions that replace syntax ----
 
 
 def _concat(sandbox: Sandbox, *values: Any) -> str:
@@ -154,7 +154,7 @@ def _step(sandbox: Sandbox, value: Any, nodes: int) -> Any:
 
 
 def _text(name: str) -> Function:
-    """A filter that is a method of strings."""
+    """Return a filter that calls a method of strings."""
 
     def run(sandbox: Sandbox, value: Any, *args: Any, **kwargs: Any) -> Any:
         return text_method(sandbox, sandbox.text(value), name)(*args, **kwargs)
@@ -213,8 +213,8 @@ def _tojson(
     separators: Any = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as models were trained on it: not escaped for HTML, and characters as they are."""
-    marked = sandbox.meter.weigh([value, indent, separators])
+    """Return JSON in the form of the training data: without escapes for HTML and for non-ASCII characters."""
+    marked = sandbox.meter.charge_value([value, indent, separators])
     if indent is not None and (len(indent) if isinstance(indent, str) else indent) > MAX_INDENT:
         raise Refused(f"tojson indents by {MAX_INDENT} at most")
     if separators is not None:

@@ -1,4 +1,4 @@
-"""The filters of lists and dictionaries that templates have; all but lazy ones give lists."""
+"""Filters of lists and dictionaries; all but the lazy ones return lists."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _sorted(name: str) -> Function:
 def _to_sort(sandbox: Sandbox, value: Any, n_keys: int = 1) -> Any:
     """Charge for sorting the items of a list or dictionary, however deep, by `n_keys` parts of each."""
     before = sandbox.meter.left
-    sandbox.meter.weigh(value)
+    sandbox.meter.charge_value(value)
     sandbox.meter.charge((before - sandbox.meter.left) * len(value).bit_length() * n_keys)
     return value
 
@@ -129,7 +129,7 @@ def _picking(name: str) -> Function:
     def run(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
         sandbox = cast(Sandbox, context.environment)
         named = args[at : at + 1]
-        # the hash of a tuple is deep; names with a space are what the syntax becomes
+        # the hash of a tuple is deep; names with a space belong to functions that replace syntax
         if named and (not isinstance(named[0], str) or named[0].startswith(" ")):
             raise Refused(f"{name} takes the name of a filter, a test or an attribute")
         items = sandbox.each(value) if value else ()

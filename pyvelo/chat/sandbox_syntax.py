@@ -1,6 +1,6 @@
-"""What a template may be written with; what can grow or take long becomes a call that is metered.
+"""Allowed syntax of templates, and the rewriting of each node that can grow or take long to a metered call.
 
-A rewritten node is a filter whose name no template can write, so that Jinja's own compiler does the rest.
+A rewritten node is a filter whose name no template can write, so Jinja's own compiler does the rest.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ALLOWED: tuple[type[nodes.Node], ...] = (
 
 
 class GenerationBlocks(Extension):
-    """`{% generation %}` … `{% endgeneration %}`, which published templates put around what a model said."""
+    """Block `{% generation %}` … `{% endgeneration %}` of published templates, around the model's text."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -45,9 +45,10 @@ class GenerationBlocks(Extension):
 
 
 def metered(tree: nodes.Template) -> nodes.Template:
-    """The template with every loop, comparison, concatenation, slice and literal as a metered call.
+    """Return the template with every loop, comparison, concatenation, slice and literal as a metered call.
 
-    Raises TemplateSyntaxError where it is written with what chat templates do without.
+    Raises:
+        TemplateSyntaxError: it uses syntax that chat templates do not need.
     """
     rewritten: nodes.Template = _Rewriter().visit(tree)
     return rewritten

@@ -1,4 +1,4 @@
-"""What templates may do with text, each charged with what it makes before it is made."""
+"""Operations of templates on text; each is charged for its result before it runs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from pyvelo.chat.sandbox_costs import METHODS
 
 __all__ = ["TEXT_METHODS", "TextSandbox", "format_text", "percent", "text_method"]
 
-# every method of str that makes text and is here has one of Marked, which keeps the marks
+# every method of str here that returns text is overridden in Marked, which preserves the marks
 TEXT_METHODS = frozenset({*METHODS, "format", "format_map", "join"})
 MAX_WIDTH = 10_000  # of a formatted field
 MISSING = object()
 
 
 class TextSandbox(ImmutableSandboxedEnvironment):
-    """Environment that charges a meter, as far as text needs it; `sandbox.Sandbox` is the whole."""
+    """Environment with the meter and the methods that text needs; `sandbox.Sandbox` completes it."""
 
     meter: Meter
 
@@ -71,7 +71,7 @@ def _join(sandbox: TextSandbox, text: str, items: Any) -> str:
 
 
 def format_text(sandbox: TextSandbox, text: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """`str.format`: fields reach what templates may reach; widths are bounded."""
+    """Format text as `str.format` does; fields follow the sandbox's rules, and widths are bounded."""
     sandbox.meter.charge(len(text))
     if is_marked(text):
         return theirs(str.__str__(_fields(sandbox, str.__str__(text), args, kwargs)))
@@ -96,9 +96,9 @@ def _fields(sandbox: TextSandbox, text: str, args: Sequence[Any], kwargs: Mappin
 
 
 def _field(sandbox: TextSandbox, value: Any, spec: str, conversion: str | None) -> str:
-    marked = False if isinstance(value, str) else sandbox.meter.weigh(value)
+    marked = False if isinstance(value, str) else sandbox.meter.charge_value(value)
     if conversion in ("r", "a"):
-        marked = sandbox.meter.weigh(value)
+        marked = sandbox.meter.charge_value(value)
         value = ascii(value) if conversion == "a" else repr(value)
     elif conversion == "s" or (not spec and not isinstance(value, str)):
         value = sandbox.text(value)
@@ -121,7 +121,7 @@ def _check_widths(spec: str) -> None:
 
 
 def percent(sandbox: TextSandbox, text: str, value: Any) -> str:
-    """`text % value`. Where it has %s and %d alone, what was the template's in it stays so."""
+    """Return `text % value`. With %s and %d only, the template's characters stay unmarked."""
     sandbox.meter.charge(len(text) + TEXT * str.count(text, "%"))
     pieces = re.split(r"(%[sdi%])", str.__str__(text))
     if not is_marked(text) and not any("%" in piece for piece in pieces[::2]):
@@ -130,7 +130,7 @@ def percent(sandbox: TextSandbox, text: str, value: Any) -> str:
     if "*" in text:
         raise Refused("a % format takes its width from a value: write it as a number")
     before = sandbox.meter.left
-    marked = sandbox.meter.weigh(value) or is_marked(text)
+    marked = sandbox.meter.charge_value(value) or is_marked(text)
     sandbox.meter.charge((before - sandbox.meter.left) * text.count("%") + MAX_WIDTH * text.count("%"))
     result = str.__str__(text) % value
     return theirs(result) if marked else result

@@ -1,4 +1,4 @@
-"""Chat templates: a conversation as the text that a model was trained to go on with."""
+"""Chat templates: programs in Jinja that render a conversation in the format of a model's training."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BUILT_IN", "ChatTemplate", "Limits"]
 
-MAX_SOURCE = 64 << 10  # characters: what bounds compiling; the longest that is published has some 20,000
+MAX_SOURCE = 64 << 10  # characters, bounds compile time; the longest published template has some 20,000
 FILENAME = "<chat template>"
 
 CHATML = """\
@@ -44,7 +44,7 @@ CHATML = """\
 {% endif %}"""
 
 BUILT_IN: Mapping[str, str] = {"chatml": CHATML}
-"""Templates by name, for models that bring none."""
+"""Templates by name, for models without a template."""
 
 
 @dataclass(frozen=True)
@@ -56,16 +56,18 @@ class _Compiled:
 
 
 class ChatTemplate:
-    """A chat template in Jinja, which may come from anybody; it is compiled when it is first used.
+    """A chat template in Jinja, from any source, compiled at its first use. Thread-safe.
 
-    source: what the GGUF has as `tokenizer.chat_template`.
-    name: what errors call it.
-    bos, eos: text of the model's first and last token.
-    limits: bounds of a rendering.
-    now: tells the time to templates that ask for it.
+    Args:
+        source: the GGUF's `tokenizer.chat_template`.
+        name: name in error messages.
+        bos: text of the BOS token.
+        eos: text of the EOS token.
+        limits: bounds of a rendering.
+        now: returns the time for templates that show it.
 
-    Thread-safe. Raises ConfigError for a source that is no string; what is wrong in it shows, as
-    TemplateError, when it is rendered.
+    Raises:
+        ConfigError: the source is no string. Errors in it are raised by `render`, as TemplateError.
     """
 
     def __init__(
@@ -94,16 +96,19 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         **arguments: Any,
     ) -> str:
-        """The conversation as text.
+        """Return the conversation as text.
 
-        messages: dictionaries with role and content (a string, or parts of type text), and tool_calls,
-            tool_call_id, name, reasoning_content where there are some.
-        tools: descriptions of functions, as JSON schemas.
-        add_generation_prompt: whether the answer's beginning is written too.
-        arguments: whatever else the template knows, such as enable_thinking=False.
+        Args:
+            messages: dictionaries with role and content (a string, or parts of type text), and optionally
+                tool_calls, tool_call_id, name and reasoning_content.
+            tools: JSON schemas of functions.
+            add_generation_prompt: write the beginning of the answer too.
+            arguments: other variables of the template, such as enable_thinking=False.
 
-        Raises RequestError for messages that are none, TemplateError where the template refuses them, is
-        wrong, reaches for what it may not, or takes more than its limits.
+        Raises:
+            RequestError: a message is not valid.
+            TemplateError: the template rejects the messages, is wrong, uses what it may not, or exceeds its
+                limits.
         """
         return str.__str__(
             self.render_marked(
@@ -119,7 +124,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         arguments: Mapping[str, Any] | None = None,
     ) -> Marked:
-        """As `render`; the text says which characters came from messages, tools and arguments."""
+        """Render as `render` does; characters from messages, tools and arguments are marked."""
         checked = self._suited(check_messages(messages))
         calls = any(message.get("tool_calls") for message in checked)
         names = {
@@ -142,7 +147,7 @@ class ChatTemplate:
                 raise error from None
 
     def _suited(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Contents as this template takes them: strings, or parts where it looks for parts alone."""
+        """Return the messages with contents as this template reads them: as strings, or as parts only."""
         compiled = self._compiled
         if not compiled.loops_over_content:
             return join_parts(messages)
@@ -157,7 +162,7 @@ class ChatTemplate:
 
     @cached_property
     def _compiled(self) -> _Compiled:
-        from jinja2 import TemplateSyntaxError  # here, so that only who chats loads it
+        from jinja2 import TemplateSyntaxError  # here, so that only chats load it
 
         from pyvelo.chat.sandbox_functions import make_sandbox
         from pyvelo.chat.sandbox_syntax import looks_for
@@ -202,7 +207,7 @@ class ChatTemplate:
 
 
 def _line(error: BaseException, template: Any) -> int | None:
-    """The line of the template at which an error was raised, the innermost where macros call each other."""
+    """Return the line of the template that raised an error, the innermost if macros call each other."""
     trace, found = error.__traceback__, None
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == FILENAME:
@@ -212,7 +217,7 @@ def _line(error: BaseException, template: Any) -> int | None:
 
 
 def _sentence(error: Exception) -> str:
-    """What Python says of an error, in a line of reasonable length."""
+    """Return an error's text as one line of limited length."""
     text = " ".join(str(error).split())[:500]
     match error:
         case RecursionError():

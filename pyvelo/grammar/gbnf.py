@@ -1,7 +1,7 @@
 """Parser of GBNF, the grammars of llama.cpp.
 
-Reads what llama.cpp reads and means the same by it. Beyond it, names may contain `_` and rules may be left
-recursive. Classes that match no character are refused.
+It accepts the grammars that llama.cpp accepts, with the same meaning. In addition, names may contain `_`, and
+rules may be left recursive. Classes that match no character are refused.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MAX_REPEAT = 2000
 """Highest count of a repetition; a higher maximum means no maximum, as in llama.cpp."""
 
 MAX_RULES = 10_000
-"""Of a grammar, groups and what is repeated included."""
+"""Highest number of rules in a grammar, including groups and repeated items."""
 
 _LAST = 0x10FFFF
 _SURROGATES = (0xD800, 0xDFFF)
@@ -29,7 +29,7 @@ _ANY_SPACE = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*")
 
 
 class GbnfError(ValueError):
-    """A grammar that is not GBNF; the message names line and column."""
+    """Error in a grammar; the message names line and column."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Ref:
 
 @dataclass(frozen=True)
 class Token:
-    """One token of the vocabulary, or any other one."""
+    """One token of the vocabulary, or any token but that one."""
 
     id: int
     negated: bool
@@ -56,7 +56,7 @@ class Token:
 
 @dataclass(frozen=True)
 class Repeat:
-    """An item `low` to `high` times; None: without end."""
+    """An item `low` to `high` times; None: no maximum."""
 
     item: Chars | Ref | Token
     low: int
@@ -69,7 +69,7 @@ Alternative = tuple[Item, ...]
 
 @dataclass
 class Gbnf:
-    """Rules by number; `root` is where text begins. Groups have rules of their own without a name."""
+    """Rules by number; `root` is the first rule of a text. Each group is a rule without a name."""
 
     root: int
     rules: dict[int, list[Alternative]]
@@ -91,7 +91,7 @@ def parse(source: str, token_of: Callable[[str], int | None]) -> Gbnf:
 
 @dataclass
 class _Sequence:
-    """The alternatives of a rule or group that is being read; `start`: where what is repeated next begins."""
+    """Alternatives of the rule or group that is read; `start`: first item of the next repetition."""
 
     rule: int
     alternatives: list[Alternative] = field(default_factory=list)
@@ -106,7 +106,7 @@ class _Parser:
         self.at = 0
         self.token_of = token_of
         self.numbers: dict[str, int] = {}
-        self.used: dict[int, int] = {}  # where a rule is named first
+        self.used: dict[int, int] = {}  # first position of each rule's name
         self.rules: dict[int, list[Alternative]] = {}
         self.n_rules = 0
         self.stack: list[_Sequence] = []
@@ -122,7 +122,7 @@ class _Parser:
         root = self.numbers.get("root")
         if root is None:
             known = ", ".join(sorted(self.numbers)[:8]) or "none"
-            raise self._error(f"no rule is named root, where the answer begins; there are: {known}", 0)
+            raise self._error(f"no rule is named root, with which the answer begins; there are: {known}", 0)
         return Gbnf(root, self.rules, names)
 
     def _rule(self) -> None:
@@ -143,7 +143,7 @@ class _Parser:
         self._skip(True)
 
     def _alternatives(self) -> None:
-        """Read up to the end of a rule; groups are kept on a stack, so that none is nested too deeply."""
+        """Read up to the end of a rule; groups are on a stack, so nesting needs no recursion."""
         while self.stack:
             top = self.stack[-1]
             sign = self._peek()
@@ -362,7 +362,7 @@ def _inverted(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _ranges(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Sorted and apart, without what is in no text: U+0000 and surrogates."""
+    """Return sorted, disjoint ranges without U+0000 and surrogates, which no text contains."""
     out: list[tuple[int, int]] = []
     cut = [part for low, high in ranges for part in _parts(max(low, 1), min(high, _LAST))]
     for low, high in sorted(cut):

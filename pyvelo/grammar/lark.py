@@ -1,7 +1,7 @@
 """Translation of GBNF to llguidance's Lark.
 
 A grammar without recursion becomes one regular expression. Any other becomes rules over single characters:
-llguidance takes the longest terminal where several match, which GBNF, without terminals, does not.
+llguidance takes the longest terminal if several match, but GBNF has no terminals.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from pyvelo.grammar.gbnf import Alternative, Chars, Gbnf, GbnfError, Item, Ref, 
 __all__ = ["to_lark"]
 
 _OPTIONS = '%llguidance {"no_forcing": true}\n'
-"""Let the model choose the tokens of text that is forced, as upstream does; there may be no end to it."""
+"""Lets the model choose the tokens of forced text, as upstream does; forced text may have no end."""
 
 _MAX_DEPTH = 100
-"""Of a regular expression: each token recurses through it."""
+"""Highest depth of a regular expression: each token recurses through it."""
 
 
 def to_lark(source: str, token_of: Callable[[str], int | None], banned: Iterable[int] = ()) -> str:
@@ -45,7 +45,7 @@ def to_lark(source: str, token_of: Callable[[str], int | None], banned: Iterable
 
 
 def _reachable(grammar: Gbnf) -> dict[int, int]:
-    """The rules that the root needs, numbered from 0 in the order of their first use."""
+    """Return the rules that the root needs, numbered from 0 in the order of their first use."""
     order = {grammar.root: 0}
     todo = [grammar.root]
     while todo:
@@ -73,7 +73,7 @@ def _users(grammar: Gbnf, order: Iterable[int]) -> dict[int, set[int]]:
 
 
 def _check_alive(grammar: Gbnf, order: dict[int, int]) -> None:
-    """Refuse rules that always begin with themselves, for which no text ever begins."""
+    """Refuse rules that always begin with themselves, because no text matches them."""
     users = _users(grammar, order)
     nullable = _closure(order, users, lambda rule, known: any(
         all(_skips(item, known) for item in alternative) for alternative in grammar.rules[rule]
@@ -90,7 +90,7 @@ def _check_alive(grammar: Gbnf, order: dict[int, int]) -> None:
 def _closure(
     order: Iterable[int], users: dict[int, set[int]], holds: Callable[[int, set[int]], bool]
 ) -> set[int]:
-    """The smallest set of rules for which `holds`, given the rules in the set."""
+    """Return the smallest set of rules for which `holds`, given the rules in the set."""
     known: set[int] = set()
     todo = list(order)
     while todo:
@@ -108,7 +108,7 @@ def _skips(item: Item, nullable: set[int]) -> bool:
 
 
 def _begins(alternative: Alternative, nullable: set[int], begun: set[int]) -> bool:
-    """Whether a text of the alternative has a first character."""
+    """Return whether a text of the alternative has a first character."""
     for item in alternative:
         inner = item.item if isinstance(item, Repeat) else item
         if not isinstance(inner, Ref) or inner.rule in begun:
@@ -119,7 +119,7 @@ def _begins(alternative: Alternative, nullable: set[int], begun: set[int]) -> bo
 
 
 def _without_tail_call(grammar: Gbnf, rule: int) -> list[Alternative]:
-    """`x ::= a x | b` as `x ::= a* b`: recursion at the end is slow in llguidance, and often all there is."""
+    """Rewrite `x ::= a x | b` as `x ::= a* b`: recursion at the end is common, and slow in llguidance."""
     own = Ref(rule)
     spread = [part for alternative in grammar.rules[rule] for part in _spread(grammar, rule, alternative)]
     loops = [part[:-1] for part in spread if part and part[-1] == own]
@@ -135,7 +135,7 @@ def _without_tail_call(grammar: Gbnf, rule: int) -> list[Alternative]:
 
 
 def _spread(grammar: Gbnf, rule: int, alternative: Alternative) -> list[Alternative]:
-    """An alternative whose last item is a group that ends in the rule, by the group's alternatives."""
+    """Replace a group at the end of an alternative by its alternatives if it ends in the rule."""
     last = alternative[-1] if alternative else None
     optional = isinstance(last, Repeat) and (last.low, last.high) == (0, 1)
     group = last.item if isinstance(last, Repeat) and optional else last
@@ -149,7 +149,7 @@ def _spread(grammar: Gbnf, rule: int, alternative: Alternative) -> list[Alternat
 
 
 def _is_regular(grammar: Gbnf, order: dict[int, int]) -> bool:
-    """Whether no rule needs itself, none is nested too deeply, and no token is named."""
+    """Return whether no rule needs itself, none is nested too deeply, and none names a token."""
     items = (item for rule in order for alternative in grammar.rules[rule] for item in alternative)
     if any(isinstance(item.item if isinstance(item, Repeat) else item, Token) for item in items):
         return False

@@ -1,8 +1,8 @@
-"""Bounds on what llguidance compiles, so that no grammar takes seconds of a core or overflows a stack.
+"""Limits of grammars, so that none takes seconds of a core to compile or overflows a stack.
 
-llguidance bounds most of its work itself. Neither bounded nor interruptible are: the depth of its recursion,
-which follows the length of the source; alternatives and properties, quadratic in it; and `multipleOf`, whose
-regular expression has a state for each remainder, which `anyOf` and `allOf` multiply.
+llguidance bounds most of its work itself. These parts of it have no bound and cannot be interrupted: its
+recursion, as deep as the source is long; alternatives and properties, whose time is quadratic; and
+`multipleOf`, whose regular expression has a state for each remainder, which `anyOf` and `allOf` multiply.
 """
 
 from __future__ import annotations
@@ -21,30 +21,29 @@ from pyvelo.errors import OutOfMemory
 __all__ = ["check_lark", "check_schema", "check_size", "parser_limits", "start_deep"]
 
 MAX_CHARACTERS = 1 << 17
-"""Of a grammar, a schema or an expression. The slowest of this length compile for one to two seconds."""
+"""Length of a grammar, a schema or an expression. The slowest of this length compile for 1 to 2 seconds."""
 
 MAX_PROPERTIES = 2_000
-"""Names of properties in a schema, in whose number the time is quadratic."""
+"""Names of properties in a schema: 2,000 optional ones take 1 to 2 seconds, and the time is quadratic."""
 
 MAX_CROSSED = 12
-"""Patterns and formats that one string of a schema may have to match, whose states multiply."""
+"""Patterns and formats that may apply to one string of a schema; their states multiply."""
 
 MAX_PATTERN_NAMES = 150
-"""Of a schema's `patternProperties`, each of which is compared with each."""
+"""Names in `patternProperties` of a schema; each is compared with each."""
 
 MAX_NESTED = 120
 MAX_VISITS = 500_000
-"""Of parts of a schema, in the search for patterns that meet."""
+"""Depth and number of visited parts of a schema in the search for patterns of one string."""
 
 MAX_TERMINALS = 1_000
-"""Of a Lark grammar: each may contain the one before, and each token recurses through all."""
+"""Terminals of a Lark grammar: each may contain the one before, and each token recurses through all."""
 
 MAX_REMAINDERS = 20_000
-"""Of the least common multiple of all `multipleOf` of a schema, without its factors of ten."""
+"""Largest least common multiple of all `multipleOf` of a schema, without its factors of ten."""
 
 STACK_BYTES = 512 << 20
-"""Address space, not memory, of a thread that compiles: twice what the deepest source of `MAX_CHARACTERS`
-needs."""
+"""Address space of the stack of a compiling thread: twice the need of the deepest source."""
 
 _JSON_BLOCK = re.compile(r"%json\s*")
 _TERMINAL = re.compile(r"(_?[A-Z][A-Z0-9_-]*)(?:\.[0-9]+|\[[^\]\n]*\])*\s*:")
@@ -52,7 +51,7 @@ _TERMINAL = re.compile(r"(_?[A-Z][A-Z0-9_-]*)(?:\.[0-9]+|\[[^\]\n]*\])*\s*:")
 
 @cache
 def parser_limits() -> Any:
-    """llguidance's own limits: what a step may take, and what a grammar may grow to."""
+    """Return llguidance's own limits: of the work of a step, and of the size of a grammar."""
     from llguidance import LLParserLimits
 
     return LLParserLimits(
@@ -112,12 +111,12 @@ def check_lark(lark: str) -> None:
 
 
 class _Crossings:
-    """How many patterns a string of a schema may have to match at once; too many rather than too few."""
+    """Upper bound of the number of patterns that apply to one string of a schema."""
 
     def __init__(self, schema: Any) -> None:
         self._schema = schema
         self._n_visits = 0
-        self._found: dict[str, int] = {}  # of what is referred to; grows until nothing changes
+        self._found: dict[str, int] = {}  # number by reference; grows until nothing changes
         self._used: set[str] = set()
 
     def most(self) -> int:
@@ -162,7 +161,7 @@ class _Crossings:
 
 
 def _target(root: Any, reference: str) -> Any:
-    """What a reference within the schema refers to."""
+    """Return the target of a reference within the schema."""
     value = root
     for part in reference.removeprefix("#").split("/")[1:]:
         key = part.replace("~1", "/").replace("~0", "~")
@@ -192,10 +191,10 @@ _starting = threading.Lock()
 
 
 def start_deep(run: Callable[[], None], name: str) -> None:
-    """Run something in a thread of its own, with a stack for deep recursion.
+    """Run a function in its own thread, with a stack for deep recursion.
 
     Raises:
-        OutOfMemory: the system has no room for the thread.
+        OutOfMemory: the system has no memory for the thread.
     """
     thread = threading.Thread(target=run, name=name)
     with _starting:

@@ -1,6 +1,6 @@
-"""Answers that follow a grammar, a JSON schema or a regular expression: which tokens may come next.
+"""Compilation of grammars, JSON schemas and regular expressions to bitmasks of the allowed tokens.
 
-llguidance (the extra `grammar`) follows them. GBNF is translated for it here.
+llguidance (the extra `grammar`) does the work. GBNF is translated to its Lark.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ __all__ = ["GrammarCompiler", "GrammarMatcher", "check_installed"]
 
 _Key = tuple[str, str]
 
-# between the parts of JSON: a space, or a new line and its indentation; without an end to it, small models
-# write blanks until their tokens run out
+# between the parts of JSON: a space, or a new line and its indentation. Without a limit, small models write
+# blanks until max_tokens.
 _WHITESPACE = r" ?|\n[ \t]{0,32}"
 
 _LARK = re.compile(r"(?m)^\s*(?:%llguidance\b|[?!]*start\b[^:\n]*:(?!:=))")
@@ -42,67 +42,69 @@ _GBNF = re.compile(r"(?:\s|#[^\r\n]*|//[^\r\n]*)*[A-Za-z0-9_-]+[ \t]*::=")
 
 MAX_FORCED = 256  # bytes
 
-MAX_KEPT = 64
-"""Compiled grammars of a model that are kept."""
+MAX_CACHED = 64
+"""Cached grammars of a model."""
 
-MAX_KEPT_CHARACTERS = 1 << 21
-"""Characters of their sources, to which their sizes are about proportional."""
+MAX_CACHED_CHARACTERS = 1 << 21
+"""Characters of their sources: the sizes of compiled grammars are about proportional to them."""
 
 MAX_COMPILING = 2
 """Grammars that compile at once."""
 
 
 class GrammarMatcher:
-    """Of one answer: follows it token by token."""
+    """State of a compiled grammar after the tokens of one output."""
 
     def __init__(self, matcher: Any) -> None:
         self._matcher = matcher
 
     def mask(self) -> bytes:
-        """The tokens that may come next: bit t % 8 of byte t // 8 for token t.
+        """Return the bitmask of the allowed next tokens: bit t % 8 of byte t // 8 for token t.
 
-        Raises ComputeError where the grammar has become too complex to follow.
+        Raises:
+            ComputeError: the grammar allows no token, or became too complex.
         """
         bits: bytes = self._matcher.compute_bitmask()
         self._check()
         return bits
 
     def accept(self, token: int) -> bool:
-        """The token comes next; whether the answer is complete, so that nothing can follow.
+        """Append a token; return whether the output is complete, so that no token can follow.
 
-        Raises ComputeError as `mask` does.
+        Raises:
+            ComputeError: as `mask`.
         """
         self._matcher.consume_token(token)
         self._check()
         return bool(self._matcher.is_stopped())
 
     def copy(self) -> GrammarMatcher:
-        """Another one that stands where this one does."""
+        """Return a copy in the same state."""
         return GrammarMatcher(self._matcher.deep_copy())
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise ComputeError(f"what the answer must follow cannot be followed: {_error(self._matcher)}")
+            raise ComputeError(f"the grammar cannot be followed: {_error(self._matcher)}")
 
 
 class _LateMatcher(GrammarMatcher):
-    """Of a request whose time was up before its grammar was compiled; lets no token pass."""
+    """Matcher of a request whose deadline passed before its grammar was compiled; allows no token."""
 
     def __init__(self) -> None:
         super().__init__(None)
 
     def mask(self) -> bytes:
-        raise ComputeError("the time was up before the grammar was compiled")
+        raise ComputeError("the deadline passed before the grammar was compiled")
 
     def copy(self) -> GrammarMatcher:
         return self
 
 
 class GrammarCompiler:
-    """Compiles grammars for one model and keeps them. Thread-safe.
+    """Compiler of grammars for one model, with a cache. Thread-safe.
 
-    A grammar compiles in a thread of its own, so that callers can stop waiting. Equal grammars that are asked
-    for at the same time compile once. The vocabulary is handed over with the first.
+    Each grammar compiles in its own thread, so callers can stop waiting. Equal grammars of concurrent callers
+    compile once. llguidance reads the vocabulary with the first grammar.
     """
 
     def __init__(self, model: Model) -> None:
@@ -111,23 +113,23 @@ class GrammarCompiler:
         self._slots = threading.Semaphore(MAX_COMPILING)
         self._tokenizing = threading.Lock()
         self._tokenizer: Any = None
-        self._kept: OrderedDict[_Key, GrammarMatcher] = OrderedDict()  # the least recently used first
+        self._cached: OrderedDict[_Key, GrammarMatcher] = OrderedDict()  # the least recently used first
         self._n_characters = 0
-        self._waiting: dict[_Key, list[Future[GrammarMatcher]]] = {}  # for what is compiled
+        self._waiting: dict[_Key, list[Future[GrammarMatcher]]] = {}  # callers of the grammars that compile
         self._closed = False
 
     def compile(self, params: SamplingParams, seconds: float | None = None) -> GrammarMatcher | None:
-        """Return the matcher to copy for each answer; None if answers are free.
+        """Return the matcher to copy for each output; None if `params` has no grammar.
 
         Args:
-            params: may name a grammar, a schema or an expression.
-            seconds: time to wait; after it a matcher is returned that lets no token pass.
+            params: may have a grammar, a schema or a regular expression.
+            seconds: time to wait; then the returned matcher allows no token.
 
         Raises:
-            RequestError: grammar, schema or expression are wrong, or beyond a limit.
+            RequestError: the grammar, schema or expression is wrong, or exceeds a limit.
             ConfigError: llguidance is not installed.
             ClosedError: the compiler was closed.
-            OutOfMemory: there is no room for a thread.
+            OutOfMemory: the system has no memory for a thread.
         """
         future = self.begin(params)
         if future is None:
@@ -140,7 +142,7 @@ class GrammarCompiler:
             future.cancel()
 
     def begin(self, params: SamplingParams) -> Future[GrammarMatcher] | None:
-        """Return what will have the matcher, or raise, as `compile` does; cancel it to stop waiting."""
+        """Return the future of `compile`; cancel it to stop waiting."""
         given = [(name, getattr(params, name)) for name in _SOURCES if getattr(params, name) is not None]
         if not given:
             return None
@@ -149,9 +151,9 @@ class GrammarCompiler:
         with self._lock:
             if self._closed:
                 raise ClosedError("this engine was closed")
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                future.set_result(self._kept[key])
+            if key in self._cached:
+                self._cached.move_to_end(key)
+                future.set_result(self._cached[key])
             elif key in self._waiting:
                 self._waiting[key].append(future)
             else:
@@ -160,11 +162,11 @@ class GrammarCompiler:
         return future
 
     def close(self) -> None:
-        """Let nobody wait any more. What compiles ends by itself, soon."""
+        """End all waits with ClosedError. Running compilations end by themselves, soon."""
         with self._lock:
             self._closed = True
             waiting, self._waiting = self._waiting, {}
-            self._kept.clear()
+            self._cached.clear()
         for futures in waiting.values():
             _tell(futures, ClosedError("this engine was closed"))
 
@@ -182,14 +184,14 @@ class GrammarCompiler:
         with self._lock:
             futures = self._waiting.pop(key, [])
             if isinstance(outcome, GrammarMatcher) and not self._closed:
-                self._keep(key, outcome)
+                self._cache(key, outcome)
         _tell(futures, outcome)
 
-    def _keep(self, key: _Key, matcher: GrammarMatcher) -> None:
-        self._kept[key] = matcher
+    def _cache(self, key: _Key, matcher: GrammarMatcher) -> None:
+        self._cached[key] = matcher
         self._n_characters += len(key[1])
-        while len(self._kept) > MAX_KEPT or self._n_characters > MAX_KEPT_CHARACTERS:
-            (_, source), _ = self._kept.popitem(last=False)
+        while len(self._cached) > MAX_CACHED or self._n_characters > MAX_CACHED_CHARACTERS:
+            (_, source), _ = self._cached.popitem(last=False)
             self._n_characters -= len(source)
 
     def _made(self, name: str, source: str) -> GrammarMatcher:
@@ -198,7 +200,7 @@ class GrammarCompiler:
         try:
             check_size(source)
             grammar = _SOURCES[name](source, self._model)
-        except Exception as error:  # whatever a converter finds wrong
+        except Exception as error:  # a converter's error, of any class
             raise RequestError(f"{name}: {one_line(str(error))}") from error
         matcher = LLMatcher(self._ready(), grammar, log_level=0, limits=parser_limits())
         if matcher.is_error():
@@ -206,7 +208,7 @@ class GrammarCompiler:
         first = matcher.deep_copy()
         first.compute_bitmask()
         if first.is_error():
-            raise RequestError(f"{name}: no answer can follow it: {_error(first)}")
+            raise RequestError(f"{name}: no output can follow it: {_error(first)}")
         return GrammarMatcher(matcher)
 
     def _ready(self) -> Any:
@@ -226,7 +228,7 @@ def _tell(futures: list[Future[GrammarMatcher]], outcome: GrammarMatcher | BaseE
 
 
 def check_installed() -> None:
-    """ConfigError where llguidance is missing."""
+    """Raise ConfigError if llguidance is not installed."""
     try:
         import llguidance  # noqa: F401
     except ImportError:
@@ -236,17 +238,17 @@ def check_installed() -> None:
 
 
 def _error(matcher: Any) -> str:
-    """Without the state behind it."""
+    """Return llguidance's error without its dump of the state."""
     text = str(matcher.get_error())
     if text.startswith("panic:"):
-        return "it is too large to be followed: shorten it"
+        return "it is too large: shorten it"
     if "NoExtension" in text:
         return "no token can come next"
     return one_line(re.split(r"\s*<(?:state|non-verbose)", text)[0])
 
 
 class _Vocabulary:
-    """A model's vocabulary as llguidance asks for it."""
+    """A model's vocabulary in llguidance's interface."""
 
     bos_token_id = None
 
@@ -263,9 +265,10 @@ class _Vocabulary:
         self._longest = max(map(len, self._ids), default=1)
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """The tokens of what a grammar leaves no choice about; their bytes must be those of the text.
+        """Return the tokens of forced text, with exactly its bytes.
 
-        Those of its beginning will do. It is asked at every token, so all of a long one would take too long.
+        The tokens of its first MAX_FORCED bytes suffice. llguidance calls this at every token, so a long text
+        would take too long.
         """
         wanted = (text.encode() if isinstance(text, str) else text)[:MAX_FORCED]
         try:
@@ -283,7 +286,7 @@ class _Vocabulary:
             sizes = range(min(self._longest, len(text) - at), 0, -1)
             token = next((self._ids[part] for n in sizes if (part := text[at : at + n]) in self._ids), None)
             if token is None:
-                break  # llguidance cuts the rest as it can
+                break  # llguidance splits the rest itself
             tokens.append(token)
             at += len(self.tokens[token])
         return tokens
@@ -295,7 +298,7 @@ def _tokenizer_of(model: Model) -> Any:
     n_tokens = model.vocab.n_tokens
     ends = _ends_of(model)
     if not ends:
-        raise RequestError("this model has no token that ends an answer, and so none for a grammar's end")
+        raise RequestError("grammars need a token that ends the output, and this model has none")
     return LLTokenizer(TokenizerWrapper(_Vocabulary(model, ends)), n_vocab=n_tokens, eos_token=ends)
 
 
@@ -309,7 +312,7 @@ def _from_grammar(source: str, model: Model) -> str:
 
 
 def _token_of(model: Model, name: str) -> int | None:
-    """The token of `<name>` or `<[id]>`, but none that ends an answer."""
+    """Return the token `<name>` or `<[id]>`; None if there is none, or if it ends an output."""
     if number := re.fullmatch(r"<\[([0-9]{1,10})\]>", name):
         token = int(number[1])
         return token if token < model.vocab.n_tokens and not model.is_end(token) else None
@@ -328,7 +331,7 @@ def _from_schema(schema: str, model: Model) -> str:
     if not isinstance(wanted, (dict, bool)):
         raise ValueError(f"a schema is an object, true or false, got {shown(wanted)}")
     check_schema(wanted)
-    # of two that come to the same, the one that can take options
+    # equivalent, and a dictionary can have options
     wanted = {} if wanted is True else wanted
     options: Any = {"whitespace_pattern": _WHITESPACE} if isinstance(wanted, dict) else None
     return str(LLMatcher.grammar_from_json_schema(wanted, defaults=options))

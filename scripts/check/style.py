@@ -28,8 +28,12 @@ CLEAN = [
     "native/ffi",
     "native/fuzz",
     "native/ops/test",
+    "pyvelo/chat",
+    "pyvelo/grammar",
     "scripts/README.md",
     "scripts/check/style.py",
+    "tests/chat",
+    "tests/grammar",
     "tests/scripts/models",
 ]
 """Files and folders that a run without a path checks. Add a folder once it is clean."""

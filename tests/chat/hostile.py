@@ -1,4 +1,4 @@
-"""Templates that want to do harm: each must end, soon, in a TemplateError."""
+"""Hostile templates: each must end soon, with a TemplateError."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which template answers, and the tokens of a conversation: no user can write a control token."""
+"""Choice of a template, and tokens of a conversation: no user can write a control token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Templates that want to do harm end in a TemplateError that names them, in any thread."""
+"""Hostile templates end with a TemplateError that names them, in any thread."""
 
 from __future__ import annotations
 

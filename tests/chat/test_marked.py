@@ -1,4 +1,4 @@
-"""Marked strings do what strings do, and every character keeps its mark."""
+"""Marked strings equal plain strings in every operation, and every character keeps its mark."""
 
 from __future__ import annotations
 

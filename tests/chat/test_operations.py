@@ -1,4 +1,4 @@
-"""Whatever a template calls, and with whatever arguments: it ends soon, and takes little memory.
+"""Every call of a template with any arguments ends soon, and takes little memory.
 
     VELO_TEST_EFFORT=30 python -m pytest tests/chat/test_operations.py
 
@@ -60,8 +60,8 @@ ARGUMENTS = {
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
-def test_signatures_are_those_of_strings(name: str) -> None:
-    """Arguments by name are bound to the places that a plain string has them in."""
+def test_signatures_equal_the_methods_of_strings(name: str) -> None:
+    """Arguments by name are bound as the method of a plain string binds them."""
     text = "a b-A\tb  c"
     method = METHODS[name]
     parameters = [*method.signature.parameters.values()][1:]

@@ -73,7 +73,7 @@ def test_what_templates_use(source: str, shown: str) -> None:
 
 @pytest.mark.parametrize("fill", ["", ", none", ", 0", ", 'x'"])
 @pytest.mark.parametrize("size", range(8))
-def test_lists_of_lists_are_those_of_jinja(size: int, fill: str) -> None:
+def test_lists_of_lists_equal_plain_jinja(size: int, fill: str) -> None:
     numbers = [*range(size)]
     for count in range(1, 10):
         source = f"{{{{ l | slice({count}{fill}) | list }}}}{{{{ l | batch({count}{fill}) | list }}}}"
@@ -96,7 +96,7 @@ def test_lists_of_lists_are_those_of_jinja(size: int, fill: str) -> None:
         "{{ '\ta'.expandtabs(tabsize=2) }}{{ '%5.2f|%s' % (1.5, 'x') }}{{ 'b' in l }}{{ [1] + [2] * 2 }}",
     ],
 )
-def test_operations_are_those_of_jinja(source: str) -> None:
+def test_operations_equal_plain_jinja(source: str) -> None:
     values = ["b", "A", "a", "B", "b"]
     assert show(source, l=values) == SandboxedEnvironment().from_string(source).render(l=values)
 
@@ -276,7 +276,7 @@ def test_nothing_but_a_template_error_is_raised(content: str, value: Any) -> Non
         ANYTHING.render([{"role": "user", "content": content, "x": value}], x=value)
 
 
-def test_jinja_is_loaded_by_who_chats_only() -> None:
+def test_only_chats_load_jinja() -> None:
     code = (
         "import sys; from pyvelo import LLM, AsyncLLM; from pyvelo.chat.template import ChatTemplate;"
         "t = ChatTemplate('x'); assert 'jinja2' not in sys.modules;"

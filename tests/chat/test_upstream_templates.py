@@ -41,7 +41,7 @@ def template(name: str) -> ChatTemplate:
 
 
 def render(name: str, conversation: dict[str, Any]) -> str:
-    """The text, or what the template says instead."""
+    """Return the text, or the template's error."""
     conversation = dict(conversation)
     try:
         return template(name).render(conversation.pop("messages"), **conversation)
@@ -50,7 +50,7 @@ def render(name: str, conversation: dict[str, Any]) -> str:
 
 
 def written(name: str) -> str:
-    """What belongs into the template's file; what was there before is named instead."""
+    """Return the expected content of the template's file."""
     parts: list[str] = []
     seen: dict[str, str] = {}
     for key, conversation in CONVERSATIONS.items():
@@ -78,7 +78,7 @@ def test_a_template_renders_as_expected(name: str) -> None:
 
 
 def snowed(value: Any, flake: str) -> Any:
-    """The same value with `flake` for every letter of the user's strings; roles and types keep theirs."""
+    """Return the value with `flake` for every letter of the user's strings; roles and types stay."""
     if isinstance(value, str):
         return re.sub(r"\w", flake, value)
     if isinstance(value, list):

@@ -146,8 +146,8 @@ def test_what_is_cut_short_says_so(llm: LLM) -> None:
         ({"json_schema": {"type": "nothing"}}, "json_schema"),
         ({"json_schema": {"$ref": "#/nowhere"}}, "json_schema"),
         ({"regex": "(unclosed"}, "regex"),
-        ({"regex": r"[^\x00-\U0010ffff]"}, "^regex: no answer can follow it: no token can come next$"),
-        ({"json_schema": {"$ref": "#"}}, "^json_schema: no answer can follow it: no token can come next$"),
+        ({"regex": r"[^\x00-\U0010ffff]"}, "^regex: no output can follow it: no token can come next$"),
+        ({"json_schema": {"$ref": "#"}}, "^json_schema: no output can follow it: no token can come next$"),
         ({"json_schema": "null"}, "^json_schema: a schema is an object, true or false, got None$"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What compiles is bounded, shared, kept, and waited for no longer than somebody wants to."""
+"""Compiled grammars are bounded, shared and cached, and a caller waits no longer than its deadline."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def model(tiny_model: Path) -> Iterator[Model]:
 
 
 class Slow:
-    """Stands before a compilation, until it is let go; counts them."""
+    """Gate before each compilation, until `go` is set; it records the grammars."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made: list[str] = []
@@ -58,7 +58,7 @@ def regex(source: str) -> SamplingParams:
 
 
 def in_thread(call: Callable[[], Any]) -> Callable[[], Any]:
-    """Starts it; what is returned waits, and returns or raises what it did."""
+    """Start a thread; return a function that waits, and returns or raises its result."""
     outcome: list[Any] = []
 
     def run() -> None:
@@ -103,18 +103,18 @@ def test_equal_ones_at_the_same_time_compile_once(model: Model, slow: Slow) -> N
 
 def test_those_used_last_are_kept(model: Model, slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
     slow.go.set()
-    monkeypatch.setattr(matcher_module, "MAX_KEPT", 2)
+    monkeypatch.setattr(matcher_module, "MAX_CACHED", 2)
     compiler = GrammarCompiler(model)
     for source in ("a", "b", "a", "c", "a", "b"):
         compiler.compile(regex(source))
     assert slow.made == ["a", "b", "c", "b"]
     slow.made.clear()
-    monkeypatch.setattr(matcher_module, "MAX_KEPT_CHARACTERS", 5)
+    monkeypatch.setattr(matcher_module, "MAX_CACHED_CHARACTERS", 5)
     for source in ("long", "x", "long", "y", "long", "x"):
         compiler.compile(regex(source))
     assert slow.made == ["long", "x", "y", "x"]
     compiler.compile(regex("longer"))
-    assert not compiler._kept, "it is longer than all that may be kept"
+    assert not compiler._cached, "it is longer than all that may be kept"
 
 
 def test_an_error_is_everyones_and_is_not_kept(model: Model, slow: Slow) -> None:
@@ -128,14 +128,14 @@ def test_an_error_is_everyones_and_is_not_kept(model: Model, slow: Slow) -> None
     assert not compiler._waiting
 
 
-def test_what_nobody_waits_for_is_not_compiled(model: Model, slow: Slow) -> None:
+def test_a_grammar_without_waiting_callers_is_not_compiled(model: Model, slow: Slow) -> None:
     compiler = GrammarCompiler(model)
     busy = [compiler.begin(regex(source)) for source in ("a", "b")]
     for _ in busy:
         assert slow.begun.acquire(timeout=WAIT)
     late = compiler.compile(regex("c"), seconds=0.01)
     assert late is not None
-    with pytest.raises(ComputeError, match="time was up"):
+    with pytest.raises(ComputeError, match="the deadline passed"):
         late.copy().mask()
     wanted = compiler.begin(regex("d"))
     slow.go.set()
@@ -288,7 +288,7 @@ print(n)
 
 
 def follow(model_path: Path, cases: list[tuple[str, Any]], cpu_seconds: int) -> None:
-    """Compiles each, and follows it for a few tokens, in a process that may be killed."""
+    """Compile each, and follow it for a few tokens, in a process that may be killed."""
     command = [sys.executable, "-c", CHILD, str(model_path), str(cpu_seconds)]
     done = subprocess.run(
         command, input=json.dumps(cases), text=True, capture_output=True, timeout=580, check=False
@@ -329,7 +329,7 @@ def test_no_depth_kills_the_process(tiny_model: Path, name: str) -> None:
 
 
 def schemas() -> Iterator[Any]:
-    """Of each kind of trouble some, alone and inside of each other."""
+    """Return hostile grammars of each kind, alone and nested in each other."""
     words = [f"x{i}" for i in range(3000)]
     hard: list[Any] = [
         {"enum": words},

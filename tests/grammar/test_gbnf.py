@@ -1,4 +1,4 @@
-"""What is no GBNF is refused, with line, column and what was expected; hostile grammars are read in time."""
+"""Errors in GBNF are refused with line, column and the expected text; hostile grammars are read in time."""
 
 from __future__ import annotations
 
