@@ -175,7 +175,7 @@ def _extend(engine: Engine, search: _Search, steps: abc.Sequence[_Step]) -> None
         for step, sequence in zip(steps, new, strict=True):
             core.idle.fork(old[step.parent], sequence)
         for sequence in old:
-            core.idle.forget(sequence)
+            core.idle.free(sequence)
     search.sequences, search.beams = new, [step.answer for step in steps]
 
 

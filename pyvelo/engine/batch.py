@@ -82,7 +82,7 @@ class BatchBuilder:
         arrays, n = self._arrays, len(requests)
         owners, filled = self._owners, self._filled
         for row, request in enumerate(requests):
-            table = request.table
+            table = request.sequence.table
             if table is not None and (
                 owners[row] is not table or filled[row] != (len(table.blocks), table.version)
             ):

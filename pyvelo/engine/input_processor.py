@@ -103,9 +103,7 @@ class InputProcessor:
         for request in requests:
             request.prompt_logprobs = requests[0].prompt_logprobs  # one prompt: whoever computes it tells all
         if self.can_fork:
-            requests[0].followers = list(requests[1:])
-            for request in requests[1:]:
-                request.held = True
+            requests[0].hold(requests[1:])
         return Submission(text, requests, params.n)
 
     def go_on(

@@ -53,7 +53,7 @@ class OutputProcessor:
         if joined:
             rows, followers = zip(*joined, strict=True)
             self._draw_rows(np.array(rows, np.int32), list(followers))
-        self._active.drop_idle()
+        self._active.drop_left()
 
     def _draw_rows(self, rows: NDArray[np.int32], requests: list[Request]) -> list[tuple[int, Request]]:
         """Draws and accepts; returns who joined at one of these rows."""
@@ -109,15 +109,14 @@ class OutputProcessor:
             follower = request.followers.pop(0)
             if follower.finished:
                 continue
-            if request.table is None or len(self._active.running) >= self._limits.max_seqs:
+            table = request.sequence.table
+            if table is None or len(self._active.running) >= self._limits.max_seqs:
                 self._active.wait(follower)
                 continue
             try:
-                follower.table = self._manager.fork(request.table, follower.hashes)
-                self._active.run(follower)
-                # its last token counts as computed once a token is drawn behind it
+                self._active.start(follower, self._manager.fork(table, follower.hashes))
+                # the last token of the prompt counts as computed when a token is drawn after it
                 self._active.advance(follower, follower.n_prompt - 1)
-                follower.n_cached = follower.n_prompt
                 self._active.equip(follower)
                 joined.append(follower)
             except Exception as error:

@@ -1,7 +1,7 @@
-"""The requests of an engine: those that arrive, are cancelled or are late, and those that wait or run.
+"""Requests of an engine that arrive, wait, run and end, and the idle sequences that keep blocks.
 
-A finalizer runs at any instruction of any thread, so it may neither wait nor take a lock: it only appends
-to the inbox, by `abandon` and `abandon_sequence`, which are calls of C.
+A finalizer runs at any line of any thread, so it must neither wait nor take a lock: it only appends to the
+inbox, by `abandon` and `abandon_sequence`, which are calls of C.
 """
 
 from __future__ import annotations
@@ -14,22 +14,25 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
-from pyvelo.engine.request import IdleSequences, Request, Sequence
+from pyvelo.engine.request import Request, RequestStatus, Sequence
 from pyvelo.kv.manager import BlockManager
-from pyvelo.kv.pool import SwappedBlocks
+from pyvelo.kv.pool import BlockTable, SwappedBlocks
 from pyvelo.outputs import FinishReason
 
 if TYPE_CHECKING:
     from pyvelo.native import Context, Sampler
 
-__all__ = ["ActiveRequests", "Counters", "Deadlines", "Inbox"]
+__all__ = ["ActiveRequests", "Counters", "Deadlines", "IdleSequences", "Inbox"]
+
+NEW, RUNNING, WAITING = RequestStatus.NEW, RequestStatus.RUNNING, RequestStatus.WAITING
+PREEMPTED = RequestStatus.PREEMPTED
 
 FEWEST = 64
-"""Times that are kept before those of requests that have ended are looked for."""
+"""Deadlines that are stored before those of finished requests are removed."""
 
 
 class Deadlines:
-    """Times by the clock that `Request.submitted` is of, the earliest first."""
+    """Deadlines by the clock of `Request.submitted`, the earliest first."""
 
     def __init__(self) -> None:
         self._times: list[tuple[float, int, Request]] = []
@@ -40,7 +43,7 @@ class Deadlines:
         return len(self._times)
 
     def note(self, request: Request) -> None:
-        """Keeps the request's deadline, where it has one."""
+        """Store the request's deadline, if it has one."""
         if request.params.timeout is None:
             return
         self._n_noted += 1
@@ -51,24 +54,27 @@ class Deadlines:
             self._look_at = FEWEST + 2 * len(self._times)
 
     def due(self, now: float) -> Iterator[Request]:
-        """Takes out those whose time is up."""
+        """Remove and yield the requests whose deadline has passed."""
         while self._times and self._times[0][0] <= now:
             yield heappop(self._times)[2]
 
 
 class Inbox:
-    """`submit`, `cancel` and `release` are thread-safe; what takes things out belongs to the core.
+    """Submissions, cancellations and closed sequences, drained between two steps.
 
-    `clock` tells the time in seconds.
+    `submit`, `cancel` and `release` are thread-safe. The other methods belong to the thread that steps.
+
+    Args:
+        clock: returns seconds.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._arrivals: deque[Request] = deque()
         self._cancels: deque[Request] = deque()
-        self._release: deque[Sequence] = deque()
+        self._released: deque[Sequence] = deque()
         self.abandon: Callable[[Iterable[Request]], None] = self._cancels.extend
-        self.abandon_sequence: Callable[[Sequence], None] = self._release.append
+        self.abandon_sequence: Callable[[Sequence], None] = self._released.append
         self.deadlines = Deadlines()
         self.n_arrived = 0
 
@@ -78,31 +84,31 @@ class Inbox:
         return len(self._arrivals)
 
     def submit(self, requests: Iterable[Request]) -> None:
-        """Lets requests that can fit wait for their turn."""
+        """Submit requests that fit into the empty pool."""
         for request in requests:
-            if request.sequence is not None:
+            if request.keeps_blocks:
                 request.sequence.request = request
             request.submitted = request.submitted or self._clock()
             self._arrivals.append(request)
 
     def cancel(self, requests: Iterable[Request]) -> None:
-        """Ends requests; harmless for those that are done."""
+        """Cancel requests; finished ones are ignored."""
         self._cancels.extend(request for request in requests if not request.finished)
 
     def release(self, sequence: Sequence) -> None:
-        """Gives back what a sequence holds, and ends what runs on it."""
-        self._release.append(sequence)
+        """Close a sequence: cancel its request and free its blocks."""
+        self._released.append(sequence)
 
     # ---- for the core ----
 
     def drain(self) -> list[Request]:
-        """Take out the requests that are new, and nothing else."""
+        """Remove and return the new requests, and nothing else."""
         requests = list(self._arrivals)
         self._arrivals.clear()
         return requests
 
     def arrivals(self) -> Iterator[Request]:
-        """Takes out those that are new, each with its number."""
+        """Remove, number and yield the new requests."""
         while self._arrivals:
             request = self._arrivals.popleft()
             self.n_arrived += 1
@@ -111,7 +117,7 @@ class Inbox:
             yield request
 
     def to_end(self) -> Iterator[tuple[Request, FinishReason]]:
-        """Take out the requests to end, and why: their time is up, or they were cancelled."""
+        """Remove and yield the requests that are late or cancelled, with the reason."""
         for request in self.deadlines.due(self._clock()):
             if not request.finished:
                 yield request, "timeout"
@@ -120,18 +126,18 @@ class Inbox:
             if not request.finished:
                 yield request, "abort"
 
-    def dropped(self) -> Iterator[Sequence]:
-        """Takes out sequences that nobody holds any more."""
-        while self._release:
-            yield self._release.popleft()
+    def released(self) -> Iterator[Sequence]:
+        """Remove and yield the sequences to close."""
+        while self._released:
+            yield self._released.popleft()
 
 
 @dataclass
 class Counters:
-    """Totals since the engine was made."""
+    """Totals since the engine was opened."""
 
     steps: int = 0
-    prompt_tokens: int = 0  # of prompts that were computed to their end
+    prompt_tokens: int = 0  # of prompts that were computed completely
     completion_tokens: int = 0  # generated
     stopped: int = 0  # requests that ended with "stop"
     ran_out: int = 0  # with "length"
@@ -140,18 +146,18 @@ class Counters:
     failed: int = 0
     preemptions: int = 0
     swaps: int = 0  # of those, to host memory
-    evicted_sequences: int = 0  # that gave their blocks up while they rested
+    evicted_sequences: int = 0  # while they were idle
     schedule_seconds: float = 0.0  # from the start of a step to its forward pass
     run_seconds: float = 0.0  # in forward passes
-    sample_seconds: float = 0.0  # from there to the end of the step
+    sample_seconds: float = 0.0  # from the forward pass to the end of the step
 
     @property
     def n_ended(self) -> int:
-        """Requests that have ended, however."""
+        """Requests that have ended, for any reason."""
         return self.stopped + self.ran_out + self.aborted + self.timed_out + self.failed
 
     def ended(self, reason: FinishReason) -> None:
-        """A request has ended so."""
+        """Count a request that has ended."""
         self.stopped += reason == "stop"
         self.ran_out += reason == "length"
         self.aborted += reason == "abort"
@@ -159,11 +165,66 @@ class Counters:
         self.failed += reason == "error"
 
 
-class ActiveRequests:
-    """Requests that have not ended, by what they do: some wait, some run.
+class IdleSequences:
+    """Sequences that keep blocks while no request runs on them, the longest idle first."""
 
-    `new_sampler` makes a request's sampler when it first starts; `n_states` is the number of recurrent states
-    of `context` (0: the model has none).
+    def __init__(self, manager: BlockManager) -> None:
+        self._manager = manager
+        self._sequences: dict[int, Sequence] = {}
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._sequences.values())
+
+    def add(self, sequence: Sequence) -> None:
+        """Add a sequence that has a block table, if it is not idle already."""
+        self._sequences[id(sequence)] = sequence
+
+    def remove(self, sequence: Sequence) -> None:
+        """Remove a sequence, which keeps its blocks, if it is idle."""
+        self._sequences.pop(id(sequence), None)
+
+    def fork(self, sequence: Sequence, twin: Sequence) -> None:
+        """Share the blocks of an idle sequence with `twin`, whose tokens start with the computed ones."""
+        if sequence.table is not None and id(sequence) in self._sequences:
+            twin.table = self._manager.fork(sequence.table, twin.hashes)
+            self.add(twin)
+
+    def evict(self, sequence: Sequence, swapped: SwappedBlocks | None) -> None:
+        """Remove a sequence whose blocks were swapped out, or freed (None)."""
+        self.remove(sequence)
+        sequence.table, sequence.swapped = None, swapped
+
+    def free(self, sequence: Sequence) -> None:
+        """Free all blocks of a sequence, in the pool and in host memory."""
+        self.remove(sequence)
+        table, sequence.table = sequence.table, None
+        if table is not None:
+            self._manager.free(table)
+        swapped, sequence.swapped = self.swapped(sequence), None
+        if swapped is not None:
+            self._manager.free_swapped(swapped)
+
+    def swapped(self, sequence: Sequence) -> SwappedBlocks | None:
+        """Return the blocks of a sequence in host memory; None: it has none, or they are invalid."""
+        swapped = sequence.swapped
+        return swapped if swapped is not None and self._manager.has_swapped(swapped) else None
+
+    def clear(self) -> None:
+        """Forget all sequences after the pool was cleared; they keep their tokens."""
+        for sequence in self._sequences.values():
+            sequence.table = None
+        self._sequences.clear()
+
+
+class ActiveRequests:
+    """Queues of the requests that have not ended. Sets the status of every request.
+
+    Args:
+        new_sampler: makes the sampler of a request when it first starts.
+        n_states: recurrent states of `context`; 0: the model has none.
     """
 
     def __init__(
@@ -187,29 +248,45 @@ class ActiveRequests:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all requests, without giving back what they hold."""
+        """Forget all requests without freeing their blocks."""
         self.waiting: list[Request] = []  # both in the order of rank
         self.running: list[Request] = []
-        self._some_idle = False  # in `running` are requests that have ended
+        self._some_left = False  # `running` has requests that do not run
         self.open: dict[int, Request] = {}  # all that have not ended, by id
         self.free_states = list(range(self._n_states))[::-1]
 
-    def run(self, request: Request) -> None:
-        """Add a request that has a table to those that run."""
-        insort(self.running, request, key=_rank)
+    def arrive(self, request: Request) -> None:
+        """Take in a new request: queue it, unless it is held."""
+        self.open[id(request)] = request
+        request.sequence.swapped = self._idle.swapped(request.sequence)
+        if request.status is NEW:
+            self.wait(request)
 
-    def wait(self, request: Request) -> None:
-        """Queue a request that has not started, or was preempted."""
+    def wait(self, request: Request, status: RequestStatus = WAITING) -> None:
+        """Queue a request; PREEMPTED: again."""
+        request.status = status
         insort(self.waiting, request, key=_rank)
 
+    def start(self, request: Request, table: BlockTable) -> None:
+        """Run a request with a block table that stores its first tokens."""
+        self._idle.remove(request.sequence)
+        request.sequence.table, request.sequence.swapped = table, None
+        request.n_computed = table.n_tokens
+        if request.n_cached is None:
+            request.n_cached = table.n_tokens
+            if request.parent.n_cached is None:
+                request.parent.n_cached = table.n_tokens
+        request.status = RUNNING
+        insort(self.running, request, key=_rank)
+
     def preempt(self, request: Request, swapped: SwappedBlocks | None) -> None:
-        """Queue a request that gave its blocks up; K and V are in `swapped`, or lost."""
-        self.vacate(request)
-        request.swapped = swapped
+        """Queue a request again whose blocks were swapped out, or freed (None)."""
+        self._vacate(request)
+        request.sequence.table, request.sequence.swapped = None, swapped
         request.n_computed = 0
         self._counters.preemptions += 1
         self._counters.swaps += swapped is not None
-        self.wait(request)
+        self.wait(request, PREEMPTED)
 
     def equip(self, request: Request) -> None:
         """Give a request that starts its recurrent state and its sampler."""
@@ -217,16 +294,17 @@ class ActiveRequests:
             request.state = self.free_states.pop()
             self._context.clear_state(request.state)
         if request.sampler is not None:
-            return  # it begins anew, its draws go on
+            return  # it was preempted: its draws continue
         request.sampler = self._new_sampler(request)
         if request.params.repetition_penalty != 1.0:
             request.sampler.see_prompt(request.tokens)  # nothing is generated yet
 
     def advance(self, request: Request, n_computed: int) -> None:
-        """Note that the first `n_computed` tokens of a request are in the pool now."""
+        """Note that K and V of the first `n_computed` tokens are in the pool."""
         request.n_computed = n_computed
-        if request.table is not None:
-            self._manager.advance(request.table, n_computed)
+        table = request.sequence.table
+        if table is not None:
+            self._manager.advance(table, n_computed)
 
     def end_early(self, request: Request, reason: FinishReason) -> None:
         """End a request between two tokens, with the text that it has."""
@@ -241,39 +319,39 @@ class ActiveRequests:
             self.end(request, reason)
 
     def break_off(self, request: Request, error: Exception) -> None:
-        """End a request without giving back what it holds."""
-        request.table, request.swapped, request.followers = None, None, []
+        """End a request without freeing its blocks."""
+        request.sequence.table, request.sequence.swapped, request.followers = None, None, []
         if request.sampler is not None:
             with suppress(Exception):
                 request.sampler.close()
             request.sampler = None
-        self._counters.ended("error")
-        request.parent.ended(self._clock())
         request.error = error
-        request.finish_reason = "error"
-        if request.on_end is not None:
-            request.on_end(request)
+        self._finish(request, "error")
 
     def fail(self, requests: Iterable[Request], error: Exception) -> None:
         """End requests with `error`."""
         for request in requests:
             request.error = error
             self.end(request, "error")
-        self.drop_idle()
+        self.drop_left()
 
     def end(self, request: Request, reason: FinishReason) -> None:
-        """End a request and give back what it holds. `finish_reason` comes last: other threads look at it."""
+        """End a request and free its blocks, or leave them to its sequence."""
         self.release(request)
         if request.sampler is not None:
             request.sampler.close()
             request.sampler = None
+        self.open.pop(id(request), None)
+        self._finish(request, reason)
+        self._promote(request)
+
+    def _finish(self, request: Request, reason: FinishReason) -> None:
+        """Set the final status, last: other threads look at it."""
         self._counters.ended(reason)
         request.parent.ended(self._clock())
-        self.open.pop(id(request), None)
-        request.finish_reason = reason
+        request.status = RequestStatus.finished(reason)
         if request.on_end is not None:
             request.on_end(request)
-        self._promote(request)
 
     def _promote(self, request: Request) -> None:
         """Queue the next sample of a prompt if the first ended before the prompt was computed."""
@@ -283,34 +361,32 @@ class ActiveRequests:
             self.wait(followers[0])
 
     def release(self, request: Request) -> None:
-        """Give back the blocks of a request, or leave them with its sequence."""
-        sequence = request.sequence if not self.has_states else None  # a state does not rest
-        if sequence is not None:
-            sequence.swapped, request.swapped = request.swapped, None
-        if request.swapped is not None:
-            self._manager.free_swapped(request.swapped)
-            request.swapped = None
-        if request.table is not None:
-            if sequence is not None:
-                # a token behind which nothing was drawn is computed again, for its logits
-                self.advance(request, min(request.n_computed, len(request.tokens) - 1))
-                self._idle.take_back(sequence, request.table)
-            else:
-                self._manager.free(request.table)
-            self.vacate(request)
+        """Remove a request from its queue. Free its blocks, or leave them to its sequence."""
+        sequence, runs = request.sequence, request.status is RUNNING
+        if request.status in (WAITING, PREEMPTED):
+            self.waiting.remove(request)
+        keeps_blocks = request.keeps_blocks and not self.has_states  # a recurrent state is not kept
+        if not keeps_blocks:
+            self._idle.free(sequence)
+        elif runs and sequence.table is not None:
+            # compute a token again for its logits if no token was drawn after it
+            self.advance(request, min(request.n_computed, len(request.tokens) - 1))
+            self._manager.park(sequence.table)
+            self._idle.add(sequence)
+        if runs:
+            self._vacate(request)
 
-    def vacate(self, request: Request) -> None:
-        """Take its seat from a request whose blocks were given back."""
-        request.table = None
-        self._some_idle = True
+    def _vacate(self, request: Request) -> None:
+        """Free the place in the batch of a request that ran."""
+        self._some_left = True
         if self.has_states:
             self.free_states.append(request.state)
 
-    def drop_idle(self) -> None:
-        """Leave in `running` the requests that have a table."""
-        if self._some_idle:
-            self.running = [request for request in self.running if request.table is not None]
-            self._some_idle = False
+    def drop_left(self) -> None:
+        """Remove from `running` the requests that do not run any more."""
+        if self._some_left:
+            self.running = [request for request in self.running if request.status is RUNNING]
+            self._some_left = False
 
 
 def _rank(request: Request) -> tuple[int, int]:

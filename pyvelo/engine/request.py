@@ -1,18 +1,18 @@
-"""Requests, one for each sample of a prompt, and sequences: sequences that are held between two answers."""
+"""Sequences of tokens and the requests that run on them, with their states."""
 
 from __future__ import annotations
 
 import math
 from array import array
 from collections import abc
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from enum import IntEnum
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pyvelo.engine.detokenizer import Detokenizer
 from pyvelo.grammar.matcher import GrammarMatcher
-from pyvelo.kv.manager import BlockManager
 from pyvelo.kv.pool import BlockTable, SwappedBlocks
 from pyvelo.kv.prefix import BlockHashes
 from pyvelo.outputs import FinishReason, RequestTimes, StreamPiece, TokenLogprob, Usage
@@ -21,18 +21,22 @@ from pyvelo.sampling import SamplingParams
 if TYPE_CHECKING:
     from pyvelo.native import Sampler
 
-__all__ = ["PRIORITY_PLACES", "IdleSequences", "ParentRequest", "Request", "Sequence"]
+__all__ = ["PRIORITY_PLACES", "ParentRequest", "Request", "RequestStatus", "Sequence"]
 
 
 class Sequence:
-    """What goes on from answer to answer. While a request runs on it, `request` holds its blocks.
+    """Tokens, their block hashes, and the blocks that store their K and V.
 
-    A sequence at rest gives its blocks up before anything that runs does; then they are moved to host memory,
-    or computed again, as far as they are no hit. Once it is `dropped`, a request that still arrives for it is
-    cancelled.
+    The only owner of its block table. It has a table while a request runs on it. The sequence of a session or
+    a beam outlives its requests and keeps the table between them, until the blocks are needed (`evict`).
+
+    table: blocks in the pool; None: it has none.
+    swapped: blocks in host memory; None: it has none. After the pool was cleared, these blocks are invalid.
+    request: the latest request of a session or a beam.
+    closed: no request may run on it any more.
     """
 
-    __slots__ = ("dropped", "hashes", "request", "swapped", "table", "tokens")
+    __slots__ = ("closed", "hashes", "request", "swapped", "table", "tokens")
 
     def __init__(self, tokens: Iterable[int], block_size: int, salt: str = "") -> None:
         self.tokens = array("i", tokens)
@@ -40,7 +44,7 @@ class Sequence:
         self.table: BlockTable | None = None
         self.swapped: SwappedBlocks | None = None
         self.request: Request | None = None
-        self.dropped = False
+        self.closed = False
 
     def fork(self, tokens: Iterable[int], n_common: int) -> Sequence:
         """Return a sequence of `tokens` that shares its first `n_common` block hashes, but no blocks."""
@@ -50,91 +54,75 @@ class Sequence:
 
     @property
     def computed(self) -> bool:
-        """Whether all is there but for the last token, which is computed for its logits."""
+        """Whether K and V of all tokens but the last are in the pool; the last is computed for its logits."""
         return self.table is not None and self.table.n_tokens >= len(self.tokens) - 1
 
     @property
     def busy(self) -> bool:
-        """Whether a request runs on it, or waits to."""
+        """Whether a request runs on it or waits to run."""
         return self.request is not None and not self.request.finished
 
 
-class IdleSequences:
-    """The sequences at rest that hold blocks, the longest at rest first."""
+class RequestStatus(IntEnum):
+    """State of a request. `ActiveRequests` changes it; other threads see the end last.
 
-    def __init__(self, manager: BlockManager) -> None:
-        self._manager = manager
-        self._sequences: dict[int, Sequence] = {}
+    NEW: submitted or not, not seen by the scheduler.
+    HELD: a sample that waits until another sample has computed the prompt.
+    WAITING: queued, never run.
+    RUNNING: its sequence has a block table, and it takes part in steps.
+    PREEMPTED: queued again after its blocks were swapped out or freed.
+    FINISHED_...: ended, see `FinishReason`.
+    """
 
-    def __len__(self) -> int:
-        return len(self._sequences)
+    NEW = 0
+    HELD = 1
+    WAITING = 2
+    RUNNING = 3
+    PREEMPTED = 4
+    FINISHED_STOPPED = 5
+    FINISHED_LENGTH = 6
+    FINISHED_ABORTED = 7
+    FINISHED_TIMEOUT = 8
+    FINISHED_ERROR = 9
 
-    def __iter__(self) -> Iterator[Sequence]:
-        return iter(self._sequences.values())
+    @staticmethod
+    def finished(reason: FinishReason) -> RequestStatus:
+        """Return the status of a request that ended for this reason."""
+        return _FINISHED[reason]
 
-    def fork(self, sequence: Sequence, twin: Sequence) -> None:
-        """Lets `twin`, whose tokens begin as those of the sequence, share what the sequence holds here."""
-        if sequence.table is not None:
-            self._put(twin, self._manager.fork(sequence.table, twin.hashes))
 
-    def lend(self, sequence: Sequence) -> None:
-        """A request runs on the sequence now, and has its table."""
-        sequence.table = None
-        self._sequences.pop(id(sequence), None)
-
-    def take_back(self, sequence: Sequence, table: BlockTable) -> None:
-        """The request has ended: what it stored stays."""
-        self._manager.park(table)
-        self._put(sequence, table)
-
-    def evict(self, sequence: Sequence, swapped: SwappedBlocks | None) -> None:
-        """It gave its blocks up; K and V are in host memory or lost, but for what is still a hit."""
-        self.lend(sequence)
-        if sequence.request is not None and sequence.busy:
-            sequence.request.swapped = swapped
-        else:
-            sequence.swapped = swapped
-
-    def forget(self, sequence: Sequence) -> None:
-        """Gives back what the sequence holds, here and in host memory."""
-        if sequence.table is not None:
-            self._manager.free(sequence.table)
-            self.lend(sequence)
-        swapped = self.take_swapped(sequence)
-        if swapped is not None:
-            self._manager.free_swapped(swapped)
-
-    def take_swapped(self, sequence: Sequence) -> SwappedBlocks | None:
-        """Take from the sequence what it has in host memory; None if the pool was cleared since."""
-        swapped, sequence.swapped = sequence.swapped, None
-        return swapped if swapped is not None and self._manager.has_swapped(swapped) else None
-
-    def clear(self) -> None:
-        """Forget all after the pool was cleared; sequences keep their tokens."""
-        for sequence in self._sequences.values():
-            sequence.table = None
-        self._sequences.clear()
-
-    def _put(self, sequence: Sequence, table: BlockTable) -> None:
-        sequence.table = table
-        self._sequences[id(sequence)] = sequence
-
+_FINISHED: dict[FinishReason, RequestStatus] = {
+    "stop": RequestStatus.FINISHED_STOPPED,
+    "length": RequestStatus.FINISHED_LENGTH,
+    "abort": RequestStatus.FINISHED_ABORTED,
+    "timeout": RequestStatus.FINISHED_TIMEOUT,
+    "error": RequestStatus.FINISHED_ERROR,
+}
+_REASONS = {status: reason for reason, status in _FINISHED.items()}
+_FIRST_FINISHED = RequestStatus.FINISHED_STOPPED
 
 PRIORITY_PLACES = 64
+"""Arrivals that a difference of one in `priority` counts as much as."""
 
 
 class ParentRequest:
-    """What the samples of one prompt have in common; times are in seconds of the core's clock."""
+    """State that the samples of one prompt share. Times are in seconds of the engine's clock.
+
+    n_open: samples that have not ended.
+    n_generated: tokens of all samples.
+    n_cached: tokens of the prompt that were a prefix hit of the first sample that started.
+    first_token: time of the first token of any sample; end: of the end of the latest sample that ended.
+    """
 
     __slots__ = ("end", "first_token", "n_cached", "n_generated", "n_open", "request_id")
 
     def __init__(self, n_samples: int = 1, request_id: str = "") -> None:
         self.request_id = request_id
-        self.n_open = n_samples  # samples that have not ended
-        self.n_generated = 0  # tokens of all samples
-        self.n_cached: int | None = None  # tokens of the prompt that the first sample to start found cached
+        self.n_open = n_samples
+        self.n_generated = 0
+        self.n_cached: int | None = None
         self.first_token: float | None = None
-        self.end = 0.0  # of the last sample that has ended
+        self.end = 0.0
 
     def ended(self, now: float) -> None:
         """Count a sample that has ended."""
@@ -143,13 +131,18 @@ class ParentRequest:
 
 
 class Request:
-    """A sequence: its tokens, how many of them are computed, and what became of it.
+    """One sample of a prompt: its parameters, its status and its output.
 
-    Tokens are those of the prompt and, behind them, those generated. The last one generated is known before
-    it is computed, so that of `tokens` the first `n_computed` have their K and V in the pool.
+    `tokens` are the prompt and the generated tokens. K and V of the first `n_computed` are in the pool. The
+    last generated token is known before it is computed.
 
-    With a `sequence` it goes on from what that holds, and leaves there what it stores. One of `max_new` = 0
-    tokens only computes.
+    Args:
+        prompt: token ids; those of `sequence`, if one is given.
+        max_new: tokens to generate; 0: compute the prompt only.
+        sequence: sequence to continue, which keeps its blocks when the request ends; None: a new one.
+        matcher: grammar that the output follows.
+        echo: text before the output.
+        going_on: mask of the tokens that end no answer, a bit each; needed if `min_tokens` is set.
     """
 
     __slots__ = (
@@ -157,12 +150,11 @@ class Request:
         "detokenizer",
         "echo",
         "error",
-        "finish_reason",
         "followers",
         "going_on",
         "hashes",
-        "held",
         "index",
+        "keeps_blocks",
         "logprobs",
         "matcher",
         "max_new",
@@ -181,11 +173,10 @@ class Request:
         "seed",
         "sequence",
         "state",
+        "status",
         "stop_ids",
         "stop_reason",
         "submitted",
-        "swapped",
-        "table",
         "text_parts",
         "tokens",
     )
@@ -207,19 +198,19 @@ class Request:
         parent: ParentRequest | None = None,
         going_on: bytes = b"",
     ) -> None:
+        self.status = RequestStatus.NEW
         self.parent = parent or ParentRequest()
-        self.sequence = sequence
-        sequence = sequence or Sequence(prompt, block_size, params.cache_salt)
-        self.tokens = sequence.tokens
-        self.hashes = sequence.hashes
+        self.keeps_blocks = sequence is not None
+        self.sequence = sequence or Sequence(prompt, block_size, params.cache_salt)
+        self.tokens = self.sequence.tokens
+        self.hashes = self.sequence.hashes
         self.n_prompt = len(prompt)
-        self.n_generated = 0  # a sequence may have grown since
+        self.n_generated = 0
         self.n_computed = 0
-        self.n_cached: int | None = None  # of those that were there when it first started
-        self.arrival = 0  # its number in the order of arrival
-        self.submitted = 0.0  # when its time began, by the core's clock; 0: not yet
-        self.followers: list[Request] = []  # samples of the same prompt, which start where it was computed
-        self.held = False  # it is a follower
+        self.n_cached: int | None = None  # prefix hit of its first start, in tokens
+        self.arrival = 0  # number in the order of arrival
+        self.submitted = 0.0  # start of its timeout, by the engine's clock; 0: not submitted
+        self.followers: list[Request] = []  # held samples, which start when its prompt is computed
         self.params = params
         self.max_new = max_new
         self.seed = seed
@@ -230,54 +221,64 @@ class Request:
         self.opened = False  # a piece was made
         self.on_end: Callable[[Request], None] | None = None  # must not raise
         self.text_parts: list[str] = []
-        self.echo = echo  # what the text begins with
-        # of the most likely tokens, how many are to be named with each; None: nothing is asked
+        self.echo = echo
+        # number of most likely tokens to name for each token; None: no logprobs
         self.n_logprobs = 0 if params.logprobs is None and params.best_of is not None else params.logprobs
         self.matcher = matcher
-        self.going_on = going_on  # a bit for each token that ends no answer, where `min_tokens` are asked for
-        self.logprobs: list[TokenLogprob] = []  # of what was generated
-        # of the prompt, from its second token on, as far as they are known; samples have one list
+        self.going_on = going_on
+        self.logprobs: list[TokenLogprob] = []  # of the generated tokens
+        # of the prompt from its second token on, as far as computed; all samples share one list
         self.prompt_logprobs: list[TokenLogprob] = []
-        self.finish_reason: FinishReason | None = None
-        self.stop_reason: int | str | None = None  # what ended it, as in `Completion`
+        self.stop_reason: int | str | None = None  # as in `Completion`
         self.error: Exception | None = None
-        self.swapped: SwappedBlocks | None = None  # where its K and V are while it waits after giving way
-        # held while it runs
-        self.table: BlockTable | None = None
-        self.sampler: Sampler | None = None
-        self.state = 0  # recurrent state, where the model has them
+        self.sampler: Sampler | None = None  # from its first start to its end
+        self.state = 0  # recurrent state while it runs, if the model has them
+
+    def hold(self, samples: Iterable[Request]) -> None:
+        """Hold other samples of the prompt until this one has computed it."""
+        self.followers = list(samples)
+        for sample in self.followers:
+            sample.status = RequestStatus.HELD
+
+    @property
+    def finished(self) -> bool:
+        return self.status >= _FIRST_FINISHED
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        return _REASONS.get(self.status)
 
     @property
     def max_stored(self) -> int:
-        """Tokens whose K and V it may come to store: the last one generated is never computed."""
+        """Most tokens whose K and V it can store: the last generated token is never computed."""
         return self.n_prompt + max(1, self.max_new) - 1
 
     @property
     def max_cached(self) -> int | None:
-        """Tokens that may be taken from a cache, which has no logits; None: all."""
+        """Most tokens of a prefix hit, because the cache has no logits; None: no limit."""
         return len(self.prompt_logprobs) if self.scores else None
 
     @property
     def scores(self) -> bool:
-        """Whether logits of its prompt are to come yet: from its token `len(prompt_logprobs)` on."""
+        """Whether it needs logits of its prompt, from token `len(prompt_logprobs)` on."""
         return self.params.prompt_logprobs is not None and len(self.prompt_logprobs) < self.n_prompt - 1
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Sort key of the schedule: the lower runs first and is preempted last.
+        """Sort key of the schedule: lower ranks run first and are preempted last.
 
-        It is the order of arrival; one more in `priority` counts as PRIORITY_PLACES arrivals: none starves.
+        The order of arrival; one more in `priority` counts as PRIORITY_PLACES arrivals, so none starves.
         """
         return self.arrival + PRIORITY_PLACES * self.params.priority, self.arrival
 
     @property
     def mean_logprob(self) -> float:
-        """Of a generated token, where logprobs were asked for; -inf where none was generated."""
+        """Mean over the generated tokens; -inf if there is none. Needs logprobs."""
         given = [token.logprob for token in self.logprobs]
         return sum(given) / len(given) if given else -math.inf
 
     def accept(self, token: int, is_end: bool) -> tuple[str, FinishReason | None]:
-        """Appends a token; returns the text that it adds, and why the answer ends where it does."""
+        """Append a token. Return the text that it adds, and the finish reason if it ends the request."""
         self.tokens.append(token)
         self.n_generated += 1
         self.parent.n_generated += 1
@@ -303,9 +304,9 @@ class Request:
         return text, reason
 
     def mask(self) -> bytes | None:
-        """Return the tokens that may come next, a bit for each (b"": all); None: those that might before.
+        """Return the mask of the tokens that may come next, a bit each; b"": all tokens; None: as before.
 
-        While `min_tokens` are not generated no token may end the answer, unless its grammar allows no other.
+        Before `min_tokens` tokens none may end the answer, unless the grammar allows no other.
         """
         too_few = self.n_generated < self.params.min_tokens
         if self.matcher is None:
@@ -327,7 +328,7 @@ class Request:
         logprob: TokenLogprob | None,
         now: float,
     ) -> StreamPiece:
-        """Return what a listener gets. The last piece of all samples has usage and times, which end `now`."""
+        """Return a piece of the stream. The last piece of all samples has usage, and times that end `now`."""
         scored = None
         if not self.opened:
             self.opened = True
@@ -356,19 +357,15 @@ class Request:
         return Usage(self.n_prompt, parent.n_cached or 0, parent.n_generated)
 
     def times(self, end: float) -> RequestTimes:
-        """Times of all samples of the prompt, which have ended at `end`."""
+        """Return the times of all samples of the prompt, which ended at `end`."""
         return RequestTimes(self.submitted, self.parent.first_token, end)
 
     @property
     def scored_prompt(self) -> tuple[TokenLogprob | None, ...] | None:
-        """Of each token of the prompt how likely it was, where that was asked for and is known."""
+        """Logprobs of the prompt, as in `RequestOutput`; None if not requested or not complete."""
         if self.params.prompt_logprobs is None or self.scores:
             return None
         return (None, *self.prompt_logprobs)
-
-    @property
-    def finished(self) -> bool:
-        return self.finish_reason is not None
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
@@ -380,5 +377,5 @@ class Request:
 
     @property
     def text(self) -> str:
-        """What was generated so far, as far as it may be shown, behind the prompt where it is echoed."""
+        """Output so far, without held back text, after the prompt if `echo` is set."""
         return self.echo + "".join(self.text_parts)

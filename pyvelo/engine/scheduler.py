@@ -141,7 +141,7 @@ class _Planner:
             n_next = request.n_computed + 1
             if n_next < len(request.tokens):
                 self.prefills.append(request)  # its blocks are reserved
-            elif grow(_table(request), n_next) or self._make_room(request, n_next):
+            elif grow(_table(request.sequence), n_next) or self._make_room(request, n_next):
                 decodes.append(request)
         n_started = sum(chunk.n_tokens for chunk in self.starts)
         self.budget = min(self.budget - len(self.decodes), self.allowance - n_started)
@@ -151,7 +151,9 @@ class _Planner:
         for request in self.prefills:
             if self.budget == 0:
                 break
-            self.chunks.append(self._chunk(request, _table(request), self.budget, request.n_computed))
+            self.chunks.append(
+                self._chunk(request, _table(request.sequence), self.budget, request.n_computed)
+            )
             self.budget -= self.chunks[-1].n_tokens
 
     def start(self, waiting: Iterable[Request]) -> None:
@@ -180,8 +182,7 @@ class _Planner:
         Evicts idle sequences and preempts requests of `outranked` if that is enough; the first `n_seats` of
         the latter in any case.
         """
-        sequence = request.sequence
-        held = sequence.table if sequence is not None else None
+        held = request.sequence.table  # it continues an idle sequence
         if held is not None and self.allocation.names(held):
             return None  # its sequence gives way in this step: it can start in the next
         if not n_seats:
@@ -200,8 +201,8 @@ class _Planner:
             self.allocation, [*outranked[:n_seats], *idle, *outranked[n_seats:]], n_seats, lacks
         )
         if victims is None:
-            if sequence is not None and held is not None and not self._n_seated:
-                self._dismiss([sequence])  # its next block may be one to copy, and there is no other
+            if held is not None and not self._n_seated:
+                self._dismiss([request.sequence])  # its next block may be one to copy, and there is no other
             return None
         self._dismiss(victims)
         outcome = self._ask(self.allocation, request, held, 0)
@@ -220,7 +221,9 @@ class _Planner:
         spare = self._n_seated - n_gone
         if held is not None:
             return allocation.resume(held, n_tokens, spare)
-        outcome = allocation.start(n_tokens, request.hashes, spare, request.swapped, request.max_cached)
+        outcome = allocation.start(
+            n_tokens, request.hashes, spare, request.sequence.swapped, request.max_cached
+        )
         if isinstance(outcome, Never):
             raise InternalError(f"a request for {outcome.needed} of {outcome.total} blocks was let in")
         return outcome
@@ -246,7 +249,7 @@ class _Planner:
 
     def _make_room(self, request: Request, n_tokens: int) -> bool:
         """Others give way so that it can grow; itself, and False, if their room would not be enough."""
-        table = _table(request)
+        table = _table(request.sequence)
         outranked = self.running[: self.running.index(request) : -1]
         victims = choose_victims(
             self.allocation,
@@ -269,7 +272,7 @@ class _Planner:
 
     def _dismiss(self, victims: abc.Sequence[_Victim]) -> None:
         for victim in victims:
-            swapped = self._give_way(_table(victim))
+            swapped = self._give_way(_table_of(victim))
             if isinstance(victim, Request):
                 self.running.remove(victim)
                 self.gone.add(victim)
@@ -291,10 +294,14 @@ def _outranks(request: Request, other: Request) -> bool:
     return request.params.priority < other.params.priority and request.rank < other.rank
 
 
-def _table(victim: _Victim) -> BlockTable:
-    if victim.table is None:
+def _table_of(victim: _Victim) -> BlockTable:
+    return _table(victim.sequence if isinstance(victim, Request) else victim)
+
+
+def _table(sequence: Sequence) -> BlockTable:
+    if sequence.table is None:
         raise InternalError("a request runs without a block table")
-    return victim.table
+    return sequence.table
 
 
 def choose_victims(
@@ -313,7 +320,7 @@ def choose_victims(
     trial, chosen = allocation.copy(), list[_Victim]()
     lacking, available, n_gone = lacks(trial.copy(), ()), trial.available, 0
     for candidate in candidates:
-        trial.free(_table(candidate))
+        trial.free(_table_of(candidate))
         chosen.append(candidate)
         # beyond its blocks one may save the block that is left to it, and a copy
         most = trial.available - available + 2 * (len(chosen) - n_gone)
@@ -326,7 +333,7 @@ def choose_victims(
     for candidate in reversed(chosen[n_first:-1]):
         others, trial = [other for other in chosen if other is not candidate], allocation.copy()
         for other in others:
-            trial.free(_table(other))
+            trial.free(_table_of(other))
         if lacks(trial, others) <= 0:
             chosen = others
     return chosen

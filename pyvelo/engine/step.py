@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from pyvelo.engine.batch import Batch, BatchBuilder
 from pyvelo.engine.output import OutputProcessor, score_prompts
 from pyvelo.engine.prefill_budget import Costs, PrefillBudget
-from pyvelo.engine.queues import ActiveRequests, Counters, Inbox
-from pyvelo.engine.request import IdleSequences, Request, Sequence
+from pyvelo.engine.queues import ActiveRequests, Counters, IdleSequences, Inbox
+from pyvelo.engine.request import Request, RequestStatus, Sequence
 from pyvelo.engine.scheduler import StepPlan, schedule
 from pyvelo.engine.stats import QueueLengths
 from pyvelo.errors import Cancelled, InternalError
@@ -101,28 +101,21 @@ class EngineCore:
     @property
     def queues(self) -> QueueLengths:
         """How many requests and idle sequences there are."""
-        n_swapped = sum(request.swapped is not None for request in self._active.waiting)
+        n_swapped = sum(request.sequence.swapped is not None for request in self._active.waiting)
         return QueueLengths(self.n_running, self.n_waiting, n_swapped, len(self.idle))
 
     def settle(self) -> bool:
         """Takes in what is in the inbox; whether that ended a request."""
         n_ended = self.counters.n_ended
         for request in self.inbox.arrivals():
-            self._active.open[id(request)] = request
-            if request.sequence is not None and request.sequence.dropped:  # while the request was prepared
+            self._active.arrive(request)
+            if request.sequence.closed:  # while the request was prepared
                 self.inbox.cancel([request])
-            # a sequence that was swapped out since the request was submitted has given it its blocks already
-            if request.sequence is not None and request.sequence.swapped is not None:
-                request.swapped = self.idle.take_swapped(request.sequence)
-            if not request.held:
-                self._active.wait(request)
         for request, reason in self.inbox.to_end():
-            if request in self._active.waiting:
-                self._active.waiting.remove(request)
             self._active.end_early(request, reason)
-        for sequence in self.inbox.dropped():
-            self._forget(sequence)
-        self._active.drop_idle()
+        for sequence in self.inbox.released():
+            self._close(sequence)
+        self._active.drop_left()
         self.manager.raise_observer_error()
         if self.watch is not None:
             self.watch(self._active.waiting, self._active.running)
@@ -135,7 +128,7 @@ class EngineCore:
             self.inbox.cancel(list(self._active.open.values()))
             self.settle()
         for sequence in list(self.idle):
-            self.idle.forget(sequence)
+            self.idle.free(sequence)
 
     def recover(self, error: Exception) -> None:
         """End every request with `error` and start with an empty pool: after a defect no block is trusted.
@@ -197,25 +190,16 @@ class EngineCore:
         for sequence, swapped in plan.evicted:
             self.idle.evict(sequence, swapped)
             self.counters.evicted_sequences += 1
-        del self._active.waiting[: len(plan.starts)]  # before somebody comes back to stand among them
+        del self._active.waiting[: len(plan.starts)]  # before preempted requests join them
         for request, swapped in plan.preempted:
             self._active.preempt(request, swapped)
-        self._active.drop_idle()
+        self._active.drop_left()
         for chunk in plan.starts:
-            request = chunk.request
-            request.table, request.swapped = chunk.table, None
-            if request.sequence is not None:
-                self.idle.lend(request.sequence)
-            request.n_computed = chunk.table.n_tokens
-            if request.n_cached is None:
-                request.n_cached = chunk.table.n_tokens
-                if request.parent.n_cached is None:
-                    request.parent.n_cached = request.n_cached
-            self._active.run(request)
+            self._active.start(chunk.request, chunk.table)
             try:
-                self._active.equip(request)
+                self._active.equip(chunk.request)
             except Exception as error:
-                self._active.fail([request], error)
+                self._active.fail([chunk.request], error)
         if any(chunk.request.finished for chunk in plan.starts):
             return plan._replace(chunks=[chunk for chunk in plan.chunks if not chunk.request.finished])
         return plan
@@ -255,15 +239,15 @@ class EngineCore:
                 if not request.finished:
                     self._active.release(request)
                     request.n_computed = 0
-                    self._active.wait(request)
-        self._active.drop_idle()
+                    self._active.wait(request, RequestStatus.PREEMPTED)
+        self._active.drop_left()
 
-    def _forget(self, sequence: Sequence) -> None:
-        sequence.dropped = True
+    def _close(self, sequence: Sequence) -> None:
+        sequence.closed = True
         if sequence.request is not None and sequence.busy:
             self.inbox.cancel([sequence.request])
             self.settle()
-        self.idle.forget(sequence)
+        self.idle.free(sequence)
 
 
 class BlockMover:

@@ -304,9 +304,7 @@ class _Run:
             return
         params = SamplingParams(max_tokens=job.max_tokens, n=job.samples)
         requests = [self._request(index, job, sample, prompt, params) for sample in range(job.samples)]
-        requests[0].followers = requests[1:]
-        for request in requests[1:]:
-            request.held = True
+        requests[0].hold(requests[1:])
         self.core.inbox.submit(requests)
 
     def _request(

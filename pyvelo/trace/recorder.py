@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from itertools import chain
 
 from pyvelo.engine.loop import EngineLoop
-from pyvelo.engine.request import Request
+from pyvelo.engine.request import Request, RequestStatus
 from pyvelo.engine.step import EngineCore
 from pyvelo.errors import ConfigError, EngineError
 from pyvelo.kv.manager import Event
@@ -143,12 +143,12 @@ class Tracer:
             with suppress(OSError):  # whoever closed it, or will, is told
                 self._writer.close()
             return
-        tables = {id(request.table): request.arrival for request in running if request.table is not None}
+        tables = {id(request.sequence.table): request.arrival for request in running}
         try:
             self._writer.write(
                 self._core.clock() - self._start,
                 {self._owner(table, tables): (table.blocks, table.n_tokens) for table in self._live()},
-                {r.arrival: r.swapped.blocks for r in waiting if r.swapped is not None},
+                {r.arrival: host.blocks for r in waiting if (host := r.sequence.swapped) is not None},
                 self._hits,
                 self._evicted + self._requests.look(waiting, running),
             )
@@ -198,7 +198,7 @@ class _Requests:
 
     def _news(self, owner: int) -> list[TraceEvent]:
         request, ran = self._open[owner]
-        runs = request.table is not None
+        runs = request.status is RequestStatus.RUNNING
         self._open[owner] = request, runs
         events: list[TraceEvent] = []
         if not ran and (runs or (request.finished and request.n_generated)):
@@ -208,7 +208,7 @@ class _Requests:
             self._remember(request, len(request.tokens))
             del self._open[owner]
         elif ran and not runs:
-            events.append(Preempted(owner, request.swapped is not None))
+            events.append(Preempted(owner, request.sequence.swapped is not None))
         return events
 
     def _arrived(self, request: Request) -> Arrived:

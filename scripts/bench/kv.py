@@ -85,8 +85,8 @@ def step_of_256(rounds: int) -> float:
         for request in running:
             request.n_computed = len(request.tokens)
             request.tokens.append(0)
-            if request.table is not None:
-                manager.advance(request.table, request.n_computed)
+            if request.sequence.table is not None:
+                manager.advance(request.sequence.table, request.n_computed)
     return statistics.median(times)
 
 
@@ -100,7 +100,7 @@ def _decoding(manager: BlockManager, index: int) -> Request:
         detokenizer=Detokenizer(lambda token: b"", ()),
         block_size=SIZE,
     )
-    request.table = started(manager, request.tokens, str(index).encode())
+    request.sequence.table = started(manager, request.tokens, str(index).encode())
     request.n_computed = len(request.tokens)
     request.tokens.append(0)
     return request

@@ -103,10 +103,12 @@ def submission_of(engine: Engine, job: Job, on_piece: Callable[[StreamPiece], No
 
 def alone(engine: Engine, work: list[Job]) -> Iterator[list[tuple[int, ...]]]:
     """Yield each request's answers from an engine that shares nothing."""
+    from pyvelo.engine.request import RequestStatus
+
     for job in work:
         requests = submission_of(engine, job).requests
         for request in requests:
-            request.held, request.followers = False, []
+            request.status, request.followers = RequestStatus.NEW, []
             engine.core.inbox.submit([request])
             while not request.finished:
                 engine.core.step()

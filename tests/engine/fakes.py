@@ -298,7 +298,7 @@ class Bench:
         assert self.manager.swap.n_free == self.manager.swap.n_blocks
         assert all(sampler.closed for sampler in self.samplers)
         for request in self.requests:
-            assert request.table is request.swapped is request.sampler is None
+            assert request.sequence.table is request.sequence.swapped is request.sampler is None
         self.manager.audit()
 
 

@@ -38,8 +38,8 @@ def test_the_youngest_gives_way_and_loses_nothing() -> None:
         before = old.n_generated
         bench.step()
         assert old.n_generated == before + 1, "others give way to it at once"
-    assert old.table is not None
-    assert young.table is None
+    assert old.sequence.table is not None
+    assert young.sequence.table is None
     assert young.n_generated > 0
     bench.finish(old, young)
     check([old, young], 32)
@@ -73,8 +73,8 @@ def test_priority_decides_before_age() -> None:
     low, high = bench.submit([1] * 8, 32), bench.submit([2] * 8, 32, priority=-1)
     while bench.core.counters.preemptions == 0:
         bench.step()
-    assert low.table is None
-    assert high.table is not None
+    assert low.sequence.table is None
+    assert high.sequence.table is not None
     bench.finish(low, high)
     check([low, high], 32)
 
@@ -107,11 +107,11 @@ def test_only_a_request_that_ranks_first_lets_another_be_preempted(
             prompt = [number + 1] * data.draw(st.integers(1, 30))
             requests.append(bench.submit(prompt, data.draw(st.integers(1, 24)), priority=priority))
         for _ in range(data.draw(st.integers(0, 4))):
-            before = {request for request in requests if request.table is not None}
+            before = {request for request in requests if request.sequence.table is not None}
             ended = {request for request in requests if request.finished}
             bench.step()
-            preempted = {r for r in before if r.table is None and not r.finished}
-            kept = [r for r in requests if r.table is not None or (r.finished and r not in ended)]
+            preempted = {r for r in before if r.sequence.table is None and not r.finished}
+            kept = [r for r in requests if r.sequence.table is not None or (r.finished and r not in ended)]
             for request in preempted:  # fewer than 64 requests: no arrival outweighs a priority
                 values = [(other.params.priority, other.arrival) for other in kept]
                 assert min(values) < (request.params.priority, request.arrival)
@@ -120,7 +120,7 @@ def test_only_a_request_that_ranks_first_lets_another_be_preempted(
     for request, (prompt, n) in tokens.items():
         assert request.generated_ids == answer(prompt, n)
     for sequence in sessions:
-        bench.core.idle.forget(sequence)
+        bench.core.idle.free(sequence)
     bench.assert_idle()
 
 
@@ -131,7 +131,7 @@ def test_who_is_more_important_takes_the_place_of_who_runs() -> None:
         bench.step()
     high = bench.submit([2] * 8, 20, priority=-1)
     bench.step()
-    assert low.table is None
+    assert low.sequence.table is None
     assert low.n_generated > 0
     assert high.n_generated == 1
     bench.finish(high)
@@ -327,7 +327,7 @@ def test_who_is_in_host_memory_can_be_cancelled() -> None:
     old, young = bench.submit([1] * 8, 32), bench.submit([2] * 8, 32)
     while bench.core.counters.swaps == 0:
         bench.step()
-    assert young.swapped is not None
+    assert young.sequence.swapped is not None
     bench.core.inbox.cancel([young])
     bench.core.settle()
     assert bench.manager.swap.n_free == 6
@@ -423,11 +423,11 @@ def test_who_is_urgent_takes_no_place_of_its_equals() -> None:
     bench.step()
     low = bench.submit([2] * 8, 8)
     bench.step()
-    assert low.table is not None
+    assert low.sequence.table is not None
     urgent = bench.submit([3] * 40, 8, priority=-1)
     bench.step()
-    assert equal.table is not None
-    assert (low.n_generated, urgent.table) == (2, None), "its place is not enough"
+    assert equal.sequence.table is not None
+    assert (low.n_generated, urgent.sequence.table) == (2, None), "its place is not enough"
     assert bench.core.counters.preemptions == 0
     bench.finish(equal, low, urgent)
     check([equal, low, urgent], 8)
@@ -438,10 +438,10 @@ def test_as_many_give_way_as_who_is_urgent_needs() -> None:
     bench = Bench(n_blocks=12, block_size=8)
     lows = [bench.submit([1 + n] * 20, 4) for n in range(3)]
     bench.step()
-    assert all(low.table is not None for low in lows)
+    assert all(low.sequence.table is not None for low in lows)
     urgent = bench.submit([9] * 40, 8, priority=-1)
     bench.step()
-    assert [low.table is not None for low in lows] == [True, False, False]
+    assert [low.sequence.table is not None for low in lows] == [True, False, False]
     assert urgent.n_generated == 1
     bench.finish(*lows, urgent)
     check(lows, 4)
@@ -556,7 +556,7 @@ def test_a_seat_alone_is_no_reason_to_preempt() -> None:
     equal, low = running(bench, bench.submit([1] * 24, 8, priority=-1), bench.submit([2] * 4, 20))
     urgent = bench.submit([3] * 24, 8, priority=-1)
     bench.step()
-    assert (low.table is not None, urgent.table) == (True, None)
+    assert (low.sequence.table is not None, urgent.sequence.table) == (True, None)
     assert bench.core.counters.preemptions == 0
     bench.finish(equal, low, urgent)
     check([equal, urgent], 8)
@@ -570,7 +570,7 @@ def test_blocks_that_an_urgent_request_shares_are_no_gain() -> None:
     equal, low = running(bench, bench.submit([91] * 24, 8, priority=-1), bench.submit([*common, 90], 20))
     urgent = bench.submit([*common, *[92] * 17], 8, priority=-1)
     bench.step()
-    assert (low.table is not None, urgent.table) == (True, None)
+    assert (low.sequence.table is not None, urgent.sequence.table) == (True, None)
     assert bench.core.counters.preemptions == 0
     bench.finish(equal, low, urgent)
     check([equal, urgent], 8)
@@ -584,7 +584,7 @@ def test_no_branch_is_evicted_for_a_request_that_still_cannot_start() -> None:
     (first,) = running(bench, bench.submit([1] * 24, 8))
     large = bench.submit([3] * 50, 4)
     bench.step()
-    assert (sequence.table is not None, large.table) == (True, None)
+    assert (sequence.table is not None, large.sequence.table) == (True, None)
     assert bench.core.counters.evicted_sequences == 0
     bench.finish(first, large)
     check([large], 4)
@@ -615,7 +615,11 @@ def test_what_runs_is_not_preempted_for_a_seat_and_branches_are_not_evicted_for_
     first, low = running(bench, bench.submit([1] * 8, 20), bench.submit([2] * 8, 20))
     urgent = bench.submit([3] * 8, 4, priority=-1)
     bench.step()
-    assert (first.table is not None, low.table, sequence.table is not None) == (True, None, True)
+    assert (first.sequence.table is not None, low.sequence.table, sequence.table is not None) == (
+        True,
+        None,
+        True,
+    )
     assert urgent.n_generated == 1
     bench.finish(first, low, urgent)
     check([first, low], 20)

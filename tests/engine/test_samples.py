@@ -19,9 +19,7 @@ PROMPT = [5 * i % 70 + 1 for i in range(45)]
 def group(bench: Bench, n: int, prompt: list[int] = PROMPT, max_new: int = 6, **params: Any) -> list[Request]:
     """What InputProcessor makes of n=..., submitted."""
     requests = [bench.request(prompt, max_new, **params) for _ in range(n)]
-    requests[0].followers = requests[1:]
-    for request in requests[1:]:
-        request.held = True
+    requests[0].hold(requests[1:])
     bench.core.inbox.submit(requests)
     return requests
 

@@ -340,8 +340,8 @@ def test_states_begin_anew_after_a_pass_whose_end_was_not_seen(kind: type[BaseEx
         except KeyboardInterrupt:
             bench.manager.audit()
         for request in requests:
-            assert request.table is not None or request.finished or request.n_computed == 0
-        assert bench.core.n_running == sum(request.table is not None for request in requests)
+            assert request.sequence.table is not None or request.finished or request.n_computed == 0
+        assert bench.core.n_running == sum(request.sequence.table is not None for request in requests)
     assert [request.generated_ids for request in requests] == [answer([1] * 40, 9), answer([2], 20)]
     bench.assert_idle()
 
@@ -350,8 +350,8 @@ def test_debugging_audits_every_step() -> None:
     bench = Bench()
     request = bench.submit([1], 9)
     bench.step()
-    assert request.table is not None
-    request.table.reserved += 1
+    assert request.sequence.table is not None
+    request.sequence.table.reserved += 1
     with pytest.raises(InternalError):
         bench.core.step()
 
@@ -368,9 +368,9 @@ def test_debugging_fills_what_becomes_free() -> None:
 
     bench.context.fill_blocks = note  # type: ignore[method-assign]
     other, request = bench.submit([2], 4), bench.submit([1] * 30, 2)
-    while request.table is None:
+    while request.sequence.table is None:
         bench.step()
-    held = list(request.table.blocks)
+    held = list(request.sequence.table.blocks)
     bench.finish(request)
     bench.step()
     assert set(held) <= set(filled)
@@ -634,7 +634,7 @@ def test_cancel_all_ends_what_has_not_arrived_and_what_rests() -> None:
     answering = bench.go_on(sequence, 2)
     bench.step()
     assert len(bench.core.idle) == 0, "the request holds the blocks"
-    assert sequence.table is None
+    assert sequence.table is not None
     bench.finish(answering)
     assert len(bench.core.idle) == 1
     request = bench.submit([1], 3)
@@ -675,7 +675,9 @@ def test_everyone_gets_the_answer_it_gets_alone(data: st.DataObject) -> None:
             bench.core.inbox.cancel([requests[victim]])
         if not bench.step():
             break
-        order += [request for request in requests if request.table is not None and request not in order]
+        order += [
+            request for request in requests if request.sequence.table is not None and request not in order
+        ]
     n_tokens = [sum(step.n_tokens) for step in bench.context.steps]
     assert max(n_tokens, default=0) <= bench.core.limits.max_batch_tokens
     assert [requests.index(request) for request in order] == sorted(map(requests.index, order))

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pyvelo.engine.request import Request, Sequence
-from pyvelo.kv.pool import SwappedBlocks
+from pyvelo.engine.request import Request, RequestStatus, Sequence
 from pyvelo.outputs import StreamPiece
 
 from .toy_model import Faults, logprob, naive_answer, stored_values
@@ -69,26 +68,52 @@ def check_nothing_left(engine: ToyStand) -> None:
 
 
 def _check_requests(engine: ToyStand) -> None:
-    """Each request that has not ended is in one place."""
+    """Each request is where its status says, once, and holds what its status says."""
     core = engine.core
     waiting, running, new = core._active.waiting, core._active.running, list(core.inbox._arrivals)
-    assert all(request.table is not None and not request.finished for request in running)
-    assert all(request.table is None and not request.finished for request in waiting)
+    assert {request.status for request in running} <= {RequestStatus.RUNNING}
+    assert {request.status for request in waiting} <= {RequestStatus.WAITING, RequestStatus.PREEMPTED}
+    assert {request.status for request in new} <= {RequestStatus.NEW, RequestStatus.HELD}
     for requests in (waiting, running):
         ranks = [request.rank for request in requests]
         assert ranks == sorted(set(ranks)), "in the order of rank, each once"
-    known = {id(request) for request in _all_of([*waiting, *running, *new])}
-    lost = [job for job in engine.jobs if not job.request.finished and id(job.request) not in known]
-    assert not lost, "a request that has not ended is nowhere"
+    places = [id(request) for request in _all_of([*waiting, *running, *new]) if not request.finished]
+    unfinished = {id(job.request) for job in engine.jobs if not job.request.finished}
+    assert set(places) == unfinished, "a request that has not ended is in a queue, or behind another sample"
+    seen = [id(request) for request in (*waiting, *running)]
+    assert len(seen) == len(set(seen))
+    for job in engine.jobs:
+        _check_status(job.request)
+
+
+def _check_status(request: Request) -> None:
+    """A request holds a sampler, blocks and blocks in host memory as its status says."""
+    status, sequence = request.status, request.sequence
+    assert (request.finish_reason is not None) == request.finished == (status.name[:8] == "FINISHED")
+    if status is RequestStatus.RUNNING:
+        assert sequence.table is not None
+        assert request.sampler is not None
+        assert sequence.swapped is None
+    elif status is RequestStatus.PREEMPTED:
+        assert sequence.table is None
+        assert request.sampler is not None
+    else:
+        assert request.sampler is None
+        if not request.keeps_blocks:
+            assert sequence.table is None
+            assert sequence.swapped is None
 
 
 def _check_owners(engine: ToyStand) -> None:
     """Each block table, and what is in host memory, has one owner."""
     core, manager = engine.core, engine.manager
-    tables = [request.table for request in core._active.running] + [sequence.table for sequence in core.idle]
+    assert all(one.request is None or one.request.status is not RequestStatus.RUNNING for one in core.idle)
+    assert all(one.table is not None for one in core.idle)
+    sequences = [request.sequence for request in core._active.running] + list(core.idle)
+    tables = [sequence.table for sequence in sequences]
     assert sorted(map(id, tables)) == sorted(map(id, manager.tables())), "a table has one owner"
-    swapped: list[SwappedBlocks | None] = [sequence.swapped for sequence in engine.sequences]
-    swapped += [request.swapped for request in (*core._active.waiting, *core.inbox._arrivals)]
+    known = {id(one): one for one in [*engine.sequences, *(job.request.sequence for job in engine.jobs)]}
+    swapped = [sequence.swapped for sequence in known.values()]
     held = sorted(id(one) for one in swapped if id(one) in manager._swapped)
     assert held == sorted(manager._swapped), "what is in host memory has one owner"
 

@@ -67,9 +67,7 @@ class ToyEngine(ToyStand):
         for request in requests:
             request.prompt_logprobs = requests[0].prompt_logprobs
         if not self.n_states:
-            requests[0].followers = requests[1:]
-            for request in requests[1:]:
-                request.held = True
+            requests[0].hold(requests[1:])
         return requests
 
     def cancel(self, rng: Random) -> None:
@@ -205,7 +203,7 @@ class ToyEngine(ToyStand):
             with self.loop.visit() as core:
                 core.idle.fork(old, twin)
                 if is_beam:
-                    core.idle.forget(old)
+                    core.idle.free(old)
 
         self.survive(share)
 

@@ -334,7 +334,8 @@ class ToyContext:
         self.note(
             arrays.positions[first : first + n].tolist() == at[start:].tolist(), "the positions of a row"
         )
-        blocks = owner.table.blocks if owner.table is not None else []  # one more after a step cut short
+        held = owner.sequence.table
+        blocks = held.blocks if held is not None else []  # one more after a step cut short
         row_wanted = blocks + [-1] * (len(table) - len(blocks))
         self.note(table.tolist() == row_wanted and len(blocks) * size >= length, "a row's block table")
         where = table[at // size] * size + at % size

@@ -92,9 +92,7 @@ def test_the_map_at_every_moment(
     for n_prompt, beginning, max_new, n, steps, cancel in asked:
         prompt = [beginning * 100 + i for i in range(min(n_prompt, n_ctx))]
         requests = [bench.request(prompt, max_new) for _ in range(n)]
-        requests[0].followers = requests[1:]
-        for request in requests[1:]:
-            request.held = True
+        requests[0].hold(requests[1:])
         bench.core.inbox.submit(requests)
         submitted += requests
         for _ in range(steps):
@@ -178,8 +176,8 @@ def test_tables_of_no_request_have_owners_below_zero(tmp_path: Path) -> None:
     request = bench.submit(list(range(8)), 20)
     for _ in range(3):
         bench.step()
-    assert request.table is not None
-    branch = bench.manager.fork(request.table, None)
+    assert request.sequence.table is not None
+    branch = bench.manager.fork(request.sequence.table, None)
     bench.finish(request)
     bench.manager.free(branch)
     trace = bench.stop()
