@@ -371,7 +371,7 @@ class ActiveRequests:
         elif runs and sequence.table is not None:
             # compute a token again for its logits if no token was drawn after it
             self.advance(request, min(request.n_computed, len(request.tokens) - 1))
-            self._manager.park(sequence.table)
+            self._manager.trim(sequence.table)
             self._idle.add(sequence)
         if runs:
             self._vacate(request)

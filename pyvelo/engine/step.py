@@ -61,7 +61,7 @@ class EngineCore:
         costs: Costs | None = None,
     ) -> None:
         self.clock = clock
-        self.watch: Callable[[abc.Sequence[Request], abc.Sequence[Request]], None] | None = None
+        self.observer: Callable[[abc.Sequence[Request], abc.Sequence[Request]], None] | None = None
         """Is told who waits and who runs whenever both are settled; must not raise."""
         self.inbox = Inbox(clock)
         self.manager = manager
@@ -117,8 +117,8 @@ class EngineCore:
             self._close(sequence)
         self._active.drop_left()
         self.manager.raise_observer_error()
-        if self.watch is not None:
-            self.watch(self._active.waiting, self._active.running)
+        if self.observer is not None:
+            self.observer(self._active.waiting, self._active.running)
         return self.counters.n_ended > n_ended
 
     def cancel_all(self) -> None:

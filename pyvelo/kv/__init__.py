@@ -1,1 +1,1 @@
-"""Blocks of KV cache: their bytes, their pool, and who holds them. No model or request is known here."""
+"""Blocks of the KV cache: their bytes, their pool, prefixes, plans and the block manager."""

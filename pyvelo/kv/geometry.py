@@ -1,6 +1,6 @@
-"""Bytes of the KV cache: the one place that knows what a token and a block cost.
+"""Bytes of tokens and blocks of the KV cache. Only this module computes them.
 
-A token keeps, in each layer, a row of K and a row of V; a block keeps `block_size` tokens of every layer.
+A token has, in each layer, a row of K and a row of V. A block has `block_size` tokens of every layer.
 Quantized types pack groups of 32 values, so a head must be a whole number of groups, and a block of any type
 is a whole number of cache lines.
 """
@@ -33,7 +33,7 @@ GPU_LINE = 128  # bytes
 
 
 class LayerShape(Protocol):
-    """What a layer keeps for each token; `head_dim_v` is 0 where V is a view of K."""
+    """Shape of a layer's cache for a token; `head_dim_v` is 0 if V is a view of K."""
 
     @property
     def layer(self) -> int: ...
@@ -79,17 +79,17 @@ class Geometry:
         return POOL_GRAIN // self.block_size
 
     def blocks_for(self, n_tokens: int) -> int:
-        """Blocks that hold `n_tokens` tokens of one sequence."""
+        """Return the blocks for `n_tokens` tokens of one sequence."""
         return -(-n_tokens // self.block_size)
 
 
 def parse_kv_type(kv_type: str | Sequence[str]) -> tuple[TensorType, TensorType]:
-    """The types of K and V from a name or a pair of names; ConfigError for anything else."""
+    """Return the types of K and V from a name or a pair of names; else raise ConfigError."""
     if not isinstance(kv_type, Sequence):
-        raise ConfigError(f"kv_type={shown(kv_type)}: give a name or a pair (K, V)")
+        raise ConfigError(f"kv_type={shown(kv_type)} must be a name or a pair (K, V)")
     names = (kv_type, kv_type) if isinstance(kv_type, str) else tuple(kv_type)
     if len(names) != 2:
-        raise ConfigError(f"kv_type is a name or a pair (K, V), not {len(names)} names")
+        raise ConfigError(f"kv_type must be a name or a pair (K, V), got {len(names)} names")
     unknown = [name for name in names if not isinstance(name, str) or name not in KV_TYPES]
     if unknown:
         raise ConfigError(f"kv_type {shown(unknown[0])} does not exist; choose from {', '.join(KV_TYPES)}")
@@ -104,16 +104,25 @@ def make_geometry(
     *,
     line_bytes: int = CPU_LINE,
 ) -> Geometry:
-    """Bytes of the cache that `model` needs for `layers`.
+    """Return the geometry of the cache of `model` with `layers`.
 
-    `block_size` is raised until the K and the V of a block are whole numbers of `line_bytes` in every layer.
-    Raises ConfigError for a setting that does not exist, UnsupportedError where a head cannot be aligned.
+    Args:
+        model: its name, for errors.
+        layers: the layers with a cache.
+        kv_type: a type, or a pair of types for K and V.
+        block_size: tokens; raised until the K and the V of a block are whole numbers of `line_bytes` in every
+            layer.
+        line_bytes: bytes of a cache line.
+
+    Raises:
+        ConfigError: a setting does not exist.
+        UnsupportedError: no layer has a cache, or a head cannot be aligned.
     """
     if block_size not in BLOCK_SIZES:
         raise ConfigError(f"block_size={block_size} tokens; choose from {', '.join(map(str, BLOCK_SIZES))}")
     shapes = tuple(layers)
     if not shapes:
-        raise UnsupportedError(f"{model}: no layer has a KV cache, there is nothing to page")
+        raise UnsupportedError(f"{model}: no layer has a KV cache to page")
     type_k, type_v = parse_kv_type(kv_type)
     if all(shape.head_dim_v == 0 for shape in shapes):
         type_v = type_k
@@ -140,12 +149,12 @@ def _check_heads(
     fitting = [t.name for t in KV_TYPES.values() if all(dim % t.group == 0 for dim in dims)]
     raise UnsupportedError(
         f"{model}, layer {shape.layer}: a head of {part} has {head_dim} values, which is not a multiple of "
-        f"the {kind.group} that {kind.name} packs together; kv_type {', '.join(fitting)} would do for {part}"
+        f"the {kind.group} that {kind.name} packs together; kv_type {', '.join(fitting)} would fit"
     )
 
 
 def _aligned(rows: Sequence[LayerRows], block_size: int, line_bytes: int) -> int:
-    """The smallest block size from `block_size` on whose parts are whole lines; the largest one always is."""
+    """Return the smallest aligned block size of at least `block_size`. The largest one is always aligned."""
 
     def aligned(size: int) -> bool:
         return all(r.k_bytes * size % line_bytes == 0 == r.v_bytes * size % line_bytes for r in rows)

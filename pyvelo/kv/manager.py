@@ -1,6 +1,6 @@
-"""Who holds which blocks: a table per sequence, prefixes shared, blocks reserved before they are needed.
+"""Block manager: block tables of sequences, shared prefixes, and blocks reserved before they are needed.
 
-Planning changes nothing: an `AllocationPlan` collects what a step wants. `commit` does all of it or nothing.
+An `AllocationPlan` collects the blocks of a step and changes nothing. `commit` makes all its changes or none.
 """
 
 from __future__ import annotations
@@ -11,31 +11,24 @@ from itertools import islice
 from typing import Literal, NamedTuple
 
 from pyvelo.errors import InternalError
-from pyvelo.kv.plan import AllocationPlan, Change, Holders, check_changes
+from pyvelo.kv.plan import AllocationPlan, Change, ManagerState, check_changes
 from pyvelo.kv.pool import BlockPool, BlockTable, SwappedBlocks, SwapPool
 from pyvelo.kv.prefix import BlockHashes, Match, PrefixIndex
 
-__all__ = [
-    "BlockManager",
-    "Copy",
-    "Counts",
-    "Event",
-    "Moves",
-]
-
+__all__ = ["BlockManager", "Copy", "Counts", "Event", "Moves"]
 
 EventKind = Literal["stored", "hit", "evicted", "reset", "duplicate", "copied", "swapped"]
 
 
 class Copy(NamedTuple):
-    """The block `source` goes to `target`."""
+    """Copy of the block `source` to the block `target`."""
 
     source: int
     target: int
 
 
 class Moves(NamedTuple):
-    """What must be moved before a step runs, in this order: to host memory, back from it, within the pool."""
+    """Copies before a step, in this order: swaps to host memory, swaps from it, copies within the pool."""
 
     outs: list[Copy]
     ins: list[Copy]
@@ -43,8 +36,12 @@ class Moves(NamedTuple):
 
 
 class Event(NamedTuple):
-    """What happened to a block: its tokens became a hit for others, were one, were given up for other tokens,
-    by a reset or because another block has them, were copied, or were moved to host memory."""
+    """Event of a block.
+
+    `kind`: "stored" (the block became a hit), "hit" (a sequence shares it), "evicted" (it was allocated for
+    other tokens), "reset" (it was unpublished), "duplicate" (it was unpublished because another block has its
+    tokens), "copied", "swapped" (to host memory).
+    """
 
     kind: EventKind
     block: int
@@ -52,10 +49,10 @@ class Event(NamedTuple):
 
 @dataclass
 class Counts:
-    """Totals since the manager was made; tokens, but for `copies` and `evictions`."""
+    """Totals since the manager was made."""
 
-    queried: int = 0  # that started, and might have been there
-    hits: int = 0  # that were there
+    queried: int = 0  # tokens of sequences that started and could have been hits
+    hits: int = 0  # tokens of these sequences that were hits
     copies: int = 0  # blocks
     swapped_out: int = 0  # blocks
     swapped_in: int = 0  # blocks
@@ -63,9 +60,9 @@ class Counts:
 
 
 class BlockManager:
-    """Owns every block of the pool. Not thread-safe.
+    """Owner of every block of the pool. Not thread-safe.
 
-    `share` is whether sequences find the prefixes of others; `observe` is told what happens to blocks.
+    `share`: whether sequences share prefixes. `observer` is called with each event of a block.
     """
 
     def __init__(
@@ -76,7 +73,7 @@ class BlockManager:
         share: bool = True,
         n_swap_blocks: int = 0,
         make_hash: Callable[[BlockHashes, int], bytes] = BlockHashes.block_hash,
-        observe: Callable[[Event], None] | None = None,
+        observer: Callable[[Event], None] | None = None,
     ) -> None:
         self.block_size = block_size
         self.swap = SwapPool(n_swap_blocks)
@@ -84,7 +81,7 @@ class BlockManager:
         self.counts = Counts()
         self._pool = BlockPool(n_blocks)
         self._index = PrefixIndex(n_blocks, make_hash) if share else None
-        self._observe = observe
+        self._observer = observer
         self._observer_error: BaseException | None = None
         self._tables: dict[int, BlockTable] = {}
         self._reserved = 0
@@ -92,17 +89,17 @@ class BlockManager:
 
     @property
     def n_blocks(self) -> int:
-        """All blocks: used, cached and free ones."""
+        """Used, cached and free blocks."""
         return self._pool.n_blocks
 
     @property
     def n_free(self) -> int:
-        """Blocks that nobody holds and that are no hit."""
+        """Blocks that are neither used nor cached."""
         return self._pool.n_free - self._pool.n_cached
 
     @property
     def n_cached(self) -> int:
-        """Blocks that nobody holds, but that would be a hit."""
+        """Cached blocks that no table refers to."""
         return self._pool.n_cached
 
     @property
@@ -112,12 +109,12 @@ class BlockManager:
 
     @property
     def n_reserved(self) -> int:
-        """Blocks that nobody holds, but that live tables may still take."""
+        """Blocks that no table refers to, but that live tables may still allocate."""
         return self._reserved
 
     @property
     def n_stored(self) -> int:
-        """Tokens in the blocks of live tables; those that several hold count once."""
+        """Tokens in the blocks of live tables; tokens in shared blocks count once."""
         size, unused = self.block_size, dict[int, int]()
         for table in self._tables.values():
             first = table.n_tokens // size
@@ -130,44 +127,48 @@ class BlockManager:
         return self.n_used * size - sum(unused.values())
 
     def unused_blocks(self) -> set[int]:
-        """Blocks that nobody holds and that are no hit."""
+        """Return the blocks that are neither used nor cached."""
         return {block for block in self._pool.free_blocks() if not self._pool.is_cached(block)}
 
     def tables(self) -> Iterable[BlockTable]:
-        """The live tables, the oldest first."""
+        """Return the live tables, the oldest first."""
         return self._tables.values()
 
     def published(self) -> set[int]:
-        """Blocks that are a hit, held or not."""
+        """Return the published blocks, used or not."""
         return set(self._index.published()) if self._index is not None else set()
 
-    def watch(self, observe: Callable[[Event], None] | None) -> Callable[[Event], None] | None:
-        """From now on `observe` is told what happens to blocks; returns who was told before."""
-        before, self._observe = self._observe, observe
+    def set_observer(self, observer: Callable[[Event], None] | None) -> Callable[[Event], None] | None:
+        """Call `observer` with each event from now on. Return the previous observer."""
+        before, self._observer = self._observer, observer
         return before
 
     def raise_observer_error(self) -> None:
-        """Raise what the observer has raised since the last call, if anything."""
+        """Raise the first exception of the observer since the last call, if any."""
         error, self._observer_error = self._observer_error, None
         if error is not None:
             raise error
 
     def plan(self) -> AllocationPlan:
-        """An empty plan for the pool as it is now."""
+        """Return an empty plan for the current state of the pool."""
         return AllocationPlan(
             self._pool, self._index, self._reserved, self.swap.n_free, self.block_size, self._version
         )
 
     def commit(self, allocation: AllocationPlan) -> Moves:
-        """Does what the allocation says; nothing is changed where it raises.
+        """Make the changes of a plan, all or none.
 
-        Returns: the blocks to move, before anything else is written to a block.
+        Returns:
+            The blocks to move before anything else is written to a block.
+
+        Raises:
+            InternalError: the pool has changed since the plan was made, or the plan breaks a rule.
         """
         if allocation.version != self._version:
-            raise InternalError("the pool was changed after this allocation was made")
+            raise InternalError("the pool was changed after this plan was made")
         changes = allocation.changes
-        holders = Holders(self._tables, self._swapped, self._reserved, self.swap.n_free)
-        check_changes(changes, self._pool, holders, self.block_size)
+        state = ManagerState(self._tables, self._swapped, self._reserved, self.swap.n_free)
+        check_changes(changes, self._pool, state, self.block_size)
         outs: list[Copy] = []
         for change in changes:
             if change.swaps_out is not None:
@@ -190,7 +191,7 @@ class BlockManager:
         return Moves(outs, ins, copies)
 
     def _begin(self, change: Change) -> list[int]:
-        """Takes what is there of a sequence that starts or resumes; returns the block to copy from."""
+        """Share the prefix hit of a starting sequence. Return the source block of its partial hit."""
         table, match = change.table, change.match
         if match is None:
             if change.resumes:
@@ -201,7 +202,7 @@ class BlockManager:
         return self._take_hits(table, match)
 
     def _grow(self, change: Change, blocks: Iterator[int]) -> list[Copy]:
-        """Add blocks to a table and update its reserve. Return the copies into its new blocks."""
+        """Add blocks to a table and set its reserved blocks. Return the copies into its new blocks."""
         if change.frees:
             return []
         table, copies = change.table, []
@@ -217,15 +218,15 @@ class BlockManager:
         return copies
 
     def fork(self, table: BlockTable, hashes: BlockHashes | None) -> BlockTable:
-        """Another table of the same blocks; whoever writes to the last one first gets a copy of it.
+        """Return another table of the same blocks. The first sequence that writes to the last one copies it.
 
-        `hashes` is of the tokens of the new sequence, which begin as those of the table.
+        `hashes` are of the new sequence, which starts with the tokens of the table.
         """
         if id(table) not in self._tables:
             raise InternalError("this block table is not a live one")
         held = table.blocks[: -(-table.n_tokens // self.block_size)]
         twin = BlockTable(held, table.n_tokens, 0, hashes if self._index is not None else None)
-        twin.n_published = min(table.n_published, table.n_tokens // self.block_size)  # its own ones
+        twin.n_published = min(table.n_published, table.n_tokens // self.block_size)  # its own blocks
         for block in twin.blocks:
             self._pool.share(block)
         self._tables[id(twin)] = twin
@@ -233,7 +234,7 @@ class BlockManager:
         return twin
 
     def advance(self, table: BlockTable, n_tokens: int) -> None:
-        """The first `n_tokens` of the table's tokens are computed: lets others hit its full blocks."""
+        """Record that the table's first `n_tokens` tokens are computed. Publish its full blocks."""
         self._version += 1
         table.n_tokens = n_tokens
         index, hashes = self._index, table.hashes
@@ -244,11 +245,11 @@ class BlockManager:
             table.n_published = number + 1
             if index.publish(hashes, number, block, table.blocks[number - 1] if number else None):
                 self._pool.cache(block)
-                self._tell("stored", block)
+                self._notify("stored", block)
                 if index.n_duplicates:
-                    self._forget_duplicates(index.blocks_like(block))
+                    self._unpublish_duplicates(index.blocks_like(block))
 
-    def park(self, table: BlockTable) -> None:
+    def trim(self, table: BlockTable) -> None:
         """Free the table's reserved blocks and the blocks beyond its tokens."""
         if id(table) not in self._tables:
             raise InternalError("this block table is not a live one")
@@ -268,22 +269,22 @@ class BlockManager:
         table.reserved = 0
 
     def free_swapped(self, swapped: SwappedBlocks) -> None:
-        """Gives back what a sequence holds in host memory; it will not come back."""
+        """Free the blocks of a sequence in host memory."""
         if self._swapped.pop(id(swapped), None) is None:
             raise InternalError("this sequence is not in host memory")
         self._version += 1
         self.swap.release(swapped.blocks)
 
     def reset(self) -> None:
-        """Forgets every prefix; live tables keep their blocks."""
+        """Unpublish every block. Live tables do not change."""
         self._version += 1
         if self._index is not None:
             for block in list(self._index.published()):
                 self._unpublish(block)
-                self._tell("reset", block)
+                self._notify("reset", block)
 
     def clear(self) -> None:
-        """Start anew with an empty pool: no table, no prefix, nothing in host memory. The counts stay."""
+        """Start over with an empty pool: no table, no prefix, nothing in host memory. The counts stay."""
         published = self.published()
         self._pool, self.swap = BlockPool(self.n_blocks), SwapPool(self.swap.n_blocks)
         if self._index is not None:
@@ -291,14 +292,14 @@ class BlockManager:
         self._tables, self._swapped, self._reserved = {}, {}, 0
         self._version += 1
         for block in published:
-            self._tell("reset", block)
+            self._notify("reset", block)
 
     def has_swapped(self, swapped: SwappedBlocks) -> bool:
-        """Whether a sequence is in host memory: it is not after `clear`."""
+        """Return whether a sequence is in host memory. After `clear` none is."""
         return id(swapped) in self._swapped
 
     def audit(self) -> None:
-        """Checks the invariants of pool, prefixes and tables; InternalError says which does not hold."""
+        """Raise InternalError if an invariant of pool, prefixes or tables is broken."""
         tables = self._tables.values()
         self._pool.audit(block for table in tables for block in table.blocks)
         reserved = sum(table.reserved for table in tables)
@@ -326,11 +327,11 @@ class BlockManager:
                 raise InternalError(f"block {block} is published with other tokens than its table has")
 
     def _take_hits(self, table: BlockTable, match: Match) -> list[int]:
-        """Takes the blocks that are there, and the one to copy from, which is returned."""
+        """Share the blocks of a prefix hit. Return the source block of its partial hit, if any."""
         self._count_hits(table, match.n_tokens(self.block_size))
         for block in match.blocks:
             self._pool.share(block)
-            self._tell("hit", block)
+            self._notify("hit", block)
         if match.partial is None:
             return []
         self._pool.share(match.partial.block)
@@ -347,14 +348,14 @@ class BlockManager:
         self._swapped[id(swapped)] = swapped
         self.counts.swapped_out += len(held)
         for block in held:
-            self._tell("swapped", block)
+            self._notify("swapped", block)
         return [Copy(*pair) for pair in zip(held, swapped.blocks, strict=True)]
 
-    def _swap_in(self, table: BlockTable, swapped: SwappedBlocks, n_there: int) -> list[Copy]:
-        sources = swapped.blocks[n_there:]
+    def _swap_in(self, table: BlockTable, swapped: SwappedBlocks, n_hits: int) -> list[Copy]:
+        sources = swapped.blocks[n_hits:]
         self.free_swapped(swapped)
         self.counts.swapped_in += len(sources)
-        return [Copy(*pair) for pair in zip(sources, table.blocks[n_there:], strict=False)]
+        return [Copy(*pair) for pair in zip(sources, table.blocks[n_hits:], strict=False)]
 
     def _allocate(self, n: int) -> list[int]:
         blocks = self._pool.allocate(n) if n else []
@@ -362,33 +363,33 @@ class BlockManager:
             if self._pool.is_cached(block):
                 self._unpublish(block)
                 self.counts.evictions += 1
-                self._tell("evicted", block)
+                self._notify("evicted", block)
         return blocks
 
     def _copy(self, source: int, target: int) -> Copy:
         self.counts.copies += 1
-        self._tell("copied", source)
+        self._notify("copied", source)
         return Copy(source, target)
 
     def _release(self, blocks: Sequence[int]) -> None:
         self._pool.release(blocks)
         if self._index is not None and self._index.n_duplicates:
-            self._forget_duplicates(blocks)
+            self._unpublish_duplicates(blocks)
 
-    def _forget_duplicates(self, blocks: Iterable[int]) -> None:
-        """Unpublish those that no table holds and whose tokens another block has, too."""
+    def _unpublish_duplicates(self, blocks: Iterable[int]) -> None:
+        """Unpublish the blocks that no table holds and that are duplicates of other blocks."""
         for block in blocks:
             if not self._pool.references(block) and self._index and len(self._index.blocks_like(block)) > 1:
                 self._unpublish(block)
-                self._tell("duplicate", block)
+                self._notify("duplicate", block)
 
     def _unpublish(self, block: int) -> None:
         if self._index is not None and self._index.unpublish(block):
             self._pool.uncache(block)
 
-    def _tell(self, kind: EventKind, block: int) -> None:
-        if self._observe is not None:
+    def _notify(self, kind: EventKind, block: int) -> None:
+        if self._observer is not None:
             try:
-                self._observe(Event(kind, block))
-            except BaseException as error:  # not now, or blocks would be left half moved
+                self._observer(Event(kind, block))
+            except BaseException as error:  # raised later: a commit must be complete
                 self._observer_error = self._observer_error or error

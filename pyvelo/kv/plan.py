@@ -1,10 +1,10 @@
-"""What a step wants of the pool: a plan that counts blocks and changes nothing.
+"""Allocation plan of a step, which counts blocks and changes nothing, and the rules for its changes.
 
-A sequence starts only when the blocks of the tokens that it starts with can be reserved. It takes them one by
-one as it grows. Beyond its reserved blocks it grows while blocks are available, or else may be dropped.
+A sequence starts only if the blocks of the tokens that it starts with can be reserved. It allocates them one
+by one as it grows. Beyond its reserved blocks it grows while blocks are available; otherwise it may be freed.
 
-The plan counts the references of each block that it touches, as they are when it takes blocks. So a block is
-free under the plan in whatever order the plan was made.
+The plan counts the references of each block that it touches, as they are when the plan allocates blocks. So
+whether a block is free under the plan does not depend on the order of the calls.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = [
     "MIN_PARTIAL_HIT",
     "AllocationPlan",
     "Change",
-    "Holders",
+    "ManagerState",
     "Never",
     "NotNow",
     "Start",
@@ -31,19 +31,19 @@ __all__ = [
 ]
 
 MIN_PARTIAL_HIT = 4
-"""Tokens for which copying a block is worth its while."""
+"""Tokens from which on copying a partial hit is worth it."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """The sequence may start, with this table; the first `table.n_cached` tokens need not be computed."""
+    """Outcome: the sequence starts with this table. Its first `table.n_cached` tokens need no computation."""
 
     table: BlockTable
 
 
 @dataclass(frozen=True)
 class NotNow:
-    """The sequence has to wait: of `needed` blocks only `available` are not reserved for others."""
+    """Outcome: the sequence waits. It needs `needed` blocks, `available` are free and not reserved."""
 
     needed: int
     available: int
@@ -51,35 +51,35 @@ class NotNow:
 
 @dataclass(frozen=True)
 class Never:
-    """The sequence could not fit into an empty pool."""
+    """Outcome: the sequence does not fit into an empty pool of `total` blocks."""
 
     needed: int
     total: int
 
 
 class Change(NamedTuple):
-    """What a plan does to one table. `n_blocks` and `reserved` are those that it has afterwards."""
+    """Change of one table in a plan. `n_blocks` and `reserved` are the table's blocks afterwards."""
 
     table: BlockTable
     n_blocks: int
     reserved: int
-    match: Match | None = None  # it starts with these hits
-    swaps_in: SwappedBlocks | None = None  # it starts from host memory
+    match: Match | None = None  # the prefix hit of a new table
+    swaps_in: SwappedBlocks | None = None  # the new table is swapped in
     resumes: bool = False
     copies: bool = False  # a copy replaces the block of its next token
-    frees: bool = False
-    swaps_out: SwappedBlocks | None = None  # it leaves for host memory
+    frees: bool = False  # the table is freed
+    swaps_out: SwappedBlocks | None = None  # the freed table is swapped out
 
     @property
     def n_allocated(self) -> int:
-        """Blocks that the table takes from the pool."""
+        """Blocks that the plan allocates for the table."""
         return 0 if self.frees else self.n_blocks - len(self.table.blocks) + self.copies
 
 
 class AllocationPlan:
-    """What one step wants of the pool; void once anything else was committed or freed.
+    """Blocks that one step allocates, reserves and frees. Invalid once anything else was committed or freed.
 
-    Its methods may be called in any order. A table that leaves takes no other part in the allocation.
+    The methods may be called in any order. A table that the plan frees has no other change in it.
     """
 
     __slots__ = (
@@ -106,8 +106,8 @@ class AllocationPlan:
         self._pool = pool
         self._index = index
         self._size = size
-        self._references: dict[int, int] = {}  # by block, those added when the allocation takes blocks
-        self._sources: dict[int, int] = {}  # of all those, the ones that only copies hold, and then give up
+        self._references: dict[int, int] = {}  # by block, added before blocks are allocated
+        self._sources: dict[int, int] = {}  # of these, the sources of copies, released afterwards
         self._changes: dict[int, Change] = {}  # by the table's id
         self.available = pool.n_free - reserved
         self.n_swap_free = n_swap_free  # free blocks of host memory
@@ -115,15 +115,15 @@ class AllocationPlan:
 
     @property
     def changes(self) -> ValuesView[Change]:
-        """One change for each table that takes part, in the order in which they were first named."""
+        """One change for each table of the plan, in the order of the first call."""
         return self._changes.values()
 
     def names(self, table: BlockTable) -> bool:
-        """Return whether the table takes part in the allocation, or is dropped in it."""
+        """Return whether the plan has a change of the table."""
         return id(table) in self._changes
 
     def copy(self) -> AllocationPlan:
-        """Return an allocation of the same parts, to try more of them."""
+        """Return a copy of the plan, to try further changes."""
         twin = copy(self)
         twin._references, twin._sources = self._references.copy(), self._sources.copy()
         twin._changes = self._changes.copy()
@@ -137,11 +137,15 @@ class AllocationPlan:
         swapped: SwappedBlocks | None = None,
         max_cached: int | None = None,
     ) -> Start | NotNow | Never:
-        """Reserve the blocks of `n_tokens` tokens for a new sequence, less those of its prefix hit.
+        """Reserve the blocks of `n_tokens` tokens for a new sequence, less the blocks of its prefix hit.
 
-        `hashes` is of the tokens that it starts with; the last of them is always computed, for its logits.
-        Without it nothing is shared. `spare` blocks must be left for others. What is `swapped` comes back,
-        but for whole blocks that are there. Of what is there `max_cached` tokens are taken at most.
+        Args:
+            n_tokens: tokens of the sequence.
+            hashes: of the tokens that it starts with, None to share nothing. The last token is always
+                computed, for its logits.
+            spare: blocks that must stay available for other sequences.
+            swapped: its blocks in host memory, swapped in except for whole blocks of the prefix hit.
+            max_cached: limit of the prefix hit in tokens.
         """
         needed = -(-n_tokens // self._size)
         if needed > self._pool.n_blocks:
@@ -155,7 +159,7 @@ class AllocationPlan:
         if fresh + n_revived > room:
             return NotNow(fresh + n_revived, room)
         if match.partial is not None and fresh + n_revived + self._is_free(match.partial.block) > room:
-            match = Match(match.blocks, None)  # there is no room to copy from it: compute it
+            match = Match(match.blocks, None)  # no block is left to copy it to: compute these tokens
         self.available -= fresh
         self._hold(match.blocks)
         if match.partial is not None:
@@ -167,9 +171,9 @@ class AllocationPlan:
         return Start(table)
 
     def resume(self, table: BlockTable, n_tokens: int, spare: int = 0) -> Start | NotNow:
-        """Reserve the blocks that `n_tokens` tokens need beyond those that the table has.
+        """Reserve the blocks that `n_tokens` tokens need beyond the blocks of a live table.
 
-        `spare` blocks must be left for others.
+        `spare` blocks must stay available for other sequences.
         """
         change = self._change(table)
         missing = max(0, -(-n_tokens // self._size) - change.n_blocks - change.reserved)
@@ -182,10 +186,9 @@ class AllocationPlan:
         return Start(table)
 
     def grow(self, table: BlockTable, n_tokens: int) -> bool:
-        """Lets the table hold `n_tokens` tokens, more than it has.
+        """Grow the table to `n_tokens` tokens. Return False if no blocks are available for them.
 
-        A block that others hold too, or may hit, is replaced by a copy before it is written to. False where
-        there are no blocks for it.
+        A shared or cached block is replaced by a copy before the table writes to it.
         """
         in_place = not self._writes_to_others(table)
         if in_place and n_tokens <= len(table.blocks) * self._size and id(table) not in self._changes:
@@ -208,11 +211,11 @@ class AllocationPlan:
         return True
 
     def free(self, table: BlockTable) -> None:
-        """Free the table's blocks, held and reserved. The plan must not use it otherwise."""
+        """Free the table's blocks, held and reserved. The plan must not change the table otherwise."""
         self._free(table, None)
 
     def swap_out(self, table: BlockTable) -> SwappedBlocks | None:
-        """As `drop`, but what the table holds goes to host memory; None where that has no room."""
+        """Free the table and swap its blocks out. Return None, and change nothing, if host memory is full."""
         n_blocks = -(-table.n_tokens // self._size)
         if n_blocks > self.n_swap_free:
             return None
@@ -223,8 +226,8 @@ class AllocationPlan:
 
     def _free(self, table: BlockTable, swapped: SwappedBlocks | None) -> None:
         if id(table) in self._changes:
-            raise InternalError("a block table that takes part in an allocation cannot be dropped in it")
-        self._let_go(table.blocks)
+            raise InternalError("a plan that uses a block table cannot free it")
+        self._release(table.blocks)
         self.available += table.reserved
         self._changes[id(table)] = Change(table, 0, 0, frees=True, swaps_out=swapped)
 
@@ -233,45 +236,43 @@ class AllocationPlan:
         if change is None:
             return Change(table, len(table.blocks), table.reserved)
         if change.frees:
-            raise InternalError(
-                "a block table that is dropped in an allocation can neither grow nor resume in it"
-            )
+            raise InternalError("a block table that a plan frees can neither grow nor resume in it")
         return change
 
     def _check_swapped(self, swapped: SwappedBlocks) -> None:
         if any(swapped in (change.swaps_in, change.swaps_out) for change in self.changes):
-            raise InternalError("a swapped sequence comes back once, and in a later allocation than it left")
+            raise InternalError("a sequence is swapped in once, and in a later plan than it was swapped out")
 
     def _writes_to_others(self, table: BlockTable) -> bool:
-        """Whether the table's next token would go to a block that others hold too, or may hit."""
+        """Return whether the table's next token would go to a shared or cached block."""
         index = table.n_tokens // self._size
         if index >= len(table.blocks):
             return False
         block = table.blocks[index]
-        readers = self._pool.readers(block)  # the plan adds holders only to a block that others may hit
+        readers = self._pool.readers(block)  # the plan adds references only to cached blocks
         return readers > 1 and readers + self._references.get(block, 0) - self._sources.get(block, 0) > 1
 
-    # ---- which blocks are free under the plan ----
+    # ---- blocks that are free under the plan ----
 
     def _is_free(self, block: int) -> bool:
         return self._pool.references(block) + self._references.get(block, 0) == 0
 
     def _hold(self, blocks: Iterable[int]) -> None:
-        """Adds a reference to each block."""
+        """Add a reference to each block."""
         planned = self._references
         for block in blocks:
             self.available -= self._is_free(block)
             planned[block] = planned.get(block, 0) + 1
 
-    def _let_go(self, blocks: Iterable[int]) -> None:
-        """Drops a reference of each block."""
+    def _release(self, blocks: Iterable[int]) -> None:
+        """Drop a reference of each block."""
         planned = self._references
         for block in blocks:
             planned[block] = planned.get(block, 0) - 1
             self.available += self._is_free(block)
 
     def _copy_from(self, block: int) -> None:
-        """Gives a reference of the block to a copy, which drops it once blocks were taken."""
+        """Give a reference of the block to a copy, which drops it after the allocation."""
         self._sources[block] = self._sources.get(block, 0) + 1
 
     def _match(self, hashes: BlockHashes | None, most: int | None) -> Match:
@@ -283,8 +284,8 @@ class AllocationPlan:
         return match if partial is None or partial.n_tokens >= MIN_PARTIAL_HIT else Match(match.blocks, None)
 
 
-class Holders(NamedTuple):
-    """What refers to blocks: live tables and sequences in host memory, both by their ids."""
+class ManagerState(NamedTuple):
+    """State that changes are checked against: live tables and swapped sequences, by their ids."""
 
     tables: Mapping[int, BlockTable]
     swapped: Mapping[int, SwappedBlocks]
@@ -292,47 +293,47 @@ class Holders(NamedTuple):
     n_swap_free: int
 
 
-def check_changes(changes: Collection[Change], pool: BlockPool, holders: Holders, size: int) -> None:
+def check_changes(changes: Collection[Change], pool: BlockPool, state: ManagerState, size: int) -> None:
     """Raise InternalError if the changes of a plan cannot all be made."""
     for change in changes:
-        _check_table(change, holders, size)
+        _check_table(change, state, size)
     if len({id(change.table) for change in changes}) < len(changes):
         raise InternalError("a plan changes a block table twice")
     swapped_in = [id(change.swaps_in) for change in changes if change.swaps_in is not None]
     if len(set(swapped_in)) < len(swapped_in):
-        raise InternalError("two sequences come back from the same blocks of host memory")
-    _check_blocks(changes, pool, holders.reserved)
+        raise InternalError("two sequences are swapped in from the same blocks of host memory")
+    _check_blocks(changes, pool, state.reserved)
     swapped_out = [change.swaps_out for change in changes if change.swaps_out is not None]
     n_swapped = sum(-(-swapped.n_tokens // size) for swapped in swapped_out)
-    if n_swapped > holders.n_swap_free:
-        raise InternalError(f"a plan allocates {n_swapped} swap blocks, {holders.n_swap_free} are free")
+    if n_swapped > state.n_swap_free:
+        raise InternalError(f"a plan allocates {n_swapped} swap blocks, {state.n_swap_free} are free")
 
 
-def _check_table(change: Change, holders: Holders, size: int) -> None:
+def _check_table(change: Change, state: ManagerState, size: int) -> None:
     table, match = change.table, change.match
     if match is None:
-        if holders.tables.get(id(table)) is not table:
-            raise InternalError("a table that is dropped, resumes or grows must be a live one")
-    elif id(table) in holders.tables or tuple(table.blocks) != match.blocks:
-        raise InternalError("a table that starts must be a new one of the blocks that are there")
+        if state.tables.get(id(table)) is not table:
+            raise InternalError("a table that is freed, resumes or grows must be a live one")
+    elif id(table) in state.tables or tuple(table.blocks) != match.blocks:
+        raise InternalError("a table that starts must be a new one with the blocks of its prefix hit")
     if change.frees:
         if match is not None or change.resumes or change.copies or change.n_blocks or change.reserved:
-            raise InternalError("a table that is dropped can take no other part in the plan")
+            raise InternalError("a table that is freed can have no other change")
     elif change.n_blocks < len(table.blocks) or change.reserved < 0:
-        raise InternalError(f"a plan leaves a table {change.n_blocks} blocks and reserves {change.reserved}")
+        raise InternalError(f"a plan gives a table {change.n_blocks} blocks and reserves {change.reserved}")
     swapped = change.swaps_out
     if swapped is not None and (not change.frees or swapped.blocks or swapped.n_tokens != table.n_tokens):
-        raise InternalError("a sequence goes to host memory as it is, and when its table is dropped")
-    if change.swaps_in is not None and (match is None or id(change.swaps_in) not in holders.swapped):
-        raise InternalError("a sequence that comes back is not in host memory")
+        raise InternalError("a sequence is swapped out with all its tokens, and when its table is freed")
+    if change.swaps_in is not None and (match is None or id(change.swaps_in) not in state.swapped):
+        raise InternalError("a sequence that is swapped in is not in host memory")
     if match is not None and change.n_blocks * size < table.n_tokens:
-        raise InternalError("a sequence that starts with a block to fill must grow into it")
+        raise InternalError("a sequence that starts must get blocks for all its tokens")
     if change.copies and table.n_tokens // size >= len(table.blocks):
-        raise InternalError("a plan copies a block that its table has not")
+        raise InternalError("a plan copies a block that is not in its table")
 
 
 def _check_blocks(changes: Collection[Change], pool: BlockPool, reserved: int) -> None:
-    """Count the references that the plan adds and drops, and the blocks that this leaves to take."""
+    """Raise InternalError unless enough blocks are free, and every hit and reference exists."""
     references: Counter[int] = Counter()
     n_allocated, n_free = 0, pool.n_free
     for change in changes:
@@ -340,7 +341,7 @@ def _check_blocks(changes: Collection[Change], pool: BlockPool, reserved: int) -
         if match is not None:
             hits = match.blocks if match.partial is None else (*match.blocks, match.partial.block)
             if not all(0 <= block < pool.n_blocks and pool.readers(block) for block in hits):
-                raise InternalError("a sequence starts with a block that holds nothing")
+                raise InternalError("a sequence starts with a block that is neither used nor cached")
             references.update(hits)
         elif change.frees:
             references.subtract(table.blocks)

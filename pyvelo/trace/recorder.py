@@ -85,7 +85,7 @@ class Tracer:
         holder: object | None = None,
     ) -> None:
         core.settle()  # a tracer that has ended lets go
-        if core.watch is not None:
+        if core.observer is not None:
             raise ConfigError("this engine is being recorded already: end that recording first")
         manager = core.manager
         header = TraceHeader(manager.n_blocks, manager.block_size, block_bytes, n_ctx, manager.swap.n_blocks)
@@ -101,8 +101,8 @@ class Tracer:
         self._n_others = 0
         self._hits = dict.fromkeys(manager.published(), True)
         self._evicted: list[TraceEvent] = []
-        self._observed_by: Callable[[Event], None] | None = manager.watch(self._observe)
-        core.watch = self._take
+        self._observed_by: Callable[[Event], None] | None = manager.set_observer(self._observe)
+        core.observer = self._take
         try:
             core.settle()
         except BaseException:
@@ -159,8 +159,8 @@ class Tracer:
     def _let_go(self) -> None:
         if self._watching:
             self._watching = False
-            self._core.watch = None
-            self._core.manager.watch(self._observed_by)
+            self._core.observer = None
+            self._core.manager.set_observer(self._observed_by)
 
     def _live(self) -> list[BlockTable]:
         tables = list(self._core.manager.tables())

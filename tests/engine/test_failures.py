@@ -105,7 +105,7 @@ def test_an_observer_that_fails_leaves_no_block_half_moved(kind: str, error: Bas
             errors.append(error)
             raise error
 
-    bench.manager.watch(fail)
+    bench.manager.set_observer(fail)
     prompts = [[1] * 16, [1] * 20, [2] * 16, [2] * 16, [1] * 9 + [3] * 9]
     requests = [bench.submit(prompt, 12) for prompt in prompts * 2]
     raised: list[BaseException] = []

@@ -309,7 +309,7 @@ def test_a_recording_that_is_dropped_within_a_step_ends_with_it(
     stand.context.before_run = within
     request = stand.hand_over([1], 5)
     join(in_thread(lambda: stand.drive(request)))
-    assert stand.core.watch is None
+    assert stand.core.observer is None
     assert read_trace(tmp_path / "run.trace").steps
     with recording(stand.loop, tmp_path / "next.trace", 64, 512):
         check_serves(stand)

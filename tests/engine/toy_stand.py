@@ -57,7 +57,7 @@ class ToyStand:
             share=not n_states and rng.random() < 0.75,
             n_swap_blocks=0 if n_states else rng.choice((0, 3, 20)),
             make_hash=rng.choice((BlockHashes.block_hash, BlockHashes.block_hash, _colliding_hash)),
-            observe=self._observe,
+            observer=self._observe,
         )
         self.context = ToyContext(
             self.manager, self.faults, n_states, self.limits.max_outputs, lambda: self._tick(0.01)
@@ -115,7 +115,7 @@ class ToyStand:
 
         setattr(core, "recover", recovered)  # noqa: B010
         if self._watched:
-            core.watch = lambda waiting, running: self.faults.check("watch")
+            core.observer = lambda waiting, running: self.faults.check("watch")
 
     def _tick(self, seconds: float) -> None:
         self.now += seconds

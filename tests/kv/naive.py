@@ -1,4 +1,4 @@
-"""A naive model of a plan: it keeps what each sequence holds, and counts anew whatever it is asked for."""
+"""Naive model of a plan: it stores the blocks of each sequence, and counts from scratch each time."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ BLOCK = 8
 
 @dataclass(eq=False)
 class Sequence_:
-    """A sequence; its first `n_computed` tokens are in the memory."""
+    """Sequence whose first `n_computed` tokens are in the memory."""
 
     tokens: array[int]
     hashes: BlockHashes
     salt: bytes
     n_computed: int
-    n_shown: int  # blocks of it that others have had the chance to hit
+    n_shown: int  # its blocks that were published
     table: BlockTable = field(repr=False)
-    stepped_back: bool = False  # by a token, which is computed again
+    stepped_back: bool = False  # by one token, which is computed again
 
 
 @dataclass
 class NaivePlan:
-    """What is planned so far, by sequence; `published` blocks may not be written."""
+    """State of a plan, by sequence. `published` blocks must not be written."""
 
     n_blocks: int
     published: set[int]
     n_swap_free: int
     withheld: int = 0
-    held: dict[Sequence_, list[int]] = field(default_factory=dict)  # while blocks are taken
+    held: dict[Sequence_, list[int]] = field(default_factory=dict)  # while blocks are allocated
     n_held: dict[Sequence_, int] = field(default_factory=dict)  # blocks of its table afterwards
     reserved: dict[Sequence_, int] = field(default_factory=dict)
     copied: dict[Sequence_, int] = field(default_factory=dict)  # the block that a copy replaces
     partials: dict[Sequence_, PartialHit] = field(default_factory=dict)  # copied for a starting sequence
-    ends: dict[Sequence_, int] = field(default_factory=dict)  # how far it goes in this step
+    ends: dict[Sequence_, int] = field(default_factory=dict)  # its computed tokens after this step
     started: list[Sequence_] = field(default_factory=list)
-    dropped: list[Sequence_] = field(default_factory=list)
+    freed: list[Sequence_] = field(default_factory=list)
     swapped: dict[Sequence_, SwappedBlocks] = field(default_factory=dict)
-    part: set[int] = field(default_factory=set)  # ids of sequences that an allocation names
+    part: set[int] = field(default_factory=set)  # ids of sequences in the plan
     n_allocated: int = 0
 
     def enter(self, sequence: Sequence_) -> None:
-        """Add a sequence that lives, or that starts now."""
+        """Add a live or starting sequence."""
         self.held[sequence] = list(sequence.table.blocks)
         self.n_held[sequence] = len(sequence.table.blocks)
         self.reserved[sequence] = sequence.table.reserved
@@ -64,7 +64,7 @@ class NaivePlan:
         return self.n_blocks - n_held - self.n_allocated - sum(self.reserved.values()) - self.withheld
 
     def copies(self, sequence: Sequence_) -> bool:
-        """Return whether the block of its next token is one that others hold or may hit."""
+        """Return whether the block of its next token is shared or cached."""
         index = sequence.n_computed // BLOCK
         if sequence in self.copied or index >= len(sequence.table.blocks):
             return False
@@ -74,7 +74,7 @@ class NaivePlan:
         return n_holders + (block in self.published) > 1
 
     def grow(self, sequence: Sequence_, end: int) -> bool:
-        """Plan a growth; return whether there are blocks for it."""
+        """Plan to grow a sequence. Return whether enough blocks are available."""
         copies = self.copies(sequence)
         missing = max(0, -(-end // BLOCK) - self.n_held[sequence])
         from_reserved = min(missing, self.reserved[sequence])
@@ -91,16 +91,16 @@ class NaivePlan:
         return True
 
     def free(self, sequence: Sequence_) -> None:
-        """Plan that a sequence leaves."""
+        """Plan to free a sequence."""
         for of in (self.held, self.n_held, self.reserved):
             del of[sequence]
         self.ends.pop(sequence, None)
-        self.dropped.append(sequence)
+        self.freed.append(sequence)
         self.part.add(id(sequence))
 
 
 def snapshot(manager: BlockManager, tables: Sequence[BlockTable]) -> object:
-    """All that a commit may change; `tables` are those that a plan names beside the live ones."""
+    """Return all state that a commit may change. `tables` are new tables of a plan."""
     pool, index, swap = manager._pool, manager._index, manager.swap
     return (
         [pool.references(block) for block in range(pool.n_blocks)],
@@ -120,7 +120,7 @@ def snapshot(manager: BlockManager, tables: Sequence[BlockTable]) -> object:
 
 
 def spoiled(allocation: AllocationPlan, how: int, strange: BlockTable) -> bool:
-    """Make one entry of an allocation wrong in this way, if possible; `strange` is not a live table."""
+    """Make one change of a plan wrong, if possible. `strange` is not a live table."""
     changes, n_blocks = allocation._changes, allocation._pool.n_blocks
     some = next(iter(changes.items()), None)
     growing = next(((k, c) for k, c in changes.items() if not c.frees), None)

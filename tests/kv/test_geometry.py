@@ -1,4 +1,4 @@
-"""Bytes of tokens and blocks, and the refusals that name what cannot be aligned."""
+"""Bytes of tokens and blocks, and errors that name the head that cannot be aligned."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Layer:
 QWEN3 = [Layer(i, 8, 128, 128) for i in range(28)]
 
 
-def test_the_types_are_those_of_the_design() -> None:
+def test_the_types_of_k_and_v() -> None:
     assert list(KV_TYPES) == ["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
     assert [kind.id for kind in KV_TYPES.values()] == [0, 1, 30, 8, 7, 6, 3, 2, 20]
 
@@ -92,7 +92,7 @@ def test_a_head_that_cannot_be_packed_is_refused_by_name() -> None:
     message = str(refused.value)
     assert "phi.gguf, layer 7: a head of V has 80 values" in message
     assert "q4_0" in message
-    assert message.endswith("kv_type f32, f16, bf16 would do for V")
+    assert message.endswith("kv_type f32, f16, bf16 would fit")
 
 
 def test_a_model_without_a_cache_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""The manager: who holds which blocks, what is reserved, shared, copied and moved, and what a plan may be."""
+"""The block manager: tables, reserved and shared blocks, copies, swaps, and which plans it accepts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def hashes(tokens: Sequence[int], salt: bytes = b"") -> BlockHashes:
 
 
 def started(manager: BlockManager, max_tokens: int, tokens: Sequence[int] = ()) -> BlockTable:
-    """A sequence that has room for its tokens; not computed yet."""
+    """Start a sequence with blocks for its tokens. They are not computed yet."""
     allocation = manager.plan()
     outcome = allocation.start(max_tokens, hashes(tokens) if tokens else None)
     assert isinstance(outcome, Start)
@@ -31,7 +31,7 @@ def started(manager: BlockManager, max_tokens: int, tokens: Sequence[int] = ()) 
 
 
 def ended(manager: BlockManager, tokens: Sequence[int]) -> None:
-    """A sequence that came, was computed, and went."""
+    """Start a sequence, compute it and free it."""
     table = started(manager, len(tokens), tokens)
     manager.advance(table, len(tokens))
     manager.free(table)
@@ -59,12 +59,12 @@ def test_an_ended_sequence_frees_its_reserved_blocks() -> None:
 def test_a_prefix_outlives_its_suffixes() -> None:
     manager = BlockManager(4, BLOCK)
     ended(manager, range(4 * BLOCK))
-    manager.free(started(manager, BLOCK, [99] * BLOCK))  # took the last block of what is cached
+    manager.free(started(manager, BLOCK, [99] * BLOCK))  # evicts the last cached block
     assert started(manager, 4 * BLOCK - 1, range(4 * BLOCK - 1)).n_cached == 3 * BLOCK
     assert manager.counts.evictions == 1
 
 
-def test_the_whole_prompt_is_there_but_its_last_token_is_computed() -> None:
+def test_the_last_token_of_a_cached_prompt_is_computed() -> None:
     manager = BlockManager(8, BLOCK)
     ended(manager, range(2 * BLOCK))
     table = started(manager, 3 * BLOCK, range(2 * BLOCK))
@@ -72,7 +72,7 @@ def test_the_whole_prompt_is_there_but_its_last_token_is_computed() -> None:
     assert manager.counts.copies == 1, "a published block is never written"
 
 
-def test_live_sequences_share_and_the_block_goes_with_the_last() -> None:
+def test_live_sequences_share_a_block_until_the_last_is_freed() -> None:
     manager = BlockManager(8, BLOCK)
     first = started(manager, 3 * BLOCK, range(2 * BLOCK + 1))
     manager.advance(first, 2 * BLOCK + 1)
@@ -85,8 +85,8 @@ def test_live_sequences_share_and_the_block_goes_with_the_last() -> None:
     assert (manager.n_used, manager.n_cached) == (0, 2)
 
 
-def test_a_copy_that_leaves_no_room_is_computed_instead() -> None:
-    """The only free block is the one to copy from."""
+def test_a_partial_hit_without_a_block_to_copy_to_is_computed() -> None:
+    """The only free block is the source of the copy."""
     manager = BlockManager(2, BLOCK)
     ended(manager, range(BLOCK))
     held = started(manager, BLOCK)
@@ -100,7 +100,7 @@ def test_a_copy_that_leaves_no_room_is_computed_instead() -> None:
     assert manager.counts.evictions == 1
 
 
-def test_forgotten_prefixes_are_computed_again() -> None:
+def test_unpublished_prefixes_are_computed_again() -> None:
     manager = BlockManager(4, BLOCK)
     ended(manager, range(2 * BLOCK))
     manager.reset()
@@ -108,7 +108,7 @@ def test_forgotten_prefixes_are_computed_again() -> None:
     assert started(manager, 2 * BLOCK, range(2 * BLOCK)).n_cached == 0
 
 
-def test_beyond_its_reserved_blocks_a_sequence_grows_while_there_are_blocks() -> None:
+def test_a_sequence_may_grow_beyond_its_reserved_blocks() -> None:
     manager = BlockManager(4, BLOCK)
     table, other = started(manager, BLOCK), started(manager, BLOCK)
     assert not manager.plan().grow(table, 3 * BLOCK + 1), "one is reserved for the other"
@@ -119,7 +119,7 @@ def test_beyond_its_reserved_blocks_a_sequence_grows_while_there_are_blocks() ->
     assert (manager.n_used, manager.n_reserved) == (3, 1)
 
 
-def test_a_dropped_sequence_makes_room_in_the_same_draft() -> None:
+def test_a_freed_sequence_makes_room_in_the_same_plan() -> None:
     manager = BlockManager(4, BLOCK)
     first, second = started(manager, 2 * BLOCK, range(2 * BLOCK)), started(manager, 2 * BLOCK, range(9, 20))
     allocation = manager.plan()
@@ -131,7 +131,7 @@ def test_a_dropped_sequence_makes_room_in_the_same_draft() -> None:
     manager.audit()
 
 
-def test_what_several_hold_is_free_once_all_of_them_are_dropped() -> None:
+def test_a_shared_block_is_free_when_all_its_tables_are_freed() -> None:
     manager = BlockManager(8, BLOCK)
     table = started(manager, 3 * BLOCK, range(2 * BLOCK))
     manager.advance(table, 2 * BLOCK)
@@ -139,29 +139,29 @@ def test_what_several_hold_is_free_once_all_of_them_are_dropped() -> None:
 
     def gained(*tables: BlockTable) -> int:
         allocation = manager.plan()
-        for dropped in tables:
-            allocation.free(dropped)
+        for freed in tables:
+            allocation.free(freed)
         return allocation.available - manager.plan().available
 
     assert [gained(table), gained(fork), gained(other), gained(table, fork)] == [1, 0, 2, 3]
 
 
-def test_a_table_takes_part_in_a_draft_or_is_dropped_in_it() -> None:
+def test_a_plan_cannot_free_a_table_that_it_uses() -> None:
     manager = BlockManager(8, BLOCK, n_swap_blocks=2)
     table, other = started(manager, BLOCK, [1]), started(manager, 2 * BLOCK, [2])
     manager.advance(table, 1)
     allocation = manager.plan()
     assert allocation.grow(table, 2 * BLOCK)
-    for leave in (allocation.free, allocation.swap_out):
-        with pytest.raises(InternalError, match="takes part in an allocation cannot be dropped"):
-            leave(table)
+    for free in (allocation.free, allocation.swap_out):
+        with pytest.raises(InternalError, match="a plan that uses a block table cannot free it"):
+            free(table)
     allocation.free(other)
     for again in (
         allocation.free,
         lambda table: allocation.grow(table, 9),
         lambda table: allocation.resume(table, 9),
     ):
-        with pytest.raises(InternalError, match="dropped"):
+        with pytest.raises(InternalError, match=r"uses a block table|neither grow"):
             again(other)
     manager.commit(allocation)
     assert (manager.n_used, manager.n_reserved, list(manager.tables())) == (2, 0, [table])
@@ -169,14 +169,14 @@ def test_a_table_takes_part_in_a_draft_or_is_dropped_in_it() -> None:
     manager.audit()
 
 
-def test_blocks_that_a_start_adopts_are_no_room_when_their_holder_is_dropped() -> None:
-    """In either order the allocation counts them once."""
-    for first in ("start", "drop"):
+def test_prefix_hits_of_a_start_are_not_free_when_their_table_is_freed() -> None:
+    """The plan counts them once, in either order."""
+    for first in ("start", "free"):
         manager = BlockManager(8, BLOCK)
         holder = started(manager, 6 * BLOCK, range(4 * BLOCK))
         manager.advance(holder, 4 * BLOCK)
         allocation = manager.plan()
-        if first == "drop":
+        if first == "free":
             allocation.free(holder)
         outcome = allocation.start(5 * BLOCK, hashes(range(4 * BLOCK + 1)))
         assert isinstance(outcome, Start)
@@ -191,8 +191,8 @@ def test_blocks_that_a_start_adopts_are_no_room_when_their_holder_is_dropped() -
         manager.audit()
 
 
-def test_a_block_to_copy_from_is_no_room_though_all_its_holders_leave_it() -> None:
-    """One grows into a copy of it, the other is dropped: it is free once it was copied, and not before."""
+def test_the_source_of_a_copy_is_not_free_in_the_same_plan() -> None:
+    """One table grows into a copy of it, the other is freed: the source is free after the copy only."""
     manager = BlockManager(3, BLOCK)
     table = started(manager, BLOCK, range(3))
     manager.advance(table, 3)
@@ -200,7 +200,7 @@ def test_a_block_to_copy_from_is_no_room_though_all_its_holders_leave_it() -> No
     allocation = manager.plan()
     assert allocation.grow(twin, 4)
     allocation.free(table)
-    assert not allocation.grow(other, 2 * BLOCK), "it has a block reserved, and there is no other"
+    assert not allocation.grow(other, 2 * BLOCK), "it has one reserved block, and no other is available"
     assert allocation.grow(other, BLOCK)
     (copy,) = manager.commit(allocation).copies
     assert copy.source not in (*twin.blocks, *other.blocks)
@@ -208,7 +208,7 @@ def test_a_block_to_copy_from_is_no_room_though_all_its_holders_leave_it() -> No
     manager.audit()
 
 
-def test_a_table_may_grow_by_a_copy_alone_though_it_has_blocks_to_spare() -> None:
+def test_a_table_with_spare_blocks_may_grow_by_a_copy_alone() -> None:
     manager = BlockManager(8, BLOCK)
     table = started(manager, 3 * BLOCK, range(3 * BLOCK))
     manager.advance(table, 3)
@@ -221,13 +221,13 @@ def test_a_table_may_grow_by_a_copy_alone_though_it_has_blocks_to_spare() -> Non
     manager.audit()
 
 
-def test_blocks_to_spare_are_left() -> None:
+def test_spare_blocks_stay_available() -> None:
     manager = BlockManager(4, BLOCK)
     assert manager.plan().start(3 * BLOCK, None, 2) == NotNow(3, 2)
     assert isinstance(manager.plan().start(2 * BLOCK, None, 2), Start)
 
 
-def test_what_is_revived_is_needed_too() -> None:
+def test_cached_blocks_of_a_hit_count_as_needed() -> None:
     manager = BlockManager(4, BLOCK)
     ended(manager, range(2 * BLOCK))
     started(manager, BLOCK)
@@ -238,7 +238,7 @@ def test_what_is_revived_is_needed_too() -> None:
 
 
 @pytest.mark.parametrize(("spare", "n_cached"), [(2, BLOCK - 1), (3, 0)])
-def test_a_block_to_copy_from_is_left_to_others(spare: int, n_cached: int) -> None:
+def test_the_source_of_a_copy_respects_spare_blocks(spare: int, n_cached: int) -> None:
     manager = BlockManager(4, BLOCK)
     ended(manager, range(BLOCK))
     outcome = manager.plan().start(BLOCK, hashes(range(BLOCK)), spare)
@@ -246,23 +246,23 @@ def test_a_block_to_copy_from_is_left_to_others(spare: int, n_cached: int) -> No
     assert outcome.table.n_cached == n_cached
 
 
-def test_a_copied_block_must_be_grown_into() -> None:
+def test_a_partial_hit_needs_a_block_for_its_copy() -> None:
     manager = BlockManager(4, BLOCK)
     ended(manager, range(BLOCK))
     allocation = manager.plan()
     allocation.start(BLOCK, hashes([*range(BLOCK - 1), 99]))
-    with pytest.raises(InternalError, match="must grow into it"):
+    with pytest.raises(InternalError, match="blocks for all its tokens"):
         manager.commit(allocation)
     assert (manager.n_used, manager.n_reserved) == (0, 0)
     manager.audit()
 
 
-def test_a_stale_draft_is_refused_and_changes_nothing() -> None:
+def test_a_stale_plan_is_refused_and_changes_nothing() -> None:
     manager = BlockManager(4, BLOCK)
     allocation = manager.plan()
     allocation.start(BLOCK)
     started(manager, BLOCK)
-    with pytest.raises(InternalError, match="changed after this allocation"):
+    with pytest.raises(InternalError, match="changed after this plan"):
         manager.commit(allocation)
     assert manager.n_reserved == 1
     manager.audit()
@@ -272,7 +272,7 @@ CHANGES: dict[str, Callable[[BlockManager, BlockTable], object]] = {
     "commit": lambda manager, table: manager.commit(manager.plan()),
     "fork": lambda manager, table: manager.fork(table, None),
     "free a fork": lambda manager, table: manager.free(manager.fork(table, None)),
-    "park": lambda manager, table: manager.park(table),
+    "park": lambda manager, table: manager.trim(table),
     "reset": lambda manager, table: manager.reset(),
     "advance": lambda manager, table: manager.advance(table, 3),
 }
@@ -280,18 +280,18 @@ CHANGES: dict[str, Callable[[BlockManager, BlockTable], object]] = {
 
 @pytest.mark.parametrize("first", CHANGES)
 @pytest.mark.parametrize("second", [None, *CHANGES])
-def test_whatever_changes_voids_a_draft(first: str, second: str | None) -> None:
+def test_every_change_makes_a_plan_stale(first: str, second: str | None) -> None:
     manager = BlockManager(4, BLOCK)
     table = started(manager, 2 * BLOCK, range(BLOCK))
     allocation = manager.plan()
     for change in (first, second):
         if change is not None:
             CHANGES[change](manager, table)
-    with pytest.raises(InternalError, match="changed after this allocation"):
+    with pytest.raises(InternalError, match="changed after this plan"):
         manager.commit(allocation)
 
 
-def test_nothing_is_counted_at_first() -> None:
+def test_counts_start_at_zero() -> None:
     assert set(vars(BlockManager(4, BLOCK).counts).values()) == {0}
 
 
@@ -318,7 +318,7 @@ def test_audit_sees_a_cached_block_that_is_not_published() -> None:
         manager.audit()
 
 
-def test_audit_sees_a_block_that_holds_other_tokens() -> None:
+def test_audit_sees_a_block_with_other_tokens() -> None:
     manager = BlockManager(4, BLOCK)
     tokens = array("i", range(BLOCK + 1))
     allocation = manager.plan()
@@ -345,14 +345,14 @@ def test_a_fork_shares_every_block_and_copies_on_the_first_write() -> None:
     copies = manager.commit(allocation).copies
     assert [copy.source for copy in copies] == [tail] * 3
     assert [copy.target for copy in copies] == [twin.blocks[1] for twin in twins]
-    assert parent.blocks[1] == tail, "the last to hold it writes to it"
+    assert parent.blocks[1] == tail, "its last holder writes to it"
     assert manager.n_used == 5
     for table in (*twins, parent):
         manager.free(table)
     manager.audit()
 
 
-def test_a_fork_at_a_block_s_end_copies_nothing() -> None:
+def test_a_fork_at_the_end_of_a_block_copies_nothing() -> None:
     manager = BlockManager(8, BLOCK)
     parent = started(manager, BLOCK, range(BLOCK))
     manager.advance(parent, BLOCK)
@@ -364,8 +364,8 @@ def test_a_fork_at_a_block_s_end_copies_nothing() -> None:
     assert manager.n_used == 3
 
 
-def test_a_fork_has_published_only_what_it_shares() -> None:
-    """Of a block whose last token is computed again the fork has another token there."""
+def test_a_fork_publishes_its_own_blocks() -> None:
+    """The last token of a block is computed again, and differs in the fork."""
     manager = BlockManager(4, BLOCK)
     table = started(manager, 2 * BLOCK, range(BLOCK))
     manager.advance(table, BLOCK)
@@ -380,14 +380,14 @@ def test_a_fork_has_published_only_what_it_shares() -> None:
     assert manager.published() == {*table.blocks, *twin.blocks}
 
 
-def test_a_fork_leaves_blocks_that_hold_nothing_yet_to_its_parent() -> None:
+def test_a_fork_does_not_share_empty_blocks() -> None:
     manager = BlockManager(8, BLOCK)
     parent = started(manager, 3 * BLOCK, range(3 * BLOCK))
     manager.advance(parent, BLOCK + 1)
     assert manager.fork(parent, None).blocks == parent.blocks[:2]
 
 
-def test_a_swapped_sequence_comes_back_but_for_what_is_there() -> None:
+def test_a_sequence_is_swapped_in_except_for_its_prefix_hit() -> None:
     manager = BlockManager(6, BLOCK, n_swap_blocks=3)
     tokens = range(2 * BLOCK + 3)
     table = started(manager, len(tokens), tokens)
@@ -399,7 +399,7 @@ def test_a_swapped_sequence_comes_back_but_for_what_is_there() -> None:
     moves = manager.commit(allocation)
     assert [move.source for move in moves.outs] == held
     assert (manager.n_used, manager.n_cached, manager.swap.n_free) == (0, 2, 0)
-    manager.free(started(manager, 5 * BLOCK, [99] * 5 * BLOCK))  # takes the second block, not the first
+    manager.free(started(manager, 5 * BLOCK, [99] * 5 * BLOCK))  # allocates the second block, not the first
     allocation = manager.plan()
     outcome = allocation.start(len(tokens), hashes(tokens), 0, swapped)
     assert isinstance(outcome, Start)
@@ -413,7 +413,7 @@ def test_a_swapped_sequence_comes_back_but_for_what_is_there() -> None:
     manager.audit()
 
 
-def test_host_memory_that_is_full_takes_nobody() -> None:
+def test_nothing_is_swapped_out_if_host_memory_is_full() -> None:
     manager = BlockManager(6, BLOCK, n_swap_blocks=1)
     table = started(manager, BLOCK + 1, range(BLOCK + 1))
     manager.advance(table, BLOCK + 1)
@@ -422,7 +422,7 @@ def test_host_memory_that_is_full_takes_nobody() -> None:
     assert manager.commit(allocation) == Moves([], [], [])
 
 
-def test_blocks_that_hold_nothing_yet_are_not_swapped() -> None:
+def test_empty_blocks_are_not_swapped() -> None:
     manager = BlockManager(6, BLOCK, n_swap_blocks=3)
     table = started(manager, 3 * BLOCK, range(3 * BLOCK))
     manager.advance(table, BLOCK + 1)
@@ -433,7 +433,7 @@ def test_blocks_that_hold_nothing_yet_are_not_swapped() -> None:
     assert manager.swap.n_free == 1
 
 
-def test_tokens_that_were_there_are_counted() -> None:
+def test_hit_tokens_are_counted() -> None:
     manager = BlockManager(8, BLOCK)
     ended(manager, range(2 * BLOCK))
     assert (manager.counts.queried, manager.counts.hits) == (2 * BLOCK, 0)
@@ -446,7 +446,7 @@ def test_tokens_that_were_there_are_counted() -> None:
     assert (manager.counts.queried, manager.counts.hits) == (6 * BLOCK + 6, 4 * BLOCK + 3)
 
 
-def test_a_table_that_resumes_or_grows_is_a_live_one() -> None:
+def test_only_a_live_table_resumes_or_grows() -> None:
     manager = BlockManager(4, BLOCK)
     table = started(manager, BLOCK, range(3))
     manager.free(table)
@@ -457,7 +457,7 @@ def test_a_table_that_resumes_or_grows_is_a_live_one() -> None:
     assert manager.n_reserved == 0
 
 
-def test_who_is_not_in_host_memory_cannot_come_back() -> None:
+def test_only_a_swapped_sequence_is_swapped_in() -> None:
     manager = BlockManager(6, BLOCK, n_swap_blocks=3)
     allocation = manager.plan()
     outcome = allocation.start(BLOCK, hashes(range(BLOCK)), 0, SwappedBlocks(3))
@@ -470,8 +470,8 @@ def test_who_is_not_in_host_memory_cannot_come_back() -> None:
         manager.free_swapped(SwappedBlocks(3))
 
 
-def test_what_others_may_hit_is_copied_even_by_its_only_holder() -> None:
-    """The last token of a full prompt is computed again by a fork, after its parent has gone."""
+def test_a_cached_block_is_copied_even_by_its_only_holder() -> None:
+    """A fork computes the last token of a full prompt again, after its parent was freed."""
     manager = BlockManager(8, BLOCK)
     parent = started(manager, BLOCK, range(BLOCK))
     manager.advance(parent, BLOCK)
@@ -488,14 +488,14 @@ def test_what_others_may_hit_is_copied_even_by_its_only_holder() -> None:
     manager.audit()
 
 
-def test_a_head_is_copied_from_four_tokens_up() -> None:
+def test_a_partial_hit_is_copied_from_four_tokens_up() -> None:
     for n_common, n_cached in ((4, 4), (3, 0)):
         manager = BlockManager(4, BLOCK)
         ended(manager, range(BLOCK))
         assert started(manager, BLOCK, [*range(n_common), *[99] * 4]).n_cached == n_cached
 
 
-def test_the_block_that_is_copied_from_is_no_room_for_others() -> None:
+def test_the_source_of_a_partial_hit_is_not_available() -> None:
     manager = BlockManager(3, BLOCK)
     ended(manager, range(BLOCK))
     allocation = manager.plan()
@@ -509,7 +509,7 @@ def test_the_block_that_is_copied_from_is_no_room_for_others() -> None:
     manager.audit()
 
 
-def test_hits_that_others_hold_need_no_room() -> None:
+def test_hits_in_used_blocks_need_no_free_blocks() -> None:
     manager = BlockManager(4, BLOCK)
     first = started(manager, 2 * BLOCK, range(2 * BLOCK))
     manager.advance(first, 2 * BLOCK)
@@ -518,27 +518,27 @@ def test_hits_that_others_hold_need_no_room() -> None:
     assert outcome.table.reserved == 2
 
 
-def test_a_parked_table_keeps_only_what_it_stores() -> None:
+def test_a_trimmed_table_has_only_blocks_with_tokens() -> None:
     manager = BlockManager(6, BLOCK)
     table = started(manager, 5 * BLOCK, range(3 * BLOCK))
     manager.advance(table, BLOCK + 1)
-    manager.park(table)
+    manager.trim(table)
     assert len(table.blocks) == 2
     assert (manager.n_used, manager.n_free, manager.n_reserved) == (2, 4, 0)
     manager.audit()
 
 
-def test_only_a_live_table_is_forked_or_parked() -> None:
+def test_only_a_live_table_is_forked_or_trimmed() -> None:
     manager = BlockManager(6, BLOCK)
     table = started(manager, BLOCK)
     manager.free(table)
     assert (table.blocks, table.reserved) == ([], 0)
-    for use in (lambda: manager.fork(table, None), lambda: manager.park(table)):
+    for use in (lambda: manager.fork(table, None), lambda: manager.trim(table)):
         with pytest.raises(InternalError, match="not a live one"):
             use()
 
 
-def test_to_discard_voids_a_draft() -> None:
+def test_freeing_swapped_blocks_makes_a_plan_stale() -> None:
     manager = BlockManager(6, BLOCK, n_swap_blocks=2)
     table = started(manager, BLOCK, range(5))
     manager.advance(table, 5)
@@ -548,12 +548,12 @@ def test_to_discard_voids_a_draft() -> None:
     manager.commit(allocation)
     allocation = manager.plan()
     manager.free_swapped(swapped)
-    with pytest.raises(InternalError, match="changed after this allocation"):
+    with pytest.raises(InternalError, match="changed after this plan"):
         manager.commit(allocation)
 
 
-def test_a_table_has_another_version_when_more_than_its_end_changes() -> None:
-    """A copy of a row is brought up to date by what was added, as long as the version stays."""
+def test_the_version_of_a_table_changes_unless_it_only_grows() -> None:
+    """While the version is the same, a copy of a row only needs the added blocks."""
     manager = BlockManager(8, BLOCK)
     table = started(manager, 3 * BLOCK, range(5))
     versions = [table.version]
@@ -568,7 +568,7 @@ def test_a_table_has_another_version_when_more_than_its_end_changes() -> None:
     twin = manager.fork(table, hashes(range(5)))
     assert table.version == versions[0], "it has grown only"
     for change in (
-        lambda: manager.park(table),  # leaves a block that holds nothing
+        lambda: manager.trim(table),  # frees an empty block
         lambda: grow(table, 6),  # copies the block of its twin
         lambda: manager.free(table),
     ):
@@ -578,7 +578,7 @@ def test_a_table_has_another_version_when_more_than_its_end_changes() -> None:
     assert twin.version == 0
 
 
-def test_what_is_published_and_who_lives() -> None:
+def test_published_blocks_and_live_tables() -> None:
     for share in (True, False):
         manager = BlockManager(8, BLOCK, share=share)
         table = started(manager, 2 * BLOCK, range(BLOCK + 1))
@@ -588,14 +588,14 @@ def test_what_is_published_and_who_lives() -> None:
         assert (manager.swap.n_blocks, manager.swap.n_free) == (0, 0)
 
 
-def test_a_fork_may_go_its_own_way_before_the_end_of_a_published_block() -> None:
-    """The parent computes its last token again; the fork has another one in its place."""
+def test_a_fork_may_differ_before_the_end_of_a_published_block() -> None:
+    """The parent computes its last token again. The fork has another token at this position."""
     manager = BlockManager(8, BLOCK)
     parent = started(manager, BLOCK, range(BLOCK))
     manager.advance(parent, BLOCK)
     other = manager.fork(parent, None)
     manager.advance(parent, BLOCK - 1)
-    assert manager.n_stored == BLOCK, "the other fork has all of it"
+    assert manager.n_stored == BLOCK, "the other fork has the whole block"
     twin = manager.fork(parent, hashes([*range(BLOCK - 1), 99]))
     manager.audit()
     allocation = manager.plan()
@@ -607,23 +607,23 @@ def test_a_fork_may_go_its_own_way_before_the_end_of_a_published_block() -> None
     assert other.blocks == parent.blocks
 
 
-def test_a_running_duplicate_is_the_hit_that_no_eviction_ends() -> None:
-    """Two compute the same block; the first is gone when the second publishes its own."""
+def test_a_used_duplicate_is_the_hit_and_is_not_evicted() -> None:
+    """Two sequences compute the same block. The first is freed when the second publishes its own."""
     manager = BlockManager(4, BLOCK)
     first, second = (started(manager, BLOCK, range(BLOCK)) for _ in range(2))
     manager.advance(first, BLOCK)
     manager.free(first)
     manager.advance(second, BLOCK)
     assert manager.published() == {second.blocks[0]}
-    assert (manager.n_cached, manager.n_free) == (0, 3), "the other one is worth nothing"
-    started(manager, 3 * BLOCK, [99] * 3 * BLOCK)  # takes every free block
+    assert (manager.n_cached, manager.n_free) == (0, 3), "the duplicate is not cached"
+    started(manager, 3 * BLOCK, [99] * 3 * BLOCK)  # allocates every free block
     outcome = manager.plan().start(BLOCK + 1, hashes(range(BLOCK + 1)))
-    assert outcome == NotNow(1, 0), "one block more: its prefix is a live one"
+    assert outcome == NotNow(1, 0), "one more block: its prefix is in use"
     manager.audit()
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (1, 2, 0), (2, 0, 1)])
-def test_of_equal_blocks_one_is_kept_in_the_end(order: tuple[int, ...]) -> None:
+def test_one_of_equal_blocks_stays_cached(order: tuple[int, ...]) -> None:
     manager = BlockManager(8, BLOCK)
     tables = [started(manager, 2 * BLOCK, range(2 * BLOCK)) for _ in range(3)]
     held = [list(table.blocks) for table in tables]
@@ -633,7 +633,7 @@ def test_of_equal_blocks_one_is_kept_in_the_end(order: tuple[int, ...]) -> None:
     for number in order:
         found = started(manager, 2 * BLOCK + 1, range(2 * BLOCK + 1))
         assert manager.n_cached == 0
-        assert found.blocks[:2] in [table.blocks for table in tables], "a live one, of one sequence"
+        assert found.blocks[:2] in [table.blocks for table in tables], "the hit is one live sequence's"
         manager.free(found)
         manager.free(tables[number])
         manager.audit()
@@ -646,14 +646,14 @@ def test_audit_sees_a_cached_duplicate() -> None:
     tables = [started(manager, BLOCK, range(BLOCK)) for _ in range(2)]
     for table in tables:
         manager.advance(table, BLOCK)
-    manager._forget_duplicates = lambda blocks: None  # type: ignore[method-assign]
+    manager._unpublish_duplicates = lambda blocks: None  # type: ignore[method-assign]
     manager.free(tables[1])
     with pytest.raises(InternalError, match="although another block has its tokens"):
         manager.audit()
 
 
-def test_no_hit_behind_a_prefix_with_the_same_hash() -> None:
-    """Second blocks of equal tokens collide, whatever comes before them."""
+def test_no_hit_below_a_prefix_with_the_same_hash() -> None:
+    """Second blocks of equal tokens have the same hash in every prefix."""
     manager = BlockManager(8, BLOCK, make_hash=lambda hashes, number: hashes.block_tokens(number))
     tail = [5] * BLOCK
     ended(manager, [1] * BLOCK + tail)
@@ -668,12 +668,12 @@ def test_a_plan_made_before_the_pool_was_cleared_is_refused() -> None:
     allocation = manager.plan()
     assert isinstance(allocation.start(BLOCK), Start)
     manager.clear()
-    with pytest.raises(InternalError, match="changed after this allocation"):
+    with pytest.raises(InternalError, match="changed after this plan"):
         manager.commit(allocation)
     manager.audit()
 
 
-def test_growing_within_own_blocks_is_no_part_of_a_plan() -> None:
+def test_growing_within_its_own_blocks_is_no_change() -> None:
     manager = BlockManager(6, BLOCK)
     table = started(manager, 2 * BLOCK, range(2 * BLOCK - 3))
     allocation = manager.plan()
@@ -683,8 +683,8 @@ def test_growing_within_own_blocks_is_no_part_of_a_plan() -> None:
     assert [change.frees for change in allocation.changes] == [True]
 
 
-def test_a_plan_that_revives_a_cached_block_counts_it_as_taken() -> None:
-    """Spoil a plan that takes all blocks, the cached one as a hit, by one more block."""
+def test_a_plan_counts_a_cached_hit_as_allocated() -> None:
+    """A plan uses all blocks, the cached one as a hit. Reserve one block more."""
     manager = BlockManager(4, BLOCK)
     ended(manager, range(BLOCK))
     allocation = manager.plan()

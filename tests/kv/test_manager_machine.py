@@ -1,6 +1,6 @@
-"""The manager against a naive model: a memory of tokens, and what each sequence holds and has reserved.
+"""The manager against a naive model: a memory of tokens, and the blocks of each sequence.
 
-Plans are made in any order of start, resume, grow, drop and swap; plans that were spoiled change nothing.
+Plans start, resume, grow, free and swap in any order. Spoiled plans change nothing.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ MOST_BLOCKS = 14
 EFFORT = float(os.environ.get("VELO_TEST_EFFORT", "1"))  # 170: a million rules
 
 PARTS = ([], [], ["grow"], ["grow"], ["grow"], ["resume"], ["resume", "grow"], ["grow", "grow"])
-PARTS += (["drop"], ["swap"], ["grow", "drop"], ["resume", "swap"])  # the last two refuse what comes later
-"""What one live sequence does in a plan, in any order."""
+PARTS += (["free"], ["swap"], ["grow", "free"], ["resume", "swap"])  # the last two refuse later calls
+"""Calls for one live sequence in a plan, in any order."""
 
 WANTED = st.tuples(
     st.lists(st.sampled_from([0, 0, 0, 1]), min_size=1, max_size=5 * BLOCK),
     st.integers(0, 3 * BLOCK),
     st.sampled_from([b"", b"", b"salt"]),
 )
-"""A prompt, how many tokens may come behind it, and a salt."""
+"""A prompt, the number of tokens that may follow, and a salt."""
 
 
 class ManagerMachine(RuleBasedStateMachine):
-    """Sequences start, advance and end. Tokens are few, so that many begin alike."""
+    """Sequences start, advance and end. Few tokens exist, so many sequences start alike."""
 
     @initialize(
         n_blocks=st.integers(1, MOST_BLOCKS),
@@ -51,7 +51,7 @@ class ManagerMachine(RuleBasedStateMachine):
         self.n_blocks, self.share = n_blocks, share
         self.events: list[Event] = []
         self.manager = BlockManager(
-            n_blocks, BLOCK, share=share, n_swap_blocks=n_swap, observe=self.events.append
+            n_blocks, BLOCK, share=share, n_swap_blocks=n_swap, observer=self.events.append
         )
         self.host: list[list[int]] = [[EMPTY] * BLOCK for _ in range(n_swap)]
         self.swapped: list[tuple[Sequence_, SwappedBlocks]] = []
@@ -60,7 +60,7 @@ class ManagerMachine(RuleBasedStateMachine):
         self.there: dict[tuple[bytes, tuple[int, ...]], list[int]] = {}
         self.alive: list[Sequence_] = []
 
-    # ---- what the naive model expects ----
+    # ---- expectations of the naive model ----
 
     def hits(self, tokens: Sequence[int], salt: bytes) -> list[int]:
         blocks: list[int] = []
@@ -96,7 +96,7 @@ class ManagerMachine(RuleBasedStateMachine):
         return {block for blocks in self.there.values() for block in blocks}
 
     def let_go(self, used: set[int]) -> None:
-        """Of equal blocks one is kept; the others are forgotten when they are used no more."""
+        """Unpublish the duplicates of blocks that are not used any more: one of equal blocks stays cached."""
         for blocks in list(self.there.values()):
             for block in blocks:
                 if block not in used and len(self.published_like(block)) > 1:
@@ -121,7 +121,7 @@ class ManagerMachine(RuleBasedStateMachine):
             self.n_blocks,
             self.published(),
             len(self.host) - sum(-(-s.n_computed // BLOCK) for s, _ in self.swapped),
-            # as if the n-th allocation failed: fewer blocks than there are
+            # as if the n-th allocation failed
             min(allocation.available, data.draw(st.sampled_from([0, 0, 0, 1, 2, MOST_BLOCKS]))),
         )
         allocation.available -= plan.withheld
@@ -136,7 +136,7 @@ class ManagerMachine(RuleBasedStateMachine):
         while todo:
             what, subject = todo.pop()
             begun = getattr(self, f"plan_{what}")(allocation, plan, subject, data)
-            if begun is not None:  # it grows into its first blocks in this plan, sooner or later
+            if begun is not None:  # it must grow into its first blocks in this plan
                 todo.insert(data.draw(st.integers(0, len(todo))), ("fill", begun))
             assert (allocation.available, allocation.n_swap_free) == (plan.available, plan.n_swap_free)
         assert snapshot(self.manager, ()) == before, "planning changes nothing"
@@ -144,7 +144,7 @@ class ManagerMachine(RuleBasedStateMachine):
         self.commit(allocation, plan)
 
     def refuse(self, allocation: AllocationPlan, plan: NaivePlan, data: st.DataObject) -> None:
-        """Commit what is like the plan but for one thing that is wrong."""
+        """Commit the plan with one wrong change."""
         wrong = allocation.copy()
         strange = BlockTable((self.n_blocks,), 0, 0, None)
         if not spoiled(wrong, data.draw(st.integers(0, N_SPOILERS - 1)), strange):
@@ -186,7 +186,7 @@ class ManagerMachine(RuleBasedStateMachine):
             assert partials[match.partial.block] == match.partial.n_tokens == max(partials.values())
             assert needed + (not plan.is_held(match.partial.block)) <= available
         else:
-            assert not partials or needed == available, "it is computed where there is no room to copy from"
+            assert not partials or needed == available, "it is computed if no block is left for a copy"
         n_cached = len(hits) * BLOCK + (match.partial.n_tokens if match.partial is not None else 0)
         assert table.n_cached == table.n_tokens == n_cached
         sequence = Sequence_(tokens, hashes, salt, n_cached, len(hits), table)
@@ -201,7 +201,7 @@ class ManagerMachine(RuleBasedStateMachine):
         pair: tuple[Sequence_, SwappedBlocks],
         data: st.DataObject,
     ) -> Sequence_ | None:
-        """Whether it comes back, with all that was computed."""
+        """Plan to swap a sequence in, with all its computed tokens."""
         sequence, swapped = pair
         if len(sequence.tokens) == sequence.n_computed:
             sequence.tokens.append(1)
@@ -219,7 +219,7 @@ class ManagerMachine(RuleBasedStateMachine):
         sequence.table, sequence.n_shown = outcome.table, len(outcome.table.blocks)
         assert outcome.table.n_cached == outcome.table.n_tokens == sequence.n_computed
         assert outcome.table.blocks == hits
-        with pytest.raises(InternalError, match="comes back once"):
+        with pytest.raises(InternalError, match="is swapped in once"):
             allocation.start(len(sequence.tokens), sequence.hashes, 0, swapped)
         self.swapped.remove(pair)
         return self.begun(plan, sequence)
@@ -242,7 +242,7 @@ class ManagerMachine(RuleBasedStateMachine):
         self, allocation: AllocationPlan, plan: NaivePlan, sequence: Sequence_, data: st.DataObject
     ) -> None:
         end = sequence.n_computed + data.draw(st.integers(1, 2 * BLOCK))
-        if sequence in plan.dropped:
+        if sequence in plan.freed:
             if -(-end // BLOCK) > 0:
                 with pytest.raises(InternalError, match="neither grow nor resume"):
                     allocation.grow(sequence.table, end)
@@ -255,10 +255,10 @@ class ManagerMachine(RuleBasedStateMachine):
     def plan_resume(
         self, allocation: AllocationPlan, plan: NaivePlan, sequence: Sequence_, data: st.DataObject
     ) -> None:
-        """Blocks that a live sequence has reserved beyond those that it has."""
+        """Plan to resume a live sequence: reserve the blocks that it needs."""
         n_tokens = sequence.n_computed + data.draw(st.integers(1, 3 * BLOCK))
         spare = data.draw(st.integers(0, 1))
-        if sequence in plan.dropped:
+        if sequence in plan.freed:
             with pytest.raises(InternalError, match="neither grow nor resume"):
                 allocation.resume(sequence.table, n_tokens, spare)
             return
@@ -272,11 +272,11 @@ class ManagerMachine(RuleBasedStateMachine):
         plan.reserved[sequence] += missing
         plan.part.add(id(sequence))
 
-    def plan_drop(
+    def plan_free(
         self, allocation: AllocationPlan, plan: NaivePlan, sequence: Sequence_, data: st.DataObject
     ) -> None:
         if id(sequence) in plan.part:
-            with pytest.raises(InternalError, match="takes part"):
+            with pytest.raises(InternalError, match="uses a block table"):
                 allocation.free(sequence.table)
             return
         allocation.free(sequence.table)
@@ -287,7 +287,7 @@ class ManagerMachine(RuleBasedStateMachine):
     ) -> None:
         n_blocks = -(-sequence.n_computed // BLOCK)
         if id(sequence) in plan.part and n_blocks <= plan.n_swap_free:
-            with pytest.raises(InternalError, match="takes part"):
+            with pytest.raises(InternalError, match="uses a block table"):
                 allocation.swap_out(sequence.table)
             return
         swapped = allocation.swap_out(sequence.table)
@@ -299,12 +299,12 @@ class ManagerMachine(RuleBasedStateMachine):
 
     def commit(self, allocation: AllocationPlan, plan: NaivePlan) -> None:
         before = {sequence: list(sequence.table.blocks) for sequence in plan.held}
-        leaving = [list(sequence.table.blocks) for sequence in plan.dropped]
+        leaving = [list(sequence.table.blocks) for sequence in plan.freed]
         contents = [list(block) for block in self.memory]
         moves = self.manager.commit(allocation)
         held = {block for blocks in plan.held.values() for block in blocks}
         held |= {partial.block for partial in plan.partials.values()}
-        for number in range(len(leaving)):  # one after the other
+        for number in range(len(leaving)):  # one by one
             self.let_go(held.union(*leaving[number + 1 :]))
         for move in moves.outs:
             self.host[move.target] = list(self.memory[move.source])
@@ -312,12 +312,12 @@ class ManagerMachine(RuleBasedStateMachine):
             if sequence in plan.copied:
                 index = sequence.n_computed // BLOCK
                 copied = (blocks[index], sequence.table.blocks[index])
-                assert copied in moves.copies, "what others hold is replaced by a copy"
+                assert copied in moves.copies, "a shared block is replaced by a copy"
                 assert blocks[index] == plan.copied[sequence]
                 self.overwritten(copied[1])
                 blocks[index] = copied[1]
                 sequence.n_shown = min(sequence.n_shown, index)
-            assert sequence.table.blocks[: len(blocks)] == blocks, "but for that, tables grow at the end"
+            assert sequence.table.blocks[: len(blocks)] == blocks, "otherwise tables grow at the end"
             assert len(sequence.table.blocks) == plan.n_held[sequence]
             assert sequence.table.reserved == plan.reserved[sequence]
             for block in sequence.table.blocks[len(blocks) :]:
@@ -329,7 +329,7 @@ class ManagerMachine(RuleBasedStateMachine):
         for move in moves.ins:
             self.memory[move.target] = list(self.host[move.source])
         for source, target in moves.copies:
-            assert self.memory[source] == contents[source], "a source stays until it is copied"
+            assert self.memory[source] == contents[source], "a source is unchanged until it is copied"
             self.memory[target] = list(self.memory[source])
         self.alive = list(plan.held)
         self.let_go(self.used())
@@ -344,8 +344,8 @@ class ManagerMachine(RuleBasedStateMachine):
         for position in range(sequence.n_computed, end):
             block = sequence.table.blocks[position // BLOCK]
             holders = sum(other.table.blocks.count(block) for other in self.alive)
-            assert holders == 1, "what is written belongs to one sequence"
-            assert block not in self.published(), "what others may hit is never written"
+            assert holders == 1, "only a block of one sequence is written"
+            assert block not in self.published(), "a published block is never written"
             self.memory[block][position % BLOCK] = sequence.tokens[position]
         sequence.n_computed, sequence.stepped_back = end, False
         self.manager.advance(sequence.table, end)
@@ -380,7 +380,7 @@ class ManagerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.alive)
     @rule(data=st.data())
     def step_back(self, data: st.DataObject) -> None:
-        """Its last token counts as not computed, as that of a sequence whose logits are wanted again."""
+        """Compute the last token of a sequence again, as if its logits were wanted again."""
         sequence = data.draw(st.sampled_from(self.alive))
         if sequence.n_computed > 0 and not sequence.stepped_back:
             sequence.stepped_back = True
@@ -398,7 +398,7 @@ class ManagerMachine(RuleBasedStateMachine):
     def park(self, data: st.DataObject) -> None:
         sequence = data.draw(st.sampled_from(self.alive))
         blocks = list(sequence.table.blocks)
-        self.manager.park(sequence.table)
+        self.manager.trim(sequence.table)
         assert sequence.table.reserved == 0
         assert sequence.table.blocks == blocks[: -(-sequence.n_computed // BLOCK)]
         self.let_go(self.used())
@@ -415,7 +415,7 @@ class ManagerMachine(RuleBasedStateMachine):
         self.manager.reset()
         self.there = {}
 
-    # ---- what always holds ----
+    # ---- invariants ----
 
     @invariant()
     def agrees(self) -> None:

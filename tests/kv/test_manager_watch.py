@@ -1,4 +1,4 @@
-"""What the manager tells of blocks, what its audit sees, and allocations that are refused in time."""
+"""Events of the block manager, its audit, and plans that it refuses."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ TOKENS = range(2 * BLOCK)
 
 
 def told(manager: BlockManager, act: Callable[[], object]) -> list[Event]:
-    """What is told while `act` runs."""
+    """Return the events while `act` runs."""
     events: list[Event] = []
-    before = manager.watch(events.append)
+    before = manager.set_observer(events.append)
     act()
-    assert manager.watch(before) is not None
+    assert manager.set_observer(before) is not None
     return events
 
 
-def test_what_becomes_of_a_block_is_told() -> None:
+def test_the_observer_gets_every_event_of_a_block() -> None:
     manager = BlockManager(6, BLOCK, n_swap_blocks=4)
     table = started(manager, 3 * BLOCK, [*TOKENS, 5])
     first, second, tail = table.blocks
@@ -49,14 +49,14 @@ def test_what_becomes_of_a_block_is_told() -> None:
     assert told(manager, manager.reset) == [Event("reset", first), Event("reset", second)]
 
 
-def test_clearing_the_pool_is_told_of_each_published_block() -> None:
+def test_clearing_the_pool_resets_each_published_block() -> None:
     manager = BlockManager(6, BLOCK)
     table = started(manager, 3 * BLOCK, [*TOKENS, 5])
     manager.advance(table, 2 * BLOCK + 1)
     assert told(manager, manager.clear) == [Event("reset", block) for block in table.blocks[:2]]
 
 
-def test_a_duplicate_that_is_let_go_is_told() -> None:
+def test_the_observer_gets_unpublished_duplicates() -> None:
     manager = BlockManager(6, BLOCK)
     first, second = started(manager, BLOCK, range(BLOCK)), started(manager, BLOCK, range(BLOCK))
     manager.advance(first, BLOCK)
@@ -78,7 +78,7 @@ def test_a_duplicate_that_is_let_go_is_told() -> None:
     manager.audit()
 
 
-def test_eviction_is_told_before_the_block_is_anothers() -> None:
+def test_the_eviction_event_comes_before_the_new_owner() -> None:
     manager = BlockManager(2, BLOCK)
     ended(manager, TOKENS)
     (event,) = told(manager, lambda: started(manager, BLOCK, [99] * BLOCK))
@@ -86,7 +86,7 @@ def test_eviction_is_told_before_the_block_is_anothers() -> None:
     assert event.block not in manager.published()
 
 
-def test_what_was_looked_up_before_a_clear_is_no_hit_after_it() -> None:
+def test_a_hit_found_before_a_clear_is_none_after_it() -> None:
     manager = BlockManager(4, BLOCK)
     ended(manager, range(BLOCK))
     waiting = hashes([*range(BLOCK), 5])
@@ -104,9 +104,9 @@ def test_what_was_looked_up_before_a_clear_is_no_hit_after_it() -> None:
 def test_one_observer_at_a_time() -> None:
     one: list[Event] = []
     other: list[Event] = []
-    manager = BlockManager(2, BLOCK, observe=one.append)
-    assert manager.watch(other.append) == one.append
-    assert manager.watch(one.append) == other.append
+    manager = BlockManager(2, BLOCK, observer=one.append)
+    assert manager.set_observer(other.append) == one.append
+    assert manager.set_observer(one.append) == other.append
     ended(manager, TOKENS)
     assert len(one) == 2
     assert not other
@@ -148,19 +148,19 @@ def test_a_plan_that_reserves_too_much_is_refused() -> None:
     assert (manager.n_reserved, list(manager.tables())) == (0, [])
 
 
-def test_two_that_revive_the_same_blocks_need_room_for_them_once() -> None:
+def test_two_starts_with_the_same_cached_hits_need_them_once() -> None:
     manager = BlockManager(4, BLOCK)
     ended(manager, TOKENS)
     allocation = manager.plan()
-    for _ in range(2):  # two blocks that are there, and one more each
+    for _ in range(2):  # a hit of two blocks, and one more each
         assert isinstance(allocation.start(3 * BLOCK, hashes([*TOKENS, 1])), Start)
     assert allocation.start(BLOCK) == NotNow(1, 0)
     manager.commit(allocation)
     assert (manager.n_used, manager.n_reserved) == (2, 2)
 
 
-def test_who_comes_back_takes_no_hit_beyond_what_it_had() -> None:
-    """Another has computed more of the same text meanwhile; what was swapped is in its own place."""
+def test_a_swapped_in_sequence_takes_no_longer_hit() -> None:
+    """Another sequence has computed more of the same text meanwhile."""
     manager = BlockManager(8, BLOCK, n_swap_blocks=4)
     text = [*TOKENS, 1, 2]
     table = started(manager, 3 * BLOCK, text)
@@ -181,7 +181,7 @@ def test_who_comes_back_takes_no_hit_beyond_what_it_had() -> None:
     manager.audit()
 
 
-def test_a_resumed_table_needs_no_less_than_nothing() -> None:
+def test_a_resumed_table_never_needs_less_than_zero_blocks() -> None:
     manager = BlockManager(4, BLOCK)
     table = started(manager, 3 * BLOCK, range(BLOCK))
     allocation = manager.plan()
@@ -191,7 +191,7 @@ def test_a_resumed_table_needs_no_less_than_nothing() -> None:
     assert manager.n_reserved == 2
 
 
-def test_without_a_chain_nothing_is_published() -> None:
+def test_without_hashes_nothing_is_published() -> None:
     manager = BlockManager(8, BLOCK)
     table = started(manager, 2 * BLOCK)
     allocation = manager.plan()
@@ -201,7 +201,7 @@ def test_without_a_chain_nothing_is_published() -> None:
     assert (table.n_tokens, manager.published()) == (2 * BLOCK, set())
 
 
-def test_to_free_and_to_discard_void_a_draft() -> None:
+def test_freeing_blocks_makes_a_plan_stale() -> None:
     manager = BlockManager(8, BLOCK, n_swap_blocks=2)
     table, other = started(manager, BLOCK, range(3)), started(manager, BLOCK, range(3, 6))
     manager.advance(other, 3)
@@ -212,6 +212,6 @@ def test_to_free_and_to_discard_void_a_draft() -> None:
     for change in (lambda: manager.free(table), lambda: manager.free_swapped(swapped)):
         allocation = manager.plan()
         change()
-        with pytest.raises(InternalError, match="changed after this allocation was made"):
+        with pytest.raises(InternalError, match="changed after this plan was made"):
             manager.commit(allocation)
     assert table.blocks == []

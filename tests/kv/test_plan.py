@@ -1,4 +1,4 @@
-"""Every rule that a plan's changes must follow before the first of them is made, broken one at a time."""
+"""The rules for the changes of a plan, broken one at a time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from pyvelo.errors import InternalError
 from pyvelo.kv.manager import BlockManager
-from pyvelo.kv.plan import Change, Holders, NotNow, Start, check_changes
+from pyvelo.kv.plan import Change, ManagerState, NotNow, Start, check_changes
 from pyvelo.kv.pool import BlockPool, BlockTable, SwappedBlocks
 from pyvelo.kv.prefix import Match, PartialHit
 
@@ -18,7 +18,7 @@ BLOCK = 8
 
 @dataclass
 class Plan:
-    """Changes that can all be made: one table grows, one is swapped out, one starts, one is swapped in.
+    """Valid changes: one table grows, one is swapped out, one starts, one is swapped in.
 
     The pool has ten blocks: 0 and 1 belong to the first table, 2 and 3 to the second, 4 is cached, 5 to 9 are
     free. Host memory has two free blocks, and one that the fourth table comes from.
@@ -50,8 +50,8 @@ class Plan:
 
     def check(self) -> None:
         tables = {id(table): table for table in (self.grows, self.freed)}
-        holders = Holders(tables, {id(self.swapped): self.swapped}, self.reserved, self.n_swap_free)
-        check_changes(self.changes.values(), self.pool, holders, BLOCK)
+        state = ManagerState(tables, {id(self.swapped): self.swapped}, self.reserved, self.n_swap_free)
+        check_changes(self.changes.values(), self.pool, state, BLOCK)
 
 
 BREAKS: dict[str, tuple[Callable[[Plan], object], str]] = {
@@ -67,30 +67,30 @@ BREAKS: dict[str, tuple[Callable[[Plan], object], str]] = {
         lambda p: p.change("starts", match=Match((5,), None)),
         "must be a new one",
     ),
-    "a freed table starts": (lambda p: p.change("starts", frees=True), "no other part"),
-    "a freed table resumes": (lambda p: p.change("freed", resumes=True), "no other part"),
-    "a freed table copies": (lambda p: p.change("freed", copies=True), "no other part"),
-    "a freed table has blocks": (lambda p: p.change("freed", n_blocks=1), "no other part"),
-    "a freed table reserves": (lambda p: p.change("freed", reserved=1), "no other part"),
-    "a table shrinks": (lambda p: p.change("grows", n_blocks=1), "leaves a table 1 blocks"),
+    "a freed table starts": (lambda p: p.change("starts", frees=True), "no other change"),
+    "a freed table resumes": (lambda p: p.change("freed", resumes=True), "no other change"),
+    "a freed table copies": (lambda p: p.change("freed", copies=True), "no other change"),
+    "a freed table has blocks": (lambda p: p.change("freed", n_blocks=1), "no other change"),
+    "a freed table reserves": (lambda p: p.change("freed", reserved=1), "no other change"),
+    "a table shrinks": (lambda p: p.change("grows", n_blocks=1), "gives a table 1 blocks"),
     "less than nothing is reserved": (lambda p: p.change("grows", reserved=-1), "reserves -1"),
     "a table that stays is swapped out": (
         lambda p: p.change("grows", swaps_out=SwappedBlocks(12)),
-        "goes to host memory as it is",
+        "swapped out with all its tokens",
     ),
     "another length is swapped out": (
         lambda p: p.change("freed", swaps_out=SwappedBlocks(15)),
-        "goes to host memory as it is",
+        "swapped out with all its tokens",
     ),
     "a live table is swapped in": (lambda p: p.change("grows", swaps_in=p.swapped), "not in host memory"),
     "another sequence is swapped in": (
         lambda p: p.change("returns", swaps_in=SwappedBlocks(5)),
         "not in host memory",
     ),
-    "no block for what is swapped in": (lambda p: p.change("returns", n_blocks=0), "must grow into it"),
+    "no block for what is swapped in": (lambda p: p.change("returns", n_blocks=0), "blocks for all"),
     "a copy of a block that is not there": (
         lambda p: (setattr(p.grows, "n_tokens", 16), p.change("grows", copies=True)),
-        "has not",
+        "not in its table",
     ),
     "a table twice": (lambda p: p.changes.update(again=p.changes["grows"]), "table twice"),
     "a swapped sequence twice": (
@@ -99,15 +99,15 @@ BREAKS: dict[str, tuple[Callable[[Plan], object], str]] = {
     ),
     "a hit of an empty block": (
         lambda p: p.change("starts", match=Match((5,), None), table=BlockTable((5,), 8, 1, None)),
-        "holds nothing",
+        "neither used nor cached",
     ),
     "a hit outside the pool": (
         lambda p: p.change("starts", match=Match((10,), None), table=BlockTable((10,), 8, 1, None)),
-        "holds nothing",
+        "neither used nor cached",
     ),
     "a partial hit in an empty block": (
         lambda p: p.change("starts", match=Match((4,), PartialHit(9, 4))),
-        "holds nothing",
+        "neither used nor cached",
     ),
     "a block released twice": (lambda p: p.pool.release([3]), "drops 1 references to block 3, which has 0"),
     "more swap blocks than are free": (lambda p: setattr(p, "n_swap_free", 1), "2 swap blocks, 1 are free"),
@@ -116,7 +116,7 @@ BREAKS: dict[str, tuple[Callable[[Plan], object], str]] = {
 }
 
 
-def test_the_changes_can_all_be_made() -> None:
+def test_the_changes_are_valid() -> None:
     Plan().check()
 
 
@@ -129,8 +129,8 @@ def test_a_broken_rule_is_an_error_by_name(name: str) -> None:
         plan.check()
 
 
-def test_exactly_the_free_blocks_may_be_taken_and_reserved() -> None:
-    """Seven are free: six that are now, less the hit, and the two of the freed table."""
+def test_exactly_the_free_blocks_may_be_allocated_and_reserved() -> None:
+    """Seven blocks are free: six now, less the hit, plus two of the freed table."""
     plan = Plan()
     plan.change("grows", n_blocks=5)
     plan.check()
@@ -139,7 +139,7 @@ def test_exactly_the_free_blocks_may_be_taken_and_reserved() -> None:
         plan.check()
 
 
-def test_resuming_reserves_no_more_than_there_is() -> None:
+def test_resuming_reserves_no_more_than_the_available_blocks() -> None:
     manager = BlockManager(4, BLOCK)
     outcome = manager.plan().start(BLOCK)
     assert isinstance(outcome, Start)

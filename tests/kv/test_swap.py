@@ -1,4 +1,4 @@
-"""Host memory for blocks: all or nothing, each block once."""
+"""The pool of host memory allocates all blocks of a request or none, each block once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pyvelo.errors import InternalError, OutOfBlocks
 from pyvelo.kv.pool import SwapPool
 
 
-def test_blocks_are_taken_and_given_back() -> None:
+def test_blocks_are_allocated_and_freed() -> None:
     pool = SwapPool(4)
     first, second = pool.allocate(3), pool.allocate(1)
     assert sorted([*first, *second]) == [0, 1, 2, 3]

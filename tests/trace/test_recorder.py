@@ -31,7 +31,7 @@ class Recorded(Bench):
         self.path = path
         self.seen: list[tuple[list[tuple[tuple[int, ...], int]], set[int], int, int]] = []
         self.tracer = Tracer(self.core, path, BLOCK_BYTES, N_CTX)
-        watch = self.core.watch
+        watch = self.core.observer
         assert watch is not None
 
         def look(waiting: Any, running: Any) -> None:
@@ -44,7 +44,7 @@ class Recorded(Bench):
         self.tracer._writer._file.flush()
         self.seen += [picture(self.manager)] * (len(path.read_bytes().splitlines()) - 1)
         self.tracer._take = look  # type: ignore[method-assign]
-        self.core.watch = look
+        self.core.observer = look
 
     def stop(self) -> Trace:
         self.tracer.detach()
@@ -102,7 +102,7 @@ def test_the_map_at_every_moment(
     while not all(request.finished for request in submitted):
         bench.step()
     trace = bench.stop()
-    assert bench.core.watch is None
+    assert bench.core.observer is None
     check(bench, trace)
     events = [event for step in trace.steps for event in step.events]
     seen = {event.owner for event in events if isinstance(event, Arrived)}
@@ -152,7 +152,7 @@ def test_attached_in_the_middle_of_a_run(tmp_path: Path) -> None:
     """The first line is the whole picture, and an observer that was there hears on."""
     events: list[Event] = []
     bench = Bench(block_size=4)
-    bench.manager.watch(events.append)
+    bench.manager.set_observer(events.append)
     requests = [bench.submit([n] * 9, 12) for n in range(3)]
     for _ in range(4):
         bench.step()
@@ -168,7 +168,7 @@ def test_attached_in_the_middle_of_a_run(tmp_path: Path) -> None:
     assert sorted((tuple(t.blocks), t.n_tokens) for t in blocks.tables.values()) == expected[0]
     assert blocks.published == expected[1]
     assert len(of(trace, Arrived)) == len(of(trace, Started)) == len(of(trace, Finished)) == 3
-    assert bench.manager.watch(None) == events.append
+    assert bench.manager.set_observer(None) == events.append
 
 
 def test_tables_of_no_request_have_owners_below_zero(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_a_full_disk_ends_the_recording_and_nothing_else() -> None:
     requests = [bench.submit(list(range(n, n + 30)), 400) for n in range(3)]  # more than a buffer
     bench.finish(*requests)
     assert [request.n_generated for request in requests] == [400] * 3
-    assert bench.core.watch is None, "it has let go"
+    assert bench.core.observer is None, "it has let go"
     with pytest.raises(OSError, match="space"):
         tracer.close()
     bench.assert_idle()
@@ -213,7 +213,7 @@ def test_a_file_that_was_closed_does_not_disturb(tmp_path: Path) -> None:
     tracer = Tracer(bench.core, tmp_path / "run.trace", BLOCK_BYTES, N_CTX)
     tracer.close()
     bench.finish(bench.submit([1, 2, 3], 5))
-    assert bench.core.watch is None
+    assert bench.core.observer is None
 
 
 def test_a_recording_that_nobody_detached_makes_room_for_the_next(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_a_recording_that_nobody_detached_makes_room_for_the_next(tmp_path: Path
     bench.finish(bench.submit([1, 2, 3], 5))
     second.detach()
     second.close()
-    assert bench.manager.watch(None) is None
+    assert bench.manager.set_observer(None) is None
     assert len(of(read_trace(tmp_path / "two.trace"), Finished)) == 1
 
 
@@ -233,7 +233,7 @@ def test_a_recording_that_cannot_begin_leaves_the_engine_free(
     bench, settle = Bench(), EngineCore.settle
 
     def fail_once_watched(core: EngineCore) -> bool:
-        if core.watch is not None:
+        if core.observer is not None:
             raise KeyboardInterrupt
         return settle(core)
 
@@ -241,7 +241,7 @@ def test_a_recording_that_cannot_begin_leaves_the_engine_free(
         patch.setattr(EngineCore, "settle", fail_once_watched)
         with pytest.raises(KeyboardInterrupt):
             Tracer(bench.core, tmp_path / "first", BLOCK_BYTES, N_CTX)
-    assert bench.core.watch is None
+    assert bench.core.observer is None
     tracer = Tracer(bench.core, tmp_path / "second", BLOCK_BYTES, N_CTX)
     tracer.detach()
     tracer.close()
