@@ -1,9 +1,8 @@
-"""The files that an engine's weights are mapped from, watched for changes.
+"""Checks that the files of mapped weights have not changed.
 
-What is mapped changes with its file, and a page that is no longer there cannot be read. So the files are
-looked at before every step: a change since then is told of with its numbers. What is cut while a step runs is
-seen by the native side (`native/api/mapped-files.hpp`), which ends that step with an error too; on Linux, as
-elsewhere nothing can.
+Mapped memory changes with its file, and a page that the file lost cannot be read. So the files are checked
+before every step, and an error names what changed. If a file is cut during a step, the native side
+(`native/api/mapped-files.hpp`) ends that step with an error; this works on Linux only.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ class _OpenFile:
 
 
 class ModelFiles:
-    """Open files of a model: what is mapped stays, even if another file takes their name.
+    """Open files of a model: the mapped content stays, even if another file takes a name.
 
     Raises:
-        ModelError: they cannot be opened, or are not of `n_bytes` together.
+        ModelError: a file cannot be opened, or the sum of their sizes is not `n_bytes`.
     """
 
     def __init__(self, paths: Sequence[str], n_bytes: int) -> None:

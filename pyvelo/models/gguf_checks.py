@@ -1,8 +1,8 @@
-"""What a GGUF's numbers must have to do with each other, beyond each being readable.
+"""Checks of the relations between a GGUF's numbers, after `gguf_scan` has read each of them.
 
-Upstream computes with whatever a sound file says: with types it has no product for it calls through a null
-pointer, with a head of 2^30 elements it allocates a cache for it. What is refused here would end the process,
-or ask for memory that nothing in the file stands for.
+Upstream computes with every number of a well-formed file: for a type without a product it calls a null
+pointer, for a head of 2^30 elements it allocates a cache. The refused files would end the process, or
+allocate memory far beyond the file's size.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ INT32_MAX = (1 << 31) - 1
 NEVER_WEIGHTS = frozenset({"q8_1", "q8_K", "i8", "i16", "i64", "f64"})
 # tables of indices
 INDEX_TABLES = re.compile(r".*tid2eid.*|d2t(\..*)?|masked_embd_ordering.*")
-# what meets a row of activations element by element, or is the filter of an operator of its own
+# tensors that multiply activations element by element, and filters of special operators
 ELEMENTWISE = re.compile(
     r".*\.bias|.*norm\d?(_\d|_exps|_key|_query|_conv)?(\.weight)?|.*sinks(\.weight)?|rope_f.*|.*\.rope_f.*"
     r"|.*\.(ssm_conv1d(_[qkv])?|shortconv\.conv|ple_conv1d|ssm_a|ssm_d|time_mix_first)(\.weight)?"
     r"|token_types\.weight"
 )
-# a router with one output is a vector, but a matrix to those that multiply with it
+# a router with one output is a vector, but a matrix for its product
 ROUTERS = re.compile(r".*(_inp|_inp_shexp|cls.*)\.weight")
 
-# numbers of `<architecture>.`: the largest that makes sense, and above which something would overflow
+# keys below `<architecture>.`: the largest valid number; larger ones overflow somewhere
 LARGEST: Mapping[str, int] = {
     "block_count": MAX_LAYERS,
     "context_length": INT32_MAX,
@@ -42,7 +42,7 @@ LARGEST: Mapping[str, int] = {
     "expert_count": 1 << 16,
     "nextn_predict_layers": MAX_LAYERS,
 }
-# widths that some tensor must have room for
+# widths that cannot exceed the widest tensor
 WIDTHS = (
     "embedding_length",
     "embedding_length_out",
@@ -67,20 +67,20 @@ WIDTHS = (
     "shortconv.l_cache",
     "vocab_size",
 )
-# what upstream divides by where a file has it
+# divisors of upstream, checked if a file has them
 DIVISORS = ("ssm.time_step_rank", "ssm.group_count")
 # The smallest and the largest number of buckets of relative positions. Small distances have q of them, in an
 # encoder a quarter of all and in a decoder half; upstream divides by q and by ln(128 / q).
 BUCKETS = {"t5encoder": (4, 511), "t5": (4, 255)}
 ZERO_GROUPS = "plamo2"  # counts none, and divides by nothing
-# who divides by the number of heads before asking whether there are any
+# architectures that divide by the number of heads without a check
 HEAD_DIVIDERS = frozenset({"olmo2", "phimoe", "gemma2", "gemma3"})
-# arrays that say something of every token
+# arrays with an item for every token
 PER_TOKEN = ("tokenizer.ggml.scores", "tokenizer.ggml.token_type")
 
 
 def check(summary: GgufSummary) -> None:
-    """Raises ModelError where the tensors' types, the vocabulary or the hyperparameters cannot be meant."""
+    """Raise ModelError if tensor types, vocabulary or hyperparameters are impossible."""
     for look in (_types, _vocabulary, _limits, _widths, _divisors, _temperature, _buckets):
         problem = look(summary)
         if problem is not None:
@@ -94,13 +94,13 @@ def _types(summary: GgufSummary) -> str | None:
             return f"tensor {tensor.name!r} is of type {kind}, which no weight can be"
         is_vector = sum(extent != 1 for extent in tensor.shape) <= 1 and not ROUTERS.fullmatch(tensor.name)
         if kind != "f32" and (is_vector or ELEMENTWISE.fullmatch(tensor.name)) and kind != "i32":
-            return f"tensor {tensor.name!r} is of type {kind}, but what it is for takes f32"
+            return f"tensor {tensor.name!r} is of type {kind}, but its operator takes f32"
     return None
 
 
 def _vocabulary(summary: GgufSummary) -> str | None:
     if summary.metadata.get("tokenizer.ggml.model") == "rwkv" and "rwkv" not in summary.architecture:
-        # it never ends where a word's beginning is no token: only models that cannot be paged may have it
+        # it loops forever if a word's beginning is no token: only models that cannot be paged may have it
         return f"tokenizer 'rwkv' is not of the architecture {summary.architecture!r}"
     tokens = summary.arrays.get("tokenizer.ggml.tokens")
     if tokens is None:
@@ -108,7 +108,7 @@ def _vocabulary(summary: GgufSummary) -> str | None:
     for key in PER_TOKEN:
         array = summary.arrays.get(key)
         if array is not None and array.count != tokens.count:
-            return f"{key} tells of {array.count} tokens, but there are {tokens.count}"
+            return f"{key} has {array.count} items, but there are {tokens.count} tokens"
     return None
 
 
@@ -121,7 +121,7 @@ def _limits(summary: GgufSummary) -> str | None:
 
 
 def _widths(summary: GgufSummary) -> str | None:
-    """Nothing is wider than the widest tensor; nor are all heads together."""
+    """Return an error if a width, or the sum of all heads, exceeds the widest tensor."""
     if not summary.tensors:
         return None
     widest = max((extent for tensor in summary.tensors for extent in tensor.shape), default=1)
@@ -154,7 +154,7 @@ def _divisors(summary: GgufSummary) -> str | None:
 
 
 def _temperature(summary: GgufSummary) -> str | None:
-    """Attention that sharpens with the position divides by a length; two architectures have it elsewhere."""
+    """Return an error if attention is scaled by position without the length that is the divisor."""
     if summary.architecture in ("llama4", "mistral3"):
         return None
     scale = summary.of_architecture("attention.temperature_scale")
@@ -172,9 +172,9 @@ def _buckets(summary: GgufSummary) -> str | None:
 
 
 def _number(summary: GgufSummary, key: str) -> int | None:
-    """A whole number of the architecture, the largest where each layer has its own.
+    """Return a whole number of the architecture; the largest if each layer has its own.
 
-    None where it is absent, or of another type, which C refuses.
+    None if it is absent, or of another type, which C refuses.
     """
     array = summary.arrays.get(f"{summary.architecture}.{key}")
     if array is not None:
@@ -183,7 +183,7 @@ def _number(summary: GgufSummary, key: str) -> int | None:
 
 
 def _smallest(summary: GgufSummary, key: str) -> int | None:
-    """Like `_number`, the smallest."""
+    """Return the smallest number instead of `_number`'s largest."""
     array = summary.arrays.get(f"{summary.architecture}.{key}")
     return _whole(summary, key) if array is None else array.smallest
 

@@ -1,4 +1,4 @@
-"""What the file name of a GGUF tells: its quantization, and which part of a split model it is."""
+"""Parser of GGUF file names: the quantization, and the part of a split model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TAG = re.compile(
 
 
 class Part(NamedTuple):
-    """One of the `parts` files of a split model; `number` counts from 1."""
+    """A file of a split model with `parts` files; `number` counts from 1."""
 
     stem: str
     number: int
@@ -30,9 +30,9 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelFile:
-    """One model among the files of a folder: its tag, such as "Q4_K_M", and its files in order, with bytes.
+    """A model among the files of a folder: its tag, such as "Q4_K_M", and its files in order, with bytes.
 
-    `tag` is the stem of the name where that names no quantization. `missing` counts parts that are not there.
+    `tag` is the stem of the name if the name has no quantization. `missing` counts the absent parts.
     """
 
     tag: str
@@ -41,36 +41,39 @@ class ModelFile:
 
     @property
     def name(self) -> str:
-        """The file to give to the loader."""
+        """File for the loader: the first part."""
         return self.files[0][0]
 
     @property
     def n_bytes(self) -> int:
-        """Of all parts together."""
+        """Size of all parts."""
         return sum(size for _, size in self.files)
 
 
 def part_of(name: str) -> Part | None:
-    """Which part of a split model a file name says it is, None where it says nothing of that."""
+    """Return the part of a split model that a file name describes, None if it is no part."""
     match = _PART.fullmatch(name)
     return Part(match["stem"], int(match["number"]), int(match["count"])) if match else None
 
 
 def quant_tag(name: str) -> str | None:
-    """The last quantization in a file's name, in capitals: "Q4_K_M", "UD-Q4_K_XL", "BF16"."""
+    """Return the last quantization in a file's name, in capitals: "Q4_K_M", "UD-Q4_K_XL", "BF16"."""
     stem = _stem(name.rpartition("/")[2])
     tags = _TAG.findall(stem)
     return tags[-1].upper() if tags else None
 
 
 def find_models(files: Mapping[str, int]) -> list[ModelFile]:
-    """The models among files (names with `/`, and bytes), smallest first; the parts of one are one model.
+    """Return the models among files, smallest first; the parts of a split model are one model.
 
-    Left out is what no text model is: projectors of images and sounds (mmproj), and importance matrices.
+    Projectors of images and sounds (mmproj) and importance matrices are no text models, and left out.
+
+    Args:
+        files: names, with `/` between folders, and bytes.
     """
     groups: dict[tuple[str, int], list[tuple[str, int]]] = {}
     for name in sorted(files):
-        if not name.lower().endswith(".gguf") or _is_company(name.rpartition("/")[2].lower()):
+        if not name.lower().endswith(".gguf") or _is_no_text_model(name.rpartition("/")[2].lower()):
             continue
         part = part_of(name)
         groups.setdefault((part.stem, part.parts) if part else (name, 0), []).append((name, files[name]))
@@ -79,7 +82,7 @@ def find_models(files: Mapping[str, int]) -> list[ModelFile]:
 
 
 def matching(models: Iterable[ModelFile], wanted: str) -> list[ModelFile]:
-    """The models that `wanted` names, in any case: by file, by tag, or by the tag without its `UD-`."""
+    """Return the models that `wanted` names, in any case: by file, by tag, or by the tag without `UD-`."""
     listed = list(models)
     low = wanted.casefold()
     by_name = [m for m in listed if low in (m.name.casefold(), *(_names(m.name)))]
@@ -100,10 +103,10 @@ def _names(name: str) -> tuple[str, str, str]:
 
 
 def _stem(base: str) -> str:
-    """A file's name without its end and without its number as a part."""
+    """Return a file's name without its suffix and its number as a part."""
     part = part_of(base)
     return part.stem if part else base[: -len(".gguf")] if base.lower().endswith(".gguf") else base
 
 
-def _is_company(base: str) -> bool:
+def _is_no_text_model(base: str) -> bool:
     return "mmproj" in base or base.startswith("imatrix") or base.endswith((".imatrix.gguf", "-imatrix.gguf"))

@@ -1,4 +1,4 @@
-"""A whole model on disk: one GGUF, or the parts of a split one; all of it scanned and checked."""
+"""Scan and checks of a whole model on disk: one GGUF, or all parts of a split one."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ MAX_PARTS = 9999
 
 
 def scan_model(path: str | os.PathLike[str]) -> GgufSummary:
-    """Scans the model at `path` and, where that is the first of several parts, the others beside it.
+    """Scan the model at `path`; if it is the first part of a split model, also the other parts.
 
-    The summary has the metadata of the first part and the tensors of all; `offset` counts from the start of
-    the part that a tensor is in, `file_bytes` is the sum. Raises ModelError for what cannot be read,
-    contradicts itself or is not complete.
+    The summary has the metadata of the first part and the tensors of all parts. `offset` counts from the
+    start of the tensor's part; `file_bytes` is the sum.
+
+    Raises:
+        ModelError: a part cannot be read, contradicts itself or another part, or is missing.
     """
     first = scan(path)
     paths = part_paths(first)
@@ -31,7 +33,7 @@ def scan_model(path: str | os.PathLike[str]) -> GgufSummary:
 
 
 def part_paths(first: GgufSummary) -> list[str]:
-    """The files of the model that `first` tells of, in order. ModelError where it is not a first part."""
+    """Return the files of a model by its first part, in order; ModelError if `first` is no first part."""
     count, number = _split(first, "split.count"), _split(first, "split.no")
     if not count or count == 1:
         return [first.path]

@@ -1,7 +1,7 @@
 """An exact scan of a GGUF's header and tensor table, before any C code opens the file.
 
-Every length is checked, with Python's unbounded integers, against what is left of the file. Tensor data is
-not read and vocabularies are stepped over, so that a scan takes a tenth of a second or less.
+Every length is checked, with Python's unbounded integers, against the rest of the file. Tensor data is not
+read and vocabularies are skipped, so a scan takes 0.1 s or less.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ SCALARS: Mapping[int, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class GgufArray:
-    """An array that was stepped over: the name of its elements' type, and how many there are.
+    """Type name and length of a skipped array.
 
-    `largest` and `smallest` are known of whole numbers, where there are no more than a model has layers.
+    `largest` and `smallest` are set for arrays of whole numbers that are no longer than a model has layers.
     """
 
     type_name: str
@@ -59,7 +59,7 @@ class GgufArray:
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """`shape` is in GGUF's order, the row's length first; `offset` counts from the start of the file."""
+    """Entry of a tensor. `shape` has GGUF's order, row length first; `offset` is from the file's start."""
 
     name: str
     type_name: str
@@ -70,7 +70,7 @@ class GgufTensor:
 
 @dataclass(frozen=True)
 class QuantShare:
-    """How much of the model one tensor type holds."""
+    """Share of a tensor type in a model."""
 
     tensors: int
     elements: int
@@ -79,7 +79,7 @@ class QuantShare:
 
 @dataclass(frozen=True)
 class GgufSummary:
-    """What a GGUF says of itself. `quantization` maps a type's name to its share, largest first."""
+    """Metadata and tensor table of a GGUF. `quantization` maps a type's name to its share, largest first."""
 
     path: str
     version: int
@@ -94,14 +94,15 @@ class GgufSummary:
     file_bytes: int
 
     def of_architecture(self, key: str) -> Scalar | None:
-        """The value of `<architecture>.<key>`, None where it is absent or an array."""
+        """Return the value of `<architecture>.<key>`, None if it is absent or an array."""
         return self.metadata.get(f"{self.architecture}.{key}")
 
 
 def scan(path: str | os.PathLike[str]) -> GgufSummary:
-    """Reads the header of the GGUF at `path`.
+    """Read the header of the GGUF at `path`.
 
-    Raises ModelError, saying what is wrong and where, when the file cannot be read or contradicts itself.
+    Raises:
+        ModelError: the file cannot be read, or contradicts itself; the text has the place in the file.
     """
     shown = os.fspath(path)
     try:
@@ -122,7 +123,7 @@ def _check_kind(path: str, mode: int) -> None:
 
 
 class _Cursor:
-    """The head of a file, read as far as it is needed; `at` is the next byte to look at."""
+    """Reader of a file's header, which loads as much as is needed; `at` is the next byte."""
 
     def __init__(self, file: BinaryIO, path: str, size: int) -> None:
         self.file = file
@@ -136,7 +137,7 @@ class _Cursor:
         return ModelError(f"{self.path} is damaged: {what}")
 
     def need(self, n_bytes: int) -> None:
-        """Makes sure that `n_bytes` from `at` on are there."""
+        """Load `n_bytes` from `at` on; ModelError if the file is shorter."""
         end = self.at + n_bytes
         if end <= len(self.data):
             return
@@ -176,7 +177,7 @@ class _Cursor:
         return value
 
     def skip_texts(self, count: int) -> None:
-        """Steps over `count` strings. It sees every word of a vocabulary, so it calls as little as it can."""
+        """Skip `count` strings. It runs for every word of a vocabulary, so it makes few calls."""
         unpack, data, at = struct.Struct("<Q").unpack_from, self.data, self.at
         last = len(data) - 8
         for _ in range(count):
@@ -216,7 +217,7 @@ def _scan(path: str, cursor: _Cursor) -> GgufSummary:
 
 
 def _head(cursor: _Cursor) -> tuple[int, int, int]:
-    """Version, number of tensors, number of metadata values."""
+    """Return version, number of tensors, and number of metadata values."""
     cursor.need(min(4, cursor.size))
     magic = bytes(cursor.data[:4])
     if magic != b"GGUF":
@@ -328,14 +329,14 @@ def _tensor_table(cursor: _Cursor, count: int) -> list[_Entry]:
 
 
 def _placed(cursor: _Cursor, entries: list[_Entry], start: int, alignment: int) -> list[GgufTensor]:
-    """Tensors lie one after the other, each at a multiple of the alignment, and end inside the file."""
+    """Check that tensors follow each other, at multiples of the alignment, inside the file; return them."""
     tensors = []
     expected = 0
     for entry in entries:
         n_bytes = _elements(entry.shape) // entry.layout.group * entry.layout.group_bytes
         if entry.offset != expected:
             raise cursor.damaged(
-                f"tensor {entry.name!r} lies at offset {entry.offset}, where {expected} was expected"
+                f"tensor {entry.name!r} is at offset {entry.offset}, but {expected} was expected"
             )
         end = start + entry.offset + n_bytes
         if end > cursor.size:
@@ -356,7 +357,7 @@ def _elements(shape: tuple[int, ...]) -> int:
 
 
 def quantization_of(tensors: tuple[GgufTensor, ...]) -> dict[str, QuantShare]:
-    """The share of each tensor type, the largest first."""
+    """Return the share of each tensor type, the largest first."""
     shares: dict[str, QuantShare] = {}
     for tensor in tensors:
         old = shares.get(tensor.type_name, QuantShare(0, 0, 0))

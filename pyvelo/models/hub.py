@@ -1,7 +1,7 @@
 """Models by name: `org/repo` or `org/repo:QUANT` becomes a file in the cache of huggingface-hub.
 
-Where the cache lies, the token and the server are that library's to say: HF_HOME, HF_TOKEN, HF_ENDPOINT and
-HF_HUB_OFFLINE are its variables. It is needed for names only (the extra `hub`); a path never asks for it.
+That library decides the cache's folder, the token and the server, by its variables HF_HOME, HF_TOKEN,
+HF_ENDPOINT and HF_HUB_OFFLINE. Only names need it (the extra `hub`), paths do not.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _NAME = re.compile(
 )
 _GIB = 1 << 30
 ANSWER_TIMEOUT = 60.0
-"""Seconds without a byte after which a hub counts as one that does not answer."""
+"""Seconds without a byte until the hub counts as unreachable."""
 MOST_LISTED = 20  # models in a message
 
 
 @dataclass(frozen=True)
 class HubName:
-    """`org/repo`, and what was said behind the colon."""
+    """Repository `org/repo`, and the quantization or file after the colon."""
 
     repo: str
     quant: str | None
@@ -57,9 +57,9 @@ class HubName:
 
 @dataclass(frozen=True)
 class CachedModel:
-    """A model in the cache, whole: its repository, tag, files (the first one is for the loader) and bytes.
+    """A complete model in the cache: its repository, tag, files (the first is for the loader) and bytes.
 
-    `file` is the first one's name in the repository, `label` what to write behind the colon.
+    `file` is the first file's name in the repository; `label` is the text after the colon.
     """
 
     repo: str
@@ -69,17 +69,17 @@ class CachedModel:
     paths: tuple[Path, ...]
     n_bytes: int
     used: float
-    """When it was read last, in seconds since 1970."""
+    """Time of the last read, in seconds since 1970."""
 
     @property
     def name(self) -> str:
-        """What `LLM` and `pyvelo run` take."""
+        """Name for `LLM` and `pyvelo run`."""
         return f"{self.repo}:{self.label}"
 
 
 @dataclass(frozen=True)
 class Pulled:
-    """What `pull` brought or found: the same, and whether nothing had to be downloaded."""
+    """Result of `pull`; `was_cached`: nothing had to be downloaded."""
 
     repo: str
     tag: str
@@ -89,7 +89,7 @@ class Pulled:
 
 
 class ModelChoiceError(ModelError):
-    """A name that means no model of its repository, or several; `choices` are those that there are."""
+    """Error for a name that matches no model of its repository, or several; `choices` has the models."""
 
     def __init__(self, message: str, repo: str, choices: Sequence[ModelFile]) -> None:
         super().__init__(message)
@@ -98,7 +98,7 @@ class ModelChoiceError(ModelError):
 
 
 def parse_name(text: str) -> HubName | None:
-    """The name of a repository, None for what can only be a path."""
+    """Parse the name of a repository; None for text that can only be a path."""
     match = _NAME.fullmatch(text)
     if match is None or (match["quant"] is None and text.lower().endswith(".gguf")):
         return None
@@ -106,11 +106,15 @@ def parse_name(text: str) -> HubName | None:
 
 
 def locate(model: str | os.PathLike[str]) -> str:
-    """The path of a model: what exists as a file is one, anything else may be a name on the hub.
+    """Return the path of a model: an existing file, or a name on the hub.
 
-    A name is looked up in the cache, without any network; what is not there is downloaded, with a bar where
-    standard error is a terminal. `org/repo` alone means the one model of it that is cached, or that it has.
-    Raises ModelError for what is neither, ModelChoiceError where the name leaves a choice.
+    A name is looked up in the cache first, without any network. If it is not cached, the model is downloaded,
+    with a progress bar on a terminal. `org/repo` without QUANT is the only cached model of the repository, or
+    the only model in it.
+
+    Raises:
+        ModelError: `model` is no file and no known name.
+        ModelChoiceError: several models match the name.
     """
     path = os.fspath(model)
     if not isinstance(path, str):
@@ -130,11 +134,14 @@ def locate(model: str | os.PathLike[str]) -> str:
 
 
 def pull(name: HubName | str) -> Pulled:
-    """Brings a model into the cache, or finds that it is there as the hub has it now.
+    """Download a model into the cache unless the cache has the hub's current version.
 
-    What an interrupted download left is gone on with. With HF_HUB_OFFLINE the cache alone is asked. Raises
-    ConfigError for text that is no name, ModelError where the hub or the file cannot be had, ModelChoiceError
-    where the name leaves a choice.
+    An interrupted download is continued. With HF_HUB_OFFLINE only the cache is used.
+
+    Raises:
+        ConfigError: the text is no name.
+        ModelError: the hub or the file is not available.
+        ModelChoiceError: several models match the name.
     """
     named = parse_name(name) if isinstance(name, str) else name
     if named is None:
@@ -155,7 +162,7 @@ def pull(name: HubName | str) -> Pulled:
 
 
 def cached_models(repo: str | None = None) -> list[CachedModel]:
-    """The whole models in the cache, of one repository or of all; none where the library is missing."""
+    """Return the complete models in the cache, of one repository or of all; none without the library."""
     if not _has_library():
         return []
     from huggingface_hub import CacheNotFound, scan_cache_dir
@@ -176,11 +183,11 @@ def cached_models(repo: str | None = None) -> list[CachedModel]:
 
 
 def _choose(name: HubName, models: list[ModelFile], has: str) -> ModelFile:
-    """The one model that a name means."""
+    """Return the only model that matches a name."""
     found = models if name.quant is None else matching(models, name.quant)
     if len(found) == 1:
         if found[0].missing:
-            raise ModelError(f"{name}: {found[0].missing} of the parts of {found[0].name} are not there")
+            raise ModelError(f"{name}: {found[0].missing} of the parts of {found[0].name} are missing")
         return found[0]
     if not models:
         raise ModelChoiceError(f"{name.repo} has no GGUF model", name.repo, ())
@@ -195,7 +202,7 @@ def _choose(name: HubName, models: list[ModelFile], has: str) -> ModelFile:
 
 
 def _labels(models: Iterable[ModelFile]) -> list[tuple[str, ModelFile]]:
-    """What to write behind the colon for each: its tag, or its file's name where several have that tag."""
+    """Return the text after the colon for each model: its tag, or its file's name if the tag is ambiguous."""
     listed = list(models)
     tags = Counter(model.tag for model in listed)
     return [(m.tag if tags[m.tag] == 1 else m.name, m) for m in listed]
@@ -206,7 +213,7 @@ def _size(n_bytes: int) -> str:
 
 
 def choice_names(models: Iterable[ModelFile]) -> list[dict[str, str | int]]:
-    """For each model what to write behind the colon, its file, its bytes and how many parts it has."""
+    """Return the text after the colon, file, bytes and number of parts of each model."""
     return [
         {"name": label, "file": model.name, "bytes": model.n_bytes, "parts": len(model.files)}
         for label, model in _labels(models)
@@ -217,7 +224,7 @@ def choice_names(models: Iterable[ModelFile]) -> list[dict[str, str | int]]:
 
 
 def _in_cache(name: HubName) -> CachedModel | None:
-    """The cached model that a name means, None where there is none. ModelChoiceError for several."""
+    """Return the cached model that matches a name, None if there is none; ModelChoiceError for several."""
     models = {model.file: model for model in cached_models(name.repo)}
     files = [ModelFile(model.tag, ((file, model.n_bytes),)) for file, model in models.items()]
     if name.quant is not None:
@@ -241,7 +248,7 @@ def _models_of(repo: CachedRepoInfo) -> Iterator[CachedModel]:
 
 
 def _current(repo: CachedRepoInfo) -> CachedRevisionInfo | None:
-    """What `main` was when it was last asked for, else the newest."""
+    """Return the revision that was last fetched as `main`, else the newest one."""
     return repo.refs.get("main") or max(repo.revisions, key=lambda r: r.last_modified, default=None)
 
 
@@ -271,7 +278,7 @@ def _fetch(name: HubName, model: ModelFile, commit: str) -> Pulled:
 
 @contextmanager
 def _asking(name: HubName) -> Iterator[None]:
-    """Turns what goes wrong between here and the hub into a ModelError of one line."""
+    """Convert each error of a download into a ModelError of one line."""
     from huggingface_hub import errors
 
     try:
@@ -280,7 +287,7 @@ def _asking(name: HubName) -> Iterator[None]:
         raise
     except errors.GatedRepoError as error:
         raise ModelError(
-            f"{name.repo} is open only to those who accepted its terms: do so on its page, and set HF_TOKEN"
+            f"{name.repo} is open only to users who accepted its terms: do so on its page, and set HF_TOKEN"
         ) from error
     except errors.RepositoryNotFoundError as error:
         raise ModelError(

@@ -1,9 +1,9 @@
 """Downloads into the cache of huggingface-hub, which continue where the last one stopped.
 
 Recent versions of the library start anew after Ctrl+C: each writes to a file of its own and removes it. Here
-the part lies where older versions kept it, `blobs/<etag>.incomplete`, under the library's own lock. Blobs,
-snapshots and refs have the library's layout, but every name in it is checked before (`read_listing`,
-`check_etag`): what the hub answers becomes paths.
+the part is at the path of older versions, `blobs/<etag>.incomplete`, under the library's own lock. Blobs,
+snapshots and refs have the library's layout. `read_listing` and `check_etag` check every name first, because
+the hub's answers become paths.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def fetch_file(repo: str, file: str, commit: str) -> tuple[Path, bool]:
         commit: The commit to take it from, checked by `read_listing`.
 
     Raises:
-        ModelError: The hub describes the file wrongly, or its content is not what the hub says of it.
-        Exception: What the library raises.
+        ModelError: The hub's description is not valid, or the content differs from it.
+        Exception: An error of the library.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
     from huggingface_hub.utils import WeakFileLock, build_hf_headers
@@ -130,7 +130,7 @@ def fetch_file(repo: str, file: str, commit: str) -> tuple[Path, bool]:
 
 
 def set_main(repo: str, commit: str) -> None:
-    """Record `commit` as what the branch `main` was when it was last asked for."""
+    """Record `commit` as the last known revision of `main`."""
     ref = _folders(repo)[0] / "refs" / "main"
     if ref.exists() and ref.read_bytes() == commit.encode():
         return  # the cache may be read-only
@@ -160,7 +160,7 @@ def _point(pointer: Path, blob: Path) -> None:
 
 
 def _download(url: str, headers: dict[str, str], part: Path, facts: Any, file: str) -> None:
-    """Complete `part` by HTTP, or over Xet if the file is larger than what the hub serves by HTTP."""
+    """Complete `part` by HTTP, or by Xet if the file is too large for the hub's HTTP."""
     from huggingface_hub import constants as hub
     from huggingface_hub.file_download import xet_get
 
@@ -183,7 +183,7 @@ def _download(url: str, headers: dict[str, str], part: Path, facts: Any, file: s
     except OSError:
         if size is None or part.stat().st_size <= size:
             raise
-        part.unlink()  # older versions append all of it where a server knows no ranges
+        part.unlink()  # older versions append the whole file if the server knows no ranges
         _go_on(url, headers, part, size, title)
 
 
@@ -196,9 +196,9 @@ def _go_on(url: str, headers: dict[str, str], part: Path, size: int | None, titl
 
 
 def _check(part: Path, size: int | None, etag: str, file: str) -> None:
-    """Raise ModelError unless the content has the size and the digest that the hub gives.
+    """Raise ModelError unless the content has the hub's size and digest.
 
-    A SHA-1 is that of a git blob, or of the content alone as some mirrors give it.
+    A SHA-1 is a git blob's, or the content's as on some mirrors.
     """
     n_bytes = part.stat().st_size
     if len(etag) == 64:
@@ -212,4 +212,4 @@ def _check(part: Path, size: int | None, etag: str, file: str) -> None:
                 digest.update(chunk)
     if size not in (None, n_bytes) or etag not in [digest.hexdigest() for digest in digests]:
         part.unlink()
-        raise ModelError(f"{file} came damaged, and what came of it was removed: pull it once more")
+        raise ModelError(f"the download of {file} is damaged and was removed: pull it once more")

@@ -30,10 +30,12 @@ CLEAN = [
     "native/ops/test",
     "pyvelo/chat",
     "pyvelo/grammar",
+    "pyvelo/models",
     "scripts/README.md",
     "scripts/check/style.py",
     "tests/chat",
     "tests/grammar",
+    "tests/models",
     "tests/scripts/models",
 ]
 """Files and folders that a run without a path checks. Add a folder once it is clean."""

@@ -17,7 +17,7 @@ from .server import Hub, Repo, serve
 
 @dataclass(frozen=True)
 class Shell:
-    """Runs pyvelo as a user does: in a process of its own, with a home of its own."""
+    """Runner of pyvelo commands, each in its own process, with its own home folder."""
 
     hub: Hub
     home: Path
@@ -36,7 +36,7 @@ class Shell:
         }
 
     def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-        """A command under way."""
+        """Start a command."""
         return subprocess.Popen(
             [sys.executable, "-m", "pyvelo.cli", *arguments],
             env={**self.environment, **environment},
@@ -48,13 +48,13 @@ class Shell:
         )
 
     def run(self, *arguments: str, **environment: str) -> tuple[int, str, str]:
-        """Exit code, standard output and standard error of a command."""
+        """Return exit code, standard output and standard error of a command."""
         process = self.start(*arguments, **environment)
         out, err = process.communicate(timeout=120)
         return process.returncode, out, err
 
     def python(self, code: str, **environment: str) -> str:
-        """What a program prints."""
+        """Return the output of a program."""
         done = subprocess.run(
             [sys.executable, "-c", code],
             env={**self.environment, **environment},
@@ -66,13 +66,13 @@ class Shell:
         return done.stdout
 
     def parts(self) -> list[Path]:
-        """What interrupted downloads have left."""
+        """Return the files of interrupted downloads."""
         return sorted(self.home.rglob("*.incomplete"))
 
 
 @pytest.fixture
 def hub(tiny_model: Path) -> Iterator[Hub]:
-    """Two repositories: one with one model and its company, one with a choice."""
+    """Return a hub with two repositories: one with a model and its projector, one with several models."""
     model = tiny_model.read_bytes()
     one = Repo({"README.md": b"one", "tiny-Q8_0.gguf": model, "mmproj-tiny-F16.gguf": b"no text model"})
     choice = Repo(

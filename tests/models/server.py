@@ -1,4 +1,4 @@
-"""A hub in small, on loopback: what huggingface-hub asks of one to find and to fetch the files of a model."""
+"""A small hub on loopback: the requests of huggingface-hub that find and fetch the files of a model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 @dataclass
 class Repo:
-    """The files of a repository. `token`: needed to see it; `gated`: nobody has accepted its terms."""
+    """Files of a repository. `token`: required to see it; `gated`: no user has accepted its terms."""
 
     files: dict[str, bytes]
     token: str | None = None
@@ -32,21 +32,21 @@ class Repo:
 
 @dataclass
 class Hub:
-    """What is served, and what was asked for: method, path and range of each request."""
+    """Served repositories, and method, path and range of each request."""
 
     repos: dict[str, Repo] = field(default_factory=dict)
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)
     stop_after: int | None = None
-    """Bytes of a file after which nothing more comes, until `resume` is set."""
+    """Bytes of a file after which the server waits until `resume` is set."""
     honest: bool = True
-    """Whether the content is what its hash says."""
+    """Whether the content matches its hash."""
     ranges: bool = True
     answers: list[bytes] = field(default_factory=list)
-    """What descriptions of repositories to give, one a request; then the true ones."""
+    """Descriptions of repositories for the next requests, one each; then the true ones."""
     etags: list[str] = field(default_factory=list)
-    """What ETags to give, one a request; then the SHA-256."""
+    """ETags for the next requests, one each; then the SHA-256."""
     commit: str | None = None
-    """What commit to name in headers; None: the true one."""
+    """Commit in the headers; None: the true one."""
     resume: threading.Event = field(default_factory=threading.Event)
     url: str = ""
 
@@ -60,7 +60,7 @@ class Hub:
 
 
 def describe(name: str, repo: Repo) -> dict[str, Any]:
-    """What a hub says of a repository."""
+    """Return a hub's description of a repository."""
     siblings = [
         {
             "rfilename": file,
@@ -75,7 +75,7 @@ def describe(name: str, repo: Repo) -> dict[str, Any]:
 
 
 def git_sha1(data: bytes) -> str:
-    """The name that git gives to a file's content."""
+    """Return git's name of a file's content."""
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
 
@@ -152,7 +152,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.flush()
                 self.hub.resume.wait(60)
                 self.close_connection = True
-        except OSError:  # whoever asked has gone
+        except OSError:  # the client has gone
             self.close_connection = True
 
     def _refuse(self, status: int, code: str) -> None:
@@ -167,7 +167,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serve(hub: Hub) -> Iterator[Hub]:
-    """Serves `hub` at `hub.url` while the context lasts."""
+    """Serve `hub` at `hub.url` while the context lasts."""
     handler = type("Handler", (_Handler,), {"hub": hub})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         server.daemon_threads = True

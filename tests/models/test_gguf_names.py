@@ -1,4 +1,4 @@
-"""What file names tell."""
+"""Quantizations and parts in file names."""
 
 from __future__ import annotations
 

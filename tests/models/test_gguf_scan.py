@@ -162,8 +162,8 @@ DAMAGES = {
     "tensor 'a' has the unknown type 4": document(tensors=(tensor("a", (32,), 4, 0),)),
     "no multiple of q8_0's group of 32": document(tensors=(tensor("a", (33,), 8, 0),)),
     "no multiple of q4_0's group of 32": document(tensors=(tensor("a", (), 2, 0),)),
-    "lies at offset 32, where 0 was expected": document(tensors=(tensor("a", (8,), 0, 32),)),
-    "tensor 'b' lies at offset 0, where 96": document(
+    "is at offset 32, but 0 was expected": document(tensors=(tensor("a", (8,), 0, 32),)),
+    "tensor 'b' is at offset 0, but 96": document(
         tensors=(tensor("a", (24,), 0, 0), tensor("b", (8,), 0, 0))
     ),
     "tensor 'a' of shape [32, 4294967296, 4294967296] ends": document(

@@ -1,4 +1,4 @@
-"""A hub that lies: no answer of it names a file outside the cache, or raises anything but VeloError."""
+"""A hostile hub: no answer writes a file outside the cache, or raises anything but VeloError."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COMMIT = "0123456789abcdef" * 2 + "01234567"
 
 
 def files_below(folder: Path) -> set[str]:
-    """All files and links, but the library's own notes on the machine."""
+    """Return all files and links, without the library's notes on the machine."""
     return {
         path.relative_to(folder).as_posix()
         for path in folder.rglob("*")
@@ -81,7 +81,7 @@ def test_content_is_verified_by_either_digest(shell: Shell, hub: Hub, tiny_model
         hub.etags = [git_sha1(tiny_model.read_bytes())] * 9
     code, out, err = shell.run("pull", "org/one")
     assert (code, out, err.count("\n")) == (1, "", 1)
-    assert "tiny-Q8_0.gguf came damaged" in err
+    assert "tiny-Q8_0.gguf is damaged and was removed" in err
     assert shell.parts() == []
 
 
@@ -112,7 +112,7 @@ def test_what_is_too_large_for_http_comes_over_xet_into_the_part(
     part = tmp_path / "part"
     hub_download._download("http://127.0.0.1:9/x", {}, part, facts, "x.gguf")
     hub_download._check(part, 11, git_sha1(b"x" * 11), "x.gguf")
-    with pytest.raises(ModelError, match="came damaged"):
+    with pytest.raises(ModelError, match="is damaged and was removed"):
         hub_download._check(part, 11, git_sha1(b"y" * 11), "x.gguf")
     assert not part.exists()
 
@@ -140,7 +140,7 @@ MISSING = object()
 
 
 def changed(answer: Any, place: tuple[str | int, ...], value: Any) -> Any:
-    """The answer with another value at a place, or without it."""
+    """Return the answer with another value at a place, or without the place."""
     if not place:
         return None if value is MISSING else value
     copy = json.loads(json.dumps(answer))
@@ -233,7 +233,7 @@ def test_only_digests_are_etags(etag: str) -> None:
 
 
 def test_a_hundred_thousand_models_are_named_in_linear_time() -> None:
-    """A quadratic way takes minutes."""
+    """A quadratic algorithm takes minutes."""
     code = (
         "from pyvelo.models.hub import choice_names\n"
         "from pyvelo.models.gguf_names import find_models\n"

@@ -28,7 +28,7 @@ def test_one_model_needs_no_tag(shell: Shell, hub: Hub, tiny_model: Path) -> Non
     assert path.name == "tiny-Q8_0.gguf"
     assert shell.home in path.parents
     assert err.startswith("pyvelo: org/one:Q8_0, ")
-    assert err.count("\n") == 1  # no bar where nobody looks
+    assert err.count("\n") == 1  # no bar without a terminal
     assert [file for file, _ in hub.downloads()] == ["tiny-Q8_0.gguf"]
     assert shell.parts() == []
 
@@ -152,7 +152,7 @@ def test_split_models_are_pulled_whole(shell: Shell, hub: Hub, tiny_model: Path,
     assert "1 of the parts" in err
 
 
-def test_models_of_one_type_are_told_apart_by_file(shell: Shell, hub: Hub, tiny_model: Path) -> None:
+def test_models_of_one_type_are_named_by_file(shell: Shell, hub: Hub, tiny_model: Path) -> None:
     model = tiny_model.read_bytes()
     hub.repos["org/twins"] = Repo({"a-Q8_0.gguf": model, "b-Q8_0.gguf": model + bytes(32)})
     code, out, err = shell.run("pull", "org/twins:Q8_0")
@@ -185,19 +185,19 @@ def test_a_terminal_sees_a_bar(shell: Shell) -> None:
     os.close(ours)
 
 
-# ---- what goes wrong on the way ----
+# ---- failures ----
 
 
 @pytest.fixture
 def large(hub: Hub) -> bytes:
-    """Content that the library writes in several pieces."""
+    """Return content that the library writes in several pieces."""
     data = random.Random(1).randbytes(24 << 20)
     hub.repos["org/large"] = Repo({"large-Q8_0.gguf": data})
     return data
 
 
 def interrupt(shell: Shell, hub: Hub) -> Path:
-    """Pulls org/large, and sends Ctrl+C when most of it has come; the part that is left."""
+    """Pull org/large, send Ctrl+C after most of it, and return the part that is left."""
     hub.stop_after = 22 << 20
     process = shell.start("pull", "org/large")
     deadline = time.monotonic() + 60
@@ -235,7 +235,7 @@ def test_a_part_that_is_not_of_the_file_is_noticed(shell: Shell, hub: Hub, large
     part.write_bytes(bytes(part.stat().st_size))
     code, out, err = shell.run("pull", "org/large")
     assert (code, out, err.count("\n")) == (1, "", 1)
-    assert "came damaged" in err
+    assert "is damaged and was removed" in err
     assert shell.parts() == []
     assert shell.run("pull", "org/large")[0] == 0
 
@@ -244,7 +244,7 @@ def test_content_that_is_not_what_its_hash_says(shell: Shell, hub: Hub) -> None:
     hub.honest = False
     code, out, err = shell.run("pull", "org/one")
     assert (code, out, err.count("\n")) == (1, "", 1)
-    assert "tiny-Q8_0.gguf came damaged" in err
+    assert "tiny-Q8_0.gguf is damaged and was removed" in err
     assert json.loads(shell.run("list", "--json")[1]) == {"models": []}
 
 
