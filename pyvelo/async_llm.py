@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from types import TracebackType
@@ -220,6 +220,12 @@ class AsyncLLM:
         engine_loop = await self._engine_loop()
         listed = [prompt for prompt, _ in pair_up(prompts, None)]
         return await engine_loop.run_steps(search(engine_loop.engine, listed, params or BeamSearchParams()))
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """End the requests of this id, or of these ids, as `LLM.abort` does."""
+        self._home.check()
+        if self._loading is not None and not self._closed.is_set():
+            (await self._engine_loop()).abort(request_id)
 
     @checked()
     async def session(self, prompt: Prompt = (), *, cache_salt: str = "") -> AsyncSession:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, overload
@@ -292,6 +292,18 @@ class LLM:
         """
         self._engine.loop.check_open()
         return Session(self._engine, self._engine.processor.sequence(prompt, cache_salt))
+
+    def abort(self, request_id: str | Iterable[str]) -> None:
+        """End the requests of this id, or of these ids, with the text that they have.
+
+        Their `finish_reason` is "abort". The id of a call with several prompts ends all of them. Any thread
+        may call this, also in the loop over a stream. An id without a request, or whose requests have ended,
+        is ignored.
+
+        Raises:
+            RequestError: an id is not a string of 1 to 256 characters.
+        """
+        self._engine.abort(request_id)
 
     # ---- vectors ----
 

@@ -142,28 +142,34 @@ class Session(BaseSession):
             sequence.tokens.extend(self._tokens(text))
 
     @checked(params=SamplingParams)
-    def generate(self, params: SamplingParams | None = None) -> RequestOutput:
+    def generate(
+        self, params: SamplingParams | None = None, *, request_id: str | None = None
+    ) -> RequestOutput:
         """Goes on; what is generated belongs to the session. One sample: fork for more."""
         with self._turn() as sequence:
             processor = self._engine.processor
             param = params or SamplingParams()
-            submission = processor.go_on(sequence, param, asked=processor.ask(param))
+            submission = processor.go_on(sequence, param, asked=processor.ask(param, request_id))
             run_all(self._engine.loop, [submission])
         output = submission.output()
         raise_first_error([output])
         return output
 
     @checked(params=SamplingParams)
-    def stream(self, params: SamplingParams | None = None) -> Generator[StreamPiece, None, None]:
+    def stream(
+        self, params: SamplingParams | None = None, *, request_id: str | None = None
+    ) -> Generator[StreamPiece, None, None]:
         """As `generate`, a piece for every token as it comes; the session is taken until the
         last. Closing the generator cancels the rest; what was generated stays."""
         pieces: deque[StreamPiece] = deque()
+        processor, param = self._engine.processor, params or SamplingParams()
+        asked = processor.ask(param, request_id, timed=False)
 
         def begin() -> Submission:
             self._take()
             try:
                 self._settle()
-                return self._engine.processor.go_on(self._sequence, params or SamplingParams(), pieces.append)
+                return processor.go_on(self._sequence, param, pieces.append, asked)
             except BaseException:
                 self._lock.release()
                 raise
@@ -236,11 +242,13 @@ class AsyncSession(BaseSession):
             sequence.tokens.extend(await self._engine_loop.preparer.run(partial(self._tokens, text)))
 
     @checked(params=SamplingParams)
-    async def generate(self, params: SamplingParams | None = None) -> RequestOutput:
+    async def generate(
+        self, params: SamplingParams | None = None, *, request_id: str | None = None
+    ) -> RequestOutput:
         """Goes on; what is generated belongs to the session. One sample: fork for more."""
         async with self._turn() as sequence:
             param, processor = params or SamplingParams(), self._engine.processor
-            prepare = partial(processor.go_on, sequence, param, asked=processor.ask(param))
+            prepare = partial(processor.go_on, sequence, param, asked=processor.ask(param, request_id))
             submission = await self._engine_loop.preparer.run(prepare, [param])
             await self._engine_loop.run([submission])
         output = submission.output()
@@ -248,11 +256,13 @@ class AsyncSession(BaseSession):
         return output
 
     @checked(params=SamplingParams)
-    async def stream(self, params: SamplingParams | None = None) -> AsyncGenerator[StreamPiece, None]:
+    async def stream(
+        self, params: SamplingParams | None = None, *, request_id: str | None = None
+    ) -> AsyncGenerator[StreamPiece, None]:
         """As `generate`, a piece for every token as it comes; the session is taken until the last."""
         async with self._turn() as sequence:
             param, processor = params or SamplingParams(), self._engine.processor
-            prepare = partial(processor.go_on, sequence, param, asked=processor.ask(param))
+            prepare = partial(processor.go_on, sequence, param, asked=processor.ask(param, request_id))
             async with aclosing(self._engine_loop.pieces(prepare, param)) as pieces:
                 async for piece in pieces:
                     yield piece

@@ -117,6 +117,11 @@ class AsyncEngineLoop:
 
     # ---- in any thread ----
 
+    def abort(self, request_ids: str | Iterable[str]) -> None:
+        """End the requests of these ids, as `Engine.abort` does."""
+        self.engine.abort(request_ids)
+        self._worker.deliver_soon()
+
     def release(self, sequence: Sequence) -> None:
         """Ends what runs on a sequence and gives back what it holds, after the step in progress."""
         self.engine.loop.release(sequence)

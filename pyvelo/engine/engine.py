@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
@@ -15,6 +16,7 @@ from pyvelo.engine.input_processor import InputProcessor
 from pyvelo.engine.interrupts import HomeProcess, InterruptGuard
 from pyvelo.engine.loop import EngineLoop
 from pyvelo.engine.request import Request
+from pyvelo.engine.request_ids import abort_requests
 from pyvelo.engine.stats import EngineStats, picture
 from pyvelo.engine.step import EngineCore
 from pyvelo.errors import InternalError, ModelError, UnsupportedError
@@ -120,6 +122,12 @@ class Engine:
         self.embeddings.stop()
         if self.parts is not None and not self.parts.context.closed:
             self.parts.loop.stop(self.parts.context.cancel)
+
+    def abort(self, request_ids: str | Iterable[str]) -> None:
+        """End the requests of these ids, now or right after the step in progress; other ids are ignored."""
+        self.embeddings.home.check()
+        if self.parts is not None and abort_requests(self.parts.processor.parents, request_ids):
+            self.parts.loop.cancel_aborted()
 
     def check_open(self) -> None:
         """ClosedError after `close`, EngineError in a forked process."""

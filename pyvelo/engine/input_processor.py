@@ -12,12 +12,14 @@ from functools import cache, cached_property, partial
 from secrets import token_hex
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 from pyvelo.engine.detokenizer import Detokenizer
 from pyvelo.engine.output import Submission
 from pyvelo.engine.request import ParentRequest, Request, Sequence
+from pyvelo.engine.request_ids import check_id
 from pyvelo.errors import OutOfBlocks, RequestError, VeloError, shown
 from pyvelo.grammar.matcher import GrammarCompiler, GrammarMatcher
 from pyvelo.memory.budget import PoolSize
@@ -39,20 +41,18 @@ __all__ = [
     "tokens_of",
 ]
 
-MAX_ID = 256
-"""Characters of a request's id."""
-
 
 @dataclass(frozen=True)
 class Asked:
     """Time, seed and id of a request, fixed when the caller asks.
 
     time: seconds of the processor's clock; None: the time of its submission.
+    parent: has the id.
     """
 
     time: float | None
     seed: int
-    request_id: str
+    parent: ParentRequest
 
 
 class InputProcessor:
@@ -75,6 +75,7 @@ class InputProcessor:
         self._token_bytes = cache(model.token_bytes)
         self._shown_bytes = cache(partial(model.token_bytes, special=True))
         self._seeds = random.Random(seed)
+        self.parents: WeakValueDictionary[int, ParentRequest] = WeakValueDictionary()  # by their own `id`
         self.can_fork = not model.info.has_recurrent  # a state cannot be shared
 
     def prepare(
@@ -169,11 +170,19 @@ class InputProcessor:
             text = self._model.detokenize(list(tokens), special=special).decode("utf-8", "replace")
         return text
 
-    def ask(self, params: SamplingParams, request_id: str | None = None, *, timed: bool = True) -> Asked:
+    def ask(
+        self,
+        params: SamplingParams,
+        request_id: str | None = None,
+        *,
+        timed: bool = True,
+        batch_id: str | None = None,
+    ) -> Asked:
         """Draw the seed and the id of a request (unless given), before requests are prepared in any order.
 
         Args:
             timed: its time runs from now, and not from its submission.
+            batch_id: of all prompts of the call, if there are several.
 
         Raises:
             RequestError: the id is not a string of 1 to 256 characters.
@@ -181,10 +190,12 @@ class InputProcessor:
         seed = getattr(params, "seed", None)
         if request_id is None:
             request_id = new_request_id()
-        elif not isinstance(request_id, str) or not 1 <= len(request_id) <= MAX_ID:
-            raise RequestError(f"request_id={shown(request_id)}: give a string of 1 to {MAX_ID} characters")
+        else:
+            check_id(request_id)
         seed = self._seeds.getrandbits(64) if seed is None else seed
-        return Asked(self.clock() if timed else None, seed, request_id)
+        parent = ParentRequest(request_id=request_id, batch_id=batch_id)
+        self.parents[id(parent)] = parent
+        return Asked(self.clock() if timed else None, seed, parent)
 
     def ask_all(
         self,
@@ -203,10 +214,11 @@ class InputProcessor:
         pairs = pair_up(prompts, params)
         asked = []
         for number, (prompt, param) in enumerate(pairs):
-            several = len(pairs) > 1 and isinstance(request_id, str) and request_id
-            asked.append(
-                (prompt, param, self.ask(param, f"{request_id}-{number}" if several else request_id))
-            )
+            if len(pairs) > 1 and isinstance(request_id, str) and request_id:
+                ask = self.ask(param, f"{request_id}-{number}", batch_id=request_id)
+            else:
+                ask = self.ask(param, request_id)
+            asked.append((prompt, param, ask))
         return asked
 
     def compiling(self, params: SamplingParams) -> Future[GrammarMatcher] | None:
@@ -226,7 +238,8 @@ class InputProcessor:
         waited = 0.0 if ask.time is None else self.clock() - ask.time
         left = None if params.timeout is None else max(0.0, params.timeout - waited)
         matcher = self._compiler.compile(params, left)
-        parent = ParentRequest(params.n_samples, ask.request_id)
+        parent = ask.parent
+        parent.n_open = params.n_samples
         token_bytes = self._token_bytes if params.skip_special_tokens else self._shown_bytes
         going_on = self._going_on(params)
 
@@ -307,7 +320,7 @@ class InputProcessor:
 
 
 def new_request_id() -> str:
-    """Return a name that no other request has."""
+    """Return an id that no other request has."""
     return token_hex(8)
 
 

@@ -93,6 +93,13 @@ class EngineLoop:
                 self._core.inbox.cancel(requests)
                 self._settle_if_idle()
 
+    def cancel_aborted(self) -> None:
+        """End the requests whose parents are aborted, as `cancel` does."""
+        if not self.home.left:
+            with self.guard, self._lock:
+                self._core.inbox.some_aborted = True
+                self._settle_if_idle()
+
     def release(self, sequence: Sequence) -> None:
         """Free what a sequence holds, now or right after the step in progress. Never wait for a step."""
         if not self.home.left:

@@ -27,6 +27,7 @@ __all__ = ["ActiveRequests", "Counters", "Deadlines", "IdleSequences", "Inbox"]
 NEW, RUNNING, WAITING = RequestStatus.NEW, RequestStatus.RUNNING, RequestStatus.WAITING
 PREEMPTED = RequestStatus.PREEMPTED
 
+
 FEWEST = 64
 """Deadlines that are stored before those of finished requests are removed."""
 
@@ -77,6 +78,8 @@ class Inbox:
         self.abandon_sequence: Callable[[Sequence], None] = self._released.append
         self.deadlines = Deadlines()
         self.n_arrived = 0
+        self.some_aborted = False
+        """Whether requests of an aborted parent are to be looked for."""
 
     @property
     def n_new(self) -> int:

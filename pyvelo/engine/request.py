@@ -108,16 +108,23 @@ PRIORITY_PLACES = 64
 class ParentRequest:
     """State that the samples of one prompt share. Times are in seconds of the engine's clock.
 
+    batch_id: the id that the caller gave to several prompts; None: this is the only one.
+    aborted: the samples shall end.
     n_open: samples that have not ended.
     n_generated: tokens of all samples.
     n_cached: tokens of the prompt that were a prefix hit of the first sample that started.
     first_token: time of the first token of any sample; end: of the end of the latest sample that ended.
     """
 
-    __slots__ = ("end", "first_token", "n_cached", "n_generated", "n_open", "request_id")
+    __slots__ = (
+        *("__weakref__", "aborted", "batch_id", "end", "first_token"),
+        *("n_cached", "n_generated", "n_open", "request_id"),
+    )
 
-    def __init__(self, n_samples: int = 1, request_id: str = "") -> None:
+    def __init__(self, n_samples: int = 1, request_id: str = "", batch_id: str | None = None) -> None:
         self.request_id = request_id
+        self.batch_id = batch_id
+        self.aborted = False
         self.n_open = n_samples
         self.n_generated = 0
         self.n_cached: int | None = None

@@ -109,8 +109,11 @@ class EngineCore:
         n_ended = self.counters.n_ended
         for request in self.inbox.arrivals():
             self._active.arrive(request)
-            if request.sequence.closed:  # while the request was prepared
+            if request.parent.aborted or request.sequence.closed:  # while the request was prepared
                 self.inbox.cancel([request])
+        if self.inbox.some_aborted:
+            self.inbox.some_aborted = False
+            self.inbox.cancel([request for request in self._active.open.values() if request.parent.aborted])
         for request, reason in self.inbox.to_end():
             self._active.end_early(request, reason)
         for sequence in self.inbox.released():
