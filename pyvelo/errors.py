@@ -5,6 +5,8 @@ Each is a `VeloError` and also the built-in that people would catch.
 
 from __future__ import annotations
 
+import os
+
 __all__ = [
     "ArgumentError",
     "Cancelled",
@@ -106,3 +108,15 @@ def one_line(text: str, longest: int = 500) -> str:
     """The text without line ends, cut where it is longer."""
     line = " ".join(text.split())
     return line if len(line) <= longest else f"{line[:longest]}..."
+
+
+def check_path(path: str | os.PathLike[str]) -> str:
+    """Return a path as text. Raise ConfigError if it has a NUL or a lone surrogate: no file can have it."""
+    name = os.fspath(path)
+    try:
+        nul = b"\0" in os.fsencode(name)
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"the path {shown(name)} is not valid Unicode: {error.reason}") from None
+    if nul:
+        raise ConfigError(f"the path {shown(name)} has a NUL character in it: no file can have this name")
+    return name

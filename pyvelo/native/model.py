@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import ClosedError, ConfigError, RequestError, shown
+from ..errors import ClosedError, ConfigError, RequestError, check_path, shown
 from ._ffi import check, ffi, from_c, int32, ints, lib, read_bytes
 from .watcher import Watcher
 
@@ -283,10 +283,7 @@ class Model:
 
 
 def _path(path: str | os.PathLike[str]) -> bytes:
-    data = os.fsencode(path)
-    if b"\0" in data:
-        raise ConfigError(f"the path {path!r} has a NUL in it")
-    return data
+    return os.fsencode(check_path(path))
 
 
 def token_array(tokens: Sequence[int] | npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyvelo.errors import ConfigError
+from pyvelo.errors import ConfigError, check_path
 from pyvelo.trace.format import Arrived, Finished, Trace
 
 __all__ = [
@@ -186,7 +186,7 @@ def read_jobs(path: str | os.PathLike[str]) -> list[Job]:
     of time; optional are `max_tokens` (as many as the answer has), `samples`, and `like` with `shared` (see
     Job). OSError or ConfigError, which names the request.
     """
-    with open(path, "rb") as file:
+    with open(check_path(path), "rb") as file:
         try:
             content = json.load(file)
         except (ValueError, RecursionError) as error:

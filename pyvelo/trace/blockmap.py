@@ -1,4 +1,4 @@
-"""The block map of a recorded run: rebuilt moment by moment, and what it amounts to over time."""
+"""Block map of a recorded run, rebuilt step by step, and summaries over time."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ __all__ = ["BlockMap", "Moment", "RunSummary", "moments", "replay", "summarize"]
 
 @dataclass
 class TableView:
-    """The blocks of an owner in position order, and how many tokens they store."""
+    """Blocks of an owner in position order, and the tokens that they store."""
 
     blocks: list[int]
     n_tokens: int
 
 
 class BlockMap:
-    """Who holds which block; `apply` takes it to the next moment of the trace.
+    """Map of all blocks and tables. `apply` advances it to the next step of the trace.
 
-    A block is used when a table refers to it, cached when none does but it is a hit, and else free.
+    A block is used if a table refers to it, cached if it is published but not used, and otherwise free.
     """
 
     def __init__(self, header: TraceHeader, path: str = "trace") -> None:
@@ -41,7 +41,7 @@ class BlockMap:
 
     @property
     def n_free(self) -> int:
-        """Blocks that nobody refers to and that are no hit."""
+        """Blocks that are neither used nor cached."""
         return self.header.n_blocks - self.n_used - self.n_cached
 
     @property
@@ -51,7 +51,7 @@ class BlockMap:
 
     @property
     def n_stored(self) -> int:
-        """Tokens in used blocks; those that several tables refer to count once."""
+        """Tokens in used blocks. Tokens in shared blocks count once."""
         size = self.header.block_size
         unused: dict[int, int] = {}
         for table in self.tables.values():
@@ -62,27 +62,27 @@ class BlockMap:
         return self.n_used * size - sum(unused.values())
 
     def cached(self) -> set[int]:
-        """The cached blocks."""
+        """Return the cached blocks."""
         return {block for block in self.published if not self.references[block]}
 
     def apply(self, step: TraceStep) -> None:
-        """Does what the step says; TraceError, with its line, where that does not follow from what was."""
+        """Apply the changes of a step. Raise TraceError, with its line, if they do not fit the map."""
         self._line, self.time = step.line, step.time
         self._check(step.published + step.unpublished, self.header.n_blocks)
         for owner in step.freed:
             self._refer(self._table(owner).blocks, -1)
             del self.tables[owner]
-        for owner, n_kept, blocks, n_tokens in step.tables:
+        for owner, n_unchanged, blocks, n_tokens in step.tables:
             self._check(blocks, self.header.n_blocks)
             table = self.tables.setdefault(owner, TableView([], 0))
-            if n_kept > len(table.blocks):
-                raise self._error(f"owner {owner} keeps {n_kept} of {len(table.blocks)} blocks")
-            self._refer(table.blocks[n_kept:], -1)
+            if n_unchanged > len(table.blocks):
+                raise self._error(f"owner {owner} has {len(table.blocks)} blocks, not {n_unchanged}")
+            self._refer(table.blocks[n_unchanged:], -1)
             self._refer(blocks, 1)
-            table.blocks[n_kept:] = blocks
+            table.blocks[n_unchanged:] = blocks
             self._store(owner, table, n_tokens)
         for owner, n_tokens in step.tokens:
-            # a table without blocks is first heard of here
+            # the first line of a table without blocks
             table = self._table(owner) if n_tokens else self.tables.setdefault(owner, TableView([], 0))
             self._store(owner, table, n_tokens)
         self._publish(step)
@@ -96,12 +96,12 @@ class BlockMap:
     def _publish(self, step: TraceStep) -> None:
         for block in step.unpublished:
             if block not in self.published:
-                raise self._error(f"block {block} ceases to be a hit, but it was none")
+                raise self._error(f"block {block} is unpublished, but was not published")
             self.published.remove(block)
             self.n_cached -= not self.references[block]
         for block in step.published:
             if block in self.published:
-                raise self._error(f"block {block} is a hit already")
+                raise self._error(f"block {block} is published already")
             self.published.add(block)
             self.n_cached += not self.references[block]
 
@@ -135,7 +135,7 @@ class BlockMap:
 
 
 def replay(trace: Trace) -> Iterator[tuple[TraceStep, BlockMap]]:
-    """Every moment with its block map: always the same object, taken on."""
+    """Yield every step with the block map after it. The map is one object, which changes."""
     blocks = BlockMap(trace.header, trace.path)
     for step in trace.steps:
         blocks.apply(step)
@@ -147,11 +147,11 @@ def replay(trace: Trace) -> Iterator[tuple[TraceStep, BlockMap]]:
 
 @dataclass(frozen=True)
 class Moment:
-    """A block map in numbers: blocks, and where it says so tokens. It lasts until the next moment.
+    """Block map in numbers, until the next moment. Units are blocks, except for tokens and slots.
 
-    `tokens_held` counts what every running sequence stores, `tokens_stored` what several share only once.
-    `reserved_ctx` and `reserved_max` are the slots that the same running sequences would hold if each had a
-    contiguous piece of n_ctx, or of its prompt and the most that it may generate.
+    `tokens_held` counts the tokens of every running sequence, `tokens_stored` counts shared tokens once.
+    `reserved_ctx` and `reserved_max` are the slots that the same running sequences would hold if each had
+    contiguous memory for n_ctx tokens, or for its prompt and its longest output.
     """
 
     time: float
@@ -170,10 +170,10 @@ class Moment:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """A run in numbers; blocks unless it says otherwise, shares from 0 to 1, means over time.
+    """Summary of a run. Units are blocks unless noted, shares are from 0 to 1, means are over time.
 
-    `waste_*` is the share of the reserved slots that hold no token: of pages, and of contiguous pieces for
-    the same running sequences (see Moment). `saved_by_sharing` is the share of blocks that sharing spared.
+    `waste_*` is the share of the allocated slots without a token: of pages, and of contiguous memory for the
+    same running sequences (see Moment). `saved_by_sharing` is the share of blocks that sharing saved.
     """
 
     seconds: float
@@ -200,7 +200,7 @@ class RunSummary:
 
 
 def moments(trace: Trace) -> Iterator[Moment]:
-    """The run in numbers, a moment for each of its steps; TraceError as `BlockMap.apply`."""
+    """Yield a Moment for each step of the run. Raise TraceError as `BlockMap.apply` does."""
     longest: dict[int, int] = {}
     for step, blocks in replay(trace):
         for event in step.events:
@@ -228,7 +228,7 @@ def _moment(blocks: BlockMap, longest: dict[int, int]) -> Moment:
 
 
 def summarize(trace: Trace) -> RunSummary:
-    """The whole run; TraceError as `BlockMap.apply`."""
+    """Return the summary of the whole run. Raise TraceError as `BlockMap.apply` does."""
     run = list(moments(trace))
     events = [event for step in trace.steps for event in step.events]
     preemptions = [event for event in events if isinstance(event, Preempted)]

@@ -1,12 +1,12 @@
-"""A recorded run: who held which block when, as lines of JSON, so that every block map can be rebuilt.
+"""Trace of a run as lines of JSON, from which every block map can be rebuilt.
 
-The first line is the header. Every other line is a moment between two steps, and says what has changed since
-the line before: blocks that owners gained or lost, tokens that they store, what is in host memory, which
-blocks became a hit for others or ceased to be one, and what happened to requests. The text itself is not
-recorded, only which beginnings were alike.
+The first line is the header. Every other line is a moment between two steps, with the changes since the line
+before: blocks that owners gained or lost, tokens that they store, blocks in host memory, blocks that were
+published or unpublished, and events of requests. The text itself is not recorded, only which requests start
+with the same tokens.
 
-An owner is a request, by its number in the order of arrival; below 0 it is a block table that no request
-holds.
+An owner is a request, by its number in the order of arrival. An owner below 0 is a block table that belongs
+to no request.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from typing import IO, Any, NamedTuple
 
-from pyvelo.errors import TraceError
+from pyvelo.errors import TraceError, check_path
 
 __all__ = [
     "Arrived",
@@ -40,8 +40,9 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class TraceHeader:
-    """The pool that was recorded: blocks, tokens in a block, bytes of a block, the longest sequence in
-    tokens, and blocks of host memory."""
+    """Geometry of the recorded pool: blocks, tokens of a block, bytes of a block, tokens of the longest
+    sequence, and blocks of host memory.
+    """
 
     n_blocks: int
     block_size: int
@@ -51,8 +52,9 @@ class TraceHeader:
 
 
 class Arrived(NamedTuple):
-    """A request with `n_prompt` tokens that may generate `max_new`. The first `n_shared` tokens, in whole
-    blocks, are those of the request `like` (0: no other began alike)."""
+    """Arrival of a request with `n_prompt` tokens that may generate `max_new`. It has its first `n_shared`
+    tokens, whole blocks, in common with the request `like` (0: no common start).
+    """
 
     owner: int
     n_prompt: int
@@ -62,21 +64,21 @@ class Arrived(NamedTuple):
 
 
 class Started(NamedTuple):
-    """It runs; of its tokens `n_cached` were there."""
+    """Start of a request with a prefix hit of `n_cached` tokens."""
 
     owner: int
     n_cached: int
 
 
 class Preempted(NamedTuple):
-    """A request lost its blocks and waits again; `swapped`: they were swapped out to host memory."""
+    """Preemption of a request: it waits again. `swapped`: its blocks were swapped out to host memory."""
 
     owner: int
     swapped: bool
 
 
 class Finished(NamedTuple):
-    """It has ended, after so many tokens of its own."""
+    """End of a request after `n_generated` tokens."""
 
     owner: int
     n_generated: int
@@ -84,7 +86,7 @@ class Finished(NamedTuple):
 
 
 class Evicted(NamedTuple):
-    """A block that was a hit was taken for other tokens."""
+    """Eviction of a cached block: it was allocated for other tokens."""
 
     block: int
 
@@ -93,32 +95,32 @@ TraceEvent = Arrived | Started | Preempted | Finished | Evicted
 
 
 class TableDelta(NamedTuple):
-    """The owner keeps its first `n_kept` blocks, then has `blocks`; they store `n_tokens` tokens."""
+    """Table of an owner: its first `n_unchanged` blocks, then `blocks`. All store `n_tokens` tokens."""
 
     owner: int
-    n_kept: int
+    n_unchanged: int
     blocks: tuple[int, ...]
     n_tokens: int
 
 
 @dataclass(frozen=True)
 class TraceStep:
-    """What changed up to `time`, in seconds since the recording began; `line` is its line in the file."""
+    """Changes up to `time`, in seconds since the recording began. `line` is its line in the file."""
 
     line: int
     time: float
     tables: tuple[TableDelta, ...] = ()
-    tokens: tuple[tuple[int, int], ...] = ()  # owner, tokens that it stores now, in the same blocks
+    tokens: tuple[tuple[int, int], ...] = ()  # owner, tokens that its blocks store now
     freed: tuple[int, ...] = ()  # owners without blocks
-    swapped: tuple[tuple[int, tuple[int, ...]], ...] = ()  # owner, blocks of host memory; none: back
-    published: tuple[int, ...] = ()  # blocks that are a hit now
+    swapped: tuple[tuple[int, tuple[int, ...]], ...] = ()  # owner, blocks of host memory; none: swapped in
+    published: tuple[int, ...] = ()  # blocks
     unpublished: tuple[int, ...] = ()
     events: tuple[TraceEvent, ...] = ()
 
 
 @dataclass(frozen=True)
 class Trace:
-    """A recorded run; the steps are in the order of time."""
+    """Recorded run. Its steps are in the order of time."""
 
     path: str
     header: TraceHeader
@@ -140,14 +142,19 @@ _NAMES = {kind: name for name, (kind, _) in _EVENTS.items()}
 
 
 class TraceWriter:
-    """Writes a trace: is told the whole picture, and writes down what changed. OSError where it cannot."""
+    """Writer of a trace: gets complete snapshots, and writes their changes.
+
+    Raises:
+        OSError: the file cannot be written.
+        ConfigError: no file can have this path.
+    """
 
     def __init__(self, path: str | os.PathLike[str], header: TraceHeader) -> None:
         self._tables: dict[int, tuple[list[int], int]] = {}
         self._swapped: dict[int, list[int]] = {}
         self._published: set[int] = set()
         # an int would be a descriptor, which belongs to the caller or to the engine
-        self._file: IO[str] = open(os.fspath(path), "w", encoding="utf-8")  # noqa: SIM115
+        self._file: IO[str] = open(check_path(path), "w", encoding="utf-8")  # noqa: SIM115
         self._put({"pyvelo_trace": VERSION, **asdict(header)})
 
     def write(
@@ -158,10 +165,14 @@ class TraceWriter:
         published: Mapping[int, bool],
         events: Iterable[TraceEvent] = (),
     ) -> None:
-        """Writes a line, unless nothing has changed.
+        """Write a line if anything has changed.
 
-        `tables` has the blocks and the stored tokens of every owner, `swapped` the blocks in host memory of
-        those that have some; `published` says of blocks whose case may have changed whether they are a hit.
+        Args:
+            time: seconds since the recording began.
+            tables: blocks and number of stored tokens of every owner.
+            swapped: blocks in host memory, of every owner that has some.
+            published: blocks that may have changed, and whether each is published now.
+            events: since the last call.
         """
         line: dict[str, Any] = {"t": round(time, 6)}
         grown, tokens = self._compare(tables)
@@ -188,18 +199,18 @@ class TraceWriter:
         self._published.update(parts["p"])
 
     def close(self) -> None:
-        """Writes out what is left; may be called twice."""
+        """Flush and close the file. May be called again."""
         self._file.close()
 
     def _compare(self, tables: Mapping[int, tuple[list[int], int]]) -> tuple[list[Any], list[Any]]:
-        """Owners whose blocks changed, and those that only store more in them."""
+        """Return the owners whose blocks changed, and the owners with more tokens in the same blocks."""
         grown: list[Any] = []
         tokens: list[Any] = []
         for owner, (blocks, n_tokens) in tables.items():
             before, n_before = self._tables.get(owner, ([], 0))
             if before != blocks:
-                n_kept = _common(before, blocks)
-                grown.append([owner, n_kept, list(blocks[n_kept:]), n_tokens])
+                n_unchanged = _common(before, blocks)
+                grown.append([owner, n_unchanged, list(blocks[n_unchanged:]), n_tokens])
                 self._tables[owner] = list(blocks), n_tokens
             elif n_tokens != n_before or owner not in self._tables:
                 tokens.append([owner, n_tokens])
@@ -211,7 +222,7 @@ class TraceWriter:
 
 
 def _common(before: Sequence[int], now: Sequence[int]) -> int:
-    """How many blocks at the start of both are the same; a table mostly grew at its end."""
+    """Return how many blocks at the start of both are equal. A table mostly grew at its end."""
     if before == now[: len(before)]:
         return len(before)
     return next((i for i, (a, b) in enumerate(zip(before, now, strict=False)) if a != b), len(now))
@@ -221,13 +232,17 @@ def _common(before: Sequence[int], now: Sequence[int]) -> int:
 
 
 def read_trace(path: str | os.PathLike[str]) -> Trace:
-    """Reads a whole trace back.
+    """Read a whole trace.
 
-    OSError where there is no such file; TraceError, with the line, where it is no trace or is damaged.
-    Whether the moments follow from each other is seen when they are replayed (`pyvelo.trace.blockmap`).
+    Replaying it (`pyvelo.trace.blockmap`) checks whether each step follows from the steps before.
+
+    Raises:
+        OSError: the file cannot be read.
+        TraceError: the file is no trace or is damaged; the message has the line.
+        ConfigError: no file can have this path.
     """
-    name = os.fspath(path)
-    with open(path, "rb") as file:
+    name = check_path(path)
+    with open(name, "rb") as file:
         lines = iter(enumerate(file, 1))
         _, first = next(lines, (1, b""))
         header = _header(name, first)
@@ -239,7 +254,7 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
 
 
 class _Line:
-    """A line of a file, taken apart; whatever is not as it should be is a TraceError that names it."""
+    """Parsed line of a trace. Its methods raise TraceError, with the line, for wrong values."""
 
     def __init__(self, path: str, number: int, text: bytes) -> None:
         self.number = number
@@ -269,7 +284,7 @@ class _Line:
         return tuple(self.integer(item) for item in self.items(value))
 
     def rows(self, key: str, length: int) -> Iterator[list[Any]]:
-        """The lists in the list `key`."""
+        """Return the lists of `length` items in the list `key`."""
         return (self.items(row, length) for row in self.items(self.values.get(key, [])))
 
 
@@ -277,7 +292,7 @@ def _header(path: str, text: bytes) -> TraceHeader:
     line = _Line(path, 1, text)
     version = line.values.get("pyvelo_trace")
     if version != VERSION:
-        raise line.error("no trace of PyVelo" if version is None else f"a trace of version {version!r}")
+        raise line.error("not a trace of PyVelo" if version is None else f"a trace of version {version!r}")
     least = {"n_blocks": 1, "block_size": 1, "n_ctx": 1}
     names = [field.name for field in fields(TraceHeader)]
     return TraceHeader(**{name: line.integer(line.values.get(name), least.get(name, 0)) for name in names})
@@ -286,14 +301,14 @@ def _header(path: str, text: bytes) -> TraceHeader:
 def _step(line: _Line) -> TraceStep:
     time = line.values.get("t")
     if isinstance(time, bool) or not isinstance(time, (int, float)) or not 0 <= time < float("inf"):
-        raise line.error(f"time {str(time)[:40]!r} is no number of seconds")
+        raise line.error(f"time {str(time)[:40]!r} is not a number of seconds")
     whole = line.integer
     return TraceStep(
         line=line.number,
         time=float(time),
         tables=tuple(
-            TableDelta(whole(owner, None), whole(n_kept), line.integers(blocks), whole(n_tokens))
-            for owner, n_kept, blocks, n_tokens in line.rows("b", 4)
+            TableDelta(whole(owner, None), whole(n_unchanged), line.integers(blocks), whole(n_tokens))
+            for owner, n_unchanged, blocks, n_tokens in line.rows("b", 4)
         ),
         tokens=tuple((whole(owner, None), whole(n)) for owner, n in line.rows("n", 2)),
         freed=tuple(whole(owner, None) for owner in line.items(line.values.get("f", []))),

@@ -1,4 +1,4 @@
-"""Records an engine while it runs: the pictures that `pyvelo.trace.format` writes are taken here."""
+"""Recorder of a running engine: it takes the snapshots that `pyvelo.trace.format` writes."""
 
 from __future__ import annotations
 
@@ -30,17 +30,19 @@ __all__ = ["Tracer", "recording"]
 
 @contextmanager
 def recording(loop: EngineLoop, path: str | os.PathLike[str], block_bytes: int, n_ctx: int) -> Iterator[None]:
-    """Records what the engine does meanwhile, whichever thread steps it.
+    """Record the engine to `path` within the context, whichever thread steps it.
 
-    ConfigError where it is being recorded already, ClosedError after `close`; OSError, here or at the end,
-    where the file cannot be written.
+    Raises:
+        ConfigError: another recording is in progress, or no file can have this path.
+        ClosedError: the engine was closed.
+        OSError: the file cannot be written; raised at the start or at the end.
     """
     loop.check_open()
-    holder, tracer, wait = _Holder(), None, True
+    lifetime, tracer, wait = _Lifetime(), None, True
     try:
         with loop.guard, loop.visit() as core:
             loop.check_open()
-            tracer = Tracer(core, path, block_bytes, n_ctx, holder)
+            tracer = Tracer(core, path, block_bytes, n_ctx, lifetime)
         yield
     except GeneratorExit:  # perhaps from a garbage collection, at any line of any thread
         wait = False
@@ -51,12 +53,12 @@ def recording(loop: EngineLoop, path: str | os.PathLike[str], block_bytes: int, 
                 _end(loop, tracer, wait)
 
 
-class _Holder:
-    """Lives as long as a recording is wanted."""
+class _Lifetime:
+    """Object that exists as long as its recording is wanted."""
 
 
 def _end(loop: EngineLoop, tracer: Tracer, wait: bool) -> None:
-    """Ends a recording now; at the end of the step in progress if it must not wait for that."""
+    """End a recording: now if `wait`, or else at the end of the step in progress."""
     try:
         with loop.visit(wait):
             tracer.detach()
@@ -70,10 +72,10 @@ def _end(loop: EngineLoop, tracer: Tracer, wait: bool) -> None:
 
 
 class Tracer:
-    """Watches a core from now on until `detach`, and writes a trace to `path`.
+    """Observer of a core that writes a trace to `path` until `detach`.
 
-    While it watches it never raises: an error of the disk ends the recording, and is raised by `close`. Once
-    closed, or when `holder` is there no more, it lets go of the core by itself.
+    It never raises within a step: an error of the disk ends the recording, and `close` raises it. Once
+    closed, or after `lifetime` was deleted, it disconnects from the core with the next snapshot.
     """
 
     def __init__(
@@ -82,11 +84,11 @@ class Tracer:
         path: str | os.PathLike[str],
         block_bytes: int,
         n_ctx: int,
-        holder: object | None = None,
+        lifetime: object | None = None,
     ) -> None:
-        core.settle()  # a tracer that has ended lets go
+        core.settle()  # disconnects a tracer that has ended
         if core.observer is not None:
-            raise ConfigError("this engine is being recorded already: end that recording first")
+            raise ConfigError("this engine is being recorded already: end the other recording first")
         manager = core.manager
         header = TraceHeader(manager.n_blocks, manager.block_size, block_bytes, n_ctx, manager.swap.n_blocks)
         self._writer = TraceWriter(path, header)
@@ -94,33 +96,33 @@ class Tracer:
         self._start = core.clock()
         self._failure: Exception | None = None
         self._closed = False
-        self._held: Callable[[], object] = (lambda: self) if holder is None else weakref.ref(holder)
+        self._is_wanted: Callable[[], object] = (lambda: self) if lifetime is None else weakref.ref(lifetime)
         self._watching = True
         self._requests = _Requests()
-        self._others: dict[int, tuple[BlockTable, int]] = {}  # tables of no request, kept so that ids stay
+        self._others: dict[int, tuple[BlockTable, int]] = {}  # tables of no request, which keep their ids
         self._n_others = 0
         self._hits = dict.fromkeys(manager.published(), True)
         self._evicted: list[TraceEvent] = []
-        self._observed_by: Callable[[Event], None] | None = manager.set_observer(self._observe)
-        core.observer = self._take
+        self._next_observer: Callable[[Event], None] | None = manager.set_observer(self._observe)
+        core.observer = self._record
         try:
             core.settle()
         except BaseException:
-            self._let_go()
+            self._disconnect()
             self._writer.close()
             raise
 
     def detach(self) -> None:
-        """Takes the last picture and watches no more. Between two steps."""
+        """Write the last snapshot and disconnect from the core. Call it between two steps."""
         self._core.settle()
-        self._let_go()
+        self._disconnect()
 
     def abandon(self) -> None:
-        """Ends the recording with the next picture, which is left out."""
+        """End the recording at the next snapshot, without writing it."""
         self._closed = True
 
     def close(self) -> None:
-        """Closes the file; raises what went wrong with it."""
+        """Close the file. Raise the error that ended the recording, if any."""
         self._closed = True
         self._writer.close()
         if self._failure is not None:
@@ -133,14 +135,14 @@ class Tracer:
             self._hits[event.block] = False
             if event.kind == "evicted":
                 self._evicted.append(Evicted(event.block))
-        if self._observed_by is not None:
-            self._observed_by(event)
+        if self._next_observer is not None:
+            self._next_observer(event)
 
-    def _take(self, waiting: Sequence[Request], running: Sequence[Request]) -> None:
-        """A picture, unless the recording has ended."""
-        if self._closed or self._failure is not None or self._held() is None:
-            self._let_go()
-            with suppress(OSError):  # whoever closed it, or will, is told
+    def _record(self, waiting: Sequence[Request], running: Sequence[Request]) -> None:
+        """Write a snapshot, unless the recording has ended."""
+        if self._closed or self._failure is not None or self._is_wanted() is None:
+            self._disconnect()
+            with suppress(OSError):  # `close` raises it
                 self._writer.close()
             return
         tables = {id(request.sequence.table): request.arrival for request in running}
@@ -150,17 +152,17 @@ class Tracer:
                 {self._owner(table, tables): (table.blocks, table.n_tokens) for table in self._live()},
                 {r.arrival: host.blocks for r in waiting if (host := r.sequence.swapped) is not None},
                 self._hits,
-                self._evicted + self._requests.look(waiting, running),
+                self._evicted + self._requests.new_events(waiting, running),
             )
         except (OSError, ValueError) as error:  # ValueError: the file was closed meanwhile
             self._failure = error
         self._hits, self._evicted = {}, []
 
-    def _let_go(self) -> None:
+    def _disconnect(self) -> None:
         if self._watching:
             self._watching = False
             self._core.observer = None
-            self._core.manager.set_observer(self._observed_by)
+            self._core.manager.set_observer(self._next_observer)
 
     def _live(self) -> list[BlockTable]:
         tables = list(self._core.manager.tables())
@@ -179,24 +181,24 @@ class Tracer:
 
 
 class _Requests:
-    """What became of requests from one picture to the next."""
+    """Requests of the last snapshot, for the events until the next."""
 
     def __init__(self) -> None:
-        self._open: dict[int, tuple[Request, bool]] = {}  # those that have not ended, and whether they run
+        self._open: dict[int, tuple[Request, bool]] = {}  # not ended, and whether they run
         self._first: dict[bytes, int] = {}  # the first request with a block, by the block's hash
 
-    def look(self, waiting: Iterable[Request], running: Iterable[Request]) -> list[TraceEvent]:
-        """What has happened since the last look; who ends comes first: a next turn may begin alike."""
-        events = [event for owner in list(self._open) for event in self._news(owner)]
+    def new_events(self, waiting: Iterable[Request], running: Iterable[Request]) -> list[TraceEvent]:
+        """Return the events since the last call. Ends come first: a next turn may start alike."""
+        events = [event for owner in list(self._open) for event in self._changes(owner)]
         for request in chain(waiting, running):
             for one in (request, *request.followers):
                 if one.arrival not in self._open and not one.finished:
                     self._open[one.arrival] = one, False
                     events.append(self._arrived(one))
-                    events += self._news(one.arrival)
+                    events += self._changes(one.arrival)
         return events
 
-    def _news(self, owner: int) -> list[TraceEvent]:
+    def _changes(self, owner: int) -> list[TraceEvent]:
         request, ran = self._open[owner]
         runs = request.status is RequestStatus.RUNNING
         self._open[owner] = request, runs

@@ -1,4 +1,4 @@
-"""What is written is read back, and what cannot be read says where."""
+"""Traces are read as they were written, and errors name the line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyvelo.errors import TraceError, VeloError
+from pyvelo.errors import ConfigError, TraceError, VeloError
 from pyvelo.trace.blockmap import moments, replay, summarize
 from pyvelo.trace.format import (
     Arrived,
@@ -25,11 +25,11 @@ from pyvelo.trace.format import (
 HEADER = TraceHeader(n_blocks=8, block_size=4, block_bytes=64, n_ctx=16, n_swap_blocks=3)
 EVENTS = [Arrived(1, 5, 6, 0, 0), Started(1, 0), Preempted(1, True), Finished(1, 6, "length"), Evicted(2)]
 
-# a picture: of each owner its blocks and how much of the last one is filled, host blocks, and hits
+# a snapshot: the blocks and free slots of each owner, host blocks, and published blocks
 Tables = st.dictionaries(
     st.integers(-2, 4), st.tuples(st.lists(st.integers(0, 7), max_size=4), st.integers(0, 3)), max_size=4
 )
-Pictures = st.lists(
+Snapshots = st.lists(
     st.tuples(
         Tables,
         st.dictionaries(st.integers(1, 4), st.lists(st.integers(0, 2), min_size=1, max_size=2), max_size=2),
@@ -39,14 +39,14 @@ Pictures = st.lists(
 )
 
 
-@given(pictures=Pictures)
-def test_every_block_map_can_be_rebuilt(pictures: list, tmp_path_factory: pytest.TempPathFactory) -> None:  # type: ignore[type-arg]
+@given(snapshots=Snapshots)
+def test_every_block_map_can_be_rebuilt(snapshots: list, tmp_path_factory: pytest.TempPathFactory) -> None:  # type: ignore[type-arg]
     path = tmp_path_factory.mktemp("trace") / "run.trace"
     writer = TraceWriter(path, HEADER)
     expected = []
-    for number, (tables, swapped, hits) in enumerate(pictures):
+    for number, (tables, swapped, hits) in enumerate(snapshots):
         held = {o: (blocks, max(0, 4 * len(blocks) - less)) for o, (blocks, less) in tables.items()}
-        # an event makes sure that there is a line
+        # an event forces a line
         writer.write(number, held, swapped, {b: b in hits for b in range(8)}, [Evicted(number)])
         expected.append((held, swapped, hits))
     writer.close()
@@ -80,7 +80,7 @@ def write(path: Path) -> Path:
     return path
 
 
-def test_typed_steps_and_events(tmp_path: Path) -> None:
+def test_steps_and_events_are_typed(tmp_path: Path) -> None:
     trace = read_trace(write(tmp_path / "run.trace"))
     assert [step.line for step in trace.steps] == [2, 3, 4, 5, 6]
     assert [step.time for step in trace.steps] == [0.5, 1.0, 1.5, 2.5, 3.0]
@@ -92,7 +92,7 @@ def test_typed_steps_and_events(tmp_path: Path) -> None:
     assert trace.steps[3].events == (Finished(2, 2, "stop"), Evicted(3))
 
 
-def test_a_run_in_numbers(tmp_path: Path) -> None:
+def test_the_summary_of_a_run(tmp_path: Path) -> None:
     trace = read_trace(write(tmp_path / "run.trace"))
     run = list(moments(trace))
     assert [m.used for m in run] == [2, 3, 2, 2, 0]
@@ -123,7 +123,7 @@ def test_a_trace_without_steps(tmp_path: Path) -> None:
     ("number", "text", "says"),
     [
         (1, "", "not JSON"),
-        (1, "{}", "no trace"),
+        (1, "{}", "not a trace"),
         (1, '{"pyvelo_trace":9}', "version 9"),
         (1, '{"pyvelo_trace":1,"n_blocks":0}', "integer"),
         (3, '{"t":1.0,"n":[[1,', "not JSON"),
@@ -144,7 +144,7 @@ def test_a_trace_without_steps(tmp_path: Path) -> None:
         (3, '{"t":1,"e":[["start",1,true]]}', "n_cached"),
     ],
 )
-def test_damage_is_told_with_its_line(tmp_path: Path, number: int, text: str, says: str) -> None:
+def test_a_damaged_file_names_the_line(tmp_path: Path, number: int, text: str, says: str) -> None:
     path = write(tmp_path / "run.trace")
     lines = path.read_text(encoding="utf-8").splitlines()
     lines[number - 1] = text
@@ -159,18 +159,18 @@ def test_damage_is_told_with_its_line(tmp_path: Path, number: int, text: str, sa
     ("change", "says"),
     [
         ({"b": [[2, 0, [8], 0]]}, "block 8 of 8"),
-        ({"b": [[2, 1, [3], 0]]}, "keeps 1 of 0"),
+        ({"b": [[2, 1, [3], 0]]}, "has 0 blocks, not 1"),
         ({"b": [[2, 0, [3], 5]]}, "5 tokens in 1 blocks"),
         ({"n": [[2, 1]]}, "owner 2 has no blocks"),
         ({"n": [[1, 9]]}, "9 tokens in 2 blocks"),
         ({"f": [2]}, "owner 2 has no blocks"),
         ({"s": [[1, [3]]]}, "block 3 of 3"),
         ({"s": [[1, []]]}, "owner 1 has nothing in host memory"),
-        ({"p": [0]}, "hit already"),
-        ({"u": [1]}, "it was none"),
+        ({"p": [0]}, "published already"),
+        ({"u": [1]}, "was not published"),
     ],
 )
-def test_what_does_not_follow_is_told_with_its_line(
+def test_a_change_that_does_not_fit_names_the_line(
     tmp_path: Path, change: dict[str, object], says: str
 ) -> None:
     path = write(tmp_path / "run.trace")
@@ -181,7 +181,7 @@ def test_what_does_not_follow_is_told_with_its_line(
         summarize(trace)
 
 
-def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+def test_a_file_that_is_not_text(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(bytes(range(256)) * 100)
     with pytest.raises(TraceError, match="line 1"):
         read_trace(tmp_path / "model.gguf")
@@ -189,9 +189,16 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
         read_trace(tmp_path / "none")
 
 
-def test_a_descriptor_is_no_path(tmp_path: Path) -> None:
+def test_a_descriptor_is_not_a_path(tmp_path: Path) -> None:
     with open(tmp_path / "mine", "wb") as mine:
         with pytest.raises(TypeError, match="not int"):
             TraceWriter(mine.fileno(), HEADER).close()  # type: ignore[arg-type]
         mine.write(b"x")
         mine.flush()
+
+
+@pytest.mark.parametrize(("path", "says"), [("a\0b", "NUL character"), ("a\ud800", "not valid Unicode")])
+def test_a_path_that_no_file_can_have(path: str, says: str) -> None:
+    for use in (lambda: TraceWriter(path, HEADER), lambda: read_trace(path)):
+        with pytest.raises(ConfigError, match=f"the path '.*{says}"):
+            use()

@@ -1,4 +1,4 @@
-"""A recorded run, rebuilt from its file, is what the manager held at every moment."""
+"""Block maps rebuilt from a trace equal the manager's state at every moment."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ N_CTX = 512
 
 
 class Recorded(Bench):
-    """A bench whose every picture is also taken from the manager's own tables."""
+    """Bench that also stores a snapshot of the manager's own tables at every moment."""
 
     def __init__(self, path: Path, **settings: Any) -> None:
         super().__init__(**settings)
         self.path = path
         self.seen: list[tuple[list[tuple[tuple[int, ...], int]], set[int], int, int]] = []
         self.tracer = Tracer(self.core, path, BLOCK_BYTES, N_CTX)
-        watch = self.core.observer
-        assert watch is not None
+        observer = self.core.observer
+        assert observer is not None
 
         def look(waiting: Any, running: Any) -> None:
             before = path.stat().st_size if self.tracer else 0
-            watch(waiting, running)
+            observer(waiting, running)
             self.tracer._writer._file.flush()
             if path.stat().st_size > before:  # no change, no line
-                self.seen.append(picture(self.manager))
+                self.seen.append(snapshot(self.manager))
 
         self.tracer._writer._file.flush()
-        self.seen += [picture(self.manager)] * (len(path.read_bytes().splitlines()) - 1)
-        self.tracer._take = look  # type: ignore[method-assign]
+        self.seen += [snapshot(self.manager)] * (len(path.read_bytes().splitlines()) - 1)
+        self.tracer._record = look  # type: ignore[method-assign]
         self.core.observer = look
 
     def stop(self) -> Trace:
@@ -52,7 +52,7 @@ class Recorded(Bench):
         return read_trace(self.path)
 
 
-def picture(manager: BlockManager) -> tuple[list[tuple[tuple[int, ...], int]], set[int], int, int]:
+def snapshot(manager: BlockManager) -> tuple[list[tuple[tuple[int, ...], int]], set[int], int, int]:
     tables = sorted((tuple(table.blocks), table.n_tokens) for table in manager._tables.values())
     n_swapped = sum(len(swapped.blocks) for swapped in manager._swapped.values())
     return tables, manager.published(), n_swapped, manager.n_used
@@ -72,17 +72,17 @@ def check(bench: Recorded, trace: Trace) -> None:
 
 Asked = st.tuples(
     st.integers(1, 100),  # tokens of the prompt
-    st.integers(0, 2),  # which beginning it has
+    st.integers(0, 2),  # the number of its shared start
     st.integers(1, 60),  # tokens to generate
     st.integers(1, 3),  # samples
-    st.integers(0, 6),  # steps before the next one comes
-    st.booleans(),  # cancelled then
+    st.integers(0, 6),  # steps before the next request
+    st.booleans(),  # whether it is cancelled then
 )
 
 
 @settings(max_examples=60, deadline=None)
 @given(asked=st.lists(Asked, min_size=1, max_size=8), n_blocks=st.integers(12, 24), n_swap=st.integers(0, 8))
-def test_the_map_at_every_moment(
+def test_the_block_map_at_every_moment(
     asked: list[Any], n_blocks: int, n_swap: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.mktemp("trace") / "run.trace"
@@ -109,14 +109,14 @@ def test_the_map_at_every_moment(
     ended = {event.owner: event for event in events if isinstance(event, Finished)}
     assert seen == set(ended)
     for request in submitted:
-        if request.arrival in ended:  # who was cancelled on arrival was never there
+        if request.arrival in ended:  # a request that is cancelled on arrival has no events
             finished = ended[request.arrival]
             assert (finished.n_generated, finished.reason) == (request.n_generated, request.finish_reason)
-    # cancelling may end a request before the first picture of it
+    # a request may be cancelled before its first snapshot
     assert len(ended) + sum(r.finish_reason == "abort" for r in submitted) >= len(submitted)
     counts, counters = bench.manager.counts, bench.core.counters
     assert sum(isinstance(event, Evicted) for event in events) == counts.evictions
-    # a request that is preempted and cancelled between two records has no event
+    # a request that is preempted and cancelled between two snapshots has no event
     preempted = sum(isinstance(event, Preempted) for event in events)
     assert counters.preemptions - counters.aborted <= preempted <= counters.preemptions
     assert counters.swaps - counters.aborted <= summarize(trace).swaps <= counters.swaps
@@ -126,7 +126,7 @@ def of(trace: Trace, kind: type[TraceEvent]) -> list[TraceEvent]:
     return [event for step in trace.steps for event in step.events if isinstance(event, kind)]
 
 
-def test_a_request_that_comes_and_goes_in_one_step(tmp_path: Path) -> None:
+def test_a_request_that_arrives_and_ends_in_one_step(tmp_path: Path) -> None:
     bench = Recorded(tmp_path / "run.trace")
     request = bench.submit([1, 2, 3], 1)
     bench.finish(request)
@@ -135,8 +135,8 @@ def test_a_request_that_comes_and_goes_in_one_step(tmp_path: Path) -> None:
     check(bench, trace)
 
 
-def test_alike_beginnings_are_told_by_request_and_length(tmp_path: Path) -> None:
-    """In whole blocks; answers are part of what a next turn may begin with; another salt is another text."""
+def test_a_common_start_is_recorded_by_request_and_length(tmp_path: Path) -> None:
+    """The length is in whole blocks. A next turn may start with an answer. Another salt is another text."""
     bench = Recorded(tmp_path / "run.trace", block_size=4)
     first = bench.submit(list(range(10)), 10)
     bench.finish(first)
@@ -148,8 +148,8 @@ def test_alike_beginnings_are_told_by_request_and_length(tmp_path: Path) -> None
     assert arrived == [(1, 10, 10, 0, 0), (2, 9, 1, 1, 8), (3, 24, 1, 1, 20), (4, 10, 1, 0, 0)]
 
 
-def test_attached_in_the_middle_of_a_run(tmp_path: Path) -> None:
-    """The first line is the whole picture, and an observer that was there hears on."""
+def test_a_recording_may_start_in_the_middle_of_a_run(tmp_path: Path) -> None:
+    """The first line has the whole state. The previous observer still gets every event."""
     events: list[Event] = []
     bench = Bench(block_size=4)
     bench.manager.set_observer(events.append)
@@ -157,7 +157,7 @@ def test_attached_in_the_middle_of_a_run(tmp_path: Path) -> None:
     for _ in range(4):
         bench.step()
     tracer = Tracer(bench.core, tmp_path / "run.trace", BLOCK_BYTES, N_CTX)
-    expected = picture(bench.manager)
+    expected = snapshot(bench.manager)
     n_events = len(events)
     bench.finish(*requests)
     tracer.detach()
@@ -177,9 +177,9 @@ def test_tables_of_no_request_have_owners_below_zero(tmp_path: Path) -> None:
     for _ in range(3):
         bench.step()
     assert request.sequence.table is not None
-    branch = bench.manager.fork(request.sequence.table, None)
+    fork = bench.manager.fork(request.sequence.table, None)
     bench.finish(request)
-    bench.manager.free(branch)
+    bench.manager.free(fork)
     trace = bench.stop()
     check(bench, trace)
     assert {owner for step in trace.steps for owner, *_ in step.tables} == {1, -1}
@@ -195,20 +195,20 @@ def test_one_recording_at_a_time(tmp_path: Path) -> None:
     other.close()
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a disk that is full")
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a full disk")
 def test_a_full_disk_ends_the_recording_and_nothing_else() -> None:
     bench = Bench(n_blocks=512, block_size=4, width=128)
     tracer = Tracer(bench.core, "/dev/full", BLOCK_BYTES, N_CTX)
     requests = [bench.submit(list(range(n, n + 30)), 400) for n in range(3)]  # more than a buffer
     bench.finish(*requests)
     assert [request.n_generated for request in requests] == [400] * 3
-    assert bench.core.observer is None, "it has let go"
+    assert bench.core.observer is None, "the tracer has disconnected"
     with pytest.raises(OSError, match="space"):
         tracer.close()
     bench.assert_idle()
 
 
-def test_a_file_that_was_closed_does_not_disturb(tmp_path: Path) -> None:
+def test_a_closed_file_does_not_disturb_the_engine(tmp_path: Path) -> None:
     bench = Bench()
     tracer = Tracer(bench.core, tmp_path / "run.trace", BLOCK_BYTES, N_CTX)
     tracer.close()
@@ -216,7 +216,7 @@ def test_a_file_that_was_closed_does_not_disturb(tmp_path: Path) -> None:
     assert bench.core.observer is None
 
 
-def test_a_recording_that_nobody_detached_makes_room_for_the_next(tmp_path: Path) -> None:
+def test_a_closed_recording_disconnects_for_the_next_one(tmp_path: Path) -> None:
     bench = Bench()
     Tracer(bench.core, tmp_path / "one.trace", BLOCK_BYTES, N_CTX).close()
     second = Tracer(bench.core, tmp_path / "two.trace", BLOCK_BYTES, N_CTX)
@@ -227,18 +227,18 @@ def test_a_recording_that_nobody_detached_makes_room_for_the_next(tmp_path: Path
     assert len(of(read_trace(tmp_path / "two.trace"), Finished)) == 1
 
 
-def test_a_recording_that_cannot_begin_leaves_the_engine_free(
+def test_a_failed_start_of_a_recording_disconnects_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench, settle = Bench(), EngineCore.settle
 
-    def fail_once_watched(core: EngineCore) -> bool:
+    def fail_once_observed(core: EngineCore) -> bool:
         if core.observer is not None:
             raise KeyboardInterrupt
         return settle(core)
 
     with monkeypatch.context() as patch:
-        patch.setattr(EngineCore, "settle", fail_once_watched)
+        patch.setattr(EngineCore, "settle", fail_once_observed)
         with pytest.raises(KeyboardInterrupt):
             Tracer(bench.core, tmp_path / "first", BLOCK_BYTES, N_CTX)
     assert bench.core.observer is None
