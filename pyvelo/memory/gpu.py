@@ -1,7 +1,7 @@
-"""What GGML's CUDA backend takes of a GPU while it computes, beside the tensors of a graph: bounds, in bytes.
+"""Upper bounds, in bytes, for the memory of GGML's CUDA backend beside the tensors of a graph.
 
-Its operations work in a pool that grows to the most that one of them asks for, and stays so large. Nobody
-allocates it beforehand, so who fills a GPU must leave room for it.
+Its operations allocate from a pool that grows to the largest request, and never shrinks. It is not allocated
+in advance, so a KV cache that fills the GPU must leave room for it.
 """
 
 from __future__ import annotations
@@ -15,24 +15,25 @@ from pyvelo.native import Layer
 __all__ = ["LIBRARY_BYTES", "Step", "attention_bytes", "product_bytes", "workspace_bytes"]
 
 LIBRARY_BYTES = 256 << 20
-"""For cuBLAS (its code and 32 MiB to work in), streams, captured graphs."""
+"""For cuBLAS (its code and 32 MiB of workspace), streams and captured graphs."""
 ROUNDING_BYTES = 32 << 20
-"""Tiles of products that several blocks add up, lists of experts, and what the pool rounds up."""
+"""For tiles of products that several thread blocks add up, lists of experts, and rounding in the pool."""
 
 # as native/ops/cuda/paged-split.h cuts a sequence's tokens
 FEW_QUERIES = 16
 SPLIT_TOKENS = 256
-MOST_SPLITS = 32
+MAX_SPLITS = 32
 
 ROW_PADDING = 512  # numbers; upstream's, of activations that it quantizes to 9 bits each
 FLOATS = ("F32", "F16", "BF16")
-CONVERTED = ("IQ1_M", "TQ1_0", "TQ2_0")  # of which upstream has no products with many rows
+CONVERTED = ("IQ1_M", "TQ1_0", "TQ2_0")  # types without products of many rows upstream
 
 
 @dataclass(frozen=True)
 class Step:
-    """The largest step: its tokens, its sequences, rows of logits, tokens of the longest sequence, and to how
-    many experts a token goes (1 where there are none)."""
+    """Largest step: tokens, sequences, rows of logits, tokens of the longest sequence, and experts of a token
+    (1 without experts).
+    """
 
     n_tokens: int
     n_rows: int
@@ -42,19 +43,20 @@ class Step:
 
 
 def attention_bytes(layers: Iterable[Layer], step: Step) -> int:
-    """Partial results of sequences whose tokens are split among blocks of threads: of each query and head,
-    and each part, a weighted sum of V and two numbers more."""
+    """Return the bytes of partial results of attention: for each query, head and KV split, a weighted sum of
+    V and two more numbers.
+    """
     queries = min(step.n_tokens, step.n_rows * FEW_QUERIES)
-    parts = min(MOST_SPLITS, -(-max(1, step.longest) // SPLIT_TOKENS))
+    splits = min(MAX_SPLITS, -(-max(1, step.longest) // SPLIT_TOKENS))
     widest = max((x.n_head * ((x.head_dim_v or x.head_dim_k) + 2) for x in layers), default=0)
-    return 4 * queries * parts * widest
+    return 4 * queries * splits * widest
 
 
 def product_bytes(tensors: Sequence[GgufTensor], step: Step) -> int:
-    """Activations as a product takes them: quantized, or of 16 bits, and then the result likewise.
+    """Return the bytes of the activations of a product: quantized, or 16 bits and then the result too.
 
-    Weights that no product takes as they are get converted whole. So are those in bf16 on cards that have no
-    products of bf16 (before compute capability 8.0): that is not counted.
+    Weights of types without a product are converted as a whole. So are bf16 weights on cards without bf16
+    products (before compute capability 8.0), which is not counted.
     """
     has_output = any(tensor.name == "output.weight" for tensor in tensors)
     most = 0
@@ -80,5 +82,5 @@ def _of_product(tensor: GgufTensor, rows: int, n_experts: int) -> int:
 
 
 def workspace_bytes(layers: Iterable[Layer], tensors: Sequence[GgufTensor], step: Step) -> int:
-    """All of it: libraries, and the pool of the operation that asks for most."""
+    """Return the bytes of libraries, and of the pool for the largest operation."""
     return LIBRARY_BYTES + ROUNDING_BYTES + max(attention_bytes(layers, step), product_bytes(tensors, step))

@@ -1,4 +1,4 @@
-"""How much memory is really free: of the machine, and within the limits that a container sets."""
+"""Free memory of the machine, within the limits of the process and its container."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["free_memory"]
 
 
 def free_memory(root: Path = Path("/")) -> int | None:
-    """Bytes that may be allocated without swapping or being killed; None where the system does not tell.
+    """Return the bytes that can be allocated without swapping or being killed; None if unknown.
 
-    The least of MemAvailable, what is left of the limit of address space (`ulimit -v`) and what is left under
-    each memory cgroup (version 1 or 2) of this process, where page cache that can be dropped counts as free.
-    `root` is where /proc and /sys are found.
+    This is the minimum of MemAvailable, the rest of the limit of address space (`ulimit -v`) and the rest of
+    each memory cgroup (version 1 or 2) of this process. Page cache that can be dropped counts as free. `root`
+    is the folder of /proc and /sys.
     """
     limits = [*_available(root), *_address_space(root), *_cgroup_limits(root)]
     return max(0, min(limits)) if limits else None
@@ -45,7 +45,7 @@ def _address_space(root: Path) -> Iterator[int]:
 
 
 def _half_of_physical() -> Iterator[int]:
-    """Where free memory is not told (macOS), half of what there is."""
+    """Yield half of the physical memory, for systems that do not report free memory (macOS)."""
     try:
         yield os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     except (ValueError, OSError):
@@ -53,7 +53,7 @@ def _half_of_physical() -> Iterator[int]:
 
 
 def _cgroup_limits(root: Path) -> Iterator[int]:
-    """What is left in each group of this process."""
+    """Yield the rest of the limit of each memory group of this process."""
     for version, group in groups(root, "memory"):
         if version == 2:
             limit_name, usage_name, prefix = "memory.max", "memory.current", ""

@@ -1,4 +1,4 @@
-"""From settings to layers on GPUs: machine and model are asked, and a plan is made before weights load."""
+"""Choice of the layers on GPUs from settings, devices and model, before any weight is loaded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ from pyvelo.config import EngineConfig
 from pyvelo.kv.geometry import CPU_LINE, GPU_LINE, POOL_GRAIN, Geometry, make_geometry
 from pyvelo.memory.budget import DeviceRoom, Limits, PoolRequest, PoolSize, size_pool, wanted_tokens
 from pyvelo.memory.gpu import Step, workspace_bytes
-from pyvelo.memory.placement import Gpu, Load, burdens, host_weights, most_layers, split_all, weigh
+from pyvelo.memory.placement import (
+    Gpu,
+    ModelBytes,
+    bytes_by_gpu,
+    host_weights,
+    most_layers,
+    split_all,
+    sum_tensors,
+)
 from pyvelo.models.gguf_scan import GgufSummary
 from pyvelo.native import Device, Model, devices, system_info
 
@@ -22,20 +30,20 @@ __all__ = [
     "Offload",
     "built_for_gpus",
     "find_gpus",
+    "measure_model",
     "plan_offload",
     "planned_pool",
-    "weigh_model",
 ]
 
 _log = logging.getLogger("pyvelo")
 
 NO_GPU = "CUDA finds no GPU here (is there one, with a driver?)"
-STATE_BYTES = 1 << 30  # the recurrent states of all running sequences take no more
+STATE_BYTES = 1 << 30  # limit for the recurrent states of all running sequences
 
 
 @dataclass(frozen=True)
 class Offload:
-    """What goes to GPUs.
+    """Layers and memory on GPUs.
 
     rooms: GPUs that hold anything.
     host_weights: bytes of weights in host memory; None: all.
@@ -52,12 +60,12 @@ NOTHING = Offload(0)
 
 
 def built_for_gpus() -> bool:
-    """Whether this build has a backend for GPUs, whatever it finds."""
+    """Return whether this build has a backend for GPUs, with or without a GPU."""
     return "CUDA : " in system_info()
 
 
 def find_gpus(found: Sequence[Device]) -> tuple[Gpu, ...]:
-    """What llama.cpp offloads to: all devices with memory of their own, else the first with the host's."""
+    """Return the GPUs that llama.cpp uses: all with their own memory, or else the first with the host's."""
     gpus = [
         (Gpu(device.name, device.memory_free, number), device.kind) for number, device in enumerate(found)
     ]
@@ -66,41 +74,42 @@ def find_gpus(found: Sequence[Device]) -> tuple[Gpu, ...]:
 
 
 def plan_offload(config: EngineConfig, path: str, summary: GgufSummary) -> Offload:
-    """Decides which layers go to GPUs, and what lies on each.
+    """Choose the layers of each GPU.
 
-    Raises OutOfMemory, with the numbers, where `n_gpu_layers` is more than there is room for.
+    Raises:
+        OutOfMemory: `n_gpu_layers` layers do not fit; the message has the numbers.
     """
     if config.n_gpu_layers == 0 or (config.n_gpu_layers == "auto" and config.deterministic):
         return NOTHING
     gpus = find_gpus(devices())
     if not gpus and config.n_gpu_layers == "auto" and built_for_gpus():
         _log.warning("%s: the CPU computes everything", NO_GPU)
-    if not gpus:  # C refuses a number with a sentence of its own
+    if not gpus:  # C rejects a number with its own message
         return NOTHING if config.n_gpu_layers == "auto" else Offload(int(config.n_gpu_layers))
-    with Model(path, deterministic=True) as model:  # mapped alone: nothing is read that need not be
+    with Model(path, deterministic=True) as model:  # only mapped: no weight is read
         if model.refusal is not None and not model.info.is_encoder:
-            return NOTHING  # it is refused as soon as it is loaded
+            return NOTHING  # loading it raises the refusal
         geometry = None
         if model.refusal is None:
             geometry = make_geometry(
                 os.path.basename(path), model.layers, config.kv_type, config.block_size, line_bytes=GPU_LINE
             )
-        load = weigh_model(config, summary, model, geometry)
+        sizes = measure_model(config, summary, model, geometry)
         request = _request(config, model)
-    counts = _decide(config, load, gpus, geometry, request)
-    n, held = sum(counts), burdens(load, counts, gpus)
+    counts = _decide(config, sizes, gpus, geometry, request)
+    n, held = sum(counts), bytes_by_gpu(sizes, counts, gpus)
     rooms = tuple(
         DeviceRoom(b.gpu.name, b.gpu.free_bytes, b.weights + b.other, b.token, b.n_layers, b.weights)
         for b in held
     )
     layers = tuple((gpu.device, count) for gpu, count in zip(gpus, counts, strict=True) if count)
-    return Offload(n, rooms, host_weights(load, n), layers)
+    return Offload(n, rooms, host_weights(sizes, n), layers)
 
 
 def planned_pool(
     config: EngineConfig, summary: GgufSummary, model: Model, offload: Offload, free_bytes: int | None
 ) -> tuple[PoolSize, int]:
-    """The pool that an engine would make, but for recurrent states; and the host's bytes of a token."""
+    """Return the pool size of an engine, without recurrent states, and the bytes of a token on the host."""
     geometry = make_geometry(
         summary.path,
         model.layers,
@@ -117,8 +126,10 @@ def planned_pool(
     return size_pool(geometry, want), want.host_token_bytes(geometry)
 
 
-def weigh_model(config: EngineConfig, summary: GgufSummary, model: Model, geometry: Geometry | None) -> Load:
-    """What the parts of a model take; `geometry` None: it has no cache."""
+def measure_model(
+    config: EngineConfig, summary: GgufSummary, model: Model, geometry: Geometry | None
+) -> ModelBytes:
+    """Return the bytes of a model's parts. `geometry` is None if it has no cache."""
     rows = geometry.rows if geometry else ()
     tensors = [(tensor.name, tensor.n_bytes) for tensor in summary.tensors]
     blocks = summary.of_architecture("block_count")
@@ -126,11 +137,11 @@ def weigh_model(config: EngineConfig, summary: GgufSummary, model: Model, geomet
     states = STATE_BYTES if model.info.has_recurrent else 0
     tokens = {row.layer: row.k_bytes + row.v_bytes for row in rows}
     scratch = _scratch(config, summary, model, paged=geometry is not None)
-    return weigh(tensors, n_layers, tokens, scratch, states)
+    return sum_tensors(tensors, n_layers, tokens, scratch, states)
 
 
 def _scratch(config: EngineConfig, summary: GgufSummary, model: Model, paged: bool) -> int:
-    """Bytes that a GPU computes in: activations of a step, logits, and what its backend works in."""
+    """Return the compute memory of a GPU: activations of a step, logits, and the backend's workspace."""
     inner = summary.of_architecture("feed_forward_length")
     experts = summary.of_architecture("expert_used_count")
     width = 8 * model.info.n_embd + 3 * (inner if isinstance(inner, int) else 4 * model.info.n_embd)
@@ -159,16 +170,20 @@ def _request(config: EngineConfig, model: Model) -> PoolRequest:
 
 
 def _decide(
-    config: EngineConfig, load: Load, gpus: Sequence[Gpu], geometry: Geometry | None, request: PoolRequest
+    config: EngineConfig,
+    sizes: ModelBytes,
+    gpus: Sequence[Gpu],
+    geometry: Geometry | None,
+    request: PoolRequest,
 ) -> tuple[int, ...]:
     """Return the layers of each GPU."""
-    asked = config.kv_cache_bytes is not None
+    has_bytes = config.kv_cache_bytes is not None
     wanted = wanted_tokens(geometry, request) if geometry else 0
     if config.n_gpu_layers == "auto":
         share = config.memory_utilization
-        return split_all(load, most_layers(load, gpus, wanted, share), gpus, wanted, share)
+        return split_all(sizes, most_layers(sizes, gpus, wanted, share), gpus, wanted, share)
     n = int(config.n_gpu_layers)
-    n = load.n_parts if n < 0 else min(n, load.n_parts)
-    least = wanted if asked else -(-(config.n_ctx or 1) // POOL_GRAIN) * POOL_GRAIN
-    share = 1.0 if asked else config.memory_utilization
-    return split_all(load, n, gpus, least if geometry else 0, share)
+    n = sizes.n_parts if n < 0 else min(n, sizes.n_parts)
+    least = wanted if has_bytes else -(-(config.n_ctx or 1) // POOL_GRAIN) * POOL_GRAIN
+    share = 1.0 if has_bytes else config.memory_utilization
+    return split_all(sizes, n, gpus, least if geometry else 0, share)

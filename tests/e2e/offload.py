@@ -10,8 +10,8 @@ import pytest
 
 from pyvelo import LLM, SamplingParams
 from pyvelo.errors import ConfigError, OutOfMemory
-from pyvelo.memory.offload import find_gpus, plan_offload, weigh_model
-from pyvelo.memory.placement import burdens
+from pyvelo.memory.offload import find_gpus, measure_model, plan_offload
+from pyvelo.memory.placement import bytes_by_gpu
 from pyvelo.models.gguf_parts import scan_model
 from pyvelo.native import Model, devices
 from tests import lab_device
@@ -92,10 +92,10 @@ def small_device(path: str) -> int:
     config = config_of(path, 0)
     with Model(path, deterministic=True) as model:
         geometry = make_geometry(path, model.layers, config.kv_type, config.block_size)
-        load = weigh_model(config, scan_model(path), model, geometry)
+        sizes = measure_model(config, scan_model(path), model, geometry)
     tokens = 6 * 256
-    (two,) = burdens(load, (2,), [lab_gpu(1 << 40)])
-    (three,) = burdens(load, (3,), [lab_gpu(1 << 40)])
+    (two,) = bytes_by_gpu(sizes, (2,), [lab_gpu(1 << 40)])
+    (three,) = bytes_by_gpu(sizes, (3,), [lab_gpu(1 << 40)])
     least, enough = two.bytes_for(tokens), three.bytes_for(256)
     assert least < enough
     return int((least + enough) / 2 / 0.9)

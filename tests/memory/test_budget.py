@@ -1,4 +1,4 @@
-"""How large a pool becomes."""
+"""Sizes of pools."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pyvelo.errors import ConfigError, OutOfMemory
 from pyvelo.kv.geometry import make_geometry
-from pyvelo.memory.budget import COMFORT_BYTES, PoolRequest, PoolSize, size_pool
+from pyvelo.memory.budget import DEFAULT_BYTES, PoolRequest, PoolSize, size_pool
 
 GIB = 1 << 30
 
@@ -41,65 +41,65 @@ def size(geometry: Any = SMALL, **settings: Any) -> PoolSize:
     return size_pool(geometry, PoolRequest(**(want | settings)))
 
 
-def test_by_default_four_comfortable_sequences() -> None:
+def test_the_default_pool_has_room_for_four_sequences() -> None:
     assert size() == PoolSize(n_blocks=1024, n_tokens=32768, n_ctx=32768)
 
 
-def test_by_default_no_more_than_two_gib_or_one_short_sequence() -> None:
+def test_the_default_pool_has_two_gib_or_one_short_sequence() -> None:
     assert size(LARGE).n_tokens == 4096
-    assert size(LARGE, free_bytes=1024 * GIB).n_tokens * LARGE.token_bytes == COMFORT_BYTES
+    assert size(LARGE, free_bytes=1024 * GIB).n_tokens * LARGE.token_bytes == DEFAULT_BYTES
     odd = make_geometry("odd", [Layer(i, 8, 128, 128) for i in range(28)])
-    assert 0.98 * COMFORT_BYTES < size(odd).n_tokens * odd.token_bytes <= COMFORT_BYTES
+    assert 0.98 * DEFAULT_BYTES < size(odd).n_tokens * odd.token_bytes <= DEFAULT_BYTES
 
 
-def test_four_sequences_of_the_length_that_was_asked_for() -> None:
+def test_the_default_pool_has_room_for_four_sequences_of_n_ctx() -> None:
     assert size(n_ctx=4096) == PoolSize(n_blocks=512, n_tokens=16384, n_ctx=4096)
     assert size(n_ctx=4096).n_sequences == 4
 
 
-def test_short_sequences_still_run_side_by_side() -> None:
+def test_short_sequences_still_run_in_parallel() -> None:
     assert size(n_ctx=256) == PoolSize(n_blocks=256, n_tokens=8192, n_ctx=256)
     assert size(n_ctx=256, max_num_seqs=4).n_tokens == 1024
 
 
-def test_a_long_sequence_that_was_asked_for_fits_once() -> None:
+def test_one_sequence_of_a_large_n_ctx_fits() -> None:
     assert size(LARGE, n_ctx=32768) == PoolSize(n_blocks=1024, n_tokens=32768, n_ctx=32768)
 
 
-def test_a_small_machine_gets_what_it_has() -> None:
+def test_a_small_machine_gets_a_smaller_pool() -> None:
     pool = size(free_bytes=2 * GIB, other_bytes=GIB)
     assert 0 < pool.n_tokens * SMALL.token_bytes <= int(0.9 * 2 * GIB) - GIB
     assert pool.n_ctx == pool.n_tokens
 
 
-def test_no_more_than_the_sequences_can_use() -> None:
+def test_the_pool_is_no_larger_than_the_sequences_can_use() -> None:
     assert size(max_num_seqs=1, n_ctx=1000).n_tokens == 1024
     assert size(max_num_seqs=1, n_ctx=1000, kv_cache_bytes=8 * GIB).n_tokens == 1024
 
 
-def test_bytes_become_whole_blocks() -> None:
+def test_bytes_are_rounded_down_to_whole_blocks() -> None:
     block = SMALL.block_bytes
     assert size(kv_cache_bytes=16 * block).n_blocks == 16
     assert size(kv_cache_bytes=24 * block - 1).n_blocks == 16
     assert size(kv_cache_bytes=24 * block - 1).n_ctx == 512
 
 
-def test_a_context_longer_than_the_pool_stays_as_it_was_asked_for() -> None:
+def test_n_ctx_may_be_longer_than_the_pool() -> None:
     assert size(kv_cache_bytes=8 * SMALL.block_bytes, n_ctx=4096) == PoolSize(8, 256, 4096)
 
 
-def test_too_few_bytes_are_refused_with_the_least() -> None:
+def test_too_few_bytes_raise_an_error_with_the_minimum() -> None:
     least = 256 * SMALL.token_bytes
     with pytest.raises(ConfigError, match=f"kv_cache_bytes={least - 1} is too little.*takes {least}"):
         size(kv_cache_bytes=least - 1)
 
 
-def test_more_bytes_than_are_free_are_refused() -> None:
+def test_more_bytes_than_are_free_raise() -> None:
     with pytest.raises(OutOfMemory, match=f"only {GIB} bytes are free"):
         size(kv_cache_bytes=2 * GIB, free_bytes=GIB)
 
 
-def test_a_context_that_does_not_fit_is_refused_with_the_numbers() -> None:
+def test_n_ctx_that_does_not_fit_raises_with_the_numbers() -> None:
     with pytest.raises(OutOfMemory) as refused:
         size(LARGE, n_ctx=131072, free_bytes=16 * GIB)
     for number in (131072, 131072 * LARGE.token_bytes, 16 * GIB, GIB, int(0.9 * 16 * GIB) - GIB):
@@ -111,7 +111,7 @@ def test_weights_that_fill_the_memory_leave_no_pool() -> None:
         size(free_bytes=GIB, other_bytes=GIB)
 
 
-def test_without_a_known_free_memory_bytes_must_be_given() -> None:
+def test_kv_cache_bytes_is_required_if_free_memory_is_unknown() -> None:
     with pytest.raises(ConfigError, match="give kv_cache_bytes"):
         size(free_bytes=None)
     assert size(free_bytes=None, kv_cache_bytes=GIB).n_tokens == 32768
@@ -126,7 +126,7 @@ def test_without_a_known_free_memory_bytes_must_be_given() -> None:
     st.integers(0, 64) | st.integers(0, 64 * GIB),
     st.floats(0.01, 1.0),
 )
-def test_the_pool_keeps_its_promises(
+def test_every_pool_is_within_its_limits(
     geometry: Any, n_ctx: int | None, n_ctx_train: int, max_num_seqs: int, free: int, share: float
 ) -> None:
     try:
@@ -145,4 +145,4 @@ def test_the_pool_keeps_its_promises(
     assert pool.n_tokens % 256 == 0
     assert 0 < pool.n_tokens * geometry.token_bytes <= free * share
     assert pool.n_ctx == (n_ctx or min(n_ctx_train, pool.n_tokens))
-    assert pool.n_ctx <= pool.n_tokens, "one sequence of the longest length always fits"
+    assert pool.n_ctx <= pool.n_tokens, "one sequence of full length always fits"

@@ -1,4 +1,4 @@
-"""Free memory, from the files of machines that differ."""
+"""Free memory, from the files of different machines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def write(root: Path, files: dict[str, str]) -> Path:
     return root
 
 
-def test_this_machine_tells() -> None:
+def test_this_machine_reports_free_memory() -> None:
     free = free_memory()
     assert free is not None
     assert free > 1 << 20
@@ -41,7 +41,7 @@ def test_a_limit_of_address_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert free_memory(root) == free
 
 
-def test_version_2_the_tightest_group_counts(tmp_path: Path) -> None:
+def test_version_2_the_group_with_the_least_memory_counts(tmp_path: Path) -> None:
     root = write(
         tmp_path,
         {

@@ -1,4 +1,4 @@
-"""Which layers go to GPUs: against a count of every possibility, and by hand."""
+"""Layers on GPUs, compared with every possibility and with numbers by hand."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from pyvelo.memory.offload import NOTHING, find_gpus, plan_offload
 from pyvelo.memory.placement import (
     Gpu,
     LayerBytes,
-    Load,
-    burdens,
+    ModelBytes,
+    bytes_by_gpu,
     host_weights,
     most_layers,
     split,
     split_all,
-    weigh,
+    sum_tensors,
 )
 from pyvelo.models.gguf_parts import scan_model
 from pyvelo.native import Device
 
 sizes = st.integers(0, 1000)
 loads = st.builds(
-    Load,
+    ModelBytes,
     layers=st.lists(st.builds(LayerBytes, weights=sizes, token=st.integers(0, 9)), max_size=9).map(tuple),
     input=sizes,
     output=sizes,
@@ -45,28 +45,28 @@ gpu_lists = st.lists(st.integers(1, 9000), max_size=3).map(
 )
 
 
-def bytes_on(load: Load, counts: tuple[int, ...], tokens: int) -> list[int]:
-    """Bytes on each GPU, added up part by part."""
-    n_layers, part, total = len(load.layers), len(load.layers) + 1 - sum(counts), []
+def bytes_on(sizes: ModelBytes, counts: tuple[int, ...], tokens: int) -> list[int]:
+    """Return the bytes on each GPU, summed layer by layer."""
+    n_layers, part, total = len(sizes.layers), len(sizes.layers) + 1 - sum(counts), []
     for count in counts:
-        size = (load.scratch + load.states) * (count > 0)
+        size = (sizes.scratch + sizes.states) * (count > 0)
         for number in range(part, part + count):
-            layer = load.layers[number] if number < n_layers else LayerBytes(load.output, 0)
+            layer = sizes.layers[number] if number < n_layers else LayerBytes(sizes.output, 0)
             size += layer.weights + tokens * layer.token
         part += count
         total.append(size)
     return total
 
 
-def fits(load: Load, counts: tuple[int, ...], gpus: list[Gpu], tokens: int, share: float) -> bool:
+def fits(sizes: ModelBytes, counts: tuple[int, ...], gpus: list[Gpu], tokens: int, share: float) -> bool:
     return all(
         count == 0 or size <= int(share * gpu.free_bytes)
-        for size, count, gpu in zip(bytes_on(load, counts, tokens), counts, gpus, strict=True)
+        for size, count, gpu in zip(bytes_on(sizes, counts, tokens), counts, gpus, strict=True)
     )
 
 
 def ways(n: int, n_gpus: int) -> Iterator[tuple[int, ...]]:
-    """Yield every way to give `n` parts to the GPUs, in order."""
+    """Yield every way to split `n` layers among the GPUs, in order."""
     if n_gpus < 2:
         yield from [(n,)] * n_gpus or [()] * (n == 0)
         return
@@ -75,56 +75,56 @@ def ways(n: int, n_gpus: int) -> Iterator[tuple[int, ...]]:
 
 
 @given(loads, gpu_lists, st.integers(0, 100), st.sampled_from([0.5, 0.9, 1.0]))
-def test_the_most_layers_that_fit(load: Load, gpus: list[Gpu], tokens: int, share: float) -> None:
+def test_the_most_layers_that_fit(sizes: ModelBytes, gpus: list[Gpu], tokens: int, share: float) -> None:
     possible = {
         n
-        for n in range(load.n_parts + 1)
-        if any(fits(load, counts, gpus, tokens, share) for counts in ways(n, len(gpus)))
+        for n in range(sizes.n_parts + 1)
+        if any(fits(sizes, counts, gpus, tokens, share) for counts in ways(n, len(gpus)))
     }
-    assert most_layers(load, gpus, tokens, share) == max(possible)
-    for n in range(load.n_parts + 1):
-        counts = split(load, n, gpus, tokens, share)
+    assert most_layers(sizes, gpus, tokens, share) == max(possible)
+    for n in range(sizes.n_parts + 1):
+        counts = split(sizes, n, gpus, tokens, share)
         assert (counts is not None) == (n in possible)
         if counts is not None:
-            assert split_all(load, n, gpus, tokens, share) == counts
+            assert split_all(sizes, n, gpus, tokens, share) == counts
             assert sum(counts) == n
-            assert fits(load, counts, gpus, tokens, share)
+            assert fits(sizes, counts, gpus, tokens, share)
         else:
             with pytest.raises(OutOfMemory, match=f"n_gpu_layers={max(possible)} would fit"):
-                split_all(load, n, gpus, tokens, share)
+                split_all(sizes, n, gpus, tokens, share)
 
 
 @given(loads, gpu_lists, st.integers(0, 10))
-def test_a_split_leaves_room_for_the_largest_pool(load: Load, gpus: list[Gpu], n: int) -> None:
+def test_a_split_leaves_room_for_the_largest_pool(sizes: ModelBytes, gpus: list[Gpu], n: int) -> None:
     def largest(counts: tuple[int, ...]) -> int:
         low, high = -1, 20000
         while low < high:
             middle = (low + high + 1) // 2
-            low, high = (middle, high) if fits(load, counts, gpus, middle, 0.9) else (low, middle - 1)
+            low, high = (middle, high) if fits(sizes, counts, gpus, middle, 0.9) else (low, middle - 1)
         return low
 
-    n = min(n, load.n_parts)
+    n = min(n, sizes.n_parts)
     best = max((largest(counts) for counts in ways(n, len(gpus))), default=-1)
-    counts = split(load, n, gpus, 0, 0.9)
+    counts = split(sizes, n, gpus, 0, 0.9)
     assert largest(counts) == best if counts is not None else best == -1
 
 
 @given(loads, gpu_lists, st.data())
-def test_nothing_is_lost_between_the_sides(load: Load, gpus: list[Gpu], data: st.DataObject) -> None:
-    n = data.draw(st.integers(0, load.n_parts if gpus else 0))
+def test_every_weight_is_held_once(sizes: ModelBytes, gpus: list[Gpu], data: st.DataObject) -> None:
+    n = data.draw(st.integers(0, sizes.n_parts if gpus else 0))
     counts = data.draw(st.sampled_from(list(ways(n, len(gpus)))))
-    found = burdens(load, counts, gpus)
-    there = sum(burden.weights for burden in found) - load.output * (n > 0)
-    here = host_weights(load, n) - load.input - load.host_output * (n == 0)
-    assert there + here == sum(layer.weights for layer in load.layers)
-    assert sum(burden.n_layers for burden in found) == max(0, n - 1)
-    assert [burden.gpu for burden in found] == [gpu for gpu, count in zip(gpus, counts, strict=True) if count]
-    assert sum(burden.token for burden in found) == sum(
-        layer.token for layer in load.layers[len(load.layers) - max(0, n - 1) :]
+    found = bytes_by_gpu(sizes, counts, gpus)
+    there = sum(held.weights for held in found) - sizes.output * (n > 0)
+    here = host_weights(sizes, n) - sizes.input - sizes.host_output * (n == 0)
+    assert there + here == sum(layer.weights for layer in sizes.layers)
+    assert sum(held.n_layers for held in found) == max(0, n - 1)
+    assert [held.gpu for held in found] == [gpu for gpu, count in zip(gpus, counts, strict=True) if count]
+    assert sum(held.token for held in found) == sum(
+        layer.token for layer in sizes.layers[len(sizes.layers) - max(0, n - 1) :]
     )
-    for burden, size in zip(found, filter(None, map(bool, counts)), strict=True):
+    for held, size in zip(found, filter(None, map(bool, counts)), strict=True):
         assert size
-        assert burden.bytes_for(7) in bytes_on(load, counts, 7)
+        assert held.bytes_for(7) in bytes_on(sizes, counts, 7)
 
 
 def gpus_of(*free: int) -> list[Gpu]:
@@ -149,11 +149,11 @@ def test_gpus_that_differ(
     weights: list[int], free: tuple[int, ...], n: int, expected: tuple[int, ...] | None
 ) -> None:
     layers = tuple(LayerBytes(n_bytes, 1) for n_bytes in weights)
-    load = Load(layers, input=5, output=0, host_output=5, scratch=10, states=15)
-    assert split(load, n, gpus_of(*free), 8, 1.0) == expected
+    sizes = ModelBytes(layers, input=5, output=0, host_output=5, scratch=10, states=15)
+    assert split(sizes, n, gpus_of(*free), 8, 1.0) == expected
 
 
-def test_tensors_are_weighed() -> None:
+def test_bytes_of_tensors() -> None:
     tensors = {
         "token_embd.weight": 100,
         "blk.0.attn_q.weight": 10,
@@ -161,18 +161,18 @@ def test_tensors_are_weighed() -> None:
         "blk.10.attn_q.weight": 20,
         "output_norm.weight": 1,
     }
-    load = weigh(tensors.items(), 11, {0: 4, 10: 5}, 7)
-    assert load.layers[0] == LayerBytes(10, 4)
-    assert load.layers[10] == LayerBytes(20, 5)
-    assert (load.input, load.output, load.host_output) == (100, 101, 1)
-    untied = weigh([*tensors.items(), ("output.weight", 50)], 11, {}, 7)
+    sizes = sum_tensors(tensors.items(), 11, {0: 4, 10: 5}, 7)
+    assert sizes.layers[0] == LayerBytes(10, 4)
+    assert sizes.layers[10] == LayerBytes(20, 5)
+    assert (sizes.input, sizes.output, sizes.host_output) == (100, 101, 1)
+    untied = sum_tensors([*tensors.items(), ("output.weight", 50)], 11, {}, 7)
     assert (untied.input, untied.output, untied.host_output) == (100, 51, 51)
 
 
 def test_an_error_has_the_numbers() -> None:
-    load = Load((LayerBytes(100, 2), LayerBytes(100, 2)), 10, 20, 20, 5)
+    sizes = ModelBytes((LayerBytes(100, 2), LayerBytes(100, 2)), 10, 20, 20, 5)
     with pytest.raises(OutOfMemory) as raised:
-        split_all(load, 3, [Gpu("CUDA0", 300)], 30, 0.9)
+        split_all(sizes, 3, [Gpu("CUDA0", 300)], 30, 0.9)
     for number in (
         "takes 340 bytes", "220 for weights", "120 for a KV cache", "5 to compute", "270 of 300 on CUDA0"
     ):  # fmt: skip
@@ -180,7 +180,7 @@ def test_an_error_has_the_numbers() -> None:
     assert 'n_gpu_layers=2 would fit, and "auto" finds it' in str(raised.value)
 
 
-def test_gpus_that_are_found() -> None:
+def test_the_gpus_that_are_used() -> None:
     def device(name: str, kind: Any) -> Device:
         return Device(name, "", kind, 9, 5)
 
@@ -192,7 +192,7 @@ def test_gpus_that_are_found() -> None:
     assert [(gpu.name, gpu.device) for gpu in found] == [("CUDA0", 0), ("CUDA1", 3)]
 
 
-# ---- one number of blocks for all sides ----
+# ---- one number of blocks for all devices ----
 
 
 class Shape:
@@ -226,7 +226,7 @@ mib = st.integers(8, 4096).map(lambda n: n << 20)
 
 
 @given(st.integers(0, 8), st.integers(0, 8), mib, mib, mib)
-def test_every_side_has_room(first: int, second: int, free: int, free_too: int, host: int) -> None:
+def test_the_pool_fits_on_every_device(first: int, second: int, free: int, free_too: int, host: int) -> None:
     want = request([first, second], [free, free_too], host)
     sides = [(first, free), (second, free_too), (16 - first - second, host)]
     room = [
@@ -240,11 +240,11 @@ def test_every_side_has_room(first: int, second: int, free: int, free_too: int, 
         assert min(room) < POOL_GRAIN
         return
     assert pool.n_tokens <= min(room)
-    comfort = wanted_tokens(GEOMETRY, want)
-    assert pool.n_tokens == (min(room) if first + second == 16 else min(comfort, *room))
+    usual = wanted_tokens(GEOMETRY, want)
+    assert pool.n_tokens == (min(room) if first + second == 16 else min(usual, *room))
 
 
-def test_a_pool_that_was_asked_for_must_fit_on_the_gpu() -> None:
+def test_a_requested_pool_must_fit_on_the_gpu() -> None:
     asked = 64 * POOL_GRAIN * GEOMETRY.token_bytes
     want = request([8], [asked // 2 + (1 << 20)], asked, kv_cache_bytes=asked)
     assert size_pool(GEOMETRY, want).n_tokens == 64 * POOL_GRAIN
@@ -256,10 +256,10 @@ def test_a_pool_that_was_asked_for_must_fit_on_the_gpu() -> None:
 
 
 @pytest.mark.parametrize("built", [True, False])
-def test_a_build_for_gpus_that_finds_none_says_so(
+def test_a_build_for_gpus_without_one_logs_a_warning(
     tiny_model: Path, built: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Who asks for as many layers as fit gets the CPU; where that may be a mistake, a line too."""
+    """With "auto" and no GPU the CPU computes. A build for GPUs logs a warning."""
     monkeypatch.setattr(offload, "devices", lambda: ())
     monkeypatch.setattr(
         offload, "system_info", lambda: "CUDA : ARCHS = 900, CPU : AVX2" if built else "CPU : AVX2"
