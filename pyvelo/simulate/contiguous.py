@@ -1,19 +1,18 @@
-"""What the same memory would serve without pages: the ways in which a cache is laid out contiguously.
+"""Contiguous caches to compare with pages: four layouts with the same number of slots.
 
-Beside pages, four layouts of equally many slots take the same workload, with the same limits of a step and
-the same costs:
+Each layout runs the same workload as the pages, with the same limits and costs of a step:
 
-- `reserved n_ctx`: whoever runs holds n_ctx slots in one piece for its life.
-- `reserved max`: whoever runs holds a piece for its prompt and the most that it may generate; pieces go
-  where they fit first, so that holes between them may be too small for the next.
-- `streams`: the slots are cut into equal slices, one for each sequence, as llama.cpp does without its unified
-  buffer. Whoever does not fit into a slice is refused.
-- `unified`: one buffer of cells for all, as llama.cpp's unified cache. A token takes the first cell
-  that is free, and whoever runs reads the whole buffer up to the last cell that is taken, in steps of 256,
-  and masks what is not its own. Where no cell is left the youngest is preempted and computed again, which is
-  kinder than llama.cpp, where its request fails.
+- `reserved n_ctx`: each running sequence has n_ctx contiguous slots until it ends.
+- `reserved max`: each running sequence has contiguous slots for its prompt and its longest answer, in the
+  first gap that is large enough. So gaps may be too small for the next sequence.
+- `streams`: the slots are split into equal slices, one for each sequence, as in llama.cpp without its unified
+  buffer. A sequence that does not fit into a slice is refused.
+- `unified`: one buffer of cells for all sequences, as llama.cpp's unified cache. A token gets the first free
+  cell. Every sequence reads the buffer up to the last used cell, in steps of 256, and masks the cells of
+  other sequences. If no cell is free, the youngest sequence is preempted and recomputed; in llama.cpp its
+  request fails.
 
-None of them shares: a sample is a sequence with a prompt of its own.
+No layout shares blocks: every sample is a sequence with its own prompt.
 """
 
 from __future__ import annotations
@@ -35,23 +34,23 @@ from pyvelo.simulate.workload import Job
 __all__ = ["Layout", "Reserved", "Streams", "Unified", "layouts", "simulate_contiguous"]
 
 CELL_STEP = 256
-"""llama.cpp reads a number of cells that is a multiple of this."""
+"""llama.cpp reads a multiple of this number of cells."""
 
 
 @dataclass(eq=False)
 class _Sequence:
-    """A sample of a job on its way."""
+    """Sequence of one sample of a job."""
 
     number: tuple[int, int]
     job: Job
     n_stored: int = 0
     n_generated: int = 0
     cells: list[int] = field(default_factory=list)
-    piece: tuple[int, int] = (0, 0)  # start and size
+    span: tuple[int, int] = (0, 0)  # start and size
 
     @property
     def n_known(self) -> int:
-        """Tokens of prompt and answer; of those of the answer the last one is not stored yet."""
+        """Tokens of prompt and answer. The last token of the answer is not stored yet."""
         return self.job.n_prompt + self.n_generated
 
     @property
@@ -61,33 +60,33 @@ class _Sequence:
 
 
 class Layout(Protocol):
-    """How slots are handed out."""
+    """Interface of a layout: how it allocates slots."""
 
     name: str
 
     def fits(self, job: Job) -> bool:
-        """Whether it could ever run."""
+        """Return whether the job fits into the empty cache."""
 
     def start(self, sequence: _Sequence, n_running: int) -> bool:
-        """Gives it what it needs to start; False where that is not there now."""
+        """Allocate the slots that the sequence needs to start. Return False if they are not free."""
 
     def grow(self, sequence: _Sequence) -> bool:
-        """Gives it a slot for one more token; False where there is none."""
+        """Allocate a slot for one more token. Return False if none is free."""
 
     def end(self, sequence: _Sequence) -> None:
-        """Takes back what it holds."""
+        """Free the slots of the sequence."""
 
     @property
     def held(self) -> int:
-        """Slots that are held."""
+        """Allocated slots."""
 
     @property
     def scanned(self) -> int:
-        """Slots that every sequence reads, its own among them; 0: it reads its own alone."""
+        """Slots that every sequence reads, its own included; 0: it reads only its own."""
 
 
 class Reserved:
-    """A piece for each sequence, as large as `size_of` says, in the first gap that is large enough."""
+    """Contiguous memory for each sequence, of `size_of` slots, in the first gap that is large enough."""
 
     scanned = 0
 
@@ -95,21 +94,21 @@ class Reserved:
         self.name = name
         self.held = 0
         self._n_slots, self._n_ctx, self._size_of = n_slots, n_ctx, size_of
-        self._pieces: list[tuple[int, int]] = []
+        self._spans: list[tuple[int, int]] = []
 
     def fits(self, job: Job) -> bool:
         return job.n_prompt + job.n_answer <= self._n_ctx and self._size_of(job) <= self._n_slots
 
     def start(self, sequence: _Sequence, n_running: int) -> bool:
         size, at = self._size_of(sequence.job), 0
-        for start, length in self._pieces:
+        for start, length in self._spans:
             if start - at >= size:
                 break
             at = start + length
         if at + size > self._n_slots:
             return False
-        sequence.piece = at, size
-        insort(self._pieces, sequence.piece)
+        sequence.span = at, size
+        insort(self._spans, sequence.span)
         self.held += size
         return True
 
@@ -117,8 +116,8 @@ class Reserved:
         return True
 
     def end(self, sequence: _Sequence) -> None:
-        self._pieces.remove(sequence.piece)
-        self.held -= sequence.piece[1]
+        self._spans.remove(sequence.span)
+        self.held -= sequence.span[1]
 
 
 class Streams:
@@ -154,51 +153,55 @@ class Streams:
 
 
 class Unified:
-    """Cells for all, taken one by one from the front; `n_parallel` run at once."""
+    """One buffer of cells for all sequences. Each token gets the first free cell; `n_parallel` run."""
 
     def __init__(self, n_slots: int, n_ctx: int, n_parallel: int) -> None:
         self.name = f"unified: {n_parallel}"
         self._n_ctx = n_ctx
         self._n_parallel = n_parallel
-        self._taken = np.zeros(n_slots, np.bool_)
+        self._used = np.zeros(n_slots, np.bool_)
         self.held = 0
 
     @property
     def scanned(self) -> int:
-        last = int(len(self._taken) - np.argmax(self._taken[::-1])) if self.held else 0
-        return min(len(self._taken), -(-last // CELL_STEP) * CELL_STEP)
+        last = int(len(self._used) - np.argmax(self._used[::-1])) if self.held else 0
+        return min(len(self._used), -(-last // CELL_STEP) * CELL_STEP)
 
     def fits(self, job: Job) -> bool:
         longest = min(job.n_prompt + job.max_tokens, self._n_ctx)
-        return job.n_prompt + job.n_answer <= self._n_ctx and longest - 1 <= len(self._taken)
+        return job.n_prompt + job.n_answer <= self._n_ctx and longest - 1 <= len(self._used)
 
     def start(self, sequence: _Sequence, n_running: int) -> bool:
         if n_running >= self._n_parallel:
             return False
-        # a cell to spare for each that runs, and for itself
-        return self._take(sequence, sequence.n_known, min(n_running + 1, len(self._taken) - sequence.n_known))
+        # one spare cell for each running sequence and for itself
+        n_spare = min(n_running + 1, len(self._used) - sequence.n_known)
+        return self._allocate(sequence, sequence.n_known, n_spare)
 
     def grow(self, sequence: _Sequence) -> bool:
-        return self._take(sequence, 1, 0)
+        return self._allocate(sequence, 1, 0)
 
     def end(self, sequence: _Sequence) -> None:
-        self._taken[sequence.cells] = False
+        self._used[sequence.cells] = False
         self.held -= len(sequence.cells)
         sequence.cells = []
 
-    def _take(self, sequence: _Sequence, n: int, spare: int) -> bool:
-        if n + spare > len(self._taken) - self.held:
+    def _allocate(self, sequence: _Sequence, n: int, spare: int) -> bool:
+        if n + spare > len(self._used) - self.held:
             return False
-        cells = np.flatnonzero(~self._taken)[:n]
-        self._taken[cells] = True
+        cells = np.flatnonzero(~self._used)[:n]
+        self._used[cells] = True
         self.held += n
         sequence.cells += cells.tolist()
         return True
 
 
 def layouts(setup: Setup, jobs: Sequence[Job], n_parallel: int | None = None) -> list[Layout]:
-    """The four of them. `n_parallel` is how many sequences share the last two; None: as many streams as leave
-    each job its place, and as many in the unified buffer as the engine may run."""
+    """Return the four layouts.
+
+    `n_parallel` is the number of sequences in the last two. None: as many streams as leave a slice for the
+    longest job, and in the unified buffer as many sequences as the engine may run.
+    """
     longest = min(max((job.n_prompt + job.n_answer for job in jobs), default=1), setup.n_ctx)
     n_streams = n_parallel if n_parallel is not None else max(1, setup.n_slots // longest)
     n_slots, n_ctx = setup.n_slots, setup.n_ctx
@@ -211,7 +214,7 @@ def layouts(setup: Setup, jobs: Sequence[Job], n_parallel: int | None = None) ->
 
 
 def simulate_contiguous(setup: Setup, jobs: Sequence[Job], layout: Layout) -> Outcome:
-    """Runs a workload, whose jobs are in the order of time, over that layout."""
+    """Run a workload, in the order of time, over a layout."""
     run = _Run(setup, layout)
     pending = deque(enumerate(jobs))
     while pending or run.busy:
@@ -229,7 +232,7 @@ def simulate_contiguous(setup: Setup, jobs: Sequence[Job], layout: Layout) -> Ou
 
 
 class _Run:
-    """One simulation; a step is planned as the engine's scheduler plans it."""
+    """State of one simulation. It plans a step as the engine's scheduler does."""
 
     def __init__(self, setup: Setup, layout: Layout) -> None:
         self.now = 0.0
@@ -244,12 +247,12 @@ class _Run:
         return bool(self.waiting or self._running)
 
     def step(self) -> None:
-        """Those that decode get a cell each, prompts share the rest of the batch, then others start."""
+        """Run a step: decode first, then prefill with the rest of the batch, then start waiting sequences."""
         preempted = self._grow()
         chunks = [(s, 1) for s in self._running if s.decodes]
         budget = self._setup.limits.max_batch_tokens - len(chunks)
         n_listening = sum(s.n_generated > 0 for s in self._running)
-        if n_listening and chunks:  # who listens may be computed again
+        if n_listening and chunks:  # a preempted sequence is prefill again
             n_waiting = len(self.waiting) + len(self._running) - len(chunks)
             budget = min(budget, self._prefill_budget.allowance(len(chunks), n_listening, n_waiting))
         for sequence in self._running:
@@ -277,7 +280,7 @@ class _Run:
     def _preempt(self, sequence: _Sequence) -> None:
         self._layout.end(sequence)
         sequence.n_stored = 0
-        self.waiting.insert(0, sequence)  # the youngest of those that ran, older than those that wait
+        self.waiting.insert(0, sequence)  # younger than the running sequences, older than the waiting ones
         self.meter.preemptions += 1
 
     def _compute(self, chunks: Sequence[tuple[_Sequence, int]]) -> None:
@@ -294,10 +297,10 @@ class _Run:
         self._prefill_budget.stepped(n_decodes, int(n_tokens.sum()) - n_decodes, seconds)
         for sequence, _ in chunks:
             if sequence.n_stored == sequence.n_known:
-                self._draw(sequence)
+                self._sample(sequence)
         self._running = [s for s in self._running if s.n_generated < s.job.n_answer]
 
-    def _draw(self, sequence: _Sequence) -> None:
+    def _sample(self, sequence: _Sequence) -> None:
         sequence.n_generated += 1
         self.meter.token(sequence.number, sequence.job.time, self.now)
         if sequence.n_generated == sequence.job.n_answer:

@@ -1,8 +1,7 @@
-"""The engine without a model: its own step loop, scheduler and block manager, on a simulated clock.
+"""Simulated engine: the real step loop, scheduler and block manager on a simulated clock, without a model.
 
-What is simulated is the forward pass alone: it takes the time that `StepCosts` says, and its tokens are those
-of the workload. So blocks, sharing, preemption and the order of requests are not a model of the engine but
-the engine itself.
+Only the forward pass is simulated: `StepCosts` gives its time, the workload gives its tokens. So blocks,
+sharing, preemption and the order of requests come from the engine itself.
 """
 
 from __future__ import annotations
@@ -35,26 +34,26 @@ MOST_BATCH = 1 << 20  # tokens
 MOST_ENTRIES = 1 << 28  # of block tables
 
 POLICIES = ("auto", "swap", "recompute")
-"""Preempted sequences: the cheaper of both, always swapped out if there is room, always recomputed."""
+"""Policies for preempted sequences: the cheaper one, swap out if host memory has room, always recompute."""
 
 
 @dataclass(frozen=True)
 class StepCosts:
-    """Seconds that the parts of a step take.
+    """Costs of the parts of a step, in seconds.
 
     The defaults are fitted to docs/PERFORMANCE.md, Qwen3-0.6B's shape over f16 pages on two cores: `step` and
-    `decode` to 1 to 16 sequences that decode at 32 tokens, `decode_read` to the line over the context,
+    `decode` to decode of 1 to 16 sequences of 32 tokens, `decode_read` to the slope over the context,
     `prompt` and `prompt_read` to prefill at 0 and 4096 tokens, and `masked` to stock's unified buffer with 16
-    sequences of 1024. `move` is by what a copy of memory gives on such a machine.
+    sequences of 1024. `move` is the speed of copying memory on such a machine.
     """
 
     step: float = 0.015
-    prompt: float = 0.75e-3  # a token of a prompt
-    decode: float = 1.5e-3  # a token of an answer
-    prompt_read: float = 0.52e-6  # for a token of a prompt, each token before it
-    decode_read: float = 4.2e-6  # for a token of an answer, each token before it
-    masked: float = 0.48  # a cell of another sequence that is read and masked, as a part of an own one
-    move: float = 1.25e-10  # a byte between pool and host memory, or copied in the pool: 8 GB/s
+    prompt: float = 0.75e-3  # a prompt token
+    decode: float = 1.5e-3  # a decoded token
+    prompt_read: float = 0.52e-6  # for a prompt token, each token before it
+    decode_read: float = 4.2e-6  # for a decoded token, each token before it
+    masked: float = 0.48  # cost of a masked cell of another sequence, relative to an own cell
+    move: float = 1.25e-10  # a byte swapped or copied: 8 GB/s
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -64,8 +63,13 @@ class StepCosts:
             raise ConfigError("a step must cost some time: step, or prompt and decode, must be above 0")
 
     def seconds(self, n_tokens: NDArray[np.int32], lengths: NDArray[np.int32], n_cells: int = 0) -> float:
-        """A step of sequences that feed `n_tokens` tokens each and then have `lengths`. Where all of them
-        scan one buffer, `n_cells` is how much of it."""
+        """Return the time of a step.
+
+        Args:
+            n_tokens: int32 [n], tokens of each sequence in the step.
+            lengths: int32 [n], tokens of each sequence after the step.
+            n_cells: cells that every sequence reads, if all read one buffer.
+        """
         decodes = n_tokens == 1
         n, length = n_tokens.astype(np.float64), lengths.astype(np.float64)
         before = np.where(decodes, length, length - n / 2)
@@ -78,8 +82,12 @@ class StepCosts:
 
 @dataclass(frozen=True)
 class Setup:
-    """The memory and the limits of a run: blocks of `block_size` tokens and `block_bytes` bytes, `n_ctx`
-    tokens of a sequence at most. ConfigError says what cannot be."""
+    """Memory and limits of a run: blocks of `block_size` tokens and `block_bytes` bytes, sequences of at most
+    `n_ctx` tokens.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
 
     n_blocks: int
     block_size: int
@@ -111,11 +119,11 @@ class Setup:
 
     @property
     def n_slots(self) -> int:
-        """Tokens that the pool holds."""
+        """Tokens of the pool."""
         return self.n_blocks * self.block_size
 
     def fits(self, job: Job) -> bool:
-        """Whether the engine would let it in: its longest answer must fit into the empty pool."""
+        """Return whether the engine accepts the job: its longest answer must fit into the empty pool."""
         longest = min(job.n_prompt + job.max_tokens, self.n_ctx)
         return job.n_prompt + job.n_answer <= self.n_ctx and longest - 1 <= self.n_slots
 
@@ -126,12 +134,12 @@ class Setup:
 
     @property
     def limits(self) -> Limits:
-        """What a step may hold."""
+        """Limits of a step."""
         return Limits(min(self.max_seqs, self.max_batch_tokens), self.max_batch_tokens)
 
 
 class Clock:
-    """Seconds since a simulation began."""
+    """Clock of a simulation, in seconds from its start."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -141,7 +149,7 @@ class Clock:
 
 
 class _Policy(Costs):
-    """Costs as they are measured, but the choice made beforehand."""
+    """Measured costs with a fixed choice."""
 
     def __init__(self, swap: bool) -> None:
         super().__init__()
@@ -152,7 +160,7 @@ class _Policy(Costs):
 
 
 class _Arrays:
-    """What a step is described by: as StepArrays, but no library is told where they are."""
+    """Arrays of a step, as StepArrays, without the compiled library."""
 
     def __init__(self, limits: Limits, width: int) -> None:
         self.tokens = np.zeros(limits.max_batch_tokens, np.int32)
@@ -165,7 +173,7 @@ class _Arrays:
 
 
 class _Sampler:
-    """Draws the answer that the workload says, token by token."""
+    """Sampler that returns the answer of the workload, token by token."""
 
     def __init__(self, tokens: NDArray[np.int32]) -> None:
         self._tokens = iter(tokens.tolist())
@@ -174,11 +182,11 @@ class _Sampler:
         return int(next(self._tokens))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
 
 class _Context:
-    """Takes time for what a context would do, and does nothing."""
+    """Context that only advances the clock."""
 
     def __init__(self, setup: Setup, clock: Clock, meter: Meter, manager: BlockManager) -> None:
         self._setup = setup
@@ -193,7 +201,7 @@ class _Context:
             raise InternalError("a simulated context runs without its engine")
         seconds = self._setup.costs.seconds(arrays.seqs[:n_seqs, 1], arrays.seqs[:n_seqs, 2])
         size = manager.block_size
-        # the slots of this step are taken, and filled when it is done
+        # the slots of this step are allocated before it, and filled after it
         self._meter.step(
             seconds,
             core.n_running,
@@ -217,7 +225,7 @@ class _Context:
         self._move(len(blocks))
 
     def fill_blocks(self, blocks: Sequence[int], byte: int) -> None:
-        """There is nothing to fill."""
+        """Do nothing."""
 
     def _move(self, n_blocks: int) -> None:
         self._clock.now += n_blocks * self._setup.block_bytes * self._setup.costs.move
@@ -231,9 +239,14 @@ def simulate(
     record: str | os.PathLike[str] | None = None,
     audit: bool = False,
 ) -> Outcome:
-    """Runs a workload, whose jobs are in the order of time, over pages.
+    """Run a workload over pages.
 
-    record: writes a trace of the run there. audit: checks the manager's invariants after every step.
+    Args:
+        setup: memory and limits.
+        jobs: the workload, in the order of time.
+        seed: of the tokens.
+        record: path for a trace of the run.
+        audit: check the invariants of the block manager after every step.
     """
     run = _Run(setup, jobs, seed, audit)
     if record is None:
@@ -249,7 +262,7 @@ def simulate(
 
 
 class _Run:
-    """One simulation."""
+    """State of one simulation."""
 
     def __init__(self, setup: Setup, jobs: Sequence[Job], seed: int, audit: bool) -> None:
         self._setup, self._jobs = setup, jobs
@@ -275,7 +288,7 @@ class _Run:
         )
 
     def finish(self) -> None:
-        """Steps until every job is done."""
+        """Step until every job is done."""
         core, clock, pending = self.core, self._clock, self._pending
         while True:
             while pending and pending[0][1].time <= clock.now:
@@ -297,7 +310,7 @@ class _Run:
         return meter.outcome(scheme, len(self._jobs), self._clock.now)
 
     def _submit(self, index: int, job: Job) -> None:
-        """As the processor does: what could never fit is refused, samples follow the first."""
+        """Submit a job as the input processor does: refuse what cannot fit, samples follow the first."""
         prompt = self._texts.prompt(index)
         if not self._setup.fits(job):
             self._meter.refused += 1

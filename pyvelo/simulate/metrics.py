@@ -1,4 +1,4 @@
-"""What a simulated run is judged by: memory over time, and when its tokens came."""
+"""Metrics of a simulated run: memory over time, and the times of its tokens."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ __all__ = ["Meter", "Outcome"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """A simulated run in numbers. Times in seconds; shares from 0 to 1; means over the time in which
-    something ran.
+    """Results of a simulated run. Times are in seconds, shares from 0 to 1, means over the time of all steps.
 
-    `ttft` is the time from arrival to the first token, `tbt` that between two tokens of a sequence. `waste`
-    is the share of the slots that were held while no token lay in them; blocks that are reserved but not
-    taken are not held: they still serve as hits. `saved` is the share of slots that sharing spared.
-    `hit_rate` is the share of the tokens of sequences that started, also again after a preemption, that
-    were there. `refused` requests could never have fitted.
+    `ttft` is the time from arrival to the first token, `tbt` the time between two tokens of a sequence.
+    `waste` is the share of the allocated slots without a token; reserved blocks are not allocated yet, and
+    still serve as hits. `saved` is the share of slots that sharing saved. `hit_rate` is the share of hits
+    among the tokens of started sequences; a sequence that starts again after a preemption counts again.
+    `refused` requests do not fit into an empty pool.
     """
 
     scheme: str
@@ -43,7 +42,7 @@ class Outcome:
 
 
 class Meter:
-    """Adds a run up."""
+    """Sums and peaks of a run."""
 
     def __init__(self) -> None:
         self.refused = 0
@@ -57,8 +56,15 @@ class Meter:
         self._peak_running = self._peak_slots = 0
 
     def step(self, seconds: float, running: int, slots: int, stored: int, unshared: int) -> None:
-        """For so long `running` sequences held `slots` slots, with `stored` tokens in them; unshared: slots
-        that they would hold if they shared none."""
+        """Add a step.
+
+        Args:
+            seconds: of the step.
+            running: sequences.
+            slots: allocated slots.
+            stored: tokens in these slots.
+            unshared: slots that the sequences would hold without sharing.
+        """
         self._seconds += seconds
         self._running += seconds * running
         self._slots += seconds * slots
@@ -68,7 +74,7 @@ class Meter:
         self._peak_slots = max(self._peak_slots, slots)
 
     def token(self, sequence: tuple[int, int], arrival: float, now: float) -> None:
-        """A token of that sequence, which has arrived then."""
+        """Add a token of a sequence that arrived at `arrival`."""
         before = self._last.get(sequence)
         if before is None:
             self._first.append(now - arrival)
@@ -77,7 +83,7 @@ class Meter:
         self._last[sequence] = now
 
     def outcome(self, scheme: str, requests: int, seconds: float) -> Outcome:
-        """The whole run, which took `seconds`."""
+        """Return the results of the whole run, which took `seconds`."""
         n_tokens = len(self._first) + len(self._between)
         time = self._seconds or 1.0
         return Outcome(

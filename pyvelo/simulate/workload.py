@@ -1,6 +1,6 @@
-"""A workload to simulate: who comes when, with how long a prompt, and how long its answer will be.
+"""Workload of a simulation: arrival times, prompt lengths and answer lengths of requests.
 
-Drawn from distributions, described in a file, or taken from a recorded run.
+A workload is drawn from distributions, described in a file, or taken from a recorded run.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ __all__ = [
 END = 0
 """The token that ends an answer before it has `max_tokens`."""
 
-MOST = 1_000_000  # requests, samples, and tokens of a length
-SLOWEST = 1e-6  # requests per second, so that times stay exact to parts of a second
+MAX_NUMBER = 1_000_000  # requests, samples, and tokens of a length
+MIN_RATE = 1e-6  # requests per second, so that times stay exact to parts of a second
 
 
 @dataclass(frozen=True)
 class Job:
-    """A request that is known to its end. It arrives at `time` (seconds) and gets `samples` answers of
-    `n_answer` tokens, of which nobody knows beforehand that they are fewer than `max_tokens`.
+    """Request with a known answer. It arrives at `time` (seconds) and gets `samples` answers of `n_answer`
+    tokens. The scheduler only knows `max_tokens`.
 
-    Its first `n_shared` tokens are those of the job `like`, a place in the workload before its own: of that
-    one's prompt and, behind it, its first answer.
+    It has its first `n_shared` tokens in common with the job `like`, the index of an earlier job: with that
+    job's prompt, followed by its first answer.
     """
 
     time: float
@@ -58,14 +58,14 @@ class Job:
 
 @dataclass(frozen=True)
 class Lengths:
-    """A distribution of lengths in tokens: `kind` with a mean and, for some, a spread (see parse_lengths)."""
+    """Distribution of lengths in tokens: `kind` with its numbers (see parse_lengths)."""
 
     kind: str
     a: float
     b: float = 0.0
 
     def draw(self, random: np.random.Generator, n: int) -> NDArray[np.int64]:
-        """`n` lengths of 1 and more."""
+        """Return `n` lengths of at least 1."""
         if self.kind == "fixed":
             values = np.full(n, self.a)
         elif self.kind == "uniform":
@@ -75,14 +75,15 @@ class Lengths:
         else:
             variance = math.log1p((self.b / self.a) ** 2)
             values = random.lognormal(math.log(self.a) - variance / 2, math.sqrt(variance), n)
-        lengths: NDArray[np.int64] = np.clip(np.rint(values), 1, MOST).astype(np.int64)
+        lengths: NDArray[np.int64] = np.clip(np.rint(values), 1, MAX_NUMBER).astype(np.int64)
         return lengths
 
 
 @dataclass(frozen=True)
 class WorkloadSpec:
-    """What a workload is drawn from. `rate` is in requests per second, with exponential times between them;
-    infinite: all come at once. `prefixes` are pairs (tokens, share of the requests that begin with them)."""
+    """Distributions of a workload. `rate` is in requests per second, with exponential times between them;
+    infinite: all arrive at once. `prefixes` are pairs (tokens, share of the requests that start with them).
+    """
 
     n_requests: int
     rate: float
@@ -99,20 +100,24 @@ class WorkloadSpec:
             ("max-tokens", self.max_tokens),
             ("samples", self.samples),
         ):
-            if not 1 <= value <= MOST:
-                raise ConfigError(f"{name} {value}: give a number from 1 to {MOST}")
-        if not self.rate >= SLOWEST:
+            if not 1 <= value <= MAX_NUMBER:
+                raise ConfigError(f"{name} {value}: give a number from 1 to {MAX_NUMBER}")
+        if not self.rate >= MIN_RATE:
             raise ConfigError(
-                f"rate {self.rate}: give requests per second from {SLOWEST} on, or inf for all at once"
+                f"rate {self.rate}: give requests per second from {MIN_RATE} on, or inf for all at once"
             )
         if not 0 <= self.seed < 1 << 64:
             raise ConfigError(f"seed {self.seed}: give an integer from 0 to {(1 << 64) - 1}")
         if sum(share for _, share in self.prefixes) > 1 + 1e-9:
-            raise ConfigError("the shares of the shared prefixes are more than 1 together")
+            raise ConfigError("the shares of the shared prefixes must sum to 1 at most")
 
 
 def parse_lengths(text: str) -> Lengths:
-    """`200`, `uniform:LOW:HIGH`, `exponential:MEAN` or `lognormal:MEAN:SD`, in tokens; else ConfigError."""
+    """Parse `200`, `uniform:LOW:HIGH`, `exponential:MEAN` or `lognormal:MEAN:SD`, in tokens.
+
+    Raises:
+        ConfigError: the text has another form, or a number is out of range.
+    """
     kind, *rest = text.strip().split(":")
     if not rest:
         kind, rest = "fixed", [kind]
@@ -123,31 +128,34 @@ def parse_lengths(text: str) -> Lengths:
         numbers = []
     if (
         len(numbers) != counts.get(kind, -1)
-        or not all(1 <= number <= MOST for number in numbers[:1])
-        or not all(0 <= number <= MOST for number in numbers)
+        or not all(1 <= number <= MAX_NUMBER for number in numbers[:1])
+        or not all(0 <= number <= MAX_NUMBER for number in numbers)
         or (kind == "uniform" and numbers[0] > numbers[1])
     ):
         raise ConfigError(
-            f"{text!r} is no length: give tokens, uniform:LOW:HIGH, exponential:MEAN or lognormal:MEAN:SD"
+            f"{text!r} is not a length: give tokens, uniform:LOW:HIGH, exponential:MEAN or lognormal:MEAN:SD"
         )
     return Lengths(kind, *numbers)
 
 
 def parse_prefix(text: str) -> tuple[int, float]:
-    """`N:SHARE`: that share of the requests begins with the same N tokens; else ConfigError."""
+    """Parse `N:SHARE` (this share of the requests starts with the same N tokens), or raise ConfigError."""
     tokens, _, share = text.partition(":")
     try:
         prefix = int(tokens), float(share)
     except ValueError:
         prefix = 0, 0.0
-    if not (1 <= prefix[0] <= MOST and 0 < prefix[1] <= 1):
-        raise ConfigError(f"{text!r} is no shared prefix: give TOKENS:SHARE, such as 300:0.8")
+    if not (1 <= prefix[0] <= MAX_NUMBER and 0 < prefix[1] <= 1):
+        raise ConfigError(f"{text!r} is not a shared prefix: give TOKENS:SHARE, such as 300:0.8")
     return prefix
 
 
 def draw_jobs(spec: WorkloadSpec, n_ctx: int) -> list[Job]:
-    """A workload, the same for the same seed. Shared prefixes come on top of the drawn prompts; what is
-    longer than `n_ctx` tokens is cut: the prompt so that a token can follow, then the answer."""
+    """Return a workload, the same for the same seed.
+
+    Shared prefixes are added to the drawn prompts. Sequences are cut to `n_ctx` tokens: first the prompt, so
+    that one token can follow, then the answer.
+    """
     random = np.random.default_rng(spec.seed)
     n = spec.n_requests
     gaps = random.exponential(1 / spec.rate, n) if math.isfinite(spec.rate) else np.zeros(n)
@@ -182,15 +190,20 @@ _KEYS = {"time", "prompt", "answer", "max_tokens", "samples", "like", "shared"}
 
 
 def read_jobs(path: str | os.PathLike[str]) -> list[Job]:
-    """A workload from JSON: `{"requests": [{"time": 0.5, "prompt": 300, "answer": 40}, …]}`, in the order
-    of time; optional are `max_tokens` (as many as the answer has), `samples`, and `like` with `shared` (see
-    Job). OSError or ConfigError, which names the request.
+    """Read a workload from JSON: `{"requests": [{"time": 0.5, "prompt": 300, "answer": 40}, …]}`.
+
+    Requests are in the order of time. Optional keys: `max_tokens` (default: the length of the answer),
+    `samples`, and `like` with `shared` (see Job).
+
+    Raises:
+        OSError: the file cannot be read.
+        ConfigError: the file is not valid; the message names the request.
     """
     with open(check_path(path), "rb") as file:
         try:
             content = json.load(file)
         except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{os.fspath(path)} is no JSON: {error}") from None
+            raise ConfigError(f"{os.fspath(path)} is not JSON: {error}") from None
     listed = content.get("requests") if isinstance(content, dict) else None
     if not isinstance(listed, list) or not listed:
         raise ConfigError(f'{os.fspath(path)}: expected {{"requests": [...]}} with one request or more')
@@ -207,7 +220,7 @@ def _job(entry: Any, before: Sequence[Job]) -> Job:
     if not isinstance(entry, dict) or (unknown := sorted(map(str, entry.keys() - _KEYS))):
         raise ConfigError(f"unknown {unknown[0]!r}" if isinstance(entry, dict) else "not an object")
 
-    def whole(name: str, default: int | None, low: int, high: int = MOST) -> int:
+    def whole(name: str, default: int | None, low: int, high: int = MAX_NUMBER) -> int:
         value = entry.get(name, default)
         if type(value) is not int or not low <= value <= high:
             raise ConfigError(f"{name}={value!r}: give an integer from {low} to {high}")
@@ -217,7 +230,7 @@ def _job(entry: Any, before: Sequence[Job]) -> Job:
     if isinstance(time, bool) or not isinstance(time, (int, float)) or not 0 <= time < math.inf:
         raise ConfigError(f"time={time!r}: give seconds")
     if before and time < before[-1].time:
-        raise ConfigError(f"time={time!r} is before that of the request in front of it")
+        raise ConfigError(f"time={time!r} is before the time of the previous request")
     n_prompt, n_answer = whole("prompt", None, 1), whole("answer", None, 1)
     like = whole("like", None, 0, len(before) - 1) if "like" in entry else None
     most = 0 if like is None else min(n_prompt, before[like].n_prompt + before[like].n_answer)
@@ -233,8 +246,13 @@ def _job(entry: Any, before: Sequence[Job]) -> Job:
 
 
 def jobs_of_trace(trace: Trace) -> list[Job]:
-    """The requests of a recorded run, as far as they ended in it. Samples of one prompt are requests of their
-    own there, and what begins alike does so in whole blocks. ConfigError where there is none."""
+    """Return the requests of a recorded run that ended in it.
+
+    Samples of one prompt are separate requests in a trace, and common starts are whole blocks.
+
+    Raises:
+        ConfigError: no request ended.
+    """
     ended = {
         event.owner: event.n_generated
         for step in trace.steps
@@ -242,12 +260,12 @@ def jobs_of_trace(trace: Trace) -> list[Job]:
         if isinstance(event, Finished) and event.n_generated
     }
     jobs: list[Job] = []
-    places: dict[int, int] = {}
+    indices: dict[int, int] = {}  # by owner
     for step in trace.steps:
         for event in step.events:
             if isinstance(event, Arrived) and event.owner in ended and event.n_prompt:
-                like = places.get(event.like)
-                places[event.owner] = len(jobs)
+                like = indices.get(event.like)
+                indices[event.owner] = len(jobs)
                 n_answer = ended[event.owner]
                 known = 0 if like is None else jobs[like].n_prompt + jobs[like].n_answer
                 jobs.append(
@@ -269,18 +287,17 @@ def jobs_of_trace(trace: Trace) -> list[Job]:
 
 
 class Texts:
-    """Tokens for jobs: random ones, but for what they share. The same for the same seed."""
+    """Random tokens of jobs, with their common starts. The same for the same seed."""
 
     def __init__(self, jobs: Sequence[Job], seed: int) -> None:
         self._jobs = jobs
         self._seed = seed
         self._wanted = {job.like for job in jobs}
-        self._whole: dict[
-            int, NDArray[np.int32]
-        ] = {}  # prompt and first answer of those that others begin like
+        # prompt and first answer of each job that is the start of another
+        self._whole: dict[int, NDArray[np.int32]] = {}
 
     def prompt(self, index: int) -> NDArray[np.int32]:
-        """The prompt of a job; ask for them in their order."""
+        """Return the prompt of a job. Call it for all jobs in their order."""
         job = self._jobs[index]
         own = self._draw(index, 0, job.n_prompt - job.n_shared)
         prompt = own if job.like is None else np.concatenate([self._whole[job.like][: job.n_shared], own])
@@ -289,7 +306,7 @@ class Texts:
         return prompt
 
     def answer(self, index: int, sample: int) -> NDArray[np.int32]:
-        """One of its answers; the last token ends it where it is shorter than `max_tokens`."""
+        """Return an answer. Its last token is END if it is shorter than `max_tokens`."""
         job = self._jobs[index]
         tokens = self._draw(index, sample + 1, job.n_answer)
         if job.n_answer < job.max_tokens:

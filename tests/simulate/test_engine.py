@@ -1,4 +1,4 @@
-"""The simulated engine: what is known of paged attention holds, and nothing is lost or gained on the way."""
+"""The simulated engine agrees with published results of paged attention, and gives every answer."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ def setup_of(block_size: int = 32, n_slots: int = SLOTS, **settings: object) -> 
 
 
 def chats(seed: int, n_requests: int = 200) -> list[Job]:
-    """Requests as long as those of ShareGPT that Kwon et al. report: 161 tokens of prompt and 338 of answer
-    in the mean. How they spread around it is ours: exponentially."""
+    """Return requests with the mean lengths that Kwon et al. report for ShareGPT: prompts of 161 tokens,
+    answers of 338. The distribution is ours: exponential.
+    """
     prompt, answer = parse_lengths("exponential:161"), parse_lengths("exponential:338")
     return draw_jobs(WorkloadSpec(n_requests, 1.0, prompt, answer, 1024, seed=seed), 2048)
 
@@ -56,7 +57,7 @@ def test_pages_waste_less_than_4_percent(seed: int, block_size: int) -> None:
 
 
 def test_sharing_saves_55_percent_for_16_samples_of_a_long_prompt() -> None:
-    """Counted by hand: 46 blocks that are full of prompt are held once, what follows by each for itself."""
+    """By hand: 46 full blocks of the prompt are shared, all later blocks are not."""
     shared = simulate(setup_of(n_slots=1 << 16), [Job(0, 1500, 200, 200, samples=16)])
     alone = -(-(1500 + 199) // 32)
     assert shared.peak_running == 16
@@ -76,7 +77,7 @@ def test_pages_run_more_at_once_than_any_contiguous_layout_without_masks() -> No
         assert outcome.ttft_p99 > paged.ttft_p99
 
 
-# ---- whatever comes ----
+# ---- any workload ----
 
 Works = st.lists(
     st.builds(
@@ -93,7 +94,7 @@ Works = st.lists(
 
 
 def arranged(jobs: list[Job], gaps: list[float]) -> list[Job]:
-    """With times, and every third like the one before it."""
+    """Return jobs with arrival times. Every third starts like the one before it."""
     placed: list[Job] = []
     for index, job in enumerate(jobs):
         time = (placed[-1].time if placed else 0.0) + gaps[index % len(gaps)]
@@ -105,7 +106,7 @@ def arranged(jobs: list[Job], gaps: list[float]) -> list[Job]:
 
 def check_times(outcome: Outcome, jobs: list[Job]) -> None:
     n_tokens = sum(job.n_answer * job.samples for job in jobs)
-    assert outcome.tokens_per_second * outcome.seconds == pytest.approx(n_tokens), "everyone gets its answer"
+    assert outcome.tokens_per_second * outcome.seconds == pytest.approx(n_tokens), "all requests are answered"
     assert outcome.seconds >= jobs[-1].time
     assert 0 < outcome.ttft_p50 <= outcome.ttft_p99
     assert 0 <= outcome.tbt_p50 <= outcome.tbt_p99
@@ -122,7 +123,7 @@ def check_times(outcome: Outcome, jobs: list[Job]) -> None:
     policy=st.sampled_from(POLICIES),
     prefix_cache=st.booleans(),
 )
-def test_every_answer_is_given_whatever_the_pool(
+def test_every_answer_is_given_with_any_pool(
     jobs: list[Job],
     gaps: list[float],
     block_size: int,
@@ -132,7 +133,7 @@ def test_every_answer_is_given_whatever_the_pool(
     prefix_cache: bool,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """The real manager audits itself after each step; what the meter says agrees with the recorded run."""
+    """The real manager is audited after each step. The metrics agree with the trace."""
     placed = arranged(jobs, gaps)
     setup = setup_of(
         block_size,
@@ -179,7 +180,7 @@ def test_contiguous_layouts_give_every_answer_too(jobs: list[Job], gaps: list[fl
         assert layout.name.startswith("unified") or outcome.preemptions == 0
 
 
-def test_who_is_computed_again_in_a_unified_buffer_has_nobody_to_wait_for(
+def test_a_recomputed_sequence_in_a_unified_buffer_need_not_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls = itertools.count()
@@ -198,7 +199,7 @@ def test_who_is_computed_again_in_a_unified_buffer_has_nobody_to_wait_for(
 
 
 def test_one_sequence_alone_takes_the_time_of_its_steps() -> None:
-    """A prompt of 100 in two pieces, then three tokens: counted by hand, for pages and for pieces alike."""
+    """A prompt of 100 tokens in two chunks, then three tokens: by hand, for pages and contiguous layouts."""
     costs = StepCosts(step=1, prompt=0.1, decode=0.5, prompt_read=0.001, decode_read=0.01)
     setup = setup_of(n_slots=256, n_ctx=200, max_batch_tokens=64, max_seqs=4, costs=costs)
     jobs = [Job(2.0, 100, 3, 9)]
@@ -211,7 +212,7 @@ def test_one_sequence_alone_takes_the_time_of_its_steps() -> None:
         assert outcome.seconds == pytest.approx(2.0 + first + sum(between))
         assert outcome.tbt_p50 == pytest.approx(sum(between) / 2)
     assert outcomes[0].peak_slots == 128
-    # the second piece fills the fourth block by 4 tokens, answers by one each; the last one is not stored
+    # the second chunk fills the fourth block by 4 tokens, answers by one each; the last one is not stored
     held = [(64, 64), (128, 100), (128, 101), (128, 102)]
     seconds = [1 + 64 * (0.1 + 0.001 * 32), 1 + 36 * (0.1 + 0.001 * 82), *between]
     stored = sum(s * n for s, (_, n) in zip(seconds, held, strict=True))
@@ -219,7 +220,7 @@ def test_one_sequence_alone_takes_the_time_of_its_steps() -> None:
     assert outcomes[0].waste == pytest.approx(1 - stored / slots)
 
 
-def test_what_all_cells_cost_in_a_unified_buffer() -> None:
+def test_masked_cells_cost_time_in_a_unified_buffer() -> None:
     costs = StepCosts(step=0, prompt=1.0, decode=1.0, prompt_read=0, decode_read=1.0, masked=0.5)
     one = costs.seconds(np.array([1, 1], np.int32), np.array([10, 20], np.int32))
     assert one == 2 + 30
@@ -229,7 +230,7 @@ def test_what_all_cells_cost_in_a_unified_buffer() -> None:
 
 
 def test_the_policy_decides_what_happens_to_preempted_sequences() -> None:
-    """Where moving is dear, auto computes again; where it is cheap, it moves; the others do as they must."""
+    """The policy "auto" recomputes if swaps are slow, and swaps if they are fast. The others are fixed."""
     jobs = [Job(0.0, 200, 150, 150) for _ in range(8)]
     dear, cheap = StepCosts(move=1e-6), StepCosts(move=1e-12)
 
@@ -241,7 +242,7 @@ def test_the_policy_decides_what_happens_to_preempted_sequences() -> None:
         assert ran("recompute", costs).swaps == 0 < ran("recompute", costs).preemptions
         assert ran("swap", costs).swaps == ran("swap", costs).preemptions > 0
     assert ran("auto", cheap).swaps == ran("auto", cheap).preemptions
-    assert ran("auto", dear).swaps <= 1, "once, to learn what it costs"
+    assert ran("auto", dear).swaps <= 1, "once, to measure the cost"
     assert ran("recompute", dear).seconds < ran("swap", dear).seconds
 
 
@@ -254,7 +255,7 @@ def test_shared_prefixes_are_hits_and_save_time() -> None:
     assert shared.ttft_p50 < apart.ttft_p50 / 4
 
 
-def test_what_cannot_fit_is_refused() -> None:
+def test_a_request_that_cannot_fit_is_refused() -> None:
     setup = setup_of(n_slots=512, n_ctx=600)
     jobs = [Job(0, 400, 50, 50), Job(0, 400, 50, 150), Job(0, 580, 30, 30)]
     assert simulate(setup, jobs).refused == 2
@@ -269,17 +270,17 @@ def test_what_cannot_fit_is_refused() -> None:
     assert (nothing.peak_running, nothing.seconds, nothing.tokens_per_second) == (0, 0, 0)
 
 
-def test_holes_between_pieces_keep_others_out() -> None:
-    """Of three pieces the outer ones end; their holes are enough together, but not one by one."""
+def test_gaps_that_are_too_small_are_not_used() -> None:
+    """The first and the third sequence end. The fourth fits into both gaps together, but into neither."""
     sizes = {40: 40, 30: 30, 35: 35, 50: 50}
     layout = Reserved("pieces", 105, 200, lambda job: sizes[job.n_prompt])
     jobs = [Job(0, 40, 1, 1), Job(0, 30, 60, 60), Job(0, 35, 1, 1), Job(0, 50, 1, 1)]
     outcome = simulate_contiguous(setup_of(1, 105, n_ctx=200, max_batch_tokens=512), jobs, layout)
-    assert (outcome.peak_running, outcome.peak_slots) == (3, 105), "the fourth waited for the middle one"
+    assert (outcome.peak_running, outcome.peak_slots) == (3, 105), "the fourth sequence waited for the second"
     assert outcome.ttft_p99 > 60 * StepCosts().decode
 
 
-def test_unified_runs_as_many_as_it_is_told() -> None:
+def test_the_unified_buffer_runs_n_parallel_sequences() -> None:
     jobs = [Job(0.0, 50, 5, 5)] * 6
     assert simulate_contiguous(setup_of(), jobs, Unified(SLOTS, 2048, 4)).peak_running == 4
     assert [layout.name for layout in layouts(setup_of(), jobs, 4)[2:]] == ["streams: 4", "unified: 4"]
@@ -300,13 +301,13 @@ def test_unified_runs_as_many_as_it_is_told() -> None:
         {"max_seqs": 1 << 20, "max_batch_tokens": 1 << 20, "n_ctx": 1 << 20},
     ],
 )
-def test_setups_that_cannot_be(wrong: dict[str, object]) -> None:
+def test_invalid_setups_raise(wrong: dict[str, object]) -> None:
     good = {"n_blocks": 576, "block_size": 32, "block_bytes": 32, "n_ctx": 2048}
     with pytest.raises(ConfigError):
         Setup(**{**good, **wrong})  # type: ignore[arg-type]
 
 
-def test_costs_that_cannot_be() -> None:
+def test_invalid_costs_raise() -> None:
     for wrong in ({"step": -1.0}, {"decode": float("nan")}, {"step": 0.0, "decode": 0.0}):
         with pytest.raises(ConfigError):
             StepCosts(**wrong)

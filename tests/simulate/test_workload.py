@@ -1,4 +1,4 @@
-"""Workloads: drawn, read, and taken from a recorded run."""
+"""Workloads that are drawn, read from a file, or taken from a trace."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def test_lengths_have_their_mean_and_spread(text: str, mean: float, deviation: f
         *("exponential:inf", "exponential:nan", "lognormal:5", "fixed", "10000000", "uniform:1:2:3"),
     ],
 )
-def test_what_is_no_length(text: str) -> None:
-    with pytest.raises(ConfigError, match="is no length"):
+def test_invalid_lengths_raise(text: str) -> None:
+    with pytest.raises(ConfigError, match="is not a length"):
         parse_lengths(text)
 
 
 @pytest.mark.parametrize("text", ["", "300", "300:", "300:0", "300:1.5", "0:0.5", "a:b", "300:nan", "-1:0.5"])
-def test_what_is_no_prefix(text: str) -> None:
+def test_invalid_prefixes_raise(text: str) -> None:
     with pytest.raises(ConfigError, match="shared prefix"):
         parse_prefix(text)
     assert parse_prefix("300:0.8") == (300, 0.8)
@@ -95,12 +95,12 @@ def test_a_drawn_workload() -> None:
         *({"seed": -1}, {"prefixes": [(5, 0.7), (5, 0.7)]}),
     ],
 )
-def test_what_is_no_workload(wrong: dict[str, object]) -> None:
+def test_invalid_workloads_raise(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
         spec(**wrong)
 
 
-def test_tokens_are_shared_as_far_as_it_says() -> None:
+def test_jobs_share_exactly_n_shared_tokens() -> None:
     jobs = [
         Job(0, 20, 5, 9),
         Job(1, 30, 4, 4, like=0, n_shared=23),
@@ -139,7 +139,7 @@ FIRST = {"time": 1, "prompt": 10, "answer": 3}
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("{", "no JSON"),
+        ("{", "not JSON"),
         ("[]", "requests"),
         ('{"requests": []}', "requests"),
         (json.dumps({"requests": [7]}), "request 0: not an object"),
@@ -162,7 +162,7 @@ FIRST = {"time": 1, "prompt": 10, "answer": 3}
         ),
     ],
 )
-def test_a_description_that_is_wrong(tmp_path: Path, content: str, says: str) -> None:
+def test_an_invalid_description_names_the_request(tmp_path: Path, content: str, says: str) -> None:
     path = tmp_path / "work.json"
     path.write_text(content, encoding="utf-8")
     with pytest.raises(ConfigError, match=says):
@@ -176,7 +176,7 @@ def test_the_workload_of_a_recorded_run(tmp_path: Path) -> None:
     writer.write(2.5, {}, {}, {}, [Finished(3, 5, "length"), Finished(4, 0, "abort")])
     writer.close()
     jobs = jobs_of_trace(read_trace(tmp_path / "run.trace"))
-    assert jobs == [Job(0.5, 10, 7, 20), Job(1.5, 30, 5, 5)], "who did not end is left out"
+    assert jobs == [Job(0.5, 10, 7, 20), Job(1.5, 30, 5, 5)], "a request that did not end is left out"
     TraceWriter(tmp_path / "empty", TraceHeader(8, 4, 64, 100, 0)).close()
     with pytest.raises(ConfigError, match="no request"):
         jobs_of_trace(read_trace(tmp_path / "empty"))
