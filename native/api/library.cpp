@@ -18,11 +18,13 @@
 #endif
 
 #include <algorithm>
+#include <chrono>
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <thread>
 #include <vector>
 
 #if defined(__GNUC__) && !defined(__clang__) && defined(_OPENMP)
@@ -51,8 +53,10 @@ struct log_sink {
     int32_t           min_level;
 };
 std::mutex                      sink_mutex;
-std::shared_ptr<const log_sink> sink;       // NULL: quiet
-std::mutex                      info_mutex; // upstream builds its text in a static string
+std::shared_ptr<const log_sink> sink;              // NULL: quiet
+int                             n_telling = 0;     // callbacks that run, under sink_mutex
+thread_local bool               telling   = false; // in this thread
+std::mutex                      info_mutex;        // upstream builds its text in a static string
 
 // What a thread has logged of a line that is not ended yet.
 struct log_line {
@@ -78,10 +82,16 @@ void end_line() {
     {
         const std::lock_guard<std::mutex> lock(sink_mutex);
         to = sink;
+        if (!to || line.level < to->min_level || telling) { // a callback gets no line of its own calls
+            return;
+        }
+        n_telling++;
     }
-    if (to && line.level >= to->min_level) {
-        to->callback(line.level, line.text.c_str(), to->user);
-    }
+    telling = true;
+    to->callback(line.level, line.text.c_str(), to->user);
+    telling = false;
+    const std::lock_guard<std::mutex> lock(sink_mutex);
+    n_telling--;
 }
 
 // ggml's levels are those of velo.h, but for "none" (plain text) and "continue the line".
@@ -150,6 +160,11 @@ void after_fork() {
     ggml_critical_section_end();
     info_mutex.unlock();
     sink_mutex.unlock();
+}
+
+void after_fork_in_child() {
+    n_telling = telling; // callbacks of other threads do not end here
+    after_fork();
 }
 #endif
 
@@ -220,7 +235,7 @@ void start_library() {
     std::call_once(once, [] {
         check_symbols();
 #if !defined(_WIN32)
-        pthread_atfork(before_fork, after_fork, after_fork);
+        pthread_atfork(before_fork, after_fork, after_fork_in_child);
 #endif
         llama_log_set(take_log, nullptr);
         ggml_set_abort_callback(take_abort);
@@ -293,8 +308,14 @@ velo_status velo_log_set(velo_log_callback callback, void * user, int32_t min_le
     return velo::guarded([&] {
         velo::check_range("min_level", min_level, GGML_LOG_LEVEL_DEBUG, GGML_LOG_LEVEL_ERROR);
         auto next = callback ? std::make_shared<const log_sink>(log_sink{callback, user, min_level}) : nullptr;
-        const std::lock_guard<std::mutex> lock(sink_mutex);
+        std::unique_lock<std::mutex> lock(sink_mutex);
         sink = std::move(next);
+        // no condition variable: a child of fork() could not use one that had waiters
+        for (int i = 0; i < 1000 && !sink && !telling && n_telling > 0; ++i) {
+            lock.unlock();
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+            lock.lock();
+        }
     });
 }
 

@@ -54,7 +54,8 @@ VELO_API const char * velo_status_name(int32_t status) VELO_NOEXCEPT;
 // level: 1 debug, 2 info, 3 warning, 4 error. May be called from any thread that runs the library.
 typedef void (*velo_log_callback)(int32_t level, const char * text, void * user);
 // A NULL callback is quiet, and that is the default. Process-wide, thread-safe. A line is given whole, without its
-// end; one that another thread had begun may still come after this returns.
+// end. NULL waits up to a second for callbacks in other threads, unless it is given within a callback. Another callback
+// does not: a line that another thread had begun may still go to the one before.
 VELO_API velo_status velo_log_set(velo_log_callback callback, void * user, int32_t min_level) VELO_NOEXCEPT;
 
 typedef enum velo_device_kind {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -18,6 +19,7 @@ __all__ = [
     "DeviceKind",
     "LogLevel",
     "devices",
+    "follow_logger",
     "promised_memory",
     "release_threads",
     "set_log",
@@ -31,6 +33,11 @@ _KINDS: tuple[DeviceKind, ...] = ("cpu", "gpu", "igpu", "accelerator")  # by C's
 _LEVELS: tuple[LogLevel, ...] = ("debug", "info", "warning", "error")  # C counts from 1
 
 _log: Callable[[LogLevel, str], object] | None = None
+
+_logger = logging.getLogger("pyvelo.llama")
+_logger.addHandler(logging.NullHandler())  # else Python would print lines that no handler takes
+if _logger.level == logging.NOTSET:
+    _logger.setLevel(logging.CRITICAL)  # llama.cpp has no such lines: quiet, until a user sets a level
 
 
 @dataclass(frozen=True)
@@ -84,10 +91,10 @@ def system_info() -> str:
 
 
 def set_log(callback: Callable[[LogLevel, str], object] | None, level: LogLevel = "warning") -> None:
-    """Hand lines of the library's log, of `level` and above, to `callback(level, line)`; None: be quiet.
+    """Hand lines of the library's log, of `level` and above, to `callback(level, line)`.
 
-    Lines may come from any thread. What the callback raises is raised again by the call during which the line
-    was logged, or by the next one.
+    None hands them to the logger "pyvelo.llama", as at the start. Lines may come from any thread. What the
+    callback raises is raised again by the call during which the line was logged, or by the next one.
 
     Raises:
         ConfigError: there is no such level.
@@ -96,7 +103,27 @@ def set_log(callback: Callable[[LogLevel, str], object] | None, level: LogLevel 
     if level not in _LEVELS:
         raise ConfigError(f"the log has no level {level!r}: use one of {', '.join(_LEVELS)}")
     _log = callback
-    check(lib.velo_log_set(lib.velo_py_log if callback else ffi.NULL, ffi.NULL, _LEVELS.index(level) + 1))
+    if callback is None:
+        follow_logger()
+    else:
+        _listen(level)
+
+
+def follow_logger() -> None:
+    """Hand over the lines that the logger "pyvelo.llama" takes now, unless `set_log` has a callback."""
+    if _log is None:
+        taken = (level for level in _LEVELS if _logger.isEnabledFor(getattr(logging, level.upper())))
+        _listen(next(taken, None))
+
+
+def _listen(level: LogLevel | None) -> None:
+    """Have C call back for lines of `level` and above; None: for none."""
+    callback, least = (ffi.NULL, 1) if level is None else (lib.velo_py_log, _LEVELS.index(level) + 1)
+    check(lib.velo_log_set(callback, ffi.NULL, least))
+
+
+def _tell_logger(level: LogLevel, line: str) -> None:
+    _logger.log(getattr(logging, level.upper()), "%s", line)
 
 
 def release_threads() -> None:
@@ -106,13 +133,11 @@ def release_threads() -> None:
 
 @ffi.def_extern()
 def velo_py_log(level: int, text: CData, _user: CData) -> None:
-    callback = _log
-    if callback is None:
-        return
+    callback = _log or _tell_logger
     try:
         callback(_LEVELS[level - 1], ffi.string(text).decode("utf-8", "replace"))
     except BaseException as error:
         raised_in_callbacks.append(error)
 
 
-atexit.register(set_log, None)  # threads of the library may outlive the interpreter
+atexit.register(_listen, None)  # threads of the library may outlive the interpreter; waits for their lines

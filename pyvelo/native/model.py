@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from ..errors import ClosedError, ConfigError, RequestError, check_path, shown
 from ._ffi import check, ffi, from_c, int32, ints, lib, read_bytes
+from .library import follow_logger
 from .watcher import Watcher
 
 if TYPE_CHECKING:
@@ -118,6 +119,7 @@ class Model:
         deterministic: bool = False,
         progress: Callable[[float], bool | None] | None = None,
     ) -> None:
+        follow_logger()
         self._handle: CData | None = None
         self._pieces: dict[int, bytes] = {}
         params = lib.velo_model_default_params()
