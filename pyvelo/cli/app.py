@@ -1,4 +1,4 @@
-"""The commands, and the one place where an error becomes a line and an exit code."""
+"""The commands, and the conversion of errors to a line and an exit code."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ app = typer.Typer(
 
 
 def execute(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; its exit code is 0, 1 for an error, 2 for wrong usage or 130 for Ctrl-C."""
+    """Run the command line; return 0, 1 for an error, 2 for wrong usage or 130 for Ctrl-C."""
     warnings.showwarning = _show_warning
     prepare_streams()
     try:
@@ -60,7 +60,7 @@ def execute(argv: Sequence[str] | None = None) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    """One line on standard error; none where the help has been shown instead."""
+    """Print an error as a line, or nothing if help was shown instead; return the exit code."""
     line = " ".join(message.split())
     if line:
         print_error(f"pyvelo: {line}")
@@ -68,7 +68,7 @@ def _fail(message: str, code: int) -> int:
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
-    """A warning of the engine, in a line and without its place in the source."""
+    """Print a warning of the engine in one line, without its place in the source."""
     print_error(f"pyvelo: {message}")
 
 
@@ -89,7 +89,7 @@ ENGINE = (
 
 
 def _settings(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What SamplingParams and LLM are to be made with, as far as a command has options for it."""
+    """Return the arguments of SamplingParams and of LLM that a command has options for."""
     given = {
         **options,
         "max_tokens": None if options["max_tokens"] == -1 else options["max_tokens"],
@@ -166,7 +166,7 @@ def chat(
     threads: opt.Threads = None,
     n_gpu_layers: opt.GpuLayers = "auto",
 ) -> int:
-    """Talk with a model; /help says what there is."""
+    """Talk with a model; /help lists the commands."""
     from pyvelo.cli.chat import open_chat
 
     sampling, engine = _settings(locals())

@@ -1,4 +1,4 @@
-"""`pyvelo bench`: a table of speeds, as they are measured, and a picture of them."""
+"""`pyvelo bench`: a table of speeds, row by row, and a picture of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HEAD = ("KV type", "test", "depth", "sequences", "tokens/s")
 
 
 def run_bench(plan: BenchPlan, *, as_json: bool, plot: Path | None) -> int:
-    """Prints a row when it is there, or one object in the end; returns the exit code."""
+    """Print each row when it is measured, or one JSON object at the end; return the exit code."""
     if plot is not None:
         check_picture("--plot", plot)
     rows: list[Row] = []
@@ -48,7 +48,7 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def draw(rows: Sequence[Row], path: Path, title: str) -> None:
-    """Answers over depth, a line for each KV type and number of sequences."""
+    """Draw the speed of answers over depth, a line for each KV type and number of sequences."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

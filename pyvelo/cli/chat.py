@@ -1,4 +1,4 @@
-"""`pyvelo chat`: turn after turn, until the user has had enough."""
+"""`pyvelo chat`: a conversation in turns, until the user ends it."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ __all__ = ["Chat", "Talker", "open_chat"]
 
 HELP = """\
 /help            this
-/system [TEXT]   set what the model is told before all else; without TEXT: nothing
-/reset           forget what was said
-/undo            take the last turn back
-/retry           another answer to what was said last
-/save FILE       keep this conversation; /load FILE brings it back
-/stats           speed of the last answer, and what the cache holds
+/system [TEXT]   set the system message; without TEXT: remove it
+/reset           forget the conversation
+/undo            remove the last turn
+/retry           another answer to the last message
+/save FILE       save this conversation; /load FILE restores it
+/stats           speed of the last answer, and use of the cache
 /exit            end; Ctrl-D does so too, and Ctrl-C stops an answer
 A line that ends with \\ goes on in the next."""
 
 
 class Talker(Protocol):
-    """Who answers."""
+    """Model behind a chat."""
 
     def fits(self, messages: list[Message]) -> bool:
-        """Whether there is room for the conversation, and for an answer to it."""
+        """Return whether the context has room for the conversation and an answer."""
 
     def stream(self, messages: list[Message]) -> Generator[StreamPiece, None, None]:
         """Yield the answer piece by piece; the last has its usage."""
 
     def describe(self) -> str:
-        """What the cache holds, in a line."""
+        """Return a line about the cache."""
 
 
 @dataclass
 class _Last:
-    """The answer before; times in seconds from when it was asked for."""
+    """Figures of the last answer; times in seconds from its start."""
 
     n_tokens: int = 0
     first: float = 0.0
@@ -56,7 +56,7 @@ class _Last:
 
 
 class Chat:
-    """A conversation between a user at a screen and a model."""
+    """Conversation between a user at a screen and a model."""
 
     def __init__(self, talker: Talker, screen: Screen, conversation: Conversation) -> None:
         self.conversation = conversation
@@ -75,7 +75,7 @@ class Chat:
         }
 
     def run(self) -> None:
-        """Until the user ends it."""
+        """Run the conversation until the user ends it."""
         while True:
             try:
                 text = self._screen.ask()
@@ -87,7 +87,7 @@ class Chat:
                 self.hear(text)
 
     def hear(self, text: str) -> None:
-        """A command, or something to answer; what goes wrong is said, and nothing is lost."""
+        """Run a command or answer a message; errors are shown, and no turn is lost."""
         name, _, rest = text.strip().partition(" ")
         if not is_text(text):
             self._screen.note("this is not UTF-8 text")
@@ -99,14 +99,14 @@ class Chat:
             elif (command := self._commands.get(name[1:])) is not None:
                 command(rest.strip())
             else:
-                self._screen.note(f"there is no {name}; /help shows what there is")
+                self._screen.note(f"there is no {name}; /help lists the commands")
         except VeloError as error:
             self._screen.note(str(error))
         except OSError as error:
             self._screen.note(explain(error))
 
     def _answer(self, before: str | None = None) -> None:
-        """Streams an answer to the last turn, in place of the one before. Ctrl-C keeps what has come."""
+        """Stream an answer to the last turn, in place of its old one; after Ctrl-C the partial text stays."""
         turn = self.conversation.turns[-1]
         parts: list[str] = []
         start, self._last = now(), _Last()
@@ -119,7 +119,7 @@ class Chat:
         finally:
             self._last.total = now() - start
             self._screen.finish()
-            if turn.answer is None:  # a turn without an answer would stand in the way of the next one
+            if turn.answer is None:  # templates refuse a turn without an answer before the next one
                 turn.answer = before
                 if before is None:
                     self.conversation.undo()
@@ -147,7 +147,7 @@ class Chat:
 
     def _system(self, text: str) -> None:
         self.conversation.system = text or None
-        self._screen.note("the system's text is set" if text else "there is no system's text")
+        self._screen.note("the system message is set" if text else "there is no system message")
 
     def _reset(self, _: str) -> None:
         self.conversation.reset()
@@ -155,11 +155,11 @@ class Chat:
 
     def _undo(self, _: str) -> None:
         turn = self.conversation.undo()
-        self._screen.note("nothing was said" if turn is None else f"taken back: {turn.user}")
+        self._screen.note("the conversation is empty" if turn is None else f"removed: {turn.user}")
 
     def _retry(self, _: str) -> None:
         if not self.conversation.turns:
-            self._screen.note("nothing was said")
+            self._screen.note("the conversation is empty")
             return
         turn = self.conversation.turns[-1]
         before, turn.answer = turn.answer, None
@@ -167,19 +167,19 @@ class Chat:
 
     def _save(self, name: str) -> None:
         if not name:
-            self._screen.note("where to? /save FILE")
+            self._screen.note("give a file: /save FILE")
             return
         _path(name).write_text(self.conversation.to_json(), encoding="utf-8")
         self._screen.note(f"saved to {name}")
 
     def _load(self, name: str) -> None:
         if not name:
-            self._screen.note("from where? /load FILE")
+            self._screen.note("give a file: /load FILE")
             return
         try:
             text = _path(name).read_text(encoding="utf-8")
         except UnicodeDecodeError:
-            self._screen.note(f"{name} is no text")
+            self._screen.note(f"{name} is not UTF-8 text")
             return
         self.conversation = Conversation.from_json(text)
         self._screen.note(f"{len(self.conversation.turns)} turns from {name}")
@@ -198,7 +198,7 @@ class Chat:
 def _path(name: str) -> Path:
     """Return the path that the user means, or raise ConfigError if there can be none."""
     if "\0" in name:
-        raise ConfigError(f"{shown(name)} is no name of a file")
+        raise ConfigError(f"{shown(name)} is not a valid file name")
     try:
         return Path(name).expanduser()
     except RuntimeError:  # of a user that does not exist
@@ -206,21 +206,21 @@ def _path(name: str) -> Path:
 
 
 def open_chat(model: str, system: str | None, sampling: Mapping[str, Any], engine: Mapping[str, Any]) -> int:
-    """Loads the model and talks until the user ends it; returns the exit code."""
+    """Load the model and chat until the user ends it; return the exit code."""
     from pyvelo.cli.progress import loading
     from pyvelo.cli.talker import LlmTalker
     from pyvelo.llm import LLM
     from pyvelo.models.hub import locate
     from pyvelo.sampling import SamplingParams
 
-    SamplingParams(**sampling)  # says what is wrong before the model is loaded
-    told = None if system is None else parse_argument(system, "the system's text")
+    SamplingParams(**sampling)  # raises errors before the model is loaded
+    told = None if system is None else parse_argument(system, "the system message")
     path = locate(model)
     with loading(path) as bar, LLM(path, **engine, progress=bar) as llm:
         screen = best_screen()
         if sys.stdin.isatty():
             screen.note(DEMO_NOTE if path == str(DEMO_MODEL) else Path(path).name)
-            screen.note("/help says what there is.")
+            screen.note("/help lists the commands.")
         params = replace(llm.get_default_sampling_params(), **sampling)
         Chat(LlmTalker(llm, params, bar=bar), screen, Conversation(told)).run()
     return 0

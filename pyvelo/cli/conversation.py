@@ -1,4 +1,4 @@
-"""What was said in a chat: turns that can be taken back, saved and forgotten."""
+"""Turns of a chat, which can be removed, saved and loaded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FORMAT = "pyvelo chat 1"
 
 @dataclass
 class Turn:
-    """What the user said and what came back; None: nothing yet."""
+    """Message of the user and its answer; None: no answer yet."""
 
     user: str
     answer: str | None = None
@@ -25,13 +25,13 @@ class Turn:
 
 @dataclass
 class Conversation:
-    """Turns, the oldest first; the system's text stands before them."""
+    """Turns, the oldest first, after an optional system message."""
 
     system: str | None = None
     turns: list[Turn] = field(default_factory=list)
 
     def messages(self) -> list[Message]:
-        """As a chat template takes them."""
+        """Return the messages for a chat template."""
         said: list[Message] = []
         if self.system is not None:
             said.append({"role": "system", "content": self.system})
@@ -42,38 +42,38 @@ class Conversation:
         return said
 
     def say(self, text: str) -> None:
-        """The user's next turn."""
+        """Append a turn of the user."""
         self.turns.append(Turn(text))
 
     def undo(self) -> Turn | None:
-        """Takes the last turn back."""
+        """Remove and return the last turn."""
         return self.turns.pop() if self.turns else None
 
     def forget_oldest(self) -> bool:
-        """Lets the oldest turn go; False where only the one that waits for its answer is left."""
+        """Remove the oldest turn; return False if only the turn that waits for its answer is left."""
         if len(self.turns) < 2:
             return False
         del self.turns[0]
         return True
 
     def reset(self) -> None:
-        """Forgets all turns; the system's text stays."""
+        """Remove all turns; the system message stays."""
         self.turns.clear()
 
     def to_json(self) -> str:
-        """What `from_json` reads."""
+        """Return the conversation as JSON for `from_json`."""
         return json.dumps({"format": FORMAT, "messages": self.messages()}, ensure_ascii=False, indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> Conversation:
-        """Reads what `to_json` wrote, or ConfigError."""
+        """Parse the JSON of `to_json`; ConfigError if it is not valid."""
         try:
             data = json.loads(text)
             messages: list[Any] = data["messages"]
             if data["format"] != FORMAT or not all(_is_message(message) for message in messages):
-                raise ValueError("it is no saved chat")
+                raise ValueError("it is not a saved chat")
         except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise ConfigError(f"this is no chat that /save wrote: {error}") from None
+            raise ConfigError(f"the file is not a chat of /save: {error}") from None
         made = cls()
         for message in messages:
             made._add(message["role"], message["content"])
@@ -87,11 +87,11 @@ class Conversation:
         elif role == "assistant" and self.turns and self.turns[-1].answer is None:
             self.turns[-1].answer = content
         else:
-            raise ConfigError(f"this is no chat that /save wrote: {role!r} has its turn in the wrong place")
+            raise ConfigError(f"the file is not a chat of /save: {role!r} has its turn in the wrong place")
 
 
 def is_text(text: str) -> bool:
-    """Whether the text is Unicode, without halves of characters or bytes that could not be decoded."""
+    """Return whether the text is valid Unicode, without lone surrogates."""
     return not any("\ud800" <= char <= "\udfff" for char in text)
 
 

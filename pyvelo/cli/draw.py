@@ -1,4 +1,4 @@
-"""The picture of a recorded run: the block map over time, what blocks are, and what reserving would hold."""
+"""Picture of a recorded run: the block map over time, the states of blocks, and contiguous reservations."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ ROWS = 1024  # beyond which several blocks share a row
 FREE = (255, 255, 255)
 CACHED = (222, 224, 228)
 SHARED = (40, 44, 56)
-N_OWNERS = 20  # colors of the map of colors, one for each owner in turn
+N_OWNERS = 20  # colors of requests, used in turn
 OWNERS = [tuple(round(255 * part) for part in matplotlib.colormaps["tab20"](i)[:3]) for i in range(N_OWNERS)]
 
 
 def draw(trace: Trace, path: Path, by_steps: bool = False) -> None:
-    """Draws a trace that has steps, over time or over its steps; the name's ending is the format.
+    """Draw a trace with steps to a file, over time or over steps; the name's suffix is the format.
 
-    The same trace gives the same file.
+    Equal traces give equal files.
     """
     run = list(moments(trace))
     with matplotlib.rc_context({"svg.hashsalt": "pyvelo", "font.size": 8, "axes.titlesize": 9}):
@@ -47,16 +47,18 @@ def draw(trace: Trace, path: Path, by_steps: bool = False) -> None:
 
 
 def _axis(trace: Trace, by_steps: bool) -> NDArray[np.float64]:
-    """Where each moment lies: seconds or steps since the first one."""
+    """Return the position of each moment: seconds or steps since the first one."""
     if by_steps:
         return np.arange(len(trace.steps), dtype=np.float64)
     return np.array([step.time for step in trace.steps]) - trace.steps[0].time
 
 
 def block_picture(trace: Trace, times: NDArray[np.float64], columns: int = COLUMNS) -> NDArray[np.uint8]:
-    """Colors [blocks, columns, 3]: of who holds a block alone, and of shared, cached and free ones.
+    """Return colors [blocks, columns, 3]: the request's for its blocks; shared, cached and free have others.
 
-    `times` says where each moment lies, from 0 on.
+    Args:
+        times: position of each moment, from 0 on.
+        columns: width of the picture.
     """
     n_blocks = trace.header.n_blocks
     picture = np.full((n_blocks, columns, 3), 255, np.uint8)
@@ -85,7 +87,7 @@ def _draw_map(axes: Any, trace: Trace, times: NDArray[np.float64]) -> None:
     picture = block_picture(trace, times)[:: -(-n_blocks // ROWS)]
     extent = (0, float(times[-1]) or 1.0, n_blocks, 0)
     axes.imshow(picture, aspect="auto", interpolation="nearest", extent=extent, origin="upper")
-    axes.set_title("who holds which block: a color for each request")
+    axes.set_title("blocks by request: a color for each request")
     axes.set_ylabel("block")
     _legend(axes, handles=_patches({"shared": SHARED, "cached, nobody's": CACHED, "free": FREE}))
 
@@ -111,7 +113,7 @@ def _draw_states(axes: Any, trace: Trace, run: Sequence[Moment], times: NDArray[
         swapped = [m.swapped for m in run]
         handles += axes.plot(times, swapped, color="crimson", drawstyle="steps-post", label="in host memory")
     axes.set_ylim(0, trace.header.n_blocks)
-    axes.set_title("what the blocks are")
+    axes.set_title("states of the blocks")
     axes.set_ylabel("blocks")
     _legend(axes, handles=handles)
 
@@ -144,7 +146,7 @@ def _patches(colors: Mapping[str, Sequence[int]]) -> list[Patch]:
 
 
 def _legend(axes: Any, **handles: Any) -> None:
-    """Beside the panel, where it hides nothing."""
+    """Add a legend beside the panel."""
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.02), fontsize=7, frameon=False, **handles)
 
 

@@ -17,7 +17,11 @@ __all__ = ["print_vectors", "read_texts"]
 
 
 def read_texts(texts: Sequence[str] | None, file: Path | None) -> list[str]:
-    """The texts of the options, or the lines of a file or of standard input (`-`); ConfigError without."""
+    """Return the texts of the options, or the lines of a file or of standard input (`-`).
+
+    Raises:
+        ConfigError: there is no text.
+    """
     if texts and (file is not None or (len(texts) > 1 and "-" in texts)):
         raise ConfigError("give -p or -f, not both, and - alone")
     if texts and list(texts) != ["-"]:
@@ -39,7 +43,7 @@ def print_vectors(
     as_json: bool,
     engine: dict[str, Any],
 ) -> int:
-    """Loads the model and prints a line of numbers for each text; as JSON all of them in one list."""
+    """Load the model and print a line of numbers for each text, or one JSON list; return the exit code."""
     from pyvelo import LLM
 
     path = locate(model)

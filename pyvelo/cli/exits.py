@@ -1,4 +1,4 @@
-"""How a command ends."""
+"""Exit codes and last output of commands."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ __all__ = ["BROKEN_PIPE", "ERROR", "INTERRUPTED", "USAGE", "drop_unwritten", "ex
 
 ERROR = 1
 USAGE = 2
-INTERRUPTED = 130  # as a shell tells of SIGINT
-BROKEN_PIPE = 141  # and of SIGPIPE
+INTERRUPTED = 130  # a shell's code for SIGINT
+BROKEN_PIPE = 141  # and for SIGPIPE
 
 
 def silence_stdout() -> None:
-    """Lets standard output lead nowhere, so that nothing complains at exit that nobody reads any more."""
+    """Redirect standard output to nowhere, so that Python prints no error at exit about a closed pipe."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""`pyvelo info`: what a model is, and what its KV cache would cost here."""
+"""`pyvelo info`: facts about a model, and the cost of its KV cache on this machine."""
 
 from __future__ import annotations
 
@@ -24,20 +24,22 @@ __all__ = ["describe"]
 # the default of LLM(memory_utilization=...)
 MEMORY_SHARE = 0.9
 GIB = 1 << 30
-CONVERSATIONS = (4096, 32768)  # tokens; and one that fills the context
+CONVERSATIONS = (4096, 32768)  # tokens; a third one fills the context
 
 
 def describe(path: Path, block_size: int, n_gpu_layers: int | str = "auto") -> dict[str, Any]:
-    """Everything about the model at `path` as plain data; sizes in bytes.
+    """Return the facts about the model at `path` as plain data; sizes in bytes.
 
-    Raises ModelError when the file is no model, ConfigError for a setting that does not exist.
+    Raises:
+        ModelError: the file is no model.
+        ConfigError: a setting is not valid.
     """
     from pyvelo import native
     from pyvelo.config import EngineConfig
 
     summary = scan_model(path)
     config = EngineConfig(model=path, block_size=block_size, n_gpu_layers=n_gpu_layers)
-    # weights stay where they are mapped: nothing is read that need not be
+    # deterministic: weights stay mapped, so they are not read
     with native.Model(str(path), deterministic=True) as model:
         free = free_memory()
         return {
@@ -73,7 +75,7 @@ def _model(summary: GgufSummary, model: Model) -> dict[str, Any]:
 
 
 def _kv_types(summary: GgufSummary, model: Model, block_size: int, free: int | None) -> dict[str, Any]:
-    """For each KV type its cost, or why it cannot be had."""
+    """Return the cost of each KV type, or why the model cannot use it."""
     if not model.info.can_page:
         return {}
     lengths = _lengths(model.info.n_ctx_train)
@@ -100,24 +102,24 @@ def _kv_types(summary: GgufSummary, model: Model, block_size: int, free: int | N
 
 
 def _fitting(geometry: Geometry, free: int, weights: int) -> int:
-    """Tokens of the largest pool beside the weights, in the share of the free memory that LLM takes."""
+    """Return the tokens of the largest pool beside the weights, in the share of free memory that LLM uses."""
     return _tokens_in(geometry, max(0, int(free * MEMORY_SHARE) - weights))
 
 
 def _tokens_in(geometry: Geometry, n_bytes: int) -> int:
-    """Tokens of the largest pool in so many bytes."""
+    """Return the tokens of the largest pool of `n_bytes`."""
     return n_bytes // (POOL_GRAIN * geometry.token_bytes) * POOL_GRAIN
 
 
 def _lengths(longest: int) -> list[int]:
-    """Of the conversations whose bytes are told."""
+    """Return the lengths of conversations in the report, in tokens."""
     return [n for n in CONVERSATIONS if n < longest] + [longest] * (longest > 0)
 
 
 def _placement(
     config: EngineConfig, summary: GgufSummary, model: Model, free: int | None
 ) -> dict[str, Any] | None:
-    """What LLM would put where with its defaults, or why it could not; None where there is nothing to put."""
+    """Return where LLM would place layers and cache by default, or why not; None without a paged cache."""
     from pyvelo.memory.offload import NO_GPU, NOTHING, built_for_gpus, plan_offload, planned_pool
 
     if not model.info.can_page:

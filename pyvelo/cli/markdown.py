@@ -1,4 +1,4 @@
-"""Markdown for a terminal, which hides no word: its complete blocks, and the end of one that still grows."""
+"""Markdown for a terminal that hides no word: complete blocks, and the end of the block that still grows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HIDING = ("html_block", "html_inline", "link", "image", "reference", "autolink"
 
 
 def make_markdown(text: str) -> RenderableType:
-    """Return markdown to be drawn by rich, or the text itself where drawing it would lose a word."""
+    """Return markdown for rich, or the text itself if rich would drop a word of it."""
     from markdown_it import MarkdownIt
     from rich.markdown import Markdown
     from rich.text import Text

@@ -1,4 +1,4 @@
-"""How fast a model runs here: prompts and answers, at empty and at deep contexts, alone and side by side."""
+"""Measurement of a model's speed: prompts and answers, at empty and deep contexts, alone and batched."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ __all__ = ["BenchPlan", "Row", "measure"]
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """What to measure; lengths in tokens.
+    """Plan of a measurement; lengths in tokens.
 
-    kv_types: a run for each. depths: tokens that are there before. sequences: how many answer at once.
-    prompt, answer: tokens that are timed. repeats: how often.
+    kv_types: a run for each. depths: tokens in the context before. sequences: concurrent answers.
+    prompt, answer: timed tokens. repeats: samples of each figure.
     """
 
     model: str | os.PathLike[str]
@@ -56,7 +56,7 @@ class BenchPlan:
 
 @dataclass(frozen=True)
 class Row:
-    """One figure. test: "prompt" or "answer"; samples: tokens in a second, of all sequences together."""
+    """One figure. test: "prompt" or "answer"; samples: tokens per second of all sequences together."""
 
     kv_type: str
     test: str
@@ -71,16 +71,16 @@ class Row:
 
     @property
     def spread(self) -> float:
-        """The standard deviation of the samples; 0 where there is one."""
+        """Standard deviation of the samples; 0 for one sample."""
         return statistics.stdev(self.samples) if len(self.samples) > 1 else 0.0
 
 
 Loading = Callable[[str | os.PathLike[str]], AbstractContextManager[Callable[[float], object] | None]]
-"""Around the load of a path; gives what is told how far it is."""
+"""Context manager around the load of a path; yields the callback for its progress."""
 
 
 def measure(plan: BenchPlan, loading: Loading = lambda _: nullcontext()) -> Iterator[Row]:
-    """One row after the other, as they are measured. Raises as `LLM` does."""
+    """Yield each row when it is measured; raise the errors of `LLM`."""
     for kv_type in plan.kv_types:
         name = kv_type if isinstance(kv_type, str) else ",".join(kv_type)
         with _opened(plan, kv_type, loading) as llm:
@@ -92,9 +92,9 @@ def measure(plan: BenchPlan, loading: Loading = lambda _: nullcontext()) -> Iter
 
 
 def _opened(plan: BenchPlan, kv_type: str | tuple[str, str], loading: Loading) -> LLM:
-    """An engine whose cache holds the largest test, after a pass that reads and packs the weights."""
+    """Return an engine with a pool for the largest test, after a pass that reads and packs the weights."""
     longest = max(plan.depths) + max(plan.prompt, plan.answer) + 2
-    most = max(max(plan.sequences), 2)  # a prompt is measured behind a copy of its beginning
+    most = max(max(plan.sequences), 2)  # a prompt is measured after a copy of its beginning
     scan_model(os.fspath(plan.model))  # before C opens it
     with Model(plan.model, n_gpu_layers=0, deterministic=True) as model:  # mapped alone, not packed
         geometry = make_geometry(str(plan.model), model.layers, kv_type, 32)
@@ -118,7 +118,7 @@ def _opened(plan: BenchPlan, kv_type: str | tuple[str, str], loading: Loading) -
 
 
 def _prompt_samples(llm: LLM, plan: BenchPlan, depth: int, repeats: int) -> tuple[float, ...]:
-    """A prompt behind what is there, up to its first token."""
+    """Return the speeds of a prompt after `depth` tokens, up to its first token."""
     draw = random.Random(depth)
     samples = []
     with llm.session(_tokens(llm, draw, max(1, depth))) as there:
@@ -133,10 +133,10 @@ def _prompt_samples(llm: LLM, plan: BenchPlan, depth: int, repeats: int) -> tupl
 
 
 def _answer_samples(llm: LLM, plan: BenchPlan, depth: int, n: int) -> tuple[float, ...]:
-    """Answers side by side, from when each has its first token."""
+    """Return the speeds of `n` concurrent answers, from the moment at which each has its first token."""
     draw = random.Random(depth)
     prompts = [_tokens(llm, draw, max(1, depth)) for _ in range(n)]
-    llm.generate(prompts, _params(1))  # what is there before
+    llm.generate(prompts, _params(1))  # the context before
     samples = []
     for _ in range(plan.repeats):
         times = _times(llm, prompts, 1 + plan.answer)
@@ -148,7 +148,7 @@ def _answer_samples(llm: LLM, plan: BenchPlan, depth: int, n: int) -> tuple[floa
 
 
 def _times(llm: LLM, prompts: Sequence[Sequence[int]], n_tokens: int) -> list[list[float]]:
-    """When the tokens of each answer came."""
+    """Return the arrival times of the tokens of each answer."""
     engine, times = llm._engine, [list[float]() for _ in prompts]
 
     def watch(number: int) -> Callable[[StreamPiece], None]:
@@ -168,5 +168,5 @@ def _params(n: int) -> SamplingParams:
 
 
 def _tokens(llm: LLM, draw: random.Random, n: int) -> list[int]:
-    """Tokens that mean nothing."""
+    """Return random tokens."""
     return [draw.randrange(llm.vocab.n_tokens) for _ in range(n)]

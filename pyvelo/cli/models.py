@@ -1,4 +1,4 @@
-"""`pyvelo pull` and `pyvelo list`: models by name, and what of them is on this machine."""
+"""`pyvelo pull` and `pyvelo list`: models by name, and the cached ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["pull_model", "show_cached"]
 
 
 def pull_model(name: str, *, as_json: bool) -> int:
-    """Downloads, and prints the path for the loader or the choices that the name leaves. The exit code."""
+    """Download a model; print its path, or the models that match the name. Return the exit code."""
     try:
         pulled = pull(name)
     except ModelChoiceError as error:
@@ -33,14 +33,14 @@ def pull_model(name: str, *, as_json: bool) -> int:
             }
         )
         return 0
-    done = "was there already" if pulled.was_cached else "is here"
+    done = "was cached already" if pulled.was_cached else "is here"
     print_error(f"pyvelo: {pulled.repo}:{pulled.tag}, {show_bytes(pulled.n_bytes)}, {done}")
     print_out(str(pulled.paths[0]))
     return 0
 
 
 def show_cached(*, as_json: bool) -> int:
-    """The whole models in the cache, as a table or for a program. The exit code."""
+    """Print the complete models in the cache, as a table or JSON; return the exit code."""
     from pyvelo.cli.render import print_models
 
     models = cached_models()

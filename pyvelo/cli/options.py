@@ -1,4 +1,4 @@
-"""The options of the commands, each with its flag and its line of help."""
+"""Options of the commands: flags and help texts."""
 
 from __future__ import annotations
 
@@ -25,9 +25,7 @@ DemoOrModel = Annotated[
     str,
     Argument(metavar="[MODEL]", help="As for info; without it the small model inside.", show_default=False),
 ]
-System = Annotated[
-    str | None, Option("-s", "--system", help="What the model is told before all else.", show_default=False)
-]
+System = Annotated[str | None, Option("-s", "--system", help="The system message.", show_default=False)]
 AsChat = Annotated[bool, Option("--chat", help="The prompt is a message: ask with the chat template.")]
 Prompt = Annotated[
     str | None, Option("-p", "--prompt", help="The prompt; - reads standard input.", show_default=False)
@@ -43,20 +41,22 @@ Texts = Annotated[
     ),
 ]
 TextFile = Annotated[
-    Path | None, Option("-f", "--file", help="Take the lines of a file.", show_default=False)
+    Path | None, Option("-f", "--file", help="Read the lines of a file.", show_default=False)
 ]
 Pooling = Annotated[
     str | None,
-    Option(help="mean, cls or last: what makes a vector of its tokens'.", show_default="the model's own"),
+    Option(help="Pooling of the tokens' vectors: mean, cls or last.", show_default="the model's own"),
 ]
-Raw = Annotated[bool, Option("--raw", help="Leave the vectors as long as they are.")]
+Raw = Annotated[bool, Option("--raw", help="Do not scale the vectors to length 1.")]
 
 # ---- sampling ----
 
 MaxTokens = Annotated[
     int, Option("-n", "--max-tokens", help="Tokens to generate; -1: until the context is full.")
 ]
-Temperature = Annotated[float, Option(help="0 takes the likeliest token: the same command says the same.")]
+Temperature = Annotated[
+    float, Option(help="0 takes the likeliest token, so equal commands give equal answers.")
+]
 TopK = Annotated[int, Option(help="Draw among the K likeliest tokens; 0: among all.")]
 TopP = Annotated[float, Option(help="Draw among tokens of this total probability; 1: among all.")]
 MinP = Annotated[float, Option(help="Leave out tokens below this share of the likeliest; 0: none.")]
@@ -95,11 +95,9 @@ ChatRepetitionPenalty = Annotated[
     ),
 ]
 Seed = Annotated[int | None, Option(help="Make the draws reproducible.", show_default=False)]
-Stop = Annotated[
-    list[str] | None, Option(help="End where this text appears; may be repeated.", show_default=False)
-]
+Stop = Annotated[list[str] | None, Option(help="End before this text; may be repeated.", show_default=False)]
 Echo = Annotated[bool, Option("--echo", help="Print the prompt before the answer.")]
-IgnoreEos = Annotated[bool, Option("--ignore-eos", help="Go on where the model would end.")]
+IgnoreEos = Annotated[bool, Option("--ignore-eos", help="Continue after the model's end token.")]
 
 # ---- engine ----
 
@@ -109,7 +107,7 @@ KVTypeOption = Annotated[
         "--kv-type",
         parser=parse_kv_type_option,
         metavar="TYPE|K,V",
-        help="How K and V are stored: f32 f16 bf16 q8_0 q5_1 q5_0 q4_1 q4_0 iq4_nl, or two of them.",
+        help="Types of K and V: f32 f16 bf16 q8_0 q5_1 q5_0 q4_1 q4_0 iq4_nl, or two of them.",
     ),
 ]
 Context = Annotated[int | None, Option("--ctx", help="Longest sequence in tokens.", show_default="what fits")]
@@ -134,7 +132,7 @@ GpuLayers = Annotated[
         help="Layers on the GPU; -1: all; auto: as many as fit.",
     ),
 ]
-Deterministic = Annotated[bool, Option("--deterministic", help="Bit-identical however the work is cut.")]
+Deterministic = Annotated[bool, Option("--deterministic", help="Bit-identical logits in any batch.")]
 Precision = Annotated[
     str, Option("--attention-precision", help="exact; or fast: a prompt's attention in bfloat16.")
 ]
@@ -145,44 +143,46 @@ Depths = Annotated[
     Any, Option("--depth", parser=parse_numbers, metavar="N,...", help="Tokens in the context before.")
 ]
 SequenceCounts = Annotated[
-    Any, Option("--sequences", parser=parse_numbers, metavar="N,...", help="Answers side by side.")
+    Any, Option("--sequences", parser=parse_numbers, metavar="N,...", help="Concurrent answers.")
 ]
 KVTypes = Annotated[
     Any, Option("--kv-type", parser=parse_names, metavar="TYPE,...", help="A run for each KV type.")
 ]
-PromptLength = Annotated[int, Option("--prompt-tokens", help="Tokens of the prompt that is timed.")]
-AnswerLength = Annotated[int, Option("--answer-tokens", help="Tokens of the answers that are timed.")]
-Repeats = Annotated[int, Option("-r", "--repeats", help="How often each is measured.")]
+PromptLength = Annotated[int, Option("--prompt-tokens", help="Tokens of the timed prompt.")]
+AnswerLength = Annotated[int, Option("--answer-tokens", help="Tokens of the timed answers.")]
+Repeats = Annotated[int, Option("-r", "--repeats", help="Samples of each figure.")]
 Plot = Annotated[Path | None, Option(help="Draw the answers over depth to this file.", show_default=False)]
 
 # ---- simulation ----
 
 Model = Annotated[
     Path | None,
-    Option("--model", help="Take the bytes of a token from this GGUF file.", show_default=False),
+    Option("--model", help="Compute the bytes of a token from this GGUF file.", show_default=False),
 ]
 TokenBytes = Annotated[
     int | None,
     Option("--kv-bytes-per-token", help="Bytes of K and V of a token.", show_default="Qwen3-0.6B in f16"),
 ]
 Workload = Annotated[
-    Path | None, Option("--workload", help="Take the requests from a JSON file.", show_default=False)
+    Path | None, Option("--workload", help="Read the requests from a JSON file.", show_default=False)
 ]
 TraceInput = Annotated[
-    Path | None, Option("--trace", help="Take requests and pool from a recorded run.", show_default=False)
+    Path | None, Option("--trace", help="Read requests and pool from a recorded run.", show_default=False)
 ]
 Requests = Annotated[int, Option("--requests", help="Requests to draw.")]
 Rate = Annotated[float, Option("--rate", help="Requests per second (Poisson); inf: all at once.")]
 LENGTHS = "tokens, uniform:LOW:HIGH, exponential:MEAN or lognormal:MEAN:SD."
 PromptLengths = Annotated[str, Option("--prompt", metavar="DIST", help=f"Length of prompts: {LENGTHS}")]
 AnswerLengths = Annotated[str, Option("--answer", metavar="DIST", help="Length of answers, likewise.")]
-MostTokens = Annotated[int, Option("--max-tokens", help="What requests ask for; longer answers are cut.")]
+MostTokens = Annotated[
+    int, Option("--max-tokens", help="max_tokens of the requests; longer answers are cut.")
+]
 SharedPrefixes = Annotated[
     list[str] | None,
     Option(
         "--shared-prefix",
         metavar="N:SHARE",
-        help="That share of the requests begins with the same N tokens; may be repeated.",
+        help="This share of the requests begins with the same N tokens; may be repeated.",
         show_default=False,
     ),
 ]

@@ -1,4 +1,4 @@
-"""What a picture needs before there is any work for it: a name that tells its format, a folder, a library."""
+"""Checks before the work for a picture: a known format, a folder, and matplotlib."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FORMATS = (".svg", ".png", ".pdf")
 
 
 def check_picture(option: str, path: Path) -> None:
-    """Raises ConfigError where nothing can be drawn to `path`, the value of `option`."""
+    """Raise ConfigError if no picture can be drawn to `path`, the value of `option`."""
     if path.suffix.lower() not in FORMATS:
         raise ConfigError(f"{option} {path}: give a name that ends with {', '.join(FORMATS)}")
     if not path.parent.is_dir():

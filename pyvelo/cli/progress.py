@@ -1,6 +1,6 @@
-"""What is shown on standard error, where that is a terminal, while something takes its time.
+"""Progress bars and spinners on standard error, if it is a terminal.
 
-Rich is imported with the first thing that it draws: most models load before there is anything to show.
+Rich is imported with the first bar: most models load before it is shown.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from pyvelo.cli.terminal import make_console, visible
 __all__ = ["Bar", "LoadingBar", "loading", "waiting"]
 
 SHOW_AFTER = 0.5
-"""Seconds of loading after which there is a bar."""
+"""Seconds of loading before a bar is shown."""
 
 
 class Bar(Protocol):
-    """Something that is drawn from when it is made."""
+    """Progress bar, shown from its construction on."""
 
     def show(self, share: float) -> None:
-        """How much is done, 0..1."""
+        """Show the completed share, 0..1."""
 
     def close(self) -> None:
-        """Takes it from the terminal."""
+        """Remove the bar from the terminal."""
 
 
 class LoadingBar:
-    """Called with the share of a model that is loaded, or packed, it decides from when on there is a bar.
+    """Callback for the progress of loading or packing, which shows a bar if that takes long.
 
-    From 0 to 1 is one wait, and there may be several. `open_bar` makes a bar; `clock` tells the time in
-    seconds.
+    The share goes from 0 to 1 in each wait, and there may be several waits. `open_bar` makes a bar; `clock`
+    returns seconds.
     """
 
     def __init__(self, open_bar: Callable[[], Bar], clock: Callable[[], float] = time.perf_counter) -> None:
@@ -56,7 +56,7 @@ class LoadingBar:
             self.close()
 
     def close(self) -> None:
-        """Ends the bar, where there is one."""
+        """Remove the bar, if there is one."""
         bar, self._bar = self._bar, None
         if bar is not None:
             bar.close()
@@ -80,7 +80,7 @@ class _RichBar:
 
 @contextmanager
 def loading(path: str | os.PathLike[str]) -> Iterator[LoadingBar | None]:
-    """What `LLM` is to tell its progress to, up to its first answer; None where nobody would see it."""
+    """Yield the progress callback for `LLM`, to use up to its first answer; None without a terminal."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -93,7 +93,7 @@ def loading(path: str | os.PathLike[str]) -> Iterator[LoadingBar | None]:
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """A spinner, from now on."""
+    """Show a spinner while the context lasts."""
     if not sys.stderr.isatty():
         yield
         return

@@ -17,7 +17,7 @@ WIDTH_WITHOUT_TERMINAL = 120
 
 
 def print_report(report: Mapping[str, Any]) -> None:
-    """The report of `info.describe` for people."""
+    """Print the report of `info.describe` as text."""
     console = make_console(width_without_terminal=WIDTH_WITHOUT_TERMINAL)
     sections: list[tuple[str, Table | str]] = [
         ("", _facts(report)),
@@ -31,7 +31,7 @@ def print_report(report: Mapping[str, Any]) -> None:
 
 
 def print_models(rows: Sequence[tuple[str, str, str]]) -> None:
-    """Name, size and path of each model; nothing is cut, so that it can be copied."""
+    """Print name, size and path of each model in full, so that they can be copied."""
     lines = [("name", "size", "path"), *rows]
     name, size = (max(len(line[column]) for line in lines) for column in (0, 1))
     for line in lines:
@@ -39,7 +39,7 @@ def print_models(rows: Sequence[tuple[str, str, str]]) -> None:
 
 
 def facts_grid() -> Table:
-    """Rows of a name and what is to be said of it."""
+    """Return an empty grid for rows of a name and its facts."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
@@ -50,7 +50,7 @@ def _facts(report: Mapping[str, Any]) -> Table:
     model = report["model"]
     grid = facts_grid()
     grid.add_row("model", escape(model["path"]))
-    grid.add_row("what it is", escape(f"{model['description']} ({model['architecture']})"))
+    grid.add_row("description", escape(f"{model['description']} ({model['architecture']})"))
     grid.add_row("parameters", f"{model['parameters']:,}")
     grid.add_row(
         "weights", f"{show_bytes(model['weight_bytes'])} of a file of {show_bytes(model['file_bytes'])}"
@@ -77,7 +77,7 @@ def _shape(model: Mapping[str, Any], layers: list[Mapping[str, Any]]) -> str:
 
 
 def _table(*headings: str) -> Table:
-    """A table of a name and numbers."""
+    """Return a table of names and numbers."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("type")
     for heading in headings:
@@ -100,7 +100,7 @@ def _quantization(shares: Mapping[str, Mapping[str, int]]) -> Table:
 
 
 def _cache(refusal: str | None, costs: Mapping[str, Mapping[str, Any]]) -> tuple[str, Table | str]:
-    """What a token and whole conversations take, and how many tokens there is room for; with its title."""
+    """Return a title and a table of the bytes of a token and of conversations, and the tokens that fit."""
     if refusal is not None:
         return "KV cache", escape(f"none: {refusal}")
     possible = [cost for cost in costs.values() if "refusal" not in cost]
@@ -124,7 +124,7 @@ def _cache(refusal: str | None, costs: Mapping[str, Mapping[str, Any]]) -> tuple
 
 
 def _placement(placement: Mapping[str, Any]) -> Iterator[str]:
-    """What would be on each device."""
+    """Yield a line for each device: its layers and memory."""
     if "refusal" in placement:
         yield f"nothing: {placement['refusal']}"
         return

@@ -22,10 +22,17 @@ __all__ = ["print_summary", "report"]
 
 
 def report(path: Path, picture: Path | None, by_steps: bool = False) -> dict[str, Any]:
-    """What the trace at `path` says, as plain data; drawn to `picture`, where there is to be one, over time
-    or over its steps.
+    """Return the summary of the trace at `path` as plain data; draw it to `picture` if that is given.
 
-    Raises TraceError, OSError, or ConfigError where the picture cannot be drawn.
+    Args:
+        path: the trace.
+        picture: file of the picture, None for no picture.
+        by_steps: draw over steps instead of seconds.
+
+    Raises:
+        TraceError: the trace is not valid.
+        OSError: a file cannot be read or written.
+        ConfigError: the picture cannot be drawn.
     """
     if picture is not None:
         check_picture("-o", picture)
@@ -50,7 +57,7 @@ def _draw(trace: Trace, picture: Path, by_steps: bool) -> None:
 
 
 def print_summary(content: Mapping[str, Any]) -> None:
-    """The report of `report` for people."""
+    """Print the summary of `report` as text."""
     run, pool = content["summary"], content["pool"]
     console = make_console(width_without_terminal=WIDTH_WITHOUT_TERMINAL)
     table = facts_grid()
@@ -63,15 +70,15 @@ def print_summary(content: Mapping[str, Any]) -> None:
     table.add_row("in use", f"{run['mean_used']:.1f} blocks in the mean, {run['peak_used']:,} at most")
     table.add_row(
         "shared",
-        f"{run['peak_shared']:,} blocks at most; sharing spared {_percent(run['saved_by_sharing'])} of all",
+        f"{run['peak_shared']:,} blocks at most; sharing saved {_percent(run['saved_by_sharing'])} of all",
     )
     table.add_row("swapped", f"{run['peak_swapped']:,} blocks at most")
     table.add_row(
         "preempted",
         f"{run['preemptions']:,} times, {run['swaps']:,} of them to host memory; "
-        f"{run['evictions']:,} cached blocks were taken for other tokens",
+        f"{run['evictions']:,} cached blocks were evicted",
     )
-    table.add_row("waste", f"{_percent(run['waste_paged'])} of the slots that were held had no token")
+    table.add_row("waste", f"{_percent(run['waste_paged'])} of the allocated slots had no token")
     token_bytes = block_bytes // size
     for name, what in (("ctx", "n_ctx"), ("max", "its prompt and longest answer")):
         peak = show_bytes(run[f"peak_reserved_{name}"] * token_bytes)

@@ -26,18 +26,18 @@ __all__ = ["Request", "generate", "read_prompt"]
 
 @dataclass(frozen=True)
 class Request:
-    """What the options asked for; `sampling` goes to SamplingParams, `engine` to LLM."""
+    """Request of the options; `sampling` goes to SamplingParams, `engine` to LLM."""
 
     model: str
     prompt: str
-    as_chat: bool  # the prompt is a message, and the model's template says how it is asked
+    as_chat: bool  # the prompt is a message for the model's chat template
     sampling: Mapping[str, Any]
     engine: Mapping[str, Any]
 
 
 @dataclass
 class Answer:
-    """What came back so far; times in seconds, `first` and `total` from the start of the request."""
+    """Output so far; times in seconds, `first` and `total` from the start of the request."""
 
     load: float
     text: list[str] = field(default_factory=list)
@@ -50,13 +50,13 @@ class Answer:
 
     @property
     def decode_rate(self) -> float:
-        """Tokens per second after the first token; 0 where there was no second one."""
+        """Tokens per second after the first token; 0 without a second token."""
         span = self.total - self.first
         return (len(self.token_ids) - 1) / span if len(self.token_ids) > 1 and span > 0 else 0.0
 
 
 def read_prompt(prompt: str | None, file: Path | None) -> str:
-    """The prompt from the option, standard input (`-`) or a file. ConfigError when there is none, or two."""
+    """Return the prompt of the option, standard input (`-`) or a file; ConfigError for none or two."""
     if prompt is not None and file is not None:
         raise ConfigError("give -p or -f, not both")
     if file is not None:
@@ -78,7 +78,7 @@ def _decoded(data: bytes, source: str) -> str:
 
 
 def generate(request: Request, *, as_json: bool, verbose: bool) -> int:
-    """Loads the model, streams the answer to standard output, and returns the exit code."""
+    """Load the model, stream the answer to standard output, and return the exit code."""
     from pyvelo import LLM, SamplingParams
 
     path = locate(request.model)
@@ -95,7 +95,7 @@ def generate(request: Request, *, as_json: bool, verbose: bool) -> int:
 
 
 def _stream(llm: LLM, request: Request, params: Any, answer: Answer, *, echo: bool) -> int:
-    """Fills `answer` piece by piece; returns the exit code: the user and the reader may both end it early."""
+    """Fill `answer` piece by piece; return the exit code. The user and the pipe's reader may end it early."""
     started = time.perf_counter()
     code = 0
     try:

@@ -1,4 +1,4 @@
-"""Where a chat is shown: a terminal that edits lines and renders markdown, or plain text in and out."""
+"""Screens of a chat: a terminal that edits lines and renders markdown, or plain text in and out."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ PROMPT = "> "
 
 
 class Screen(Protocol):
-    """Where a conversation is shown."""
+    """Screen of a conversation."""
 
     def ask(self) -> str | None:
-        """What the user says; None: that was all. KeyboardInterrupt: not this."""
+        """Read a line of the user; None: the end. KeyboardInterrupt: the line was discarded."""
 
     def show(self, text: str) -> None:
-        """More of the answer."""
+        """Show the next piece of the answer."""
 
     def finish(self) -> None:
-        """The answer is complete."""
+        """End the answer."""
 
     def note(self, text: str) -> None:
-        """Something about the conversation, not in it."""
+        """Show a note about the conversation."""
 
 
 def best_screen() -> Screen:
-    """What the terminal and the installed packages allow; plain when piped."""
+    """Return the best screen for this terminal and the installed packages; plain if piped."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return PlainScreen()
     try:
@@ -44,11 +44,11 @@ def best_screen() -> Screen:
 
 
 class PlainScreen:
-    """Lines from standard input, text to standard output; prompts and notes only where somebody sees them."""
+    """Lines from standard input, text to standard output; prompts and notes on terminals only."""
 
     def __init__(self) -> None:
         self._tty = sys.stdin.isatty()
-        self._open = False  # an answer's last line has no end yet
+        self._open = False  # the answer's last line has no line end yet
 
     def ask(self) -> str | None:
         """See `Screen.ask`."""
@@ -66,7 +66,7 @@ class PlainScreen:
         self._open = False
 
     def note(self, text: str) -> None:
-        """To standard error: it is no answer."""
+        """Print a note to standard error."""
         self.finish()
         print_error(text)
 
@@ -81,7 +81,7 @@ class PlainScreen:
 
 
 class RichScreen:
-    """Edits with prompt-toolkit, shows markdown with rich; ImportError where one of them is missing."""
+    """Terminal with prompt-toolkit's editor and rich's markdown; ImportError if one of them is missing."""
 
     def __init__(self) -> None:
         from prompt_toolkit import PromptSession
@@ -97,11 +97,11 @@ class RichScreen:
         self._text = ""  # of the block that may still change
 
     def ask(self) -> str | None:
-        """See `Screen.ask`. Escape and then Enter put a new line into the text."""
+        """See `Screen.ask`. Escape, then Enter, inserts a line break."""
         return _joined(self._line)
 
     def show(self, text: str) -> None:
-        """Blocks that are complete are printed for good; only the last one is drawn anew."""
+        """Print complete blocks for good, and redraw only the last one."""
         done, self._text = split_blocks(self._text + visible(text))
         if done:
             self._print(done)
@@ -115,7 +115,7 @@ class RichScreen:
         self._print(rest)
 
     def note(self, text: str) -> None:
-        """Set apart from what the model says."""
+        """Print a note in another style than the answer."""
         self.finish()
         self._console.print(text, style="dim", markup=False)
 
@@ -140,7 +140,7 @@ class RichScreen:
 
 
 def _joined(line: Callable[[], str | None]) -> str | None:
-    """One line, or several where they end with a backslash."""
+    """Read one line, or several joined ones if they end with a backslash."""
     lines: list[str] = []
     while (text := line()) is not None:
         if not text.endswith("\\"):

@@ -1,4 +1,4 @@
-"""`pyvelo simulate`: a workload over pages of some sizes and policies, and over contiguous caches beside."""
+"""`pyvelo simulate`: a workload over pages of several sizes and policies, and over contiguous caches."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LARGEST = 1 << 62  # bytes
 
 @dataclass(frozen=True)
 class Plan:
-    """What the options asked for; None: what the trace had, or a default."""
+    """Plan of the options; None: the trace's value, or a default."""
 
     model: Path | None
     kv_type: str | tuple[str, str]
@@ -53,16 +53,20 @@ class Plan:
 
 
 def run_plan(plan: Plan) -> dict[str, Any]:
-    """Runs all of it; plain data, in bytes, tokens and seconds.
+    """Run all simulations; return plain data in bytes, tokens and seconds.
 
-    Raises ConfigError, ModelError, TraceError or OSError.
+    Raises:
+        ConfigError: an option is not valid.
+        ModelError: the model cannot be read.
+        TraceError: the trace is not valid.
+        OSError: a file cannot be read or written.
     """
     if plan.workload is not None and plan.trace is not None:
         raise ConfigError("give --workload or --trace, not both")
     trace = read_trace(plan.trace) if plan.trace is not None else None
     n_ctx = _first(plan.n_ctx, trace.header.n_ctx if trace else None, CONTEXT)
     if n_ctx < 2:
-        raise ConfigError(f"--ctx {n_ctx}: give 2 tokens or more, one to read and one to say")
+        raise ConfigError(f"--ctx {n_ctx}: give 2 tokens or more, one for the prompt and one for the answer")
     jobs = _jobs(plan, trace, n_ctx)
     token_bytes = _token_bytes(plan, trace)
     setups = _setups(plan, trace, n_ctx, token_bytes)
@@ -96,7 +100,7 @@ def run_plan(plan: Plan) -> dict[str, Any]:
 
 
 def _first(*values: int | None) -> int:
-    """The first that was given."""
+    """Return the first value that is not None."""
     return next(value for value in values if value is not None)
 
 
@@ -125,14 +129,14 @@ def _bytes_of_model(path: Path, kv_type: str | tuple[str, str]) -> int:
     from pyvelo.models.gguf_scan import scan
 
     scan(path)
-    with native.Model(str(path), deterministic=True) as model:  # weights stay where they are mapped
+    with native.Model(str(path), deterministic=True) as model:  # weights stay mapped, they are not read
         if model.refusal is not None:
             raise ConfigError(f"{path}: {model.refusal}")
         return make_geometry(path.name, model.layers, kv_type).token_bytes
 
 
 def _setups(plan: Plan, trace: Trace | None, n_ctx: int, token_bytes: int) -> list[Setup]:
-    """Every block size with every policy; all have the same slots, as far as they are whole blocks."""
+    """Return every block size with every policy, with equal numbers of slots, rounded to whole blocks."""
     recorded = trace.header.n_blocks * trace.header.block_size * token_bytes if trace else None
     n_bytes = _first(plan.kv_cache_bytes, recorded, CACHE_BYTES)
     n_slots = n_bytes // (POOL_GRAIN * token_bytes) * POOL_GRAIN
@@ -178,13 +182,13 @@ def _costs(given: Sequence[str]) -> StepCosts:
         except ValueError:
             name = ""
         if name not in names:
-            raise ConfigError(f"--cost {text!r}: give NAME=SECONDS, where NAME is one of {', '.join(names)}")
+            raise ConfigError(f"--cost {text!r}: give NAME=SECONDS with a NAME of {', '.join(names)}")
     return replace(StepCosts(), **values)
 
 
 # ---- for people ----
 
-# heading, value of an outcome, and how it is shown; the last ones only where one of them is not 0
+# heading, value of an outcome, and its format; columns at the end are left out if all are 0
 COLUMNS = (
     ("at once", "peak_running", 1, "d"),
     ("waste %", "waste", 100, ".1f"),
@@ -204,7 +208,7 @@ WIDTH = 132  # without a terminal
 
 
 def print_outcomes(report: Mapping[str, Any]) -> None:
-    """The report of `run_plan` as a table: time to the first token, time between tokens, medians and 99 %."""
+    """Print the report of `run_plan` as a table: time to first token, time between tokens, median, 99 %."""
     console = make_console(width_without_terminal=WIDTH)
     work, pool = report["workload"], report["pool"]
     console.print(

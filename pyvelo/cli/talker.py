@@ -1,4 +1,4 @@
-"""Who answers in a chat: an LLM, over the blocks of what was said before."""
+"""Answers of a chat by an LLM; the earlier turns are prefix hits."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from pyvelo.sampling import SamplingParams
 __all__ = ["LlmTalker"]
 
 ROOM = 256
-"""Tokens for an answer that a conversation must leave, or a quarter of the context where that is less."""
+"""Tokens that a conversation must leave for an answer, or a quarter of the context if that is less."""
 
 
 class LlmTalker:
-    """Each turn is a request of the whole conversation: all but its new text is found in the cache.
+    """Talker over an LLM. Each turn is a request of the whole conversation, with its past as prefix hit.
 
-    The first answer packs the model's weights: `bar` is what shows that, and it does not outlast an answer.
+    The first answer packs the model's weights. `bar` shows that, and is closed after an answer.
     """
 
     def __init__(
@@ -54,5 +54,5 @@ class LlmTalker:
         said = "1 block holds" if stats.blocks_cached == 1 else f"{stats.blocks_cached:,} blocks hold"
         return (
             f"KV cache of {stats.blocks_total:,} blocks, {show_bytes(stats.pool_bytes)}: "
-            f"{stats.tokens_total:,} tokens; {said} what was said"
+            f"{stats.tokens_total:,} tokens; {said} this conversation"
         )

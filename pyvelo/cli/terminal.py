@@ -103,7 +103,7 @@ def library_log() -> Iterator[None]:
 
 
 class _LineHandler(logging.Handler):
-    """Prints log messages as the command line prints errors."""
+    """Handler that prints log messages as the command line prints errors."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:

@@ -31,7 +31,7 @@ def parse_argument(text: str, name: str) -> str:
 
 
 def parse_size(text: str) -> int:
-    """Bytes from `1048576`, `512M` or `1.5GiB`; K, M, G, T are powers of 1024. Else ConfigError."""
+    """Parse bytes such as `1048576`, `512M` or `1.5GiB`; K, M, G, T are powers of 1024. Else ConfigError."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise ConfigError(
@@ -41,7 +41,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_kv_type_option(text: str) -> str | tuple[str, str]:
-    """`q8_0`, or `q8_0,q4_0` for K and V apart; whether such a type exists is the engine's to say."""
+    """Parse `q8_0`, or `q8_0,q4_0` for K and V; the engine checks that the types exist."""
     names = [name.strip() for name in text.split(",")]
     match names:
         case [both] if both:
@@ -55,7 +55,7 @@ def parse_kv_type_option(text: str) -> str | tuple[str, str]:
 
 
 def parse_gpu_layers(text: str | int) -> int | str:
-    """A number of layers, or `auto`; else ConfigError."""
+    """Parse a number of layers, or `auto`; else ConfigError."""
     try:
         return "auto" if text == "auto" else int(text)
     except ValueError:
@@ -63,7 +63,7 @@ def parse_gpu_layers(text: str | int) -> int | str:
 
 
 def parse_numbers(text: str) -> list[int]:
-    """`0,4096`; else ConfigError."""
+    """Parse numbers such as `0,4096`; else ConfigError."""
     try:
         return [int(number) for number in text.split(",")]
     except ValueError:
@@ -73,7 +73,7 @@ def parse_numbers(text: str) -> list[int]:
 
 
 def parse_names(text: str) -> list[str]:
-    """`f16,q8_0`; else ConfigError."""
+    """Parse names such as `f16,q8_0`; else ConfigError."""
     names = [name.strip() for name in text.split(",")]
     if not all(names):
         raise ConfigError(f"{shown(text)}: give names with commas between them, such as f16,q8_0")
@@ -81,7 +81,7 @@ def parse_names(text: str) -> list[str]:
 
 
 def show_bytes(n_bytes: int) -> str:
-    """A size for people: `1.2 GiB`."""
+    """Return a size as text: `1.2 GiB`."""
     size = float(n_bytes)
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if size < 1024:

@@ -24,7 +24,7 @@ from pyvelo.outputs import StreamPiece, Usage
 
 
 class FakeTalker:
-    """Says how many words it was told; has room for so many messages."""
+    """Talker that answers with the number of words, and has room for so many messages."""
 
     def __init__(self, room: int = 100) -> None:
         self.room = room
@@ -106,7 +106,7 @@ def test_commands() -> None:
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "one"},
     ]
-    assert screen.notes[:2] == ["nothing was said"] * 2
+    assert screen.notes[:2] == ["the conversation is empty"] * 2
     assert "there is no /nothing" in screen.notes[-3]
     assert "7 of 10 tokens" in screen.notes[-2]
     assert "3 tokens, the first after" in screen.notes[-2]
@@ -179,7 +179,7 @@ def test_what_is_no_saved_chat_changes_nothing(tmp_path: Path, content: str) -> 
 @pytest.mark.parametrize("roles", [["assistant"], ["user", "user"], ["user", "system"], ["tool"]])
 def test_turns_in_the_wrong_order_are_refused(roles: list[str]) -> None:
     messages = ", ".join(f'{{"role": "{role}", "content": "x"}}' for role in roles)
-    with pytest.raises(ConfigError, match="no chat"):
+    with pytest.raises(ConfigError, match="not a chat"):
         Conversation.from_json(f'{{"format": "pyvelo chat 1", "messages": [{messages}]}}')
 
 

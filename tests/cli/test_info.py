@@ -93,7 +93,7 @@ def make(path: Path, *options: str) -> Path:
     return path
 
 
-def test_types_that_do_not_fit_a_head_are_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_types_that_do_not_fit_a_head_are_listed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = make(tmp_path / "model.gguf", "tiny", "--head-dim", "80")
     report = describe(path, 32)
     assert "refusal" in report["kv_types"]["q8_0"]

@@ -68,7 +68,7 @@ def test_the_table_in_the_docs_is_what_the_command_shows(
     assert table[0].splitlines()[0].endswith(f" | {' | '.join(titles)} | tokens in 1 GiB |")
 
 
-def test_short_contexts_are_told_whole(capsys: pytest.CaptureFixture[str], tiny_model: Path) -> None:
+def test_short_contexts_are_listed_whole(capsys: pytest.CaptureFixture[str], tiny_model: Path) -> None:
     _, out, _ = run_cli(capsys, "info", tiny_model, "--json")
     for cost in json.loads(out)["kv_types"].values():
         assert [told["tokens"] for told in cost["conversations"]] == [4096]

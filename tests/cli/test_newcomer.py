@@ -121,12 +121,12 @@ def test_a_locale_without_letters_still_reads_utf8(tiny_model: Path) -> None:
     [
         (b"/save ~nobody-of-that-name/x", "there is no such home folder"),
         (b"/load ~nobody-of-that-name/x", "there is no such home folder"),
-        (b"/save a\0b", "is no name of a file"),
-        (b"/load a\0b", "is no name of a file"),
+        (b"/save a\0b", "is not a valid file name"),
+        (b"/load a\0b", "is not a valid file name"),
         (b"/system caf\xe9", "this is not UTF-8 text"),
         (b"caf\xe9", "this is not UTF-8 text"),
         (b"/save /proc/no/such", "there is no file or folder /proc/no/such"),
-        (b"/load halves.json", "this is no chat that /save wrote"),
+        (b"/load halves.json", "the file is not a chat of /save"),
     ],
 )
 def test_a_chat_goes_on_after_what_is_typed(tmp_path: Path, typed: bytes, note: str) -> None:

@@ -1,4 +1,4 @@
-"""The bar while a model loads: when there is one, where it is seen, and what Ctrl-C does to it."""
+"""The bar of a loading model: when it is shown, on which stream, and after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .test_info import run_cli
 
 
 class Recorded:
-    """A bar that notes what it was told."""
+    """A bar that records its calls."""
 
     def __init__(self) -> None:
         self.shares: list[float] = []
@@ -189,7 +189,7 @@ def test_ctrl_c_while_the_first_step_packs_ends_it_cleanly(packed_model: Path) -
     assert shown.count("\x1b[?25h") == shown.count("\x1b[?25l") == 2
 
 
-def test_nothing_is_shown_where_nobody_sees_it(
+def test_nothing_is_shown_without_a_terminal(
     capsys: pytest.CaptureFixture[str], tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pyvelo.cli.progress.SHOW_AFTER", 0.0)

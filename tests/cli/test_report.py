@@ -63,7 +63,7 @@ def test_a_picture(capsys: pytest.CaptureFixture[str], trace: Path, tmp_path: Pa
     assert (tmp_path / f"seconds.{ending}").read_bytes() != contents[0]
 
 
-def test_the_colors_are_those_of_the_block_map(trace: Path) -> None:
+def test_the_colors_equal_the_block_map(trace: Path) -> None:
     content = read_trace(trace)
     n = len(content.steps)
     picture = block_picture(content, np.arange(n, dtype=float), n)

@@ -1,4 +1,4 @@
-"""`pyvelo run`: what it prints, where it prints it, and how it ends."""
+"""`pyvelo run`: its output, on which stream, and its exit codes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_prints_the_answer_and_nothing_else(
     assert len(set(expected.split())) > 6
 
 
-def test_the_prompt_is_printed_first_where_asked(
+def test_echo_prints_the_prompt_first(
     capsys: pytest.CaptureFixture[str], tiny_model: Path, expected: str
 ) -> None:
     arguments = ("run", tiny_model, "-p", PROMPT, "-n", "24", "--echo")
@@ -218,7 +218,7 @@ def test_ctrl_c_with_json_still_gives_an_object(endless_model: Path) -> None:
 
 
 def start(*arguments: str) -> subprocess.Popen[bytes]:
-    """The command in a process that listens to Ctrl-C, even where whoever runs the tests does not."""
+    """Start the command in a process that handles Ctrl-C, even if the caller of the tests ignores it."""
     return subprocess.Popen(
         [*COMMAND, *arguments],
         stdout=subprocess.PIPE,
@@ -233,7 +233,7 @@ def shell_code(process: subprocess.Popen[bytes]) -> int:
 
 
 def first_byte(process: subprocess.Popen[bytes]) -> bytes:
-    """The first byte of a process's output; fails where none comes."""
+    """Return the first byte of a process's output; fail if there is none."""
     assert process.stdout is not None
     ready, _, _ = select.select([process.stdout], [], [], 60)
     if not ready:

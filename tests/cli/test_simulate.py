@@ -100,7 +100,7 @@ def test_a_recorded_run_is_run_again(
     assert report["workload"]["answer_tokens"] == 6 * 40
     assert report["pool"]["tokens"] == stats.tokens_total
     assert report["pool"]["token_bytes"] * stats.block_size == stats.block_bytes
-    # in whole blocks, of 32 tokens: less than what was there
+    # in whole blocks, of 32 tokens: less than before
     assert report["outcomes"][0]["hit_rate"] == pytest.approx(5 * 96 / (100 + 5 * 101), abs=0.03)
     assert read_trace(tmp_path / "again.trace").header == read_trace(tmp_path / "run.trace").header
     assert simulated(capsys, "--trace", tmp_path / "run.trace", "--ctx", "400")["pool"]["n_ctx"] == 400

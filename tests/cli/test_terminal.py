@@ -30,7 +30,7 @@ OWN = re.compile(r"\x1b\[[0-9;]*[mABCDKGPJ]|\x1b\[\?[0-9;]*[hl]\r?|\x1b[=>]|\r\r
 
 
 def is_tame(shown: bytes) -> bool:
-    """Whether nothing of EVIL is there; ends of lines and the program's own styles are."""
+    """Return whether the output has nothing of EVIL, but line ends and the program's own styles."""
     text = shown.decode("utf-8")  # C1 in UTF-8, and no bytes that are none
     assert "\x1b[2J" not in text
     rest = OWN.sub("\n", text)
