@@ -22,7 +22,7 @@ from pyvelo.engine.input_processor import Prompt, for_each, pair_up
 from pyvelo.engine.interrupts import HomeProcess
 from pyvelo.engine.stats import EngineStats
 from pyvelo.errors import Cancelled, ClosedError, EngineError
-from pyvelo.keywords import checked
+from pyvelo.keywords import NotCopied, checked
 from pyvelo.kv.geometry import Geometry
 from pyvelo.outputs import RequestOutput, StreamPiece, raise_first_error
 from pyvelo.sampling import BeamSearchParams, SamplingParams, either
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["AsyncLLM"]
 
 
-class AsyncLLM:
+class AsyncLLM(NotCopied):
     """A GGUF model and its cache for asyncio; takes what `LLM` takes, and is used from one event loop.
 
     The model is loaded by `async with`, or by the first request, in a thread: the loop goes on meanwhile. Any
@@ -48,6 +48,8 @@ class AsyncLLM:
 
     Raises ConfigError here, and when the model is loaded ModelError, UnsupportedError or OutOfMemory.
     """
+
+    _instead = "tasks may share it; another process opens its own"
 
     @checked(params=SamplingParams)
     def __init__(

@@ -1,4 +1,4 @@
-"""Clear errors for arguments that a function does not have."""
+"""Clear errors for arguments that a function does not have, and for objects that cannot be copied."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import fields
 from difflib import get_close_matches
 from functools import wraps
 from inspect import Parameter, iscoroutinefunction, signature
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, ClassVar, NoReturn, ParamSpec, SupportsIndex, TypeVar, cast
 
 from pyvelo.errors import ArgumentError, shown
 
-__all__ = ["check_fields", "checked"]
+__all__ = ["NotCopied", "check_fields", "checked"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -63,6 +63,16 @@ def check_fields(cls: C) -> C:
     made.__qualname__ = cls.__qualname__
     setattr(cls, "__init__", checked()(made))  # noqa: B010
     return cls
+
+
+class NotCopied:
+    """Base of classes whose objects own memory or requests: `copy` and `pickle` raise ArgumentError."""
+
+    _instead: ClassVar[str] = ""
+    """What to do instead."""
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise ArgumentError(f"{type(self).__name__} cannot be copied or pickled: {self._instead}")
 
 
 def _explain(where: str, name: str, known: Sequence[str], params: type | None) -> str:

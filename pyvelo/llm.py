@@ -18,7 +18,7 @@ from pyvelo.engine.engine import open_engine
 from pyvelo.engine.input_processor import Prompt, for_each, pair_up
 from pyvelo.engine.loop import Stream, run_all, run_steps
 from pyvelo.engine.stats import EngineStats
-from pyvelo.keywords import checked
+from pyvelo.keywords import NotCopied, checked
 from pyvelo.kv.geometry import Geometry
 from pyvelo.outputs import RequestOutput, StreamPiece, raise_first_error
 from pyvelo.sampling import BeamSearchParams, SamplingParams, either
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["LLM"]
 
 
-class LLM:
+class LLM(NotCopied):
     """A GGUF model and its cache. Usable from several threads at once; their requests share every step.
 
     Of a model that only embeds (BERT and its kin) there is no cache: `embed` works, and what generates raises
@@ -75,6 +75,8 @@ class LLM:
 
     Raises ConfigError, ModelError, UnsupportedError or OutOfMemory.
     """
+
+    _instead = "threads may share it; another process opens its own"
 
     @checked(params=SamplingParams)
     def __init__(

@@ -17,7 +17,7 @@ from pyvelo.engine.loop import Stream, run_all
 from pyvelo.engine.output import Submission
 from pyvelo.engine.request import Sequence
 from pyvelo.errors import ClosedError, RequestError
-from pyvelo.keywords import checked
+from pyvelo.keywords import NotCopied, checked
 from pyvelo.outputs import RequestOutput, StreamPiece, raise_first_error
 from pyvelo.sampling import SamplingParams
 
@@ -29,8 +29,10 @@ if TYPE_CHECKING:
 __all__ = ["AsyncSession", "BaseSession", "Session"]
 
 
-class BaseSession:
+class BaseSession(NotCopied):
     """What `Session` and `AsyncSession` share: the text, and whose turn it is. `release` gives it back."""
+
+    _instead = "fork it, or open a session of its token_ids"
 
     def __init__(self, engine: Engine, sequence: Sequence, release: Callable[[Sequence], None]) -> None:
         self._engine = engine

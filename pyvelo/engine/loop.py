@@ -15,6 +15,7 @@ from pyvelo.engine.output import Submission
 from pyvelo.engine.request import Request, Sequence
 from pyvelo.engine.step import EngineCore
 from pyvelo.errors import ClosedError, EngineError, InternalError, RequestError
+from pyvelo.keywords import NotCopied
 from pyvelo.native.compute import is_compute_thread, rest
 from pyvelo.outputs import StreamPiece, raise_first_error
 
@@ -270,7 +271,7 @@ def run_steps(loop: EngineLoop, steps: Generator[abc.Sequence[Submission], None,
             loop.guard.raise_hit()
 
 
-class Stream(Generator[StreamPiece, None, None]):
+class Stream(NotCopied, Generator[StreamPiece, None, None]):
     """Generator of the pieces that requests append to `pieces`; closing or dropping it cancels them.
 
     Args:
@@ -279,6 +280,8 @@ class Stream(Generator[StreamPiece, None, None]):
             collection, so it is a call of C, which takes no lock.
         engine: is not dropped before the stream.
     """
+
+    _instead = "its pieces come once; ask for another stream"
 
     def __init__(
         self,
