@@ -22,10 +22,10 @@ from pyvelo.engine.input_processor import Prompt, for_each, pair_up
 from pyvelo.engine.interrupts import HomeProcess
 from pyvelo.engine.stats import EngineStats
 from pyvelo.errors import Cancelled, ClosedError, EngineError
-from pyvelo.keywords import NotCopied, checked
+from pyvelo.keywords import NotCopied, checked, either
 from pyvelo.kv.geometry import Geometry
 from pyvelo.outputs import RequestOutput, StreamPiece, raise_first_error
-from pyvelo.sampling import BeamSearchParams, SamplingParams, either
+from pyvelo.sampling import BeamSearchParams, SamplingParams
 from pyvelo.session import AsyncSession
 from pyvelo.trace.recorder import recording
 
@@ -178,9 +178,8 @@ class AsyncLLM(NotCopied):
         chats = await self._templates()
         # in a thread: a template may take its time
         prompts = await asyncio.to_thread(chats.prompts, messages, **options)
-        params = either(params, sampling_params)
-        params = chats.params if params is None else params
-        outputs = await self.generate(prompts, params, request_id=request_id)
+        chosen = either(params, sampling_params, chats.params)
+        outputs = await self.generate(prompts, chosen, request_id=request_id)
         return outputs[0] if is_one(messages) else outputs
 
     @checked(ChatOptions, params=SamplingParams)
@@ -196,9 +195,8 @@ class AsyncLLM(NotCopied):
         """Answers one conversation, a piece for every token as it comes."""
         chats = await self._templates()
         prompt = await asyncio.to_thread(chats.one, messages, **options)
-        params = either(params, sampling_params)
-        params = chats.params if params is None else params
-        async with aclosing(self.stream(prompt, params, request_id=request_id)) as pieces:
+        param = either(params, sampling_params, chats.params)
+        async with aclosing(self.stream(prompt, param, request_id=request_id)) as pieces:
             async for piece in pieces:
                 yield piece
 

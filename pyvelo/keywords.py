@@ -1,4 +1,4 @@
-"""Clear errors for arguments that a function does not have, and for objects that cannot be copied."""
+"""Names of arguments: unknown names and second names; and objects that cannot be copied."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from functools import wraps
 from inspect import Parameter, iscoroutinefunction, signature
 from typing import Any, ClassVar, NoReturn, ParamSpec, SupportsIndex, TypeVar, cast
 
-from pyvelo.errors import ArgumentError, shown
+from pyvelo.errors import ArgumentError, RequestError, shown
 
-__all__ = ["NotCopied", "check_fields", "checked"]
+__all__ = ["NotCopied", "check_fields", "checked", "either"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -55,6 +55,19 @@ def checked(*options: type, params: type | None = None) -> Callable[[Callable[P,
         return call
 
     return decorate
+
+
+def either(params: Any, sampling_params: Any, default: Any = None) -> Any:
+    """Return the sampling parameters of a call under either name, or the default.
+
+    Raises:
+        RequestError: both names were given.
+    """
+    if params is not None and sampling_params is not None:
+        raise RequestError("params and sampling_params are two names of one argument: give one of them")
+    if params is not None:
+        return params
+    return default if sampling_params is None else sampling_params
 
 
 def check_fields(cls: C) -> C:

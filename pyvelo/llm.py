@@ -18,10 +18,10 @@ from pyvelo.engine.engine import open_engine
 from pyvelo.engine.input_processor import Prompt, for_each, pair_up
 from pyvelo.engine.loop import Stream, run_all, run_steps
 from pyvelo.engine.stats import EngineStats
-from pyvelo.keywords import NotCopied, checked
+from pyvelo.keywords import NotCopied, checked, either
 from pyvelo.kv.geometry import Geometry
 from pyvelo.outputs import RequestOutput, StreamPiece, raise_first_error
-from pyvelo.sampling import BeamSearchParams, SamplingParams, either
+from pyvelo.sampling import BeamSearchParams, SamplingParams
 from pyvelo.session import Session
 from pyvelo.trace.recorder import recording
 
@@ -233,9 +233,10 @@ class LLM(NotCopied):
         """
         self._engine.loop.check_open()
         prompts = self._chats.prompts(messages, **options)
-        params = either(params, sampling_params)
-        params = self._chats.params if params is None else params
-        outputs = self.generate(prompts, params, request_id=request_id)
+        chosen: SamplingParams | Sequence[SamplingParams] = either(
+            params, sampling_params, self._chats.params
+        )
+        outputs = self.generate(prompts, chosen, request_id=request_id)
         return outputs[0] if is_one(messages) else outputs
 
     @checked(ChatOptions, params=SamplingParams)
@@ -251,8 +252,8 @@ class LLM(NotCopied):
         """Answers one conversation as `chat` does, a piece for every token, as `stream` does."""
         self._engine.loop.check_open()
         prompt = self._chats.one(messages, **options)
-        params = either(params, sampling_params)
-        return self.stream(prompt, self._chats.params if params is None else params, request_id=request_id)
+        param = either(params, sampling_params, self._chats.params)
+        return self.stream(prompt, param, request_id=request_id)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return the parameters of a chat for which none are given.

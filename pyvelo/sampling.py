@@ -6,16 +6,16 @@ import json
 import logging
 import math
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from numbers import Real
-from typing import Any, overload
+from typing import Any
 
 from pyvelo.errors import RequestError, one_line, shown
 from pyvelo.keywords import check_fields
 
-__all__ = ["BeamSearchParams", "SamplingParams", "chat_params", "either"]
+__all__ = ["BeamSearchParams", "SamplingParams", "chat_params"]
 
 _log = logging.getLogger("pyvelo")
 
@@ -133,11 +133,6 @@ class SamplingParams:
             put("timeout", _number("timeout", self.timeout, 0.0, 1e9, "; None: no limit"))
         if not isinstance(self.cache_salt, str):
             raise RequestError(f"cache_salt={shown(self.cache_salt)}: give a string")
-
-    @property
-    def n_samples(self) -> int:
-        """Samples that are drawn."""
-        return self.n if self.best_of is None else self.best_of
 
     def _check_grammars(self) -> None:
         given = [name for name in ("grammar", "json_schema", "regex") if getattr(self, name) is not None]
@@ -264,33 +259,6 @@ def _bias(value: Any) -> dict[int, float]:
         key = _integer("a token of logit_bias", token, 0, _MAX_TOKEN)
         bias[key] = -math.inf if banned else _number(name, number, -1e6, 1e6, ", or -inf")
     return bias
-
-
-@overload
-def either(
-    params: SamplingParams | None, sampling_params: SamplingParams | None
-) -> SamplingParams | None: ...
-
-
-@overload
-def either(
-    params: SamplingParams | Sequence[SamplingParams] | None,
-    sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-) -> SamplingParams | Sequence[SamplingParams] | None: ...
-
-
-def either(
-    params: SamplingParams | Sequence[SamplingParams] | None,
-    sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-) -> SamplingParams | Sequence[SamplingParams] | None:
-    """Return the parameters of a call, which it may give by two names.
-
-    Raises:
-        RequestError: both names were given.
-    """
-    if params is not None and sampling_params is not None:
-        raise RequestError("params and sampling_params are two names of one argument: give one of them")
-    return sampling_params if params is None else params
 
 
 _OF_MODEL = {

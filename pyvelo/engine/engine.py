@@ -9,13 +9,14 @@ import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from typing import NoReturn
 
 from pyvelo.config import EngineConfig
 from pyvelo.engine.embedding import Embeddings
 from pyvelo.engine.input_processor import InputProcessor
 from pyvelo.engine.interrupts import HomeProcess, InterruptGuard
 from pyvelo.engine.loop import EngineLoop
-from pyvelo.engine.request import Request
+from pyvelo.engine.output import new_sampler
 from pyvelo.engine.request_ids import abort_requests
 from pyvelo.engine.stats import EngineStats, picture
 from pyvelo.engine.step import EngineCore
@@ -50,53 +51,38 @@ class Generator:
     processor: InputProcessor
 
 
-@dataclass(frozen=True)
 class Engine:
-    """What a face (`LLM`) drives. `close` ends its requests and frees everything, as far as it was not done
-    before: one that Ctrl+C cut short may be called again. An engine that is dropped frees itself.
+    """Engine of a face (`LLM`), with everything that it opened. An engine that is dropped frees itself.
 
-    A model that only embeds has no generator: what needs one raises UnsupportedError.
+    A model that only embeds has no generator: the attributes of one raise UnsupportedError.
     """
 
-    model: Model
-    files: ModelFiles
-    embeddings: Embeddings
-    parts: Generator | None
+    context: Context
+    geometry: Geometry
+    pool: PoolSize
+    limits: Limits
+    core: EngineCore
+    loop: EngineLoop
+    processor: InputProcessor
 
-    @property
-    def generator(self) -> Generator:
-        if self.parts is None:
+    def __init__(
+        self, model: Model, files: ModelFiles, embeddings: Embeddings, generator: Generator | None
+    ) -> None:
+        self.model = model
+        self.files = files
+        self.embeddings = embeddings
+        self.parts = generator
+        if generator is not None:
+            self.context, self.core, self.loop = generator.context, generator.core, generator.loop
+            self.geometry, self.pool, self.limits = generator.geometry, generator.pool, generator.limits
+            self.processor = generator.processor
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """Raise UnsupportedError for a part that an engine without a generator lacks."""
+        if name in Generator.__annotations__:
             arch = self.model.info.arch
             raise UnsupportedError(f"this model ({arch}) embeds texts and generates none: use embed")
-        return self.parts
-
-    @property
-    def context(self) -> Context:
-        return self.generator.context
-
-    @property
-    def geometry(self) -> Geometry:
-        return self.generator.geometry
-
-    @property
-    def pool(self) -> PoolSize:
-        return self.generator.pool
-
-    @property
-    def limits(self) -> Limits:
-        return self.generator.limits
-
-    @property
-    def core(self) -> EngineCore:
-        return self.generator.core
-
-    @property
-    def loop(self) -> EngineLoop:
-        return self.generator.loop
-
-    @property
-    def processor(self) -> InputProcessor:
-        return self.generator.processor
+        raise AttributeError(name)
 
     @property
     def n_ctx(self) -> int:
@@ -315,7 +301,7 @@ def _wire(
         ),
         limits=limits,
         n_states=context.info.n_states,
-        new_sampler=lambda request: _new_sampler(model, request),
+        new_sampler=partial(new_sampler, partial(Sampler, model)),
         is_end=cache(model.is_end),
         debug=os.environ.get("VELO_DEBUG") == "1",
         call_run=partial(compute, cancel=context.cancel, at_ctrl_c=True),
@@ -371,20 +357,4 @@ def _make_context(
         deterministic=config.deterministic,
         fast_attention=config.attention_precision == "fast",
         n_swap_blocks=_swap_blocks(config, model, geometry),
-    )
-
-
-def _new_sampler(model: Model, request: Request) -> Sampler:
-    params = request.params
-    return Sampler(
-        model,
-        temperature=params.temperature,
-        top_k=params.top_k,
-        top_p=params.top_p,
-        min_p=params.min_p,
-        repetition_penalty=params.repetition_penalty,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        seed=request.seed,
-        logit_bias=params.logit_bias,
     )

@@ -1,4 +1,4 @@
-"""From prompts and their parameters to token ids and requests; what cannot be served is refused here."""
+"""Checks of prompts and parameters, their conversion to tokens and requests, and samplers of requests."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from pyvelo.engine.detokenizer import Detokenizer
+from pyvelo.chat.conversation import ChatPrompt
 from pyvelo.engine.output import Submission
-from pyvelo.engine.request import ParentRequest, Request, Sequence
+from pyvelo.engine.request import Detokenizer, ParentRequest, Request, Sequence
 from pyvelo.engine.request_ids import check_id
 from pyvelo.errors import OutOfBlocks, RequestError, VeloError, shown
 from pyvelo.grammar.matcher import GrammarCompiler, GrammarMatcher
@@ -44,11 +44,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Asked:
-    """Time, seed and id of a request, fixed when the caller asks.
-
-    time: seconds of the processor's clock; None: the time of its submission.
-    parent: has the id.
-    """
+    """Start of the timeout (None: the submission), seed and id of a request, fixed when the caller asks."""
 
     time: float | None
     seed: int
@@ -56,7 +52,7 @@ class Asked:
 
 
 class InputProcessor:
-    """Makes requests for one model and one pool, of which it only knows the size. Thread-safe."""
+    """Maker of requests for one model and one size of pool. Thread-safe."""
 
     def __init__(
         self,
@@ -85,24 +81,31 @@ class InputProcessor:
         on_piece: Callable[[StreamPiece], None] | None = None,
         asked: Asked | None = None,
     ) -> Submission:
-        """Checks a prompt and makes its requests; RequestError or OutOfBlocks where they could never run.
+        """Check a prompt and make its requests, one for each sample.
 
-        Their time runs from when they were `asked` for; None: from when they are submitted.
+        Args:
+            on_piece: called with each piece of the stream.
+            asked: time, seed and id; None: the timeout starts when the requests are submitted.
+
+        Raises:
+            RequestError, OutOfBlocks: the requests could never run.
         """
         self._check_params(params)
-        if on_piece is not None and params.n_samples > params.n:
-            raise RequestError("best_of: which are the best is known when all have ended: they cannot stream")
+        n_samples = params.best_of or params.n
+        if on_piece is not None and n_samples > params.n:
+            raise RequestError("best_of: the best samples are known at the end, so they cannot stream")
         tokens = self.tokens(prompt)
         max_new = self.max_new(len(tokens), params.max_tokens)
-        text = prompt if isinstance(prompt, str) else getattr(prompt, "text", None)  # of a conversation
+        text = prompt if isinstance(prompt, str) else prompt.text if isinstance(prompt, ChatPrompt) else None
         make = self._maker(params, asked)
         echo = self._echo(params, tokens, text)
+        sequences = (Sequence(tokens, self._block_size, params.cache_salt) for _ in range(n_samples))
         requests = tuple(
-            make(tokens, max_new=max_new, index=index, on_piece=on_piece, echo=echo)
-            for index in range(params.n_samples)
+            make(sequence, index, max_new=max_new, on_piece=on_piece, echo=echo)
+            for index, sequence in enumerate(sequences)
         )
         for request in requests:
-            request.prompt_logprobs = requests[0].prompt_logprobs  # one prompt: whoever computes it tells all
+            request.prompt_logprobs = requests[0].prompt_logprobs  # one list, filled by any sample
         if self.can_fork:
             requests[0].hold(requests[1:])
         return Submission(text, requests, params.n)
@@ -114,42 +117,40 @@ class InputProcessor:
         on_piece: Callable[[StreamPiece], None] | None = None,
         asked: Asked | None = None,
     ) -> Submission:
-        """As `prepare`, for one sample behind the tokens of a sequence."""
+        """Make the request that continues a session's sequence, as `prepare`."""
         self._check_params(params)
         if not sequence.tokens:
             raise RequestError("the session has no tokens; append at least one")
-        if params.n_samples > 1:
-            raise RequestError(f"a session goes on in one way: n is {params.n_samples}; fork it for others")
+        if (n := params.best_of or params.n) > 1:
+            raise RequestError(f"a session has one sample, but n is {n}: fork it for others")
         if params.prompt_logprobs is not None:
-            raise RequestError("prompt_logprobs: a session computes no token twice; ask LLM.generate")
+            raise RequestError("prompt_logprobs: a session computes no token twice; use LLM.generate")
         max_new = self.max_new(len(sequence.tokens), params.max_tokens)
         echo = self._echo(params, sequence.tokens, None)
         make = self._maker(params, asked)
-        request = make(sequence.tokens, max_new=max_new, on_piece=on_piece, sequence=sequence, echo=echo)
+        request = make(sequence, max_new=max_new, on_piece=on_piece, keeps_blocks=True, echo=echo)
         return Submission(None, (request,), 1)
 
     def compute(self, sequence: Sequence) -> Submission:
-        """A request that only computes what the sequence holds."""
-        params = SamplingParams(temperature=0.0)
+        """Make a request that computes the tokens of a session's sequence and generates none."""
+        make = self._maker(SamplingParams(temperature=0.0), None)
         self.check_room(len(sequence.tokens))
-        return Submission(
-            None, (self._maker(params, None)(sequence.tokens, max_new=0, sequence=sequence),), 1
-        )
+        return Submission(None, (make(sequence, max_new=0, keeps_blocks=True),), 1)
 
     def sequence(self, prompt: Prompt, salt: str) -> Sequence:
-        """A sequence of a prompt, which may be empty, with nothing computed."""
-        salt = SamplingParams(cache_salt=salt).cache_salt  # it is checked there
+        """Return the sequence of a session's prompt, which may be empty."""
+        salt = SamplingParams(cache_salt=salt).cache_salt  # checks it
         empty = not isinstance(prompt, str) and isinstance(prompt, Sized) and items_of(prompt) == []
         tokens = () if empty else self.tokens(prompt)
         self.check_room(len(tokens))
         return Sequence(tokens, self._block_size, salt)
 
     def check_room(self, n_tokens: int) -> None:
-        """RequestError or OutOfBlocks where there is none for a token behind so many."""
+        """Raise RequestError or OutOfBlocks if a sequence of `n_tokens` has no room for another token."""
         self.max_new(n_tokens, 1)
 
     def has_room(self, sequence: Sequence) -> bool:
-        """Whether a sequence can go on; one that has reached the end of the context or the pool cannot."""
+        """Return whether context and pool have room for another token of a sequence."""
         try:
             self.check_room(len(sequence.tokens))
         except VeloError:
@@ -157,12 +158,12 @@ class InputProcessor:
         return True
 
     def text_of(self, tokens: Iterable[int]) -> str:
-        """Their text, without control tokens; what is not UTF-8 becomes U+FFFD."""
+        """Return the text of tokens without control tokens; bytes that are not UTF-8 become U+FFFD."""
         detokenizer = Detokenizer(self._token_bytes, ())
         return "".join([detokenizer.push(token) for token in tokens]) + detokenizer.finish()
 
     def _echo(self, params: SamplingParams, tokens: abc.Sequence[int], text: str | None) -> str:
-        """What an answer begins with."""
+        """Return the text before the output."""
         if not params.echo:
             return ""
         if text is None:
@@ -181,13 +182,13 @@ class InputProcessor:
         """Draw the seed and the id of a request (unless given), before requests are prepared in any order.
 
         Args:
-            timed: its time runs from now, and not from its submission.
-            batch_id: of all prompts of the call, if there are several.
+            timed: its timeout starts now; False: when it is submitted.
+            batch_id: id of all prompts of the call, if there are several.
 
         Raises:
             RequestError: the id is not a string of 1 to 256 characters.
         """
-        seed = getattr(params, "seed", None)
+        seed = params.seed if isinstance(params, SamplingParams) else None  # `prepare` refuses the others
         if request_id is None:
             request_id = new_request_id()
         else:
@@ -209,7 +210,7 @@ class InputProcessor:
             request_id: of several prompts, request i has the id "request_id-i".
 
         Raises:
-            RequestError: the numbers of prompts and parameters differ, or something is no prompt or no id.
+            RequestError: the numbers of prompts and parameters differ, or a prompt or the id is invalid.
         """
         pairs = pair_up(prompts, params)
         asked = []
@@ -222,47 +223,48 @@ class InputProcessor:
         return asked
 
     def compiling(self, params: SamplingParams) -> Future[GrammarMatcher] | None:
-        """Start to compile what answers must follow, if anything; cancel it to stop waiting."""
-        if not isinstance(params, SamplingParams):
-            return None  # `prepare` says so
+        """Start to compile the grammar of a request, if it has one; cancel the future to stop waiting."""
+        if not isinstance(params, SamplingParams) or not _has_grammar(params):
+            return None  # `prepare` refuses other parameters
         return self._compiler.begin(params)
 
     def close(self) -> None:
-        """End the wait for everything that compiles."""
+        """Stop waiting for grammars that compile."""
         self._compiler.close()
 
     def _maker(self, params: SamplingParams, asked: Asked | None) -> Callable[..., Request]:
         ask = asked or self.ask(params, timed=False)
         stops = cast("tuple[str, ...]", params.stop)
-
-        waited = 0.0 if ask.time is None else self.clock() - ask.time
-        left = None if params.timeout is None else max(0.0, params.timeout - waited)
-        matcher = self._compiler.compile(params, left)
+        matcher = self._matcher(params, ask.time) if _has_grammar(params) else None
         parent = ask.parent
-        parent.n_open = params.n_samples
+        parent.n_open = params.best_of or params.n
         token_bytes = self._token_bytes if params.skip_special_tokens else self._shown_bytes
         going_on = self._going_on(params)
 
-        def make(tokens: abc.Sequence[int], index: int = 0, **others: Any) -> Request:
-            request = Request(
-                tokens,
+        def make(sequence: Sequence, index: int = 0, **others: Any) -> Request:
+            return Request(
+                sequence,
                 params,
                 seed=(ask.seed + index) % (1 << 64),
                 detokenizer=Detokenizer(token_bytes, stops),
                 going_on=going_on,
-                block_size=self._block_size,
                 index=index,
                 matcher=matcher.copy() if matcher is not None else None,
                 parent=parent,
+                submitted=ask.time or 0.0,
                 **others,
             )
-            request.submitted = ask.time or 0.0
-            return request
 
         return make
 
+    def _matcher(self, params: SamplingParams, asked: float | None) -> GrammarMatcher | None:
+        """Return the matcher of the grammar; wait for it up to the deadline of the request."""
+        waited = 0.0 if asked is None else self.clock() - asked
+        left = None if params.timeout is None else max(0.0, params.timeout - waited)
+        return self._compiler.compile(params, left)
+
     def _going_on(self, params: SamplingParams) -> bytes:
-        """Return a mask of the tokens that end no answer, if it is needed."""
+        """Return a mask of the tokens that end no answer, if `min_tokens` needs it."""
         if not params.min_tokens:
             return b""
         bits = np.ones(self._n_vocab, np.uint8)
@@ -276,7 +278,7 @@ class InputProcessor:
         return [token for token in range(self._n_vocab) if self._model.is_end(token)]
 
     def tokens(self, prompt: Prompt, *, add_special: bool = True) -> abc.Sequence[int]:
-        """Token ids of a prompt; RequestError where it is none, or empty."""
+        """Return the token ids of a prompt; raise RequestError if it is invalid or empty."""
         return tokens_of(self._model, prompt, add_special=add_special)
 
     def _check_params(self, params: SamplingParams) -> None:
@@ -292,9 +294,10 @@ class InputProcessor:
                 raise RequestError(f"{name}: token {wrong} does not exist, ids go up to {self._n_vocab - 1}")
 
     def max_new(self, n_prompt: int, max_tokens: int | None) -> int:
-        """Tokens that may be generated: all that was asked for, as far as the context goes.
+        """Return the tokens to generate at most: `max_tokens`, as far as context and pool have room.
 
-        RequestError or OutOfBlocks where not even one may.
+        Raises:
+            RequestError, OutOfBlocks: there is no room for one token.
         """
         n_ctx = self._pool.n_ctx
         if n_prompt >= n_ctx:
@@ -319,21 +322,25 @@ class InputProcessor:
         return max_new
 
 
+def _has_grammar(params: SamplingParams) -> bool:
+    return not (params.grammar is params.json_schema is params.regex is None)
+
+
 def new_request_id() -> str:
-    """Return an id that no other request has."""
+    """Return a unique request id."""
     return token_hex(8)
 
 
 def pair_up(
     prompts: Prompt | abc.Sequence[Prompt], params: SamplingParams | abc.Sequence[SamplingParams] | None
 ) -> list[tuple[Prompt, SamplingParams]]:
-    """Every prompt with its parameters; RequestError where their numbers differ or something is no prompt."""
+    """Return each prompt with its parameters; raise RequestError if numbers differ or a prompt is invalid."""
     given = listed(prompts)
     return list(zip(given, for_each(params, len(given)), strict=True))
 
 
 def for_each(params: SamplingParams | abc.Sequence[SamplingParams] | None, n: int) -> list[SamplingParams]:
-    """`n` of them: one for all, or one for each."""
+    """Return `n` parameters: the same for all, or one for each."""
     if params is None:
         return [SamplingParams()] * n
     if isinstance(params, SamplingParams):
@@ -351,7 +358,7 @@ Prompt = str | abc.Sequence[int]
 def tokens_of(
     model: Model, prompt: Prompt, *, add_special: bool = True, name: str = "the prompt"
 ) -> abc.Sequence[int]:
-    """Token ids of a prompt; RequestError, in which it has that name, where it is none, or empty."""
+    """Return the token ids of a prompt; raise RequestError with its `name` if it is invalid or empty."""
     n_vocab = model.vocab.n_tokens
     if isinstance(prompt, str):
         tokens: list[int] | None = model.tokenize(prompt, add_special=add_special)
@@ -372,7 +379,7 @@ def tokens_of(
 
 
 def listed(prompts: Prompt | abc.Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several as a list: a string is one prompt, and so are numbers."""
+    """Return one prompt or several as a list; a string or a list of numbers is one prompt."""
     if isinstance(prompts, str):
         return [prompts]
     items = None if isinstance(prompts, (bytes, Mapping)) else items_of(prompts)
@@ -383,7 +390,7 @@ def listed(prompts: Prompt | abc.Sequence[Prompt]) -> list[Prompt]:
 
 
 def items_of(value: Any) -> list[Any] | None:
-    """What is in it, None where it has no items: an array without an axis is iterable by its type alone."""
+    """Return the items of a value; None if it has none, as an array without an axis."""
     try:
         return list(value)
     except TypeError:

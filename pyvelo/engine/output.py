@@ -1,15 +1,14 @@
-"""From logits to answers: tokens are drawn and accepted, logprobs noted, outputs made."""
+"""Sampling of tokens from logits, their text and logprobs, and the outputs of finished requests."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pyvelo.engine.batch import Batch, Scored
 from pyvelo.engine.queues import ActiveRequests, Counters
 from pyvelo.engine.request import Request
 from pyvelo.errors import ComputeError
@@ -18,15 +17,38 @@ from pyvelo.memory.budget import Limits
 from pyvelo.outputs import Completion, FinishReason, RequestOutput, TokenLogprob
 
 if TYPE_CHECKING:
-    from pyvelo.native import Context
+    from pyvelo.native import Context, Sampler
 
-__all__ = ["OutputProcessor", "Submission", "score_prompts"]
+__all__ = ["Batch", "OutputProcessor", "Scored", "Submission", "new_sampler", "score_prompts"]
+
+
+class Scored(NamedTuple):
+    """Tokens of a prompt from `first` on, whose rows of logits, from `row` on, score the next tokens."""
+
+    request: Request
+    first: int
+    row: int
+    n_tokens: int
+
+
+class Batch(NamedTuple):
+    """Sizes of a step, the requests that sample from `rows` of the logits, and the prompts to score.
+
+    rows: int32 [n], one for each request of `drawing`.
+    """
+
+    n_tokens: int
+    n_seqs: int
+    rows: NDArray[np.int32]
+    drawing: list[Request]
+    scored: list[Scored]
 
 
 class OutputProcessor:
-    """Draws tokens from the logits of a step, and accepts them: text, stop conditions, other samples.
+    """Sampler of the tokens of a step, which appends them to their requests.
 
-    `is_end` tells the tokens that end an answer.
+    Args:
+        is_end: whether the model ends answers with a token.
     """
 
     def __init__(
@@ -48,7 +70,7 @@ class OutputProcessor:
         self._clock = clock
 
     def draw(self, batch: Batch) -> None:
-        """A token for every row of logits; then for samples that start at a prompt that is computed now."""
+        """Sample a token for each row of logits, then for the held samples of computed prompts."""
         joined = self._draw_rows(batch.rows, batch.drawing)
         if joined:
             rows, followers = zip(*joined, strict=True)
@@ -56,11 +78,11 @@ class OutputProcessor:
         self._active.drop_left()
 
     def _draw_rows(self, rows: NDArray[np.int32], requests: list[Request]) -> list[tuple[int, Request]]:
-        """Draws and accepts; returns who joined at one of these rows."""
+        """Sample and append tokens. Return the held samples that start, each with its row of logits."""
         for request in requests:
             if request.matcher is not None or request.params.min_tokens:
                 self._mask(request)
-        if any(request.finished for request in requests):  # its prompt or its matcher failed
+        if any(request.finished for request in requests):  # scoring its prompt or its mask failed
             left = [number for number, request in enumerate(requests) if not request.finished]
             rows, requests = rows[left], [requests[number] for number in left]
         samplers = [request.sampler for request in requests if request.sampler is not None]
@@ -70,7 +92,7 @@ class OutputProcessor:
         except Exception as error:
             self._active.fail(requests, error)
             return []
-        except BaseException:  # samplers that have drawn a token cannot draw it again
+        except BaseException:  # a sampler cannot draw a token again
             for request in requests:
                 self._active.end(request, "abort")
             raise
@@ -86,7 +108,7 @@ class OutputProcessor:
                 self._accept(request, token, logprobs.get(id(request)))
             except Exception as error:
                 self._active.fail([request], error)
-            except BaseException as error:  # not before the others have their tokens
+            except BaseException as error:  # raised when the other requests have their tokens
                 self._active.end(request, "abort")
                 interrupted = interrupted or error
         if interrupted is not None:
@@ -94,18 +116,18 @@ class OutputProcessor:
         return joined
 
     def _mask(self, request: Request) -> None:
-        """Tell a sampler which tokens may come next; where that fails the request does."""
+        """Give the sampler the mask of the tokens that may come next; an error ends the request."""
         try:
-            bits = request.mask()
+            bits = mask_of(request)
             if bits is not None and request.sampler is not None:
                 request.sampler.mask(bits)
         except Exception as error:
             self._active.fail([request], error)
 
     def _fork(self, request: Request) -> list[Request]:
-        """Lets the other samples of its prompt start beside it; who finds no place waits."""
+        """Start the held samples of its prompt, or queue them if the batch is full. Return the started."""
         joined: list[Request] = []
-        while request.followers:  # after an interrupt the rest starts when the request ends
+        while request.followers:  # after an interrupt the others start when the request ends
             follower = request.followers.pop(0)
             if follower.finished:
                 continue
@@ -127,7 +149,7 @@ class OutputProcessor:
         return joined
 
     def _accept(self, request: Request, token: int, logprob: TokenLogprob | None) -> None:
-        """Appends a token, shows its text, and ends the request where it is due."""
+        """Append a token, stream its text, and end the request if it is finished."""
         if request.max_new == 0:
             self._active.end(request, "length")
             return
@@ -138,7 +160,7 @@ class OutputProcessor:
             request.logprobs.append(logprob)
         if request.parent.first_token is None:
             request.parent.first_token = self._clock()
-        text, reason = request.accept(token, self._is_end(token))
+        text, reason = append_token(request, token, self._is_end(token))
         if request.on_piece is not None:
             now = 0.0 if reason is None else self._clock()
             request.on_piece(request.piece(text, (token,), reason, logprob, now))
@@ -146,10 +168,61 @@ class OutputProcessor:
             self._active.end(request, reason)
 
 
+def append_token(request: Request, token: int, is_end: bool) -> tuple[str, FinishReason | None]:
+    """Append a token. Return the text that it adds, and the finish reason if it ends the request.
+
+    is_end: the model ends answers with this token.
+    """
+    request.tokens.append(token)
+    request.n_generated += 1
+    request.parent.n_generated += 1
+    reason: FinishReason | None = None
+    complete = request.matcher is not None and request.matcher.accept(token)
+    is_end = is_end and not request.params.ignore_eos
+    may_stop = request.n_generated > request.params.min_tokens
+    if is_end or token in request.stop_ids:
+        text, reason = request.detokenizer.finish(may_stop), "stop"
+        request.stop_reason = None if is_end else token
+    else:
+        text = request.detokenizer.push(token, may_stop)
+        if complete:
+            text += request.detokenizer.finish(may_stop)
+            reason = "stop"
+        elif request.n_generated >= request.max_new:
+            text += request.detokenizer.finish(may_stop)
+            reason = "length"
+        if request.detokenizer.stop is not None:
+            reason, request.stop_reason = "stop", request.detokenizer.stop
+    if text:
+        request.text_parts.append(text)
+    return text, reason
+
+
+def mask_of(request: Request) -> bytes | None:
+    """Return the mask of the tokens that may come next, a bit each; b"": all tokens; None: as before.
+
+    Before `min_tokens` tokens none may end the answer, unless the grammar allows no other.
+    """
+    too_few = request.n_generated < request.params.min_tokens
+    if request.matcher is None:
+        if too_few:
+            return request.going_on if request.n_generated == 0 else None
+        return b"" if request.n_generated == request.params.min_tokens else None
+    allowed = request.matcher.mask()
+    if not too_few:
+        return allowed
+    bits = np.frombuffer(allowed, np.uint8, len(request.going_on))
+    left = bits & np.frombuffer(request.going_on, np.uint8)
+    return left.tobytes() if left.any() else allowed
+
+
 def logprobs_of(
     context: Context, rows: NDArray[np.int32], tokens: NDArray[np.int32], requests: Sequence[Request]
 ) -> dict[int, TokenLogprob]:
-    """By id of the request. rows, tokens: int32 [n], which logits, what was drawn from them; -1: nothing."""
+    """Return the logprobs of sampled tokens by id of the request.
+
+    rows, tokens: int32 [n], rows of logits and the tokens that were sampled from them; -1: none.
+    """
     wanted = [
         (place, request, request.n_logprobs)
         for place, request in enumerate(requests)
@@ -170,7 +243,7 @@ def logprobs_of(
 def score_prompts(
     context: Context, pieces: Iterable[Scored], fail: Callable[[list[Request], Exception], None]
 ) -> None:
-    """Notes how likely the tokens of prompts were; `fail` is told whose are not."""
+    """Store the logprobs of prompt tokens; call `fail` for requests whose logprobs cannot be computed."""
     for request, first, row, n in pieces:
         if not n:
             continue
@@ -182,20 +255,36 @@ def score_prompts(
             fail([request], error)
             continue
         named = zip(tokens.tolist(), logprobs.tolist(), ids.tolist(), top.tolist(), strict=True)
-        # to where they belong: another sample may have put them there before
+        # by position: another sample may have stored them before
         request.prompt_logprobs[first : first + n] = [
             TokenLogprob(token, logprob, _named(*best)) for token, logprob, *best in named
         ]
 
 
 def _named(ids: list[int], logprobs: list[float]) -> tuple[tuple[int, float], ...]:
-    """Without those that stand for nothing, as where the model gives few tokens a chance."""
+    """Pair tokens with their logprobs, without the entries -1 of rows with few possible tokens."""
     return tuple((token, logprob) for token, logprob in zip(ids, logprobs, strict=True) if token >= 0)
+
+
+def new_sampler(make: Callable[..., Sampler], request: Request) -> Sampler:
+    """Return a sampler with the parameters of a request; make: `Sampler` of the model."""
+    params = request.params
+    return make(
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        seed=request.seed,
+        logit_bias=params.logit_bias,
+    )
 
 
 @dataclass(frozen=True)
 class Submission:
-    """One prompt and the requests that answer it, one for each sample, of which the `n` best are given."""
+    """One prompt and its requests, one for each sample; its output has the `n` best."""
 
     prompt: str | None
     requests: tuple[Request, ...]
@@ -206,7 +295,7 @@ class Submission:
         return all(request.finished for request in self.requests)
 
     def output(self) -> RequestOutput:
-        """The answer; every request must be finished."""
+        """Return the output; every request must be finished."""
         first = self.requests[0]
         return RequestOutput(
             prompt=self.prompt,
@@ -219,7 +308,7 @@ class Submission:
         )
 
     def _best(self) -> Sequence[Request]:
-        """The likeliest first, those that failed last; all, in their order, where all are wanted."""
+        """Return the `n` likeliest samples, failed ones last; in their order if all are wanted."""
         if len(self.requests) == self.n:
             return self.requests
         ranked = sorted(self.requests, key=lambda request: (request.error is not None, -request.mean_logprob))

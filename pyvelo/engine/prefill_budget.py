@@ -64,7 +64,7 @@ class PrefillBudget:
         self._patience = 1  # how many of them there may be
         self._surprised = False  # the last step without was not as before: is it so?
 
-    def allowance(self, n_decodes: int, n_listening: int, n_waiting: int) -> int:
+    def tokens(self, n_decodes: int, n_listening: int, n_waiting: int) -> int:
         """Tokens of prompts in the next step; 0 where it is to show how long one without them takes.
 
         Args:
@@ -82,10 +82,8 @@ class PrefillBudget:
         whole = self._may - (n_decodes + self._may) % ROWS
         return whole if whole >= FEWEST else self._may
 
-    def stepped(self, n_decodes: int, n_prompt_tokens: int, seconds: float) -> None:
-        """A step took so long."""
-        if n_decodes == 0:
-            return
+    def stepped(self, n_prompt_tokens: int, seconds: float) -> None:
+        """Note the time of a step with decodes."""
         if n_prompt_tokens == 0:
             self._look(seconds)
             return

@@ -1,17 +1,16 @@
-"""Sequences of tokens and the requests that run on them, with their states."""
+"""Sequences of tokens, the requests that run on them with their states, and the text of their tokens."""
 
 from __future__ import annotations
 
+import codecs
 import math
 from array import array
 from collections import abc
 from collections.abc import Callable, Iterable
+from dataclasses import KW_ONLY, dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from pyvelo.engine.detokenizer import Detokenizer
 from pyvelo.grammar.matcher import GrammarMatcher
 from pyvelo.kv.pool import BlockTable, SwappedBlocks
 from pyvelo.kv.prefix import BlockHashes
@@ -21,7 +20,15 @@ from pyvelo.sampling import SamplingParams
 if TYPE_CHECKING:
     from pyvelo.native import Sampler
 
-__all__ = ["PRIORITY_PLACES", "ParentRequest", "Request", "RequestStatus", "Sequence"]
+__all__ = [
+    "PRIORITY_PLACES",
+    "Detokenizer",
+    "ParentRequest",
+    "Request",
+    "RequestStatus",
+    "Sequence",
+    "StopFilter",
+]
 
 
 class Sequence:
@@ -137,109 +144,151 @@ class ParentRequest:
         self.end = now
 
 
+_utf8 = codecs.getincrementaldecoder("utf-8")
+
+
+class StopFilter:
+    """Filter that passes text up to the first stop string.
+
+    Text that may become a stop string is held back. The stop string that is complete first counts, the
+    longest if there are several, so the result does not depend on how the text is cut. A stop string that is
+    complete before the text may stop is text.
+    """
+
+    __slots__ = ("_held", "_stops", "stop")
+
+    def __init__(self, stops: abc.Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""
+        self.stop: str | None = None  # the stop string that was found
+
+    def push(self, text: str, may_stop: bool = True) -> str:
+        """Return the text that can be shown now; nothing more once `stop` is set."""
+        if self.stop is not None:
+            return ""
+        n_held = len(self._held)
+        text = self._held + text
+        first = self._first_stop(text, n_held) if may_stop else None
+        if first is not None:
+            begin, self.stop = first
+            self._held = ""
+            return text[:begin]
+        safe = len(text) - self._beginning(text)
+        self._held = text[safe:]
+        return text[:safe]
+
+    def flush(self) -> str:
+        """Return the text that was held back, at the end of the text."""
+        held, self._held = self._held, ""
+        return held
+
+    def _first_stop(self, text: str, n_before: int) -> tuple[int, str] | None:
+        """Return the start and the stop string that ends first after `n_before` characters."""
+        found = []
+        for stop in self._stops:
+            at = text.find(stop, max(0, n_before - len(stop) + 1))
+            if at >= 0:
+                found.append((at + len(stop), at, stop))
+        return min(found)[1:] if found else None
+
+    def _beginning(self, text: str) -> int:
+        """Return the length of the longest end of `text` that begins a stop string."""
+        longest = max(map(len, self._stops)) - 1
+        for length in range(min(longest, len(text)), 0, -1):
+            tail = text[-length:]
+            if any(stop.startswith(tail) for stop in self._stops):
+                return length
+        return 0
+
+
+class Detokenizer:
+    """Decoder from tokens to text, with stop strings.
+
+    Bytes that are not UTF-8 become U+FFFD, as `bytes.decode("utf-8", "replace")` of all bytes gives.
+
+    Args:
+        token_bytes: returns the bytes of a token.
+    """
+
+    __slots__ = ("_decode", "_stops", "_token_bytes")
+
+    def __init__(self, token_bytes: Callable[[int], bytes], stops: abc.Sequence[str] = ()) -> None:
+        self._token_bytes = token_bytes
+        self._decode = _utf8("replace").decode
+        self._stops = StopFilter(stops) if stops else None
+
+    @property
+    def stop(self) -> str | None:
+        """Stop string that was found."""
+        return None if self._stops is None else self._stops.stop
+
+    def push(self, token: int, may_stop: bool = True) -> str:
+        """Return the text that the token completes; may_stop: a stop string that it completes counts."""
+        text = self._decode(self._token_bytes(token))
+        return self._stops.push(text, may_stop) if self._stops is not None else text
+
+    def finish(self, may_stop: bool = True) -> str:
+        """Return the rest of the text, after the last token."""
+        rest = self._decode(b"", True)
+        return self._stops.push(rest, may_stop) + self._stops.flush() if self._stops is not None else rest
+
+
+@dataclass(slots=True, eq=False)
 class Request:
     """One sample of a prompt: its parameters, its status and its output.
 
-    `tokens` are the prompt and the generated tokens. K and V of the first `n_computed` are in the pool. The
-    last generated token is known before it is computed.
+    The tokens of `sequence` are the prompt, then the generated tokens. K and V of the first `n_computed` are
+    in the pool. The last generated token is known before it is computed.
 
-    Args:
-        prompt: token ids; those of `sequence`, if one is given.
-        max_new: tokens to generate; 0: compute the prompt only.
-        sequence: sequence to continue, which keeps its blocks when the request ends; None: a new one.
-        matcher: grammar that the output follows.
-        echo: text before the output.
-        going_on: mask of the tokens that end no answer, a bit each; needed if `min_tokens` is set.
+    max_new: tokens to generate; 0: compute the prompt only.
+    keeps_blocks: its sequence keeps its blocks when it ends.
+    echo: text before the output.
+    going_on: mask of the tokens that end no answer, a bit each; needed if `min_tokens` is set.
     """
 
-    __slots__ = (
-        "arrival",
-        "detokenizer",
-        "echo",
-        "error",
-        "followers",
-        "going_on",
-        "hashes",
-        "index",
-        "keeps_blocks",
-        "logprobs",
-        "matcher",
-        "max_new",
-        "n_cached",
-        "n_computed",
-        "n_generated",
-        "n_logprobs",
-        "n_prompt",
-        "on_end",
-        "on_piece",
-        "opened",
-        "params",
-        "parent",
-        "prompt_logprobs",
-        "sampler",
-        "seed",
-        "sequence",
-        "state",
-        "status",
-        "stop_ids",
-        "stop_reason",
-        "submitted",
-        "text_parts",
-        "tokens",
-    )
+    sequence: Sequence
+    params: SamplingParams
+    _: KW_ONLY
+    max_new: int
+    seed: int
+    detokenizer: Detokenizer
+    keeps_blocks: bool = False
+    index: int = 0
+    on_piece: Callable[[StreamPiece], None] | None = None
+    matcher: GrammarMatcher | None = None
+    echo: str = ""
+    parent: ParentRequest = field(default_factory=ParentRequest)
+    going_on: bytes = b""
 
-    def __init__(
-        self,
-        prompt: abc.Sequence[int],
-        params: SamplingParams,
-        *,
-        max_new: int,
-        seed: int,
-        detokenizer: Detokenizer,
-        block_size: int,
-        index: int = 0,
-        on_piece: Callable[[StreamPiece], None] | None = None,
-        sequence: Sequence | None = None,
-        matcher: GrammarMatcher | None = None,
-        echo: str = "",
-        parent: ParentRequest | None = None,
-        going_on: bytes = b"",
-    ) -> None:
-        self.status = RequestStatus.NEW
-        self.parent = parent or ParentRequest()
-        self.keeps_blocks = sequence is not None
-        self.sequence = sequence or Sequence(prompt, block_size, params.cache_salt)
-        self.tokens = self.sequence.tokens
-        self.hashes = self.sequence.hashes
-        self.n_prompt = len(prompt)
-        self.n_generated = 0
-        self.n_computed = 0
-        self.n_cached: int | None = None  # prefix hit of its first start, in tokens
-        self.arrival = 0  # number in the order of arrival
-        self.submitted = 0.0  # start of its timeout, by the engine's clock; 0: not submitted
-        self.followers: list[Request] = []  # held samples, which start when its prompt is computed
-        self.params = params
-        self.max_new = max_new
-        self.seed = seed
-        self.index = index
+    status: RequestStatus = RequestStatus.NEW
+    arrival: int = 0  # number in the order of arrival
+    submitted: float = 0.0  # start of its timeout, by the engine's clock; 0: not submitted
+    followers: list[Request] = field(default_factory=list)  # held samples, see `hold`
+    on_end: Callable[[Request], None] | None = None  # must not raise
+    error: Exception | None = None
+    stop_reason: int | str | None = None  # as in `Completion`
+    sampler: Sampler | None = None  # from its first start to its end
+    state: int = 0  # recurrent state while it runs, if the model has them
+    n_generated: int = 0
+    n_computed: int = 0
+    n_cached: int | None = None  # prefix hit of its first start, in tokens
+    opened: bool = False  # a piece was made
+    text_parts: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)  # of the generated tokens
+    # of the prompt from its second token on, as far as computed; all samples share one list
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    tokens: array[int] = field(init=False)
+    hashes: BlockHashes = field(init=False)
+    n_prompt: int = field(init=False)
+    stop_ids: frozenset[int] = field(init=False)
+    n_logprobs: int | None = field(init=False)  # most likely tokens to name for each token; None: no logprobs
+
+    def __post_init__(self) -> None:
+        params = self.params
+        self.tokens, self.hashes = self.sequence.tokens, self.sequence.hashes
+        self.n_prompt = len(self.tokens)
         self.stop_ids = frozenset(params.stop_token_ids)
-        self.detokenizer = detokenizer
-        self.on_piece = on_piece
-        self.opened = False  # a piece was made
-        self.on_end: Callable[[Request], None] | None = None  # must not raise
-        self.text_parts: list[str] = []
-        self.echo = echo
-        # number of most likely tokens to name for each token; None: no logprobs
         self.n_logprobs = 0 if params.logprobs is None and params.best_of is not None else params.logprobs
-        self.matcher = matcher
-        self.going_on = going_on
-        self.logprobs: list[TokenLogprob] = []  # of the generated tokens
-        # of the prompt from its second token on, as far as computed; all samples share one list
-        self.prompt_logprobs: list[TokenLogprob] = []
-        self.stop_reason: int | str | None = None  # as in `Completion`
-        self.error: Exception | None = None
-        self.sampler: Sampler | None = None  # from its first start to its end
-        self.state = 0  # recurrent state while it runs, if the model has them
 
     def hold(self, samples: Iterable[Request]) -> None:
         """Hold other samples of the prompt until this one has computed it."""
@@ -283,49 +332,6 @@ class Request:
         """Mean over the generated tokens; -inf if there is none. Needs logprobs."""
         given = [token.logprob for token in self.logprobs]
         return sum(given) / len(given) if given else -math.inf
-
-    def accept(self, token: int, is_end: bool) -> tuple[str, FinishReason | None]:
-        """Append a token. Return the text that it adds, and the finish reason if it ends the request."""
-        self.tokens.append(token)
-        self.n_generated += 1
-        self.parent.n_generated += 1
-        reason: FinishReason | None = None
-        complete = self.matcher is not None and self.matcher.accept(token)
-        is_end = is_end and not self.params.ignore_eos
-        may_stop = self.n_generated > self.params.min_tokens
-        if is_end or token in self.stop_ids:
-            text, reason = self.detokenizer.finish(may_stop), "stop"
-            self.stop_reason = None if is_end else token
-        else:
-            text = self.detokenizer.push(token, may_stop)
-            if complete:
-                text += self.detokenizer.finish(may_stop)
-                reason = "stop"
-            elif self.n_generated >= self.max_new:
-                text += self.detokenizer.finish(may_stop)
-                reason = "length"
-            if self.detokenizer.stop is not None:
-                reason, self.stop_reason = "stop", self.detokenizer.stop
-        if text:
-            self.text_parts.append(text)
-        return text, reason
-
-    def mask(self) -> bytes | None:
-        """Return the mask of the tokens that may come next, a bit each; b"": all tokens; None: as before.
-
-        Before `min_tokens` tokens none may end the answer, unless the grammar allows no other.
-        """
-        too_few = self.n_generated < self.params.min_tokens
-        if self.matcher is None:
-            if too_few:
-                return self.going_on if self.n_generated == 0 else None
-            return b"" if self.n_generated == self.params.min_tokens else None
-        allowed = self.matcher.mask()
-        if not too_few:
-            return allowed
-        bits = np.frombuffer(allowed, np.uint8, len(self.going_on))
-        left = bits & np.frombuffer(self.going_on, np.uint8)
-        return left.tobytes() if left.any() else allowed
 
     def piece(
         self,

@@ -52,24 +52,29 @@ def schedule(
     limits: Limits,
     favour_swap: Callable[[int, int], bool] = lambda n_blocks, n_tokens: True,
     idle: Iterable[Sequence] = (),
-    allowance: Callable[[int, int, int], int] | None = None,
+    prefill_budget: Callable[[int, int, int], int] | None = None,
 ) -> StepPlan:
-    """Decodes first, then prompts, the whole within `max_batch_tokens`. Both lists are in the order of rank.
+    """Plan a step of at most `max_batch_tokens` tokens: decodes first, then prompts.
 
-    Where blocks run out, sequences at rest give up theirs, the longest at rest first, and then whoever ranks
-    last of those that run; so the first of all always gets on. Whoever waits starts in the order of rank, if
-    there are blocks for all its tokens and for some more; it preempts requests whose `priority` is a higher
-    number.
-    `favour_swap(blocks, tokens)`: whether it is better to move them out and back than to compute them again.
-    `allowance(decodes, listening, waiting)`: tokens of prompts that a step may take beside so many that are
-    decoded, while so many listen to them, and so many wait for the end of their prompts.
+    If blocks run out, idle sequences are evicted, the longest idle first. Then running requests of the last
+    rank are preempted, so the request of the first rank always advances. Waiting requests start by rank, if
+    there are blocks for all their tokens and some more; they preempt running requests with a higher value of
+    `priority`.
+
+    Args:
+        waiting, running: in the order of rank.
+        favour_swap: (blocks, tokens) → whether swapping out and in is faster than computing again.
+        prefill_budget: (decodes, streaming, waiting) → prompt tokens of a step with so many decodes, requests
+            that stream, and requests whose prompt is not computed.
     """
     planner = _Planner(running, manager, limits, favour_swap, idle)
     n_listening = sum(r.on_piece is not None and r.n_generated > 0 for r in running)
-    if allowance is not None and n_listening:
+    if prefill_budget is not None and n_listening:
         n_decodes = sum(r.n_computed + 1 == len(r.tokens) for r in running)
         if n_decodes:  # who listens may be computed again
-            planner.allowance = allowance(n_decodes, n_listening, len(waiting) + len(running) - n_decodes)
+            planner.prefill_budget = prefill_budget(
+                n_decodes, n_listening, len(waiting) + len(running) - n_decodes
+            )
     urgent = planner.start_urgent(waiting)
     planner.grow()
     planner.feed()
@@ -100,7 +105,7 @@ class _Planner:
         self.favour_swap = favour_swap
         self.block_size = manager.block_size
         self.budget = limits.max_batch_tokens
-        self.allowance = limits.max_batch_tokens  # tokens of prompts
+        self.prefill_budget = limits.max_batch_tokens  # tokens of prompts
         self.scored = 0
         self.starts: list[Chunk] = []
         self.decodes: list[Request] = []
@@ -119,7 +124,7 @@ class _Planner:
 
         They preempt those if there is no room for both, and if preempting makes enough room.
         """
-        left = self.allowance
+        left = self.prefill_budget
         for number, request in enumerate(waiting):
             outranked = list(takewhile(partial(_outranks, request), reversed(self.running)))
             # who runs may decode
@@ -144,7 +149,7 @@ class _Planner:
             elif grow(_table(request.sequence), n_next) or self._make_room(request, n_next):
                 decodes.append(request)
         n_started = sum(chunk.n_tokens for chunk in self.starts)
-        self.budget = min(self.budget - len(self.decodes), self.allowance - n_started)
+        self.budget = min(self.budget - len(self.decodes), self.prefill_budget - n_started)
 
     def feed(self) -> None:
         """The next pieces of prompts."""

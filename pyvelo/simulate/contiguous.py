@@ -254,7 +254,7 @@ class _Run:
         n_listening = sum(s.n_generated > 0 for s in self._running)
         if n_listening and chunks:  # a preempted sequence is prefill again
             n_waiting = len(self.waiting) + len(self._running) - len(chunks)
-            budget = min(budget, self._prefill_budget.allowance(len(chunks), n_listening, n_waiting))
+            budget = min(budget, self._prefill_budget.tokens(len(chunks), n_listening, n_waiting))
         for sequence in self._running:
             if not sequence.decodes and budget:
                 chunks.append((sequence, min(budget, sequence.n_known - sequence.n_stored)))
@@ -294,7 +294,8 @@ class _Run:
         self.meter.step(seconds, len(self._running), layout.held, stored, layout.held)
         self.now += seconds
         n_decodes = sum(n == 1 and sequence.n_generated > 0 for sequence, n in chunks)
-        self._prefill_budget.stepped(n_decodes, int(n_tokens.sum()) - n_decodes, seconds)
+        if n_decodes:
+            self._prefill_budget.stepped(int(n_tokens.sum()) - n_decodes, seconds)
         for sequence, _ in chunks:
             if sequence.n_stored == sequence.n_known:
                 self._sample(sequence)

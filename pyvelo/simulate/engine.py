@@ -15,9 +15,9 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from pyvelo.engine.detokenizer import Detokenizer
 from pyvelo.engine.prefill_budget import Costs
-from pyvelo.engine.request import Request
+from pyvelo.engine.request import Detokenizer, Request
+from pyvelo.engine.request import Sequence as RequestSequence
 from pyvelo.engine.step import EngineCore
 from pyvelo.errors import ConfigError, InternalError
 from pyvelo.kv.manager import BlockManager
@@ -323,16 +323,15 @@ class _Run:
     def _request(
         self, index: int, job: Job, sample: int, prompt: NDArray[np.int32], params: SamplingParams
     ) -> Request:
-        sequence, meter, clock = (index, sample), self._meter, self._clock
+        sample_of, meter, clock = (index, sample), self._meter, self._clock
         request = Request(
-            prompt.tolist(),
+            RequestSequence(prompt.tolist(), self._setup.block_size),
             params,
             max_new=min(job.max_tokens, self._setup.n_ctx - job.n_prompt),
             seed=0,
             detokenizer=Detokenizer(lambda token: b""),
-            block_size=self._setup.block_size,
             index=sample,
-            on_piece=lambda piece: meter.token(sequence, job.time, clock.now),
+            on_piece=lambda piece: meter.token(sample_of, job.time, clock.now),
         )
         self._answers[id(request)] = self._texts.answer(index, sample)
         return request

@@ -23,8 +23,7 @@ from time import perf_counter as now
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
 
-from pyvelo.engine.detokenizer import Detokenizer
-from pyvelo.engine.request import Request
+from pyvelo.engine.request import Detokenizer, Request, Sequence
 from pyvelo.engine.scheduler import schedule
 from pyvelo.kv.manager import BlockManager
 from pyvelo.kv.plan import Start
@@ -93,12 +92,11 @@ def step_of_256(rounds: int) -> float:
 def _decoding(manager: BlockManager, index: int) -> Request:
     """Return a request whose prompt is computed and whose first token is sampled."""
     request = Request(
-        range(100 + index % SIZE),
-        SamplingParams(max_tokens=None, cache_salt=str(index)),
+        Sequence(range(100 + index % SIZE), SIZE, str(index)),
+        SamplingParams(max_tokens=None),
         max_new=100_000,
         seed=0,
         detokenizer=Detokenizer(lambda token: b"", ()),
-        block_size=SIZE,
     )
     request.sequence.table = started(manager, request.tokens, str(index).encode())
     request.n_computed = len(request.tokens)

@@ -36,7 +36,7 @@ from scripts.check._mutants import Mutant, mutants
 GOAL = 0.95
 
 MODULES = tuple(f"pyvelo/kv/{name}.py" for name in ("pool", "prefix", "plan", "manager"))
-ENGINE = ("scheduler", "batch", "step", "output", "queues", "loop", "async_loop", "request")
+ENGINE = ("scheduler", "step", "output", "queues", "loop", "async_loop", "request")
 MODULES += tuple(f"pyvelo/engine/{name}.py" for name in ENGINE)
 EFFORT = "0.2"
 """Effort of the state machines."""

@@ -14,8 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from pyvelo.engine.detokenizer import Detokenizer
-from pyvelo.engine.request import Request, Sequence
+from pyvelo.engine.request import Detokenizer, Request, Sequence
 from pyvelo.engine.step import EngineCore
 from pyvelo.kv.manager import BlockManager
 from pyvelo.memory.budget import Limits
@@ -254,14 +253,13 @@ class Bench:
         stops = cast("tuple[str, ...]", settings.stop)
         detokenizer = Detokenizer(token_bytes, stops)
         request = Request(
-            prompt,
+            sequence or Sequence(prompt, self.manager.block_size, settings.cache_salt),
             settings,
             max_new=max_new,
             seed=0,
             detokenizer=detokenizer,
-            block_size=self.manager.block_size,
             on_piece=on_piece,
-            sequence=sequence,
+            keeps_blocks=sequence is not None,
         )
         self.requests.append(request)
         return request

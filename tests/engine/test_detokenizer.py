@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pyvelo.engine.detokenizer import Detokenizer, StopFilter
+from pyvelo.engine.request import Detokenizer, StopFilter
 
 cuts = st.lists(st.integers(0, 200), max_size=30)
 

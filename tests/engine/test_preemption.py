@@ -277,7 +277,7 @@ def test_whatever_comes_ends_with_its_answer(
         n_swap_blocks=0 if n_states else swap,
     )
     prefill_budget = random.Random(data.draw(st.integers(0, 99)))
-    bench.core.prefill_budget.allowance = lambda *_: prefill_budget.choice([0, 0, 2, 20])  # type: ignore[method-assign]
+    bench.core.prefill_budget.tokens = lambda *_: prefill_budget.choice([0, 0, 2, 20])  # type: ignore[method-assign]
     requests = []
     for _ in range(data.draw(st.integers(1, 10))):
         n_prompt = data.draw(st.integers(1, 40))
@@ -337,7 +337,7 @@ def test_who_is_in_host_memory_can_be_cancelled() -> None:
 
 def test_who_listens_and_is_computed_again_alone_has_nobody_to_wait_for() -> None:
     bench = Bench(n_blocks=6, block_size=8, share=False, max_batch_tokens=8)
-    bench.core.prefill_budget.allowance = lambda *_: 0  # type: ignore[method-assign]
+    bench.core.prefill_budget.tokens = lambda *_: 0  # type: ignore[method-assign]
     requests = [bench.submit([n] * 4, 40, on_piece=lambda piece: None) for n in (1, 2)]
     bench.finish(*requests)
     assert bench.core.counters.preemptions > 0
@@ -392,9 +392,9 @@ def test_who_is_urgent_waits_while_a_step_takes_no_prompt() -> None:
     bench.step()
     urgent = bench.request([2] * 8, 4, priority=-1)
     urgent.arrival = 2
-    plan = schedule([urgent], [low], bench.manager, bench.core.limits, allowance=lambda *_: 0)
+    plan = schedule([urgent], [low], bench.manager, bench.core.limits, prefill_budget=lambda *_: 0)
     assert (plan.starts, plan.preempted, plan.decodes) == ([], [], [low])
-    plan = schedule([urgent], [low], bench.manager, bench.core.limits, allowance=lambda *_: 3)
+    plan = schedule([urgent], [low], bench.manager, bench.core.limits, prefill_budget=lambda *_: 3)
     assert [(chunk.request, chunk.n_tokens) for chunk in plan.starts] == [(urgent, 3)]
 
 
@@ -449,15 +449,15 @@ def test_as_many_give_way_as_who_is_urgent_needs() -> None:
     bench.assert_idle()
 
 
-@pytest.mark.parametrize(("allowance", "shares"), [(64, [4, 8, 7]), (10, [4, 6])])
-def test_those_who_are_urgent_share_one_step(allowance: int, shares: list[int]) -> None:
+@pytest.mark.parametrize(("budget", "shares"), [(64, [4, 8, 7]), (10, [4, 6])])
+def test_those_who_are_urgent_share_one_step(budget: int, shares: list[int]) -> None:
     bench = Bench(n_blocks=64, block_size=8, max_batch_tokens=20)
     low = bench.submit([1] * 8, 30, on_piece=lambda piece: None)
     bench.step()
     urgent = [bench.request([2 + n] * n, 4, priority=-1) for n in (4, 8, 20)]
     for number, request in enumerate(urgent):
         request.arrival = 2 + number
-    plan = schedule(urgent, [low], bench.manager, bench.core.limits, allowance=lambda *_: allowance)
+    plan = schedule(urgent, [low], bench.manager, bench.core.limits, prefill_budget=lambda *_: budget)
     assert [chunk.n_tokens for chunk in plan.starts] == shares
     assert plan.decodes == [low]
 
@@ -471,16 +471,16 @@ def test_a_stream_without_a_first_token_bounds_no_prompt() -> None:
     bench.step()
     assert (quiet.n_generated, begun.n_generated) == (2, 0)
 
-    def allowance(*numbers: int) -> int:
+    def tokens(*numbers: int) -> int:
         asked.append(numbers)
         return 3
 
     asked: list[tuple[int, ...]] = []
-    plan = schedule([], [quiet, begun], bench.manager, bench.core.limits, allowance=allowance)
+    plan = schedule([], [quiet, begun], bench.manager, bench.core.limits, prefill_budget=tokens)
     assert not asked
     assert [chunk.n_tokens for chunk in plan.chunks] == [19]
     quiet.on_piece = lambda piece: None
-    plan = schedule([], [quiet, begun], bench.manager, bench.core.limits, allowance=allowance)
+    plan = schedule([], [quiet, begun], bench.manager, bench.core.limits, prefill_budget=tokens)
     assert asked == [(1, 1, 1)]
     assert [chunk.n_tokens for chunk in plan.chunks] == [3]
 
@@ -490,13 +490,13 @@ def test_what_the_urgent_leave_goes_to_prompts_that_have_begun() -> None:
     talking = bench.submit([1] * 8, 30, on_piece=lambda piece: None)
     bench.step()
     begun = bench.submit([2] * 60, 4)
-    bench.core.prefill_budget.allowance = lambda *_: 5  # type: ignore[method-assign]
+    bench.core.prefill_budget.tokens = lambda *_: 5  # type: ignore[method-assign]
     bench.step()
     assert begun.n_computed == 5
     urgent = bench.request([3] * 4, 4, priority=-1)
     urgent.arrival = 3
     running = [talking, begun]
-    plan = schedule([urgent], running, bench.manager, bench.core.limits, allowance=lambda *_: 10)
+    plan = schedule([urgent], running, bench.manager, bench.core.limits, prefill_budget=lambda *_: 10)
     assert [(chunk.request, chunk.n_tokens) for chunk in plan.chunks] == [(begun, 6), (urgent, 4)]
 
 

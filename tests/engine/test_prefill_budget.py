@@ -17,9 +17,9 @@ ALONE = 0.030
 
 def step(prefill_budget: PrefillBudget, per_token: float) -> tuple[int, float]:
     """A step of a machine where a token of a prompt takes so long; what it fed, and how long it took."""
-    n_tokens = prefill_budget.allowance(8, 8, 1)
+    n_tokens = prefill_budget.tokens(8, 8, 1)
     seconds = ALONE + n_tokens * per_token
-    prefill_budget.stepped(8, n_tokens, seconds)
+    prefill_budget.stepped(n_tokens, seconds)
     return n_tokens, seconds
 
 
@@ -39,9 +39,9 @@ def test_what_any_piece_costs_is_told_from_what_its_tokens_cost() -> None:
     """Behind a long context a piece takes half of a step however short it is: its tokens are nearly free."""
     prefill_budget, fed = PrefillBudget(), []
     for _ in range(500):
-        n_tokens = prefill_budget.allowance(8, 8, 1)
+        n_tokens = prefill_budget.tokens(8, 8, 1)
         seconds = ALONE + (0.5 * ALONE + n_tokens * 5e-4 if n_tokens else 0.0)
-        prefill_budget.stepped(8, n_tokens, seconds)
+        prefill_budget.stepped(n_tokens, seconds)
         fed.append(n_tokens)
         assert seconds <= 1.75 * ALONE
     assert mean(fed[100:]) >= 10, "of twelve that fit"
@@ -57,7 +57,7 @@ def test_a_prompt_that_gets_slower_gets_less() -> None:
 
 def test_now_and_then_a_step_shows_what_it_takes_without() -> None:
     prefill_budget = PrefillBudget()
-    assert prefill_budget.allowance(8, 8, 1) == 0, "nothing is known"
+    assert prefill_budget.tokens(8, 8, 1) == 0, "nothing is known"
     fed = [step(prefill_budget, 1e-3)[0] for _ in range(6 * LOOK_AGAIN)]
     zeros = [number for number, n in enumerate(fed) if n == 0]
     between = [b - a - 1 for a, b in itertools.pairwise(zeros)]
@@ -67,7 +67,7 @@ def test_now_and_then_a_step_shows_what_it_takes_without() -> None:
 
 def test_a_slow_first_step_is_soon_forgotten() -> None:
     prefill_budget = PrefillBudget()
-    prefill_budget.stepped(8, 0, 100 * ALONE)  # weights were read from the disk
+    prefill_budget.stepped(0, 100 * ALONE)  # weights were read from the disk
     steps = [step(prefill_budget, 1e-3) for _ in range(100)]
     assert max(seconds for _, seconds in steps[3:]) <= 1.8 * ALONE
 
@@ -76,7 +76,7 @@ def test_a_step_that_is_slow_once_does_not_make_room_for_prompts() -> None:
     prefill_budget = PrefillBudget()
     for _ in range(300):
         step(prefill_budget, 1e-3)
-    prefill_budget.stepped(8, 0, 5 * ALONE)
+    prefill_budget.stepped(0, 5 * ALONE)
     assert max(step(prefill_budget, 1e-3)[1] for _ in range(100)) <= 1.8 * ALONE
 
 
@@ -85,9 +85,9 @@ def test_steps_that_became_slower_are_soon_known() -> None:
     for _ in range(300):
         step(prefill_budget, 1e-3)
     for _ in range(60):  # twice as many decode
-        n_tokens = prefill_budget.allowance(8, 8, 1)
+        n_tokens = prefill_budget.tokens(8, 8, 1)
         seconds = 2 * ALONE + n_tokens * 1e-3
-        prefill_budget.stepped(8, n_tokens, seconds)
+        prefill_budget.stepped(n_tokens, seconds)
     assert 2.5 * ALONE <= seconds <= 3.6 * ALONE
 
 
@@ -98,9 +98,9 @@ def test_steps_of_uneven_length_cost_a_prompt_nothing() -> None:
         alone = [ALONE * draw.lognormvariate(0, 0.12) for _ in range(2000)]
         taken = []
         for own in alone:
-            n_tokens = prefill_budget.allowance(8, 8, 1)
+            n_tokens = prefill_budget.tokens(8, 8, 1)
             seconds = own * (1 + n_tokens * 1e-3 / ALONE)
-            prefill_budget.stepped(8, n_tokens, seconds)
+            prefill_budget.stepped(n_tokens, seconds)
             taken.append(seconds)
         shares.append(mean(taken) / mean(alone))
         assert sorted(taken)[1980] < 2 * sorted(alone)[1980]
@@ -112,8 +112,8 @@ def test_steps_of_uneven_length_are_seldom_looked_at_without_prompts() -> None:
     for seed in range(6):
         prefill_budget, draw, looks = PrefillBudget(), random.Random(seed), 0
         for _ in range(2000):
-            n_tokens = prefill_budget.allowance(8, 8, 1)
-            prefill_budget.stepped(8, n_tokens, (ALONE + n_tokens * 1e-3) * draw.lognormvariate(0, 0.4))
+            n_tokens = prefill_budget.tokens(8, 8, 1)
+            prefill_budget.stepped(n_tokens, (ALONE + n_tokens * 1e-3) * draw.lognormvariate(0, 0.4))
             looks += n_tokens == 0
         assert looks <= 2000 // 10
 
@@ -122,7 +122,7 @@ def test_one_cheap_looking_step_does_not_let_the_next_take_long() -> None:
     prefill_budget = PrefillBudget()
     for _ in range(200):
         step(prefill_budget, 1e-3)
-    prefill_budget.stepped(8, 20, 2.5 * ALONE)  # something else kept the machine busy
+    prefill_budget.stepped(20, 2.5 * ALONE)  # something else kept the machine busy
     assert step(prefill_budget, 1e-3)[1] <= 1.8 * ALONE
 
 
@@ -132,11 +132,10 @@ def test_a_step_that_seems_free_does_not_let_the_next_take_everything() -> None:
         step(prefill_budget, 1e-3)
     usual = step(prefill_budget, 1e-3)[0]
     for n_free in range(1, 6):
-        n_tokens = prefill_budget.allowance(8, 8, 1)
-        prefill_budget.stepped(
-            8, n_tokens, ALONE
-        )  # the step without prompts was measured while the machine was busy
-        assert prefill_budget.allowance(8, 8, 1) <= usual * 1.35**n_free + 1
+        n_tokens = prefill_budget.tokens(8, 8, 1)
+        # the step without prompts was measured while the machine was busy
+        prefill_budget.stepped(n_tokens, ALONE)
+        assert prefill_budget.tokens(8, 8, 1) <= usual * 1.35**n_free + 1
 
 
 @pytest.mark.parametrize("n_decodes", [1, 8, 30, 31, 33, 64])
@@ -145,9 +144,9 @@ def test_a_step_ends_with_a_group_of_rows(n_decodes: int) -> None:
     alone = group * -(-n_decodes // ROWS)
     pieces = []
     for _ in range(400):
-        n_tokens = prefill_budget.allowance(n_decodes, n_decodes, 1)
+        n_tokens = prefill_budget.tokens(n_decodes, n_decodes, 1)
         seconds = group * -(-(n_decodes + n_tokens) // ROWS)
-        prefill_budget.stepped(n_decodes, n_tokens, seconds)
+        prefill_budget.stepped(n_tokens, seconds)
         pieces.append(n_tokens)
     assert all((n_decodes + n) % ROWS == 0 or n - (n_decodes + n) % ROWS < FEWEST for n in pieces if n)
     longest = group * -(-(n_decodes + max(pieces)) // ROWS)
@@ -167,28 +166,32 @@ def test_where_many_wait_prompts_get_more_up_to_what_is_still_comfortable(
     prefill_budget, per_token = PrefillBudget(), 1e-5
     longest = 0.0
     for _ in range(200):
-        n_tokens = prefill_budget.allowance(8, 8, n_waiting)
+        n_tokens = prefill_budget.tokens(8, 8, n_waiting)
         seconds = alone + n_tokens * per_token
-        prefill_budget.stepped(8, n_tokens, seconds)
+        prefill_budget.stepped(n_tokens, seconds)
         longest = max(longest, seconds)
     assert longest == pytest.approx(expected, rel=0.02)
 
 
 def test_only_steps_that_decode_count() -> None:
-    prefill_budget = PrefillBudget()
-    prefill_budget.stepped(0, 512, 9.0)
-    assert prefill_budget.allowance(8, 8, 1) == 0
+    bench = Bench()
+    bench.submit([1] * 40, 3)
+    bench.step()
+    assert bench.core.prefill_budget._since == 0
+    bench.submit([2] * 40, 3)
+    bench.step()
+    assert bench.core.prefill_budget._since == 1
 
 
 def test_the_pace_is_told_who_decodes_who_listens_and_whose_prompts_are_left() -> None:
     told = []
 
-    def allowance(n_decodes: int, n_listening: int, n_waiting: int) -> int:
+    def tokens(n_decodes: int, n_listening: int, n_waiting: int) -> int:
         told.append((n_decodes, n_listening, n_waiting))
         return 5
 
     bench = Bench(n_blocks=32)
-    bench.core.prefill_budget.allowance = allowance  # type: ignore[method-assign]
+    bench.core.prefill_budget.tokens = tokens  # type: ignore[method-assign]
     talking = [bench.submit([1, 2, 3], 30, on_piece=lambda piece: None), bench.submit([4, 5], 30)]
     bench.step()
     assert told == [], "nobody listens yet"
@@ -202,7 +205,7 @@ def test_the_pace_is_told_who_decodes_who_listens_and_whose_prompts_are_left() -
 @pytest.mark.parametrize("listened_to", [True, False])
 def test_only_who_is_listened_to_slows_a_prompt_down(listened_to: bool) -> None:
     bench = Bench(n_blocks=32)
-    bench.core.prefill_budget.allowance = lambda *_: 5  # type: ignore[method-assign]
+    bench.core.prefill_budget.tokens = lambda *_: 5  # type: ignore[method-assign]
     talking = bench.submit([1, 2, 3], 30, on_piece=(lambda piece: None) if listened_to else None)
     bench.step()
     prompts = [bench.submit([7] * 20, 2), bench.submit([8] * 20, 2, priority=-1)]
@@ -217,7 +220,7 @@ def test_only_who_is_listened_to_slows_a_prompt_down(listened_to: bool) -> None:
 
 def test_a_step_without_prompts_still_decodes() -> None:
     bench = Bench()
-    bench.core.prefill_budget.allowance = lambda *_: 0  # type: ignore[method-assign]
+    bench.core.prefill_budget.tokens = lambda *_: 0  # type: ignore[method-assign]
     talking = bench.submit([1, 2, 3], 10, on_piece=lambda piece: None)
     bench.step()
     other = bench.submit([4] * 40, 3)

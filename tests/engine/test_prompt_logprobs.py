@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyvelo.engine.batch import Scored
-from pyvelo.engine.output import score_prompts
+from pyvelo.engine.output import Scored, score_prompts
 from pyvelo.engine.request import Request
 from pyvelo.errors import ComputeError
 from pyvelo.memory.budget import SCORED_TOKENS

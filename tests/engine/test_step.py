@@ -491,12 +491,12 @@ def test_times_of_steps() -> None:
 
         return timed
 
-    core, costs, paces = bench.core, list[tuple[int, float]](), list[tuple[int, int, float]]()
+    core, costs, stepped = bench.core, list[tuple[int, float]](), list[tuple[int, int, float]]()
     core.clock = lambda: now[0]
     core._batches.build = takes(0.5, core._batches.build)  # type: ignore[method-assign]
     bench.context.before_run, bench.context.before_sample = takes(4.0), takes(0.25)
     core._costs.computed = lambda *measured: costs.append(measured)  # type: ignore[method-assign]
-    core.prefill_budget.stepped = lambda *measured: paces.append(measured)  # type: ignore[method-assign]
+    core.prefill_budget.stepped = lambda *measured: stepped.append(measured)  # type: ignore[method-assign]
     first = bench.submit([1] * 40, 9)
     bench.step()
     seconds = [bench.submit([2] * n, 1) for n in (31, 30)]
@@ -511,8 +511,7 @@ def test_times_of_steps() -> None:
     assert core.counters.schedule_seconds == 0.5 * n
     assert core.counters.run_seconds == 4.0 * n
     assert core.counters.sample_seconds == 0.25 * n
-    assert paces[:4] == [(0, 40, 4.0), (1, 61, 4.0), (1, 0, 4.0), (1, 31, 4.0)]
-    assert paces[4] == (1, 30, 4.0)
+    assert stepped[:4] == [(61, 4.0), (0, 4.0), (31, 4.0), (30, 4.0)]
     # the first step packs weights, and a few tokens say little
     assert costs == [(62, 4.0), (32, 4.0)]
 

@@ -10,8 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from pyvelo.engine.detokenizer import Detokenizer
-from pyvelo.engine.request import ParentRequest, Request, Sequence
+from pyvelo.engine.request import Detokenizer, ParentRequest, Request, Sequence
 from pyvelo.errors import Cancelled
 from pyvelo.outputs import StreamPiece
 from pyvelo.sampling import SamplingParams
@@ -111,17 +110,15 @@ class ToyEngine(ToyStand):
             ToyMatcher(self.faults, rng.randrange(4), rng.randint(1, 20)) if rng.random() < 0.1 else None
         )
         request = Request(
-            prompt,
+            sequence or Sequence(prompt, self.manager.block_size, params.cache_salt),
             params,
             max_new=max_new,
             seed=rng.choice((0, 0, 1)) + index,
             detokenizer=Detokenizer(lambda token: b"<%d>" % token),
-            block_size=self.manager.block_size,
             index=index,
-            on_piece=None,
-            sequence=sequence,
+            keeps_blocks=sequence is not None,
             matcher=cast(Any, matcher),
-            parent=parent,
+            parent=parent or ParentRequest(),
         )
         going_on = np.array([not ends(request, token) for token in range(N_VOCAB)])
         request.going_on = np.packbits(going_on, bitorder="little").tobytes()

@@ -189,7 +189,7 @@ def test_a_recomputed_sequence_in_a_unified_buffer_need_not_wait(
         assert next(calls) < 1000, "no progress"
         return 0
 
-    monkeypatch.setattr(PrefillBudget, "allowance", none)
+    monkeypatch.setattr(PrefillBudget, "tokens", none)
     setup = setup_of(1, 100, n_ctx=90, max_batch_tokens=8)
     jobs = [Job(0, 4, 60, 60), Job(0, 4, 60, 60)]
     (layout,) = (made for made in layouts(setup, jobs) if made.name.startswith("unified"))
