@@ -18,7 +18,7 @@ from pyvelo.engine.engine import Engine
 from pyvelo.engine.output import Submission
 from pyvelo.engine.request import Request, Sequence
 from pyvelo.errors import ClosedError, InternalError, VeloError
-from pyvelo.native.compute import rest
+from pyvelo.native.compute import release_team
 from pyvelo.outputs import StreamPiece, raise_first_error
 from pyvelo.sampling import SamplingParams
 
@@ -169,7 +169,7 @@ class _Worker:
     def _wait(self) -> bool:
         """Waits for work; False: the thread shall end."""
         if self.wake.empty():
-            rest()
+            release_team()
         go_on = self.wake.get()
         while go_on and not self.wake.empty():
             go_on = self.wake.get()

@@ -12,7 +12,7 @@ from pyvelo.engine.input_processor import Prompt, listed, tokens_of
 from pyvelo.engine.interrupts import HomeProcess, InterruptGuard
 from pyvelo.errors import Cancelled, ClosedError, RequestError, UnsupportedError, VeloError, shown
 from pyvelo.native import POOLINGS, Embedder, Model
-from pyvelo.native.compute import compute, rest
+from pyvelo.native.compute import compute, release_team
 
 __all__ = ["Embeddings"]
 
@@ -63,7 +63,7 @@ class Embeddings:
                         raise Cancelled("the embedding was cancelled")
                     self._run(given[group], kind, out[group])
             finally:
-                rest()
+                release_team()
         if normalize:
             norms = np.linalg.norm(out, axis=1, keepdims=True)
             np.divide(out, norms, out=out, where=norms > 0)

@@ -30,8 +30,8 @@ from pyvelo.memory.offload import STATE_BYTES, Offload, plan_offload
 from pyvelo.models.files import ModelFiles
 from pyvelo.models.gguf_parts import part_paths, scan_model
 from pyvelo.models.hub import locate
-from pyvelo.native import Context, Model, Sampler, StepArrays, promised_memory
-from pyvelo.native.compute import compute, rest
+from pyvelo.native import Context, Model, Sampler, StepArrays, reserved_memory
+from pyvelo.native.compute import compute, release_team
 
 __all__ = ["Engine", "open_engine"]
 
@@ -178,7 +178,7 @@ def _free_bytes() -> int | None:
     So does what the models of other engines will pack.
     """
     free = free_memory()
-    return None if free is None else max(0, free - promised_memory())
+    return None if free is None else max(0, free - reserved_memory())
 
 
 def _open(
@@ -234,7 +234,7 @@ def _load(path: str, config: EngineConfig, offload: Offload, stop: threading.Eve
     try:
         return compute(load, stop.set)
     finally:
-        rest()
+        release_team()
 
 
 def _assemble(

@@ -16,7 +16,7 @@ from pyvelo.engine.request import Request, Sequence
 from pyvelo.engine.step import EngineCore
 from pyvelo.errors import ClosedError, EngineError, InternalError, RequestError
 from pyvelo.keywords import NotCopied
-from pyvelo.native.compute import is_compute_thread, rest
+from pyvelo.native.compute import is_compute_thread, release_team
 from pyvelo.outputs import StreamPiece, raise_first_error
 
 __all__ = ["EngineLoop", "Stream", "run_all", "run_steps"]
@@ -255,7 +255,7 @@ def run_all(loop: EngineLoop, submissions: abc.Sequence[Submission]) -> None:
         finally:
             if pending:
                 loop.cancel(requests)
-            rest()
+            release_team()
 
 
 def run_steps(loop: EngineLoop, steps: Generator[abc.Sequence[Submission], None, T]) -> T:
@@ -368,6 +368,6 @@ class Stream(NotCopied, Generator[StreamPiece, None, None]):
             for finalizer in dropped:
                 finalizer.detach()
             self._loop.cancel(self._submission.requests)
-            rest()
+            release_team()
             if self._release is not None:
                 self._release()

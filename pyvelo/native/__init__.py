@@ -8,8 +8,8 @@ from .library import (
     DeviceKind,
     LogLevel,
     devices,
-    promised_memory,
     release_threads,
+    reserved_memory,
     set_log,
     system_info,
 )
@@ -33,9 +33,9 @@ __all__ = [
     "Timings",
     "VocabInfo",
     "devices",
-    "promised_memory",
     "quantize",
     "release_threads",
+    "reserved_memory",
     "set_log",
     "system_info",
 ]

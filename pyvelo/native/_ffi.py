@@ -1,4 +1,4 @@
-"""The compiled module, and what every wrapper does around a call of it."""
+"""Loading of the compiled module, and conversions around its calls."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ..errors import (
 
 
 def why_not_loaded(error: ImportError) -> str:
-    """A sentence for what the loader said."""
+    """Return a message for an error of the loader."""
     said = one_line(str(error))
     if "libcu" in said:  # cuBLAS, CUDA's runtime
         remedy = "install NVIDIA's CUDA toolkit, or `pip install nvidia-cublas` of the CUDA it was built with"
@@ -39,9 +39,10 @@ def why_not_loaded(error: ImportError) -> str:
 
 @contextlib.contextmanager
 def symbols_kept_local() -> Iterator[None]:
-    """Load extension modules whose symbols no other library can find, whatever the process has set.
+    """Load extension modules with symbols that no other library can find, whatever the flags of the process
+    are.
 
-    Otherwise a stock llama.cpp that is loaded later would call functions of ours.
+    Otherwise a stock llama.cpp that is loaded later would call our functions.
     """
     if sys.platform == "win32":
         yield
@@ -74,18 +75,18 @@ _ERRORS: dict[int, type[VeloError]] = {
     lib.VELO_FAILED: ComputeError,
 }
 
-# What log callbacks raised: C cannot carry it, so the next call that comes back to Python does.
+# Exceptions of log callbacks. C cannot pass them on, so the next call that returns to Python raises them.
 raised_in_callbacks: list[BaseException] = []
 
 if lib.velo_abi_version() != lib.VELO_ABI_VERSION:
     raise LibraryError(
         f"libvelo has interface {lib.velo_abi_version()}, but pyvelo was built for {lib.VELO_ABI_VERSION}: "
-        "install pyvelo anew"
+        "install pyvelo again"
     )
 
 
 def check(status: int) -> None:
-    """Raise what a call reports: its own failure, or else what a callback raised meanwhile."""
+    """Raise the error of a call, or else the exception of a callback during it."""
     if status:
         _raise(status)
     if raised_in_callbacks:
@@ -99,7 +100,7 @@ def _raise(status: int) -> NoReturn:
 
 
 def int32(name: str, value: int) -> int:
-    """`value` as a C int.
+    """Return `value` as a C int.
 
     Raises:
         ConfigError: it does not fit.
@@ -111,12 +112,12 @@ def int32(name: str, value: int) -> int:
 
 
 def ints(array: npt.NDArray[np.int32]) -> CData:
-    """A contiguous array as C sees it; valid while the result lives."""
+    """Return a contiguous array as C sees it, valid while the result exists."""
     return ffi.from_buffer("int32_t[]", array)
 
 
 def read_bytes(call: Callable[[CData, int, CData], int], capacity: int = 256) -> bytes:
-    """What `call(buffer, capacity, length)` writes, however long it is."""
+    """Return the bytes that `call(buffer, capacity, length)` writes, of any length."""
     length = ffi.new("size_t *")
     while True:
         buffer = ffi.new("char[]", capacity)
@@ -131,9 +132,9 @@ _T = TypeVar("_T")
 
 
 def from_c(kind: type[_T], struct: CData) -> _T:
-    """A dataclass of `kind` from the C struct whose fields have its names.
+    """Return a dataclass of `kind` from a C struct with fields of the same names.
 
-    A field that may be None is so where C has -1.
+    A field that may be None is None if C has -1.
     """
     values: dict[str, Any] = {}
     for field in fields(kind):  # type: ignore[arg-type]  # every caller passes a dataclass

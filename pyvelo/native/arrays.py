@@ -1,4 +1,4 @@
-"""Arrays of a step, which C reads where they lie."""
+"""Arrays of a step, which C reads in place."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ Int32Array = npt.NDArray[np.int32]
 
 
 class StepArrays:
-    """The arrays that describe a step, made once and filled anew for each.
+    """Arrays of a step, allocated once and filled for each step.
 
-    Fill them in place: C holds their addresses. All are C-contiguous.
+    Fill them in place, because C has their addresses. All are C-contiguous.
 
     Attributes:
         tokens, positions: int32 [max_tokens], sequence after sequence.
-        slots: int32 [max_tokens], block * block_size + offset, where K and V of the token go.
-        outputs: int8 [max_tokens], non-zero where logits are wanted.
+        slots: int32 [max_tokens], block * block_size + offset, of K and V of each token.
+        outputs: int8 [max_tokens], non-zero for tokens whose logits are wanted.
         seqs: int32 [max_seqs, 4], first token, number of tokens, length after this step, 0.
         tables: int32 [max_seqs, max_width], block ids in position order, -1 past the end.
-        states: int32 [max_seqs], the recurrent state of each sequence, where the model has such layers.
+        states: int32 [max_seqs], the recurrent state of each sequence, if the model has recurrent layers.
         copies: int32 [max_copies, 2], source and target block, copied before the step.
 
     Raises:
-        ConfigError: a size is below its least: 1, for `max_copies` 0.
+        ConfigError: a size is below its minimum: 1, or 0 for `max_copies`.
     """
 
     def __init__(self, max_tokens: int, max_seqs: int, max_width: int, max_copies: int) -> None:
@@ -56,7 +56,7 @@ class StepArrays:
         self.limits: Final = (max_tokens, max_seqs, max_copies)
 
         self.batch: Final[CData] = ffi.new("velo_batch *")
-        self._views: Final[list[CData]] = []  # keep the arrays where they are
+        self._views: Final[list[CData]] = []  # keep the arrays alive
         for name in ("tokens", "positions", "slots", "seqs", "tables", "states", "copies"):
             view = ffi.from_buffer("int32_t[]", getattr(self, name).reshape(-1))
             self._views.append(view)

@@ -1,15 +1,15 @@
-"""Who loads weights and runs forward passes: one thread at a time, so that one team of OpenMP threads lives.
+"""Choice of the one thread that loads weights and runs forward passes, and its cancellation at Ctrl+C.
 
-OpenMP keeps a team for every thread that ever computed (packing weights counts). Once the teams together
-outnumber the cores, GCC's lets all of them sleep at every barrier: decode of a small model then runs at half
-its speed. So the thread that computes first has the team, until it rests, and calls C itself. Where another
-one comes meanwhile, both hand their work to a compute thread from then on, for a team that changed hands at
-every step would be made anew each time.
+OpenMP keeps a team of threads for every thread that has ever computed, also for packing weights. If all teams
+have more threads than the machine has cores, GCC's OpenMP sleeps at every barrier, and a small model decodes
+at half its speed. So only one team exists. The thread that computes first owns it until it releases it, and
+calls C itself. If another thread computes before that, a compute thread runs all work from then on: a team
+that changes its owner in every step would be created again each time.
 
-While the main thread is in C, Python runs no handler before C returns. But it notes the signal's number in a
-descriptor at once; a thread that reads there tells C to stop (`on_ctrl_c`).
+While the main thread is in C, Python runs signal handlers only after C returns. But Python writes the
+signal's number to a descriptor at once. A thread reads it and tells C to stop (`on_ctrl_c`).
 
-A step passes through here, so it is made of bare locks: a Future takes three times as long to hand work over.
+Every step uses this code, so it uses plain locks: a Future takes three times as long to pass work on.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from typing import Any, Generic, TypeVar
 
 from .library import release_threads
 
-__all__ = ["compute", "in_main_thread", "is_compute_thread", "on_ctrl_c", "rest"]
+__all__ = ["compute", "in_main_thread", "is_compute_thread", "on_ctrl_c", "release_team"]
 
-AGAIN = 0.05  # seconds; what is told to stop just before it begins does not hear it
+RETRY_SECONDS = 0.05  # seconds; a run that starts just after a cancel ignores it
 
 T = TypeVar("T")
 
-PATIENCE = 0.1  # seconds; a signal that comes just before a wait begins is handled after this
+WAIT_SECONDS = 0.1  # seconds; a signal just before a wait is handled after this
 
 
 class _Job(Generic[T]):
-    """A call on its way. Who gets hold of `claim` runs it, or drops it; `ended` is let go when it is done."""
+    """Call for the compute thread. A thread that locks `claim` runs or drops it. The end unlocks `ended`."""
 
     __slots__ = ("claim", "done", "ended", "error", "function", "result")
 
@@ -59,11 +59,11 @@ class _Job(Generic[T]):
             self.done = True
             self.ended.release()
 
-    def outlast(self) -> None:
-        """Waits for the end, whatever a signal handler raises meanwhile."""
+    def wait_for_end(self) -> None:
+        """Wait for the end, even if a signal handler raises."""
         while not self.done:
             try:
-                self.ended.acquire(timeout=PATIENCE)
+                self.ended.acquire(timeout=WAIT_SECONDS)
             except BaseException:
                 continue
 
@@ -78,19 +78,21 @@ class _Job(Generic[T]):
 
 
 _lock = threading.Lock()
-_owner: threading.Thread | None = None  # has the team
-_shared = False  # work goes to the compute thread
+_owner: threading.Thread | None = None  # owns the team
+_shared = False  # the compute thread runs all work
 _jobs: SimpleQueue[_Job[Any]] | None = None  # its queue, once it runs
 _worker: threading.Thread | None = None
 
 
 def compute(function: Callable[[], T], cancel: Callable[[], None], *, at_ctrl_c: bool = False) -> T:
-    """Call `function`, here or in the compute thread; return or raise what it does.
+    """Call `function` in this thread or in the compute thread. Return or raise its result.
 
-    What a signal handler raises meanwhile is raised too, but not before `function` has ended; in the compute
-    thread, `cancel` asks it to do so soon.
+    An exception of a signal handler is raised after `function` has ended. In the compute thread, `cancel`
+    asks it to end soon.
 
     Args:
+        function: makes the C call.
+        cancel: makes `function` end soon.
         at_ctrl_c: call `cancel` at Ctrl+C, too, if this is the main thread.
     """
     with on_ctrl_c(cancel) if at_ctrl_c and in_main_thread() else nullcontext():
@@ -99,23 +101,23 @@ def compute(function: Callable[[], T], cancel: Callable[[], None], *, at_ctrl_c:
         job = _Job(function)
         try:
             _queue().put(job)
-            while not job.ended.acquire(timeout=PATIENCE):
+            while not job.ended.acquire(timeout=WAIT_SECONDS):
                 pass
         except BaseException:
             if not job.claim.acquire(blocking=False) and not job.done:  # it has begun
                 cancel()
-                job.outlast()
+                job.wait_for_end()
             raise
         return job.outcome()
 
 
 def in_main_thread() -> bool:
-    """Whether this is the main thread, which alone runs signal handlers."""
+    """Return whether this is the main thread, the only one that runs signal handlers."""
     return threading.get_ident() == threading.main_thread().ident
 
 
-def rest() -> None:
-    """Says that this thread computes no more for now: another one may have the team."""
+def release_team() -> None:
+    """Release the team, if this thread owns it, for another thread."""
     global _owner
     if _owner is threading.current_thread():
         release_threads()
@@ -123,12 +125,12 @@ def rest() -> None:
 
 
 def is_compute_thread() -> bool:
-    """Whether the compute thread asks: another thread waits for it, so it must not wait for a step."""
+    """Return whether this is the compute thread. A thread waits for it, so it must not wait for a step."""
     return _worker is not None and _worker.ident == threading.get_ident()
 
 
 def _take_team() -> bool:
-    """Whether this thread is to compute itself."""
+    """Return whether this thread owns the team and computes itself."""
     global _owner, _shared
     me = threading.current_thread()
     with _lock:
@@ -137,17 +139,17 @@ def _take_team() -> bool:
                 _owner = me
                 return True
             _shared = True
-    rest()
+    release_team()
     return False
 
 
 def _queue() -> SimpleQueue[_Job[Any]]:
-    """Where jobs go; the thread is started with the first of them."""
+    """Return the queue of the compute thread. Start the thread on first use."""
     global _jobs, _worker
     with _lock:
         if _jobs is None:
             _jobs = SimpleQueue()
-            # a daemon: whoever called waits for it, so nothing runs here when the process ends
+            # a daemon: each caller waits for its job, so nothing runs here when the process ends
             _worker = threading.Thread(target=_work, args=(_jobs,), name="pyvelo-compute", daemon=True)
             _worker.start()
         return _jobs
@@ -159,7 +161,7 @@ def _work(jobs: SimpleQueue[_Job[Any]]) -> None:
 
 
 def _forget() -> None:
-    """A forked child has neither the thread of the queue nor those of a team, for which OpenMP would wait."""
+    """Forget the compute thread and the team: a forked child has neither, and OpenMP would wait for them."""
     global _jobs, _lock, _owner, _shared
     _shared = _shared or _owner is not None
     _jobs, _owner, _lock = None, None, threading.Lock()
@@ -169,8 +171,8 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)
 
 
-class _Watch:
-    """A thread that runs `action`, while there is one, when the signal has come."""
+class _SignalThread:
+    """Thread that runs the current `action` at Ctrl+C."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -187,7 +189,7 @@ class _Watch:
             self._action = action
 
     def end(self) -> None:
-        """Nothing is called from now on; a signal that came is not left for the next turn."""
+        """Remove the action. Discard a signal that has come, so the next action does not get it."""
         with self._lock:
             self._action = None
             self._signals()
@@ -196,10 +198,10 @@ class _Watch:
         ready = selectors.DefaultSelector()
         ready.register(self._reader, selectors.EVENT_READ)
         while ready.select():
-            with self._lock:  # a signal is taken in the turn that it came in
+            with self._lock:  # a signal belongs to the current turn
                 hit, turn = signal.SIGINT in self._signals(), self._turn
             while hit and self._act(turn):
-                time.sleep(AGAIN)
+                time.sleep(RETRY_SECONDS)
 
     def _act(self, turn: int) -> bool:
         with self._lock:
@@ -215,22 +217,22 @@ class _Watch:
             return b""
 
 
-_watch: _Watch | None = None
+_signal_thread: _SignalThread | None = None
 
 
 @contextmanager
 def on_ctrl_c(action: Callable[[], None]) -> Iterator[None]:
-    """Within it, Ctrl+C has `action` called at once, in another thread, and again until it is left.
+    """Call `action` at Ctrl+C, at once and in another thread, and again until the context ends.
 
-    For the main thread. Python's handler runs as ever, when it can. Where an event loop already listens for
-    signals, it stays, and nothing is called.
+    Use it in the main thread. Python's handler runs as usual, when it can. If an event loop already has the
+    wakeup descriptor, it keeps it, and nothing is called.
     """
-    global _watch
-    if _watch is None:
-        _watch = _Watch()
-    watch = _watch
-    watch.begin(action)  # before the descriptor is set, or a signal in between would find nothing to do
-    other = signal.set_wakeup_fd(watch.writer.fileno(), warn_on_full_buffer=False)
+    global _signal_thread
+    if _signal_thread is None:
+        _signal_thread = _SignalThread()
+    thread = _signal_thread
+    thread.begin(action)  # before the descriptor is set: a signal in between finds the action
+    other = signal.set_wakeup_fd(thread.writer.fileno(), warn_on_full_buffer=False)
     if other != -1:
         signal.set_wakeup_fd(other)
     try:
@@ -238,14 +240,14 @@ def on_ctrl_c(action: Callable[[], None]) -> Iterator[None]:
     finally:
         if other == -1:
             signal.set_wakeup_fd(-1)
-        watch.end()
+        thread.end()
 
 
-def _forget_watch() -> None:
-    """A forked child has the descriptors, but not the thread."""
-    global _watch
-    _watch = None
+def _forget_signal_thread() -> None:
+    """Forget the thread, which a forked child does not have."""
+    global _signal_thread
+    _signal_thread = None
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_watch)
+    os.register_at_fork(after_in_child=_forget_signal_thread)

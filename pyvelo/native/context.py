@@ -27,9 +27,10 @@ Float32Array = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class ContextInfo:
-    """The sizes of a context; `n_states` is 0 where the model has no recurrent layers.
+    """Sizes of a context. `n_states` is 0 if the model has no recurrent layers.
 
-    `block_bytes` is of one block over all layers, K and V; `pool_bytes` what was allocated for all of them.
+    `block_bytes` are the bytes of one block over all layers, K and V; `pool_bytes` are allocated for all
+    blocks.
     """
 
     n_blocks: int
@@ -45,7 +46,7 @@ class ContextInfo:
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Bytes that lie on one device, a number in `devices()`; `pool_bytes` counts recurrent states too."""
+    """Bytes on one device, a number in `devices()`. `pool_bytes` includes recurrent states."""
 
     device: int
     weight_bytes: int
@@ -55,7 +56,7 @@ class DeviceMemory:
 
 @dataclass(frozen=True)
 class Timings:
-    """Totals since the context was made; `n_graphs_reused` counts runs with the graph of the run before."""
+    """Totals since the context was made. `n_graphs_reused` counts runs with the graph of the run before."""
 
     n_runs: int
     n_tokens: int
@@ -65,28 +66,28 @@ class Timings:
 
 
 class Context:
-    """A pool of KV blocks and the graphs that use it.
+    """Pool of KV blocks and the graphs that use it.
 
-    Calls from several threads wait for one another, but for `cancel()`.
+    Calls from several threads run one after another, except `cancel()`.
 
     Args:
-        model: the model to run; the context keeps what it needs of it.
-        n_blocks: blocks of the pool; with `block_size` a multiple of 256 tokens.
+        model: the model to run; the context keeps its weights alive.
+        n_blocks: blocks of the pool; their tokens must be a multiple of 256.
         block_size: tokens of a block: 32, 64, 128 or 256.
         type_k, type_v: ggml types of K and V rows; 1 is f16.
         max_batch_tokens: tokens of one step.
-        max_seqs: sequences of one step, and recurrent states where the model has them.
+        max_seqs: sequences of one step, and recurrent states if the model has them.
         max_seq_len: tokens of one sequence.
         max_outputs: rows of logits of one step; None: one for each sequence.
-        n_threads: 0 takes the cores there are.
-        deterministic: logits do not depend on what runs beside a sequence; the model must be loaded so, too.
-        fast_attention: products of many query rows may be rounded to bfloat16, whatever the types.
+        n_threads: 0 uses all cores.
+        deterministic: logits do not depend on the rest of the batch; the model must be loaded so, too.
+        fast_attention: products of many query rows may be rounded to bfloat16, for all types.
         n_swap_blocks: blocks in host memory beside the pool, for `swap_out`.
 
     Raises:
         ConfigError: a setting is out of range or contradicts another.
         UnsupportedError: the model cannot be paged, or not with these types.
-        OutOfMemory: there is too little for the pool.
+        OutOfMemory: the pool does not fit.
         ClosedError: the model was closed.
     """
 
@@ -142,14 +143,14 @@ class Context:
 
     @property
     def info(self) -> ContextInfo:
-        """Its sizes; some buffers grow with what is run."""
+        """Sizes of the context. Some buffers grow with the steps."""
         out = ffi.new("velo_context_info *")
         check(lib.velo_context_get_info(self.handle, out))
         return from_c(ContextInfo, out)
 
     @property
     def memory(self) -> tuple[DeviceMemory, ...]:
-        """What lies on each device that holds anything, the model's weights included."""
+        """Memory on each device in use, the model's weights included."""
         count = ffi.new("int32_t *")
         capacity = 16
         while True:
@@ -162,7 +163,7 @@ class Context:
 
     @property
     def timings(self) -> Timings:
-        """What was run so far, and how long it took."""
+        """Totals of the runs so far."""
         out = ffi.new("velo_timings *")
         check(lib.velo_context_timings(self.handle, out))
         return from_c(Timings, out)
@@ -170,12 +171,12 @@ class Context:
     def run(self, arrays: StepArrays, n_tokens: int, n_seqs: int, n_copies: int = 0) -> None:
         """Run one step: copy blocks, then the forward pass of `n_tokens` tokens of `n_seqs` sequences.
 
-        The first of a model packs its weights; what the model's `progress` raises then is raised here.
+        The first run of a model packs its weights. An exception of the model's `progress` is raised here.
 
         Raises:
             ConfigError: the arrays contradict one another; nothing was computed.
-            Cancelled: `cancel()` was called meanwhile. The same step may be run again; where a model has
-                recurrent states, those of its sequences are lost.
+            Cancelled: `cancel()` was called meanwhile. The same step may be run again, but the recurrent
+                states of its sequences are lost.
             ComputeError: the computation failed.
         """
         max_tokens, max_seqs, max_copies = arrays.limits
@@ -198,7 +199,7 @@ class Context:
         check(lib.velo_context_cancel(self.handle))
 
     def logits(self, row: int) -> npt.NDArray[np.float32]:
-        """The logits of the row-th wanted output of the last run: a copy, float32 [n_vocab].
+        """Return the logits of an output row of the last run: a copy, float32 [n_vocab].
 
         Raises:
             ConfigError: the last run had no such row.
@@ -209,18 +210,18 @@ class Context:
         return out
 
     def sample(self, rows: Int32Array, samplers: Sequence[Sampler]) -> tuple[Int32Array, Int32Array]:
-        """Draw a token for each of these wanted outputs of the last run, each with its own sampler.
+        """Sample a token for each of these output rows of the last run, each with its own sampler.
 
         Args:
-            rows: int32 [n], which outputs.
-            samplers: as many; each remembers what it draws.
+            rows: int32 [n], output rows.
+            samplers: one for each row; each remembers its tokens.
 
         Returns:
-            Tokens and statuses, int32 [n] each. A status other than 0 says that no token could be drawn for
-            that row: its logits hold a NaN or an infinity, or every token is banned.
+            Tokens and statuses, int32 [n] each. A status other than 0 means that no token could be
+            sampled: the logits have a NaN or an infinity, or every token is banned.
 
         Raises:
-            ConfigError: a row or a sampler is wrong; then none has drawn.
+            ConfigError: a row or a sampler is wrong; no sampler has changed.
             ClosedError: the context or a sampler was closed.
         """
         n = len(samplers)
@@ -247,20 +248,20 @@ class Context:
     def logprobs(
         self, rows: Int32Array, tokens: Int32Array, k: int = 0
     ) -> tuple[Float32Array, Int32Array, Float32Array]:
-        """How likely tokens are by wanted outputs of the last run: before a sampler's bias and temperature.
+        """Return log probabilities of output rows of the last run, before a sampler's bias and temperature.
 
         Args:
-            rows: int32 [n], which outputs.
-            tokens: int32 [n], one for each.
-            k: how many of the most likely tokens to name.
+            rows: int32 [n], output rows.
+            tokens: int32 [n], one for each row.
+            k: number of the most likely tokens to return.
 
         Returns:
             ln of the probability of each token, float32 [n]; the k most likely tokens, int32 [n, k], the most
-            likely first; theirs, float32 [n, k]. A token of -1: the model gives fewer than k a chance.
+            likely first; their log probabilities, float32 [n, k]. A token is -1 if fewer than k are possible.
 
         Raises:
             ConfigError: a row, a token or k is wrong.
-            ComputeError: the logits hold a NaN or an infinity.
+            ComputeError: the logits have a NaN or an infinity.
         """
         rows, tokens = np.ascontiguousarray(rows, np.int32), np.ascontiguousarray(tokens, np.int32)
         n = len(rows)
@@ -283,13 +284,13 @@ class Context:
         return out, top_tokens, top
 
     def set_threads(self, n_threads: int) -> None:
-        """Compute with that many threads from now on; 0 takes the cores there are."""
+        """Compute with this number of threads from now on; 0 uses all cores."""
         check(lib.velo_context_set_threads(self.handle, int32("n_threads", n_threads)))
 
     # ---- whole blocks, over all layers ----
 
     def copy_blocks(self, src: Sequence[int] | Int32Array, dst: Sequence[int] | Int32Array) -> None:
-        """Copy the blocks `src` to the blocks `dst`, one after the other.
+        """Copy the blocks `src` to the blocks `dst`, one by one.
 
         Raises:
             ConfigError: they are not equally many, or not all in the pool.
@@ -299,7 +300,7 @@ class Context:
         check(lib.velo_blocks_copy(self.handle, ints(sources), ints(targets), len(sources)))
 
     def read_blocks(self, blocks: Sequence[int] | Int32Array) -> npt.NDArray[np.uint8]:
-        """The bytes of blocks, uint8 [n, block_bytes]: layer by layer, K rows and then V rows.
+        """Return the bytes of blocks, uint8 [n, block_bytes]: layer by layer, K rows and then V rows.
 
         Raises:
             ConfigError: one is not in the pool.
@@ -311,10 +312,10 @@ class Context:
         return out
 
     def write_blocks(self, blocks: Sequence[int] | Int32Array, data: npt.NDArray[np.uint8]) -> None:
-        """Write what `read_blocks` gave, uint8 [n, block_bytes].
+        """Write the bytes of blocks, uint8 [n, block_bytes], as `read_blocks` returns them.
 
         Raises:
-            ConfigError: a block is not in the pool, or the data have another shape or type.
+            ConfigError: a block is not in the pool, or `data` has another shape or type.
         """
         ids = _blocks(blocks)
         shape = (len(ids), self._block_bytes)
@@ -325,23 +326,23 @@ class Context:
         source = ffi.from_buffer("uint8_t[]", np.ascontiguousarray(data).reshape(-1))
         check(lib.velo_blocks_write(self.handle, ints(ids), len(ids), source, data.nbytes))
 
-    def swap_out(self, blocks: Sequence[int] | Int32Array, places: Sequence[int] | Int32Array) -> None:
-        """Copy blocks to `places` in host memory, each from 0 to `n_swap_blocks` - 1.
+    def swap_out(self, blocks: Sequence[int] | Int32Array, swap_blocks: Sequence[int] | Int32Array) -> None:
+        """Copy blocks to `swap_blocks` in host memory, numbers from 0 to `n_swap_blocks` - 1.
 
         Raises:
-            ConfigError: they are not equally many, or one is not there.
+            ConfigError: they are not equally many, or one does not exist.
         """
-        sources, targets = _blocks(blocks), _blocks(places)
+        sources, targets = _blocks(blocks), _blocks(swap_blocks)
         _check_pairs(sources, targets)
         check(lib.velo_blocks_swap_out(self.handle, ints(sources), ints(targets), len(sources)))
 
-    def swap_in(self, places: Sequence[int] | Int32Array, blocks: Sequence[int] | Int32Array) -> None:
-        """Copy what `swap_out` left at `places` to blocks.
+    def swap_in(self, swap_blocks: Sequence[int] | Int32Array, blocks: Sequence[int] | Int32Array) -> None:
+        """Copy `swap_blocks` of host memory to blocks.
 
         Raises:
-            ConfigError: they are not equally many, or one is not there.
+            ConfigError: they are not equally many, or one does not exist.
         """
-        sources, targets = _blocks(places), _blocks(blocks)
+        sources, targets = _blocks(swap_blocks), _blocks(blocks)
         _check_pairs(sources, targets)
         check(lib.velo_blocks_swap_in(self.handle, ints(sources), ints(targets), len(sources)))
 
@@ -349,7 +350,7 @@ class Context:
         """Set every byte of blocks; 0xFF is NaN in f32, f16 and bf16 and in the scales of the other types.
 
         Raises:
-            ConfigError: a block is not in the pool, or `byte` is none.
+            ConfigError: a block is not in the pool, or `byte` is out of range.
         """
         if not 0 <= byte <= 255:
             raise ConfigError(f"byte is {byte}, but must be from 0 to 255")
@@ -357,7 +358,7 @@ class Context:
         check(lib.velo_blocks_fill(self.handle, ints(ids), len(ids), byte))
 
     def clear_state(self, state: int) -> None:
-        """Forget what a recurrent state holds, before a sequence starts in it; a no-op without such."""
+        """Clear a recurrent state for a new sequence. Do nothing without recurrent states."""
         check(lib.velo_state_clear(self.handle, int32("state", state)))
 
     # ---- end ----
@@ -368,7 +369,7 @@ class Context:
         return self._handle is None
 
     def close(self) -> None:
-        """Free the pool; a run in progress in another thread is finished first. May be called again."""
+        """Free the pool after a run in progress in another thread. May be called again."""
         self._handle = None
 
     def __enter__(self) -> Context:

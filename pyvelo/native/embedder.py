@@ -1,4 +1,4 @@
-"""Embedders: a vector for each text."""
+"""Embedder: a context that computes a vector for each text."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ POOLINGS: Final = {
     "cls": lib.VELO_POOLING_CLS,
     "last": lib.VELO_POOLING_LAST,
 }
-"""The names of what makes a text's vector of its tokens': their mean, the first, the last."""
+"""Poolings by name: the mean of the token vectors, the first, or the last."""
 
 
 class Embedder:
-    """A context for embeddings, beside those that generate.
+    """Context for embeddings, beside the contexts that generate.
 
-    Calls from several threads wait for one another, but for `cancel()`. After a failure make another one.
+    Calls from several threads run one after another, except `cancel()`. After a failure make a new embedder.
 
     Args:
-        model: the model to run; the embedder keeps what it needs of it.
-        max_tokens: tokens of one text, at most what the model was trained on.
-        n_threads: 0 takes the cores there are.
+        model: the model to run; the embedder keeps its weights alive.
+        max_tokens: tokens of one text, at most the context that the model was trained on.
+        n_threads: 0 uses all cores.
 
     Raises:
         ConfigError: a setting is out of range.
-        UnsupportedError: the model embeds no texts.
-        OutOfMemory: there is too little for a text of that length.
+        UnsupportedError: the model cannot embed texts.
+        OutOfMemory: memory is too small for a text of this length.
         ClosedError: the model was closed.
     """
 
@@ -68,16 +68,16 @@ class Embedder:
         return handle
 
     def embed(self, texts: Sequence[Sequence[int]], pooling: int) -> npt.NDArray[np.float32]:
-        """The vectors of texts that are given as token ids, float32 [n, n_embd].
+        """Return the vectors of texts, float32 [n, n_embd].
 
         Args:
-            texts: from 1 to `max_tokens` tokens each.
+            texts: token ids, from 1 to `max_tokens` for each text.
             pooling: one of the values of POOLINGS.
 
         Raises:
-            ConfigError: a text is empty or too long, a token unknown, or there is no such pooling.
+            ConfigError: a text is empty or too long, or a token or the pooling does not exist.
             Cancelled: `cancel()` was called meanwhile.
-            ComputeError: the computation failed, or gave what is no number.
+            ComputeError: the computation failed, or a result is not a finite number.
         """
         handle = self.handle
         lengths = np.array([len(text) for text in texts], np.int32)
@@ -107,7 +107,7 @@ class Embedder:
         return self._handle is None
 
     def close(self) -> None:
-        """Free it; a call in progress in another thread is finished first. May be called again."""
+        """Free the memory after a call in progress in another thread. May be called again."""
         self._handle = None
 
     def __enter__(self) -> Embedder:

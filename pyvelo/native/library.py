@@ -1,4 +1,4 @@
-"""The library as a whole: its log and the machine's devices."""
+"""Functions of the library as a whole: its log, devices, memory and threads."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ __all__ = [
     "LogLevel",
     "devices",
     "follow_logger",
-    "promised_memory",
     "release_threads",
+    "reserved_memory",
     "set_log",
     "system_info",
 ]
@@ -42,7 +42,7 @@ if _logger.level == logging.NOTSET:
 
 @dataclass(frozen=True)
 class Device:
-    """A device that can compute; memory in bytes.
+    """Device that can compute, with its memory in bytes.
 
     `kind`: "gpu" has memory of its own, "igpu" shares the host's, "accelerator" does some of the CPU's work.
     """
@@ -55,7 +55,7 @@ class Device:
 
 
 def devices() -> tuple[Device, ...]:
-    """The devices of this machine that this build can use, the CPU included."""
+    """Return the devices that this build can use, the CPU included."""
     count = ffi.new("int32_t *")
     capacity = 16
     while True:
@@ -77,27 +77,27 @@ def _device(found: CData) -> Device:
     )
 
 
-def promised_memory() -> int:
-    """Bytes that loaded models have allocated for weights that their first run packs, and not touched yet.
+def reserved_memory() -> int:
+    """Return the bytes that loaded models reserve for weights until their first run packs them.
 
-    The system still counts them as free.
+    They are allocated but untouched, so the system still counts them as free.
     """
     return int(lib.velo_promised_memory())
 
 
 def system_info() -> str:
-    """The instruction sets and options of the backends, as they were built."""
+    """Return the instruction sets and build options of the backends."""
     return read_bytes(lib.velo_system_info, 1024).decode("utf-8", "replace")
 
 
 def set_log(callback: Callable[[LogLevel, str], object] | None, level: LogLevel = "warning") -> None:
-    """Hand lines of the library's log, of `level` and above, to `callback(level, line)`.
+    """Pass lines of the library's log, of `level` and above, to `callback(level, line)`.
 
-    None hands them to the logger "pyvelo.llama", as at the start. Lines may come from any thread. What the
-    callback raises is raised again by the call during which the line was logged, or by the next one.
+    None passes them to the logger "pyvelo.llama", as at the start. Any thread may log. An exception of the
+    callback is raised by the call that logged the line, or by the next call.
 
     Raises:
-        ConfigError: there is no such level.
+        ConfigError: the level does not exist.
     """
     global _log
     if level not in _LEVELS:
@@ -127,7 +127,7 @@ def _tell_logger(level: LogLevel, line: str) -> None:
 
 
 def release_threads() -> None:
-    """End the worker threads that OpenMP keeps for the calling thread; its next run starts them anew."""
+    """End the OpenMP worker threads of the calling thread. Its next run starts them again."""
     lib.velo_threads_release()
 
 

@@ -1,4 +1,4 @@
-"""Models: loading, what they are, their vocabulary."""
+"""Model: loading a GGUF file, its properties and its vocabulary."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ __all__ = ["Layer", "Model", "ModelInfo", "VocabInfo", "quantize", "token_array"
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What a model is; `size_bytes` is that of its weights, `n_head` that of its first attention layer.
+    """Properties of a model. `size_bytes` are the bytes of its weights, `n_head` is of its first attention
+    layer.
 
-    `n_embd_out` are the numbers of an embedding; `pooling` is how the file says that they are made: 0 not at
-    all, 1 mean, 2 cls, 3 last, 4 a score instead. `is_encoder`: it embeds texts, and generates none.
+    `n_embd_out` is the size of an embedding. `pooling` is the pooling in the file: 0 none, 1 mean, 2 cls, 3
+    last, 4 a score instead. `is_encoder`: the model embeds texts and generates none.
     """
 
     arch: str
@@ -50,7 +51,7 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class VocabInfo:
-    """The vocabulary's size, its special tokens (None: there is none), and which are added by themselves."""
+    """Size of the vocabulary, its special tokens (None: absent), and whether they are added to texts."""
 
     n_tokens: int
     bos: int | None
@@ -63,11 +64,11 @@ class VocabInfo:
 
 @dataclass(frozen=True)
 class Layer:
-    """What one layer caches for each token.
+    """Shape of one layer's cache for a token.
 
-    `head_dim_v` is 0 where V is a view of K. `window` is in tokens, 0 without one; `window_type` is 0 for
-    none, 1 for the last `window` tokens, 2 for those since the last multiple of `window`. `device` is
-    where its weights and its cache are, a number in `devices()`.
+    `head_dim_v` is 0 if V is a view of K. `window` is in tokens, 0 without one. `window_type` is 0 for none,
+    1 for the last `window` tokens, 2 for the tokens since the last multiple of `window`. `device` holds its
+    weights and its cache, a number in `devices()`.
     """
 
     layer: int
@@ -81,30 +82,28 @@ class Layer:
 
 
 class Model:
-    """A GGUF model, loaded. Any thread may use it.
+    """Loaded GGUF model. Any thread may use it.
 
-    Contexts and samplers made from a model keep what they need of it: they go on working after `close()`, and
-    the memory of the weights is given back with the last of them.
+    Contexts and samplers of a model still work after its `close()`. The last of them frees the weights.
 
     Args:
-        path: the GGUF file; the first one where a model is in several.
+        path: the GGUF file; the first one if the model is split.
         n_gpu_layers: layers on GPUs; -1 for all.
         gpu_layers: numbers of GPUs among all devices, with the layers of each, in the order of layers and
             n_gpu_layers in all; none: all GPUs share them by their free memory.
-        use_mmap: map the file instead of reading it: what a run uses is read then, and weights that this
-            processor has a faster layout for are packed by the first one.
-        vocab_only: load metadata and tokenizer: no weights, no layers, and of the sizes only `n_vocab`.
+        use_mmap: map the file instead of reading it. A run reads the weights that it uses; the first run
+            packs weights with a faster layout on this processor.
+        vocab_only: load metadata and tokenizer only: no weights, no layers, and no sizes but `n_vocab`.
         check_tensors: refuse weights that are NaN or infinite.
-        deterministic: keep weights in the layout whose products do not depend on the batch.
-        progress: called with 0..1 while loading, and where weights are left for the first run to pack, with
-            0..1 then; it must not use the model. Returning False cancels; what it raises is raised by the
-            load or the run.
+        deterministic: use the layout of weights whose products do not depend on the batch.
+        progress: called with 0..1 while loading, and again with 0..1 if the first run packs weights. It must
+            not use the model. Returning False cancels. The load or the run raises its exceptions.
 
     Raises:
         ModelError: the file cannot be read or is damaged.
-        UnsupportedError: this build has no GPU backend, but layers shall be on one.
+        UnsupportedError: layers are wanted on a GPU, but this build has no GPU backend.
         ConfigError: a setting is out of range.
-        Cancelled: `progress` said so.
+        Cancelled: `progress` returned False.
     """
 
     def __init__(
@@ -151,7 +150,7 @@ class Model:
         self.layers: tuple[Layer, ...] = self._read_layers()
         refusal = read_bytes(lambda *to: lib.velo_model_refusal(self.handle, *to)).decode()
         self.refusal: str | None = refusal or None
-        """Why the model cannot have a paged cache, None where it can."""
+        """Reason why the model cannot have a paged cache, None if it can."""
 
     @property
     def handle(self) -> CData:
@@ -171,7 +170,7 @@ class Model:
         return self._handle is None
 
     def close(self) -> None:
-        """Let go of the model. May be called again."""
+        """Release the model. May be called again."""
         self._handle = None
 
     def __enter__(self) -> Model:
@@ -196,7 +195,7 @@ class Model:
 
     @cached_property
     def meta(self) -> Mapping[str, str]:
-        """The metadata of the file as text, read when it is first asked for."""
+        """Metadata of the file as text, read on first use."""
         handle = self.handle
         count = ffi.new("int32_t *")
         check(lib.velo_model_meta_count(handle, count))
@@ -210,19 +209,19 @@ class Model:
     # ---- vocabulary ----
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        """The tokens of `text`.
+        """Return the tokens of `text`.
 
         Args:
             text: what to tokenize.
-            add_special: put in front and behind what the model wants there, such as its BOS token.
-            parse_special: take the text of control tokens, such as ``<|im_start|>``, for these tokens.
+            add_special: add the special tokens that the model expects, such as BOS.
+            parse_special: read the text of control tokens, such as ``<|im_start|>``, as these tokens.
 
         Raises:
-            RequestError: the text is no string, or has surrogates and so is no valid Unicode.
+            RequestError: the text is not a string, or has surrogates, so it is not valid Unicode.
             UnsupportedError: the model has no vocabulary.
         """
         if not isinstance(text, str):
-            raise RequestError(f"{shown(text)} is no text: give a string")
+            raise RequestError(f"{shown(text)} is not a text: give a string")
         try:
             data = text.encode()
         except UnicodeEncodeError as error:
@@ -243,11 +242,11 @@ class Model:
             capacity = count[0]
 
     def token_bytes(self, token: int, *, special: bool = False) -> bytes:
-        """The bytes that a token stands for: part of a character, or many.
+        """Return the bytes of a token: part of a character, or several characters.
 
         Args:
             token: its id.
-            special: control tokens have bytes, too.
+            special: return bytes for control tokens, too.
 
         Raises:
             ConfigError: it is not in the vocabulary.
@@ -262,7 +261,7 @@ class Model:
         return piece
 
     def detokenize(self, tokens: Sequence[int] | npt.NDArray[np.int32], *, special: bool = False) -> bytes:
-        """The text of tokens, as bytes: without what `tokenize` had added, unless `special` asks for it.
+        """Return the text of tokens as bytes. `special` includes tokens that `tokenize` added.
 
         Raises:
             ConfigError: a token is not in the vocabulary.
@@ -274,7 +273,7 @@ class Model:
         return read_bytes(lambda *to: lib.velo_detokenize(handle, source, n, bool(special), *to), 8 * n + 64)
 
     def is_end(self, token: int) -> bool:
-        """Whether the model ends its answer with this token.
+        """Return whether this token ends an answer.
 
         Raises:
             ConfigError: it is not in the vocabulary.
@@ -289,10 +288,10 @@ def _path(path: str | os.PathLike[str]) -> bytes:
 
 
 def token_array(tokens: Sequence[int] | npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """Tokens as C reads them: int32 [n], contiguous.
+    """Return tokens as C reads them: int32 [n], contiguous.
 
     Raises:
-        ConfigError: they are not whole numbers of 32 bits, or not a flat list.
+        ConfigError: a token is not an integer of 32 bits, or the list is not flat.
     """
     if isinstance(tokens, np.ndarray) and tokens.dtype == np.int32:
         array = tokens
@@ -314,10 +313,10 @@ def quantize(
 ) -> None:
     """Write the model in `source` to `target` with its weights as `type` ("Q4_K_M", "Q8_0", "F16", ...).
 
-    `n_threads` of 0 takes all cores. What was in `target` stays until all is written.
+    `n_threads` of 0 uses all cores. An existing `target` is replaced after everything is written.
 
     Raises:
         ModelError: the source cannot be read, is damaged, or is quantized already.
-        ConfigError: there is no such type, or source and target are the same file.
+        ConfigError: the type does not exist, or source and target are the same file.
     """
     check(lib.velo_model_quantize(_path(source), _path(target), type.encode(), int32("n_threads", n_threads)))

@@ -1,4 +1,4 @@
-"""Samplers: how the next token of one sequence is chosen."""
+"""Sampler: the choice of the next token of one sequence."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ __all__ = ["Sampler"]
 
 
 class Sampler:
-    """Chooses the tokens of one sequence; it remembers them. For one thread at a time.
+    """Sampler of one sequence, which remembers its tokens. For one thread at a time.
 
-    In this order: mask, bias, penalties, temperature, top-k, top-p, min-p, draw. Equal seeds draw equal
-    tokens from equal logits.
+    The order is mask, bias, penalties, temperature, top-k, top-p, min-p, sample. Equal seeds give equal
+    tokens for equal logits.
 
     Args:
-        model: the model whose logits it sees.
-        temperature: 0 takes the most likely token, the lowest id where several are.
-        top_k: choose among that many; 0: among all.
-        top_p: choose among the most likely that together have this probability; 1: among all.
-        min_p: leave out what is less likely than this share of the most likely.
+        model: the model of the logits.
+        temperature: 0 selects the most likely token, and the lowest id of equal ones.
+        top_k: sample from this number of most likely tokens; 0: from all.
+        top_p: sample from the most likely tokens with this probability in total; 1: from all.
+        min_p: exclude tokens less likely than this share of the most likely one.
         repetition_penalty: above 1, tokens of prompt and output become less likely.
-        presence_penalty: taken off the logit of a token of the output.
-        frequency_penalty: taken off it once for each time that it is in the output.
-        seed: of the draw, 64 bits.
+        presence_penalty: subtracted from the logit of a token of the output.
+        frequency_penalty: subtracted once for each time that the token is in the output.
+        seed: of the random numbers, 64 bits.
         logit_bias: added to the logits of tokens; -inf bans one.
 
     Raises:
@@ -80,7 +80,7 @@ class Sampler:
         self.handle = ffi.gc(out[0], lib.velo_sampler_free)
 
     def see_prompt(self, tokens: Sequence[int] | npt.NDArray[np.int32]) -> None:
-        """Show it tokens that it did not draw, for the repetition penalty.
+        """Add tokens that it did not sample, for the repetition penalty.
 
         Raises:
             ConfigError: a token is not in the vocabulary.
@@ -93,13 +93,14 @@ class Sampler:
         check(lib.velo_sampler_prompt(handle, ints(array), len(array)))
 
     def mask(self, bits: bytes) -> None:
-        """Say which tokens it may draw until the next call.
+        """Set the tokens that it may sample until the next call.
 
         Args:
-            bits: bit t % 8 of byte t // 8 for token t, at least as many as the vocabulary; none: every token.
+            bits: bit t % 8 of byte t // 8 for token t, at least one for each token of the vocabulary; empty:
+                every token.
 
         Raises:
-            ConfigError: they are too few.
+            ConfigError: `bits` is too short.
             ClosedError: the sampler was closed.
         """
         handle = self.handle
@@ -108,7 +109,7 @@ class Sampler:
         check(lib.velo_sampler_mask(handle, ffi.from_buffer("uint8_t[]", bits), len(bits)))
 
     def close(self) -> None:
-        """Free it. May be called again."""
+        """Free the sampler. May be called again."""
         self.handle = None
 
     def __enter__(self) -> Sampler:

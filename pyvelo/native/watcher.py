@@ -1,4 +1,4 @@
-"""C calls that report progress to Python, and the end of the process while one is in progress."""
+"""C calls that report progress to Python, and the end of the process during such a call."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 __all__ = ["Watcher"]
 
 _calls: list[int] = []
-"""The thread of each call in progress that may call Python back."""
+"""Threads of the calls in progress that may call Python."""
 
 _ending = 0
 """The thread that ends the process, if one does."""
 
 
 class Watcher:
-    """Receiver of the progress of a load and of the first run, and of what its callback raises.
+    """Receiver of the progress of a load and of the first run, and of exceptions of its callback.
 
-    Whatever may run the model holds a reference: C has the handle.
+    Every object that may run the model has a reference, because C has the handle.
     """
 
     def __init__(self, callback: Callable[[float], bool | None] | None) -> None:
@@ -35,10 +35,11 @@ class Watcher:
         self.raised: BaseException | None = None
         self.handle: CData = ffi.new_handle(self)
         self.packed = callback is None
-        """Whether no run calls back any more."""
+        """Whether all later runs make no callback."""
 
     def call(self, function: Callable[..., int], *args: Any) -> None:
-        """Make a C call that may call back; raise what the callback raised, or else what the call reports.
+        """Make a C call that may call back. Raise the exception of the callback, or else the error of the
+        call.
 
         Raises:
             ClosedError: the process ends.
@@ -47,13 +48,13 @@ class Watcher:
         _calls.append(me)
         try:
             if _ending not in (0, me):
-                raise ClosedError("this process ends: load and run models before that")
+                raise ClosedError("the process is ending: no model can be loaded or run now")
             self._check(function(*args))
         finally:
             _calls.remove(me)
 
     def run(self, function: Callable[..., int], *args: Any) -> None:
-        """Make a C call that runs the model: as `call` does, until one has packed all weights."""
+        """Make a C call that runs the model, as `call` does until a run has packed all weights."""
         if self.packed:
             self._check(function(*args))
         else:
@@ -80,10 +81,10 @@ def velo_py_progress(value: float, user: CData) -> int:
 
 
 def _end_calls() -> None:
-    """Cancel the calls of other threads that may call back, and wait for their ends.
+    """Cancel the calls of other threads that may call back, and wait for them to end.
 
-    Python ends a thread that asks for its lock after this. In a callback that unwinds through C++, which
-    aborts the process.
+    After this, Python ends any thread that requests its lock. In a callback, this would unwind through C++
+    and abort the process.
     """
     global _ending
     _ending = threading.get_ident()
@@ -92,7 +93,7 @@ def _end_calls() -> None:
 
 
 def _forget() -> None:
-    """Drop the calls of threads that a forked child does not have."""
+    """Remove the calls of threads that a forked child does not have."""
     me = threading.get_ident()
     _calls[:] = [thread for thread in _calls if thread == me]
 

@@ -218,10 +218,10 @@ class _Context:
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         self._move(len(targets))
 
-    def swap_out(self, blocks: Sequence[int], places: Sequence[int]) -> None:
+    def swap_out(self, blocks: Sequence[int], swap_blocks: Sequence[int]) -> None:
         self._move(len(blocks))
 
-    def swap_in(self, places: Sequence[int], blocks: Sequence[int]) -> None:
+    def swap_in(self, swap_blocks: Sequence[int], blocks: Sequence[int]) -> None:
         self._move(len(blocks))
 
     def fill_blocks(self, blocks: Sequence[int], byte: int) -> None:

@@ -14,7 +14,7 @@ import pytest
 from pyvelo import LLM, AsyncLLM, SamplingParams
 from pyvelo.engine import engine
 from pyvelo.errors import ConfigError
-from pyvelo.native import promised_memory
+from pyvelo.native import reserved_memory
 
 SMAPS = Path("/proc/self/smaps")
 linux_only = pytest.mark.skipif(not SMAPS.exists(), reason="resident pages are read from /proc")
@@ -114,7 +114,7 @@ def test_an_embedding_packs_weights_too(packed_model: Path) -> None:
         mapped, loaded = resident(packed_model)
         assert loaded < 0.1 * mapped
         llm.embed("Once", pooling="mean")
-        assert promised_memory() == 0
+        assert reserved_memory() == 0
         assert resident(packed_model)[1] < 0.2 * mapped
 
 
@@ -131,7 +131,7 @@ def test_memory_that_weights_will_take_is_not_free(
 
     alone = pool_bytes()
     with LLM(packed_model) as llm:
-        promised = promised_memory()
+        promised = reserved_memory()
         assert promised > 0.7 * packed_model.stat().st_size
         beside = pool_bytes()
         grain = 2 * 256 * llm.stats().block_bytes // llm.stats().block_size  # of f32

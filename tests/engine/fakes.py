@@ -114,15 +114,15 @@ class FakeContext:
             slots[target] = slots[source]
         self.n_copies += len(sources)
 
-    def swap_out(self, blocks: abc.Sequence[int], places: abc.Sequence[int]) -> None:
-        assert len(set(places)) == len(blocks)
-        for block, place in zip(blocks, places, strict=True):
-            self.swapped[place] = self.slots.reshape(self.n_blocks, self.block_size)[block].copy()
+    def swap_out(self, blocks: abc.Sequence[int], swap_blocks: abc.Sequence[int]) -> None:
+        assert len(set(swap_blocks)) == len(blocks)
+        for block, swap_block in zip(blocks, swap_blocks, strict=True):
+            self.swapped[swap_block] = self.slots.reshape(self.n_blocks, self.block_size)[block].copy()
 
-    def swap_in(self, places: abc.Sequence[int], blocks: abc.Sequence[int]) -> None:
-        assert len(set(blocks)) == len(places)
-        for place, block in zip(places, blocks, strict=True):
-            self.slots.reshape(self.n_blocks, self.block_size)[block] = self.swapped[place]
+    def swap_in(self, swap_blocks: abc.Sequence[int], blocks: abc.Sequence[int]) -> None:
+        assert len(set(blocks)) == len(swap_blocks)
+        for swap_block, block in zip(swap_blocks, blocks, strict=True):
+            self.slots.reshape(self.n_blocks, self.block_size)[block] = self.swapped[swap_block]
 
     def fill_blocks(self, blocks: abc.Sequence[int], byte: int) -> None:
         self.slots.reshape(self.n_blocks, self.block_size)[list(blocks)] = EMPTY

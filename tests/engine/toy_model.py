@@ -268,18 +268,18 @@ class ToyContext:
             self.faults.check("copy", "middle")
         self.faults.check("copy", "after")
 
-    def swap_out(self, blocks: Sequence[int], places: Sequence[int]) -> None:
+    def swap_out(self, blocks: Sequence[int], swap_blocks: Sequence[int]) -> None:
         self.faults.check("swap_out")
-        self.note(len(set(places)) == len(blocks), "a place in host memory is taken twice")
-        for block, place in zip(blocks, places, strict=True):
-            self._host[place] = self._slots[block]
+        self.note(len(set(swap_blocks)) == len(blocks), "a swap block is used twice")
+        for block, swap_block in zip(blocks, swap_blocks, strict=True):
+            self._host[swap_block] = self._slots[block]
             self.faults.check("swap_out", "middle")
         self.faults.check("swap_out", "after")
 
-    def swap_in(self, places: Sequence[int], blocks: Sequence[int]) -> None:
+    def swap_in(self, swap_blocks: Sequence[int], blocks: Sequence[int]) -> None:
         self.faults.check("swap_in")
-        for place, block in zip(places, blocks, strict=True):
-            self._slots[block] = self._host[place]
+        for swap_block, block in zip(swap_blocks, blocks, strict=True):
+            self._slots[block] = self._host[swap_block]
             self.faults.check("swap_in", "middle")
         self.faults.check("swap_in", "after")
 

@@ -56,14 +56,14 @@ def check_swap(context: Context, rng: np.random.Generator) -> None:
     for _ in range(12):
         data, n = fill(context, rng), int(rng.integers(1, 20))
         blocks = rng.permutation(N_BLOCKS)[:n] if rng.integers(2) else np.arange(n) + 3
-        places = rng.permutation(24)[:n] if rng.integers(2) else np.arange(n) + 4
-        context.swap_out(blocks.tolist(), places.tolist())
+        swap_blocks = rng.permutation(24)[:n] if rng.integers(2) else np.arange(n) + 4
+        context.swap_out(blocks.tolist(), swap_blocks.tolist())
         context.fill_blocks(blocks.tolist(), 0xFF)
         back = rng.permutation(N_BLOCKS)[:n]
         kept = data.copy()
         kept[blocks] = 0xFF
         check_pool(context, kept)
-        context.swap_in(places.tolist(), back.tolist())
+        context.swap_in(swap_blocks.tolist(), back.tolist())
         kept[back] = data[blocks]
         check_pool(context, kept)
 

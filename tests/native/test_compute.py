@@ -14,7 +14,7 @@ from typing import TypeVar
 import pytest
 
 from pyvelo.native import compute as module
-from pyvelo.native.compute import compute, rest
+from pyvelo.native.compute import compute, release_team
 
 T = TypeVar("T")
 
@@ -67,13 +67,13 @@ def test_when_a_second_one_comes_both_hand_over() -> None:
 def test_after_a_rest_another_may_compute() -> None:
     for _ in range(2):
         assert name() == threading.current_thread().name
-        rest()
-        assert elsewhere(lambda: (name(), rest())[0]) == "elsewhere"
+        release_team()
+        assert elsewhere(lambda: (name(), release_team())[0]) == "elsewhere"
 
 
 def test_resting_is_for_the_one_who_computes() -> None:
     name()
-    elsewhere(rest)
+    elsewhere(release_team)
     assert elsewhere(name) == COMPUTE_THREAD
 
 

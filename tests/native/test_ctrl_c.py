@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pyvelo.native.compute import AGAIN, on_ctrl_c
+from pyvelo.native.compute import RETRY_SECONDS, on_ctrl_c
 
 WAIT = 60.0  # seconds after which a test is taken to hang
 
@@ -37,7 +37,7 @@ def test_a_signal_does_not_reach_the_next_turn() -> None:
         signal.raise_signal(signal.SIGINT)
         assert called.wait(WAIT)
     with on_ctrl_c(late.set):
-        time.sleep(4 * AGAIN)
+        time.sleep(4 * RETRY_SECONDS)
     assert not late.is_set()
 
 

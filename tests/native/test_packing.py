@@ -14,16 +14,16 @@ import pytest
 
 from pyvelo.errors import Cancelled
 from pyvelo.memory.host import free_memory
-from pyvelo.native import Context, Embedder, Model, StepArrays, devices, promised_memory, quantize
+from pyvelo.native import Context, Embedder, Model, StepArrays, devices, quantize, reserved_memory
 
 from .steps import Seq, logits_of, run
 
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left() -> Iterator[None]:
-    assert promised_memory() == 0
+    assert reserved_memory() == 0
     yield
-    assert promised_memory() == 0
+    assert reserved_memory() == 0
 
 
 def context_of(model: Model) -> Context:
@@ -40,7 +40,7 @@ def logits(context: Context) -> bytes:
 def expected(path: Path) -> bytes:
     """What a model says whose weights are read and packed by the load."""
     with Model(path, use_mmap=False) as model, context_of(model) as context:
-        assert promised_memory() == 0
+        assert reserved_memory() == 0
         return logits(context)
 
 
@@ -50,9 +50,9 @@ def test_the_same_weights_as_by_the_load(tiny_model_f32: Path, tmp_path: Path, k
     path = tmp_path / "model.gguf"
     quantize(tiny_model_f32, path, kind)
     with Model(path) as model, context_of(model) as context:
-        assert (promised_memory() > 0) >= (kind in ("Q4_0", "Q4_K_M"))  # others: not on every processor
+        assert (reserved_memory() > 0) >= (kind in ("Q4_0", "Q4_K_M"))  # others: not on every processor
         first = logits(context)
-        assert promised_memory() == 0
+        assert reserved_memory() == 0
         assert logits(context) == first
     assert first == expected(path)
 
@@ -60,24 +60,24 @@ def test_the_same_weights_as_by_the_load(tiny_model_f32: Path, tmp_path: Path, k
 def test_the_load_leaves_them_all(packed_model: Path) -> None:
     size = packed_model.stat().st_size
     with Model(packed_model) as model:
-        assert 0.7 * size < promised_memory() < 1.3 * size
+        assert 0.7 * size < reserved_memory() < 1.3 * size
         with Model(packed_model) as twin:
-            assert promised_memory() > 1.4 * size
+            assert reserved_memory() > 1.4 * size
             logits(context_of(twin))
-            assert 0.7 * size < promised_memory() < 1.3 * size
+            assert 0.7 * size < reserved_memory() < 1.3 * size
         logits(context_of(model))
-        assert promised_memory() == 0
+        assert reserved_memory() == 0
 
 
 @pytest.mark.parametrize("settings", [{"deterministic": True}, {"use_mmap": False}, {"vocab_only": True}])
 def test_nothing_is_left_where_nothing_is_packed_later(packed_model: Path, settings: dict[str, bool]) -> None:
     with Model(packed_model, **settings):  # type: ignore[arg-type]
-        assert promised_memory() == 0
+        assert reserved_memory() == 0
 
 
 def test_models_that_are_never_run(packed_model: Path) -> None:
     with Model(packed_model) as model, context_of(model):
-        assert promised_memory() > 0
+        assert reserved_memory() > 0
 
 
 def test_what_is_promised_is_not_free(packed_model: Path) -> None:
@@ -91,7 +91,7 @@ def test_what_is_promised_is_not_free(packed_model: Path) -> None:
 
     before = missing()
     with Model(packed_model), Model(packed_model), Model(packed_model):
-        promised = promised_memory()
+        promised = reserved_memory()
         assert missing() - before == pytest.approx(promised, rel=0.2)
 
 
@@ -144,13 +144,13 @@ def test_packing_that_is_stopped_goes_on_later(
         return stops.pop()() if stops and share > 0.3 else None
 
     with Model(packed_model, progress=watch) as model, context_of(model) as context:
-        at_first = promised_memory()
+        at_first = reserved_memory()
         stops.append(lambda: stop(context))
         with pytest.raises(error):
             logits(context)
         reached = shares[-1]
         assert 0.3 < reached < 0.6
-        assert promised_memory() == pytest.approx(at_first * (1 - reached), rel=0.01)
+        assert reserved_memory() == pytest.approx(at_first * (1 - reached), rel=0.01)
         shares.clear()
         assert logits(context) == expected(packed_model)
         assert (shares[0], shares[-1]) == (reached, 1.0)
@@ -170,7 +170,7 @@ def test_contexts_that_outlive_their_model_still_tell(packed_model: Path) -> Non
 def test_an_embedder_packs_too(packed_model: Path) -> None:
     with Model(packed_model) as model, Embedder(model, max_tokens=64, n_threads=2) as embedder:
         vectors = embedder.embed([[1, 2, 3]], 1)
-        assert promised_memory() == 0
+        assert reserved_memory() == 0
         with context_of(model) as context:
             assert logits(context) == expected(packed_model)
     with (
