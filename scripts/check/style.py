@@ -25,6 +25,9 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed
 from scripts._common import ROOT, ScriptError, run_main
 
 CLEAN = [
+    "CONTRIBUTING.md",
+    "README.md",
+    "docs",
     "native/ffi",
     "native/fuzz",
     "native/ops/test",
@@ -78,7 +81,10 @@ PYTHON = r"pyvelo|scripts|tests|docs|README|CONTRIBUTING"
 COULD_BE = r"(is|are|was|were|be|been|being)"
 
 RULES = [
-    Rule(r"(?<!sers )(?<!ople )(?<!user )\b[Ww]ho(ever|m|mever)?\b", "request, thread, caller, ..."),
+    Rule(
+        r"(?<!sers )(?<!ople )(?<!user )\b[Ww]ho(ever|m|mever)?\b(?! (are|is) \w+\?)",
+        "request, thread, caller, ...",
+    ),
     Rule(r"\b([Ss]ome|[Nn]o|[Aa]ny|[Ee]very)(body|one)\b", "request, thread, user, ... (name it)"),
     Rule(r"\bthose (of|that|which|who|in|with|without|from|for|before|after)\b", "the noun again"),
     Rule(r"\bthose(?=[.,;:)]|$)", "the noun again"),
