@@ -41,7 +41,7 @@ void velo::on_big_stack(size_t bytes, const std::function<void()> & body) {
                          pthread_create(&thread, &attributes, run, &work) == 0;
     pthread_attr_destroy(&attributes);
     if (!started) {
-        fail(VELO_OUT_OF_MEMORY, "there is no room for a stack of %zu MiB", bytes >> 20);
+        fail(VELO_OUT_OF_MEMORY, "no memory for a stack of %zu MiB", bytes >> 20);
     }
     pthread_join(thread, nullptr);
     if (work.raised) {

@@ -5,7 +5,7 @@
 
 namespace velo {
 
-// Runs `body` on a stack of at least that many bytes and throws what it throws. Memory is taken only as it is used.
+// Run `body` on a stack of at least `bytes` bytes and rethrow its exception. The system provides memory as it is used.
 void on_big_stack(size_t bytes, const std::function<void()> & body);
 
 } // namespace velo

@@ -1,4 +1,4 @@
-// Contexts: a pool of blocks and the graphs that use it.
+// Contexts: a pool of blocks and the graphs that use it. Create, run, read logits, copy blocks.
 #include "guard.hpp"
 #include "handles.hpp"
 #include "model-facts.h"
@@ -39,11 +39,11 @@ void check(llama_paged_status status) {
     }
 }
 
-// The same for a step: it says what a thread that computed could not do.
+// Throw the error of a step, with the reason why a computing thread failed.
 void check_step(llama_paged_status status) {
     if (status == LLAMA_PAGED_NO_MEMORY) {
-        velo::fail(VELO_OUT_OF_MEMORY, "%s%s; a smaller max_batch_tokens or kv_cache_bytes would do",
-                   llama_paged_error(), velo::failure().c_str());
+        velo::fail(VELO_OUT_OF_MEMORY, "%s%s; use a smaller max_batch_tokens or kv_cache_bytes", llama_paged_error(),
+                   velo::failure().c_str());
     }
     if (status == LLAMA_PAGED_FAILED) {
         velo::fail(VELO_FAILED, "%s%s", llama_paged_error(), velo::failure().c_str());
@@ -57,7 +57,7 @@ bool is_cancelled(void * context) {
     return static_cast<velo_context *>(context)->phase.load(std::memory_order_relaxed) == velo::RUN_CANCELLED;
 }
 
-// The time in which velo_context_cancel has something to cancel.
+// Marks the context as running, so that velo_context_cancel has an effect.
 struct running {
     explicit running(velo_context & context) : context(context) { context.phase = velo::RUN_RUNNING; }
     ~running() { context.phase = velo::RUN_IDLE; }
@@ -90,9 +90,9 @@ llama_context_params context_params(velo_context & context, const velo_context_p
     out.n_threads_batch      = out.n_threads;
     out.type_k               = static_cast<ggml_type>(params.type_k);
     out.type_v               = static_cast<ggml_type>(params.type_v);
-    out.op_offload           = params.deterministic == 0; // a GPU takes products of large batches, and rounds otherwise
-    out.abort_callback       = is_cancelled;
-    out.abort_callback_data  = &context;
+    out.op_offload = params.deterministic == 0; // a GPU would compute products of large batches, with other rounding
+    out.abort_callback      = is_cancelled;
+    out.abort_callback_data = &context;
     return out;
 }
 
@@ -122,7 +122,7 @@ velo_status velo_context_create(velo_model * model, const velo_context_params * 
             velo::fail(VELO_UNSUPPORTED, "%s", model->refusal.c_str());
         }
         if (params->deterministic && !model->deterministic) {
-            velo::fail(VELO_INVALID, "a deterministic context needs a model that was loaded with deterministic, too");
+            velo::fail(VELO_INVALID, "a deterministic context needs a model that was loaded with deterministic");
         }
         velo::check_pool(*model, *params);
 
@@ -151,10 +151,11 @@ velo_status velo_context_create(velo_model * model, const velo_context_params * 
             const std::string cause  = log.cause(llama_paged_error());
             const bool        memory = velo::tells_of_memory(cause);
             // upstream cannot multiply every weight that it repacks
-            const char * hint = memory ? "; a smaller n_ctx, kv_cache_bytes or max_batch_tokens would do"
-                                : model->deterministic ? ""
-                                                       : "; it may work with a model loaded as deterministic";
-            velo::fail(memory ? VELO_OUT_OF_MEMORY : VELO_UNSUPPORTED, "the context cannot be made: %s%s",
+            const char * hint = memory ? "; use a smaller n_ctx, kv_cache_bytes or max_batch_tokens"
+                                : model->deterministic
+                                    ? ""
+                                    : "; it may work with a model that was loaded with deterministic";
+            velo::fail(memory ? VELO_OUT_OF_MEMORY : VELO_UNSUPPORTED, "the context cannot be created: %s%s",
                        cause.c_str(), hint);
         }
         *context = made.release();
@@ -206,12 +207,13 @@ velo_status velo_context_run(velo_context * context, const velo_batch * batch) n
         velo::check_team(llama_n_threads(context->llama.get()));
         context->packing->finish(llama_n_threads(context->llama.get()), [&] { return is_cancelled(context); });
         velo::forget_failure();
-        const velo::catch_aborts catching(VELO_FAILED); // where nothing computes; a team has its own (team-run.cpp)
+        const velo::catch_aborts catching(
+            VELO_FAILED); // in this thread; the threads of a team have their own (team-run.cpp)
         const llama_paged_batch  paged  = paged_batch(*batch);
         const llama_paged_status status = llama_decode_paged(context->llama.get(), &paged);
-        velo::check_files(context->files); // before anything that was computed from zeros
+        velo::check_files(context->files); // fail before results of lost pages (read as zeros) are used
         check_step(status);
-        if (is_cancelled(context)) { // a GPU does not look in between
+        if (is_cancelled(context)) { // a GPU does not check during a run
             velo::fail(VELO_CANCELLED, "the step was cancelled");
         }
         ++context->timings.n_runs;

@@ -11,7 +11,7 @@ namespace {
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
 
-// Whole vocabularies go through the loops below for every token: lanes, so that the compiler makes vectors of them.
+// Every token takes these loops over the whole vocabulary. Arrays of lanes let the compiler vectorize them.
 constexpr int32_t n_lanes = 16;
 constexpr int32_t chunk   = 64 * n_lanes;
 
@@ -34,8 +34,8 @@ inline float exp_below(float z) {
     return z < -87.0f ? 0.0f : series * power;
 }
 
-// Positive floats are ordered as their bits are: the exponent and some of the mantissa name a class of weights that
-// differ by less than 2 in a hundred.
+// Positive floats have the order of their bits. The exponent and the first bits of the mantissa are the class of a
+// weight; weights of a class differ by less than 2 %.
 constexpr int32_t class_shift = 17;
 constexpr int32_t n_classes   = (0x3f800000 >> class_shift) + 1; // up to 1.0
 
@@ -116,7 +116,7 @@ bool is_better(const candidate & a, const candidate & b) {
     return a.value > b.value || (a.value == b.value && a.id < b.id);
 }
 
-// A pile of those above a floor, cut back to k when it has 2k.
+// Collect logits above a floor. At 2k of them, keep the k largest and raise the floor.
 void find_best(const float * logits, int32_t n, int32_t k, std::vector<candidate> & best) {
     const auto size  = static_cast<size_t>(k);
     float      floor = -infinity;
@@ -129,7 +129,7 @@ void find_best(const float * logits, int32_t n, int32_t k, std::vector<candidate
     };
     best.clear();
     for (int32_t i = 0; i < n; ++i) {
-        if (logits[i] > floor) { // an equal one has a higher id than those kept
+        if (logits[i] > floor) { // an equal logit here has a higher id and loses
             best.push_back({logits[i], i});
             if (best.size() == 2 * size) {
                 cut();
@@ -139,7 +139,7 @@ void find_best(const float * logits, int32_t n, int32_t k, std::vector<candidate
     cut();
 }
 
-// The k largest logits, in the order of ids.
+// Select the k largest logits, in the order of ids.
 void drawer::keep_best(const float * logits, int32_t n, int32_t k) {
     find_best(logits, n, k, best);
     std::sort(best.begin(), best.end(), [](const candidate & a, const candidate & b) { return a.id < b.id; });
@@ -151,7 +151,7 @@ void drawer::keep_best(const float * logits, int32_t n, int32_t k) {
     }
 }
 
-// Weights relative to the largest, so that no temperature overflows; returns their sum.
+// Compute weights relative to the largest, so that no temperature overflows. Return their sum.
 double drawer::weigh(const float * logits, int32_t n, float max, float temperature) {
     weights.resize(static_cast<size_t>(n));
     float * out = weights.data();
@@ -161,7 +161,7 @@ double drawer::weigh(const float * logits, int32_t n, float max, float temperatu
     return sum(out, n);
 }
 
-// Leaves out all but the largest weights that together have `mass`.
+// Exclude all but the largest weights, whose sum reaches `mass`.
 void drawer::keep_nucleus(double mass) {
     masses.assign(n_classes, 0.0);
     for (const float weight : weights) {
@@ -171,7 +171,7 @@ void drawer::keep_nucleus(double mass) {
     for (; edge > 0 && masses[static_cast<size_t>(edge)] < mass; --edge) {
         mass -= masses[static_cast<size_t>(edge)];
     }
-    if (edge == 0) { // all of them: none has a weight in the class of 0
+    if (edge == 0) { // no exclusion: no weight is in class 0
         return;
     }
     best.clear();
@@ -181,7 +181,7 @@ void drawer::keep_nucleus(double mass) {
         }
     }
     std::sort(best.begin(), best.end(), is_better);
-    size_t n = 0; // of the class at the edge
+    size_t n = 0; // tokens of the class at the edge
     while (n < best.size() && mass > 0.0) {
         mass -= static_cast<double>(best[n++].value);
     }
@@ -211,7 +211,7 @@ int32_t drawer::pick(double u) const {
             left -= static_cast<double>(weight[i]);
         }
     }
-    int32_t last = n - 1; // sums in another order leave a little at the end
+    int32_t last = n - 1; // rounding of sums may leave a rest
     while (last > 0 && weight[last] == 0.0f) {
         --last;
     }
@@ -220,7 +220,7 @@ int32_t drawer::pick(double u) const {
 
 int32_t drawer::draw(const float * logits, int32_t n, float max, const draw_params & params, double u) {
     const bool cut = params.top_k > 0 && params.top_k < n;
-    if (cut) { // before the temperature: the order is the same, the work less
+    if (cut) { // before the temperature: the order is the same, and less work follows
         keep_best(logits, n, params.top_k);
         logits = kept.data();
         n      = static_cast<int32_t>(kept.size());

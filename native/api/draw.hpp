@@ -6,24 +6,24 @@
 
 namespace velo {
 
-// What find_top tells of a row of logits.
+// Maximum of a row of logits.
 struct top_logit {
     float   max;
-    int32_t token;      // the lowest id that has it
-    bool    computable; // no NaN, no +infinity, something finite
+    int32_t token;      // the lowest id with this logit
+    bool    computable; // no NaN, no +infinity, at least one finite logit
 };
 top_logit find_top(const float * logits, int32_t n);
 
-// ln of the sum of e^logit; `max` is the largest of them
+// Return the natural logarithm of the sum of e^logit. `max` is the largest logit.
 double log_sum(const float * logits, int32_t n, float max);
 
 struct candidate {
     float   value;
     int32_t id;
 };
-// the larger value; of equal ones the lower id
+// Order by value, largest first; equal values by id, lowest first.
 bool is_better(const candidate & a, const candidate & b);
-// The k largest logits, in no order; `best` is made anew.
+// Write the k largest logits to `best`, in any order.
 void find_best(const float * logits, int32_t n, int32_t k, std::vector<candidate> & best);
 
 struct draw_params {
@@ -33,13 +33,13 @@ struct draw_params {
     float   min_p;       // 0: off
 };
 
-// Draws; holds the scratch of it, which is as long as the vocabulary.
+// Draws tokens. Holds buffers as long as the vocabulary.
 //
-// Every step keeps the tokens in the order of their ids, equal ones of lower id first, and uses no function of the
-// platform's mathematics: equal logits and equal u give equal tokens everywhere.
+// Every step keeps the tokens in the order of their ids, prefers the lower id of equal tokens, and uses no function of
+// the platform's math library: equal logits and equal u give equal tokens on every machine.
 class drawer {
 public:
-    // `max` is the largest logit, u uniform in [0, 1)
+    // Draw a token. `max` is the largest logit, u is uniform in [0, 1).
     int32_t draw(const float * logits, int32_t n, float max, const draw_params & params, double u);
 
 private:
@@ -48,11 +48,11 @@ private:
     void    keep_nucleus(double mass);
     int32_t pick(double u) const;
 
-    std::vector<candidate> best;    // top-k, and then what lies at the edge of the nucleus
-    std::vector<float>     kept;    // the logits of top-k ...
-    std::vector<int32_t>   ids;     // ... and whose they are
-    std::vector<float>     weights; // the largest is 1; 0: left out
-    std::vector<double>    masses;  // of weights that are about equal
+    std::vector<candidate> best;    // top-k, then the tokens at the edge of top-p
+    std::vector<float>     kept;    // logits of the top-k tokens
+    std::vector<int32_t>   ids;     // their ids
+    std::vector<float>     weights; // relative to the largest; 0: excluded
+    std::vector<double>    masses;  // sums of weights by class of about equal weights
 };
 
 } // namespace velo

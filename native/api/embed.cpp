@@ -1,4 +1,4 @@
-// Embeddings: a vector for a text, pooled from those of its tokens, over a stock context.
+// Embeddings: a vector for a text, pooled from its tokens' vectors, with a stock context.
 #include "guard.hpp"
 #include "handles.hpp"
 #include "host-memory.hpp"
@@ -13,18 +13,19 @@
 
 namespace {
 
-constexpr int32_t batch_tokens = 512; // of short texts together: attention looks at all of them
-constexpr int32_t batch_texts  = 64;
-// upstream gives embeddings no batch without room for the logits of all its tokens
+constexpr int32_t batch_tokens =
+    512; // for several short texts: attention computes scores between all tokens of a batch
+constexpr int32_t batch_texts = 64;
+// upstream allocates logits for all tokens of a batch of embeddings
 constexpr int64_t logits_bytes = int64_t{64} << 20;
-// scores of a head up to which attention keeps them all; beyond, flash attention, which rounds to f16 on the way
+// most scores of a head that are stored; beyond, use flash attention, which rounds to f16
 constexpr int64_t plain_scores = int64_t{1} << 21;
 
 bool is_cancelled(void * embedder) {
     return static_cast<velo_embedder *>(embedder)->phase.load(std::memory_order_relaxed) == velo::RUN_CANCELLED;
 }
 
-// The time in which velo_embedder_cancel has something to cancel.
+// Marks the embedder as running, so that velo_embedder_cancel has an effect.
 struct running {
     explicit running(velo_embedder & embedder) : embedder(embedder) { embedder.phase = velo::RUN_RUNNING; }
     ~running() { embedder.phase = velo::RUN_IDLE; }
@@ -34,11 +35,11 @@ struct running {
     velo_embedder & embedder;
 };
 
-// Ends the graph with the tokens' vectors, its first output: what follows them are logits. As the scheduler asks:
-// whether to look at a tensor, and then, with `ask` false, whether to go on.
+// End the graph after the tokens' vectors, its first output; the logits follow. Callback of the scheduler: whether to
+// observe a tensor if `ask`, else whether to continue.
 bool before_logits(ggml_tensor * tensor, bool ask, void *) { return ask && (tensor->flags & GGML_TENSOR_FLAG_OUTPUT); }
 
-// ---- what may be made ----
+// ---- checks ----
 
 void check_model(const velo_model & model) {
     const llama_model * llama = model.llama.get();
@@ -46,10 +47,10 @@ void check_model(const velo_model & model) {
         velo::fail(VELO_INVALID, "%s", model.refusal.c_str());
     }
     if (llama_model_has_encoder(llama) && llama_model_has_decoder(llama)) {
-        velo::fail(VELO_UNSUPPORTED, "this model reads with an encoder and writes with a decoder: it embeds no texts");
+        velo::fail(VELO_UNSUPPORTED, "this model cannot embed texts: it has an encoder and a decoder");
     }
     if (!model.refusal.empty() && !llama_model_is_encoder(llama)) {
-        velo::fail(VELO_UNSUPPORTED, "this model embeds no texts: %s", model.refusal.c_str());
+        velo::fail(VELO_UNSUPPORTED, "this model cannot embed texts: %s", model.refusal.c_str());
     }
 }
 
@@ -60,7 +61,7 @@ int32_t tokens_of_batch(const velo_embedder & embedder) {
     return static_cast<int32_t>(std::clamp<int64_t>(logits_bytes / 4 / embedder.n_vocab, 32, batch_tokens));
 }
 
-// A system that promises more memory than it has kills whoever takes it at its word.
+// Check free memory first: a system that overcommits memory would kill the process later.
 void check_memory(const velo_model & model, const velo_embedder & embedder, uint32_t n_ctx) {
     std::vector<velo_layer> layers(static_cast<size_t>(llama_model_cached_layers(model.llama.get(), nullptr, 0)));
     llama_model_cached_layers(model.llama.get(), layers.data(), static_cast<int32_t>(layers.size()));
@@ -105,7 +106,7 @@ struct text {
     int32_t         n_done = 0;
 };
 
-// What is known of a text's vector while its tokens come.
+// Pooling of a text over several batches.
 class pool {
 public:
     pool(int32_t pooling, int32_t n_embd) : pooling(pooling), values(static_cast<size_t>(n_embd)) {}
@@ -142,7 +143,7 @@ void check_status(int32_t status) {
         velo::fail(VELO_CANCELLED, "the embedding was cancelled");
     }
     if (status == -2) {
-        velo::fail(VELO_OUT_OF_MEMORY, "no memory for the embeddings of a batch%s; shorter texts would do",
+        velo::fail(VELO_OUT_OF_MEMORY, "no memory for the embeddings of a batch%s; use shorter texts",
                    velo::failure().c_str());
     }
     if (status != 0) {
@@ -150,12 +151,12 @@ void check_status(int32_t status) {
     }
 }
 
-// Tokens of several sequences, all of them outputs.
+// Batch of tokens of several sequences, all of them outputs.
 struct token_batch {
     std::vector<llama_token>    tokens;
     std::vector<llama_pos>      positions;
     std::vector<llama_seq_id>   owners;
-    std::vector<llama_seq_id *> owner_lists; // of one owner each
+    std::vector<llama_seq_id *> owner_lists; // lists of one owner
     std::vector<int32_t>        n_owners;
     std::vector<int8_t>         outputs;
 
@@ -182,7 +183,7 @@ struct token_batch {
     }
 };
 
-// Computes the next tokens of some texts, as many as a batch takes, each in a sequence of its own.
+// Compute the next tokens of some texts, up to a batch, with one sequence for each text.
 void run_batch(velo_embedder & embedder, text * texts, pool * pools, int32_t n_texts) {
     llama_context * ctx = embedder.llama.get();
     token_batch     taken;
@@ -197,18 +198,18 @@ void run_batch(velo_embedder & embedder, text * texts, pool * pools, int32_t n_t
     velo::check_files(embedder.files);
     velo::forget_failure();
     const int32_t status = embedder.has_encoder ? llama_encode(ctx, batch) : llama_decode(ctx, batch);
-    velo::check_files(embedder.files); // before anything that was computed from zeros
+    velo::check_files(embedder.files); // fail before results of lost pages (read as zeros) are used
     check_status(status);
     for (int32_t at = 0; at < batch.n_tokens; ++at) {
         const float * token = llama_get_embeddings_ith(ctx, at);
         if (!token) {
-            velo::fail(VELO_FAILED, "the model gives no embedding of a token");
+            velo::fail(VELO_FAILED, "the model computes no embeddings of tokens");
         }
         pools[taken.owners[static_cast<size_t>(at)]].add(token);
     }
 }
 
-// How many of the texts go together.
+// Return how many of the texts fit into one batch.
 int32_t group_of(const velo_embedder & embedder, const std::vector<text> & texts, size_t first) {
     int32_t n_tokens = 0, n = 0;
     while (first + static_cast<size_t>(n) < texts.size() && n < embedder.max_texts) {
@@ -274,8 +275,9 @@ velo_status velo_embedder_create(velo_model * model, const velo_embedder_params 
         if (!made->llama) {
             const std::string cause  = log.cause("no reason was given");
             const bool        memory = velo::tells_of_memory(cause);
-            velo::fail(memory ? VELO_OUT_OF_MEMORY : VELO_UNSUPPORTED, "no context for embeddings can be made: %s%s",
-                       cause.c_str(), memory ? "; shorter texts (n_ctx) would do" : "");
+            velo::fail(memory ? VELO_OUT_OF_MEMORY : VELO_UNSUPPORTED,
+                       "the context for embeddings cannot be created: %s%s", cause.c_str(),
+                       memory ? "; use shorter texts (n_ctx)" : "");
         }
         *embedder = made.release();
     });

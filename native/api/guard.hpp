@@ -1,5 +1,5 @@
-// What stands between C++ and the ABI: every function of velo.h runs its body inside guarded(), so that a refusal,
-// an exception of the standard library or one of upstream's becomes a status and a sentence.
+// Errors at the C interface: every function of velo.h runs its body inside guarded(), which turns exceptions (of
+// PyVelo, upstream and the standard library) into a status and a message.
 #pragma once
 
 #include "velo.h"
@@ -28,20 +28,20 @@ struct error : std::exception {
     const char * what() const noexcept override { return message.c_str(); }
 };
 
-// Leaves `message` for velo_message() of this thread and returns `status`.
+// Set velo_message() of this thread and return `status`.
 velo_status report(velo_status status, const char * message) noexcept;
 
 constexpr const char * memory_ran_out =
-    "memory ran out: a smaller model, n_ctx, kv_cache_bytes or max_batch_tokens would do, or more memory";
+    "out of memory: use a smaller model, n_ctx, kv_cache_bytes or max_batch_tokens, or more memory";
 constexpr const char * no_thread =
     "a thread cannot be started: use a smaller n_threads, or raise the limits of memory and threads";
 
-// Whether a message of the libraries below says that there was too little memory.
+// Return whether an error message of upstream is about too little memory.
 bool tells_of_memory(std::string_view message);
 
 [[noreturn]] void fail(velo_status status, const char * format, ...) VELO_PRINTF(2, 3);
 
-// Quiets the libraries below and sets them up; runs once.
+// Set up upstream's libraries and their log, once.
 void start_library();
 
 template <class Body> velo_status guarded(Body && body) noexcept {
@@ -53,7 +53,7 @@ template <class Body> velo_status guarded(Body && body) noexcept {
         return report(e.status, e.what());
     } catch (const std::bad_alloc &) {
         return report(VELO_OUT_OF_MEMORY, memory_ran_out);
-    } catch (const std::system_error & e) { // a thread, mostly
+    } catch (const std::system_error & e) { // mostly a thread that cannot start
         const bool limits = e.code() == std::errc::resource_unavailable_try_again;
         return report(limits ? VELO_OUT_OF_MEMORY : VELO_INTERNAL, limits ? no_thread : e.what());
     } catch (const std::exception & e) {
@@ -63,9 +63,9 @@ template <class Body> velo_status guarded(Body && body) noexcept {
     }
 }
 
-// While one lives, an abort of the libraries below on this thread is thrown as a velo::error instead. For work on
-// what a file or a text holds: upstream asserts some things about them that no check in front can know. In the threads
-// that compute, aborts are always thrown: they end the computation (ops/cpu/team-run.cpp).
+// While an object exists, an abort of upstream on this thread is thrown as a velo::error. For work on files and texts:
+// upstream asserts properties of them that cannot be checked before. Computing threads always throw, which ends the
+// computation (ops/cpu/team-run.cpp).
 class catch_aborts {
 public:
     explicit catch_aborts(velo_status status) noexcept;
@@ -77,11 +77,11 @@ private:
     velo_status outer;
 };
 
-// ": what a thread that computed could not do", since forget_failure(); empty if there is nothing.
+// Return ": " and the reason why a computing thread failed since forget_failure(), or an empty string.
 std::string failure();
 void        forget_failure();
 
-// Collects what the libraries below log as errors on this thread while it lives.
+// Collects the errors that upstream logs on this thread while the object exists.
 class error_log {
 public:
     error_log() noexcept;
@@ -89,7 +89,7 @@ public:
     error_log(const error_log &)             = delete;
     error_log & operator=(const error_log &) = delete;
 
-    // the first line, which is the cause; `otherwise` where there is none
+    // Return the first line, which is the cause, or `otherwise` if no line was logged.
     std::string cause(const char * otherwise) const;
     void        add(std::string_view line);
 
@@ -104,7 +104,7 @@ inline void check_pointer(const void * pointer, const char * name) {
     }
 }
 
-// an array that may be NULL where it is empty
+// Check an array. It may be NULL if it is empty.
 inline void check_array(const void * data, int64_t size, const char * name) {
     if (size < 0) {
         fail(VELO_INVALID, "the size of %s is %lld, but cannot be negative", name, static_cast<long long>(size));
@@ -121,7 +121,7 @@ inline void check_range(const char * name, int64_t value, int64_t low, int64_t h
     }
 }
 
-// Copies text out, without a terminating zero.
+// Copy text to the caller's buffer, without a terminating zero.
 inline void put_text(std::string_view text, char * target, size_t capacity, size_t * len) {
     check_pointer(len, "len");
     *len = text.size();
@@ -134,7 +134,7 @@ inline void put_text(std::string_view text, char * target, size_t capacity, size
     }
 }
 
-// Copies an array out.
+// Copy an array to the caller's buffer.
 template <class T> void put_array(const T * items, int32_t n, T * target, int32_t capacity, int32_t * count) {
     check_pointer(count, "count");
     *count = n;
@@ -147,7 +147,7 @@ template <class T> void put_array(const T * items, int32_t n, T * target, int32_
     }
 }
 
-// Fills a fixed array with text, cut where it must be, always terminated.
+// Copy text to a fixed array: truncated to fit, always terminated.
 template <size_t N> void put_name(char (&target)[N], std::string_view text) {
     const size_t n = text.size() < N ? text.size() : N - 1;
     std::memcpy(target, text.data(), n);

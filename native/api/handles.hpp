@@ -1,4 +1,4 @@
-// What the opaque handles of velo.h hold.
+// The structs behind the opaque handles of velo.h.
 #pragma once
 
 #include "draw.hpp"
@@ -17,30 +17,30 @@
 #include <unordered_map>
 #include <vector>
 
-// A context or a sampler shares the model, so the order in which handles are freed does not matter.
+// Contexts and samplers share ownership of the model, so the order in which handles are freed does not matter.
 struct velo_model {
     std::shared_ptr<llama_model>        llama;
-    std::shared_ptr<velo::mapped_files> files; // NULL where none are mapped
+    std::shared_ptr<velo::mapped_files> files; // NULL if no file is mapped
     std::shared_ptr<velo::packing>      packing;
     const llama_vocab *                 vocab         = nullptr;
     int32_t                             n_vocab       = 0;
     bool                                vocab_only    = false;
     bool                                deterministic = false;
     bool                                offloads      = false; // some layers are on a GPU
-    bool                                is_encoder    = false; // it has no cache, and embeds
-    std::string                         refusal;               // why it cannot be paged; empty: it can
+    bool                                is_encoder    = false; // without a cache: for embeddings
+    std::string                         refusal;               // why the model cannot be paged; empty if it can
 };
 
 namespace velo {
 
 struct llama_context_deleter {
     void operator()(llama_context * context) const {
-        llama_synchronize(context); // nothing may be under way on a device when its memory goes
+        llama_synchronize(context); // devices must be idle before their memory is freed
         llama_free(context);
     }
 };
 
-// idle -> running -> idle, or running -> cancelled -> idle: a cancel between two runs finds nothing to cancel
+// idle -> running -> idle, or running -> cancelled -> idle. A cancel between two runs has no effect.
 enum run_phase : int { RUN_IDLE, RUN_RUNNING, RUN_CANCELLED };
 
 } // namespace velo
@@ -59,7 +59,7 @@ struct velo_context {
 
     velo_timings timings{};
 
-    // scratch of velo_sample and velo_logprobs, reused from row to row
+    // buffers of velo_sample and velo_logprobs, reused for every row
     std::vector<float>           logits;
     std::vector<velo::candidate> best;
     velo::drawer                 drawer;
@@ -71,11 +71,11 @@ struct velo_embedder {
     std::shared_ptr<velo::packing>                              packing; // of the model
     std::unique_ptr<llama_context, velo::llama_context_deleter> llama;
     int32_t                                                     n_vocab     = 0;
-    int32_t                                                     n_embd      = 0;     // of what is given
+    int32_t                                                     n_embd      = 0;     // numbers of an embedding
     int32_t                                                     max_tokens  = 0;     // of a text
     int32_t                                                     max_batch   = 0;     // tokens of a batch
     int32_t                                                     max_texts   = 0;     // of a batch
-    bool                                                        whole       = false; // a text must be in one batch
+    bool                                                        whole       = false; // a text must fit into one batch
     bool                                                        has_encoder = false;
 
     std::atomic<int> phase{velo::RUN_IDLE};
@@ -83,17 +83,17 @@ struct velo_embedder {
 };
 
 struct velo_sampler {
-    std::shared_ptr<llama_model>  model;    // only to tell samplers of another model
+    std::shared_ptr<llama_model>  model;    // to detect a context of another model
     velo_sampler_params           params{}; // its arrays are in `bias`
     std::vector<llama_logit_bias> bias;
     bool                          greedy = false;
     std::mt19937_64               random;
 
-    // tokens seen, and how often in the output; kept only where a penalty needs it
+    // tokens seen, with their counts in the output; stored only if a penalty needs them
     std::unordered_map<int32_t, int32_t> seen;
     bool                                 counts = false;
 
-    std::vector<uint8_t> mask; // a bit for each token that may be drawn; empty: all
+    std::vector<uint8_t> mask; // one bit for each token, 1: may be drawn; empty: all tokens may be drawn
 };
 
 namespace velo {

@@ -10,7 +10,7 @@
 
 namespace {
 
-// The number in a file that holds nothing else; -1: there is none ("max" included).
+// Return the number in a file, or -1 if it has none (such as "max").
 int64_t read_number(const std::string & path) {
     std::ifstream file(path);
     int64_t       value = -1;
@@ -28,7 +28,7 @@ int64_t available_to_all() {
     return -1;
 }
 
-// A container's limit less what it uses that cannot be dropped; -1: no limit.
+// Return the container's limit minus its used memory, without caches that can be dropped; -1: no limit.
 int64_t left_of_limit() {
     int64_t     limit = read_number("/sys/fs/cgroup/memory.max");
     int64_t     used  = read_number("/sys/fs/cgroup/memory.current");
@@ -55,7 +55,7 @@ int64_t left_of_limit() {
 
 int64_t velo::free_host_memory() {
     int64_t free = available_to_all();
-    if (free < 0) { // not Linux: what the backend knows
+    if (free < 0) { // not Linux: ask the backend
         size_t unused = 0, total = 0;
         ggml_backend_dev_memory(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), &unused, &total);
         return static_cast<int64_t>(unused);

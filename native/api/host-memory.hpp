@@ -4,7 +4,7 @@
 
 namespace velo {
 
-// Bytes that a process can take without pushing others out, within the limit of its container where there is one.
+// Return the bytes that can be allocated without swapping, within the limit of the container if it has one.
 int64_t free_host_memory();
 
 } // namespace velo

@@ -40,10 +40,10 @@ GGML_API void ggml_critical_section_end(void);
 
 namespace {
 
-// fixed, so that reporting that memory ran out needs none
+// a fixed buffer: reporting out of memory must not allocate
 thread_local char last_message[2048];
 
-// the status of the abort that catch_aborts turns into an exception; VELO_OK: none is caught
+// status of aborts that catch_aborts turns into exceptions; VELO_OK: aborts are not caught
 thread_local velo_status       abort_status = VELO_OK;
 thread_local velo::error_log * errors       = nullptr;
 
@@ -53,12 +53,12 @@ struct log_sink {
     int32_t           min_level;
 };
 std::mutex                      sink_mutex;
-std::shared_ptr<const log_sink> sink;              // NULL: quiet
-int                             n_telling = 0;     // callbacks that run, under sink_mutex
-thread_local bool               telling   = false; // in this thread
+std::shared_ptr<const log_sink> sink;              // NULL: no log
+int                             n_telling = 0;     // running callbacks; guarded by sink_mutex
+thread_local bool               telling   = false; // this thread runs a callback
 std::mutex                      info_mutex;        // upstream builds its text in a static string
 
-// What a thread has logged of a line that is not ended yet.
+// Unfinished log line of a thread.
 struct log_line {
     int32_t     level = GGML_LOG_LEVEL_INFO;
     std::string text;
@@ -94,7 +94,7 @@ void end_line() {
     n_telling--;
 }
 
-// ggml's levels are those of velo.h, but for "none" (plain text) and "continue the line".
+// ggml's levels equal velo.h's, except "none" (plain text) and "continue the line".
 void take_log(ggml_log_level level, const char * text, void *) noexcept {
     try {
         if (level != GGML_LOG_LEVEL_CONT) {
@@ -108,7 +108,7 @@ void take_log(ggml_log_level level, const char * text, void *) noexcept {
             line.text.clear();
         }
         line.text.append(text);
-    } catch (...) { // a log line is not worth an exception
+    } catch (...) { // a log line must not throw
         line.text.clear();
     }
 }
@@ -133,11 +133,11 @@ const char * without_place(const char * message) {
     return colon && colon > message && colon[-1] >= '0' && colon[-1] <= '9' ? colon + 2 : message;
 }
 
-// Upstream asserts that an allocation gave memory.
+// Upstream asserts that allocations succeed.
 bool is_about_memory(const char * message) { return std::strstr(message, "!= NULL) failed") != nullptr; }
 
 void take_abort(const char * message) {
-    const bool computing = velo_computing_here() != nullptr; // what it throws ends its team, with a status
+    const bool computing = velo_computing_here() != nullptr; // an exception here ends the team with a status
     if ((computing || abort_status != VELO_OK) && is_about_memory(message)) {
         throw std::bad_alloc();
     }
@@ -148,7 +148,7 @@ void take_abort(const char * message) {
 }
 
 #if !defined(_WIN32)
-// A child of fork() has this thread alone: no team, and no lock that another thread would have to release.
+// A child of fork() has only this thread: it must not use the parent's team, or wait for locks of its threads.
 void before_fork() {
     velo_threads_release();
     sink_mutex.lock();
@@ -196,7 +196,7 @@ void fail(velo_status status, const char * format, ...) {
 }
 
 #if defined(VELO_LOADS_BACKENDS)
-// Backends lie beside this library; upstream would look beside Python's own program.
+// Backends are in this library's folder; upstream would search the folder of the Python executable.
 std::string folder_of_this_library() {
 #    if defined(_WIN32)
     HMODULE self       = nullptr;
@@ -213,10 +213,10 @@ std::string folder_of_this_library() {
 }
 #endif
 
-// Symbols of a library that was loaded with RTLD_GLOBAL come before those of the libraries that ours were linked with.
+// Symbols of a library loaded with RTLD_GLOBAL override symbols of libraries that ours are linked with.
 static void check_symbols() {
 #if defined(__linux__)
-#    if defined(VELO_LOADS_BACKENDS) // they are linked when they are loaded
+#    if defined(VELO_LOADS_BACKENDS) // backends are linked when they are loaded
     const void * function = dlsym(RTLD_DEFAULT, "ggml_init");
 #    else
     const void * function = reinterpret_cast<const void *>(&ggml_init);
@@ -224,7 +224,7 @@ static void check_symbols() {
     Dl_info found = {};
     if (function && dladdr(function, &found) && found.dli_fname && !std::strstr(found.dli_fname, "libvelo-ggml")) {
         velo::fail(VELO_UNSUPPORTED,
-                   "%s was loaded with RTLD_GLOBAL, so its ggml takes the place of PyVelo's: load it with RTLD_LOCAL",
+                   "%s was loaded with RTLD_GLOBAL, so its ggml overrides PyVelo's: load it with RTLD_LOCAL",
                    found.dli_fname);
     }
 #endif
@@ -327,7 +327,7 @@ velo_status velo_devices(velo_device * devices, int32_t capacity, int32_t * coun
             const auto         type   = ggml_backend_dev_type(device);
             size_t             free = 0, total = 0;
             ggml_backend_dev_memory(device, &free, &total);
-            if (type == GGML_BACKEND_DEVICE_TYPE_CPU) { // the backend calls all of it free
+            if (type == GGML_BACKEND_DEVICE_TYPE_CPU) { // the backend reports all memory as free
                 free = static_cast<size_t>(velo::free_host_memory());
             }
             velo::put_name(found[i].name, ggml_backend_dev_name(device));
@@ -352,6 +352,6 @@ velo_status velo_system_info(char * text, size_t capacity, size_t * len) noexcep
 void velo_threads_release(void) noexcept {
 #if defined(VELO_GCC_OPENMP)
     velo::forget_team();
-    omp_pause_resource_all(omp_pause_soft); // refused within a parallel region only, where nothing of ours calls it
+    omp_pause_resource_all(omp_pause_soft); // fails only inside a parallel region
 #endif
 }

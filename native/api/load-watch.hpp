@@ -5,8 +5,8 @@
 
 namespace velo {
 
-// While one lives, the loader on this thread registers its mappings with `files` (NULL: nowhere) and leaves weights to
-// be packed later.
+// While an object exists, the loader on this thread registers its mappings with `files` (NULL: not at all) and leaves
+// weights to be packed later.
 struct load_watch : llama_load_watch {
     explicit load_watch(mapped_files * files) {
         if (files) {

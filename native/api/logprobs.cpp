@@ -1,4 +1,4 @@
-// How likely tokens were: logarithms of probabilities over a whole vocabulary.
+// Log probabilities of tokens over the whole vocabulary.
 #include "guard.hpp"
 #include "handles.hpp"
 #include "timer.hpp"
@@ -10,7 +10,7 @@
 
 namespace {
 
-// Writes the k most likely tokens; those missing where the model itself gives fewer a probability are -1.
+// Write the k most likely tokens; -1 for the rest if fewer tokens have a probability above 0.
 void write_top(velo_context & context, const float * logits, double mass, int32_t k, int32_t * tokens,
                float * logprobs) {
     velo::find_best(logits, context.n_vocab, k, context.best);

@@ -29,17 +29,17 @@ namespace {
 using velo::address_range;
 using velo::mapped_files;
 
-// ---- the kernel's list of mappings, read with what a signal handler may call ----
+// ---- the kernel's list of mappings, read with functions that a signal handler may call ----
 
 struct mapping {
     address_range          at;
     mapped_files::identity file;
 };
 
-// The numbers of a line "first-last perms offset major:minor inode path".
+// Parser of a line "first-last perms offset major:minor inode path".
 class line_reader {
 public:
-    // False until the line is at its end.
+    // Parse one character. Return true at the end of the line.
     bool take(char c) noexcept {
         if (c == '\n') {
             return true;
@@ -71,7 +71,7 @@ private:
     bool     blank      = false;
 };
 
-// The mapping that holds `address`; one of no length where there is none.
+// Return the mapping with `address`, or an empty one.
 mapping mapping_of(uintptr_t address) noexcept {
     const int list = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
     if (list < 0) {
@@ -95,9 +95,9 @@ mapping mapping_of(uintptr_t address) noexcept {
     return found;
 }
 
-// ---- what is watched ----
+// ---- watched files ----
 
-// Held for a moment, by a thread that reads no mapped page meanwhile; a handler may take it, as it could no mutex.
+// Spin lock, held briefly by threads that read no mapped page. Unlike a mutex, a signal handler may take it.
 std::atomic_flag watch_busy = ATOMIC_FLAG_INIT;
 
 void lock_watched() noexcept {
@@ -115,9 +115,9 @@ struct watch_lock {
 };
 
 mapped_files *   watched = nullptr; // under the lock
-struct sigaction before;            // what was there before the handler
+struct sigaction before;            // the handler before ours
 
-// Whether `address` is in a mapping of a model. If its page was lost, zeros are in its place then. Under the lock.
+// Return whether `address` is in a mapping of a model. If its page was lost, map zeros there. Needs the lock.
 bool replace(uintptr_t address) noexcept {
     mapped_files *        reader = watched;
     const address_range * ours   = nullptr;
@@ -128,19 +128,19 @@ bool replace(uintptr_t address) noexcept {
         return false;
     }
     const mapping found = mapping_of(address);
-    if (found.file.inode == 0 && reader->are_lost()) { // another thread was here first
+    if (found.file.inode == 0 && reader->are_lost()) { // another thread has replaced the mapping
         return true;
     }
     if (!reader->has(found.file)) {
         return false;
     }
-    // all of it: what is computed now is thrown away, and every page by itself would be slow
+    // replace the whole mapping: the results are discarded, and single pages would be slow
     const uintptr_t first = std::max(ours->first, found.at.first), last = std::min(ours->last, found.at.last);
     constexpr int   flags = MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
     if (mmap(reinterpret_cast<void *>(first), last - first, PROT_READ, flags, -1, 0) == MAP_FAILED) {
         return false;
     }
-    for (mapped_files * files = watched; files; files = files->next) { // several models may be of one file
+    for (mapped_files * files = watched; files; files = files->next) { // several models may share a file
         if (files->has(found.file)) {
             files->lose();
         }
@@ -148,9 +148,9 @@ bool replace(uintptr_t address) noexcept {
     return true;
 }
 
-// What the kernel does with a fault that nobody handles: it ends the process, also where the signal is ignored.
+// End the process as the kernel does for a fault without a handler, even if the signal is ignored.
 void pass_on(int signal, siginfo_t * info, void * context) {
-    const bool sent = info->si_code <= 0; // by a process, and does not come again by itself
+    const bool sent = info->si_code <= 0; // sent by a process: returning does not repeat it
     if (before.sa_flags & SA_SIGINFO) {
         before.sa_sigaction(signal, info, context);
     } else if (before.sa_handler == SIG_IGN && sent) {
@@ -170,7 +170,7 @@ void pass_on(int signal, siginfo_t * info, void * context) {
 void handle(int signal, siginfo_t * info, void * context) {
     const int saved = errno;
     bool      ours  = false;
-    if (info->si_code == BUS_ADRERR) { // otherwise it was sent, or the memory is broken
+    if (info->si_code == BUS_ADRERR) { // other codes: sent by a process, or a hardware error
         const watch_lock lock;
         ours = replace(reinterpret_cast<uintptr_t>(info->si_addr));
     }
@@ -180,11 +180,12 @@ void handle(int signal, siginfo_t * info, void * context) {
     }
 }
 
-// Once: whoever takes the signal later, such as a debugger, is asked first.
+// Install the handler once. A handler that is installed later, such as a debugger's, is called first.
 void start_watching() {
     static std::once_flag once;
     std::call_once(once, [] {
-        pthread_atfork(lock_watched, unlock_watched, unlock_watched); // a child finds no lock of a thread it lacks
+        pthread_atfork(lock_watched, unlock_watched,
+                       unlock_watched); // a child must not inherit a lock held by another thread
         struct sigaction action{};
         action.sa_sigaction = handle;
         action.sa_flags     = SA_SIGINFO | SA_ONSTACK;
@@ -194,7 +195,8 @@ void start_watching() {
     });
 }
 
-// What the kernel calls the file at `path`, asked by mapping a page of it: stat() may call its device otherwise.
+// Return the device and inode of a file in the kernel's list of mappings, by mapping a page of it: stat() may return
+// another device.
 mapped_files::identity identify(const char * path) {
     const int file = open(path, O_RDONLY | O_CLOEXEC);
     void *    page = file < 0 ? MAP_FAILED : mmap(nullptr, 1, PROT_READ, MAP_SHARED, file, 0);
@@ -209,7 +211,7 @@ mapped_files::identity identify(const char * path) {
     return found;
 }
 
-// The files of a model whose first is `path`, by upstream's way to name them.
+// Return the files of a model, by upstream's naming. `path` is the first file.
 std::vector<std::string> parts_of(const std::string & path) {
     constexpr std::string_view ending = "-00001-of-00002.gguf";
     int                        parts  = 0;
@@ -233,7 +235,7 @@ velo::mapped_files::mapped_files(const char * path) : path(path) {
     for (const std::string & part : parts_of(this->path)) {
         const identity file = identify(part.c_str());
         if (file.inode == 0) {
-            break; // upstream will say that it is missing
+            break; // upstream reports the missing file
         }
         files.push_back(file);
     }
@@ -266,7 +268,7 @@ void velo::mapped_files::keep_used(const std::function<address_range(address_ran
     });
 }
 
-// The handler finds the old list or the new one; under the lock no memory is allocated.
+// The handler sees the old list or the new one. No allocation under the lock.
 void velo::mapped_files::change_mappings(const std::function<void(std::vector<address_range> &)> & change) {
     std::vector<address_range> next_mappings = mappings;
     change(next_mappings);

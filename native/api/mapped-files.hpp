@@ -1,6 +1,6 @@
-// Files that weights are mapped from. A page that is read after its file became shorter ends the process by SIGBUS. If
-// the page lies in a mapping that the loader made, a handler puts zeros in the place of that mapping, lets the
-// computation end, and remembers that its result is void. Mappings that others made of the same file are theirs.
+// Files with mapped weights. If a file became shorter, reading a lost page raises SIGBUS. If the page is in a mapping
+// of the loader, our signal handler replaces the mapping by zeros, so that the computation ends, and marks its result
+// as invalid. Other mappings of the same file are not handled.
 #pragma once
 
 #include <atomic>
@@ -18,8 +18,8 @@ struct address_range {
     bool holds(uintptr_t address) const noexcept { return first <= address && address < last; }
 };
 
-// The files of one model: the one at `path`, and the other parts beside it where its name says that there are any.
-// They are watched while it lives, which must end before the file is unmapped.
+// Files of one model: the file at `path`, and the other parts if its name has part numbers. They are watched until the
+// object is destroyed, which must happen before the files are unmapped.
 class mapped_files {
 public:
     explicit mapped_files(const char * path);
@@ -27,29 +27,29 @@ public:
     mapped_files(const mapped_files &)             = delete;
     mapped_files & operator=(const mapped_files &) = delete;
 
-    // While the model is loaded: a mapping of one of them, before it is read.
+    // Add a mapping. Called by the load before the mapping is read.
     void add_mapping(const void * data, size_t size);
-    // After the load: replaces each mapping by used(mapping, page size), as the loader unmaps the rest.
+    // Replace each mapping by used(mapping, page size). Called after the load, when the loader has unmapped the rest.
     void keep_used(const std::function<address_range(address_range, size_t)> & used);
 
-    // Whether a page of them was not there when it was read, by whichever model.
+    // Return whether any model read a lost page of these files.
     bool are_lost() const noexcept { return lost.load(std::memory_order_acquire); }
-    // Throws VELO_MODEL_ERROR where that is so.
+    // Throw VELO_MODEL_ERROR if a page was lost.
     void check() const;
 
-    // how the kernel names a file in its list of mappings
+    // device and inode of a file in the kernel's list of mappings
     struct identity {
         uint64_t device = 0, inode = 0;
     };
 
-    // For the handler. The mapping that holds `address`, or NULL.
+    // For the handler: return the mapping with `address`, or NULL.
     const address_range * mapping_at(uintptr_t address) const noexcept;
-    // Whether `file` is one of these.
+    // Return whether `file` is one of these.
     bool has(const identity & file) const noexcept;
-    // Notes that a page is lost.
+    // Mark a page as lost.
     void lose() noexcept { lost.store(true, std::memory_order_release); }
 
-    mapped_files * next = nullptr; // of all that are watched
+    mapped_files * next = nullptr; // in the list of all watched files
 
 private:
     void change_mappings(const std::function<void(std::vector<address_range> &)> & change);
@@ -60,7 +60,7 @@ private:
     std::atomic<bool>          lost{false};
 };
 
-// Before and after whatever reads weights; NULL: none are mapped.
+// Throw if a page of these files was lost. Called before and after weights are read. NULL: no file is mapped.
 inline void check_files(const std::shared_ptr<mapped_files> & files) {
     if (files) {
         files->check();

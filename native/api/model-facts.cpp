@@ -1,4 +1,4 @@
-// Part of libllama: it reads the model's hyperparameters, which are private there.
+// Facts from the model's hyperparameters, which are private to libllama. Compiled as a part of it.
 #include "model-facts.h"
 
 #include "llama-arch.h"
@@ -13,13 +13,13 @@
 
 namespace {
 
-// the layers that llama_model::create_memory gives a cache to
+// Return whether llama_model::create_memory gives this layer a cache.
 bool has_cache(const llama_model & model, uint32_t il) {
     const auto & hparams = model.hparams;
     if (!hparams.has_kv(il) || hparams.n_embd_k_gqa(il) == 0) {
         return false;
     }
-    // layers that only predict ahead are not part of the trunk, unless one is its router
+    // layers of multi-token prediction have no cache here, unless one is its router
     const bool ahead = il >= hparams.n_layer();
     if (!llm_arch_is_hybrid(model.arch)) {
         return !ahead || hparams.n_layer() == 0 || hparams.router_layer >= 0;
@@ -47,7 +47,7 @@ int32_t window_type(llama_swa_type type) {
     case LLAMA_SWA_TYPE_CHUNKED:
         return 2;
     default:
-        return 0; // a window to both sides is of no causal model
+        return 0; // symmetric: not causal
     }
 }
 
@@ -129,9 +129,9 @@ const char * llama_model_defect(const llama_model * model) {
     for (uint32_t il = 0; il < hparams.n_layer_all; ++il) {
         const uint32_t n_rot   = hparams.n_rot(il);
         const bool     rotates = hparams.rope_type != LLAMA_ROPE_TYPE_NONE && has_cache(*model, il);
-        // who may do without rotation, though the type of it does not say so
-        const bool may_rest = model->arch == LLM_ARCH_GRANITE_HYBRID && !hparams.rope_pattern[il];
-        const bool empty    = n_rot == 0 && !may_rest;
+        // may have no rotary positions although its rope type is not none
+        const bool may_be_empty = model->arch == LLM_ARCH_GRANITE_HYBRID && !hparams.rope_pattern[il];
+        const bool empty        = n_rot == 0 && !may_be_empty;
         if (rotates && (empty || n_rot % 2 != 0 || n_rot > hparams.n_embd_head_k(il))) {
             return "its rotary positions do not fit its heads";
         }

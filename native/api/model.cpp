@@ -1,4 +1,4 @@
-// Models: loading, what they are, what their layers cache.
+// Models: load, properties, layers, metadata.
 #include "guard.hpp"
 #include "handles.hpp"
 #include "load-watch.hpp"
@@ -14,7 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Everything about a path that can be said before upstream opens it.
+// Check a path before upstream opens it.
 void check_file(const char * path) {
     velo::check_pointer(path, "path");
     if (!*path) {
@@ -69,15 +69,15 @@ llama_model_params load_params(const velo_model_params & params) {
     out.load_mode          = params.use_mmap ? LLAMA_LOAD_MODE_ON_DEMAND : LLAMA_LOAD_MODE_NONE;
     out.vocab_only         = params.vocab_only != 0;
     out.check_tensors      = params.check_tensors != 0;
-    out.use_extra_bufts    = params.deterministic == 0; // repacked weights are multiplied otherwise for other batches
+    out.use_extra_bufts    = params.deterministic == 0; // products with repacked weights depend on the batch
     return out;
 }
 
-// The parameters of a load, with the arrays to which they point.
+// Parameters of a load with their arrays.
 struct load_settings {
     llama_model_params              params;
     std::vector<ggml_backend_dev_t> gpus;  // ends with NULL
-    std::vector<float>              split; // layers of each of them
+    std::vector<float>              split; // layers of each GPU
 
     explicit load_settings(const velo_model_params & chosen) : params(load_params(chosen)) {
         velo::check_range("n_gpus", chosen.n_gpus, 0, static_cast<int32_t>(llama_max_devices()));
@@ -109,13 +109,13 @@ private:
         ggml_backend_dev_t found = ggml_backend_dev_get(static_cast<size_t>(number));
         const auto         type  = ggml_backend_dev_type(found);
         if (type != GGML_BACKEND_DEVICE_TYPE_GPU && type != GGML_BACKEND_DEVICE_TYPE_IGPU) {
-            velo::fail(VELO_INVALID, "device %d (%s) is no GPU", number, ggml_backend_dev_name(found));
+            velo::fail(VELO_INVALID, "device %d (%s) is not a GPU", number, ggml_backend_dev_name(found));
         }
         return found;
     }
 };
 
-// Upstream's number of characters -> text of that size.
+// Return the text of an upstream function that returns its length.
 std::string read_text(const std::function<int32_t(char *, size_t)> & read) {
     std::string text(static_cast<size_t>(std::max(0, read(nullptr, 0))), '\0');
     read(text.data(), text.size() + 1);
@@ -127,7 +127,7 @@ std::string meta_value(const llama_model * model, const char * key) {
 }
 
 std::vector<velo_layer> cached_layers(const velo_model & model) {
-    if (model.vocab_only) { // upstream did not read that far
+    if (model.vocab_only) { // upstream has not read the hyperparameters
         return {};
     }
     const llama_model *     llama = model.llama.get();
@@ -144,15 +144,15 @@ velo_model_params velo_model_default_params(void) noexcept {
     return params;
 }
 
-// What upstream says of a model that it tries; too little memory is no property of the model.
+// Return upstream's reason why a model cannot be paged. Throw if the reason is too little memory.
 static void check_for_memory(const char * path, const char * said) {
     if (velo::tells_of_memory(said)) {
         velo::fail(VELO_OUT_OF_MEMORY,
-                   "there is too little memory to load %s (%s): a smaller model or quantization would do", path, said);
+                   "there is too little memory to load %s (%s): use a smaller model or quantization", path, said);
     }
 }
 
-// Whether a model that cannot be paged is for embeddings. Upstream finds out by making its memory, if it can.
+// Return whether a model without paging is for embeddings. Upstream knows this after it has created its memory.
 static bool embeds_alone(const llama_model & model, const char * path) {
     try {
         return llama_model_is_encoder(&model);

@@ -25,7 +25,8 @@ int64_t packed_bytes(const ggml_tensor * tensor) {
     return static_cast<int64_t>(ggml_backend_buft_get_alloc_size(ggml_backend_buffer_get_type(tensor->buffer), tensor));
 }
 
-// Upstream packs a weight of this layout with one thread, so several go at once; others it packs with a team itself.
+// Return whether upstream packs a weight of this layout with one thread. Several such weights are packed at once. For
+// other layouts upstream uses a team itself.
 bool packs_alone(const llama_late_weight & weight) {
     const auto buft = ggml_backend_buffer_get_type(weight.tensor->buffer);
     return std::string_view(ggml_backend_buft_name(buft)) == "CPU_REPACK";
@@ -45,7 +46,7 @@ void pack_together(const llama_late_weight * weights, size_t n) {
     for (size_t i = 0; i < n; ++i) {
         try {
             pack(weights[i]);
-        } catch (...) { // nothing may be thrown past the others of a team
+        } catch (...) { // an exception must not leave a thread of the team
             const std::lock_guard<std::mutex> lock(failing);
             failure = std::current_exception();
         }
@@ -55,7 +56,7 @@ void pack_together(const llama_late_weight * weights, size_t n) {
     }
 }
 
-// As many threads as a team of the calling thread has, upstream's own included.
+// Set the size of teams of the calling thread, including upstream's.
 class team_size {
 public:
 #if defined(_OPENMP)
@@ -74,12 +75,12 @@ private:
 };
 
 #if defined(__linux__)
-// Only hints: whether they are taken changes no result.
+// Hints to the system; they change no result.
 void advise(const llama_late_weight & weight, int advice, bool shared_pages) {
     const auto page  = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
     const auto begin = reinterpret_cast<uintptr_t>(weight.data);
     const auto end   = begin + ggml_nbytes(weight.tensor);
-    // the first page and the last may hold others' bytes, too
+    // the first and last page may have bytes of other weights
     const uintptr_t first = (shared_pages ? begin : begin + page - 1) / page * page;
     const uintptr_t last  = (shared_pages ? end + page - 1 : end) / page * page;
     if (first < last) {
@@ -130,18 +131,18 @@ void velo::packing::finish(int32_t n_threads, const std::function<bool()> & canc
     }
 }
 
-// Where this throws, the next call packs the same weights anew, from their beginning.
+// Pack the next n weights. If this throws, the next call packs them again.
 void velo::packing::pack_next(int32_t n_threads) {
     const size_t end = end_of_group(n_threads), n = end - n_packed;
-    while (n_fetched < std::min(end + n, weights.size())) { // the disk reads as many ahead of the processor
+    while (n_fetched < std::min(end + n, weights.size())) { // the disk reads n weights ahead of the packing
         fetch(weights[n_fetched++]);
     }
-    if (n == 1) { // upstream's team would be nested in ours, whose threads are made anew each time
+    if (n == 1) { // in our team, upstream's team would be nested and create its threads each time
         pack(weights[n_packed]);
     } else {
         pack_together(&weights[n_packed], n);
     }
-    check_files(files); // before anything that was packed from zeros counts
+    check_files(files); // fail before weights packed from lost pages (zeros) count
     for (; n_packed < end; ++n_packed) {
         give_back(weights[n_packed]);
         const int64_t size = packed_bytes(weights[n_packed].tensor);
@@ -151,7 +152,7 @@ void velo::packing::pack_next(int32_t n_threads) {
 }
 
 size_t velo::packing::end_of_group(int32_t n_threads) const {
-    const size_t most = n_packed + 2 * static_cast<size_t>(n_threads); // two for each, as their sizes differ
+    const size_t most = n_packed + 2 * static_cast<size_t>(n_threads); // two for each thread, as sizes differ
     size_t       end  = n_packed;
     while (end < std::min(most, weights.size()) && packs_alone(weights[end])) {
         ++end;
@@ -162,6 +163,6 @@ size_t velo::packing::end_of_group(int32_t n_threads) const {
 void velo::packing::report() {
     const float share = static_cast<float>(static_cast<double>(bytes_packed) / static_cast<double>(bytes));
     if (progress && progress(share, progress_user) == 0) {
-        fail(VELO_CANCELLED, "the run was cancelled by the callback that is told how many weights are packed");
+        fail(VELO_CANCELLED, "the run was cancelled by the progress callback while weights were packed");
     }
 }

@@ -1,4 +1,4 @@
-// Weights that the processor has a faster layout for are packed when the model first runs: loading reads nothing.
+// Packing of weights into a faster layout of the processor, by the model's first run. Loading reads no weights.
 #pragma once
 
 #include "late-weights.h"
@@ -13,22 +13,22 @@
 
 namespace velo {
 
-// Memory that is allocated for such weights of all models, and not touched yet: systems call it free.
+// Return the bytes allocated for unpacked weights of all models. The system still counts them free.
 int64_t promised_memory();
 
-// The weights of one model that are to be packed; shared by all who run it.
+// Unpacked weights of one model, shared by its contexts.
 class packing {
 public:
-    // `progress` is told of it, where there is one.
+    // `progress` (may be NULL) is called with the progress of packing.
     packing(std::vector<llama_late_weight> weights, std::shared_ptr<mapped_files> files,
             velo_progress_callback progress, void * progress_user);
     ~packing();
     packing(const packing &)             = delete;
     packing & operator=(const packing &) = delete;
 
-    // Before whatever computes with the model: packs what is not packed yet with `n_threads` threads, or waits while
-    // another call does. Throws VELO_CANCELLED where `cancelled` or the callback say so; the next call goes on. Throws
-    // VELO_MODEL_ERROR where the files are lost.
+    // Pack the remaining weights with `n_threads` threads, or wait for another call that packs them. Called before
+    // every computation. Throw VELO_CANCELLED if `cancelled` or the callback return so; the next call continues.
+    // Throw VELO_MODEL_ERROR if pages of the files are lost.
     void finish(int32_t n_threads, const std::function<bool()> & cancelled);
 
 private:
@@ -41,9 +41,9 @@ private:
     velo_progress_callback         progress;
     void *                         progress_user;
 
-    std::mutex        mutex; // of what follows
+    std::mutex        mutex; // guards the members below
     size_t            n_packed     = 0;
-    size_t            n_fetched    = 0; // the system was asked to read them
+    size_t            n_fetched    = 0; // weights that the system was asked to read
     int64_t           bytes_packed = 0, bytes = 0;
     std::atomic<bool> done{false};
 };

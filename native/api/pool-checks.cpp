@@ -57,11 +57,11 @@ void check_row(const velo_layer & layer, const char * which, int32_t head_dim, i
     }
 }
 
-// Bytes of the pool on each device; refuses what the types cannot hold.
+// Return the bytes of the pool on each device. Throw if a type does not fit the heads.
 std::map<int32_t, double> pool_bytes(const llama_model * model, const velo_context_params & params) {
     std::vector<velo_layer> layers(static_cast<size_t>(llama_model_cached_layers(model, nullptr, 0)));
     llama_model_cached_layers(model, layers.data(), static_cast<int32_t>(layers.size()));
-    std::map<int32_t, double> bytes; // no integers: they may be more than one holds
+    std::map<int32_t, double> bytes; // double: an integer might overflow
     for (const velo_layer & layer : layers) {
         check_row(layer, "K", layer.head_dim_k, params.type_k);
         check_row(layer, "V", layer.head_dim_v, params.type_v);
@@ -76,7 +76,7 @@ std::map<int32_t, double> pool_bytes(const llama_model * model, const velo_conte
     return bytes;
 }
 
-// Blocks in host memory beside the pool.
+// Check that the swapped blocks fit into host memory.
 void check_swap(const std::map<int32_t, double> & pool, const velo_context_params & params) {
     double block = 0;
     for (const auto & [number, bytes] : pool) {
@@ -91,12 +91,12 @@ void check_swap(const std::map<int32_t, double> & pool, const velo_context_param
     }
 }
 
-// A system that promises more memory than it has kills the process that uses it.
+// Check that the pool fits into free memory: a system that overcommits memory would kill the process later.
 void check_memory(const velo_model & model, const velo_context_params & params) {
     const std::map<int32_t, double> pool = pool_bytes(model.llama.get(), params);
     check_swap(pool, params);
     for (const auto & [number, needed] : pool) {
-        if (number < 0) { // a device that is in no list
+        if (number < 0) { // a device without an index
             continue;
         }
         const ggml_backend_dev_t device = ggml_backend_dev_get(static_cast<size_t>(number));
@@ -104,7 +104,7 @@ void check_memory(const velo_model & model, const velo_context_params & params) 
         size_t                   free = 0, total = 0;
         ggml_backend_dev_memory(device, &free, &total);
         free = host ? static_cast<size_t>(velo::free_host_memory()) : free;
-        if (needed > static_cast<double>(free) && (host || total > 0)) { // a device need not tell
+        if (needed > static_cast<double>(free) && (host || total > 0)) { // some devices do not report it
             constexpr double  mib   = 1024.0 * 1024.0;
             const std::string where = host ? "memory" : ggml_backend_dev_name(device);
             velo::fail(VELO_OUT_OF_MEMORY,

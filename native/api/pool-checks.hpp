@@ -4,7 +4,7 @@
 
 namespace velo {
 
-// Throws if no pool can be made with these parameters: a size or a type is not allowed, or memory is too short.
+// Throw if these parameters give no valid pool: a size or type is not allowed, or memory is too small.
 void check_pool(const velo_model & model, const velo_context_params & params);
 
 } // namespace velo

@@ -1,4 +1,4 @@
-// Writing a model with other weight types.
+// Quantization of a model file.
 #include "guard.hpp"
 #include "load-watch.hpp"
 #include "team.hpp"
@@ -19,7 +19,7 @@ struct named_type {
     llama_ftype  type;
 };
 
-// Types that need an importance matrix are left out: there is no way to hand one over.
+// Without types that need an importance matrix: velo.h has no parameter for one.
 constexpr std::array<named_type, 26> types = {{
     {"F32", LLAMA_FTYPE_ALL_F32},          {"F16", LLAMA_FTYPE_MOSTLY_F16},       {"BF16", LLAMA_FTYPE_MOSTLY_BF16},
     {"Q8_0", LLAMA_FTYPE_MOSTLY_Q8_0},     {"Q6_K", LLAMA_FTYPE_MOSTLY_Q6_K},     {"Q5_0", LLAMA_FTYPE_MOSTLY_Q5_0},
@@ -77,7 +77,7 @@ velo_status velo_model_quantize(const char * source, const char * target, const 
         params.nthread                     = n_threads;
         check_paths(source, target);
 
-        // written beside the target and renamed, so that a failure leaves what was there
+        // write another file and rename it, so that a failure leaves an existing target unchanged
         const std::string partial = std::string(target) + ".partial";
         std::error_code   error;
         velo::check_team(velo::threads_for(std::max(0, n_threads)));

@@ -1,4 +1,4 @@
-// Samplers: what one sequence draws with, and what it remembers. Bias and penalties touch the few tokens they name.
+// Samplers: parameters and token counts of one sequence. Bias and penalties change only the logits of a few tokens.
 #include "guard.hpp"
 #include "handles.hpp"
 #include "timer.hpp"
@@ -73,7 +73,7 @@ void adjust(const velo_sampler & sampler, float * logits) {
         float & logit = logits[token];
         if (logit <= 0.0f) {
             logit *= params.repetition_penalty;
-        } else if (logit < infinity) { // a damaged model's infinity stays one; a small penalty makes none
+        } else if (logit < infinity) { // keep a damaged model's infinity; a small penalty must not make one
             logit = std::min(logit / params.repetition_penalty, std::numeric_limits<float>::max());
         }
         if (count > 0) {
@@ -98,7 +98,7 @@ velo_status sample_row(velo_context & context, velo_sampler & sampler, int32_t r
         return velo::report(VELO_FAILED,
                             best.max > -infinity
                                 ? "the logits hold a NaN or an infinity: the model or its weights are damaged"
-                                : "no token is left to choose from: all are banned, or not a number");
+                                : "no token can be drawn: all are banned, or not a number");
     }
     if (sampler.greedy) {
         token = best.token;
@@ -160,7 +160,7 @@ velo_status velo_sampler_prompt(velo_sampler * sampler, const int32_t * tokens, 
             }
         }
         if (sampler->params.repetition_penalty == 1.0f) {
-            return; // the other penalties are over the output
+            return; // the other penalties use the output only
         }
         for (int32_t i = 0; i < n_tokens; ++i) {
             sampler->seen.try_emplace(tokens[i], 0);
@@ -191,7 +191,7 @@ velo_status velo_sample(velo_context * context, const int32_t * rows, velo_sampl
         velo::check_array(samplers, n, "samplers");
         velo::check_array(tokens, n, "tokens");
         velo::check_array(statuses, n, "statuses");
-        for (int32_t i = 0; i < n; ++i) { // all is checked before the first sampler moves on
+        for (int32_t i = 0; i < n; ++i) { // check everything before the first sampler draws
             velo::check_pointer(samplers[i], "a sampler");
             if (samplers[i]->model != context->model) {
                 velo::fail(VELO_INVALID, "sampler %d was made for another model", i);

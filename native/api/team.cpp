@@ -11,13 +11,13 @@
 
 namespace {
 
-thread_local int32_t largest = 1; // team that the calling thread has had
+thread_local int32_t largest = 1; // team size that the calling thread has had
 
-// Bytes that a thread may allocate when it computes first, where nobody looks whether there is memory for them: its
-// thread-local variables (upstream's kernels for AMX have 65 KiB) and the state that OpenMP keeps of it.
+// Bytes that a thread may allocate at its first computation, without a check of free memory: its thread-local variables
+// (upstream's kernels for AMX have 65 KiB) and its OpenMP state.
 constexpr size_t ROOM = 128 << 10;
 
-// Threads that live until the last of them is made.
+// Threads that wait until the last of them is created.
 class trial {
 public:
     ~trial() {
@@ -69,8 +69,7 @@ void velo::check_team(int32_t n_threads) {
     if (!can_start(n_threads)) {
         fail(VELO_OUT_OF_MEMORY,
              "a team of %d threads cannot be started: use a smaller n_threads, or raise the limits of memory and "
-             "threads "
-             "(ulimit -v, ulimit -u)",
+             "threads (ulimit -v, ulimit -u)",
              n_threads);
     }
     largest = n_threads;

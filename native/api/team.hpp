@@ -4,10 +4,9 @@
 
 namespace velo {
 
-// Makes sure that a team of `n_threads` can start on the calling thread, as OpenMP ends the process if one of its
-// threads cannot be created. Throws VELO_OUT_OF_MEMORY.
+// Throw VELO_OUT_OF_MEMORY if a team of `n_threads` cannot start on the calling thread. OpenMP would end the process.
 void check_team(int32_t n_threads);
-// The team of the calling thread was released: the next one starts anew.
+// Record that the team of the calling thread was released. The next one starts new threads.
 void forget_team();
 
 } // namespace velo

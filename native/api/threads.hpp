@@ -9,7 +9,7 @@
 
 namespace velo {
 
-// How many threads compute; 0: the cores there are.
+// Return the number of computing threads. asked = 0: all cores.
 inline int32_t threads_for(int32_t asked) {
     check_range("n_threads", asked, 0, GGML_MAX_N_THREADS);
     const auto cores = static_cast<int32_t>(std::thread::hardware_concurrency());

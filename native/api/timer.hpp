@@ -4,7 +4,7 @@
 
 namespace velo {
 
-// Adds the time that it lives to a total, in seconds.
+// Adds the lifetime of the object to a total, in seconds.
 class timer {
 public:
     explicit timer(double & total) : total(total), start(clock::now()) {}

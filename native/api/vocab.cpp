@@ -1,4 +1,4 @@
-// Vocabulary: text to tokens and back.
+// Vocabulary: text to tokens, tokens to text.
 #include "big-stack.hpp"
 #include "guard.hpp"
 #include "handles.hpp"
@@ -14,7 +14,7 @@ namespace {
 const llama_vocab * vocab_of(const velo_model * model) {
     velo::check_pointer(model, "model");
     if (llama_vocab_type(model->vocab) == LLAMA_VOCAB_TYPE_NONE) {
-        velo::fail(VELO_UNSUPPORTED, "this model has no vocabulary: it takes and gives token ids only");
+        velo::fail(VELO_UNSUPPORTED, "this model has no vocabulary: use token ids instead of text");
     }
     return model->vocab;
 }
@@ -26,7 +26,7 @@ void check_token(const velo_model * model, int32_t token) {
     }
 }
 
-// Upstream asserts that the tokens which it adds exist.
+// Check the special tokens that upstream adds: it asserts that they exist.
 void check_special(const llama_vocab * vocab) {
     const bool   always  = llama_vocab_type(vocab) == LLAMA_VOCAB_TYPE_WPM;
     const char * missing = nullptr;
@@ -38,7 +38,7 @@ void check_special(const llama_vocab * vocab) {
     }
     if (missing) {
         velo::fail(VELO_MODEL_ERROR,
-                   "the model says that a text %s with a special token, but names none: tokenize without add_special",
+                   "a text of this model %s with a special token, but the model has none: tokenize without add_special",
                    missing);
     }
 }
@@ -47,7 +47,7 @@ void check_special(const llama_vocab * vocab) {
 #if defined(__SANITIZE_ADDRESS__) || !defined(NDEBUG)
 constexpr size_t stack_per_character = 8192;
 #else
-constexpr size_t stack_per_character = 1024; // some 300 were measured
+constexpr size_t stack_per_character = 1024; // about 300 were measured
 #endif
 
 template <class Body> void with_room_for(const llama_vocab * vocab, size_t text_len, const Body & body) {
@@ -59,10 +59,10 @@ template <class Body> void with_room_for(const llama_vocab * vocab, size_t text_
     }
 }
 
-// As much of a buffer as upstream's 32-bit lengths can tell.
+// Limit a capacity to upstream's 32-bit lengths.
 int32_t room(size_t capacity) { return static_cast<int32_t>(std::min<size_t>(capacity, INT32_MAX)); }
 
-// Upstream writes at most `capacity` bytes and returns their number, or the negative of what it would have needed.
+// Write bytes with an upstream function, which returns their number, or minus the required number.
 template <class Write> void put_bytes(char * bytes, size_t capacity, size_t * len, const Write & write) {
     velo::check_pointer(len, "len");
     if (capacity > 0) {
@@ -75,8 +75,8 @@ template <class Write> void put_bytes(char * bytes, size_t capacity, size_t * le
     }
 }
 
-// Writes the bytes of all tokens, one after another, and returns their number as put_bytes wants it. Upstream's
-// llama_detokenize also removes spaces in front of punctuation for some vocabularies, which generated text keeps.
+// Write the bytes of all tokens, and return their number as put_bytes expects it. Upstream's llama_detokenize also
+// removes spaces in front of punctuation for some vocabularies; generated text has them.
 int64_t join_pieces(const llama_vocab * vocab, const int32_t * tokens, int32_t n_tokens, bool special, char * to,
                     int32_t size) {
     int64_t total = 0;
@@ -126,7 +126,7 @@ velo_status velo_tokenize(const velo_model * model, const char * text, size_t te
             try {
                 n = llama_tokenize(vocab, text_len ? text : "", static_cast<int32_t>(text_len), tokens, capacity,
                                    add_special != 0, parse_special != 0);
-            } catch (const std::out_of_range &) { // a vocabulary that falls back to bytes, but lacks some
+            } catch (const std::out_of_range &) { // a vocabulary with byte tokens that lacks some bytes
                 velo::fail(VELO_MODEL_ERROR, "the vocabulary has no tokens for a part of this text");
             }
         });
@@ -161,7 +161,7 @@ velo_status velo_detokenize(const velo_model * model, const int32_t * tokens, in
             check_token(model, tokens[i]);
         }
         if (!special && n_tokens > 0) {
-            // what add_special put around the text
+            // the tokens that add_special added
             const int32_t bos = llama_vocab_get_add_bos(vocab) && tokens[0] == llama_vocab_bos(vocab);
             tokens += bos;
             n_tokens -= bos;

@@ -1,5 +1,5 @@
-// What libFuzzer calls: bytes become a file, the file a model, and the model runs for a token. A file comes to C as it
-// does in use, past the scan in Python; with VELO_FUZZ_RAW in the environment it comes without.
+// Target of libFuzzer: load the bytes as a model file and run the model for a token. As in use, the file passes the
+// scan in Python first; VELO_FUZZ_RAW in the environment skips the scan.
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
@@ -40,7 +40,7 @@ bool       raw    = false;
     std::exit(2);
 }
 
-// A file in memory that has a name.
+// File in memory with a name.
 class memory_file {
 public:
     memory_file(const uint8_t * data, size_t size) : file(memfd_create("velo-fuzz", MFD_CLOEXEC)) {
@@ -60,7 +60,7 @@ private:
     char name[64];
 };
 
-// Whether the scan lets it pass; an exception that it should not raise ends the process.
+// Return whether the scan accepts the file. An unexpected exception of the scan ends the process.
 bool passes(const char * path) {
     const owned<PyObject> answer(PyObject_CallFunction(scan, "s", path));
     if (!answer) {
@@ -70,7 +70,7 @@ bool passes(const char * path) {
     return answer.get() == Py_True;
 }
 
-// Step 1 of a sequence alone: its tokens at the front of the pool.
+// Run the first step of one sequence, in the first blocks of the pool.
 velo_status run_prompt(velo_context * context, const std::vector<int32_t> & tokens, int32_t block_size) {
     const auto           n = static_cast<int32_t>(tokens.size());
     std::vector<int32_t> positions(tokens.size()), table;
@@ -170,7 +170,7 @@ extern "C" int LLVMFuzzerInitialize(int *, char ***) {
     PyConfig config;
     PyConfig_InitPythonConfig(&config);
     config.install_signal_handlers = 0;
-    const char * program           = std::getenv("VELO_FUZZ_PYTHON"); // finds its modules, of a virtual environment too
+    const char * program           = std::getenv("VELO_FUZZ_PYTHON"); // for modules of its virtual environment
     if (program && PyStatus_Exception(PyConfig_SetBytesString(&config, &config.program_name, program))) {
         die("VELO_FUZZ_PYTHON is no path");
     }
@@ -193,7 +193,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t * data, size_t size) {
         return 0;
     }
     velo_model_params params = velo_model_default_params();
-    params.use_mmap          = 0; // what is allocated has an end that can be watched
+    params.use_mmap          = 0; // the sanitizer knows the end of an allocation, not of a mapping
     params.deterministic     = size ? data[size - 1] & 1 : 0;
     velo_model * model       = nullptr;
     if (velo_model_load(file.path(), &params, &model) == VELO_OK) {
@@ -204,7 +204,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t * data, size_t size) {
     return 0;
 }
 
-// Half of the mutants are changed as bytes; of the others the document is changed, and written as a sound one would be.
+// Change the bytes of half of the mutants. For the other half, change the parsed document and write it as a valid file.
 extern "C" size_t LLVMFuzzerCustomMutator(uint8_t * data, size_t size, size_t max_size, unsigned int seed) {
     if (seed % 2) {
         return LLVMFuzzerMutate(data, size, max_size);
@@ -216,7 +216,7 @@ extern "C" size_t LLVMFuzzerCustomMutator(uint8_t * data, size_t size, size_t ma
         die("the mutator failed");
     }
     const auto length = static_cast<size_t>(PyBytes_Size(bytes.get()));
-    if (length == 0) { // no document to change
+    if (length == 0) { // not a document
         return LLVMFuzzerMutate(data, size, max_size);
     }
     std::memcpy(data, PyBytes_AsString(bytes.get()), std::min(length, max_size));

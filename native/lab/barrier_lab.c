@@ -1,4 +1,4 @@
-// Threads that meet at the barrier of the CPU backend many times, some of them late enough that others sleep.
+// Threads that wait at the CPU backend's barrier many times, some of them so late that others sleep.
 #include "compute-failure.h"
 #include "lab.h"
 #include "team-barrier.h"
@@ -12,7 +12,7 @@
 struct meeting {
     atomic_int n_here, n_rounds;
     int        n_threads, rounds;
-    int *      entered; // by each thread: no atomics, the barrier orders them
+    int *      entered; // count of each thread; not atomic, as the barrier orders the accesses
     atomic_int n_wrong;
 };
 
@@ -58,7 +58,7 @@ const char * lab_team_barrier(int32_t n_threads, int32_t n_rounds) {
         members[i].meeting = &all;
         members[i].number  = i;
         if (pthread_create(&members[i].thread, NULL, meet, &members[i]) != 0) {
-            abort(); // those before it would wait forever
+            abort(); // the threads started before would wait forever
         }
     }
     for (int i = 0; i < n_threads; ++i) {

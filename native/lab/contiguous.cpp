@@ -56,7 +56,7 @@ int32_t contiguous_decode(contiguous * c, const int32_t * tokens, int32_t n, int
         batch.pos[i]       = first + i;
         batch.n_seq_id[i]  = 1;
         batch.seq_id[i][0] = seq;
-        batch.logits[i]    = 1; // some graphs compute all rows whatever is wanted, and then the last is not the first
+        batch.logits[i]    = 1; // some graphs always compute all rows, so that the last row is not the first
     }
     const int32_t status = llama_decode(c->context, batch);
     llama_batch_free(batch);

@@ -37,9 +37,9 @@ void check(cudaError_t status) {
     }
 }
 
-// The backend records an event of ggml's on its stream whatever made it; its own cannot tell the time.
+// Timer with CUDA events. The backend's own events do not measure time, but it records any event of this struct.
 struct event_timer : device_timer {
-    // The backend's device is this thread's: it has just been given tensors.
+    // The current device of this thread is the backend's: tensors were just written to it.
     explicit event_timer(ggml_backend_t backend) : backend(backend) {
         for (ggml_backend_event & event : events) {
             cudaEvent_t own = nullptr;

@@ -1,4 +1,4 @@
-// Seconds that a device takes for what is queued between two points of its stream.
+// Timer of the work that is queued on a device's stream between two calls.
 #pragma once
 
 #include "ggml-backend.h"
@@ -8,10 +8,10 @@
 struct device_timer {
     virtual ~device_timer() = default;
 
-    virtual const char * clock() const = 0; // what measures
+    virtual const char * clock() const = 0; // name of the clock
     virtual void         start()       = 0;
     virtual double       stop()        = 0; // waits for the device; seconds since start
 };
 
-// CUDA's events where the backend is CUDA's, else this machine's clock.
+// Create a timer: CUDA events for a CUDA backend, else the host's clock.
 std::unique_ptr<device_timer> make_device_timer(ggml_backend_t backend);

@@ -1,4 +1,4 @@
-// Renders a template with upstream's common/jinja: scripts/upstream/templates.py compares the result with ours.
+// Render a template with upstream's common/jinja. scripts/upstream/templates.py compares the result with ours.
 //
 //     jinja_lab TEMPLATE CONTEXT.json
 //

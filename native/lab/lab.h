@@ -1,5 +1,5 @@
-// The laboratory's C interface: operators on raw buffers, for tests and benchmarks. No buffer is copied: what an
-// operator reads or writes beyond the caller's bytes shows in the caller's memory or under a sanitizer.
+// Operators on raw buffers, for tests and benchmarks. No buffer is copied: the caller or a sanitizer notices reads and
+// writes outside the buffers.
 #pragma once
 
 #include <stdint.h>
@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-// A run of one operator, or of a row of them as a model has layers.
+// Options of a run of one operator, or of a graph with several operators in a row, as a model's layers.
 struct lab_run {
     int32_t  n_threads;
     int32_t  use_ref;  // the CPU backend's reference mode
@@ -45,10 +45,10 @@ struct lab_paged {
     float *         out;   // [n_tokens][n_head][d_v]
 };
 
-// Null, or the sentence of ggml_paged_attn_check.
+// Compute; return null, or the error of ggml_paged_attn_check.
 LAB_API const char * lab_paged_attn(const struct lab_paged * op, const struct lab_run * run);
 
-// Notes in each row of a table how many blocks it begins with that the row before begins with too.
+// Write to each row of a table the number of leading blocks that it shares with the row before.
 LAB_API void lab_find_shared(int32_t * table, int64_t n_rows, int64_t width, int32_t block_size);
 
 // Stock GGML_OP_FLASH_ATTN_EXT as llama.cpp builds it: K and V token-major, one stream for each sequence.
@@ -65,17 +65,17 @@ struct lab_flash {
 };
 LAB_API const char * lab_flash_attn(const struct lab_flash * op, const struct lab_run * run);
 
-// Rows of a KV type; n is a multiple of the type's group. Null, or what was wrong.
-// y = weights * x for rows x; null, or why not
+// Quantize or dequantize rows of a KV type; n is a multiple of the type's group. Return null or an error.
+// Product y = weights * x for rows x.
 struct lab_product {
     int32_t       type; // ggml_type
     int32_t       n_threads;
-    int32_t       packed; // 0: weights as in a file; 1: in the first of the CPU backend's own layouts that takes them
+    int32_t       packed; // 0: weights as in a file; 1: in the first layout of the CPU backend that supports them
     int64_t       n_out, n_in, n_rows;
     const void *  weights; // [n_out] rows of n_in
     const float * x;       // [n_rows, n_in]
     float *       out;     // [n_rows, n_out]
-    const char *  layout;  // set: what ggml calls the layout that the weights had
+    const char *  layout;  // result: ggml's name of the layout of the weights
 };
 LAB_API const char * lab_product_run(struct lab_product * p);
 
@@ -84,10 +84,10 @@ LAB_API const char * lab_dequantize(int32_t type, const void * from, float * to,
 LAB_API int64_t      lab_row_size(int32_t type, int64_t n); // bytes
 LAB_API const char * lab_type_name(int32_t type);
 
-// Threads meet so often at the barrier of the CPU backend. Null, or what went wrong.
+// Make threads wait at the CPU backend's barrier. Return null or an error.
 LAB_API const char * lab_team_barrier(int32_t n_threads, int32_t n_rounds);
 
-// Bytes a second that threads together read from memory, each line by line from n_streams parts in turns.
+// Return the bytes per second that threads read from memory, each line by line from n_streams ranges in turn.
 LAB_API double lab_read_rate(const void * data, int64_t bytes, int32_t n_threads, int32_t n_streams);
 
 #ifdef __cplusplus

@@ -15,7 +15,7 @@
 #include <sys/mman.h>
 #include <vector>
 
-// A page that the host reads or writes without asking the device ends the process: nothing else would show it here.
+// Device memory is protected: a read or write of the host without the device's functions ends the process.
 namespace {
 
 struct device_state;
@@ -39,7 +39,7 @@ std::recursive_mutex                       mutex;
 std::vector<std::unique_ptr<device_state>> devices;
 lab_device_counts                          counts{};
 
-// While one lives, what is on the devices can be touched: the device is at work.
+// Device memory is accessible while an object exists: the device computes or copies.
 struct at_work {
     std::lock_guard<std::recursive_mutex> lock{mutex};
 
@@ -154,7 +154,7 @@ ggml_backend_buffer_t host_alloc(ggml_backend_buffer_type_t buft, size_t size) {
     return buffer;
 }
 
-// ---- streams: what is queued is done when somebody waits, and no earlier ----
+// ---- streams: queued copies run when a thread waits for them, not earlier ----
 
 struct stream {
     std::vector<std::function<void()>> queue;
@@ -251,7 +251,7 @@ bool                       dev_supports_op(ggml_backend_dev_t, const ggml_tensor
 bool dev_supports_buft(ggml_backend_dev_t device, ggml_backend_buffer_type_t buft) {
     return buft == &state_of(device).buft;
 }
-bool dev_offload_op(ggml_backend_dev_t, const ggml_tensor * op) { return op->ne[1] >= 32; } // as CUDA's
+bool dev_offload_op(ggml_backend_dev_t, const ggml_tensor * op) { return op->ne[1] >= 32; } // as CUDA does
 
 const char *       reg_name(ggml_backend_reg_t) { return "LAB"; }
 size_t             reg_count(ggml_backend_reg_t) { return 1; }

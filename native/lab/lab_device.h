@@ -1,5 +1,5 @@
-// A GPU without one: memory that the host cannot touch, copies that come late, and the CPU's arithmetic. What offloads
-// layers is tested with it where there is no card.
+// Emulated GPU: memory that the host cannot access, delayed copies, and the CPU's arithmetic. Tests offload layers to
+// it on machines without a GPU.
 #pragma once
 
 #include "lab.h"
@@ -8,18 +8,18 @@
 extern "C" {
 #endif
 
-// Adds a device of that many bytes to this process; null, or why not. It stays until the process ends.
+// Add a device with `bytes` of memory to this process, until the process ends. Return null or an error.
 LAB_API const char * lab_device_add(int64_t bytes);
 
-// What was done on all devices so far.
+// Counts over all devices since the start of the process.
 struct lab_device_counts {
-    int64_t graphs;  // computed
-    int64_t copies;  // within a device
-    int64_t reads;   // to the host, queued or at once
-    int64_t writes;  // from the host
-    int64_t streams; // made
+    int64_t graphs;  // computed graphs
+    int64_t copies;  // copies within a device
+    int64_t reads;   // copies to the host, queued or synchronous
+    int64_t writes;  // copies from the host
+    int64_t streams; // created streams
     int64_t pinned;  // bytes of pinned host memory now
-    int64_t shared;  // blocks that paged attention was told two sequences have in common, layer by layer
+    int64_t shared;  // shared blocks in the tables of paged attention, summed over rows and layers
 };
 LAB_API struct lab_device_counts lab_device_count(void);
 

@@ -1,14 +1,15 @@
-// The operator on any device, without a model: velo-op-bench DEVICE check|decode|prefill|chunk|copy|series ...
+// Check and measure the operator on any device, without a model.
+//   velo-op-bench DEVICE check|decode|prefill|chunk|copy|series ...
 // Every line on standard output is one JSON object.
-//   check [quick]                     against the CPU's reference, with NaN in every slot that no table names
-//   decode TYPE SEQUENCES LENGTH [paged|flash|shared]    a token for each sequence
+//   check [quick]                     compare with the CPU's reference, with NaN in every slot that is in no table
+//   decode TYPE SEQUENCES LENGTH [paged|flash|shared]    one token of each sequence
 //   prefill TYPE LENGTH [paged|flash|gathered]           one sequence from its first token
-//   chunk TYPE ROWS LENGTH [paged|flash|gathered]        the last rows of one
-//   copy [BYTES]                      what the device's memory gives, read and written
-//   series LINE...                    such commands one after the other, each one argument
-// or velo-op-bench devices: the devices there are
-// Kernels are paged: our operator; flash: upstream's, contiguous; shared: ours, all but the last block being the same
-// for all; gathered: the blocks copied to a contiguous buffer, and upstream's over that.
+//   chunk TYPE ROWS LENGTH [paged|flash|gathered]        the last rows of one sequence
+//   copy [BYTES]                      bandwidth of the device's memory, read and written
+//   series LINE...                    several commands, each one argument
+//   velo-op-bench devices             list the devices
+// Kernels: paged (our operator), flash (upstream's, contiguous), shared (ours, with all blocks but the last shared),
+// gathered (copy the blocks to a contiguous buffer, then upstream's).
 #include "device_timer.h"
 #include "op_call.h"
 #include "paged-attn.h"
@@ -79,7 +80,7 @@ void set(ggml_tensor * t, const void * data, size_t size) {
     ggml_backend_tensor_set(t, data, 0, size);
 }
 
-// Every layer has K and V of its own, so that none finds them in a cache.
+// Every layer has its own K and V, so that they are not in a processor's cache.
 struct layers {
     std::vector<ggml_tensor *> k, v;
 
@@ -123,7 +124,7 @@ graph paged_graph(const call & c, ggml_backend_t backend, int n_layers) {
     return g;
 }
 
-// The last rows of a sequence see what is before them.
+// Causal mask of the last rows of a sequence.
 void set_causal(ggml_tensor * mask) {
     const int64_t            length = mask->ne[0], rows = mask->ne[1];
     std::vector<ggml_fp16_t> seen((size_t) (length * rows));
@@ -135,8 +136,8 @@ void set_causal(ggml_tensor * mask) {
     set(mask, seen.data(), seen.size() * sizeof(ggml_fp16_t));
 }
 
-// The same sequences, all of one length, each contiguous, with a mask as llama.cpp has: without one upstream's kernels
-// do not share a read of K and V among the heads of a group.
+// Contiguous sequences of one length, with a mask as in llama.cpp: without a mask, upstream's kernels do not share a
+// read of K and V among the heads of a group.
 graph flash_graph(const call & c, ggml_backend_t backend, int n_layers) {
     graph         g   = begin_graph();
     auto *        ctx = g.ctx.get();
@@ -157,8 +158,8 @@ graph flash_graph(const call & c, ggml_backend_t backend, int n_layers) {
     return g;
 }
 
-// One sequence of our pages, copied for upstream's kernel: what that costs, and from where on it would win. A gather
-// of our own would do without the floats in between.
+// One paged sequence, copied for upstream's kernel, to measure the cost and the length from which it is faster. A
+// gather kernel of our own would need no floats in between.
 graph gathered_graph(const call & c, ggml_backend_t backend, int n_layers) {
     graph         g    = begin_graph();
     auto *        ctx  = g.ctx.get();
@@ -201,7 +202,7 @@ std::vector<float> result_of(const graph & g, ggml_backend_t backend) {
 }
 
 struct timing {
-    double       seconds; // the median of the rounds, of one of the operations of a graph
+    double       seconds; // of one operation of the graph, median of the rounds
     const char * clock;
 };
 
@@ -230,10 +231,10 @@ double nmse(const std::vector<float> & found, const std::vector<float> & expecte
         error += std::pow((double) found[i] - expected[i], 2);
         size += std::pow((double) expected[i], 2);
     }
-    return error / size; // NaN where there is one
+    return error / size; // NaN if an element is NaN
 }
 
-// Writes what is left of the line; an error that is no number shows as null.
+// Print the rest of the line. An error of NaN is printed as null.
 bool check_one(ggml_backend_t backend, ggml_backend_t cpu, const shape & s) {
     const call c = make_call(s, true, false);
     try {
@@ -270,7 +271,7 @@ bool check(ggml_backend_t backend, bool quick) {
     return right;
 }
 
-// As many as are wanted, or as half of the device's memory holds.
+// Limit a number of operators to half of the device's memory.
 int layers_for(ggml_backend_t backend, const call & c, int wanted) {
     size_t free = 0, total = 0;
     ggml_backend_dev_memory(ggml_backend_get_device(backend), &free, &total);
@@ -306,7 +307,7 @@ void bench(ggml_backend_t backend, const task & of) {
            "\"length\": %d, \"seconds\": %.9g, \"clock\": \"%s\", \"kv_bytes\": %.0f",
            of.what.c_str(), of.kernel.c_str(), of.type.c_str(), of.sequences, of.rows, of.length, t.seconds, t.clock,
            read);
-    if (gathered) { // that it is the same which is measured
+    if (gathered) { // check that both compute the same
         printf(", \"nmse\": %.3g", nmse(result_of(g, backend), result_of(paged_graph(c, backend, 1), backend)));
     }
     printf("}\n");
@@ -374,7 +375,7 @@ bool obey(ggml_backend_t backend, const strings & words) {
     return true;
 }
 
-// One after the other; what fails is told, and the others are tried.
+// Run several commands. Report an error and continue with the next.
 bool obey_all(ggml_backend_t backend, const strings & lines) {
     bool done = true;
     for (const std::string & line : lines) {

@@ -51,7 +51,7 @@ call make_call(const shape & s, bool poison, bool repeat) {
     }
     n_blocks += n_blocks % 2;
     c.n_slots           = (int64_t) n_blocks * BLOCK;
-    c.rows              = (int64_t) s.sequences.size() + 1; // one of no sequence
+    c.rows              = (int64_t) s.sequences.size() + 1; // one row without a sequence
     const size_t  row_k = ggml_row_size(s.type, s.d_k * s.heads_kv), row_v = ggml_row_size(s.type, s.d_v * s.heads_kv);
     const int64_t drawn = repeat ? std::min<int64_t>(c.n_slots, 1024) : c.n_slots;
     fill(c.q, rows_of(GGML_TYPE_F32, s.d_k * s.heads * std::min<int64_t>(c.n_tokens, 256), random),

@@ -1,4 +1,4 @@
-// One call of the operator, made up: what velo-op-bench checks and measures.
+// Random calls of the operator, for velo-op-bench.
 #pragma once
 
 #include "ggml.h"
@@ -17,7 +17,7 @@ struct shape {
     ggml_type                       type;
     int64_t                         d_k, d_v, heads, heads_kv;
     std::vector<std::array<int, 2>> sequences;         // query rows, length
-    int                             common_blocks = 0; // with which every sequence begins
+    int                             common_blocks = 0; // leading blocks shared by all sequences
 };
 
 struct call {
@@ -29,8 +29,8 @@ struct call {
     bool latent() const { return s.d_k > 256; } // V is a view of K
 };
 
-// The types of K and V, by name.
+// Types of K and V by name.
 const std::vector<std::pair<const char *, ggml_type>> & op_types();
 
-// Blocks are shuffled; `poison` leaves NaN wherever no token of a sequence lies; `repeat` draws few rows, many times.
+// Create a call with shuffled blocks. poison: NaN in every slot without a token. repeat: repeat a few random rows.
 call make_call(const shape & s, bool poison, bool repeat);

@@ -22,7 +22,7 @@ context_ptr make_context(int32_t n_layers) {
     return context_ptr(ggml_init({bytes, nullptr, true}));
 }
 
-// A tensor over the caller's bytes.
+// Create a tensor over the caller's bytes.
 ggml_tensor * wrap(ggml_context * ctx, ggml_type type, std::vector<int64_t> ne, const void * data) {
     ggml_tensor * t = ggml_new_tensor(ctx, type, ne.size(), ne.data());
     t->data         = const_cast<void *>(data);
@@ -166,8 +166,8 @@ double lab_read_rate(const void * data, int64_t bytes, int32_t n_threads, int32_
     constexpr int64_t        line = 8;
     std::vector<std::thread> threads;
     std::vector<uint64_t>    sums(n_threads * line);
-    const int64_t            words = bytes / (int64_t) sizeof(uint64_t) / n_threads / n_streams / line * line; // of one
-    const auto               start = std::chrono::steady_clock::now();
+    const int64_t words = bytes / (int64_t) sizeof(uint64_t) / n_threads / n_streams / line * line; // of one range
+    const auto    start = std::chrono::steady_clock::now();
     for (int32_t i = 0; i < n_threads; ++i) {
         threads.emplace_back([=, &sums] {
             const uint64_t * first     = (const uint64_t *) data + i * words * n_streams;
@@ -188,7 +188,7 @@ double lab_read_rate(const void * data, int64_t bytes, int32_t n_threads, int32_
         t.join();
     }
     const double      seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    volatile uint64_t keep    = sums[0]; // the sums are used, so they are computed
+    volatile uint64_t keep    = sums[0]; // using the sums keeps the compiler from dropping them
     (void) keep;
     return words * n_streams * n_threads * sizeof(uint64_t) / seconds;
 }

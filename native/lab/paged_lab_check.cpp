@@ -1,6 +1,6 @@
-// The paged operator over a matrix of types, shapes and batches: the same bits for any number of threads, and the
-// scalar reference's numbers. Buffers are exactly as long as the tensors, so a sanitizer sees what reads past one.
-// Arguments: the numbers of threads to compare with one thread; 2 3 7 without.
+// Check the paged operator over types, shapes and batches: the same bits for any number of threads, and the scalar
+// reference's numbers. Buffers are exactly as long as the tensors, so that a sanitizer notices reads past the end.
+// Arguments: numbers of threads to compare with one thread (default: 2 3 7).
 #include "ggml.h"
 #include "lab.h"
 
@@ -35,9 +35,10 @@ struct batch {
 };
 const batch ragged = {{{1, 1}, {7, 7}, {1, 133}, {33, 100}, {0, 64}, {5, 97}, {1, 640}, {1, 1100}, {70, 600}}};
 const batch brief  = {{{1, 40}, {3, 33}, {40, 45}}};
-const batch alike = {std::vector<lengths>(34, {1, 521}), 16}; // a chunk in common, of more sequences than an item takes
+const batch alike  = {std::vector<lengths>(34, {1, 521}),
+                      16}; // a shared chunk, of more sequences than a work item takes
 
-// heap memory of exactly this many bytes
+// Heap memory of exactly this many bytes.
 template <class T> struct buffer {
     std::unique_ptr<T[]> data;
     int64_t              n;
@@ -199,7 +200,7 @@ int main(int argc, char ** argv) {
         wrong += !check(ragged, {192, 128, 2, 2}, {0, 20, 32, 70, 1, true}, type, GGML_TYPE_F16);
         wrong += !check(ragged, {576, 512, 16, 1, true}, {0, 0, 32, 300, 2, false}, type, type);
         wrong += !check(alike, {32, 64, 2, 2}, {}, type, type);
-        for (int64_t d : {608, 640, 672, 1024}) { // around what kernels over codes have room for
+        for (int64_t d : {608, 640, 672, 1024}) { // around the largest head of the kernels over quantized values
             wrong += !check(brief, {d, d, 2, 1}, {}, type, type);
         }
         wrong += !check(brief, {4096, 32, 2, 1}, {}, type, type);

@@ -1,4 +1,4 @@
-// One matrix product, with the weights as they lie in a file or in a layout that the CPU backend packs them into.
+// One matrix product, with weights in the layout of a file or packed by the CPU backend.
 #include "ggml-backend.h"
 #include "ggml-cpu.h"
 #include "ggml.h"

@@ -1,4 +1,4 @@
-// Embeddings as upstream pools them itself, through its public interface alone: what ours are compared with.
+// Embeddings pooled by upstream, through its public interface alone, to compare with ours.
 #include "contiguous.h"
 
 #include "llama.h"

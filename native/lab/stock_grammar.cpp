@@ -1,4 +1,4 @@
-// Grammars as upstream follows them itself, through its public interface alone: what ours are compared with.
+// Grammars of upstream, through its public interface alone, to compare with ours.
 #include "contiguous.h"
 
 #include "llama.h"
@@ -42,7 +42,7 @@ int32_t stock_grammar_masks(void * model, const char * grammar, const int32_t * 
         for (int32_t id = 0; id < n_vocab; ++id) {
             mask[id] = data[static_cast<size_t>(id)].logit == 0.0f;
         }
-        // what it does not allow it must not be given, nor what follows an end
+        // upstream must not get a token that it does not allow, or one after the end
         if (step == n_tokens || !mask[tokens[step]] || llama_vocab_is_eog(vocab, tokens[step])) {
             return step + 1;
         }

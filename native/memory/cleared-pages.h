@@ -1,8 +1,8 @@
-// Memory that reads as zero and takes none until it is used.
+// Zeroed memory that the system provides on first use.
 #pragma once
 
 #include "ggml-backend.h"
 
-// Makes a buffer zero without touching its pages: they are given back, and come anew when they are used. False where
-// that cannot be done: the buffer is not plain host memory, or the system knows no such thing.
+// Zero a buffer by returning its pages to the system, which provides zeroed ones on first use. Return false if this is
+// not possible: the buffer is not plain host memory, or the system is not Linux.
 bool clear_untouched(ggml_backend_buffer_t buffer);

@@ -38,7 +38,7 @@ llama_mapped_part llama_part_in_use(const llama_model * model, const std::vector
     return part.first < part.last ? part : llama_mapped_part{0, 0};
 }
 
-// The CPU's buffers that are not plain host memory are those of its other layouts.
+// A CPU buffer that is not plain host memory has a packed layout.
 static bool is_packed(const ggml_tensor * tensor) {
     const auto buft   = ggml_backend_buffer_get_type(tensor->buffer);
     const auto device = ggml_backend_buft_get_device(buft);
@@ -50,7 +50,7 @@ bool llama_late_weight_left(llama_model_loader & loader, size_t file, ggml_tenso
         return false;
     }
     watching->weights.push_back({tensor, data});
-    // the loader unmaps what is outside the range that is used
+    // the loader unmaps everything outside the used range
     const size_t begin = (const char *) data - (const char *) loader.mappings.at(file)->addr();
     auto &       used  = loader.mmaps_used.at(file);
     used.first         = std::min(used.first, begin);

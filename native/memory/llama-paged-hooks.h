@@ -1,4 +1,4 @@
-// What the patched files of llama.cpp call. Nothing else includes this.
+// Functions that the patched files of llama.cpp call. Nothing else includes this header.
 #pragma once
 
 #include <cstddef>
@@ -12,19 +12,20 @@ struct llama_model_loader;
 struct llama_paged;
 struct llm_graph_context;
 
-// whether a mapped weight is left to be packed with the first step (late-weights.h); if not, it is packed now
+// Return whether the first step will pack this mapped weight (late-weights.h). If not, the loader packs it now.
 bool llama_late_weight_left(llama_model_loader & loader, size_t file, ggml_tensor * tensor, const void * data);
 
-// names the files' mappings to whoever loads (late-weights.h), before anything in them is read
+// Report the files' mappings to the watch of this thread (late-weights.h), before the loader reads any of them.
 void llama_paged_mapped(const llama_model_loader & loader);
 
-// a pool is zero as a contiguous cache is, but takes memory only as it fills
+// Zero a pool, as upstream zeroes a contiguous cache, without taking its memory.
 void llama_paged_clear(ggml_backend_buffer * buffer);
 
-// after the memory is made and before the first graph is reserved; throws what it refuses
+// Page the context's memory. Called after the memory is created and before the first graph is reserved. Throws if the
+// model cannot be paged.
 void llama_paged_attach(llama_context & ctx);
 
-// the table travels where a contiguous cache has its mask; its type tells them apart
+// The block table is the graph's input in place of a contiguous cache's mask. Its type tells them apart.
 ggml_tensor * llama_paged_build_table(ggml_context * ctx, const llama_paged & paged);
 bool          llama_paged_can_reuse(const ggml_tensor * table, const llama_paged & paged);
 bool          llama_paged_is_table(const ggml_tensor * mask);

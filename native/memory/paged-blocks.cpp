@@ -1,4 +1,4 @@
-// Whole blocks over all layers, and what was allocated for them.
+// Copy, read, write and fill whole blocks over all layers; sizes of the allocations.
 
 #include "paged-blocks.h"
 
@@ -18,7 +18,7 @@ size_t paged_block_bytes(const llama_paged & paged) {
 
 void paged_check_blocks(const llama_paged & paged, const int32_t * blocks, int32_t n) {
     if (n < 0 || (n > 0 && !blocks)) {
-        paged_fail(LLAMA_PAGED_INVALID, "the list of blocks is null or has a negative length");
+        paged_fail(LLAMA_PAGED_INVALID, "the list of blocks is null or has the negative length " + std::to_string(n));
     }
     for (int32_t i = 0; i < n; ++i) {
         if (blocks[i] < 0 || (uint32_t) blocks[i] >= paged.params.n_blocks) {
@@ -32,11 +32,11 @@ static void check_buffer(const llama_paged & paged, int32_t n, const void * data
     const size_t need = n * paged_block_bytes(paged);
     if (size != need || (need > 0 && !data)) {
         paged_fail(LLAMA_PAGED_INVALID, "the buffer has " + std::to_string(size) + " bytes; " + std::to_string(n) +
-                                            " blocks take " + std::to_string(need));
+                                            " blocks need " + std::to_string(need));
     }
 }
 
-// Bytes of a pool as a tensor of their own, which is what backends copy.
+// A range of a pool as a tensor of bytes, for the backends' copies.
 static ggml_tensor bytes_of(ggml_tensor * pool, size_t at, size_t size) {
     ggml_tensor view = *pool;
     view.type        = GGML_TYPE_I8;
@@ -51,7 +51,7 @@ static ggml_tensor bytes_of(ggml_tensor * pool, size_t at, size_t size) {
     return view;
 }
 
-// Pools of a device are copied there, behind what it computes.
+// A device copies its own pools, in the order of its computations.
 static void copy_bytes(llama_context & ctx, ggml_tensor * pool, size_t from, size_t to, size_t size) {
     if (ggml_backend_buffer_is_host(pool->buffer)) {
         auto * data = static_cast<uint8_t *>(pool->data);
@@ -66,7 +66,7 @@ static void copy_bytes(llama_context & ctx, ggml_tensor * pool, size_t from, siz
     }
 }
 
-// One after the other: a run whose source and target overlap goes block by block.
+// Copy a run of neighbouring blocks; block by block if source and target overlap.
 static void copy_run(llama_context & ctx, const llama_paged & paged, ggml_tensor * pool, int32_t src, int32_t dst,
                      size_t length) {
     const size_t size = paged_block_bytes(paged, pool);
@@ -93,8 +93,8 @@ llama_paged_status llama_paged_copy(llama_context * ctx, const int32_t * src, co
     });
 }
 
-// f(pool, offset in the pool, offset in the caller's buffer, size) for every piece of the blocks
-template <typename F> static void for_each_piece(const llama_paged & paged, const int32_t * blocks, int32_t n, F && f) {
+// Call f(pool, offset in the pool, offset in the caller's buffer, size) for every block of every pool.
+template <typename F> static void for_each_block(const llama_paged & paged, const int32_t * blocks, int32_t n, F && f) {
     const size_t stride = paged_block_bytes(paged);
     size_t       offset = 0;
     for_each_pool(paged, [&](ggml_tensor * pool) {
@@ -112,7 +112,7 @@ llama_paged_status llama_paged_read(llama_context * ctx, const int32_t * blocks,
         paged_check_blocks(paged, blocks, n);
         check_buffer(paged, n, data, size);
         ctx->synchronize();
-        for_each_piece(paged, blocks, n, [&](ggml_tensor * pool, size_t at, size_t to, size_t bytes) {
+        for_each_block(paged, blocks, n, [&](ggml_tensor * pool, size_t at, size_t to, size_t bytes) {
             ggml_backend_tensor_get(pool, static_cast<uint8_t *>(data) + to, at, bytes);
         });
     });
@@ -125,7 +125,7 @@ llama_paged_status llama_paged_write(llama_context * ctx, const int32_t * blocks
         paged_check_blocks(paged, blocks, n);
         check_buffer(paged, n, data, size);
         ctx->synchronize();
-        for_each_piece(paged, blocks, n, [&](ggml_tensor * pool, size_t at, size_t from, size_t bytes) {
+        for_each_block(paged, blocks, n, [&](ggml_tensor * pool, size_t at, size_t from, size_t bytes) {
             ggml_backend_tensor_set(pool, static_cast<const uint8_t *>(data) + from, at, bytes);
         });
     });
@@ -136,7 +136,7 @@ llama_paged_status llama_paged_fill(llama_context * ctx, const int32_t * blocks,
         const llama_paged & paged = paged_of(ctx);
         paged_check_blocks(paged, blocks, n);
         ctx->synchronize();
-        for_each_piece(paged, blocks, n, [&](ggml_tensor * pool, size_t at, size_t, size_t bytes) {
+        for_each_block(paged, blocks, n, [&](ggml_tensor * pool, size_t at, size_t, size_t bytes) {
             ggml_backend_tensor_memset(pool, byte, at, bytes);
         });
     });
@@ -150,8 +150,8 @@ llama_paged_status llama_paged_clear_state(llama_context * ctx, int32_t state) {
         }
         const uint32_t n_states = llama_paged_access::cparams(*ctx).n_seq_max;
         if (state < 0 || (uint32_t) state >= n_states) {
-            paged_fail(LLAMA_PAGED_INVALID, "state " + std::to_string(state) + " is not one of the " +
-                                                std::to_string(n_states) + " recurrent states");
+            paged_fail(LLAMA_PAGED_INVALID, "recurrent state " + std::to_string(state) + " does not exist; there are " +
+                                                std::to_string(n_states));
         }
         ctx->synchronize();
         paged.states->seq_rm(state, -1, -1);
@@ -205,6 +205,7 @@ llama_paged_status llama_paged_get_storage(llama_context * ctx, uint32_t i, llam
             }
             first += layers.size();
         }
-        paged_fail(LLAMA_PAGED_INVALID, "storage " + std::to_string(i) + " is not one of " + std::to_string(first));
+        paged_fail(LLAMA_PAGED_INVALID,
+                   "storage " + std::to_string(i) + " does not exist; there are " + std::to_string(first));
     });
 }

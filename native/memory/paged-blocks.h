@@ -1,4 +1,4 @@
-// Whole blocks: how many bytes, which are there, which are neighbours. Private to this folder.
+// Sizes, checks and runs of blocks. Private to this folder.
 #pragma once
 
 #include "paged-state.h"
@@ -6,10 +6,10 @@
 size_t paged_block_bytes(const llama_paged & paged, const ggml_tensor * pool); // in one pool
 size_t paged_block_bytes(const llama_paged & paged);                           // in all of them
 
-// Throws where one is not in the pool.
+// Throw if a block is not in the pool.
 void paged_check_blocks(const llama_paged & paged, const int32_t * blocks, int32_t n);
 
-// f(first of a, first of b, length) for runs in which both lists count up by one
+// Call f(first of a, first of b, length) for each run in which both lists count up by one.
 template <typename F> void for_each_run(const int32_t * a, const int32_t * b, int32_t n, F && f) {
     for (int32_t first = 0, i = 1; i <= n; ++i) {
         if (i == n || a[i] != a[i - 1] + 1 || b[i] != b[i - 1] + 1) {

@@ -1,4 +1,4 @@
-// One step: the batch is checked whole, then cut at n_ubatch and run; nothing here knows a sequence by name.
+// One step: check the batch, split it into ubatches of at most n_ubatch tokens, run them.
 
 #include "paged-attn.h"
 #include "paged-state.h"
@@ -12,7 +12,7 @@
 
 using access = llama_paged_access;
 
-// a row of batch.seqs
+// A row of batch.seqs.
 struct seq_row {
     int32_t first, n_tokens, length, reserved;
 };
@@ -27,24 +27,27 @@ static seq_row row_of(const llama_paged_batch & b, int32_t s) {
 
 static std::string sequence(int32_t s) { return "sequence " + std::to_string(s) + ": "; }
 
-// -- checks: whatever upstream would abort on is refused here
+// -- checks: upstream would abort on these errors
 
 static void check_sequence(const llama_paged & paged, const llama_paged_batch & b, int32_t s, int32_t first) {
     const seq_row row = row_of(b, s);
     const int32_t bs  = paged.params.block_size;
     if (row.first != first || row.n_tokens < 1 || row.n_tokens > b.n_tokens - first) {
-        invalid(sequence(s) + "its tokens must be the next ones of the batch, at least one");
+        invalid(sequence(s) +
+                "its tokens must follow the tokens of the sequence before, and be at least 1; got first " +
+                std::to_string(row.first) + " and number " + std::to_string(row.n_tokens));
     }
     if (row.reserved != 0) {
-        invalid(sequence(s) + "the fourth number of its row must be 0");
+        invalid(sequence(s) + "the fourth number of its row must be 0, got " + std::to_string(row.reserved));
     }
     if (row.length < row.n_tokens || (uint32_t) row.length > paged.params.max_seq_len) {
-        invalid(sequence(s) + "its length of " + std::to_string(row.length) + " is not within " +
-                std::to_string(row.n_tokens) + " .. " + std::to_string(paged.params.max_seq_len));
+        invalid(sequence(s) + "its length must be " + std::to_string(row.n_tokens) + " to " +
+                std::to_string(paged.params.max_seq_len) + ", got " + std::to_string(row.length));
     }
     const int32_t n_blocks = (row.length - 1) / bs + 1;
     if (n_blocks > b.table_stride) {
-        invalid(sequence(s) + "its table is shorter than its length");
+        invalid(sequence(s) + "its length needs " + std::to_string(n_blocks) + " blocks, but table_stride is " +
+                std::to_string(b.table_stride));
     }
     const int32_t * table = b.tables + (size_t) s * b.table_stride;
     for (int32_t i = 0; i < n_blocks; ++i) {
@@ -55,11 +58,13 @@ static void check_sequence(const llama_paged & paged, const llama_paged_batch & 
     for (int32_t i = first; i < first + row.n_tokens; ++i) {
         const int32_t position = row.length - row.n_tokens + i - first;
         if (b.positions[i] != position) {
-            invalid(sequence(s) + "token " + std::to_string(i) + " stands at position " +
-                    std::to_string(b.positions[i]) + "; its length says " + std::to_string(position));
+            invalid(sequence(s) + "the position of token " + std::to_string(i) + " must be " +
+                    std::to_string(position) + " by the sequence's length, got " + std::to_string(b.positions[i]));
         }
         if (b.slots[i] != table[position / bs] * bs + position % bs) {
-            invalid(sequence(s) + "the slot of token " + std::to_string(i) + " is not the one in its table");
+            invalid(sequence(s) + "the slot of token " + std::to_string(i) + " must be " +
+                    std::to_string(table[position / bs] * bs + position % bs) + " by the table, got " +
+                    std::to_string(b.slots[i]));
         }
     }
 }
@@ -73,15 +78,15 @@ static void check_states(const llama_context & ctx, const llama_paged & paged, c
         return;
     }
     if (!b.states) {
-        invalid("the model has recurrent layers: every sequence needs a state");
+        invalid("states is null, but the model has recurrent layers: every sequence needs a state");
     }
     const int32_t     n_states = ctx.get_cparams().n_seq_max;
     std::vector<bool> taken(n_states);
     for (int32_t s = 0; s < b.n_seqs; ++s) {
         const int32_t state = b.states[s];
         if (state < 0 || state >= n_states || taken[state]) {
-            invalid(sequence(s) + "state " + std::to_string(state) + " is taken or not one of the " +
-                    std::to_string(n_states) + " there are");
+            invalid(sequence(s) + "state " + std::to_string(state) + " is used twice or does not exist; there are " +
+                    std::to_string(n_states));
         }
         taken[state] = true;
     }
@@ -93,11 +98,11 @@ static void check_batch(const llama_context & ctx, const llama_paged & paged, co
         invalid("an array of the batch is null");
     }
     if (b.n_tokens < 1 || b.n_tokens > (int32_t) cp.n_batch) {
-        invalid("the batch has " + std::to_string(b.n_tokens) + " tokens; 1 to " + std::to_string(cp.n_batch) +
-                " are possible");
+        invalid("a batch must have 1 to " + std::to_string(cp.n_batch) + " tokens, got " + std::to_string(b.n_tokens));
     }
     if (b.n_seqs < 1 || b.n_seqs > b.n_tokens) {
-        invalid("the batch has " + std::to_string(b.n_seqs) + " sequences; every one needs a token");
+        invalid("a batch of " + std::to_string(b.n_tokens) + " tokens must have 1 to as many sequences, got " +
+                std::to_string(b.n_seqs));
     }
     const int32_t n_vocab = ctx.get_model().vocab.n_tokens();
     for (int32_t i = 0; i < b.n_tokens; ++i) {
@@ -114,27 +119,27 @@ static void check_batch(const llama_context & ctx, const llama_paged & paged, co
         invalid("the sequences cover " + std::to_string(first) + " of " + std::to_string(b.n_tokens) + " tokens");
     }
     if (count_outputs(b) > (int32_t) cp.n_outputs_max) {
-        invalid(std::to_string(count_outputs(b)) + " outputs are wanted; " + std::to_string(cp.n_outputs_max) +
-                " are possible");
+        invalid("a batch must have at most " + std::to_string(cp.n_outputs_max) + " outputs, got " +
+                std::to_string(count_outputs(b)));
     }
     check_states(ctx, paged, b);
 }
 
-// -- the part of the batch that one ubatch carries
+// -- one ubatch of the batch
 
-// a run of tokens, and the sequences that have tokens in it
-struct piece {
+// Ranges of tokens and sequences in one ubatch.
+struct ubatch_range {
     int32_t t0, t1;
     int32_t s0, s1;
 };
 
-// graphs live as long as their shapes: these are rounded up, within what was reserved
+// Round up, so that more steps have the same shapes and reuse their graph.
 static int32_t bucket(int32_t n, int32_t step, uint32_t limit) {
     return std::min<int32_t>((n + step - 1) / step * step, (int32_t) limit);
 }
 
-// A sequence that the cut goes through is shorter by its tokens that come later.
-static void set_step(llama_paged & paged, const llama_paged_batch & b, const piece & p) {
+// Fill the graph's inputs. A sequence's length excludes its tokens in later ubatches.
+static void set_step(llama_paged & paged, const llama_paged_batch & b, const ubatch_range & p) {
     paged_step &  step  = paged.step;
     const int32_t bs    = paged.params.block_size;
     int32_t       width = 1;
@@ -163,16 +168,16 @@ static void set_step(llama_paged & paged, const llama_paged_batch & b, const pie
     ggml_paged_attn_find_shared(step.table.data(), p.s1 - p.s0, stride, bs);
 }
 
-static llama_ubatch make_ubatch(llama_paged & paged, const llama_paged_batch & b, const piece & p) {
+static llama_ubatch make_ubatch(llama_paged & paged, const llama_paged_batch & b, const ubatch_range & p) {
     const int32_t n      = p.t1 - p.t0;
     const bool    states = paged.states != nullptr;
     auto &        buf    = paged.buffers;
     buf.n_seq_id.assign(n, 1);
     buf.seq_ptr.resize(n);
     buf.seq_idx.assign(LLAMA_MAX_SEQ, -1);
-    if (states) { // runs of equal length, each in its own state
+    if (states) { // sequences of equally many tokens, each with its own state
         buf.seq_data.assign(b.states + p.s0, b.states + p.s1);
-    } else { // attention needs no sequence ids: one stands for all
+    } else { // paged attention does not use sequence ids
         buf.seq_data.assign(1, 0);
     }
     buf.seq_unq          = buf.seq_data;
@@ -198,7 +203,7 @@ static llama_ubatch make_ubatch(llama_paged & paged, const llama_paged_batch & b
     ub.seq_id_unq   = buf.seq_unq.data();
     ub.seq_idx      = buf.seq_idx.data();
     ub.output       = const_cast<int8_t *>(b.outputs + p.t0);
-    if (states) { // upstream reuses a graph only when it may keep the ids of the ubatch it was built for
+    if (states) { // upstream reuses a graph only if it shares ownership of the ubatch's ids
         ub.data             = std::make_shared<llama_ubatch::data_t>();
         ub.data->seq_id_unq = buf.seq_unq;
         ub.seq_id_unq       = ub.data->seq_id_unq.data();
@@ -206,7 +211,7 @@ static llama_ubatch make_ubatch(llama_paged & paged, const llama_paged_batch & b
     return ub;
 }
 
-// A hybrid's memory context holds the cells of the recurrent states, found anew for every ubatch.
+// Create the memory context of a hybrid model, with the cells of this ubatch's recurrent states.
 static llama_memory_context_ptr hybrid_context(llama_context & ctx, llama_paged & paged, const llama_ubatch & ub) {
     std::vector<llama_ubatch> ubatches{ub};
     if (!paged.states->prepare(ubatches)) {
@@ -228,13 +233,13 @@ static llama_memory_context_ptr hybrid_context(llama_context & ctx, llama_paged 
 
 // -- running
 
-// Rows of the wanted tokens, behind the n_done rows of the pieces before. Most graphs compute just these rows; one
-// that ignores which are wanted (cogvlm) computes all.
+// Copy the logits of the output tokens after the n_done rows of earlier ubatches. Most graphs compute only the outputs'
+// rows; cogvlm's computes all rows.
 static void copy_logits(llama_context & ctx, llm_graph_result & result, const llama_ubatch & ub, int32_t t0,
                         int32_t n_done) {
     ggml_tensor * logits = result.get_logits();
     if (!logits) {
-        paged_fail(LLAMA_PAGED_UNSUPPORTED, "the graph of the model gives no logits");
+        paged_fail(LLAMA_PAGED_UNSUPPORTED, "the graph of the model computes no logits");
     }
     const ggml_backend_t backend  = ggml_backend_sched_get_tensor_backend(access::sched(ctx), logits);
     const size_t         row      = ctx.get_model().vocab.n_tokens() * sizeof(float);
@@ -256,9 +261,9 @@ static void copy_logits(llama_context & ctx, llm_graph_result & result, const ll
     }
 }
 
-// returns the number of outputs
-static int32_t run_piece(llama_context & ctx, llama_paged & paged, const llama_paged_batch & b, const piece & p,
-                         int32_t n_done) {
+// Run one ubatch and return its number of outputs.
+static int32_t run_ubatch(llama_context & ctx, llama_paged & paged, const llama_paged_batch & b, const ubatch_range & p,
+                          int32_t n_done) {
     set_step(paged, b, p);
     const llama_ubatch ub = make_ubatch(paged, b, p);
 
@@ -273,7 +278,7 @@ static int32_t run_piece(llama_context & ctx, llama_paged & paged, const llama_p
     ggml_status status = GGML_STATUS_FAILED;
     auto *      result = ctx.process_ubatch(ub, LLM_GRAPH_TYPE_DEFAULT, own ? own.get() : paged.memory.get(), status);
     if (!result) {
-        for (int32_t s = p.s0; paged.states && s < p.s1; ++s) { // a state that was half updated is worth nothing
+        for (int32_t s = p.s0; paged.states && s < p.s1; ++s) { // these states may be half updated
             paged.states->seq_rm(b.states[s], -1, -1);
         }
         switch (status) {
@@ -287,15 +292,15 @@ static int32_t run_piece(llama_context & ctx, llama_paged & paged, const llama_p
     }
     copy_logits(ctx, *result, ub, p.t0, n_done);
     if (own) {
-        ctx.synchronize(); // the graph refers to the memory context, which ends here
+        ctx.synchronize(); // the graph uses the memory context, which is freed here
     }
     return n_outputs;
 }
 
-// Attention takes any mixture: cut by tokens alone.
-static std::vector<piece> cut_by_tokens(const llama_paged_batch & b, int32_t n_ubatch) {
-    std::vector<piece> pieces;
-    int32_t            s = 0;
+// Split the batch every n_ubatch tokens: paged attention takes any mixture of sequences.
+static std::vector<ubatch_range> split_by_tokens(const llama_paged_batch & b, int32_t n_ubatch) {
+    std::vector<ubatch_range> ranges;
+    int32_t                   s = 0;
     for (int32_t t = 0; t < b.n_tokens; t += n_ubatch) {
         const int32_t end = std::min(b.n_tokens, t + n_ubatch);
         while (row_of(b, s).first + row_of(b, s).n_tokens <= t) {
@@ -305,19 +310,19 @@ static std::vector<piece> cut_by_tokens(const llama_paged_batch & b, int32_t n_u
         while (s1 < b.n_seqs && row_of(b, s1).first < end) {
             ++s1;
         }
-        pieces.push_back({t, end, s, s1});
+        ranges.push_back({t, end, s, s1});
     }
-    return pieces;
+    return ranges;
 }
 
-// Recurrent layers want sequences with equally many tokens: runs of such, or a long one in pieces.
-static std::vector<piece> cut_by_length(const llama_paged_batch & b, int32_t n_ubatch) {
-    std::vector<piece> pieces;
+// Split the batch for recurrent layers: into sequences of equally many tokens, or chunks of a long one.
+static std::vector<ubatch_range> split_by_length(const llama_paged_batch & b, int32_t n_ubatch) {
+    std::vector<ubatch_range> ranges;
     for (int32_t s = 0; s < b.n_seqs;) {
         const seq_row row = row_of(b, s);
         if (row.n_tokens > n_ubatch) {
             for (int32_t t = 0; t < row.n_tokens; t += n_ubatch) {
-                pieces.push_back({row.first + t, row.first + std::min(row.n_tokens, t + n_ubatch), s, s + 1});
+                ranges.push_back({row.first + t, row.first + std::min(row.n_tokens, t + n_ubatch), s, s + 1});
             }
             ++s;
             continue;
@@ -326,13 +331,13 @@ static std::vector<piece> cut_by_length(const llama_paged_batch & b, int32_t n_u
         while (end < b.n_seqs && row_of(b, end).n_tokens == row.n_tokens && (end - s + 1) * row.n_tokens <= n_ubatch) {
             ++end;
         }
-        pieces.push_back({row.first, row.first + (end - s) * row.n_tokens, s, end});
+        ranges.push_back({row.first, row.first + (end - s) * row.n_tokens, s, end});
         s = end;
     }
-    return pieces;
+    return ranges;
 }
 
-// Without a step the graph builder reserves for the worst case: the step must end, however it ends.
+// Outside a step the graph builder reserves the largest graph: end the step on every path.
 struct step_scope {
     paged_step & step;
     ~step_scope() { step.slots = nullptr; }
@@ -345,8 +350,8 @@ static void decode(llama_context & ctx, llama_paged & paged, const llama_paged_b
     const step_scope scope{paged.step};
     const int32_t    n_ubatch = ctx.get_cparams().n_ubatch;
     int32_t          n_done   = 0;
-    for (const piece & p : paged.states ? cut_by_length(b, n_ubatch) : cut_by_tokens(b, n_ubatch)) {
-        n_done += run_piece(ctx, paged, b, p, n_done);
+    for (const ubatch_range & p : paged.states ? split_by_length(b, n_ubatch) : split_by_tokens(b, n_ubatch)) {
+        n_done += run_ubatch(ctx, paged, b, p, n_done);
     }
     access::n_outputs(ctx) = n_done;
 }

@@ -1,4 +1,4 @@
-// The graph's side: the block table as an input, and attention through it.
+// Graph of a paged context: the block table as an input, and paged attention.
 
 #include "llama-paged-hooks.h"
 #include "paged-attn.h"
@@ -16,7 +16,7 @@ ggml_tensor * llama_paged_build_table(ggml_context * ctx, const llama_paged & pa
     ggml_tensor * table = ggml_new_tensor_2d(ctx, GGML_TYPE_I32, GGML_PAGED_ATTN_HEADER + width, rows);
     ggml_set_input(table);
     ggml_set_name(table, "attn_inp_block_table");
-    // build_attn sees only the tensor: what it must know rides on it
+    // build_attn gets this tensor alone, so it carries the parameters
     table->op_params[0] = (int32_t) paged.params.block_size;
     table->op_params[1] = (paged.params.deterministic ? GGML_PAGED_ATTN_DETERMINISTIC : 0) |
                           (paged.params.fast_attention ? GGML_PAGED_ATTN_FAST : 0);
@@ -50,9 +50,10 @@ static ggml_paged_attn_params params_of_layer(const llm_graph_context & graph, c
     params.softcap    = hparams.attn_soft_cap ? hparams.f_attn_logit_softcapping : 0.0f;
     params.block_size = table->op_params[0];
     params.flags      = table->op_params[1];
-    if (graph.arch == LLM_ARCH_GROK) { // upstream caps before it scales, and always
+    if (graph.arch == LLM_ARCH_GROK) { // upstream always caps, and scales after it
         if (kq_scale != 1.0f) {
-            paged_fail(LLAMA_PAGED_UNSUPPORTED, "grok's attention scale is not 1");
+            paged_fail(LLAMA_PAGED_UNSUPPORTED,
+                       "the attention scale of grok must be 1, got " + std::to_string(kq_scale));
         }
         params.scale   = hparams.f_attn_out_scale;
         params.softcap = hparams.f_attn_logit_softcapping;
@@ -70,7 +71,7 @@ ggml_tensor * llama_paged_build_attn(const llm_graph_context & graph, ggml_tenso
                                      float kq_scale, int il) {
     const std::string layer = "layer " + std::to_string(il) + ": ";
     if (kq_b) {
-        paged_fail(LLAMA_PAGED_UNSUPPORTED, layer + "paged attention has no bias on its scores");
+        paged_fail(LLAMA_PAGED_UNSUPPORTED, layer + "paged attention does not support a bias on its scores");
     }
     const auto params = params_of_layer(graph, table, kq_scale, il);
     if (const char * why = ggml_paged_attn_check(q, k, v, table, sinks, &params)) {
@@ -80,13 +81,13 @@ ggml_tensor * llama_paged_build_attn(const llm_graph_context & graph, ggml_tenso
     ggml_context * ctx = graph.ctx0;
     ggml_tensor *  cur = ggml_paged_attn(ctx, q, k, v, table, sinks, params);
     graph.res->add_fused_node({LLM_FUSED_OP_FLASH_ATTN, cur, il});
-    // run where the pool lies: the scheduler would otherwise move a whole pool to follow the neighbours
+    // compute on the pool's device; otherwise the scheduler might copy a whole pool to the device of the operands
     if (ggml_backend_t backend = paged_backend_of(graph.sched, k)) {
         ggml_backend_sched_set_tensor_backend(graph.sched, cur, backend);
     }
     graph.cb(cur, "paged_attn", il);
 
-    if (v_mla) { // from the latent space back to heads: one matrix per head, tokens as columns
+    if (v_mla) { // from latent space to heads: one matrix per head, tokens as columns
         cur = ggml_mul_mat(ctx, v_mla, ggml_permute(ctx, cur, 0, 2, 1, 3));
         cur = ggml_cont(ctx, ggml_permute(ctx, cur, 0, 2, 1, 3));
     }

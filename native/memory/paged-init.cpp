@@ -1,4 +1,4 @@
-// From a model to a paged context: what is refused, what is forced, what is checked when the devices are known.
+// Creation of a paged context: checks of parameters, model and devices, and settings of the upstream context.
 
 #include "cleared-pages.h"
 #include "llama-paged-hooks.h"
@@ -10,12 +10,12 @@
 
 #include <algorithm>
 
-// llama_init_from_model has no room for our parameters: they wait here while it runs on this thread
+// llama_init_from_model takes no parameters of ours: these are set while it runs on this thread
 static thread_local const llama_paged_params * pending = nullptr;
 
 [[noreturn]] static void invalid(const std::string & what) { paged_fail(LLAMA_PAGED_INVALID, what); }
 
-// V is stored as stock stores it under flash attention; where stock turns that off, only padded rows differ.
+// Store V as stock does under flash attention. If stock turns flash attention off, only padded rows differ.
 static void untranspose(llama_kv_cache & cache, const llama_model & model) {
     bool & transposed = llama_paged_access::v_trans(cache);
     if (!transposed) {
@@ -23,7 +23,8 @@ static void untranspose(llama_kv_cache & cache, const llama_model & model) {
     }
     for (const auto & layer : llama_paged_access::layers(cache)) {
         if (layer.v && layer.v->ne[0] != (int64_t) model.hparams.n_embd_v_gqa(layer.il)) {
-            paged_fail(LLAMA_PAGED_UNSUPPORTED, "the V rows of its layers differ in size and flash attention is off");
+            paged_fail(LLAMA_PAGED_UNSUPPORTED, "the model's V rows differ in size between layers, and its flash "
+                                                "attention is off");
         }
     }
     transposed = false;
@@ -42,8 +43,8 @@ void llama_paged_attach(llama_context & ctx) {
     const llama_model & model = llama_paged_access::model(ctx);
     llama_cparams &     cp    = llama_paged_access::cparams(ctx);
 
-    const paged_parts parts =
-        paged_parts_of(llama_paged_access::has_memory(ctx) ? &llama_paged_access::memory(ctx) : nullptr, model);
+    const paged_caches parts =
+        paged_caches_of(llama_paged_access::has_memory(ctx) ? &llama_paged_access::memory(ctx) : nullptr, model);
 
     auto paged             = std::make_shared<llama_paged>();
     paged->params          = *pending;
@@ -60,10 +61,10 @@ void llama_paged_attach(llama_context & ctx) {
         untranspose(*cache, model);
         llama_paged_access::paged(*cache) = paged;
     }
-    cp.n_ctx_seq = pending->max_seq_len; // chooses rope factors; the pool is as long as all sequences together
+    cp.n_ctx_seq = pending->max_seq_len; // chooses rope factors; n_ctx is the whole pool
 }
 
-// Products over repacked weights follow the number of columns.
+// Results of products with repacked weights depend on the number of columns.
 static void require_plain_weights(const llama_model & model) {
     for (const auto & [name, tensor] : model.tensors_by_name) {
         const auto buft   = ggml_backend_buffer_get_type(tensor->buffer);
@@ -71,7 +72,7 @@ static void require_plain_weights(const llama_model & model) {
         const bool on_cpu = !device || ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU;
         if (!on_cpu || !ggml_backend_buft_is_host(buft)) {
             paged_fail(LLAMA_PAGED_UNSUPPORTED, "deterministic mode needs plain weights on the CPU, but '" + name +
-                                                    "' lies in " + ggml_backend_buft_name(buft) +
+                                                    "' is in a buffer of type " + ggml_backend_buft_name(buft) +
                                                     ": load the model with use_extra_bufts = false");
         }
     }
@@ -89,7 +90,7 @@ static void make_deterministic(llama_context & ctx) {
     set(backend, true);
 }
 
-// After the reservation: every attention layer must run where its pool lies.
+// Check that every attention layer runs on the device of its pool. Needs the reserved graph.
 static void check_devices(llama_context & ctx) {
     int n_layers = 0;
     for (const auto & node : ctx.get_gf_res_reserve()->get_fused_nodes()) {
@@ -127,10 +128,10 @@ static void check_params(const llama_model * model, const llama_context_params &
     }
     if (cp.embeddings ||
         (cp.pooling_type != LLAMA_POOLING_TYPE_UNSPECIFIED && cp.pooling_type != LLAMA_POOLING_TYPE_NONE)) {
-        paged_fail(LLAMA_PAGED_UNSUPPORTED, "a paged context gives logits, no embeddings");
+        paged_fail(LLAMA_PAGED_UNSUPPORTED, "a paged context computes logits, not embeddings");
     }
     if (cp.n_samplers > 0 || cp.ctx_other || cp.ctx_type != LLAMA_CONTEXT_TYPE_DEFAULT) {
-        paged_fail(LLAMA_PAGED_UNSUPPORTED, "a paged context takes no backend samplers and no second context");
+        paged_fail(LLAMA_PAGED_UNSUPPORTED, "a paged context supports neither backend samplers nor a second context");
     }
     if (model->split_mode() == LLAMA_SPLIT_MODE_TENSOR) {
         paged_fail(LLAMA_PAGED_UNSUPPORTED, "tensor split mode cannot be paged: use layer split");
@@ -159,10 +160,10 @@ static llama_context * init(llama_model * model, llama_context_params cp, const 
     pending = &p;
     llama_context_ptr ctx(llama_init_from_model(model, cp));
     pending = nullptr;
-    if (!ctx) { // upstream logs what it catches; what we threw inside is still known
+    if (!ctx) { // upstream catches and logs exceptions; the message of ours is still set
         const std::string why = llama_paged_error();
         if (why.empty()) {
-            paged_fail(LLAMA_PAGED_NO_MEMORY, "the context could not be made; the log says why");
+            paged_fail(LLAMA_PAGED_NO_MEMORY, "the context could not be created; the log has the reason");
         }
         paged_fail(LLAMA_PAGED_UNSUPPORTED, why);
     }
@@ -210,7 +211,7 @@ const char * llama_paged_refusal(const llama_model * model) {
             invalid("the model is null");
         }
         const llama_memory_ptr memory = paged_small_memory(*model);
-        paged_parts_of(memory.get(), *model);
+        paged_caches_of(memory.get(), *model);
     });
     return status == LLAMA_PAGED_OK ? nullptr : llama_paged_error();
 }

@@ -21,7 +21,7 @@ void paged_fail(llama_paged_status status, const std::string & what) {
 
 llama_paged_status paged_status_of(const std::exception & e) {
     if (dynamic_cast<const std::bad_alloc *>(&e)) {
-        last_error = "no memory left"; // short enough to need none
+        last_error = "out of memory"; // fits std::string without an allocation
         return LLAMA_PAGED_NO_MEMORY;
     }
     last_error = e.what();
@@ -60,7 +60,7 @@ void llama_paged_access::begin(llama_context & c, int32_t n_tokens, int32_t n_ou
     c.n_queued_tokens += n_tokens;
 }
 
-// A subclass may keep more than its base knows of: only the exact classes are taken.
+// Cast to exactly this class: a subclass may store more.
 template <typename T> static T * exactly(llama_memory_i * memory) {
     return typeid(*memory) == typeid(T) ? static_cast<T *>(memory) : nullptr;
 }
@@ -69,7 +69,7 @@ template <typename T> static T * exactly(llama_memory_i * memory) {
     paged_fail(LLAMA_PAGED_UNSUPPORTED, "the architecture '" + model.arch_name() + "' cannot be paged: " + why);
 }
 
-static void refuse_what_reads_cells(const llama_model & model) {
+static void refuse_architectures(const llama_model & model) {
     const auto & hparams = model.hparams;
     if (!hparams.causal_attn) {
         refuse(model, "its attention is not causal");
@@ -84,17 +84,17 @@ static void refuse_what_reads_cells(const llama_model & model) {
         refuse(model, "its window is symmetric");
     }
     if (model.arch == LLM_ARCH_PLAMO2) {
-        refuse(model, "its recurrent states mix when several sequences run");
+        refuse(model, "upstream mixes its recurrent states when several sequences run");
     }
 }
 
-paged_parts paged_parts_of(llama_memory_i * memory, const llama_model & model) {
+paged_caches paged_caches_of(llama_memory_i * memory, const llama_model & model) {
     if (!memory) {
-        refuse(model, "it keeps no cache");
+        refuse(model, "it has no cache");
     }
-    refuse_what_reads_cells(model);
+    refuse_architectures(model);
 
-    paged_parts parts;
+    paged_caches parts;
     if (auto * plain = exactly<llama_kv_cache>(memory)) {
         parts.caches = {plain};
     } else if (auto * iswa = exactly<llama_kv_cache_iswa>(memory)) {
@@ -106,9 +106,9 @@ paged_parts paged_parts_of(llama_memory_i * memory, const llama_model & model) {
         parts.caches = {both->get_mem_attn()->get_base(), both->get_mem_attn()->get_swa()};
         parts.states = both->get_mem_recr();
     } else if (exactly<llama_memory_recurrent>(memory)) {
-        refuse(model, "it has recurrent states only, and nothing to page");
+        refuse(model, "it has only recurrent states");
     } else {
-        refuse(model, "its cache is of a kind of its own (sparse attention)");
+        refuse(model, "its kind of cache is not supported (sparse attention)");
     }
     return parts;
 }
@@ -133,7 +133,7 @@ llama_paged & paged_of(llama_context * ctx) {
             return *llama_paged_access::paged(*first);
         }
     }
-    paged_fail(LLAMA_PAGED_INVALID, "the context is not paged: make it with llama_paged_init");
+    paged_fail(LLAMA_PAGED_INVALID, "the context is not paged: create it with llama_paged_init");
 }
 
 ggml_backend_t paged_backend_of(ggml_backend_sched_t sched, const ggml_tensor * pool) {
@@ -142,7 +142,7 @@ ggml_backend_t paged_backend_of(ggml_backend_sched_t sched, const ggml_tensor * 
         return nullptr;
     }
     const auto buft = ggml_backend_buffer_get_type(base->buffer);
-    for (int i = ggml_backend_sched_get_n_backends(sched) - 1; i >= 0; --i) { // the CPU is last: host memory is its
+    for (int i = ggml_backend_sched_get_n_backends(sched) - 1; i >= 0; --i) { // the CPU is last and gets host memory
         ggml_backend_t backend = ggml_backend_sched_get_backend(sched, i);
         if (ggml_backend_supports_buft(backend, buft)) {
             return backend;

@@ -1,4 +1,4 @@
-// What the parts of the paged memory share. Private to this folder.
+// State and errors of a paged context. Private to this folder.
 #pragma once
 
 #include "llama-paged.h"
@@ -15,17 +15,17 @@
 #include <string>
 #include <vector>
 
-// A failure on its way to the C interface.
+// Exception that becomes a status of the C interface.
 struct paged_error : std::runtime_error {
     llama_paged_status status;
     paged_error(llama_paged_status status, const std::string & what) : std::runtime_error(what), status(status) {}
 };
 
-// Throws a paged_error; the sentence also survives upstream frames that swallow exceptions.
+// Throw a paged_error. Its message also stays in llama_paged_error() if upstream catches the exception.
 [[noreturn]] void paged_fail(llama_paged_status status, const std::string & what);
 void              paged_clear_error();
 
-// Runs f, turns whatever it throws into a status and leaves the sentence for llama_paged_error().
+// Run f and return the status of its exception. Its message is set for llama_paged_error().
 llama_paged_status                       paged_status_of(const std::exception & e);
 template <typename F> llama_paged_status paged_guard(F && f) noexcept {
     try {
@@ -36,16 +36,16 @@ template <typename F> llama_paged_status paged_guard(F && f) noexcept {
     }
 }
 
-// One step's inputs as the graph reads them: the part of the batch that the current ubatch carries.
+// Inputs of the graph: the part of the batch that is in the current ubatch.
 struct paged_step {
-    const int32_t *      slots    = nullptr; // null outside a step: graphs are then reserved for the worst case
+    const int32_t *      slots    = nullptr; // null outside a step: the largest graph is reserved
     int32_t              n_tokens = 0;
-    int32_t              n_rows   = 0; // padded, so that graphs are reused while sequences come and go
-    int32_t              width    = 0; // blocks, padded likewise
+    int32_t              n_rows   = 0; // sequences, rounded up so that more steps reuse a graph
+    int32_t              width    = 0; // blocks, rounded up too
     std::vector<int32_t> table;        // [n_rows][header + width]
 };
 
-// The arrays a llama_ubatch points to; kept, so that a step allocates nothing.
+// Arrays of a llama_ubatch, reused by every step.
 struct paged_ubatch_buffers {
     std::vector<int32_t>        n_seq_id;
     std::vector<llama_seq_id>   seq_data;
@@ -54,7 +54,7 @@ struct paged_ubatch_buffers {
     std::vector<int32_t>        seq_idx;
 };
 
-// The paged mode of one context. Its caches share it; it dies with the last of them.
+// Paged mode of one context. Its caches own it together.
 struct llama_paged {
     llama_paged_params            params;
     uint32_t                      max_width = 0; // blocks of the longest sequence
@@ -64,12 +64,12 @@ struct llama_paged {
     paged_step                    step;
     paged_ubatch_buffers          buffers;
     pool_ahead                    ahead;
-    std::unique_ptr<paged_swap>   swap; // null where none was asked for
+    std::unique_ptr<paged_swap>   swap; // null if n_swap_blocks is 0
 
     uint32_t n_slots() const { return params.n_blocks * params.block_size; }
 };
 
-// The one friend of upstream's classes: it opens doors and does nothing else.
+// Access to private members of upstream's classes, as their one friend.
 struct llama_paged_access {
     using layer = llama_kv_cache::kv_layer;
 
@@ -87,7 +87,7 @@ struct llama_paged_access {
     }
     static size_t compute_bytes(llama_context & c);
 
-    // what llama_decode does around its ubatches
+    // start a step as llama_decode does
     static void begin(llama_context & c, int32_t n_tokens, int32_t n_outputs);
 
     static const std::vector<layer> &     layers(const llama_kv_cache & cache) { return cache.layers; }
@@ -96,7 +96,7 @@ struct llama_paged_access {
     static size_t                         bytes(const llama_kv_cache & cache);
 };
 
-// f(tensor) for every K and V tensor of the pool, in the order in which a block's bytes are laid out
+// Call f(tensor) for every K and V tensor of the pool, in the order of a block's bytes.
 template <typename F> void for_each_pool(const llama_paged & paged, F && f) {
     for (const llama_kv_cache * cache : paged.caches) {
         for (const llama_paged_access::layer & l : llama_paged_access::layers(*cache)) {
@@ -109,21 +109,23 @@ template <typename F> void for_each_pool(const llama_paged & paged, F && f) {
     }
 }
 
-// A small memory as the model makes its own: no list of architectures can go stale. Null where it has none.
+// Create a small memory of the model, to see its class. Null if the model has none.
 llama_memory_ptr paged_small_memory(const llama_model & model);
 
-// The caches and the recurrent states of a memory; throws with the reason where a memory cannot be paged.
-struct paged_parts {
+// Caches and recurrent states of a memory.
+struct paged_caches {
     std::vector<llama_kv_cache *> caches;
     llama_memory_recurrent *      states = nullptr;
 };
-paged_parts paged_parts_of(llama_memory_i * memory, const llama_model & model);
 
-// The paged mode of a context; throws where it is off.
+// Return the caches and states of a memory. Throw if it cannot be paged, with the reason.
+paged_caches paged_caches_of(llama_memory_i * memory, const llama_model & model);
+
+// Return the paged mode of a context. Throw if it has none.
 llama_paged & paged_of(llama_context * ctx);
 
-// Takes the host memory for swapped blocks, where some are wanted.
+// Allocate host memory for the n_swap_blocks swapped blocks.
 void paged_open_swap(llama_paged & paged);
 
-// The backend on which the pool of this tensor lies; null if none of the scheduler's can reach it.
+// Return the scheduler's backend that has the pool of this tensor in its memory; null if none has.
 ggml_backend_t paged_backend_of(ggml_backend_sched_t sched, const ggml_tensor * pool);

@@ -20,7 +20,7 @@ ggml_backend_t paged_swap::stream_of(const ggml_tensor * pool) const {
     return nullptr;
 }
 
-// A device that gives no stream of its own copies while the caller waits.
+// Open a stream for each device with pools. If a device has no second stream, its copies are synchronous.
 static void open_lanes(paged_swap & swap, const llama_paged & paged) {
     for_each_pool(paged, [&](const ggml_tensor * pool) {
         const ggml_backend_dev_t device = device_of(pool);
@@ -33,8 +33,8 @@ static void open_lanes(paged_swap & swap, const llama_paged & paged) {
     });
 }
 
-// Pinned memory is taken whole, at once; where it cannot be had, plain memory is as good and slower.
-static void take_memory(paged_swap & swap, size_t size) {
+// Allocate pinned memory, or plain memory (slower copies) if pinned memory is not available.
+static void allocate_swap(paged_swap & swap, size_t size) {
     for (const paged_swap::lane & l : swap.lanes) {
         const ggml_backend_buffer_type_t buft = ggml_backend_dev_host_buffer_type(l.device);
         swap.pinned.reset(buft ? ggml_backend_buft_alloc_buffer(buft, size) : nullptr);
@@ -47,7 +47,7 @@ static void take_memory(paged_swap & swap, size_t size) {
     swap.base = swap.plain.get();
     if (!swap.base) {
         paged_fail(LLAMA_PAGED_NO_MEMORY, "no memory for " + std::to_string(swap.n_blocks) +
-                                              " swapped blocks, which take " + std::to_string(size) +
+                                              " swapped blocks, which need " + std::to_string(size) +
                                               " bytes: use a smaller swap_bytes");
     }
 }
@@ -60,26 +60,27 @@ void paged_open_swap(llama_paged & paged) {
     auto swap      = std::make_unique<paged_swap>();
     swap->n_blocks = n_blocks;
     open_lanes(*swap, paged);
-    take_memory(*swap, n_blocks * paged_block_bytes(paged));
+    allocate_swap(*swap, n_blocks * paged_block_bytes(paged));
     paged.swap = std::move(swap);
 }
 
-static void check_places(const llama_paged & paged, const int32_t * places, int32_t n) {
+static void check_swap_blocks(const llama_paged & paged, const int32_t * places, int32_t n) {
     const uint32_t n_places = paged.swap ? paged.swap->n_blocks : 0;
     if (n > 0 && !places) {
         paged_fail(LLAMA_PAGED_INVALID, "the list of swapped blocks is null");
     }
     for (int32_t i = 0; i < n; ++i) {
         if (places[i] < 0 || (uint32_t) places[i] >= n_places) {
-            paged_fail(LLAMA_PAGED_INVALID, "swapped block " + std::to_string(places[i]) + " is not one of the " +
-                                                std::to_string(n_places) + " there are");
+            paged_fail(LLAMA_PAGED_INVALID, "swapped block " + std::to_string(places[i]) +
+                                                " does not exist; there are " + std::to_string(n_places));
         }
     }
 }
 
-// f(pool, stream or null, offset in the pool, host memory, bytes) for runs of blocks that are neighbours on both sides
+// Call f(pool, stream or null, offset in the pool, host memory, bytes) for runs of blocks that are neighbours in the
+// pool and in host memory, and wait for the copies.
 template <typename F>
-static void move_runs(const llama_paged & paged, const int32_t * blocks, const int32_t * places, int32_t n, F && f) {
+static void copy_runs(const llama_paged & paged, const int32_t * blocks, const int32_t * places, int32_t n, F && f) {
     const paged_swap & swap   = *paged.swap;
     uint8_t *          memory = swap.base;
     for_each_pool(paged, [&](ggml_tensor * pool) {
@@ -90,45 +91,45 @@ static void move_runs(const llama_paged & paged, const int32_t * blocks, const i
         });
         memory += swap.n_blocks * size;
     });
-    for (const paged_swap::lane & l : swap.lanes) { // the step that comes needs what was moved, or moves over it
+    for (const paged_swap::lane & l : swap.lanes) { // the next step reads or overwrites the copied blocks
         ggml_backend_synchronize(l.stream.get());
     }
 }
 
-// The same, once all blocks and places are known to exist and the last step has ended.
+// Check the blocks, wait for the last step, and copy.
 template <typename F>
-static llama_paged_status move_blocks(llama_context * ctx, const int32_t * blocks, const int32_t * places, int32_t n,
-                                      F && f) {
+static llama_paged_status copy_swapped(llama_context * ctx, const int32_t * blocks, const int32_t * places, int32_t n,
+                                       F && f) {
     return paged_guard([&] {
         const llama_paged & paged = paged_of(ctx);
         paged_check_blocks(paged, blocks, n);
-        check_places(paged, places, n);
+        check_swap_blocks(paged, places, n);
         if (n > 0) {
             ctx->synchronize();
-            move_runs(paged, blocks, places, n, f);
+            copy_runs(paged, blocks, places, n, f);
         }
     });
 }
 
 llama_paged_status llama_paged_swap_out(llama_context * ctx, const int32_t * blocks, const int32_t * places,
                                         int32_t n) {
-    return move_blocks(ctx, blocks, places, n,
-                       [](ggml_tensor * pool, ggml_backend_t stream, size_t at, uint8_t * to, size_t size) {
-                           if (stream) {
-                               ggml_backend_tensor_get_async(stream, pool, to, at, size);
-                           } else {
-                               ggml_backend_tensor_get(pool, to, at, size);
-                           }
-                       });
+    return copy_swapped(ctx, blocks, places, n,
+                        [](ggml_tensor * pool, ggml_backend_t stream, size_t at, uint8_t * to, size_t size) {
+                            if (stream) {
+                                ggml_backend_tensor_get_async(stream, pool, to, at, size);
+                            } else {
+                                ggml_backend_tensor_get(pool, to, at, size);
+                            }
+                        });
 }
 
 llama_paged_status llama_paged_swap_in(llama_context * ctx, const int32_t * places, const int32_t * blocks, int32_t n) {
-    return move_blocks(ctx, blocks, places, n,
-                       [](ggml_tensor * pool, ggml_backend_t stream, size_t at, const uint8_t * from, size_t size) {
-                           if (stream) {
-                               ggml_backend_tensor_set_async(stream, pool, from, at, size);
-                           } else {
-                               ggml_backend_tensor_set(pool, from, at, size);
-                           }
-                       });
+    return copy_swapped(ctx, blocks, places, n,
+                        [](ggml_tensor * pool, ggml_backend_t stream, size_t at, const uint8_t * from, size_t size) {
+                            if (stream) {
+                                ggml_backend_tensor_set_async(stream, pool, from, at, size);
+                            } else {
+                                ggml_backend_tensor_set(pool, from, at, size);
+                            }
+                        });
 }

@@ -1,6 +1,6 @@
-// The memory of a pool comes when it is first written, a large page at a time, and in all layers at about the same
-// token: that step would take far longer than its neighbours, most of all where the system itself is a guest and has to
-// ask its host. So every step fetches a little of what later ones will write.
+// Prefetching of a pool's memory pages. The system provides a page when it is first written, a large page at a time,
+// and all layers reach a new page at about the same token. This step would take far longer than others, most of all in
+// a virtual machine. So every step fetches some of the pages that later steps will write.
 #pragma once
 
 #include "ggml.h"
@@ -11,18 +11,18 @@
 
 class pool_ahead {
 public:
-    // A K or V tensor of the pool, slot after slot; one that is not plain host memory is left out.
+    // Add a K or V tensor of the pool. Does nothing if it is not in plain host memory.
     void add(const ggml_tensor * pool);
 
-    // A step has written `n_slots` slots, and none beyond `highest`. Fetches a share of the pages that are next, such
-    // that steps like this one have them all in time.
+    // Fetch a share of the next pages after a step that wrote `n_slots` slots, up to the slot `highest`. If later steps
+    // write as many, every page is fetched before it is written.
     void stored(int64_t highest, int64_t n_slots);
 
     struct region {
         uintptr_t begin, end;
         size_t    slot_bytes;
-        uintptr_t there; // whole pages up to here were fetched, or written
-        size_t    left;  // bytes from what is stored to there
+        uintptr_t fetched; // whole pages up to here are fetched or written
+        size_t    left;    // bytes between the last used slot and `fetched`
     };
 
 private:

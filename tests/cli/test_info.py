@@ -113,7 +113,7 @@ def test_a_model_that_cannot_be_paged_is_described_and_refused(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     path = make(tmp_path / "model.gguf", "tiny", "--type", "f32")
-    # same tensors, but a model that fills in blanks: it keeps no cache
+    # same tensors, but a model that fills in blanks: it has no cache
     path.write_bytes(
         path.read_bytes().replace(b"llama.", b"dream.").replace(b"\x05\0\0\0\0\0\0\0llama", DREAM, 1)
     )

@@ -85,11 +85,11 @@ def check_shared(context: Context, n_layers_there: int) -> None:
 
 def check_refusals(context: Context, model: Model) -> None:
     for call, message in (
-        (lambda: context.swap_out([0], [24]), "swapped block 24 is not one of the 24"),
+        (lambda: context.swap_out([0], [24]), "swapped block 24 does not exist; there are 24"),
         (lambda: context.swap_in([-1], [0]), "swapped block -1"),
         (lambda: context.swap_out([N_BLOCKS], [0]), "block 32 is not in the pool"),
         (lambda: context.swap_in([0, 1], [0]), "2 blocks cannot be copied to 1"),
-        (lambda: open_context(model, 0).swap_out([0], [0]), "not one of the 0"),
+        (lambda: open_context(model, 0).swap_out([0], [0]), "there are 0"),
     ):
         with pytest.raises(ConfigError, match=message):
             call()

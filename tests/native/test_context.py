@@ -49,7 +49,7 @@ def test_sizes(model: Model, context: Context) -> None:
         ({"max_outputs": 65}, "max_outputs is 65, but must be from 0 to 64"),
         ({"n_threads": -1}, "n_threads is -1"),
         ({"n_threads": 513}, "n_threads is 513, but must be from 0 to 512"),
-        ({"deterministic": True}, "loaded with deterministic, too"),
+        ({"deterministic": True}, "loaded with deterministic"),
     ],
 )
 def test_settings_out_of_range(model: Model, settings: dict[str, int], message: str) -> None:
@@ -131,7 +131,7 @@ def _set(name: str, index: object, value: int) -> Callable[[StepArrays], None]:
     [
         (_set("tokens", 1, -1), "token -1"),
         (_set("tokens", 1, 10**6), "token 1000000"),
-        (_set("positions", 1, 5), "position 5"),
+        (_set("positions", 1, 5), "got 5"),
         (_set("slots", 1, 40), "slot"),
         (_set("slots", 0, -1), "slot"),
         (_set("tables", (0, 0), 16), "block 16"),
@@ -177,11 +177,11 @@ def test_steps_that_do_not_fit_the_context(model: Model) -> None:
     with Context(
         model, n_blocks=16, max_batch_tokens=32, max_seqs=2, max_outputs=1, max_seq_len=48
     ) as context:
-        with pytest.raises(ConfigError, match="33 tokens; 1 to 32"):
+        with pytest.raises(ConfigError, match="1 to 32 tokens, got 33"):
             run(context, wide, [(Seq([0, 1]), (PROMPT * 4)[:33])])
-        with pytest.raises(ConfigError, match="2 outputs are wanted; 1"):
+        with pytest.raises(ConfigError, match="at most 1 outputs, got 2"):
             run(context, wide, [(Seq([0]), PROMPT), (Seq([1]), PROMPT)])
-        with pytest.raises(ConfigError, match="length of 49"):
+        with pytest.raises(ConfigError, match="length must be .* got 49"):
             run(context, wide, [(Seq([0, 1], length=48), [1])])
 
 
