@@ -1,4 +1,4 @@
-// Kernels for GPUs, run on the host: a library of its own, for it is slow to build and only tests want it.
+// GPU kernels, run on the host. A library of its own, because it is slow to build and only tests use it.
 #pragma once
 
 #include "lab.h"
@@ -9,37 +9,37 @@
 extern "C" {
 #endif
 
-// A launch of a kernel: of sequences with so many packed rows. All zero but the memory: the one that merges.
+// One launch of a kernel, for sequences with min_rows to max_rows packed rows. The merge has only shared_bytes; its
+// other numbers are 0.
 struct lab_gpu_launch {
-    int32_t least_rows, most_rows;
-    int32_t tile_rows, columns; // rows of a tile, and columns of V that there are registers for
+    int32_t min_rows, max_rows;
+    int32_t tile_rows, columns; // rows of a tile, and columns of V that fit into the registers
     int32_t tile_tokens, shared_bytes;
 };
 
-// A piece of work of a block.
+// A work item of a thread block.
 struct lab_gpu_item {
     int32_t row, tile, head_kv, split, n_splits, members, partials, begin, end;
 };
 
-// GGML_OP_PAGED_ATTN as `n_blocks` blocks of threads would compute it, each with so much shared memory, on a GPU with
-// tensor cores or on an old one. Threads take turns from the first one on (order 0), from the last one on (-1), or by
-// chance (a seed above 0). Null, or why not.
+// Compute GGML_OP_PAGED_ATTN with `n_blocks` thread blocks of `shared_bytes` each. tensor_cores false: emulate an old
+// GPU. order: 0 runs threads from the first, -1 from the last, a positive number is a random seed. Return null or an
+// error.
 LAB_API const char * lab_paged_attn_gpu(const struct lab_paged * op, int32_t n_blocks, int32_t shared_bytes,
                                         bool tensor_cores, int32_t order);
 
-// Why no kernel takes this call, or null; of the tensors only shapes and addresses are looked at.
+// Return why no kernel supports this call, or null. Only shapes and addresses of the tensors are used.
 LAB_API const char * lab_gpu_refusal(const struct lab_paged * op, int32_t shared_bytes);
 
-// What would be launched, three launches at most; returns their number.
+// Write the launches of a call, at most three. Return their number.
 LAB_API int32_t lab_gpu_launches(const struct lab_paged * op, int32_t shared_bytes, struct lab_gpu_launch * to);
 
-// Rows of the workspace, as shapes bound them.
-LAB_API int64_t lab_gpu_most_partials(const struct lab_paged * op);
+// Return the bound of the workspace's rows, which follows from shapes.
+LAB_API int64_t lab_gpu_max_partials(const struct lab_paged * op);
 
-// The items of a launch of so many blocks, as these find them; returns their number, of which the first `room` are
-// written.
+// Write the first `capacity` work items of a launch of `n_blocks` thread blocks. Return the number of all.
 LAB_API int32_t lab_gpu_items(const struct lab_paged * op, const struct lab_gpu_launch * kernel, int32_t n_blocks,
-                              struct lab_gpu_item * to, int32_t room);
+                              struct lab_gpu_item * to, int32_t capacity);
 
 #ifdef __cplusplus
 }

@@ -1,53 +1,54 @@
-// The kernels for GPUs on the host: what the laboratory runs on the CPU's operator, computed by fibers.
+// The GPU kernels on the host, with fibers as threads.
 #include "lab_gpu.h"
 
-#include "paged-call.h"
+#include "paged-attend.h"
+#include "paged-launch.h"
 
 #include <cmath>
 #include <vector>
 
 namespace {
 
-struct host_machine {
+struct host_launcher {
     int n_blocks;
 
     template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers>
-    void attend(const paged::view & p, paged::row_class of, int tokens, int bytes) {
+    void attend(const paged::params & p, paged::row_range of, int tokens, int bytes) {
         std::vector<char> memory(bytes + 16);
         char *            aligned = memory.data() + (16 - (uintptr_t) memory.data() % 16) % 16;
         gpu::launch(n_blocks, paged::N_THREADS, aligned, (size_t) bytes,
                     [&] { paged::attend_block<M_TILES, V_PAIRS, KNumbers, VNumbers>(p, of, tokens, aligned); });
     }
-    void merge(const paged::view & p, int bytes) {
+    void merge(const paged::params & p, int bytes) {
         std::vector<char> memory(bytes);
         gpu::launch(n_blocks, paged::N_THREADS, memory.data(), memory.size(),
                     [&] { paged::merge_block(p, memory.data()); });
     }
-    template <class KNumbers> bool attend_with(const paged::view & p, int shared_bytes) {
+    template <class KNumbers> bool attend_with(const paged::params & p, int shared_bytes) {
         return paged::launch_by_v<KNumbers>(p, shared_bytes, *this);
     }
 };
 
-// Notes what would be launched.
-struct listing_machine {
+// Records the launches.
+struct listing_launcher {
     lab_gpu_launch * to;
     int              n = 0;
 
     template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers>
-    void attend(const paged::view &, paged::row_class of, int tokens, int bytes) {
-        to[n++] = {of.least, of.most, 16 * M_TILES, 64 * V_PAIRS, tokens, bytes};
+    void attend(const paged::params &, paged::row_range of, int tokens, int bytes) {
+        to[n++] = {of.min, of.max, 16 * M_TILES, 64 * V_PAIRS, tokens, bytes};
     }
-    void                           merge(const paged::view &, int bytes) { to[n++] = {0, 0, 0, 0, 0, bytes}; }
-    template <class KNumbers> bool attend_with(const paged::view & p, int shared_bytes) {
+    void                           merge(const paged::params &, int bytes) { to[n++] = {0, 0, 0, 0, 0, bytes}; }
+    template <class KNumbers> bool attend_with(const paged::params & p, int shared_bytes) {
         return paged::launch_by_v<KNumbers>(p, shared_bytes, *this);
     }
 };
 
 int row_bytes(int type, int64_t d) { return (int) (d / 32.0 * paged::group_bytes(type)); }
 
-paged::view view_of(const lab_paged * op) {
-    const int   k_row = row_bytes(op->type_k, op->d_k), v_row = row_bytes(op->type_v, op->d_v);
-    paged::view p    = {};
+paged::params params_of(const lab_paged * op) {
+    const int     k_row = row_bytes(op->type_k, op->d_k), v_row = row_bytes(op->type_v, op->d_v);
+    paged::params p  = {};
     p.q              = (const char *) op->q;
     p.q_head_stride  = op->q_head_stride ? op->q_head_stride : op->d_k * 4;
     p.q_token_stride = op->q_token_stride ? op->q_token_stride : op->n_head * op->d_k * 4;
@@ -78,53 +79,53 @@ paged::view view_of(const lab_paged * op) {
 
 const char * lab_paged_attn_gpu(const lab_paged * op, int32_t n_blocks, int32_t shared_bytes, bool tensor_cores,
                                 int32_t order) {
-    paged::view p = view_of(op);
+    paged::params p = params_of(op);
     if (const char * why = paged::refusal(p, shared_bytes)) {
         return why;
     }
-    const int64_t      rows = lab_gpu_most_partials(op);
+    const int64_t      rows = lab_gpu_max_partials(op);
     std::vector<float> partial(rows * paged::partial_floats(p), NAN);
-    p.partial            = partial.data();
-    gpu::tensor_cores    = tensor_cores;
-    gpu::order           = order;
-    host_machine machine = {n_blocks};
+    p.partial              = partial.data();
+    gpu::tensor_cores      = tensor_cores;
+    gpu::order             = order;
+    host_launcher launcher = {n_blocks};
     try {
-        paged::launch(p, shared_bytes, machine);
+        paged::launch(p, shared_bytes, launcher);
     } catch (const std::logic_error &) {
-        return "a thread waits at a barrier to which others do not come";
+        return "a thread waits at a barrier that other threads never reach";
     }
     return nullptr;
 }
 
 const char * lab_gpu_refusal(const lab_paged * op, int32_t shared_bytes) {
-    return paged::refusal(view_of(op), shared_bytes);
+    return paged::refusal(params_of(op), shared_bytes);
 }
 
 int32_t lab_gpu_launches(const lab_paged * op, int32_t shared_bytes, lab_gpu_launch * to) {
-    listing_machine machine = {to};
-    paged::launch(view_of(op), shared_bytes, machine);
-    return machine.n;
+    listing_launcher launcher = {to};
+    paged::launch(params_of(op), shared_bytes, launcher);
+    return launcher.n;
 }
 
-int64_t lab_gpu_most_partials(const lab_paged * op) {
-    return paged::most_partials(op->n_tokens, op->n_rows, op->n_head, op->width * op->block_size);
+int64_t lab_gpu_max_partials(const lab_paged * op) {
+    return paged::max_partials(op->n_tokens, op->n_rows, op->n_head, op->width * op->block_size);
 }
 
 int32_t lab_gpu_items(const lab_paged * op, const lab_gpu_launch * kernel, int32_t n_blocks, lab_gpu_item * to,
-                      int32_t room) {
-    const paged::view       p    = view_of(op);
-    paged::tiles_asked      asks = {p, {kernel->least_rows, kernel->most_rows}, kernel->tile_rows, false};
+                      int32_t capacity) {
+    const paged::params     p    = params_of(op);
+    paged::attend_plan      plan = {p, {kernel->min_rows, kernel->max_rows}, kernel->tile_rows, false};
     int                     ints[paged::START_INTS];
     const paged::row_starts starts = paged::starts_in(p, ints);
     gpu::launch(1, paged::N_THREADS, ints, sizeof(ints), [&] {
-        paged::tiles_asked own = asks; // each thread finds out
-        paged::find_items(own, n_blocks, starts);
+        paged::attend_plan own = plan; // each thread has its own
+        paged::plan_items(own, n_blocks, starts);
         gpu::sync_block();
-        asks.company = own.company;
+        plan.share_prefixes = own.share_prefixes;
     });
     const int n = starts.items[starts.n];
-    for (int i = 0; i < n && i < room; ++i) {
-        const paged::work_item item = paged::item_of(p, asks, starts, i);
+    for (int i = 0; i < n && i < capacity; ++i) {
+        const paged::work_item item = paged::item_of(p, plan, starts, i);
         to[i]                       = {item.row,     item.tile,     item.head_kv,      item.split,     item.n_splits,
                                        item.members, item.partials, item.tokens.begin, item.tokens.end};
     }

@@ -19,7 +19,7 @@ LIBRARY_BYTES = 256 << 20
 ROUNDING_BYTES = 32 << 20
 """For tiles of products that several thread blocks add up, lists of experts, and rounding in the pool."""
 
-# as native/ops/cuda/paged-split.h cuts a sequence's tokens
+# the KV splits of native/ops/cuda/paged-schedule.h
 FEW_QUERIES = 16
 SPLIT_TOKENS = 256
 MAX_SPLITS = 32

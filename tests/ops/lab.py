@@ -79,16 +79,16 @@ void lab_find_shared(int32_t *table, int64_t n_rows, int64_t width, int32_t bloc
 const char *lab_paged_attn_gpu(const struct lab_paged *op, int32_t n_blocks, int32_t shared_bytes,
                                bool tensor_cores, int32_t order);
 struct lab_gpu_launch {
-    int32_t least_rows, most_rows, tile_rows, columns, tile_tokens, shared_bytes;
+    int32_t min_rows, max_rows, tile_rows, columns, tile_tokens, shared_bytes;
 };
 struct lab_gpu_item {
     int32_t row, tile, head_kv, split, n_splits, members, partials, begin, end;
 };
 const char *lab_gpu_refusal(const struct lab_paged *op, int32_t shared_bytes);
 int32_t lab_gpu_launches(const struct lab_paged *op, int32_t shared_bytes, struct lab_gpu_launch *to);
-int64_t lab_gpu_most_partials(const struct lab_paged *op);
+int64_t lab_gpu_max_partials(const struct lab_paged *op);
 int32_t lab_gpu_items(const struct lab_paged *op, const struct lab_gpu_launch *kernel, int32_t n_blocks,
-                      struct lab_gpu_item *to, int32_t room);
+                      struct lab_gpu_item *to, int32_t capacity);
 const char *lab_flash_attn(const struct lab_flash *op, const struct lab_run *run);
 struct lab_product {
     int32_t type, n_threads, packed;
@@ -302,7 +302,7 @@ def paged_attention_gpu(
 
 
 def find_shared(table: Table, block_size: int) -> Table:
-    """A copy whose rows say how many blocks they have in common with the row before."""
+    """Return a copy whose rows have the number of blocks that they share with the row before."""
     table = table.copy()
     _lib.lab_find_shared(_pointer(table, "int32_t *"), table.shape[0], table.shape[1] - HEADER, block_size)
     return table
@@ -310,10 +310,10 @@ def find_shared(table: Table, block_size: int) -> Table:
 
 @dataclass(frozen=True)
 class GpuLaunch:
-    """A launch of a kernel for GPUs: which sequences it serves, by packed rows, in what tiles."""
+    """Launch of a GPU kernel, for the sequences with `min_rows` to `max_rows` packed rows."""
 
-    least_rows: int
-    most_rows: int
+    min_rows: int
+    max_rows: int
     tile_rows: int
     columns: int
     tile_tokens: int
@@ -322,9 +322,9 @@ class GpuLaunch:
 
 @dataclass(frozen=True)
 class GpuItem:
-    """A piece of work of a block of threads: rows of a tile, a KV head, and tokens begin .. end.
+    """Work item of a thread block: rows of a tile, a KV head, and tokens begin .. end.
 
-    The rows are those of `members` sequences, from `row` of the table on.
+    The rows belong to `members` sequences, from `row` of the table on.
     """
 
     row: int
@@ -339,9 +339,10 @@ class GpuItem:
 
 
 class GpuPlan:
-    """What would be launched for a call with so much shared memory for a block; nothing is computed.
+    """Launches of a call with `shared_bytes` for a thread block; nothing is computed.
 
-    Arrays as those of paged_attention. `refusal` is a sentence, or empty; `launches` are the attending ones.
+    Arrays as in paged_attention. `refusal` is the reason why no kernel supports the call, or empty.
+    `launches` excludes the merge.
     """
 
     def __init__(
@@ -363,10 +364,10 @@ class GpuPlan:
         n = 0 if self.refusal else library.lab_gpu_launches(self._op, shared_bytes, found)
         launches = [GpuLaunch(*(getattr(one, name) for name in GpuLaunch.__annotations__)) for one in found]
         self.launches = [launch for launch in launches[:n] if launch.tile_rows]
-        self.most_partials = int(library.lab_gpu_most_partials(self._op))
+        self.max_partials = int(library.lab_gpu_max_partials(self._op))
 
     def items(self, launch: GpuLaunch, blocks: int = 4) -> list[GpuItem]:
-        """What so many blocks of a launch find to do, in the order of their numbers."""
+        """Return the work items of a launch of `blocks` thread blocks, in the order of their numbers."""
         library = _gpu_library()
         kernel = _ffi.new("struct lab_gpu_launch *", [getattr(launch, n) for n in GpuLaunch.__annotations__])
         n = library.lab_gpu_items(self._op, kernel, blocks, _ffi.NULL, 0)

@@ -1,4 +1,4 @@
-"""The kernels for NVIDIA GPUs on the host, where threads are fibers: their numbers are held to the oracle."""
+"""The GPU kernels on the host, with fibers as threads, against the reference in float64."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ SIZES = [(64, 64), (80, 80), (96, 96), (112, 112), (128, 128), (192, 128), (256,
 LIMIT = 1e-6
 """NMSE against float64; weights and dequantized numbers have the 11 bits of float16."""
 FAST_LIMITS = {"f32": 5e-5, "bf16": 2e-5}
-"""Where products of many rows are of numbers of 8 bits, rounded once; of 11 bits they stay within LIMIT."""
+"""With one term of 8 bits in products of many rows. With 11 bits they are within LIMIT."""
 
 
 def on_gpu(
     call: Call, blocks: int = 4, shared_bytes: int = 227 << 10, tensor_cores: bool = True, order: int = 0
 ) -> Floats:
-    """The call's output, with the threads' turns in this order."""
+    """Return the call's output, with threads run in this order."""
     case = call.case
     inputs = (case.heads, case.params, call.q, call.k, call.v, call.table, call.sinks)
     return lab.paged_attention_gpu(*inputs, blocks, shared_bytes, tensor_cores, order)
@@ -189,10 +189,10 @@ def test_strides(kv_type: str) -> None:
 
 @pytest.mark.parametrize("kilobytes", [48, 64, 100, 164])
 def test_less_shared_memory_has_smaller_tiles(kilobytes: int) -> None:
-    """That of other cards; what has no room is refused."""
+    """Shared memory of other cards. Heads that do not fit are refused."""
     call = make(Case(Heads(128, 128, 8, 2, "q8_0", "q8_0"), sequences=((1, 300), (40, 90))))
     assert nmse(on_gpu(call, shared_bytes=kilobytes << 10), call.exact()) <= LIMIT
-    with pytest.raises(ValueError, match="too little shared memory"):
+    with pytest.raises(ValueError, match="does not fit into a block's shared memory"):
         on_gpu(call, shared_bytes=4096)
 
 

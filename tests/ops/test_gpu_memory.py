@@ -48,7 +48,7 @@ def test_the_kernels_never_ask_for_more(seed: int) -> None:
     plan = GpuPlan(call.case.heads, call.case.params, call.q, call.k, call.v, call.table)
     n_rows, width = call.table.shape
     step = Step(n_tokens=60, n_rows=n_rows, n_outputs=9, longest=(width - 4) * call.case.params.block_size)
-    asked = 4 * plan.most_partials * (d + 2)
+    asked = 4 * plan.max_partials * (d + 2)
     assert asked <= attention_bytes([layer(n_head, d, d)], step)
 
 

@@ -1,4 +1,4 @@
-"""What the kernels for GPUs decide before they compute: who does what, how large tiles are, refusals."""
+"""Schedule of the GPU kernels: work items, sizes of tiles, refused calls."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def plan_of(call: Call, shared_bytes: int = 227 * KIB) -> GpuPlan:
 
 
 def all_items(call: Call) -> list[tuple[int, GpuItem]]:
-    """(rows of a tile, item) of all launches."""
+    """Return (rows of a tile, item) of all launches."""
     plan = plan_of(call)
     return [(launch.tile_rows, item) for launch in plan.launches for item in plan.items(launch)]
 
 
 def first_seen(params: Params, position: int) -> int:
-    """The first position that a query attends, as the operator's definition says."""
+    """Return the first position that a query attends, by the operator's definition."""
     if params.window_type == "sliding":
         return max(0, position - params.window + 1)
     return position // params.window * params.window if params.window_type == "chunked" else 0
@@ -47,7 +47,7 @@ WINDOWS = [
 @pytest.mark.parametrize("params", WINDOWS, ids=str)
 @pytest.mark.parametrize("group", [1, 4, 40])
 def test_every_token_of_every_row_is_attended_once(params: Params, group: int) -> None:
-    """By one item; an item's tokens may reach beyond what a row attends, never short of it."""
+    """By one item. An item's tokens may include more than a row attends, never less."""
     lengths = ((1, 9000), (2, 5000), (16, 4097), (17, 4096), (300, 1000), (0, 50), (1, 1), (1, 256), (1, 257))
     call = make(Case(Heads(64, 64, 2 * group, 2), params, lengths))
     by_tile: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
@@ -70,28 +70,28 @@ def test_every_token_of_every_row_is_attended_once(params: Params, group: int) -
 
 
 @pytest.mark.parametrize("params", WINDOWS, ids=str)
-def test_parts_depend_on_the_sequence_alone(params: Params) -> None:
-    """Not on the others, nor on their number."""
+def test_splits_depend_on_the_sequence_alone(params: Params) -> None:
+    """Not on other sequences, nor on their number."""
     lengths = [(1, 9000), (16, 3000), (17, 3000), (2, 70), (1, 256)]
-    company = lengths + [(1, 40)] * 30
-    random.Random(3).shuffle(company)
+    mixed = lengths + [(1, 40)] * 30
+    random.Random(3).shuffle(mixed)
     heads = Heads(64, 64, 8, 2)
 
-    def parts(call: Call, row: int) -> list[tuple[int, ...]]:
+    def splits(call: Call, row: int) -> list[tuple[int, ...]]:
         return [
             (rows, item.tile, item.head_kv, item.split, item.n_splits, item.begin, item.end)
             for rows, item in all_items(call)
             if item.row == row
         ]
 
-    together = make(Case(heads, params, company))
+    together = make(Case(heads, params, mixed))
     for sequence in lengths:
         alone = make(Case(heads, params, (sequence,)))
-        assert parts(together, company.index(sequence)) == parts(alone, 0)
+        assert splits(together, mixed.index(sequence)) == splits(alone, 0)
 
 
 def test_long_sequences_are_split_and_many_queries_are_not() -> None:
-    """A part has 256 tokens or more, and a sequence at most 32."""
+    """A split has 256 tokens or more, and a sequence at most 32 splits."""
     call = make(Case(Heads(64, 64, 4, 1), sequences=((1, 256), (1, 257), (16, 4096), (17, 4096), (1, 20000))))
     splits = {item.row: item.n_splits for _, item in all_items(call)}
     assert splits == {0: 1, 1: 2, 2: 16, 3: 1, 4: 32}
@@ -110,14 +110,14 @@ def test_partial_results_do_not_overlap(n_rows: int) -> None:
         n = -(-length // 256) if 0 < n_q <= 16 else 1
         starts[row] = begin
         begin += n_q * 4 * n if n > 1 else 0
-    assert begin <= plan.most_partials
+    assert begin <= plan.max_partials
     for launch in plan.launches:
         for item in plan.items(launch):
             assert item.partials == starts[item.row]
 
 
 def bytes_of(heads: Heads, launch_rows: int, tokens: int) -> int:
-    """The least that a tile needs: queries in two parts, two stages of raw K and V, weights."""
+    """Return a lower bound of a tile's bytes: queries of two terms, two stages of raw K and V, weights."""
     size = {"f16": 2.0, "bf16": 2.0, "f32": 4.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
     raw = heads.d_k * size[heads.type_k] + heads.d_v * size[heads.type_v]
     return int(2 * launch_rows * heads.d_k * 2 + 2 * tokens * raw + launch_rows * tokens * 2)
@@ -131,13 +131,13 @@ def test_tiles_fit_into_shared_memory(card: str, kv_type: str, sizes: tuple[int,
     heads = Heads(*sizes, 8, 2, kv_type, kv_type)
     plan = plan_of(make(Case(heads, sequences=((1, 100), (40, 90)))), CARDS[card])
     if plan.refusal:
-        # 16 rows and 16 tokens, converted where they are not what the tensor cores take
+        # 16 rows and 16 tokens, converted if the tensor cores cannot use them
         unpacked = 0 if kv_type in ("f16", "bf16") else 16 * 2 * sum(sizes) * (2 if kv_type == "f32" else 1)
         assert bytes_of(heads, 16, 16) + unpacked + 12 * KIB > CARDS[card]
         return
     few, many = plan.launches
-    assert (few.least_rows, few.most_rows, few.tile_rows) == (1, 16, 16)
-    assert (many.least_rows, many.most_rows) == (17, 2**31 - 1)
+    assert (few.min_rows, few.max_rows, few.tile_rows) == (1, 16, 16)
+    assert (many.min_rows, many.max_rows) == (17, 2**31 - 1)
     for launch in plan.launches:
         assert launch.tile_tokens in (16, 32, 64)
         assert bytes_of(heads, launch.tile_rows, launch.tile_tokens) < launch.shared_bytes <= CARDS[card]
@@ -148,7 +148,7 @@ def test_tiles_fit_into_shared_memory(card: str, kv_type: str, sizes: tuple[int,
 
 @pytest.mark.parametrize("kv_type", KV_TYPES)
 def test_common_heads_fit_every_card(kv_type: str) -> None:
-    """64 and 128; but floats, which are unpacked to twice as many numbers, need more than 7.5 has."""
+    """64 and 128; but floats of 128, which become twice as many numbers, need more than 7.5 has."""
     for d in (64, 128):
         call = make(Case(Heads(d, d, 8, 2, kv_type, kv_type)))
         refused = [bool(plan_of(call, room).refusal) for room in CARDS.values()]
@@ -163,7 +163,7 @@ def test_latent_attention_fits_from_capability_8_on() -> None:
 
 
 def test_fast_tiles_of_many_rows_need_less_memory() -> None:
-    """Queries are half as long there: two blocks of f16 and 128 fit a multiprocessor of 9.0 then."""
+    """Their queries are half as long, so two thread blocks of f16 and 128 fit a multiprocessor of 9.0."""
     heads, sequences = Heads(128, 128, 32, 8), ((40, 90), (1, 300))
     exact, fast = (
         plan_of(make(Case(heads, Params(fast=fast), sequences))).launches for fast in (False, True)
@@ -180,19 +180,19 @@ def test_tiles_do_not_follow_the_number_of_sequences(kv_type: str) -> None:
     one = make(Case(heads, sequences=((1, 40),)))
     many = make(Case(heads, sequences=((1, 1),) * 2000))
     for room in CARDS.values():
-        few, company = plan_of(one, room).launches[0], plan_of(many, room).launches[0]
-        assert few == company
+        few, padded = plan_of(one, room).launches[0], plan_of(many, room).launches[0]
+        assert few == padded
 
 
 def test_queries_that_fit_one_tile_need_one_launch() -> None:
-    """16 packed rows in all: there cannot be a sequence of more."""
+    """16 packed rows in all: no sequence can have more."""
     assert len(plan_of(make(Case(Heads(64, 64, 16, 1), sequences=((1, 100),)))).launches) == 1
     assert len(plan_of(make(Case(Heads(64, 64, 17, 1), sequences=((1, 100),)))).launches) == 2
 
 
 @pytest.mark.parametrize("kv_type", KV_TYPES)
 def test_types_and_sizes_that_run(kv_type: str) -> None:
-    """Multiples of 8 up to 512 for V, of 32 where groups are; beyond, a sentence."""
+    """Multiples of 8 up to 512 for V, of 32 for quantized types; larger heads are refused."""
     step = 32 if kv_type in QUANTIZED else 8
     for d in range(step, 513, 5 * step):
         call = make(Case(Heads(64, d, 4, 2, "f16", kv_type)))
@@ -204,7 +204,7 @@ def test_types_and_sizes_that_run(kv_type: str) -> None:
 def test_what_is_refused() -> None:
     """Each for its own reason."""
     call = make(Case(Heads(64, 64, 4, 2)))
-    assert plan_of(call, 8 * KIB).refusal == "a block has too little shared memory for a tile of such heads"
+    assert plan_of(call, 8 * KIB).refusal == "a tile of these heads does not fit into a block's shared memory"
     odd = make(Case(Heads(36, 64, 4, 2)))
     assert plan_of(odd).refusal == "the head sizes must be multiples of 8"
     wide = np.zeros((call.k.shape[0], 2, call.k.shape[2] + 1), np.uint8)

@@ -1,4 +1,4 @@
-// The machine of gpu.h on an NVIDIA GPU.
+// Primitives of gpu.h on an NVIDIA GPU.
 #pragma once
 
 #include <cstdint>
@@ -6,8 +6,8 @@
 #include <cuda_fp16.h>
 
 #define GPU_FN __device__ __forceinline__
-#define GPU_BOTH __host__ __device__ __forceinline__ // what the launcher computes with, too
-// Registers have no index: a loop over an array of them must be written out.
+#define GPU_BOTH __host__ __device__ __forceinline__ // also called by the host
+// Registers cannot be indexed: a loop over an array of registers must be unrolled.
 #define GPU_UNROLL _Pragma("unroll")
 #define GPU_ROLLED _Pragma("unroll 1")
 
@@ -27,10 +27,9 @@ template <class T> GPU_FN T shuffle(T value, int from) { return __shfl_sync(0xff
 template <class T> GPU_FN T shuffle_xor(T value, int mask) { return __shfl_xor_sync(0xffffffff, value, mask); }
 template <class T> GPU_FN T shuffle_up(T value, int by) { return __shfl_up_sync(0xffffffff, value, by); }
 
-// The backend is compiled with fast mathematics: of these, exp2 is good to 2 units in the last place and tanh would not
-// be good to 11 bits.
+// The backend is compiled with fast math: exp2 is exact to 2 units in the last place, but its tanh not to 11 bits.
 GPU_FN float exp2(float x) { return exp2f(x); }
-GPU_FN float tanh(float x) { return 1.0f - 2.0f / (1.0f + exp2f(x * 2.8853900817779268f)); } // of 2x, base e
+GPU_FN float tanh(float x) { return 1.0f - 2.0f / (1.0f + exp2f(x * 2.8853900817779268f)); } // from exp(2x)
 
 GPU_FN uint32_t bits(__half2 x) { return *(const uint32_t *) &x; }
 GPU_FN uint32_t bits(__nv_bfloat162 x) { return *(const uint32_t *) &x; }
@@ -39,7 +38,7 @@ GPU_FN uint32_t pack_bf16(float low, float high) { return bits(__floats2bfloat16
 GPU_FN float    f16_to_float(uint16_t x) { return __half2float(__ushort_as_half(x)); }
 GPU_FN float    bf16_to_float(uint16_t x) { return __uint_as_float((uint32_t) x << 16); }
 
-// The low word of two, shifted right; four bytes of eight, each chosen by a digit.
+// funnel: the low word of two, shifted right. permute: four bytes of eight, each selected by a digit.
 GPU_FN uint32_t funnel(uint32_t low, uint32_t high, int shift) { return __funnelshift_r(low, high, shift); }
 GPU_FN uint32_t permute(uint32_t a, uint32_t b, uint32_t digits) { return __byte_perm(a, b, digits); }
 
@@ -49,14 +48,14 @@ GPU_FN uint32_t add_f16(uint32_t a, uint32_t b) { return bits(__hadd2(halves(a),
 GPU_FN uint32_t mul_f16(uint32_t a, uint32_t b) { return bits(__hmul2(halves(a), halves(b))); }
 GPU_FN uint32_t fma_f16(uint32_t a, uint32_t b, uint32_t c) { return bits(__hfma2(halves(a), halves(b), halves(c))); }
 
-// Shared memory has addresses of its own.
+// Addresses in shared memory.
 GPU_FN uint32_t         shared_address(const void * x) { return (uint32_t) __cvta_generic_to_shared(x); }
 GPU_FN const uint32_t * words_at(uint32_t address) { return (const uint32_t *) __cvta_shared_to_generic(address); }
 
-// ---- from global to shared memory, while the thread goes on ----
+// ---- asynchronous copies from global to shared memory ----
 
 template <int bytes> GPU_FN void copy_async(void * to, const void * from) {
-    static_assert(bytes == 4 || bytes == 8 || bytes == 16, "what cp.async takes");
+    static_assert(bytes == 4 || bytes == 8 || bytes == 16, "cp.async copies 4, 8 or 16 bytes");
 #if __CUDA_ARCH__ >= 800
     const uint32_t address = shared_address(to);
     if (bytes == 16) {
@@ -75,7 +74,7 @@ GPU_FN void copy_commit() {
     asm volatile("cp.async.commit_group;");
 #endif
 }
-template <int pending> GPU_FN void copy_wait() { // for all groups but the newest `pending`
+template <int pending> GPU_FN void copy_wait() { // for all groups except the newest `pending`
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.wait_group %0;" ::"n"(pending));
 #endif
@@ -85,18 +84,18 @@ template <int pending> GPU_FN void copy_wait() { // for all groups but the newes
 
 } // namespace gpu
 
-#include "gpu-plain.h"
+#include "gpu-fallback.h"
 
 namespace gpu {
 
-// Four 8x8 matrices of 16-bit numbers; lane i gives the address of row i % 8 of matrix i / 8.
+// Load four 8x8 matrices of 16-bit numbers; lane i has the address of row i % 8 of matrix i / 8.
 GPU_FN void load_matrices(uint32_t (&to)[4], const void * row) {
 #if __CUDA_ARCH__ >= 750
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
                  : "r"(shared_address(row)));
 #else
-    plain::load<false>(to, row);
+    fallback::load<false>(to, row);
 #endif
 }
 GPU_FN void load_matrices_transposed(uint32_t (&to)[4], const void * row) {
@@ -105,7 +104,7 @@ GPU_FN void load_matrices_transposed(uint32_t (&to)[4], const void * row) {
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
                  : "r"(shared_address(row)));
 #else
-    plain::load<true>(to, row);
+    fallback::load<true>(to, row);
 #endif
 }
 
@@ -123,7 +122,7 @@ GPU_FN void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                  : "r"(a[2]), "r"(a[3]), "r"(b1));
 #else
-    plain::mma<f16_to_float>(c, a, b0, b1);
+    fallback::mma<f16_to_float>(c, a, b0, b1);
 #endif
 }
 
@@ -134,7 +133,7 @@ GPU_FN void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 #else
-    plain::mma<bf16_to_float>(c, a, b0, b1);
+    fallback::mma<bf16_to_float>(c, a, b0, b1);
 #endif
 }
 

@@ -1,8 +1,8 @@
-// The machine of gpu.h on the host: the threads of a block are fibers that take turns, so that kernels run as they are
-// and their numbers can be checked where there is no GPU. Whose turn it is, and when a copy arrives: gpu-turns.h.
+// Primitives of gpu.h on the host, to test kernels unchanged on machines without a GPU. The threads of a block are
+// fibers that run in the order of gpu-order.h.
 #pragma once
 
-#include "gpu-turns.h"
+#include "gpu-order.h"
 
 #include <cmath>
 #include <csetjmp>
@@ -25,14 +25,14 @@
 
 namespace gpu {
 
-// AddressSanitizer is told of a change of stacks, before it and after it.
-struct stack_in_use {
+// AddressSanitizer needs a call before and after each switch of stacks.
+struct fiber_stack {
     const void * bottom = nullptr;
     size_t       size   = 0;
-    void *       fake   = nullptr; // what the sanitizer keeps of it meanwhile
+    void *       fake   = nullptr; // data of the sanitizer
 };
 
-inline void leave(stack_in_use & from, const stack_in_use & to, bool for_good = false) {
+inline void before_switch(fiber_stack & from, const fiber_stack & to, bool for_good = false) {
 #ifdef __SANITIZE_ADDRESS__
     __sanitizer_start_switch_fiber(for_good ? nullptr : &from.fake, to.bottom, to.size);
 #else
@@ -40,7 +40,7 @@ inline void leave(stack_in_use & from, const stack_in_use & to, bool for_good = 
 #endif
 }
 
-inline void arrive(stack_in_use & from, const stack_in_use & to) {
+inline void after_switch(fiber_stack & from, const fiber_stack & to) {
 #ifdef __SANITIZE_ADDRESS__
     __sanitizer_finish_switch_fiber(to.fake, &from.bottom, &from.size);
 #else
@@ -54,29 +54,29 @@ struct copy {
     int          bytes;
 };
 
-// Where threads meet: the last one to come does the work of all, and lets them go.
-struct meeting {
-    int      n_come = 0;
-    uint64_t n_held = 0;
+// Barrier of fibers. The last one to arrive does the work of all.
+struct barrier {
+    int      n_arrived = 0;
+    uint64_t n_passed  = 0;
 };
 
 struct fiber {
-    ucontext_t                     first; // how it begins
-    jmp_buf                        place; // where it goes on
+    ucontext_t                     first; // context of its start
+    jmp_buf                        place; // where it continues
     bool                           begun = false, done = false;
     std::unique_ptr<char[]>        stack;
-    stack_in_use                   use;
-    std::vector<std::vector<copy>> groups;           // of copies under way; the last one is not committed yet
-    const meeting *                meet   = nullptr; // where it waits
-    uint64_t                       n_held = 0;       // meetings there before the one that it waits for
+    fiber_stack                    use;
+    std::vector<std::vector<copy>> groups;             // pending copies; the last group is not committed
+    const barrier *                waits_at = nullptr; // null: not at a barrier
+    uint64_t                       n_passed = 0;       // count of that barrier when the fiber arrived
 
-    bool can_go_on() const { return !done && (meet == nullptr || meet->n_held != n_held); }
+    bool can_run() const { return !done && (waits_at == nullptr || waits_at->n_passed != n_passed); }
 };
 
 struct warp_state {
-    meeting      meet;
-    uint64_t     sent[32]; // of a shuffle
-    const void * rows[32]; // of matrices
+    barrier      all;
+    uint64_t     sent[32]; // values of a shuffle
+    const void * rows[32]; // rows of matrices
     uint32_t     a[32][4], b[32][2];
     float *      c[32];
     uint32_t *   loaded[32];
@@ -84,15 +84,15 @@ struct warp_state {
 
 struct block_state {
     int                     index, n_blocks, n_threads;
-    meeting                 meet;
+    barrier                 all;
     std::vector<fiber>      fibers;
     std::vector<warp_state> warps;
     std::function<void()>   body;
     ucontext_t              home;
     jmp_buf                 back;
-    stack_in_use            use; // of the scheduler
+    fiber_stack             use; // of the scheduler
     int                     current = 0;
-    turns                   order;
+    thread_order            order;
 
     block_state(int index, int n_blocks, int n_threads, const std::function<void()> & body)
         : index(index), n_blocks(n_blocks), n_threads(n_threads), fibers((size_t) n_threads),
@@ -108,38 +108,38 @@ inline int n_threads() { return here->n_threads; }
 inline int block() { return here->index; }
 inline int n_blocks() { return here->n_blocks; }
 
-inline void give_way() { // to the scheduler, until it is this thread's turn again
+inline void yield_fiber() { // switch to the scheduler until this fiber runs again
     fiber & f = here->fibers[here->current];
     if (_setjmp(f.place) == 0) {
-        leave(f.use, here->use);
+        before_switch(f.use, here->use);
         _longjmp(here->back, 1);
     }
-    arrive(here->use, f.use);
+    after_switch(here->use, f.use);
 }
 
-template <class F> void meet(meeting & place, int n, const F & work) {
-    fiber & f = here->fibers[here->current];
-    f.meet    = &place;
-    f.n_held  = place.n_held;
-    if (++place.n_come == n) {
+template <class F> void wait_at(barrier & place, int n, const F & work) {
+    fiber & f  = here->fibers[here->current];
+    f.waits_at = &place;
+    f.n_passed = place.n_passed;
+    if (++place.n_arrived == n) {
         work();
-        place.n_come = 0;
-        ++place.n_held;
+        place.n_arrived = 0;
+        ++place.n_passed;
     }
-    give_way(); // the last one to come too: the order of turns says who goes on first
+    yield_fiber(); // the last one yields too: the order decides which fiber continues first
 }
 
-inline warp_state & my_warp() { return here->warps[warp()]; }
+inline warp_state & this_warp() { return here->warps[warp()]; }
 inline void         sync_warp() {
-    meet(my_warp().meet, 32, [] {});
+    wait_at(this_warp().all, 32, [] {});
 }
 inline void sync_block() {
-    meet(here->meet, here->n_threads, [] {});
+    wait_at(here->all, here->n_threads, [] {});
 }
 
 template <class T> T exchange(T value, int from) {
     static_assert(sizeof(T) <= 8, "a register or two");
-    warp_state & w = my_warp();
+    warp_state & w = this_warp();
     memcpy(&w.sent[lane()], &value, sizeof(T));
     sync_warp();
     memcpy(&value, &w.sent[from], sizeof(T));
@@ -151,7 +151,7 @@ template <class T> T shuffle_xor(T value, int mask) { return exchange(value, lan
 template <class T> T shuffle_up(T value, int by) { return exchange(value, lane() < by ? lane() : lane() - by); }
 
 inline float exp2(float x) { return ::exp2f(x); }
-inline float tanh(float x) { return 1.0f - 2.0f / (1.0f + exp2(x * 2.8853900817779268f)); } // as the GPU has it
+inline float tanh(float x) { return 1.0f - 2.0f / (1.0f + exp2(x * 2.8853900817779268f)); } // as in gpu-cuda.h
 
 inline float bf16_to_float(uint16_t x) {
     const uint32_t wide = (uint32_t) x << 16;
@@ -190,7 +190,7 @@ inline uint32_t permute(uint32_t a, uint32_t b, uint32_t digits) {
     return to;
 }
 
-inline uint32_t fma_f16(uint32_t a, uint32_t b, uint32_t c) { // exact in double, and rounded once
+inline uint32_t fma_f16(uint32_t a, uint32_t b, uint32_t c) { // exact in double, rounded once
     uint32_t to = 0;
     for (int i = 0; i < 32; i += 16) {
         const double   x = f16_to_float((uint16_t) (a >> i)), y = f16_to_float((uint16_t) (b >> i));
@@ -202,12 +202,12 @@ inline uint32_t fma_f16(uint32_t a, uint32_t b, uint32_t c) { // exact in double
     return to;
 }
 inline uint32_t add_f16(uint32_t a, uint32_t b) { return fma_f16(a, 0x3c003c00, b); }
-inline uint32_t mul_f16(uint32_t a, uint32_t b) { return fma_f16(a, b, 0x80008000); } // plus -0
+inline uint32_t mul_f16(uint32_t a, uint32_t b) { return fma_f16(a, b, 0x80008000); } // a * b + (-0)
 
 inline uint64_t         shared_address(const void * x) { return (uint64_t) x; }
 inline const uint32_t * words_at(uint64_t address) { return (const uint32_t *) address; }
 
-// ---- from global to shared memory, while the thread goes on ----
+// ---- asynchronous copies from global to shared memory ----
 
 template <int bytes> void copy_async(void * to, const void * from) {
     if (here->order.copies_at_once()) {
@@ -230,10 +230,10 @@ template <int pending> void copy_wait() {
 // ---- fragments ----
 
 inline void load(uint32_t (&to)[4], const void * row, bool transposed) {
-    warp_state & w   = my_warp();
+    warp_state & w   = this_warp();
     w.rows[lane()]   = row;
     w.loaded[lane()] = to;
-    meet(w.meet, 32, [&] {
+    wait_at(w.all, 32, [&] {
         for (int l = 0; l < 32; ++l) {
             for (int m = 0; m < 4; ++m) {
                 uint16_t pair[2];
@@ -248,13 +248,13 @@ inline void load(uint32_t (&to)[4], const void * row, bool transposed) {
 }
 
 template <float (*number)(uint16_t)> void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    warp_state & w = my_warp();
+    warp_state & w = this_warp();
     const int    l = lane();
     memcpy(w.a[l], a, sizeof(a));
     w.b[l][0] = b0;
     w.b[l][1] = b1;
     w.c[l]    = c;
-    meet(w.meet, 32, [&] {
+    wait_at(w.all, 32, [&] {
         float left[16][16], right[16][8];
         for (int i = 0; i < 32; ++i) {
             for (int r = 0; r < 4; ++r) {
@@ -282,33 +282,33 @@ template <float (*number)(uint16_t)> void mma(float (&c)[4], const uint32_t (&a)
 
 } // namespace gpu
 
-#include "gpu-plain.h"
+#include "gpu-fallback.h"
 
 namespace gpu {
 
-inline thread_local bool tensor_cores = true; // or what an old GPU does without them
+inline thread_local bool tensor_cores = true; // false: emulate a GPU without them
 
 inline void load_matrices(uint32_t (&to)[4], const void * row) {
-    tensor_cores ? load(to, row, false) : plain::load<false>(to, row);
+    tensor_cores ? load(to, row, false) : fallback::load<false>(to, row);
 }
 inline void load_matrices_transposed(uint32_t (&to)[4], const void * row) {
-    tensor_cores ? load(to, row, true) : plain::load<true>(to, row);
+    tensor_cores ? load(to, row, true) : fallback::load<true>(to, row);
 }
 inline void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    tensor_cores ? mma<f16_to_float>(c, a, b0, b1) : plain::mma<f16_to_float>(c, a, b0, b1);
+    tensor_cores ? mma<f16_to_float>(c, a, b0, b1) : fallback::mma<f16_to_float>(c, a, b0, b1);
 }
 inline void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    tensor_cores ? mma<bf16_to_float>(c, a, b0, b1) : plain::mma<bf16_to_float>(c, a, b0, b1);
+    tensor_cores ? mma<bf16_to_float>(c, a, b0, b1) : fallback::mma<bf16_to_float>(c, a, b0, b1);
 }
 
 // ---- launch ----
 
 inline void begin_fiber() {
     fiber & f = here->fibers[here->current];
-    arrive(here->use, f.use);
+    after_switch(here->use, f.use);
     here->body();
     f.done = true;
-    leave(f.use, here->use, true);
+    before_switch(f.use, here->use, true);
     _longjmp(here->back, 1);
 }
 
@@ -326,26 +326,26 @@ inline void make_fibers(block_state & state) {
     }
 }
 
-// Until the fiber gives way.
+// Run a fiber until it yields.
 inline void resume(block_state & state, fiber & f) {
     if (_setjmp(state.back) == 0) {
-        leave(state.use, f.use);
+        before_switch(state.use, f.use);
         if (f.begun) {
             _longjmp(f.place, 1);
         }
         f.begun = true;
         swapcontext(&state.home, &f.first);
     }
-    arrive(f.use, state.use);
+    after_switch(f.use, state.use);
 }
 
-// A turn for each thread of the warp that can go on; false where none can.
+// Run each thread of the warp that can run once. Return whether any ran.
 inline bool run_warp(block_state & state, int warp) {
     bool some = false;
     for (int lane : state.order.lanes) {
         state.current = 32 * warp + lane;
         fiber & f     = state.fibers[state.current];
-        if (f.can_go_on()) {
+        if (f.can_run()) {
             some = true;
             resume(state, f);
         }
@@ -362,13 +362,13 @@ inline void run_block(block_state & state) {
     }
     for (const fiber & f : state.fibers) {
         if (!f.done) {
-            throw std::logic_error("a thread waits at a barrier to which others do not come");
+            throw std::logic_error("a thread waits at a barrier that other threads never reach");
         }
     }
 }
 
-// Runs `body` as n_blocks blocks of n_threads threads, one block after the other. Their shared memory begins as NaN,
-// whatever type it is read as.
+// Run `body` as n_blocks blocks of n_threads threads, one block after the other. Shared memory starts as NaN in every
+// type.
 inline void launch(int n_blocks, int n_threads, void * shared, size_t shared_bytes,
                    const std::function<void()> & body) {
     std::minstd_rand chance((unsigned) (order > 0 ? order : 1));

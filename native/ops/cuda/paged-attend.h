@@ -1,74 +1,73 @@
-// Attention of a tile of packed query rows over a range of tokens, by one block of four warps.
+// Attention of a tile of packed query rows over a range of tokens, by one thread block of four warps.
 //
-// For each tile of tokens the warps share the scores by tokens and the weighted sum of V by its columns, so that each
-// number of K and V becomes a fragment once. One kernel serves decode (16 rows, tokens split among blocks) and prefill
-// (64 rows): both are bound by what they read, or by products, not by how rows are dealt out.
+// In a tile of tokens, each warp computes the scores of some of the tokens, then the weighted sum of some of V's
+// columns. So each number of K and V is loaded into a fragment once. One kernel serves decode (16 rows, tokens split
+// among thread blocks) and prefill (64 rows).
 #pragma once
 
-#include "paged-layout.h"
+#include "paged-softmax.h"
+#include "paged-tile.h"
 
 namespace paged {
 
 template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct attend {
     static constexpr int ROWS = 16 * M_TILES;
 
-    const view & p;
-    char *       memory;
-    layout       at;
-    sequence     s;
-    work_item    item;
+    const params & p;
+    char *         memory;
+    layout         at;
+    sequence       s;
+    work_item      item;
 
-    float sums[M_TILES][V_PAIRS][2][4]; // of V, of this warp's columns
-    float highest[M_TILES][2];          // score of a row so far, base 2
-    float total[M_TILES][2];            // of the weights of this thread's columns
+    softmax_state<M_TILES, V_PAIRS> softmax;
 
-    GPU_FN attend(const view & p, char * memory, const layout & at, const work_item & item)
+    GPU_FN attend(const params & p, char * memory, const layout & at, const work_item & item)
         : p(p), memory(memory), at(at), s(sequence_of(p, item.row)), item(item) {}
 
-    // Rows of all members of a tile, one member's behind the other's; where there are several, there is one tile.
+    // Query rows of the item from this tile on, one sequence after the other. If sequences share the item, it has one
+    // tile.
     GPU_FN int n_packed() const { return item.members * packed_rows(p, s) - item.tile * ROWS; }
     GPU_FN int packed(int row) const { return item.tile * ROWS + row; }
     GPU_FN int head_of(int row) const { return item.head_kv * p.group + packed(row) % p.group; }
 
-    // Of each row, in shared memory: the position of its query, -1 where it is nobody's; and the number of the row of
-    // `out` or `partial` that it becomes.
+    // In shared memory, for each row: the position of its query (-1: padding), and its row of `out` or `partial`.
     GPU_FN int * positions() const { return (int *) (memory + at.positions); }
-    GPU_FN int * places() const { return (int *) (memory + at.places); }
+    GPU_FN int * output_rows() const { return (int *) (memory + at.output_rows); }
 
-    // ---- what is read ----
+    // ---- loads ----
 
     GPU_FN void load_queries() {
         const int units = ceil_div(p.d_k, UNIT), stride = number_stride(p.d_k);
         for (int i = gpu::thread(); i < ROWS * units; i += N_THREADS) {
             const int row = i / units, unit = i % units;
             float     x[UNIT]  = {};
-            int       position = -1, place = 0;
+            int       position = -1, out_row = 0;
             if (row < n_packed()) {
                 const int      member = packed(row) / packed_rows(p, s), j = packed(row) % packed_rows(p, s) / p.group;
-                const sequence whose = sequence_of(p, item.row + member);
+                const sequence seq = sequence_of(p, item.row + member);
                 const float *  from =
-                    (const float *) (p.q + head_of(row) * p.q_head_stride + (whose.q0 + j) * p.q_token_stride);
+                    (const float *) (p.q + head_of(row) * p.q_head_stride + (seq.q0 + j) * p.q_token_stride);
                 GPU_UNROLL
                 for (int n = 0; n < UNIT; ++n) {
                     x[n] = UNIT * unit + n < p.d_k ? from[UNIT * unit + n] * p.scale : 0.0f;
                 }
-                position = whose.position(j);
-                place    = unit == 0 ? result_row(p, item, member, whose.q0, j, head_of(row)) : 0;
+                position = seq.position(j);
+                out_row  = unit == 0 ? output_row(p, item, member, seq.q0, j, head_of(row)) : 0;
             }
             if (unit == 0) {
-                positions()[row] = position;
-                places()[row]    = place;
+                positions()[row]   = position;
+                output_rows()[row] = out_row;
             }
             char * to = memory + at.q + row * stride + 2 * UNIT * unit;
             if (is_fast(p, ROWS)) {
-                put_unit<KNumbers, 1>(x, to, 0);
+                store_unit<KNumbers, 1>(x, to, 0);
             } else {
-                put_unit<KNumbers, MOST_PARTS>(x, to, ROWS * stride);
+                store_unit<KNumbers, MAX_TERMS>(x, to, ROWS * stride);
             }
         }
     }
 
-    GPU_FN void fetch(int tile) { // into its stage of the ring; always one group of copies
+    GPU_FN void fetch(int tile) { // into its stage; always one group of copies
         const int begin = item.tokens.begin + tile * at.tokens;
         if (begin < item.tokens.end) {
             char * stage = memory + at.stages + tile % N_STAGES * at.stage_bytes;
@@ -80,45 +79,45 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
         gpu::copy_commit();
     }
 
-    struct rows_of_numbers {
+    struct operand { // rows of 16-bit numbers in shared memory
         const char * data;
-        int          stride, part; // bytes from row to row, from part to part
+        int          stride, term; // bytes from row to row and from term to term
     };
 
     template <class Numbers>
-    GPU_FN rows_of_numbers ready(const pages & x, int d, int tile, const char * raw, char * room) {
+    GPU_FN operand ready(const pages & x, int d, int tile, const char * raw, char * converted) {
         if (raw_is_ready(x, d)) {
             return {raw, raw_stride(x.row_bytes), 0};
         }
         const int begin = item.tokens.begin + tile * at.tokens;
-        convert_rows<Numbers>(p, x, s, item.head_kv, d, begin, item.tokens.end, at.tokens, raw, room);
-        return {room, number_stride(d), at.tokens * number_stride(d)};
+        convert_rows<Numbers>(p, x, s, item.head_kv, d, begin, item.tokens.end, at.tokens, raw, converted);
+        return {converted, number_stride(d), at.tokens * number_stride(d)};
     }
 
     // ---- one tile of tokens ----
 
-    static constexpr int MOST_COLUMNS = 2; // groups of eight tokens of a warp: every fourth
-    static_assert(MOST_TILE_TOKENS <= 8 * N_WARPS * MOST_COLUMNS, "a warp has a score for each token of a tile");
+    static constexpr int MAX_COLUMNS = 2; // groups of eight tokens for a warp: every fourth group
+    static_assert(MAX_TILE_TOKENS <= 8 * N_WARPS * MAX_COLUMNS, "a warp has a score for each token of a tile");
 
     GPU_FN bool has_columns(int i) const { return gpu::warp() + N_WARPS * i < at.tokens / 8; }
 
-    // Adds the products of this warp's groups of tokens with all rows: a fragment of the queries is loaded for both.
-    template <int PARTS> GPU_FN void score(const rows_of_numbers & k, float (&c)[MOST_COLUMNS][M_TILES][4]) {
+    // Add the products of all rows with this warp's groups of tokens. A fragment of queries is loaded once for both.
+    template <int TERMS> GPU_FN void multiply_queries(const operand & k, float (&c)[MAX_COLUMNS][M_TILES][4]) {
         const int    lane = gpu::lane(), stride = number_stride(p.d_k);
         const bool   two  = has_columns(1);
-        const int    n    = gpu::warp() + (two ? lane / 16 * N_WARPS : 0); // matrices 2 and 3 are of the second group
+        const int    n    = gpu::warp() + (two ? lane / 16 * N_WARPS : 0); // matrices 2 and 3: the second group
         const char * keys = k.data + (8 * n + lane % 8) * k.stride + lane / 8 % 2 * 16;
         for (int step = 0; step < ceil_div(p.d_k, 16); ++step) {
             GPU_UNROLL
-            for (int k_part = 0; k_part < KNumbers::parts && k_part < PARTS; ++k_part) {
+            for (int k_term = 0; k_term < KNumbers::terms && k_term < TERMS; ++k_term) {
                 uint32_t b[4];
-                gpu::load_matrices(b, keys + k_part * k.part + 32 * step);
+                gpu::load_matrices(b, keys + k_term * k.term + 32 * step);
                 GPU_UNROLL
-                for (int q_part = 0; q_part < PARTS - k_part; ++q_part) {
+                for (int q_term = 0; q_term < TERMS - k_term; ++q_term) {
                     GPU_UNROLL
                     for (int m = 0; m < M_TILES; ++m) {
                         uint32_t a[4];
-                        gpu::load_matrices(a, memory + at.q + (q_part * ROWS + 16 * m + lane % 16) * stride +
+                        gpu::load_matrices(a, memory + at.q + (q_term * ROWS + 16 * m + lane % 16) * stride +
                                                   32 * step + lane / 16 * 16);
                         KNumbers::multiply(c[0][m], a, b[0], b[1]);
                         if (two) {
@@ -130,15 +129,16 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
         }
     }
 
-    // Of products to scores, base 2, of one row; -inf where it does not attend a token. `token`: of the first score.
-    GPU_FN void finish(float (&c)[MOST_COLUMNS][M_TILES][4], int m, int h, int token, float & top) const {
+    // Turn the products of a row into scores, base 2: soft-cap, bias, mask (-inf). `token`: position of the first
+    // score.
+    GPU_FN void finish_scores(float (&c)[MAX_COLUMNS][M_TILES][4], int m, int h, int token, float & top) const {
         const int   row      = 16 * m + gpu::lane() / 4 + 8 * h;
         const int   position = positions()[row];
         const int   end      = position + 1 < item.tokens.end ? position + 1 : item.tokens.end;
         const int   first    = position < 0 ? 0 : first_visible(p, position);
         const float slope    = alibi_slope(p, head_of(row));
         GPU_UNROLL
-        for (int i = 0; i < MOST_COLUMNS; ++i) {
+        for (int i = 0; i < MAX_COLUMNS; ++i) {
             GPU_UNROLL
             for (int r = 0; r < 2; ++r) {
                 const int here = token + 8 * N_WARPS * i + r;
@@ -154,31 +154,31 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
     }
 
     static_assert(N_STAGES == 2,
-                  "one tile is fetched ahead: its stage is free, and a wait for all copies is one for this");
+                  "one tile is fetched ahead into a free stage, and a wait for all copies waits for this tile");
 
-    GPU_FN void tile_of_tokens(int tile) {
+    GPU_FN void process_tile(int tile) {
         gpu::copy_wait<N_STAGES - 2>();
-        gpu::sync_block(); // the tile is there, and nobody reads the one before
+        gpu::sync_block(); // the tile has arrived, and no warp reads the one before
         fetch(tile + 1);
-        const char *    stage = memory + at.stages + tile % N_STAGES * at.stage_bytes;
-        rows_of_numbers k = ready<KNumbers>(p.k, p.d_k, tile, stage, memory + at.k), v = k;
+        const char * stage = memory + at.stages + tile % N_STAGES * at.stage_bytes;
+        operand      k = ready<KNumbers>(p.k, p.d_k, tile, stage, memory + at.k), v = k;
         if (!p.v_is_k) {
             v = ready<VNumbers>(p.v, p.d_v, tile, stage + at.v_raw, memory + at.v);
         }
         gpu::sync_block();
-        weigh(k, item.tokens.begin + tile * at.tokens);
+        compute_weights(k, item.tokens.begin + tile * at.tokens);
         gpu::sync_block();
         if (is_fast(p, ROWS)) {
-            add<1>(v);
+            accumulate<1>(v);
         } else {
-            add<MOST_PARTS>(v);
+            accumulate<MAX_TERMS>(v);
         }
     }
 
-    // Scores of a tile, the highest of each row, and the weights of V.
-    GPU_FN void weigh(const rows_of_numbers & k, int begin) {
+    // Compute the scores of a tile, update the rows' maxima, and store the softmax weights.
+    GPU_FN void compute_weights(const operand & k, int begin) {
         const int column = 8 * gpu::warp() + gpu::lane() % 4 * 2;
-        float     scores[MOST_COLUMNS][M_TILES][4], tops[M_TILES][2];
+        float     scores[MAX_COLUMNS][M_TILES][4], tops[M_TILES][2];
         GPU_UNROLL
         for (int m = 0; m < M_TILES; ++m) {
             GPU_UNROLL
@@ -188,9 +188,9 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
         }
         if (has_columns(0)) {
             if (is_fast(p, ROWS)) {
-                score<1>(k, scores);
+                multiply_queries<1>(k, scores);
             } else {
-                score<MOST_PARTS>(k, scores);
+                multiply_queries<MAX_TERMS>(k, scores);
             }
         }
         GPU_UNROLL
@@ -198,27 +198,27 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
             GPU_UNROLL
             for (int h = 0; h < 2; ++h) {
                 tops[m][h] = -INFINITY;
-                finish(scores, m, h, begin + column, tops[m][h]);
+                finish_scores(scores, m, h, begin + column, tops[m][h]);
             }
         }
-        share_tops(tops);
+        reduce_maxima(tops);
         GPU_UNROLL
         for (int m = 0; m < M_TILES; ++m) {
             GPU_UNROLL
             for (int h = 0; h < 2; ++h) {
-                rescale(m, h, tops[m][h]);
+                softmax.rescale(m, h, tops[m][h]);
                 GPU_UNROLL
-                for (int i = 0; i < MOST_COLUMNS; ++i) {
+                for (int i = 0; i < MAX_COLUMNS; ++i) {
                     if (has_columns(i)) {
-                        put_weights(scores[i][m][2 * h], scores[i][m][2 * h + 1], m, h, column + 8 * N_WARPS * i);
+                        store_weights(scores[i][m][2 * h], scores[i][m][2 * h + 1], m, h, column + 8 * N_WARPS * i);
                     }
                 }
             }
         }
     }
 
-    // The highest score of each row in the tile, for all warps.
-    GPU_FN void share_tops(float (&tops)[M_TILES][2]) {
+    // Reduce each row's maximum over all warps.
+    GPU_FN void reduce_maxima(float (&tops)[M_TILES][2]) {
         float *   maxima = (float *) (memory + at.maxima);
         const int g      = gpu::lane() / 4;
         GPU_UNROLL
@@ -245,52 +245,34 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
         }
     }
 
-    // A row's sums and weights so far, relative to a higher score.
-    GPU_FN void rescale(int m, int h, float top) {
-        top = fmaxf(top, highest[m][h]);
-        if (top > highest[m][h]) {
-            const float factor = gpu::exp2(highest[m][h] - top);
-            total[m][h] *= factor;
-            GPU_UNROLL
-            for (int n = 0; n < V_PAIRS; ++n) {
-                GPU_UNROLL
-                for (int r = 0; r < 2; ++r) {
-                    sums[m][n][0][2 * h + r] *= factor;
-                    sums[m][n][1][2 * h + r] *= factor;
-                }
-            }
-            highest[m][h] = top;
-        }
-    }
-
-    GPU_FN void put_weights(float a, float b, int m, int h, int column) {
-        const float top = highest[m][h];
+    GPU_FN void store_weights(float a, float b, int m, int h, int column) {
+        const float top = softmax.maximum[m][h];
         a               = a == -INFINITY ? 0.0f : gpu::exp2(a - top);
         b               = b == -INFINITY ? 0.0f : gpu::exp2(b - top);
-        total[m][h] += a + b;
+        softmax.total[m][h] += a + b;
         char * row = memory + at.weights + (16 * m + gpu::lane() / 4 + 8 * h) * weight_stride(at.tokens) + 2 * column;
         GPU_UNROLL
-        for (int part = 0; part < VNumbers::weight_parts && (part == 0 || !is_fast(p, ROWS)); ++part) {
-            *(uint32_t *) (row + part * ROWS * weight_stride(at.tokens)) = VNumbers::pack(a, b);
+        for (int term = 0; term < VNumbers::weight_terms && (term == 0 || !is_fast(p, ROWS)); ++term) {
+            *(uint32_t *) (row + term * ROWS * weight_stride(at.tokens)) = VNumbers::pack(a, b);
             a -= VNumbers::rounded(a);
             b -= VNumbers::rounded(b);
         }
     }
 
-    // The weighted sum of the tile's V, of this warp's columns: groups of sixteen, dealt out in turn.
-    template <int PARTS> GPU_FN void add(const rows_of_numbers & v) {
+    // Add the weighted sum of the tile's V for this warp's columns: every fourth group of sixteen.
+    template <int TERMS> GPU_FN void accumulate(const operand & v) {
         const int lane = gpu::lane(), stride = weight_stride(at.tokens);
         for (int step = 0; step < at.tokens / 16; ++step) {
             GPU_UNROLL
-            for (int w_part = 0; w_part < VNumbers::weight_parts && w_part < PARTS; ++w_part) {
+            for (int w_term = 0; w_term < VNumbers::weight_terms && w_term < TERMS; ++w_term) {
                 uint32_t a[M_TILES][4];
                 GPU_UNROLL
                 for (int m = 0; m < M_TILES; ++m) {
-                    gpu::load_matrices(a[m], memory + at.weights + (w_part * ROWS + 16 * m + lane % 16) * stride +
+                    gpu::load_matrices(a[m], memory + at.weights + (w_term * ROWS + 16 * m + lane % 16) * stride +
                                                  32 * step + lane / 16 * 16);
                 }
                 GPU_UNROLL
-                for (int v_part = 0; v_part < (w_part ? 1 : VNumbers::parts) && v_part < PARTS; ++v_part) {
+                for (int v_term = 0; v_term < (w_term ? 1 : VNumbers::terms) && v_term < TERMS; ++v_term) {
                     GPU_UNROLL
                     for (int n = 0; n < V_PAIRS; ++n) {
                         const int column = 16 * (gpu::warp() + N_WARPS * n);
@@ -298,12 +280,12 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
                             break;
                         }
                         uint32_t b[4];
-                        gpu::load_matrices_transposed(b, v.data + v_part * v.part + (16 * step + lane % 16) * v.stride +
+                        gpu::load_matrices_transposed(b, v.data + v_term * v.term + (16 * step + lane % 16) * v.stride +
                                                              2 * column + lane / 16 * 16);
                         GPU_UNROLL
                         for (int m = 0; m < M_TILES; ++m) {
-                            VNumbers::multiply(sums[m][n][0], a[m], b[0], b[1]);
-                            VNumbers::multiply(sums[m][n][1], a[m], b[2], b[3]);
+                            VNumbers::multiply(softmax.sums[m][n][0], a[m], b[0], b[1]);
+                            VNumbers::multiply(softmax.sums[m][n][1], a[m], b[2], b[3]);
                         }
                     }
                 }
@@ -311,11 +293,11 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
         }
     }
 
-    // ---- what is written ----
+    // ---- results ----
 
-    static_assert(N_WARPS == 4, "the totals of four warps are added");
+    static_assert(N_WARPS == 4, "reduce_totals adds four warps");
 
-    GPU_FN void share_totals() { // over the columns of all threads
+    GPU_FN void reduce_totals() { // over all threads of a row
         float *   shared = (float *) (memory + at.maxima);
         const int g      = gpu::lane() / 4;
         gpu::sync_block();
@@ -323,10 +305,10 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
         for (int m = 0; m < M_TILES; ++m) {
             GPU_UNROLL
             for (int h = 0; h < 2; ++h) {
-                total[m][h] += gpu::shuffle_xor(total[m][h], 1);
-                total[m][h] += gpu::shuffle_xor(total[m][h], 2);
+                softmax.total[m][h] += gpu::shuffle_xor(softmax.total[m][h], 1);
+                softmax.total[m][h] += gpu::shuffle_xor(softmax.total[m][h], 2);
                 if (gpu::lane() % 4 == 0) {
-                    shared[(16 * m + g + 8 * h) * N_WARPS + gpu::warp()] = total[m][h];
+                    shared[(16 * m + g + 8 * h) * N_WARPS + gpu::warp()] = softmax.total[m][h];
                 }
             }
         }
@@ -336,7 +318,7 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
             GPU_UNROLL
             for (int h = 0; h < 2; ++h) {
                 const float * of_row = shared + (16 * m + g + 8 * h) * N_WARPS;
-                total[m][h]          = ((of_row[0] + of_row[1]) + of_row[2]) + of_row[3];
+                softmax.total[m][h]  = ((of_row[0] + of_row[1]) + of_row[2]) + of_row[3];
             }
         }
     }
@@ -346,14 +328,14 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
         for (int n = 0; n < 2 * V_PAIRS; ++n) {
             const int column = 16 * (gpu::warp() + N_WARPS * (n / 2)) + 8 * (n % 2) + gpu::lane() % 4 * 2;
             if (column < p.d_v) {
-                to[column]     = sums[m][n / 2][n % 2][2 * h] * factor;
-                to[column + 1] = sums[m][n / 2][n % 2][2 * h + 1] * factor;
+                to[column]     = softmax.sums[m][n / 2][n % 2][2 * h] * factor;
+                to[column + 1] = softmax.sums[m][n / 2][n % 2][2 * h + 1] * factor;
             }
         }
     }
 
     GPU_FN void write() {
-        share_totals();
+        reduce_totals();
         GPU_UNROLL
         for (int m = 0; m < M_TILES; ++m) {
             GPU_UNROLL
@@ -362,58 +344,45 @@ template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers> struct atten
                 if (row >= n_packed()) {
                     continue;
                 }
-                const int64_t place = places()[row];
+                const int64_t out_row = output_rows()[row];
                 if (item.n_splits == 1) {
-                    write_row(m, h, p.out + place * p.d_v, final_factor(p, head_of(row), highest[m][h], total[m][h]));
+                    write_row(m, h, p.out + out_row * p.d_v,
+                              final_factor(p, head_of(row), softmax.maximum[m][h], softmax.total[m][h]));
                     continue;
                 }
-                float * to = p.partial + place * partial_floats(p);
+                float * to = p.partial + out_row * partial_floats(p);
                 write_row(m, h, to, 1.0f);
                 if (gpu::warp() == 0 && gpu::lane() % 4 == 0) {
-                    to[p.d_v]     = highest[m][h];
-                    to[p.d_v + 1] = total[m][h];
+                    to[p.d_v]     = softmax.maximum[m][h];
+                    to[p.d_v + 1] = softmax.total[m][h];
                 }
             }
         }
     }
 
     GPU_FN void run() {
-        GPU_UNROLL
-        for (int m = 0; m < M_TILES; ++m) {
-            GPU_UNROLL
-            for (int h = 0; h < 2; ++h) {
-                highest[m][h] = -INFINITY;
-                total[m][h]   = 0.0f;
-            }
-            GPU_UNROLL
-            for (int n = 0; n < V_PAIRS; ++n) {
-                GPU_UNROLL
-                for (int r = 0; r < 4; ++r) {
-                    sums[m][n][0][r] = sums[m][n][1][r] = 0.0f;
-                }
-            }
-        }
-        item.tokens = visible_part(p, s, item, packed(0), packed(n_packed() < ROWS ? n_packed() - 1 : ROWS - 1));
+        softmax.reset();
+        item.tokens = visible_tokens(p, s, item, packed(0), packed(n_packed() < ROWS ? n_packed() - 1 : ROWS - 1));
         fetch(0);
         load_queries();
         const int n = ceil_div(item.tokens.end - item.tokens.begin, at.tokens);
         for (int tile = 0; tile < n; ++tile) {
-            tile_of_tokens(tile);
+            process_tile(tile);
         }
         gpu::copy_wait<0>();
         write();
-        gpu::sync_block(); // before the next item's queries take the place of these
+        gpu::sync_block(); // before the next item's queries overwrite these
     }
 };
 
 template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers>
-GPU_FN void attend_block(const view & p, row_class of, int tokens, char * memory) {
+GPU_FN void attend_block(const params & p, row_range of, int tokens, char * memory) {
     const layout     at     = layout_of<KNumbers, VNumbers>(p, 16 * M_TILES, tokens);
     const row_starts starts = starts_in(p, (int *) (memory + at.starts));
-    tiles_asked      asks   = {p, of, 16 * M_TILES, false};
-    find_items(asks, gpu::n_blocks(), starts);
+    attend_plan      plan   = {p, of, 16 * M_TILES, false};
+    plan_items(plan, gpu::n_blocks(), starts);
     for (int number = gpu::block(); number < starts.items[starts.n]; number += gpu::n_blocks()) {
-        attend<M_TILES, V_PAIRS, KNumbers, VNumbers> work(p, memory, at, item_of(p, asks, starts, number));
+        attend<M_TILES, V_PAIRS, KNumbers, VNumbers> work(p, memory, at, item_of(p, plan, starts, number));
         work.run();
     }
 }

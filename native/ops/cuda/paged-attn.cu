@@ -1,14 +1,14 @@
-// GGML_OP_PAGED_ATTN in ggml's CUDA backend: a call's tensors as a view, the device's stream and workspace.
+// GGML_OP_PAGED_ATTN in ggml's CUDA backend: tensors to parameters, stream and workspace.
 #include "paged-attn.cuh"
 
 #include "paged-attn.h"
-#include "paged-machine.cuh"
+#include "paged-launcher.cuh"
 
 namespace paged {
 
-template <> bool cuda_machine::attend_with<float_numbers>(const view & p, int shared_bytes);
-template <> bool cuda_machine::attend_with<bfloat_numbers>(const view & p, int shared_bytes);
-template <> bool cuda_machine::attend_with<half_numbers>(const view & p, int shared_bytes);
+template <> bool cuda_launcher::attend_with<float_numbers>(const params & p, int shared_bytes);
+template <> bool cuda_launcher::attend_with<bfloat_numbers>(const params & p, int shared_bytes);
+template <> bool cuda_launcher::attend_with<half_numbers>(const params & p, int shared_bytes);
 
 } // namespace paged
 
@@ -19,16 +19,16 @@ static_assert((int) PAGE_F32 == (int) GGML_TYPE_F32 && (int) PAGE_F16 == (int) G
                   (int) PAGE_Q5_1 == (int) GGML_TYPE_Q5_1 && (int) PAGE_Q5_0 == (int) GGML_TYPE_Q5_0 &&
                   (int) PAGE_Q4_1 == (int) GGML_TYPE_Q4_1 && (int) PAGE_Q4_0 == (int) GGML_TYPE_Q4_0 &&
                   (int) PAGE_IQ4_NL == (int) GGML_TYPE_IQ4_NL,
-              "types have ggml's numbers");
+              "types must have ggml's numbers");
 static_assert((int) WINDOW_SLIDING == (int) GGML_PAGED_ATTN_WINDOW_SLIDING &&
                   (int) WINDOW_CHUNKED == (int) GGML_PAGED_ATTN_WINDOW_CHUNKED,
-              "windows have the operator's numbers");
+              "windows must have the operator's numbers");
 static_assert((int) ROW_Q0 == (int) GGML_PAGED_ATTN_Q0 && (int) ROW_NQ == (int) GGML_PAGED_ATTN_NQ &&
                   (int) ROW_LENGTH == (int) GGML_PAGED_ATTN_KV && (int) ROW_SHARED == (int) GGML_PAGED_ATTN_SHARED &&
                   (int) ROW_HEADER == (int) GGML_PAGED_ATTN_HEADER,
-              "a row of the table is the operator's");
+              "rows of the table must have the operator's layout");
 
-// Before memory is allocated an address is where a view begins; a buffer begins at a multiple of 128.
+// Return the address of a tensor; before memory is allocated, its offset. Buffers begin at multiples of 128.
 static const char * address(const ggml_tensor * x) {
     return x->data ? (const char *) x->data : (const char *) x->view_offs;
 }
@@ -43,12 +43,12 @@ static pages pages_of(const ggml_tensor * x) {
     return {address(x), (int64_t) x->nb[1], (int64_t) x->nb[2], (int) x->type, (int) ggml_row_size(x->type, x->ne[0])};
 }
 
-static view view_of(const ggml_tensor * dst) {
+static params params_of(const ggml_tensor * dst) {
     const ggml_tensor *q = dst->src[0], *k = dst->src[1], *v = dst->src[2], *table = dst->src[3], *sinks = dst->src[4];
-    ggml_paged_attn_params params;
-    memcpy(&params, dst->op_params, sizeof(params));
+    ggml_paged_attn_params op;
+    memcpy(&op, dst->op_params, sizeof(op));
 
-    view p           = {};
+    params p         = {};
     p.q              = (const char *) q->data;
     p.q_head_stride  = q->nb[1];
     p.q_token_stride = q->nb[2];
@@ -66,37 +66,37 @@ static view view_of(const ggml_tensor * dst) {
     p.group          = p.n_head / p.n_head_kv;
     p.n_tokens       = (int) q->ne[2];
     p.n_rows         = (int) table->ne[1];
-    p.window         = params.window;
-    p.window_type    = params.window_type;
-    p.scale          = params.scale;
-    p.softcap        = params.softcap;
-    p.fast           = (params.flags & GGML_PAGED_ATTN_FAST) != 0;
-    set_block_size(p, params.block_size);
-    set_bias(p, params.max_bias);
+    p.window         = op.window;
+    p.window_type    = op.window_type;
+    p.scale          = op.scale;
+    p.softcap        = op.softcap;
+    p.fast           = (op.flags & GGML_PAGED_ATTN_FAST) != 0;
+    set_block_size(p, op.block_size);
+    set_bias(p, op.max_bias);
     return p;
 }
 
 void ggml_cuda_paged_attn(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
-    view p = view_of(dst);
+    params p = params_of(dst);
     if (p.n_tokens == 0) {
         return;
     }
     const ggml_tensor *         table = dst->src[3];
     const int64_t               width = table->ne[0] - GGML_PAGED_ATTN_HEADER;
-    const int64_t               parts = most_partials(p.n_tokens, p.n_rows, p.n_head, width * p.block_size);
-    ggml_cuda_pool_alloc<float> partial(ctx.pool(), parts * partial_floats(p));
+    const int64_t               rows  = max_partials(p.n_tokens, p.n_rows, p.n_head, width * p.block_size);
+    ggml_cuda_pool_alloc<float> partial(ctx.pool(), rows * partial_floats(p));
     p.partial = partial.get();
 
-    const auto & info    = ggml_cuda_info().devices[ctx.device];
-    cuda_machine machine = {info.physical_device, ctx.stream()};
-    const bool   done    = launch(p, (int) info.smpbo, machine);
-    CUDA_CHECK(machine.status);
-    GGML_ASSERT(done); // ggml_cuda_paged_attn_supported has said so
+    const auto &  info     = ggml_cuda_info().devices[ctx.device];
+    cuda_launcher launcher = {info.physical_device, ctx.stream()};
+    const bool    done     = launch(p, (int) info.smpbo, launcher);
+    CUDA_CHECK(launcher.status);
+    GGML_ASSERT(done); // checked by ggml_cuda_paged_attn_supported
 }
 
 bool ggml_cuda_paged_attn_supported(int device, const ggml_tensor * dst) {
     const auto & info = ggml_cuda_info().devices[device];
-    // nothing is compiled for older ones (native/cmake/Cuda.cmake)
+    // older GPUs are not compiled for (native/cmake/Cuda.cmake)
     return GGML_CUDA_CC_IS_NVIDIA(info.cc) && info.cc >= GGML_CUDA_CC_VOLTA &&
-           refusal(view_of(dst), (int) info.smpbo) == nullptr;
+           refusal(params_of(dst), (int) info.smpbo) == nullptr;
 }

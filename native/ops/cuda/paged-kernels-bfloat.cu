@@ -1,9 +1,9 @@
-// The kernels for K of bfloat16.
-#include "paged-machine.cuh"
+// Kernels for K of bf16.
+#include "paged-launcher.cuh"
 
 namespace paged {
 
-template <> bool cuda_machine::attend_with<bfloat_numbers>(const view & p, int shared_bytes) {
+template <> bool cuda_launcher::attend_with<bfloat_numbers>(const params & p, int shared_bytes) {
     return launch_by_v<bfloat_numbers>(p, shared_bytes, *this);
 }
 

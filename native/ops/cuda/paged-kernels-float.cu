@@ -1,9 +1,9 @@
-// The kernels for K of float32.
-#include "paged-machine.cuh"
+// Kernels for K of f32.
+#include "paged-launcher.cuh"
 
 namespace paged {
 
-template <> bool cuda_machine::attend_with<float_numbers>(const view & p, int shared_bytes) {
+template <> bool cuda_launcher::attend_with<float_numbers>(const params & p, int shared_bytes) {
     return launch_by_v<float_numbers>(p, shared_bytes, *this);
 }
 

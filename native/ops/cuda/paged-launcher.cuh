@@ -1,34 +1,34 @@
-// The machine of paged-launch.h that is a CUDA device. Free of ggml, so that a compiler's report on the kernels needs
-// nothing else.
+// Launcher of paged-launch.h for CUDA devices. Independent of ggml, so that scripts/build/cuda_report.py can compile
+// it.
 #pragma once
 
-#include "paged-call.h"
 #include "paged-kernels.cuh"
+#include "paged-launch.h"
 
 #include <cuda_runtime.h>
 #include <mutex>
 
 namespace paged {
 
-constexpr int MOST_DEVICES = 64;
+constexpr int MAX_DEVICES = 64;
 
-// Blocks of a kernel that the current device holds at once, with so much shared memory each. A device is asked when
-// that changes: nothing of it is a call that a captured graph would have to repeat.
+// Set *blocks to the number of thread blocks of a kernel that the current device runs at once with `bytes` of shared
+// memory each. Queries the device when `bytes` changes. A captured CUDA graph contains none of these calls.
 template <auto * kernel> cudaError_t resident_blocks(int device, int bytes, int * blocks) {
     struct answer {
         int bytes = 0, blocks = 0;
     };
-    if (device < 0 || device >= MOST_DEVICES) {
+    if (device < 0 || device >= MAX_DEVICES) {
         return cudaErrorInvalidDevice;
     }
     static std::mutex           guard;
-    static answer               known[MOST_DEVICES];
+    static answer               known[MAX_DEVICES];
     std::lock_guard<std::mutex> lock(guard);
     answer &                    it = known[device];
     if (it.bytes != bytes) {
         int         n_sm = 0, most = 0, each = 0;
         cudaError_t status = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-        if (status == cudaSuccess) { // all that there is, so that nobody takes another's away
+        if (status == cudaSuccess) { // the maximum, because all launches share the attribute
             status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most);
         }
         if (status == cudaSuccess) {
@@ -46,12 +46,12 @@ template <auto * kernel> cudaError_t resident_blocks(int device, int bytes, int 
     return *blocks ? cudaSuccess : cudaErrorLaunchOutOfResources;
 }
 
-struct cuda_machine {
+struct cuda_launcher {
     int          device;
     cudaStream_t stream;
-    cudaError_t  status = cudaSuccess; // of what went wrong first
+    cudaError_t  status = cudaSuccess; // the first error
 
-    // As many blocks as are resident at once: which of them has work follows from the table, which only they read.
+    // Launch as many thread blocks as run at once. They read the table and divide the work.
     template <auto * kernel, class... Arguments> void run(int bytes, const Arguments &... arguments) {
         int blocks = 0;
         if (status == cudaSuccess) {
@@ -63,12 +63,12 @@ struct cuda_machine {
         }
     }
     template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers>
-    void attend(const view & p, row_class of, int tokens, int bytes) {
+    void attend(const params & p, row_range of, int tokens, int bytes) {
         run<attend_kernel<M_TILES, V_PAIRS, KNumbers, VNumbers>>(bytes, p, of, tokens);
     }
-    void merge(const view & p, int bytes) { run<merge_kernel>(bytes, p); }
+    void merge(const params & p, int bytes) { run<merge_kernel>(bytes, p); }
 
-    template <class KNumbers> bool attend_with(const view & p, int shared_bytes); // in paged-kernels-*.cu
+    template <class KNumbers> bool attend_with(const params & p, int shared_bytes); // in paged-kernels-*.cu
 };
 
 } // namespace paged

@@ -1,5 +1,5 @@
-// The order in which the threads of a block take turns on the host, and when a copy arrives. A kernel whose barriers
-// suffice computes the same in every order.
+// Order of the emulated threads of a block, and of their copies' arrival. A kernel with all necessary barriers computes
+// the same in every order.
 #pragma once
 
 #include <algorithm>
@@ -9,11 +9,11 @@
 
 namespace gpu {
 
-// 0: the first thread that can go on does, and copies arrive when they are waited for. -1: the last thread does, and
-// copies arrive at once. A positive number is a seed: threads and copies by chance.
+// 0: the first thread that can run runs, and copies arrive when a thread waits for them. -1: the last thread runs, and
+// copies arrive at once. A positive number: random threads and arrivals, with this seed.
 inline thread_local int order = 0;
 
-// 0 .. n - 1 as `order` has it.
+// Return 0 .. n - 1 in the order that `order` selects.
 inline std::vector<int> in_order(int n, std::minstd_rand & chance) {
     std::vector<int> numbers((size_t) n);
     std::iota(numbers.begin(), numbers.end(), 0);
@@ -25,13 +25,13 @@ inline std::vector<int> in_order(int n, std::minstd_rand & chance) {
     return numbers;
 }
 
-// Of one block. Each time the first of `warps` goes on that can, so that it gets as far ahead of the others as barriers
-// allow; by chance the order changes now and then.
-struct turns {
+// Order of one block. The first of `warps` that can run always runs, so it gets as far ahead of the others as barriers
+// allow. A random order changes now and then.
+struct thread_order {
     std::minstd_rand chance;
     std::vector<int> warps, lanes;
 
-    turns(int n_warps, int block)
+    thread_order(int n_warps, int block)
         : chance((unsigned) (order > 0 ? 1000 * order + block : 1)), warps(in_order(n_warps, chance)),
           lanes(in_order(32, chance)) {}
 

@@ -1,4 +1,4 @@
-"""Sequences that begin with the same blocks, by the kernels for GPUs: read once, and no bit is another."""
+"""Shared prefixes in the GPU kernels: read once, without a change of any bit."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .lab import HEADER, KV_TYPES, GpuItem, GpuPlan, Heads, Params, Table
 from .test_gpu_kernels import on_gpu
 
 SEVEN = ((1, 600), (1, 700), (1, 640), (1, 768), (1, 1000), (1, 577), (1, 601))
-"""Decode, in parts of 256 tokens."""
+"""Decode, with KV splits of 256 tokens."""
 
 
 def joined(call: Call, blocks: tuple[int, ...]) -> Call:
-    """Row i of the table begins with so many blocks of the row before; rows say what they have in common."""
+    """Share `blocks[i - 1]` leading blocks of row i with the row before, and mark them in the table."""
     table = call.table.copy()
     for row, n in enumerate(blocks, 1):
         table[row, HEADER : HEADER + n] = table[row - 1, HEADER : HEADER + n]
@@ -29,14 +29,14 @@ def joined(call: Call, blocks: tuple[int, ...]) -> Call:
 
 
 def apart(call: Call) -> Call:
-    """The same, but nobody is told that blocks are shared."""
+    """Return the same call without the marks of shared blocks."""
     table = call.table.copy()
     table[:, 3] = 0
     return replace(call, table=table)
 
 
 def items(call: Call, blocks: int = 1) -> list[tuple[int, GpuItem]]:
-    """(rows of a tile, item) of all launches."""
+    """Return (rows of a tile, item) of all launches."""
     case = call.case
     plan = GpuPlan(case.heads, case.params, call.q, call.k, call.v, call.table)
     return [(launch.tile_rows, item) for launch in plan.launches for item in plan.items(launch, blocks)]
@@ -47,7 +47,7 @@ def most_members(call: Call, blocks: int = 1) -> int:
 
 
 def assert_same_bits(call: Call, members: int) -> None:
-    """As when nothing is shared, as alone, and for several blocks; so many sequences are in a tile."""
+    """Check that sharing changes no bit, with one thread block or more; `members` sequences are in a tile."""
     assert most_members(call) == members
     together = on_gpu(call, blocks=1)
     assert np.isfinite(together).all()
@@ -61,7 +61,7 @@ def assert_same_bits(call: Call, members: int) -> None:
 @pytest.mark.parametrize("kv_type", KV_TYPES)
 @pytest.mark.parametrize("sizes", [(64, 64), (128, 96)])
 def test_every_type(kv_type: str, sizes: tuple[int, int]) -> None:
-    """Four of seven are in a tile, then three; prefixes end within a part."""
+    """Four of seven are in a tile, then three; prefixes end within a split."""
     call = make(Case(Heads(*sizes, 8, 2, kv_type, kv_type), sequences=SEVEN))
     assert_same_bits(joined(call, (18, 17, 17, 18, 16, 17)), 4)
 
@@ -80,7 +80,7 @@ def test_large_heads(kv_type: str) -> None:
     [(2, 2, 7), (3, 1, 5), (10, 2, 3), (8, 1, 2), (9, 1, 1), (16, 1, 1), (20, 1, 3), (33, 1, 1), (70, 1, 1)],
 )
 def test_groups_of_heads(n_head: int, n_head_kv: int, members: int) -> None:
-    """As many sequences as a tile of 16 rows has room for, or one of 64 where a group is larger."""
+    """As many sequences as fit into a tile of 16 rows, or of 64 rows for larger groups."""
     call = make(Case(Heads(64, 64, n_head, n_head_kv, "q8_0", "f16"), sequences=SEVEN))
     assert_same_bits(joined(call, (18, 17, 17, 18, 16, 17)), members)
 
@@ -101,7 +101,7 @@ def test_groups_of_heads(n_head: int, n_head_kv: int, members: int) -> None:
     ids=str,
 )
 def test_parameters(params: Params, members: int, sinks: bool) -> None:
-    """Windows are never in company: what they see begins anywhere."""
+    """Sequences with windows never share: their first visible token may be anywhere."""
     call = make(Case(Heads(64, 64, 8, 2, "f16", "q8_0"), params, SEVEN, sinks))
     shared = 544 // params.block_size
     assert_same_bits(joined(call, (shared,) * 6), members)
@@ -109,7 +109,7 @@ def test_parameters(params: Params, members: int, sinks: bool) -> None:
 
 @pytest.mark.parametrize("kv_type", ["f16", "q4_0"])
 def test_mixtures(kv_type: str) -> None:
-    """Rows of prompts, of several queries, of none and of other parts stand between those that share."""
+    """Rows of prompts, of several queries, of none and of other splits are between rows that share."""
     sequences = (
         *((1, 600), (1, 700), (0, 700), (1, 700), (1, 620), (40, 640), (17, 600), (1, 630), (1, 650)),
         *(
@@ -137,33 +137,33 @@ def test_mixtures(kv_type: str) -> None:
 
 
 def test_a_sequence_that_is_all_shared_prefix() -> None:
-    """Nothing is left of it but what another one reads, its last token too."""
+    """Another sequence's items read all of its tokens, the last one too."""
     call = make(Case(Heads(64, 64, 8, 2), sequences=((1, 512), (1, 512), (1, 1024), (1, 768))))
     call = joined(call, (16, 16, 24))
     assert {item.row for _, item in items(call)} == {0, 2}
     assert_same_bits(call, 4)
 
 
-def test_a_sequence_of_one_part_goes_alone() -> None:
-    """It has no partial results: what is one part of it and of a longer one is computed for each."""
+def test_a_sequence_of_one_split_is_not_shared() -> None:
+    """It has no partial results, so its split is not shared with a longer sequence."""
     call = make(Case(Heads(64, 64, 8, 2), sequences=((1, 256), (1, 700), (1, 256), (1, 600))))
     assert_same_bits(joined(call, (8, 8, 8)), 1)
 
 
-# ---- who goes with whom ----
+# ---- the schedule ----
 
 
-def parts(call: Call, blocks: int) -> Iterator[tuple[int, int, int, int, tuple[int, int]]]:
-    """(row, tile, KV head, part, its tokens) that an item computes."""
+def splits(call: Call, blocks: int) -> Iterator[tuple[int, int, int, int, tuple[int, int]]]:
+    """Yield (row, tile, KV head, split, its tokens) of every item."""
     for _, item in items(call, blocks):
         for row in range(item.row, item.row + item.members):
             yield row, item.tile, item.head_kv, item.split, (item.begin, item.end)
 
 
 def check_plan(call: Call) -> int:
-    """Everything is computed once, and together only what is the same; returns the most members of a tile."""
-    alone = sorted(parts(apart(call), 1))
-    assert sorted(parts(call, 1)) == alone
+    """Check that every split is computed once, and shared only if equal. Return the most members."""
+    alone = sorted(splits(apart(call), 1))
+    assert sorted(splits(call, 1)) == alone
     assert len(alone) == len(set(alone))
     starts = {item.row: item.partials for _, item in items(apart(call))}
     most, size = 1, call.case.params.block_size
@@ -195,18 +195,18 @@ rows = st.tuples(
     st.sampled_from([(1, 1), (4, 1), (6, 2), (20, 1), (40, 1)]),
     st.sampled_from([32, 96, 256]),
 )
-def test_every_part_is_computed_once(
+def test_every_split_is_computed_once(
     sequences: list[tuple[int, int, int]], heads: tuple[int, int], block_size: int
 ) -> None:
-    """Whatever neighbours have in common."""
+    """For any number of shared blocks."""
     case = Case(Heads(8, 8, *heads), Params(block_size=block_size), [(q, n) for q, n, _ in sequences])
     needs = [blocks_of(n, block_size) for _, n in case.sequences]
     shared = [min(s[2], a, b) for s, (a, b) in zip(sequences[1:], pairwise(needs), strict=True)]
     check_plan(joined(make(case), tuple(shared)))
 
 
-def test_parts_of_the_same_size_are_shared_and_others_not() -> None:
-    """Up to 8192 tokens parts have 256; beyond, their size follows the length in steps of 2048."""
+def test_splits_of_the_same_size_are_shared_and_others_not() -> None:
+    """Up to 8192 tokens, splits have 256; beyond, their size depends on the length in steps of 2048."""
 
     def together(*lengths: int) -> int:
         call = make(Case(Heads(8, 8, 4, 1), sequences=[(1, n) for n in lengths]))
@@ -218,7 +218,7 @@ def test_parts_of_the_same_size_are_shared_and_others_not() -> None:
 
 
 def test_long_tables() -> None:
-    """Where a stretch of the table is several rows."""
+    """An entry of the schedule's index stands for several rows."""
     call = make(Case(Heads(8, 8, 4, 1), sequences=[(1, 600)] * 1100))
     assert check_plan(joined(call, tuple(18 if row % 7 else 0 for row in range(1, 1100)))) == 4
 
@@ -226,19 +226,19 @@ def test_long_tables() -> None:
 @pytest.mark.parametrize(
     ("shared_blocks", "worth_it"), [(24, {1, 2, 7, 8, 10, 14, 16, 20, 31}), (8, {1, 2, 7, 10, 14, 31})]
 )
-def test_company_is_kept_where_items_come_round_less_often(shared_blocks: int, worth_it: set[int]) -> None:
-    """Alone 32 items; 14 where three parts of four are shared, 26 where it is one."""
+def test_prefixes_are_shared_if_that_saves_a_wave(shared_blocks: int, worth_it: set[int]) -> None:
+    """32 items without sharing; 14 if three splits of four are shared, 26 if one is."""
     call = make(Case(Heads(8, 8, 8, 2), sequences=[(1, 1000)] * 4))
     call = joined(call, (shared_blocks,) * 3)
     for blocks in (1, 2, 7, 8, 10, 14, 16, 20, 31, 32, 33, 1000):
         assert most_members(call, blocks) == (4 if blocks in worth_it else 1)
 
 
-# ---- what a row says ----
+# ---- marks in the table ----
 
 
 def common_blocks(table: Table, block_size: int) -> list[int]:
-    """Leading blocks of each row that those of the row before equal."""
+    """Return the number of leading blocks of each row that the row before has too."""
     found = [0]
     for before, row in pairwise(table):
         n = min(blocks_of(int(r[2]), block_size) if r[1] else 0 for r in (before, row))
@@ -248,8 +248,8 @@ def common_blocks(table: Table, block_size: int) -> list[int]:
 
 
 @pytest.mark.parametrize("block_size", [32, 96])
-def test_rows_say_what_they_have_in_common(block_size: int) -> None:
-    """Within both lengths; a row of no queries has nothing, whatever it was left with."""
+def test_rows_count_their_shared_blocks(block_size: int) -> None:
+    """Within both lengths; a row without queries has none, even if it had a number before."""
     rng = np.random.default_rng(5)
     table = np.full((40, HEADER + 9), -1, np.int32)
     table[:, 0:2] = rng.integers(0, 5, (40, 2))

@@ -1,16 +1,16 @@
-// Fragments of gpu.h by shuffles and ordinary instructions, where tensor cores lack what is asked: right, and slow.
-// Written in terms of the machine that includes it, so that the host can check what an old GPU will do.
+// Fragments of gpu.h by shuffles and ordinary instructions, for GPUs without the tensor core instruction: correct but
+// slow. Uses the primitives of the including header, so that tests on the host check it too.
 #pragma once
 
 namespace gpu {
-namespace plain {
+namespace fallback {
 
 template <bool transposed> GPU_FN void load(uint32_t (&to)[4], const void * row) {
     const auto mine = shared_address(row);
     const int  g = lane() / 4, c = lane() % 4;
     GPU_UNROLL
     for (int m = 0; m < 4; ++m) {
-        if (transposed) { // a number of two rows each: they lie in one half of a word
+        if (transposed) { // numbers of two rows, in one half of a word each
             const uint32_t upper = words_at(shuffle(mine, 8 * m + 2 * c))[g / 2];
             const uint32_t lower = words_at(shuffle(mine, 8 * m + 2 * c + 1))[g / 2];
             to[m]                = permute(upper, lower, g % 2 ? 0x7632 : 0x5410);
@@ -28,7 +28,7 @@ template <float (*number)(uint16_t)> GPU_FN float dot(float sum, uint32_t a, uin
 template <float (*number)(uint16_t)> GPU_FN void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     const int g = lane() / 4, column = lane() % 4 * 2;
     GPU_ROLLED
-    for (int k = 0; k < 4; ++k) { // the lanes of a row hold its pairs of numbers
+    for (int k = 0; k < 4; ++k) { // the lanes of a row have its pairs of numbers
         uint32_t rows[4], columns[2][2];
         GPU_UNROLL
         for (int i = 0; i < 4; ++i) {
@@ -43,5 +43,5 @@ template <float (*number)(uint16_t)> GPU_FN void mma(float (&c)[4], const uint32
     }
 }
 
-} // namespace plain
+} // namespace fallback
 } // namespace gpu
