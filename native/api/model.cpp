@@ -109,7 +109,7 @@ private:
         ggml_backend_dev_t found = ggml_backend_dev_get(static_cast<size_t>(number));
         const auto         type  = ggml_backend_dev_type(found);
         if (type != GGML_BACKEND_DEVICE_TYPE_GPU && type != GGML_BACKEND_DEVICE_TYPE_IGPU) {
-            velo::fail(VELO_INVALID, "device %d (%s) is not a GPU", number, ggml_backend_dev_name(found));
+            velo::fail(VELO_INVALID, "device %d (%s) is no GPU", number, ggml_backend_dev_name(found));
         }
         return found;
     }

@@ -145,9 +145,8 @@ inline const char * refusal(const params & p, int shared_bytes) {
         return "rows of K and V must begin at even addresses";
     }
     no_launcher nothing;
-    return launch(p, shared_bytes, nothing)
-               ? nullptr
-               : "a tile of these heads does not fit into a block's shared memory";
+    return launch(p, shared_bytes, nothing) ? nullptr
+                                            : "a tile of these heads does not fit into a block's shared memory";
 }
 
 } // namespace paged
