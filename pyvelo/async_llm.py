@@ -219,7 +219,7 @@ class AsyncLLM(NotCopied):
         """The best answers that a search of a certain width finds, as `LLM.beam_search` does."""
         engine_loop = await self._engine_loop()
         listed = [prompt for prompt, _ in pair_up(prompts, None)]
-        return await engine_loop.run_steps(search(engine_loop.engine, listed, params or BeamSearchParams()))
+        return await engine_loop.run_steps(search(engine_loop.engine, listed, params))
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End the requests of this id, or of these ids, as `LLM.abort` does."""
@@ -269,7 +269,7 @@ class AsyncLLM(NotCopied):
     async def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
         """Return the text of token ids, as `LLM.detokenize` does."""
         engine_loop = await self._engine_loop()
-        detokenize = partial(engine_loop.engine.model.detokenize, list(tokens), special=special)
+        detokenize = partial(engine_loop.engine.model.detokenize, tokens, special=special)
         return (await engine_loop.preparer.run(detokenize)).decode("utf-8", "replace")
 
     # ---- what it is ----

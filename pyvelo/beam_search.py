@@ -62,9 +62,10 @@ class _Search:
 
 
 def search(
-    engine: Engine, prompts: abc.Sequence[Prompt], params: BeamSearchParams
+    engine: Engine, prompts: abc.Sequence[Prompt], params: BeamSearchParams | None
 ) -> Generator[abc.Sequence[Submission], None, list[RequestOutput]]:
     """See `LLM.beam_search`. The searches take their steps together: each yields what is to be run."""
+    params = BeamSearchParams() if params is None else params
     if not isinstance(params, BeamSearchParams):
         raise RequestError(f"{shown(params)} are no settings of a beam search: give a BeamSearchParams")
     searches = [_begin(engine, prompt, params) for prompt in prompts]

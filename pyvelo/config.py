@@ -74,15 +74,19 @@ class EngineConfig:
 
     def _take(self, name: str, other: str, default: int | None) -> None:
         """Set `name` to what is given by its other name."""
-        mine, theirs = getattr(self, name), getattr(self, other)
+        mine, theirs, most = getattr(self, name), getattr(self, other), _MAX_BATCH
         if theirs is None:
             return
+        if name == "n_ctx":
+            most = _INT32_MAX
+        self._check_integer(name, 1, most, optional=name == "n_ctx")
+        self._check_integer(other, 1, most)
+        mine, theirs = getattr(self, name), getattr(self, other)
         if mine not in (default, theirs):
             raise ConfigError(
                 f"{name}={shown(mine)} and {other}={shown(theirs)} are one setting: give one of them"
             )
-        self._check_integer(other, 1, _INT32_MAX if name == "n_ctx" else _MAX_BATCH)
-        object.__setattr__(self, name, getattr(self, other))
+        object.__setattr__(self, name, theirs)
 
     def _check_gpu_layers(self) -> None:
         layers = self.n_gpu_layers

@@ -111,7 +111,14 @@ def one_line(text: str, longest: int = 500) -> str:
 
 
 def check_path(path: str | os.PathLike[str]) -> str:
-    """Return a path as text. Raise ConfigError if it has a NUL or a lone surrogate: no file can have it."""
+    """Return a path as text.
+
+    Raises:
+        ArgumentError: it is no path.
+        ConfigError: no file can have it: it has a NUL or a lone surrogate.
+    """
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        raise ArgumentError(f"path={shown(path)}: give the path of a file")
     name = os.fspath(path)
     try:
         nul = b"\0" in os.fsencode(name)

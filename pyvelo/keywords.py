@@ -7,7 +7,16 @@ from dataclasses import fields
 from difflib import get_close_matches
 from functools import wraps
 from inspect import Parameter, iscoroutinefunction, signature
-from typing import Any, ClassVar, NoReturn, ParamSpec, SupportsIndex, TypeVar, cast
+from typing import (
+    Any,
+    ClassVar,
+    NoReturn,
+    ParamSpec,
+    SupportsIndex,
+    TypeVar,
+    cast,
+    get_type_hints,
+)
 
 from pyvelo.errors import ArgumentError, RequestError, shown
 
@@ -23,20 +32,29 @@ _NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 def checked(*options: type, params: type | None = None) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Decorate a function so that a wrong keyword raises ArgumentError with the nearest right one.
 
+    So does a keyword that is True or False by default, or by its type in `options`, and is neither. Those of
+    a constructor are checked by what it makes.
+
     Args:
         options: the TypedDicts that it takes as `**options`.
         params: the dataclass of its argument `params`; whose fields are no keywords of the function.
     """
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
-        names = [name for name, each in signature(function).parameters.items() if each.kind in _NAMED]
+        given_by = signature(function).parameters
+        names = [name for name, each in given_by.items() if each.kind in _NAMED]
         names += [name for each in options for name in each.__annotations__]
         known = dict.fromkeys(name for name in names if name != "self")
+        flags = {name for each in options for name, kind in get_type_hints(each).items() if kind is bool}
+        if function.__name__ != "__init__":
+            flags |= {name for name, each in given_by.items() if isinstance(each.default, bool)}
 
         def check(given: Mapping[str, Any]) -> None:
-            for name in given:
+            for name, value in given.items():
                 if name not in known:
                     raise ArgumentError(_explain(function.__qualname__, name, list(known), params))
+                if name in flags and not isinstance(value, bool):
+                    raise ArgumentError(f"{name}={shown(value)}: give True or False")
 
         if iscoroutinefunction(function):
 

@@ -285,7 +285,7 @@ class LLM(NotCopied):
         engine = self._engine
         engine.loop.check_open()
         listed = [prompt for prompt, _ in pair_up(prompts, None)]
-        return run_steps(engine.loop, search(engine, listed, params or BeamSearchParams()))
+        return run_steps(engine.loop, search(engine, listed, params))
 
     @checked()
     def session(self, prompt: Prompt = (), *, cache_salt: str = "") -> Session:
@@ -300,8 +300,7 @@ class LLM(NotCopied):
         """End the requests of this id, or of these ids, with the text that they have.
 
         Their `finish_reason` is "abort". The id of a call with several prompts ends all of them. Any thread
-        may call this, also in the loop over a stream. An id without a request, or whose requests have ended,
-        is ignored.
+        may call this, also in the loop over a stream. Ids of no request, or of ended ones, are ignored.
 
         Raises:
             RequestError: an id is not a string of 1 to 256 characters.
@@ -342,7 +341,7 @@ class LLM(NotCopied):
     def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
         """Text of token ids; special: with control tokens by name. What is not UTF-8 becomes U+FFFD."""
         self._engine.check_open()
-        return self._engine.model.detokenize(list(tokens), special=special).decode("utf-8", "replace")
+        return self._engine.model.detokenize(tokens, special=special).decode("utf-8", "replace")
 
     # ---- what it is ----
 

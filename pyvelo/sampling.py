@@ -220,7 +220,7 @@ def _number(name: str, value: Any, low: float, high: float, hint: str = "", *, a
 
 def _strings(value: Any) -> tuple[str, ...]:
     try:
-        strings = (value,) if isinstance(value, str) else tuple(value)
+        strings = (value,) if isinstance(value, (str, Mapping)) else tuple(value)
     except TypeError:
         strings = (None,)
     if not all(isinstance(string, str) and string for string in strings):
@@ -230,9 +230,11 @@ def _strings(value: Any) -> tuple[str, ...]:
 
 def _token_ids(value: Any) -> tuple[int, ...]:
     try:
-        tokens = tuple(value)
+        tokens = None if isinstance(value, (str, bytes, Mapping)) else tuple(value)
     except TypeError:
-        raise RequestError(f"stop_token_ids={shown(value)}: give a list of token ids") from None
+        tokens = None
+    if tokens is None:
+        raise RequestError(f"stop_token_ids={shown(value)}: give a list of token ids")
     return tuple(_integer("stop_token_ids", token, 0, _MAX_TOKEN) for token in tokens)
 
 

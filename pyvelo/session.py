@@ -150,7 +150,7 @@ class Session(BaseSession):
         """Goes on; what is generated belongs to the session. One sample: fork for more."""
         with self._turn() as sequence:
             processor = self._engine.processor
-            param = params or SamplingParams()
+            param = SamplingParams() if params is None else params
             submission = processor.go_on(sequence, param, asked=processor.ask(param, request_id))
             run_all(self._engine.loop, [submission])
         output = submission.output()
@@ -164,7 +164,7 @@ class Session(BaseSession):
         """As `generate`, a piece for every token as it comes; the session is taken until the
         last. Closing the generator cancels the rest; what was generated stays."""
         pieces: deque[StreamPiece] = deque()
-        processor, param = self._engine.processor, params or SamplingParams()
+        processor, param = self._engine.processor, SamplingParams() if params is None else params
         asked = processor.ask(param, request_id, timed=False)
 
         def begin() -> Submission:
@@ -249,7 +249,7 @@ class AsyncSession(BaseSession):
     ) -> RequestOutput:
         """Goes on; what is generated belongs to the session. One sample: fork for more."""
         async with self._turn() as sequence:
-            param, processor = params or SamplingParams(), self._engine.processor
+            param, processor = SamplingParams() if params is None else params, self._engine.processor
             prepare = partial(processor.go_on, sequence, param, asked=processor.ask(param, request_id))
             submission = await self._engine_loop.preparer.run(prepare, [param])
             await self._engine_loop.run([submission])
@@ -263,7 +263,7 @@ class AsyncSession(BaseSession):
     ) -> AsyncGenerator[StreamPiece, None]:
         """As `generate`, a piece for every token as it comes; the session is taken until the last."""
         async with self._turn() as sequence:
-            param, processor = params or SamplingParams(), self._engine.processor
+            param, processor = SamplingParams() if params is None else params, self._engine.processor
             prepare = partial(processor.go_on, sequence, param, asked=processor.ask(param, request_id))
             async with aclosing(self._engine_loop.pieces(prepare, param)) as pieces:
                 async for piece in pieces:

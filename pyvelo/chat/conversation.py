@@ -103,7 +103,7 @@ class Chats:
                 "template_arguments and chat_template_kwargs are two names of one argument: give one of them"
             )
         conversations = cast(Any, [messages] if is_one(messages) else messages)
-        template = self._chosen(chat_template, bool(tools))
+        template = self._chosen(chat_template, isinstance(tools, Sequence) and bool(tools))
         found = []
         for conversation in conversations:
             text = template.render_marked(

@@ -130,7 +130,7 @@ class ChatTemplate:
         names = {
             **{"tools": check_tools(tools), "documents": None},
             "add_generation_prompt": bool(add_generation_prompt),
-            **check_arguments(arguments or {}),
+            **check_arguments({} if arguments is None else arguments),
             **self._tokens,
         }
         meter = self._meter({**names, "messages": checked})

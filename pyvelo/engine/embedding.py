@@ -98,7 +98,7 @@ class Embeddings:
         names = ", ".join(map(repr, POOLINGS))
         if name is None and own == NO_POOLING:
             raise RequestError(f"this model does not say how its embeddings are pooled: name one of {names}")
-        if name is not None and name not in POOLINGS:
+        if name is not None and not (isinstance(name, str) and name in POOLINGS):
             raise RequestError(f"pooling={shown(name)}: give one of {names}, or None for the model's own")
         return own if name is None else POOLINGS[name]
 

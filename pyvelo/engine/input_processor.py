@@ -140,7 +140,8 @@ class InputProcessor:
     def sequence(self, prompt: Prompt, salt: str) -> Sequence:
         """Return the sequence of a session's prompt, which may be empty."""
         salt = SamplingParams(cache_salt=salt).cache_salt  # checks it
-        empty = not isinstance(prompt, str) and isinstance(prompt, Sized) and items_of(prompt) == []
+        listed = isinstance(prompt, Sized) and not isinstance(prompt, (str, bytes, Mapping))
+        empty = listed and items_of(prompt) == []
         tokens = () if empty else self.tokens(prompt)
         self.check_room(len(tokens))
         return Sequence(tokens, self._block_size, salt)

@@ -31,8 +31,10 @@ def abort_requests(
     Raises:
         RequestError: an id is not a string of 1 to 256 characters.
     """
-    one = isinstance(request_ids, (str, bytes)) or not isinstance(request_ids, Iterable)
-    ids: list[Any] = [request_ids] if one else list(request_ids)
+    try:
+        ids: list[Any] = [request_ids] if isinstance(request_ids, (str, bytes)) else list(request_ids)
+    except TypeError:
+        ids = [request_ids]
     for request_id in ids:
         check_id(request_id)
     wanted = set(ids)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType, TracebackType
@@ -296,12 +296,15 @@ def token_array(tokens: Sequence[int] | npt.NDArray[np.int32]) -> npt.NDArray[np
     if isinstance(tokens, np.ndarray) and tokens.dtype == np.int32:
         array = tokens
     else:
+        if isinstance(tokens, (str, bytes, Mapping)) or not isinstance(tokens, Iterable):
+            raise ConfigError(f"tokens={shown(tokens)}: give a list of token ids")
         try:
-            wide = np.asarray(tokens if len(tokens) else np.empty(0, np.int64))
-            array = wide.astype(np.int32)
+            given = tokens if isinstance(tokens, (np.ndarray, Sequence)) else list(tokens)
+            wide = np.asarray(given if len(given) else np.empty(0, np.int64))
         except (OverflowError, ValueError, TypeError) as error:
             raise ConfigError(f"tokens must be whole numbers of 32 bits: {error}") from error
-        if wide.dtype.kind not in "iu" or not np.array_equal(array, wide):
+        array = wide.astype(np.int32) if wide.dtype.kind in "iu" else np.empty(0, np.int32)
+        if not np.array_equal(array, wide):
             raise ConfigError("tokens must be whole numbers of 32 bits")
     if array.ndim != 1:
         raise ConfigError(f"tokens must be a flat list, but have {array.ndim} dimensions")

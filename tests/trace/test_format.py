@@ -191,7 +191,7 @@ def test_a_file_that_is_not_text(tmp_path: Path) -> None:
 
 def test_a_descriptor_is_not_a_path(tmp_path: Path) -> None:
     with open(tmp_path / "mine", "wb") as mine:
-        with pytest.raises(TypeError, match="not int"):
+        with pytest.raises(TypeError, match="give the path of a file"):
             TraceWriter(mine.fileno(), HEADER).close()  # type: ignore[arg-type]
         mine.write(b"x")
         mine.flush()
