@@ -30,7 +30,7 @@ __all__ = ["AsyncSession", "BaseSession", "Session"]
 
 
 class BaseSession(NotCopied):
-    """What `Session` and `AsyncSession` share: the text, and whose turn it is. `release` gives it back."""
+    """State that `Session` and `AsyncSession` share: the sequence and a lock; `release` frees its blocks."""
 
     _instead = "fork it, or open a session of its token_ids"
 
@@ -44,16 +44,16 @@ class BaseSession(NotCopied):
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """All tokens: what was given, appended and generated, ends of answers included."""
+        """All tokens: given, appended and generated ones, with the end tokens of answers."""
         return tuple(self._current().tokens)
 
     def __len__(self) -> int:
-        """Tokens."""
+        """Return the number of tokens."""
         return len(self._current().tokens)
 
     @property
     def text(self) -> str:
-        """All text, without control tokens; what is not UTF-8 becomes U+FFFD."""
+        """All text, without control tokens; bytes that are not UTF-8 become U+FFFD."""
         return self._engine.model.detokenize(list(self._current().tokens)).decode("utf-8", "replace")
 
     @property
@@ -76,32 +76,32 @@ class BaseSession(NotCopied):
             self._lock.release()
 
     def _take(self) -> None:
-        """Acquire the lock; RequestError where another call has it."""
+        """Acquire the lock; raise RequestError if another call holds it."""
         self._engine.loop.check_open()
         if self.closed:
             raise ClosedError("this session was closed")
         if not self._lock.acquire(blocking=False):
-            raise RequestError("this session is answering: wait until it has, or fork it before")
+            raise RequestError("this session is answering: wait for the end, or fork the session before")
 
     def _current(self) -> Sequence:
-        """Return the sequence as it is now; an answer that was cancelled may still add a token to it."""
+        """Return the sequence as it is now; a cancelled answer may still add a token."""
         return self._sequence
 
     def _settle(self) -> None:
-        """Waits until what was cancelled has ended."""
+        """Wait until a cancelled answer has ended."""
         if self._sequence.busy:
             with self._engine.loop.visit():
                 pass
 
     def _tokens(self, text: Prompt) -> abc.Sequence[int]:
-        """What `text` appends, if there is room for it."""
+        """Return the tokens of `text`, if there is room for them."""
         sequence, processor = self._sequence, self._engine.processor
         tokens = processor.tokens(text, add_special=not sequence.tokens)
         processor.check_room(len(sequence.tokens) + len(tokens))
         return tokens
 
     def _to_compute(self) -> list[Submission]:
-        """What computes what is not computed yet, where it can be shared and something can follow it."""
+        """Return a request that computes the new tokens, if blocks can be shared and an answer has room."""
         sequence, processor = self._sequence, self._engine.processor
         if (
             len(sequence.tokens) > 1
@@ -116,29 +116,30 @@ class BaseSession(NotCopied):
         return self._sequence.fork(self._sequence.tokens, len(self._sequence.tokens))
 
     def _share(self, twin: BaseSession) -> None:
-        """Lets another session share the blocks of this one."""
+        """Share the blocks with another session."""
         with self._engine.loop.visit() as core:
             core.idle.fork(self._sequence, twin._sequence)
 
 
 class Session(BaseSession):
-    """Text that grows, by what is appended and by what is generated behind it; made by `LLM.session`.
+    """Text that grows by appended and generated text; made by `LLM.session`.
 
-    What is computed stays in the cache from answer to answer: each computes only what is new. Forks share all
-    that was there when they were made. A session at rest gives its blocks up before any request has to, and
-    gets them back, or computes them again, when it goes on: it never stands in the way, and loses no text.
+    Its blocks stay in the cache between answers, so each answer computes only new tokens. A fork shares all
+    blocks. An idle session is evicted before any request is preempted; its next answer swaps the blocks in or
+    computes them again. It never blocks a request, and loses no text.
 
-    Several threads may use different sessions at once; one session answers once at a time. `close` it, or use
-    it in `with`; one that is dropped is closed too.
+    Several threads may use different sessions at once; a session has one answer at a time. `close` it, or use
+    it in `with`; dropping it closes it, too.
     """
 
     def __init__(self, engine: Engine, sequence: Sequence) -> None:
         super().__init__(engine, sequence, engine.loop.release)
 
     def append(self, text: Prompt) -> None:
-        """Adds text or token ids; they are computed with the next answer, fork or `compute`.
+        """Append text or token ids; the next answer, fork or `compute` computes them.
 
-        Raises RequestError or OutOfBlocks where there would be no room for an answer; nothing is added then.
+        Raises:
+            RequestError, OutOfBlocks: there would be no room for an answer; nothing is appended.
         """
         with self._turn() as sequence:
             sequence.tokens.extend(self._tokens(text))
@@ -147,7 +148,7 @@ class Session(BaseSession):
     def generate(
         self, params: SamplingParams | None = None, *, request_id: str | None = None
     ) -> RequestOutput:
-        """Goes on; what is generated belongs to the session. One sample: fork for more."""
+        """Continue the text; the session keeps the output. It generates one sample: fork it for more."""
         with self._turn() as sequence:
             processor = self._engine.processor
             param = SamplingParams() if params is None else params
@@ -161,8 +162,10 @@ class Session(BaseSession):
     def stream(
         self, params: SamplingParams | None = None, *, request_id: str | None = None
     ) -> Generator[StreamPiece, None, None]:
-        """As `generate`, a piece for every token as it comes; the session is taken until the
-        last. Closing the generator cancels the rest; what was generated stays."""
+        """Continue the text as `generate` does, and yield a piece for each token.
+
+        The session is busy until the last piece. Closing the generator cancels the answer; its tokens stay.
+        """
         pieces: deque[StreamPiece] = deque()
         processor, param = self._engine.processor, SamplingParams() if params is None else params
         asked = processor.ask(param, request_id, timed=False)
@@ -179,13 +182,12 @@ class Session(BaseSession):
         return Stream(self._engine.loop, begin, pieces, self._lock.release, engine=self._engine)
 
     def compute(self) -> None:
-        """Computes what was appended, while there is time, so that the next answer begins at once."""
+        """Compute the appended tokens now, so that the next answer starts sooner."""
         with self._turn():
             self._compute()
 
     def fork(self) -> Session:
-        """Another session of the same tokens, which shares every block that this one has; first computes what
-        was appended, so that none of the two has to."""
+        """Return a session of the same tokens that shares all blocks; compute the appended tokens first."""
         with self._turn():
             self._compute()
             twin = Session(self._engine, self._twin())
@@ -193,7 +195,7 @@ class Session(BaseSession):
         return twin
 
     def close(self) -> None:
-        """Cancels what it answers and gives its blocks back; may be called twice."""
+        """Cancel the answer and free the blocks; may be called twice."""
         self._close()
 
     def __enter__(self) -> Session:
@@ -205,14 +207,14 @@ class Session(BaseSession):
         self.close()
 
     def _current(self) -> Sequence:
-        """Return the sequence; after an answer that was cancelled, as the step in progress leaves it."""
+        """Return the sequence, after the step in progress if an answer was cancelled."""
         if not self._lock.locked():
             self._settle()
         return self._sequence
 
     @contextmanager
     def _turn(self) -> Iterator[Sequence]:
-        """The sequence, to oneself and at rest."""
+        """Yield the sequence, locked, when no request runs on it."""
         with self._engine.loop.guard, self._claim() as sequence:
             self._settle()
             yield sequence
@@ -224,11 +226,11 @@ class Session(BaseSession):
 
 
 class AsyncSession(BaseSession):
-    """A `Session` whose answers are awaited; made by `AsyncLLM.session`.
+    """`Session` for asyncio, made by `AsyncLLM.session`.
 
-    Any number may answer at once, each once at a time. Whoever stops to wait, or to listen, ends the answer
-    within a step, and what was generated stays. `close` it, or use it in `async with`; one that is dropped is
-    closed too.
+    Any number of sessions may answer at once, each with one answer at a time. A task that is cancelled or a
+    stream that is closed ends the answer within a step, and its tokens stay. `close` it, or use it in `async
+    with`; dropping it closes it, too.
     """
 
     def __init__(self, engine_loop: AsyncEngineLoop, sequence: Sequence) -> None:
@@ -236,9 +238,10 @@ class AsyncSession(BaseSession):
         self._engine_loop = engine_loop
 
     async def append(self, text: Prompt) -> None:
-        """Adds text or token ids; they are computed with the next answer, fork or `compute`.
+        """Append text or token ids; the next answer, fork or `compute` computes them.
 
-        Raises RequestError or OutOfBlocks where there would be no room for an answer; nothing is added then.
+        Raises:
+            RequestError, OutOfBlocks: there would be no room for an answer; nothing is appended.
         """
         async with self._turn() as sequence:
             sequence.tokens.extend(await self._engine_loop.preparer.run(partial(self._tokens, text)))
@@ -247,7 +250,7 @@ class AsyncSession(BaseSession):
     async def generate(
         self, params: SamplingParams | None = None, *, request_id: str | None = None
     ) -> RequestOutput:
-        """Goes on; what is generated belongs to the session. One sample: fork for more."""
+        """Continue the text; the session keeps the output. It generates one sample: fork it for more."""
         async with self._turn() as sequence:
             param, processor = SamplingParams() if params is None else params, self._engine.processor
             prepare = partial(processor.go_on, sequence, param, asked=processor.ask(param, request_id))
@@ -261,7 +264,7 @@ class AsyncSession(BaseSession):
     async def stream(
         self, params: SamplingParams | None = None, *, request_id: str | None = None
     ) -> AsyncGenerator[StreamPiece, None]:
-        """As `generate`, a piece for every token as it comes; the session is taken until the last."""
+        """Continue the text as `generate` does, and yield a piece for each token; busy until the last."""
         async with self._turn() as sequence:
             param, processor = SamplingParams() if params is None else params, self._engine.processor
             prepare = partial(processor.go_on, sequence, param, asked=processor.ask(param, request_id))
@@ -270,13 +273,12 @@ class AsyncSession(BaseSession):
                     yield piece
 
     async def compute(self) -> None:
-        """Computes what was appended, while there is time, so that the next answer begins at once."""
+        """Compute the appended tokens now, so that the next answer starts sooner."""
         async with self._turn():
             await self._compute()
 
     async def fork(self) -> AsyncSession:
-        """Another session of the same tokens, which shares every block that this one has; first computes what
-        was appended, so that none of the two has to."""
+        """Return a session of the same tokens that shares all blocks; compute the appended tokens first."""
         import asyncio
 
         async with self._turn():
@@ -286,7 +288,7 @@ class AsyncSession(BaseSession):
         return twin
 
     async def close(self) -> None:
-        """Cancels what it answers and gives its blocks back; may be called twice."""
+        """Cancel the answer and free the blocks; may be called twice."""
         self._close()
 
     async def __aenter__(self) -> AsyncSession:
@@ -299,7 +301,7 @@ class AsyncSession(BaseSession):
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[Sequence]:
-        """The sequence, to oneself and at rest."""
+        """Yield the sequence, locked, when no request runs on it."""
         import asyncio
 
         with self._claim() as sequence:

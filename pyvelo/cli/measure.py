@@ -6,18 +6,20 @@ import os
 import random
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from time import perf_counter as now
 
+from pyvelo.config import EngineConfig
+from pyvelo.engine.engine import Engine, open_engine
 from pyvelo.engine.loop import run_all
 from pyvelo.errors import ConfigError
 from pyvelo.kv.geometry import make_geometry
-from pyvelo.llm import LLM
 from pyvelo.models.gguf_parts import scan_model
 from pyvelo.native import Model
 from pyvelo.outputs import StreamPiece, raise_first_error
 from pyvelo.sampling import SamplingParams
+from pyvelo.session import Session
 
 __all__ = ["BenchPlan", "Row", "measure"]
 
@@ -83,15 +85,15 @@ def measure(plan: BenchPlan, loading: Loading = lambda _: nullcontext()) -> Iter
     """Yield each row when it is measured; raise the errors of `LLM`."""
     for kv_type in plan.kv_types:
         name = kv_type if isinstance(kv_type, str) else ",".join(kv_type)
-        with _opened(plan, kv_type, loading) as llm:
+        with closing(_opened(plan, kv_type, loading)) as engine:
             for depth in plan.depths:
-                samples = _prompt_samples(llm, plan, depth, plan.repeats)
+                samples = _prompt_samples(engine, plan, depth, plan.repeats)
                 yield Row(name, "prompt", depth, 1, plan.prompt, samples)
                 for n in plan.sequences:
-                    yield Row(name, "answer", depth, n, plan.answer, _answer_samples(llm, plan, depth, n))
+                    yield Row(name, "answer", depth, n, plan.answer, _answer_samples(engine, plan, depth, n))
 
 
-def _opened(plan: BenchPlan, kv_type: str | tuple[str, str], loading: Loading) -> LLM:
+def _opened(plan: BenchPlan, kv_type: str | tuple[str, str], loading: Loading) -> Engine:
     """Return an engine with a pool for the largest test, after a pass that reads and packs the weights."""
     longest = max(plan.depths) + max(plan.prompt, plan.answer) + 2
     most = max(max(plan.sequences), 2)  # a prompt is measured after a copy of its beginning
@@ -100,8 +102,8 @@ def _opened(plan: BenchPlan, kv_type: str | tuple[str, str], loading: Loading) -
         geometry = make_geometry(str(plan.model), model.layers, kv_type, 32)
     n_tokens = most * (longest + 2 * geometry.block_size)
     with loading(plan.model) as progress:
-        llm = LLM(
-            plan.model,
+        config = EngineConfig(
+            model=plan.model,
             kv_type=kv_type,
             n_ctx=longest,
             kv_cache_bytes=(n_tokens + 512) * geometry.token_bytes,
@@ -109,47 +111,49 @@ def _opened(plan: BenchPlan, kv_type: str | tuple[str, str], loading: Loading) -
             n_gpu_layers=plan.n_gpu_layers,
             progress=progress,
         )
+        engine = open_engine(config)
         try:
-            _prompt_samples(llm, plan, 0, repeats=1)
+            _prompt_samples(engine, plan, 0, repeats=1)
         except BaseException:
-            llm.close()
+            engine.close()
             raise
-    return llm
+    return engine
 
 
-def _prompt_samples(llm: LLM, plan: BenchPlan, depth: int, repeats: int) -> tuple[float, ...]:
+def _prompt_samples(engine: Engine, plan: BenchPlan, depth: int, repeats: int) -> tuple[float, ...]:
     """Return the speeds of a prompt after `depth` tokens, up to its first token."""
     draw = random.Random(depth)
     samples = []
-    with llm.session(_tokens(llm, draw, max(1, depth))) as there:
+    before = engine.processor.sequence(_tokens(engine, draw, max(1, depth)), "")
+    with Session(engine, before) as there:
         for _ in range(repeats):
             with there.fork() as fork:
-                fork.append(_tokens(llm, draw, plan.prompt))
+                fork.append(_tokens(engine, draw, plan.prompt))
                 start = now()
                 fork.generate(_params(1))
                 samples.append(plan.prompt / (now() - start))
-    llm.reset_prefix_cache()
+    engine.reset_prefix_cache()
     return tuple(samples)
 
 
-def _answer_samples(llm: LLM, plan: BenchPlan, depth: int, n: int) -> tuple[float, ...]:
+def _answer_samples(engine: Engine, plan: BenchPlan, depth: int, n: int) -> tuple[float, ...]:
     """Return the speeds of `n` concurrent answers, from the moment at which each has its first token."""
     draw = random.Random(depth)
-    prompts = [_tokens(llm, draw, max(1, depth)) for _ in range(n)]
-    llm.generate(prompts, _params(1))  # the context before
+    prompts = [_tokens(engine, draw, max(1, depth)) for _ in range(n)]
+    _times(engine, prompts, 1)  # the context before
     samples = []
     for _ in range(plan.repeats):
-        times = _times(llm, prompts, 1 + plan.answer)
+        times = _times(engine, prompts, 1 + plan.answer)
         start = max(arrivals[0] for arrivals in times)
         later = [time for arrivals in times for time in arrivals if time > start]
         samples.append(len(later) / (max(later) - start))
-    llm.reset_prefix_cache()
+    engine.reset_prefix_cache()
     return tuple(samples)
 
 
-def _times(llm: LLM, prompts: Sequence[Sequence[int]], n_tokens: int) -> list[list[float]]:
+def _times(engine: Engine, prompts: Sequence[Sequence[int]], n_tokens: int) -> list[list[float]]:
     """Return the arrival times of the tokens of each answer."""
-    engine, times = llm._engine, [list[float]() for _ in prompts]
+    times = [list[float]() for _ in prompts]
 
     def watch(number: int) -> Callable[[StreamPiece], None]:
         return lambda _: times[number].append(now())
@@ -167,6 +171,6 @@ def _params(n: int) -> SamplingParams:
     return SamplingParams(max_tokens=n, temperature=0.0, ignore_eos=True)
 
 
-def _tokens(llm: LLM, draw: random.Random, n: int) -> list[int]:
+def _tokens(engine: Engine, draw: random.Random, n: int) -> list[int]:
     """Return random tokens."""
-    return [draw.randrange(llm.vocab.n_tokens) for _ in range(n)]
+    return [draw.randrange(engine.model.vocab.n_tokens) for _ in range(n)]

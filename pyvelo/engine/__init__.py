@@ -1,1 +1,1 @@
-"""The step loop: who runs, which arrays describe it, what its tokens become."""
+"""Engine: requests, their schedule, the forward passes and the tokens."""

@@ -1,4 +1,4 @@
-"""The engine's own thread for asyncio: how requests are prepared, and how answers reach an event loop."""
+"""Engine loop for asyncio: a thread that steps the engine, threads that prepare requests, and streams."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ __all__ = ["AsyncEngineLoop", "Prepare", "Preparer", "run_in_thread"]
 T = TypeVar("T")
 
 MAX_THREADS = 4
-"""Of those that prepare requests."""
+"""Threads that prepare requests."""
 
 Prepare = Callable[[Callable[[StreamPiece], None]], Submission]
-"""Makes the requests whose pieces go to what it is given."""
+"""Function that makes requests; it receives the callback for their pieces."""
 
 
 async def run_in_thread(call: Callable[[], T]) -> T:
@@ -48,10 +48,11 @@ async def run_in_thread(call: Callable[[], T]) -> T:
 
 
 class AsyncEngineLoop:
-    """Has a thread step the engine while there are requests, and wakes the event loop once for each step.
+    """Thread that steps the engine while it has requests, and wakes the event loop once a step.
 
-    What is `async` here belongs to the event loop; the rest is thread-safe. Whoever stops to wait, or to
-    listen, ends its requests within a step. Closing or dropping it ends the thread, and with it the engine.
+    The `async` methods belong to the event loop; the others are thread-safe. A task that is cancelled or a
+    stream that is closed ends its requests within a step. Closing or dropping the loop ends the thread and
+    closes the engine.
     """
 
     def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
@@ -65,7 +66,7 @@ class AsyncEngineLoop:
     # ---- in the event loop ----
 
     async def run(self, submissions: abc.Sequence[Submission]) -> None:
-        """Returns when all have ended."""
+        """Run requests until all have ended."""
         streams = [_Stream(self._worker, submission) for submission in submissions]
         try:
             self._submit(streams)
@@ -76,7 +77,7 @@ class AsyncEngineLoop:
             self._cancel(streams)
 
     async def pieces(self, prepare: Prepare, params: SamplingParams) -> AsyncGenerator[StreamPiece, None]:
-        """What the requests generate, as it comes; raises the error of one that failed."""
+        """Yield the pieces of requests; raise the error of a request that failed."""
         outbox = self._worker.outbox
         make = partial(prepare, lambda piece: outbox.append((stream, piece)))
         stream: _Stream = _Stream(self._worker, await self.preparer.run(make, [params]))
@@ -89,10 +90,10 @@ class AsyncEngineLoop:
         raise_first_error([stream.submission.output()])
 
     async def run_steps(self, steps: Generator[abc.Sequence[Submission], None, T]) -> T:
-        """Runs what `steps` asks for, one after the other, and returns what it returns."""
+        """Run the submissions that `steps` yields, one after the other; return its result."""
         try:
             while True:
-                # in a thread: between two steps it may wait for the core
+                # in a thread, because it may wait for the core
                 outcome = await run_in_thread(partial(_next, steps))
                 if isinstance(outcome, _Done):
                     return outcome.result
@@ -123,12 +124,12 @@ class AsyncEngineLoop:
         self._worker.deliver_soon()
 
     def release(self, sequence: Sequence) -> None:
-        """Ends what runs on a sequence and gives back what it holds, after the step in progress."""
+        """Cancel the request of a sequence and free its blocks, after the step in progress."""
         self.engine.loop.release(sequence)
         self._worker.deliver_soon()
 
     def close(self) -> None:
-        """Ends every request and waits for the thread."""
+        """End every request and wait for the thread."""
         self.preparer.close()
         try:
             self.engine.close()
@@ -138,18 +139,18 @@ class AsyncEngineLoop:
 
 
 class _Worker:
-    """What the thread needs, which is not the AsyncEngineLoop: its user may drop that."""
+    """State of the thread, apart from the AsyncEngineLoop, which the user may drop."""
 
     def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
         self.engine = engine
         self.outbox: deque[tuple[_Stream, StreamPiece | None]] = deque()
-        self.streams: set[_Stream] = set()  # that wait; changed in the event loop only
+        self.streams: set[_Stream] = set()  # streams that wait; changed in the event loop only
         self.wake: SimpleQueue[bool] = SimpleQueue()  # True: there is work; False: end
         self._loop = loop
         self._deaf = False  # the loop is closed
 
     def run(self) -> None:
-        """The thread: steps while there is work; closes the engine at its end."""
+        """Step while there is work, until the end; then close the engine."""
         try:
             while self._wait():
                 self._drive()
@@ -158,16 +159,16 @@ class _Worker:
             self.deliver_soon(self._wake_all)
 
     def deliver_soon(self, deliver: Callable[[], None] | None = None) -> None:
-        """Has the event loop take what is in the outbox."""
+        """Let the event loop deliver the pieces in the outbox."""
         if self.outbox or deliver is not None:
             try:
                 self._loop.call_soon_threadsafe(deliver or self._deliver)
-            except RuntimeError:  # the loop is closed: nobody listens any more
+            except RuntimeError:  # the event loop is closed
                 self._deaf = True
                 self.outbox.clear()
 
     def _wait(self) -> bool:
-        """Waits for work; False: the thread shall end."""
+        """Wait for work; return False at the end of the thread."""
         if self.wake.empty():
             release_team()
         go_on = self.wake.get()
@@ -190,7 +191,7 @@ class _Worker:
         self.deliver_soon()
 
     def _fail(self, error: BaseException) -> None:
-        """Ends every request with `error`: none may wait for ever."""
+        """End every request with `error`, so that no task waits forever."""
         loop = self.engine.loop
         try:
             loop.check_open()
@@ -209,14 +210,14 @@ class _Worker:
             stream.take(piece)
 
     def _wake_all(self) -> None:
-        """Once the engine serves nobody: those that wait look why."""
+        """Wake the streams that wait, when the engine is closed or broken."""
         self._deliver()
         for stream in self.streams:
             stream.take(None)
 
 
 class _Stream:
-    """Requests on their way; their pieces arrive in the event loop. None says that there is no more."""
+    """Pieces of requests in the event loop; None ends them."""
 
     def __init__(self, worker: _Worker, submission: Submission) -> None:
         self.submission = submission
@@ -235,7 +236,7 @@ class _Stream:
         self._pieces.put_nowait(piece)
 
     async def next(self) -> StreamPiece | None:
-        """The next piece, or None behind the last; raises what broke or closed the engine before that."""
+        """Return the next piece, or None after the last; raise the error that broke or closed the engine."""
         piece = await self._pieces.get()
         if piece is None and not self.submission.finished:
             self._worker.engine.loop.check_open()
@@ -251,7 +252,7 @@ class _Done(Generic[T]):
 
 
 def _next(steps: Generator[abc.Sequence[Submission], None, T]) -> abc.Sequence[Submission] | _Done[T]:
-    """What `steps` asks for next; a StopIteration cannot leave a thread of asyncio."""
+    """Return the next submissions of `steps`; a StopIteration cannot leave a thread of asyncio."""
     try:
         return next(steps)
     except StopIteration as end:
@@ -259,16 +260,16 @@ def _next(steps: Generator[abc.Sequence[Submission], None, T]) -> abc.Sequence[S
 
 
 class Preparer:
-    """A few threads for tokenization, of which grammars that compile take none. Dropping it ends them."""
+    """Threads that prepare requests; waiting for a grammar takes none of them. Dropping it ends them."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._threads = ThreadPoolExecutor(MAX_THREADS, "pyvelo-prepare")
 
     async def run(self, make: Callable[[], T], params: Iterable[SamplingParams] = ()) -> T:
-        """Return what `make` makes in a thread, once everything is compiled that `params` name.
+        """Wait until the grammars of `params` are compiled, then return the result of `make` in a thread.
 
-        A task that is cancelled meanwhile stops to wait at once; what was made is dropped.
+        A task that is cancelled stops waiting at once; the result is dropped.
 
         Raises:
             ClosedError: `close` was called.
@@ -281,11 +282,11 @@ class Preparer:
         return await asyncio.wrap_future(turn)
 
     def close(self) -> None:
-        """End the threads when they have nothing left to do."""
+        """End the threads when their work is done."""
         self._threads.shutdown(wait=False)
 
     async def _compile(self, params: Iterable[SamplingParams]) -> None:
-        """Wait for compiled grammars, each up to its deadline; `InputProcessor` finds them kept."""
+        """Wait for compiled grammars, each up to its deadline; `InputProcessor` finds them in the cache."""
         processor = self._engine.processor
         waits: list[tuple[asyncio.Future[Any], float | None]] = []
         try:

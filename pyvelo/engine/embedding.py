@@ -1,4 +1,4 @@
-"""Embeddings of texts, over a context of their own that is made when the first are asked for."""
+"""Embeddings of texts, over a context of their own that the first call creates."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ __all__ = ["Embeddings"]
 NO_POOLING, RANK = 0, 4  # of ModelInfo.pooling
 
 GROUP_TEXTS, GROUP_TOKENS = 64, 4096
-"""Of one call, unless a single text is longer: between two of them others get their turn, and who stopped to
-listen is heard."""
+"""Most texts and tokens of one group, unless a single text is longer. Threads take turns between groups, and
+cancellation ends a call there."""
 
 SMALLEST = 512
-"""Tokens of a text that there is room for at first; where a longer one comes, twice as many, and so on."""
+"""Tokens that the first context has room for; a longer text doubles it."""
 
 
 class Embeddings:
-    """Embeds the texts of one model. Thread-safe: calls take turns, group by group.
+    """Embedder of texts with one model. Thread-safe: calls take turns, group by group.
 
-    `max_tokens` is of one text; `check` is called before each group, and raises where the model must not be
-    used any more.
+    Args:
+        max_tokens: longest text.
+        check: called before each group; raises if the model must not be used any more.
     """
 
     def __init__(self, model: Model, max_tokens: int, n_threads: int, check: Callable[[], None]) -> None:
@@ -51,7 +52,7 @@ class Embeddings:
         normalize: bool,
         stopped: Callable[[], bool] = lambda: False,
     ) -> NDArray[np.float32]:
-        """See `LLM.embed`; Cancelled where `stopped()` says so between two groups."""
+        """Return vectors as `LLM.embed`; raise Cancelled if `stopped()` is true between two groups."""
         self.check_open()
         kind = self._pooling(pooling)
         given = [self._tokens(text, number) for number, text in enumerate(listed(texts))]
@@ -70,28 +71,28 @@ class Embeddings:
         return out
 
     def check_open(self) -> None:
-        """ClosedError after `close`, EngineError in a forked process."""
+        """Raise ClosedError after `close`, EngineError in a forked process."""
         self.home.check()
         if self._closed:
             raise ClosedError("this engine was closed")
 
     def stop(self) -> None:
-        """Refuses texts from now on, and ends what runs soon."""
+        """Refuse new texts, and end the call in progress soon."""
         self._closed = True
         self._cancel()
 
     def close(self) -> None:
-        """Does what `stop` does, and waits until all has ended; may be called again."""
+        """Stop, and wait for the call in progress; may be called again."""
         with self.guard:
             self.stop()
             while not self._turn.acquire(timeout=0.05):
                 self.guard.raise_hit()
-                self._cancel()  # again: what is cancelled just before it begins does not hear it
+                self._cancel()  # again: a call that was cancelled just before it began runs
             self._embedder = None
             self._turn.release()
 
     def _pooling(self, name: str | None) -> int:
-        """The number of a pooling, by default of the model's own."""
+        """Return the number of a pooling; None: the model's own."""
         own = self._model.info.pooling
         if name is None and own == RANK:
             raise UnsupportedError("this model scores texts instead of embedding them: name a pooling")
@@ -111,7 +112,7 @@ class Embeddings:
         return tokens
 
     def _run(self, texts: Sequence[Sequence[int]], pooling: int, out: NDArray[np.float32]) -> None:
-        """Fills `out`, float32 [n, n_embd], in its turn."""
+        """Fill `out`, float32 [n, n_embd], when it is this thread's turn."""
         while not self._turn.acquire(timeout=self.guard.patience or -1):
             if self.guard.hit:
                 raise Cancelled("the embedding was cancelled")
@@ -128,15 +129,15 @@ class Embeddings:
             self.check_open()
             raise
         except VeloError:
-            self._embedder = None  # the next one begins anew
+            self._embedder = None  # the next call creates another
             raise
         finally:
             self._turn.release()
 
     def _roomy(self, n_tokens: int) -> Embedder:
-        """An embedder for texts of so many tokens."""
+        """Return an embedder for texts of so many tokens."""
         if self._embedder is None or self._embedder.max_tokens < n_tokens:
-            self._embedder = None  # its memory first
+            self._embedder = None  # free its memory first
             size = max(SMALLEST, 1 << (n_tokens - 1).bit_length())
             self._embedder = Embedder(
                 self._model, max_tokens=min(size, self.max_tokens), n_threads=self._n_threads
@@ -150,7 +151,7 @@ class Embeddings:
 
 
 def _groups(texts: Sequence[Sequence[int]]) -> Iterator[slice]:
-    """Which texts go into one call."""
+    """Yield the texts of each group."""
     first = n_tokens = 0
     for number, text in enumerate(texts):
         n_tokens += len(text)

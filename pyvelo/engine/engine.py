@@ -1,4 +1,4 @@
-"""An engine, put together from its settings: a model, a context with its pool, a core and its loop."""
+"""Assembly of an engine from its settings: model, context with its pool, core, loop and processor."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _log = logging.getLogger("pyvelo")
 
 @dataclass(frozen=True)
 class Generator:
-    """The parts of an engine that generate text."""
+    """Parts of an engine that generate text."""
 
     context: Context
     geometry: Geometry
@@ -116,18 +116,18 @@ class Engine:
             self.parts.loop.cancel_aborted()
 
     def check_open(self) -> None:
-        """ClosedError after `close`, EngineError in a forked process."""
+        """Raise ClosedError after `close`, EngineError in a forked process."""
         self.embeddings.check_open()
 
     def reset_prefix_cache(self) -> None:
-        """Between two steps; ClosedError after `close`."""
+        """Remove all prefixes from the cache between two steps; raise ClosedError after `close`."""
         self.loop.check_open()
         with self.loop.visit() as core:
             self.loop.check_open()
             core.manager.reset()
 
     def stats(self) -> EngineStats:
-        """A picture taken between two steps; ClosedError after `close`."""
+        """Return statistics between two steps; raise ClosedError after `close`."""
         self.loop.check_open()
         with self.loop.visit() as core:
             self.loop.check_open()
@@ -136,11 +136,13 @@ class Engine:
 
 
 def open_engine(config: EngineConfig, stop: threading.Event | None = None) -> Engine:
-    """Loads the model and allocates the pool; Cancelled if `stop` is set before the model is loaded.
+    """Load the model and allocate the pool; a name on the hub is looked up first.
 
-    A name on the hub is looked up first. Raises ModelError for a file that cannot be read or does not exist,
-    UnsupportedError for one that cannot be paged,
-    ConfigError or OutOfMemory where the settings leave no room.
+    Raises:
+        ModelError: the file does not exist or cannot be read.
+        UnsupportedError: the model cannot be paged.
+        ConfigError, OutOfMemory: the settings leave no room.
+        Cancelled: `stop` was set before the model was loaded.
     """
     path = locate(config.model)
     config = replace(config, n_threads=config.n_threads or find_cores().threads)
@@ -158,11 +160,11 @@ def open_engine(config: EngineConfig, stop: threading.Event | None = None) -> En
 
 
 _kept: list[object] = []
-"""What a forked process must not free: threads of the other process may have been in the middle of it."""
+"""Objects that a forked process must not free: a thread of the other process may have used them."""
 
 
 def _drop(home: HomeProcess, model: Model, files: ModelFiles, parts: Generator | None) -> None:
-    """Free what an engine has that nothing refers to any more, so that nothing runs in it."""
+    """Free the memory of an engine that was dropped, in which no call runs."""
     files.close()
     if home.left:
         _kept.append((model, parts))
@@ -173,9 +175,9 @@ def _drop(home: HomeProcess, model: Model, files: ModelFiles, parts: Generator |
 
 
 def _free_bytes() -> int | None:
-    """Before the weights are loaded: what is mapped, or packed by the first step, would still seem free.
+    """Return the free memory before the weights are loaded, without memory that other models will pack.
 
-    So does what the models of other engines will pack.
+    Memory that is mapped, or packed by the first step, would still count as free after the load.
     """
     free = free_memory()
     return None if free is None else max(0, free - reserved_memory())
@@ -319,9 +321,9 @@ def _wire(
 
 
 def _sequences(config: EngineConfig, model: Model, geometry: Geometry) -> tuple[int, int]:
-    """How many sequences may run at once, and the bytes of their recurrent states.
+    """Return how many sequences may run at once, and the bytes of their recurrent states.
 
-    Everyone who runs must be able to decode in one step. What a state takes is asked of a context with few.
+    All running sequences must fit into one step as decodes. A small context tells the size of a state.
     """
     max_seqs = min(config.max_num_seqs, config.max_batch_tokens)
     if not model.info.has_recurrent:
@@ -336,7 +338,7 @@ def _sequences(config: EngineConfig, model: Model, geometry: Geometry) -> tuple[
 
 
 def _swap_blocks(config: EngineConfig, model: Model, geometry: Geometry) -> int:
-    """Blocks in host memory for sequences that give way; recurrent states could not go with them."""
+    """Return the blocks in host memory for preempted sequences; 0: recurrent states cannot be swapped out."""
     return 0 if model.info.has_recurrent else min(config.swap_bytes // geometry.block_bytes, (1 << 31) - 1)
 
 

@@ -1,10 +1,10 @@
-"""Signals and forks: Ctrl+C between two steps, never in the middle of one, and calls after a fork.
+"""Signals and forks: Ctrl+C acts between two steps, and an engine refuses calls after a fork.
 
-Python runs a signal handler at any instruction of the main thread, also between taking a block and noting
-which table has it. While the main thread is inside the engine, what a handler raises is kept until the end.
+Python runs a signal handler at any instruction of the main thread, even between the allocation of a block
+and its entry in a table. While the main thread is in the engine, exceptions of handlers are deferred.
 
-A fork copies the memory of a process, but not the threads that hold locks: an engine belongs to the process
-that made it (`HomeProcess`).
+A fork copies the memory of a process, but not the threads that hold locks, so an engine belongs to the
+process that opened it (`HomeProcess`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _n_forks = 0  # between the first process and this one
 
 
 class HomeProcess:
-    """The process that made an object."""
+    """Process that made an object."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
@@ -32,7 +32,7 @@ class HomeProcess:
 
     @property
     def left(self) -> bool:
-        """Whether this is a process that was forked from it."""
+        """Whether this process was forked from it."""
         return self._n_forks != _n_forks
 
     def check(self) -> None:
@@ -57,21 +57,21 @@ SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGALRM
 
 
 class _Signals:
-    """Handlers of the main thread, called as ever while it is inside an engine; what they raise is kept.
+    """Signal handlers of the main thread, whose exceptions are deferred while it is in an engine.
 
-    One for all engines. Only the main thread changes it.
+    One object for all engines. Only the main thread changes it.
     """
 
     def __init__(self) -> None:
         self.raised: BaseException | None = None
-        self._depth = 0  # guards that the main thread is inside
+        self._depth = 0  # guards that the main thread has entered
         self._thread = 0
         self._before: dict[int, Any] = {}
-        self._handler = self._handle  # one object, to be recognised
+        self._handler = self._handle  # one object, to compare with
 
     def enter(self) -> None:
         if not self._depth:
-            self.raised = None  # left by a guard that another signal has ended
+            self.raised = None  # of a guard that another signal ended
             self._thread = threading.get_ident()
             for number in SIGNALS:
                 handler = signal.getsignal(number)
@@ -81,7 +81,7 @@ class _Signals:
         self._depth += 1
 
     def leave(self, error: BaseException | None) -> None:
-        """Raise what a handler has raised, unless it is `error`, which is on its way already."""
+        """Raise the exception of a handler, unless it is `error`, which is being raised."""
         self._depth = max(0, self._depth - 1)
         if self._depth:
             return
@@ -91,19 +91,19 @@ class _Signals:
             raise raised from error
 
     def forget(self) -> None:
-        """In a forked process: leave guards that the thread which forked was not inside."""
+        """Leave the guards of other threads in a forked process."""
         if self._depth and self._thread != threading.get_ident():
             self._depth, self.raised = 0, None
             self._restore()
 
     def _restore(self) -> None:
         for number, handler in self._before.items():
-            if signal.getsignal(number) is self._handler:  # else a handler has installed another one
+            if signal.getsignal(number) is self._handler:  # else a handler installed another one
                 signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         handler = self._before[number]
-        if not self._depth:  # a signal came while the guard was entered or left
+        if not self._depth:  # the guard was being entered or left
             signal.signal(number, handler)
             handler(number, frame)
             return
@@ -120,10 +120,10 @@ if hasattr(os, "register_at_fork"):
 
 
 class InterruptGuard:
-    """A context manager that keeps what signal handlers raise, such as KeyboardInterrupt, until its end.
+    """Context manager that defers exceptions of signal handlers, such as KeyboardInterrupt, to its end.
 
-    It acts in the main thread only; other threads may use it at the same time. Guards may be nested, also
-    those of several engines: the outermost one raises.
+    It acts in the main thread only; other threads may use it at the same time. Guards of several engines may
+    be nested: the outermost guard raises.
     """
 
     def __enter__(self) -> InterruptGuard:
@@ -139,15 +139,15 @@ class InterruptGuard:
 
     @property
     def hit(self) -> bool:
-        """Whether a handler has raised in this thread, which should leave the guard soon."""
+        """Whether a handler has raised in this thread, which should then leave the guard soon."""
         return _signals.raised is not None and in_main_thread()
 
     def raise_hit(self) -> None:
-        """Raise what a handler has raised in this thread."""
+        """Raise the exception of a handler in this thread."""
         if _signals.raised is not None and in_main_thread():
             raise _signals.raised
 
     @property
     def patience(self) -> float | None:
-        """Seconds after which this thread should look at `hit` again when it waits; None: it need not."""
+        """Seconds after which a waiting thread should check `hit` again; None: never."""
         return 0.1 if in_main_thread() else None

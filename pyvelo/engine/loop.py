@@ -1,4 +1,4 @@
-"""Many threads, one engine: a thread that waits for an answer steps it, one at a time, for all of them."""
+"""Engine loop for threads: a thread that waits for an answer steps the engine for all requests."""
 
 from __future__ import annotations
 
@@ -21,20 +21,19 @@ from pyvelo.outputs import StreamPiece, raise_first_error
 
 __all__ = ["EngineLoop", "Stream", "run_all", "run_steps"]
 
-AGAIN = 0.05  # seconds; a run that is told to stop just before it begins does not hear it
+AGAIN = 0.05  # seconds; a forward pass that is cancelled just before it begins runs, so cancel it again
 
 
 class EngineLoop:
-    """Gives threads their turn at a core. Everything here is thread-safe.
+    """Turns of threads at an engine core. Thread-safe.
 
-    `_lock` protects the fields below it and is held for moments; `_owner` is the thread that has the core
-    to itself, for a step or as a visitor. The thread that stepped last tends to step again, and a visitor may
-    come back at once; so between two steps there is a turn for a visitor, and between two visits one for a
-    step.
+    `_lock` protects the fields below it and is held for moments. `_owner` is the thread that uses the core
+    alone, for a step or a visit. Visits and steps take turns, because the thread that stepped last tends to
+    step again, and a visitor may return at once.
 
-    An error of a step that belongs to no request ends all of them, and the core starts anew with an empty
-    pool (`EngineCore.recover`). If that fails too the engine is broken: every call but `close` raises
-    EngineError. Each method runs under `guard`, so that no signal leaves any of this half done.
+    An error of a whole step ends all requests, and the core continues with an empty pool
+    (`EngineCore.recover`). If that fails too, the engine is broken: each later call except `close` raises
+    EngineError. Each method runs under `guard`, so no signal leaves it in a partial state.
     """
 
     def __init__(self, core: EngineCore, guard: InterruptGuard) -> None:
@@ -50,19 +49,19 @@ class EngineLoop:
         self._closed = False
         self._broken: BaseException | None = None
         self.abandon = core.inbox.abandon
-        """Cancels requests at the next turn; for finalizers, which must not wait."""
+        """Cancel requests at the next turn; for finalizers, which must not wait."""
         self.abandon_sequence = core.inbox.abandon_sequence
-        """Lets go of a sequence at the next turn; for finalizers."""
+        """Free a sequence at the next turn; for finalizers."""
 
     def submit(self, requests: Iterable[Request]) -> None:
-        """Hands requests over; raises as `check_open` does."""
-        self.home.check()  # the lock of a forked process may be held for ever
+        """Submit requests; raise as `check_open` does."""
+        self.home.check()  # in a forked process the lock may be held forever
         with self.guard, self._lock:
             self.check_open()
             self._core.inbox.submit(requests)
 
     def check_open(self) -> None:
-        """ClosedError after `close`, EngineError in a forked process or when the engine is broken."""
+        """Raise ClosedError after `close`, EngineError in a forked process or if the engine is broken."""
         self.home.check()
         if self._closed:
             raise ClosedError("this engine was closed")
@@ -70,9 +69,9 @@ class EngineLoop:
             raise EngineError(f"this engine is broken, make a new one: {self._broken!r}") from self._broken
 
     def drive(self, ready: Callable[[], object]) -> None:
-        """Steps the engine, or waits while another thread does, until `ready()` or Ctrl+C.
+        """Step the engine, or wait while another thread steps, until `ready()` or Ctrl+C.
 
-        `ready` must become true once the requests that it looks at are finished.
+        `ready` must become true when the requests that it checks have ended.
         """
         self.home.check()
         with self.guard:
@@ -88,7 +87,7 @@ class EngineLoop:
                     self._turn.notify_all()
 
     def cancel(self, requests: Iterable[Request]) -> None:
-        """Ends requests now, or where a step is in progress, right after it. Never waits for a step."""
+        """End requests now, or right after the step in progress. Never wait for a step."""
         if not self.home.left:
             with self.guard, self._lock:
                 self._core.inbox.cancel(requests)
@@ -110,7 +109,7 @@ class EngineLoop:
 
     @contextmanager
     def visit(self, wait: bool = True) -> Iterator[EngineCore]:
-        """The core between two steps, to oneself; EngineError if that is not now and `wait` is False."""
+        """Lock the core between two steps; raise EngineError in a step if `wait` is False."""
         self.home.check()
         with self.guard:
             self._enter_visit(wait)
@@ -121,7 +120,7 @@ class EngineLoop:
                 self._leave()
 
     def fail(self, error: BaseException) -> None:
-        """Ends every request with `error`."""
+        """End every request with `error`."""
         self.home.check()
         with self.guard:
             self._enter_visit(True)
@@ -131,7 +130,7 @@ class EngineLoop:
                 self._leave()
 
     def stop(self, stop_run: Callable[[], None]) -> None:
-        """Refuses requests from now on and ends all of them soon; `stop_run` cuts a forward pass short."""
+        """Refuse new requests and end all soon; `stop_run` cancels a forward pass."""
         if not self.home.left:
             with self.guard, self._lock:
                 self._closed = True
@@ -140,13 +139,13 @@ class EngineLoop:
                 self._settle_if_idle()
 
     def close(self, stop_run: Callable[[], None]) -> None:
-        """Does what `stop` does, and waits until every request has ended; may be called again."""
+        """Stop, and wait until every request has ended; may be called again."""
         if not self.home.left:
             with self.guard, self._lock:
                 self._refuse_within_a_step()
                 self.stop(stop_run)
                 while self._owner is not None:
-                    self.guard.raise_hit()  # the thread that has the core ends the requests when it leaves
+                    self.guard.raise_hit()  # the owner of the core ends the requests when it leaves
                     self._turn.wait(AGAIN)
                     if self._owner is not None:
                         stop_run()
@@ -154,12 +153,12 @@ class EngineLoop:
     # ---- turns ----
 
     def _refuse_within_a_step(self) -> None:
-        """EngineError where this thread would wait for itself: a finalizer runs at any line of a step."""
+        """Raise EngineError if this thread would wait for itself: a finalizer runs at any line of a step."""
         if self._owner == threading.get_ident() or is_compute_thread():
             raise EngineError("this call would wait for the step of the engine that it was made in")
 
     def _enter_step(self, ready: Callable[[], object]) -> bool:
-        """Waits for the turn to step (True), or for `ready()` or Ctrl+C (False)."""
+        """Wait for the turn to step (True), or for `ready()` or Ctrl+C (False)."""
         with self._lock:
             self._refuse_within_a_step()
             while not (ready() or self.guard.hit):
@@ -172,7 +171,7 @@ class EngineLoop:
             return False
 
     def _enter_visit(self, wait: bool) -> None:
-        """Waits for a visitor's turn."""
+        """Wait for the turn to visit."""
         with self._lock:
             self._refuse_within_a_step()
             if self._owner is not None and not wait:
@@ -214,7 +213,7 @@ class EngineLoop:
                 self._turn.notify_all()
 
     def _settle(self) -> None:
-        """Takes in what is in the inbox; ends everything once closed."""
+        """Drain the inbox; end all requests once closed."""
         try:
             if self._broken is None:
                 self._core.cancel_all() if self._closed else self._core.settle()
@@ -224,13 +223,13 @@ class EngineLoop:
                 raise
 
     def _recover(self, error: BaseException) -> None:
-        """Ends every request after an error that belongs to none; the engine is broken if that fails."""
-        told = error
-        if not isinstance(told, Exception):
-            told = EngineError(f"the engine was interrupted: {error!r}")
-            told.__cause__ = error
+        """End every request after an error of a whole step; if that fails, the engine is broken."""
+        cause = error
+        if not isinstance(cause, Exception):
+            cause = EngineError(f"the engine was interrupted: {error!r}")
+            cause.__cause__ = error
         try:
-            self._core.recover(told)
+            self._core.recover(cause)
         except BaseException:
             self._broken = error
 
@@ -239,7 +238,7 @@ T = TypeVar("T")
 
 
 def run_all(loop: EngineLoop, submissions: abc.Sequence[Submission]) -> None:
-    """Returns when all have ended; where that is cut short, by Ctrl+C, they are cancelled."""
+    """Run requests until all have ended; cancel them if Ctrl+C or an error ends the wait."""
     requests = [request for submission in submissions for request in submission.requests]
     pending = requests[::-1]
 
@@ -259,7 +258,7 @@ def run_all(loop: EngineLoop, submissions: abc.Sequence[Submission]) -> None:
 
 
 def run_steps(loop: EngineLoop, steps: Generator[abc.Sequence[Submission], None, T]) -> T:
-    """Runs what `steps` asks for, one after the other, and returns what it returns."""
+    """Run the submissions that `steps` yields, one after the other; return its result."""
     with loop.guard, closing(steps):
         while True:
             try:
@@ -275,10 +274,10 @@ class Stream(NotCopied, Generator[StreamPiece, None, None]):
     """Generator of the pieces that requests append to `pieces`; closing or dropping it cancels them.
 
     Args:
-        begin: makes the requests when the first piece is asked for.
-        release: is called when the requests have ended, if they began. It may run within a garbage
-            collection, so it is a call of C, which takes no lock.
-        engine: is not dropped before the stream.
+        begin: makes the requests at the first `next`.
+        release: called when the requests have ended, if they began. It may run within a garbage collection,
+            so it is a call of C that takes no lock.
+        engine: kept alive as long as the stream.
     """
 
     _instead = "its pieces come once; ask for another stream"
@@ -310,7 +309,7 @@ class Stream(NotCopied, Generator[StreamPiece, None, None]):
             RequestError: another thread waits for a piece.
             VeloError: the request failed.
         """
-        with self._loop.guard:  # whatever is left out of it may be cut short at any line
+        with self._loop.guard:  # outside of it a signal may interrupt any line
             if not self._turn.acquire(blocking=False):
                 self._loop.home.check()
                 raise RequestError("another thread waits for a piece of this stream: use a stream each")
@@ -322,12 +321,12 @@ class Stream(NotCopied, Generator[StreamPiece, None, None]):
     def throw(
         self, kind: Any, error: BaseException | object = None, trace: TracebackType | None = None, /
     ) -> StreamPiece:
-        """Ends the stream and raises the error."""
+        """End the stream and raise the error."""
         self.close()
         return super().throw(kind, error, trace)
 
     def close(self) -> None:
-        """Cancels what has not ended; may be called again."""
+        """Cancel the requests that have not ended; may be called again."""
         with self._loop.guard:
             self._end()
 

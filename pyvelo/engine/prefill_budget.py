@@ -1,5 +1,4 @@
-"""What steps cost here, and what follows: how much of a prompt a step may take while a request streams, and
-whether a preempted sequence is swapped out or computed again."""
+"""Measured costs of steps, the prefill budget of a step while requests stream, and the costs of swapping."""
 
 from __future__ import annotations
 
@@ -9,68 +8,67 @@ from statistics import median_low
 __all__ = ["FEWEST", "Costs", "PrefillBudget"]
 
 SHARE = 0.7
-"""Of the time of a step without prompts, what prompts may add to it: tokens come at least half as fast."""
+"""Share of a decode step's time that prefill may add to it: tokens come at least half as fast."""
 
 COMFORT = 0.12
-"""Seconds between tokens that still come faster than people read. Up to there, prompts may add more than
-their share where many wait: the time of a step as many times as there are who wait for each who listens."""
+"""Seconds between tokens at which they still come faster than people read. Up to this time, prefill may take
+up to `waiting / streaming` decode-step times of a step."""
 
 FEWEST = 2
-"""Tokens of prompts that a step takes at least, so that they get on."""
+"""Fewest prompt tokens of a step, so that prefill advances."""
 
 ROWS = 32
-"""Tokens that the matrix products of a CPU take together, at most. One more costs as much as several, so a
-step that is to be short ends with such a group."""
+"""Most rows that a CPU's matrix products compute together. One row more costs as much as several, so a short
+step ends with a full group."""
 
 GROWTH = 1.25
-"""How much longer than the last a piece may be: a step made cheap by noise must not let the next take all."""
+"""Growth limit of a chunk over the last: a step that was fast by chance must not let the next take all."""
 
 LOOK_AGAIN = 64
-"""Steps with prompts, one after the other, before one without shows again what that takes; at first fewer."""
+"""Most steps with prefill in a row before one without it is measured again; fewer at first."""
 
 WEIGHT = 0.3
-"""Of the newest measurement in a running average."""
+"""Weight of the newest measurement in a running average."""
 
 LOOKS = 3
-"""Steps without prompts whose middle one counts, so that one that was slow makes no room for prompts."""
+"""Decode steps whose median counts, so that a slow one does not raise the budget."""
 
 UNEVEN = 1.15
-"""How much longer than the newest of them a step without prompts is taken to be at most: steps that became
-quick are believed at once."""
+"""Most that the median may exceed the newest decode step, so that the budget follows faster steps at once."""
 
 CHANGED = 1.3
-"""How much longer than before a step without prompts takes that the next is looked at soon for."""
+"""Ratio to the last decode step from which the next is measured soon."""
 
 DOUBT = 4.0
-"""Variance of the lengths of pieces, in tokens squared, at which a line through them is half believed."""
+"""Variance of chunk lengths, in tokens squared, at which the fitted slope has half the weight."""
 
 FLATTEST = 0.1
-"""Of what tokens cost on the average, what one more may seem to cost at least."""
+"""Least slope of the fitted line, as a share of the mean cost of a token."""
 
 COST_WEIGHT = 0.2
-"""Of the newest measurement in the running averages of `Costs`."""
+"""Weight of the newest measurement in the running averages of `Costs`."""
 
 
 class PrefillBudget:
-    """What steps took here, and what follows for the next one. Times are in seconds."""
+    """Prompt tokens that a step may take, from the times of earlier steps. Times are in seconds."""
 
     def __init__(self) -> None:
-        self._looks: deque[float] = deque(maxlen=LOOKS)  # what steps without prompts took
-        self._alone = 0.0  # such a step now
-        self._line = _Line()  # what prompts add to it
-        self._may = FEWEST  # tokens of the next piece, before it ends with a group
-        self._longest = FEWEST  # what the last piece allows the next to be
-        self._since = 0  # steps with prompts since the last without
-        self._patience = 1  # how many of them there may be
-        self._surprised = False  # the last step without was not as before: is it so?
+        self._looks: deque[float] = deque(maxlen=LOOKS)  # times of decode steps
+        self._alone = 0.0  # time of a decode step
+        self._line = _Line()  # time that prefill adds to it
+        self._may = FEWEST  # tokens of the next chunk, before it ends with a group
+        self._longest = FEWEST  # limit of the next chunk by the last
+        self._since = 0  # steps with prefill since the last decode step
+        self._patience = 1  # most such steps
+        self._surprised = False  # the last decode step differed from before
 
     def tokens(self, n_decodes: int, n_listening: int, n_waiting: int) -> int:
-        """Tokens of prompts in the next step; 0 where it is to show how long one without them takes.
+        """Return the prompt tokens of the next step; 0: measure a decode step.
 
         Args:
-            n_decodes: tokens of the step that are not of prompts; at least 1, or nobody is kept from a token.
-            n_listening: those who get theirs as they come; at least 1.
-            n_waiting: those whose prompts are still to be computed.
+            n_decodes: tokens that decode; at least 1.
+            n_listening: requests that stream; at least 1.
+            n_waiting: requests whose prompt is not computed.
         """
         if self._alone == 0.0 or self._since >= (1 if self._surprised else self._patience):
             return 0
@@ -96,7 +94,7 @@ class PrefillBudget:
             self._line.add(n_prompt_tokens, max(seconds - self._alone, 0.01 * self._alone))
 
     def _look(self, seconds: float) -> None:
-        """A step without prompts. Where it took longer, or less, the next but one is such a step, too."""
+        """Note the time of a decode step. If it differs from before, measure another one soon."""
         before = self._alone
         self._looks.append(seconds)
         self._alone = min(median_low(self._looks), UNEVEN * seconds)
@@ -108,8 +106,10 @@ class PrefillBudget:
 
 
 class _Line:
-    """Seconds over tokens: a part that any piece costs, such as reading the context, and one for each token.
-    By least squares over the latest pieces, drawn towards a line through zero where they were all as long."""
+    """Line of seconds over the tokens of a chunk: a constant, such as reading the context, and a slope.
+
+    Fitted by least squares over the latest chunks; if their lengths are equal, close to a line through zero.
+    """
 
     def __init__(self) -> None:
         self.empty = True
@@ -126,35 +126,35 @@ class _Line:
         self._covariance = (1 - weight) * (self._covariance + weight * tokens_off * seconds_off)
 
     def tokens(self, seconds: float) -> int:
-        """How many take so long; 0 and less where none do."""
+        """Return the tokens that take so long; 0 or less: none."""
         through_zero = self._seconds / self._tokens
         slope = (self._covariance + DOUBT * through_zero) / (self._variance + DOUBT)
         slope = min(max(slope, FLATTEST * through_zero), through_zero)
         n_tokens = int(self._tokens + (seconds - self._seconds) / slope)
-        # where pieces were all as long, only a longer one shows that most of their time is not its tokens'
+        # if all chunks were as long, only a longer one shows the constant part
         return max(n_tokens, round(self._tokens) + 1) if seconds > self._seconds else n_tokens
 
 
 class Costs:
-    """Running averages of what was measured here; until both are known, moving is taken to be cheaper."""
+    """Running averages of the costs of swapping and computing; until both are known, swapping is favoured."""
 
     def __init__(self) -> None:
         self._per_block = 0.0  # seconds to move one between pool and host memory
         self._per_token = 0.0  # seconds to compute one of a prompt
 
     def moved(self, n_blocks: int, seconds: float) -> None:
-        """That many blocks were moved one way."""
+        """Note the time of moving blocks one way."""
         self._per_block = _running_average(self._per_block, seconds / n_blocks, COST_WEIGHT)
 
     def computed(self, n_tokens: int, seconds: float) -> None:
-        """A step of many tokens took so long."""
+        """Note the time of a step of many tokens."""
         self._per_token = _running_average(self._per_token, seconds / n_tokens, COST_WEIGHT)
 
     def favour_swap(self, n_blocks: int, n_tokens: int) -> bool:
-        """Whether a sequence is better moved out and back than computed again."""
+        """Return whether swapping a sequence out and in costs less than computing it again."""
         return not self._per_token or 2 * n_blocks * self._per_block <= n_tokens * self._per_token
 
 
 def _running_average(before: float, now: float, weight: float) -> float:
-    """With the newest measurement; `before` is 0 where it is the first."""
+    """Return the average with the newest measurement; `before` is 0 at the first."""
     return now if before == 0.0 else before + weight * (now - before)

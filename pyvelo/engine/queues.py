@@ -29,7 +29,7 @@ PREEMPTED = RequestStatus.PREEMPTED
 
 
 FEWEST = 64
-"""Deadlines that are stored before those of finished requests are removed."""
+"""Deadlines that are stored before the ones of finished requests are removed."""
 
 
 class Deadlines:
@@ -79,7 +79,7 @@ class Inbox:
         self.deadlines = Deadlines()
         self.n_arrived = 0
         self.some_aborted = False
-        """Whether requests of an aborted parent are to be looked for."""
+        """Whether a parent was aborted since its requests were cancelled last."""
 
     @property
     def n_new(self) -> int:
@@ -148,7 +148,7 @@ class Counters:
     timed_out: int = 0
     failed: int = 0
     preemptions: int = 0
-    swaps: int = 0  # of those, to host memory
+    swaps: int = 0  # preemptions that swapped out
     evicted_sequences: int = 0  # while they were idle
     schedule_seconds: float = 0.0  # from the start of a step to its forward pass
     run_seconds: float = 0.0  # in forward passes

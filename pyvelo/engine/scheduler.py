@@ -1,4 +1,4 @@
-"""Who runs in the next step, and how many tokens each. Pure: a plan is made, nothing is changed."""
+"""Plan of the next step: the requests that run and the tokens of each. Planning changes no state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Chunk", "StepPlan", "schedule"]
 
 
 class Chunk(NamedTuple):
-    """The next `n_tokens` tokens of a sequence; `last` when its next token can be drawn after them."""
+    """The next `n_tokens` tokens of a sequence; `last`: a token is sampled after them."""
 
     request: Request
     table: BlockTable
@@ -28,9 +28,13 @@ class Chunk(NamedTuple):
 
 
 class StepPlan(NamedTuple):
-    """One step: sequences that start, those that feed one token, those that feed a piece of their prompt, and
-    those that give up their blocks so that others can grow, to host memory or for good: of the sequences that
-    rest, and of those that ran."""
+    """Plan of one step.
+
+    starts: first chunks of the requests that start; in `chunks`, too.
+    decodes: requests that compute one token.
+    chunks: prompt chunks.
+    evicted, preempted: idle sequences and running requests that free their blocks; None: not swapped out.
+    """
 
     starts: list[Chunk]
     decodes: list[Request]
@@ -41,7 +45,7 @@ class StepPlan(NamedTuple):
 
     @property
     def requests(self) -> list[Request]:
-        """Everyone who takes part."""
+        """Requests of the step."""
         return self.decodes + [chunk.request for chunk in self.chunks]
 
 
@@ -71,7 +75,7 @@ def schedule(
     n_listening = sum(r.on_piece is not None and r.n_generated > 0 for r in running)
     if prefill_budget is not None and n_listening:
         n_decodes = sum(r.n_computed + 1 == len(r.tokens) for r in running)
-        if n_decodes:  # who listens may be computed again
+        if n_decodes:  # a stream may be computed again
             planner.prefill_budget = prefill_budget(
                 n_decodes, n_listening, len(waiting) + len(running) - n_decodes
             )
@@ -84,11 +88,11 @@ def schedule(
 
 
 _Victim = Sequence | Request
-"""What may give up its blocks to another."""
+"""Sequence to evict, or request to preempt."""
 
 
 class _Planner:
-    """A plan that is being made."""
+    """Plan in progress."""
 
     def __init__(
         self,
@@ -98,14 +102,14 @@ class _Planner:
         favour_swap: Callable[[int, int], bool],
         idle: Iterable[Sequence],
     ) -> None:
-        self.running = list(running)  # those that have not given way
+        self.running = list(running)  # without the preempted ones
         self.idle = idle
         self.allocation = manager.plan()
         self.limits = limits
         self.favour_swap = favour_swap
         self.block_size = manager.block_size
         self.budget = limits.max_batch_tokens
-        self.prefill_budget = limits.max_batch_tokens  # tokens of prompts
+        self.prefill_budget = limits.max_batch_tokens  # prompt tokens
         self.scored = 0
         self.starts: list[Chunk] = []
         self.decodes: list[Request] = []
@@ -113,7 +117,7 @@ class _Planner:
         self.chunks: list[Chunk] = []
         self.evicted: list[tuple[Sequence, SwappedBlocks | None]] = []
         self.preempted: list[tuple[Request, SwappedBlocks | None]] = []
-        self.gone: set[Request] = set()  # the preempted ones
+        self.gone: set[Request] = set()  # preempted ones
 
     def plan(self) -> StepPlan:
         chunks = self.chunks + self.starts
@@ -127,18 +131,18 @@ class _Planner:
         left = self.prefill_budget
         for number, request in enumerate(waiting):
             outranked = list(takewhile(partial(_outranks, request), reversed(self.running)))
-            # who runs may decode
+            # each running request may decode
             n_seats = max(self._n_seated + 1 - self.limits.max_seqs, len(self.running) + 1 - self.budget, 0)
             if left == 0 or not outranked or n_seats > len(outranked):
                 return number
             table = self._place(request, outranked, n_seats)
             if table is None:
                 return number
-            left -= self._begin(request, table, min(left, self.budget - len(self.running)))
+            left -= self._add_start(request, table, min(left, self.budget - len(self.running)))
         return len(waiting)
 
     def grow(self) -> None:
-        """Who decodes, who has more of its prompt to feed, and who must give way."""
+        """Plan the decodes; preempt requests if blocks run out."""
         grow, decodes = self.allocation.grow, self.decodes
         for request in tuple(self.running):
             if request in self.gone:
@@ -152,7 +156,7 @@ class _Planner:
         self.budget = min(self.budget - len(self.decodes), self.prefill_budget - n_started)
 
     def feed(self) -> None:
-        """The next pieces of prompts."""
+        """Plan the next chunks of running prompts."""
         for request in self.prefills:
             if self.budget == 0:
                 break
@@ -162,41 +166,41 @@ class _Planner:
             self.budget -= self.chunks[-1].n_tokens
 
     def start(self, waiting: Iterable[Request]) -> None:
-        """Those that wait, in the order of rank."""
+        """Start waiting requests in the order of rank."""
         for request in waiting:
             if self.budget <= 0 or self._n_seated >= self.limits.max_seqs:
                 break
             table = self._place(request, [], 0)
             if table is None:
                 break
-            self._begin(request, table, self.budget)
+            self._add_start(request, table, self.budget)
 
     @property
     def _n_seated(self) -> int:
         return len(self.running) + len(self.starts)
 
-    def _begin(self, request: Request, table: BlockTable, budget: int) -> int:
-        """Add its first chunk; return its number of tokens."""
+    def _add_start(self, request: Request, table: BlockTable, budget: int) -> int:
+        """Add the first chunk of a request; return its number of tokens."""
         self.starts.append(self._chunk(request, table, budget, table.n_tokens))
         self.budget -= self.starts[-1].n_tokens
         return self.starts[-1].n_tokens
 
     def _place(self, request: Request, outranked: list[Request], n_seats: int) -> BlockTable | None:
-        """Return the table with which it starts, or None if there is no room.
+        """Return the block table for a request that starts, or None if there is no room.
 
-        Evicts idle sequences and preempts requests of `outranked` if that is enough; the first `n_seats` of
-        the latter in any case.
+        Evict idle sequences and preempt requests of `outranked` if that is enough; the first `n_seats` of
+        the requests in any case.
         """
         held = request.sequence.table  # it continues an idle sequence
         if held is not None and self.allocation.names(held):
-            return None  # its sequence gives way in this step: it can start in the next
+            return None  # its sequence is evicted in this step
         if not n_seats:
-            outcome = self._ask(self.allocation, request, held, 0)
+            outcome = self._start_in(self.allocation, request, held, 0)
             if isinstance(outcome, Start):
                 return outcome.table
 
         def lacks(allocation: AllocationPlan, gone: abc.Sequence[_Victim]) -> int:
-            outcome = self._ask(
+            outcome = self._start_in(
                 allocation, request, held, sum(isinstance(victim, Request) for victim in gone)
             )
             return outcome.needed - outcome.available if isinstance(outcome, NotNow) else 0
@@ -207,15 +211,15 @@ class _Planner:
         )
         if victims is None:
             if held is not None and not self._n_seated:
-                self._dismiss([request.sequence])  # its next block may be one to copy, and there is no other
+                self._evict([request.sequence])  # its last block may have to be copied
             return None
-        self._dismiss(victims)
-        outcome = self._ask(self.allocation, request, held, 0)
+        self._evict(victims)
+        outcome = self._start_in(self.allocation, request, held, 0)
         if isinstance(outcome, NotNow):
             raise InternalError("a sequence does not start although there is room")
         return outcome.table
 
-    def _ask(
+    def _start_in(
         self, allocation: AllocationPlan, request: Request, held: BlockTable | None, n_gone: int
     ) -> Start | NotNow:
         """Start the request in the allocation, with blocks to grow: its own and one for each that runs.
@@ -235,25 +239,27 @@ class _Planner:
 
     def _chunk(self, request: Request, table: BlockTable, budget: int, n_there: int) -> Chunk:
         pending = len(request.tokens) - n_there
-        n_tokens = self._piece(request, n_there, min(pending, budget))
+        n_tokens = self._chunk_size(request, n_there, min(pending, budget))
         if not self.allocation.grow(table, n_there + n_tokens):
             raise InternalError("a sequence has no blocks for the tokens that it started with")
         return Chunk(request, table, n_tokens, n_tokens == pending)
 
-    def _piece(self, request: Request, n_there: int, n_tokens: int) -> int:
-        """How many of the next `n_tokens` a step takes. Whoever wants the logits of all gets those of one at
-        least: there is a row for everyone who may draw."""
+    def _chunk_size(self, request: Request, n_there: int, n_tokens: int) -> int:
+        """Return how many of the next `n_tokens` tokens the step computes, at least one.
+
+        A prompt with logprobs is limited by the rows of logits. Each request has a row to sample from.
+        """
         n_rows = n_there + n_tokens - len(request.prompt_logprobs)
-        if not request.scores or n_rows <= 0:  # what it computes again was scored before
+        if not request.scores or n_rows <= 0:  # tokens that it computes again are scored
             return n_tokens
         fewer = max(0, n_rows - 1 - (SCORED_TOKENS - self.scored))
         self.scored += n_rows - 1 - fewer
         return n_tokens - fewer
 
-    # ---- who gives way ----
+    # ---- eviction and preemption ----
 
     def _make_room(self, request: Request, n_tokens: int) -> bool:
-        """Others give way so that it can grow; itself, and False, if their room would not be enough."""
+        """Evict and preempt others so that a request can grow; if that is not enough, preempt it (False)."""
         table = _table(request.sequence)
         outranked = self.running[: self.running.index(request) : -1]
         victims = choose_victims(
@@ -263,21 +269,21 @@ class _Planner:
             lambda allocation, _: not allocation.grow(table, n_tokens),
         )
         if victims is None:
-            self._dismiss([request])
+            self._evict([request])
             return False
-        self._dismiss(victims)
+        self._evict(victims)
         return self.allocation.grow(table, n_tokens)
 
     def _idle(self) -> list[Sequence]:
-        """The sequences that hold blocks and take no part yet, the longest at rest first."""
+        """Return the idle sequences that the allocation does not use, the longest idle first."""
         names = self.allocation.names
         return [
             sequence for sequence in self.idle if sequence.table is not None and not names(sequence.table)
         ]
 
-    def _dismiss(self, victims: abc.Sequence[_Victim]) -> None:
+    def _evict(self, victims: abc.Sequence[_Victim]) -> None:
         for victim in victims:
-            swapped = self._give_way(_table_of(victim))
+            swapped = self._free_or_swap(_table_of(victim))
             if isinstance(victim, Request):
                 self.running.remove(victim)
                 self.gone.add(victim)
@@ -285,7 +291,7 @@ class _Planner:
             else:
                 self.evicted.append((victim, swapped))
 
-    def _give_way(self, table: BlockTable) -> SwappedBlocks | None:
+    def _free_or_swap(self, table: BlockTable) -> SwappedBlocks | None:
         if table.n_tokens and self.favour_swap(len(table.blocks), table.n_tokens):
             swapped = self.allocation.swap_out(table)
             if swapped is not None:
@@ -315,7 +321,7 @@ def choose_victims(
     n_first: int,
     lacks: Callable[[AllocationPlan, abc.Sequence[_Victim]], int],
 ) -> list[_Victim] | None:
-    """Return the first of the candidates whose tables give enough room when they are dropped.
+    """Return the first candidates whose blocks give enough room when they are freed.
 
     Candidates whose room is not needed are left out, but for the first `n_first`. None: all are not enough.
     `lacks` tells how many blocks an allocation lacks when some are gone; it may change the allocation.
@@ -327,7 +333,7 @@ def choose_victims(
     for candidate in candidates:
         trial.free(_table_of(candidate))
         chosen.append(candidate)
-        # beyond its blocks one may save the block that is left to it, and a copy
+        # freeing a candidate may also save its last block and a copy
         most = trial.available - available + 2 * (len(chosen) - n_gone)
         if len(chosen) >= n_first and most >= lacking:
             lacking, available, n_gone = lacks(trial.copy(), chosen), trial.available, len(chosen)

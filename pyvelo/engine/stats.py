@@ -1,4 +1,4 @@
-"""What an engine has, holds and has done, in numbers."""
+"""Statistics of an engine: blocks, memory, requests and times."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class QueueLengths(NamedTuple):
 
 @dataclass(frozen=True)
 class EngineStats:
-    """A consistent picture of an engine between two steps.
+    """Consistent statistics of an engine between two steps.
 
-    blocks_total = blocks_used + blocks_cached + blocks_free: used is referred to by a sequence that runs,
-    cached is not but would still be a hit, free is neither. `waste` is the share of the slots of used blocks
-    that hold no token. Bytes are those that were allocated. Times are in seconds, totals since the engine was
-    made: of a step, up to its forward pass, the pass, and what becomes of its tokens.
+    blocks_total = blocks_used + blocks_cached + blocks_free: a used block is in a block table, a cached block
+    is only a possible prefix hit, a free block is neither. `waste` is the share of the slots of used blocks
+    without a token. Bytes are allocated bytes. Totals count from the opening of the engine. Times are in
+    seconds: schedule, forward pass and sampling of all steps.
     """
 
     blocks_total: int
@@ -39,12 +39,12 @@ class EngineStats:
     blocks_free: int
     blocks_reserved: int  # free, but reserved for running sequences
     waste: float
-    queried_tokens: int  # of sequences that started
-    hit_tokens: int  # of those, what was there already
+    queried_tokens: int  # prompt tokens of sequences that started
+    hit_tokens: int  # queried tokens that were a prefix hit
     block_copies: int
     block_evictions: int
     preemptions: int
-    swaps: int  # of those, to host memory
+    swaps: int  # preemptions that swapped out
     swap_blocks_total: int
     swap_blocks_used: int
 
@@ -54,8 +54,8 @@ class EngineStats:
     state_bytes: int
     compute_bytes: int
     output_bytes: int
-    tokens_total: int  # that the pool holds
-    sequences_total: int  # of n_ctx tokens each that it holds at once, where they share nothing
+    tokens_total: int  # slots of the pool
+    sequences_total: int  # sequences of n_ctx tokens that fit at once, if they share nothing
     tokens_stored: int
 
     n_ctx: int
@@ -63,8 +63,8 @@ class EngineStats:
     max_batch_tokens: int
     running: int
     waiting: int
-    swapped: int  # of those that wait, whose K and V are in host memory
-    idle: int  # sequences of sessions that hold blocks while nothing runs on them
+    swapped: int  # waiting requests whose blocks are in host memory
+    idle: int  # idle sequences of sessions that keep blocks
 
     steps: int
     prompt_tokens: int
@@ -79,12 +79,12 @@ class EngineStats:
 
     @property
     def step_seconds(self) -> float:
-        """In steps, the waiting for requests left out."""
+        """Seconds in steps, without waiting for requests."""
         return self.schedule_seconds + self.run_seconds + self.sample_seconds
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens generated in a second of steps, on average; 0 before the first."""
+        """Tokens generated per second of steps; 0 before the first step."""
         return self.completion_tokens / self.step_seconds if self.step_seconds else 0.0
 
 

@@ -1,4 +1,4 @@
-"""The step: a plan, its blocks, its arrays, one forward pass, one draw.
+"""Engine step: a plan, its blocks, its arrays, one forward pass, one call that samples.
 
 One request's failure ends that request only. While one thread steps, others may put things into the inbox.
 """
@@ -33,17 +33,21 @@ __all__ = ["EngineCore"]
 NAN_BYTE = 0xFF
 
 MANY_TOKENS = 32
-"""Of a step whose time tells what a token of a prompt costs."""
+"""Fewest tokens of a step that measures the cost of a prompt token."""
 
 
 class EngineCore:
-    """Runs requests over one context.
+    """Scheduler and executor of requests over one context. Not thread-safe, except `inbox` and `has_work`.
 
-    `arrays` has room for a step within `limits`; `n_states` is the number of recurrent states (0: the model
-    has none); `new_sampler` makes a request's sampler when it starts; `is_end` tells the tokens that end an
-    answer; `debug` audits every step and fills what becomes free with NaN; `call_run` calls a forward pass,
-    before which `check_files` raises ModelError if the weights were changed; `clock` tells the time in
-    seconds, and `costs` what to give up when blocks run out.
+    Args:
+        arrays: room for a step within `limits`.
+        n_states: recurrent states; 0: the model has none.
+        new_sampler: makes a request's sampler when it starts.
+        is_end: whether the model ends answers with a token.
+        debug: audit every step, and fill freed blocks with NaN.
+        call_run: calls a forward pass; `check_files` before it raises ModelError if the weights changed.
+        clock: returns seconds.
+        costs: decides whether a preempted sequence is swapped out or computed again.
     """
 
     def __init__(
@@ -64,7 +68,7 @@ class EngineCore:
     ) -> None:
         self.clock = clock
         self.observer: Callable[[abc.Sequence[Request], abc.Sequence[Request]], None] | None = None
-        """Is told who waits and who runs whenever both are settled; must not raise."""
+        """Callback with the waiting and the running requests after each `settle`; must not raise."""
         self.inbox = Inbox(clock)
         self.manager = manager
         self.limits = limits
@@ -84,7 +88,7 @@ class EngineCore:
         self._mover = BlockMover(context, manager, self._costs, clock)
         self._debug = debug
         self.in_doubt = False
-        """Whether a step was left in the middle: then only `recover` makes the core usable again."""
+        """Whether a step was interrupted: then only `recover` makes the core usable again."""
 
     @property
     def n_waiting(self) -> int:
@@ -97,17 +101,17 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether some request has not ended. Any thread may ask."""
+        """Whether any request has not ended. Thread-safe."""
         return bool(self._active.open or self.inbox.n_new)
 
     @property
     def queues(self) -> QueueLengths:
-        """How many requests and idle sequences there are."""
+        """Numbers of requests and idle sequences."""
         n_swapped = sum(request.sequence.swapped is not None for request in self._active.waiting)
         return QueueLengths(self.n_running, self.n_waiting, n_swapped, len(self.idle))
 
     def settle(self) -> bool:
-        """Takes in what is in the inbox; whether that ended a request."""
+        """Drain the inbox; return whether that ended a request."""
         n_ended = self.counters.n_ended
         for request in self.inbox.arrivals():
             self._active.arrive(request)
@@ -127,7 +131,7 @@ class EngineCore:
         return self.counters.n_ended > n_ended
 
     def cancel_all(self) -> None:
-        """Ends every request, and gives back what sequences hold."""
+        """End every request and free the blocks of idle sequences."""
         self.settle()
         while self._active.open:
             self.inbox.cancel(list(self._active.open.values()))
@@ -136,20 +140,20 @@ class EngineCore:
             self.idle.free(sequence)
 
     def recover(self, error: Exception) -> None:
-        """End every request with `error` and start with an empty pool: after a defect no block is trusted.
+        """End every request with `error` and continue with an empty pool, because blocks may be wrong.
 
-        Sequences keep their tokens; what they held is computed again.
+        Sequences keep their tokens, which are computed again.
         """
         requests = [*self._active.open.values(), *self.inbox.drain()]
         self._active.clear()
-        for request in requests:  # before anything that may fail again
+        for request in requests:  # before calls that may fail again
             self._active.break_off(request, error)
         self.idle.clear()
         self.manager.clear()
         self.in_doubt = False
 
     def step(self) -> bool:
-        """Runs one step; False when there was nothing to do, and no request to end either."""
+        """Run one step; return False if there was no request to run or to end."""
         start = self.clock()
         self.in_doubt = True
         ended = self.settle()
@@ -190,7 +194,7 @@ class EngineCore:
     # ---- from plan to run ----
 
     def _begin(self, plan: StepPlan) -> StepPlan:
-        """Takes the plan's blocks and lets its sequences start; who cannot is left out of the step."""
+        """Allocate the plan's blocks and start its requests. Return the plan without requests that fail."""
         self._mover.move(self.manager.commit(plan.allocation))
         for sequence, swapped in plan.evicted:
             self.idle.evict(sequence, swapped)
@@ -236,9 +240,9 @@ class EngineCore:
         self.counters.sample_seconds += self.clock() - done
 
     def _set_back(self, plan: StepPlan) -> None:
-        """After a step that was cut short: whoever has not advanced runs the same tokens in the next one.
+        """Repeat the tokens of an interrupted step in the next one.
 
-        But recurrent states are lost: their sequences go back to the head of the queue and begin anew.
+        Recurrent states are lost, so requests with a state are queued again and start at their first token.
         """
         if self._active.has_states:
             for request in reversed(plan.requests):
@@ -353,9 +357,9 @@ class BatchBuilder:
 
 
 class BlockMover:
-    """Does what the manager has decided; `costs` learns what moving takes.
+    """Executor of the manager's moves, which measures them for `costs`.
 
-    The context has as many swapped blocks as the manager counts; `clock` tells the time in seconds.
+    The context has as many swapped blocks as the manager counts; `clock` returns seconds.
     """
 
     def __init__(
@@ -372,7 +376,7 @@ class BlockMover:
         self._poisoned: set[int] = set()
 
     def move(self, moves: Moves) -> None:
-        """At once: a step that is cut short is run again, but what moves may be overwritten by then."""
+        """Move blocks now: after an interrupted step the sources may be overwritten."""
         context = self._context
         start = self._clock()
         if moves.outs:
@@ -385,7 +389,7 @@ class BlockMover:
             context.copy_blocks([m.source for m in moves.copies], [m.target for m in moves.copies])
 
     def poison(self) -> None:
-        """Fills what became unused with NaN: what nobody may read any more shows where somebody does."""
+        """Fill the blocks that became unused with NaN, so that a wrong read shows."""
         unused = self._manager.unused_blocks()
         fresh = sorted(unused - self._poisoned)
         if fresh:
