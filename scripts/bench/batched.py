@@ -29,7 +29,7 @@ BATCH = 512
 
 @dataclass(frozen=True)
 class Case:
-    """One comparison; `prompt` and `tokens` are those of each sequence."""
+    """One comparison; `prompt` and `tokens` are the lengths of each sequence."""
 
     kv_type: str
     sequences: int

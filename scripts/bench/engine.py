@@ -32,7 +32,7 @@ from scripts.bench._runs import PRESET, default_model, in_own_process, output_of
 if TYPE_CHECKING:
     from pyvelo import LLM
 
-# ratios that the project promises at an empty context and at a deep one
+# minimum ratios at an empty context and at a deep one
 EMPTY_TARGET, DEEP_TARGET = 0.97, 1.0
 BATCH = 512
 
@@ -242,7 +242,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--prompt", type=int, default=512, help="tokens of the prefill")
     parser.add_argument("--tokens", type=int, default=64, help="tokens to decode")
     parser.add_argument("--busy", type=int, default=0, help="other busy processes during the run")
-    parser.add_argument("--check", action="store_true", help="exit with 1 if a promised ratio is missed")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a minimum ratio is missed")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--worker", nargs=6, help=argparse.SUPPRESS)
     return parser.parse_intermixed_args()

@@ -148,9 +148,9 @@ def vllm_costs(python: Path, rounds: int) -> dict[str, float]:
 def results(rounds: int, vllm: Path | None = None) -> Iterator[Result]:
     """Measure all figures."""
     theirs = vllm_costs(vllm, rounds) if vllm else {}
-    yield Result("take and give back, a block", take_and_free(rounds), 2, theirs.get("take"))
+    yield Result("allocate and free a block", take_and_free(rounds), 2, theirs.get("take"))
     yield Result("schedule and commit, 256 sequences decode", step_of_256(rounds), 200)
-    yield Result(f"admit {N_ADMITTED} tokens, all there", admission(rounds), 5000, theirs.get("admit"))
+    yield Result(f"admit {N_ADMITTED} tokens, all cached", admission(rounds), 5000, theirs.get("admit"))
     yield Result("fork a sequence of 4096 tokens", fork(rounds), 100)
 
 

@@ -45,8 +45,8 @@ WARM_UP = 8
 class Case:
     """Settings of one run, lengths in tokens.
 
-    `long` and `prompt` are those of the prompts, `tokens` those of each stream before the long prompt arrives
-    and after its answer, `most` the limit of a stream.
+    `long`: the long prompt. `prompt`: the prompt of a stream. `tokens`: tokens of each stream before the long
+    prompt arrives, and after its answer. `most`: the limit of a stream.
     """
 
     kv_type: str

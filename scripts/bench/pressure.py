@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pyvelo.engine.request import Request
 
 GOAL = 1.10
-"""Largest ratio of the engine's seconds to those of the better fixed policy."""
+"""Largest ratio of the engine's seconds to the seconds of the better fixed policy."""
 
 GRAIN = 256
 """Tokens; a pool's size is a multiple of it."""

@@ -4,8 +4,8 @@
     python scripts/bench/step.py tiny.gguf --seqs 32 --json
 
 All sequences decode at once and their pieces are streamed. The time of the C calls (the forward pass and the
-sampling, as the library measures them) is subtracted from that of each step; the table shows the median over
-the steps in microseconds, with its spread.
+sampling, as the library measures them) is subtracted from the time of each step; the table shows the median
+over the steps in microseconds, with its spread.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PROMPT = 40  # tokens
 
 @dataclass(frozen=True)
 class Row:
-    """Microseconds per step: `python` is the median beyond the C calls, `c` that of the C calls."""
+    """Microseconds per step: `python` is the median outside the C calls, `c` the median of the C calls."""
 
     sequences: int
     python: float

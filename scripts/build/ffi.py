@@ -104,7 +104,7 @@ def functions(cdef: str) -> list[Function]:
 
 
 def python_type(c_type: str, *, result: bool) -> str:
-    """Return the Python type that cffi takes for a C type, or gives back."""
+    """Return the Python type that cffi takes for a C type, or returns."""
     if "*" in c_type:
         is_text = c_type in ("const char *", "const void *")
         return "CData | bytes" if is_text and not result else "CData"

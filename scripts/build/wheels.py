@@ -83,7 +83,7 @@ def glibc(wheel: Path) -> tuple[int, int]:
 def check_contents(wheel: Path) -> None:
     """Check the names of the libraries in a wheel.
 
-    Raises: ScriptError if one is missing, is there twice, or belongs to a development build.
+    Raises: ScriptError if one is missing or duplicated, or belongs to a development build.
     """
     names = [Path(name).name for name in zipfile.ZipFile(wheel).namelist()]
     variants = {name.removeprefix(PREFIX).removesuffix(".so") for name in names if name.startswith(PREFIX)}

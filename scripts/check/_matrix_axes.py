@@ -13,7 +13,7 @@ __all__ = ["AXES", "SMALL", "Config", "Pair", "configurations", "covering", "pai
 MOST_SEQUENCES = 48
 MOST_STEPS = 150
 MOST_PRODUCTS = 1.5e9
-"""Limits of one configuration; multiplications are those of attention."""
+"""Limits of one configuration; only the multiplications of attention count."""
 
 TOKENS_BEHIND = 30
 """Tokens of a request after the common prefix, about."""

@@ -1,4 +1,4 @@
-"""Logprobs of the matrix's answers against those of the contiguous path."""
+"""Logprobs of the matrix's answers, compared with the contiguous path's."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ __all__ = ["findings"]
 
 N_VOCAB = 900
 N_TOP = 20
-"""Logprobs of a token that are compared. Of 4, the contiguous path has some near the truth by chance."""
+"""Number of compared logprobs of a token. With 4, the contiguous path has some near the truth by chance."""
 
 COMPARED = 3
 """Requests, and answers of sessions, whose logprobs are compared with the contiguous path's."""

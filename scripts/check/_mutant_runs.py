@@ -29,10 +29,10 @@ from scripts.check._mutants import Mutant
 __all__ = ["ARGUMENTS", "LIMIT", "MEMORY", "STANDSTILL", "Runs"]
 
 LIMIT = 2.0
-"""CPU seconds for one test, added to four times those that it takes unchanged."""
+"""CPU seconds for one test, added to four times its seconds with unchanged code."""
 
 STANDSTILL = 6.0
-"""Wall-clock seconds for one test, added to eight times those that it takes unchanged."""
+"""Wall-clock seconds for one test, added to eight times its seconds with unchanged code."""
 
 MEMORY = 8 << 30
 """Bytes of address space: a test that does not end may also grow."""

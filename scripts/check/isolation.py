@@ -7,9 +7,9 @@ Requests of eight tenants run at once over a pool of a quarter of their demand, 
 the preempted ones. Their prompts have private and shared prefixes; there are samples, cancels and priorities,
 and half of the requests stream. Further schedules repeat them in another order and with other limits of a
 step, so that others share, wait and are preempted. Every step is audited, and free blocks are filled with NaN
-(VELO_DEBUG). In deterministic mode every answer must equal, token for token, that of the same request alone
-without any sharing, and so must its streamed pieces; a cancelled answer must be a prefix of it. The model is
-the tiny preset, made for the run.
+(VELO_DEBUG). In deterministic mode every answer must equal, token for token, the answer of the same request
+alone without any sharing, and so must its streamed pieces; a cancelled answer must be a prefix of it. The
+model is the tiny preset, made for the run.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
 
 The configurations cover every pair of values of the axes in _matrix_axes.py, again and again. In each,
 requests and sessions run at once. Checked: the process survives, no block is held in the end, and answers
-equal those of each request alone (deterministic mode), or logprobs are about as close to the truth as those
-of the contiguous path. A finding is printed with the JSON of its configuration for --replay, and the exit
+equal the answers of each request alone (deterministic mode), or logprobs are about as close to the truth as
+the contiguous path's. A finding is printed with the JSON of its configuration for --replay, and the exit
 status is 1. The package must be installed with -C cmake.define.PYVELO_BUILD_TESTS=ON.
 """
 

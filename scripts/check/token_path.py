@@ -30,7 +30,7 @@ RUN, DRAW = "velo_context_run", "velo_sample"
 
 @dataclass
 class TokenPath:
-    """What ran. modules: the functions of each by name; to_c: functions from the step to the forward pass."""
+    """Calls of a request. modules: functions by module; to_c: functions from the step to the forward pass."""
 
     modules: dict[str, list[str]] = field(default_factory=dict)
     to_c: list[str] = field(default_factory=list)
@@ -56,7 +56,7 @@ def named(frame: FrameType) -> tuple[str, str]:
 
 
 def names_since(frame: FrameType, start: tuple[str, str]) -> list[str]:
-    """Return the functions that are called, from the one behind `start` to that of `frame`."""
+    """Return the active functions, from the one that `start` called to the function of `frame`."""
     names: list[str] = []
     now: FrameType | None = frame
     while now is not None and named(now) != start:

@@ -51,7 +51,7 @@ def varied(text: str, rng: Random, around: bool = False) -> str:
 
 @dataclass(frozen=True)
 class Person:
-    """Person whom the user named: "Anna", "Berger", "4821"; the digits may be missing."""
+    """Person that the user named: "Anna", "Berger", "4821"; the digits may be missing."""
 
     name: str
     surname: str
@@ -115,7 +115,7 @@ class Dialogue:
         self.say(statement.lower() if self.rng.random() < 0.1 else statement, texts.TOLD)
 
     def ask(self, person: Person | None = None) -> None:
-        """Ask for a person; without `person` for one who was rarely asked for."""
+        """Ask for a person; without `person` for one with few questions so far."""
         if person is None:
             few = [self.rng.choice(self.people) for _ in range(3)]
             person = min(few, key=lambda p: self.asked.get(p, 0))
@@ -129,7 +129,7 @@ class Dialogue:
         self.kinds[start + 1] = FIRST
 
     def ask_unknown(self) -> None:
-        """Ask for a person who was not introduced, or whose name is no token."""
+        """Ask for a person without an introduction, or with a name that is no token."""
         if self.rng.random() < 0.3:
             name, surname = self.rng.choice(texts.NAMES), self.rng.choice(texts.SURNAMES)
             template = self.rng.choice([*texts.TELL, *texts.ASK])

@@ -1,6 +1,6 @@
 """Progress of the training: shares of answers that greedy decoding would give exactly, computed in PyTorch.
 
-An answer is right if each of its tokens is the likeliest after those before it, which is what greedy decoding
+An answer is right if each of its tokens is the likeliest after the tokens before it, which greedy decoding
 samples. scripts/demo/quality.py measures the final figures in PyVelo.
 """
 

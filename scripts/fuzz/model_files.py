@@ -73,7 +73,7 @@ def make_bases(folder: Path, names: list[str]) -> list[Path]:
 
 def attempt(path: Path, index: int) -> tuple[str, str]:
     """Load the file and generate a token, or embed a text; return a kind and a message."""
-    # with our sizes, or with those that the file suggests
+    # with our sizes, or with the sizes that the file suggests
     sizes = {"n_ctx": 128, "kv_cache_bytes": 4 << 20, "max_num_seqs": 1} if index % 8 else {}
     options: dict[str, Any] = {"deterministic": index % 2 == 0, "n_threads": 1 + index % 4 // 3, **sizes}
     try:

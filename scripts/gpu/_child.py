@@ -32,7 +32,7 @@ TIE = 0.25
 
 
 def prompts(n_vocab: int) -> list[list[int]]:
-    """Draw the prompts; those of a tenant share a prefix, so that blocks are shared and copied."""
+    """Draw the prompts; the prompts of a tenant share a prefix, so that blocks are shared and copied."""
     draw = random.Random(7)
     starts = [[draw.randrange(n_vocab) for _ in range(200)] for _ in range(3)]
     return [
@@ -69,7 +69,7 @@ def alone(path: str) -> tuple[list[Expected], int]:
 
 
 def compare(expected: Sequence[Expected], found: Sequence[Sequence[int]], tie: float) -> dict[str, Any]:
-    """Return the answers that are `wrong`, and those that `parted` at a tie.
+    """Return the answers that are `wrong`, and the answers that `parted` at a tie.
 
     A tie is two tokens whose probabilities differ by no more than rounding. The answers are equal up to
     there; after it they continue different texts and are not compared. `margin` is the difference of the

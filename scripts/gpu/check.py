@@ -83,14 +83,14 @@ def find_gpu(run: Run, wanted: str | None, op_bench: Path | None) -> tuple[dict[
     return None, "no GPU found: there is none, or no driver, or the build is without PYVELO_CUDA"
 
 
-def _list_devices(run: Run, command: Sequence[str], who: str) -> tuple[list[dict[str, Any]] | None, str]:
+def _list_devices(run: Run, command: Sequence[str], program: str) -> tuple[list[dict[str, Any]] | None, str]:
     try:
         done = run(command, 60, {})
     except (Missing, OutOfTime) as error:
         return None, str(error)
     if done.code != 0 or not json_lines(done.out):
         said = (done.err.strip() or "nothing").splitlines()[-1]
-        return None, f"{who} cannot list the devices: {said}"
+        return None, f"{program} cannot list the devices: {said}"
     return json_lines(done.out), ""
 
 
@@ -124,7 +124,7 @@ def check(names: Sequence[str], tools: Tools, budget: Budget) -> list[Section]:
 
 
 def with_libraries(run: Run, places: Places) -> tuple[Places, list[str]]:
-    """Return the places with NVIDIA's libraries, and the names of those that were not found."""
+    """Return the places with NVIDIA's libraries, and the names of the libraries that were not found."""
     library = places.libraries and places.libraries / CUDA_LIBRARY
     if library is None or not library.exists():
         return places, []

@@ -154,7 +154,7 @@ def is_applied(tree: Path, patch: Patch) -> bool:
 
 
 def apply_series(tree: Path, patches: Sequence[Patch]) -> list[Patch]:
-    """Apply in place the patches that are not applied yet, each whole or not at all; return those.
+    """Apply in place the patches that are not applied yet, each whole or not at all; return them.
 
     Raises: ScriptError that names the first patch that does not apply.
     """

@@ -61,14 +61,14 @@ def make_models(folder: Path) -> None:
                    stderr=subprocess.DEVNULL)  # fmt: skip
 
 
-def paged_logits(path: Path, tokens: list[int], *, swap: bool = False, company: int = 0) -> np.ndarray:
+def paged_logits(path: Path, tokens: list[int], *, swap: bool = False, n_others: int = 0) -> np.ndarray:
     """Return the logits after each piece of CHUNKS and after each decode step.
 
     With `swap` the table's last block is replaced by another one of the sequence before the decode.
     """
     with PagedRunner(path, type_k=F32, type_v=F32, max_seqs=16, n_blocks=128, max_seq_len=512) as runner:
         seq, logits, at = runner.sequence(), [], 0
-        others = [runner.sequence() for _ in range(company)]
+        others = [runner.sequence() for _ in range(n_others)]
         for step, n in enumerate([*CHUNKS, *[1] * N_DECODE]):
             if swap and step == len(CHUNKS):
                 seq.table[-1] = seq.table[-2]
@@ -114,7 +114,7 @@ def check(path: Path, library: Path) -> Row:
         row = replace(
             row,
             error=worst(expected, paged_logits(path, tokens)),
-            batched=worst(expected, paged_logits(path, tokens, company=5)),
+            batched=worst(expected, paged_logits(path, tokens, n_others=5)),
             swapped=worst(expected[len(CHUNKS) :], paged_logits(path, tokens, swap=True)[len(CHUNKS) :]),
         )
     except (UnsupportedError, RuntimeError) as error:

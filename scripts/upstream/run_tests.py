@@ -1,4 +1,4 @@
-"""Build upstream's own tests on the patched tree, run those that need no download, and print a table.
+"""Build upstream's own tests on the patched tree, run the ones without a download, and print a table.
 
 --quick runs fewer cases of the long tests and skips the tests of what no patch touches; its notes say what
 was left out. The exit status is 0 if every test that ran passed.

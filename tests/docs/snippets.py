@@ -1,4 +1,4 @@
-"""Runs the blocks of code in a page, and compares what they print with what the page shows.
+"""Runner of the code blocks in a page, which compares their output with the page.
 
     ```python            runs, after those before it, in the page's own namespace
     ```text              behind it: what it prints
@@ -24,7 +24,7 @@ from pathlib import Path
 __all__ = ["Block", "Run", "blocks_of", "run_page", "same"]
 
 Run = Callable[[list[str], str], tuple[int, str]]
-"""A command of `pyvelo`, and what is typed: its exit code, and all that it writes."""
+"""Function from a command of `pyvelo` and its input to the exit code and all output."""
 
 KINDS = ("python", "python theirs", "console", "console theirs", "text", "json")
 
@@ -33,7 +33,7 @@ _TIME = re.compile(r"\d[\d,.]*(?= (?:s|ms|per second)\b)")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block; `where` is its first line of code, `shown` what a Python block prints, if told."""
+    """A fenced block; `where` is its first line of code, `shown` the expected output of Python, if any."""
 
     kind: str
     code: str
@@ -43,7 +43,7 @@ class Block:
 
 
 def blocks_of(page: Path) -> list[Block]:
-    """The blocks of a page; ValueError for one that does not say what it is."""
+    """Return the blocks of a page; ValueError for a block without a language."""
     found: list[Block] = []
     lines = page.read_text(encoding="utf-8").splitlines()
     at = end = 0
@@ -71,7 +71,7 @@ def blocks_of(page: Path) -> list[Block]:
 
 
 def run_page(page: Path, run: Run) -> int:
-    """Runs a page's own blocks in the current folder; how many did. AssertionError says which went wrong."""
+    """Run a page's blocks in the current folder; return how many ran. AssertionError names a wrong one."""
     namespace: dict[str, object] = {"__name__": "__main__"}
     n_run = 0
     for block in blocks_of(page):
@@ -114,7 +114,7 @@ def _run_console(block: Block, run: Run) -> int:
 
 
 def _commands(code: str) -> Iterator[tuple[str, list[str]]]:
-    """Each command, and the lines behind it."""
+    """Yield each command and the lines after it."""
     command: str | None = None
     shown: list[str] = []
     for line in code.splitlines():
@@ -134,7 +134,7 @@ def _compare(block: Block, printed: str, shown: str) -> None:
 
 
 def same(printed: str, shown: str) -> bool:
-    """Whether what is shown is what was printed; see above."""
+    """Return whether the printed output matches the shown one; see above."""
     pattern = ""
     for line in _plain(shown):
         if line.strip() == "...":
@@ -145,5 +145,5 @@ def same(printed: str, shown: str) -> bool:
 
 
 def _plain(text: str) -> list[str]:
-    """Lines without times, blanks at their ends, and empty ones at the end."""
+    """Return lines without times, trailing blanks, and empty lines at the end."""
     return [_TIME.sub("#", line.rstrip()) for line in text.rstrip().splitlines()]

@@ -1,4 +1,4 @@
-"""What the pages say of differences to others, where it can be tried out."""
+"""Claims of the pages about differences to other libraries."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ LLAMA_CPP_PYTHON = ROOT / "docs" / "FROM_LLAMA_CPP_PYTHON.md"
 
 
 def row(page: Path, begin: str) -> list[str]:
-    """The cells of the row that begins so."""
+    """Return the cells of the row that begins so."""
     (found,) = [cells for table in tables(page) for cells in table if cells[0].startswith(begin)]
     return found
 
 
 def arguments(cell: str) -> dict[str, Any]:
-    """What a cell such as `f=1` passes to SamplingParams."""
+    """Return the arguments of SamplingParams in a cell such as `f=1`."""
     call = ast.parse(f"f({cell.split('`')[1]})", mode="eval").body
     assert isinstance(call, ast.Call)
     return {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}

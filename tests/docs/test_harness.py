@@ -1,4 +1,4 @@
-"""What runs the pages does run them: a block that is wrong in any way is found."""
+"""Tests of `snippets`: it finds a block that is wrong in any way."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def fence(kind: str, code: str) -> str:
     return f"Words.\n\n```{kind}\n{code}\n```\n"
 
 
-def test_a_block_that_nobody_marked_runs(page: Path) -> None:
+def test_a_block_without_marks_runs(page: Path) -> None:
     page.write_text(fence("python", "x = 1") + fence("python", "raise KeyError(x + 1)"))
     with pytest.raises(KeyError, match="2") as failed:
         run_page(page, no_command)

@@ -1,4 +1,4 @@
-"""What the pages name is there: arguments in the tables of ours, files and headings behind links."""
+"""Names in the pages exist: our arguments in the tables, files and headings of links."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def cells(line: str) -> list[str]:
 
 
 def tables(page: Path) -> list[list[list[str]]]:
-    """The cells of each table, its heading first."""
+    """Return the cells of each table, its heading first."""
     found: list[list[list[str]]] = [[]]
     for line in page.read_text(encoding="utf-8").splitlines():
         if line.startswith("|"):
@@ -51,7 +51,7 @@ def test_arguments_in_our_column_exist(page: Path) -> None:
 
 
 def names(cell: str) -> set[str]:
-    """Of arguments in a cell."""
+    """Return the names of arguments in a cell."""
     return {name for code in re.findall("`[^`]*`", cell) for name in NAME.findall(code)}
 
 
@@ -70,7 +70,7 @@ def test_each_setting_is_in_the_readme_or_a_comparison() -> None:
 
 
 def slug(heading: str) -> str:
-    """As the hub of git makes an anchor of a heading."""
+    """Return GitHub's anchor of a heading."""
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
 
 

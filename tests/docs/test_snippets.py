@@ -1,4 +1,4 @@
-"""What the pages show is what happens: their code runs, and prints what they say; nothing is left out."""
+"""The code of every page runs, and prints the output that the page shows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LEAST = {"README.md": 5, "GUIDE.md": 14, "FROM_LLAMA_CPP_PYTHON.md": 8, "FROM_VL
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
-    """`pyvelo` in a folder with the models that pages name, and a hub with the one that they pull."""
+    """Run `pyvelo` in a folder with the models of the pages, and a hub with the model that they pull."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # the command line has its own
     Path("model.gguf").symlink_to(DEMO_MODEL)
@@ -48,7 +48,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
 
 
 def in_process(arguments: list[str], typed: str, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
-    """Exit code and all output of a command."""
+    """Return exit code and all output of a command."""
     written = io.StringIO()
     with monkeypatch.context() as patch, redirect_stdout(written), redirect_stderr(written):
         patch.setattr(sys, "stdin", io.StringIO(typed))

@@ -1,4 +1,4 @@
-"""The race measures what it says, and judges it by the promised ratios."""
+"""scripts/bench/engine.py: its figures, and the verdict by minimum ratios."""
 
 from __future__ import annotations
 

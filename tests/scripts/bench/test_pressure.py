@@ -58,7 +58,7 @@ def test_the_whole_script(tiny_model_f32: Path) -> None:
     assert found["recompute"] > 0
 
 
-def test_where_nobody_gives_way_one_policy_is_timed(
+def test_without_preemption_one_policy_is_timed(
     tiny_model_f32: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []

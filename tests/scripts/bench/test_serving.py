@@ -117,7 +117,7 @@ def test_figures_follow_from_the_times_of_tokens() -> None:
     assert waste_of_slots(records, 64) == pytest.approx(sum(slots) / 12)
 
 
-def test_nobody_finished() -> None:
+def test_no_request_finished() -> None:
     found = summarise([Record(0.0, 1, 1)], ttft_limit=1, tbt_limit=1, capacity=1, waste=0)
     assert (found.tokens_per_s, found.good, found.failed) == (0, 0, 1)
 

@@ -47,7 +47,7 @@ sys.exit("nobody saw the first byte")
 
 
 @pytest.mark.parametrize("measure", [whole, to_first_byte, load_seconds])
-def test_what_fails_is_told_of(measure: object) -> None:
+def test_failures_are_reported(measure: object) -> None:
     assert callable(measure)
     with pytest.raises(ScriptError, match="failed"):
         measure(python("import sys; sys.exit('no such model')"), ENVIRONMENT)

@@ -74,7 +74,7 @@ class TestProgram:
 
     @pytest.fixture(autouse=True)
     def old_compiler(self, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
-        """Stands for that of CUDA 12: has nothing to complain of; the kernels that it was asked for."""
+        """Replace CUDA 12's compiler by one that always succeeds; return the kernels that it compiles."""
         asked: list[tuple[str, ...]] = []
 
         def compile_with_nvrtc(

@@ -9,7 +9,7 @@ import pytest
 from scripts.check import isolation
 
 
-def test_nobody_sees_another(tiny_model_f32: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_request_changes_another(tiny_model_f32: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VELO_DEBUG", "1")
     assert isolation.run(tiny_model_f32, 60, 5, 2) == 0
 

@@ -91,7 +91,7 @@ def test_every_change_of_the_modules_is_python() -> None:
             compile(changed, module, "exec")
 
 
-def test_what_is_equivalent_is_there() -> None:
+def test_equivalent_mutants_exist() -> None:
     """The table names mutants of the modules as they are, so that it does not outlive them."""
     found = {
         mutate.key(m) for file in mutate.MODULES for m in mutants(file, (mutate.ROOT / file).read_bytes())

@@ -49,7 +49,7 @@ def test_a_person_is_a_name_a_surname_and_digits(vocab: Vocab) -> None:
     assert said == ["Anna", "\u0120Berger", "\u01204", "8", "2", "1", "."]
 
 
-def test_any_text_comes_back(vocab: Vocab) -> None:
+def test_any_text_survives_encoding(vocab: Vocab) -> None:
     for text in (
         " Who is Anna?",
         " Zx\u00fcglein \u65e5\u672c \U0001f600",
@@ -116,7 +116,7 @@ def test_only_answers_are_learned_and_of_spoken_tokens(vocab: Vocab) -> None:
             assert learned <= said
 
 
-def test_the_answer_is_the_person_who_was_named(vocab: Vocab) -> None:
+def test_the_answer_is_the_named_person(vocab: Vocab) -> None:
     for seed in range(20):
         dialogue = dialogues.training(vocab, Random(seed), 500)
         assert len({p.name for p in dialogue.people}) == len(dialogue.people)

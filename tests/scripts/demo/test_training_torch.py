@@ -1,4 +1,4 @@
-"""The demo model's training, where PyTorch is there: it computes what PyVelo does, learns, resumes."""
+"""The demo model's training with PyTorch: it computes what PyVelo computes, learns, and resumes."""
 
 from __future__ import annotations
 

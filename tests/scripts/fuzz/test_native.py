@@ -1,4 +1,4 @@
-"""What libFuzzer is given: small models that run, and damage that a seed decides."""
+"""Input of libFuzzer: small models that run, and damage that a seed decides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The check of a GPU where there is none: what it reports, and that nothing passes that was not tried."""
+"""The check of a GPU on a machine without one: its report, in which nothing passes that did not run."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ def test_what_is_wrong_fails_its_section_alone(
     assert why in next(found["why"] for found in failed if found["name"] == section)
 
 
-def test_pressure_that_pressed_nobody_is_no_pass(check: Check) -> None:
+def test_pressure_without_preemption_is_no_pass(check: Check) -> None:
     run = {"n_gpu_layers": -1, "swap_bytes": 1, **RIGHT, "preemptions": 0, "swaps": 0}
     _, report = check(Machine(pressure=json.dumps({"answers": 8, "runs": [run]})), "--only", "manager")
     (section,) = report["sections"]
@@ -282,7 +282,7 @@ def test_no_gpu_is_one_line_and_a_report(check: Check, capsys: pytest.CaptureFix
     assert (code, "ImportError: no library" in report["why"]) == (NO_GPU, True)
 
 
-def test_the_driver_is_named_by_whoever_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_driver_is_named_by_the_first_that_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     version = tmp_path / "version"
     monkeypatch.setattr(command, "KERNEL_DRIVER", version)
     silent = Machine(**{"nvidia-smi": Missing("not there")})

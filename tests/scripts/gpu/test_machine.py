@@ -1,4 +1,4 @@
-"""What the check of a GPU finds on a machine: what was carried, programs, libraries."""
+"""Search of the GPU check on a machine: the archive, programs, libraries."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_what_is_packed_is_found_again(tmp_path: Path) -> None:
     assert not (there / "gpu" / "mine").exists(), "a newer archive replaces it"
 
 
-def test_an_archive_that_was_cut_is_told(tmp_path: Path) -> None:
+def test_a_truncated_archive_is_reported(tmp_path: Path) -> None:
     archive = pack(bundle_at(tmp_path / "gpu"))
     archive.write_bytes(archive.read_bytes()[: archive.stat().st_size // 2])
     with pytest.raises(Missing, match=r"gpu\.tar\.xz cannot be unpacked"):

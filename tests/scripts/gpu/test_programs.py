@@ -178,7 +178,7 @@ def test_many_requests_are_asked_for_as_the_benchmark_understands(
     assert 0.5 < share < 0.8, "not all fit at once"
 
 
-def test_what_stock_lacks_is_told(tmp_path: Path) -> None:
+def test_missing_stock_programs_are_reported(tmp_path: Path) -> None:
     def run(*_: object) -> Done:
         pytest.fail("there is nothing to run")
 
@@ -200,7 +200,7 @@ def test_random_blocks_have_the_size_that_was_asked_for(name: str) -> None:
 
 
 def test_a_large_model_is_mixed_as_llama_quantize_mixes_it() -> None:
-    """Of an 8B shape's 32 layers half of the matrices that matter most get six bits; 4.9 GB in all."""
+    """Half of the most sensitive matrices of an 8B shape's 32 layers get six bits; 4.9 GB in all."""
     stored = {tensor.name: (tensor, stored_type(tensor, 32)) for tensor in tensors(LLAMA_8B, 128256)}
     more = [name for name, (_, kind) in stored.items() if kind == "Q6_K"]
     assert sum(name.endswith("attn_v.weight") for name in more) == 16

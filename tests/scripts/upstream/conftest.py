@@ -60,7 +60,7 @@ def write_sdist(path: Path, members: dict[str, str], extra: list[tarfile.TarInfo
 
 
 def sdist_members() -> dict[str, str]:
-    """What a good distribution holds: the tree, a submodule's stray .git, and files that nobody wants."""
+    """Return the files of a good distribution: the tree, a submodule's stray .git, and unneeded files."""
     members = {f"{TOP}/vendor/llama.cpp/{name}": text for name, text in TREE.items()}
     members |= {
         f"{TOP}/vendor/llama.cpp/.git": "gitdir: ../../.git/modules/vendor/llama.cpp\n",

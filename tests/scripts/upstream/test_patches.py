@@ -231,7 +231,7 @@ def test_series_and_folder_must_agree(repository: Repository) -> None:
         patches.check(repository.vendor)
 
 
-def test_changed_lines_are_those_of_the_hunks() -> None:
+def test_changed_lines_are_counted_in_hunks() -> None:
     diff = (
         "diff --git a/x.lua b/x.lua\n--- a/x.lua\n+++ b/x.lua\n"
         "@@ -1,3 +1,3 @@ title\n context\n--- a removed comment\n+++ an added one\n last\n"
@@ -342,7 +342,7 @@ def test_a_version_where_everything_applies(
     assert "llama-cpp-small==1.0 --hash=sha256:" in done.stdout
 
 
-def test_a_version_where_some_hunks_fail(
+def test_a_version_with_failing_hunks(
     repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     both = LLAMA.replace("line_10;", "line_10; int hook;").replace("line_30;", "line_30; int hook;")
