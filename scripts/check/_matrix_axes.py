@@ -12,8 +12,8 @@ __all__ = ["AXES", "SMALL", "Config", "Pair", "configurations", "covering", "pai
 
 MOST_SEQUENCES = 48
 MOST_STEPS = 150
-MOST_PRODUCTS = 1.5e9
-"""Limits of one configuration; only the multiplications of attention count."""
+MOST_PRODUCTS = 1.0e9
+"""Limits of one configuration; only the multiplications of attention count, as if nothing were shared."""
 
 TOKENS_BEHIND = 30
 """Tokens of a request after the common prefix, about."""
@@ -125,7 +125,7 @@ def possible(config: Config) -> bool:
         and config.batch_seqs <= max(8, config.batch_tokens)
         and config.sequences * config.n <= MOST_SEQUENCES
         and steps <= MOST_STEPS
-        and tokens * config.prefix * config.heads * config.key_dim <= MOST_PRODUCTS
+        and tokens * config.n * config.prefix * config.heads * config.key_dim <= MOST_PRODUCTS
     )
 
 
