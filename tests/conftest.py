@@ -26,6 +26,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         fixtures = getattr(item, "fixturenames", ())
         if "patched_library" in fixtures:
             item.add_marker("laboratory")
+        if "stock_library" in fixtures:
+            item.add_marker("stock")
         if "packed_model" in fixtures:
             item.add_marker("packing")
 

@@ -42,6 +42,19 @@ def stock_library() -> Path:
     return Path(folder) / f"libvelo-contiguous{SUFFIX}"
 
 
+@pytest.fixture(
+    scope="session",
+    params=[
+        pytest.param("patched_library", marks=pytest.mark.laboratory),
+        pytest.param("stock_library", marks=pytest.mark.stock),
+    ],
+)
+def contiguous_build(request: pytest.FixtureRequest) -> Path:
+    """The contiguous path of the patched tree; with the marker "stock", that of the unpatched one too."""
+    library: Path = request.getfixturevalue(request.param)
+    return library
+
+
 @pytest.fixture(scope="session")
 def make_model(tmp_path_factory: pytest.TempPathFactory) -> MakeModel:
     """make_model("--arch", "llama", ...): the path of a model with these arguments, made once a session."""

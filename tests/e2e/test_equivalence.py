@@ -51,13 +51,8 @@ def job(make_model: MakeModel) -> contiguous.Job:
     return contiguous.Job(str(path), tokens, CHUNKS, N_GREEDY, type_k=F32, type_v=F32)
 
 
-@pytest.mark.parametrize(
-    "build", [pytest.param("patched_library", marks=pytest.mark.laboratory), "stock_library"]
-)
-def test_f32_equals_stock_to_rounding(
-    build: str, job: contiguous.Job, request: pytest.FixtureRequest
-) -> None:
-    stock = contiguous.run(request.getfixturevalue(build), job)
+def test_f32_equals_stock_to_rounding(job: contiguous.Job, contiguous_build: Path) -> None:
+    stock = contiguous.run(contiguous_build, job)
     paged = run_paged(Path(job.model), F32, job.tokens, job.chunks, job.n_greedy)
     assert nmse(stock.logits, paged.logits) <= 1e-7
     np.testing.assert_array_equal(stock.greedy, paged.greedy)
@@ -65,20 +60,20 @@ def test_f32_equals_stock_to_rounding(
 
 @pytest.mark.parametrize("arch", ["llama", "gemma2", "gemma3", "gpt-oss", "deepseek2", "lfm2"])
 def test_every_kind_of_memory(
-    arch: str, job: contiguous.Job, make_model: MakeModel, stock_library: Path
+    arch: str, job: contiguous.Job, make_model: MakeModel, contiguous_build: Path
 ) -> None:
     """Windows, soft-caps, sinks, experts, latent attention, recurrent states beside attention."""
     window = ("--window", "48") if arch in ("gemma2", "gemma3", "gpt-oss") else ()
     experts = ("--experts", "4") if arch == "gpt-oss" else ()
     path = make_model("--arch", arch, "--layers", "6", *window, *experts, "--type", "f32")
     here = replace(job, model=str(path), tokens=[token % 256 + 3 for token in job.tokens], n_greedy=20)
-    stock = contiguous.run(stock_library, here)
+    stock = contiguous.run(contiguous_build, here)
     paged = run_paged(path, F32, here.tokens, here.chunks, here.n_greedy)
     assert nmse(stock.logits, paged.logits) <= 1e-7
     np.testing.assert_array_equal(stock.greedy, paged.greedy)
 
 
-def test_f16_weights(job: contiguous.Job, make_model: MakeModel, stock_library: Path) -> None:
+def test_f16_weights(job: contiguous.Job, make_model: MakeModel, contiguous_build: Path) -> None:
     path = make_model(*SHAPE, "--type", "f16")
     steered = [
         *job.tokens,
@@ -86,7 +81,7 @@ def test_f16_weights(job: contiguous.Job, make_model: MakeModel, stock_library: 
     ]  # the same tokens for both, whatever the argmax
     chunks = [*CHUNKS, *[1] * N_GREEDY]
     stock = contiguous.run(
-        stock_library, replace(job, model=str(path), tokens=steered, chunks=chunks, n_greedy=0)
+        contiguous_build, replace(job, model=str(path), tokens=steered, chunks=chunks, n_greedy=0)
     )
     paged = run_paged(path, F32, steered, chunks, 0)
     assert nmse(stock.logits, paged.logits) <= 2e-5
@@ -95,7 +90,12 @@ def test_f16_weights(job: contiguous.Job, make_model: MakeModel, stock_library: 
 @pytest.mark.parametrize("weights", ["f32", "Q4_K_M"])
 @pytest.mark.parametrize("kv", [F16, Q8_0, Q4_0])
 def test_no_further_from_the_truth_than_stock(
-    kv: int, weights: str, job: contiguous.Job, make_model: MakeModel, stock_library: Path, tmp_path: Path
+    kv: int,
+    weights: str,
+    job: contiguous.Job,
+    make_model: MakeModel,
+    contiguous_build: Path,
+    tmp_path: Path,
 ) -> None:
     """The truth is stock with F32 pages and no flash attention, over what the weights stand for as floats.
 
@@ -113,8 +113,8 @@ def test_no_further_from_the_truth_than_stock(
         exact = replace(job, model=str(floats), tokens=tokens, chunks=chunks, n_greedy=0)
         over_kv = replace(exact, model=str(path), type_k=kv, type_v=kv, flash_attn=True)
         runs = (
-            contiguous.run(stock_library, exact),
-            contiguous.run(stock_library, over_kv),
+            contiguous.run(contiguous_build, exact),
+            contiguous.run(contiguous_build, over_kv),
             run_paged(path, kv, tokens, chunks, 0),
         )
         found.append([run.logits[-N_GREEDY:] for run in runs])
@@ -155,7 +155,7 @@ def test_fast_attention_costs_little(job: contiguous.Job, make_model: MakeModel)
 
 
 @pytest.mark.parametrize("kv", [F16, Q8_0, Q4_0])
-def test_rows_hold_the_bytes_of_stock(kv: int, make_model: MakeModel, stock_library: Path) -> None:
+def test_rows_hold_the_bytes_of_stock(kv: int, make_model: MakeModel, contiguous_build: Path) -> None:
     """One layer: its rows do not depend on attention, so not a bit may differ, rotation included."""
     path = make_model(*SHAPE[:2], "--layers", "1", *SHAPE[4:], "--type", "f32")
     with PagedRunner(path, type_k=kv, type_v=kv) as runner:
@@ -166,7 +166,7 @@ def test_rows_hold_the_bytes_of_stock(kv: int, make_model: MakeModel, stock_libr
         job = contiguous.Job(
             model=str(path), tokens=tokens, chunks=CHUNKS, type_k=kv, type_v=kv, flash_attn=True
         )
-        stock = contiguous.rows_of_state(contiguous.run(stock_library, job).state, len(tokens))
+        stock = contiguous.rows_of_state(contiguous.run(contiguous_build, job).state, len(tokens))
         ours = runner.rows(seq, [rows.shape[1] for rows in stock])
     for mine, theirs in zip(ours, stock, strict=True):
         np.testing.assert_array_equal(mine, theirs)
