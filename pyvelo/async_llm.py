@@ -1,4 +1,4 @@
-"""The face for asyncio: the engine steps in a thread of its own, answers come as they are awaited."""
+"""AsyncLLM, the interface for asyncio: the engine steps in a thread of its own."""
 
 from __future__ import annotations
 
@@ -40,13 +40,15 @@ __all__ = ["AsyncLLM"]
 
 
 class AsyncLLM(NotCopied):
-    """A GGUF model and its cache for asyncio; takes what `LLM` takes, and is used from one event loop.
+    """A GGUF model and its KV cache for asyncio, with the arguments of `LLM`, for one event loop.
 
-    The model is loaded by `async with`, or by the first request, in a thread: the loop goes on meanwhile. Any
-    number of requests may be awaited at once; they share every step. Whoever stops to listen (a task that is
-    cancelled, a stream that is closed, an asyncio.timeout that is up) ends the request within a step.
+    `async with` or the first request loads the model in a thread. Any number of requests may be awaited at
+    once; they share every step. A task that is cancelled, a stream that is closed, or an asyncio.timeout that
+    expires ends its request within a step.
 
-    Raises ConfigError here, and when the model is loaded ModelError, UnsupportedError or OutOfMemory.
+    Raises:
+        ConfigError: a setting is invalid.
+        ModelError, UnsupportedError, OutOfMemory: when the model is loaded.
     """
 
     _instead = "tasks may share it; another process opens its own"
@@ -99,7 +101,7 @@ class AsyncLLM(NotCopied):
         self._chats: Chats | None = None
         self._closed = threading.Event()
 
-    # ---- answers ----
+    # ---- generation ----
 
     @checked(params=SamplingParams)
     async def generate(
@@ -111,7 +113,7 @@ class AsyncLLM(NotCopied):
         request_id: str | None = None,
         return_errors: bool = False,
     ) -> list[RequestOutput]:
-        """Answers prompts as `LLM.generate` does."""
+        """Generate as `LLM.generate` does."""
         engine_loop = await self._engine_loop()
         processor = engine_loop.engine.processor
         asked = processor.ask_all(prompts, either(params, sampling_params), request_id)
@@ -134,7 +136,7 @@ class AsyncLLM(NotCopied):
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
     ) -> AsyncGenerator[StreamPiece, None]:
-        """Answers one prompt, a piece for every token as it comes."""
+        """Generate from one prompt; yield a piece for each token, as `LLM.stream` does."""
         engine_loop = await self._engine_loop()
         processor, param = engine_loop.engine.processor, for_each(either(params, sampling_params), 1)[0]
         prepare = partial(processor.prepare, prompt, param, asked=processor.ask(param, request_id))
@@ -176,7 +178,7 @@ class AsyncLLM(NotCopied):
     ) -> RequestOutput | list[RequestOutput]:
         """Answer one conversation with an output, or a list of conversations with a list, as `LLM.chat`."""
         chats = await self._templates()
-        # in a thread: a template may take its time
+        # in a thread, because a template may be slow
         prompts = await asyncio.to_thread(chats.prompts, messages, **options)
         chosen = either(params, sampling_params, chats.params)
         outputs = await self.generate(prompts, chosen, request_id=request_id)
@@ -192,7 +194,7 @@ class AsyncLLM(NotCopied):
         request_id: str | None = None,
         **options: Unpack[ChatOptions],
     ) -> AsyncGenerator[StreamPiece, None]:
-        """Answers one conversation, a piece for every token as it comes."""
+        """Answer one conversation; yield a piece for each token, as `LLM.chat_stream` does."""
         chats = await self._templates()
         prompt = await asyncio.to_thread(chats.one, messages, **options)
         param = either(params, sampling_params, chats.params)
@@ -216,7 +218,7 @@ class AsyncLLM(NotCopied):
     async def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams | None = None
     ) -> list[RequestOutput]:
-        """The best answers that a search of a certain width finds, as `LLM.beam_search` does."""
+        """Search the likeliest answers, as `LLM.beam_search` does."""
         engine_loop = await self._engine_loop()
         listed = [prompt for prompt, _ in pair_up(prompts, None)]
         return await engine_loop.run_steps(search(engine_loop.engine, listed, params))
@@ -229,7 +231,7 @@ class AsyncLLM(NotCopied):
 
     @checked()
     async def session(self, prompt: Prompt = (), *, cache_salt: str = "") -> AsyncSession:
-        """A sequence to go on from, and to fork, as `LLM.session` makes it: see `AsyncSession`."""
+        """Return an `AsyncSession`, as `LLM.session` does."""
         engine_loop = await self._engine_loop()
         make = partial(engine_loop.engine.processor.sequence, prompt, cache_salt)
         return AsyncSession(engine_loop, await engine_loop.preparer.run(make))
@@ -242,8 +244,7 @@ class AsyncLLM(NotCopied):
         pooling: str | None = None,
         normalize: bool = True,
     ) -> NDArray[np.float32]:
-        """Vectors of texts, as `LLM.embed` gives them, computed in a thread; a task that is cancelled ends it
-        soon."""
+        """Return vectors of texts, as `LLM.embed` does, from a thread; cancelling the task ends it soon."""
         engine_loop = await self._engine_loop()
         stopped = threading.Event()
         try:
@@ -272,7 +273,7 @@ class AsyncLLM(NotCopied):
         detokenize = partial(engine_loop.engine.model.detokenize, tokens, special=special)
         return (await engine_loop.preparer.run(detokenize)).decode("utf-8", "replace")
 
-    # ---- what it is ----
+    # ---- properties and statistics ----
 
     @property
     def chat_template(self) -> ChatTemplate:
@@ -300,13 +301,13 @@ class AsyncLLM(NotCopied):
         return self._loaded.n_ctx
 
     async def stats(self) -> EngineStats:
-        """Blocks, bytes, tokens and times, exact between two steps."""
+        """Return blocks, bytes, tokens and times, exact between two steps."""
         engine_loop = await self._engine_loop()
         return await asyncio.to_thread(engine_loop.engine.stats)
 
     @asynccontextmanager
     async def trace(self, path: str | os.PathLike[str]) -> AsyncGenerator[None, None]:
-        """Records what the cache does meanwhile, as `LLM.trace`: `async with llm.trace("run.trace"): ...`."""
+        """Record the cache's work, as `LLM.trace` does: `async with llm.trace("run.trace"): ...`."""
         engine = (await self._engine_loop()).engine
         run = recording(engine.loop, path, engine.geometry.block_bytes, engine.pool.n_ctx)
         try:
@@ -316,14 +317,14 @@ class AsyncLLM(NotCopied):
             await run_in_thread(partial(run.__exit__, None, None, None))
 
     async def reset_prefix_cache(self) -> None:
-        """Forgets the prefixes of what has ended and of what runs."""
+        """Remove all prefixes from the cache, as `LLM.reset_prefix_cache` does."""
         engine_loop = await self._engine_loop()
         await asyncio.to_thread(engine_loop.engine.reset_prefix_cache)
 
-    # ---- life ----
+    # ---- end ----
 
     async def close(self) -> None:
-        """Ends what runs, its listeners get what is there, and frees model and cache; may be called twice."""
+        """Cancel all requests, which keep their text, and free model and cache; may be called twice."""
         self._closed.set()  # ends a load, too
         loading = self._loading
         if loading is None:
@@ -332,7 +333,7 @@ class AsyncLLM(NotCopied):
             await asyncio.wait([loading])
         if loading.done() and not loading.cancelled() and loading.exception() is None:
             engine_loop = loading.result()
-            engine_loop.engine.stop()  # what waits in threads makes room for this
+            engine_loop.engine.stop()  # frees the threads that wait for a step
             await asyncio.to_thread(engine_loop.close)
 
     async def __aenter__(self) -> AsyncLLM:
@@ -346,7 +347,7 @@ class AsyncLLM(NotCopied):
 
     @property
     def _loaded(self) -> Engine:
-        """The engine; EngineError while it is not loaded."""
+        """The engine; raises EngineError before the load."""
         loading = self._loading
         if loading is None or not loading.done() or loading.cancelled():
             raise EngineError("the model is not loaded yet: use `async with`, or await a request before")
@@ -370,7 +371,7 @@ class AsyncLLM(NotCopied):
                 "this AsyncLLM belongs to the event loop that used it first: make another one in this loop, "
                 "or use it in one asyncio.run"
             )
-        # whoever is cancelled while it loads does not take the model from the others
+        # a task that is cancelled does not cancel the load for the others
         return await asyncio.shield(self._loading)
 
 
@@ -381,7 +382,7 @@ async def _load(config: EngineConfig, closed: threading.Event) -> AsyncEngineLoo
 
 
 def _open(config: EngineConfig, closed: threading.Event) -> Engine:
-    """The engine, unless `closed` is set before it is there."""
+    """Open the engine; raise ClosedError if `closed` is set before the end."""
     try:
         engine = open_engine(config, closed)
     except Cancelled as error:

@@ -1,4 +1,4 @@
-"""Beam search, over sequences that fork: beams share the blocks of what they have in common."""
+"""Beam search over sequences that fork: beams share the blocks of their common prefix."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from pyvelo.sampling import BeamSearchParams
 __all__ = ["search"]
 
 MAX_BEST = 1024
-"""Of the likeliest tokens, how many a request can ask for."""
+"""Most likely tokens that a request can name."""
+
 N_ENDS = 8
-"""Of the likeliest tokens, how many may end an answer."""
+"""Likeliest tokens that may end an answer."""
 
 
 class _Answer(NamedTuple):
-    """An answer, or its beginning; `logprob` is that of all its tokens."""
+    """An answer or its start; `logprob` is the sum over its tokens."""
 
     logprob: float
     tokens: tuple[TokenLogprob, ...]
@@ -35,12 +36,12 @@ class _Answer(NamedTuple):
     stop_reason: int | None = None  # as in `Completion`
 
     def score(self, length_penalty: float, n_tokens: int | None = None) -> float:
-        """What it is worth; with `n_tokens`, if so many tokens more cost nothing to reach that length."""
+        """Return the score; n_tokens: of a longer answer with the same logprob."""
         return self.logprob / math.pow(n_tokens or len(self.tokens), length_penalty)
 
 
 class _Step(NamedTuple):
-    """A beam with one more token, and the number of the one that it continues."""
+    """A beam with one more token, and the number of the beam that it continues."""
 
     answer: _Answer
     parent: int
@@ -48,7 +49,7 @@ class _Step(NamedTuple):
 
 @dataclass
 class _Search:
-    """Behind one prompt: the beams, the sequence of each, and what has ended, the best first."""
+    """State of the search for one prompt: beams, their sequences, and complete answers, the best first."""
 
     prompt: Prompt
     prompt_ids: tuple[int, ...]
@@ -64,10 +65,10 @@ class _Search:
 def search(
     engine: Engine, prompts: abc.Sequence[Prompt], params: BeamSearchParams | None
 ) -> Generator[abc.Sequence[Submission], None, list[RequestOutput]]:
-    """See `LLM.beam_search`. The searches take their steps together: each yields what is to be run."""
+    """Search as `LLM.beam_search` does; yield the requests of each step of all searches."""
     params = BeamSearchParams() if params is None else params
     if not isinstance(params, BeamSearchParams):
-        raise RequestError(f"{shown(params)} are no settings of a beam search: give a BeamSearchParams")
+        raise RequestError(f"{shown(params)} are not parameters of a beam search: give a BeamSearchParams")
     searches = [_begin(engine, prompt, params) for prompt in prompts]
     try:
         while active := [search for search in searches if search.beams]:
@@ -87,7 +88,7 @@ def _begin(engine: Engine, prompt: Prompt, params: BeamSearchParams) -> _Search:
 def _advance(
     engine: Engine, searches: abc.Sequence[_Search], params: BeamSearchParams
 ) -> Generator[abc.Sequence[Submission], None, None]:
-    """One more token for every beam of every search."""
+    """Add a token to each beam of each search."""
     n_best = (
         params.beam_width + N_ENDS + len(tuple(params.stop_token_ids))
     )  # so many of one beam may be taken
@@ -96,7 +97,7 @@ def _advance(
         [engine.processor.go_on(sequence, settings) for sequence in search.sequences] for search in searches
     ]
     for search, submissions in zip(searches, given, strict=True):
-        for submission in submissions:  # whoever began earlier goes on earlier
+        for submission in submissions:  # in the order of the first step
             submission.requests[0].arrival = search.arrival
     yield [*chain.from_iterable(given)]
     raise_first_error(submission.output() for submission in chain.from_iterable(given))
@@ -124,8 +125,10 @@ def _choose(
     params: BeamSearchParams,
     is_end: Callable[[int], bool],
 ) -> list[_Step]:
-    """The beams to go on with; those that are complete join the ended ones. `nearest`: of each beam the
-    likeliest next tokens with their logprobs."""
+    """Return the beams to continue; add complete ones to the ended answers.
+
+    nearest: the likeliest next tokens of each beam, with their logprobs.
+    """
     steps: list[_Step] = []
     n_ended = 0
     for minus_total, number, token, logprob in _likeliest(search.beams, nearest):
@@ -135,7 +138,7 @@ def _choose(
         answer = _Answer(-minus_total, tokens, stopped, token if stopped and not ends else None)
         if not stopped and len(tokens) < search.n_most:
             steps.append(_Step(answer, number))
-        elif n_ended < params.beam_width:  # all have the same length: a later one has no better score
+        elif n_ended < params.beam_width:  # all have the same length, so later ones score lower
             search.ended.append(answer)
             n_ended += 1
         if len(steps) == params.beam_width or (n_ended == params.beam_width and len(tokens) == search.n_most):
@@ -148,8 +151,11 @@ def _choose(
 def _likeliest(
     beams: abc.Sequence[_Answer], nearest: abc.Sequence[tuple[tuple[int, float], ...]]
 ) -> Iterator[tuple[float, int, int, float]]:
-    """Yield beams with one more token, the likeliest first: minus the logprob of all tokens, the number of
-    the beam, the token and its logprob. Few of them are looked at, so they are merged and not sorted."""
+    """Yield beams with one more token, the likeliest first; merged, because few of them are read.
+
+    Yields:
+        Minus the logprob of all tokens, the number of the beam, the token and its logprob.
+    """
 
     def of_beam(number: int) -> Iterator[tuple[float, int, int, float]]:
         before = beams[number].logprob
@@ -159,17 +165,17 @@ def _likeliest(
 
 
 def _may_improve(search: _Search, steps: abc.Sequence[_Step], params: BeamSearchParams) -> bool:
-    """Whether some beam could still end better than the last of those that are given."""
+    """Return whether a beam could still score higher than the worst ended answer."""
     if not steps or len(search.ended) < params.beam_width:
         return True
-    # more tokens make an answer less likely: at best they cost nothing, at the length that is worth most
+    # more tokens make an answer less likely: the bound is the same logprob at the best length
     penalty, best = params.length_penalty, steps[0].answer
     most = max(best.score(penalty, n) for n in (len(best.tokens) + 1, search.n_most))
     return most > search.ended[-1].score(penalty)
 
 
 def _extend(engine: Engine, search: _Search, steps: abc.Sequence[_Step]) -> None:
-    """A sequence for each of the new beams, in the place of those of the old ones."""
+    """Replace the sequences of the old beams by forks, one for each new beam."""
     old = search.sequences
     new = [_fork(old[step.parent], step.answer.tokens[-1].token_id) for step in steps]
     with engine.loop.visit() as core:
@@ -181,7 +187,7 @@ def _extend(engine: Engine, search: _Search, steps: abc.Sequence[_Step]) -> None
 
 
 def _fork(sequence: Sequence, token: int) -> Sequence:
-    """Its tokens, but for the last, which was drawn for nothing, and this one."""
+    """Return a fork with another last token: the sampled one is replaced."""
     n_common = len(sequence.tokens) - 1
     return sequence.fork([*sequence.tokens[:n_common], token], n_common)
 

@@ -22,7 +22,7 @@ _MAX_BATCH = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """What `LLM` takes, with its defaults; ConfigError names the setting, its value and what would do."""
+    """Settings of `LLM` with their defaults; ConfigError names a wrong setting, its value and valid ones."""
 
     model: str | os.PathLike[str]
     kv_type: str | Sequence[str] = "f16"
@@ -73,7 +73,7 @@ class EngineConfig:
             raise ConfigError(f"progress={shown(self.progress)}: give a function of one number, or None")
 
     def _take(self, name: str, other: str, default: int | None) -> None:
-        """Set `name` to what is given by its other name."""
+        """Set `name` to the value of its other name."""
         mine, theirs, most = getattr(self, name), getattr(self, other), _MAX_BATCH
         if theirs is None:
             return
@@ -115,7 +115,7 @@ class EngineConfig:
 
 
 def _is_path(model: str | os.PathLike[str]) -> bool:
-    """Whether the system could look for a file of this name."""
+    """Return whether a file can have this name."""
     try:
         return b"\0" not in os.fsencode(model)
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""The blocking face: answers from a GGUF model, over a paged KV cache."""
+"""LLM, the blocking interface: text generation with a GGUF model over a paged KV cache."""
 
 from __future__ import annotations
 
@@ -36,44 +36,42 @@ __all__ = ["LLM"]
 
 
 class LLM(NotCopied):
-    """A GGUF model and its cache. Usable from several threads at once; their requests share every step.
+    """A GGUF model and its KV cache. Thread-safe: the requests of all threads share every step.
 
-    Of a model that only embeds (BERT and its kin) there is no cache: `embed` works, and what generates raises
+    A model that only embeds (such as BERT) has no cache: `embed` works, and other calls raise
     UnsupportedError.
 
-    model: path of the GGUF file, of the first one where it is in several; or a name on the hub, such as
-        "org/repo:Q4_K_M" (see pyvelo.models.hub.locate), which takes the extra `hub`.
+    model: path of the GGUF file, or of its first part; or a name on the hub, such as "org/repo:Q4_K_M" (see
+        pyvelo.models.hub.locate), which needs the extra `hub`.
     kv_type: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0 or iq4_nl, or a pair of them for K and V.
-    block_size: tokens in a block: 32, 64, 128 or 256; raised where a GPU needs it.
-    kv_cache_bytes: memory for the cache. None: enough for four sequences of n_ctx tokens (of 8192 where n_ctx
-        is None) and for 8192 tokens, but no more than 2 GiB unless a single sequence of n_ctx (or 4096)
-        tokens needs more.
-    memory_utilization: without kv_cache_bytes, weights and cache together take at most this share of the
-        memory that is free now.
-    n_ctx: longest sequence in tokens, prompt and answer; None: what the model was trained on, as far as the
-        cache holds it.
+    block_size: tokens in a block: 32, 64, 128 or 256; raised if a GPU needs larger blocks.
+    kv_cache_bytes: memory for the cache. None: enough for four sequences of n_ctx tokens (8192 if n_ctx is
+        None) and for 8192 tokens, but at most 2 GiB unless one sequence of n_ctx (or 4096) tokens needs more.
+    memory_utilization: largest share of the free memory for weights and cache, without kv_cache_bytes.
+    n_ctx: longest sequence in tokens, prompt and answer; None: the length that the model was trained on, if
+        the cache holds it.
     max_num_seqs: sequences that run at once; at most max_batch_tokens, and with recurrent layers as many as
         have their states in 1 GiB. The others wait.
-    max_batch_tokens: tokens of one step; longer prompts run in pieces.
+    max_batch_tokens: tokens of one step; longer prompts run in chunks.
     n_threads: threads that compute. None: one for each performance core that the process may run on, but no
         more than its CPU quota (`pyvelo info` shows both).
-    n_gpu_layers: layers on GPUs, the last ones first, the output among them; -1: all; "auto": as many as fit
+    n_gpu_layers: layers on GPUs, the last ones first, including the output; -1: all; "auto": as many as fit
         beside the cache, and 0 without a GPU.
-    prefix_cache: sequences that begin alike share the blocks of their beginning, also with those that ended
-        (but with recurrent layers, whose states are not in blocks).
-    swap_bytes: host memory beside the cache, for sequences that must give way while blocks are scarce; what
-        finds no room there, or is quicker to compute, is computed again (and with recurrent layers always).
+    prefix_cache: share blocks of equal prefixes, also with sequences that ended. Models with recurrent layers
+        do not share, because their states are not in blocks.
+    swap_bytes: host memory for the blocks of preempted sequences. Sequences that do not fit, or are quicker
+        to compute, are computed again; with recurrent layers all are.
     deterministic: the same tokens whether a request runs alone or beside others.
     attention_precision: "exact" rounds attention no more than stock does; "fast" may round the products of a
-        prompt to bfloat16, whatever the type.
-    seed: of the draws of requests that bring none.
-    progress: called while the model is loaded, with the share that is there, 0..1. Where weights are packed
-        for this processor, the first step does that, and calls it again from 0 to 1, in the thread that
-        computes. What it raises ends the load, or the requests of the step; it must not use the LLM.
+        prompt to bfloat16, for every type.
+    seed: for requests without a seed.
+    progress: called during the load with the loaded share, 0..1. If weights are packed for this processor,
+        the first step packs them and calls it again from 0 to 1, in the thread that computes. Its exception
+        ends the load, or the requests of the step. It must not use the LLM.
+    max_model_len, max_num_batched_tokens: vLLM's names of n_ctx and max_batch_tokens.
 
-    max_model_len, max_num_batched_tokens: other names of n_ctx and max_batch_tokens, as vLLM has them.
-
-    Raises ConfigError, ModelError, UnsupportedError or OutOfMemory.
+    Raises:
+        ConfigError, ModelError, UnsupportedError, OutOfMemory: as `open_engine`.
     """
 
     _instead = "threads may share it; another process opens its own"
@@ -125,7 +123,7 @@ class LLM(NotCopied):
         )
         self._chats = Chats(self._engine.model)
 
-    # ---- answers ----
+    # ---- generation ----
 
     @checked(params=SamplingParams)
     def generate(
@@ -141,7 +139,7 @@ class LLM(NotCopied):
 
         Args:
             prompts: text or token ids, one or a list.
-            params: for all prompts, or one for each; sampling_params is another name of it, as in vLLM.
+            params: for all prompts, or one for each; vLLM's name is sampling_params.
             request_id: name in the output (None: a unique one); of several prompts, i gets "request_id-i".
             return_errors: put the error of a request that fails into its output. Else it is raised when the
                 other requests have finished.
@@ -216,7 +214,7 @@ class LLM(NotCopied):
     ) -> RequestOutput | list[RequestOutput]:
         """Answer one conversation with an output, or a list of conversations with a list of outputs.
 
-        Control tokens are those that the template writes; their names in a content are text.
+        Only the template writes control tokens; their names in a content are text.
 
         Args:
             messages: dictionaries with role and content, or a list of such lists. An empty list is a list of
@@ -249,7 +247,7 @@ class LLM(NotCopied):
         request_id: str | None = None,
         **options: Unpack[ChatOptions],
     ) -> Generator[StreamPiece, None, None]:
-        """Answers one conversation as `chat` does, a piece for every token, as `stream` does."""
+        """Answer one conversation as `chat` does; yield a piece for each token, as `stream` does."""
         self._engine.loop.check_open()
         prompt = self._chats.one(messages, **options)
         param = either(params, sampling_params, self._chats.params)
@@ -258,16 +256,16 @@ class LLM(NotCopied):
     def get_default_sampling_params(self) -> SamplingParams:
         """Return the parameters of a chat for which none are given.
 
-        Its temperature, top_k, top_p, min_p and repetition_penalty are those of the metadata
-        `general.sampling.*` in the model's file, else temperature=0.7 and top_p=0.95. An answer ends where
-        the model ends it, or when the context is full.
+        Its temperature, top_k, top_p, min_p and repetition_penalty come from the model file's metadata
+        `general.sampling.*`, else temperature=0.7 and top_p=0.95. An answer ends when the model ends it, or
+        when the context is full.
         """
         self._engine.loop.check_open()
         return self._chats.params
 
     @checked(ChatOptions)
     def chat_prompt(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> tuple[int, ...]:
-        """The token ids that `chat` would answer."""
+        """Return the token ids that `chat` would answer."""
         self._engine.loop.check_open()
         return tuple(self._chats.one(messages, **options))
 
@@ -277,10 +275,9 @@ class LLM(NotCopied):
         prompts: Prompt | Sequence[Prompt],
         params: BeamSearchParams | None = None,
     ) -> list[RequestOutput]:
-        """The best answers to each prompt that a search of a certain width finds, the best first.
+        """Search the likeliest answers to each prompt; return them with their logprobs, the best first.
 
-        Every answer brings its logprobs. Beams share the blocks of what they have in common. Raises as
-        `generate` does.
+        Beams share the blocks of their common prefix. Raise as `generate` does.
         """
         engine = self._engine
         engine.loop.check_open()
@@ -289,9 +286,10 @@ class LLM(NotCopied):
 
     @checked()
     def session(self, prompt: Prompt = (), *, cache_salt: str = "") -> Session:
-        """A sequence to go on from, and to fork: see `Session`. Nothing is computed yet.
+        """Return a `Session`: text to continue and to fork. Nothing is computed yet.
 
-        Raises RequestError where the prompt is none or too long, OutOfBlocks where the cache cannot hold it.
+        Raises:
+            RequestError, OutOfBlocks: the prompt is invalid, or too long for the context or the cache.
         """
         self._engine.loop.check_open()
         return Session(self._engine, self._engine.processor.sequence(prompt, cache_salt))
@@ -317,14 +315,17 @@ class LLM(NotCopied):
         pooling: str | None = None,
         normalize: bool = True,
     ) -> NDArray[np.float32]:
-        """A vector for each text (text or token ids, one or a list): float32 [n, info.n_embd_out].
+        """Return a vector for each text: float32 [n, info.n_embd_out]. The first call creates the context.
 
-        `pooling` makes it of the vectors of the text's tokens: "mean", "cls" (the first) or "last"; None:
-        what the model's file says. `normalize` gives it a length of 1. A text is read whole: up to n_ctx
-        tokens, and no more than the model was trained on. The context for it is made with the first.
+        Args:
+            texts: text or token ids, one or a list. Each has up to n_ctx tokens, and at most as many as the
+                model was trained on.
+            pooling: of the vectors of the tokens: "mean", "cls" (the first) or "last"; None: the model's own.
+            normalize: give each vector a length of 1.
 
-        Raises RequestError where a text is empty or too long, or where the model names no pooling and
-        `pooling` neither; UnsupportedError where the model has no embeddings; OutOfMemory, ComputeError.
+        Raises:
+            RequestError: a text is empty or too long, or neither the model nor `pooling` names a pooling.
+            UnsupportedError, OutOfMemory, ComputeError: the vectors cannot be computed.
         """
         return self._engine.embeddings.embed(texts, pooling, normalize)
 
@@ -332,22 +333,22 @@ class LLM(NotCopied):
 
     @checked()
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        """Token ids of a text; add_special: with what the model expects in front, as `generate` does it;
-        parse_special: names of control tokens in the text become those tokens."""
+        """Return the token ids of a text; add_special: with the model's tokens around it, as in `generate`;
+        parse_special: with control tokens for their names in the text."""
         self._engine.check_open()
         return self._engine.model.tokenize(text, add_special=add_special, parse_special=parse_special)
 
     @checked()
     def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
-        """Text of token ids; special: with control tokens by name. What is not UTF-8 becomes U+FFFD."""
+        """Return the text of token ids, U+FFFD for bytes that are not UTF-8; special: with control tokens."""
         self._engine.check_open()
         return self._engine.model.detokenize(tokens, special=special).decode("utf-8", "replace")
 
-    # ---- what it is ----
+    # ---- properties and statistics ----
 
     @property
     def chat_template(self) -> ChatTemplate:
-        """The template of `chat`: the model's own, or a fallback that is known by its `name`."""
+        """Template of `chat`: the model's own, or a fallback (see its `name`)."""
         return self._chats.template
 
     @property
@@ -371,24 +372,23 @@ class LLM(NotCopied):
         return self._engine.n_ctx
 
     def stats(self) -> EngineStats:
-        """Blocks, bytes, tokens and times, exact between two steps."""
+        """Return blocks, bytes, tokens and times, exact between two steps."""
         return self._engine.stats()
 
     def trace(self, path: str | os.PathLike[str]) -> AbstractContextManager[None]:
-        """Records in a file what the cache does meanwhile, for `pyvelo report` and `pyvelo simulate`:
-        `with llm.trace("run.trace"): ...`. No text is recorded. ConfigError while another recording goes on.
-        """
+        """Record the cache's work in a file, for `pyvelo report` and `pyvelo simulate`, but no text:
+        `with llm.trace("run.trace"): ...`. Raise ConfigError during another recording."""
         engine = self._engine
         return recording(engine.loop, path, engine.geometry.block_bytes, engine.pool.n_ctx)
 
     def reset_prefix_cache(self) -> None:
-        """Forgets the prefixes of what has ended and of what runs; their blocks become free."""
+        """Remove all prefixes from the cache; blocks that no sequence holds become free."""
         self._engine.reset_prefix_cache()
 
-    # ---- life ----
+    # ---- end ----
 
     def close(self) -> None:
-        """Cancels what runs and frees model and cache; may be called twice."""
+        """Cancel all requests and free model and cache; may be called twice."""
         self._engine.close()
 
     def __enter__(self) -> LLM:

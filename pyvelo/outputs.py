@@ -1,4 +1,4 @@
-"""What a request gives back."""
+"""Outputs of requests: completions, stream pieces, logprobs, usage and times."""
 
 from __future__ import annotations
 
@@ -30,8 +30,10 @@ error: it failed; seen only with `return_errors`, else the error is raised.
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """How likely a token was: the natural logarithm of its probability, and in `top` the most likely tokens
-    with theirs, the most likely first; by the model's own distribution, before bias and temperature."""
+    """Natural logarithm of a token's probability, by the model's distribution before bias and temperature.
+
+    top: the most likely tokens with their logprobs, the most likely first.
+    """
 
     token_id: int
     logprob: float
@@ -40,10 +42,10 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class StreamPiece:
-    """What one generated token adds to sample `index` of a request.
+    """Text and data of one generated token of sample `index` of a request.
 
-    text: empty while a character or a stop string is incomplete; the first one of a sample begins with the
-        prompt if it is echoed.
+    text: empty while a character or a stop string is incomplete; the first piece of a sample starts with the
+        prompt if `echo` is set.
     token_ids: the token; empty only in the last piece of a sample that was cancelled or ran out of time.
     finish_reason, stop_reason: as in `Completion`, in the last piece of a sample; None before.
     logprob: of the token, if logprobs were asked for.
@@ -67,7 +69,7 @@ class StreamPiece:
 
 @dataclass(frozen=True, slots=True)
 class RequestTimes:
-    """When a request was asked for and answered, in seconds of the clock `time.perf_counter()`.
+    """Times of a request, in seconds of the clock `time.perf_counter()`.
 
     queued: the caller asked; `SamplingParams.timeout` runs from here.
     first_token: the first token of any sample was generated; None if there is none.
@@ -81,7 +83,7 @@ class RequestTimes:
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens that a request took: its prompt, what of it was found in a cache, and all its samples."""
+    """Tokens of a request: its prompt, the prefix hit in the prompt, and all its samples."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -96,11 +98,11 @@ class Usage:
 class Completion:
     """One sample.
 
-    text: excludes the token and the stop string that ended it; begins with the prompt if it is echoed.
-    token_ids: what was generated, with the token that ended it.
+    text: excludes the end token and the stop string; starts with the prompt if `echo` is set.
+    token_ids: generated tokens, including the end token.
     finish_reason: see `FinishReason`.
-    error: what it failed with, if `finish_reason` is "error".
-    logprobs: one for each token, if they were asked for.
+    error: exception, if `finish_reason` is "error".
+    logprobs: one for each token, if requested.
     stop_reason: the stop string or the id of `stop_token_ids` that ended it; None if the model's own end
         token or anything else did.
     """
@@ -115,13 +117,13 @@ class Completion:
 
     @property
     def cumulative_logprob(self) -> float | None:
-        """ln of the probability of all its tokens, where logprobs were asked for."""
+        """Sum of the logprobs of its tokens; None if logprobs were not requested."""
         return sum(token.logprob for token in self.logprobs) if self.logprobs is not None else None
 
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """The answer to one prompt. `text`, `token_ids` and the two reasons are those of the first sample.
+    """Output of one prompt. `text`, `token_ids` and the two reasons belong to the first sample.
 
     prompt_logprobs: None for the first token of the prompt and one for each other, if they were asked for and
         the request did not end before they were known.
@@ -155,12 +157,12 @@ class RequestOutput:
 
     @property
     def error(self) -> Exception | None:
-        """Why the request failed; None where it did not."""
+        """Exception of the request; None if it did not fail."""
         return next((output.error for output in self.outputs if output.error is not None), None)
 
 
 def raise_first_error(outputs: Iterable[RequestOutput]) -> None:
-    """Raises what the first of them failed with, where one did."""
+    """Raise the exception of the first output that failed, if any."""
     error = next((output.error for output in outputs if output.error is not None), None)
     if error is not None:
         raise error

@@ -1,4 +1,4 @@
-"""How the next token is chosen and when a request ends."""
+"""Parameters of sampling, of the end of a request, and of beam searches."""
 
 from __future__ import annotations
 
@@ -21,49 +21,48 @@ _log = logging.getLogger("pyvelo")
 
 _MAX_TOKEN = (1 << 31) - 1
 _MAX_GRAMMAR = 1 << 20
-_LEAST = (
-    2.0**-126
-)  # of 32-bit floats, the smallest above 0 with full precision: the sampler computes with these
+_LEAST = 2.0**-126
+"""Smallest 32-bit float above 0 with full precision; the sampler computes with 32-bit floats."""
 
 
 @check_fields
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """Settings of one request; every value is checked here, RequestError says what would do.
+    """Settings of one request; RequestError names a wrong value and valid ones.
 
-    max_tokens: tokens to generate at most; None: until the context is full.
-    n: samples of the same prompt; sample i of a seeded request draws with seed + i.
-    best_of: so many samples are drawn, and the n whose tokens were the likeliest on average are given, the
-        best first; not for streams.
-    min_tokens: tokens to generate before any may end the answer: until then end tokens and `stop_token_ids`
-        are not drawn, and stop strings do not count. A grammar that is complete ends it nevertheless.
+    max_tokens: most tokens to generate; None: until the context is full.
+    n: samples of the same prompt; sample i of a seeded request samples with seed + i.
+    best_of: generate so many samples and return the n with the highest mean logprob, the best first; not for
+        streams.
+    min_tokens: tokens to generate before the answer may end: until then end tokens and `stop_token_ids` are
+        not sampled, and stop strings do not count. A complete grammar ends the answer anyway.
     temperature: 0 takes the most likely token; 1 leaves the model's distribution as it is.
-    top_k: draws among the k most likely tokens only; 0 or -1: among all.
-    top_p: draws among the most likely tokens that together have this probability; 1: among all.
-    min_p: leaves out tokens less likely than this share of the most likely one; 0: none.
+    top_k: sample from the k most likely tokens; 0 or -1: from all.
+    top_p: sample from the most likely tokens that together have this probability; 1: from all.
+    min_p: exclude tokens less likely than this share of the most likely one; 0: none.
     repetition_penalty: divides the logits of tokens in prompt and output; 1: off.
     presence_penalty, frequency_penalty: subtracted from the logits of tokens in the output, once or once for
         each occurrence; 0: off.
-    stop: strings that end the answer; they are not part of it.
-    stop_token_ids: tokens that end the answer, beside those of the model.
-    ignore_eos: goes on where the model would end.
-    skip_special_tokens: leaves control tokens out of the text; False: they are in it by name, and stop
-        strings may match them. The token that ends an answer is never in it.
-    seed: 0 to 2**64-1; None: one that differs from request to request.
-    logprobs: tells how likely every token was, and so many of the most likely ones in its place; up to 1024.
-    prompt_logprobs: tells the same of the tokens of the prompt, which then runs in smaller pieces, and takes
-        nothing from the cache.
-    echo: the text begins with the prompt's: as it was given, or as its token ids read; in a chat as the
-        template wrote it, in a session with all that is there. `token_ids` and `stop` know only the answer.
+    stop: strings that end the answer; excluded from the text.
+    stop_token_ids: tokens that end the answer, in addition to the model's end tokens.
+    ignore_eos: continue after the model's end tokens.
+    skip_special_tokens: exclude control tokens from the text; False: include their names, which stop strings
+        may match. The end token is never in the text.
+    seed: 0 to 2**64-1; None: another one for each request.
+    logprobs: number of most likely tokens to return with their logprobs, beside the logprob of each generated
+        token; up to 1024.
+    prompt_logprobs: the same for the tokens of the prompt. Its prefill has smaller chunks and no prefix hit.
+    echo: start the text with the prompt: as given, or the text of its token ids; in a chat the template's
+        text, in a session all text. `token_ids` and `stop` refer to the answer only.
     logit_bias: added to the logit of a token; -inf bans it.
-    grammar, json_schema, regex: one of them at most, which the answer follows: a grammar in GBNF or Lark; a
-        schema, as text or as what json.loads gives; a regular expression. They need the extra `grammar`.
+    grammar, json_schema, regex: at most one; the answer follows it. A grammar in GBNF or Lark; a schema, as
+        text or as the result of json.loads; a regular expression. They need the extra `grammar`.
     priority: lower values run first and are preempted last, as in vLLM. A difference of one counts as much as
-        64 requests of earlier arrival, so that no request starves.
-    timeout: seconds from the call after which the request ends with what it has and the finish reason
+        64 arrivals, so no request starves.
+    timeout: seconds from the call after which the request ends with its text so far and the finish reason
         "timeout"; checked between two steps.
-    cache_salt: requests share the blocks of their beginnings only with those of the same salt; give each
-        tenant one, and none can tell from times what another has asked.
+    cache_salt: requests share prefixes only with requests of the same salt. With a salt for each tenant, no
+        tenant can learn another's prompts from response times.
     """
 
     max_tokens: int | None = 16
@@ -150,12 +149,12 @@ class SamplingParams:
 @check_fields
 @dataclass(frozen=True, kw_only=True)
 class BeamSearchParams:
-    """Settings of a beam search; every value is checked here, RequestError says what would do.
+    """Settings of a beam search; RequestError names a wrong value and valid ones.
 
-    beam_width: beams that are kept from token to token, and answers that are given.
-    max_tokens: tokens of an answer at most.
-    length_penalty: an answer of n tokens of probability p is worth ln(p) / n**length_penalty;
-        0 prefers short answers, larger values long ones.
+    beam_width: number of beams, and of answers.
+    max_tokens: most tokens of an answer.
+    length_penalty: the score of an answer of n tokens and probability p is ln(p) / n**length_penalty; 0
+        prefers short answers, larger values long ones.
     stop_token_ids, ignore_eos, priority, cache_salt: as in `SamplingParams`.
     """
 
@@ -176,7 +175,7 @@ class BeamSearchParams:
         self.step(0)  # checks the rest
 
     def step(self, n_best: int) -> SamplingParams:
-        """Of the request that a beam's next token needs: one token, and the `n_best` likeliest."""
+        """Return the parameters of a request for a beam's next token, with the `n_best` likeliest tokens."""
         return SamplingParams(
             max_tokens=1,
             temperature=0.0,
