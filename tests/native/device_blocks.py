@@ -1,4 +1,4 @@
-"""Run by test_device_blocks.py in a process of its own: blocks of a pool that is half on a device."""
+"""Run by test_device_blocks.py in its own process: blocks of a pool that is half on a device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def open_context(model: Model, n_swap_blocks: int = 24) -> Context:
 
 
 def fill(context: Context, rng: np.random.Generator) -> np.ndarray:
-    """Something else in every block; returns it."""
+    """Write different bytes to every block. Return them."""
     data = rng.integers(0, 256, (N_BLOCKS, context.info.block_bytes), np.uint8)
     context.write_blocks(range(N_BLOCKS), data)
     return data
@@ -31,7 +31,7 @@ def check_pool(context: Context, expected: np.ndarray) -> None:
 
 
 def check_copies(context: Context, rng: np.random.Generator) -> None:
-    """As NumPy copies row after row: neighbours, chains, blocks that are copied to themselves."""
+    """Compare with NumPy's copies of rows: neighbours, copies of copies, blocks copied to themselves."""
     lists = [
         ([1], [7]),
         ([3], [3]),
@@ -47,12 +47,12 @@ def check_copies(context: Context, rng: np.random.Generator) -> None:
         context.copy_blocks(sources, targets)
         for source, target in zip(sources, targets, strict=True):
             data[target] = data[source]
-        assert lab_device.counts().reads == before, "nothing went through the host"
+        assert lab_device.counts().reads == before, "no byte went through the host"
         check_pool(context, data)
 
 
 def check_swap(context: Context, rng: np.random.Generator) -> None:
-    """What went out comes back, wherever it lay there, while the pool is overwritten."""
+    """Blocks are the same after swaps out and in, with any swap blocks, although the pool is overwritten."""
     for _ in range(12):
         data, n = fill(context, rng), int(rng.integers(1, 20))
         blocks = rng.permutation(N_BLOCKS)[:n] if rng.integers(2) else np.arange(n) + 3
@@ -69,7 +69,7 @@ def check_swap(context: Context, rng: np.random.Generator) -> None:
 
 
 def check_shared(context: Context, n_layers_there: int) -> None:
-    """What sequences have in common is told to the device; a step of three has them in common twice."""
+    """The device gets the shared blocks of sequences. A step of three sequences has two shared prefixes."""
     arrays = StepArrays(max_tokens=200, max_seqs=4, max_width=8, max_copies=0)
     work = [
         (Seq([4, 5, 6, 7], 100), [1]),

@@ -1,4 +1,4 @@
-"""Sequences driven by hand over a context: what the engine does, in a few lines."""
+"""Sequences over a context without an engine, in a few lines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pyvelo.native import Context, StepArrays
 
 @dataclass
 class Seq:
-    """A sequence that owns the blocks of its table."""
+    """Sequence that owns the blocks of its table."""
 
     table: list[int]
     length: int = 0
@@ -23,7 +23,7 @@ class Seq:
 def fill_step(
     arrays: StepArrays, block_size: int, work: Sequence[tuple[Seq, Sequence[int]]]
 ) -> tuple[int, int]:
-    """Describes a step that appends tokens to sequences; logits are wanted of the last token of each."""
+    """Fill the arrays for a step that appends tokens to sequences, with logits of the last token of each."""
     at = 0
     arrays.tables[: len(work)] = -1
     for row, (seq, tokens) in enumerate(work):
@@ -42,7 +42,7 @@ def fill_step(
 
 
 def run(context: Context, arrays: StepArrays, work: Sequence[tuple[Seq, Sequence[int]]]) -> None:
-    """One step; the sequences grow only when it went well."""
+    """Run one step. The sequences grow only if it succeeds."""
     context.run(arrays, *fill_step(arrays, context.info.block_size, work))
     for seq, tokens in work:
         seq.length += len(tokens)
@@ -50,5 +50,5 @@ def run(context: Context, arrays: StepArrays, work: Sequence[tuple[Seq, Sequence
 
 
 def logits_of(context: Context, n: int) -> npt.NDArray[np.float32]:
-    """All wanted outputs of the last step: [n, n_vocab]."""
+    """Return all output rows of the last step: [n, n_vocab]."""
     return np.stack([context.logits(row) for row in range(n)])

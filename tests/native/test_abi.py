@@ -15,7 +15,7 @@ HANDLES = ("velo_model", "velo_context", "velo_sampler", "velo_embedder")
 
 
 def empty(kind: Any) -> Any:
-    """NULL, or 0."""
+    """Return NULL, or 0."""
     if kind.kind in ("pointer", "function"):
         return ffi.NULL
     return 0.0 if kind.cname in ("float", "double") else 0
@@ -26,7 +26,7 @@ def arguments(name: str) -> list[Any]:
 
 
 def handle_of(name: str) -> str | None:
-    """The kind of handle that a function takes first."""
+    """Return the type of the first argument of a function, if it is a handle."""
     first = arguments(name)[0]
     kind = first.item.cname.removeprefix("struct ") if first.kind == "pointer" else ""
     return kind if kind in HANDLES else None
@@ -36,7 +36,7 @@ def message() -> bytes:
     return ffi.string(lib.velo_message())
 
 
-def test_there_are_some_forty_functions() -> None:
+def test_the_interface_has_some_forty_functions() -> None:
     assert 38 <= len(FUNCTIONS) <= 56
     assert len(CHECKED) >= 30
 
@@ -49,7 +49,7 @@ def test_null_everywhere(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in CHECKED if handle_of(name) and len(arguments(name)) > 1])
-def test_a_handle_and_null_for_the_rest(name: str, model: Model, context: Context) -> None:
+def test_a_handle_and_null_for_all_other_arguments(name: str, model: Model, context: Context) -> None:
     sampler = Sampler(model, seed=0)
     embedder = Embedder(model, max_tokens=8, n_threads=1)
     handles = {
@@ -59,7 +59,7 @@ def test_a_handle_and_null_for_the_rest(name: str, model: Model, context: Contex
         "velo_embedder": embedder.handle,
     }
     status = getattr(lib, name)(handles[str(handle_of(name))], *map(empty, arguments(name)[1:]))
-    # what is left to do with nothing is done: no blocks to copy, no rows to sample
+    # these succeed with no blocks to copy and no rows to sample
     harmless = {
         "velo_sample", "velo_logprobs", "velo_blocks_copy", "velo_blocks_read", "velo_blocks_write",
         "velo_blocks_fill", "velo_state_clear", "velo_context_set_threads", "velo_sampler_prompt",
@@ -87,7 +87,7 @@ def test_negative_sizes(model: Model, context: Context, n: int) -> None:
     assert out[0] == len(model.layers)
 
 
-def test_null_is_freed_like_nothing() -> None:
+def test_null_can_be_freed() -> None:
     lib.velo_model_free(ffi.NULL)
     lib.velo_context_free(ffi.NULL)
     lib.velo_sampler_free(ffi.NULL)

@@ -1,4 +1,4 @@
-"""Who computes: the first thread by itself, several through one compute thread."""
+"""The computing thread: a single caller itself, or one compute thread for several callers."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ COMPUTE_THREAD = "pyvelo-compute"
 
 
 class Impatient(Exception):
-    """What a user's own handler may raise."""
+    """Exception of a user's own signal handler."""
 
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """As in a process where nobody has computed yet."""
+    """Reset the module to a process without any computation."""
     monkeypatch.setattr(module, "_owner", None)
     monkeypatch.setattr(module, "_shared", False)
     return module
@@ -36,7 +36,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.fixture
 def shared(fresh: ModuleType) -> None:
-    """As in a process where several threads have computed."""
+    """Set the module to a process in which several threads have computed."""
     fresh._shared = True
 
 
@@ -45,7 +45,7 @@ def name() -> str:
 
 
 def elsewhere(function: Callable[[], T]) -> T:
-    """What `function` returns in a thread that is then gone."""
+    """Return the result of `function` in another thread, which ends then."""
     results: list[T] = []
     thread = threading.Thread(target=lambda: results.append(function()), name="elsewhere")
     thread.start()
@@ -53,31 +53,31 @@ def elsewhere(function: Callable[[], T]) -> T:
     return results[0]
 
 
-def test_a_thread_alone_computes_itself() -> None:
+def test_a_single_thread_computes_itself() -> None:
     here = threading.current_thread().name
     assert [name(), name()] == [here, here]
 
 
-def test_when_a_second_one_comes_both_hand_over() -> None:
+def test_two_threads_use_the_compute_thread() -> None:
     assert name() == threading.current_thread().name
     assert elsewhere(name) == COMPUTE_THREAD
     assert name() == COMPUTE_THREAD
 
 
-def test_after_a_rest_another_may_compute() -> None:
+def test_after_a_release_another_thread_may_compute() -> None:
     for _ in range(2):
         assert name() == threading.current_thread().name
         release_team()
         assert elsewhere(lambda: (name(), release_team())[0]) == "elsewhere"
 
 
-def test_resting_is_for_the_one_who_computes() -> None:
+def test_only_the_owner_releases_the_team() -> None:
     name()
     elsewhere(release_team)
     assert elsewhere(name) == COMPUTE_THREAD
 
 
-def test_who_has_ended_needs_no_rest() -> None:
+def test_a_thread_that_has_ended_owns_no_team() -> None:
     assert elsewhere(name) == "elsewhere"
     assert name() == threading.current_thread().name
 
@@ -101,7 +101,7 @@ def test_errors_reach_the_caller(fresh: ModuleType, several: bool) -> None:
 
 
 @pytest.mark.usefixtures("shared")
-def test_what_a_handler_raises_waits_for_the_end() -> None:
+def test_an_exception_of_a_handler_is_raised_after_the_end() -> None:
     """The arrays of a step belong to the forward pass until it has ended."""
     stop, events = threading.Event(), []
 
@@ -123,10 +123,10 @@ def test_what_a_handler_raises_waits_for_the_end() -> None:
     assert events == ["ended", "raised"]
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on this system")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 @pytest.mark.parametrize("several", [False, True])
-def test_a_forked_child_computes_in_a_thread_of_its_own(fresh: ModuleType, several: bool) -> None:
-    """Neither the compute thread nor the team of whoever forked comes along."""
+def test_a_forked_child_computes_in_its_own_thread(fresh: ModuleType, several: bool) -> None:
+    """A child has neither the compute thread nor the team of its parent."""
     fresh._shared = several
     name()
     child = os.fork()
@@ -137,8 +137,8 @@ def test_a_forked_child_computes_in_a_thread_of_its_own(fresh: ModuleType, sever
 
 @pytest.mark.usefixtures("shared")
 @pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="there are no timers on this system")
-def test_what_has_not_begun_is_dropped() -> None:
-    """A caller that is interrupted while another one's work runs does not wait for it."""
+def test_an_interrupted_job_that_has_not_begun_is_dropped() -> None:
+    """A caller that is interrupted during another caller's job does not wait for it."""
     begun, go_on = threading.Event(), threading.Event()
     ran: list[int] = []
 
@@ -156,7 +156,7 @@ def test_what_has_not_begun_is_dropped() -> None:
     signal.setitimer(signal.ITIMER_REAL, 0.05)
     try:
         with pytest.raises(Impatient):
-            compute(lambda: ran.append(1), lambda: pytest.fail("there is nothing to cancel"))
+            compute(lambda: ran.append(1), lambda: pytest.fail("no job has begun"))
     finally:
         signal.signal(signal.SIGALRM, before)
         go_on.set()

@@ -1,4 +1,4 @@
-"""Contexts: what can be made, steps, blocks, cancelling; and all that is refused."""
+"""Contexts: settings, steps, blocks, cancelling, and errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .steps import Seq, fill_step, logits_of, run
 PROMPT = [3, 14, 15, 92, 65, 35, 89, 79, 32, 38]
 
 
-# ---- making one ----
+# ---- settings ----
 
 
 def test_sizes(model: Model, context: Context) -> None:
@@ -97,7 +97,7 @@ def test_no_logits_before_the_first_step(context: Context) -> None:
         context.logits(0)
 
 
-def test_steps_continue_a_sequence_wherever_its_blocks_lie(context: Context, arrays: StepArrays) -> None:
+def test_steps_continue_a_sequence_in_any_blocks(context: Context, arrays: StepArrays) -> None:
     whole, parts = Seq([0, 1]), Seq([11, 3])
     tokens = (PROMPT * 4)[:40]
     run(context, arrays, [(whole, tokens)])
@@ -144,7 +144,7 @@ def _set(name: str, index: object, value: int) -> Callable[[StepArrays], None]:
         (_set("seqs", (0, 3), 1), "fourth"),
     ],
 )
-def test_arrays_that_contradict_themselves(
+def test_inconsistent_arrays_raise(
     context: Context, arrays: StepArrays, change: Callable[[StepArrays], None], message: str
 ) -> None:
     counts = fill_step(arrays, 32, [(Seq([0]), PROMPT)])
@@ -154,7 +154,7 @@ def test_arrays_that_contradict_themselves(
     run(context, arrays, [(Seq([0]), PROMPT)])
 
 
-def test_copies_of_blocks_that_are_not_there(context: Context, arrays: StepArrays) -> None:
+def test_copies_of_blocks_outside_the_pool(context: Context, arrays: StepArrays) -> None:
     counts = fill_step(arrays, 32, [(Seq([0]), PROMPT)])
     arrays.copies[0] = (3, 16)
     with pytest.raises(ConfigError, match="block 16"):
@@ -203,7 +203,7 @@ def test_steps_are_timed_and_graphs_reused(context: Context, arrays: StepArrays)
     assert timings.sample_seconds == 0
 
 
-def test_the_number_of_threads_does_not_show(context: Context, arrays: StepArrays) -> None:
+def test_logits_do_not_depend_on_the_number_of_threads(context: Context, arrays: StepArrays) -> None:
     results = []
     for n_threads in (1, 2, 3):
         context.set_threads(n_threads)
@@ -235,7 +235,7 @@ def test_blocks_are_read_written_copied_and_filled(context: Context, arrays: Ste
     assert context.read_blocks([]).shape == (0, context.info.block_bytes)
 
 
-def test_blocks_that_are_not_there(context: Context) -> None:
+def test_blocks_outside_the_pool(context: Context) -> None:
     data = np.zeros((1, context.info.block_bytes), np.uint8)
     for bad in (-1, 16, 2**31 - 1):
         with pytest.raises(ConfigError, match=f"block {bad} is not in the pool"):
@@ -289,7 +289,7 @@ def run_many_times(context: Context, arrays: StepArrays, counts: tuple[int, int]
 
 
 def test_cancel_from_another_thread(long_step: tuple[Context, StepArrays, tuple[int, int]]) -> None:
-    """Only a run that let go of the GIL can be cancelled: a cancel between runs finds nothing to cancel."""
+    """A run releases the GIL, so another thread can cancel it. A cancel between runs does nothing."""
     context, arrays, counts = long_step
     context.run(arrays, *counts)
     expected = context.logits(0)
@@ -317,7 +317,7 @@ def test_cancel_from_another_thread(long_step: tuple[Context, StepArrays, tuple[
     context.close()
 
 
-def test_calls_of_many_threads_wait_for_one_another(context: Context) -> None:
+def test_calls_of_many_threads_run_one_after_another(context: Context) -> None:
     wrong: list[BaseException] = []
 
     def work(block: int) -> None:
@@ -360,7 +360,7 @@ def test_close_waits_for_the_run(long_step: tuple[Context, StepArrays, tuple[int
     assert results[-1] == "closed"
 
 
-def test_a_closed_context_is_of_no_use(model: Model, arrays: StepArrays) -> None:
+def test_a_closed_context_raises(model: Model, arrays: StepArrays) -> None:
     context = Context(model, n_blocks=16, max_seq_len=128, n_threads=1)
     sampler = Sampler(model, seed=0)
     counts = fill_step(arrays, 32, [(Seq([0]), PROMPT)])
@@ -386,7 +386,7 @@ def test_a_closed_context_is_of_no_use(model: Model, arrays: StepArrays) -> None
 
 
 def test_a_cycle_of_models_contexts_and_samplers_is_collected(tiny_model: Path) -> None:
-    """Dropped without close(), in whatever order: what is made from a model keeps it alive in C."""
+    """Without close(), in any order: contexts and samplers keep their model alive in C."""
     model = Model(tiny_model)
     context = Context(model, n_blocks=8, max_seq_len=32, max_batch_tokens=8, n_threads=1)
     sampler = Sampler(model, seed=0)

@@ -1,4 +1,4 @@
-"""What libFuzzer found worth keeping: each file is refused or runs for a token, and the process lives on."""
+"""Files that libFuzzer found: each one is refused or runs for a token, and the process survives."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def attempt(path, deterministic):
     except InternalError:
         raise
     except VeloError as error:
-        if ".cpp" in str(error):  # a line of source tells a user nothing
+        if ".cpp" in str(error):  # a line of source code does not help a user
             raise
         return "refused"
     return "ran"

@@ -1,4 +1,4 @@
-"""Ctrl+C reaches what runs when it comes, and nothing that runs later."""
+"""Ctrl+C reaches the current action, and no later one."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ WAIT = 60.0  # seconds after which a test is taken to hang
 
 @pytest.fixture(autouse=True)
 def handled() -> Iterator[None]:
-    """The signal has Python's attention, and raises nothing."""
+    """Handle the signal in Python without an exception."""
     before = signal.signal(signal.SIGINT, lambda signum, frame: None)
     yield
     signal.signal(signal.SIGINT, before)
 
 
-def test_the_action_is_called_until_it_is_left() -> None:
+def test_the_action_is_called_until_the_context_ends() -> None:
     calls = threading.Semaphore(0)
     with on_ctrl_c(calls.release):
         signal.raise_signal(signal.SIGINT)
@@ -31,7 +31,7 @@ def test_the_action_is_called_until_it_is_left() -> None:
             assert calls.acquire(timeout=WAIT)
 
 
-def test_a_signal_does_not_reach_the_next_turn() -> None:
+def test_a_signal_does_not_reach_the_next_action() -> None:
     called, late = threading.Event(), threading.Event()
     with on_ctrl_c(called.set):
         signal.raise_signal(signal.SIGINT)
@@ -41,7 +41,7 @@ def test_a_signal_does_not_reach_the_next_turn() -> None:
     assert not late.is_set()
 
 
-def test_a_signal_that_comes_at_the_very_end_is_forgotten_with_its_turn() -> None:
+def test_a_signal_at_the_end_of_an_action_is_discarded() -> None:
     late: list[None] = []
     for _ in range(300):
         with on_ctrl_c(lambda: None):
@@ -51,7 +51,7 @@ def test_a_signal_that_comes_at_the_very_end_is_forgotten_with_its_turn() -> Non
     assert not late
 
 
-def test_a_turn_that_raises_ends_too() -> None:
+def test_a_context_that_raises_ends_too() -> None:
     with pytest.raises(ZeroDivisionError), on_ctrl_c(lambda: None):
         raise ZeroDivisionError
     called = threading.Event()
@@ -60,7 +60,7 @@ def test_a_turn_that_raises_ends_too() -> None:
         assert called.wait(WAIT)
 
 
-def test_where_someone_listens_already_they_stay() -> None:
+def test_an_existing_wakeup_descriptor_stays() -> None:
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
     called = threading.Event()

@@ -1,4 +1,4 @@
-"""Embedder: what it takes, what it refuses, and that it can be stopped."""
+"""Embedder: valid and invalid input, and cancelling."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_an_encoder_without_its_position_bias_is_refused(
 
 
 def resident(path: Path) -> int:
-    """Bytes of the file's mappings that this process has touched."""
+    """Return the bytes of the file's mappings that this process has touched."""
     total, within = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         name, *rest = line.split()
@@ -104,13 +104,13 @@ def test_logits_are_not_computed(tmp_path: Path) -> None:
     path = tmp_path / "wide.gguf"
     write_model(Shape(embd=1024, heads=4, kv_heads=1, layers=1, tied=False), path, type_name="f32")
     output = 1096 * 1024 * 4
-    with Model(path, deterministic=True) as model:  # weights are used where they are mapped
+    with Model(path, deterministic=True) as model:  # weights are used in their mapping
         assert Embedder(model, max_tokens=64, n_threads=2).embed([[1, 2, 3]], MEAN).any()
         assert 0 < resident(path) < path.stat().st_size - output
         assert resident(path) > (path.stat().st_size - 2 * output) // 2, "the layer was computed"
 
 
-# Arguments: a model, a sound one, threads, tokens. Prints the error, and whether the sound one works then.
+# Arguments: a bad model, a good one, threads, tokens. Prints the error, and whether the good one still works.
 BAD_BUCKETS = """
 import sys
 from pyvelo.errors import ComputeError
@@ -129,7 +129,7 @@ print(Embedder(Model(sound), max_tokens=8, n_threads=n_threads).embed([[1]], 1).
 
 @pytest.mark.parametrize("n_threads", [1, 2, 4])
 @pytest.mark.parametrize(("buckets", "n_tokens"), [(1, 8), (2, 8), (3, 8), (1024, 600)])
-def test_an_abort_while_it_computes_is_an_error(
+def test_an_abort_in_a_computation_is_an_error(
     tiny_model_f32: Path, tmp_path: Path, n_threads: int, buckets: int, n_tokens: int
 ) -> None:
     path = tmp_path / "t5.gguf"
@@ -160,7 +160,7 @@ def test_a_buffer_that_is_too_small(embedder: Embedder) -> None:
 
 
 def test_a_call_can_be_cancelled_and_the_next_one_runs(embedder: Embedder) -> None:
-    embedder.cancel()  # nothing runs: nothing is cancelled
+    embedder.cancel()  # no call is in progress
     raised: list[BaseException] = []
 
     def work() -> None:
@@ -179,7 +179,7 @@ def test_a_call_can_be_cancelled_and_the_next_one_runs(embedder: Embedder) -> No
     assert np.isfinite(embedder.embed([[5] * 600], MEAN)).all()
 
 
-def test_it_outlives_its_model_and_ends_with_close(tiny_model_f32: Path) -> None:
+def test_an_embedder_outlives_its_model_until_close(tiny_model_f32: Path) -> None:
     model = Model(tiny_model_f32)
     with Embedder(model, max_tokens=16, n_threads=1) as made:
         model.close()

@@ -1,4 +1,4 @@
-"""A child of fork() computes with models of its own, whatever its parent did before and does meanwhile."""
+"""A child of fork() computes with its own models, whatever its parent does."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 
 COMMON = """
 import os, signal, sys, threading
@@ -39,7 +39,7 @@ def ended_well(pid):
 
 
 def works(code: str, model: Path) -> None:
-    """Runs the code in a process of its own, outside the checkout."""
+    """Run the code in its own process, outside the checkout."""
     command = [sys.executable, "-c", COMMON + code, str(model)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=model.parent)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr

@@ -1,4 +1,4 @@
-"""The library as a whole: errors, log, devices, generated files."""
+"""Functions of the library as a whole: errors, log, devices, generated files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_generated_files_are_fresh() -> None:
     subprocess.run([sys.executable, str(ROOT / "scripts/build/ffi.py"), "--check"], check=True)
 
 
-def test_there_is_a_cpu() -> None:
+def test_the_cpu_is_a_device() -> None:
     (cpu,) = (device for device in devices() if device.name == "CPU")
     assert cpu.kind == "cpu"
     assert cpu.description
@@ -77,9 +77,9 @@ def test_log_of_errors_only(tiny_model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("quiet_afterwards")
-def test_what_a_log_callback_raises_surfaces_after_the_call(tiny_model: Path) -> None:
+def test_an_exception_of_a_log_callback_is_raised_after_the_call(tiny_model: Path) -> None:
     def refuse(level: str, line: str) -> None:
-        set_log(None)  # once is enough
+        set_log(None)  # one exception is enough
         raise LookupError(line)
 
     set_log(refuse, "info")
@@ -89,7 +89,7 @@ def test_what_a_log_callback_raises_surfaces_after_the_call(tiny_model: Path) ->
 
 
 @pytest.mark.usefixtures("quiet_afterwards")
-def test_a_failure_is_raised_with_what_the_log_callback_raised_as_its_cause(tmp_path: Path) -> None:
+def test_an_exception_of_a_log_callback_is_the_cause_of_a_failure(tmp_path: Path) -> None:
     (tmp_path / "bad.gguf").write_bytes(b"nothing of the kind")
 
     def refuse(level: str, line: str) -> None:
@@ -102,7 +102,7 @@ def test_a_failure_is_raised_with_what_the_log_callback_raised_as_its_cause(tmp_
     assert isinstance(caught.value.__cause__, LookupError)
 
 
-def test_a_log_level_that_is_none_is_refused() -> None:
+def test_an_unknown_log_level_raises() -> None:
     with pytest.raises(ConfigError, match="no level 'loud'"):
         set_log(None, "loud")  # type: ignore[arg-type]
     assert lib.velo_log_set(ffi.NULL, ffi.NULL, 0) == lib.VELO_INVALID

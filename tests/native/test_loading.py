@@ -1,4 +1,4 @@
-"""A compiled part that cannot be loaded is an error in one line, whatever is missing."""
+"""A compiled module that cannot be loaded is an error in one line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PACKAGE = Path(pyvelo.__file__).parent
         ("lib/libvelo-llama.so", "libvelo-llama.so: cannot open shared object file"),
     ],
 )
-def test_a_library_that_is_not_there(tmp_path: Path, missing: str, said: str) -> None:
+def test_a_missing_library(tmp_path: Path, missing: str, said: str) -> None:
     shutil.copytree(PACKAGE, tmp_path / "pyvelo", ignore=shutil.ignore_patterns("__pycache__", "*lab*"))
     (tmp_path / "pyvelo" / "native" / missing).unlink()
     environment = os.environ | {"PYTHONPATH": os.fspath(tmp_path)}
@@ -47,7 +47,7 @@ def test_a_library_that_is_not_there(tmp_path: Path, missing: str, said: str) ->
     assert done.stderr.count("Traceback") == 1
 
 
-def test_libraries_of_nvidia_have_another_remedy() -> None:
+def test_a_missing_library_of_nvidia_has_another_remedy() -> None:
     said = "libcublas.so.13: cannot open shared object file: No such file or directory"
     assert why_not_loaded(ImportError(said)) == (
         f"the compiled part of pyvelo cannot be loaded ({said}): install NVIDIA's CUDA toolkit, or "

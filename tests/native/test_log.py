@@ -178,7 +178,7 @@ time.sleep(float(sys.argv[2]))
         assert works(code, tiny_model, seconds) == ""
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_child_of_a_process_that_logs(tiny_model: Path) -> None:
     code = """
 import logging, os, sys, threading, time, warnings

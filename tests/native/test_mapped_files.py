@@ -1,4 +1,4 @@
-"""Files that are cut while they are mapped: an error, a process that lives on, and other models that work."""
+"""Files that are truncated while they are mapped: an error, and the process and other models still work."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ sound, path = sys.argv[1:]
 def child(code: str, sound: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     copy = Path(shutil.copy(sound, folder / "copy.gguf"))
     command = [sys.executable, "-c", COMMON + code, str(sound), str(copy)]
-    # not in the checkout, whose package may have no compiled part
+    # not in the checkout, whose package may lack the compiled module
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=folder)
 
 
@@ -65,7 +65,7 @@ for _ in range(2):
 refused(twin.logits)
 with open(sound, "rb") as source, open(path, "rb+") as target:
     target.write(source.read())
-for cut in (one, twin):  # half of what they have was packed from zeros
+for cut in (one, twin):  # half of their weights were packed from zeros
     refused(cut.logits)
 assert other.logits() == Runner(path).logits() == Runner(path, use_mmap=False).logits()
 print("alive")
@@ -106,7 +106,7 @@ def test_cut_after_weights_were_packed(packed_model: Path, tmp_path: Path) -> No
     code = """
 one = Runner(path)
 before = one.logits()
-os.truncate(path, 4096)  # some are used as they lie in the file
+os.truncate(path, 4096)  # some are used in their mapping
 refused(one.logits)
 print("alive")
 """
@@ -122,7 +122,7 @@ assert one.logits() == before
 os.truncate(path, {left})
 for _ in range(2):
     refused(one.logits)
-refused(twin.logits)  # of the same file, in a mapping of its own
+refused(twin.logits)  # of the same file, in its own mapping
 assert other.logits() == before
 del one, twin
 assert other.logits() == before
@@ -132,7 +132,7 @@ print("alive")
     lives(code, tiny_model_f32, tmp_path)
 
 
-def test_cut_while_runs_go_on(tiny_model_f32: Path, tmp_path: Path) -> None:
+def test_cut_during_runs(tiny_model_f32: Path, tmp_path: Path) -> None:
     code = """
 one = Runner(path, deterministic=True)
 threading.Timer(0.3, os.truncate, (path, 4096)).start()
@@ -147,7 +147,7 @@ except ModelError as error:
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_cut_while_it_is_loaded(tiny_model: Path, tmp_path: Path, deterministic: bool) -> None:
+def test_cut_during_a_load(tiny_model: Path, tmp_path: Path, deterministic: bool) -> None:
     code = f"""
 def cut(share):
     if share > 0.2:
@@ -187,7 +187,7 @@ print("alive")
     lives(code, whole, tmp_path)
 
 
-def test_quantizing_a_file_that_is_cut(tiny_model_f32: Path, tmp_path: Path) -> None:
+def test_cut_during_a_quantization(tiny_model_f32: Path, tmp_path: Path) -> None:
     code = """
 target = path + ".q8"
 def cut():
@@ -198,7 +198,7 @@ thread = threading.Thread(target=cut)
 thread.start()
 try:
     quantize(path, target, "Q8_0")
-except ModelError:  # or it was done before
+except ModelError:  # or it had finished
     assert not os.path.exists(target) and not os.path.exists(target + ".partial")
 thread.join()
 print("alive")
@@ -207,7 +207,7 @@ print("alive")
 
 
 @pytest.mark.parametrize("handler", [False, True])
-def test_mappings_of_others_still_end_the_process(
+def test_faults_in_other_mappings_still_end_the_process(
     tiny_model_f32: Path, tmp_path: Path, handler: bool
 ) -> None:
     code = f"""
@@ -229,13 +229,13 @@ print("past it")
 
 
 @pytest.mark.parametrize("runs", [False, True])
-def test_a_mapping_of_ones_own_of_a_models_file(tiny_model_f32: Path, tmp_path: Path, runs: bool) -> None:
+def test_a_user_mapping_of_a_model_file(tiny_model_f32: Path, tmp_path: Path, runs: bool) -> None:
     code = f"""
 faulthandler.disable()
 with open(path, "rb") as file:
     pages = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
 one = Runner(path, deterministic=True)
-again = mmap.mmap(os.open(path, os.O_RDONLY), 0, prot=mmap.PROT_READ)  # perhaps right beside the model's
+again = mmap.mmap(os.open(path, os.O_RDONLY), 0, prot=mmap.PROT_READ)  # perhaps next to the model's mapping
 os.truncate(path, 4096)
 if {runs}:
     refused(one.logits)
@@ -251,7 +251,7 @@ print("past it")
     assert (done.returncode, done.stdout) == (-signal.SIGBUS, "now\n"), done.stderr
 
 
-def test_a_fault_ends_the_process_where_the_signal_is_ignored(tiny_model_f32: Path, tmp_path: Path) -> None:
+def test_a_fault_ends_the_process_if_the_signal_is_ignored(tiny_model_f32: Path, tmp_path: Path) -> None:
     code = """
 import signal
 faulthandler.disable()
@@ -270,7 +270,7 @@ print("past it")
     assert (done.returncode, done.stdout) == (-signal.SIGBUS, "now\n")
 
 
-def test_a_fork_while_the_handler_works(tiny_model_f32: Path, tmp_path: Path) -> None:
+def test_a_fork_during_the_handler(tiny_model_f32: Path, tmp_path: Path) -> None:
     code = """
 import signal, time
 many = [mmap.mmap(-1, 4096, prot=mmap.PROT_READ | (i % 2 * mmap.PROT_WRITE)) for i in range(30_000)]
@@ -287,7 +287,7 @@ while thread.is_alive():
     pid = os.fork()
     if pid == 0:
         signal.alarm(60)
-        spare.clear()  # waits for what the handler holds
+        spare.clear()  # waits for the handler
         os._exit(0)
     children.append(pid)
 thread.join()
@@ -297,7 +297,7 @@ print("alive")
     lives(code, tiny_model_f32, tmp_path)
 
 
-def test_a_signal_that_is_sent(tiny_model_f32: Path, tmp_path: Path) -> None:
+def test_a_signal_from_kill(tiny_model_f32: Path, tmp_path: Path) -> None:
     code = """
 faulthandler.disable()
 one = Runner(path)

@@ -1,4 +1,4 @@
-"""Models: loading them, what they say of themselves, and files that are none."""
+"""Models: loading, properties, and invalid files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pyvelo.errors import Cancelled, ClosedError, ConfigError, ModelError, Unsup
 from pyvelo.native import Context, Model, Sampler, devices, quantize
 
 
-def test_what_a_model_says_of_itself(model: Model) -> None:
+def test_properties_of_a_model(model: Model) -> None:
     info = model.info
     assert info.arch == "llama"
     assert info.n_layer == len(model.layers) == int(model.meta["llama.block_count"])
@@ -66,7 +66,7 @@ def test_ways_to_load(tiny_model_f32: Path, model: Model, setting: str) -> None:
 # ---- files that are none ----
 
 
-def test_a_path_that_leads_nowhere(tmp_path: Path) -> None:
+def test_a_path_that_does_not_exist(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"there is no file .*missing"):
         Model(tmp_path / "missing.gguf")
     with pytest.raises(ModelError, match="is a directory: name the GGUF file in it"):
@@ -94,7 +94,7 @@ def test_a_name_beyond_ascii(tiny_model_f32: Path, tmp_path: Path, model: Model)
         assert loaded.info == model.info
 
 
-def test_what_is_no_gguf_is_refused_with_the_reason(tmp_path: Path) -> None:
+def test_a_file_that_is_not_gguf_is_refused_with_the_reason(tmp_path: Path) -> None:
     path = tmp_path / "text.gguf"
     path.write_bytes(b"PK\x03\x04 surely not a model" * 100)
     with pytest.raises(ModelError, match=r"text\.gguf cannot be loaded: invalid magic"):
@@ -111,7 +111,7 @@ def test_truncated_files_are_refused(tiny_model_f32: Path, tmp_path: Path) -> No
 
 
 def test_garbled_metadata_never_crashes(tiny_model_f32: Path, tmp_path: Path) -> None:
-    """Bytes changed at random in the header: each file loads or is refused."""
+    """Change random bytes in the header: each file loads or is refused."""
     data = np.frombuffer(tiny_model_f32.read_bytes(), np.uint8)
     rng = np.random.default_rng(0)
     path = tmp_path / "garbled.gguf"
@@ -151,7 +151,7 @@ def test_hyperparameters_on_which_upstream_would_abort(
 
 @pytest.mark.parametrize("value", [0, 7, 2000])
 def test_rotary_positions_that_do_not_fit_the_heads(tmp_path: Path, value: int) -> None:
-    """Some architectures check them themselves; where not, computing would abort or not end."""
+    """Some architectures check these numbers. With others, the computation would abort or not end."""
     script = Path(__file__).resolve().parents[2] / "scripts/models/make.py"
     options = ["tiny", "--arch", "gemma2", "--window", "64", "--type", "f32"]
     subprocess.run([sys.executable, str(script), *options, str(tmp_path / "gemma.gguf")], check=True)
@@ -161,7 +161,7 @@ def test_rotary_positions_that_do_not_fit_the_heads(tmp_path: Path, value: int) 
 
 
 def damaged(source: Path, folder: Path, key: str, value: bytes) -> Path:
-    """A copy of a model with another number under a metadata key."""
+    """Write a copy of a model with another number for a metadata key."""
     data = bytearray(source.read_bytes())
     name = struct.pack("<Q", len(key)) + key.encode()
     at = data.index(name) + len(name) + 4  # the type is in between
@@ -171,7 +171,7 @@ def damaged(source: Path, folder: Path, key: str, value: bytes) -> Path:
     return path
 
 
-def test_weights_that_are_not_numbers_are_found_where_asked(tiny_model_f32: Path, tmp_path: Path) -> None:
+def test_check_tensors_finds_weights_that_are_not_numbers(tiny_model_f32: Path, tmp_path: Path) -> None:
     data = bytearray(tiny_model_f32.read_bytes())
     data[-4096:] = b"\xff" * 4096
     path = tmp_path / "nan.gguf"
@@ -222,7 +222,7 @@ def test_progress_cancels(tiny_model: Path) -> None:
     assert len(calls) == 1
 
 
-def test_what_progress_raises_comes_out(tiny_model: Path) -> None:
+def test_an_exception_of_progress_is_raised(tiny_model: Path) -> None:
     def fail(value: float) -> None:
         raise KeyboardInterrupt
 
@@ -233,7 +233,7 @@ def test_what_progress_raises_comes_out(tiny_model: Path) -> None:
 # ---- the end ----
 
 
-def test_a_closed_model_is_of_no_use(tiny_model: Path) -> None:
+def test_a_closed_model_raises(tiny_model: Path) -> None:
     model = Model(tiny_model)
     assert not model.closed
     model.close()

@@ -1,4 +1,4 @@
-"""Weights that are packed by the first run: once, as they would be by the load, whatever comes between."""
+"""Weights that the first run packs: once, and with the same bytes as packed by the load."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def context_of(model: Model) -> Context:
 
 
 def logits(context: Context) -> bytes:
-    """Of the last of some tokens."""
+    """Return the logits of the last token."""
     arrays = StepArrays(max_tokens=64, max_seqs=4, max_width=4, max_copies=4)
     run(context, arrays, [(Seq([0]), list(range(1, 30)))])
     return logits_of(context, 1).tobytes()
 
 
 def expected(path: Path) -> bytes:
-    """What a model says whose weights are read and packed by the load."""
+    """Return the logits of a model whose load packs the weights."""
     with Model(path, use_mmap=False) as model, context_of(model) as context:
         assert reserved_memory() == 0
         return logits(context)
@@ -46,18 +46,20 @@ def expected(path: Path) -> bytes:
 
 @pytest.mark.packing
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0", "Q2_K", "Q4_K_M", "Q6_K", "IQ4_NL"])
-def test_the_same_weights_as_by_the_load(tiny_model_f32: Path, tmp_path: Path, kind: str) -> None:
+def test_the_first_run_packs_the_same_weights_as_the_load(
+    tiny_model_f32: Path, tmp_path: Path, kind: str
+) -> None:
     path = tmp_path / "model.gguf"
     quantize(tiny_model_f32, path, kind)
     with Model(path) as model, context_of(model) as context:
-        assert (reserved_memory() > 0) >= (kind in ("Q4_0", "Q4_K_M"))  # others: not on every processor
+        assert (reserved_memory() > 0) >= (kind in ("Q4_0", "Q4_K_M"))  # other types: not on every processor
         first = logits(context)
         assert reserved_memory() == 0
         assert logits(context) == first
     assert first == expected(path)
 
 
-def test_the_load_leaves_them_all(packed_model: Path) -> None:
+def test_the_load_packs_no_weights(packed_model: Path) -> None:
     size = packed_model.stat().st_size
     with Model(packed_model) as model:
         assert 0.7 * size < reserved_memory() < 1.3 * size
@@ -70,7 +72,9 @@ def test_the_load_leaves_them_all(packed_model: Path) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"deterministic": True}, {"use_mmap": False}, {"vocab_only": True}])
-def test_nothing_is_left_where_nothing_is_packed_later(packed_model: Path, settings: dict[str, bool]) -> None:
+def test_no_memory_is_reserved_if_nothing_is_packed_later(
+    packed_model: Path, settings: dict[str, bool]
+) -> None:
     with Model(packed_model, **settings):  # type: ignore[arg-type]
         assert reserved_memory() == 0
 
@@ -80,9 +84,9 @@ def test_models_that_are_never_run(packed_model: Path) -> None:
         assert reserved_memory() > 0
 
 
-def test_what_is_promised_is_not_free(packed_model: Path) -> None:
+def test_reserved_memory_is_not_free(packed_model: Path) -> None:
     def missing() -> float:
-        """How much less the library calls free than the system does."""
+        """Return the free memory of the system less the free memory that the library reports."""
         samples = []
         for _ in range(41):
             cpu = next(device for device in devices() if device.kind == "cpu")
@@ -91,8 +95,8 @@ def test_what_is_promised_is_not_free(packed_model: Path) -> None:
 
     before = missing()
     with Model(packed_model), Model(packed_model), Model(packed_model):
-        promised = reserved_memory()
-        assert missing() - before == pytest.approx(promised, rel=0.2)
+        reserved = reserved_memory()
+        assert missing() - before == pytest.approx(reserved, rel=0.2)
 
 
 def test_threads_that_start_at_once_pack_once(packed_model: Path) -> None:
@@ -133,9 +137,7 @@ def fail(_: Context) -> None:
 @pytest.mark.parametrize(
     ("stop", "error"), [(Context.cancel, Cancelled), (no_more, Cancelled), (fail, KeyError)]
 )
-def test_packing_that_is_stopped_goes_on_later(
-    packed_model: Path, stop: Stop, error: type[Exception]
-) -> None:
+def test_cancelled_packing_continues_later(packed_model: Path, stop: Stop, error: type[Exception]) -> None:
     shares: list[float] = []
     stops: list[Callable[[], Any]] = []
 
@@ -156,7 +158,7 @@ def test_packing_that_is_stopped_goes_on_later(
         assert (shares[0], shares[-1]) == (reached, 1.0)
 
 
-def test_contexts_that_outlive_their_model_still_tell(packed_model: Path) -> None:
+def test_contexts_that_outlive_their_model_still_report_progress(packed_model: Path) -> None:
     shares: list[float] = []
     model = Model(packed_model, progress=lambda share: shares.append(share))
     context = context_of(model)

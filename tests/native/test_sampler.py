@@ -1,4 +1,4 @@
-"""Sampling, against a model of the same in NumPy."""
+"""Sampling, compared with NumPy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PROMPT = [3, 14, 15, 92, 65, 35, 89, 79, 32, 38]
 
 @pytest.fixture
 def logits(context: Context, arrays: StepArrays) -> Logits:
-    """The logits of two sequences after one step: [2, n_vocab]."""
+    """Return the logits of two sequences after one step: [2, n_vocab]."""
     run(context, arrays, [(Seq([0]), PROMPT), (Seq([1]), PROMPT[::-1])])
     return logits_of(context, 2)
 
@@ -52,7 +52,7 @@ def adjusted(
     presence: float = 0.0,
     frequency: float = 0.0,
 ) -> npt.NDArray[np.float64]:
-    """Bias, then penalties."""
+    """Apply bias, then penalties."""
     x = logits.astype(np.float64)
     for token, value in (bias or {}).items():
         x[token] += value
@@ -71,7 +71,7 @@ def distribution(
     top_p: float = 1.0,
     min_p: float = 0.0,
 ) -> npt.NDArray[np.float64]:
-    """Temperature, top-k, top-p, min-p: the probabilities from which a token is drawn."""
+    """Apply temperature, top-k, top-p and min-p. Return the probabilities of the tokens."""
     order = np.argsort(-x, kind="stable")[: top_k or None]
     p = np.exp((x[order] - x.max()) / temperature)
     p /= p.sum()
@@ -94,7 +94,7 @@ def test_greedy_takes_the_largest(context: Context, model: Model, logits: Logits
 
 
 def test_greedy_takes_the_lowest_id_of_equals(context: Context, model: Model, logits: Logits) -> None:
-    """Biases that make several tokens exactly equal: what a float can hold of them is."""
+    """Biases make several tokens exactly equal, as floats."""
     x = logits[0]
     high = np.float32(64.0)
     chosen = [200, 5, 131, 77]
@@ -134,10 +134,10 @@ def test_rows_in_any_order_and_more_than_once(context: Context, model: Model, lo
         {"repetition": 1.2, "presence": 0.5, "bias": {7: 4.0, 20: -math.inf, 30: 2.5}},
     ],
 )
-def test_penalties_as_the_numbers_say(
+def test_penalties_change_logits_by_their_numbers(
     context: Context, model: Model, logits: Logits, settings: dict[str, Any]
 ) -> None:
-    """Greedy draws from one row: the penalties alone move the choice along."""
+    """Sample greedily from one row: only the penalties change the token."""
     with Sampler(
         model,
         temperature=0,
@@ -173,7 +173,7 @@ def test_the_prompt_counts_for_repetition_alone(context: Context, model: Model, 
         assert draw(context, sampler, 1) == [best]
 
 
-def test_banned_tokens_are_never_drawn(context: Context, model: Model, logits: Logits) -> None:
+def test_banned_tokens_are_never_sampled(context: Context, model: Model, logits: Logits) -> None:
     keep = {11, 12, 13}
     bias = {token: -math.inf for token in range(context.n_vocab) if token not in keep}
     with Sampler(model, temperature=5.0, seed=0, logit_bias=bias) as sampler:
@@ -199,7 +199,7 @@ def test_banned_tokens_are_never_drawn(context: Context, model: Model, logits: L
         {"temperature": 0.3, "top_k": 200, "top_p": 0.99},
     ],
 )
-def test_draws_follow_the_distribution(
+def test_samples_follow_the_distribution(
     context: Context, model: Model, logits: Logits, settings: dict[str, Any]
 ) -> None:
     expected = distribution(logits[0].astype(np.float64), **settings)
@@ -207,7 +207,7 @@ def test_draws_follow_the_distribution(
     with Sampler(model, seed=7, **settings) as sampler:
         counts = np.bincount(draw(context, sampler, n), minlength=len(expected))
     assert (expected[counts > 0] > 0).all()
-    # chi-square over what is expected often enough, all else together
+    # chi-square over tokens that are expected often enough; all other tokens are one class
     often = expected * n >= 5
     observed = np.append(counts[often], counts[~often].sum())
     wanted = np.append(expected[often], expected[~often].sum()) * n
@@ -229,7 +229,7 @@ def test_draws_follow_the_distribution(
         ({"top_p": 0.25}, {5}),
     ],
 )
-def test_of_equal_tokens_the_lowest_ids_stay(
+def test_the_lowest_ids_of_equal_tokens_stay(
     context: Context, model: Model, logits: Logits, settings: dict[str, Any], expected: set[int]
 ) -> None:
     bias = dict.fromkeys([200, 5, 131, 77], 1e30)
@@ -258,7 +258,9 @@ def test_seeds_reproduce(context: Context, model: Model, logits: Logits, seed: i
         assert draw(context, sampler, 40) != runs[0]
 
 
-def test_a_sequence_draws_the_same_in_any_company(context: Context, model: Model, logits: Logits) -> None:
+def test_a_sequence_samples_the_same_tokens_in_any_batch(
+    context: Context, model: Model, logits: Logits
+) -> None:
     with Sampler(model, temperature=1.5, seed=3) as sampler:
         alone = draw(context, sampler, 20)
     others = [Sampler(model, temperature=2.0, seed=seed, top_p=0.9) for seed in range(3)]
@@ -293,7 +295,7 @@ def test_all_banned(context: Context, model: Model, logits: Logits) -> None:
             assert (tokens[0], statuses[0]) == (-1, lib.VELO_FAILED)
 
 
-def test_rows_and_samplers_are_checked_before_any_draws(
+def test_rows_and_samplers_are_checked_before_any_sample(
     context: Context, model: Model, logits: Logits
 ) -> None:
     first = Sampler(model, temperature=2.0, seed=5)
@@ -358,7 +360,7 @@ def test_prompts_out_of_range(model: Model) -> None:
                 sampler.see_prompt(tokens)
 
 
-def test_a_mask_lets_only_its_tokens_be_drawn(model: Model, context: Context, logits: Logits) -> None:
+def test_only_tokens_of_the_mask_are_sampled(model: Model, context: Context, logits: Logits) -> None:
     n = context.n_vocab
     allowed = [3, 8, n - 1]
     bits = bytearray(-(-n // 8))
@@ -379,7 +381,7 @@ def test_a_mask_lets_only_its_tokens_be_drawn(model: Model, context: Context, lo
             assert drawn[token] / 2000 == pytest.approx(weight, abs=0.05)
 
 
-def test_a_mask_of_nothing_fails_the_draw(model: Model, context: Context, logits: Logits) -> None:
+def test_an_empty_mask_samples_no_token(model: Model, context: Context, logits: Logits) -> None:
     with Sampler(model, seed=0) as sampler:
         sampler.mask(bytes(-(-context.n_vocab // 8)))
         tokens, statuses = context.sample(np.zeros(1, np.int32), [sampler])
@@ -396,7 +398,7 @@ def log_softmax(logits: Logits) -> npt.NDArray[np.float64]:
     return x - x.max() - np.log(np.exp(x - x.max()).sum())
 
 
-def test_logprobs_are_those_of_the_model(context: Context, logits: Logits) -> None:
+def test_logprobs_are_the_log_softmax_of_the_logits(context: Context, logits: Logits) -> None:
     rows = np.array([1, 0, 1], np.int32)
     tokens = np.array([7, 0, context.n_vocab - 1], np.int32)
     chosen, top_tokens, top = context.logprobs(rows, tokens, 5)
@@ -416,7 +418,7 @@ def test_logprobs_of_all_tokens_sum_to_one(context: Context, logits: Logits) -> 
     assert np.exp(top[0].astype(np.float64)).sum() == pytest.approx(1.0, abs=1e-5)
 
 
-def test_logprobs_refuse_what_is_wrong(context: Context, logits: Logits) -> None:
+def test_logprobs_with_invalid_arguments_raise(context: Context, logits: Logits) -> None:
     row, token = np.zeros(1, np.int32), np.zeros(1, np.int32)
     assert [part.shape for part in context.logprobs(row, token)] == [(1,), (1, 0), (1, 0)]
     n = context.n_vocab
@@ -446,7 +448,7 @@ FIELDS = [
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(values=st.dictionaries(st.sampled_from(FIELDS), FLOATS, min_size=1), bias=FLOATS)
-def test_what_sampling_params_accept_can_be_drawn_with(
+def test_every_valid_value_of_sampling_params_samples_a_token(
     context: Context, model: Model, logits: Logits, values: dict[str, float], bias: float
 ) -> None:
     given_: dict[str, Any] = dict(values)

@@ -1,4 +1,4 @@
-"""Short memory, wherever it runs out, and threads that cannot be started end in OutOfMemory."""
+"""Memory that runs out anywhere, or threads that cannot start, raise OutOfMemory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def embed(n_threads):
 
 
 def output(code: str, model: Path) -> list[str]:
-    """Runs the code in a process of its own, outside the checkout; returns the lines that it prints."""
+    """Run the code in its own process, outside the checkout. Return the printed lines."""
     command = [sys.executable, "-c", COMMON + code, str(model)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False, cwd=model.parent)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -84,7 +84,7 @@ print(collections.Counter(outcome(needed * i / 48) for i in range(48)))
 
 
 @pytest.mark.parametrize("call", ["step(400)", "embed(400)"])
-def test_threads_that_cannot_be_started(tiny_model_f32: Path, call: str) -> None:
+def test_threads_that_cannot_start(tiny_model_f32: Path, call: str) -> None:
     code = f"""
 limit(500)  # each thread has a stack of 2 MiB or more
 for _ in range(2):

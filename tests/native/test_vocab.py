@@ -1,4 +1,4 @@
-"""Tokens: to and from text, and what is refused."""
+"""Tokens from and to text, and invalid input."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ TEXTS = ["", "Hello, world!", "  two spaces", "tab\tand\nnewline", "héllo wörl
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_text_comes_back(model: Model, text: str) -> None:
+def test_text_is_the_same_after_detokenize(model: Model, text: str) -> None:
     tokens = model.tokenize(text)
     assert model.detokenize(tokens) == text.encode()
 
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text())
-def test_any_text_comes_back(model: Model, text: str) -> None:
+def test_any_text_is_the_same_after_detokenize(model: Model, text: str) -> None:
     assert model.detokenize(model.tokenize(text)) == text.encode()
 
 
@@ -36,7 +36,7 @@ def test_pieces_make_up_the_text(model: Model) -> None:
     assert b"".join(map(model.token_bytes, tokens)).lstrip() == "Hello, wörld 🙂".encode()
 
 
-def test_special_tokens_are_added_where_the_model_wants_them(model: Model) -> None:
+def test_special_tokens_are_added_as_the_model_expects(model: Model) -> None:
     plain = model.tokenize("Hello", add_special=False)
     special = model.tokenize("Hello")
     front = [model.vocab.bos] if model.vocab.add_bos else []
@@ -73,7 +73,7 @@ def test_a_run_of_one_letter(model: Model) -> None:
 
 @pytest.fixture
 def regex_model(tmp_path: Path) -> Iterator[Model]:
-    """A vocabulary of single bytes, whose texts are split by a regular expression of the standard library."""
+    """Return a vocabulary of single bytes that splits texts by a regex of the standard library."""
     writer = gguf.GGUFWriter(tmp_path / "vocab.gguf", "llama")
     letters = [*range(33, 127), *range(161, 173), *range(174, 256)]  # bytes that stand for themselves
     letters += [256 + i for i in range(256 - len(letters))]
@@ -92,7 +92,7 @@ def regex_model(tmp_path: Path) -> Iterator[Model]:
 
 @pytest.mark.parametrize("letter", ["a", "1", "日"])
 def test_a_run_of_one_letter_under_a_regular_expression(regex_model: Model, letter: str) -> None:
-    """Such expressions recurse for every character: on an ordinary stack this crashes."""
+    """Such expressions recurse for every character, which crashes on a stack of usual size."""
     text = letter * 50_000
     assert regex_model.detokenize(regex_model.tokenize(text)) == text.encode()
 
@@ -104,7 +104,7 @@ def test_tokens_beyond_the_vocabulary(model: Model, token: int) -> None:
             use(token)
 
 
-def test_what_is_no_token(model: Model) -> None:
+def test_invalid_tokens_raise(model: Model) -> None:
     for tokens in ([2**31], [2**70], [1.5], ["a"], [[1]], np.zeros((2, 2), np.int32)):
         with pytest.raises(ConfigError, match="tokens must be"):
             model.detokenize(tokens)  # type: ignore[arg-type]
@@ -122,24 +122,24 @@ def test_arrays_of_any_integer_type(model: Model) -> None:
     assert model.detokenize([]) == b""
 
 
-def test_text_that_is_no_unicode(model: Model) -> None:
+def test_text_that_is_not_unicode(model: Model) -> None:
     with pytest.raises(RequestError, match="not valid Unicode"):
         model.tokenize("\ud800")
 
 
 @pytest.mark.parametrize("text", [None, 5, b"bytes", ["text"]])
-def test_what_is_no_text(model: Model, text: Any) -> None:
+def test_input_that_is_not_text_raises(model: Model, text: Any) -> None:
     with pytest.raises(RequestError, match="give a string"):
         model.tokenize(text)
 
 
-def test_the_c_interface_takes_bytes_that_are_no_unicode(model: Model) -> None:
+def test_the_c_interface_accepts_bytes_that_are_not_unicode(model: Model) -> None:
     out, count = ffi.new("int32_t[64]"), ffi.new("int32_t *")
     assert lib.velo_tokenize(model.handle, b"\xff\xfe\x80", 3, 0, 0, out, 64, count) == lib.VELO_OK
     assert count[0] > 0
 
 
-def test_the_c_interface_reports_what_it_needs(model: Model) -> None:
+def test_the_c_interface_reports_the_required_size(model: Model) -> None:
     count, length = ffi.new("int32_t *"), ffi.new("size_t *")
     tokens = model.tokenize("Hello, world!")
     null = ffi.NULL

@@ -1,4 +1,4 @@
-"""Text from tokens, with each of the vocabularies that ship with upstream."""
+"""Text from tokens, with each vocabulary of upstream."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def named(request: pytest.FixtureRequest) -> Iterator[tuple[str, Model]]:
 
 
 def adds_space(model: Model) -> bool:
-    """Whether the tokenizer puts a space in front of a text, by the file's metadata."""
+    """Return whether the tokenizer adds a space before a text, by the file's metadata."""
     said = model.meta.get("tokenizer.ggml.add_space_prefix")
     return said == "true" if said is not None else model.meta["tokenizer.ggml.model"] in ("llama", "t5")
 
 
 def check(model: Model, text: str, *, spaced: bool, same: bool) -> None:
-    """Compare with the bytes of the tokens one by one, as an answer's stream has them."""
+    """Compare with the bytes of the tokens one by one, as in a stream."""
     tokens = model.tokenize(text, add_special=False)
     pieces = b"".join(map(model.token_bytes, tokens))
     if spaced:
@@ -77,7 +77,7 @@ def test_detokenize_gives_the_bytes_of_the_tokens(named: tuple[str, Model]) -> N
     compare()
 
 
-def test_control_tokens_are_shown_between_the_others(named: tuple[str, Model]) -> None:
+def test_control_tokens_are_shown_between_other_tokens(named: tuple[str, Model]) -> None:
     _, model = named
     text = model.tokenize("a . b", add_special=False)
     for token in (model.vocab.eos, model.vocab.bos):
