@@ -55,6 +55,8 @@ CLEAN = [
     "pyvelo/simulate",
     "pyvelo/trace",
     "scripts",
+    "scripts/README.md",
+    "scripts/check/style.py",
     "tests/chat",
     "tests/cli",
     "tests/docs",
@@ -62,7 +64,9 @@ CLEAN = [
     "tests/kv",
     "tests/memory",
     "tests/models",
+    "tests/native",
     "tests/scripts",
+    "tests/scripts/models",
     "tests/simulate",
     "tests/trace",
 ]
