@@ -62,5 +62,5 @@ int64_t velo::free_host_memory() {
     }
     const int64_t limit = left_of_limit();
     free                = limit < 0 ? free : std::min(free, limit);
-    return std::max<int64_t>(0, free - promised_memory());
+    return std::max<int64_t>(0, free - reserved_memory());
 }

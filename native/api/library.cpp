@@ -340,7 +340,7 @@ velo_status velo_devices(velo_device * devices, int32_t capacity, int32_t * coun
     });
 }
 
-int64_t velo_promised_memory(void) noexcept { return velo::promised_memory(); }
+int64_t velo_reserved_memory(void) noexcept { return velo::reserved_memory(); }
 
 velo_status velo_system_info(char * text, size_t capacity, size_t * len) noexcept {
     return velo::guarded([&] {

@@ -19,7 +19,7 @@
 
 namespace {
 
-std::atomic<int64_t> promised{0};
+std::atomic<int64_t> reserved{0};
 
 int64_t packed_bytes(const ggml_tensor * tensor) {
     return static_cast<int64_t>(ggml_backend_buft_get_alloc_size(ggml_backend_buffer_get_type(tensor->buffer), tensor));
@@ -96,7 +96,7 @@ void give_back(const llama_late_weight &) {}
 
 } // namespace
 
-int64_t velo::promised_memory() { return promised.load(std::memory_order_relaxed); }
+int64_t velo::reserved_memory() { return reserved.load(std::memory_order_relaxed); }
 
 velo::packing::packing(std::vector<llama_late_weight> weights, std::shared_ptr<mapped_files> files,
                        velo_progress_callback progress, void * progress_user)
@@ -106,11 +106,11 @@ velo::packing::packing(std::vector<llama_late_weight> weights, std::shared_ptr<m
     for (const llama_late_weight & weight : this->weights) {
         bytes += packed_bytes(weight.tensor);
     }
-    promised += bytes;
+    reserved += bytes;
     done = this->weights.empty();
 }
 
-velo::packing::~packing() { promised -= bytes - bytes_packed; }
+velo::packing::~packing() { reserved -= bytes - bytes_packed; }
 
 void velo::packing::finish(int32_t n_threads, const std::function<bool()> & cancelled) {
     if (done.load(std::memory_order_acquire)) {
@@ -147,7 +147,7 @@ void velo::packing::pack_next(int32_t n_threads) {
         give_back(weights[n_packed]);
         const int64_t size = packed_bytes(weights[n_packed].tensor);
         bytes_packed += size;
-        promised -= size;
+        reserved -= size;
     }
 }
 

@@ -14,7 +14,7 @@
 namespace velo {
 
 // Return the bytes allocated for unpacked weights of all models. The system still counts them free.
-int64_t promised_memory();
+int64_t reserved_memory();
 
 // Unpacked weights of one model, shared by its contexts.
 class packing {

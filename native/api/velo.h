@@ -77,7 +77,7 @@ typedef struct velo_device {
 
 VELO_API velo_status velo_devices(velo_device * devices, int32_t capacity, int32_t * count) VELO_NOEXCEPT;
 // Return the bytes that models allocated for weights that their first run will pack. The system still counts them free.
-VELO_API int64_t velo_promised_memory(void) VELO_NOEXCEPT;
+VELO_API int64_t velo_reserved_memory(void) VELO_NOEXCEPT;
 // Write the CPU features of the build: "AVX512 = 1 | ...".
 VELO_API velo_status velo_system_info(char * text, size_t capacity, size_t * len) VELO_NOEXCEPT;
 

@@ -82,7 +82,7 @@ def reserved_memory() -> int:
 
     They are allocated but untouched, so the system still counts them as free.
     """
-    return int(lib.velo_promised_memory())
+    return int(lib.velo_reserved_memory())
 
 
 def system_info() -> str:
