@@ -14,7 +14,7 @@ if (NOT CMAKE_CUDA_COMPILER)
         "put nvcc on PATH or name it with -DCMAKE_CUDA_COMPILER=/path/to/nvcc; without PYVELO_CUDA the build needs none")
 endif()
 
-# This machine's cards, or those that people have: machine code up to the newest, and PTX of that for what comes after.
+# This machine's cards, or all common ones: machine code up to the newest, and its PTX for later ones.
 if (NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
     find_program(PYVELO_NVIDIA_SMI nvidia-smi)
     set(_card 1)
@@ -43,8 +43,8 @@ velo_refuse_old_architectures(${CMAKE_CUDA_ARCHITECTURES})
 enable_language(CUDA)
 velo_refuse_old_architectures(${CMAKE_CUDA_ARCHITECTURES_NATIVE})
 
-# The driver's library comes with a driver, and what needs it is not loaded where there is none. This goes in its place,
-# here and wherever else the toolkit is looked for.
+# Only a driver installs the driver's library, and a library that needs it cannot be loaded without one. This target
+# replaces it, here and in every later search for the toolkit.
 if (UNIX)
     add_library(velo-cuda-driver STATIC ${CMAKE_CURRENT_LIST_DIR}/cuda-driver.c)
     add_library(CUDA::cuda_driver ALIAS velo-cuda-driver)
@@ -56,8 +56,8 @@ if (UNIX)
     target_link_libraries(velo-cuda-driver PRIVATE ${CMAKE_DL_LIBS})
 endif()
 
-# cuBLAS: where it was named, in the toolkit, or in the site-packages of the Python that builds. A build that pip isolates
-# hides those from sys.path, not from sysconfig.
+# cuBLAS: from the named folder, the toolkit, or the site-packages of the Python that builds. An isolated build of pip
+# hides its site-packages from sys.path, not from sysconfig.
 set(_cublas_packages "
 import site, sys, sysconfig
 folders = {*sys.path, *site.getsitepackages(), sysconfig.get_path('purelib'), sysconfig.get_path('platlib')}
@@ -101,14 +101,14 @@ if (NOT PYVELO_CUBLAS_INCLUDE)
 endif()
 message(STATUS "cuBLAS: ${CUDA_cublas_LIBRARY}")
 
-# Where it is installed the backend finds the runtime and cuBLAS beside the package if they are packages too, else where
-# they were at build time.
+# The installed backend finds the runtime and cuBLAS beside the package if they are packages too, else at their paths of
+# the build.
 get_filename_component(_cublas ${CUDA_cublas_LIBRARY} DIRECTORY)
 set(_neighbours "$ORIGIN/../../../nvidia")
 set(PYVELO_CUDA_RPATH "$ORIGIN" ${_neighbours}/cu${CUDAToolkit_VERSION_MAJOR}/lib ${_neighbours}/cublas/lib
     ${_neighbours}/cuda_runtime/lib ${_cublas} ${CUDAToolkit_LIBRARY_DIR})
 
-# After upstream: its target is told what it cannot know.
+# After upstream: settings of its target that it cannot know.
 function(velo_join_cuda)
     target_include_directories(ggml-cuda SYSTEM PRIVATE ${PYVELO_CUBLAS_INCLUDE})
     set_target_properties(ggml-cuda PROPERTIES BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH "${PYVELO_CUDA_RPATH}")

@@ -1,5 +1,5 @@
-// The functions of the driver's library that upstream's CUDA backend calls, passed on to the library when they are
-// called: what links with them is built without a driver, and is loaded where there is none.
+// The functions of the driver's library that upstream's CUDA backend calls. Each calls the library's function, which it
+// looks up at the call. So the backend links without a driver, and loads on machines without one.
 #include <cuda.h>
 #include <dlfcn.h>
 #include <stddef.h>
@@ -10,7 +10,7 @@ static void * function(const char * name) {
     return driver ? dlsym(driver, name) : NULL;
 }
 
-// Of those a process may have others, from a driver that is linked with: nobody else is to find these.
+// Hidden, because a process may also link with a driver that has these names.
 #define FORWARD(name, parameters, ...)                                                                                 \
     __attribute__((visibility("hidden"))) CUresult name parameters {                                                   \
         CUresult(*forward) parameters = (CUresult(*) parameters) function(#name);                                      \

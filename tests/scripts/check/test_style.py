@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from scripts._common import ROOT
-from scripts.check.style import CLEAN, RULES, Rule, check
+from scripts.check._style_rules import RULES, Rule
+from scripts.check.style import CLEAN, check
 
 PYTHON = '''"""Tokens of a request."""
 
@@ -45,6 +46,19 @@ def test_comments_and_messages_of_c_are_checked(path: str) -> None:
     )
     found = [(1, "nobody"), (3, "whoever"), (5, "asleep"), (6, "who")]
     assert findings(path, source) == found
+
+
+@pytest.mark.parametrize(
+    "path", ["native/CMakeLists.txt", "native/cmake/Cuda.cmake", "pyproject.toml", ".ci/run"]
+)
+def test_comments_after_a_hash_are_checked(path: str) -> None:
+    source = 'set(who 1) # whoever asks\n# nobody\n# waits\nname = "a#who"\n'
+    assert findings(path, source) == [(1, "whoever"), (2, "nobody")]
+
+
+def test_the_header_of_a_patch_is_checked() -> None:
+    source = "Reason: so that\nnobody waits.\n\ndiff --git a/who b/who\n+ who\n"
+    assert findings("vendor/patches/0001-a.patch", source) == [(2, "nobody")]
 
 
 def test_pages_are_checked_without_code_and_quotations() -> None:
