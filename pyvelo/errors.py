@@ -1,6 +1,6 @@
-"""Every error that PyVelo raises on purpose, and how their messages show what was given.
+"""Errors of PyVelo, and helpers for their messages.
 
-Each is a `VeloError` and also the built-in that people would catch.
+Each is a `VeloError` and also the built-in exception that fits.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ __all__ = [
     "TraceError",
     "UnsupportedError",
     "VeloError",
+    "check_path",
     "one_line",
     "shown",
 ]
@@ -32,7 +33,7 @@ _MAX_SHOWN = 120
 
 
 class VeloError(Exception):
-    """The root of the tree."""
+    """Base class of all errors of PyVelo."""
 
 
 class ModelError(VeloError, ValueError):
@@ -44,7 +45,7 @@ class ArgumentError(VeloError, TypeError):
 
 
 class UnsupportedError(VeloError, ValueError):
-    """This architecture, KV type or device cannot do what was asked."""
+    """An architecture, a KV type or a device does not support the request."""
 
 
 class ConfigError(VeloError, ValueError):
@@ -56,7 +57,7 @@ class RequestError(VeloError, ValueError):
 
 
 class TemplateError(RequestError):
-    """A chat template cannot be read or rendered; the message names it and, where there is one, the line."""
+    """A chat template cannot be read or rendered; the message names it and, if known, the line."""
 
 
 class TraceError(VeloError, ValueError):
@@ -64,7 +65,7 @@ class TraceError(VeloError, ValueError):
 
 
 class OutOfBlocks(VeloError, MemoryError):
-    """The pool has too few blocks for what was asked."""
+    """The pool has too few free blocks."""
 
 
 class OutOfMemory(VeloError, MemoryError):
@@ -72,7 +73,7 @@ class OutOfMemory(VeloError, MemoryError):
 
 
 class Cancelled(VeloError, RuntimeError):
-    """The work was cancelled before it was done."""
+    """The work was cancelled before its end."""
 
 
 class ComputeError(VeloError, RuntimeError):
@@ -80,32 +81,33 @@ class ComputeError(VeloError, RuntimeError):
 
 
 class ClosedError(VeloError, RuntimeError):
-    """The object was closed before."""
+    """The object was closed."""
 
 
 class EngineError(VeloError, RuntimeError):
-    """The engine cannot serve this call: it is broken, belongs to another process or event loop, or is in the
-    middle of a step of the calling thread."""
+    """The engine cannot serve this call: it is broken, belongs to another process or event loop, or the
+    calling thread is in one of its steps.
+    """
 
 
 class LibraryError(VeloError, ImportError):
-    """The compiled part cannot be loaded; the message says what is missing."""
+    """The compiled module cannot be loaded; the message says what is missing."""
 
 
 class InternalError(VeloError, RuntimeError):
-    """A defect of PyVelo itself; please report it."""
+    """A defect of PyVelo; please report it."""
 
 
 def shown(value: object) -> str:
-    """What a message says of a value that somebody gave: its repr, in one line that is not long."""
+    """Return the repr of a value for a message, in one short line."""
     try:
         return one_line(repr(value), _MAX_SHOWN)
-    except Exception:  # whatever its class does; of a number, that it has thousands of digits
+    except Exception:  # of a user's class, or of an integer with thousands of digits
         return f"some {type(value).__name__}"
 
 
 def one_line(text: str, longest: int = 500) -> str:
-    """The text without line ends, cut where it is longer."""
+    """Return the text without line ends, cut to `longest` characters."""
     line = " ".join(text.split())
     return line if len(line) <= longest else f"{line[:longest]}..."
 
