@@ -1,5 +1,5 @@
-# GCC's ldtilecfg intrinsic names only the first bytes of the tile configuration as read, so upstream's other stores to
-# it are dropped as dead and the instruction faults (seen with GCC 12 on Sapphire Rapids, in stock too). Keep the stores.
+# GCC's ldtilecfg intrinsic declares only the first bytes of the tile configuration as read. GCC then drops upstream's
+# other stores to it as dead, and the instruction faults (GCC 12 on Sapphire Rapids, in stock too). Keep the stores.
 function(velo_keep_amx_config tree)
     if (CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
         foreach (_target IN LISTS ARGN)
@@ -9,8 +9,9 @@ function(velo_keep_amx_config tree)
     endif()
 endfunction()
 
-# Weights in AMX's layout are multiplied on processors with AVX-512's VNNI alone, too (packed-products.cpp). Upstream packs
-# them where a file is compiled for both: these are, and execute nothing of AMX where velo_packed_products_suffice().
+# packed-products.cpp multiplies weights in AMX's layout on processors with AVX-512 VNNI but without AMX. Upstream packs
+# this layout only in files that are compiled with AMX, so compile these with it. They execute no AMX instruction if
+# velo_packed_products_suffice().
 function(velo_pack_without_amx tree)
     include(CheckCXXCompilerFlag)
     check_cxx_compiler_flag("-mamx-tile -mamx-int8" PYVELO_HAS_AMX_FLAGS)

@@ -10,7 +10,7 @@ if (NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX} AND PYVELO_NVCC)
 endif()
 check_language(CUDA)
 if (NOT CMAKE_CUDA_COMPILER)
-    message(FATAL_ERROR "PYVELO_CUDA needs NVIDIA's compiler, and there is no nvcc that works: install the CUDA toolkit, "
+    message(FATAL_ERROR "PYVELO_CUDA needs NVIDIA's compiler, and no working nvcc was found: install the CUDA toolkit, "
         "put nvcc on PATH or name it with -DCMAKE_CUDA_COMPILER=/path/to/nvcc; without PYVELO_CUDA the build needs none")
 endif()
 

@@ -1,5 +1,5 @@
-# Everything lies beside the package and finds its neighbours by relative paths: no version suffixes (a wheel has
-# no symbolic links).
+# All libraries are installed in the package and find each other by relative paths. No version suffixes, because a wheel
+# has no symbolic links.
 set(_libraries ggml-base ${PYVELO_CPU_TARGETS} ggml llama velo)
 if (TARGET ggml-cuda)
     list(APPEND _libraries ggml-cuda)
@@ -8,19 +8,20 @@ if (TARGET velo-lab)
     list(APPEND _libraries velo-lab velo-lab-gpu)
 endif()
 
-# A process may load a stock llama.cpp too, such as llama_cpp's, and the dynamic linker loads one library of a name: ours
-# are libvelo-llama, libvelo-ggml and so on. Upstream finds the backends of PYVELO_PORTABLE by their names: they keep them.
+# A process may also load a stock llama.cpp, such as llama_cpp's, and the dynamic linker loads only one library of a
+# name. So ours are libvelo-llama, libvelo-ggml and so on. Only the backends of PYVELO_PORTABLE keep their names, because
+# upstream finds them by name.
 function (velo_share_process target)
     get_target_property(_type ${target} TYPE)
     if (_type STREQUAL "SHARED_LIBRARY" AND NOT target MATCHES "^velo")
         set_property(TARGET ${target} PROPERTY OUTPUT_NAME velo-${target})
     endif()
-    if (CMAKE_SYSTEM_NAME STREQUAL "Linux") # what a library defines is its own, also where another's comes first
+    if (CMAKE_SYSTEM_NAME STREQUAL "Linux") # a library uses its own symbols, even if another library was loaded first
         target_link_options(${target} PRIVATE LINKER:-Bsymbolic)
     endif()
-    # g++ makes some symbols one for the whole process, whichever libraries define them
+    # g++ would make some symbols unique in the process, across libraries
     target_compile_options(${target} PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-fno-gnu-unique>)
-    # an abort becomes an exception (native/api/guard.hpp), which passes through upstream's files of C
+    # aborts become exceptions (native/api/guard.hpp), which pass through upstream's C files
     target_compile_options(${target} PRIVATE $<$<COMPILE_LANG_AND_ID:C,GNU,Clang,AppleClang>:-fexceptions>)
 endfunction()
 

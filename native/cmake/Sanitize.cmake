@@ -1,4 +1,4 @@
-# One place for the flags, so that upstream and our code agree.
+# Sanitizer flags, the same for upstream and our code.
 if (PYVELO_SANITIZE)
     string(REPLACE ";" "," _sanitizers "${PYVELO_SANITIZE}")
     add_compile_options(-fsanitize=${_sanitizers} -fno-omit-frame-pointer -g)

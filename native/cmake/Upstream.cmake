@@ -1,5 +1,5 @@
-# Upstream, fetched and patched by our scripts, as a subdirectory. No line of its CMake is changed: our sources
-# join its targets with velo_add_sources().
+# Upstream, fetched and patched by our scripts, as a subdirectory. Its CMake files are unchanged: velo_add_sources() adds
+# our sources to its targets.
 if (PYVELO_TREE)
     set(_tree ${PYVELO_TREE})
 else()
@@ -8,7 +8,7 @@ else()
         OUTPUT_VARIABLE _tree OUTPUT_STRIP_TRAILING_WHITESPACE
         RESULT_VARIABLE _status)
     if (NOT _status EQUAL 0)
-        message(FATAL_ERROR "llama.cpp could not be obtained and patched: see the sentence above")
+        message(FATAL_ERROR "llama.cpp could not be downloaded and patched: see the error above")
     endif()
 endif()
 set(PYVELO_TREE_USED ${_tree})
@@ -41,7 +41,7 @@ if (PYVELO_CUDA)
 endif()
 add_subdirectory(${_tree} llama.cpp)
 
-# Adds files of ours to a target of upstream's. nvcc does not take the compiler's warnings as they are.
+# Add our files to a target of upstream. nvcc does not accept the compiler's warning options.
 function(velo_add_sources target)
     list(TRANSFORM ARGN PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/ OUTPUT_VARIABLE _files)
     target_sources(${target} PRIVATE ${_files})
@@ -49,10 +49,10 @@ function(velo_add_sources target)
         PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON COMPILE_OPTIONS "$<$<NOT:$<COMPILE_LANGUAGE:CUDA>>:-Wall;-Wextra>")
 endfunction()
 
-# The variants of the CPU backend: one, or one for each instruction set where GGML_CPU_ALL_VARIANTS is on.
+# Variants of the CPU backend: one, or one for each instruction set with GGML_CPU_ALL_VARIANTS.
 get_property(_targets DIRECTORY ${_tree}/ggml/src PROPERTY BUILDSYSTEM_TARGETS)
 list(FILTER _targets INCLUDE REGEX "^ggml-cpu")
-list(FILTER _targets EXCLUDE REGEX "-feats$") # what tells whether a variant runs here
+list(FILTER _targets EXCLUDE REGEX "-feats$") # checks whether a variant runs on a processor
 set(PYVELO_CPU_TARGETS ${_targets})
 
 include(Amx)
