@@ -18,6 +18,7 @@ import sys
 import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
@@ -132,11 +133,17 @@ def python_comments(source: str) -> Iterator[Text]:
     return joined_comments(found)
 
 
-def python_strings(tree: ast.Module, messages: bool) -> Iterator[Text]:
+@lru_cache(maxsize=1)
+def nodes_of(source: str) -> list[ast.AST]:
+    """Return the syntax nodes of Python code."""
+    return list(ast.walk(ast.parse(source)))
+
+
+def python_strings(nodes: list[ast.AST], messages: bool) -> Iterator[Text]:
     """Yield docstrings and the docstrings of attributes; with `messages`, every string of several words."""
-    docs = {id(node.value): node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    docs = {id(node.value): node.value for node in nodes if isinstance(node, ast.Expr)}
     parts: set[int] = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if id(node) in parts or not isinstance(node, ast.Constant | ast.JoinedStr):
             continue
         if isinstance(node, ast.JoinedStr):
@@ -151,9 +158,9 @@ def python_strings(tree: ast.Module, messages: bool) -> Iterator[Text]:
             yield Text(node.lineno, text)
 
 
-def python_names(tree: ast.Module) -> Iterator[Text]:
+def python_names(nodes: list[ast.AST]) -> Iterator[Text]:
     """Yield the names of functions, classes and their arguments as words."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             name, line = node.name, node.lineno
         elif isinstance(node, ast.arg):
@@ -163,9 +170,9 @@ def python_names(tree: ast.Module) -> Iterator[Text]:
         yield Text(line, re.sub(r"(?<=[a-z])(?=[A-Z])|_+", " ", name).strip())
 
 
-def openings(tree: ast.Module, path: str) -> Iterator[Finding]:
+def openings(nodes: list[ast.AST], path: str) -> Iterator[Finding]:
     """Yield docstrings that begin with the wrong kind of word."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         words = (ast.get_docstring(node) or "").split()
@@ -231,22 +238,26 @@ def texts(path: str, source: str) -> Iterator[Text]:
             [(number, not match[1].strip(), match[2]) for number, match in found if match]
         )
     elif path.endswith(".py"):
-        tree = ast.parse(source)
+        nodes = nodes_of(source)
         messages = not path.startswith("tests/") and path not in DATA
         yield from python_comments(source)
-        yield from python_strings(tree, messages)
-        yield from python_names(tree)
+        yield from python_strings(nodes, messages)
+        yield from python_names(nodes)
     else:
         yield from c_texts(source)
 
 
 def flattened(text: str) -> tuple[str, list[int]]:
     """Return the text and the old position of each character; a paragraph, item or row is a line."""
-    pieces, positions = [], []
-    for match in re.finditer(r"(\n\s*(?=[\n#|>]|[-*] |\w+: ))|\s+|\S", text):
+    pieces: list[str] = []
+    positions: list[int] = []
+    for match in re.finditer(r"(\n\s*(?=[\n#|>]|[-*] |\w+: ))|\s+|\S+", text):
         pieces.append("\n" if match[1] else " " if match[0].isspace() else match[0])
-        positions.append(match.start())
+        positions += range(match.start(), match.start() + len(pieces[-1]))
     return "".join(pieces), positions
+
+
+ANY = re.compile("|".join(rule.words for rule in RULES), re.M)
 
 
 def broken(rule: Rule, text: str) -> Iterator[re.Match[str]]:
@@ -265,10 +276,10 @@ def check(path: str, source: str) -> list[Finding]:
         path: from the root of the checkout: some rules hold in some folders only.
     """
     rules = [rule for rule in RULES if re.match(rule.within, path)]
-    found = set(openings(ast.parse(source), path)) if path.endswith(".py") else set()
+    found = set(openings(nodes_of(source), path)) if path.endswith(".py") else set()
     for each in texts(path, source):
         text, positions = flattened(without_code(each.text))
-        for rule in rules:
+        for rule in rules if ANY.search(text) else ():
             for match in broken(rule, text):
                 line = each.line + each.text.count("\n", 0, positions[match.end() - 1])
                 found.add(Finding(path, line, match[0].strip(" -#|>*"), rule.write))
