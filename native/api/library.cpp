@@ -82,7 +82,7 @@ void end_line() {
     {
         const std::lock_guard<std::mutex> lock(sink_mutex);
         to = sink;
-        if (!to || line.level < to->min_level || telling) { // a callback gets no line of its own calls
+        if (!to || line.level < to->min_level || telling) { // log no lines from within a callback
             return;
         }
         n_telling++;
@@ -163,7 +163,7 @@ void after_fork() {
 }
 
 void after_fork_in_child() {
-    n_telling = telling; // callbacks of other threads do not end here
+    n_telling = telling; // callbacks of other threads never end in a child
     after_fork();
 }
 #endif
@@ -310,7 +310,7 @@ velo_status velo_log_set(velo_log_callback callback, void * user, int32_t min_le
         auto next = callback ? std::make_shared<const log_sink>(log_sink{callback, user, min_level}) : nullptr;
         std::unique_lock<std::mutex> lock(sink_mutex);
         sink = std::move(next);
-        // no condition variable: a child of fork() could not use one that had waiters
+        // not a condition variable, because a child of fork() cannot use one with waiters of the parent
         for (int i = 0; i < 1000 && !sink && !telling && n_telling > 0; ++i) {
             lock.unlock();
             std::this_thread::sleep_for(std::chrono::milliseconds(1));

@@ -206,7 +206,7 @@ typedef struct velo_context_params {
     int32_t max_seqs;         // sequences of one step; also the number of recurrent states, if the model has any
     int32_t max_seq_len;      // tokens of one sequence
     int32_t max_outputs;      // rows of logits of one step; 0: one for each sequence
-    int32_t n_threads;        // 0: all cores
+    int32_t n_threads;        // 0: all logical cores
     int32_t deterministic;    // bit-identical logits alone, batched and recomputed; needs a deterministic model
     int32_t fast_attention;   // products of many query rows may round to bfloat16, for every type
     int32_t n_swap_blocks;    // extra blocks in host memory, for velo_blocks_swap_out
@@ -352,7 +352,7 @@ typedef enum velo_pooling {
 
 typedef struct velo_embedder_params {
     int32_t max_tokens; // of one text, at most the model's training context; no default
-    int32_t n_threads;  // 0: all cores
+    int32_t n_threads;  // 0: all logical cores
 } velo_embedder_params;
 
 // Create an embedder: a context of its own, independent of the model's velo_contexts.

@@ -35,8 +35,8 @@ struct batch {
 };
 const batch ragged = {{{1, 1}, {7, 7}, {1, 133}, {33, 100}, {0, 64}, {5, 97}, {1, 640}, {1, 1100}, {70, 600}}};
 const batch brief  = {{{1, 40}, {3, 33}, {40, 45}}};
-const batch alike  = {std::vector<lengths>(34, {1, 521}),
-                      16}; // a shared chunk, of more sequences than a work item takes
+// a shared chunk, of more sequences than a work item takes
+const batch alike = {std::vector<lengths>(34, {1, 521}), 16};
 
 // Heap memory of exactly this many bytes.
 template <class T> struct buffer {

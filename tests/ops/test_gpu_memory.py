@@ -1,4 +1,4 @@
-"""What is set aside for a GPU to work in, against what the kernels ask for and against products by hand."""
+"""Memory reserved on a GPU for computing, against the needs of the kernels and products by hand."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def tensor(name: str, kind: str, *shape: int) -> GgufTensor:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_the_kernels_never_ask_for_more(seed: int) -> None:
-    """In steps that fit into what a step may be, of any mixture of sequences."""
+    """For any mixture of sequences within a step's limits."""
     rng = random.Random(seed)
     n_head, d = rng.choice([1, 4, 14]), rng.choice([64, 80, 128])
     longest = rng.choice([1, 31, 256, 257, 3000, 9000])
@@ -53,7 +53,7 @@ def test_the_kernels_never_ask_for_more(seed: int) -> None:
 
 
 def test_attention_by_hand() -> None:
-    """A Llama-8B shape: more than is set aside for libraries."""
+    """A Llama-8B shape: more than the memory reserved for libraries."""
     assert attention_bytes([layer()], STEP) == 4 * 512 * 32 * 16 * 130
     assert attention_bytes([layer(4, 64, 64), layer()], STEP) == attention_bytes([layer()], STEP)
     assert attention_bytes([layer()], replace(STEP, longest=1 << 20)) == 4 * 512 * 32 * 32 * 130
@@ -86,7 +86,7 @@ def test_experts_see_every_token_as_often_as_it_is_sent() -> None:
 
 
 def test_one_operation_at_a_time_works() -> None:
-    """The pool is as large as the largest of them."""
+    """The pool is as large as the largest operation needs."""
     small, large = tensor("b", "F16", 64, 100), tensor("b", "F16", 1 << 17, 1 << 17)
     assert workspace_bytes([], [], STEP) == LIBRARY_BYTES + ROUNDING_BYTES
     with_attention = workspace_bytes([layer()], [small], STEP)
