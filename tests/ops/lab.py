@@ -136,7 +136,7 @@ def _pointer(array: npt.NDArray[Any] | None, ctype: str) -> Any:
 
 @dataclass
 class Run:
-    """Settings of a run: threads, the CPU backend's reference mode, and for benchmarks layers and repetitions."""
+    """Settings of a run: threads, the CPU backend's reference mode, layers and repetitions of benchmarks."""
 
     threads: int = 2
     use_ref: bool = False
@@ -210,7 +210,7 @@ def dequantize(kv_type: str, rows: Bytes, n: int) -> Floats:
 
 
 def product(kind: str, weights: Bytes, rows: Floats, *, packed: bool, threads: int = 2) -> Floats | None:
-    """Return weights, bytes [n_out, row_size], times rows [n, n_in]: [n, n_out]; None if no layout packs them."""
+    """Return weights (bytes [n_out, row_size]) times rows [n, n_in]; None if no layout packs them."""
     return product_in(kind, weights, rows, packed=packed, threads=threads)[0]
 
 
