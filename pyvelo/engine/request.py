@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyvelo.native import Sampler
 
 __all__ = [
-    "PRIORITY_PLACES",
+    "ARRIVALS_PER_PRIORITY",
     "Detokenizer",
     "ParentRequest",
     "Request",
@@ -108,7 +108,7 @@ _FINISHED: dict[FinishReason, RequestStatus] = {
 _REASONS = {status: reason for reason, status in _FINISHED.items()}
 _FIRST_FINISHED = RequestStatus.FINISHED_STOPPED
 
-PRIORITY_PLACES = 64
+ARRIVALS_PER_PRIORITY = 64
 """Arrivals that a difference of one in `priority` counts as much as."""
 
 
@@ -323,9 +323,9 @@ class Request:
     def rank(self) -> tuple[int, int]:
         """Sort key of the schedule: lower ranks run first and are preempted last.
 
-        The order of arrival; one more in `priority` counts as PRIORITY_PLACES arrivals, so none starves.
+        The order of arrival. One more in `priority` counts as ARRIVALS_PER_PRIORITY arrivals: none starves.
         """
-        return self.arrival + PRIORITY_PLACES * self.params.priority, self.arrival
+        return self.arrival + ARRIVALS_PER_PRIORITY * self.params.priority, self.arrival
 
     @property
     def mean_logprob(self) -> float:

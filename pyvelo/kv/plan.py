@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 MIN_PARTIAL_HIT = 4
-"""Tokens from which on copying a partial hit is worth it."""
+"""Least tokens of a partial hit that is copied."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyvelo.engine.prefill_budget import Costs
-from pyvelo.engine.request import PRIORITY_PLACES, Request
+from pyvelo.engine.request import ARRIVALS_PER_PRIORITY, Request
 from pyvelo.engine.scheduler import schedule
 from pyvelo.errors import InternalError
 from pyvelo.kv.plan import AllocationPlan
@@ -82,10 +82,10 @@ def test_priority_decides_before_age() -> None:
 def test_the_lower_value_starts_first_but_none_waits_for_ever() -> None:
     bench = Bench(max_seqs=1)
     low = bench.submit([1], 1)
-    others = [bench.submit([2], 1, priority=-1) for _ in range(2 * PRIORITY_PLACES)]
+    others = [bench.submit([2], 1, priority=-1) for _ in range(2 * ARRIVALS_PER_PRIORITY)]
     while not low.finished:
         bench.step()
-    assert sum(other.finished for other in others) == PRIORITY_PLACES - 1
+    assert sum(other.finished for other in others) == ARRIVALS_PER_PRIORITY - 1
     bench.finish(*others)
 
 
@@ -183,7 +183,7 @@ def test_age_protects_from_the_more_important() -> None:
     bench = Bench(n_blocks=4, block_size=8)
     low = bench.submit([1] * 8, 20)
     bench.step()
-    bench.core.inbox.n_arrived = PRIORITY_PLACES + 1  # so many came in between
+    bench.core.inbox.n_arrived = ARRIVALS_PER_PRIORITY + 1  # so many came in between
     high = bench.submit([2] * 8, 20, priority=-1)
     bench.finish(low)
     assert high.n_generated == 0
