@@ -1,4 +1,4 @@
-"""Where the two builds of the contiguous path are, the models that all three paths run, and an event loop."""
+"""Fixtures: the two builds of the contiguous path, the models of all three paths, and an event loop."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def stock_library() -> Path:
     ],
 )
 def contiguous_build(request: pytest.FixtureRequest) -> Path:
-    """The contiguous path of the patched tree; with the marker "stock", that of the unpatched one too."""
+    """The contiguous path of the patched tree; with the marker "stock", the unpatched one, too."""
     library: Path = request.getfixturevalue(request.param)
     return library
 

@@ -71,7 +71,7 @@ def run(library: Path, job: Job) -> Result:
 def rows_of_state(state: bytes, n_cells: int) -> list[npt.NDArray[np.uint8]]:
     """The K rows of every layer, then the V rows: arrays [n_cells, row bytes] out of a saved sequence.
 
-    The format is that of llama_kv_cache::state_write with V not transposed.
+    The format is as llama_kv_cache::state_write has it, with V not transposed.
     """
     at = 8  # magic, sequence id
     n_stream, cells = struct.unpack_from("<II", state, at)

@@ -28,7 +28,7 @@ def answers(path: str, **settings: object) -> tuple[list[tuple[int, ...]], LLM]:
 
 
 def check_tokens(path: str, expected: list[tuple[int, ...]]) -> None:
-    """Whatever lies where, the tokens are the CPU's, also in a pool where sequences give way."""
+    """With any placement of layers the tokens equal the CPU's, also if sequences are preempted."""
     for n, swap_bytes in ((1, 0), (2, 0), (2, 1 << 20), (-1, 1 << 20)):
         found, llm = answers(path, n_gpu_layers=n, kv_cache_bytes=512 << 10, swap_bytes=swap_bytes)
         assert found == expected, (n, swap_bytes)
@@ -49,7 +49,7 @@ def check_alone(path: str) -> None:
 
 
 def check_memory(path: str) -> None:
-    """What was planned is what is there."""
+    """The planned placement is the real one."""
     for n in (1, 2, -1):
         plan = plan_offload(config_of(path, n), path, scan_model(path))
         llm = LLM(path, n_gpu_layers=n, **SMALL)  # type: ignore[arg-type]

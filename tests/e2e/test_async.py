@@ -1,4 +1,4 @@
-"""AsyncLLM: the answers of LLM, many at once; who stops to listen frees blocks; nothing hangs."""
+"""AsyncLLM: the answers of LLM, many at once; cancelled tasks free blocks; nothing hangs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_deadline_ends_a_stream_with_what_it_has(run: Callable[..., None]) -> 
     run(body, n_ctx=4096)
 
 
-def test_answers_are_those_of_llm(run: Callable[..., None], expected: list[tuple[int, ...]]) -> None:
+def test_answers_equal_the_ones_of_llm(run: Callable[..., None], expected: list[tuple[int, ...]]) -> None:
     async def body(llm: AsyncLLM) -> None:
         outputs = await llm.generate(PROMPTS, GREEDY)
         assert [output.token_ids for output in outputs] == expected
@@ -60,7 +60,7 @@ def test_hundreds_at_once(run: Callable[..., None], expected: list[tuple[int, ..
     run(body)
 
 
-def test_who_stops_to_listen_frees_blocks(run: Callable[..., None]) -> None:
+def test_a_cancelled_task_frees_its_blocks(run: Callable[..., None]) -> None:
     async def body(llm: AsyncLLM) -> None:
         stream = llm.stream(PROMPTS[3], LONG)
         await anext(stream)
@@ -83,7 +83,7 @@ def test_who_stops_to_listen_frees_blocks(run: Callable[..., None]) -> None:
     run(body, n_ctx=4000)
 
 
-def test_closing_ends_what_runs_with_what_is_there(tiny_model_f32: Path) -> None:
+def test_closing_ends_requests_with_their_text(tiny_model_f32: Path) -> None:
     async def listen(llm: AsyncLLM) -> str | None:
         reason = None
         async for piece in llm.stream(PROMPTS[2], LONG):
@@ -106,7 +106,7 @@ def test_closing_ends_what_runs_with_what_is_there(tiny_model_f32: Path) -> None
     asyncio.run(asyncio.wait_for(body(), 120))
 
 
-def test_errors_reach_who_asked(run: Callable[..., None]) -> None:
+def test_errors_reach_the_caller(run: Callable[..., None]) -> None:
     async def body(llm: AsyncLLM) -> None:
         with pytest.raises(RequestError, match="no tokens"):
             await llm.generate([[]])
@@ -151,7 +151,7 @@ def test_what_cannot_be_loaded(tmp_path: Path) -> None:
         AsyncLLM(tmp_path, block=5)
 
 
-def test_a_defect_leaves_nobody_waiting(tiny_model_f32: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_defect_leaves_no_task_waiting(tiny_model_f32: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def body() -> None:
         async with AsyncLLM(tiny_model_f32, n_ctx=512, n_threads=1) as llm:
             await llm.generate("a", GREEDY)
@@ -167,8 +167,10 @@ def test_a_defect_leaves_nobody_waiting(tiny_model_f32: Path, monkeypatch: pytes
     asyncio.run(asyncio.wait_for(body(), 60))
 
 
-def test_a_broken_engine_leaves_nobody_waiting(tiny_model_f32: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error of a step, and another one while the engine recovers: nobody can end the requests any more."""
+def test_a_broken_engine_leaves_no_task_waiting(
+    tiny_model_f32: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error of a step, and another one while the engine recovers: no step can end the requests."""
 
     async def body() -> None:
         async with AsyncLLM(tiny_model_f32, n_ctx=512, n_threads=1) as llm:

@@ -137,7 +137,7 @@ def test_a_cancelled_task_leaves_nothing(run: Run, compiling: Slow, kind: str) -
     run(body)
 
 
-def test_who_appends_and_stops_waiting_appends_nothing(run: Run, tokenizing: Slow) -> None:
+def test_a_cancelled_append_appends_nothing(run: Run, tokenizing: Slow) -> None:
     async def body(llm: AsyncLLM) -> None:
         async with await llm.session("Once") as session:
             before = session.token_ids

@@ -34,7 +34,7 @@ async def _two_turns(llm: AsyncLLM, prompt: list[int]) -> list[tuple[int, ...]]:
     return [first.token_ids, second.token_ids, third.token_ids]
 
 
-def test_sessions_say_what_those_of_llm_say(tiny_model_f32: Path, run: Callable[..., None]) -> None:
+def test_answers_equal_the_ones_of_sessions_of_llm(tiny_model_f32: Path, run: Callable[..., None]) -> None:
     expected = []
     with LLM(tiny_model_f32, deterministic=True, n_ctx=512, n_threads=1) as llm:
         for prompt in PROMPTS:
@@ -114,7 +114,7 @@ def test_a_session_goes_on_after_its_time_was_up(run: Callable[..., None]) -> No
     run(body, n_ctx=4096)
 
 
-def test_whoever_leaves_holds_nothing(run: Callable[..., None]) -> None:
+def test_a_cancelled_task_holds_nothing(run: Callable[..., None]) -> None:
     async def cancelled(work: Coroutine[Any, Any, Any], after: float) -> None:
         task = asyncio.ensure_future(work)
         await asyncio.sleep(after)
@@ -151,7 +151,7 @@ def test_closing_cancels_an_answer_that_is_still_prepared(run: Callable[..., Non
     run(body)
 
 
-def test_errors_are_those_of_llm(run: Callable[..., None]) -> None:
+def test_errors_equal_the_ones_of_llm(run: Callable[..., None]) -> None:
     async def body(llm: AsyncLLM) -> None:
         session = await llm.session()
         with pytest.raises(RequestError, match="no tokens"):
@@ -170,7 +170,7 @@ def test_errors_are_those_of_llm(run: Callable[..., None]) -> None:
     run(body)
 
 
-def test_a_beam_search_finds_what_that_of_llm_finds(tiny_model_f32: Path, run: Callable[..., None]) -> None:
+def test_a_beam_search_finds_the_answers_of_llm(tiny_model_f32: Path, run: Callable[..., None]) -> None:
     with LLM(tiny_model_f32, deterministic=True, n_ctx=512, n_threads=1) as llm:
         expected = llm.beam_search(PROMPTS, BEAMS)
 
@@ -187,7 +187,7 @@ def test_a_beam_search_finds_what_that_of_llm_finds(tiny_model_f32: Path, run: C
 def test_a_session_that_was_computed_goes_on_beside_others_with_its_own_blocks(
     run: Callable[..., None], tiny_model_f32: Path
 ) -> None:
-    """Of a block and a token: at rest it frees its second block, and another request takes that one."""
+    """A session of a block and a token: idle, it frees its second block, which another request takes."""
     rng, answer = random.Random(1), SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
 
     def text(n_tokens: int) -> list[int]:

@@ -47,9 +47,7 @@ def by_hand(
 
 @pytest.mark.parametrize("penalty", [1.0, 0.0, 2.0, -1.0])
 @pytest.mark.parametrize("width", [1, 3, 5])
-def test_the_beams_are_those_of_a_plain_search(
-    plain: LLM, tiny_model_f32: Path, width: int, penalty: float
-) -> None:
+def test_the_beams_equal_a_plain_search(plain: LLM, tiny_model_f32: Path, width: int, penalty: float) -> None:
     ends = (990, 1086, 441)  # tokens that this model likes
     params = BeamSearchParams(
         beam_width=width, max_tokens=6, length_penalty=penalty, stop_token_ids=ends, ignore_eos=True
@@ -119,7 +117,7 @@ def test_the_best_of_several_are_the_likeliest(plain: LLM) -> None:
         plain.stream("Hello", SamplingParams(n=1, best_of=2))
 
 
-def test_logprobs_are_those_of_the_tokens_alone(plain: LLM) -> None:
+def test_logprobs_equal_the_ones_of_the_tokens_alone(plain: LLM) -> None:
     """Each token's, against what the model says of it after the tokens before."""
     answer = plain.generate("Hello", SamplingParams(max_tokens=5, seed=1, logprobs=3))[0]
     given = answer.outputs[0].logprobs

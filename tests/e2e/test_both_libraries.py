@@ -20,7 +20,7 @@ from .contiguous import Job, run
 QUESTION = "What is 12 + 30?"
 JOB = Job(str(DEMO_MODEL), tokens=list(range(5, 25)), chunks=[20], n_greedy=8)
 
-# Arguments: the order, stock's library, its job, and where its result goes. Prints PyVelo's answer.
+# Arguments: the order, stock's library, its job, and the path of its result. Prints PyVelo's answer.
 PROGRAM = """
 import ctypes, os, sys
 order, library, job, out, flags = sys.argv[1:]

@@ -51,7 +51,7 @@ def test_its_vocabulary_is_the_scripts(llm: LLM) -> None:
     assert llm.vocab.n_tokens == len(demo_vocab())
 
 
-def test_it_recalls_who_was_introduced(llm: LLM, template: Any) -> None:
+def test_it_recalls_the_name_of_a_user(llm: LLM, template: Any) -> None:
     talk = ("This is Anna Berger 4821.", "Remember Tom Stone 1776.", "What is 12 + 30?")
     assert say(llm, template, *talk, "Who is Anna?") == "Anna Berger 4821."
     assert say(llm, template, *talk, "Who is Tom?") == "Tom Stone 1776."

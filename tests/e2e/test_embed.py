@@ -1,4 +1,4 @@
-"""LLM.embed: against BERT in NumPy, against upstream's own pooling, alone and in company; what it refuses."""
+"""LLM.embed: against BERT in NumPy, against upstream's own pooling, alone and batched; refused input."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_the_vectors_are_upstreams(make_model: MakeModel, patched_library: Path,
 
 
 @pytest.mark.parametrize("arch", KINDS)
-def test_company_makes_no_difference(make_model: MakeModel, arch: str) -> None:
+def test_a_batch_makes_no_difference(make_model: MakeModel, arch: str) -> None:
     path = make_model("--arch", arch, *SMALL, "--ctx", "600", "--type", "f32", "--pooling", "last")
     with LLM(path, n_threads=1) as llm:
         together = llm.embed(TEXTS, pooling="mean")

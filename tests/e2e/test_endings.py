@@ -1,4 +1,4 @@
-"""What ends an answer: min_tokens, stop strings, stop tokens, the model's end, grammars, samples."""
+"""Ends of answers: min_tokens, stop strings, stop tokens, the model's end, grammars, samples."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_the_end_comes_right_after_the_fewest_tokens(llm: LLM, n: int, min_token
 def test_a_grammar_keeps_its_shape_and_ends_by_itself(
     llm: LLM, n: int, shape: dict[str, Any], text: str
 ) -> None:
-    """Where its end is one choice of several it waits for `min_tokens`; where it is the only one it comes."""
+    """If its end is one choice of several, it waits for `min_tokens`; if it is the only one, it ends."""
     eos = llm.vocab.eos
     assert eos is not None
     params = SamplingParams(

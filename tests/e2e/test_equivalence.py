@@ -100,7 +100,7 @@ def test_no_further_from_the_truth_than_stock(
     """The truth is stock with F32 pages and no flash attention, over what the weights stand for as floats.
 
     Random weights under Q4_K_M blow any rounding up, so there is no absolute bound: paged must be as near
-    to the truth as stock's flash attention over the same KV type. Where both round activations to bytes,
+    to the truth as stock's flash attention over the same KV type. If both round activations to bytes,
     which is nearer over one text is chance (0.96 to 1.05 of stock's distance): sixteen count together. What
     both round alike, as where products are of floats, must bring them nearer to each other than to the truth.
     """

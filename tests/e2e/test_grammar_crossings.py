@@ -118,7 +118,7 @@ TEXT = '日本🦊é\u200dñ\n\t"\\漢字€𝄞'
 
 @pytest.mark.parametrize("vocab", VOCABS)
 def test_characters_of_many_bytes_in_any_vocabulary(vocab: str) -> None:
-    """By tokens of bytes where there are no others; every kind of grammar forces the same text."""
+    """By tokens of bytes if no others exist; every kind of grammar forces the same text."""
     escaped = "".join(f"\\U{ord(character):08x}" for character in TEXT)
     with Model(models_folder() / f"ggml-vocab-{vocab}.gguf", vocab_only=True) as model:
         compiler = GrammarCompiler(model)

@@ -49,7 +49,7 @@ def logits_of(path: Path, kv: int, tokens: list[int], deterministic: bool) -> np
 @pytest.mark.parametrize("kv_type", QUANTIZED)
 @pytest.mark.parametrize("d", [608, 640, 672, 1024, 4096])
 def test_wide_heads_over_quantized_pages(d: int, kv_type: str, make_model: MakeModel) -> None:
-    """Kernels for few query rows against those for many, which deterministic mode always takes.
+    """Kernels for few query rows against kernels for many, which deterministic mode always takes.
 
     Both may round queries to 8 bits, differently: the logits are up to 2e-4 apart.
     """

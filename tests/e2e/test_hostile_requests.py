@@ -1,4 +1,4 @@
-"""Whatever is asked for: an answer, or an error of PyVelo's in one line, and every block is free again."""
+"""Hostile requests: each gets an answer or one of PyVelo's errors in one line, and every block is freed."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no for
 
 
 class Hard(BaseException):
-    """What nobody catches."""
+    """Exception that no code catches."""
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -105,7 +105,7 @@ def test_a_session_of_a_dropped_async_llm_goes_on(tiny_model_f32: Path) -> None:
 
 
 def test_a_stream_whose_loop_was_closed_ends(tiny_model_f32: Path) -> None:
-    """Nobody can listen any more, so nothing is computed."""
+    """No task can listen any more, so nothing is computed."""
     llm = AsyncLLM(tiny_model_f32, n_ctx=4096, n_threads=1)
 
     async def begin() -> Any:
@@ -194,7 +194,7 @@ def test_cancelling_close_does_not_cancel_the_load(tiny_model_f32: Path) -> None
         with pytest.raises(asyncio.CancelledError):
             await closing
         go_on.set()
-        with pytest.raises(ClosedError):  # what `close` has begun is done, and nobody is cancelled
+        with pytest.raises(ClosedError):  # `close` finishes, and no task is cancelled
             await waiting
         await llm.close()
 
@@ -236,7 +236,7 @@ def test_closing_ends_an_async_beam_search(tiny_model_f32: Path) -> None:
 # ---- errors in AsyncLLM's thread ----
 
 
-def test_an_internal_error_is_told_once(tiny_model_f32: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_internal_error_is_raised_once(tiny_model_f32: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def body() -> None:
         async with AsyncLLM(tiny_model_f32, n_ctx=512, n_threads=1) as llm:
             (expected,) = await llm.generate([PROMPT], GREEDY)
@@ -258,7 +258,7 @@ def test_an_internal_error_is_told_once(tiny_model_f32: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("where", ["step", "consumer"])
-def test_what_nobody_catches_does_not_end_the_thread(
+def test_an_uncaught_exception_does_not_end_the_thread(
     tiny_model_f32: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     """Such as SystemExit out of `progress`, which the first step may call."""

@@ -262,7 +262,7 @@ def test_the_last_piece_has_usage_and_times(llm: LLM) -> None:
         assert before <= times.queued < times.first_token < times.end <= after
 
 
-def test_usage_and_times_are_those_of_all_samples(llm: LLM) -> None:
+def test_usage_and_times_cover_all_samples(llm: LLM) -> None:
     settings = SamplingParams(n=3, max_tokens=12, seed=1, stop=["a", "e"], temperature=1.5)
     pieces = list(llm.stream("Once upon a time", settings))
     ends = [piece for piece in pieces if piece.finish_reason is not None]
@@ -451,7 +451,7 @@ def test_stats_are_exact(llm: LLM) -> None:
     assert after.run_seconds > before.run_seconds
 
 
-def test_bytes_are_those_that_were_allocated(llm: LLM) -> None:
+def test_bytes_are_the_allocated_ones(llm: LLM) -> None:
     stats, info = llm.stats(), llm._engine.context.info
     for name in ("block_size", "block_bytes", "pool_bytes", "state_bytes", "compute_bytes", "output_bytes"):
         assert getattr(stats, name) == getattr(info, name)
@@ -551,7 +551,7 @@ def test_by_default_the_context_is_the_models(tiny_model_f32: Path) -> None:
         assert llm.stats().tokens_total == 4 * 4096
 
 
-def test_the_package_shows_what_it_promises() -> None:
+def test_the_package_has_the_names_of_its_list() -> None:
     assert pyvelo.LLM is LLM
     assert all(getattr(pyvelo, name) for name in pyvelo.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):

@@ -1,4 +1,4 @@
-"""How likely the tokens of a prompt are, and prompts that are echoed, against llama.cpp's own logits."""
+"""Logprobs of prompts and echoed prompts, against llama.cpp's own logits."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def check(output: RequestOutput, expected: np.ndarray, n: int = len(PROMPT)) -> 
 
 @pytest.mark.parametrize("prefix_cache", [True, False])
 @pytest.mark.parametrize("max_batch_tokens", [7, 40, 512])
-def test_they_are_those_of_stock_however_the_prompt_is_cut(
+def test_they_equal_stock_for_any_chunks(
     tiny_model_f32: Path, expected: np.ndarray, max_batch_tokens: int, prefix_cache: bool
 ) -> None:
     settings = {"kv_type": "f32", "n_ctx": 256, "prefix_cache": prefix_cache, "max_num_seqs": 4}
@@ -65,7 +65,7 @@ def test_they_are_those_of_stock_however_the_prompt_is_cut(
 
 
 @pytest.mark.parametrize("swap_bytes", [0, 1 << 26])
-def test_they_survive_giving_way_half_way(
+def test_they_survive_a_preemption_half_way(
     tiny_model_f32: Path, expected: np.ndarray, swap_bytes: int
 ) -> None:
     settings = {"kv_type": "f32", "n_ctx": 256, "kv_cache_bytes": 1 << 19, "prefix_cache": False}

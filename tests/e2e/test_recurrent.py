@@ -17,7 +17,7 @@ PROMPTS = [[3 + (7 * i + j) % 250 for j in range(5 + 13 * i)] for i in range(7)]
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
 
 
-# quantized too: AMX multiplies those, and here activations have three dimensions
+# quantized too: AMX multiplies quantized weights, and here activations have three dimensions
 @pytest.fixture(scope="module", params=["f32", "q8_0"])
 def hybrid(make_model: MakeModel, request: pytest.FixtureRequest) -> Path:
     return make_model("--arch", "lfm2", "--layers", "4", "--type", request.param)

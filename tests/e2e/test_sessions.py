@@ -47,7 +47,7 @@ def test_turns_and_forks_say_what_requests_say(tiny_model_f32: Path, prefix_cach
         assert session.text == llm.detokenize(session.token_ids)
 
 
-def test_forks_share_memory_and_give_it_back(llm: LLM) -> None:
+def test_forks_share_memory_and_free_it(llm: LLM) -> None:
     session = llm.session(PROMPT)
     twins = [session.fork() for _ in range(8)]
     assert llm.stats().blocks_used == -(-len(PROMPT) // 32)
@@ -73,7 +73,7 @@ def test_a_session_that_is_dropped_gives_its_blocks_back(llm: LLM) -> None:
     assert llm.stats().blocks_used == 0
 
 
-def test_requests_need_not_wait_for_sessions_at_rest(tiny_model_f32: Path) -> None:
+def test_requests_need_not_wait_for_idle_sessions(tiny_model_f32: Path) -> None:
     """They take all the blocks that there are; the sessions go on as if nothing had been."""
     with LLM(
         tiny_model_f32, deterministic=True, n_ctx=256, kv_cache_bytes=1 << 20, swap_bytes=1 << 19
@@ -131,7 +131,7 @@ def test_a_session_is_read_after_the_step_that_its_stream_was_closed_in(
 
 @pytest.mark.parametrize("n_ctx", [256, 512])
 def test_a_session_at_the_end_forks_whether_it_is_computed_or_not(tiny_model_f32: Path, n_ctx: int) -> None:
-    """The end is that of the context, or of the pool of 256 tokens."""
+    """The session ends with the context, or with the pool of 256 tokens."""
     everything = SamplingParams(max_tokens=None, temperature=0, ignore_eos=True)
     with LLM(tiny_model_f32, n_ctx=n_ctx, kv_cache_bytes=1 << 18, n_threads=1) as llm:
         assert llm.stats().tokens_total == 256

@@ -61,7 +61,7 @@ def test_salts_and_reset(tiny_model_f32: Path) -> None:
         assert [cached("a"), cached("a")] == [0, 128]
 
 
-def test_samples_of_a_prompt_are_those_of_prompts_alone(tiny_model_f32: Path) -> None:
+def test_samples_of_a_prompt_equal_prompts_alone(tiny_model_f32: Path) -> None:
     def drawn(n: int, seed: int) -> list[tuple[int, ...]]:
         params = SamplingParams(n=n, seed=seed, max_tokens=40, temperature=1.5, ignore_eos=True)
         return [sample.token_ids for sample in llm.generate(PREFIX, params)[0].outputs]
@@ -77,7 +77,7 @@ def test_samples_of_a_prompt_are_those_of_prompts_alone(tiny_model_f32: Path) ->
 
 
 def test_debugging_changes_no_token(tiny_model_f32: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """VELO_DEBUG audits every step and fills blocks with NaN as they become free: nobody reads them."""
+    """VELO_DEBUG audits every step and fills freed blocks with NaN, which no step reads."""
     with LLM(tiny_model_f32, deterministic=True) as llm:
         expected = [output.token_ids for output in llm.generate(PROMPTS * 2, GREEDY)]
     monkeypatch.setenv("VELO_DEBUG", "1")

@@ -1,4 +1,4 @@
-"""What starting costs: what is imported, and what of a model and of the cache is touched before its use."""
+"""Costs of a start: imported modules, and the memory of model and cache that is touched before its use."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HEAVY = (
 
 
 def imported(program: str, *arguments: str) -> set[str]:
-    """Which of HEAVY are there when `program` has run."""
+    """Return the modules of HEAVY that are loaded after `program`."""
     program += f"\nimport sys; print('imported', *(name for name in {HEAVY} if name in sys.modules))"
     command = [sys.executable, "-c", program, *arguments]
     done = subprocess.run(command, capture_output=True, check=True, text=True)
@@ -55,7 +55,7 @@ def test_a_run_imports_what_it_uses() -> None:
 
 
 def resident(path: Path) -> tuple[int, int]:
-    """Bytes of a file that are mapped here, and those of them that are in memory."""
+    """Return the bytes of a file that are mapped, and the ones that are in memory."""
     size = rss = 0
     inside = False
     for line in SMAPS.read_text().splitlines():

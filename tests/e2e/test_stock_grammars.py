@@ -50,7 +50,7 @@ class Both:
         self.model.close()
 
     def theirs(self, grammar: str, tokens: list[int]) -> np.ndarray | None:
-        """Bool [n_vocab]: what may follow the tokens; None where the grammar is refused."""
+        """Return bool [n_vocab], the tokens that may follow; None if the grammar is refused."""
         masks = np.zeros((len(tokens) + 1, len(self.text)), np.uint8)
         given = np.array(tokens, np.int32)
         n = self._lab.stock_grammar_masks(

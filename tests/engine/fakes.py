@@ -61,7 +61,7 @@ class FakeArrays:
 
 @dataclass
 class FakeSampler:
-    """Passes the toy model's choice on; `status` other than 0 fails the draw."""
+    """Sampler of the toy model's choice; a `status` other than 0 fails the draw."""
 
     status: int = 0
     prompt: tuple[int, ...] | None = None
@@ -81,7 +81,7 @@ class FakeSampler:
 
 @dataclass
 class Step:
-    """What a run was asked for: tokens of each sequence."""
+    """One forward pass: the tokens of each sequence."""
 
     n_tokens: list[int]
     n_outputs: int
@@ -189,8 +189,8 @@ class FakeContext:
         return np.array(self.drawn, np.int32)[rows], np.array(statuses, np.int32)
 
     def logprobs(self, rows: Any, tokens: Any, k: int) -> tuple[Any, Any, Any]:
-        """A token t has the logprob -t / 100, less what the toy model says / 100 where that is another; the
-        likeliest are 0, 1, ... but every row knows one less than the row before."""
+        """Return -t / 100 for token t, minus the toy model's token / 100 if it is another one; the likeliest
+        tokens are 0, 1, ..., and each row knows one less than the row before."""
         if not set(rows.tolist()) <= set(self.rows_drawn):
             assert not self.rows_drawn, "prompts are scored before anything is drawn"
             assert not self.rows_scored & set(rows.tolist())

@@ -1,4 +1,4 @@
-"""The arrays of a step: rows of block tables that stay from step to step are those of the tables."""
+"""The arrays of a step: rows that stay from step to step equal the block tables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .fakes import Bench, answer
 
 
 @pytest.mark.parametrize("n_tokens", [9, 17, 33])
-def test_a_session_that_rests_leaves_no_old_block_in_its_row(n_tokens: int) -> None:
+def test_an_idle_session_leaves_no_old_block_in_its_row(n_tokens: int) -> None:
     """Park a session at the end of a block; the block behind goes to another request."""
     bench = Bench(n_blocks=24, block_size=8)
     sequence = bench.sequence(range(1, n_tokens + 1))

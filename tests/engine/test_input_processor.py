@@ -1,4 +1,4 @@
-"""What is refused when it is submitted, and with which numbers."""
+"""Prompts and parameters that are refused, with the numbers in the messages."""
 
 from __future__ import annotations
 

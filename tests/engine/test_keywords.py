@@ -1,4 +1,4 @@
-"""Names that vLLM has are taken, and one that nobody has gets the nearest right one."""
+"""Names of vLLM are accepted, and an unknown name gets the nearest right one."""
 
 from __future__ import annotations
 

@@ -20,11 +20,11 @@ from .test_loop import WAIT, Stand, in_thread, join
 
 
 class Broken(Exception):
-    """What a defect raises."""
+    """Exception of a defect."""
 
 
 class Hard(BaseException):
-    """What nobody catches."""
+    """Exception that no code catches."""
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_an_error_of_no_request_ends_all_of_them_once(
     check_serves(stand)
 
 
-def test_an_error_in_settle_where_no_step_runs_leaves_the_engine_free(
+def test_an_error_in_settle_without_a_step_leaves_the_engine_free(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = stand.hand_over([1] * 40, 20)
@@ -96,7 +96,7 @@ def test_an_error_in_settle_where_no_step_runs_leaves_the_engine_free(
 
 
 @pytest.mark.parametrize("n_swap_blocks", [0, 8])
-def test_branches_are_computed_again_after_an_error(
+def test_sequences_are_computed_again_after_an_error(
     monkeypatch: pytest.MonkeyPatch, n_swap_blocks: int
 ) -> None:
     stand = Stand(n_blocks=4, n_swap_blocks=n_swap_blocks)
@@ -117,7 +117,7 @@ def test_branches_are_computed_again_after_an_error(
     stand.assert_idle()
 
 
-def test_an_engine_that_cannot_recover_says_so_to_everyone(
+def test_an_engine_that_cannot_recover_refuses_every_call(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requests = [stand.hand_over([number] * 40, 20) for number in (1, 2, 3)]
@@ -137,7 +137,7 @@ def test_an_engine_that_cannot_recover_says_so_to_everyone(
         stand.loop.submit([])
 
 
-def test_what_nobody_catches_ends_the_call_that_stepped(stand: Stand) -> None:
+def test_an_uncaught_exception_ends_the_call_that_stepped(stand: Stand) -> None:
     """Such as SystemExit out of `progress`: the other requests run the same step again."""
     first, second = stand.hand_over([1] * 40, 5), stand.hand_over([2] * 40, 5)
 
@@ -154,7 +154,7 @@ def test_what_nobody_catches_ends_the_call_that_stepped(stand: Stand) -> None:
     stand.assert_idle()
 
 
-def test_what_nobody_catches_in_the_middle_of_a_plan_ends_all(
+def test_an_uncaught_exception_in_the_middle_of_a_plan_ends_all(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = stand.hand_over([1] * 40, 5), stand.hand_over([2] * 40, 5)
@@ -185,7 +185,7 @@ def test_a_listener_that_raises_leaves_the_others_their_tokens(stand: Stand) -> 
 
 
 @pytest.mark.usefixtures("sigint")
-def test_ctrl_c_while_close_waits_leaves_nobody_waiting(stand: Stand) -> None:
+def test_ctrl_c_while_close_waits_leaves_no_thread_waiting(stand: Stand) -> None:
     """The thread that has the core ends the requests when it leaves; another `close` does the rest."""
     stepping, go_on = stand.hold_steps()
     running, waiting = stand.hand_over([1], 50), stand.hand_over([2], 50)
@@ -201,8 +201,8 @@ def test_ctrl_c_while_close_waits_leaves_nobody_waiting(stand: Stand) -> None:
 
 
 @pytest.mark.usefixtures("sigint")
-def test_ctrl_c_while_a_visitor_waits_leaves_nobody_waiting(stand: Stand) -> None:
-    """Steps give way to a visitor; one that goes without its turn must say so."""
+def test_ctrl_c_while_a_visitor_waits_leaves_no_thread_waiting(stand: Stand) -> None:
+    """Steps let a visitor have its turn; one that leaves without it must notify the others."""
     stepping, go_on, release = threading.Event(), threading.Event(), threading.Lock()
     release.acquire()
 
@@ -224,7 +224,7 @@ def test_ctrl_c_while_a_visitor_waits_leaves_nobody_waiting(stand: Stand) -> Non
 
 
 def test_close_tells_a_run_to_stop_until_it_does(stand: Stand) -> None:
-    """What is told just before it begins does not hear it."""
+    """A forward pass that is cancelled just before it begins is cancelled again."""
     stepping, told = threading.Event(), threading.Semaphore(0)
 
     def run() -> None:

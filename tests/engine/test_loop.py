@@ -26,7 +26,7 @@ WAIT = 60.0  # seconds after which a test is taken to hang
 
 
 class Stand(Bench):
-    """A bench with a loop; `stop` is set when a forward pass is told to stop."""
+    """A bench with a loop; `stop` is set when a forward pass is cancelled."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -72,7 +72,7 @@ def join(*threads: threading.Thread) -> None:
         assert not thread.is_alive(), "a thread hangs"
 
 
-def test_whoever_waits_drives(stand: Stand) -> None:
+def test_a_waiting_thread_steps(stand: Stand) -> None:
     request = stand.hand_over([1, 2], 5)
     stand.drive(request)
     assert request.generated_ids == answer([1, 2], 5)
@@ -102,7 +102,7 @@ def test_many_threads_one_step_at_a_time(stand: Stand) -> None:
 
 
 def test_a_thread_may_leave_while_others_wait(stand: Stand) -> None:
-    """Whoever drove goes when its own request is done; another takes over."""
+    """A thread that steps leaves when its own request is done; another continues."""
     long, short = stand.hand_over([1], 400), stand.hand_over([2], 3)
     waiting = in_thread(lambda: stand.drive(long))
     stand.drive(short)
@@ -125,7 +125,7 @@ def test_cancelling_does_not_wait_for_a_step(stand: Stand) -> None:
     stand.assert_idle()
 
 
-def test_cancelling_without_anyone_driving_frees_at_once(stand: Stand) -> None:
+def test_cancelling_while_no_thread_steps_frees_at_once(stand: Stand) -> None:
     request = stand.hand_over([1] * 40, 50)
     stand.loop.drive(lambda: request.n_generated > 3)
     assert stand.manager.n_used > 0
@@ -186,7 +186,7 @@ def test_a_visitor_gets_in_between_two_steps(stand: Stand) -> None:
     assert not request.finished, "visitors did not have to wait for the request"
 
 
-def test_a_visitor_who_comes_again_and_again_lets_steps_happen(stand: Stand) -> None:
+def test_repeated_visits_let_steps_happen(stand: Stand) -> None:
     request = stand.hand_over([1], 50)
     driving = in_thread(lambda: stand.drive(request))
     while not request.finished:
@@ -425,7 +425,7 @@ def test_ctrl_c_while_another_thread_steps(stand: Stand) -> None:
 
 @pytest.mark.usefixtures("sigint")
 def test_ctrl_c_reaches_a_long_forward_pass(stand: Stand) -> None:
-    """The signal arrives while C computes a prompt; it is told to stop before it is done."""
+    """The signal arrives while C computes a prompt, which is cancelled before it is done."""
 
     def compute() -> None:
         os.kill(os.getpid(), signal.SIGINT)

@@ -1,4 +1,4 @@
-"""More than the pool holds: who gives way, who gets on, and that every answer stays what it is alone."""
+"""More requests than the pool holds: preemption, progress, and answers equal to the ones alone."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def check(requests: list[Request], n: int) -> None:
 
 
 def always_swap(bench: Bench) -> None:
-    """Where there is room, whatever was measured."""
+    """Swap out if there is room, for any measured costs."""
     bench.core._costs.favour_swap = lambda n_blocks, n_tokens: True  # type: ignore[method-assign]
 
 
-def test_the_youngest_gives_way_and_loses_nothing() -> None:
+def test_the_youngest_is_preempted_and_loses_nothing() -> None:
     bench = Bench(n_blocks=6, block_size=8)
     old, young = bench.submit([1] * 8, 32), bench.submit([2] * 8, 32)
     shown = []
@@ -124,7 +124,7 @@ def test_only_a_request_that_ranks_first_lets_another_be_preempted(
     bench.assert_idle()
 
 
-def test_who_is_more_important_takes_the_place_of_who_runs() -> None:
+def test_an_urgent_request_preempts_a_running_one() -> None:
     bench = Bench(n_blocks=4, block_size=8)
     low = bench.submit([1] * 8, 20)
     for _ in range(4):
@@ -141,7 +141,7 @@ def test_who_is_more_important_takes_the_place_of_who_runs() -> None:
     bench.assert_idle()
 
 
-def test_who_is_more_important_starts_beside_the_others_where_there_is_room() -> None:
+def test_an_urgent_request_starts_beside_the_others_if_there_is_room() -> None:
     bench = Bench(n_blocks=16, block_size=8, max_batch_tokens=12)
     lows = [bench.submit([i + 1] * 3, 20) for i in range(3)]
     waiting = bench.submit([9] * 20, 4)
@@ -157,7 +157,7 @@ def test_who_is_more_important_starts_beside_the_others_where_there_is_room() ->
     check(lows, 20)
 
 
-def test_who_is_more_important_takes_a_place_even_where_all_tokens_of_a_step_decode() -> None:
+def test_an_urgent_request_preempts_even_if_all_tokens_of_a_step_decode() -> None:
     bench = Bench(max_seqs=2, max_batch_tokens=2)
     lows = [bench.submit([1, 2], 40), bench.submit([3, 4], 40)]
     while not all(low.n_generated for low in lows):
@@ -190,7 +190,7 @@ def test_age_protects_from_the_more_important() -> None:
     bench.finish(high)
 
 
-def test_states_are_given_back_by_who_gives_way() -> None:
+def test_a_preempted_request_frees_its_state() -> None:
     bench = Bench(n_blocks=6, block_size=8, n_states=2, max_seqs=2)
     requests = [bench.submit([i] * 8, 32) for i in (1, 2)]
     bench.finish(*requests)
@@ -199,7 +199,7 @@ def test_states_are_given_back_by_who_gives_way() -> None:
     assert sorted(bench.core._active.free_states) == [0, 1]
 
 
-def test_who_gave_way_can_be_cancelled() -> None:
+def test_a_preempted_request_can_be_cancelled() -> None:
     bench = Bench(n_blocks=6, block_size=8)
     old, young = bench.submit([1] * 8, 32), bench.submit([2] * 8, 32)
     while bench.core.counters.preemptions == 0:
@@ -216,7 +216,7 @@ def test_who_gave_way_can_be_cancelled() -> None:
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("part", [1.0, 0.5, 0.25, 0.1])
 def test_pressure(part: float, share: bool, n_swap_blocks: int) -> None:
-    """A pool of a part of the demand: everyone ends with its tokens, and the work stays within bounds."""
+    """A pool smaller than the demand: each request ends with its tokens, and the work is bounded."""
     size, n, n_seqs = 8, 40, 20
     demand = n_seqs * -(-(10 + n) // size)
     bench = Bench(
@@ -249,7 +249,7 @@ def test_allocations_may_fail_at_any_time(data: st.DataObject, share: bool) -> N
 
     def plan() -> AllocationPlan:
         made = make()
-        if bench.core.n_running:  # where nobody holds anything, all of it is there
+        if bench.core.n_running:  # if nothing runs, the pool is free
             made.available -= min(made.available, data.draw(st.sampled_from([0, 0, 1, 100])))
         return made
 
@@ -298,7 +298,7 @@ def test_whatever_comes_ends_with_its_answer(
     bench.assert_idle()
 
 
-def test_what_was_moved_out_comes_back_and_is_not_computed_again() -> None:
+def test_a_swapped_out_sequence_is_not_computed_again() -> None:
     bench = Bench(n_blocks=6, block_size=8, n_swap_blocks=6, share=False)
     always_swap(bench)
     requests = [bench.submit([i] * 8, 32) for i in (1, 2)]
@@ -321,7 +321,7 @@ def test_what_is_cheaper_to_compute_is_computed() -> None:
     assert bench.core.counters.swaps == 0
 
 
-def test_who_is_in_host_memory_can_be_cancelled() -> None:
+def test_a_swapped_out_request_can_be_cancelled() -> None:
     bench = Bench(n_blocks=6, block_size=8, n_swap_blocks=6)
     always_swap(bench)
     old, young = bench.submit([1] * 8, 32), bench.submit([2] * 8, 32)
@@ -335,7 +335,7 @@ def test_who_is_in_host_memory_can_be_cancelled() -> None:
     bench.assert_idle()
 
 
-def test_who_listens_and_is_computed_again_alone_has_nobody_to_wait_for() -> None:
+def test_a_preempted_stream_that_runs_alone_is_not_bounded() -> None:
     bench = Bench(n_blocks=6, block_size=8, share=False, max_batch_tokens=8)
     bench.core.prefill_budget.tokens = lambda *_: 0  # type: ignore[method-assign]
     requests = [bench.submit([n] * 4, 40, on_piece=lambda piece: None) for n in (1, 2)]
@@ -374,7 +374,7 @@ def test_the_first_step_tells_no_costs() -> None:
     assert not bench.core._costs.favour_swap(1, 19)
 
 
-def test_what_runs_is_moved_where_nobody_says_what_is_better() -> None:
+def test_running_requests_are_swapped_out_by_default() -> None:
     bench = Bench(n_blocks=6, block_size=8, n_swap_blocks=6)
     requests = [bench.submit([i] * 8, 32) for i in (1, 2)]
     while True:
@@ -386,7 +386,7 @@ def test_what_runs_is_moved_where_nobody_says_what_is_better() -> None:
     assert plan.preempted[0][1] is not None
 
 
-def test_who_is_urgent_waits_while_a_step_takes_no_prompt() -> None:
+def test_an_urgent_request_waits_while_a_step_takes_no_prompt() -> None:
     bench = Bench()
     low = bench.submit([1] * 8, 30, on_piece=lambda piece: None)
     bench.step()
@@ -411,13 +411,13 @@ def test_pieces_of_three_prompts_fill_a_step() -> None:
     check(requests, 4)
 
 
-def test_who_could_never_fit_was_let_in_by_mistake() -> None:
+def test_a_request_that_can_never_fit_is_a_defect() -> None:
     bench = Bench(n_blocks=2, block_size=8)
     with pytest.raises(InternalError, match="a request for 3 of 2 blocks was let in"):
         schedule([bench.request([1] * 17, 4)], [], bench.manager, bench.core.limits)
 
 
-def test_who_is_urgent_takes_no_place_of_its_equals() -> None:
+def test_an_urgent_request_preempts_no_equal_one() -> None:
     bench = Bench(n_blocks=10, block_size=8)
     equal = bench.submit([1] * 40, 8, priority=-1)
     bench.step()
@@ -433,8 +433,8 @@ def test_who_is_urgent_takes_no_place_of_its_equals() -> None:
     check([equal, low, urgent], 8)
 
 
-def test_as_many_give_way_as_who_is_urgent_needs() -> None:
-    """The last of three, and then the one before, as a block is left for each of those that go on."""
+def test_as_many_are_preempted_as_an_urgent_request_needs() -> None:
+    """The last of three is preempted, then the one before: each remaining request needs a block."""
     bench = Bench(n_blocks=12, block_size=8)
     lows = [bench.submit([1 + n] * 20, 4) for n in range(3)]
     bench.step()
@@ -450,7 +450,7 @@ def test_as_many_give_way_as_who_is_urgent_needs() -> None:
 
 
 @pytest.mark.parametrize(("budget", "shares"), [(64, [4, 8, 7]), (10, [4, 6])])
-def test_those_who_are_urgent_share_one_step(budget: int, shares: list[int]) -> None:
+def test_urgent_requests_share_one_step(budget: int, shares: list[int]) -> None:
     bench = Bench(n_blocks=64, block_size=8, max_batch_tokens=20)
     low = bench.submit([1] * 8, 30, on_piece=lambda piece: None)
     bench.step()
@@ -500,8 +500,8 @@ def test_what_the_urgent_leave_goes_to_prompts_that_have_begun() -> None:
     assert [(chunk.request, chunk.n_tokens) for chunk in plan.chunks] == [(begun, 6), (urgent, 4)]
 
 
-def test_who_came_earlier_takes_no_place_of_the_equally_important() -> None:
-    """It gave way before, and waits for blocks; whoever runs meanwhile goes on."""
+def test_an_earlier_request_preempts_no_later_one_of_equal_priority() -> None:
+    """It was preempted and waits for blocks; running requests continue."""
     bench = Bench(n_blocks=4, block_size=8)
     younger = bench.submit([1] * 20, 8)
     bench.step()
@@ -511,7 +511,7 @@ def test_who_came_earlier_takes_no_place_of_the_equally_important() -> None:
     assert (plan.starts, plan.preempted) == ([], [])
 
 
-def test_a_branch_that_goes_on_in_a_step_does_not_give_way_in_it() -> None:
+def test_a_sequence_that_resumes_in_a_step_is_not_evicted_in_it() -> None:
     bench = Bench(n_blocks=8, block_size=8, share=False)
     first, other = bench.sequence([1] * 12), bench.sequence([2] * 12)
     for sequence in (first, other):
@@ -526,8 +526,8 @@ def test_a_branch_that_goes_on_in_a_step_does_not_give_way_in_it() -> None:
     assert all(sequence is other for sequence, _ in plan.evicted)
 
 
-def test_nobody_gives_way_to_a_branch_that_gives_way_itself() -> None:
-    """It comes back in a later step, so that the room would be left empty in this one."""
+def test_nothing_is_evicted_for_a_sequence_that_is_evicted_itself() -> None:
+    """It resumes in a later step, so the room would stay empty in this step."""
     bench = Bench(n_blocks=10, block_size=8, share=False)
     sequence = bench.sequence([1] * 10)
     bench.finish(bench.go_on(sequence, 2))
@@ -564,7 +564,7 @@ def test_a_seat_alone_is_no_reason_to_preempt() -> None:
 
 
 def test_blocks_that_an_urgent_request_shares_are_no_gain() -> None:
-    """It needs those of the request that it would preempt, so they do not become free for it."""
+    """It needs the blocks of the request that it would preempt, so they would not become free."""
     bench = Bench(n_blocks=10, block_size=8)
     common = list(range(1, 25))
     equal, low = running(bench, bench.submit([91] * 24, 8, priority=-1), bench.submit([*common, 90], 20))
@@ -577,7 +577,7 @@ def test_blocks_that_an_urgent_request_shares_are_no_gain() -> None:
     check([low], 20)
 
 
-def test_no_branch_is_evicted_for_a_request_that_still_cannot_start() -> None:
+def test_no_sequence_is_evicted_for_a_request_that_still_cannot_start() -> None:
     bench = Bench(n_blocks=8, block_size=8)
     sequence = bench.sequence([2] * 13)
     bench.finish(bench.go_on(sequence, 0))
@@ -591,7 +591,7 @@ def test_no_branch_is_evicted_for_a_request_that_still_cannot_start() -> None:
     assert sequence.table is None, "once it was enough"
 
 
-def test_a_branch_whose_blocks_others_hold_is_not_evicted_for_nothing() -> None:
+def test_a_sequence_whose_blocks_others_hold_is_not_evicted_for_nothing() -> None:
     bench = Bench(n_blocks=8, block_size=8)
     shared, own = bench.sequence(range(1, 18)), bench.sequence([2] * 25)
     for sequence in (shared, own):
@@ -607,7 +607,7 @@ def test_a_branch_whose_blocks_others_hold_is_not_evicted_for_nothing() -> None:
     check([other], 4)
 
 
-def test_what_runs_is_not_preempted_for_a_seat_and_branches_are_not_evicted_for_it() -> None:
+def test_a_full_batch_preempts_a_request_and_evicts_no_idle_sequence() -> None:
     """There are blocks enough: only the seat is wanted."""
     bench = Bench(n_blocks=32, block_size=8, max_seqs=2)
     sequence = bench.sequence([4] * 13)

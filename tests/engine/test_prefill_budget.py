@@ -1,4 +1,4 @@
-"""A long prompt beside those that decode: who listens does not wait, and the prompt gets on."""
+"""Prefill beside streams: a stream does not wait, and the prompt advances."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def test_steps_take_less_than_twice_as_long(per_token: float) -> None:
         assert fed * per_token >= 0.6 * ALONE * 480, "and takes what it may"
 
 
-def test_what_any_piece_costs_is_told_from_what_its_tokens_cost() -> None:
-    """Behind a long context a piece takes half of a step however short it is: its tokens are nearly free."""
+def test_the_constant_cost_of_a_chunk_differs_from_its_tokens_cost() -> None:
+    """After a long context any chunk takes half of a step: its tokens are nearly free."""
     prefill_budget, fed = PrefillBudget(), []
     for _ in range(500):
         n_tokens = prefill_budget.tokens(8, 8, 1)
@@ -108,7 +108,7 @@ def test_steps_of_uneven_length_cost_a_prompt_nothing() -> None:
 
 
 def test_steps_of_uneven_length_are_seldom_looked_at_without_prompts() -> None:
-    """One that surprises is soon checked; where the check does not bear it out, all is as it was before."""
+    """A surprising step is soon checked; if the check does not confirm it, nothing changes."""
     for seed in range(6):
         prefill_budget, draw, looks = PrefillBudget(), random.Random(seed), 0
         for _ in range(2000):
@@ -160,7 +160,7 @@ def test_a_step_ends_with_a_group_of_rows(n_decodes: int) -> None:
     (0.030, 400, COMFORT),
     (0.120, 400, 0.120 * 1.7),
 ])  # fmt: skip
-def test_where_many_wait_prompts_get_more_up_to_what_is_still_comfortable(
+def test_many_waiting_requests_raise_the_budget_up_to_comfort(
     alone: float, n_waiting: int, expected: float
 ) -> None:
     prefill_budget, per_token = PrefillBudget(), 1e-5
@@ -183,7 +183,7 @@ def test_only_steps_that_decode_count() -> None:
     assert bench.core.prefill_budget._since == 1
 
 
-def test_the_pace_is_told_who_decodes_who_listens_and_whose_prompts_are_left() -> None:
+def test_the_budget_depends_on_decodes_streams_and_waiting_prompts() -> None:
     told = []
 
     def tokens(n_decodes: int, n_listening: int, n_waiting: int) -> int:
@@ -203,7 +203,7 @@ def test_the_pace_is_told_who_decodes_who_listens_and_whose_prompts_are_left() -
 
 
 @pytest.mark.parametrize("listened_to", [True, False])
-def test_only_who_is_listened_to_slows_a_prompt_down(listened_to: bool) -> None:
+def test_only_a_stream_slows_a_prompt_down(listened_to: bool) -> None:
     bench = Bench(n_blocks=32)
     bench.core.prefill_budget.tokens = lambda *_: 5  # type: ignore[method-assign]
     talking = bench.submit([1, 2, 3], 30, on_piece=(lambda piece: None) if listened_to else None)

@@ -1,4 +1,4 @@
-"""Tokens of prompts are scored once each, however the prompt is cut and whoever gives way meanwhile."""
+"""Prompt tokens are scored once each, with any chunks and any preemption."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_every_token_is_scored_once_however_the_prompt_is_cut(max_batch_tokens: 
     bench.assert_idle()
 
 
-def test_a_step_gives_so_many_rows_and_everyone_gets_on() -> None:
+def test_a_step_has_so_many_rows_and_each_request_advances() -> None:
     bench = Bench(max_batch_tokens=512, n_blocks=32)
     requests = [bench.submit([i, *PROMPT], 1, prompt_logprobs=0) for i in range(1, 4)]
     bench.step()
@@ -137,7 +137,7 @@ def test_one_that_cannot_be_scored_fails_alone() -> None:
 
     bench.context.logprobs = fail_once  # type: ignore[method-assign]
     requests = [bench.submit([i, *range(1, 9)], 4, prompt_logprobs=i) for i in (2, 3, 4)]
-    # its logits are there all the same
+    # its logits are computed, too
     bench.context.rows_scored = set()
     bench.context.sample = _without_check(bench)  # type: ignore[method-assign]
     bench.finish(*requests)

@@ -51,7 +51,7 @@ def test_they_share_blocks_until_they_write() -> None:
     bench.finish(*requests)
 
 
-def test_logprobs_go_to_those_who_asked() -> None:
+def test_logprobs_go_to_the_samples_that_requested_them() -> None:
     bench = Bench()
     shown: list[object] = []
     first = bench.submit(PROMPT, 3, logprobs=2, on_piece=lambda piece: shown.append(piece.logprob))
@@ -95,7 +95,7 @@ def test_a_single_token_each() -> None:
     bench.assert_idle()
 
 
-def test_who_finds_no_place_waits() -> None:
+def test_a_sample_without_a_place_waits() -> None:
     bench = Bench(max_seqs=2)
     requests = group(bench, 5)
     assert bench.core.n_waiting == 5
@@ -134,7 +134,7 @@ def test_the_first_fails_and_the_others_do_not() -> None:
     bench.assert_idle()
 
 
-def test_cancel_all_ends_those_that_have_not_begun() -> None:
+def test_cancel_all_ends_held_samples() -> None:
     bench = Bench(max_batch_tokens=16)
     requests = group(bench, 4)
     bench.step()

@@ -16,7 +16,7 @@ from pyvelo.errors import RequestError
 from pyvelo.sampling import chat_params
 
 
-def test_defaults_are_those_of_the_design() -> None:
+def test_defaults_are_the_documented_ones() -> None:
     assert dataclasses.asdict(SamplingParams()) == {
         "max_tokens": 16,
         "min_tokens": 0,

@@ -1,4 +1,4 @@
-"""Sequences: they go on, fork, rest, give way first, and lose nothing."""
+"""Sequences that outlive requests: they continue, fork, are evicted first, and lose nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def fed(bench: Bench) -> int:
 
 
 def go_on(bench: Bench, sequence: Sequence, max_new: int = 4, **params: Any) -> None:
-    """One more answer, which is that of its tokens alone."""
+    """Check that one more answer equals the answer of its tokens alone."""
     wanted = answer(sequence.tokens, max_new)
     request = bench.go_on(sequence, max_new, **params)
     bench.finish(request)
@@ -93,7 +93,7 @@ def test_a_fork_keeps_the_salt() -> None:
     bench.assert_idle()
 
 
-def test_a_branch_is_computed_but_for_its_last_token() -> None:
+def test_a_sequence_is_computed_except_its_last_token() -> None:
     bench = Bench()
     sequence = bench.sequence(PROMPT)
     assert not sequence.computed
@@ -107,7 +107,7 @@ def test_a_branch_is_computed_but_for_its_last_token() -> None:
     bench.assert_idle()
 
 
-def test_a_request_that_arrives_for_a_dropped_branch_is_cancelled() -> None:
+def test_a_request_that_arrives_for_a_closed_sequence_is_cancelled() -> None:
     """It was prepared while another thread closed the session."""
     bench = Bench()
     sequence = bench.sequence(PROMPT)
@@ -135,7 +135,7 @@ def test_to_compute_only_draws_nothing_and_shows_nothing() -> None:
     close(bench, sequence)
 
 
-def test_what_rests_gives_way_to_what_runs() -> None:
+def test_idle_sequences_are_evicted_for_running_requests() -> None:
     bench = Bench(n_blocks=8, block_size=8)
     older, newer = bench.sequence([1] * 16), bench.sequence([2] * 16)
     go_on(bench, older)
@@ -155,7 +155,7 @@ def test_what_rests_gives_way_to_what_runs() -> None:
 
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("n_swap_blocks", [0, 3, 100])
-def test_what_gave_way_comes_back(share: bool, n_swap_blocks: int) -> None:
+def test_an_evicted_sequence_resumes(share: bool, n_swap_blocks: int) -> None:
     bench = Bench(n_blocks=6, block_size=8, share=share, n_swap_blocks=n_swap_blocks)
     bench.core._costs.favour_swap = lambda n_blocks, n_tokens: True  # type: ignore[method-assign]
     sequences = [bench.sequence([i + 1] * 20) for i in range(3)]
@@ -169,7 +169,7 @@ def test_what_gave_way_comes_back(share: bool, n_swap_blocks: int) -> None:
     bench.assert_idle()
 
 
-def test_a_branch_is_swapped_out_while_a_request_on_it_is_submitted() -> None:
+def test_a_sequence_is_swapped_out_while_a_request_on_it_is_submitted() -> None:
     """Another thread submits while a step is planned: the request is known, but not seen yet."""
     bench = Bench(n_blocks=6, block_size=8, n_swap_blocks=100)
     sequence = bench.sequence([1] * 20)
@@ -197,8 +197,8 @@ def test_a_branch_is_swapped_out_while_a_request_on_it_is_submitted() -> None:
 
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("n_tokens", [39, 40, 41, 47, 48])
-def test_a_branch_that_fills_the_pool_goes_on(n_tokens: int, share: bool) -> None:
-    """Where its last block is one to copy, there is none to copy it to."""
+def test_a_sequence_that_fills_the_pool_continues(n_tokens: int, share: bool) -> None:
+    """If its last block must be copied, no block is free."""
     bench = Bench(n_blocks=6, block_size=8, share=share)
     sequence = bench.sequence(range(1, n_tokens + 1))
     bench.finish(bench.go_on(sequence, 0))
@@ -209,7 +209,7 @@ def test_a_branch_that_fills_the_pool_goes_on(n_tokens: int, share: bool) -> Non
     bench.assert_idle()
 
 
-def test_one_that_waits_gives_way_to_one_that_came_before() -> None:
+def test_a_waiting_sequence_is_evicted_for_an_earlier_request() -> None:
     bench = Bench(n_blocks=6, block_size=8, max_seqs=1)
     sequence = bench.sequence([1] * 20)
     go_on(bench, sequence)
@@ -235,7 +235,7 @@ def test_states_do_not_rest() -> None:
     bench.assert_idle()
 
 
-def test_what_is_cancelled_keeps_what_is_there() -> None:
+def test_a_cancelled_answer_keeps_its_blocks() -> None:
     bench = Bench(n_blocks=16, max_batch_tokens=16)
     sequence = bench.sequence(PROMPT)
     request = bench.go_on(sequence, 10)
@@ -252,7 +252,7 @@ def test_what_is_cancelled_keeps_what_is_there() -> None:
     bench.assert_idle()
 
 
-def test_to_let_go_ends_what_runs() -> None:
+def test_closing_a_sequence_ends_its_request() -> None:
     bench = Bench()
     sequence, other = bench.sequence(PROMPT), bench.sequence(PROMPT)
     request, waiting = bench.go_on(sequence, 100), bench.go_on(other, 100)
@@ -279,7 +279,7 @@ def test_the_end_of_the_engine_takes_all() -> None:
 
 @settings(max_examples=80, deadline=None)
 @given(data=st.data(), share=st.booleans(), swap=st.integers(0, 9), n_states=st.sampled_from([0, 0, 0, 3]))
-def test_whatever_is_done_with_branches(data: st.DataObject, share: bool, swap: int, n_states: int) -> None:
+def test_any_operations_on_sequences(data: st.DataObject, share: bool, swap: int, n_states: int) -> None:
     """Turns, forks, ends and others' requests at once in a pool that is too small: all answers are right."""
     size, n_blocks = 8, 8
     bench = Bench(
@@ -332,7 +332,7 @@ def test_whatever_is_done_with_branches(data: st.DataObject, share: bool, swap: 
     bench.assert_idle()
 
 
-def test_a_branch_gives_its_blocks_to_a_request_that_begins_like_it() -> None:
+def test_a_sequence_shares_its_prefix_with_a_request() -> None:
     """The first request shares its blocks in the step in which the second needs what it frees."""
     bench = Bench(n_blocks=8, block_size=8, max_batch_tokens=256)
     common = list(range(1, 25))

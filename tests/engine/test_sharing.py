@@ -16,7 +16,7 @@ PROMPT = [7 * i % 90 + 1 for i in range(100)]
 
 
 def run(bench: Bench, prompt: list[int], n: int = 5, **params: Any) -> int:
-    """Answers a prompt; how many of its tokens were there."""
+    """Answer a prompt; return its prefix hit in tokens."""
     request = bench.submit(prompt, n, **params)
     bench.finish(request)
     assert request.generated_ids == answer(prompt, n)
@@ -53,7 +53,7 @@ def test_thirty_tokens_in_blocks_of_thirty_two(whole: bool, there: int) -> None:
     assert bench.context.n_copies == 1
 
 
-def test_answers_are_there_for_the_next_turn() -> None:
+def test_answers_are_a_prefix_hit_of_the_next_turn() -> None:
     bench = Bench()
     first = bench.submit(PROMPT[:10], 60)
     bench.finish(first)
@@ -134,7 +134,7 @@ def test_what_was_not_computed_is_no_hit() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), n_blocks=st.integers(6, 24), budget=st.integers(4, 70))
-def test_everyone_gets_the_answer_it_gets_alone(data: st.DataObject, n_blocks: int, budget: int) -> None:
+def test_each_request_gets_the_answer_it_gets_alone(data: st.DataObject, n_blocks: int, budget: int) -> None:
     """Prompts of few tokens, so that many begin alike; a small pool, so that blocks change hands."""
     bench = Bench(n_blocks=n_blocks, block_size=8, max_seqs=4, max_batch_tokens=budget)
     prompts = data.draw(

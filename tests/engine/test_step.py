@@ -90,7 +90,7 @@ def test_a_prompt_of_exactly_the_budget_draws_in_its_step() -> None:
     assert [step.n_outputs for step in bench.context.steps] == [0, 1]
 
 
-def test_who_does_not_fit_waits_and_then_runs() -> None:
+def test_a_request_that_does_not_fit_waits_and_then_runs() -> None:
     bench = Bench(n_blocks=4)
     first = bench.submit([1] * 32, 33)
     second = bench.submit([2] * 64, 65)
@@ -264,7 +264,7 @@ def test_when_only_requests_that_cannot_start_are_left_nothing_hangs() -> None:
 
 
 @pytest.mark.parametrize("where", ["before_run", "before_sample"])
-def test_a_step_that_fails_ends_those_in_it_and_the_engine_lives_on(where: str) -> None:
+def test_a_step_that_fails_ends_its_requests_and_the_engine_continues(where: str) -> None:
     bench = Bench(max_seqs=1)
 
     def fail() -> None:
@@ -357,7 +357,7 @@ def test_debugging_audits_every_step() -> None:
 
 
 def test_debugging_fills_what_becomes_free() -> None:
-    """Whoever reads a block that is free reads nothing of what it held."""
+    """A read of a free block finds nothing of its old tokens."""
     bench = Bench()
     filled: list[int] = []
     fill = bench.context.fill_blocks
@@ -412,7 +412,7 @@ def test_cancelling_frees_blocks_and_keeps_the_text() -> None:
     bench.assert_idle()
 
 
-def test_cancelling_who_waits() -> None:
+def test_cancelling_a_waiting_request() -> None:
     bench = Bench(max_seqs=1)
     running, waiting = bench.submit([1], 5), bench.submit([2], 5)
     bench.step()
@@ -423,7 +423,7 @@ def test_cancelling_who_waits() -> None:
     bench.assert_idle()
 
 
-def test_cancelling_who_has_not_arrived_or_is_done_is_harmless() -> None:
+def test_cancelling_a_new_or_finished_request_is_harmless() -> None:
     bench = Bench()
     request = bench.submit([1], 1)
     bench.core.inbox.cancel([request])
@@ -589,7 +589,7 @@ def test_a_callback_that_raises_when_its_request_is_cancelled() -> None:
 
 
 class FakeMatcher:
-    """Allows the token that is its number of tokens so far, and nothing behind two."""
+    """Matcher that allows the token equal to its number of tokens, and nothing after two."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -604,7 +604,7 @@ class FakeMatcher:
         return False
 
 
-def test_a_sampler_is_told_before_every_draw_what_its_grammar_allows() -> None:
+def test_a_sampler_gets_a_mask_before_every_draw() -> None:
     bench = Bench()
     told: list[int] = []
 
@@ -625,7 +625,7 @@ def test_a_sampler_is_told_before_every_draw_what_its_grammar_allows() -> None:
     bench.assert_idle()
 
 
-def test_cancel_all_ends_what_has_not_arrived_and_what_rests() -> None:
+def test_cancel_all_ends_new_requests_and_frees_idle_sequences() -> None:
     bench = Bench()
     sequence = bench.sequence([7] * 40)
     bench.finish(bench.go_on(sequence, 2))
@@ -647,7 +647,7 @@ def test_cancel_all_ends_what_has_not_arrived_and_what_rests() -> None:
 
 @settings(max_examples=80, deadline=None)
 @given(st.data())
-def test_everyone_gets_the_answer_it_gets_alone(data: st.DataObject) -> None:
+def test_each_request_gets_the_answer_it_gets_alone(data: st.DataObject) -> None:
     """Random requests that come and go at random times, over a pool that is too small for all of them."""
     max_seqs = data.draw(st.integers(1, 6), "max_seqs")
     bench = Bench(
@@ -689,7 +689,7 @@ def test_everyone_gets_the_answer_it_gets_alone(data: st.DataObject) -> None:
     bench.assert_idle()
 
 
-def test_who_started_advances_in_every_step() -> None:
+def test_a_running_request_advances_in_every_step() -> None:
     bench = Bench(n_blocks=12, max_seqs=4, max_batch_tokens=8)
     requests = [bench.submit([i] * 20, 30) for i in range(1, 7)]
     while not all(request.finished for request in requests):

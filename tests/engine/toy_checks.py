@@ -1,4 +1,4 @@
-"""What holds of an engine over the toy model: between two operations, and when all is over."""
+"""Checks of an engine over the toy model: between two operations, and at the end."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _check_owners(engine: ToyStand) -> None:
 
 
 def _check_job(job: Job, faults: Faults, now: float) -> None:
-    """Whoever waits is told once that it has ended; the answer is right as far as it goes."""
+    """Check that a request reports its end once, and that its answer is right so far."""
     request = job.request
     assert job.n_ended == request.finished
     if not request.finished or job.checked:
@@ -178,7 +178,7 @@ def _check_logprobs(job: Job, given: list[int]) -> None:
 
 
 def _all_of(requests: abc.Sequence[Request]) -> Iterator[Request]:
-    """Yield these, and those that wait for the end of their prompts."""
+    """Yield requests and the samples that they hold."""
     for request in requests:
         yield request
         yield from _all_of(request.followers)

@@ -44,7 +44,7 @@ CALLS = {
 
 
 class ToyEngine(ToyStand):
-    """What callers do, other threads within calls too; after each operation `check` says what is broken."""
+    """Operations of callers, and of other threads within calls; `check` after each operation."""
 
     # ---- operations: requests ----
 

@@ -117,7 +117,7 @@ class Injected(Exception):
 
 
 class Interrupt(KeyboardInterrupt):
-    """What a signal handler raises in the middle of a call."""
+    """Exception of a signal handler in the middle of a call."""
 
 
 @dataclass
@@ -173,7 +173,7 @@ class Faults:
 
 
 class ToyMatcher:
-    """Allows some of the tokens; the answer is complete after `length`."""
+    """Matcher that allows some of the tokens; the answer is complete after `length`."""
 
     def __init__(self, faults: Faults, seed: int, length: int) -> None:
         self.seed, self.length = seed, length
@@ -232,7 +232,7 @@ class ToySampler:
 
 @dataclass
 class ToyContext:
-    """Keeps what was written to each slot, and verifies it wherever a sequence reads it.
+    """Context that stores the token of each slot, and verifies each read of a sequence.
 
     `owners` are the requests of the rows of the next step; `wrong` is what should not have happened.
     """

@@ -29,7 +29,7 @@ def _colliding_hash(hashes: BlockHashes, index: int) -> bytes:
 
 
 class ToyCosts(Costs):
-    """Prefers swap and recomputation in turns, by chance."""
+    """Costs that choose between swapping and computing by chance."""
 
     def __init__(self, rng: Random) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class ToyCosts(Costs):
 
 
 class ToyStand:
-    """A core, its loop and its callers. One thread; what others do meanwhile happens within calls."""
+    """A core, its loop and its callers, in one thread; the work of other threads happens within calls."""
 
     def __init__(self, rng: Random) -> None:
         block_size, n_blocks = rng.choice((4, 8, 8)), rng.randint(2, 12)
