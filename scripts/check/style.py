@@ -45,6 +45,8 @@ CLEAN = [
     "tests/chat",
     "tests/cli",
     "tests/docs",
+    "tests/e2e",
+    "tests/engine",
     "tests/grammar",
     "tests/kv",
     "tests/memory",
