@@ -64,7 +64,7 @@ def test_forks_share_memory_and_free_it(llm: LLM) -> None:
     assert llm.stats().blocks_used == llm.stats().idle == 0
 
 
-def test_a_session_that_is_dropped_gives_its_blocks_back(llm: LLM) -> None:
+def test_a_session_that_is_dropped_frees_its_blocks(llm: LLM) -> None:
     session = llm.session("Once upon a time")
     session.generate(GREEDY)
     assert llm.stats().blocks_used > 0

@@ -175,19 +175,19 @@ def submission(stand: Stand, *args: Any, **kwargs: Any) -> Submission:
     return Submission(None, (stand.request(*args, **kwargs),), 1)
 
 
-def test_the_thread_ends_with_the_interpreter_and_sleeps_without_requests(
+def test_the_thread_ends_with_the_interpreter_and_releases_its_team_without_requests(
     stand: Stand, start: Callable[[], AsyncEngineLoop], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It tells the team of the forward pass to sleep whenever it is about to wait, and only then."""
-    rested = threading.Semaphore(0)
-    monkeypatch.setattr(async_loop, "rest", rested.release)
+    """It releases the team of the forward pass before each wait, and only then."""
+    released = threading.Semaphore(0)
+    monkeypatch.setattr(async_loop, "release_team", released.release)
 
     async def body() -> None:
         loop = start()
         (thread,) = (t for t in threading.enumerate() if t.name == "pyvelo-engine")
         assert thread.daemon
         for _ in range(2):
-            assert await asyncio.to_thread(rested.acquire, timeout=WAIT)
+            assert await asyncio.to_thread(released.acquire, timeout=WAIT)
             asked = submission(stand, [1, 2], 3)
             await loop.run([asked])
             assert asked.requests[0].generated_ids == answer([1, 2], 3)
