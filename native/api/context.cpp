@@ -276,19 +276,19 @@ velo_status velo_blocks_write(velo_context * context, const int32_t * blocks, in
     });
 }
 
-velo_status velo_blocks_swap_out(velo_context * context, const int32_t * blocks, const int32_t * places,
+velo_status velo_blocks_swap_out(velo_context * context, const int32_t * blocks, const int32_t * swap_blocks,
                                  int32_t n) noexcept {
     return velo::guarded([&] {
         const auto lock = velo::lock_context(context);
-        check(llama_paged_swap_out(context->llama.get(), blocks, places, n));
+        check(llama_paged_swap_out(context->llama.get(), blocks, swap_blocks, n));
     });
 }
 
-velo_status velo_blocks_swap_in(velo_context * context, const int32_t * places, const int32_t * blocks,
+velo_status velo_blocks_swap_in(velo_context * context, const int32_t * swap_blocks, const int32_t * blocks,
                                 int32_t n) noexcept {
     return velo::guarded([&] {
         const auto lock = velo::lock_context(context);
-        check(llama_paged_swap_in(context->llama.get(), places, blocks, n));
+        check(llama_paged_swap_in(context->llama.get(), swap_blocks, blocks, n));
     });
 }
 

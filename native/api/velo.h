@@ -278,11 +278,11 @@ VELO_API velo_status velo_blocks_read(velo_context * context, const int32_t * bl
                                       size_t size) VELO_NOEXCEPT;
 VELO_API velo_status velo_blocks_write(velo_context * context, const int32_t * blocks, int32_t n, const void * bytes,
                                        size_t size) VELO_NOEXCEPT;
-// Copy blocks to host memory and back. places: swap block of each block, 0 to n_swap_blocks-1. A device copies its own
+// Copy blocks to host memory and back. swap_blocks: 0 to n_swap_blocks-1, one for each block. A device copies its own
 // blocks on a separate stream, to and from pinned memory if it has any.
-VELO_API velo_status velo_blocks_swap_out(velo_context * context, const int32_t * blocks, const int32_t * places,
+VELO_API velo_status velo_blocks_swap_out(velo_context * context, const int32_t * blocks, const int32_t * swap_blocks,
                                           int32_t n) VELO_NOEXCEPT;
-VELO_API velo_status velo_blocks_swap_in(velo_context * context, const int32_t * places, const int32_t * blocks,
+VELO_API velo_status velo_blocks_swap_in(velo_context * context, const int32_t * swap_blocks, const int32_t * blocks,
                                          int32_t n) VELO_NOEXCEPT;
 // Set every byte of the blocks. 0xFF is NaN in every type and makes reads of freed blocks visible.
 VELO_API velo_status velo_blocks_fill(velo_context * context, const int32_t * blocks, int32_t n,

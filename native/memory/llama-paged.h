@@ -104,10 +104,10 @@ LLAMA_API enum llama_paged_status llama_paged_write(struct llama_context * ctx, 
 LLAMA_API enum llama_paged_status llama_paged_fill(struct llama_context * ctx, const int32_t * blocks, int32_t n,
                                                    uint8_t byte);
 
-// Copy blocks to host memory and back. Synchronous. places: swap block of each block, 0 to n_swap_blocks-1.
+// Copy blocks to host memory and back. Synchronous. swap_blocks: 0 to n_swap_blocks-1, one for each block.
 LLAMA_API enum llama_paged_status llama_paged_swap_out(struct llama_context * ctx, const int32_t * blocks,
-                                                       const int32_t * places, int32_t n);
-LLAMA_API enum llama_paged_status llama_paged_swap_in(struct llama_context * ctx, const int32_t * places,
+                                                       const int32_t * swap_blocks, int32_t n);
+LLAMA_API enum llama_paged_status llama_paged_swap_in(struct llama_context * ctx, const int32_t * swap_blocks,
                                                       const int32_t * blocks, int32_t n);
 
 // Clear a recurrent state. Call it before a sequence starts in it.
