@@ -2,8 +2,8 @@
 #pragma once
 
 #include "llama-paged.h"
-#include "paged-swap.h"
 #include "pool-ahead.h"
+#include "swap-memory.h"
 
 #include "llama-context.h"
 #include "llama-kv-cache.h"

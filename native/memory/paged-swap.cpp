@@ -1,29 +1,16 @@
-#include "paged-swap.h"
+// Swap blocks between the pool and host memory.
 
 #include "paged-blocks.h"
 #include "paged-state.h"
+#include "swap-memory.h"
 
 #include <algorithm>
 #include <cstring>
 
-static ggml_backend_dev_t device_of(const ggml_tensor * pool) {
-    return ggml_backend_buft_get_device(ggml_backend_buffer_get_type(pool->buffer));
-}
-
-ggml_backend_t paged_swap::stream_of(const ggml_tensor * pool) const {
-    const ggml_backend_dev_t device = device_of(pool);
-    for (const lane & l : lanes) {
-        if (l.device == device) {
-            return l.stream.get();
-        }
-    }
-    return nullptr;
-}
-
 // Open a stream for each device with pools. If a device has no second stream, its copies are synchronous.
 static void open_lanes(paged_swap & swap, const llama_paged & paged) {
     for_each_pool(paged, [&](const ggml_tensor * pool) {
-        const ggml_backend_dev_t device = device_of(pool);
+        const ggml_backend_dev_t device = pool_device(pool);
         if (ggml_backend_buffer_is_host(pool->buffer) || !device || swap.stream_of(pool)) {
             return;
         }

@@ -9,6 +9,9 @@
 #include <memory>
 #include <vector>
 
+// Return the device that holds a pool.
+ggml_backend_dev_t pool_device(const ggml_tensor * pool);
+
 struct free_memory {
     void operator()(uint8_t * memory) const { free(memory); }
 };
