@@ -1,6 +1,7 @@
 // The codes and scales of a tile of quantized rows, arranged for the dot products of AVX-512 VNNI.
 #pragma once
 
+#include "iq4-values.h"
 #include "paged-page.h"
 
 #if defined(PAGED_CODES_VNNI)
@@ -275,23 +276,21 @@ struct iq4_nl_codes {
     static constexpr int  bytes = 18, key_offset = 128, value_offset = 128;
     static constexpr bool has_min = false, value_words = false;
 
-    static PAGED_INLINE __m512i numbers(__m512i x) { // what upstream's kvalues_iq4nl gives for a code, plus 128
-        const __m128i signed_numbers =
-            _mm_setr_epi8(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113);
-        return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_xor_si128(signed_numbers, _mm_set1_epi8((char) 0x80))),
-                                   x);
+    static PAGED_INLINE __m512i values_plus_128(__m512i x) {
+        const __m128i values = _mm_xor_si128(_mm_setr_epi8(VELO_IQ4_VALUES), _mm_set1_epi8((char) 0x80));
+        return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(values), x);
     }
     static PAGED_INLINE void keys(const char * p, const row_strides & at, __m512i * w) {
         nibbles<2>::keys(p, at, w);
         PAGED_UNROLL
         for (int k = 0; k < 8; ++k) {
-            w[k] = numbers(w[k]);
+            w[k] = values_plus_128(w[k]);
         }
     }
     static PAGED_INLINE void values(const char * p, const row_strides & at, __m512i * x) {
         nibbles<2>::values(p, at, x);
-        x[0] = numbers(x[0]);
-        x[1] = numbers(x[1]);
+        x[0] = values_plus_128(x[0]);
+        x[1] = values_plus_128(x[1]);
     }
 };
 

@@ -2,6 +2,7 @@
 
 #define GGML_COMMON_DECL_CPP
 #include "ggml-common.h"
+#include "iq4-values.h"
 #include "paged-codes.h"
 
 #include <cstring>
@@ -103,7 +104,7 @@ void q5_1_row(const char * row, float * out, int64_t n) {
 }
 
 void iq4_nl_row(const char * row, float * out, int64_t n) {
-    static const int8_t table[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+    static const int8_t table[16] = {VELO_IQ4_VALUES};
     for (int64_t g = 0; g < n / QK4_NL; ++g, out += QK4_NL) {
         const block_iq4_nl & group = ((const block_iq4_nl *) row)[g];
         const float          d     = scale_of(group.d);

@@ -236,7 +236,14 @@ PAGED_INLINE void transpose(f32v * r) {
 
 PAGED_INLINE f32v zero() { return splat(0.0f); }
 
-// lanes in order: the same order everywhere a row's numbers are reduced
+// The sum and the largest of the lanes, in the same order everywhere: halves, then quarters, ...
+#if defined(PAGED_AVX2)
+PAGED_INLINE float sum(f32v x) {
+    const __m128 half = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    const __m128 two  = _mm_add_ps(half, _mm_movehl_ps(half, half));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+#else
 PAGED_INLINE float sum(f32v x) {
     float l[lanes];
     store(l, x);
@@ -247,6 +254,7 @@ PAGED_INLINE float sum(f32v x) {
     }
     return l[0];
 }
+#endif
 PAGED_INLINE float largest(f32v x) {
     float l[lanes];
     store(l, x);
