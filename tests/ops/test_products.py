@@ -66,3 +66,18 @@ def test_a_row_is_the_same_in_any_company(kind: str) -> None:
                 part = product(kind, file, x[first : first + n], packed=True, threads=threads)
                 assert part is not None
                 np.testing.assert_array_equal(part.view(np.int32), together[first : first + n].view(np.int32))
+
+
+@pytest.mark.parametrize("kind", ["q4_0", "q8_0", "q5_k"])
+@pytest.mark.parametrize("n", [7, 8, 16, 40, 70])
+def test_bits_do_not_depend_on_the_threads(kind: str, n: int) -> None:
+    """From eight rows on, chunks of the columns go to threads as they become free."""
+    file, _ = weights(kind, 1056, 256, seed=n)
+    x = rows(n, 256)
+    alone, layout = product_in(kind, file, x, packed=True, threads=1)
+    if alone is None or layout != "AMX":
+        pytest.skip("no products of bytes in AVX-512 here: such weights are multiplied by upstream")
+    for threads in (2, 3, 7):
+        together = product(kind, file, x, packed=True, threads=threads)
+        assert together is not None
+        np.testing.assert_array_equal(together.view(np.int32), alone.view(np.int32))

@@ -1,6 +1,7 @@
 #include "paged-attn-cpu.h"
 
 #include "ggml-cpu-impl.h"
+#include "hand-out.h"
 #include "paged-plan.h"
 #include "paged-reference.h"
 
@@ -58,27 +59,30 @@ void clear_uncovered(const worker & w, const plan & made) {
     }
 }
 
-// Items go to threads in order: a fixed share each where there are few, as they become free where there are many.
+constexpr int64_t dynamic_rows = 8; // query rows of a step from which on its work outlasts a barrier many times
+
+// Hands out the items one by one if each thread gets several, or in a step of many rows more than one.
+hand_out items_of(const worker & w, const plan & made) {
+    const int64_t several = w.p.n_tokens < dynamic_rows ? 4 : 1;
+    return made.n_items > several * w.params->nth ? hand_out(w.params, made.n_items, 1, 1)
+                                                  : hand_out(w.params, made.n_items);
+}
+
 void run_items(const worker & w, const plan & made) {
-    const int64_t nth     = w.params->nth;
-    const bool    dynamic = made.n_items > 4 * nth;
-    int64_t       i       = w.params->ith * made.n_items / nth;
-    const int64_t end     = dynamic ? made.n_items : (w.params->ith + 1) * made.n_items / nth;
-    if (dynamic) {
-        if (w.params->ith == 0) {
-            ggml_threadpool_chunk_set(w.params->threadpool, w.params->nth);
-        }
+    hand_out items = items_of(w, made);
+    if (items.is_dynamic()) {
+        items.start();
         ggml_barrier(w.params->threadpool);
-        i = w.params->ith;
     }
-    const task * t = made.tasks;
-    while (i < end) {
-        while (i >= t->first_item + t->items()) {
-            ++t;
+    const task *  t      = made.tasks;
+    const int64_t stride = items.is_dynamic() ? w.params->nth : 1; // to the item that likely follows in this thread
+    while (items.next()) {
+        for (int64_t i = items.begin(); i < items.end(); ++i) {
+            while (i >= t->first_item + t->items()) {
+                ++t;
+            }
+            run_item(w.p, *t, i - t->first_item, first_read_of(w.p, made, t, i + stride), w.scratch);
         }
-        const first_read next = first_read_of(w.p, made, t, i + (dynamic ? nth : 1));
-        run_item(w.p, *t, i - t->first_item, next, w.scratch);
-        i = dynamic ? ggml_threadpool_chunk_add(w.params->threadpool, 1) : i + 1;
     }
 }
 

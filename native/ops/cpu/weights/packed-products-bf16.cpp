@@ -9,6 +9,7 @@
 #include "amx-tiles.h"
 #include "ggml-cpu-impl.h"
 #include "ggml-impl.h"
+#include "hand-out.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -157,20 +158,22 @@ template <class Weights> bool run(const ggml_compute_params * params, ggml_tenso
     auto *        lacks   = reinterpret_cast<char *>(rows + padded(n) * k); // of each thread: whether it has no room
     auto *        columns = room_for_columns(BLOCK * k);
     lacks[params->ith]    = columns == nullptr;
+    hand_out work(params, dst->ne[0] / BLOCK, 1, dst->ne[0] / BLOCK);
     round_rows(params, dst->src[1], rows);
+    work.start();
     ggml_barrier(params->threadpool);
     if (std::find(lacks, lacks + params->nth, true) != lacks + params->nth) {
         return false; // all threads say so
     }
     const amx::tile_configuration configured;
 
-    const auto *  weights = static_cast<const char *>(dst->src[0]->data);
-    auto *        out     = static_cast<float *>(dst->data);
-    const int64_t parts   = dst->ne[0] / BLOCK;
-    const int64_t end     = parts * (params->ith + 1) / params->nth;
-    for (int64_t part = parts * params->ith / params->nth; part < end; ++part) {
-        unpack_columns<Weights>(weights + 2 * part * n_blocks * Weights::BYTES, n_blocks, columns);
-        multiply_columns(rows, columns, k, n, out + part * BLOCK, dst->ne[0]);
+    const auto * weights = static_cast<const char *>(dst->src[0]->data);
+    auto *       out     = static_cast<float *>(dst->data);
+    while (work.next()) {
+        for (int64_t block = work.begin(); block < work.end(); ++block) {
+            unpack_columns<Weights>(weights + 2 * block * n_blocks * Weights::BYTES, n_blocks, columns);
+            multiply_columns(rows, columns, k, n, out + block * BLOCK, dst->ne[0]);
+        }
     }
     return true;
 }

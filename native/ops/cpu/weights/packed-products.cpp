@@ -12,6 +12,7 @@
 #if defined(__AVX512VNNI__) && defined(__GNUC__)
 
 #    include "amx-tiles.h"
+#    include "hand-out.h"
 #    include "packed-rows.h"
 
 #    include <algorithm>
@@ -20,8 +21,9 @@ namespace {
 
 using namespace packed;
 
-constexpr int     MOST_ROWS = 8;         // that a tile is unpacked into registers for
-constexpr int64_t ROOM      = 256 << 10; // bytes of tiles that stay near, in the second level, while rows pass by
+constexpr int     MOST_ROWS    = 8;         // that a tile is unpacked into registers for
+constexpr int64_t DYNAMIC_ROWS = 8;         // from so many on not only memory limits
+constexpr int64_t ROOM         = 256 << 10; // bytes of tiles that stay in the second level while rows pass
 
 template <class Weights, int ROWS>
 void tile(int n_blocks, const char * weights, const typename Weights::row * first, float * dst, size_t stride) {
@@ -80,31 +82,42 @@ void one_row(int64_t n_blocks, const char * weights, int64_t begin, int64_t end,
     }
 }
 
+// Few rows: fixed shares of the tiles, because while memory limits, handing out what is left costs more than waiting
+// for it. More rows: chunks, of whole groups as long as there are many.
+hand_out shares_of(const ggml_compute_params * params, int64_t n_rows, int64_t n_tiles, int64_t group) {
+    if (n_rows < DYNAMIC_ROWS) {
+        return hand_out(params, n_tiles);
+    }
+    return group > 1 ? hand_out(params, n_tiles, std::max<int64_t>(1, group / 4), group)
+                     : hand_out(params, n_tiles, 1, n_tiles);
+}
+
 template <class Weights> bool run(const ggml_compute_params * params, ggml_tensor * dst) {
     const auto n_in = dst->src[0]->ne[0], n_out = dst->ne[0], n_rows = ggml_nrows(dst);
     const auto n_blocks = n_in / Weights::K;
     auto *     rows     = static_cast<typename Weights::row *>(params->wdata);
+    const auto passes   = (n_rows + MOST_ROWS - 1) / MOST_ROWS; // of equally many rows: each unpacks the tile
+    const auto bytes    = n_blocks * Weights::BYTES;            // of a tile
+    const auto group    = passes > 2 ? std::max<int64_t>(1, ROOM / bytes) : 1;
+    hand_out   work     = shares_of(params, n_rows, n_out / COLS, group);
     round_part<Weights>(params, static_cast<const float *>(dst->src[1]->data), n_rows * n_blocks, rows);
+    work.start();
     ggml_barrier(params->threadpool);
 
-    // fixed shares: handing out what is left at their ends costs more than waiting for it, where memory is the limit
-    const auto   n_tiles = n_out / COLS;
-    const auto   begin = n_tiles * params->ith / params->nth, end = n_tiles * (params->ith + 1) / params->nth;
-    const auto   parts   = (n_rows + MOST_ROWS - 1) / MOST_ROWS; // of equal size, for the tile is unpacked for each
-    const auto   bytes   = n_blocks * Weights::BYTES;            // of a tile
-    const auto   group   = parts > 2 ? std::max<int64_t>(1, ROOM / bytes) : 1;
     const auto * weights = static_cast<const char *>(dst->src[0]->data);
     auto *       out     = static_cast<float *>(dst->data);
-    if (n_rows == 1) {
-        one_row<Weights>(n_blocks, weights, begin, end, rows, out);
-        return true;
-    }
-    for (auto at = begin; at < end; at += group) {
-        for (int64_t part = 0; part < parts; ++part) {
-            const auto first = n_rows * part / parts, n = n_rows * (part + 1) / parts - first;
-            for (auto i = at; i < std::min(end, at + group); ++i) {
-                tiles<Weights>[n - 1](static_cast<int>(n_blocks), weights + i * bytes, rows + first * n_blocks,
-                                      out + first * n_out + i * COLS, static_cast<size_t>(n_out));
+    while (work.next()) {
+        if (n_rows == 1) {
+            one_row<Weights>(n_blocks, weights, work.begin(), work.end(), rows, out);
+            continue;
+        }
+        for (auto at = work.begin(); at < work.end(); at += group) {
+            for (int64_t pass = 0; pass < passes; ++pass) {
+                const auto first = n_rows * pass / passes, n = n_rows * (pass + 1) / passes - first;
+                for (auto i = at; i < std::min(work.end(), at + group); ++i) {
+                    tiles<Weights>[n - 1](static_cast<int>(n_blocks), weights + i * bytes, rows + first * n_blocks,
+                                          out + first * n_out + i * COLS, static_cast<size_t>(n_out));
+                }
             }
         }
     }

@@ -1,0 +1,60 @@
+// Work of an operator for the threads of its team: a fixed share each, or chunks as threads become free, so that a
+// slower core, or one that another process uses too, takes less of it.
+#pragma once
+
+#include "ggml-cpu-impl.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
+// Hands out the numbers [0, n). No two threads get the same one; a chunk's bounds follow from n, the bounds of its size
+// and the number of threads alone. Every thread of the team makes one with the same arguments and calls next() until it
+// returns false.
+class hand_out {
+public:
+    // A fixed share for each thread.
+    hand_out(const ggml_compute_params * params, int64_t n)
+        : params_(params), n_(n), begin_(n * params->ith / params->nth), end_(n * (params->ith + 1) / params->nth) {}
+
+    // Chunks of `least` to `most` numbers, smaller towards the end. The threads must meet at a barrier before the first
+    // next(), and start() must come before that barrier.
+    hand_out(const ggml_compute_params * params, int64_t n, int64_t least, int64_t most)
+        : params_(params), n_(n), least_(least), most_(std::max(least, most)), end_(chunk_at(0)) {}
+
+    void start() const {
+        if (params_->ith == 0 && is_dynamic()) {
+            ggml_threadpool_chunk_set(params_->threadpool, params_->nth);
+        }
+    }
+
+    // Moves to the next chunk of this thread.
+    bool next() {
+        if (!is_dynamic()) {
+            return !std::exchange(started_, true) && begin_ < end_;
+        }
+        const int wanted = started_ ? ggml_threadpool_chunk_add(params_->threadpool, 1) : params_->ith;
+        started_         = true;
+        for (; number_ < wanted && end_ < n_; ++number_) {
+            begin_ = end_;
+            end_   = begin_ + chunk_at(begin_);
+        }
+        return number_ == wanted && begin_ < end_;
+    }
+
+    int64_t begin() const { return begin_; }
+    int64_t end() const { return end_; }
+    bool    is_dynamic() const { return least_ > 0; }
+
+private:
+    const ggml_compute_params * params_;
+    int64_t                     n_, least_ = 0, most_ = 0;
+    int64_t                     begin_   = 0, end_; // of the chunk `number_`
+    int                         number_  = 0;
+    bool                        started_ = false;
+
+    int64_t chunk_at(int64_t begin) const { // half of a thread's share of what is left
+        const int64_t left = n_ - begin;
+        return std::min(left, std::clamp(left / (2 * params_->nth), least_, most_));
+    }
+};
