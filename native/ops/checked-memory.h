@@ -1,9 +1,9 @@
-// Included before upstream's files that use memory without looking whether there was any (CMakeLists.txt): in them an
-// allocation that fails throws std::bad_alloc.
+// Included before upstream's files that do not check their allocations (CMakeLists.txt): a failed allocation throws
+// std::bad_alloc there.
 #pragma once
 
 #if defined(__cplusplus)
-#    include <cstdlib> // takes macros of these names away
+#    include <cstdlib> // undefines macros of these names
 #endif
 #include <stdlib.h>
 

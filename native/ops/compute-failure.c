@@ -5,7 +5,7 @@
 
 enum { EMPTY, BUSY, FULL };
 
-static atomic_int state = EMPTY; // nobody waits for it, so a fork cannot inherit a wait
+static atomic_int state = EMPTY; // no thread waits for it, so a fork cannot inherit a wait
 static char       kept[512];
 
 #if defined(_WIN32)

@@ -1,4 +1,4 @@
-// Failures of threads that compute. An abort or an exception in one of them ends the computation, not the process: the
+// Failures of computing threads. An abort or an exception in one of them ends the computation, not the process: the
 // thread leaves its team (cpu/team-run.cpp), the others follow at the next barrier, and the caller gets a status.
 #pragma once
 
@@ -11,20 +11,20 @@
 extern "C" {
 #endif
 
-// A thread that computes, where an exception is caught. It lies on that thread's stack: a thread-local variable of a
-// loaded library is allocated at its first use, and glibc ends the process when there is no memory for it.
+// State of a computing thread, in which exceptions are caught. It is on that thread's stack: a thread-local variable of
+// a loaded library is allocated at its first use, and glibc ends the process if there is no memory for it.
 struct velo_computing {
-    long long left_barrier; // when it left the barrier before, in nanoseconds
+    long long left_barrier; // time at which it left the last barrier, in nanoseconds
 };
 
-// This thread's; NULL if it does not compute.
+// Returns this thread's state; NULL if it does not compute.
 GGML_API struct velo_computing * velo_computing_here(void);
-// False if there is no memory to remember it.
+// Sets this thread's state. Returns false if there is no memory.
 GGML_API bool velo_set_computing(struct velo_computing * thread);
 
-// Keeps a message until it is taken; one that nobody took yet stays.
+// Stores a message, unless an earlier one was not taken yet.
 GGML_API void velo_note_failure(const char * message);
-// Copies the message and forgets it. False if there is none.
+// Copies the message and removes it. Returns false if there is none.
 GGML_API bool velo_take_failure(char * message, size_t size);
 
 #ifdef __cplusplus

@@ -1,4 +1,4 @@
-// Host memory in large pages: weights and KV rows are many, and cost fewer walks through the page tables.
+// Host memory in large pages, for weights and KV rows: fewer page table walks.
 #pragma once
 
 #include <stddef.h>
@@ -7,7 +7,7 @@
 extern "C" {
 #endif
 
-// For memory that was just allocated. Nothing happens where it is small or the system has no such pages.
+// Requests large pages for memory that was just allocated. Does nothing if it is small or the system has no such pages.
 void ggml_prefer_large_pages(void * memory, size_t size);
 
 #ifdef __cplusplus

@@ -49,7 +49,7 @@ static const char * check_params(const struct ggml_paged_attn_params * params) {
     return NULL;
 }
 
-// ggml's constructors keep a row a whole number of groups; a view may still cut one
+// ggml's constructors make rows of whole groups, but a view may cut a group
 static const char * check_pool(const struct ggml_tensor * k, const struct ggml_tensor * v) {
     if (!is_kv_type(k->type) || !is_kv_type(v->type)) {
         return "K and V must be f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0 or iq4_nl";

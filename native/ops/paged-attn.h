@@ -1,14 +1,14 @@
-// GGML_OP_PAGED_ATTN: attention that reads K and V where they lie, through a block table.
+// GGML_OP_PAGED_ATTN: attention that reads K and V in place, through a block table.
 //
 //   q      F32 [d_k, n_head,    n_tokens]   queries of all sequences, sequence after sequence
 //   k      any [d_k, n_head_kv, n_slots]    the pool of one layer; head and slot may be strided
 //   v      any [d_v, n_head_kv, n_slots]    may be a view of k (multi-head latent attention)
 //   table  I32 [4 + width, n_rows]          one row per sequence, see ggml_paged_attn_row
 //   sinks  F32 [n_head]                     optional
-//   out    F32 [d_v, n_head, n_tokens]      rows that no sequence covers are zero
+//   out    F32 [d_v, n_head, n_tokens]      rows of no sequence are zero
 //
-// Query j of a sequence with kv_len L and n_q Q stands at position p = L - Q + j and attends the positions
-// max(0, p's window start) .. p. The token at position t lies in slot block[t / block_size]*block_size +
+// Query j of a sequence with kv_len L and n_q Q has position p = L - Q + j and attends the positions
+// max(0, p's window start) .. p. The token at position t is in slot block[t / block_size]*block_size +
 // t % block_size. Nothing else is read, so stale bytes of other slots cannot reach an output.
 #pragma once
 
@@ -18,12 +18,12 @@
 extern "C" {
 #endif
 
-// the integers in front of the block ids of a table row
+// The integers before the block ids of a table row.
 enum ggml_paged_attn_row {
     GGML_PAGED_ATTN_Q0     = 0, // first query row of the sequence
     GGML_PAGED_ATTN_NQ     = 1, // number of its query rows; 0: the row is skipped
     GGML_PAGED_ATTN_KV     = 2, // its length in tokens after this step
-    GGML_PAGED_ATTN_SHARED = 3, // leading blocks that are those of the row before; fewer, as 0, are never wrong
+    GGML_PAGED_ATTN_SHARED = 3, // leading blocks shared with the row before; fewer, such as 0, are correct too
     GGML_PAGED_ATTN_HEADER = 4, // block ids in position order follow, -1 past the end
 };
 
@@ -34,13 +34,13 @@ enum ggml_paged_attn_window {
 };
 
 enum ggml_paged_attn_flags {
-    // a row's result does not depend on how many query rows its sequence has in the step
+    // a row's result does not depend on the number of query rows of its sequence in the step
     GGML_PAGED_ATTN_DETERMINISTIC = 1,
-    // products of many query rows may be rounded to bfloat16, whatever the type of K and V
+    // products of many query rows may be rounded to bfloat16 for any type of K and V
     GGML_PAGED_ATTN_FAST = 2,
 };
 
-// Fills in GGML_PAGED_ATTN_SHARED of each row of a table, by its other numbers: rows of `stride` integers.
+// Sets GGML_PAGED_ATTN_SHARED of each row of a table from its other numbers. A row has `stride` integers.
 GGML_API void ggml_paged_attn_find_shared(int32_t * table, int64_t n_rows, int64_t stride, int32_t block_size);
 
 struct ggml_paged_attn_params {
@@ -53,13 +53,13 @@ struct ggml_paged_attn_params {
     int32_t flags;       // ggml_paged_attn_flags
 };
 
-// NULL when the operator takes these tensors, else one sentence that says what does not fit.
+// Returns NULL if the operator supports these tensors, else one sentence with the reason.
 GGML_API const char * ggml_paged_attn_check(const struct ggml_tensor * q, const struct ggml_tensor * k,
                                             const struct ggml_tensor * v, const struct ggml_tensor * table,
                                             const struct ggml_tensor *            sinks,
                                             const struct ggml_paged_attn_params * params);
 
-// Aborts where ggml_paged_attn_check complains: call that first with anything a user chose.
+// Aborts if ggml_paged_attn_check refuses the tensors: check first what a user chose.
 GGML_API struct ggml_tensor * ggml_paged_attn(struct ggml_context * ctx, struct ggml_tensor * q, struct ggml_tensor * k,
                                               struct ggml_tensor * v, struct ggml_tensor * table,
                                               struct ggml_tensor * sinks, struct ggml_paged_attn_params params);

@@ -1,4 +1,4 @@
-// Weights are read once for every token and in order: asks for what comes soon, so that a core waits for none of it.
+// Prefetching of weights, which are read once for every token and in order.
 #pragma once
 
 #include <stddef.h>
@@ -12,9 +12,10 @@
 #    define VELO_ALWAYS_INLINE static inline __attribute__((always_inline)) // GCC drops calls that only prefetch
 #endif
 
-// `at`, `bytes`: what is read now. What is asked for may lie behind the end of anything: a prefetch never faults.
+// Prefetches what follows `bytes` bytes at `at`, which are read now. Addresses may be past the end of the memory,
+// because a prefetch never faults.
 VELO_ALWAYS_INLINE void velo_read_ahead(const void * at, size_t bytes) {
-    enum { DISTANCE = 4096 }; // bytes; rates were the same to 8192, with AVX2 alone they fell below it
+    enum { DISTANCE = 4096 }; // bytes; speeds were the same up to 8192, and with AVX2 alone lower below 4096
 
     for (size_t i = 0; i < bytes; i += 64) {
         VELO_PREFETCH((const char *) at + DISTANCE + i);

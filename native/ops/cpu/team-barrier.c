@@ -15,15 +15,15 @@
 enum { PAUSES = 16 }; // between looks at the clock
 enum { ENDED = -1 };  // instead of a number of rounds
 
-// Nanoseconds. Who sleeps takes a hundred thousand to wake from it on a virtual machine, and is as late for the next
-// barrier: then others sleep there and are late in turn, for hundreds of barriers. So there is patience. Where it was
-// in vain twice and soon, something else has the core of the thread that is missing, and gives it back when another is
-// free: for a while, spinning takes no longer than a quarter of what the thread worked, for so far may threads be apart
-// that have their cores.
+// Nanoseconds. Waking a thread takes 100 us on a virtual machine. The thread is late for the next barrier by as much,
+// and the others sleep there and are late in turn, for hundreds of barriers. So a thread spins for PATIENCE before it
+// sleeps. If that was in vain twice within SOON, another process occupies the core of the missing thread, which needs a
+// free core: for a WHILE, spinning takes a quarter of the time that the thread worked, because threads with their own
+// cores are no further apart.
 static const long long PATIENCE = 300000, SOON = 5000000, WHILE = 20000000, LEAST = 20000, MOST = 2000000;
 
-static atomic_int   n_sleeping;           // of all teams: to wake one for nothing does no harm
-static atomic_llong in_vain, hurry_until; // when patience was last in vain; until when there is none
+static atomic_int   n_sleeping;           // of all teams: a needless wake does no harm
+static atomic_llong in_vain, hurry_until; // the last time of spinning in vain; end of the time of short spins
 
 static void relax(void) {
 #    if defined(__x86_64__) || defined(__i386__)
@@ -61,7 +61,7 @@ static bool spin(atomic_int * n_rounds, int round, long long worked) {
     } while (now_ns() < end);
     if (!hurry) {
         const long long since = end - atomic_exchange_explicit(&in_vain, end, memory_order_relaxed);
-        if (since >= PATIENCE && since < SOON) { // sooner, another thread waited at the same barrier
+        if (since >= PATIENCE && since < SOON) { // less: another thread waited at the same barrier
             atomic_store_explicit(&hurry_until, end + WHILE, memory_order_relaxed);
         }
     }
@@ -74,7 +74,7 @@ static void wait(atomic_int * n_rounds, int round, long long worked) {
     }
     atomic_fetch_add(&n_sleeping, 1);
     while (!over(n_rounds, round)) {
-        syscall(SYS_futex, n_rounds, FUTEX_WAIT_PRIVATE, round, NULL, NULL, 0); // not where the round is over
+        syscall(SYS_futex, n_rounds, FUTEX_WAIT_PRIVATE, round, NULL, NULL, 0); // returns at once if the round is over
     }
     atomic_fetch_sub(&n_sleeping, 1);
 }
@@ -85,7 +85,7 @@ static void wake(atomic_int * n_rounds) {
     }
 }
 
-// The round of a thread that left never ends otherwise, so nobody writes over this.
+// Without the thread that left, the round does not end, so no thread overwrites this.
 void velo_end_team(void * n_rounds) {
     atomic_store((atomic_int *) n_rounds, ENDED);
     wake(n_rounds);
@@ -116,6 +116,6 @@ void velo_team_barrier(atomic_int * n_here, atomic_int * n_rounds, int n_threads
 
 #else
 
-typedef int velo_no_team_barrier; // a file of C has something in it
+typedef int velo_no_team_barrier; // a C file must not be empty
 
 #endif

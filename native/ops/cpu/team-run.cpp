@@ -1,4 +1,4 @@
-// One thread of a team runs its part of a graph; what it throws ends there, and its team with it.
+// One thread of a team runs its part of a graph. An exception ends its team and goes no further.
 #include "team-barrier.h"
 
 #ifdef VELO_TEAM_BARRIER
@@ -48,7 +48,7 @@ void * velo_team_run(void * (*run)(void *), void * thread, void * n_rounds, enum
     try {
         const computing scope;
         return run(thread);
-    } catch (const team_ended &) { // the thread that left first has noted why
+    } catch (const team_ended &) { // the thread that left first has noted the reason
     } catch (const std::bad_alloc &) {
         leave(n_rounds, status, GGML_STATUS_ALLOC_FAILED, "out of memory");
     } catch (const std::exception & error) {

@@ -1,5 +1,5 @@
-// Upstream turns rows by a Walsh-Hadamard transform before it quantizes K and V to few bits. Its passes over neighbours
-// closer than a vector is wide are scalar; these stay in a register. The bits are the same.
+// Upstream rotates rows by a Walsh-Hadamard transform before it quantizes K and V to few bits. Its passes over
+// neighbours closer than the width of a vector are scalar; here they stay in a register. The bits are the same.
 #pragma once
 
 #include <cstdint>
@@ -10,12 +10,12 @@
 
 #if defined(__AVX512F__)
 
-// A number becomes the sum with its partner below half of each pair of runs, the partner's difference with it above.
+// Returns partner + x, and partner - x in the lanes `above`.
 static inline __m512 velo_add_or_subtract(__m512 x, __m512 partner, __mmask16 above) {
     return _mm512_mask_sub_ps(_mm512_add_ps(partner, x), above, partner, x);
 }
 
-// Does the passes for which a register is enough. Returns the distance of the first that is left.
+// Does the passes within a register. Returns the distance of the first remaining pass.
 static inline int64_t velo_walsh_hadamard(float * row, int64_t n) {
     if (n < 16) {
         return 1;

@@ -1,4 +1,4 @@
-// Prefetching of K and V rows while the tile before is computed.
+// Prefetching of the next tile of K or V while the current one is computed.
 #pragma once
 
 #include "paged-kernel.h"
@@ -6,16 +6,16 @@
 
 namespace paged {
 
-// Reads ahead, some bytes at each step of the arithmetic, in several streams of rising addresses: a core with three
-// gets a tenth more from memory than with one, for the processor's own prefetcher works page by page.
+// Prefetches some bytes at each step of the arithmetic, in several streams of rising addresses. With three streams a
+// core reads a tenth more from memory than with one, because the processor's own prefetcher works page by page.
 struct read_ahead {
     static constexpr int streams = 3;
 
     const char * line   = nullptr; // of the first stream
-    const char * goal   = nullptr; // where it is to be after this step
+    const char * goal   = nullptr; // its position after this step
     const char * end    = nullptr; // of its row
-    size_t       part   = 0;       // bytes from one stream to the next
-    size_t       pace   = 0;       // bytes of a stream at each step; none when all is asked for
+    size_t       apart  = 0;       // bytes from one stream to the next
+    size_t       pace   = 0;       // bytes of a stream at each step; 0 at the end
     size_t       stride = 0;       // of rows
     size_t       gap    = 0;       // between them
     int64_t      rows   = 0;       // of a stream, this one included
@@ -23,12 +23,12 @@ struct read_ahead {
     void start(const char * first, size_t width, size_t row_stride, int64_t n_rows, int64_t steps) {
         if (width == row_stride) { // one long row, cut at lines
             const size_t bytes = width * n_rows;
-            part               = bytes / streams / 64 * 64;
-            width = row_stride = bytes - (streams - 1) * part;
+            apart              = bytes / streams / 64 * 64;
+            width = row_stride = bytes - (streams - 1) * apart;
             rows               = 1;
         } else {
-            part = n_rows / streams * row_stride;
-            rows = n_rows - (streams - 1) * (n_rows / streams);
+            apart = n_rows / streams * row_stride;
+            rows  = n_rows - (streams - 1) * (n_rows / streams);
         }
         stride = row_stride;
         gap    = row_stride - width;
@@ -36,13 +36,13 @@ struct read_ahead {
         end         = first + width;
         pace        = width * rows / std::max<int64_t>(1, steps) + 1;
     }
-    PAGED_INLINE void step() { // few instructions and registers: they compete with the arithmetic
+    PAGED_INLINE void step() { // few instructions and registers, which the arithmetic needs
         const char * at   = line;
         const char * stop = goal + pace;
         while (at < stop) {
             PAGED_UNROLL
             for (int i = 0; i < streams; ++i) {
-                prefetch_line(at + i * part);
+                prefetch_line(at + i * apart);
             }
             at += 64;
             if (at >= end) {
@@ -61,8 +61,7 @@ struct read_ahead {
     }
 };
 
-// Rows of K or V that come next, asked for one by one while others are unpacked: all together they would wait for each
-// other.
+// Prefetches the rows of the next tile, one at each step of unpacking: all at once they would wait for each other.
 class rows_ahead {
 public:
     rows_ahead() = default;

@@ -46,7 +46,7 @@ struct worker {
     }
 };
 
-// Rows that no sequence covers are zero.
+// Zeros the output rows of no sequence.
 void clear_uncovered(const worker & w, const plan & made) {
     memset(w.marks, 0, w.p.n_tokens);
     for (int64_t i = 0; i < made.n_tasks; ++i) {
@@ -86,19 +86,19 @@ void run_items(const worker & w, const plan & made) {
     }
 }
 
-// One output row from its chunks, in position order.
-void join_row(const worker & w, const task & t, int64_t j, int64_t head) {
+// Merges the chunks of one output row, in position order.
+void merge_row(const worker & w, const task & t, int64_t j, int64_t head) {
     row_state state = {0.0f, 0.0f, (float *) w.scratch};
     clear(state, w.p.d_v);
     const int64_t position = t.s.position(j);
     for (int64_t c = first_visible(w.p, position) / chunk_tokens; c <= position / chunk_tokens; ++c) {
         const float * partial = t.partials.at(w.p, t.s, c, j, head);
-        join(state, {partial[0], partial[1]}, partial + 2, w.p.d_v);
+        merge(state, {partial[0], partial[1]}, partial + 2, w.p.d_v);
     }
     finish(w.p, state, head, w.p.output(head, t.s.q0 + j));
 }
 
-void join_chunks(const worker & w, const plan & made) {
+void merge_chunks(const worker & w, const plan & made) {
     ggml_barrier(w.params->threadpool);
     int64_t row = 0;
     for (int64_t i = 0; i < made.n_tasks; ++i) {
@@ -106,7 +106,7 @@ void join_chunks(const worker & w, const plan & made) {
         for (int64_t j = 0; j < t.s.n_q && t.partials.base; ++j) {
             for (int64_t head = 0; head < w.p.n_head; ++head, ++row) {
                 if (row % w.params->nth == w.params->ith) {
-                    join_row(w, t, j, head);
+                    merge_row(w, t, j, head);
                 }
             }
         }
@@ -126,13 +126,13 @@ void ggml_compute_forward_paged_attn(const ggml_compute_params * params, ggml_te
     if (!made.covers_all) {
         clear_uncovered(w, made);
     }
-    // a deterministic context sets use_ref for the sake of its matrix products
+    // a deterministic context sets use_ref for its matrix products
     if (params->use_ref && !w.p.deterministic()) {
         reference(w.p, params->ith, params->nth, w.scratch);
         return;
     }
     run_items(w, made);
-    if (made.joins) {
-        join_chunks(w, made);
+    if (made.merges) {
+        merge_chunks(w, made);
     }
 }

@@ -25,7 +25,7 @@ PAGED_INLINE __m512i vector_of(const dword_table & t) { return _mm512_load_si512
 
 // ---- where rows lie ----
 
-// A number that the compiler knows nothing of.
+// Hides a value's origin from the compiler.
 template <class T> PAGED_INLINE T opaque(T x) {
 #    if defined(__GNUC__)
     __asm__("" : "+r"(x));
@@ -33,8 +33,8 @@ template <class T> PAGED_INLINE T opaque(T x) {
     return x;
 }
 
-// The same, not even that it is what it was in the turn before: addresses in a loop are then distances from it, where
-// the compiler would have made each of them before the loop and kept them on the stack.
+// The same, anew in each iteration of a loop. Addresses in the loop are then offsets from it. Otherwise the compiler
+// computes each of them before the loop and spills them.
 template <class T> PAGED_INLINE T renewed(T x) {
 #    if defined(__GNUC__)
     __asm__ volatile("" : "+r"(x));
@@ -42,8 +42,8 @@ template <class T> PAGED_INLINE T renewed(T x) {
     return x;
 }
 
-// Rows of a group, as one register and one of a few multiples of the stride: left alone, the compiler keeps an address
-// for each of them, and those on the stack.
+// Offsets of rows from a few multiples of the stride in registers. Otherwise the compiler keeps an address for each
+// row, on the stack.
 struct row_strides {
     size_t one, three, five, seven;
 
@@ -136,8 +136,8 @@ PAGED_INLINE __m512i interleaved_16(__m512i x) { // 4 rows of 16 bytes
 
 // ---- products ----
 
-// sum + x * y, with one dword of y for all lanes: four products of unsigned and signed bytes, or two of words. GCC
-// would spend an instruction on the broadcast.
+// Returns sum + x * y, with one dword of y for all lanes: four products of unsigned and signed bytes, or two of words.
+// GCC would spend an instruction on the broadcast.
 PAGED_INLINE __m512i add_bytes(__m512i sum, __m512i x, const int32_t * y) {
 #    if defined(__GNUC__)
     __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(x), "m"(*y));
@@ -157,9 +157,9 @@ PAGED_INLINE __m512i add_words(__m512i sum, __m512i x, const int32_t * y) {
 
 // ---- the types ----
 
-// Each has: the bytes of a group; whether an offset follows the scale; whether scales may be negative; what is taken
-// off its key and its value codes; keys() of 16 tokens, w[k] having bytes 4k.. of each in a lane; values() of 4
-// tokens, bytes interleaved, or of 2, words interleaved within each quarter. Codes are unsigned; as words, signed.
+// Each has: the bytes of a group; whether a minimum follows the scale; what is subtracted from its key and its value
+// codes; keys() of 16 tokens: lane t of w[k] has bytes 4k.. of token t; values() of 4 tokens, bytes interleaved,
+// or of 2, words interleaved within each quarter. Codes are unsigned; as words, signed.
 
 struct q8_0_codes {
     static constexpr int  bytes = 34, key_offset = 128, value_offset = 0;
@@ -224,7 +224,7 @@ template <int first_code> struct fifths {
     static PAGED_INLINE __m512i with_bit(__m512i x, uint64_t bits) {
         return _mm512_or_si512(x, _mm512_maskz_set1_epi8(bits, 16));
     }
-    static constexpr int qh = -4; // where the bits lie, from the codes
+    static constexpr int qh = -4; // offset of the bits from the codes
     // bits of tokens i, i + 4, i + 8, i + 12 after one another
     static PAGED_INLINE uint64_t bits_of_keys(const rows_of_16 & row, int i, int from) {
         return word_at(row[i] + from) | word_at(row[4 + i] + from) << 16 | word_at(row[8 + i] + from) << 32 |
@@ -296,8 +296,8 @@ struct iq4_nl_codes {
 
 // ---- scales ----
 
-// One word of each group of 32 tokens, as halves: [group][token]. Four groups at a time: a load of a token's row has
-// each in another quarter, or two loads have, and a shuffle of bytes puts its words to the token's place in them.
+// One word of each group of 32 tokens, as halves: [group][token]. Four groups at a time: one load of a token's row, or
+// two loads, have each group in another quarter, and a byte shuffle moves its words to the token's lane.
 using halves = uint16_t[most_groups][tile_tokens];
 
 template <int bytes, int word> struct scale_picker {
@@ -328,7 +328,7 @@ template <int bytes, int word> struct scale_picker {
     }
     static constexpr tables picks = make_picks();
 
-    // 8 of the rows; `other` lies `rest` behind `row`
+    // 8 of the rows; `other` is `rest` bytes after `row`
     static PAGED_INLINE __m512i of_8(const rows_of_16 & row, const rows_of_16 & other, int from, __mmask16 others) {
         __m512i r = _mm512_setzero_si512();
         PAGED_UNROLL
@@ -342,7 +342,7 @@ template <int bytes, int word> struct scale_picker {
         return r;
     }
     static PAGED_INLINE void all(const char * p, const row_strides & at, int n_groups, halves out) {
-        for (int j = 0; j < n_groups; j += 4) { // nothing behind the last group is read, but for what a load may reach
+        for (int j = 0; j < n_groups; j += 4) { // reads nothing past the last group but the rest of a load
             const __mmask16 others =
                 (j + 2 < n_groups ? 1 << byte(2) / 4 : 0) | (j + 3 < n_groups ? 1 << byte(3) / 4 : 0);
             const char *     q = p + j * bytes;

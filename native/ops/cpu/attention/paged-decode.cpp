@@ -9,15 +9,15 @@ namespace {
 struct scratch {
     query_rows   q;
     float *      s;      // [rows][score_stride]
-    float *      part;   // [rows][d_v], of the chunk
-    float *      sum;    // [rows][d_v], of the chunks so far
+    float *      chunk;  // [rows][d_v], weighted sums of V of the chunk
+    float *      sum;    // [rows][d_v], merged over the chunks so far
     weight_sum * weight; // [rows], of the chunk
     row_state *  state;  // [rows], of the chunks so far
-    char *       page;   // a tile of K or V, copied or as floats, and 64 bytes that a load may reach
-    float *      few;    // [rows of a KV head][tile_tokens], weights of a tile that is not whole
+    char *       page;   // a tile of K or V, copied or as floats, and 64 bytes for loads past its end
+    float *      few;    // [rows of a KV head][tile_tokens], softmax weights of a partial tile
 };
 
-// rows: every query row of every head, a KV head's together
+// rows: the query rows of all heads, ordered by KV head
 scratch layout(const problem & p, int64_t rows, arena & a) {
     scratch x;
     x.q.x     = a.take<float>(rows * p.d_k);
@@ -25,7 +25,7 @@ scratch layout(const problem & p, int64_t rows, arena & a) {
     x.q.scale = a.take<float>(rows * (p.d_k / 32 + 1));
     x.q.sum   = a.take<int32_t>(rows * (p.d_k / 32 + 1));
     x.s       = a.take<float>(rows * score_stride);
-    x.part    = a.take<float>(rows * p.d_v);
+    x.chunk   = a.take<float>(rows * p.d_v);
     x.sum     = a.take<float>(rows * p.d_v);
     x.weight  = a.take<weight_sum>(rows);
     x.state   = a.take<row_state>(rows);
@@ -34,8 +34,8 @@ scratch layout(const problem & p, int64_t rows, arena & a) {
     return x;
 }
 
-// One item on its way. The rows of a KV head lie together, member by member, so that what is unpacked of its keys and
-// values serves all of them.
+// State of one item. The rows of a KV head are neighbours, member by member, so that its keys and values are unpacked
+// once for all of them.
 struct job {
     const problem &     p;
     const decode_work & w;
@@ -80,11 +80,12 @@ kv_rows converted(const job & b, const ggml_tensor * t, const char * first, int6
 }
 
 bool is_copied(const ggml_tensor * t, const tile & at) {
-    // a load may reach past a row: not past the last one of the pool
+    // a load may read past a row, but not past the last row of the pool
     return at.size() < tile_tokens || at.slot + at.size() == t->ne[2];
 }
 
-// f(rows as the kernel takes them, their first query row): all heads at once where they are read in place
+// Calls f(rows in the kernel's form, their first query row): once for all heads if the kernel reads them in place, else
+// for each head.
 template <class F> void with_rows(const job & b, const ggml_tensor * t, page_form form, const tile & at, F f) {
     if (form == page_form::in_place || (form == page_form::whole && !is_copied(t, at))) {
         f(kv_rows{kv_row(t, b.w.head_begin, at.slot), t->nb[2], at.size(), b.heads(), t->nb[1]}, 0);
@@ -104,7 +105,7 @@ void score_tile(job & b, const tile & at, int64_t chunk_begin) {
     });
 }
 
-// the weights of a head's tile that is not whole, with zeros after them
+// Copies the softmax weights of a head's partial tile and pads them with zeros.
 const float * padded_weights(const job & b, const float * w, int64_t n) {
     for (int64_t r = 0; r < b.rows; ++r) {
         std::copy_n(w + r * score_stride, n, b.x.few + r * tile_tokens);
@@ -118,18 +119,18 @@ void add_tile(job & b, const tile & at, int64_t chunk_begin) {
     with_rows(b, b.p.v, b.v.form, at, [&](const kv_rows & v, int64_t row) {
         const float * w = b.x.s + row * score_stride + at.begin - chunk_begin;
         b.v.add(v, pad ? padded_weights(b, w, at.size()) : w, pad ? tile_tokens : score_stride, b.rows, b.p.d_v,
-                b.x.part + row * b.p.d_v, b.ahead);
+                b.x.chunk + row * b.p.d_v, b.ahead);
     });
 }
 
-// Points the reading ahead at the tile `next` of `t`, to be read in the steps of a tile of `now`.
+// Starts to prefetch the tile `next` of `t`, during the steps of a tile of `now`.
 void look_ahead(job & b, const ggml_tensor * now, const ggml_tensor * t, const tile & next) {
     const int64_t steps = now == b.p.k ? b.k.score_steps(b.rows, b.p.d_k) : b.v.add_steps(b.rows, b.p.d_v);
     b.ahead.start(kv_row(t, b.w.head_begin, next.slot), b.heads() * t->nb[1], t->nb[2], next.size(), b.heads() * steps);
 }
 
 template <class F> void for_each_tile(job & b, const ggml_tensor * t, int64_t begin, int64_t end, F compute) {
-    const sequence & s = b.w.members->s; // the others' blocks are the same here
+    const sequence & s = b.w.members->s; // the other members have the same blocks here
     for (tile at = tile_at(b.p, s, begin, end);;) {
         const bool last = at.end >= end;
         if (!last) {
@@ -181,7 +182,7 @@ void attend_chunk(job & b, int64_t chunk) {
         b.x.weight[row] =
             softmax(b.x.s + row * score_stride, std::max(begin, first_visible(b.p, own)) - start,
                     std::min(end, own + 1) - start, clear_begin, clear_end, score_map_of(b.p, head), own - start);
-        std::fill_n(b.x.part + row * b.p.d_v, b.p.d_v, 0.0f);
+        std::fill_n(b.x.chunk + row * b.p.d_v, b.p.d_v, 0.0f);
     });
     for_each_tile(b, b.p.v, begin, end, [&](const tile & at) { add_tile(b, at, start); });
 }
@@ -213,11 +214,11 @@ void decode(const problem & p, const decode_work & w, char * memory) {
     for (int64_t chunk = w.chunks.first; chunk < w.chunks.last; ++chunk) {
         attend_chunk(b, chunk);
         for_each_row(b, [&](int64_t row, const decode_member & m, int64_t j, int64_t head) {
-            const float * part = b.x.part + row * p.d_v;
+            const float * sum = b.x.chunk + row * p.d_v;
             if (m.partials.base) {
-                keep(m.partials, p, m.s, chunk, j, head, b.x.weight[row], part);
+                store_partial(m.partials, p, m.s, chunk, j, head, b.x.weight[row], sum);
             } else {
-                join(b.x.state[row], b.x.weight[row], part, p.d_v);
+                merge(b.x.state[row], b.x.weight[row], sum, p.d_v);
             }
         });
     }

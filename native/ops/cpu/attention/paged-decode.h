@@ -1,27 +1,27 @@
-// The kernel for few query rows: K and V are read once, where they lie, and every row of a KV head uses them then.
+// The kernel for few query rows: it reads K and V once, in place, for all query rows of a KV head.
 #pragma once
 
 #include "paged-kernel.h"
 
 namespace paged {
 
-// Head sizes that are whole vectors.
+// Returns whether the head sizes are whole vectors.
 bool decode_fits(const problem & p);
 
-// Where a sequence's result goes: its chunks to the partial results, or, without those, joined to its output rows.
+// A sequence, and the memory of its partial results; without one its chunks are merged into its output rows.
 struct decode_member {
     sequence      s;
     partial_store partials;
 };
 
-// Where an item begins to read.
+// The position at which an item starts to read.
 struct first_read {
-    const sequence * s = nullptr; // null: not known
+    const sequence * s = nullptr; // null: unknown
     int64_t          position;
 };
 
-// Sequences whose tables name the same blocks in all of these chunks, read once for all; or one sequence. Each is
-// computed as it is alone.
+// One sequence, or several whose tables have the same blocks in all of these chunks: a shared prefix, read once for
+// all. Each sequence is computed as it is alone.
 struct decode_work {
     const decode_member * members;
     int64_t               n_members;
@@ -30,7 +30,7 @@ struct decode_work {
     first_read            next;                 // of the item that the thread will likely compute after this one
 };
 
-// For n_q query rows, all members' together.
+// Returns the bytes of scratch for n_q query rows in all, over the members.
 size_t decode_scratch(const problem & p, int64_t n_q);
 void   decode(const problem & p, const decode_work & w, char * scratch);
 

@@ -1,4 +1,4 @@
-// What the two kernels share: the piece of work, its scratch and its results.
+// What both kernels share: chunks and tiles, scratch memory, partial results.
 #pragma once
 
 #include "paged-problem.h"
@@ -14,9 +14,9 @@ struct chunk_range {
     int64_t first, last;
 };
 
-// Where the partial results of single chunks go: one for each chunk, query row and head of the sequence.
+// Partial results of single chunks: one for each chunk, query row and head of the sequence.
 struct partial_store {
-    char * base = nullptr; // null: chunks are joined where they are computed
+    char * base = nullptr; // null: each item merges its own chunks
     size_t stride;         // bytes of one partial: largest, total, sum[d_v]
 
     static size_t bytes(int64_t d_v) { return (2 + d_v + 15) / 16 * 16 * sizeof(float); }
@@ -29,40 +29,40 @@ struct partial_store {
     }
 };
 
-// Takes memory off a thread's scratch, each piece on lines of its own. From address 0 it measures.
+// Allocates from a thread's scratch, in whole cache lines. An arena at address 0 measures the size.
 struct arena {
     uintptr_t next;
 
     template <class T> T * take(int64_t n) {
-        T * piece = (T *) next;
+        T * memory = (T *) next;
         next += (n * sizeof(T) + 63) / 64 * 64;
-        return piece;
+        return memory;
     }
 };
 
-// A row's result for one chunk, kept until all chunks are there.
-inline void keep(const partial_store & partials, const problem & p, const sequence & s, int64_t chunk, int64_t j,
-                 int64_t head, weight_sum weight, const float * sum) {
+// Stores a row's result of one chunk until all chunks are computed.
+inline void store_partial(const partial_store & partials, const problem & p, const sequence & s, int64_t chunk,
+                          int64_t j, int64_t head, weight_sum weight, const float * sum) {
     float * to = partials.at(p, s, chunk, j, head);
     to[0]      = weight.largest;
     to[1]      = weight.total;
     memcpy(to + 2, sum, p.d_v * sizeof(float));
 }
 
-// Tokens [begin, end) of a sequence that lie one after the other.
+// Tokens [begin, end) of a sequence in neighbouring slots.
 struct tile {
     int64_t begin, end, slot;
     int64_t size() const { return end - begin; }
 };
 
-// The tile at position t: whole where blocks are multiples of a tile.
+// Returns the tile at position t: a whole one if block_size is a multiple of tile_tokens.
 inline tile tile_at(const problem & p, const sequence & s, int64_t t, int64_t end) {
     const int64_t block_size = p.params.block_size;
     const int64_t stop       = std::min({end, (t / tile_tokens + 1) * tile_tokens, (t / block_size + 1) * block_size});
     return {t, stop, s.slot(t, block_size)};
 }
 
-// A tile's scores or weights within those of a chunk.
+// The range of a tile in the scores or softmax weights of a chunk.
 struct tile_span {
     int64_t offset;
     int64_t n;

@@ -1,7 +1,7 @@
-// Pages of codes on AVX2: 8 tokens in lanes, with the processor's dot product of bytes where it has one.
+// Pages of codes on AVX2: 8 tokens in lanes; dot products of bytes by AVX-VNNI if the build has it.
 //
 // A build for AVX2 alone on two Sapphire Rapids cores, 16/8 heads of 128, one sequence at 4096: q8_0 20 GB/s, q4_0 13,
-// where the memory gives 35.
+// on a machine whose memory gives 35.
 #include "iq4-values.h"
 #include "paged-page-codes.h"
 

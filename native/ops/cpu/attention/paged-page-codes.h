@@ -1,15 +1,15 @@
-// Pages of codes on machines without VNNI for whole pages: keys are multiplied as integers, `lanes` tokens in lanes;
-// values become floats, their scales multiplied into the softmax weights. A file for each machine has the primitives
-// and an instance of this: paged-page-avx2.cpp, paged-page-neon.cpp.
+// Pages of codes without AVX-512 VNNI: keys are multiplied as integers, a token in each lane; values become floats,
+// and their scales are multiplied into the softmax weights. The algorithm over the vectors of a machine M;
+// paged-page-avx2.cpp and paged-page-neon.cpp each have an M.
 //
-// A machine M has these types, and the functions below as static members:
+// M has these types and static functions:
 //   ints   `lanes` integers of 32 bits, or 4 * lanes bytes
 //   codes  the 32 codes of one token's group, as bytes in their order
 //
 //   void  transpose(const char * p, size_t stride, ints * out)  16 bytes of each of `lanes` tokens, `stride` apart, to
 //                                                               4 vectors: out[k] has bytes 4k.. of each in a lane
 //   ints  low(ints), high(ints)                                 the nibbles of each byte
-//   ints  iq4_values(ints), codes iq4_values(codes)             what codes of iq4_nl stand for
+//   ints  iq4_values(ints), codes iq4_values(codes)             the values of codes of iq4_nl
 //   codes load(const char * p)                                  32 bytes
 //   codes nibbles(const char * p)                               16 bytes: byte i holds code i in its low nibble and
 //                                                               code i + 16 in its high one
@@ -17,10 +17,10 @@
 //   codes minus(codes, int n)
 //   void  store(char * p, codes)
 //   ints  dot<C>(int32_t start, const ints * keys, const int8_t * query)
-//                                                               start + the products of 32 codes of `lanes` tokens of
-//                                                               type C with those of a query
+//                                                               start + the products of 32 codes of `lanes` tokens, of
+//                                                               type C, with the 32 codes of a query
 //   f32v  floats(ints)
-//   f32v  floats(codes, int i)                                  codes i * lanes and on
+//   f32v  floats(codes, int i)                                  codes i * lanes and following
 //   f32v  halves(const char * p, size_t stride)                 a half of each of `lanes` tokens
 #pragma once
 
@@ -30,9 +30,9 @@ namespace paged {
 
 // ---- the types ----
 
-// Each has: the bytes of a group; whether an offset follows the scale; what is taken off its key codes; the largest key
-// code, or 0 if key codes are signed; keys() of `lanes` tokens, w[k] having bytes 4k.. of each in a lane; values() of
-// one token, signed.
+// Each has: the bytes of a group; whether a minimum follows the scale; what is subtracted from its key codes; the
+// largest key code, or 0 if key codes are signed; keys() of `lanes` tokens: lane t of w[k] has bytes 4k.. of token t;
+// values() of one token, signed.
 
 template <class M> struct q8_0_codes {
     static constexpr int  bytes = 34, key_offset = 0, largest_key = 0;

@@ -1,5 +1,5 @@
-// Pages of codes on NEON: 4 tokens in lanes, with the processor's dot product of bytes where it has one. Checked under
-// emulation (scripts/check/arm.py); its rate was not measured.
+// Pages of codes on NEON: 4 tokens in lanes; dot products of bytes by SDOT if the build has it. Checked under emulation
+// (scripts/check/arm.py); its speed was not measured.
 #include "iq4-values.h"
 #include "paged-page-codes.h"
 
@@ -41,7 +41,7 @@ struct neon {
 
     static PAGED_INLINE codes load(const char * p) { return {{load_16(p), load_16(p + 16)}}; }
     static PAGED_INLINE codes nibbles(const char * p) { return {{low(load_16(p)), high(load_16(p))}}; }
-    // 16 for each of 16 bits that is set
+    // 16 in each byte whose bit is set
     static PAGED_INLINE int8x16_t sixteens(const char * bits) {
         const uint8x16_t own = vcombine_u8(vdup_n_u8((uint8_t) bits[0]), vdup_n_u8((uint8_t) bits[1]));
         const uint8x16_t bit = vreinterpretq_u8_u64(vdupq_n_u64(0x8040201008040201));

@@ -1,14 +1,14 @@
-// Pages of codes, multiplied as integers: AVX-512 with VNNI, and with VBMI where present.
+// Pages of codes, multiplied as integers: AVX-512 with VNNI, and VBMI if the build has it.
 //
-// Keys: the codes of 16 tokens are transposed until each token has a lane, and the dwords of a query are broadcast to
-// them, so no sum ever crosses lanes. Values: a weight times its token's scale becomes an integer of 16 bits,
+// Keys: the codes of 16 tokens are transposed, a token to each lane, and the dwords of a query are broadcast to all
+// lanes, so no sum crosses lanes. Values: a softmax weight times its token's scale becomes an integer of 16 bits,
 // relative to the tile's largest. The codes of 4 tokens are interleaved and multiplied by the two bytes of their
-// weights; those of q8_0 become words, of 2 tokens, and take the weights whole. Sums of products are exact; floats come
-// in once for each group of 32 elements.
+// weights; the codes of q8_0, interleaved as words of 2 tokens, are multiplied by whole weights. Sums of products are
+// exact integers, converted to floats once for each group of 32 elements.
 //
-// 16/8 heads of 128, one sequence at 4096: two Emerald Rapids cores read q8_0 at 24.9 GB/s and q4_0 at 22.6 where the
-// memory gives 26, q5_0 17.7, iq4_nl 15.7, q4_1 14.9, q5_1 11.9; two Cascade Lake cores, without VBMI, q8_0 at 14.2 and
-// q4_0 at 11.2 where f16 is read at 14.5.
+// 16/8 heads of 128, one sequence at 4096: two Emerald Rapids cores read q8_0 at 24.9 GB/s and q4_0 at 22.6, of a
+// memory that gives 26; q5_0 17.7, iq4_nl 15.7, q4_1 14.9, q5_1 11.9; two Cascade Lake cores, without VBMI, q8_0
+// at 14.2 and q4_0 at 11.2, and f16 at 14.5.
 #include "paged-page.h"
 
 #include "paged-codes-vnni.h"
@@ -24,7 +24,7 @@ using namespace vnni;
 
 // ---- keys ----
 
-// What the sums of products begin with: what the offset of the codes adds is taken off.
+// Computes the start of each sum of products: minus what the offset of the codes adds.
 template <int offset> PAGED_INLINE void make_begins(const int32_t * sum, int n, int32_t * out) {
     for (int i = 0; i < n; i += 16) {
         const __m512i x = _mm512_maskz_loadu_epi32((__mmask16) ((1u << std::min(16, n - i)) - 1), sum + i);
@@ -32,8 +32,8 @@ template <int offset> PAGED_INLINE void make_begins(const int32_t * sum, int n, 
     }
 }
 
-// Adds to the scores of 16 tokens what a group of their keys gives. `q` and `begin` are the group's of the first row,
-// the next row's are n_groups behind.
+// Adds the products of one group of keys to the scores of 16 tokens. `q` and `begin` point to the group of the first
+// row; the next row follows after n_groups.
 template <class C, int rows>
 PAGED_INLINE void add_scores(const __m512i * keys, __m512 scale, __m512 least, const query_rows & q,
                              const int32_t * begin, int n_groups, __m512 * score) {
@@ -59,7 +59,7 @@ PAGED_INLINE void add_scores(const __m512i * keys, __m512 scale, __m512 least, c
     }
 }
 
-// `fixed`: the number of groups, or 0 for any. Where it is known, addresses take no instructions.
+// `fixed`: the number of groups, or 0 for any. A known number saves address arithmetic.
 template <class C, int rows, int fixed>
 PAGED_INLINE void score_rows(const kv_rows & k, const query_rows & q, int64_t d, float * s, read_ahead & ahead) {
     const int          n_groups = fixed ? fixed : (int) (d / group);
@@ -194,7 +194,7 @@ PAGED_INLINE void add_rows(const kv_rows & v, const float * w, int64_t w_stride,
     if constexpr (C::has_min) {
         scale_picker<C::bytes, 1>::all(v.first, at, n_groups, least);
     }
-    integer_weights<rows> weights; // all of them first: no product waits for its weight
+    integer_weights<rows> weights; // all before the products, so that none waits for its weight
     make_weights<C, rows>(scale, least, n_groups, w, w_stride, weights);
     for (int j = 0; j < n_groups; ++j) {
         const char *       p = v.first + j * C::bytes;
@@ -222,7 +222,7 @@ PAGED_INLINE void add_rows(const kv_rows & v, const float * w, int64_t w_stride,
 
 // ---- any number of rows ----
 
-// f(a constant for the number of groups, or 0): heads of 64 and 128 have kernels of their own.
+// Calls f(a constant for the number of groups, or 0): heads of 64 and 128 have their own kernels.
 template <class F> PAGED_INLINE void with_groups(int64_t d, F f) {
     switch (d / group) {
     case 2:

@@ -1,7 +1,7 @@
 // Pages of floats: the scores of 4 tokens at a time, the values a vector of columns at a time.
 //
-// Two Sapphire Rapids cores, 16/8 heads of 128, one sequence at 4096: f16 28 GB/s where the memory gives 35, and its
-// rate where it gives 24.
+// Two Sapphire Rapids cores, 16/8 heads of 128, one sequence at 4096: f16 28 GB/s if the memory gives 35, and all of
+// it if the memory gives 24.
 #include "paged-page.h"
 
 namespace paged {
@@ -183,7 +183,7 @@ page_kernel code_kernel_of(ggml_type type) {
     }
 }
 
-// Query rows of a KV head from which on halves are better converted once than at each use.
+// Query rows of a KV head from which on it is faster to convert halves once than at each use.
 constexpr int64_t rows_worth_converting = 16;
 
 } // namespace

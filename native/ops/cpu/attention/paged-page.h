@@ -34,20 +34,20 @@ struct query_rows {
     int32_t * sum;   // [heads * rows][d_k / 32], of the codes
 };
 
-// `rows` query rows for each of the heads, one head's after the other's.
-// s[row * score_stride + t] = q[row] * k[t]; what follows the last token, up to a whole tile, may be overwritten
+// `rows` query rows for each of the heads, head by head.
+// s[row * score_stride + t] = q[row] * k[t]; the rest of a whole tile after the last token may be overwritten
 using score_fn = void (*)(const kv_rows & k, const query_rows & q, int64_t rows, int64_t d, float * s,
                           read_ahead & ahead);
 // sum[row * d ..] += w[row * w_stride + t] * v[t]
 using add_fn = void (*)(const kv_rows & v, const float * w, int64_t w_stride, int64_t rows, int64_t d, float * sum,
                         read_ahead & ahead);
 
-// How often a call reads ahead for each of the heads.
+// Returns how often a call prefetches for each of the heads.
 using steps_fn = int64_t (*)(int64_t rows, int64_t d);
 
 enum class page_form {
-    in_place, // any rows, where they lie
-    whole,    // whole tiles with 64 readable bytes behind: others are copied, zeros after their last row
+    in_place, // any rows, in the pool
+    whole,    // whole tiles with 64 readable bytes after them: other tiles are copied and padded with zeros
     floats,   // rows converted to floats
 };
 
@@ -59,24 +59,25 @@ struct page_kernel {
     steps_fn  add_steps;
 };
 
-// For heads of `d` elements and so many query rows of a KV head. What it computes with a row is the same to the bit for
-// any number of rows.
+// Returns the kernel for heads of `d` elements and `rows` query rows of a KV head. The bits of a row's result do not
+// depend on the number of rows.
 page_kernel page_kernel_of(ggml_type type, int64_t d, int64_t rows);
 
 // Elements that share a scale, in every quantized type of KV pages.
 constexpr int code_group = 32;
 
-// Groups of a head that kernels over codes have room for on the stack: a head of 640. Wider ones become floats.
+// Groups of a head for which kernels over codes have room on the stack: a head of 640. Wider heads become floats.
 constexpr int most_code_groups = 20;
 
-// Kernels that compute with the codes themselves, of heads up to most_code_groups; without `score` where this build has
-// none.
+// Kernels that compute with the codes themselves, of heads up to most_code_groups. `score` is null in a build without
+// them.
 struct code_kernels {
     page_kernel q8_0, q5_1, q5_0, q4_1, q4_0, iq4_nl;
 };
 code_kernels kernels_of_codes();
 
-// f(first row, a constant for the number of rows): groups of `most` rows, a power of two, and smaller ones for the rest
+// Calls f(first row, a constant for the number of rows) for groups of `most` rows, a power of two, then for smaller
+// ones
 template <int most, class F> PAGED_INLINE void in_groups(int64_t rows, F f, int64_t r = 0) {
     for (; rows - r >= most; r += most) {
         f(r, std::integral_constant<int, most>());
@@ -92,9 +93,9 @@ template <int most, class F> PAGED_INLINE void in_groups(int64_t rows, F f, int6
     }
 }
 
-// f(rows of one head, its first query row, a constant for the number of rows)
+// Calls f(rows of one head, its first query row, a constant for the number of rows)
 template <int most, class F> PAGED_INLINE void in_groups(const kv_rows & x, int64_t rows, F f) {
-    // one group goes through all heads, its constants in registers; of several, each finds its head near
+    // a single group goes through all heads, its constants in registers; several groups share each head in the cache
     const int64_t together = rows <= most && (rows & (rows - 1)) == 0 ? x.heads : 1;
     for (int64_t begin = 0; begin < x.heads; begin += together) {
         in_groups<most>(rows, [&](int64_t r, auto n) {
@@ -105,7 +106,7 @@ template <int most, class F> PAGED_INLINE void in_groups(const kv_rows & x, int6
     }
 }
 
-// The queries from row r on.
+// Returns the queries from row r on.
 inline query_rows from_row(const query_rows & q, int64_t r, int64_t d) {
     const int64_t groups = d / 32;
     return {q.x + r * d, q.codes + r * d, q.scale + r * groups, q.sum + r * groups};

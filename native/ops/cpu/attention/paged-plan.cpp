@@ -4,52 +4,53 @@ namespace paged {
 
 namespace {
 
-constexpr int64_t few_rows = 32; // query rows of a KV head up to which K is better read than unpacked
+constexpr int64_t few_rows = 32; // query rows of a KV head up to which reading K is faster than unpacking it
 
-// A thread's share is cut in this many items at least, as far as chunks and heads allow.
+// Items of a thread's share at least, as far as chunks and heads allow.
 constexpr int64_t items_per_thread = 2;
 
-// A sequence is cut into chunks where one of its items would be more than this part of a thread's share.
+// A sequence is split into chunks if one of its items would be more than 1/fine_share of a thread's share.
 constexpr int64_t fine_share = 8;
 
-// Rows of an item of the tile kernel at least.
+// Fewest query rows of an item of the tile kernel.
 constexpr int64_t fewest_rows = 4;
 
-// Query rows of sequences that share a prefix, in one item.
+// Query rows of sequences with a shared prefix in one item.
 constexpr int64_t rows_together = 16;
 
-// Sequences in one item at most: each has a query row or more, and an item takes no more rows than these.
+// Most sequences of one item: each has at least one query row.
 constexpr int64_t most_members = 32;
-static_assert(few_rows <= most_members && rows_together <= most_members, "an item's rows may be of as many sequences");
+static_assert(few_rows <= most_members && rows_together <= most_members,
+              "each row of an item may be of another sequence");
 
-constexpr size_t most_partials = size_t(64) << 20; // bytes, but one token's whole context always fits
+constexpr size_t most_partials = size_t(64) << 20; // bytes; one token's whole context always fits
 
 int64_t chunks_of(int64_t tokens) { return (tokens + chunk_tokens - 1) / chunk_tokens; }
 
-void cut_rows(const problem & p, task & t, int64_t rows) {
+void set_row_tiles(const problem & p, task & t, int64_t rows) {
     t.rows      = rows;
     t.row_tiles = (t.s.n_q * p.group + rows - 1) / rows;
 }
 
 task make_task(const problem & p, const sequence & s) {
-    task t      = {};
-    t.s         = s;
-    t.by        = kernel_for(p, s.n_q);
-    t.chunks    = {partial_store::first_chunk(p, s), chunks_of(s.length)};
-    t.pieces    = 1;
-    t.members   = 1;
-    t.parts     = t.by == kernel::tile ? p.n_head_kv : 1;
-    t.row_tiles = 1;
+    task t        = {};
+    t.s           = s;
+    t.by          = kernel_for(p, s.n_q);
+    t.chunks      = {partial_store::first_chunk(p, s), chunks_of(s.length)};
+    t.splits      = 1;
+    t.members     = 1;
+    t.head_shares = t.by == kernel::tile ? p.n_head_kv : 1;
+    t.row_tiles   = 1;
     if (t.by == kernel::tile) {
-        cut_rows(p, t, tile_rows);
+        set_row_tiles(p, t, tile_rows);
     }
     return t;
 }
 
-// pairs of a query row and a token, about
+// Returns about the number of pairs of a query row and a token.
 int64_t cost(const task & t) { return t.s.n_q * (t.s.length - t.chunks.first * chunk_tokens); }
 
-// What is left of the memory for partial results.
+// Free memory for partial results.
 struct partial_room {
     char * next;
     size_t bytes;
@@ -59,17 +60,17 @@ size_t bytes_of_partials(const problem & p, const task & t) {
     return (t.chunks.last - t.chunks.first) * t.s.n_q * p.n_head * partial_store::bytes(p.d_v);
 }
 
-void cut_into_chunks(const problem & p, plan & made, task & t, partial_room & room) {
+void split_into_chunks(const problem & p, plan & made, task & t, partial_room & room) {
     const size_t bytes = bytes_of_partials(p, t);
-    t.pieces           = t.chunks.last - t.chunks.first;
+    t.splits           = t.chunks.last - t.chunks.first;
     t.partials         = {room.next, partial_store::bytes(p.d_v)};
     room.next += bytes;
     room.bytes -= bytes;
-    made.joins = true;
+    made.merges = true;
 }
 
-// Long tasks, as long as there is room.
-void cut_into_chunks(const problem & p, plan & made, int64_t n_threads, partial_room & room) {
+// Splits long tasks while there is room.
+void split_into_chunks(const problem & p, plan & made, int64_t n_threads, partial_room & room) {
     int64_t total = 0;
     for (int64_t i = 0; i < made.n_tasks; ++i) {
         total += cost(made.tasks[i]);
@@ -77,18 +78,18 @@ void cut_into_chunks(const problem & p, plan & made, int64_t n_threads, partial_
     for (int64_t i = 0; i < made.n_tasks; ++i) {
         task &     t       = made.tasks[i];
         const bool is_long = cost(t) * fine_share * n_threads > total * t.items();
-        if (t.pieces == 1 && t.chunks.last - t.chunks.first > 1 && is_long && bytes_of_partials(p, t) <= room.bytes) {
-            cut_into_chunks(p, made, t, room);
+        if (t.splits == 1 && t.chunks.last - t.chunks.first > 1 && is_long && bytes_of_partials(p, t) <= room.bytes) {
+            split_into_chunks(p, made, t, room);
         }
     }
 }
 
-// ---- tasks that begin with the same blocks ----
+// ---- shared prefixes ----
 
-// chunks that every query row of the task sees whole
+// Returns the number of chunks that every query row of the task sees whole.
 int64_t whole_chunks(const task & t) { return (t.s.position(0) + 1) / chunk_tokens; }
 
-// leading chunks, `most` at most, that lie in the same blocks
+// Returns the number of leading chunks in the same blocks, `most` at most.
 int64_t common_chunks(const problem & p, const task & a, const task & b, int64_t most) {
     int64_t n = 0;
     for (int64_t block = 0; n < most; ++n) {
@@ -101,7 +102,8 @@ int64_t common_chunks(const problem & p, const task & a, const task & b, int64_t
     return n;
 }
 
-// Tasks after `first` that share chunks with it, and how many: another joins while that costs less than half of them.
+// Finds the tasks from `first` on that share chunks with it, and the number of these chunks. Another task is added only
+// if at least half of the chunks stay shared.
 void find_members(const problem & p, const plan & made, int64_t first, int64_t & members, int64_t & shared) {
     const task & leader = made.tasks[first];
     int64_t      rows   = leader.s.n_q;
@@ -139,7 +141,7 @@ void share_prefixes(const problem & p, plan & made, partial_room & room) {
             continue;
         }
         for (int64_t m = i; m < i + members; ++m) {
-            cut_into_chunks(p, made, made.tasks[m], room);
+            split_into_chunks(p, made, made.tasks[m], room);
             made.tasks[m].skipped = m == i ? 0 : shared;
         }
         made.tasks[i].members = members;
@@ -156,27 +158,27 @@ int64_t items_of(const plan & made) {
     return items;
 }
 
-// Fewer items than threads: smaller ones, though each unpacks K and V for itself.
-void cut_into_rows(const problem & p, plan & made, int64_t n_threads) {
+// Makes items smaller if there are fewer than threads, although each unpacks K and V again.
+void split_into_rows(const problem & p, plan & made, int64_t n_threads) {
     for (int64_t rows = tile_rows / 2; rows >= fewest_rows && items_of(made) < n_threads; rows /= 2) {
         for (int64_t i = 0; i < made.n_tasks; ++i) {
             if (made.tasks[i].by == kernel::tile) {
-                cut_rows(p, made.tasks[i], rows);
+                set_row_tiles(p, made.tasks[i], rows);
             }
         }
     }
 }
 
-// Few items for the threads: decode tasks share out their heads too.
-void cut_into_heads(const problem & p, plan & made, int64_t n_threads) {
-    const int64_t items = items_of(made);
-    int64_t       parts = 1;
-    while (items * parts < items_per_thread * n_threads && parts < p.n_head_kv) {
-        parts *= 2;
+// Splits decode tasks by KV heads if there are few items for the threads.
+void split_into_heads(const problem & p, plan & made, int64_t n_threads) {
+    const int64_t items  = items_of(made);
+    int64_t       shares = 1;
+    while (items * shares < items_per_thread * n_threads && shares < p.n_head_kv) {
+        shares *= 2;
     }
     for (int64_t i = 0; i < made.n_tasks; ++i) {
         if (made.tasks[i].by == kernel::decode) {
-            made.tasks[i].parts = std::min(parts, p.n_head_kv);
+            made.tasks[i].head_shares = std::min(shares, p.n_head_kv);
         }
     }
 }
@@ -216,9 +218,9 @@ plan make_plan(const problem & p, int64_t n_threads, task * tasks, char * partia
     partial_room room = {partials, partials_size};
     share_prefixes(p, made, room);
     if (n_threads > 1) {
-        cut_into_chunks(p, made, n_threads, room);
-        cut_into_rows(p, made, n_threads);
-        cut_into_heads(p, made, n_threads);
+        split_into_chunks(p, made, n_threads, room);
+        split_into_rows(p, made, n_threads);
+        split_into_heads(p, made, n_threads);
     }
     for (int64_t i = 0; i < made.n_tasks; ++i) {
         tasks[i].first_item = made.n_items;
@@ -235,27 +237,27 @@ first_read first_read_of(const problem & p, const plan & made, const task * from
     if (from == end || from->by != kernel::decode) {
         return {};
     }
-    const int64_t piece = from->skipped + (item - from->first_item) % (from->pieces - from->skipped);
-    const int64_t chunk = from->chunks.first + (from->pieces == 1 ? 0 : piece);
+    const int64_t split = from->skipped + (item - from->first_item) % (from->splits - from->skipped);
+    const int64_t chunk = from->chunks.first + (from->splits == 1 ? 0 : split);
     return {&from->s, std::max(chunk * chunk_tokens, first_visible(p, from->s.position(0)))};
 }
 
 void run_item(const problem & p, const task & t, int64_t item, first_read next, char * scratch) {
-    const int64_t     piece = t.skipped + item % (t.pieces - t.skipped);
+    const int64_t     split = t.skipped + item % (t.splits - t.skipped);
     const chunk_range chunks =
-        t.pieces == 1 ? t.chunks : chunk_range{t.chunks.first + piece, t.chunks.first + piece + 1};
-    item /= t.pieces - t.skipped;
+        t.splits == 1 ? t.chunks : chunk_range{t.chunks.first + split, t.chunks.first + split + 1};
+    item /= t.splits - t.skipped;
     if (t.by == kernel::decode) {
         decode_member members[most_members];
-        const int64_t n_members = piece < t.shared ? t.members : 1;
+        const int64_t n_members = split < t.shared ? t.members : 1;
         for (int64_t i = 0; i < n_members; ++i) {
             members[i] = {(&t)[i].s, (&t)[i].partials};
         }
-        const int64_t begin = p.n_head_kv * item / t.parts, end = p.n_head_kv * (item + 1) / t.parts;
+        const int64_t begin = p.n_head_kv * item / t.head_shares, end = p.n_head_kv * (item + 1) / t.head_shares;
         decode(p, {members, n_members, chunks, begin, end, next}, scratch);
         return;
     }
-    // the last rows see most: first come the long items, last the short ones that even out the threads
+    // the last rows see most: long items come first, and the short ones at the end even out the threads
     const int64_t   row_tile = t.row_tiles - 1 - item % t.row_tiles;
     const int64_t   rows     = t.s.n_q * p.group;
     const tile_work w = {t.s, chunks, item / t.row_tiles, row_tile * t.rows, std::min(rows, (row_tile + 1) * t.rows)};

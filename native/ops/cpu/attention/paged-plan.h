@@ -1,5 +1,6 @@
-// How a call's work is cut into items. Every thread makes the same plan from the table, so none waits for it. The cut
-// decides who computes what, never a bit of a result: chunks are joined in position order wherever they come from.
+// How a call's work is split into items. Every thread makes the same plan from the table, so none waits for it. The
+// plan decides which thread computes an item, but no bit of a result: chunks are merged in position order, whichever
+// thread computed them.
 #pragma once
 
 #include "paged-decode.h"
@@ -14,44 +15,44 @@ struct task {
     sequence      s;
     kernel        by;
     chunk_range   chunks;
-    int64_t       pieces;    // 1: an item joins all chunks; else an item for each chunk, joined afterwards
-    int64_t       parts;     // decode: shares of the KV heads; tile: the KV heads
-    int64_t       members;   // decode: tasks from this one on that begin with the same blocks; 1: none but this
-    int64_t       shared;    // chunks that this task's items compute for all of them
-    int64_t       skipped;   // chunks that another task computes for this one
-    int64_t       rows;      // tile: query rows of an item, at most tile_rows
-    int64_t       row_tiles; // tile: items of so many rows; decode: 1
+    int64_t       splits;      // KV splits: 1 if an item merges all chunks, else one for each chunk, merged afterwards
+    int64_t       head_shares; // decode: shares of the KV heads; tile: the KV heads
+    int64_t       members;     // decode: tasks from this one on with a shared prefix; 1: this one alone
+    int64_t       shared;      // chunks that the items of this task compute for all members
+    int64_t       skipped;     // chunks that the first member computes for this task
+    int64_t       rows;        // tile: query rows of an item, at most tile_rows
+    int64_t       row_tiles;   // tile: items of `rows` rows; decode: 1
     int64_t       first_item;
-    partial_store partials; // with a base: every chunk goes there, to be joined afterwards
+    partial_store partials; // with a base: results of all chunks, merged afterwards
 
-    int64_t items() const { return (pieces - skipped) * parts * row_tiles; }
+    int64_t items() const { return (splits - skipped) * head_shares * row_tiles; }
 };
 
 struct plan {
-    task *  tasks; // those with query rows
+    task *  tasks; // of the sequences with query rows
     int64_t n_tasks;
     int64_t n_items;
     bool    covers_all; // every output row belongs to a sequence
-    bool    joins;      // some chunks have to be joined afterwards
+    bool    merges;     // some chunks are merged afterwards
 };
 
-// The kernel that serves a sequence: its own number of query rows decides, in deterministic mode nothing does.
+// Returns the kernel for a sequence: its own number of query rows decides. In deterministic mode it is always the same.
 kernel kernel_for(const problem & p, int64_t n_q);
 
-// Query rows of one sequence that the decode kernel takes at most, and of all in an item.
+// Return the most query rows of one sequence for the decode kernel, and of all sequences of an item.
 int64_t decode_rows(const problem & p);
 int64_t decode_rows_together(const problem & p);
 
-// Bytes for the partial results of all threads together.
+// Returns the bytes for the partial results of all threads together.
 size_t partial_bytes(const problem & p, int64_t n_threads);
 
-// `tasks` has room for every row of the table, `partials` for partial_bytes.
+// `tasks` has room for every row of the table; `partials_size` is partial_bytes().
 plan make_plan(const problem & p, int64_t n_threads, task * tasks, char * partials, size_t partials_size);
 
-// Where item `item` of the plan begins to read, looked for from task `from` on.
+// Returns the position at which item `item` of the plan starts to read. It belongs to task `from` or a later one.
 first_read first_read_of(const problem & p, const plan & made, const task * from, int64_t item);
 
-// `next`: what the thread will likely read after this item
+// `next`: what the thread will likely read after this item, to prefetch it
 void run_item(const problem & p, const task & t, int64_t item, first_read next, char * scratch);
 
 } // namespace paged

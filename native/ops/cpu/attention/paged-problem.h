@@ -1,4 +1,4 @@
-// One call of the operator, as plain data: sizes, strides, parameters, and where a sequence's tokens lie.
+// One call of the operator, as plain data: sizes, strides, parameters, and the slots of a sequence's tokens.
 #pragma once
 
 #include "ggml.h"
@@ -63,7 +63,7 @@ inline sequence sequence_of(const problem & p, int64_t row) {
             entry + GGML_PAGED_ATTN_HEADER};
 }
 
-// The first position that a query at `position` attends; the last one is its own.
+// Returns the first position that a query at `position` attends. The last one is its own.
 inline int64_t first_visible(const problem & p, int64_t position) {
     switch (p.params.window_type) {
     case GGML_PAGED_ATTN_WINDOW_SLIDING:
@@ -75,7 +75,7 @@ inline int64_t first_visible(const problem & p, int64_t position) {
     }
 }
 
-// The slope of ALiBi, as ggml's soft_max has it; 0 without a bias.
+// Returns the slope of ALiBi, as in ggml's soft_max; 0 without a bias.
 inline float alibi_slope(const problem & p, int64_t head) {
     if (p.params.max_bias <= 0.0f) {
         return 0.0f;

@@ -12,7 +12,8 @@ struct shape {
 
 constexpr int64_t step_pairs = 16;
 
-// f(a, b) for 16 pairs of each product after one another: cut anywhere between, the order of a sum is the same
+// Calls f(a, b) for 16 pairs of each product in turn, so that the order of a sum does not depend on the number of
+// steps.
 template <class F>
 PAGED_INLINE void for_each_step(const bf16_factors * factors, int n, const shape & x, int64_t row, int64_t column,
                                 F f) {

@@ -1,7 +1,6 @@
-// The tile kernel's products in bfloat16, summed in floats, on AVX-512: by tiles of AMX where the processor has them
-// and the system lets us use them. In one part a number is rounded to 8 bits. In two parts it is the sum of two
-// bfloat16, and the product of two numbers that of three pairs of parts: as exact as floats, and with tiles still
-// several times as fast.
+// The tile kernel's products in bfloat16, summed in floats, on AVX-512, with tiles of AMX if the processor has them and
+// the system permits them. With one part a number is rounded to 8 bits. With two parts it is the sum of two bfloat16,
+// and a product of two numbers is three products of parts: as exact as floats, and with tiles several times as fast.
 //
 // Two Sapphire Rapids cores, 512 rows over 4096 tokens, 16/8 heads of 128, AMX: f16 37 ms in two parts and 26 in one,
 // q8_0 34, q4_0 33.
@@ -26,16 +25,16 @@ struct bf16_factors {
     const uint32_t * b;
 };
 
-// out[rows][columns] is, or with `more` becomes larger by, the sum of `n` products of factors of one shape. Columns and
-// pairs are multiples of 16. What follows the last row, to a multiple of 16 rows, is overwritten.
+// Sets out[rows][columns] to the sum of `n` products of factors of one shape, or adds the sum to it if `more`. Columns
+// and pairs are multiples of 16. Rows after the last one, up to a multiple of 16, are overwritten.
 void multiply_bf16(const bf16_factors * factors, int n, int64_t rows, int64_t a_stride, int64_t b_stride, int64_t pairs,
                    int64_t columns, float * out, int64_t stride, bool more);
 
 template <int parts> class bf16_products {
 public:
-    using setting = amx::tile_configuration; // lives as long as products are made
+    using setting = amx::tile_configuration; // lives while products are computed
 
-    static constexpr int spans_at_once = 4; // tiles of V that are multiplied together
+    static constexpr int spans_at_once = 4; // tiles of V in one product
 
     bf16_products(const problem & p, const float * q, arena & a) : from_(q), p_(p) {
         for (int i = 0; i < parts; ++i) {
@@ -61,7 +60,7 @@ public:
         std::fill_n(row_, 2 * std::max(d_k(), d_v()), 0.0f);
     }
 
-    // Pairs of elements become dwords, dwords of 16 tokens lanes; tokens past the last are zero.
+    // Pairs of elements become dwords, and 16 tokens their lanes. Tokens after the last one are zero.
     void set_keys(int64_t head_kv, const tile & at, rows_ahead & ahead) {
         const row_to_float convert = row_converter(p_.k->type);
         for (int64_t t = 0; t < tile_tokens; t += 16) {
@@ -82,8 +81,8 @@ public:
         }
     }
 
-    // Pairs of tokens become dwords, zero where the tile has none. A token's place follows from its position alone, so
-    // that a sum does too.
+    // Pairs of tokens become dwords, zero for tokens outside the tile. A token's row follows from its position alone,
+    // and so does the order of a sum.
     void set_values(int span, int64_t head_kv, const tile & at, rows_ahead & ahead) {
         const int64_t lead   = at.begin % tile_tokens;
         int64_t       to     = span * (tile_tokens / 2) * d_v();

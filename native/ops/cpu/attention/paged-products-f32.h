@@ -13,7 +13,7 @@ class f32_products {
 public:
     struct setting {};
 
-    static constexpr int spans_at_once = 1; // tiles of V that are multiplied together
+    static constexpr int spans_at_once = 1; // tiles of V in one product
 
     f32_products(const problem & p, const float * q, arena & a) : p_(p), q_(q) {
         row_ = a.take<float>(lanes * padded(p.d_k));
@@ -25,12 +25,12 @@ public:
     int64_t        width() const { return padded(p_.d_v); } // of a row of sums
 
     void set_queries(int64_t) {
-        // what pads a row is multiplied, never used: it only has to be a number
+        // padding is multiplied and not used, so it must be a number
         std::fill_n(row_, lanes * padded(p_.d_k), 0.0f);
         std::fill_n(v_, tile_tokens * padded(p_.d_v), 0.0f);
     }
 
-    // Lanes past the tile's last token repeat it: their scores are never looked at.
+    // Lanes after the tile's last token repeat it; their scores are not used.
     void set_keys(int64_t head_kv, const tile & at, rows_ahead & ahead) {
         const row_to_float convert = row_converter(p_.k->type);
         const int64_t      d       = padded(p_.d_k);
@@ -63,7 +63,7 @@ public:
         }
     }
 
-    // f(first row, number of rows) for whole passes, then for halves down to one row
+    // Calls f(first row, number of rows) for whole passes, then for halves down to one row.
     template <class F> static void for_each_block(int64_t rows, F f) {
         int64_t r = 0;
         for (int n = most_rows; n > 0; n /= 2) {
@@ -111,7 +111,7 @@ public:
 
 private:
     static constexpr int vectors   = tile_tokens / lanes;
-    static constexpr int at_once   = vectors < 2 ? vectors : 2; // held beside the sums of a pass
+    static constexpr int at_once   = vectors < 2 ? vectors : 2; // in registers beside the sums of a pass
     static constexpr int most_rows = lanes == 16 ? 8 : 4;       // of a pass
 
     const problem & p_;

@@ -1,5 +1,5 @@
-// The operator as its definition reads, one query row and one token at a time: what the fast kernels are tested with.
-// Never measured: it is here to be read.
+// Reference implementation of the operator, one query row and one token at a time. The fast kernels are tested against
+// it.
 #pragma once
 
 #include "paged-problem.h"

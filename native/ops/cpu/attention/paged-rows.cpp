@@ -74,7 +74,7 @@ void q4_1_row(const char * row, float * out, int64_t n) {
     }
 }
 
-// the fifth bits of a group: bit i belongs to element i
+// Returns the fifth bits of a group: bit i belongs to element i.
 uint32_t fifth_bits(const uint8_t * qh) {
     uint32_t bits;
     memcpy(&bits, qh, sizeof(bits));

@@ -1,4 +1,4 @@
-// A row of K or V of any type as floats: scale and code as ggml dequantizes them, in one rounding.
+// Conversion of a row of K or V of any type to floats: scale times code, with ggml's numbers and one rounding.
 #pragma once
 
 #include "ggml.h"
@@ -8,7 +8,7 @@
 
 namespace paged {
 
-// reads n elements (whole groups) and nothing past them
+// Reads n elements, whole groups, and no byte after them.
 using row_to_float = void (*)(const char * row, float * out, int64_t n);
 
 row_to_float row_converter(ggml_type type);

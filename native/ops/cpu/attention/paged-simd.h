@@ -1,5 +1,5 @@
-// One vector of floats, as wide as the machine has it, and the few operations that the kernels need. Every operation
-// is the same for each lane and in a fixed order across lanes, so a result depends on the instruction set alone.
+// The machine's widest vector of floats, and the operations that the kernels need. Operations across lanes have a fixed
+// order, so a result depends on the instruction set alone.
 #pragma once
 
 #include <cmath>
@@ -36,10 +36,10 @@
 
 namespace paged {
 
-// always inlined: GCC takes a function that only prefetches for one without effect, and drops its calls
+// Always inlined: GCC drops calls of a function that only prefetches, because it has no effect.
 PAGED_INLINE void prefetch_line(const char * address) {
 #if defined(__GNUC__)
-    __builtin_prefetch(address, 0, 2); // to the second level: what is prefetched does not fit the first
+    __builtin_prefetch(address, 0, 2); // to the second level: a tile does not fit the first
 #else
     (void) address;
 #endif
@@ -66,7 +66,7 @@ PAGED_INLINE f32v load_bf16(const uint16_t * p) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
 }
 
-// lanes from <= l < to of x, the others of y
+// Returns lanes from <= l < to of x, and the other lanes of y.
 PAGED_INLINE f32v select(f32v x, int from, int to, f32v y) {
     const uint32_t below_to   = to >= 16 ? 0xffff : to <= 0 ? 0 : (1u << to) - 1;
     const uint32_t below_from = from <= 0 ? 0 : from >= 16 ? 0xffff : (1u << from) - 1;
@@ -85,7 +85,7 @@ PAGED_INLINE f32v zero_below(f32v x, float limit, f32v y) { // y, 0 where x < li
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(limit), _CMP_NLT_UQ), y);
 }
 
-// the sum of each of four vectors
+// Stores the sum of each of four vectors.
 PAGED_INLINE void sum_of_4(const f32v * a, float * out) {
     const f32v   x = _mm512_add_ps(_mm512_unpacklo_ps(a[0], a[1]), _mm512_unpackhi_ps(a[0], a[1]));
     const f32v   y = _mm512_add_ps(_mm512_unpacklo_ps(a[2], a[3]), _mm512_unpackhi_ps(a[2], a[3]));
@@ -181,7 +181,7 @@ PAGED_INLINE void transpose(f32v * r) {
     }
 }
 
-#else // four lanes in the compiler's own vectors: SSE2, NEON, VSX, LSX
+#else // four lanes of the compiler's vectors: SSE2, NEON, VSX, LSX
 
 typedef float   f32v __attribute__((vector_size(16)));
 typedef int32_t i32v __attribute__((vector_size(16)));

@@ -1,8 +1,9 @@
-// Scores of one query row to weights, and the running state of a row over the chunks of its context.
+// Softmax of the scores of one query row, and the state of a row over the chunks of its context.
 //
-// The context is cut into chunks at fixed positions. Each chunk gives a partial result from scratch: its largest
-// score, the sum of its weights and the weighted sum of V. Partials join in position order, whoever computed them:
-// the bits of a row depend neither on the threads nor on its neighbours. Scores are in units of log 2.
+// The context is split into chunks at fixed positions. Each chunk has a partial result: its largest score, the sum of
+// its softmax weights, and the weighted sum of V. Partial results are merged in position order, whichever thread
+// computed them, so the bits of a row depend neither on the threads nor on the other rows. Scores are in units of
+// log 2.
 #pragma once
 
 #include "paged-problem.h"
@@ -16,7 +17,7 @@ constexpr int64_t score_stride = chunk_tokens + tile_tokens + 16; // floats; a t
 
 constexpr float log2_e = 1.4426950408889634f;
 
-// What a score still needs after q*k, where q was multiplied by query_factor.
+// What a score needs after q*k, for a q that was multiplied by query_factor.
 struct score_map {
     float softcap; // 0: none
     float slope;   // of ALiBi, per position, in units of log 2; 0: none
@@ -47,8 +48,8 @@ inline void map_scores(float * s, int64_t from, int64_t to, score_map map, int64
     }
 }
 
-// s[begin..end) are the chunk's scores that the row sees, begin and end counted from the chunk's start, `own` the
-// row's own position counted likewise. Leaves weights there, and zeros in the rest of [clear_begin, clear_end).
+// Replaces the scores s[begin..end) that the row sees by softmax weights, and the rest of [clear_begin, clear_end) by
+// zeros. All positions, and the row's `own`, are counted from the start of the chunk.
 inline weight_sum softmax(float * s, int64_t begin, int64_t end, int64_t clear_begin, int64_t clear_end, score_map map,
                           int64_t own) {
     if (begin >= end) {
@@ -77,7 +78,7 @@ inline weight_sum softmax(float * s, int64_t begin, int64_t end, int64_t clear_b
     return {largest_score, sum(total)};
 }
 
-// A row over the chunks so far: sums weighted relative to the largest score.
+// A row's state over the chunks so far, relative to the largest score.
 struct row_state {
     float   largest;
     float   total;
@@ -90,8 +91,8 @@ inline void clear(row_state & state, int64_t d_v) {
     std::fill_n(state.sum, d_v, 0.0f);
 }
 
-// The next chunk in position order.
-inline void join(row_state & state, weight_sum chunk, const float * chunk_sum, int64_t d_v) {
+// Merges the next chunk in position order.
+inline void merge(row_state & state, weight_sum chunk, const float * chunk_sum, int64_t d_v) {
     if (chunk.largest == -INFINITY && chunk.total == 0.0f) {
         return;
     }
@@ -108,7 +109,7 @@ inline void join(row_state & state, weight_sum chunk, const float * chunk_sum, i
     }
 }
 
-// Adds the sink, divides, writes the row. A negative zero becomes a positive one: masked tokens may or may not have
+// Adds the sink, divides, and writes the row. A negative zero becomes a positive one, because masked tokens may have
 // been added to it.
 inline void finish(const problem & p, const row_state & state, int64_t head, float * out) {
     float total = state.total, factor = 1.0f;

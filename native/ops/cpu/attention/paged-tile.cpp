@@ -8,12 +8,12 @@ namespace paged {
 
 namespace {
 
-// The buffers have room for whole blocks of rows, however few there are.
+// Buffers with room for whole blocks of rows.
 struct scratch {
     float *      q;      // [tile_rows][d_k], multiplied by query_factor
     float *      s;      // [tile_rows][score_stride]
-    float *      part;   // [tile_rows][padded(d_v)], of the chunk
-    float *      sum;    // [tile_rows][padded(d_v)], of the chunks so far
+    float *      chunk;  // [tile_rows][padded(d_v)], weighted sums of V of the chunk
+    float *      sum;    // [tile_rows][padded(d_v)], merged over the chunks so far
     weight_sum * weight; // [tile_rows], of the chunk
     row_state *  state;  // [tile_rows]
     int64_t *    begin;  // [tile_rows]: the positions that the row sees
@@ -24,7 +24,7 @@ scratch layout(const problem & p, int64_t padded_v, arena & a) {
     scratch x;
     x.q      = a.take<float>(tile_rows * p.d_k);
     x.s      = a.take<float>(tile_rows * score_stride);
-    x.part   = a.take<float>(tile_rows * padded_v);
+    x.chunk  = a.take<float>(tile_rows * padded_v);
     x.sum    = a.take<float>(tile_rows * padded_v);
     x.weight = a.take<weight_sum>(tile_rows);
     x.state  = a.take<row_state>(tile_rows);
@@ -45,7 +45,7 @@ template <class P> struct job {
 
     int64_t query_row(int64_t r) const { return (w.row_begin + r) / p.group; }
     int64_t head(int64_t r) const { return w.head_kv * p.group + (w.row_begin + r) % p.group; }
-    float * part(int64_t r) const { return x.part + r * P::padded(p.d_v); }
+    float * chunk_sum(int64_t r) const { return x.chunk + r * P::padded(p.d_v); }
     bool    sees(int64_t r, int64_t n, int64_t begin, int64_t end) const {
         for (int64_t i = r; i < r + n; ++i) {
             if (x.begin[i] < end && begin < x.end[i]) {
@@ -56,7 +56,8 @@ template <class P> struct job {
     }
 };
 
-// Tiles of [begin, end) in order, the next one read ahead; after the last of K comes the first of V.
+// Calls compute for the tiles of [begin, end) in order, and prefetches the next tile; after the last of K, the first of
+// V.
 template <class F>
 void for_each_tile(const problem & p, const tile_work & w, const ggml_tensor * t, int64_t begin, int64_t end,
                    F compute) {
@@ -97,7 +98,7 @@ template <class P> void add_tiles(job<P> & b, int64_t begin, int64_t end, int64_
         }
         P::for_each_block(b.rows, [&](int64_t r, int64_t n) {
             if (b.sees(r, n, start + spans[0].offset, at.end)) {
-                b.products.add(n, b.x.s + r * score_stride, spans, n_spans, b.part(r));
+                b.products.add(n, b.x.s + r * score_stride, spans, n_spans, b.chunk_sum(r));
             }
         });
         n_spans = 0;
@@ -118,7 +119,7 @@ template <class P> void attend_chunk(job<P> & b, int64_t chunk) {
             softmax(b.x.s + r * score_stride, std::max(begin, b.x.begin[r]) - start, std::min(end, b.x.end[r]) - start,
                     clear_begin, clear_end, score_map_of(b.p, b.head(r)), own - start);
     }
-    std::fill_n(b.x.part, b.rows * P::padded(b.p.d_v), 0.0f);
+    std::fill_n(b.x.chunk, b.rows * P::padded(b.p.d_v), 0.0f);
     add_tiles(b, begin, end, start);
 }
 
@@ -149,9 +150,9 @@ template <class P> void attend(const problem & p, const tile_work & w, const par
         attend_chunk(b, chunk);
         for (int64_t r = 0; r < b.rows; ++r) {
             if (partials.base) {
-                keep(partials, p, w.s, chunk, b.query_row(r), b.head(r), b.x.weight[r], b.part(r));
+                store_partial(partials, p, w.s, chunk, b.query_row(r), b.head(r), b.x.weight[r], b.chunk_sum(r));
             } else {
-                join(b.x.state[r], b.x.weight[r], b.part(r), p.d_v);
+                merge(b.x.state[r], b.x.weight[r], b.chunk_sum(r), p.d_v);
             }
         }
     }
@@ -169,7 +170,7 @@ template <class P> size_t bytes_of(const problem & p) {
 
 #if defined(PAGED_BF16)
 
-// Scores in bfloat16, sums of values in floats: for quantized keys, where stock rounds its queries harder than that.
+// Scores in bfloat16, sums of values in floats: for quantized keys, whose queries stock rounds even more.
 class mixed_products {
 public:
     using setting = amx::tile_configuration;

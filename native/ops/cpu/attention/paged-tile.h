@@ -1,12 +1,12 @@
-// The kernel for many query rows: a tile of K and V is unpacked to floats once and serves all of them as a product
-// of matrices. A row's arithmetic does not depend on the rows beside it.
+// The kernel for many query rows: it unpacks a tile of K or V once, and multiplies it with all rows as matrices. A
+// row's arithmetic does not depend on the other rows.
 #pragma once
 
 #include "paged-kernel.h"
 
 namespace paged {
 
-// Rows [row_begin, row_end) of one KV head, row j*group + g being query row j of the group's head g.
+// Rows [row_begin, row_end) of one KV head; row j*group + g is query row j of the group's head g.
 struct tile_work {
     sequence    s;
     chunk_range chunks;

@@ -9,28 +9,30 @@ namespace paged {
 
 namespace vnni {
 
-// The weights of a tile times its scales, as integers of 16 bits: for each group and row, 16 pairs of words in the
-// order of pair_at(), or 32 low bytes and 32 high ones, all signed.
+// Softmax weights of a tile times its scales, as integers of 16 bits: for each group and row, 16 pairs of words in the
+// order of pair_at(), or 32 low bytes and 32 high bytes, all signed.
 template <int rows> struct integer_weights {
     alignas(64) int32_t x[most_groups][rows][16];
-    alignas(16) float unit[rows][most_groups + 1]; // what 1 stands for
+    alignas(16) float unit[rows][most_groups + 1]; // the weight of 1
     float least[most_groups][rows];                // sum of weights times minima
-    // what sums of products with low bytes begin with: what the offset of the codes adds is taken off
+    // start of the sums of products with low bytes: minus what the offset of the codes adds
     alignas(32) int32_t begin[(most_groups * rows + 7) / 8 * 8];
 };
 
 constexpr int pair_at(int pair) { return pair / 2 % 4 * 4 + pair / 8 * 2 + pair % 2; } // as packs leaves them
 
-// The words of 32 tokens, 4 of each half in a quarter as packs leaves them, to low bytes in order and then high ones.
+// Splits the words of 32 tokens, of which each quarter has 4 of each half as packs leaves them, into low bytes in order
+// and then high bytes.
 PAGED_INLINE __m512i split_bytes(__m512i words) {
-    const __m512i next   = _mm512_add_epi16(words, _mm512_set1_epi16(128)); // low bytes are signed: these are rounded
+    const __m512i next =
+        _mm512_add_epi16(words, _mm512_set1_epi16(128)); // low bytes are signed, so high bytes are rounded
     const __m512i bytes  = _mm512_mask_blend_epi8(0xaaaaaaaaaaaaaaaa, words, next);
     const __m512i dwords = _mm512_shuffle_epi8(
         bytes, _mm512_broadcast_i32x4(_mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15)));
     return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), dwords);
 }
 
-// The sums of the lanes of 8 vectors.
+// Returns the sum of the lanes of each of 8 vectors.
 PAGED_INLINE __m256i sums_of_8(const __m512i * x) {
     __m512i a[4], b[2];
     PAGED_UNROLL
@@ -48,7 +50,7 @@ PAGED_INLINE __m256i sums_of_8(const __m512i * x) {
     return _mm256_inserti128_si256(_mm512_castsi512_si256(d), _mm512_extracti32x4_epi32(d, 2), 1);
 }
 
-// The largest |scale| of each of four groups; infinity or NaN where there is one, which then reaches the result.
+// Returns the largest |scale| of each of four groups. Infinity and NaN stay, and reach the result.
 PAGED_INLINE __m128 largest_scales(const uint16_t (*scale)[tile_tokens]) {
     const __m512i magnitude = _mm512_set1_epi16(0x7fff);
     __m512i       x[4], y[2];

@@ -1,4 +1,4 @@
-// The parts of a tile of packed weights, unpacked into registers, and their products with a few rows of bytes.
+// Codes of a tile of packed weights, unpacked into registers, and their products with a few rows of bytes.
 #pragma once
 
 #include "read-ahead.h"
@@ -25,7 +25,7 @@ template <int first, int n> inline __m512i upper(__m512i bytes) {
     return first < 4 ? _mm512_slli_epi16(bits, 4 - first) : _mm512_srli_epi16(bits, first - 4);
 }
 
-// 32 codes along K of each column, four to a number.
+// 32 codes along K of each column, four to a lane.
 struct codes32 {
     __m512i at[8];
 
@@ -40,7 +40,7 @@ struct codes32 {
         return out;
     }
 
-    // Bytes with a sign, 128 on top.
+    // Signed bytes, plus 128.
     static codes32 shifted_bytes(const char * lines) {
         codes32 out;
         for (int k = 0; k < 8; ++k) {
@@ -68,7 +68,7 @@ struct codes32 {
     }
 };
 
-// 32 weights along K of each column: codes, as bytes without sign, that are scaled and moved; halves of 16 apart.
+// 32 weights along K of each column: scale * code + offset of unsigned bytes, with a scale and an offset for each 16.
 struct weights32 {
     codes32 codes;
     __m512  scale[2], offset[2];
@@ -81,7 +81,7 @@ inline __m512i word(const void * at) {
     return _mm512_set1_epi32(value);
 }
 
-// sum += codes * four bytes of a row, which are read by the product: GCC takes an instruction of its own for that.
+// sum += codes * four bytes of a row, in one instruction that reads them: GCC would use two.
 inline void multiply(__m512i & sum, __m512i codes, const int8_t * row) {
     using four_bytes [[gnu::may_alias]] = int32_t;
     asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(codes), "m"(*reinterpret_cast<const four_bytes *>(row)));
@@ -89,8 +89,8 @@ inline void multiply(__m512i & sum, __m512i codes, const int8_t * row) {
 
 template <int ROWS> using row_sums = __m512i[ROWS];
 
-// sums += codes * rows, from `first` along K on, where N numbers of codes are without sign and the rows' bytes have
-// one. Rows take turns, for each product waits for the last of its row.
+// sums += codes * rows, from `first` along K on, of N vectors of unsigned codes and signed bytes of the rows. Rows take
+// turns, because a product waits for the last one of its row.
 template <int N, int ROWS, class Row>
 void        add_products(row_sums<ROWS> & sums, const __m512i * codes, const Row * const (&rows)[ROWS], int first) {
 #pragma GCC unroll 8

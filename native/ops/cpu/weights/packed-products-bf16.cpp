@@ -1,9 +1,11 @@
 // Products of many rows with weights that upstream packed for AMX, in bfloat16: 32 columns of weights are unpacked once
-// for all rows, and the tile registers add up floats along the whole of K. Bytes, as upstream multiplies them, must be
-// scaled after every 32 along K, which takes several times as long as the products. Rounding both factors to 8 bits is
-// less than what upstream's rounding of 256 activations to one scale costs. Three layers of a 1B model, milliseconds of
-// upstream and of this at 24, 32, 64 and 512 rows (2 cores of Sapphire Rapids): q4_K 15.3 17.6 32 243, here 10.1 10.8
-// 15 108; q6_K 37 42 80 496, here 11.8 11.9 17 104; q8_0 17.9 18.8 36 267, here 13.7 14.5 18 104.
+// for all rows, and the tile registers sum floats along the whole of K. Upstream multiplies bytes, which must be scaled
+// after every 32 along K: that takes several times as long as the products. Rounding both factors to 8 bits loses less
+// than upstream's rounding of 256 activations to one scale.
+//
+// Milliseconds for three layers of a 1B model at 24, 32, 64 and 512 rows, 2 cores of Sapphire Rapids: q4_K 15.3 17.6 32
+// 243 upstream, 10.1 10.8 15 108 here; q6_K 37 42 80 496 upstream, 11.8 11.9 17 104 here; q8_0 17.9 18.8 36 267
+// upstream, 13.7 14.5 18 104 here.
 #include "packed-products.h"
 
 #include "amx-tiles.h"
@@ -24,15 +26,15 @@ namespace {
 using namespace packed;
 
 constexpr int MANY  = 17;        // rows from which on the unpacking pays
-constexpr int STEP  = 32;        // numbers along K that a tile register holds
+constexpr int STEP  = 32;        // numbers along K in a tile register
 constexpr int TILE  = 16 * STEP; // numbers of a tile: 16 rows, or 16 columns in pairs along K
-constexpr int BLOCK = 32;        // rows, and columns, that are multiplied at a time: two tiles each
+constexpr int BLOCK = 32;        // rows and columns of one product: two tiles each
 
 // ---- activations: [rows / 16][K / 32][16][32] ----
 
 int64_t padded(int64_t rows) { return (rows + BLOCK - 1) / BLOCK * BLOCK; }
 
-// This thread's part of the rows, zeros past the last.
+// Rounds this thread's share of the rows, and fills rows past the last with zeros.
 void round_rows(const ggml_compute_params * params, const ggml_tensor * from, uint16_t * to) {
     const int64_t k = from->ne[0], n = ggml_nrows(from);
     const auto *  values = static_cast<const float *>(from->data);
@@ -86,7 +88,7 @@ template <class Weights> void unpack_columns(const char * weights, int64_t n_blo
 
 // ---- products ----
 
-// 32 rows by 32 columns, whose sums are in registers 0 to 3.
+// Multiplies 32 rows by 32 columns, with the sums in tile registers 0 to 3.
 void multiply_block(const uint16_t * a, const uint16_t * b, int64_t k, float * out, int64_t stride) {
     asm volatile("" : : : "memory"); // GCC does not know that tile loads read memory
     const int64_t bytes = stride * static_cast<int64_t>(sizeof(float));
@@ -125,7 +127,8 @@ void multiply_columns(const uint16_t * rows, const uint16_t * columns, int64_t k
     }
 }
 
-// Unpacked columns of one thread. They stay for its next product: to allocate them anew takes longer than to fill them.
+// Memory for the unpacked columns of one thread, reused by its next product: allocating it takes longer than filling
+// it.
 struct columns_room {
     uint16_t * data = nullptr;
     int64_t    size = 0;
@@ -136,8 +139,8 @@ struct columns_room {
     ~columns_room() { std::free(data); }
 };
 
-// This thread's room for n numbers, a whole number of lines; null where there is no memory. Throws nothing: nobody
-// could catch it in a worker.
+// Returns this thread's memory for n numbers, a whole number of cache lines, or null if there is none. Throws nothing,
+// because a worker thread could not catch it.
 uint16_t * room_for_columns(int64_t n) {
     static thread_local columns_room room;
     if (room.size < n) {
@@ -149,13 +152,13 @@ uint16_t * room_for_columns(int64_t n) {
 }
 
 template <class Weights> bool run(const ggml_compute_params * params, ggml_tensor * dst) {
-    // products that take over write their own rows into the work buffer while slower threads still read what all lack
+    // the products that follow a failure write their rows into the work buffer while slower threads still read `lacks`
     static_assert(sizeof(typename Weights::row) <= Weights::K * sizeof(uint16_t),
-                  "their rows are no longer than these");
+                  "their rows must not be longer than these");
 
     const int64_t k = dst->src[0]->ne[0], n_blocks = k / Weights::K, n = ggml_nrows(dst);
     auto *        rows    = static_cast<uint16_t *>(params->wdata);
-    auto *        lacks   = reinterpret_cast<char *>(rows + padded(n) * k); // of each thread: whether it has no room
+    auto *        lacks   = reinterpret_cast<char *>(rows + padded(n) * k); // of each thread: whether it has no memory
     auto *        columns = room_for_columns(BLOCK * k);
     lacks[params->ith]    = columns == nullptr;
     hand_out work(params, dst->ne[0] / BLOCK, 1, dst->ne[0] / BLOCK);
@@ -163,7 +166,7 @@ template <class Weights> bool run(const ggml_compute_params * params, ggml_tenso
     work.start();
     ggml_barrier(params->threadpool);
     if (std::find(lacks, lacks + params->nth, true) != lacks + params->nth) {
-        return false; // all threads say so
+        return false; // in every thread
     }
     const amx::tile_configuration configured;
 

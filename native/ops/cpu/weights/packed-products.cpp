@@ -1,9 +1,10 @@
-// Matrix products with weights in the layout that upstream packs them into for AMX, on any processor with AVX-512's
-// VNNI. Upstream unpacks each tile into memory for AMX's own tiles of 16 rows, whose sums go through memory too, and
-// for one row has a kernel. Here a tile is unpacked into registers for up to 8 rows at a time. Three layers of a 1B
-// model, milliseconds of upstream and of this at 8, 16, 64 and 512 rows (2 cores of Sapphire Rapids;
-// packed-products-bf16.cpp takes more than 16): q4_K 9.6 11.5 32 243, here 4.5 8.6 31 228; q6_K 16 29 80 496, here 7.2
-// 12 36 265.
+// Matrix products with weights in the layout into which upstream packs them for AMX, on any processor with AVX-512
+// VNNI. Upstream unpacks each tile into memory for AMX's tiles of 16 rows, stores their sums in memory too, and has
+// another kernel for one row. Here a tile is unpacked into registers for up to 8 rows at a time.
+//
+// Milliseconds for three layers of a 1B model at 8, 16, 64 and 512 rows, 2 cores of Sapphire Rapids (with AMX,
+// packed-products-bf16.cpp computes more than 16 rows): q4_K 9.6 11.5 32 243 upstream, 4.5 8.6 31 228 here; q6_K 16 29
+// 80 496 upstream, 7.2 12 36 265 here.
 #include "packed-products.h"
 
 #include "ggml-cpu-impl.h"
@@ -21,8 +22,8 @@ namespace {
 
 using namespace packed;
 
-constexpr int     MOST_ROWS    = 8;         // that a tile is unpacked into registers for
-constexpr int64_t DYNAMIC_ROWS = 8;         // from so many on not only memory limits
+constexpr int     MOST_ROWS    = 8;         // for which a tile is unpacked into registers
+constexpr int64_t DYNAMIC_ROWS = 8;         // from which on memory is not the only limit
 constexpr int64_t ROOM         = 256 << 10; // bytes of tiles that stay in the second level while rows pass
 
 template <class Weights, int ROWS>
@@ -67,8 +68,8 @@ void two_tiles(int64_t n_blocks, const char * const (&weights)[2], const typenam
     }
 }
 
-// Tiles [begin, end) for a single row, the halves side by side: memory gives a core more in two streams than in one.
-// With more rows the registers do not suffice.
+// Computes tiles [begin, end) for a single row, both halves at once: a core reads more from memory in two streams than
+// in one. Registers do not suffice for more rows.
 template <class Weights>
 void one_row(int64_t n_blocks, const char * weights, int64_t begin, int64_t end, const typename Weights::row * row,
              float * dst) {
@@ -82,8 +83,8 @@ void one_row(int64_t n_blocks, const char * weights, int64_t begin, int64_t end,
     }
 }
 
-// Few rows: fixed shares of the tiles, because while memory limits, handing out what is left costs more than waiting
-// for it. More rows: chunks, of whole groups as long as there are many.
+// Returns fixed shares of the tiles for few rows: memory limits them, and chunks would cost more than they save.
+// Returns chunks for more rows, of up to a group.
 hand_out shares_of(const ggml_compute_params * params, int64_t n_rows, int64_t n_tiles, int64_t group) {
     if (n_rows < DYNAMIC_ROWS) {
         return hand_out(params, n_tiles);
@@ -147,7 +148,7 @@ bool velo_packed_products(const ggml_compute_params * params, ggml_tensor * dst)
         return true;
     }
     if (dst->src[0]->type == GGML_TYPE_Q8_0 && ggml_nrows(dst) > 12 && !velo_packed_products_suffice()) {
-        return false; // AMX takes these bytes as they lie
+        return false; // AMX reads these bytes without unpacking
     }
     return with_weights(dst->src[0]->type,
                         [&](auto type) { return run<typename decltype(type)::weights>(params, dst); });

@@ -1,4 +1,4 @@
-// Rows of activations rounded to bytes, as the types of packed weights want them. The bits are upstream's.
+// Rounding of rows of activations to bytes, in the formats for packed weights. The bits are upstream's.
 #pragma once
 
 #include "ggml-cpu-impl.h"
@@ -23,7 +23,7 @@ inline void round_blocks(const float * from, summed_q8_0 * to, int64_t n) {
 }
 inline void round_blocks(const float * from, block_q8_1 * to, int64_t n) { quantize_row_q8_1(from, to, n * QK8_1); }
 
-// The value that is furthest from zero; the first of them.
+// Returns the first of the values furthest from zero.
 inline float furthest(const float * values) {
     __m512 most = _mm512_setzero_ps();
     for (int i = 0; i < QK_K; i += 16) {
@@ -44,7 +44,7 @@ inline void round_block(const float * from, block_q8_K & to) {
     const float scale = most != 0.0f ? -127.0f / most : 0.0f;
     for (int i = 0; i < QK_K; i += 16) {
         const __m512  scaled = _mm512_mul_ps(_mm512_loadu_ps(from + i), _mm512_set1_ps(scale));
-        const __m512i whole  = _mm512_cvtps_epi32(scaled); // to the nearest, and to the even one
+        const __m512i whole  = _mm512_cvtps_epi32(scaled); // to nearest, ties to even
         _mm_storeu_si128((__m128i *) (to.qs + i), _mm512_cvtsepi32_epi8(whole));
         to.bsums[i / 16] = static_cast<int16_t>(_mm512_reduce_add_epi32(whole));
     }
@@ -57,7 +57,7 @@ inline void round_blocks(const float * from, block_q8_K * to, int64_t n) {
     }
 }
 
-// This thread's part of `n_blocks` blocks of activations.
+// Rounds this thread's share of `n_blocks` blocks of activations.
 template <class Weights>
 void round_part(const ggml_compute_params * params, const float * from, int64_t n_blocks, typename Weights::row * to) {
     const int64_t first = n_blocks * params->ith / params->nth, end = n_blocks * (params->ith + 1) / params->nth;

@@ -1,7 +1,7 @@
-// The tiles that upstream packs weights into for AMX, type by type, and what a block of them adds to a few rows. A tile
-// has 16 columns; in it bytes that are multiplied together lie side by side, 32 or 16 along K are unpacked into
-// registers at a time. Sums are of integers within a group of one scale, and a row's groups are added up in their
-// order, so that it is the same to the bit whatever goes with it.
+// The tiles into which upstream packs weights for AMX, type by type, and their products with a few rows. A tile has 16
+// columns; bytes that are multiplied together are neighbours; 32 or 16 along K are unpacked into registers at a time.
+// Sums within a group of one scale are of integers, and a row's groups are added in their order, so a row's bits do not
+// depend on the other rows.
 #pragma once
 
 #define GGML_COMMON_DECL_C
@@ -16,7 +16,7 @@ namespace packed {
 
 // ---- types whose rows of activations are q8_K ----
 
-// What the groups of a block add up to for each row, before the scales of the block.
+// Sums of the groups of a block for each row, before the scales of the block.
 template <int ROWS> using block_sums = __m512[ROWS];
 
 template <int ROWS> void scale_and_add(block_sums<ROWS> & sums, const row_sums<ROWS> & products, __m512 scale) {
@@ -37,7 +37,7 @@ void finish_block(const char * d, const block_q8_K * const (&rows)[ROWS], const 
 
 inline __m512 scales16(const char * at) { return _mm512_cvtepi32_ps(bytes16(at)); }
 
-// What a code's middle of 2^SHIFT adds to products with each 16 of the row's values, negative.
+// Computes minus what the codes' middle of 2^SHIFT adds to the products with each 16 of the row's values.
 template <int SHIFT, int ROWS> void middles(const block_q8_K * const (&rows)[ROWS], int32_t (&out)[ROWS][16]) {
     for (int m = 0; m < ROWS; ++m) {
         const __m512i sums = _mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i *) rows[m]->bsums));
@@ -69,7 +69,7 @@ template <bool FIVE_BITS> struct with_minimum {
     }
 
     static weights32 unpack(const char * w, int group) {
-        const char *  pairs = w + MIN + 32 * (group / 2); // of two groups: their minima side by side
+        const char *  pairs = w + MIN + 32 * (group / 2); // of two groups, as neighbours
         const __m512i both  = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *) pairs));
         const __m512i min = group % 2 ? _mm512_srai_epi32(both, 16) : _mm512_and_si512(both, _mm512_set1_epi32(0xffff));
         const __m512  scale = _mm512_mul_ps(halves16(w + D), _mm512_cvtepi32_ps(bytes16(w + SCALE + COLS * group)));
@@ -89,7 +89,7 @@ template <bool FIVE_BITS> struct with_minimum {
     template <int ROWS>
     static void subtract_minima(const char * w, const row * const (&rows)[ROWS], __m512 (&out)[ROWS]) {
         const __m512 d = halves16(w + D_MIN);
-        __m512i      min[8]; // of a group, in both halves of a number: a row's sums are of 16 values
+        __m512i      min[8]; // of a group, in both halves of a lane: a row's sums are of 16 values
         for (int k = 0; k < 4; ++k) {
             const __m512i two  = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *) (w + MIN + 32 * k)));
             const __m512i even = _mm512_and_si512(two, _mm512_set1_epi32(0xffff));
@@ -158,7 +158,7 @@ struct q6_K {
     }
 };
 
-// Codes of 4 bits that stand for bytes around 128, a scale for each 32.
+// Codes of 4 bits for bytes around 128, a scale for each 32.
 struct iq4_xs {
     using row = block_q8_K;
 
@@ -200,8 +200,7 @@ struct iq4_xs {
 
 // ---- types of 32 codes to a scale ----
 
-// A row's bytes as in a q8_0, and their sum, negative: what the middle of codes adds to the products is known without
-// them.
+// A row's bytes as in a q8_0, and minus their sum, which gives what the middle of the codes adds to the products.
 struct summed_q8_0 {
     float   d;
     int32_t minus_sum;
@@ -269,13 +268,13 @@ struct q4_1 {
     }
 };
 
-// Bytes with a sign. The instruction wants one side without: these, with 128 on top.
+// Signed bytes. One factor of the instruction is unsigned: these, plus 128.
 struct q8_0 {
     using row = summed_q8_0;
 
     static constexpr int K     = QK8_0;
     static constexpr int D     = K * COLS;
-    static constexpr int BYTES = D + 2 * COLS + 4 * COLS; // behind the scales lies what upstream's products need
+    static constexpr int BYTES = D + 2 * COLS + 4 * COLS; // after the scales follow sums for upstream's products
 
     template <int ROWS> static void add(const char * w, const row * const (&rows)[ROWS], __m512 (&out)[ROWS]) {
         add_around_middle<7, ROWS>(codes32::shifted_bytes(w), halves16(w + D), rows, out);
@@ -291,7 +290,7 @@ template <class T> struct type_of {
     using weights = T;
 };
 
-// What f(type_of<T>()) returns for the weights T of a type; false for a type that is none of these.
+// Returns f(type_of<T>()) for the weights T of a type; false for any other type.
 template <class F> bool with_weights(ggml_type type, F f) {
     switch (type) {
     case GGML_TYPE_Q4_0:
