@@ -171,7 +171,7 @@ def test_flags_are_true_or_false(llm: LLM, method: str, name: str, given: tuple[
         (lambda llm: llm.detokenize([float("nan")]), ConfigError, "whole numbers of 32 bits"),
         (lambda llm: llm.embed("a", pooling=["mean"]), RequestError, r"pooling=\['mean'\]: give one of"),
         (lambda llm: llm.trace(5).__enter__(), ArgumentError, "path=5: give the path of a file"),
-        (lambda llm: llm.beam_search("a", {}), RequestError, "{} are no settings of a beam search"),
+        (lambda llm: llm.beam_search("a", {}), RequestError, "{}.*give a BeamSearchParams"),
         (lambda llm: llm.session("a").generate({}), RequestError, "{} are no sampling parameters"),
         (lambda llm: llm.session({}), RequestError, "must be a string or a list of token ids"),
         (lambda llm: llm.session(b""), RequestError, "must be a string or a list of token ids"),
