@@ -147,7 +147,7 @@ class _Worker:
         self.streams: set[_Stream] = set()  # streams that wait; changed in the event loop only
         self.wake: SimpleQueue[bool] = SimpleQueue()  # True: there is work; False: end
         self._loop = loop
-        self._deaf = False  # the loop is closed
+        self._loop_closed = False  # the loop is closed
 
     def run(self) -> None:
         """Step while there is work, until the end; then close the engine."""
@@ -164,7 +164,7 @@ class _Worker:
             try:
                 self._loop.call_soon_threadsafe(deliver or self._deliver)
             except RuntimeError:  # the event loop is closed
-                self._deaf = True
+                self._loop_closed = True
                 self.outbox.clear()
 
     def _wait(self) -> bool:
@@ -179,8 +179,8 @@ class _Worker:
     def _drive(self) -> None:
         loop = self.engine.loop
         try:
-            loop.drive(self._ready)
-            if self._deaf:
+            loop.run_until(self._ready)
+            if self._loop_closed:
                 with loop.visit() as core:
                     core.cancel_all()
             loop.check_open()
@@ -202,7 +202,7 @@ class _Worker:
 
     def _ready(self) -> bool:
         self.deliver_soon()
-        return self._deaf or not self.wake.empty() or not self.engine.core.has_work
+        return self._loop_closed or not self.wake.empty() or not self.engine.core.has_work
 
     def _deliver(self) -> None:
         while self.outbox:

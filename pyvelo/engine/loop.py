@@ -43,8 +43,8 @@ class EngineLoop:
         self._lock = threading.RLock()  # a finalizer may cancel from within any line here
         self._turn = threading.Condition(self._lock)
         self._owner: int | None = None
-        self._drivers = 0  # threads in `drive`
-        self._visitors = 0  # threads that wait in `visit`
+        self._n_stepping = 0  # threads in `run_until`
+        self._n_visiting = 0  # threads that wait in `visit`
         self._visited = False  # the last turn was a visitor's
         self._closed = False
         self._broken: BaseException | None = None
@@ -68,7 +68,7 @@ class EngineLoop:
         if self._broken is not None:
             raise EngineError(f"this engine is broken, make a new one: {self._broken!r}") from self._broken
 
-    def drive(self, ready: Callable[[], object]) -> None:
+    def run_until(self, ready: Callable[[], object]) -> None:
         """Step the engine, or wait while another thread steps, until `ready()` or Ctrl+C.
 
         `ready` must become true when the requests that it checks have ended.
@@ -76,14 +76,14 @@ class EngineLoop:
         self.home.check()
         with self.guard:
             with self._lock:
-                self._drivers += 1
+                self._n_stepping += 1
             try:
                 while self._enter_step(ready):
                     if not self._step() and not ready() and not self._closed:
                         raise InternalError("a request is not finished, but nothing is left to do")
             finally:
                 with self._lock:
-                    self._drivers -= 1
+                    self._n_stepping -= 1
                     self._turn.notify_all()
 
     def cancel(self, requests: Iterable[Request]) -> None:
@@ -164,7 +164,7 @@ class EngineLoop:
             while not (ready() or self.guard.hit):
                 if self._owner is None:
                     self.check_open()
-                    if not self._visitors or self._visited:
+                    if not self._n_visiting or self._visited:
                         self._owner, self._visited = threading.get_ident(), False
                         return True
                 self._turn.wait(self.guard.patience)
@@ -176,14 +176,14 @@ class EngineLoop:
             self._refuse_within_a_step()
             if self._owner is not None and not wait:
                 raise EngineError("a step is in progress")
-            self._visitors += 1
+            self._n_visiting += 1
             try:
-                while self._owner is not None or (self._visited and self._drivers and not self._closed):
+                while self._owner is not None or (self._visited and self._n_stepping and not self._closed):
                     self.guard.raise_hit()
                     self._turn.wait(self.guard.patience)
                 self._owner, self._visited = threading.get_ident(), True
             finally:
-                self._visitors -= 1
+                self._n_visiting -= 1
                 self._turn.notify_all()
 
     def _step(self) -> bool:
@@ -250,7 +250,7 @@ def run_all(loop: EngineLoop, submissions: abc.Sequence[Submission]) -> None:
     with loop.guard:
         try:
             loop.submit(requests)
-            loop.drive(ready)
+            loop.run_until(ready)
         finally:
             if pending:
                 loop.cancel(requests)
@@ -338,7 +338,7 @@ class Stream(NotCopied, Generator[StreamPiece, None, None]):
             loop.home.check()
             submission = self._submission or self._start()
             if not pieces:
-                loop.drive(lambda: pieces or submission.finished)
+                loop.run_until(lambda: pieces or submission.finished)
             loop.guard.raise_hit()
             if pieces:
                 return pieces.popleft()

@@ -62,12 +62,12 @@ class PrefillBudget:
         self._patience = 1  # most such steps
         self._surprised = False  # the last decode step differed from before
 
-    def tokens(self, n_decodes: int, n_listening: int, n_waiting: int) -> int:
+    def tokens(self, n_decodes: int, n_streaming: int, n_waiting: int) -> int:
         """Return the prompt tokens of the next step; 0: measure a decode step.
 
         Args:
             n_decodes: tokens that decode; at least 1.
-            n_listening: requests that stream; at least 1.
+            n_streaming: requests that stream; at least 1.
             n_waiting: requests whose prompt is not computed.
         """
         if self._alone == 0.0 or self._since >= (1 if self._surprised else self._patience):
@@ -75,7 +75,7 @@ class PrefillBudget:
         if self._line.empty:
             return FEWEST
         share, comfort = SHARE * self._alone, max(SHARE * self._alone, COMFORT - self._alone)
-        n_tokens = self._line.tokens(max(share, min(comfort, n_waiting / n_listening * self._alone)))
+        n_tokens = self._line.tokens(max(share, min(comfort, n_waiting / n_streaming * self._alone)))
         self._may = max(FEWEST, min(self._longest, n_tokens))
         whole = self._may - (n_decodes + self._may) % ROWS
         return whole if whole >= FEWEST else self._may

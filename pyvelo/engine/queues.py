@@ -294,8 +294,8 @@ class ActiveRequests:
     def equip(self, request: Request) -> None:
         """Give a request that starts its recurrent state and its sampler."""
         if self.has_states:
-            request.state = self.free_states.pop()
-            self._context.clear_state(request.state)
+            request.recurrent_state = self.free_states.pop()
+            self._context.clear_state(request.recurrent_state)
         if request.sampler is not None:
             return  # it was preempted: its draws continue
         request.sampler = self._new_sampler(request)
@@ -383,7 +383,7 @@ class ActiveRequests:
         """Free the place in the batch of a request that ran."""
         self._some_left = True
         if self.has_states:
-            self.free_states.append(request.state)
+            self.free_states.append(request.recurrent_state)
 
     def drop_left(self) -> None:
         """Remove from `running` the requests that do not run any more."""

@@ -72,12 +72,12 @@ def schedule(
             that stream, and requests whose prompt is not computed.
     """
     planner = _Planner(running, manager, limits, favour_swap, idle)
-    n_listening = sum(r.on_piece is not None and r.n_generated > 0 for r in running)
-    if prefill_budget is not None and n_listening:
+    n_streaming = sum(r.on_piece is not None and r.n_generated > 0 for r in running)
+    if prefill_budget is not None and n_streaming:
         n_decodes = sum(r.n_computed + 1 == len(r.tokens) for r in running)
         if n_decodes:  # a stream may be computed again
             planner.prefill_budget = prefill_budget(
-                n_decodes, n_listening, len(waiting) + len(running) - n_decodes
+                n_decodes, n_streaming, len(waiting) + len(running) - n_decodes
             )
     urgent = planner.start_urgent(waiting)
     planner.grow()
@@ -132,10 +132,11 @@ class _Planner:
         for number, request in enumerate(waiting):
             outranked = list(takewhile(partial(_outranks, request), reversed(self.running)))
             # each running request may decode
-            n_seats = max(self._n_seated + 1 - self.limits.max_seqs, len(self.running) + 1 - self.budget, 0)
-            if left == 0 or not outranked or n_seats > len(outranked):
+            n_too_many = self._n_sequences + 1 - self.limits.max_seqs
+            n_forced = max(n_too_many, len(self.running) + 1 - self.budget, 0)
+            if left == 0 or not outranked or n_forced > len(outranked):
                 return number
-            table = self._place(request, outranked, n_seats)
+            table = self._place(request, outranked, n_forced)
             if table is None:
                 return number
             left -= self._add_start(request, table, min(left, self.budget - len(self.running)))
@@ -168,7 +169,7 @@ class _Planner:
     def start(self, waiting: Iterable[Request]) -> None:
         """Start waiting requests in the order of rank."""
         for request in waiting:
-            if self.budget <= 0 or self._n_seated >= self.limits.max_seqs:
+            if self.budget <= 0 or self._n_sequences >= self.limits.max_seqs:
                 break
             table = self._place(request, [], 0)
             if table is None:
@@ -176,7 +177,7 @@ class _Planner:
             self._add_start(request, table, self.budget)
 
     @property
-    def _n_seated(self) -> int:
+    def _n_sequences(self) -> int:
         return len(self.running) + len(self.starts)
 
     def _add_start(self, request: Request, table: BlockTable, budget: int) -> int:
@@ -185,16 +186,16 @@ class _Planner:
         self.budget -= self.starts[-1].n_tokens
         return self.starts[-1].n_tokens
 
-    def _place(self, request: Request, outranked: list[Request], n_seats: int) -> BlockTable | None:
+    def _place(self, request: Request, outranked: list[Request], n_forced: int) -> BlockTable | None:
         """Return the block table for a request that starts, or None if there is no room.
 
-        Evict idle sequences and preempt requests of `outranked` if that is enough; the first `n_seats` of
+        Evict idle sequences and preempt requests of `outranked` if that is enough; the first `n_forced` of
         the requests in any case.
         """
         held = request.sequence.table  # it continues an idle sequence
         if held is not None and self.allocation.names(held):
             return None  # its sequence is evicted in this step
-        if not n_seats:
+        if not n_forced:
             outcome = self._start_in(self.allocation, request, held, 0)
             if isinstance(outcome, Start):
                 return outcome.table
@@ -207,10 +208,10 @@ class _Planner:
 
         idle = [victim for victim in self._idle() if victim.table is not held]
         victims = choose_victims(
-            self.allocation, [*outranked[:n_seats], *idle, *outranked[n_seats:]], n_seats, lacks
+            self.allocation, [*outranked[:n_forced], *idle, *outranked[n_forced:]], n_forced, lacks
         )
         if victims is None:
-            if held is not None and not self._n_seated:
+            if held is not None and not self._n_sequences:
                 self._evict([request.sequence])  # its last block may have to be copied
             return None
         self._evict(victims)
@@ -227,7 +228,7 @@ class _Planner:
         n_gone: running requests that are preempted, but still counted.
         """
         n_tokens = min(request.max_stored, len(request.tokens) + self.block_size)
-        spare = self._n_seated - n_gone
+        spare = self._n_sequences - n_gone
         if held is not None:
             return allocation.resume(held, n_tokens, spare)
         outcome = allocation.start(

@@ -321,7 +321,7 @@ class BatchBuilder:
         seqs[:n, 0] = rows
         seqs[:n, 1] = 1
         seqs[:n, 2] = positions + 1
-        arrays.states[:n] = [request.state for request in requests]
+        arrays.states[:n] = [request.recurrent_state for request in requests]
 
     def _write_chunk(self, row: int, first: int, chunk: Chunk) -> None:
         arrays, request, n = self._arrays, chunk.request, chunk.n_tokens
@@ -335,7 +335,7 @@ class BatchBuilder:
         arrays.outputs[first : first + n] = 0
         arrays.outputs[first + n - 1] = chunk.last
         arrays.seqs[row, :3] = first, n, end
-        arrays.states[row] = request.state
+        arrays.states[row] = request.recurrent_state
 
     def _write_scored(self, first: int, row: int, chunk: Chunk) -> Scored:
         """Request the logits of all tokens of a chunk that are not scored yet, except the prompt's last."""

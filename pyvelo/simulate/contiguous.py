@@ -251,10 +251,10 @@ class _Run:
         preempted = self._grow()
         chunks = [(s, 1) for s in self._running if s.decodes]
         budget = self._setup.limits.max_batch_tokens - len(chunks)
-        n_listening = sum(s.n_generated > 0 for s in self._running)
-        if n_listening and chunks:  # a preempted sequence is prefill again
+        n_streaming = sum(s.n_generated > 0 for s in self._running)
+        if n_streaming and chunks:  # a preempted sequence is prefill again
             n_waiting = len(self.waiting) + len(self._running) - len(chunks)
-            budget = min(budget, self._prefill_budget.tokens(len(chunks), n_listening, n_waiting))
+            budget = min(budget, self._prefill_budget.tokens(len(chunks), n_streaming, n_waiting))
         for sequence in self._running:
             if not sequence.decodes and budget:
                 chunks.append((sequence, min(budget, sequence.n_known - sequence.n_stored)))

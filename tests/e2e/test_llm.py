@@ -484,19 +484,19 @@ def test_after_close_everything_says_so(tiny_model_f32: Path) -> None:
 def test_a_stream_is_for_one_thread_at_a_time(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
     stream, loop = llm.stream([1, 2, 3], params), llm._engine.loop
-    inside, go_on, drive, pieces = (
+    inside, go_on, run_until, pieces = (
         threading.Event(),
         threading.Event(),
-        loop.drive,
+        loop.run_until,
         list[pyvelo.StreamPiece](),
     )
 
     def late(ready: Callable[[], object]) -> None:
         inside.set()
         assert go_on.wait(60)
-        drive(ready)
+        run_until(ready)
 
-    monkeypatch.setattr(loop, "drive", late)
+    monkeypatch.setattr(loop, "run_until", late)
     thread = threading.Thread(target=lambda: pieces.extend(stream))
     thread.start()
     assert inside.wait(60)

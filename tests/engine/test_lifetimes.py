@@ -49,7 +49,7 @@ def check_serves(stand: Stand) -> None:
 
     def work() -> None:
         request = stand.hand_over([1, 2], 5)
-        stand.drive(request)
+        stand.run(request)
         assert request.generated_ids == answer([1, 2], 5)
         found.append(request)
 
@@ -67,12 +67,12 @@ def test_an_error_of_no_request_ends_all_of_them_once(
     stand: Stand, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     running = stand.hand_over([1] * 40, 20)
-    stand.loop.drive(lambda: running.n_generated > 3)
+    stand.loop.run_until(lambda: running.n_generated > 3)
     waiting = stand.hand_over([2] * 40, 20)
     error, core = Broken(place), stand.core
     owners = {"commit": core.manager, "move": core._mover, "build": core._batches}
     fail_once(monkeypatch, owners.get(place, core), f"_{place}" if place == "schedule" else place, error)
-    threads = [in_thread(lambda request=request: stand.drive(request)) for request in (running, waiting)]  # type: ignore[misc]
+    threads = [in_thread(lambda request=request: stand.run(request)) for request in (running, waiting)]  # type: ignore[misc]
     join(*threads)
     assert [request.finish_reason for request in (running, waiting)] == ["error"] * 2
     assert running.error is waiting.error is error
@@ -103,7 +103,7 @@ def test_sequences_are_computed_again_after_an_error(
     stand.core._costs.favour_swap = lambda n_blocks, n_tokens: True  # type: ignore[method-assign]
     first, second = stand.sequence([1] * 70), stand.sequence([2] * 70)
     for sequence in (first, second):
-        stand.drive(stand.go_on(sequence, 0))
+        stand.run(stand.go_on(sequence, 0))
     assert (first.swapped is not None) == (n_swap_blocks > 0)
     assert second.table is not None
     fail_once(monkeypatch, stand.core, "settle", Broken())
@@ -111,7 +111,7 @@ def test_sequences_are_computed_again_after_an_error(
     assert second.table is None
     for sequence, token in ((first, 1), (second, 2)):
         request = stand.go_on(sequence, 4)
-        stand.drive(request)
+        stand.run(request)
         assert request.generated_ids == answer([token] * 70, 4)
         stand.loop.release(sequence)
     stand.assert_idle()
@@ -124,13 +124,13 @@ def test_an_engine_that_cannot_recover_refuses_every_call(
 
     fail_once(monkeypatch, stand.core.manager, "commit", Broken("first"))
     fail_once(monkeypatch, stand.core.manager, "clear", Broken("second"))
-    join(*[in_thread(lambda request=request: stand.drive(request)) for request in requests])  # type: ignore[misc]
+    join(*[in_thread(lambda request=request: stand.run(request)) for request in requests])  # type: ignore[misc]
     assert all(str(request.error) == "first" for request in requests)
     for _ in range(2):
         with pytest.raises(EngineError, match=r"broken.*first"):
             stand.loop.submit([])
         with pytest.raises(EngineError, match="broken"):
-            stand.loop.drive(lambda: False)
+            stand.loop.run_until(lambda: False)
     stand.loop.cancel(requests)
     join(in_thread(lambda: stand.loop.close(stand.stop.set)))
     with pytest.raises(ClosedError):
@@ -147,8 +147,8 @@ def test_an_uncaught_exception_ends_the_call_that_stepped(stand: Stand) -> None:
 
     stand.context.before_run = fail
     with pytest.raises(Hard):
-        stand.drive(first)
-    stand.drive(second)
+        stand.run(first)
+    stand.run(second)
     assert second.generated_ids == answer([2] * 40, 5)
     assert first.generated_ids == answer([1] * 40, 5)
     stand.assert_idle()
@@ -160,7 +160,7 @@ def test_an_uncaught_exception_in_the_middle_of_a_plan_ends_all(
     first, second = stand.hand_over([1] * 40, 5), stand.hand_over([2] * 40, 5)
     fail_once(monkeypatch, stand.core._mover, "move", Hard())
     with pytest.raises(Hard):
-        stand.drive(first)
+        stand.run(first)
     assert isinstance(second.error, EngineError)
     assert isinstance(second.error.__cause__, Hard)
     check_serves(stand)
@@ -173,10 +173,10 @@ def test_a_listener_that_raises_leaves_the_others_their_tokens(stand: Stand) -> 
     first = stand.hand_over([1] * 4, 5, on_piece=fail)
     others = [stand.hand_over([number] * 4, 5) for number in (2, 3)]
     with pytest.raises(Hard):
-        stand.drive(first)
+        stand.run(first)
     assert first.finish_reason == "abort"
     assert [request.n_generated for request in others] == [1, 1]
-    stand.drive(*others)
+    stand.run(*others)
     assert [request.generated_ids for request in others] == [answer([n] * 4, 5) for n in (2, 3)]
     stand.assert_idle()
 
@@ -189,7 +189,7 @@ def test_ctrl_c_while_close_waits_leaves_no_thread_waiting(stand: Stand) -> None
     """The thread that has the core ends the requests when it leaves; another `close` does the rest."""
     stepping, go_on = stand.hold_steps()
     running, waiting = stand.hand_over([1], 50), stand.hand_over([2], 50)
-    threads = [in_thread(lambda request=request: stand.drive(request)) for request in (running, waiting)]  # type: ignore[misc]
+    threads = [in_thread(lambda request=request: stand.run(request)) for request in (running, waiting)]  # type: ignore[misc]
     assert stepping.wait(WAIT)
     with pytest.raises(KeyboardInterrupt):
         stand.loop.close(lambda: signal.raise_signal(signal.SIGINT))
@@ -213,7 +213,7 @@ def test_ctrl_c_while_a_visitor_waits_leaves_no_thread_waiting(stand: Stand) -> 
 
     stand.context.before_run = block
     request = stand.hand_over([1], 20)
-    driving = in_thread(lambda: stand.drive(request))
+    driving = in_thread(lambda: stand.run(request))
     assert stepping.wait(WAIT)
     threading.Timer(0.3, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt), stand.loop.visit():
@@ -235,7 +235,7 @@ def test_close_tells_a_run_to_stop_until_it_does(stand: Stand) -> None:
 
     stand.context.before_run = run
     request = stand.hand_over([1], 50)
-    driving = in_thread(lambda: stand.drive(request))
+    driving = in_thread(lambda: stand.run(request))
     assert stepping.wait(WAIT)
     join(in_thread(lambda: stand.loop.close(told.release)), driving)
     assert request.finish_reason == "abort"
@@ -245,16 +245,16 @@ def test_a_wait_for_nothing_ends_with_close(stand: Stand) -> None:
     """No request would ever make it ready."""
     stand.loop.close(stand.stop.set)
     with pytest.raises(ClosedError):
-        stand.loop.drive(lambda: False)
+        stand.loop.run_until(lambda: False)
 
 
 # ---- calls within a step ----
 
 
-@pytest.mark.parametrize("call", ["drive", "visit", "close"])
+@pytest.mark.parametrize("call", ["run_until", "visit", "close"])
 def test_a_call_within_a_step_that_would_wait_for_it_is_refused(stand: Stand, call: str) -> None:
     calls: dict[str, Callable[[], object]] = {
-        "drive": lambda: stand.loop.drive(lambda: False),
+        "run_until": lambda: stand.loop.run_until(lambda: False),
         "visit": lambda: stand.loop.visit().__enter__(),
         "close": lambda: stand.loop.close(stand.stop.set),
     }
@@ -268,7 +268,7 @@ def test_a_call_within_a_step_that_would_wait_for_it_is_refused(stand: Stand, ca
     refused: list[str] = []
     stand.context.before_run = within
     request = stand.hand_over([1], 5)
-    join(in_thread(lambda: stand.drive(request)))
+    join(in_thread(lambda: stand.run(request)))
     assert refused == [call]
     assert request.generated_ids == answer([1], 5)
     check_serves(stand)
@@ -287,7 +287,7 @@ def test_the_compute_thread_never_waits_for_a_step(stand: Stand, monkeypatch: py
     refused: list[bool] = []
     stand.context.before_run = within
     request = stand.hand_over([1], 5)
-    join(in_thread(lambda: stand.drive(request)))
+    join(in_thread(lambda: stand.run(request)))
     assert refused == [True]
 
 
@@ -308,7 +308,7 @@ def test_a_recording_that_is_dropped_within_a_step_ends_with_it(
 
     stand.context.before_run = within
     request = stand.hand_over([1], 5)
-    join(in_thread(lambda: stand.drive(request)))
+    join(in_thread(lambda: stand.run(request)))
     assert stand.core.observer is None
     assert read_trace(tmp_path / "run.trace").steps
     with recording(stand.loop, tmp_path / "next.trace", 64, 512):

@@ -51,8 +51,8 @@ class Stand(Bench):
         self.context.before_run = wait
         return stepping, go_on
 
-    def drive(self, *requests: Request) -> None:
-        self.loop.drive(lambda: all(request.finished for request in requests))
+    def run(self, *requests: Request) -> None:
+        self.loop.run_until(lambda: all(request.finished for request in requests))
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def join(*threads: threading.Thread) -> None:
 
 def test_a_waiting_thread_steps(stand: Stand) -> None:
     request = stand.hand_over([1, 2], 5)
-    stand.drive(request)
+    stand.run(request)
     assert request.generated_ids == answer([1, 2], 5)
     stand.assert_idle()
 
@@ -91,7 +91,7 @@ def test_many_threads_one_step_at_a_time(stand: Stand) -> None:
         outputs[number] = []
         for n in range(1, 6):
             requests = [stand.hand_over([number, i], n) for i in range(1, 4)]
-            stand.drive(*requests)
+            stand.run(*requests)
             outputs[number] += [request.generated_ids for request in requests]
 
     stand.context.before_run = alone
@@ -104,8 +104,8 @@ def test_many_threads_one_step_at_a_time(stand: Stand) -> None:
 def test_a_thread_may_leave_while_others_wait(stand: Stand) -> None:
     """A thread that steps leaves when its own request is done; another continues."""
     long, short = stand.hand_over([1], 400), stand.hand_over([2], 3)
-    waiting = in_thread(lambda: stand.drive(long))
-    stand.drive(short)
+    waiting = in_thread(lambda: stand.run(long))
+    stand.run(short)
     join(waiting)
     assert long.generated_ids == answer([1], 400)
 
@@ -113,7 +113,7 @@ def test_a_thread_may_leave_while_others_wait(stand: Stand) -> None:
 def test_cancelling_does_not_wait_for_a_step(stand: Stand) -> None:
     stepping, go_on = stand.hold_steps()
     kept, dropped = stand.hand_over([1], 3), stand.hand_over([2], 500)
-    driving = in_thread(lambda: stand.drive(kept))
+    driving = in_thread(lambda: stand.run(kept))
     assert stepping.wait(WAIT)
     stand.loop.cancel([dropped])
     assert not dropped.finished
@@ -127,7 +127,7 @@ def test_cancelling_does_not_wait_for_a_step(stand: Stand) -> None:
 
 def test_cancelling_while_no_thread_steps_frees_at_once(stand: Stand) -> None:
     request = stand.hand_over([1] * 40, 50)
-    stand.loop.drive(lambda: request.n_generated > 3)
+    stand.loop.run_until(lambda: request.n_generated > 3)
     assert stand.manager.n_used > 0
     stand.loop.cancel([request])
     stand.assert_idle()
@@ -137,7 +137,7 @@ def test_cancelling_from_within_a_step(stand: Stand) -> None:
     """As the finalizer of a forgotten stream does, whenever the garbage collector runs."""
     other = stand.hand_over([2], 500)
     request = stand.hand_over([1], 3, on_piece=lambda piece: stand.loop.cancel([other]))
-    stand.drive(request)
+    stand.run(request)
     assert other.finish_reason == "abort"
     assert request.generated_ids == answer([1], 3)
     stand.assert_idle()
@@ -172,7 +172,7 @@ def test_a_visitor_gets_in_between_two_steps(stand: Stand) -> None:
 
     stand.context.before_run = watch
     request = stand.hand_over([1], 1900)
-    driving = in_thread(lambda: stand.loop.drive(visited.is_set))
+    driving = in_thread(lambda: stand.loop.run_until(visited.is_set))
     assert started.wait(WAIT)
     counts = []
     for _ in range(20):
@@ -188,7 +188,7 @@ def test_a_visitor_gets_in_between_two_steps(stand: Stand) -> None:
 
 def test_repeated_visits_let_steps_happen(stand: Stand) -> None:
     request = stand.hand_over([1], 50)
-    driving = in_thread(lambda: stand.drive(request))
+    driving = in_thread(lambda: stand.run(request))
     while not request.finished:
         with stand.loop.visit() as core:
             before = core.counters.steps
@@ -206,7 +206,7 @@ def test_a_visitor_that_must_not_wait_is_refused_during_a_step(stand: Stand) -> 
 
     stand.context.before_run = pause
     request = stand.hand_over([1], 1)
-    driving = in_thread(lambda: stand.drive(request))
+    driving = in_thread(lambda: stand.run(request))
     assert stepping.wait(WAIT)
     with pytest.raises(EngineError, match="a step is in progress"), stand.loop.visit(wait=False):
         pass
@@ -226,10 +226,10 @@ def test_failing_waits_for_the_step_in_progress(stand: Stand) -> None:
 
     stand.context.before_run = pause
     request = stand.hand_over([1], 1000)
-    driving = in_thread(lambda: stand.drive(request))
+    driving = in_thread(lambda: stand.run(request))
     assert stepping.wait(WAIT)
     failing = in_thread(lambda: stand.loop.fail(ValueError("a defect")))
-    while not stand.loop._visitors:
+    while not stand.loop._n_visiting:
         failing.join(0.001)
         assert failing.is_alive(), "it does not wait"
     assert not request.finished
@@ -245,7 +245,7 @@ def test_failing_waits_for_the_step_in_progress(stand: Stand) -> None:
     [
         lambda stand: stand.hand_over([1], 1),
         lambda stand: stand.loop.check_open(),
-        lambda stand: stand.drive(),
+        lambda stand: stand.run(),
         lambda stand: stand.loop.fail(ValueError()),
         lambda stand: stand.loop.visit().__enter__(),
     ],
@@ -283,7 +283,7 @@ def test_closing_ends_what_runs(stand: Stand) -> None:
 
     stand.context.before_run = stop
     running, waiting = stand.hand_over([1], 50), stand.hand_over([2] * 500, 12)
-    threads = [in_thread(lambda: stand.drive(running)), in_thread(lambda: stand.drive(waiting))]
+    threads = [in_thread(lambda: stand.run(running)), in_thread(lambda: stand.run(waiting))]
     assert stepping.wait(WAIT)
     stand.loop.close(stand.stop.set)
     join(*threads)
@@ -298,7 +298,7 @@ def test_stopping_cuts_the_step_in_progress_short(stand: Stand) -> None:
     stepping, go_on = stand.hold_steps()
     stopped = threading.Event()
     request = stand.hand_over([1], 3)
-    driving = in_thread(lambda: stand.drive(request))
+    driving = in_thread(lambda: stand.run(request))
     assert stepping.wait(WAIT)
     stand.loop.stop(stopped.set)
     assert stopped.is_set()
@@ -311,7 +311,7 @@ def test_stopping_cuts_the_step_in_progress_short(stand: Stand) -> None:
 def test_closing_right_after_a_visit(stand: Stand) -> None:
     """A visitor lets a step happen before it comes again; but once closed there are no more steps."""
     request = stand.hand_over([1], 1000)
-    driving = in_thread(lambda: stand.drive(request))
+    driving = in_thread(lambda: stand.run(request))
     with stand.loop.visit():
         closing = in_thread(lambda: stand.loop.close(stand.stop.set))
         while not stand.loop._closed:
@@ -329,7 +329,7 @@ def test_what_comes_right_after_a_deadline_is_answered(stand: Stand) -> None:
             requests.append(stand.hand_over([3, 4], 5))
         return requests[-1].finished
 
-    stand.loop.drive(ready)
+    stand.loop.run_until(ready)
     assert requests[0].finish_reason == "timeout"
     assert requests[1].generated_ids == answer([3, 4], 5)
     stand.assert_idle()
@@ -351,27 +351,27 @@ def test_what_comes_right_after_an_error_of_the_engine_is_answered(
         return requests[-1].finished
 
     monkeypatch.setattr(stand.core, "step", fail_once)
-    stand.loop.drive(ready)
+    stand.loop.run_until(ready)
     assert [request.finish_reason for request in requests] == ["error", "length"]
     stand.assert_idle()
 
 
 def test_waiting_for_nothing_is_a_defect_and_not_a_hang(stand: Stand) -> None:
     with pytest.raises(InternalError, match="nothing is left to do"):
-        stand.loop.drive(lambda: False)
+        stand.loop.run_until(lambda: False)
 
 
 def test_an_error_of_the_engine_ends_every_request_and_the_engine_goes_on(stand: Stand) -> None:
     requests = [stand.hand_over([1], 3), stand.hand_over([2], 3)]
     step = stand.core.step
     stand.core.step = lambda: 1 // 0  # type: ignore[method-assign, assignment]
-    stand.drive(*requests)
+    stand.run(*requests)
     assert [request.finish_reason for request in requests] == ["error"] * 2
     assert all(isinstance(request.error, ZeroDivisionError) for request in requests)
     stand.assert_idle()
     stand.core.step = step  # type: ignore[method-assign]
     request = stand.hand_over([1], 3)
-    stand.drive(request)
+    stand.run(request)
     assert request.generated_ids == answer([1], 3)
 
 
@@ -387,12 +387,12 @@ def test_ctrl_c_comes_between_two_steps(stand: Stand) -> None:
     stand.context.before_run = interrupt
     request, other = stand.hand_over([1], 50), stand.hand_over([2], 5)
     with pytest.raises(KeyboardInterrupt):
-        stand.drive(request)
+        stand.run(request)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert len(stand.context.steps) == 4, "the step was finished"
     assert request.generated_ids == answer([1], 4)
     stand.loop.cancel([request])
-    stand.drive(other)
+    stand.run(other)
     assert other.generated_ids == answer([2], 5)
     stand.assert_idle()
 
@@ -411,10 +411,10 @@ def test_ctrl_c_while_another_thread_steps(stand: Stand) -> None:
 
     stand.context.before_run = block
     request, other = stand.hand_over([1], 50), stand.hand_over([2], 5)
-    driving = in_thread(lambda: stand.drive(other))
+    driving = in_thread(lambda: stand.run(other))
     assert stepping.wait(WAIT)
     with pytest.raises(KeyboardInterrupt):
-        stand.loop.drive(waiting.set)
+        stand.loop.run_until(waiting.set)
     assert not stand.stop.is_set()
     go_on.set()
     join(driving)
@@ -435,10 +435,10 @@ def test_ctrl_c_reaches_a_long_forward_pass(stand: Stand) -> None:
     stand.context.before_run = compute
     request = stand.hand_over([1] * 40, 5)
     with pytest.raises(KeyboardInterrupt):
-        stand.drive(request)
+        stand.run(request)
     assert request.n_computed == 0
     stand.context.before_run = lambda: None
-    stand.drive(request)
+    stand.run(request)
     assert request.generated_ids == answer([1] * 40, 5)
 
 

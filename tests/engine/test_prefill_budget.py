@@ -186,8 +186,8 @@ def test_only_steps_that_decode_count() -> None:
 def test_the_budget_depends_on_decodes_streams_and_waiting_prompts() -> None:
     told = []
 
-    def tokens(n_decodes: int, n_listening: int, n_waiting: int) -> int:
-        told.append((n_decodes, n_listening, n_waiting))
+    def tokens(n_decodes: int, n_streaming: int, n_waiting: int) -> int:
+        told.append((n_decodes, n_streaming, n_waiting))
         return 5
 
     bench = Bench(n_blocks=32)

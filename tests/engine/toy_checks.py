@@ -48,10 +48,10 @@ def check_engine(engine: ToyStand) -> None:
         return
     engine.manager.audit()
     assert engine.loop._owner is None
-    assert engine.loop._drivers == engine.loop._visitors == 0
+    assert engine.loop._n_stepping == engine.loop._n_visiting == 0
     _check_requests(engine)
     _check_owners(engine)
-    states = [request.state for request in core._active.running] if engine.n_states else []
+    states = [request.recurrent_state for request in core._active.running] if engine.n_states else []
     assert sorted(core._active.free_states + states) == list(range(engine.n_states))
     assert all(sampler.closed == sampler.request.finished for sampler in engine.samplers)
     assert core.counters.n_ended == sum(job.request.finished for job in engine.jobs)

@@ -228,7 +228,7 @@ class ToyEngine(ToyStand):
             left -= 1
             return left < 0 or self.idle
 
-        self.survive(lambda: self.loop.drive(ready))
+        self.survive(lambda: self.loop.run_until(ready))
 
     def visit(self, rng: Random) -> None:
         """Between two steps: the prefix cache is reset, or numbers are asked for; or the visitor fails."""

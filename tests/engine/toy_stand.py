@@ -177,7 +177,7 @@ class ToyStand:
                 assert left, "the engine does not get on"
                 return self.idle
 
-            self.loop.drive(ready)
+            self.loop.run_until(ready)
         self.end_recording()
         if self._closes:
             self.loop.close(lambda: None)
