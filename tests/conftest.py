@@ -47,7 +47,7 @@ def _away_from_the_checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture
 def sigint() -> Iterator[None]:
-    """Python's own handler, whatever runs the tests."""
+    """Restore Python's own handler for SIGINT, for any caller of the tests."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -63,24 +63,24 @@ def _make(path: Path, *options: str) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small random model, in the preset's own type."""
+    """Return a small random model, in the preset's own type."""
     return _make(tmp_path_factory.mktemp("model") / "tiny.gguf")
 
 
 @pytest.fixture(scope="session")
 def tiny_model_f32(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same model with f32 weights, for exact comparisons."""
+    """Return the same model with f32 weights, for exact comparisons."""
     return _make(tmp_path_factory.mktemp("model") / "tiny-f32.gguf", "--type", "f32")
 
 
 @pytest.fixture(scope="session")
 def packed_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One of some MB, nearly all of them in a type that AMX, AVX2 and NEON have a faster layout for."""
+    """Return a model of some MB, most of it in a type with a faster layout for AMX, AVX2 and NEON."""
     shape = ("--embd", "512", "--ffn", "1024", "--layers", "8", "--untied")
     return _make(tmp_path_factory.mktemp("model") / "packed.gguf", *shape, "--type", "q4_0")
 
 
 @pytest.fixture(scope="session")
 def endless_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One whose answers may be so long that they never end while a test looks."""
+    """Return a model whose answers may be so long that they do not end during a test."""
     return _make(tmp_path_factory.mktemp("model") / "endless.gguf", "--ctx", "65536")

@@ -23,9 +23,9 @@ GPU_LAYERS = "VELO_TEST_GPU_LAYERS"
 
 
 class Counts(ctypes.Structure):
-    """What was done on all devices so far; `pinned` are bytes of pinned host memory now.
+    """Counts of all devices so far; `pinned` are bytes of pinned host memory now.
 
-    `shared` are the blocks that paged attention was told two sequences have in common, layer by layer.
+    `shared` counts the blocks that paged attention received as shared by two sequences, layer by layer.
     """
 
     _fields_ = [
@@ -53,13 +53,13 @@ def _library() -> ctypes.CDLL:
 
 
 def add_device(n_bytes: int) -> None:
-    """A device of that many bytes, the next number."""
+    """Add a device of that many bytes."""
     complaint = _library().lab_device_add(n_bytes)
     assert complaint is None, complaint
 
 
 def counts() -> Counts:
-    """What the devices did."""
+    """Return the counts of the devices."""
     found: Counts = _library().lab_device_count()
     return found
 
@@ -84,7 +84,7 @@ def offload_everything(n_gpu_layers: int) -> None:
 
 
 def from_environment() -> None:
-    """What the variables ask for."""
+    """Add the devices of the environment variables."""
     for n_bytes in filter(None, os.environ.get(LAB_DEVICES, "").split(",")):
         add_device(int(n_bytes))
     if layers := os.environ.get(GPU_LAYERS):

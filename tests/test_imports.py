@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "trace": {"kv", "engine"},
     "simulate": {"kv", "engine", "memory", "trace", "sampling"},
 }
-"""The folders and files that those of a folder may import, apart from BASE and their own."""
+"""Folders and files that a folder's files may import, apart from BASE and their own folder."""
 
 
 def module_of(path: Path) -> str:
@@ -39,7 +39,7 @@ def module_of(path: Path) -> str:
 
 
 def imports_of(path: Path, modules: set[str]) -> set[str]:
-    """Return the modules of pyvelo that a file names in imports, late ones and those for types included."""
+    """Return the modules of pyvelo that a file names in imports, also in late imports and for types."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -118,7 +118,7 @@ def test_what_breaks_the_rules_is_found() -> None:
     ]
 
 
-def test_the_places_that_the_architecture_names_are_there() -> None:
+def test_the_places_in_the_architecture_page_exist() -> None:
     root = Path(__file__).resolve().parents[1]
     page = (root / "docs/ARCHITECTURE.md").read_text(encoding="utf-8")
     places = re.findall(r"`(\w+)\.(\w+)` in `(pyvelo/[\w/]+\.py)`", page)

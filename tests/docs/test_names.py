@@ -74,19 +74,6 @@ def slug(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
 
 
-def test_the_places_of_the_architecture_exist() -> None:
-    """A place is a method or a function, and its file."""
-    page = (ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
-    places = re.findall(r"`([\w.]+)` in `(pyvelo/[\w/]+\.py)`", page)
-    assert len(places) > 4
-    for name, path in places:
-        for part in name.split("."):
-            assert re.search(rf"(def|class) {part}\b", (ROOT / path).read_text(encoding="utf-8")), (
-                name,
-                path,
-            )
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     prose = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)

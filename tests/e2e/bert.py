@@ -13,7 +13,7 @@ EPSILON = 1e-6
 
 
 def load(path: Path) -> dict[str, Array]:
-    """All tensors, in NumPy's order of dimensions."""
+    """Return all tensors, in NumPy's order of dimensions."""
     import gguf
 
     reader = gguf.GGUFReader(path)
@@ -31,14 +31,14 @@ def _linear(x: Array, weights: Mapping[str, Array], name: str) -> Array:
 
 
 def _gelu(x: Array) -> Array:
-    """As ggml has it: by tanh, and from f16 to f16."""
+    """Return ggml's GELU: by tanh, from f16 to f16."""
     x = x.astype(np.float16).astype(np.float64)
     y = 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * x * (1 + 0.044715 * x**2)))
     return y.astype(np.float16).astype(np.float64)
 
 
 def token_vectors(weights: Mapping[str, Array], tokens: Sequence[int], n_layers: int, n_heads: int) -> Array:
-    """[n, embd]: what BERT makes of every token, each of which sees all of them."""
+    """Return BERT's output for every token, [n, embd]; each token attends to all."""
     x = weights["token_embd.weight"][list(tokens)] + weights["token_types.weight"][0]
     x = _norm(x + weights["position_embd.weight"][: len(tokens)], weights, "token_embd_norm")
     for layer in range(n_layers):

@@ -70,7 +70,7 @@ class PagedRunner:
         self.model.close()
 
     def sequence(self) -> Sequence_:
-        """A new sequence, with a recurrent state of its own where the model has such."""
+        """Return a new sequence, with a recurrent state if the model has recurrent layers."""
         made = Sequence_(state=self.n_states)
         self.n_states += 1
         if self.model.info.has_recurrent:
@@ -80,7 +80,7 @@ class PagedRunner:
     def step(
         self, work: Sequence[tuple[Sequence_, Sequence[int]]], *, every: bool = False
     ) -> npt.NDArray[np.float32]:
-        """Runs tokens of several sequences; logits of each one's last token, or of `every` token."""
+        """Run tokens of several sequences; return logits of each last token, or of `every` token."""
         a, bs, at = self.arrays, self.block_size, 0
         a.tables[: len(work)] = -1
         for row, (seq, tokens) in enumerate(work):
@@ -103,7 +103,7 @@ class PagedRunner:
         return np.stack([self.context.logits(i) for i in range(n_outputs)])
 
     def rows(self, seq: Sequence_, sizes: Sequence[int]) -> list[npt.NDArray[np.uint8]]:
-        """The pool's bytes of a sequence: an array [length, bytes of a row] for every tensor of `sizes`."""
+        """Return the pool's bytes of a sequence: [length, bytes of a row] for every tensor of `sizes`."""
         blocks = self.context.read_blocks(np.asarray(seq.table, np.int32))
         rows, at = [], 0
         for size in sizes:

@@ -20,7 +20,7 @@ Run = Callable[..., None]
 
 
 class Slow:
-    """Something that waits until it is let go, in a thread that is not the event loop's."""
+    """Gate that waits until `go` is set, in another thread than the event loop's."""
 
     def __init__(self) -> None:
         self.begun = threading.Semaphore(0)

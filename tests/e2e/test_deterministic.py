@@ -1,4 +1,4 @@
-"""Deterministic mode: a sequence gets the same bits alone, among others, and however its prompt is cut."""
+"""Deterministic mode: a sequence gets the same bits alone, in a batch, and for any chunks of its prompt."""
 
 from __future__ import annotations
 

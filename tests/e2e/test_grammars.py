@@ -1,4 +1,4 @@
-"""Answers that follow a grammar, a schema or an expression: all of them do, whatever the model would say."""
+"""Answers follow a grammar, a schema or an expression with any model."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_one_choice_is_no_choice(llm: LLM) -> None:
 
 
 def test_beside_others_and_with_a_bias_against_it(llm: LLM) -> None:
-    """Those without a grammar are not touched; a bias cannot leave the grammar."""
+    """Requests without a grammar do not change; a bias cannot leave the grammar."""
     plain = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
     guided = SamplingParams(
         max_tokens=50, temperature=0, regex="[ab]{4}", logit_bias=dict.fromkeys(range(3, 60), 50.0)
