@@ -17,7 +17,7 @@ RAGGED = ((1, 1), (7, 7), (1, 133), (33, 100), (0, 64), (5, 97), (1, 64), (1, 11
 
 @dataclass
 class Case:
-    """What to make: sizes, parameters, and each sequence's (query rows, length in tokens)."""
+    """Sizes and parameters of a call, and each sequence's (query rows, length in tokens)."""
 
     heads: Heads
     params: Params = field(default_factory=Params)

@@ -17,7 +17,7 @@ CHUNK = 512
 MOST = 40
 """Sequences of a batch; an item of the decode kernel takes up to 32."""
 EDGES = (1, 2, 3, 8, 15, 16, 17, 18, 31, 32, 33, 34)
-"""Numbers of sequences around those that an item takes for some group of heads."""
+"""Numbers of sequences around the most that an item takes for some group of heads."""
 
 
 def prefix_call(group: int, shared_tokens: int, rows: tuple[int, ...], kv_type: str = "f16") -> Call:

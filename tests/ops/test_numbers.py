@@ -56,7 +56,7 @@ def test_every_type_and_head_size(kv_type: str, d_k: int, d_v: int) -> None:
 @pytest.mark.parametrize("kv_type", KV_TYPES)
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_fast_is_bfloat16_at_worst(kv_type: str, deterministic: bool) -> None:
-    """The flag allows 8 bits in the products of many rows, and the same bits in any company."""
+    """The flag allows 8 bits in the products of many rows, and the same bits in any batch."""
     params = Params(fast=True, deterministic=deterministic)
     call = make(Case(Heads(96, 64, 8, 2, kv_type, kv_type), params, ((70, 90), (1, 33), (33, 600))))
     together = call.run()

@@ -49,11 +49,11 @@ def test_packed_products_are_right(kind: str, n_out: int, n_in: int) -> None:
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_a_row_is_the_same_in_any_company(kind: str) -> None:
-    """Of up to twelve, and whatever the threads: what one says does not depend on who decodes beside it.
+def test_a_row_is_the_same_in_any_batch(kind: str) -> None:
+    """A row's bits do not depend on the other rows, up to twelve, or on the number of threads.
 
-    That is what our products over AMX's layout promise, on any processor with AVX-512's VNNI; upstream's
-    over others round one row otherwise than four.
+    Our products over AMX's layout guarantee this on any processor with AVX-512's VNNI. Upstream's products
+    over other layouts round one row in another way than four.
     """
     file, _ = weights(kind, 96, 512, seed=3)
     x = rows(12, 512)
