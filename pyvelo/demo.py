@@ -1,4 +1,4 @@
-"""The small model inside the package, for first steps and tests without any download."""
+"""Path of the small model inside the package, for first steps and tests without a download."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line: `pyvelo run`, `info`, `simulate`, `report`. Needs the extra `cli`."""
+"""Command line of PyVelo. It needs the extra `cli`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands, and the conversion of errors to a line and an exit code."""
+"""Commands, and the conversion of errors to a line and an exit code."""
 
 from __future__ import annotations
 

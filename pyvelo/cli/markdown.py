@@ -75,7 +75,7 @@ class _Whole:
 
 
 class LastRows:
-    """The last rows of something that is taller than the screen."""
+    """Last rows of a text that is taller than the screen."""
 
     def __init__(self, content: RenderableType) -> None:
         self._content = content

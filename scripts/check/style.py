@@ -3,8 +3,8 @@
     python scripts/check/style.py
     python scripts/check/style.py pyvelo/engine docs/GUIDE.md
 
-Without a path it checks CLEAN, the files and folders that follow the rules already. Each finding is a line:
-file, line number, the words, what to write. The status is 1 if there is one. _style_rules.py has the words.
+Without a path it checks all files of CHECKED. Each finding is a line: file, line number, the words, what to
+write. The status is 1 if there is one. _style_rules.py has the words.
 Code, text in backticks or double quotes, and the strings of tests and of DATA are not checked.
 """
 
@@ -26,7 +26,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed
 from scripts._common import ROOT, ScriptError, run_main
 from scripts.check._style_rules import NO_VERB, QUESTION, RULES, THIRD_PERSON, Rule
 
-CLEAN = [
+CHECKED = [
     ".ci",
     "CONTRIBUTING.md",
     "README.md",
@@ -287,8 +287,8 @@ def files(paths: list[Path]) -> list[Path]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("paths", nargs="*", type=Path, help="files and folders (default: the list CLEAN)")
-    paths = [path.resolve() for path in parser.parse_args().paths] or [ROOT / path for path in CLEAN]
+    parser.add_argument("paths", nargs="*", type=Path, help="files and folders (default: all of CHECKED)")
+    paths = [path.resolve() for path in parser.parse_args().paths] or [ROOT / path for path in CHECKED]
     if missing := [str(path) for path in paths if not path.exists() or not path.is_relative_to(ROOT)]:
         raise ScriptError(f"{missing[0]} is not in {ROOT}: give files and folders of the checkout")
     found = []
