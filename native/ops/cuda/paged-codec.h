@@ -4,6 +4,7 @@
 // integer operations and operations on pairs of f16, which round once, as a float would.
 #pragma once
 
+#include "../iq4-values.h"
 #include "paged-params.h"
 
 namespace paged {
@@ -48,13 +49,22 @@ GPU_FN void load_bytes(const char * at, uint32_t (&to)[4]) {
 // Move four bits to the fifth bits of four bytes.
 GPU_FN uint32_t fifth_bits(uint32_t four) { return ((four & 15) * 0x00204081u & 0x01010101u) << 4; }
 
-// Return the values of iq4_nl for the codes in four bytes: -127 -104 -83 -65 -49 -35 -22 -10 1 13 25 38 53 69 89 113,
-// plus 128.
+constexpr int IQ4_VALUES[16] = {VELO_IQ4_VALUES};
+
+// Return values first .. first + 3 of iq4_nl, plus 128, in the bytes of a word.
+constexpr uint32_t iq4_bytes(int first) {
+    return (uint32_t) (IQ4_VALUES[first] + 128) | (uint32_t) (IQ4_VALUES[first + 1] + 128) << 8 |
+           (uint32_t) (IQ4_VALUES[first + 2] + 128) << 16 | (uint32_t) (IQ4_VALUES[first + 3] + 128) << 24;
+}
+constexpr uint32_t IQ4_BYTES_0 = iq4_bytes(0), IQ4_BYTES_4 = iq4_bytes(4);
+constexpr uint32_t IQ4_BYTES_8 = iq4_bytes(8), IQ4_BYTES_12 = iq4_bytes(12);
+
+// Return the values of iq4_nl for the codes in four bytes, plus 128.
 GPU_FN uint32_t iq4_values(uint32_t codes) {
     const uint32_t pairs  = codes | codes >> 4; // in bytes 0 and 2
     const uint32_t picked = gpu::permute(pairs, 0, 0x4420) & 0x7777;
-    const uint32_t low    = gpu::permute(0x3f2d1801, 0x766a5d4f, picked);
-    const uint32_t high   = gpu::permute(0xa6998d81, 0xf1d9c5b5, picked);
+    const uint32_t low    = gpu::permute(IQ4_BYTES_0, IQ4_BYTES_4, picked);
+    const uint32_t high   = gpu::permute(IQ4_BYTES_8, IQ4_BYTES_12, picked);
     const uint32_t mask   = (codes >> 3 & 0x01010101u) * 255;
     return (low & ~mask) | (high & mask);
 }

@@ -12,9 +12,9 @@ import pytest
 from scripts._common import ScriptError
 from scripts.build import cuda, cuda_report
 
-KERNEL = "_ZN5paged13attend_kernelILi4ELi2ENS_12half_numbersE{v}EEvNS_4viewENS_9row_classEi"
+KERNEL = "_ZN5paged13attend_kernelILi4ELi2ENS_12half_numbersE{v}EEvNS_6paramsENS_9row_rangeEi"
 SAME, OTHER = "S1_", "NS_14bfloat_numbersE"
-MERGE = "_ZN5pagedL12merge_kernelENS_4viewE"
+MERGE = "_ZN5pagedL12merge_kernelENS_6paramsE"
 
 
 def entry(symbol: str, stack: int = 0, stores: int = 0, loads: int = 0, registers: int = 96) -> str:
