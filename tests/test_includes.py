@@ -21,7 +21,7 @@ def included(path: Path, files: dict[str, list[Path]]) -> set[Path]:
     """Return our files that a file includes: the one beside it first, as compilers look."""
     found = set()
     for name in INCLUDE.findall(path.read_text(encoding="utf-8")):
-        near = path.parent / name
+        near = (path.parent / name).resolve()
         others = [near] if near.exists() else files.get(Path(name).name, [])
         assert len(others) <= 1, f"{path} includes {name}, of which there are {len(others)}"
         found.update(others)
