@@ -51,15 +51,15 @@ void paged_open_swap(llama_paged & paged) {
     paged.swap = std::move(swap);
 }
 
-static void check_swap_blocks(const llama_paged & paged, const int32_t * places, int32_t n) {
-    const uint32_t n_places = paged.swap ? paged.swap->n_blocks : 0;
-    if (n > 0 && !places) {
+static void check_swap_blocks(const llama_paged & paged, const int32_t * swap_blocks, int32_t n) {
+    const uint32_t n_swap_blocks = paged.swap ? paged.swap->n_blocks : 0;
+    if (n > 0 && !swap_blocks) {
         paged_fail(LLAMA_PAGED_INVALID, "the list of swapped blocks is null");
     }
     for (int32_t i = 0; i < n; ++i) {
-        if (places[i] < 0 || (uint32_t) places[i] >= n_places) {
-            paged_fail(LLAMA_PAGED_INVALID, "swapped block " + std::to_string(places[i]) +
-                                                " does not exist; there are " + std::to_string(n_places));
+        if (swap_blocks[i] < 0 || (uint32_t) swap_blocks[i] >= n_swap_blocks) {
+            paged_fail(LLAMA_PAGED_INVALID, "swapped block " + std::to_string(swap_blocks[i]) +
+                                                " does not exist; there are " + std::to_string(n_swap_blocks));
         }
     }
 }
@@ -67,14 +67,15 @@ static void check_swap_blocks(const llama_paged & paged, const int32_t * places,
 // Call f(pool, stream or null, offset in the pool, host memory, bytes) for runs of blocks that are neighbours in the
 // pool and in host memory, and wait for the copies.
 template <typename F>
-static void copy_runs(const llama_paged & paged, const int32_t * blocks, const int32_t * places, int32_t n, F && f) {
+static void copy_runs(const llama_paged & paged, const int32_t * blocks, const int32_t * swap_blocks, int32_t n,
+                      F && f) {
     const paged_swap & swap   = *paged.swap;
     uint8_t *          memory = swap.base;
     for_each_pool(paged, [&](ggml_tensor * pool) {
         const size_t         size   = paged_block_bytes(paged, pool);
         const ggml_backend_t stream = swap.stream_of(pool);
-        for_each_run(blocks, places, n, [&](int32_t block, int32_t place, size_t length) {
-            f(pool, stream, block * size, memory + place * size, length * size);
+        for_each_run(blocks, swap_blocks, n, [&](int32_t block, int32_t swap_block, size_t length) {
+            f(pool, stream, block * size, memory + swap_block * size, length * size);
         });
         memory += swap.n_blocks * size;
     });
@@ -85,22 +86,22 @@ static void copy_runs(const llama_paged & paged, const int32_t * blocks, const i
 
 // Check the blocks, wait for the last step, and copy.
 template <typename F>
-static llama_paged_status copy_swapped(llama_context * ctx, const int32_t * blocks, const int32_t * places, int32_t n,
-                                       F && f) {
+static llama_paged_status copy_swapped(llama_context * ctx, const int32_t * blocks, const int32_t * swap_blocks,
+                                       int32_t n, F && f) {
     return paged_guard([&] {
         const llama_paged & paged = paged_of(ctx);
         paged_check_blocks(paged, blocks, n);
-        check_swap_blocks(paged, places, n);
+        check_swap_blocks(paged, swap_blocks, n);
         if (n > 0) {
             ctx->synchronize();
-            copy_runs(paged, blocks, places, n, f);
+            copy_runs(paged, blocks, swap_blocks, n, f);
         }
     });
 }
 
-llama_paged_status llama_paged_swap_out(llama_context * ctx, const int32_t * blocks, const int32_t * places,
+llama_paged_status llama_paged_swap_out(llama_context * ctx, const int32_t * blocks, const int32_t * swap_blocks,
                                         int32_t n) {
-    return copy_swapped(ctx, blocks, places, n,
+    return copy_swapped(ctx, blocks, swap_blocks, n,
                         [](ggml_tensor * pool, ggml_backend_t stream, size_t at, uint8_t * to, size_t size) {
                             if (stream) {
                                 ggml_backend_tensor_get_async(stream, pool, to, at, size);
@@ -110,8 +111,9 @@ llama_paged_status llama_paged_swap_out(llama_context * ctx, const int32_t * blo
                         });
 }
 
-llama_paged_status llama_paged_swap_in(llama_context * ctx, const int32_t * places, const int32_t * blocks, int32_t n) {
-    return copy_swapped(ctx, blocks, places, n,
+llama_paged_status llama_paged_swap_in(llama_context * ctx, const int32_t * swap_blocks, const int32_t * blocks,
+                                       int32_t n) {
+    return copy_swapped(ctx, blocks, swap_blocks, n,
                         [](ggml_tensor * pool, ggml_backend_t stream, size_t at, const uint8_t * from, size_t size) {
                             if (stream) {
                                 ggml_backend_tensor_set_async(stream, pool, from, at, size);

@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-// Return the device that holds a pool.
+// Return the device of a pool.
 ggml_backend_dev_t pool_device(const ggml_tensor * pool);
 
 struct free_memory {
