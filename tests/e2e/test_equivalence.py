@@ -87,7 +87,7 @@ def test_f16_weights(job: contiguous.Job, make_model: MakeModel, contiguous_buil
     assert nmse(stock.logits, paged.logits) <= 2e-5
 
 
-@pytest.mark.parametrize("weights", ["f32", "Q4_K_M"])
+@pytest.mark.parametrize("weights", ["f32", pytest.param("Q4_K_M", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kv", [F16, Q8_0, Q4_0])
 def test_no_further_from_the_truth_than_stock(
     kv: int,

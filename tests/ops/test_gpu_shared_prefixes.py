@@ -107,7 +107,7 @@ def test_parameters(params: Params, members: int, sinks: bool) -> None:
     assert_same_bits(joined(call, (shared,) * 6), members)
 
 
-@pytest.mark.parametrize("kv_type", ["f16", "q4_0"])
+@pytest.mark.parametrize("kv_type", ["f16", pytest.param("q4_0", marks=pytest.mark.slow)])
 def test_mixtures(kv_type: str) -> None:
     """Rows of prompts, of several queries, of none and of other splits are between rows that share."""
     sequences = (

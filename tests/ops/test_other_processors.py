@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.slow
 def test_without_tile_registers() -> None:
     """Numbers, bits and products once more, in a process that does not ask for AMX."""
     here = Path(__file__).parent
