@@ -20,7 +20,7 @@ from pyvelo.engine.output import new_sampler
 from pyvelo.engine.request_ids import abort_requests
 from pyvelo.engine.stats import EngineStats, picture
 from pyvelo.engine.step import EngineCore
-from pyvelo.errors import InternalError, ModelError, UnsupportedError
+from pyvelo.errors import Cancelled, InternalError, ModelError, UnsupportedError
 from pyvelo.kv.geometry import CPU_LINE, GPU_LINE, Geometry, make_geometry
 from pyvelo.kv.manager import BlockManager
 from pyvelo.memory.budget import Limits, PoolRequest, PoolSize, size_pool
@@ -147,16 +147,30 @@ def open_engine(config: EngineConfig, stop: threading.Event | None = None) -> En
     path = locate(config.model)
     config = replace(config, n_threads=config.n_threads or find_cores().threads)
     summary = scan_model(path)  # with exact integers, before C opens it
-    files = ModelFiles(part_paths(summary), summary.file_bytes)
-    try:
-        free_bytes = _free_bytes()
-        offload = plan_offload(config, path, summary)
-        engine = _open(path, config, files, free_bytes, offload, stop or threading.Event())
-    except BaseException:
-        files.close()
-        raise
-    weakref.finalize(engine, _drop, engine.embeddings.home, engine.model, files, engine.parts).atexit = False
+    with InterruptGuard() as guard:
+        files = ModelFiles(part_paths(summary), summary.file_bytes)
+        try:
+            free_bytes = _free_bytes()
+            offload = plan_offload(config, path, summary)
+            engine = _open(path, config, files, free_bytes, offload, _Load(guard, stop or threading.Event()))
+        except BaseException:
+            files.close()
+            raise
+        finalizer = weakref.finalize(engine, _drop, engine.embeddings.home, engine.model, files, engine.parts)
+        finalizer.atexit = False
     return engine
+
+
+class _Load:
+    """What ends a load early: an event, or Ctrl+C in the thread that loads."""
+
+    def __init__(self, guard: InterruptGuard, stop: threading.Event) -> None:
+        self.guard, self.stop = guard, stop
+        self._hit = guard.hit_of_this_thread()
+
+    def ended(self) -> bool:
+        """Return whether the load should end; any thread may ask."""
+        return self.stop.is_set() or self._hit()
 
 
 _kept: list[object] = []
@@ -189,10 +203,11 @@ def _open(
     files: ModelFiles,
     free_bytes: int | None,
     offload: Offload,
-    stop: threading.Event,
+    load: _Load,
 ) -> Engine:
-    model = _load(path, config, offload, stop)
+    model = _load(path, config, offload, load)
     try:
+        load.guard.raise_hit()
         files.check_loaded()
         embeddings = _embeddings(config, model, files)
         if model.info.is_encoder:
@@ -219,13 +234,13 @@ def _embeddings(config: EngineConfig, model: Model, files: ModelFiles) -> Embedd
     return Embeddings(model, min(config.n_ctx or longest, longest), config.n_threads or 0, files.check)
 
 
-def _load(path: str, config: EngineConfig, offload: Offload, stop: threading.Event) -> Model:
+def _load(path: str, config: EngineConfig, offload: Offload, load: _Load) -> Model:
     def watch(share: float) -> bool:
         if config.progress is not None:
             config.progress(share)
-        return not stop.is_set()
+        return not load.ended()
 
-    load = partial(
+    make = partial(
         Model,
         path,
         n_gpu_layers=offload.n_gpu_layers,
@@ -234,7 +249,10 @@ def _load(path: str, config: EngineConfig, offload: Offload, stop: threading.Eve
         progress=watch,
     )
     try:
-        return compute(load, stop.set)
+        return compute(make, load.stop.set)
+    except Cancelled:
+        load.guard.raise_hit()
+        raise
     finally:
         release_team()
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -142,10 +143,15 @@ class InterruptGuard:
         """Whether a handler has raised in this thread, which should then leave the guard soon."""
         return _signals.raised is not None and in_main_thread()
 
+    def hit_of_this_thread(self) -> Callable[[], bool]:
+        """Return a function that any thread may call: whether a handler has raised in this thread."""
+        mine = in_main_thread()
+        return lambda: mine and _signals.raised is not None
+
     def raise_hit(self) -> None:
         """Raise the exception of a handler in this thread."""
         if _signals.raised is not None and in_main_thread():
-            raise _signals.raised
+            raise _signals.raised from None
 
     @property
     def patience(self) -> float | None:

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ClosedError
@@ -68,7 +69,13 @@ class Watcher:
         check(status)
 
 
-@ffi.def_extern()
+def _keep(kind: type[BaseException], error: BaseException, trace: TracebackType) -> None:
+    """Keep an exception from outside of the callback's `try`: a signal handler may run at its first line."""
+    watcher: Watcher = ffi.from_handle(trace.tb_frame.f_locals["user"])
+    watcher.raised = error
+
+
+@ffi.def_extern(error=0, onerror=_keep)
 def velo_py_progress(value: float, user: CData) -> int:
     watcher: Watcher = ffi.from_handle(user)
     if _ending not in (0, threading.get_ident()):

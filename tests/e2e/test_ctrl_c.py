@@ -18,6 +18,7 @@ import pytest
 
 import pyvelo
 from pyvelo import LLM, BeamSearchParams, SamplingParams
+from pyvelo.native import Model
 
 WAIT = 60.0  # seconds after which a call is taken to hang
 FOLDER = os.path.dirname(pyvelo.__file__) + os.sep
@@ -143,6 +144,33 @@ def test_ctrl_c_at_every_line(
             n_raised += 1
         check_idle(llm, expected, f"Ctrl+C before line {line}")
     assert n_raised > len(lines.places) / 2
+
+
+def test_ctrl_c_at_every_line_of_a_load(tiny_model_f32: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load() -> None:
+        LLM(tiny_model_f32, n_ctx=64, kv_cache_bytes=1 << 20, n_threads=1).close()
+
+    unraisable: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+    load()
+    lines = Lines()
+    lines.run(load)
+    files = ("watcher.py", "engine.py", "model.py")
+    of_load = {
+        line
+        for (code, *_), line in lines.places.items()
+        if isinstance(code, CodeType) and code.co_filename.endswith(files) and code.co_name != "_drop"
+    }
+    assert len(of_load) > 100
+    gc.collect()
+    n_models = sum(isinstance(each, Model) for each in gc.get_objects())
+    for line in sorted(of_load):
+        with pytest.raises(KeyboardInterrupt) as raised:
+            Lines(line).run(load)
+        assert raised.value.__cause__ is None, f"Ctrl+C before line {line}"
+        assert not unraisable, f"Ctrl+C before line {line}"
+    gc.collect()
+    assert sum(isinstance(each, Model) for each in gc.get_objects()) == n_models
 
 
 def test_trace_is_ended_by_ctrl_c_at_any_line(llm: LLM, expected: tuple[int, ...], tmp_path: Path) -> None:
