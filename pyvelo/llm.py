@@ -44,9 +44,9 @@ class LLM(NotCopied):
     model: path of the GGUF file, or of its first part; or a name on the hub, such as "org/repo:Q4_K_M" (see
         pyvelo.models.hub.locate), which needs the extra `hub`.
     kv_type: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0 or iq4_nl, or a pair of them for K and V.
-    block_size: tokens in a block: 32, 64, 128 or 256; raised if a GPU needs larger blocks.
-    kv_cache_bytes: memory for the cache. None: enough for four sequences of n_ctx tokens (8192 if n_ctx is
-        None) and for 8192 tokens, but at most 2 GiB unless one sequence of n_ctx (or 4096) tokens needs more.
+    block_size: tokens in a block: 32, 64, 128 or 256; increased if a GPU needs larger blocks.
+    kv_cache_bytes: memory for the cache. None: room for four sequences of n_ctx (or 8192) tokens and at least 8192
+        tokens; at most 2 GiB unless one sequence of n_ctx (or 4096) tokens needs more.
     memory_utilization: largest share of the free memory for weights and cache, without kv_cache_bytes.
     n_ctx: longest sequence in tokens, prompt and answer; None: the length that the model was trained on, if
         the cache holds it.
@@ -62,8 +62,8 @@ class LLM(NotCopied):
     swap_bytes: host memory for the blocks of preempted sequences. Sequences that do not fit, or are quicker
         to compute, are computed again; with recurrent layers all are.
     deterministic: the same tokens whether a request runs alone or beside others.
-    attention_precision: "exact" rounds attention no more than stock does; "fast" may round the products of a
-        prompt to bfloat16, for every type.
+    attention_precision: "exact" rounds attention no more than llama.cpp does; "fast" may round the products
+        of a prompt to bfloat16, for every type.
     seed: for requests without a seed.
     progress: called during the load with the loaded share, 0..1. If weights are packed for this processor,
         the first step packs them and calls it again from 0 to 1, in the thread that computes. Its exception
@@ -71,7 +71,7 @@ class LLM(NotCopied):
     max_model_len, max_num_batched_tokens: vLLM's names of n_ctx and max_batch_tokens.
 
     Raises:
-        ConfigError, ModelError, UnsupportedError, OutOfMemory: as `open_engine`.
+        ModelError, UnsupportedError: the file cannot be used. ConfigError, OutOfMemory: the settings cannot.
     """
 
     _instead = "threads may share it; another process opens its own"
@@ -214,26 +214,26 @@ class LLM(NotCopied):
     ) -> RequestOutput | list[RequestOutput]:
         """Answer one conversation with an output, or a list of conversations with a list of outputs.
 
-        Only the template writes control tokens; their names in a content are text.
+        Only the template writes control tokens; their names in a content are text. The `prompt` of an
+        output is the conversation as the template wrote it.
 
         Args:
             messages: dictionaries with role and content, or a list of such lists. An empty list is a list of
                 no conversations.
             params: for all conversations, or one for each; None: `get_default_sampling_params`.
             request_id: as in `generate`.
-            options: tools and templates, see `ChatOptions`.
-
-        Returns:
-            Outputs whose `prompt` is the conversation as the template wrote it.
+            tools: JSON schemas of functions. The model's template for tools is used if it has one.
+            chat_template: Jinja source, or the name of a template: "chatml", or another one of the model.
+            add_generation_prompt: write the beginning of the answer; default True.
+            continue_final_message: continue the last message, which must be the assistant's; default False.
+            template_arguments (or chat_template_kwargs): other variables of the template, as a dictionary.
 
         Raises:
             TemplateError: the template refuses. Also what `generate` raises.
         """
         self._engine.loop.check_open()
         prompts = self._chats.prompts(messages, **options)
-        chosen: SamplingParams | Sequence[SamplingParams] = either(
-            params, sampling_params, self._chats.params
-        )
+        chosen = either(params, sampling_params, self._chats.params)
         outputs = self.generate(prompts, chosen, request_id=request_id)
         return outputs[0] if is_one(messages) else outputs
 

@@ -28,9 +28,12 @@ _LEAST = 2.0**-126
 @check_fields
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """Settings of one request; RequestError names a wrong value and valid ones.
+    """Settings of one request.
 
-    max_tokens: most tokens to generate; None: until the context is full.
+    A wrong value raises RequestError with the value and the valid range; a wrong name raises ArgumentError.
+
+    max_tokens: most tokens to generate; None: until context or pool is full. An answer ends at the end of the
+        context. Tokens that fit in the context but not in the pool raise OutOfBlocks at submission.
     n: samples of the same prompt; sample i of a seeded request samples with seed + i.
     best_of: generate so many samples and return the n with the highest mean logprob, the best first; not for
         streams.
@@ -41,8 +44,8 @@ class SamplingParams:
     top_p: sample from the most likely tokens that together have this probability; 1: from all.
     min_p: exclude tokens less likely than this share of the most likely one; 0: none.
     repetition_penalty: divides the logits of tokens in prompt and output; 1: off.
-    presence_penalty, frequency_penalty: subtracted from the logits of tokens in the output, once or once for
-        each occurrence; 0: off.
+    presence_penalty: subtracted once from the logit of each token in the output; 0: off.
+    frequency_penalty: subtracted for each occurrence of a token in the output; 0: off.
     stop: strings that end the answer; excluded from the text.
     stop_token_ids: tokens that end the answer, in addition to the model's end tokens.
     ignore_eos: continue after the model's end tokens.
@@ -52,8 +55,8 @@ class SamplingParams:
     logprobs: number of most likely tokens to return with their logprobs, beside the logprob of each generated
         token; up to 1024.
     prompt_logprobs: the same for the tokens of the prompt. Its prefill has smaller chunks and no prefix hit.
-    echo: start the text with the prompt: as given, or the text of its token ids; in a chat the template's
-        text, in a session all text. `token_ids` and `stop` refer to the answer only.
+    echo: start the text with the prompt. A prompt of token ids is shown as their text. In a chat the prompt
+        is the template's text, in a session all text so far. `token_ids` and `stop` refer to the answer only.
     logit_bias: added to the logit of a token; -inf bans it.
     grammar, json_schema, regex: at most one; the answer follows it. A grammar in GBNF or Lark; a schema, as
         text or as the result of json.loads; a regular expression. They need the extra `grammar`.
@@ -149,7 +152,9 @@ class SamplingParams:
 @check_fields
 @dataclass(frozen=True, kw_only=True)
 class BeamSearchParams:
-    """Settings of a beam search; RequestError names a wrong value and valid ones.
+    """Settings of a beam search.
+
+    A wrong value raises RequestError with the value and the valid range; a wrong name raises ArgumentError.
 
     beam_width: number of beams, and of answers.
     max_tokens: most tokens of an answer.
