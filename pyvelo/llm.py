@@ -45,8 +45,8 @@ class LLM(NotCopied):
         pyvelo.models.hub.locate), which needs the extra `hub`.
     kv_type: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0 or iq4_nl, or a pair of them for K and V.
     block_size: tokens in a block: 32, 64, 128 or 256; increased if a GPU needs larger blocks.
-    kv_cache_bytes: memory for the cache. None: room for four sequences of n_ctx (or 8192) tokens and at least 8192
-        tokens; at most 2 GiB unless one sequence of n_ctx (or 4096) tokens needs more.
+    kv_cache_bytes: memory for the cache. None: room for four sequences of n_ctx (or 8192) tokens and at least
+        8192 tokens; at most 2 GiB unless one sequence of n_ctx (or 4096) tokens needs more.
     memory_utilization: largest share of the free memory for weights and cache, without kv_cache_bytes.
     n_ctx: longest sequence in tokens, prompt and answer; None: the length that the model was trained on, if
         the cache holds it.

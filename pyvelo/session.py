@@ -97,7 +97,7 @@ class BaseSession(NotCopied):
         """Return the tokens of `text`, if there is room for them."""
         sequence, processor = self._sequence, self._engine.processor
         tokens = processor.tokens(text, add_special=not sequence.tokens)
-        processor.check_room(len(sequence.tokens) + len(tokens))
+        processor.check_room(len(sequence.tokens) + len(tokens), "the session with this text")
         return tokens
 
     def _to_compute(self) -> list[Submission]:

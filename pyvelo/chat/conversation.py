@@ -147,7 +147,7 @@ class Chats:
             if asked not in self._given:
                 if len(self._given) >= 16:
                     self._given.clear()
-                self._given[asked] = self._make(asked, "chat_template=")
+                self._given[asked] = self._make(asked, "chat_template")
             return self._given[asked]
 
     def _templates(self) -> dict[str, ChatTemplate]:

@@ -72,7 +72,7 @@ def _check_content(content: Any, where: str) -> Any:
     if content is None or isinstance(content, str):
         return plain(content, f"{where}['content']")
     if not isinstance(content, Sequence) or isinstance(content, (bytes, bytearray)):
-        raise RequestError(f"{where} has a {type(content).__name__} as content: give a string or parts")
+        raise RequestError(f"{where}: content is {_kind(content)}: give a string or a list of parts")
     parts = Parts()
     for index, part in enumerate(content):
         kind: Any = part.get("type") if isinstance(part, Mapping) else type(part).__name__
@@ -83,6 +83,12 @@ def _check_content(content: Any, where: str) -> Any:
             )
         parts.append({"type": "text", "text": plain(part["text"], where)})
     return parts
+
+
+def _kind(value: Any) -> str:
+    """Return the name of a value's type with its article."""
+    name = type(value).__name__
+    return f"an {name}" if name[0] in "aeiou" else f"a {name}"
 
 
 def _check_calls(calls: Any, where: str) -> Any:
@@ -148,7 +154,7 @@ def check_tools(tools: Any) -> list[Any] | None:
         )
     for index, tool in enumerate(tools):
         if not isinstance(tool, Mapping):
-            raise RequestError(f"tools[{index}] is a {type(tool).__name__}: describe it by a dictionary")
+            raise RequestError(f"tools[{index}] is {_kind(tool)}: describe it by a dictionary")
     return [plain(tool, f"tools[{index}]") for index, tool in enumerate(tools)] or None
 
 
@@ -161,7 +167,7 @@ def check_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(name, str) or not name.isidentifier():
             raise RequestError(f"{shown(name)} is no name for an argument of a chat template")
         if name in _RESERVED:
-            raise RequestError(f"{name} is no template argument: it has a parameter, or is the model's own")
+            raise RequestError(f"{name} is set by the call: remove it")
         named = isinstance(value, str) and _NAME.fullmatch(value)
         checked[name] = str.__str__(value) if named else plain(value, f"the template's argument {name}")
     return checked

@@ -7,7 +7,7 @@ import random
 from collections import abc
 from collections.abc import Callable, Iterable, Mapping, Sized
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from secrets import token_hex
 from time import perf_counter
@@ -17,10 +17,11 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from pyvelo.chat.conversation import ChatPrompt
+from pyvelo.engine.input_errors import no_blocks, no_prompt, no_room, wrong_params
 from pyvelo.engine.output import Submission
 from pyvelo.engine.request import Detokenizer, ParentRequest, Request, Sequence
 from pyvelo.engine.request_ids import check_id
-from pyvelo.errors import OutOfBlocks, RequestError, VeloError, shown
+from pyvelo.errors import RequestError, VeloError, shown
 from pyvelo.grammar.matcher import GrammarCompiler, GrammarMatcher
 from pyvelo.memory.budget import PoolSize
 from pyvelo.outputs import StreamPiece
@@ -44,11 +45,12 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Asked:
-    """Start of the timeout (None: the submission), seed and id of a request, fixed when the caller asks."""
+    """Start of the timeout (None: the submission), seed and id of a request; name of its prompt in errors."""
 
     time: float | None
     seed: int
     parent: ParentRequest
+    prompt: str = "the prompt"
 
 
 class InputProcessor:
@@ -94,8 +96,9 @@ class InputProcessor:
         n_samples = params.best_of or params.n
         if on_piece is not None and n_samples > params.n:
             raise RequestError("best_of: the best samples are known at the end, so they cannot stream")
-        tokens = self.tokens(prompt)
-        max_new = self.max_new(len(tokens), params.max_tokens)
+        name = "the prompt" if asked is None else asked.prompt
+        tokens = tokens_of(self._model, prompt, name=name, one="stream" if on_piece is not None else "")
+        max_new = self.max_new(len(tokens), params.max_tokens, name)
         text = prompt if isinstance(prompt, str) else prompt.text if isinstance(prompt, ChatPrompt) else None
         make = self._maker(params, asked)
         echo = self._echo(params, tokens, text)
@@ -125,7 +128,7 @@ class InputProcessor:
             raise RequestError(f"a session has one sample, but n is {n}: fork it for others")
         if params.prompt_logprobs is not None:
             raise RequestError("prompt_logprobs: a session computes no token twice; use LLM.generate")
-        max_new = self.max_new(len(sequence.tokens), params.max_tokens)
+        max_new = self.max_new(len(sequence.tokens), params.max_tokens, "the session")
         echo = self._echo(params, sequence.tokens, None)
         make = self._maker(params, asked)
         request = make(sequence, max_new=max_new, on_piece=on_piece, keeps_blocks=True, echo=echo)
@@ -146,9 +149,9 @@ class InputProcessor:
         self.check_room(len(tokens))
         return Sequence(tokens, self._block_size, salt)
 
-    def check_room(self, n_tokens: int) -> None:
+    def check_room(self, n_tokens: int, name: str = "the prompt") -> None:
         """Raise RequestError or OutOfBlocks if a sequence of `n_tokens` has no room for another token."""
-        self.max_new(n_tokens, 1)
+        self.max_new(n_tokens, 1, name)
 
     def has_room(self, sequence: Sequence) -> bool:
         """Return whether context and pool have room for another token of a sequence."""
@@ -220,7 +223,8 @@ class InputProcessor:
                 ask = self.ask(param, f"{request_id}-{number}", batch_id=request_id)
             else:
                 ask = self.ask(param, request_id)
-            asked.append((prompt, param, ask))
+            named = ask if len(pairs) == 1 else replace(ask, prompt=f"prompts[{number}]")
+            asked.append((prompt, param, named))
         return asked
 
     def compiling(self, params: SamplingParams) -> Future[GrammarMatcher] | None:
@@ -284,7 +288,7 @@ class InputProcessor:
 
     def _check_params(self, params: SamplingParams) -> None:
         if not isinstance(params, SamplingParams):
-            raise RequestError(f"{shown(params)} are no sampling parameters: give a SamplingParams")
+            raise wrong_params(params)
         for name, n in {"logprobs": params.logprobs, "prompt_logprobs": params.prompt_logprobs}.items():
             if (n or 0) > self._n_vocab:
                 raise RequestError(f"{name}={n}: the vocabulary has {self._n_vocab} tokens")
@@ -294,7 +298,7 @@ class InputProcessor:
             if wrong is not None:
                 raise RequestError(f"{name}: token {wrong} does not exist, ids go up to {self._n_vocab - 1}")
 
-    def max_new(self, n_prompt: int, max_tokens: int | None) -> int:
+    def max_new(self, n_prompt: int, max_tokens: int | None, name: str = "the prompt") -> int:
         """Return the tokens to generate at most: `max_tokens`, as far as context and pool have room.
 
         Raises:
@@ -302,24 +306,13 @@ class InputProcessor:
         """
         n_ctx = self._pool.n_ctx
         if n_prompt >= n_ctx:
-            advice = f"shorten it to {n_ctx - 1} tokens or raise n_ctx" if n_ctx > 1 else "raise n_ctx"
-            raise RequestError(
-                f"the prompt has {n_prompt} tokens, but prompt and answer together get n_ctx={n_ctx}: "
-                f"{advice}"
-            )
+            raise no_room(n_prompt, n_ctx, name)
         room = n_ctx - n_prompt
-        if max_tokens is None:
-            max_new = min(room, self._pool.n_tokens - n_prompt + 1)
-        else:
-            max_new = min(room, max_tokens)
+        max_new = min(room, self._pool.n_tokens - n_prompt + 1 if max_tokens is None else max_tokens)
         needed = n_prompt + max(1, max_new) - 1
         blocks, total = -(-needed // self._block_size), self._pool.n_blocks
         if blocks > total:
-            raise OutOfBlocks(
-                f"{n_prompt} tokens of prompt and up to {max(1, max_new)} of answer need {blocks} blocks of "
-                f"{self._block_size} tokens, the whole pool has {total}: ask for fewer tokens or raise "
-                f"kv_cache_bytes"
-            )
+            raise no_blocks(n_prompt, max(1, max_new), f"{blocks} blocks of {self._block_size} tokens", total)
         return max_new
 
 
@@ -346,8 +339,12 @@ def for_each(params: SamplingParams | abc.Sequence[SamplingParams] | None, n: in
         return [SamplingParams()] * n
     if isinstance(params, SamplingParams):
         return [params] * n
-    items = items_of(params)
-    given: list[Any] = [params] if items is None else items
+    given = None if isinstance(params, (str, bytes, Mapping)) else items_of(params)
+    if given is None:
+        raise wrong_params(params, many=True)
+    for number, each in enumerate(given):
+        if not isinstance(each, SamplingParams):
+            raise wrong_params(each, f"params[{number}]")
     if len(given) != n:
         raise RequestError(f"{len(given)} SamplingParams for {n} prompts: give one, or one for each")
     return given
@@ -357,20 +354,23 @@ Prompt = str | abc.Sequence[int]
 
 
 def tokens_of(
-    model: Model, prompt: Prompt, *, add_special: bool = True, name: str = "the prompt"
+    model: Model, prompt: Prompt, *, add_special: bool = True, name: str = "the prompt", one: str = ""
 ) -> abc.Sequence[int]:
-    """Return the token ids of a prompt; raise RequestError with its `name` if it is invalid or empty."""
+    """Return the token ids of a prompt; raise RequestError with its `name` if it is invalid or empty.
+
+    one: name of a call that takes one prompt, for the error.
+    """
     n_vocab = model.vocab.n_tokens
     if isinstance(prompt, str):
         tokens: list[int] | None = model.tokenize(prompt, add_special=add_special)
     else:
+        items = items_of(prompt)
         try:
-            items: list[Any] = list(prompt)
-            tokens = [operator.index(token) for token in items]
+            tokens = None if items is None else [operator.index(token) for token in items]
         except TypeError:
             tokens = None
-        if tokens is None or isinstance(prompt, (bytes, Mapping)) or bool in map(type, items):
-            raise RequestError(f"{name} must be a string or a list of token ids")
+        if tokens is None or isinstance(prompt, (bytes, Mapping)) or bool in map(type, items or ()):
+            raise no_prompt(prompt, items, name, one)
         wrong = next((token for token in tokens if not 0 <= token < n_vocab), None)
         if wrong is not None:
             raise RequestError(f"{name}: token {shown(wrong)} does not exist: ids go from 0 to {n_vocab - 1}")
@@ -385,7 +385,7 @@ def listed(prompts: Prompt | abc.Sequence[Prompt]) -> list[Prompt]:
         return [prompts]
     items = None if isinstance(prompts, (bytes, Mapping)) else items_of(prompts)
     if items is None:
-        raise RequestError(f"{shown(prompts)} is no prompt: give a string, token ids, or a list of either")
+        raise no_prompt(prompts, items, "the prompt")
     one = bool(items) and not any(isinstance(item, str) or hasattr(item, "__len__") for item in items)
     return [cast("list[int]", items)] if one else cast("list[Prompt]", items)
 

@@ -177,11 +177,12 @@ def _fitting(room: DeviceRoom, want: PoolRequest, needed: int) -> int:
     if fitting < needed:
         tokens = needed * POOL_GRAIN
         on, least = ("", "") if room.name == HOST else (f" on {room.name}", ", fewer n_gpu_layers")
+        share = ", a larger memory_utilization" if want.memory_utilization < 1 else ""
         raise OutOfMemory(
             f"a KV cache of {tokens} tokens takes {tokens * room.token_bytes} bytes{on}, but "
             f"memory_utilization={want.memory_utilization:g} of the {room.free_bytes} free bytes, less "
             f"{room.other_bytes} for the weights, leaves {budget}; a smaller n_ctx, a smaller "
-            f"kv_type (such as q8_0){least} or kv_cache_bytes would help"
+            f"kv_type (such as q8_0){share}{least} or kv_cache_bytes would help"
         )
     return fitting
 

@@ -90,7 +90,7 @@ def test_another_template_by_text_or_name() -> None:
         texts(made, chat_template="chatlm")
     with pytest.raises(RequestError, match="chat_template is a string, not a int"):
         texts(made, chat_template=5)
-    with pytest.raises(TemplateError, match=r"^chat_template=, line 1: "):
+    with pytest.raises(TemplateError, match=r"^chat_template, line 1: "):
         texts(made, chat_template="{% for %}")
 
 

@@ -120,7 +120,7 @@ def test_arguments_are_passed_through() -> None:
         ([USER, {"content": "Hi"}], r"messages\[1\] has the role None"),
         ([{"role": "us<er", "content": ""}], "has the role 'us<er'"),
         ([{"role": "user"}], r"messages\[0\] has neither content nor tool_calls"),
-        ([{"role": "user", "content": 5}], "has a int as content"),
+        ([{"role": "user", "content": 5}], "content is an int"),
         ([{"role": "user", "content": ["a"]}], "part 0 of the content is 'str'"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "part 0 of the content is 'image_url'"),
         ([{"role": "user", "content": "", "x": b""}], r"messages\[0\]\['x'\] has a bytes in it"),
@@ -135,7 +135,7 @@ def test_messages_that_are_none(messages: Any, said: str) -> None:
 
 
 def test_arguments_that_are_none() -> None:
-    with pytest.raises(RequestError, match="bos_token is no template argument"):
+    with pytest.raises(RequestError, match="bos_token is set by the call: remove it"):
         CHATML.render([USER], bos_token="x")
     with pytest.raises(RequestError, match="the template's argument x has a set in it"):
         CHATML.render([USER], x={1})

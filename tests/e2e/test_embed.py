@@ -225,8 +225,8 @@ def test_wrong_texts_are_refused_with_the_numbers(shared: LLM) -> None:
         "text 0 has no tokens": [[]],
         "text 2: token 1096 does not exist": [[1], [2], [1096]],
         "text 0: token -1 does not exist": [[-1]],
-        "text 1 must be a string or a list of token ids": ["a", [1.5]],
-        "5 is no prompt": 5,
+        r"text 1 is \[1.5\]: give a string or a list of token ids": ["a", [1.5]],
+        "the prompt is 5: give a string": 5,
     }
     for message, texts in wrong.items():
         with pytest.raises(RequestError, match=message):

@@ -333,12 +333,12 @@ def test_streams_and_answers_interleave(llm: LLM) -> None:
 
 def test_what_can_never_be_served_is_refused_before_anything_starts(llm: LLM) -> None:
     steps = llm.stats().steps
-    with pytest.raises(RequestError, match=r"the prompt has 512 tokens.*n_ctx=512"):
+    with pytest.raises(RequestError, match=r"prompts\[1\] has 512 tokens.*n_ctx=512"):
         llm.generate(["Hello", [3] * 512], greedy())
     with pytest.raises(RequestError, match="no tokens"):
         llm.stream([], greedy())
     for wrong in (5, b"bytes", {"a": 1}, None):
-        with pytest.raises(RequestError, match="is no prompt"):
+        with pytest.raises(RequestError, match="give a string or a list of token ids"):
             llm.generate(wrong, greedy())  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="give a SamplingParams"):
         llm.generate("Hello", 5)  # type: ignore[arg-type]

@@ -271,3 +271,16 @@ def test_a_session_gives_its_blocks_to_a_request_that_begins_like_it(tiny_model_
             session.generate(SamplingParams(max_tokens=2, temperature=0, ignore_eos=True))
             assert [output.token_ids for output in llm.generate(asked, first)] == expected
         assert llm.stats().blocks_used == 0
+
+
+def test_a_full_session_names_its_tokens_and_the_context(llm: LLM) -> None:
+    with llm.session([3] * 8) as session:
+        session.generate(SamplingParams(max_tokens=None, temperature=0, ignore_eos=True))
+        with pytest.raises(
+            RequestError, match="the session has 512 tokens, n_ctx=512: no room for an answer"
+        ):
+            session.generate()
+        with pytest.raises(
+            RequestError, match="the session with this text has 513 tokens, n_ctx=512: no room"
+        ):
+            session.append([3])
