@@ -90,7 +90,7 @@ def _advance(
 ) -> Generator[abc.Sequence[Submission], None, None]:
     """Add a token to each beam of each search."""
     n_best = (
-        params.beam_width + N_ENDS + len(tuple(params.stop_token_ids))
+        params.beam_width + N_ENDS + len(tuple(params.stop_token_ids or ()))
     )  # so many of one beam may be taken
     settings = params.step(min(n_best, MAX_BEST, engine.model.vocab.n_tokens))
     given = [
@@ -133,7 +133,7 @@ def _choose(
     n_ended = 0
     for minus_total, number, token, logprob in _likeliest(search.beams, nearest):
         ends = is_end(token) and not params.ignore_eos
-        stopped = ends or token in params.stop_token_ids
+        stopped = ends or token in (params.stop_token_ids or ())
         tokens = (*search.beams[number].tokens, TokenLogprob(token, logprob))
         answer = _Answer(-minus_total, tokens, stopped, token if stopped and not ends else None)
         if not stopped and len(tokens) < search.n_most:

@@ -46,8 +46,8 @@ class SamplingParams:
     repetition_penalty: divides the logits of tokens in prompt and output; 1: off.
     presence_penalty: subtracted once from the logit of each token in the output; 0: off.
     frequency_penalty: subtracted for each occurrence of a token in the output; 0: off.
-    stop: strings that end the answer; excluded from the text.
-    stop_token_ids: tokens that end the answer, in addition to the model's end tokens.
+    stop: strings that end the answer, excluded from the text; None: none.
+    stop_token_ids: tokens that end the answer, in addition to the model's end tokens; None: none.
     ignore_eos: continue after the model's end tokens.
     skip_special_tokens: exclude control tokens from the text; False: include their names, which stop strings
         may match. The end token is never in the text.
@@ -79,8 +79,8 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    stop: str | Iterable[str] = ()
-    stop_token_ids: Iterable[int] = ()
+    stop: str | Iterable[str] | None = ()
+    stop_token_ids: Iterable[int] | None = ()
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     seed: int | None = None
@@ -166,7 +166,7 @@ class BeamSearchParams:
     beam_width: int = 4
     max_tokens: int = 16
     length_penalty: float = 1.0
-    stop_token_ids: Iterable[int] = ()
+    stop_token_ids: Iterable[int] | None = ()
     ignore_eos: bool = False
     priority: int = 0
     cache_salt: str = ""
@@ -223,6 +223,8 @@ def _number(name: str, value: Any, low: float, high: float, hint: str = "", *, a
 
 
 def _strings(value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
     try:
         strings = (value,) if isinstance(value, (str, Mapping)) else tuple(value)
     except TypeError:
@@ -233,6 +235,8 @@ def _strings(value: Any) -> tuple[str, ...]:
 
 
 def _token_ids(value: Any) -> tuple[int, ...]:
+    if value is None:
+        return ()
     try:
         tokens = None if isinstance(value, (str, bytes, Mapping)) else tuple(value)
     except TypeError:

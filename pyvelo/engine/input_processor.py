@@ -273,7 +273,7 @@ class InputProcessor:
         if not params.min_tokens:
             return b""
         bits = np.ones(self._n_vocab, np.uint8)
-        bits[list(params.stop_token_ids)] = 0
+        bits[list(params.stop_token_ids or ())] = 0
         if not params.ignore_eos:
             bits[self._ends] = 0
         return np.packbits(bits, bitorder="little").tobytes()
@@ -292,7 +292,7 @@ class InputProcessor:
         for name, n in {"logprobs": params.logprobs, "prompt_logprobs": params.prompt_logprobs}.items():
             if (n or 0) > self._n_vocab:
                 raise RequestError(f"{name}={n}: the vocabulary has {self._n_vocab} tokens")
-        named = {"stop_token_ids": params.stop_token_ids, "logit_bias": params.logit_bias or ()}
+        named = {"stop_token_ids": params.stop_token_ids or (), "logit_bias": params.logit_bias or ()}
         for name, tokens in named.items():
             wrong = next((token for token in tokens if token >= self._n_vocab), None)
             if wrong is not None:

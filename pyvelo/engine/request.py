@@ -287,7 +287,7 @@ class Request:
         params = self.params
         self.tokens, self.hashes = self.sequence.tokens, self.sequence.hashes
         self.n_prompt = len(self.tokens)
-        self.stop_ids = frozenset(params.stop_token_ids)
+        self.stop_ids = frozenset(params.stop_token_ids or ())
         self.n_logprobs = 0 if params.logprobs is None and params.best_of is not None else params.logprobs
 
     def hold(self, samples: Iterable[Request]) -> None:

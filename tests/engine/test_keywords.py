@@ -8,6 +8,7 @@ import inspect
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -38,6 +39,11 @@ def called(call: Callable[..., Any], *arguments: Any, **keywords: Any) -> None:
         (BeamSearchParams, "width", "did you mean beam_width?"),
         (LLM, "ctx", "LLM has no argument 'ctx': did you mean n_ctx?"),
         (LLM, "gpu_memory_utilization", "did you mean memory_utilization?"),
+        (LLM, "kv_cache_dtype", "did you mean kv_type?"),
+        (LLM, "temperature", "temperature belongs to SamplingParams, which generate takes"),
+        (AsyncLLM, "top_kk", "top_k belongs to SamplingParams, which generate takes"),
+        (SamplingParams, "response_format", "did you mean json_schema?"),
+        (SamplingParams, "guided_choice", "did you mean regex?"),
         (AsyncLLM, "kv_types", "AsyncLLM has no argument 'kv_types': did you mean kv_type?"),
     ],
 )
@@ -48,6 +54,28 @@ def test_the_nearest_right_name_of_a_setting(call: Callable[..., Any], name: str
     assert message in str(refused.value)
     assert isinstance(refused.value, TypeError)
     assert isinstance(refused.value, VeloError)
+
+
+@pytest.mark.parametrize(
+    ("call", "names"),
+    [
+        (LLM, "main_gpu logits_all tensor_parallel_size quantization dtype"),
+        (SamplingParams, "detokenize output_kind bad_words"),
+        (partial(LLM.generate, NOBODY, "Hello"), "lora_request use_tqdm detokenize"),
+    ],
+)
+def test_names_without_an_equivalent(call: Callable[..., Any], names: str) -> None:
+    arguments = ["model.gguf"] if call is LLM else []
+    for name in names.split():
+        with pytest.raises(ArgumentError, match=f"has no argument '{name}': there are [a-z]"):
+            call(*arguments, **{name: 1})
+
+
+@pytest.mark.parametrize("face", [LLM, AsyncLLM])
+def test_stream_is_a_method(face: Any) -> None:
+    for method, wanted in (("generate", "stream"), ("chat", "chat_stream")):
+        with pytest.raises(ArgumentError, match=f"has no argument 'stream': call {wanted} to get"):
+            called(getattr(face, method), NOBODY, ["Hello"], stream=True)
 
 
 @pytest.mark.parametrize("face", [LLM, AsyncLLM])
@@ -69,6 +97,7 @@ def test_other_calls_name_the_nearest_too(face: Any) -> None:
         ("session", "salt", "cache_salt"),
         ("embed", "pool", "pooling"),
         ("tokenize", "add_bos", "add_special"),
+        ("tokenize", "special", "did you mean parse_special"),
         ("detokenize", "specials", "special"),
         ("chat_prompt", "template", "chat_template"),
     ):

@@ -158,6 +158,8 @@ def test_values_are_brought_to_their_types() -> None:
     assert params.logit_bias == {3: -math.inf, 4: 1.0}
     assert {type(value) for value in (params.max_tokens, params.top_k)} == {int}
     assert SamplingParams(stop="end").stop == ("end",)
+    assert SamplingParams(stop=None, stop_token_ids=None) == SamplingParams()
+    assert BeamSearchParams(stop_token_ids=None) == BeamSearchParams()
     assert SamplingParams(max_tokens=None).max_tokens is None
 
 
