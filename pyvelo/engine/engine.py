@@ -162,7 +162,7 @@ def open_engine(config: EngineConfig, stop: threading.Event | None = None) -> En
 
 
 class _Load:
-    """What ends a load early: an event, or Ctrl+C in the thread that loads."""
+    """Conditions that end a load early: an event, or Ctrl+C in the thread that loads."""
 
     def __init__(self, guard: InterruptGuard, stop: threading.Event) -> None:
         self.guard, self.stop = guard, stop
