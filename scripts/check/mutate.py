@@ -48,7 +48,7 @@ QUICK = sorted(
 )
 """Tests without a model."""
 
-OF_ASYNC_LLM = ("async", "async_preparing", "async_sessions", "lifetimes")
+OF_ASYNC_LLM = ("abort", "async", "async_preparing", "async_sessions", "lifetimes")
 OF_LLM = ("llm", "sessions", "beam_search", "endings", "prompt_logprobs")
 TESTS = [*QUICK, *(f"tests/e2e/test_{name}.py" for name in OF_ASYNC_LLM + OF_LLM)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import threading
 from collections.abc import Callable, Iterator
@@ -194,3 +195,23 @@ def test_the_thread_ends_with_the_interpreter_and_releases_its_team_without_requ
 
     asyncio.run(asyncio.wait_for(body(), WAIT))
     stand.assert_idle()
+
+
+def test_a_thread_that_ends_leaves_no_task_waiting(
+    stand: Stand, start: Callable[[], AsyncEngineLoop]
+) -> None:
+    """It is told to end by a finalizer while a request runs."""
+    stepping, go_on = stand.hold_steps()
+
+    async def body() -> None:
+        loop = start()
+        asked = submission(stand, [1, 2], 50)
+        task = asyncio.create_task(loop.run([asked]))
+        assert await asyncio.to_thread(stepping.wait, WAIT)
+        loop._worker.wake.put(False)
+        go_on.set()
+        with contextlib.suppress(ClosedError):
+            await task
+        assert asked.requests[0].finish_reason == "abort"
+
+    asyncio.run(asyncio.wait_for(body(), WAIT))

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyvelo.engine.output import Scored, score_prompts
 from pyvelo.engine.request import Request
+from pyvelo.engine.scheduler import schedule
 from pyvelo.errors import ComputeError
 from pyvelo.memory.budget import SCORED_TOKENS
-from pyvelo.outputs import StreamPiece
+from pyvelo.outputs import StreamPiece, TokenLogprob
 
 from .fakes import Bench, answer, next_token
 from .test_samples import group
@@ -250,3 +252,30 @@ def test_a_chunk_that_scores_nothing_stops_no_other_one() -> None:
     score_prompts(cast(Any, bench.context), pieces, lambda requests, error: pytest.fail(str(error)))
     assert not again.prompt_logprobs
     check(other)
+
+
+def test_tokens_that_are_computed_again_are_not_scored_again() -> None:
+    """A chunk that ends long before the scored tokens do has no rows, and moves no row of others."""
+    bench = Bench(n_blocks=16, block_size=8, max_batch_tokens=16)
+    again, other = bench.request(PROMPT[:40], 3, prompt_logprobs=0), bench.request([5], 3)
+    again.prompt_logprobs = [TokenLogprob(token, 0.0, ()) for token in PROMPT[1:30]]
+    for arrival, request in enumerate((again, other)):
+        request.arrival = arrival
+    plan = schedule([again, other], [], bench.manager, bench.core.limits)
+    bench.manager.commit(plan.allocation)
+    batch = bench.core._batches.build(plan)
+    assert [chunk.n_tokens for chunk in plan.chunks] == [15, 1] or plan.chunks[0].n_tokens == 16
+    assert [piece.n_tokens for piece in batch.scored] == [0]
+    assert not bench.core._arrays.outputs[: plan.chunks[0].n_tokens].any()
+
+
+def test_an_entry_of_few_possible_tokens_names_no_token_that_is_missing() -> None:
+    bench = Bench()
+    request = bench.request([5, 6], 1, prompt_logprobs=3)
+
+    class Few:
+        def logprobs(self, rows: Any, tokens: Any, k: int) -> tuple[Any, Any, Any]:
+            return np.array([-1.0]), np.array([[6, -1, -1]]), np.array([[-1.0, 0.0, 0.0]])
+
+    score_prompts(cast(Any, Few()), [Scored(request, 0, 0, 1)], lambda *_: None)
+    assert request.prompt_logprobs[0].top == ((6, -1.0),)

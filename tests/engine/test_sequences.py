@@ -345,3 +345,36 @@ def test_a_sequence_shares_its_prefix_with_a_request() -> None:
         assert request.generated_ids == answer(prompt, 1)
     close(bench, sequence)
     bench.assert_idle()
+
+
+def test_only_idle_sequences_share_their_blocks() -> None:
+    """A request that runs on a sequence writes to its last block."""
+    bench = Bench(n_blocks=8, block_size=8)
+    sequence = bench.sequence([1] * 12)
+    request = bench.go_on(sequence, 20)
+    bench.step()
+    assert sequence.table is not None
+    twin = sequence.fork(sequence.tokens, 12)
+    bench.core.idle.fork(sequence, twin)
+    assert twin.table is None
+    assert len(bench.core.idle) == 0
+    bench.finish(request)
+    bench.core.idle.fork(sequence, twin)
+    assert twin.table is not None
+    close(bench, sequence, twin)
+    bench.assert_idle()
+
+
+def test_sequences_that_need_not_go_stay_idle() -> None:
+    """The third one alone has enough blocks, so the two before it keep theirs."""
+    bench = Bench(n_blocks=8, block_size=8, share=False)
+    sequences = [bench.sequence([n] * n_tokens) for n, n_tokens in ((1, 6), (2, 6), (3, 30))]
+    for sequence in sequences:
+        go_on(bench, sequence, 1)
+    assert [len(sequence.table.blocks) for sequence in sequences if sequence.table] == [1, 1, 4]
+    request = bench.submit([4] * 40, 2)
+    bench.step()
+    assert [sequence.table is None for sequence in sequences] == [False, False, True]
+    bench.finish(request)
+    close(bench, *sequences)
+    bench.assert_idle()

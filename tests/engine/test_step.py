@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyvelo.engine.prefill_budget import Costs
+from pyvelo.engine.queues import Inbox
 from pyvelo.engine.request import Request
 from pyvelo.engine.step import BlockMover
-from pyvelo.errors import Cancelled, ComputeError, InternalError
+from pyvelo.errors import Cancelled, ComputeError, InternalError, ModelError
 from pyvelo.kv.manager import Copy, Moves
 from pyvelo.outputs import StreamPiece, Usage
 
@@ -705,3 +706,46 @@ def test_costs_learn_from_blocks_that_move_either_way() -> None:
     assert costs._per_block == 0.25
     mover.move(Moves([], [Copy(0, 2)], []))
     assert costs._per_block > 0.25
+
+
+def test_a_file_that_changed_ends_the_step_s_requests() -> None:
+    bench = Bench()
+    request = bench.submit([1, 2], 5)
+    bench.step()
+
+    def check_files() -> None:
+        raise ModelError("the file has changed")
+
+    bench.core._check_files = check_files
+    bench.step()
+    assert request.finish_reason == "error"
+    assert str(request.error) == "the file has changed"
+    assert len(bench.context.steps) == 1, "no forward pass over other weights"
+    bench.assert_idle()
+
+
+def test_requests_in_host_memory_are_counted() -> None:
+    bench = Bench(n_blocks=7, block_size=8, n_swap_blocks=10)
+    bench.core._costs.favour_swap = lambda n_blocks, n_tokens: True  # type: ignore[method-assign]
+    requests = [bench.submit([n] * 12, 30) for n in (1, 2)]
+    seen = set()
+    while not all(request.finished for request in requests):
+        bench.step()
+        n_swapped = sum(request.sequence.swapped is not None for request in requests)
+        assert bench.core.queues.swapped == n_swapped
+        seen.add(n_swapped)
+    assert seen == {0, 1}
+    waiting = bench.submit([3], 1)
+    assert bench.core.queues.swapped == 0
+    bench.finish(waiting)
+
+
+def test_a_deadline_is_over_at_its_very_moment() -> None:
+    now = [10.0]
+    inbox = Inbox(lambda: now[0])
+    request = Bench().request([1], 5, timeout=5.0)
+    inbox.submit([request])
+    assert list(inbox.arrivals()) == [request]
+    assert list(inbox.to_end()) == []
+    now[0] = 15.0
+    assert list(inbox.to_end()) == [(request, "timeout")]

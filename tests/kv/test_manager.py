@@ -696,3 +696,49 @@ def test_a_plan_counts_a_cached_hit_as_allocated() -> None:
     with pytest.raises(InternalError, match="but 3 are free"):
         manager.commit(allocation)
     manager.audit()
+
+
+def test_changes_after_a_plan_do_not_cancel_out() -> None:
+    manager = BlockManager(6, BLOCK, n_swap_blocks=2)
+    table, gone = started(manager, BLOCK, range(5)), started(manager, BLOCK, range(50, 55))
+    manager.advance(gone, 5)
+    allocation = manager.plan()
+    swapped = allocation.swap_out(gone)
+    assert swapped is not None
+    manager.commit(allocation)
+    stale = manager.plan()
+    manager.free_swapped(swapped)
+    manager.fork(table, None)
+    with pytest.raises(InternalError, match="changed after this plan"):
+        manager.commit(stale)
+
+
+def test_a_copy_of_a_published_block_is_published_again() -> None:
+    """Its last token is computed again, so the table writes to a block that others may hit."""
+    manager = BlockManager(6, BLOCK)
+    table = started(manager, 2 * BLOCK, range(BLOCK))
+    manager.advance(table, BLOCK)
+    (first,) = table.blocks
+    twin = manager.fork(table, hashes(range(BLOCK)))
+    manager.advance(table, BLOCK - 1)
+    allocation = manager.plan()
+    assert allocation.grow(table, BLOCK)
+    (copy,) = manager.commit(allocation).copies
+    assert (copy.source, copy.target) == (first, table.blocks[0])
+    manager.advance(table, BLOCK)
+    assert manager.published() == {first, table.blocks[0]}
+    manager.free(twin)
+    manager.free(table)
+    manager.audit()
+
+
+def test_blocks_without_a_duplicate_stay_cached_beside_duplicates() -> None:
+    manager = BlockManager(8, BLOCK)
+    twins = [started(manager, BLOCK, range(BLOCK)) for _ in range(2)]
+    other = started(manager, BLOCK, range(90, 90 + BLOCK))
+    for table in (*twins, other):
+        manager.advance(table, BLOCK)
+    (block,) = other.blocks
+    manager.free(other)
+    assert block in manager.published()
+    assert started(manager, 2 * BLOCK, [*range(90, 90 + BLOCK), 1]).n_cached == BLOCK
