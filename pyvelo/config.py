@@ -19,6 +19,9 @@ PRECISIONS = ("exact", "fast")
 _INT32_MAX = (1 << 31) - 1
 _MAX_BATCH = 1 << 20
 
+MAX_THREADS = 512
+"""Most threads of a team, as in C."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
@@ -49,15 +52,16 @@ class EngineConfig:
         if not isinstance(self.model, (str, os.PathLike)) or not _is_path(self.model):
             raise ConfigError(f"model={shown(self.model)}: give the path of a GGUF file")
         parse_kv_type(self.kv_type)
-        if not isinstance(self.block_size, int) or self.block_size not in BLOCK_SIZES:
+        if self._integer("block_size") not in BLOCK_SIZES:
             sizes = ", ".join(map(str, BLOCK_SIZES))
             raise ConfigError(f"block_size={shown(self.block_size)}: choose from {sizes} tokens")
+        object.__setattr__(self, "block_size", self._integer("block_size"))
         for name in ("max_num_seqs", "max_batch_tokens"):
             self._check_integer(name, 1, _MAX_BATCH)
         self._check_gpu_layers()
         self._check_integer("swap_bytes", 0, (1 << 63) - 1)
-        for name in ("n_ctx", "n_threads"):
-            self._check_integer(name, 1, _INT32_MAX, optional=True)
+        self._check_integer("n_ctx", 1, _INT32_MAX, optional=True)
+        self._check_integer("n_threads", 1, MAX_THREADS, optional=True)
         self._check_integer("kv_cache_bytes", 1, (1 << 63) - 1, optional=True)
         self._check_integer("seed", 0, (1 << 64) - 1, optional=True)
         share = self.memory_utilization
@@ -100,14 +104,19 @@ class EngineConfig:
                 f"n_gpu_layers={layers}: with deterministic=True the CPU computes alone, give 0"
             )
 
+    def _integer(self, name: str) -> int | None:
+        """Return a setting as an integer; None if it is none."""
+        value: Any = getattr(self, name)
+        try:
+            return None if isinstance(value, bool) else operator.index(value)
+        except TypeError:
+            return None
+
     def _check_integer(self, name: str, low: int, high: int, *, optional: bool = False) -> None:
         value: Any = getattr(self, name)
         if optional and value is None:
             return
-        try:
-            number = None if isinstance(value, bool) else operator.index(value)
-        except TypeError:
-            number = None
+        number = self._integer(name)
         if number is None or not low <= number <= high:
             choice = " or None" if optional else ""
             raise ConfigError(f"{name}={shown(value)}: give an integer from {low} to {high}{choice}")

@@ -61,7 +61,7 @@ class TemplateError(RequestError):
 
 
 class TraceError(VeloError, ValueError):
-    """A recorded run cannot be read; the message names the line."""
+    """A recording cannot be written, or cannot be read; the message names the file and the line."""
 
 
 class OutOfBlocks(VeloError, MemoryError):

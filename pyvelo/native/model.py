@@ -264,13 +264,17 @@ class Model:
         """Return the text of tokens as bytes. `special` includes tokens that `tokenize` added.
 
         Raises:
-            ConfigError: a token is not in the vocabulary.
+            RequestError: a token is not in the vocabulary.
         """
-        array = token_array(tokens)
-        source = ints(array)
         handle = self.handle
-        n = len(array)
-        return read_bytes(lambda *to: lib.velo_detokenize(handle, source, n, bool(special), *to), 8 * n + 64)
+        try:
+            array = token_array(tokens)
+            source, n = ints(array), len(array)
+            return read_bytes(
+                lambda *to: lib.velo_detokenize(handle, source, n, bool(special), *to), 8 * n + 64
+            )
+        except ConfigError as error:
+            raise RequestError(str(error)) from None
 
     def is_end(self, token: int) -> bool:
         """Return whether this token ends an answer.
@@ -302,10 +306,12 @@ def token_array(tokens: Sequence[int] | npt.NDArray[np.int32]) -> npt.NDArray[np
             given = tokens if isinstance(tokens, (np.ndarray, Sequence)) else list(tokens)
             wide = np.asarray(given if len(given) else np.empty(0, np.int64))
         except (OverflowError, ValueError, TypeError) as error:
-            raise ConfigError(f"tokens must be whole numbers of 32 bits: {error}") from error
+            raise ConfigError(
+                f"tokens must be whole numbers of 32 bits, got {shown(tokens)}: {error}"
+            ) from error
         array = wide.astype(np.int32) if wide.dtype.kind in "iu" else np.empty(0, np.int32)
         if not np.array_equal(array, wide):
-            raise ConfigError("tokens must be whole numbers of 32 bits")
+            raise ConfigError(f"tokens must be whole numbers of 32 bits, got {shown(tokens)}")
     if array.ndim != 1:
         raise ConfigError(f"tokens must be a flat list, but have {array.ndim} dimensions")
     return np.ascontiguousarray(array)

@@ -11,7 +11,7 @@ from itertools import chain
 from pyvelo.engine.loop import EngineLoop
 from pyvelo.engine.request import Request, RequestStatus
 from pyvelo.engine.step import EngineCore
-from pyvelo.errors import ConfigError, EngineError
+from pyvelo.errors import ConfigError, EngineError, TraceError, shown
 from pyvelo.kv.manager import Event
 from pyvelo.kv.pool import BlockTable
 from pyvelo.trace.format import (
@@ -35,12 +35,12 @@ def recording(loop: EngineLoop, path: str | os.PathLike[str], block_bytes: int, 
     Raises:
         ConfigError: another recording is in progress, or no file can have this path.
         ClosedError: the engine was closed.
-        OSError: the file cannot be written; raised at the start or at the end.
+        TraceError: the file cannot be written; raised at the start or at the end.
     """
     loop.check_open()
     lifetime, tracer, wait = _Lifetime(), None, True
     try:
-        with loop.guard, loop.visit() as core:
+        with loop.guard, _writing(path), loop.visit() as core:
             loop.check_open()
             tracer = Tracer(core, path, block_bytes, n_ctx, lifetime)
         yield
@@ -48,9 +48,19 @@ def recording(loop: EngineLoop, path: str | os.PathLike[str], block_bytes: int, 
         wait = False
         raise
     finally:
-        with loop.guard:
+        with loop.guard, _writing(path):
             if tracer is not None:
                 _end(loop, tracer, wait)
+
+
+@contextmanager
+def _writing(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Raise TraceError for an error of the operating system."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        raise TraceError(f"the recording cannot be written to {shown(path)}: {reason}") from error
 
 
 class _Lifetime:

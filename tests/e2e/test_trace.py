@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from pyvelo import LLM, AsyncLLM, SamplingParams
-from pyvelo.errors import ClosedError, ConfigError
+from pyvelo.errors import ClosedError, ConfigError, TraceError
 from pyvelo.trace.blockmap import replay, summarize
 from pyvelo.trace.format import read_trace
 from pyvelo.trace.recorder import recording
@@ -58,8 +59,12 @@ def test_an_engine_that_is_closed_meanwhile(tiny_model: Path, tmp_path: Path) ->
 
 def test_a_path_that_cannot_be_written(tiny_model: Path, tmp_path: Path) -> None:
     with LLM(tiny_model, n_ctx=256, n_threads=1) as llm:
-        with pytest.raises(FileNotFoundError), llm.trace(tmp_path / "no" / "run.trace"):
-            pass
+        for path, reason in ((tmp_path / "no" / "run.trace", "No such file"), (tmp_path, "Is a directory")):
+            with pytest.raises(TraceError, match=f"cannot be written to .*: {reason}"), llm.trace(path):
+                pass
+        if os.path.exists("/dev/full"):
+            with pytest.raises(TraceError, match="No space"), llm.trace("/dev/full"):
+                pass
         assert len(llm.generate(PROMPT, PARAMS)[0].token_ids) == 12
         with llm.trace(tmp_path / "run.trace"):
             pass
@@ -70,7 +75,7 @@ def test_asyncio(tiny_model: Path, tmp_path: Path) -> None:
         async with AsyncLLM(tiny_model, n_ctx=256, n_threads=1) as llm:
             async with llm.trace(tmp_path / "run.trace"):
                 await asyncio.gather(*(llm.generate(PROMPT, PARAMS) for _ in range(3)))
-            with pytest.raises(FileNotFoundError):
+            with pytest.raises(TraceError):
                 async with llm.trace(tmp_path / "no" / "run.trace"):
                     pass
 

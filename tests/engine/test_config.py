@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from pyvelo.config import EngineConfig
@@ -44,6 +45,8 @@ from pyvelo.errors import ConfigError
         ("max_batch_tokens", 0),
         ("max_batch_tokens", (1 << 20) + 1),
         ("n_threads", 0),
+        ("n_threads", 513),
+        ("block_size", True),
         ("n_gpu_layers", -2),
         ("n_gpu_layers", "some"),
         ("n_gpu_layers", None),
@@ -58,6 +61,20 @@ def test_a_wrong_setting_is_refused_by_name(name: str, value: Any) -> None:
     settings: dict[str, Any] = {"model": "m.gguf", name: value}
     with pytest.raises(ConfigError, match=name):
         EngineConfig(**settings)
+
+
+def test_integers_of_numpy() -> None:
+    config = EngineConfig(
+        model="m.gguf", block_size=cast(Any, np.int64(64)), n_threads=cast(Any, np.uint8(3))
+    )
+    assert (config.block_size, type(config.block_size), config.n_threads) == (64, int, 3)
+
+
+def test_the_bounds_of_threads() -> None:
+    assert EngineConfig(model="m.gguf", n_threads=512).n_threads == 512
+    for n in (0, 10_000):
+        with pytest.raises(ConfigError, match=f"n_threads={n}: give an integer from 1 to 512 or None"):
+            EngineConfig(model="m.gguf", n_threads=n)
 
 
 def test_gpus_are_not_deterministic() -> None:
