@@ -55,7 +55,7 @@ def parser_limits() -> Any:
     from llguidance import LLParserLimits
 
     return LLParserLimits(
-        max_items_in_row=5_000,
+        max_items_in_row=5 * MAX_PROPERTIES,  # an optional property takes 4 items
         step_max_items=400_000,  # about 20,000 a millisecond
         step_lexer_fuel=200_000,  # about 14,000 a millisecond
         max_lexer_states=50_000,  # each 1 to 2 KB

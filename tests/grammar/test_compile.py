@@ -15,7 +15,7 @@ import pytest
 from pyvelo import LLM, SamplingParams
 from pyvelo.errors import ClosedError, ComputeError, RequestError
 from pyvelo.grammar import matcher as matcher_module
-from pyvelo.grammar.limits import MAX_CHARACTERS, MAX_REMAINDERS
+from pyvelo.grammar.limits import MAX_CHARACTERS, MAX_PROPERTIES, MAX_REMAINDERS
 from pyvelo.grammar.matcher import GrammarCompiler
 from pyvelo.native import Model
 
@@ -201,6 +201,22 @@ def test_too_many_remainders_are_refused(model: Model, schema: Any) -> None:
 @pytest.mark.parametrize("number", [7, 0.01, 1e6, 100000, 9973, 0.125, 60])
 def test_ordinary_multiples_are_not(model: Model, number: float) -> None:
     assert GrammarCompiler(model).compile(SamplingParams(json_schema={"multipleOf": number})) is not None
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_as_many_optional_names_as_allowed_can_be_followed(model: Model, inside: bool) -> None:
+    names = {f"x{i}": {"type": "integer"} for i in range(MAX_PROPERTIES - inside)}
+    schema = {"type": "object", "properties": names, "additionalProperties": False}
+    if inside:
+        schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    matcher = GrammarCompiler(model).compile(SamplingParams(json_schema=schema))
+    assert matcher is not None
+    text = '{"x0": 1, "x1999": 2}' if not inside else '{"a": {"x7": 1, "x1998": 2}}'
+    token_of = {model.token_bytes(token): token for token in range(model.vocab.n_tokens)}
+    for character in text:
+        token = token_of[character.encode()]
+        assert matcher.mask()[token // 8] >> token % 8 & 1, f"{character} in {text}"
+        matcher.accept(token)
 
 
 def test_too_many_names_are_refused(model: Model) -> None:
