@@ -20,7 +20,8 @@ __all__ = ["BeamSearchParams", "SamplingParams", "chat_params"]
 _log = logging.getLogger("pyvelo")
 
 _MAX_TOKEN = (1 << 31) - 1
-_MAX_GRAMMAR = 1 << 20
+MAX_CHARACTERS = 1 << 17
+"""Length of a grammar, a schema or an expression. The slowest of this length compile for 1 to 2 seconds."""
 _LEAST = 2.0**-126
 """Smallest 32-bit float above 0 with full precision; the sampler computes with 32-bit floats."""
 
@@ -142,8 +143,10 @@ class SamplingParams:
             raise RequestError(f"{' and '.join(given)}: an answer can follow only one")
         for name in given:
             text = getattr(self, name)
-            if not isinstance(text, str) or len(text) > _MAX_GRAMMAR:
-                raise RequestError(f"{name}: give text of up to {_MAX_GRAMMAR} characters")
+            if not isinstance(text, str):
+                raise RequestError(f"{name}={shown(text)}: give text of up to {MAX_CHARACTERS} characters")
+            if len(text) > MAX_CHARACTERS:
+                raise RequestError(f"{name} has {len(text)} characters: give up to {MAX_CHARACTERS}")
 
     def _put(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)

@@ -17,7 +17,7 @@ from pyvelo.engine.loop import Stream, run_all
 from pyvelo.engine.output import Submission
 from pyvelo.engine.request import Sequence
 from pyvelo.errors import ClosedError, RequestError
-from pyvelo.keywords import NotCopied, checked
+from pyvelo.keywords import NotCopied, checked, either
 from pyvelo.outputs import RequestOutput, StreamPiece, raise_first_error
 from pyvelo.sampling import SamplingParams
 
@@ -50,6 +50,10 @@ class BaseSession(NotCopied):
     def __len__(self) -> int:
         """Return the number of tokens."""
         return len(self._current().tokens)
+
+    def __bool__(self) -> bool:
+        """Return True, also for a session without tokens."""
+        return True
 
     @property
     def text(self) -> str:
@@ -146,12 +150,16 @@ class Session(BaseSession):
 
     @checked(params=SamplingParams)
     def generate(
-        self, params: SamplingParams | None = None, *, request_id: str | None = None
+        self,
+        params: SamplingParams | None = None,
+        *,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
     ) -> RequestOutput:
         """Continue the text; the session keeps the output. It generates one sample: fork it for more."""
         with self._turn() as sequence:
             processor = self._engine.processor
-            param = SamplingParams() if params is None else params
+            param = either(params, sampling_params, SamplingParams())
             submission = processor.go_on(sequence, param, asked=processor.ask(param, request_id))
             run_all(self._engine.loop, [submission])
         output = submission.output()
@@ -160,14 +168,18 @@ class Session(BaseSession):
 
     @checked(params=SamplingParams)
     def stream(
-        self, params: SamplingParams | None = None, *, request_id: str | None = None
+        self,
+        params: SamplingParams | None = None,
+        *,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
     ) -> Generator[StreamPiece, None, None]:
         """Continue the text as `generate` does, and yield a piece for each token.
 
         The session is busy until the last piece. Closing the generator cancels the answer; its tokens stay.
         """
         pieces: deque[StreamPiece] = deque()
-        processor, param = self._engine.processor, SamplingParams() if params is None else params
+        processor, param = self._engine.processor, either(params, sampling_params, SamplingParams())
         asked = processor.ask(param, request_id, timed=False)
 
         def begin() -> Submission:
@@ -248,11 +260,15 @@ class AsyncSession(BaseSession):
 
     @checked(params=SamplingParams)
     async def generate(
-        self, params: SamplingParams | None = None, *, request_id: str | None = None
+        self,
+        params: SamplingParams | None = None,
+        *,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
     ) -> RequestOutput:
         """Continue the text; the session keeps the output. It generates one sample: fork it for more."""
         async with self._turn() as sequence:
-            param, processor = SamplingParams() if params is None else params, self._engine.processor
+            param, processor = either(params, sampling_params, SamplingParams()), self._engine.processor
             prepare = partial(processor.go_on, sequence, param, asked=processor.ask(param, request_id))
             submission = await self._engine_loop.preparer.run(prepare, [param])
             await self._engine_loop.run([submission])
@@ -262,11 +278,15 @@ class AsyncSession(BaseSession):
 
     @checked(params=SamplingParams)
     async def stream(
-        self, params: SamplingParams | None = None, *, request_id: str | None = None
+        self,
+        params: SamplingParams | None = None,
+        *,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
     ) -> AsyncGenerator[StreamPiece, None]:
         """Continue the text as `generate` does, and yield a piece for each token; busy until the last."""
         async with self._turn() as sequence:
-            param, processor = SamplingParams() if params is None else params, self._engine.processor
+            param, processor = either(params, sampling_params, SamplingParams()), self._engine.processor
             prepare = partial(processor.go_on, sequence, param, asked=processor.ask(param, request_id))
             async with aclosing(self._engine_loop.pieces(prepare, param)) as pieces:
                 async for piece in pieces:

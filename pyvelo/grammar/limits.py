@@ -18,10 +18,7 @@ from typing import Any
 
 from pyvelo.errors import OutOfMemory
 
-__all__ = ["check_lark", "check_schema", "check_size", "parser_limits", "start_deep"]
-
-MAX_CHARACTERS = 1 << 17
-"""Length of a grammar, a schema or an expression. The slowest of this length compile for 1 to 2 seconds."""
+__all__ = ["check_lark", "check_schema", "parser_limits", "start_deep"]
 
 MAX_PROPERTIES = 2_000
 """Names of properties in a schema: 2,000 optional ones take 1 to 2 seconds, and the time is quadratic."""
@@ -62,14 +59,6 @@ def parser_limits() -> Any:
         max_grammar_size=200_000,
         verbose_errors=False,
     )
-
-
-def check_size(source: str) -> None:
-    """Raise ValueError if the source is too long to be compiled."""
-    if len(source) > MAX_CHARACTERS:
-        raise ValueError(
-            f"it has {len(source)} characters, the most are {MAX_CHARACTERS}: split or shorten it"
-        )
 
 
 def check_schema(schema: Any) -> None:

@@ -20,7 +20,6 @@ from pyvelo.grammar.lark import to_lark
 from pyvelo.grammar.limits import (
     check_lark,
     check_schema,
-    check_size,
     parser_limits,
     start_deep,
 )
@@ -198,7 +197,6 @@ class GrammarCompiler:
         from llguidance import LLMatcher
 
         try:
-            check_size(source)
             grammar = _SOURCES[name](source, self._model)
         except Exception as error:  # a converter's error, of any class
             raise RequestError(f"{name}: {one_line(str(error))}") from error

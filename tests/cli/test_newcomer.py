@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,11 @@ def refused(*arguments: str | Path, typed: bytes = b"", **environment: str) -> s
     assert (out, err[:8], err.count("\n")) == ("", "pyvelo: ", 1)
     assert len(err) < 600
     return err
+
+
+def test_the_package_is_the_command() -> None:
+    command = [sys.executable, "-m", "pyvelo", "--version"]
+    assert subprocess.check_output(command, text=True) == pyvelo("--version")[1]
 
 
 def test_nothing_asked_shows_the_help_as_it_is() -> None:

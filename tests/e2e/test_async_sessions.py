@@ -159,6 +159,9 @@ def test_errors_equal_the_ones_of_llm(run: Callable[..., None]) -> None:
         with pytest.raises((RequestError, OutOfBlocks)):
             await session.append([3] * 600)
         assert len(session) == 0
+        assert session
+        with pytest.raises(RequestError, match="two names of one argument"):
+            await session.generate(GREEDY, sampling_params=GREEDY)
         with pytest.raises(RequestError, match="does not exist"):
             await llm.session([1 << 40])
         with pytest.raises(RequestError):

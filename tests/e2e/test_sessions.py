@@ -47,6 +47,18 @@ def test_turns_and_forks_say_what_requests_say(tiny_model_f32: Path, prefix_cach
         assert session.text == llm.detokenize(session.token_ids)
 
 
+def test_params_under_either_name_and_truth(llm: LLM) -> None:
+    session = llm.session()
+    assert (len(session), bool(session)) == (0, True)
+    session.append(PROMPT)
+    short = SamplingParams(max_tokens=2, temperature=0, ignore_eos=True)
+    assert len(session.generate(sampling_params=short).token_ids) == 2
+    assert len(list(session.stream(sampling_params=short))) == 2
+    for call in (session.generate, session.stream):
+        with pytest.raises(RequestError, match="two names of one argument"):
+            call(short, sampling_params=short)
+
+
 def test_forks_share_memory_and_free_it(llm: LLM) -> None:
     session = llm.session(PROMPT)
     twins = [session.fork() for _ in range(8)]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import pyvelo
 from pyvelo import LLM, AsyncLLM, SamplingParams
 from pyvelo.engine import engine
 from pyvelo.errors import ConfigError
@@ -40,6 +41,10 @@ EXECUTE = "from pyvelo.cli.app import execute; import sys; assert execute(sys.ar
 
 def test_the_package_imports_nothing_heavy() -> None:
     assert imported("import pyvelo; pyvelo.SamplingParams(max_tokens=3)") == set()
+
+
+def test_dir_lists_what_is_loaded_late() -> None:
+    assert set(pyvelo.__all__) <= set(dir(pyvelo))
 
 
 def test_the_native_part_comes_with_the_first_model() -> None:

@@ -1,0 +1,5 @@
+"""`python -m pyvelo`."""
+
+from pyvelo.cli import main
+
+main()
