@@ -13,10 +13,23 @@ import typer
 
 from pyvelo import __version__
 from pyvelo.cli import options as opt
-from pyvelo.cli.exits import BROKEN_PIPE, ERROR, INTERRUPTED, USAGE, drop_unwritten, explain, silence_stdout
+from pyvelo.cli.exits import (
+    BROKEN_PIPE,
+    ERROR,
+    INTERRUPTED,
+    USAGE,
+    UsageError,
+    as_options,
+    code_of,
+    drop_unwritten,
+    explain,
+    parse_option,
+    silence_stdout,
+    without_prefix,
+)
 from pyvelo.cli.terminal import library_log, prepare_streams, print_error, print_json, print_out
 from pyvelo.demo import DEMO_MODEL
-from pyvelo.errors import VeloError
+from pyvelo.errors import ConfigError, VeloError
 
 __all__ = ["app", "execute"]
 
@@ -44,7 +57,8 @@ def execute(argv: Sequence[str] | None = None) -> int:
         silence_stdout()
         return BROKEN_PIPE
     except VeloError as error:
-        return _fail(str(error), ERROR)
+        message = as_options(str(error))
+        return _fail(message, code_of(error, message))
     except OSError as error:
         drop_unwritten()
         return _fail(explain(error), ERROR)
@@ -56,7 +70,7 @@ def execute(argv: Sequence[str] | None = None) -> int:
             return ERROR
         if describe is None:
             raise
-        return _fail(describe(), USAGE)
+        return _fail(without_prefix(describe()), USAGE)
 
 
 def _fail(message: str, code: int) -> int:
@@ -141,8 +155,9 @@ def run(
     verbose: opt.Verbose = False,
 ) -> int:
     """Generate text, and print it as it comes."""
-    from pyvelo.cli.run import Request, generate, read_prompt
+    from pyvelo.cli.run import Request, check_model, generate, read_prompt
 
+    check_model(model, prompt, file)
     sampling, engine = _settings(locals())
     as_chat = as_chat or model == str(DEMO_MODEL)
     request = Request(model, read_prompt(prompt, file), as_chat, sampling, engine)
@@ -176,7 +191,7 @@ def chat(
 
 @app.command()
 def embed(
-    model: opt.ModelName,
+    model: opt.DemoOrModel = str(DEMO_MODEL),
     text: opt.Texts = None,
     file: opt.TextFile = None,
     pooling: opt.Pooling = None,
@@ -184,7 +199,7 @@ def embed(
     ctx: opt.Context = None,
     threads: opt.Threads = None,
     n_gpu_layers: opt.GpuLayers = "auto",
-    as_json: opt.Json = False,
+    as_json: opt.JsonList = False,
 ) -> int:
     """Print a vector for each text."""
     from pyvelo.cli.embed import print_vectors, read_texts
@@ -196,7 +211,7 @@ def embed(
 
 @app.command()
 def bench(
-    model: opt.ModelName,
+    model: opt.DemoOrModel = str(DEMO_MODEL),
     depth: opt.Depths = "0",
     sequences: opt.SequenceCounts = "1",
     kv_type: opt.KVTypes = "f16",
@@ -229,7 +244,7 @@ def bench(
 
 @app.command()
 def info(
-    model: opt.ModelName,
+    model: opt.DemoOrModel = str(DEMO_MODEL),
     block_size: opt.BlockSize = 32,
     n_gpu_layers: opt.GpuLayers = "auto",
     as_json: opt.Json = False,
@@ -295,20 +310,18 @@ def simulate(
     from pyvelo.cli.simulate import Plan, print_outcomes, run_plan
     from pyvelo.simulate.workload import WorkloadSpec, parse_lengths, parse_prefix
 
+    try:
+        prompts = parse_option("--prompt", parse_lengths, prompt)
+        answers = parse_option("--answer", parse_lengths, answer)
+        prefixes = [parse_option("--shared-prefix", parse_prefix, text) for text in shared_prefix or ()]
+        spec = WorkloadSpec(requests, rate, prompts, answers, max_tokens, samples, prefixes, seed)
+    except ConfigError as error:
+        raise UsageError(str(error)) from None
     plan = Plan(
         model=model,
         kv_type=kv_type,
         token_bytes=token_bytes,
-        spec=WorkloadSpec(
-            requests,
-            rate,
-            parse_lengths(prompt),
-            parse_lengths(answer),
-            max_tokens,
-            samples,
-            [parse_prefix(text) for text in shared_prefix or ()],
-            seed,
-        ),
+        spec=spec,
         workload=workload,
         trace=trace,
         block_sizes=tuple(block_size or ()),

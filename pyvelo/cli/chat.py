@@ -11,9 +11,9 @@ from time import perf_counter as now
 from typing import Any, Protocol
 
 from pyvelo.cli.conversation import Conversation, Message, is_text
-from pyvelo.cli.exits import explain
+from pyvelo.cli.exits import as_options, explain
 from pyvelo.cli.screen import Screen, best_screen
-from pyvelo.cli.values import parse_argument
+from pyvelo.cli.values import count, parse_argument
 from pyvelo.demo import DEMO_MODEL, DEMO_NOTE
 from pyvelo.errors import ConfigError, VeloError, shown
 from pyvelo.outputs import StreamPiece, Usage
@@ -28,7 +28,7 @@ HELP = """\
 /retry           another answer to the last message
 /save FILE       save this conversation; /load FILE restores it
 /stats           speed of the last answer, and use of the cache
-/exit            end; Ctrl-D does so too, and Ctrl-C stops an answer
+/exit            end, as exit, quit and Ctrl-D do; Ctrl-C stops an answer
 A line that ends with \\ goes on in the next."""
 
 
@@ -81,7 +81,7 @@ class Chat:
                 text = self._screen.ask()
             except KeyboardInterrupt:
                 continue
-            if text is None or text.strip() in ("/exit", "/quit"):
+            if text is None or text.strip() in ("/exit", "/quit", "exit", "quit"):
                 return
             if text.strip():
                 self.hear(text)
@@ -101,7 +101,7 @@ class Chat:
             else:
                 self._screen.note(f"there is no {name}; /help lists the commands")
         except VeloError as error:
-            self._screen.note(str(error))
+            self._screen.note(as_options(str(error)))
         except OSError as error:
             self._screen.note(explain(error))
 
@@ -146,8 +146,9 @@ class Chat:
     # ---- commands ----
 
     def _system(self, text: str) -> None:
-        self.conversation.system = text or None
-        self._screen.note("the system message is set" if text else "there is no system message")
+        before, self.conversation.system = self.conversation.system, text or None
+        removed = "there is no system message" if before is None else "the system message is removed"
+        self._screen.note("the system message is set" if text else removed)
 
     def _reset(self, _: str) -> None:
         self.conversation.reset()
@@ -182,16 +183,17 @@ class Chat:
             self._screen.note(f"{name} is not UTF-8 text")
             return
         self.conversation = Conversation.from_json(text)
-        self._screen.note(f"{len(self.conversation.turns)} turns from {name}")
+        self._screen.note(f"{count(len(self.conversation.turns), 'turn')} from {name}")
 
     def _stats(self) -> str:
         last = self._last
         span = last.total - last.first
         rate = (last.n_tokens - 1) / span if last.n_tokens > 1 and span > 0 else 0.0
-        lines = [f"{last.n_tokens} tokens, the first after {last.first:.2f} s, then {rate:.1f} per second"]
+        n_tokens, first = count(last.n_tokens, "token"), f"{last.first:.2f} s"
+        lines = [f"{n_tokens}, the first after {first}, then {rate:.1f} tokens per second"]
         if last.usage is not None:
             cached, prompt = last.usage.cached_tokens, last.usage.prompt_tokens
-            lines.append(f"{cached} of {prompt} tokens of the conversation were in the cache")
+            lines.append(f"{cached} of {count(prompt, 'token')} of the conversation were in the cache")
         return "\n".join([*lines, self._talker.describe()])
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pyvelo.cli.exits import UsageError
 from pyvelo.cli.progress import loading
 from pyvelo.cli.run import read_prompt
 from pyvelo.cli.terminal import print_json, print_out
@@ -20,14 +21,14 @@ def read_texts(texts: Sequence[str] | None, file: Path | None) -> list[str]:
     """Return the texts of the options, or the lines of a file or of standard input (`-`).
 
     Raises:
-        ConfigError: there is no text.
+        UsageError: there is no text, or too many sources.
     """
     if texts and (file is not None or (len(texts) > 1 and "-" in texts)):
-        raise ConfigError("give -p or -f, not both, and - alone")
+        raise UsageError("give -p or -f, not both, and - alone")
     if texts and list(texts) != ["-"]:
         return [parse_argument(text, "the text") for text in texts]
     if not texts and file is None:
-        raise ConfigError("what shall be embedded? Give -p TEXT, -f FILE, or -p - to read standard input")
+        raise UsageError("which texts? Give -p TEXT, -f FILE, or -p - to read standard input")
     lines = read_prompt("-" if texts else None, file).splitlines()
     if not lines:
         raise ConfigError("there is no line to embed")

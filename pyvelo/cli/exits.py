@@ -4,14 +4,85 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
+from collections.abc import Callable
+from typing import TypeVar
 
-__all__ = ["BROKEN_PIPE", "ERROR", "INTERRUPTED", "USAGE", "drop_unwritten", "explain", "silence_stdout"]
+from pyvelo.errors import ConfigError, RequestError, VeloError
+
+__all__ = [
+    "BROKEN_PIPE",
+    "ERROR",
+    "INTERRUPTED",
+    "USAGE",
+    "UsageError",
+    "as_options",
+    "code_of",
+    "drop_unwritten",
+    "explain",
+    "parse_option",
+    "silence_stdout",
+    "without_prefix",
+]
+
+T = TypeVar("T")
 
 ERROR = 1
 USAGE = 2
 INTERRUPTED = 130  # a shell's code for SIGINT
 BROKEN_PIPE = 141  # and for SIGPIPE
+
+_OPTIONS = {
+    **{name: name for name in ("max_tokens", "top_k", "top_p", "min_p", "repetition_penalty", "block_size")},
+    **{name: name for name in ("ignore_eos", "kv_type", "kv_cache_bytes", "swap_bytes", "n_gpu_layers")},
+    **{name: name for name in ("attention_precision", "max_batch_tokens")},
+    **{"n_ctx": "ctx", "n_threads": "threads", "max_seqs": "max_num_seqs"},
+}
+"""Options by the names of Python arguments, wherever an error has them."""
+
+_WORDS = {
+    **{name: name for name in ("temperature", "seed", "stop", "pooling", "sequences", "repeats", "rate")},
+    **{name: name for name in ("requests", "samples", "policy", "cost")},
+    **{"depths": "depth", "prompt": "prompt_tokens", "answer": "answer_tokens"},
+}
+"""Options by arguments that are ordinary words, only at the beginning of an error."""
+
+_NAME = re.compile(rf"(?<![\w/.-])({'|'.join(_OPTIONS)})(?![\w/.-]*\w)(=?)")
+_FIRST = re.compile(rf"({'|'.join(_WORDS)})(?:=| (?=-?\d|nan|'|\w+=))")
+
+
+class UsageError(ConfigError):
+    """The options of a command are wrong."""
+
+
+def parse_option(option: str, parse: Callable[[str], T], text: str) -> T:
+    """Return the parsed value of an option; UsageError names the option."""
+    try:
+        return parse(text)
+    except ConfigError as error:
+        raise UsageError(f"{option} {error}") from None
+
+
+def as_options(message: str) -> str:
+    """Return an error of the library with options in place of Python arguments."""
+    if match := _FIRST.match(message):
+        message = f"--{_WORDS[match[1]].replace('_', '-')} {message[match.end() :]}"
+    message = _NAME.sub(lambda m: f"--{_OPTIONS[m[1]].replace('_', '-')}{' ' * bool(m[2])}", message)
+    message = message.replace("name one of 'mean'", "give --pooling 'mean'")
+    message = message.replace(", a larger memory_utilization", "").replace("memory_utilization=", "")
+    return message.replace("; None: no limit", "; -1: no limit").replace(" or None", "")
+
+
+def code_of(error: VeloError, message: str) -> int:
+    """Return the exit code of an error with the message of `as_options`."""
+    wrong_value = isinstance(error, (ConfigError, RequestError)) and message.startswith("--")
+    return USAGE if wrong_value or isinstance(error, UsageError) else ERROR
+
+
+def without_prefix(message: str) -> str:
+    """Return a complaint of a parser with its option once, and without the name of the exception."""
+    return re.sub(r"^Invalid value for '(--[\w-]+)'.*?: Value error, (?:\1 )?", r"\1 ", message)
 
 
 def silence_stdout() -> None:

@@ -9,12 +9,6 @@ from typer import Argument, Option
 
 from pyvelo.cli.values import parse_gpu_layers, parse_kv_type_option, parse_names, parse_numbers, parse_size
 
-ModelName = Annotated[
-    str,
-    Argument(
-        metavar="MODEL", help="A GGUF file, or a name on the hub such as org/repo:Q4_K_M.", show_default=False
-    ),
-]
 HubModel = Annotated[
     str,
     Argument(
@@ -23,7 +17,11 @@ HubModel = Annotated[
 ]
 DemoOrModel = Annotated[
     str,
-    Argument(metavar="[MODEL]", help="As for info; without it the small model inside.", show_default=False),
+    Argument(
+        metavar="MODEL",
+        help="A GGUF file or a name on the hub; default: the demo model in the package.",
+        show_default=False,
+    ),
 ]
 System = Annotated[str | None, Option("-s", "--system", help="The system message.", show_default=False)]
 AsChat = Annotated[bool, Option("--chat", help="The prompt is a message: ask with the chat template.")]
@@ -57,8 +55,10 @@ MaxTokens = Annotated[
 Temperature = Annotated[
     float, Option(help="0 takes the likeliest token, so equal commands give equal answers.")
 ]
-TopK = Annotated[int, Option(help="Draw among the K likeliest tokens; 0: among all.")]
-TopP = Annotated[float, Option(help="Draw among tokens of this total probability; 1: among all.")]
+TopK = Annotated[int, Option(help="Sample from the K likeliest tokens; 0: from all.")]
+TopP = Annotated[
+    float, Option(help="Sample from the likeliest tokens of this total probability; 1: from all.")
+]
 MinP = Annotated[float, Option(help="Leave out tokens below this share of the likeliest; 0: none.")]
 RepetitionPenalty = Annotated[float, Option(help="Divide the logits of tokens seen before; 1: off.")]
 OF_MODEL = "what the model's file says, else "
@@ -68,13 +68,13 @@ ChatTemperature = Annotated[
 ]
 ChatTopK = Annotated[
     int | None,
-    Option("--top-k", help="Draw among the K likeliest tokens; 0: among all.", show_default=f"{OF_MODEL}0"),
+    Option("--top-k", help="Sample from the K likeliest tokens; 0: from all.", show_default=f"{OF_MODEL}0"),
 ]
 ChatTopP = Annotated[
     float | None,
     Option(
         "--top-p",
-        help="Draw among tokens of this total probability; 1: among all.",
+        help="Sample from the likeliest of this total probability; 1: from all.",
         show_default=f"{OF_MODEL}0.95",
     ),
 ]
@@ -94,7 +94,7 @@ ChatRepetitionPenalty = Annotated[
         show_default=f"{OF_MODEL}1",
     ),
 ]
-Seed = Annotated[int | None, Option(help="Make the draws reproducible.", show_default=False)]
+Seed = Annotated[int | None, Option(help="Seed of the sampling.", show_default=False)]
 Stop = Annotated[list[str] | None, Option(help="End before this text; may be repeated.", show_default=False)]
 Echo = Annotated[bool, Option("--echo", help="Print the prompt before the answer.")]
 IgnoreEos = Annotated[bool, Option("--ignore-eos", help="Continue after the model's end token.")]
@@ -258,4 +258,5 @@ BySteps = Annotated[bool, Option("--steps", help="Draw over steps instead of sec
 # ---- output ----
 
 Json = Annotated[bool, Option("--json", help="Print one JSON object instead of text.")]
+JsonList = Annotated[bool, Option("--json", help="Print one JSON list of vectors instead of text.")]
 Verbose = Annotated[bool, Option("-v", "--verbose", help="Show speed and memory on standard error.")]

@@ -107,7 +107,9 @@ def _cache(refusal: str | None, costs: Mapping[str, Mapping[str, Any]]) -> tuple
     sizes = " or ".join(map(str, sorted({cost["block_size"] for cost in possible})))
     title = f"KV cache in blocks of {sizes} tokens: what a conversation takes, and how many tokens fit"
     lengths = [told["tokens"] for told in possible[0]["conversations"]]
-    table = _table("a token", *(f"{n:,} tokens" for n in lengths), "in 1 GiB", "here", "sequences")
+    table = _table(
+        "a token", *(f"{n:,} tokens" for n in lengths), "tokens in 1 GiB", "tokens here", "sequences here"
+    )
     for name, cost in costs.items():
         if "refusal" in cost:
             table.add_row(name, *"-" * (len(lengths) + 4), "cannot be cut into this model's heads")
@@ -152,7 +154,7 @@ def _machine(machine: Mapping[str, Any], placement: Mapping[str, Any] | None) ->
     memory = "unknown" if free is None else show_bytes(free)
     grid.add_row("machine", f"{', '.join(_cores(machine))}, {memory} of memory free")
     grid.add_row("threads", f"{machine['threads']} by default")
-    grid.add_row("here", "weights and cache take at most 90 % of that")
+    grid.add_row("here", "weights and cache take at most 90 % of the free memory")
     for device in machine["devices"]:
         memory = f"{show_bytes(device['memory_free'])} of {show_bytes(device['memory_total'])} free"
         grid.add_row("device", escape(f"{device['name']}: {device['description']}, {memory}"))

@@ -13,7 +13,7 @@ from rich.markup import escape
 from pyvelo.cli.picture import check_picture
 from pyvelo.cli.render import WIDTH_WITHOUT_TERMINAL, facts_grid
 from pyvelo.cli.terminal import make_console
-from pyvelo.cli.values import show_bytes
+from pyvelo.cli.values import count, show_bytes
 from pyvelo.errors import ConfigError
 from pyvelo.trace.blockmap import summarize
 from pyvelo.trace.format import Trace, read_trace
@@ -90,7 +90,9 @@ def print_summary(content: Mapping[str, Any]) -> None:
 
 
 def _requests(run: Mapping[str, Any]) -> str:
-    return f"{run['requests']:,} requests, {run['finished']:,} ended, up to {run['peak_running']} at once"
+    return (
+        f"{count(run['requests'], 'request')}, {run['finished']:,} ended, up to {run['peak_running']} at once"
+    )
 
 
 def _percent(share: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -10,18 +11,18 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyvelo.cli.exits import BROKEN_PIPE, INTERRUPTED, silence_stdout
+from pyvelo.cli.exits import BROKEN_PIPE, INTERRUPTED, UsageError, silence_stdout
 from pyvelo.cli.progress import loading
 from pyvelo.cli.terminal import print_error, print_json, print_out
-from pyvelo.cli.values import parse_argument, show_bytes
-from pyvelo.errors import ConfigError
+from pyvelo.cli.values import count, parse_argument, show_bytes
+from pyvelo.errors import ConfigError, shown
 from pyvelo.models.hub import locate
 from pyvelo.outputs import Usage
 
 if TYPE_CHECKING:
     from pyvelo import LLM
 
-__all__ = ["Request", "generate", "read_prompt"]
+__all__ = ["Request", "check_model", "generate", "read_prompt"]
 
 
 @dataclass(frozen=True)
@@ -55,16 +56,22 @@ class Answer:
         return (len(self.token_ids) - 1) / span if len(self.token_ids) > 1 and span > 0 else 0.0
 
 
+def check_model(model: str, prompt: str | None, file: Path | None) -> None:
+    """Raise UsageError if the model looks like the prompt, and there is no prompt."""
+    if prompt is None and file is None and " " in model and not os.path.exists(model):
+        raise UsageError(f"{shown(model)} is read as MODEL; give a prompt with -p")
+
+
 def read_prompt(prompt: str | None, file: Path | None) -> str:
-    """Return the prompt of the option, standard input (`-`) or a file; ConfigError for none or two."""
+    """Return the prompt of the option, standard input (`-`) or a file; UsageError for none or two."""
     if prompt is not None and file is not None:
-        raise ConfigError("give -p or -f, not both")
+        raise UsageError("give -p or -f, not both")
     if file is not None:
         return _decoded(file.read_bytes(), str(file))
     if prompt == "-":
         return _decoded(sys.stdin.buffer.read(), "standard input")
     if prompt is None:
-        raise ConfigError("what is the prompt? Give -p TEXT, -f FILE, or -p - to read standard input")
+        raise UsageError("what is the prompt? Give -p TEXT, -f FILE, or -p - to read standard input")
     return parse_argument(prompt, "the prompt")
 
 
@@ -137,10 +144,12 @@ def _as_dict(answer: Answer, llm: LLM) -> dict[str, Any]:
 
 def _summary(answer: Answer, llm: LLM) -> str:
     stats = llm.stats()
+    rate = f"then {answer.decode_rate:.1f} tokens per second, " if answer.decode_rate else ""
     return (
         f"load {answer.load:.2f} s | "
-        f"{stats.prompt_tokens} prompt tokens, the first answer after {answer.first:.2f} s | "
-        f"{len(answer.token_ids)} tokens in {answer.total:.2f} s, {answer.decode_rate:.1f} per second | "
+        f"{count(stats.prompt_tokens, 'prompt token')} | first token after {answer.first:.2f} s | "
+        f"{rate}"
+        f"{count(len(answer.token_ids), 'token')} in {answer.total:.2f} s | "
         f"KV cache of {stats.blocks_total} blocks = {stats.tokens_total} tokens = "
         f"{stats.sequences_total} sequences of {stats.n_ctx}, {show_bytes(stats.pool_bytes)} | "
         f"{answer.finish_reason}"

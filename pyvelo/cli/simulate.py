@@ -9,9 +9,10 @@ from typing import Any
 
 from rich.table import Table
 
+from pyvelo.cli.exits import UsageError, as_options
 from pyvelo.cli.progress import waiting
 from pyvelo.cli.terminal import make_console
-from pyvelo.cli.values import show_bytes
+from pyvelo.cli.values import count, show_bytes
 from pyvelo.errors import ConfigError
 from pyvelo.kv.geometry import POOL_GRAIN, make_geometry
 from pyvelo.simulate.contiguous import layouts, simulate_contiguous
@@ -56,20 +57,24 @@ def run_plan(plan: Plan) -> dict[str, Any]:
     """Run all simulations; return plain data in bytes, tokens and seconds.
 
     Raises:
-        ConfigError: an option is not valid.
+        UsageError: an option is not valid.
+        ConfigError: the model cannot be paged, or the workload is not valid.
         ModelError: the model cannot be read.
         TraceError: the trace is not valid.
         OSError: a file cannot be read or written.
     """
     if plan.workload is not None and plan.trace is not None:
-        raise ConfigError("give --workload or --trace, not both")
+        raise UsageError("give --workload or --trace, not both")
     trace = read_trace(plan.trace) if plan.trace is not None else None
     n_ctx = _first(plan.n_ctx, trace.header.n_ctx if trace else None, CONTEXT)
     if n_ctx < 2:
-        raise ConfigError(f"--ctx {n_ctx}: give 2 tokens or more, one for the prompt and one for the answer")
+        raise UsageError(f"--ctx {n_ctx}: give 2 tokens or more, one for the prompt and one for the answer")
     jobs = _jobs(plan, trace, n_ctx)
     token_bytes = _token_bytes(plan, trace)
-    setups = _setups(plan, trace, n_ctx, token_bytes)
+    try:
+        setups = _setups(plan, trace, n_ctx, token_bytes)
+    except ConfigError as error:
+        raise UsageError(as_options(str(error))) from None
     with waiting(f"simulating {len(jobs)} requests"):
         outcomes = [
             simulate(setup, jobs, seed=plan.spec.seed, record=None if number else plan.record)
@@ -114,13 +119,13 @@ def _jobs(plan: Plan, trace: Trace | None, n_ctx: int) -> list[Job]:
 
 def _token_bytes(plan: Plan, trace: Trace | None) -> int:
     if plan.model is not None and plan.token_bytes is not None:
-        raise ConfigError("give --model or --kv-bytes-per-token, not both")
+        raise UsageError("give --model or --kv-bytes-per-token, not both")
     if plan.model is not None:
         return _bytes_of_model(plan.model, plan.kv_type)
     recorded = max(1, trace.header.block_bytes // trace.header.block_size) if trace else None
     token_bytes = _first(plan.token_bytes, recorded, TOKEN_BYTES)
     if not 1 <= token_bytes <= LARGEST:
-        raise ConfigError(f"--kv-bytes-per-token {token_bytes}: give a number of bytes above 0")
+        raise UsageError(f"--kv-bytes-per-token {token_bytes}: give a number of bytes above 0")
     return token_bytes
 
 
@@ -141,7 +146,7 @@ def _setups(plan: Plan, trace: Trace | None, n_ctx: int, token_bytes: int) -> li
     n_bytes = _first(plan.kv_cache_bytes, recorded, CACHE_BYTES)
     n_slots = n_bytes // (POOL_GRAIN * token_bytes) * POOL_GRAIN
     if n_slots == 0:
-        raise ConfigError(
+        raise UsageError(
             f"--kv-cache-bytes {n_bytes} is too little: the smallest pool, {POOL_GRAIN} tokens of "
             f"{token_bytes} bytes each, takes {POOL_GRAIN * token_bytes}"
         )
@@ -149,10 +154,10 @@ def _setups(plan: Plan, trace: Trace | None, n_ctx: int, token_bytes: int) -> li
     for size in sizes:
         if not 1 <= size <= min(LARGEST_BLOCK, n_slots):
             most = min(LARGEST_BLOCK, n_slots)
-            raise ConfigError(f"--block-size {size}: give a number of tokens from 1 to {most}")
+            raise UsageError(f"--block-size {size}: give a number of tokens from 1 to {most}")
     policies = [p for given in plan.policies for p in (POLICIES if given == "all" else (given,))]
     if plan.n_parallel is not None and plan.n_parallel < 1:
-        raise ConfigError(f"--parallel {plan.n_parallel}: give a number of 1 and more")
+        raise UsageError(f"--parallel {plan.n_parallel}: give a number of 1 and more")
     costs = _costs(plan.costs)
     return [
         Setup(
@@ -182,7 +187,7 @@ def _costs(given: Sequence[str]) -> StepCosts:
         except ValueError:
             name = ""
         if name not in names:
-            raise ConfigError(f"--cost {text!r}: give NAME=SECONDS with a NAME of {', '.join(names)}")
+            raise UsageError(f"--cost {text!r}: give NAME=SECONDS with a NAME of {', '.join(names)}")
     return replace(StepCosts(), **values)
 
 
@@ -212,9 +217,9 @@ def print_outcomes(report: Mapping[str, Any]) -> None:
     console = make_console(width_without_terminal=WIDTH)
     work, pool = report["workload"], report["pool"]
     console.print(
-        f"{work['requests']:,} requests in {work['seconds']:.0f} s, {work['prompt_tokens']:,} tokens of "
-        f"prompt, {work['answer_tokens']:,} of answer; {show_bytes(pool['pool_bytes'])} for "
-        f"{pool['tokens']:,} tokens, {pool['n_ctx']:,} of a sequence\n",
+        f"{count(work['requests'], 'request')} in {work['seconds']:.0f} s, "
+        f"{work['prompt_tokens']:,} tokens of prompt, {work['answer_tokens']:,} of answer; "
+        f"{show_bytes(pool['pool_bytes'])} for {pool['tokens']:,} tokens, {pool['n_ctx']:,} of a sequence\n",
         soft_wrap=True,
     )
     outcomes = report["outcomes"]

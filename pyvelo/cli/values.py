@@ -9,6 +9,7 @@ from fractions import Fraction
 from pyvelo.errors import ConfigError, shown
 
 __all__ = [
+    "count",
     "parse_argument",
     "parse_gpu_layers",
     "parse_kv_type_option",
@@ -88,3 +89,8 @@ def show_bytes(n_bytes: int) -> str:
             return f"{size:.0f} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} TiB"
+
+
+def count(n: int, noun: str) -> str:
+    """Return a number with its noun: `1 turn`, `2,000 turns`."""
+    return f"{n:,} {noun}{'s' * (n != 1)}"

@@ -116,10 +116,13 @@ def test_commands() -> None:
     assert said(chat) == []
     assert chat.conversation.system == "Be brief."
     chat.hear("/system")
+    assert screen.notes[-1] == "the system message is removed"
     assert chat.conversation.messages() == []
+    chat.hear("/system")
+    assert screen.notes[-1] == "there is no system message"
 
 
-@pytest.mark.parametrize("end", ["/exit", "/quit"])
+@pytest.mark.parametrize("end", ["/exit", "/quit", "exit", "quit"])
 def test_the_end(end: str) -> None:
     chat, screen = talk("one", end, "two")
     assert said(chat) == [("one", "answer 1")]
@@ -161,7 +164,7 @@ def test_a_conversation_is_saved_and_loaded(tmp_path: Path) -> None:
     chat, _ = talk("/system Sei höflich.", "eins", f"/save {file}", "zwei")
     other, screen = talk(f"/load {file}")
     assert other.conversation == Conversation("Sei höflich.", chat.conversation.turns[:1])
-    assert screen.notes == [f"1 turns from {file}"]
+    assert screen.notes == [f"1 turn from {file}"]
 
 
 @pytest.mark.parametrize(

@@ -132,10 +132,10 @@ def test_errors_are_one_line(capsys: pytest.CaptureFixture[str], tiny_model: Pat
     for complaint, arguments in {
         "there is no model": [tmp_path / "absent.gguf"],
         "is not a GGUF file": [junk],
-        "block_size=33": [tiny_model, "--block-size", "33"],
+        "--block-size 33": [tiny_model, "--block-size", "33"],
     }.items():
         code, out, err = run_cli(capsys, "info", *arguments)
-        assert (code, out) == (1, "")
+        assert (code, out) == (2 if complaint.startswith("--") else 1, "")
         assert complaint in err
         assert (err[:8], err.count("\n")) == ("pyvelo: ", 1)
 

@@ -127,7 +127,10 @@ def test_minus_one_goes_on_until_the_context_is_full(
 def test_verbose_tells_on_standard_error(capsys: pytest.CaptureFixture[str], tiny_model: Path) -> None:
     code, out, err = run_cli(capsys, "run", tiny_model, "-p", PROMPT, "-n", "3", "-v")
     assert code == 0
-    assert all(fact in err for fact in ("5 prompt tokens", "3 tokens in", "KV cache"))
+    assert all(
+        fact in err
+        for fact in ("5 prompt tokens | first token after ", " tokens per second, 3 tokens in ", "KV cache")
+    )
     assert "prompt tokens" not in out
 
 
@@ -136,15 +139,26 @@ USAGE = {
     "not both": ["-p", "x", "-f", "y"],
     "No such option": ["-p", "x", "--nope"],
     "Invalid value for": ["-p", "x", "-n", "many"],
-    "max_tokens=0": ["-p", "x", "-n", "0"],
-    "temperature=-1": ["-p", "x", "--temperature", "-1"],
-    "top_p=2": ["-p", "x", "--top-p", "2"],
-    "'12Q' is no size": ["-p", "x", "--kv-cache-bytes", "12Q"],
-    "kv_type 'q9_9' does not exist": ["-p", "x", "--kv-type", "q9_9"],
-    "two with a comma": ["-p", "x", "--kv-type", "f16,f16,f16"],
-    "block_size=48": ["-p", "x", "--block-size", "48"],
+    "--max-tokens 0": ["-p", "x", "-n", "0"],
+    "--temperature -1": ["-p", "x", "--temperature", "-1"],
+    "--top-p 2": ["-p", "x", "--top-p", "2"],
+    "pyvelo: --kv-cache-bytes '12Q' is no size": ["-p", "x", "--kv-cache-bytes", "12Q"],
+    "--kv-type 'q9_9' does not exist": ["-p", "x", "--kv-type", "q9_9"],
+    "pyvelo: --kv-type 'f16,f16,f16': give one type, or two": [
+        "-p",
+        "x",
+        "--kv-type",
+        "f16,f16,f16",
+    ],
+    "--block-size 48": ["-p", "x", "--block-size", "48"],
     "there is no file or folder": ["-f", "/does/not/exist"],
 }
+
+
+def test_a_prompt_in_place_of_the_model_is_noticed(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run_cli(capsys, "run", "What is 12 + 30?")
+    assert (code, out) == (2, "")
+    assert err == "pyvelo: 'What is 12 + 30?' is read as MODEL; give a prompt with -p\n"
 
 
 @pytest.mark.parametrize(("complaint", "arguments"), USAGE.items(), ids=list(USAGE))
@@ -152,7 +166,7 @@ def test_bad_input_is_one_line(
     capsys: pytest.CaptureFixture[str], tiny_model: Path, complaint: str, arguments: list[str]
 ) -> None:
     code, out, err = run_cli(capsys, "run", tiny_model, *arguments)
-    assert code in (1, 2)
+    assert code == (1 if "no file" in complaint else 2)
     assert out == ""
     assert complaint in err
     assert (err[:8], err.count("\n")) == ("pyvelo: ", 1)
