@@ -88,8 +88,11 @@ class _Signals:
             return
         raised, self.raised = self.raised, None
         self._restore()
-        if raised is not None and raised is not error:
-            raise raised from error
+        try:
+            if raised is not None and raised is not error:
+                raise raised from error
+        finally:
+            del raised, error  # or the exception would keep this frame, and the frame it
 
     def forget(self) -> None:
         """Leave the guards of other threads in a forked process."""

@@ -139,6 +139,7 @@ class GrammarCompiler:
             return _LateMatcher()
         finally:
             future.cancel()
+            del future  # or its exception would keep this frame, and the frame it
 
     def begin(self, params: SamplingParams) -> Future[GrammarMatcher] | None:
         """Return the future of `compile`; cancel it to stop waiting."""
@@ -185,6 +186,7 @@ class GrammarCompiler:
             if isinstance(outcome, GrammarMatcher) and not self._closed:
                 self._cache(key, outcome)
         _tell(futures, outcome)
+        del futures, outcome  # or an exception would keep this frame, and the frame it
 
     def _cache(self, key: _Key, matcher: GrammarMatcher) -> None:
         self._cached[key] = matcher
