@@ -203,7 +203,9 @@ def embed(
 ) -> int:
     """Print a vector for each text."""
     from pyvelo.cli.embed import print_vectors, read_texts
+    from pyvelo.cli.run import check_model
 
+    check_model(model, "".join(text) if text else None, file)
     texts = read_texts(text, file)
     engine = {"n_ctx": ctx, "n_threads": threads, "n_gpu_layers": n_gpu_layers}
     return print_vectors(model, texts, pooling=pooling, normalize=not raw, as_json=as_json, engine=engine)

@@ -60,6 +60,18 @@ def test_json_and_a_length_of_one(
     assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-5)
 
 
+def test_a_text_in_place_of_the_model_is_noticed(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run_cli(capsys, "embed", "The KV cache")
+    assert (code, out) == (2, "")
+    assert err == "pyvelo: 'The KV cache' is read as MODEL; give a prompt with -p\n"
+
+
+def test_a_missing_pooling_names_its_option(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run_cli(capsys, "embed", "-p", "The KV cache")
+    assert (code, out) == (1, "")
+    assert "give --pooling 'mean', 'cls', 'last'" in err
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

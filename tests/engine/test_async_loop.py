@@ -200,7 +200,7 @@ def test_the_thread_ends_with_the_interpreter_and_releases_its_team_without_requ
 def test_a_thread_that_ends_leaves_no_task_waiting(
     stand: Stand, start: Callable[[], AsyncEngineLoop]
 ) -> None:
-    """It is told to end by a finalizer while a request runs."""
+    """A finalizer ends it while a request runs."""
     stepping, go_on = stand.hold_steps()
 
     async def body() -> None:

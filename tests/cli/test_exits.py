@@ -1,0 +1,50 @@
+"""Errors of the library as errors of commands."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyvelo.cli.exits import ERROR, USAGE, UsageError, as_options, code_of, without_prefix
+from pyvelo.errors import ConfigError, OutOfMemory, RequestError, VeloError
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("max_tokens=0: give an integer; None: no limit", "--max-tokens 0: give an integer; -1: no limit"),
+        ("n_threads=0: give an integer or None", "--threads 0: give an integer"),
+        ("seed=-4: give an integer", "--seed -4: give an integer"),
+        ("kv_type 'q9' does not exist", "--kv-type 'q9' does not exist"),
+        ("a seed is no number", "a seed is no number"),
+        ("stop the server", "stop the server"),
+        ("answer and prompt get n_ctx=64: raise n_ctx", "answer and prompt get --ctx 64: raise --ctx"),
+        (
+            "memory_utilization=0.9 of it; a larger memory_utilization",
+            "0.9 of it; a larger memory_utilization",
+        ),
+        ("there is no file /tmp/n_ctx.gguf", "there is no file /tmp/n_ctx.gguf"),
+        ("there is no file n_ctx.gguf", "there is no file n_ctx.gguf"),
+    ],
+)
+def test_arguments_become_options(message: str, expected: str) -> None:
+    assert as_options(message) == expected
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("--ctx 0"), USAGE),
+        (RequestError("--max-tokens 0"), USAGE),
+        (UsageError("give -p or -f"), USAGE),
+        (ConfigError("the free memory is unknown"), ERROR),
+        (OutOfMemory("--kv-cache-bytes 5"), ERROR),
+    ],
+)
+def test_wrong_options_have_their_own_code(error: VeloError, code: int) -> None:
+    assert code_of(error, str(error)) == code
+
+
+def test_a_parser_names_an_option_once() -> None:
+    assert without_prefix("Invalid value for '--a': Value error, --a 'x': give 1") == "--a 'x': give 1"
+    assert without_prefix("Invalid value for '--a' / '-b': Value error, 'x' is none") == "--a 'x' is none"
+    assert without_prefix("No such option: --bad") == "No such option: --bad"
