@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+from pyvelo.errors import InternalError, VeloError
 
 __all__ = [
     "Completion",
@@ -161,8 +163,21 @@ class RequestOutput:
         return next((output.error for output in self.outputs if output.error is not None), None)
 
 
-def raise_first_error(outputs: Iterable[RequestOutput]) -> None:
-    """Raise the exception of the first output that failed, if any."""
+def raise_first_error(outputs: Iterable[RequestOutput], *holders: list[Any]) -> None:
+    """Raise the exception of the first output that failed, if any.
+
+    The traceback of a VeloError begins here, and `holders`, lists of the caller, become empty. Else the
+    exception would hold the requests, and they the exception, until a garbage collection.
+    """
     error = next((output.error for output in outputs if output.error is not None), None)
-    if error is not None:
+    if error is None:
+        return
+    if isinstance(error, VeloError) and not isinstance(error, InternalError):
+        error.__traceback__ = None
+    for holder in holders:
+        holder.clear()
+    del outputs
+    try:
         raise error
+    finally:
+        del error

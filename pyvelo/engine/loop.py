@@ -270,6 +270,10 @@ def run_steps(loop: EngineLoop, steps: Generator[abc.Sequence[Submission], None,
             loop.guard.raise_hit()
 
 
+def _ended() -> Submission:
+    raise InternalError("a stream that has ended began again")
+
+
 class Stream(NotCopied, Generator[StreamPiece, None, None]):
     """Generator of the pieces that requests append to `pieces`; closing or dropping it cancels them.
 
@@ -331,6 +335,17 @@ class Stream(NotCopied, Generator[StreamPiece, None, None]):
             self._end()
 
     def _next(self) -> StreamPiece:
+        piece = self._wait()
+        if piece is not None:
+            return piece
+        self._end()
+        outputs = [] if self._submission is None else [self._submission.output()]
+        self._submission, self._begin = None, _ended  # see `raise_first_error`
+        raise_first_error(outputs, outputs)
+        raise StopIteration
+
+    def _wait(self) -> StreamPiece | None:
+        """Return the next piece when there is one; None after the last."""
         loop, pieces = self._loop, self._pieces
         if self._ended:
             raise StopIteration
@@ -345,9 +360,7 @@ class Stream(NotCopied, Generator[StreamPiece, None, None]):
         except BaseException:
             self._end()
             raise
-        self._end()
-        raise_first_error([submission.output()])
-        raise StopIteration
+        return None
 
     def _start(self) -> Submission:
         submission = self._submission = self._begin()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import signal
 import time
 import weakref
@@ -13,7 +14,11 @@ from pathlib import Path
 import pytest
 
 from pyvelo import LLM, SamplingParams
-from pyvelo.errors import RequestError
+from pyvelo.errors import ComputeError, RequestError
+
+
+def banned(llm: LLM) -> SamplingParams:
+    return SamplingParams(logit_bias=dict.fromkeys(range(llm.vocab.n_tokens), -math.inf))
 
 
 def _interrupted(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,8 +41,18 @@ def _bad_grammar(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
         llm.generate([3, 4, 5], SamplingParams(regex="("))
 
 
+def _no_token(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    with suppress(ComputeError):
+        llm.generate([3, 4, 5], banned(llm))
+
+
+def _no_token_in_a_stream(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    with suppress(ComputeError):
+        list(llm.stream([3, 4, 5], banned(llm)))
+
+
 @pytest.mark.usefixtures("sigint")
-@pytest.mark.parametrize("fail", [_interrupted, _bad_grammar])
+@pytest.mark.parametrize("fail", [_interrupted, _bad_grammar, _no_token, _no_token_in_a_stream])
 def test_an_engine_dropped_after_an_error_is_freed_at_once(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch, fail: Callable[[LLM, pytest.MonkeyPatch], None]
 ) -> None:
