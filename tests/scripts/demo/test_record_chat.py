@@ -25,7 +25,7 @@ def shown(picture: str) -> list[str]:
             y = float(text.get("y") or 0)
             rows[y] = rows.get(y, "") + (text.text or "")
     lines = [rows[y].replace("\xa0", " ").strip() for y in sorted(rows)]
-    return [re.sub(r"\d+\.\d+ (s|per)\b", r"# \1", line) for line in lines]
+    return [re.sub(r"\d+\.\d+ (s|tokens per)\b", r"# \1", line) for line in lines]
 
 
 def stands_alone(picture: str) -> bool:
