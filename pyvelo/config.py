@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
-from pyvelo.errors import ConfigError, shown
+from pyvelo.errors import ConfigError, check_path, shown
 from pyvelo.kv.geometry import BLOCK_SIZES, parse_kv_type
 
-__all__ = ["EngineConfig"]
+__all__ = ["MAX_THREADS", "EngineConfig"]
 
 PRECISIONS = ("exact", "fast")
 
@@ -20,7 +20,7 @@ _INT32_MAX = (1 << 31) - 1
 _MAX_BATCH = 1 << 20
 
 MAX_THREADS = 512
-"""Most threads of a team, as in C."""
+"""Most threads of a team: GGML_MAX_N_THREADS."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,10 +52,11 @@ class EngineConfig:
         if not isinstance(self.model, (str, os.PathLike)) or not _is_path(self.model):
             raise ConfigError(f"model={shown(self.model)}: give the path of a GGUF file")
         parse_kv_type(self.kv_type)
-        if self._integer("block_size") not in BLOCK_SIZES:
+        block_size = self._integer("block_size")
+        if block_size not in BLOCK_SIZES:
             sizes = ", ".join(map(str, BLOCK_SIZES))
             raise ConfigError(f"block_size={shown(self.block_size)}: choose from {sizes} tokens")
-        object.__setattr__(self, "block_size", self._integer("block_size"))
+        object.__setattr__(self, "block_size", block_size)
         for name in ("max_num_seqs", "max_batch_tokens"):
             self._check_integer(name, 1, _MAX_BATCH)
         self._check_gpu_layers()
@@ -78,11 +79,9 @@ class EngineConfig:
 
     def _take(self, name: str, other: str, default: int | None) -> None:
         """Set `name` to the value of its other name."""
-        mine, theirs, most = getattr(self, name), getattr(self, other), _MAX_BATCH
-        if theirs is None:
+        if getattr(self, other) is None:
             return
-        if name == "n_ctx":
-            most = _INT32_MAX
+        most = _INT32_MAX if name == "n_ctx" else _MAX_BATCH
         self._check_integer(name, 1, most, optional=name == "n_ctx")
         self._check_integer(other, 1, most)
         mine, theirs = getattr(self, name), getattr(self, other)
@@ -126,6 +125,7 @@ class EngineConfig:
 def _is_path(model: str | os.PathLike[str]) -> bool:
     """Return whether a file can have this name."""
     try:
-        return b"\0" not in os.fsencode(model)
-    except UnicodeEncodeError:
+        check_path(model)
+    except ConfigError:
         return False
+    return True

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import NoReturn
 
-from pyvelo.config import MAX_THREADS, EngineConfig
+from pyvelo.config import EngineConfig
 from pyvelo.engine.embedding import Embeddings
 from pyvelo.engine.input_processor import InputProcessor
 from pyvelo.engine.interrupts import HomeProcess, InterruptGuard
@@ -145,7 +145,7 @@ def open_engine(config: EngineConfig, stop: threading.Event | None = None) -> En
         Cancelled: `stop` was set before the model was loaded.
     """
     path = locate(config.model)
-    config = replace(config, n_threads=config.n_threads or min(find_cores().threads, MAX_THREADS))
+    config = replace(config, n_threads=config.n_threads or find_cores().threads)
     summary = scan_model(path)  # with exact integers, before C opens it
     with InterruptGuard() as guard:
         files = ModelFiles(part_paths(summary), summary.file_bytes)

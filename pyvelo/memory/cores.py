@@ -7,11 +7,11 @@ from collections.abc import Collection, Set
 from dataclasses import dataclass
 from pathlib import Path
 
+from pyvelo.config import MAX_THREADS
 from pyvelo.memory.cgroups import groups, read
 
 __all__ = ["Cores", "find_cores"]
 
-MOST_THREADS = 512  # GGML_MAX_N_THREADS
 MOST_CPUS = 1 << 16  # what a damaged list may name at most
 FAST_SHARE = 0.5  # of the largest cpu_capacity: a core with less is an efficiency core
 FEW_CPUS = 4  # with more, half of them are taken for SMT siblings, if the system does not tell
@@ -42,7 +42,7 @@ class Cores:
         threads = self.performance if self.performance is not None else guess
         if self.quota is not None:
             threads = min(threads, int(self.quota))
-        return max(1, min(threads, MOST_THREADS))
+        return max(1, min(threads, MAX_THREADS))
 
 
 def find_cores(root: Path = Path("/"), allowed: Collection[int] | None = None) -> Cores:
