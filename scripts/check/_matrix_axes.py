@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
 from itertools import combinations
 from typing import Any
 
 __all__ = ["AXES", "SMALL", "Config", "Pair", "configurations", "covering", "pairs_of", "possible"]
 
 MOST_SEQUENCES = 48
-MOST_STEPS = 150
+MOST_STEPS = 300
 MOST_PRODUCTS = 1.0e9
-"""Limits of one configuration; only the multiplications of attention count, as if nothing were shared."""
+"""Limits of one configuration. Steps are counted for each thread, which all meet after each operation.
+
+Only the multiplications of attention count, as if nothing were shared.
+"""
 
 TOKENS_BEHIND = 30
 """Tokens of a request after the common prefix, about."""
@@ -112,8 +116,10 @@ def possible(config: Config) -> bool:
     """Return whether such a model exists and its run is short."""
     quantized = any(kind not in ("f32", "f16", "bf16") for kind in config.kv_types)
     width = config.heads * config.head_dim
-    tokens = config.sequences * (config.prefix + TOKENS_BEHIND)
-    steps = tokens / config.batch_tokens + 4 * config.sequences * config.n / config.batch_seqs
+    tokens = (config.sequences + (0 if config.sessions == "none" else 2)) * (config.prefix + TOKENS_BEHIND)
+    shared = config.prefix_cache and config.arch != "lfm2"  # a recurrent state is computed for each sample
+    steps = tokens * (1 if shared else config.n) / config.batch_tokens
+    steps += 4 * config.sequences * config.n / config.batch_seqs
     return (
         (config.window == 0 or config.arch in ("gemma2", "gemma3", "gpt-oss"))
         and width <= (WIDEST_TIED if config.arch in ("qwen2", "lfm2") else WIDEST)
@@ -124,7 +130,7 @@ def possible(config: Config) -> bool:
         and not (config.weights == "q8_0" and config.head_dim % 32)
         and config.batch_seqs <= max(8, config.batch_tokens)
         and config.sequences * config.n <= MOST_SEQUENCES
-        and steps <= MOST_STEPS
+        and steps * config.threads <= MOST_STEPS
         and tokens * config.n * config.prefix * config.heads * config.key_dim <= MOST_PRODUCTS
     )
 
@@ -152,8 +158,42 @@ def _random(draw: random.Random, fixed: dict[str, Any]) -> Config | None:
     return None
 
 
-def covering(seed: int, candidates: int = 60) -> list[Config]:
-    """Return configurations that cover every possible pair of values, each the best of some random ones."""
+def _improved(config: Config, fixed: dict[str, Any], missing: set[Pair], draw: random.Random) -> Config:
+    """Change one value after the other, except the `fixed`, while more `missing` pairs are covered."""
+    names = [name for name in AXES if name not in fixed]
+    changed = True
+    while changed:
+        changed = False
+        draw.shuffle(names)
+        for name in names:
+            values = asdict(config)
+            most = _n_missing(values, name, missing)
+            for value in AXES[name]:
+                n = _n_missing(values | {name: value}, name, missing)
+                if n > most and possible(other := replace(config, **{name: value})):
+                    most, config, changed = n, other, True
+    return config
+
+
+def _n_missing(values: dict[str, Any], name: str, missing: set[Pair]) -> int:
+    """Return how many pairs with the value of axis `name` are missing."""
+    before = True
+    n = 0
+    for other in AXES:
+        if other == name:
+            before = False
+            continue
+        one, two = (other, name) if before else (name, other)
+        n += (one, values[one], two, values[two]) in missing
+    return n
+
+
+@cache
+def covering(seed: int, candidates: int = 5) -> tuple[Config, ...]:
+    """Return configurations that cover every possible pair of values.
+
+    Each is the best of some random ones that hold a missing pair and are improved from there.
+    """
     draw = random.Random(seed)
     order = [(a, x, b, y) for a, b in combinations(AXES, 2) for x in AXES[a] for y in AXES[b]]
     draw.shuffle(order)
@@ -163,14 +203,17 @@ def covering(seed: int, candidates: int = 60) -> list[Config]:
         if pair not in missing:
             continue
         a, x, b, y = pair
-        if (best := _random(draw, {a: x, b: y})) is None:
+        drawn = [
+            _improved(config, {a: x, b: y}, missing, draw)
+            for _ in range(candidates)
+            if (config := _random(draw, {a: x, b: y})) is not None
+        ]
+        if not drawn:
             continue  # the values exclude each other
-        others = (_random(draw, {a: x, b: y}) for _ in range(candidates - 1))
-        drawn = [best, *(config for config in others if config is not None)]
         best = max(drawn, key=lambda config: len(missing.intersection(pairs_of(config))))
         missing.difference_update(pairs_of(best))
         made.append(best)
-    return made
+    return tuple(made)
 
 
 def configurations(count: int, seed: int) -> list[Config]:
