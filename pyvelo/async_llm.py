@@ -124,7 +124,7 @@ class AsyncLLM(NotCopied):
         await engine_loop.run(submissions)
         outputs = [submission.output() for submission in submissions]
         if not return_errors:
-            raise_first_error(outputs, outputs, submissions)
+            raise_first_error(outputs)
         return outputs
 
     @checked(params=SamplingParams)

@@ -155,7 +155,7 @@ class LLM(NotCopied):
         run_all(engine.loop, submissions)
         outputs = [submission.output() for submission in submissions]
         if not return_errors:
-            raise_first_error(outputs, outputs, submissions)
+            raise_first_error(outputs)
         return outputs
 
     @checked(params=SamplingParams)

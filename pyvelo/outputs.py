@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from pyvelo.errors import InternalError, VeloError
+from pyvelo.errors import VeloError
 
 __all__ = [
     "Completion",
@@ -163,21 +163,23 @@ class RequestOutput:
         return next((output.error for output in self.outputs if output.error is not None), None)
 
 
-def raise_first_error(outputs: Iterable[RequestOutput], *holders: list[Any]) -> None:
-    """Raise the exception of the first output that failed, if any.
+def raise_first_error(outputs: Iterable[RequestOutput]) -> None:
+    """Raise a copy of the exception of the first output that failed, if any.
 
-    The traceback of a VeloError begins here, and `holders`, lists of the caller, become empty. Else the
-    exception would hold the requests, and they the exception, until a garbage collection.
+    The traceback of the copy holds the callers' variables, and these the outputs. If it were the exception of
+    an output, all would hold each other until a garbage collection.
     """
-    error = next((output.error for output in outputs if output.error is not None), None)
-    if error is None:
-        return
-    if isinstance(error, VeloError) and not isinstance(error, InternalError):
-        error.__traceback__ = None
-    for holder in holders:
-        holder.clear()
-    del outputs
-    try:
-        raise error
-    finally:
-        del error
+    for output in outputs:
+        if output.error is not None:
+            raise _copy(output.error)
+
+
+def _copy(error: Exception) -> Exception:
+    """Return an equal exception of PyVelo; an exception of anybody else as it is."""
+    if not isinstance(error, VeloError):
+        return error
+    copy = type(error)(*error.args)
+    copy.__dict__.update(error.__dict__)
+    copy.__cause__ = error.__cause__
+    copy.__suppress_context__ = True
+    return copy.with_traceback(error.__traceback__)

@@ -270,10 +270,6 @@ def run_steps(loop: EngineLoop, steps: Generator[abc.Sequence[Submission], None,
             loop.guard.raise_hit()
 
 
-def _ended() -> Submission:
-    raise InternalError("a stream that has ended began again")
-
-
 class Stream(NotCopied, Generator[StreamPiece, None, None]):
     """Generator of the pieces that requests append to `pieces`; closing or dropping it cancels them.
 
@@ -339,9 +335,8 @@ class Stream(NotCopied, Generator[StreamPiece, None, None]):
         if piece is not None:
             return piece
         self._end()
-        outputs = [] if self._submission is None else [self._submission.output()]
-        self._submission, self._begin = None, _ended  # see `raise_first_error`
-        raise_first_error(outputs, outputs)
+        if self._submission is not None:
+            raise_first_error([self._submission.output()])
         raise StopIteration
 
     def _wait(self) -> StreamPiece | None:

@@ -15,6 +15,7 @@ from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
 from pyvelo.engine.request import Request, RequestStatus, Sequence
+from pyvelo.errors import InternalError
 from pyvelo.kv.manager import BlockManager
 from pyvelo.kv.pool import BlockTable, SwappedBlocks
 from pyvelo.outputs import FinishReason
@@ -333,6 +334,8 @@ class ActiveRequests:
 
     def fail(self, requests: Iterable[Request], error: Exception) -> None:
         """End requests with `error`."""
+        if not isinstance(error, InternalError):
+            error.__traceback__ = None  # its frames hold the requests, which will hold the error
         for request in requests:
             request.error = error
             self.end(request, "error")
