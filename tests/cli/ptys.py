@@ -7,14 +7,14 @@ import os
 import pty
 import signal
 import struct
-import subprocess
 import sys
 import termios
 import threading
 from collections.abc import Mapping, Sequence
 
+from tests import forks
+
 PYVELO = (sys.executable, "-m", "pyvelo.cli")
-LIMIT = 120.0  # seconds
 
 
 def drain(master: int) -> bytes:
@@ -36,17 +36,12 @@ def in_a_terminal(
     """Exit code of a command, and all bytes that came to its terminal of 120 columns."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, 120, 0, 0))
-    process = subprocess.Popen(
-        [os.fsencode(word) for word in command],
-        stdin=slave,
-        stdout=slave,
-        stderr=slave,
-        env={**os.environ, "TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1", **(env or {})},
-        start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    settings = {"TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1", **(env or {})}
+    process = forks.start(
+        command, (slave, slave, slave), env={**os.environ, **settings}, start_new_session=True
     )
     os.close(slave)
-    watchdog = threading.Timer(LIMIT, process.kill)
+    watchdog = threading.Timer(forks.LIMIT, process.send_signal, [signal.SIGKILL])
     watchdog.start()
     if typed:
         os.write(master, typed)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyvelo.cli.terminal import visible
+from tests import forks
 from tests.models.conftest import Shell, hub, shell
 from tests.models.server import Hub
 
@@ -167,13 +167,7 @@ def test_what_is_said_beside_the_commands(what: str) -> None:
 
 
 def piped(*arguments: str | Path, **environment: str) -> tuple[int, bytes, bytes]:
-    done = subprocess.run(
-        [os.fsencode(word) for word in [*PYVELO, *map(str, arguments)]],
-        capture_output=True,
-        env={**os.environ, **environment},
-        timeout=120,
-        check=False,
-    )
+    done = forks.run([*PYVELO, *map(str, arguments)], env={**os.environ, **environment})
     return done.returncode, done.stdout, done.stderr
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import forks
+
 from .server import Hub, Repo, serve
 
 
@@ -49,19 +51,14 @@ class Shell:
 
     def run(self, *arguments: str, **environment: str) -> tuple[int, str, str]:
         """Return exit code, standard output and standard error of a command."""
-        process = self.start(*arguments, **environment)
-        out, err = process.communicate(timeout=120)
-        return process.returncode, out, err
+        command = [forks.PYTHON, "-m", "pyvelo.cli", *arguments]
+        done = forks.run(command, env={**self.environment, **environment}, text=True)
+        return done.returncode, done.stdout, done.stderr
 
     def python(self, code: str, **environment: str) -> str:
         """Return the output of a program."""
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            env={**self.environment, **environment},
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        command = [forks.PYTHON, "-c", code]
+        done = forks.run(command, env={**self.environment, **environment}, text=True)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
