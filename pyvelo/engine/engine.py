@@ -38,7 +38,7 @@ __all__ = ["Engine", "open_engine"]
 _log = logging.getLogger("pyvelo")
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Generator:
     """Parts of an engine that generate text."""
 
@@ -51,19 +51,11 @@ class Generator:
     processor: InputProcessor
 
 
-class Engine:
+class Engine(Generator):
     """Engine of a face (`LLM`), with everything that it opened. An engine that is dropped frees itself.
 
     A model that only embeds has no generator: the attributes of one raise UnsupportedError.
     """
-
-    context: Context
-    geometry: Geometry
-    pool: PoolSize
-    limits: Limits
-    core: EngineCore
-    loop: EngineLoop
-    processor: InputProcessor
 
     def __init__(
         self, model: Model, files: ModelFiles, embeddings: Embeddings, generator: Generator | None
@@ -73,9 +65,7 @@ class Engine:
         self.embeddings = embeddings
         self.parts = generator
         if generator is not None:
-            self.context, self.core, self.loop = generator.context, generator.core, generator.loop
-            self.geometry, self.pool, self.limits = generator.geometry, generator.pool, generator.limits
-            self.processor = generator.processor
+            vars(self).update(vars(generator))
 
     def __getattr__(self, name: str) -> NoReturn:
         """Raise UnsupportedError for a part that an engine without a generator lacks."""
