@@ -7,6 +7,7 @@
 
 #    include <limits.h>
 #    include <linux/futex.h>
+#    include <sched.h>
 #    include <stdbool.h>
 #    include <sys/syscall.h>
 #    include <time.h>
@@ -68,8 +69,21 @@ static bool spin(atomic_int * n_rounds, int round, long long worked) {
     return false;
 }
 
-static void wait(atomic_int * n_rounds, int round, long long worked) {
-    if (spin(n_rounds, round, worked)) {
+// Return the number of cores that the process may use, as it was at the first call.
+static int n_cores(void) {
+    static atomic_int known;
+    int               n = atomic_load_explicit(&known, memory_order_relaxed);
+    if (n == 0) {
+        cpu_set_t may;
+        n = sched_getaffinity(0, sizeof(may), &may) == 0 ? CPU_COUNT(&may) : INT_MAX;
+        atomic_store_explicit(&known, n, memory_order_relaxed);
+    }
+    return n;
+}
+
+// A thread that spins keeps its core from one that works if there are more threads than cores.
+static void wait(atomic_int * n_rounds, int round, int n_threads, long long worked) {
+    if (n_threads <= n_cores() && spin(n_rounds, round, worked)) {
         return;
     }
     atomic_fetch_add(&n_sleeping, 1);
@@ -108,7 +122,7 @@ void velo_team_barrier(atomic_int * n_here, atomic_int * n_rounds, int n_threads
         atomic_store(n_rounds, round + 1);
         wake(n_rounds);
     } else {
-        wait(n_rounds, round, now_ns() - thread->left_barrier);
+        wait(n_rounds, round, n_threads, now_ns() - thread->left_barrier);
         round_of(n_rounds);
     }
     thread->left_barrier = now_ns();
