@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import pyvelo
+from scripts.models import make
 from tests import lab_device
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -54,10 +53,7 @@ def sigint() -> Iterator[None]:
 
 
 def _make(path: Path, *options: str) -> Path:
-    script = ROOT / "scripts/models/make.py"
-    subprocess.run(
-        [sys.executable, str(script), "tiny", *options, str(path)], check=True, stdout=subprocess.DEVNULL
-    )
+    assert make.main(["tiny", *options, str(path)]) == 0
     return path
 
 

@@ -15,6 +15,7 @@ import pytest
 
 import pyvelo
 from pyvelo import AsyncLLM
+from scripts.models import make
 
 ROOT = Path(__file__).resolve().parents[2]
 SUFFIX = {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")
@@ -61,17 +62,14 @@ def make_model(tmp_path_factory: pytest.TempPathFactory) -> MakeModel:
     made: dict[tuple[str, ...], Path] = {}
     folder = tmp_path_factory.mktemp("models")
 
-    def make(*arguments: str) -> Path:
+    def make_once(*arguments: str) -> Path:
         if arguments not in made:
             path = folder / f"model-{len(made)}.gguf"
-            subprocess.run(
-                [sys.executable, str(ROOT / "scripts/models/make.py"), *arguments, str(path)],
-                check=True, capture_output=True,
-            )  # fmt: skip
+            assert make.main([*arguments, str(path)]) == 0
             made[arguments] = path
         return made[arguments]
 
-    return make
+    return make_once
 
 
 @pytest.fixture

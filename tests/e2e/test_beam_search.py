@@ -18,7 +18,7 @@ Found = list[tuple[tuple[int, ...], float]]
 
 @pytest.fixture
 def plain(tiny_model_f32: Path) -> Iterator[LLM]:
-    with LLM(tiny_model_f32, deterministic=True, prefix_cache=False) as llm:
+    with LLM(tiny_model_f32, n_threads=1, deterministic=True, prefix_cache=False) as llm:
         yield llm
 
 
@@ -52,7 +52,7 @@ def test_the_beams_equal_a_plain_search(plain: LLM, tiny_model_f32: Path, width:
     params = BeamSearchParams(
         beam_width=width, max_tokens=6, length_penalty=penalty, stop_token_ids=ends, ignore_eos=True
     )
-    with LLM(tiny_model_f32, deterministic=True) as llm:
+    with LLM(tiny_model_f32, n_threads=1, deterministic=True) as llm:
         outputs = llm.beam_search(PROMPTS, params)
         assert llm.stats().blocks_used == llm.stats().idle == 0
     for prompt, output in zip(PROMPTS, outputs, strict=True):
@@ -81,7 +81,7 @@ def test_beams_share_the_prompt_and_survive_a_small_pool(tiny_model_f32: Path, p
     params = BeamSearchParams(beam_width=6, max_tokens=40, ignore_eos=True)
     wanted = plain.beam_search([PROMPTS[2]], params)[0]
     for size in (1 << 18, 1 << 19):
-        with LLM(tiny_model_f32, deterministic=True, n_ctx=128, kv_cache_bytes=size) as llm:
+        with LLM(tiny_model_f32, n_threads=1, deterministic=True, n_ctx=128, kv_cache_bytes=size) as llm:
             output = llm.beam_search([PROMPTS[2]], params)[0]
             assert [answer.token_ids for answer in output.outputs] == [a.token_ids for a in wanted.outputs]
             assert llm.stats().blocks_total < 6 * 4, "not as many as six sequences need"

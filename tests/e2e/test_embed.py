@@ -244,7 +244,7 @@ def test_n_ctx_is_the_longest_text(bert_model: Path) -> None:
 
 
 def test_a_model_without_a_pooling_wants_one_named(tiny_model_f32: Path, make_model: MakeModel) -> None:
-    with LLM(tiny_model_f32, n_ctx=128) as llm:
+    with LLM(tiny_model_f32, n_threads=1, n_ctx=128) as llm:
         with pytest.raises(RequestError, match=r"does not say how .* name one of 'mean', 'cls', 'last'"):
             llm.embed("Hello")
         assert llm.embed("Hello", pooling="mean").shape == (1, 256)

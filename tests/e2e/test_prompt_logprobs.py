@@ -93,7 +93,7 @@ def test_they_survive_a_preemption_half_way(
 
 def test_a_session_has_no_logits_of_what_it_read(tiny_model_f32: Path) -> None:
     with (
-        LLM(tiny_model_f32, n_ctx=128) as llm,
+        LLM(tiny_model_f32, n_threads=1, n_ctx=128) as llm,
         llm.session(PROMPT) as session,
         pytest.raises(RequestError, match="prompt_logprobs: a session"),
     ):

@@ -21,17 +21,17 @@ PROMPT = [3 + 11 * i % 200 for i in range(150)]
 
 @pytest.fixture
 def llm(tiny_model_f32: Path) -> Iterator[LLM]:
-    with LLM(tiny_model_f32, deterministic=True, n_ctx=512, kv_cache_bytes=4 << 20) as llm:
+    with LLM(tiny_model_f32, n_threads=1, deterministic=True, n_ctx=512, kv_cache_bytes=4 << 20) as llm:
         yield llm
 
 
 @pytest.mark.parametrize("prefix_cache", [True, False])
 def test_turns_and_forks_say_what_requests_say(tiny_model_f32: Path, prefix_cache: bool) -> None:
-    with LLM(tiny_model_f32, deterministic=True, prefix_cache=False, n_ctx=512) as plain:
+    with LLM(tiny_model_f32, n_threads=1, deterministic=True, prefix_cache=False, n_ctx=512) as plain:
         one = plain.generate(PROMPT, GREEDY)[0].token_ids
         two = plain.generate([*PROMPT, *one, 5, 6], GREEDY)[0].token_ids
         three = plain.generate([*PROMPT, *one, 7], GREEDY)[0]
-    with LLM(tiny_model_f32, deterministic=True, prefix_cache=prefix_cache, n_ctx=512) as llm:
+    with LLM(tiny_model_f32, n_threads=1, deterministic=True, prefix_cache=prefix_cache, n_ctx=512) as llm:
         session = llm.session(PROMPT)
         assert session.generate(GREEDY).token_ids == one
         fork = session.fork()
@@ -88,7 +88,12 @@ def test_a_session_that_is_dropped_frees_its_blocks(llm: LLM) -> None:
 def test_requests_need_not_wait_for_idle_sessions(tiny_model_f32: Path) -> None:
     """They take all the blocks that there are; the sessions go on as if nothing had been."""
     with LLM(
-        tiny_model_f32, deterministic=True, n_ctx=256, kv_cache_bytes=1 << 20, swap_bytes=1 << 19
+        tiny_model_f32,
+        deterministic=True,
+        n_ctx=256,
+        kv_cache_bytes=1 << 20,
+        swap_bytes=1 << 19,
+        n_threads=1,
     ) as llm:
         n_blocks = llm.stats().blocks_total
         sessions = [llm.session([number + 3, *PROMPT]) for number in range(n_blocks // 5 + 2)]
@@ -97,7 +102,7 @@ def test_requests_need_not_wait_for_idle_sessions(tiny_model_f32: Path) -> None:
         assert all(output.finish_reason == "length" for output in everything)
         again = [session.generate(GREEDY).token_ids for session in sessions]
         assert llm.stats().swap_blocks_used <= llm.stats().swap_blocks_total
-    with LLM(tiny_model_f32, deterministic=True, n_ctx=256) as llm:
+    with LLM(tiny_model_f32, n_threads=1, deterministic=True, n_ctx=256) as llm:
         for number, (first, second) in enumerate(zip(spoken, again, strict=True)):
             assert llm.generate([number + 3, *PROMPT], GREEDY)[0].token_ids == first
             assert llm.generate([number + 3, *PROMPT, *first], GREEDY)[0].token_ids == second
@@ -197,7 +202,7 @@ def test_many_threads_with_a_session_each(llm: LLM) -> None:
 
 
 def test_recurrent_models_have_sessions_that_compute_again(make_model: MakeModel) -> None:
-    with LLM(make_model("--arch", "lfm2", "--layers", "4"), deterministic=True) as llm:
+    with LLM(make_model("--arch", "lfm2", "--layers", "4"), n_threads=1, deterministic=True) as llm:
         session = llm.session(PROMPT[:40])
         first = session.generate(GREEDY).token_ids
         fork = session.fork()
@@ -228,7 +233,7 @@ def test_what_is_wrong_is_said(llm: LLM, attempt: Attempt, error: type[VeloError
 
 
 def test_what_is_refused_changes_nothing(tiny_model_f32: Path) -> None:
-    with LLM(tiny_model_f32, n_ctx=512, kv_cache_bytes=1 << 18) as llm:
+    with LLM(tiny_model_f32, n_threads=1, n_ctx=512, kv_cache_bytes=1 << 18) as llm:
         session = llm.session([3] * 40)
         with pytest.raises(OutOfBlocks):
             session.append([3] * 400)
@@ -237,7 +242,7 @@ def test_what_is_refused_changes_nothing(tiny_model_f32: Path) -> None:
 
 
 def test_after_the_end(tiny_model_f32: Path) -> None:
-    llm = LLM(tiny_model_f32)
+    llm = LLM(tiny_model_f32, n_threads=1)
     session, other = llm.session(PROMPT), llm.session(PROMPT)
     session.generate(GREEDY)
     session.close()

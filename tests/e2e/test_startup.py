@@ -94,7 +94,7 @@ def pool_and_peak(model: Path, pool_bytes: int) -> tuple[int, int]:
 @linux_only
 def test_weights_are_mapped_and_read_by_the_first_step(tiny_model_f32: Path) -> None:
     n_bytes = tiny_model_f32.stat().st_size
-    with LLM(tiny_model_f32) as llm:  # nothing repacks weights of 32 bits
+    with LLM(tiny_model_f32, n_threads=1) as llm:  # nothing repacks weights of 32 bits
         mapped, loaded = resident(tiny_model_f32)
         assert mapped > 0.9 * n_bytes
         assert loaded < 0.1 * mapped
