@@ -1,22 +1,11 @@
 // Primitives of gpu.h on the host, to test kernels unchanged on machines without a GPU. The threads of a block are
-// fibers that run in the order of gpu-order.h.
+// fibers (gpu-fibers.h).
 #pragma once
 
-#include "gpu-order.h"
+#include "gpu-fibers.h"
+#include "gpu-numbers.h"
 
 #include <cmath>
-#include <csetjmp>
-#include <cstdint>
-#include <cstring>
-#include <functional>
-#include <memory>
-#include <stdexcept>
-#include <ucontext.h>
-#include <vector>
-
-#ifdef __SANITIZE_ADDRESS__
-#    include <sanitizer/common_interface_defs.h>
-#endif
 
 #define GPU_FN inline
 #define GPU_BOTH inline
@@ -25,82 +14,6 @@
 
 namespace gpu {
 
-// AddressSanitizer needs a call before and after each switch of stacks.
-struct fiber_stack {
-    const void * bottom = nullptr;
-    size_t       size   = 0;
-    void *       fake   = nullptr; // data of the sanitizer
-};
-
-inline void before_switch(fiber_stack & from, const fiber_stack & to, bool for_good = false) {
-#ifdef __SANITIZE_ADDRESS__
-    __sanitizer_start_switch_fiber(for_good ? nullptr : &from.fake, to.bottom, to.size);
-#else
-    (void) from, (void) to, (void) for_good;
-#endif
-}
-
-inline void after_switch(fiber_stack & from, const fiber_stack & to) {
-#ifdef __SANITIZE_ADDRESS__
-    __sanitizer_finish_switch_fiber(to.fake, &from.bottom, &from.size);
-#else
-    (void) from, (void) to;
-#endif
-}
-
-struct copy {
-    void *       to;
-    const void * from;
-    int          bytes;
-};
-
-// Barrier of fibers. The last one to arrive does the work of all.
-struct barrier {
-    int      n_arrived = 0;
-    uint64_t n_passed  = 0;
-};
-
-struct fiber {
-    ucontext_t                     first; // context of its start
-    jmp_buf                        place; // where it continues
-    bool                           begun = false, done = false;
-    std::unique_ptr<char[]>        stack;
-    fiber_stack                    use;
-    std::vector<std::vector<copy>> groups;             // pending copies; the last group is not committed
-    const barrier *                waits_at = nullptr; // null: not at a barrier
-    uint64_t                       n_passed = 0;       // count of that barrier when the fiber arrived
-
-    bool can_run() const { return !done && (waits_at == nullptr || waits_at->n_passed != n_passed); }
-};
-
-struct warp_state {
-    barrier      all;
-    uint64_t     sent[32]; // values of a shuffle
-    const void * rows[32]; // rows of matrices
-    uint32_t     a[32][4], b[32][2];
-    float *      c[32];
-    uint32_t *   loaded[32];
-};
-
-struct block_state {
-    int                     index, n_blocks, n_threads;
-    barrier                 all;
-    std::vector<fiber>      fibers;
-    std::vector<warp_state> warps;
-    std::function<void()>   body;
-    ucontext_t              home;
-    jmp_buf                 back;
-    fiber_stack             use; // of the scheduler
-    int                     current = 0;
-    thread_order            order;
-
-    block_state(int index, int n_blocks, int n_threads, const std::function<void()> & body)
-        : index(index), n_blocks(n_blocks), n_threads(n_threads), fibers((size_t) n_threads),
-          warps((size_t) n_threads / 32), body(body), order(n_threads / 32, index) {}
-};
-
-inline thread_local block_state * here = nullptr;
-
 inline int thread() { return here->current; }
 inline int lane() { return here->current % 32; }
 inline int warp() { return here->current / 32; }
@@ -108,42 +21,28 @@ inline int n_threads() { return here->n_threads; }
 inline int block() { return here->index; }
 inline int n_blocks() { return here->n_blocks; }
 
-inline void yield_fiber() { // switch to the scheduler until this fiber runs again
-    fiber & f = here->fibers[here->current];
-    if (_setjmp(f.place) == 0) {
-        before_switch(f.use, here->use);
-        _longjmp(here->back, 1);
-    }
-    after_switch(here->use, f.use);
-}
-
-template <class F> void wait_at(barrier & place, int n, const F & work) {
-    fiber & f  = here->fibers[here->current];
-    f.waits_at = &place;
-    f.n_passed = place.n_passed;
-    if (++place.n_arrived == n) {
-        work();
-        place.n_arrived = 0;
-        ++place.n_passed;
-    }
-    yield_fiber(); // the last one yields too: the order decides which fiber continues first
-}
-
 inline warp_state & this_warp() { return here->warps[warp()]; }
 inline void         sync_warp() {
     wait_at(this_warp().all, 32, [] {});
 }
 inline void sync_block() {
+    warp_state & w = this_warp();
+    if (w.stopped_at != here->all.n_passed) {
+        w.stopped_at = here->all.n_passed;
+        w.n_stopped  = 0;
+    }
+    ++w.n_stopped;
     wait_at(here->all, here->n_threads, [] {});
 }
 
+// Two buffers alternate: a lane writes to one again only after all lanes have read it.
 template <class T> T exchange(T value, int from) {
     static_assert(sizeof(T) <= 8, "a register or two");
-    warp_state & w = this_warp();
-    memcpy(&w.sent[lane()], &value, sizeof(T));
+    warp_state & w    = this_warp();
+    auto &       sent = w.sent[w.all.n_passed % 2];
+    memcpy(&sent[lane()], &value, sizeof(T));
     sync_warp();
-    memcpy(&value, &w.sent[from], sizeof(T));
-    sync_warp();
+    memcpy(&value, &sent[from], sizeof(T));
     return value;
 }
 template <class T> T shuffle(T value, int from) { return exchange(value, from); }
@@ -153,28 +52,6 @@ template <class T> T shuffle_up(T value, int by) { return exchange(value, lane()
 inline float exp2(float x) { return ::exp2f(x); }
 inline float tanh(float x) { return 1.0f - 2.0f / (1.0f + exp2(x * 2.8853900817779268f)); } // as in gpu-cuda.h
 
-inline float bf16_to_float(uint16_t x) {
-    const uint32_t wide = (uint32_t) x << 16;
-    float          y;
-    memcpy(&y, &wide, sizeof(y));
-    return y;
-}
-inline uint16_t float_to_bf16(float x) { // to the nearest, ties to even
-    uint32_t wide;
-    memcpy(&wide, &x, sizeof(wide));
-    return x != x ? 0x7fc0 : (uint16_t) ((wide + 0x7fff + (wide >> 16 & 1)) >> 16);
-}
-inline float f16_to_float(uint16_t x) {
-    _Float16 y;
-    memcpy(&y, &x, sizeof(y));
-    return (float) y;
-}
-inline uint16_t float_to_f16(float x) {
-    const _Float16 y = (_Float16) x;
-    uint16_t       z;
-    memcpy(&z, &y, sizeof(z));
-    return z;
-}
 inline uint32_t pack_f16(float low, float high) { return float_to_f16(low) | (uint32_t) float_to_f16(high) << 16; }
 inline uint32_t pack_bf16(float low, float high) { return float_to_bf16(low) | (uint32_t) float_to_bf16(high) << 16; }
 
@@ -193,11 +70,8 @@ inline uint32_t permute(uint32_t a, uint32_t b, uint32_t digits) {
 inline uint32_t fma_f16(uint32_t a, uint32_t b, uint32_t c) { // exact in double, rounded once
     uint32_t to = 0;
     for (int i = 0; i < 32; i += 16) {
-        const double   x = f16_to_float((uint16_t) (a >> i)), y = f16_to_float((uint16_t) (b >> i));
-        const _Float16 sum = (_Float16) (x * y + f16_to_float((uint16_t) (c >> i)));
-        uint16_t       z;
-        memcpy(&z, &sum, sizeof(z));
-        to |= (uint32_t) z << i;
+        const double x = f16_to_float((uint16_t) (a >> i)), y = f16_to_float((uint16_t) (b >> i));
+        to |= (uint32_t) to_f16(x * y + f16_to_float((uint16_t) (c >> i))) << i;
     }
     return to;
 }
@@ -213,35 +87,49 @@ template <int bytes> void copy_async(void * to, const void * from) {
     if (here->order.copies_at_once()) {
         memcpy(to, from, bytes);
     } else {
-        here->fibers[here->current].groups.back().push_back({to, from, bytes});
+        this_fiber().copies.push_back({to, from, bytes});
     }
 }
-inline void                 copy_commit() { here->fibers[here->current].groups.emplace_back(); }
+inline void copy_commit() {
+    fiber & f = this_fiber();
+    f.groups.push_back(f.copies.size()); // of all groups up to this one
+}
 template <int pending> void copy_wait() {
-    auto & groups = here->fibers[here->current].groups;
-    while (groups.size() > pending + 1) {
-        for (const copy & c : groups.front()) {
-            memcpy(c.to, c.from, c.bytes);
-        }
-        groups.erase(groups.begin());
+    fiber & f = this_fiber();
+    if (f.groups.size() <= pending) {
+        return;
+    }
+    const auto   last = f.groups.end() - pending - 1;
+    const size_t n    = *last;
+    for (size_t i = 0; i < n; ++i) {
+        memcpy(f.copies[i].to, f.copies[i].from, f.copies[i].bytes);
+    }
+    f.copies.erase(f.copies.begin(), f.copies.begin() + n);
+    f.groups.erase(f.groups.begin(), last + 1);
+    for (size_t & end : f.groups) {
+        end -= n;
     }
 }
 
 // ---- fragments ----
 
-inline void load(uint32_t (&to)[4], const void * row, bool transposed) {
+// Word m of lane l has two numbers: of row l / 4 of matrix m at columns 2 * (l % 4) and one more, or the same of the
+// transposed matrix.
+template <bool transposed> void load(uint32_t (&to)[4], const void * row) {
     warp_state & w   = this_warp();
     w.rows[lane()]   = row;
     w.loaded[lane()] = to;
     wait_at(w.all, 32, [&] {
-        for (int l = 0; l < 32; ++l) {
-            for (int m = 0; m < 4; ++m) {
-                uint16_t pair[2];
-                for (int i = 0; i < 2; ++i) {
-                    const int r = transposed ? l % 4 * 2 + i : l / 4, c = transposed ? l / 4 : l % 4 * 2 + i;
-                    memcpy(&pair[i], (const char *) w.rows[8 * m + r] + 2 * c, 2);
-                }
-                w.loaded[l][m] = pair[0] | (uint32_t) pair[1] << 16;
+        for (int m = 0; m < 4; ++m) {
+            uint16_t numbers[8][8];
+            for (int r = 0; r < 8; ++r) {
+                memcpy(numbers[r], w.rows[8 * m + r], sizeof(numbers[r]));
+            }
+            for (int l = 0; l < 32; ++l) {
+                const int        r = l / 4, c = l % 4 * 2;
+                const uint16_t * one   = transposed ? &numbers[c][r] : &numbers[r][c];
+                const uint16_t * other = transposed ? &numbers[c + 1][r] : &numbers[r][c + 1];
+                w.loaded[l][m]         = *one | (uint32_t) *other << 16;
             }
         }
     });
@@ -255,26 +143,32 @@ template <float (*number)(uint16_t)> void mma(float (&c)[4], const uint32_t (&a)
     w.b[l][1] = b1;
     w.c[l]    = c;
     wait_at(w.all, 32, [&] {
-        float left[16][16], right[16][8];
+        uint16_t a[16][16], b[16][8];
+        float    left[16][16], right[16][8], sums[16][8];
         for (int i = 0; i < 32; ++i) {
+            const int g = i / 4, column = i % 4 * 2;
             for (int r = 0; r < 4; ++r) {
                 for (int h = 0; h < 2; ++h) {
-                    const int column                = i % 4 * 2 + h + r / 2 * 8;
-                    left[i / 4 + r % 2 * 8][column] = number((uint16_t) (w.a[i][r] >> 16 * h));
+                    a[g + r % 2 * 8][column + h + r / 2 * 8] = (uint16_t) (w.a[i][r] >> 16 * h);
+                    sums[g + r / 2 * 8][column + r % 2]      = w.c[i][r];
                     if (r < 2) {
-                        right[i % 4 * 2 + h + r * 8][i / 4] = number((uint16_t) (w.b[i][r] >> 16 * h));
+                        b[column + h + r * 8][g] = (uint16_t) (w.b[i][r] >> 16 * h);
                     }
+                }
+            }
+        }
+        std::transform(&a[0][0], &a[0][0] + 256, &left[0][0], number);
+        std::transform(&b[0][0], &b[0][0] + 128, &right[0][0], number);
+        for (int row = 0; row < 16; ++row) {
+            for (int k = 0; k < 16; ++k) {
+                for (int column = 0; column < 8; ++column) {
+                    sums[row][column] += left[row][k] * right[k][column];
                 }
             }
         }
         for (int i = 0; i < 32; ++i) {
             for (int r = 0; r < 4; ++r) {
-                const int row = i / 4 + r / 2 * 8, column = i % 4 * 2 + r % 2;
-                float     sum = w.c[i][r];
-                for (int k = 0; k < 16; ++k) {
-                    sum += left[row][k] * right[k][column];
-                }
-                w.c[i][r] = sum;
+                w.c[i][r] = sums[i / 4 + r / 2 * 8][i % 4 * 2 + r % 2];
             }
         }
     });
@@ -289,94 +183,16 @@ namespace gpu {
 inline thread_local bool tensor_cores = true; // false: emulate a GPU without them
 
 inline void load_matrices(uint32_t (&to)[4], const void * row) {
-    tensor_cores ? load(to, row, false) : fallback::load<false>(to, row);
+    tensor_cores ? load<false>(to, row) : fallback::load<false>(to, row);
 }
 inline void load_matrices_transposed(uint32_t (&to)[4], const void * row) {
-    tensor_cores ? load(to, row, true) : fallback::load<true>(to, row);
+    tensor_cores ? load<true>(to, row) : fallback::load<true>(to, row);
 }
 inline void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     tensor_cores ? mma<f16_to_float>(c, a, b0, b1) : fallback::mma<f16_to_float>(c, a, b0, b1);
 }
 inline void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     tensor_cores ? mma<bf16_to_float>(c, a, b0, b1) : fallback::mma<bf16_to_float>(c, a, b0, b1);
-}
-
-// ---- launch ----
-
-inline void begin_fiber() {
-    fiber & f = here->fibers[here->current];
-    after_switch(here->use, f.use);
-    here->body();
-    f.done = true;
-    before_switch(f.use, here->use, true);
-    _longjmp(here->back, 1);
-}
-
-inline void make_fibers(block_state & state) {
-    constexpr int bytes = 64 << 10;
-    for (fiber & f : state.fibers) {
-        f.stack.reset(new char[bytes]);
-        f.groups.emplace_back();
-        getcontext(&f.first);
-        f.first.uc_stack.ss_sp   = f.stack.get();
-        f.first.uc_stack.ss_size = bytes;
-        f.use.bottom             = f.stack.get();
-        f.use.size               = bytes;
-        makecontext(&f.first, begin_fiber, 0);
-    }
-}
-
-// Run a fiber until it yields.
-inline void resume(block_state & state, fiber & f) {
-    if (_setjmp(state.back) == 0) {
-        before_switch(state.use, f.use);
-        if (f.begun) {
-            _longjmp(f.place, 1);
-        }
-        f.begun = true;
-        swapcontext(&state.home, &f.first);
-    }
-    after_switch(f.use, state.use);
-}
-
-// Run each thread of the warp that can run once. Return whether any ran.
-inline bool run_warp(block_state & state, int warp) {
-    bool some = false;
-    for (int lane : state.order.lanes) {
-        state.current = 32 * warp + lane;
-        fiber & f     = state.fibers[state.current];
-        if (f.can_run()) {
-            some = true;
-            resume(state, f);
-        }
-    }
-    return some;
-}
-
-inline void run_block(block_state & state) {
-    here = &state;
-    make_fibers(state);
-    const auto run_one = [&](int warp) { return run_warp(state, warp); };
-    while (std::any_of(state.order.warps.begin(), state.order.warps.end(), run_one)) {
-        state.order.next();
-    }
-    for (const fiber & f : state.fibers) {
-        if (!f.done) {
-            throw std::logic_error("a thread waits at a barrier that other threads never reach");
-        }
-    }
-}
-
-// Run `body` as n_blocks blocks of n_threads threads, one block after the other. Shared memory starts as NaN in every
-// type.
-inline void launch(int n_blocks, int n_threads, void * shared, size_t shared_bytes,
-                   const std::function<void()> & body) {
-    std::minstd_rand chance((unsigned) (order > 0 ? order : 1));
-    for (int index : in_order(n_blocks, chance)) {
-        memset(shared, 0xff, shared_bytes);
-        block_state state(index, n_blocks, n_threads, body);
-        run_block(state);
-    }
 }
 
 } // namespace gpu
