@@ -34,7 +34,8 @@ class Marked(str):
         return Marked(text, self.mask[key] if isinstance(key, slice) else bytes((self.mask[key],)))
 
     def __iter__(self) -> Iterator[str]:
-        return (self[index] for index in range(len(self)))
+        pairs = zip(str.__iter__(self), self.mask, strict=True)
+        return (Marked(char, THEIRS if mark else OURS) for char, mark in pairs)
 
     # ---- joining ----
 

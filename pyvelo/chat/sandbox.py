@@ -17,6 +17,7 @@ from typing import Any
 from jinja2 import pass_context
 from jinja2.exceptions import SecurityError
 from jinja2.ext import loopcontrols
+from jinja2.nodes import Template
 from jinja2.runtime import Context, LoopContext, Macro, Undefined
 from jinja2.utils import Cycler, Joiner, Namespace
 
@@ -155,9 +156,12 @@ class Sandbox(TextSandbox):
         self._names = names
         self.globals = {}
 
-    def code(self, source: str, filename: str) -> CodeType:
-        """Compile a template; TemplateSyntaxError, or the error of Python's compiler about deep nesting."""
-        return self.compile(metered(self.parse(source)), filename=filename)
+    def code(self, tree: Template, filename: str) -> CodeType:
+        """Compile a parsed template and change its tree.
+
+        Raises TemplateSyntaxError, or the error of Python's compiler about deep nesting.
+        """
+        return self.compile(metered(tree), filename=filename)
 
     def metered_by(self, meter: Meter) -> Sandbox:
         """Return the environment of one rendering."""
@@ -330,6 +334,7 @@ class Sandbox(TextSandbox):
             return super().call(__context, __obj, *args, **kwargs)
         if meter.depth >= MAX_CALLS:
             raise Refused(f"its macros call each other more than {MAX_CALLS} deep")
+        meter.charge(TEXT)
         meter.depth += 1
         try:
             return super().call(__context, __obj, *args, **kwargs)

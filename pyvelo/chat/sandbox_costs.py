@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from pyvelo.chat.meter import TEXT
@@ -28,12 +29,26 @@ class TextMethod:
 
     def bind(self, text: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         """Return all arguments by position, defaults included; TypeError if they do not fit."""
-        bound = self.signature.bind(text, *args, **kwargs)
-        bound.apply_defaults()
-        for name, value in bound.arguments.items():
-            if not isinstance(value, self.signature.parameters[name].annotation):
-                raise TypeError(f"{self.name} takes no {type(value).__name__} as {name}")
-        return bound.args[1:]
+        parameters = self._parameters
+        if kwargs or not self._n_required <= len(args) <= len(parameters):
+            bound = self.signature.bind(text, *args, **kwargs)
+            bound.apply_defaults()
+            given: tuple[Any, ...] = bound.args[1:]
+        else:  # as `Signature.bind`, which takes several times longer
+            given = (*args, *(item.default for item in parameters[len(args) :]))
+        for item, value in zip(parameters, given, strict=True):
+            if not isinstance(value, item.annotation):
+                raise TypeError(f"{self.name} takes no {type(value).__name__} as {item.name}")
+        return given
+
+    @cached_property
+    def _parameters(self) -> tuple[inspect.Parameter, ...]:
+        """Parameters behind the string itself."""
+        return tuple(self.signature.parameters.values())[1:]
+
+    @cached_property
+    def _n_required(self) -> int:
+        return sum(item.default is item.empty for item in self._parameters)
 
 
 def search_cost(text: str, piece: str) -> int:

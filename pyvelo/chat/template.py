@@ -171,8 +171,9 @@ class ChatTemplate:
             raise self._error(None, f"of its {len(self.source)} characters at most {MAX_SOURCE} can be read")
         sandbox = make_sandbox(self._now)
         try:
-            loops, strings = looks_for(sandbox.parse(self.source))
-            return _Compiled(sandbox.code(self.source, FILENAME), sandbox, loops, strings)
+            tree = sandbox.parse(self.source)
+            loops, strings = looks_for(tree)
+            return _Compiled(sandbox.code(tree, FILENAME), sandbox, loops, strings)
         except TemplateSyntaxError as error:
             raise self._error(error.lineno, error.message or "it is no Jinja") from None
         except (RecursionError, MemoryError, SyntaxError, ValueError, OverflowError) as error:

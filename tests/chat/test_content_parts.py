@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
+from jinja2 import Template
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from pyvelo.chat.sandbox_syntax import GenerationBlocks
 from pyvelo.chat.template import ChatTemplate
 from pyvelo.errors import TemplateError
-from tests.upstream_models import models_folder
 
-NAMES = sorted(path.stem for path in Path(__file__).with_name("expected").glob("*.txt"))
+from .upstream_templates import NAMES, NOW, source_of, upstream_template
+
 ROLES = [("user",), ("user", "assistant", "user"), ("system", "user", "assistant", "user")]
-NOW = datetime(2026, 3, 4, 5, 6, 7)
 
 
 def refuse(message: str) -> None:
@@ -46,20 +44,18 @@ def talk(roles: tuple[str, ...], n_parts: int, *, joined: bool) -> list[dict[str
     return found
 
 
-def by_jinja(source: str, messages: list[dict[str, Any]]) -> str | None:
+def by_jinja(template: Template, messages: list[dict[str, Any]]) -> str | None:
     names = {"tools": None, "documents": None, "add_generation_prompt": True}
     try:
-        return jinja().from_string(source).render(
-            messages=messages, bos_token="<BOS>", eos_token="<EOS>", **names
-        )  # fmt: skip
+        return template.render(messages=messages, bos_token="<BOS>", eos_token="<EOS>", **names)
     except Exception:
         return None
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_parts_of_a_content(name: str) -> None:
-    source = (models_folder() / "templates" / f"{name}.jinja").read_text(encoding="utf-8")
-    template = ChatTemplate(source, name=name, bos="<BOS>", eos="<EOS>", now=lambda: NOW)
+    template = upstream_template(name)
+    plain = jinja().from_string(source_of(name))
 
     def ours(messages: list[dict[str, Any]]) -> str:
         try:
@@ -70,12 +66,12 @@ def test_parts_of_a_content(name: str) -> None:
     for roles in ROLES:
         text, parts = talk(roles, 1, joined=True), talk(roles, 1, joined=False)
         assert ours(text) == ours(parts)
-        expected = by_jinja(source, text)
+        expected = by_jinja(plain, text)
         if expected is not None:
             assert ours(text) == expected
-            if by_jinja(source, parts) == expected:  # the template is made for parts
+            if by_jinja(plain, parts) == expected:  # the template is made for parts
                 several = talk(roles, 2, joined=False)
-                assert ours(several) == by_jinja(source, several)
+                assert ours(several) == by_jinja(plain, several)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ from pyvelo.errors import ConfigError, TemplateError
 from .hostile import BROKEN, ENDLESS, ENDS, HUGE, LOOPS, TRICKS
 
 MESSAGES = [{"role": "user", "content": "Hi", "table": {f"k{index}": index for index in range(50)}}]
-SMALL = Limits(max_output=1 << 20, max_work=4 << 20, seconds=0.5)
+SMALL = Limits(max_output=1 << 20, max_work=1 << 20, max_step=1 << 20, seconds=60)
+TINY = Limits(max_output=1 << 20, max_work=1 << 18, seconds=60)
 
 
 def refusal(source: str, limits: Limits = SMALL) -> str:
@@ -27,14 +28,27 @@ def refusal(source: str, limits: Limits = SMALL) -> str:
     return str(caught.value)
 
 
+def peak_memory() -> int:
+    """Return the most bytes of this process so far; 0 if the system does not tell."""
+    try:
+        import resource
+    except ImportError:
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
 @pytest.mark.parametrize("source", ENDLESS.values(), ids=ENDLESS.keys())
 def test_what_never_ends_is_ended(source: str) -> None:
-    assert "line 1: " in refusal(source)
+    said = refusal(source, TINY)
+    assert "line 1: " in said
+    assert "seconds" not in said
 
 
 @pytest.mark.parametrize("source", HUGE.values(), ids=HUGE.keys())
 def test_what_would_be_huge_is_never_made(source: str) -> None:
-    refusal(source)
+    before = peak_memory()
+    assert "seconds" not in refusal(source)
+    assert peak_memory() - before < 100 << 20
 
 
 @pytest.mark.parametrize("source", TRICKS.values(), ids=TRICKS.keys())
@@ -45,15 +59,6 @@ def test_nothing_but_what_is_named_can_be_reached(source: str) -> None:
 @pytest.mark.parametrize("source", BROKEN.values(), ids=BROKEN.keys())
 def test_what_is_wrong_is_said(source: str) -> None:
     assert len(refusal(source)) < 700
-
-
-def test_memory_stays_small_while_something_huge_is_asked_for() -> None:
-    resource = pytest.importorskip("resource")
-    unit = 1 if sys.platform == "darwin" else 1024
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    for source in HUGE.values():
-        refusal(source)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit - before < 400 << 20
 
 
 def test_the_time_limit_holds_in_a_thread() -> None:
@@ -168,9 +173,9 @@ def test_one_operation_takes_no_more_than_its_share(source: str) -> None:
 
 
 def test_a_format_of_many_values_takes_no_more_than_linear_time() -> None:
-    source = "{{ '%s' * 900000 % ((1,) * 900000) }}"
+    source = "{{ '%s' * 300000 % ((1,) * 300000) }}"
     limits = Limits(max_work=1 << 30, max_step=1 << 30)
-    assert ChatTemplate(source, limits=limits).render(MESSAGES) == "1" * 900_000
+    assert ChatTemplate(source, limits=limits).render(MESSAGES) == "1" * 300_000
 
 
 def test_names_for_a_content_are_found_in_linear_time() -> None:
@@ -194,7 +199,7 @@ def test_a_second_try_with_arguments_as_text_has_the_same_limits() -> None:
     messages = [{"role": "assistant", "content": "", "tool_calls": [call]}]
     endless = "{{ strftime_now('%d') }}" + LOOPS + ENDS
     with pytest.raises(TemplateError, match="more work"):
-        ChatTemplate(endless, limits=Limits(max_work=1 << 20), now=now).render(messages)
+        ChatTemplate(endless, limits=Limits(max_work=1 << 17), now=now).render(messages)
     assert len(tries) == 1
     long = "{{ 'x' * 90 }}{{ messages[0].tool_calls[0].function.arguments + 'x' }}"
     template = ChatTemplate(long, limits=Limits(max_output=150))

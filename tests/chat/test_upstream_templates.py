@@ -9,42 +9,24 @@ from __future__ import annotations
 
 import os
 import re
-from datetime import datetime
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pyvelo.chat.marked import Marked
-from pyvelo.chat.template import ChatTemplate
 from pyvelo.errors import TemplateError
-from tests.upstream_models import models_folder
 
 from .conversations import CONVERSATIONS
+from .upstream_templates import EXPECTED, NAMES, folder, upstream_template
 
-EXPECTED = Path(__file__).with_name("expected")
-NAMES = sorted(path.stem for path in EXPECTED.glob("*.txt"))
 HEAD = "######## "
-
-
-def folder() -> Path:
-    return models_folder() / "templates"
-
-
-@cache
-def template(name: str) -> ChatTemplate:
-    source = (folder() / f"{name}.jinja").read_text(encoding="utf-8")
-    return ChatTemplate(
-        source, name=name, bos="<BOS>", eos="<EOS>", now=lambda: datetime(2026, 3, 4, 5, 6, 7)
-    )
 
 
 def render(name: str, conversation: dict[str, Any]) -> str:
     """Return the text, or the template's error."""
     conversation = dict(conversation)
     try:
-        return template(name).render(conversation.pop("messages"), **conversation)
+        return upstream_template(name).render(conversation.pop("messages"), **conversation)
     except TemplateError as error:
         return f"{HEAD[:-1]} refused: {error}"
 
@@ -96,7 +78,7 @@ def test_what_users_say_is_marked_and_nothing_else_changes_with_it(name: str) ->
         for flake in "☃❄":
             case = {k: v if k == "tools" else snowed(v, flake) for k, v in CONVERSATIONS[key].items()}
             try:
-                texts.append(template(name).render_marked(case["messages"], tools=case.get("tools")))
+                texts.append(upstream_template(name).render_marked(case["messages"], tools=case.get("tools")))
             except TemplateError:
                 break
             theirs = "".join(char for char, mark in zip(texts[-1], texts[-1].mask, strict=True) if mark)
