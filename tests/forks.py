@@ -26,10 +26,15 @@ import tempfile
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any
+
+import pyvelo
 
 PYTHON = sys.executable
 LIMIT = 120.0  # seconds
+ROOT = Path(__file__).resolve().parents[1]
+ENVIRONMENT = dict(os.environ)
 PRELOADED = (
     *("pyvelo.cli.app", "pyvelo.cli.bench", "pyvelo.cli.chat", "pyvelo.cli.embed", "pyvelo.cli.info"),
     *("pyvelo.cli.report", "pyvelo.cli.run", "pyvelo.cli.simulate", "pyvelo.cli.models", "pyvelo.cli.talker"),
@@ -51,7 +56,7 @@ class _Request:
 
 
 class Fork:
-    """A running command."""
+    """Running command."""
 
     def __init__(self, server: _Server, command: Sequence[str], pid: int) -> None:
         self.args, self.pid = command, pid
@@ -67,6 +72,9 @@ class Fork:
     def send_signal(self, number: int) -> None:
         if self.returncode is None:
             os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
 
 def start(
@@ -130,9 +138,13 @@ class _Server:
 
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair()
-        # not "-m tests.forks": `tests` may import what reads the environment
         command = [PYTHON, __file__, str(theirs.fileno())]
-        self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        # not the environment of the test that happens to be the first
+        folders = os.pathsep.join([os.fspath(Path(pyvelo.__file__).parents[1]), os.fspath(ROOT)])
+        environment = {**ENVIRONMENT, "PYTHONPATH": folders}
+        self._process = subprocess.Popen(
+            command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environment
+        )
         theirs.close()
         atexit.register(self._close)
 
@@ -195,6 +207,8 @@ def _serve(connection: socket.socket) -> _Request | None:
     importlib.import_module("pyvelo.engine.engine").find_cores = lambda: Cores(1, 1, 1, None)
     gc.collect()
     gc.freeze()
+    folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    own = [folder for folder in sys.path if folder not in folders]
     while True:
         head, files, _, _ = socket.recv_fds(connection, _HEAD.size, 3)
         if not head:
@@ -203,6 +217,8 @@ def _serve(connection: socket.socket) -> _Request | None:
         pid = os.fork()
         if pid == 0:
             connection.close()
+            given = request.environment.get("PYTHONPATH", "").split(os.pathsep)
+            sys.path[:] = [*filter(None, given), *own]
             _become(request, files)
             return request
         for file in files:

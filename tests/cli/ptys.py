@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
-import signal
 import struct
 import sys
 import termios
@@ -41,7 +40,7 @@ def in_a_terminal(
         command, (slave, slave, slave), env={**os.environ, **settings}, start_new_session=True
     )
     os.close(slave)
-    watchdog = threading.Timer(forks.LIMIT, process.send_signal, [signal.SIGKILL])
+    watchdog = threading.Timer(forks.LIMIT, process.kill)
     watchdog.start()
     if typed:
         os.write(master, typed)

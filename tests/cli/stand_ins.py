@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
+
+from tests import forks
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts/models/make.py"
 # layers, KV heads, head size and context
@@ -16,6 +16,6 @@ def stand_in(path: Path) -> Path:
     layers, heads, size, ctx = SHAPES[path.name.removesuffix(".gguf")]
     options = {"layers": layers, "heads": heads, "kv-heads": heads, "head-dim": size, "ctx": ctx}
     options |= {"embd": 32, "ffn": 32}
-    command = [sys.executable, str(SCRIPT), *(f"--{name}={number}" for name, number in options.items())]
-    subprocess.run([*command, "--type=q8_0", str(path)], check=True, stdout=subprocess.DEVNULL)
+    command = [forks.PYTHON, str(SCRIPT), *(f"--{name}={number}" for name, number in options.items())]
+    forks.run([*command, "--type=q8_0", str(path)], check=True)
     return path

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 
 import pytest
 
+from tests import forks
+
 CHAT = [sys.executable, "-m", "pyvelo.cli", "chat", "--temperature", "0"]
 WAIT = 60.0  # seconds
 
@@ -29,16 +31,8 @@ class Terminal:
             program = f"import sys; sys.modules[{without!r}] = None\n"
             program += f"from pyvelo.cli import main; main({command[3:]!r})"
             command = [sys.executable, "-c", program]
-        self.process = subprocess.Popen(
-            command,
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            env=environment,
-            start_new_session=True,
-            # a job in the background is born with Ctrl+C ignored
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        )
+        streams = (slave, slave, slave)
+        self.process = forks.start(command, streams, env=environment, start_new_session=True)
         os.close(slave)
         self.seen = ""
 
@@ -80,7 +74,7 @@ def terminal(*arguments: str, without: str | None = None) -> Iterator[Terminal]:
 
 def test_piped_answers_are_all_that_is_printed() -> None:
     talk = "This is Anna Berger 4821.\nWhat is 17 + 25?\nWho is Anna?\n/nothing\n"
-    done = subprocess.run(CHAT, input=talk, capture_output=True, text=True, check=True)
+    done = forks.run(CHAT, input=talk, text=True, check=True)
     lines = done.stdout.splitlines()
     assert len(lines) == 3
     assert lines[1].endswith("42.")
@@ -89,6 +83,7 @@ def test_piped_answers_are_all_that_is_printed() -> None:
 
 
 def test_run_without_a_model_answers() -> None:
+    """With a new Python and the default number of threads."""
     command = [sys.executable, "-m", "pyvelo.cli", "run", "-p", "What is 12 + 30?"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.strip().endswith("42.")

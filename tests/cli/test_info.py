@@ -14,6 +14,7 @@ from pyvelo.cli import main
 from pyvelo.cli.info import describe
 from pyvelo.cli.values import show_bytes
 from pyvelo.kv.types import KV_TYPES
+from tests import forks
 
 DREAM = b"\x05\0\0\0\0\0\0\0dream"
 
@@ -79,7 +80,7 @@ def test_what_would_run_on_a_gpu(tiny_model: Path) -> None:
         "from tests import lab_device; lab_device.add_device(1 << 30)\n"
         f"from pyvelo.cli import main; main(['info', {str(tiny_model)!r}, '--json', '--n-gpu-layers', '2'])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = forks.run([forks.PYTHON, "-c", code], text=True, check=True)
     report = json.loads(done.stdout)
     assert [device["kind"] for device in report["machine"]["devices"]] == ["cpu", "gpu"]
     cpu, gpu = report["placement"]["devices"]
@@ -89,7 +90,7 @@ def test_what_would_run_on_a_gpu(tiny_model: Path) -> None:
 
 def make(path: Path, *options: str) -> Path:
     script = Path(__file__).resolve().parents[2] / "scripts/models/make.py"
-    subprocess.run([sys.executable, str(script), *options, str(path)], check=True, capture_output=True)
+    forks.run([forks.PYTHON, str(script), *options, str(path)], check=True)
     return path
 
 

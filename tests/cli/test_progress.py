@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
-import signal
-import subprocess
-import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from pyvelo import LLM, SamplingParams
 from pyvelo.cli.conversation import Message
 from pyvelo.cli.progress import SHOW_AFTER, LoadingBar
 from pyvelo.cli.talker import LlmTalker
+from tests import forks
 
 from .ptys import drain
 from .test_info import run_cli
@@ -136,29 +135,25 @@ main(sys.argv[2:])
 
 
 def in_a_terminal(*arguments: str) -> tuple[int, str, str]:
-    """Exit code, standard output (a pipe) and what the terminal at standard error showed."""
+    """Return exit code, standard output (no terminal) and what the terminal at standard error showed."""
     master, slave = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=slave,
-        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "80"},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    os.close(slave)
-    shown = drain(master)
-    os.close(master)
-    out = process.communicate(timeout=60)[0]
-    return process.returncode, out.decode(), shown.decode()
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "80"}
+    with open(os.devnull, "rb") as nothing, tempfile.TemporaryFile() as out:
+        command = [forks.PYTHON, "-c", PROGRAM, *arguments]
+        process = forks.start(command, (nothing, out, slave), env=environment)
+        os.close(slave)
+        shown = drain(master)
+        os.close(master)
+        code = process.wait(60)
+        out.seek(0)
+        return code, out.read().decode(), shown.decode()
 
 
 def test_a_terminal_sees_the_bar_and_the_pipe_does_not(tiny_model: Path) -> None:
     asked = ["run", str(tiny_model), "-p", "Once", "-n", "3"]
     code, out, shown = in_a_terminal("run", *asked)
-    assert (code, out) == (
-        0,
-        subprocess.check_output([sys.executable, "-m", "pyvelo.cli", *asked], text=True),
-    )
+    piped = forks.run([forks.PYTHON, "-m", "pyvelo.cli", *asked], text=True, check=True)
+    assert (code, out) == (0, piped.stdout)
     assert f"loading {tiny_model.name}" in shown
     assert "\x1b[2K" in shown[shown.rindex("loading") :]  # it is gone again, and the cursor is back
     assert shown.count("\x1b[?25h") == shown.count("\x1b[?25l") > 0

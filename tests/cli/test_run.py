@@ -17,6 +17,7 @@ from pyvelo import LLM, SamplingParams
 from pyvelo.cli import main
 from pyvelo.cli.values import parse_kv_type_option, parse_size
 from pyvelo.errors import ConfigError
+from tests import forks
 
 COMMAND = [sys.executable, "-m", "pyvelo.cli"]
 PROMPT = "Once upon a time"
@@ -60,12 +61,8 @@ def test_the_prompt_from_a_file_and_from_standard_input(
     file = tmp_path / "prompt.txt"
     file.write_text(PROMPT, encoding="utf-8")
     for arguments in (["-f", str(file)], ["-p", "-"]):
-        done = subprocess.run(
-            [*COMMAND, "run", str(tiny_model), *arguments, "-n", "24"],
-            input=PROMPT.encode(),
-            capture_output=True,
-            check=True,
-        )
+        command = [*COMMAND, "run", str(tiny_model), *arguments, "-n", "24"]
+        done = forks.run(command, input=PROMPT, check=True)
         assert done.stdout.decode() == expected + "\n"
 
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import pyvelo
 from scripts._common import ROOT
+from tests import forks
 
 SCRIPTS = ROOT / "scripts"
 COMMANDS = sorted(
@@ -38,6 +37,16 @@ def test_no_name_hides_a_module_that_others_import() -> None:
     assert [path for path, spec in found if spec is not None and spec.origin is not None] == []
 
 
+ANEW = """
+import os, runpy, sys
+for name in ("pyvelo", "scripts", "tests"):
+    sys.modules.pop(name, None)  # the command must find them again
+sys.argv = sys.argv[1:]
+sys.path[0] = os.path.dirname(sys.argv[0])
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="some commands need modules of POSIX")
 def test_each_command_starts_outside_the_checkout(tmp_path: Path) -> None:
     package = Path(pyvelo.__file__).parents[1]
@@ -45,12 +54,9 @@ def test_each_command_starts_outside_the_checkout(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": "" if package == ROOT else os.fspath(package)}
 
     def start(name: str) -> str:
-        command = [sys.executable, os.fspath(SCRIPTS / name), "--help"]
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
-        )
+        command = [forks.PYTHON, "-c", ANEW, os.fspath(SCRIPTS / name), "--help"]
+        done = forks.run(command, cwd=tmp_path, env=environment, text=True)
         good = done.returncode == 0 and done.stdout.startswith("usage: ") and not done.stderr
         return "" if good else f"{name}: {done.returncode} {done.stdout[:200]} {done.stderr[-500:]}"
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        assert [failure for failure in pool.map(start, COMMANDS) if failure] == []
+    assert [failure for failure in map(start, COMMANDS) if failure] == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from scripts._common import ScriptError
 from scripts.bench import engine
 from scripts.bench.engine import Case, Plan, Speeds
+from tests import forks
 
 STOCK = """#!{python}
 import json, sys
@@ -61,13 +61,13 @@ def test_the_whole_script(plan: Plan) -> None:
     arguments = ["--stock-bin", plan.stock_bin, "--kv-type", "f16", "--depth", "0", "--rounds", "2"]
     sizes = ["--prompt", "32", "--tokens", "4", "--repeats", "1", "--threads", "1", "--json"]
     command = [
-        sys.executable,
+        forks.PYTHON,
         engine.__file__,
         str(plan.model),
         *map(str, arguments),
         *sizes,
     ]
-    results = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    results = json.loads(forks.run(command, check=True).stdout)
     assert [(r["what"], r["depth"], r["target"]) for r in results] == [
         ("prefill", 0, 0.97),
         ("decode", 0, 0.97),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ import pytest
 from scripts._common import ScriptError
 from scripts.bench import latency
 from scripts.bench.latency import Case, Result, gaps, steps_of
+from tests import forks
 
 
 def test_times_count_where_their_token_comes() -> None:
@@ -39,6 +38,6 @@ def test_a_prompt_comes_beside_streams(tiny_model: Path) -> None:
 
 def test_the_whole_script(tiny_model: Path) -> None:
     sizes = ["--streams", "2", "--prompt", "8", "--tokens", "4", "--long", "100", "--threads", "1"]
-    command = [sys.executable, latency.__file__, str(tiny_model), "--batch", "16", "64", *sizes]
-    found = json.loads(subprocess.run([*command, "--json"], capture_output=True, check=True).stdout)
+    command = [forks.PYTHON, latency.__file__, str(tiny_model), "--batch", "16", "64", *sizes]
+    found = json.loads(forks.run([*command, "--json"], check=True).stdout)
     assert [entry["batch"] for entry in found] == [16, 64]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from scripts.bench import pressure
 from scripts.bench.pressure import Case, Result, Run, bound, sizes, wrong
+from tests import forks
 
 
 def case(load: str = "mixed", smallest: int = 256) -> Case:
@@ -50,8 +49,8 @@ def test_verdicts() -> None:
 
 def test_the_whole_script(tiny_model_f32: Path) -> None:
     sizes = ["--load", "mixed", "--share", "0.1", "--smallest", "256", "--threads", "1", "--rounds", "1"]
-    command = [sys.executable, pressure.__file__, str(tiny_model_f32), "--json", *sizes]
-    (found,) = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    command = [forks.PYTHON, pressure.__file__, str(tiny_model_f32), "--json", *sizes]
+    (found,) = json.loads(forks.run(command, check=True).stdout)
     assert found["preemptions"] > 0
     assert found["wrong"] == 0
     assert 0 < found["most_steps"] <= 1

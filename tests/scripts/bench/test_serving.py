@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from scripts._common import ScriptError
 from scripts.bench import serving
 from scripts.bench._serving import Job, Load, Record, Refused, play, summarise, waste_of_slots, workload
 from scripts.bench._stock_server import ServerSettings, ask, command, running
+from tests import forks
 
 SERVER = """#!{python}
 import json, sys, time
@@ -180,14 +180,13 @@ def test_both_modes_have_the_bytes_that_there_are(program: Path) -> None:
 
 def test_the_whole_script(program: Path, tiny_model: Path) -> None:
     sizes = ["--requests", "4", "--rate", "50", "--prompt-mean", "50", "--longest", "100", "--threads", "1"]
-    done = subprocess.run(
+    done = forks.run(
         [
-            sys.executable,
+            forks.PYTHON,
             serving.__file__,
             str(tiny_model),
             *["--stock-bin", str(program.parent), "--kv-bytes", "4000000", "--rounds", "2", "--json", *sizes],
         ],
-        capture_output=True,
         check=True,
     )
     found = json.loads(done.stdout)

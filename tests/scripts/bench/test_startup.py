@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from scripts._common import ScriptError
 from scripts.bench import startup
 from scripts.bench.startup import Figure, load_seconds, measures, race, show, to_first_byte, whole
+from tests import forks
 
 ENVIRONMENT = dict(os.environ)
 
@@ -93,15 +93,15 @@ def test_the_whole_script(tiny_model: Path, tmp_path: Path) -> None:
     stock.write_text(f"#!{sys.executable}\nprint('Hello')\n")
     stock.chmod(0o755)
     options = ["--rounds", "1", "--tokens", "8", "--ctx", "256", "--stock-bin", str(tmp_path), "--json"]
-    command = [sys.executable, startup.__file__, str(tiny_model), *options]
-    found = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    command = [forks.PYTHON, startup.__file__, str(tiny_model), *options]
+    found = json.loads(forks.run(command, check=True).stdout)
     assert len(found) == 8
     assert all(entry["median"] > 0 and len(entry["seconds"]) == 1 for entry in found)
 
 
 def test_a_missing_program_is_one_line(tmp_path: Path) -> None:
-    command = [sys.executable, startup.__file__, "--stock-bin", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [forks.PYTHON, startup.__file__, "--stock-bin", str(tmp_path)]
+    done = forks.run(command, text=True)
     assert done.returncode == 1
     assert "build/stock.py --completion" in done.stderr
     assert done.stderr.count("\n") == 1

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from scripts._common import ROOT
 from scripts.check._style_rules import RULES, Rule
 from scripts.check.style import CHECKED, check
+from tests import forks
 
 PYTHON = '''"""Tokens of a request."""
 
@@ -136,13 +134,11 @@ def test_each_rule_says_what_to_write(rule: Rule) -> None:
 
 def test_the_listed_folders_exist_and_are_clean() -> None:
     assert [path for path in CHECKED if not (ROOT / path).exists()] == []
-    command = [sys.executable, str(ROOT / "scripts/check/style.py")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = forks.run([forks.PYTHON, str(ROOT / "scripts/check/style.py")], text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_a_path_outside_the_checkout_is_refused() -> None:
-    command = [sys.executable, str(ROOT / "scripts/check/style.py"), "/"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = forks.run([forks.PYTHON, str(ROOT / "scripts/check/style.py"), "/"], text=True)
     assert done.returncode == 1
     assert "give files and folders of the checkout" in done.stderr

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from scripts.fuzz import model_files
 from scripts.fuzz._damage import mutant
 from scripts.fuzz._document import read_document, write_document
 from scripts.fuzz.model_files import main, make_bases
+from tests import forks
 
 
 def test_documents_are_written_as_they_were_read(tiny_model: Path) -> None:
@@ -29,7 +28,7 @@ def test_the_same_seed_gives_the_same_mutants(tmp_path: Path) -> None:
 
 def test_mutants_are_refused_or_run() -> None:
     arguments = ["--arch", "llama", "--arch", "gemma3", "--arch", "lfm2", "--count", "120", "--seed", "11"]
-    done = subprocess.run([sys.executable, model_files.__file__, *arguments], capture_output=True, text=True)
+    done = forks.run([forks.PYTHON, model_files.__file__, *arguments], text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "120 mutants of seed 11" in done.stdout
     assert "ran" in done.stdout
@@ -47,7 +46,7 @@ def test_a_worker_that_dies_is_a_finding(tmp_path: Path) -> None:
         "sys.exit(model_files.main(sys.argv[1:]))\n"
     )
     arguments = ["--arch", "llama", "--count", "6", "--limit", "2", "--save", str(tmp_path / "found")]
-    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+    done = forks.run([forks.PYTHON, "-c", code, *arguments], text=True)
     assert done.returncode == 1, done.stderr
     assert "2: died" in done.stdout
     assert "SIGSEGV" in done.stdout

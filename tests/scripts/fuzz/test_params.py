@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from pyvelo import LLM
 from scripts.fuzz import params
 from scripts.fuzz._hostile import Hostile, hostile
+from tests import forks
 
 
 def text_of(request: Hostile) -> str:
@@ -29,18 +29,8 @@ def test_the_same_seed_asks_for_the_same() -> None:
 
 
 def test_requests_are_served_or_refused(tiny_model: Path) -> None:
-    command = [
-        sys.executable,
-        "-W",
-        "ignore",
-        params.__file__,
-        str(tiny_model),
-        "--count",
-        "60",
-        "--seed",
-        "5",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [forks.PYTHON, params.__file__, str(tiny_model), "--count", "60", "--seed", "5"]
+    done = forks.run(command, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "60 requests of seed 5" in done.stdout
     assert " served" in done.stdout
@@ -64,7 +54,7 @@ def test_a_request_that_does_not_end_is_a_finding(tiny_model: Path) -> None:
         "params.attempt = lambda *_: time.sleep(60)\n"
         "sys.exit(params.main(sys.argv[1:]))\n"
     )
-    command = [sys.executable, "-c", code, str(tiny_model), "--count", "1", "--limit", "0.5"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [forks.PYTHON, "-c", code, str(tiny_model), "--count", "1", "--limit", "0.5"]
+    done = forks.run(command, text=True)
     assert done.returncode == 1
     assert "Timeout" in done.stderr

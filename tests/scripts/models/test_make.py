@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import gguf
@@ -14,13 +13,13 @@ from pyvelo import native
 from pyvelo.models.gguf_scan import scan
 from scripts.models import _vocab, make
 from scripts.models._shapes import ARCHS, PRESETS, Shape, ShapeError, check, tensors
+from tests import forks
 
 EXPERTS = {"gpt-oss": 4}
 
 
 def run_make(path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, make.__file__, *arguments, str(path)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return forks.run([forks.PYTHON, make.__file__, *arguments, str(path)], text=True)
 
 
 def values(path: Path) -> dict[str, np.ndarray]:

@@ -6,7 +6,6 @@ import difflib
 import io
 import shutil
 import subprocess
-import sys
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 
 from scripts._common import ROOT
 from scripts.upstream._pin import Pin, sha256_file
+from tests import forks
 
 TOP = "llama_cpp_small-1.0"
 HEADER = "Reason: a test needs it.\nTouches: a line.\nDrop-When: never.\n"
@@ -113,8 +113,7 @@ class Repository:
 
     def run(self, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Runs the copy of a script with the environment of the test."""
-        command = [sys.executable, str(self.root / "scripts" / script), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
+        return forks.run([forks.PYTHON, str(self.root / "scripts" / script), *arguments], text=True)
 
 
 @pytest.fixture
