@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +16,8 @@ from pyvelo.grammar import matcher as matcher_module
 from pyvelo.grammar.limits import MAX_PROPERTIES, MAX_REMAINDERS
 from pyvelo.grammar.matcher import GrammarCompiler
 from pyvelo.native import Model
-from pyvelo.sampling import MAX_CHARACTERS
+
+from .test_hostile import chain
 
 WAIT = 60  # seconds until something hangs
 
@@ -204,7 +203,7 @@ def test_ordinary_multiples_are_not(model: Model, number: float) -> None:
     assert GrammarCompiler(model).compile(SamplingParams(json_schema={"multipleOf": number})) is not None
 
 
-@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("inside", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_as_many_optional_names_as_allowed_can_be_followed(model: Model, inside: bool) -> None:
     names = {f"x{i}": {"type": "integer"} for i in range(MAX_PROPERTIES - inside)}
     schema = {"type": "object", "properties": names, "additionalProperties": False}
@@ -274,152 +273,3 @@ def test_too_long_is_refused() -> None:
         for source in sources[name]:
             with pytest.raises(RequestError, match=rf"{name} has \d+ characters: give up to 131072$"):
                 SamplingParams(**{name: source})
-
-
-CHILD = """
-import json, sys
-from pyvelo import SamplingParams
-from pyvelo.errors import VeloError
-from pyvelo.native import Model
-from pyvelo.grammar.matcher import GrammarCompiler
-try:
-    import resource
-    resource.setrlimit(resource.RLIMIT_CPU, (int(sys.argv[2]), int(sys.argv[2])))
-except ImportError:
-    pass
-compiler = GrammarCompiler(Model(sys.argv[1], vocab_only=True))
-n = 0
-for kind, source in json.load(sys.stdin):
-    try:
-        matcher = compiler.compile(SamplingParams(**{kind: source})).copy()
-        for _ in range(12):
-            mask = matcher.mask()
-            token = next((i for i in range(len(mask) * 8) if mask[i // 8] >> i % 8 & 1), None)
-            if token is None or matcher.accept(token):
-                break
-    except VeloError:
-        pass
-    n += 1
-print(n)
-"""
-
-
-def follow(model_path: Path, cases: list[tuple[str, Any]], cpu_seconds: int) -> None:
-    """Compile each, and follow it for a few tokens, in a process that may be killed."""
-    command = [sys.executable, "-c", CHILD, str(model_path), str(cpu_seconds)]
-    done = subprocess.run(
-        command, input=json.dumps(cases), text=True, capture_output=True, timeout=580, check=False
-    )
-    assert (done.returncode, done.stdout.split()) == (0, [str(len(cases))]), done.stderr[-2000:]
-
-
-def chain(n: int, link: Callable[[int], str], end: str) -> str:
-    return "\n".join([*(link(i) for i in range(n)), end])
-
-
-N = 3500
-DEEP: dict[str, tuple[str, Any]] = {
-    "references": ("json_schema", {
-        "$defs": {**{f"a{i}": {"$ref": f"#/$defs/a{i + 1}"} for i in range(N)}, f"a{N}": {}},
-        "$ref": "#/$defs/a0",
-    }),
-    "properties": ("json_schema", {
-        "$defs": {**{f"a{i}": {"properties": {"x": {"$ref": f"#/$defs/a{i + 1}"}}} for i in range(2000)},
-                  "a2000": {}}, "$ref": "#/$defs/a0",
-    }),
-    "terminals": ("grammar", chain(900, lambda i: f'A{i}: (A{i + 1} "a")+ | "b"', 'A900: "b"\nstart: A0')),
-    "rules": ("grammar", chain(8000, lambda i: f"a{i}: a{i + 1}", 'a8000: "b"\nstart: a0')),
-    "groups": ("grammar", chain(5000, lambda i: f'a{i}: ("b"|(a{i + 1}|"c"))', 'a5000: "b"\nstart: a0')),
-    "gbnf": ("grammar", chain(7000, lambda i: f"a{i} ::= a{i + 1}", 'a7000 ::= "b"\nroot ::= a0')),
-    "parentheses": ("grammar", "root ::= " + "(" * 9000 + '"a"' + ")" * 9000),
-    "lark parentheses": ("grammar", "start: " + "(" * 60_000 + '"a"' + ")" * 60_000),
-    "repeated": ("grammar", 'root ::= "a"' + "+" * 9000),
-    "regex": ("regex", "(" * 60_000 + "a" + ")" * 60_000),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", DEEP)
-def test_no_depth_kills_the_process(tiny_model: Path, name: str) -> None:
-    kind, source = DEEP[name]
-    assert len(source if kind != "json_schema" else json.dumps(source)) <= MAX_CHARACTERS
-    follow(tiny_model, [(kind, source)], 300)
-
-
-def schemas() -> Iterator[Any]:
-    """Return hostile grammars of each kind, alone and nested in each other."""
-    words = [f"x{i}" for i in range(3000)]
-    hard: list[Any] = [
-        {"enum": words},
-        {"anyOf": [{"const": word} for word in words]},
-        {"type": "object", "properties": {word: {"type": "string"} for word in words}},
-        {"type": "object", "properties": {word: {} for word in words[:500]}, "required": words[:500:2]},
-        {"type": "string", "minLength": 9999, "maxLength": 10**9},
-        {"type": "array", "items": {}, "minItems": 10**5, "maxItems": 10**9},
-        {"type": "object", "minProperties": 500, "maxProperties": 10**6},
-        {"type": "string", "pattern": "((a|aa)*){1000}"},
-        {"type": "string", "pattern": "(.*a.{200}){20}"},
-        {"type": "string", "pattern": "(?=a)(?!b)(?<=c)"},
-        {"allOf": [{"type": "string", "pattern": f".*[a-m].{{{i}}}[n-z].*"} for i in range(9)]},
-        {"$ref": "#"},
-        {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
-        {"properties": {"a": {"$ref": "#"}}, "required": ["a"]},
-        {"allOf": [{"anyOf": [{"properties": {f"p{i}{j}": {}}} for j in range(4)]} for i in range(12)]},
-        {"oneOf": [{"type": "object", "properties": {f"p{i}": {}}} for i in range(300)]},
-        {"type": "integer", "minimum": -(10**18), "maximum": 10**18, "multipleOf": 9973},
-        {"type": "number", "exclusiveMinimum": 1e-300, "maximum": 1e300},
-        {"not": {}},
-        {"patternProperties": {f"^.*a.{{{i}}}b$": {} for i in range(10, 16)}},
-        {"if": {}, "then": {}, "else": {}},
-        {"format": "no such format", "type": "string"},
-    ]  # fmt: skip
-    yield from hard
-    for schema in hard:
-        yield {"type": "array", "items": schema}
-        yield {"anyOf": [schema, {"type": "null"}, {"type": "array", "prefixItems": [schema, schema]}]}
-        yield {"allOf": [{"type": ["string", "object", "array"]}, schema]}
-        yield {"type": "object", "properties": {"a": schema, "b": schema}, "additionalProperties": schema}
-
-
-def expressions() -> Iterator[str]:
-    parts = [
-        "a",
-        "(a|aa)*",
-        "[ab]*a[ab]{18}",
-        r"\w{500}",
-        ".*",
-        r"\p{L}?",
-        "(x+x+)+y",
-        "((a{9}){9}){9}",
-        "[^a]{0,999}",
-    ]
-    for part in parts:
-        yield part
-        yield f"({part}){{1000}}"
-        yield f"(({part})|b)*({part})?"
-        yield "|".join(f"({part})c{i}" for i in range(50))
-        yield "".join(f"({part})?" for _ in range(300))
-
-
-def grammars() -> Iterator[str]:
-    yield 'root ::= root root | "a" | ""'
-    yield 'root ::= "a"* "a"* "a"* "a"* "a"* "a"* "a"* b\nb ::= "(" b ")" | "a"*'
-    yield 'root ::= x{2000}\nx ::= y{2000}\ny ::= "a"? | "(" root ")"'
-    yield 'root ::= x x\nx ::= ("a" | "aa" | "aaa" | "(" root ")"){0,500}'
-    yield "start: A\nA: ~(/.*a.{20}/) & ~(/.*b.{20}/) & /[ab]*/"
-    yield "start: a0\n" + chain(100, lambda i: f"a{i}: a{i + 1} a{i + 1}", 'a100: "b"?')
-    yield "start: A0\n" + chain(100, lambda i: f"A{i}: A{i + 1} A{i + 1}", 'A100: "b"')
-    yield "root ::= a0\n" + chain(100, lambda i: f"a{i} ::= a{i + 1} a{i + 1}", 'a100 ::= "b"')
-    yield "root ::= " + " | ".join(f'"x{i}" root' for i in range(5000)) + ' | "y"'
-    yield "root ::= " + " | ".join(f'"x{i}"' for i in range(9_000))
-    yield "start: " + " | ".join(f'"x{i}"' for i in range(9_000))
-    yield "start: " + " ".join(f'"x{i}"' for i in range(9_000))
-    yield "start: " + " ".join('("a" | "ab" | "b")?' for _ in range(3000))
-
-
-def test_hostile_schemas_end_in_time(tiny_model: Path) -> None:
-    follow(tiny_model, [("json_schema", schema) for schema in schemas()], 400)
-
-
-def test_hostile_expressions_and_grammars_end_in_time(tiny_model: Path) -> None:
-    cases = [("regex", source) for source in expressions()] + [("grammar", source) for source in grammars()]
-    follow(tiny_model, cases, 400)
