@@ -181,7 +181,9 @@ def random_grammar(draws: random.Random) -> str:
     return "\n".join(lines)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(
+    "seed", [seed if seed < 3 else pytest.param(seed, marks=pytest.mark.slow) for seed in range(8)]
+)
 def test_random_grammars_allow_the_same_tokens(both: Both, seed: int) -> None:
     draws = random.Random(seed)
     n_masks = n_followed = 0
@@ -239,7 +241,7 @@ def test_in_other_vocabularies(upstream: Path, patched_library: Path, vocab: str
     made = Both(patched_library, path)
     try:
         for name in ("longest is not right", "ranges of all lengths", "quotes"):
-            assert made.walk(GRAMMARS[name], random.Random(name), 5) >= 1
+            assert made.walk(GRAMMARS[name], random.Random(name), 3) >= 1
     finally:
         made.close()
 

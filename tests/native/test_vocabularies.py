@@ -32,6 +32,8 @@ NAMES = [
     *("gpt-2", "gpt-neox", "llama-bpe", "llama-spm", "mpt", "nomic-bert-moe", "phi-3", "qwen2", "qwen35"),
     *("refact", "starcoder"),
 ]
+LARGE = {"aquila", "command-r", "deepseek-llm", "gemma-4", "llama-bpe", "nomic-bert-moe", "qwen2", "qwen35"}
+"""Vocabularies of 100,000 tokens and more, which take up to 1.5 seconds to load."""
 
 
 def test_every_vocabulary_of_upstream_is_named() -> None:
@@ -39,7 +41,10 @@ def test_every_vocabulary_of_upstream_is_named() -> None:
     assert sorted(path.stem.removeprefix("ggml-vocab-") for path in found) == NAMES
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.slow if name in LARGE else ()) for name in NAMES],
+)
 def named(request: pytest.FixtureRequest) -> Iterator[tuple[str, Model]]:
     path = models_folder() / f"ggml-vocab-{request.param}.gguf"
     with Model(path, vocab_only=True) as model:
