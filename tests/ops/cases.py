@@ -121,6 +121,20 @@ def make(case: Case) -> Call:
     return Call(case, q, k, v, table, sinks, k_floats, v_floats)
 
 
+def shapes_of(case: Case) -> Call:
+    """Return the case's table over zeros, for tests that compute nothing."""
+    heads = case.heads
+    table, n_tokens, n_blocks = make_table(case, np.random.default_rng(case.seed))
+    n_slots = n_blocks * case.params.block_size
+
+    def zeros(kv_type: str, d: int) -> Bytes:
+        return np.zeros((n_slots, heads.n_head_kv, lab.row_size(kv_type, d)), np.uint8)
+
+    q = np.zeros((max(1, n_tokens), heads.n_head, heads.d_k), np.float32)
+    v = None if case.v_of_k else zeros(heads.type_v, heads.d_v)
+    return Call(case, q, zeros(heads.type_k, heads.d_k), v, table, None, q[:0], q[:0])
+
+
 def poisoned(call: Call, byte: int) -> Call:
     """Every slot that no table names, and those past a length in a last block, overwritten."""
     unused = ~call.used_slots()

@@ -44,12 +44,17 @@ def paged_attention(
     out = np.zeros((q.shape[0], heads.n_head, heads.d_v))
     for row in table:
         q0, n_q, length = (int(x) for x in row[:3])
+        if n_q == 0:
+            continue
+        positions = np.arange(length)
+        blocks = row[HEADER:][positions // params.block_size].astype(np.int64)
+        slots = blocks * params.block_size + positions % params.block_size
+        keys, values = k[slots].astype(np.float64), v[slots].astype(np.float64)
         for j in range(n_q):
             position = length - n_q + j
-            positions = np.arange(first_visible(params, position), position + 1)
-            blocks = row[HEADER:][positions // params.block_size].astype(np.int64)
-            slots = blocks * params.block_size + positions % params.block_size
-            out[q0 + j] = _attend(heads, params, q[q0 + j], k[slots], v[slots], position - positions, sinks)
+            seen = slice(first_visible(params, position), position + 1)
+            distance = position - positions[seen]
+            out[q0 + j] = _attend(heads, params, q[q0 + j], keys[seen], values[seen], distance, sinks)
     return out
 
 
@@ -57,8 +62,8 @@ def _attend(
     heads: Heads,
     params: Params,
     q: npt.NDArray[np.float32],
-    k: npt.NDArray[np.float32],
-    v: npt.NDArray[np.float32],
+    k: Doubles,
+    v: Doubles,
     distance: npt.NDArray[np.int64],
     sinks: npt.NDArray[np.float32] | None,
 ) -> Doubles:
@@ -66,7 +71,7 @@ def _attend(
     group = heads.n_head // heads.n_head_kv
     scale = np.float64(np.float32(params.scale if params.scale is not None else heads.d_k**-0.5))
     grouped = q.astype(np.float64).reshape(heads.n_head_kv, group, heads.d_k)
-    scores = np.matmul(grouped, k.astype(np.float64).transpose(1, 2, 0)).reshape(heads.n_head, -1) * scale
+    scores = np.matmul(grouped, k.transpose(1, 2, 0)).reshape(heads.n_head, -1) * scale
     if params.softcap:
         scores = params.softcap * np.tanh(scores / params.softcap)
     scores = scores - alibi_slopes(heads.n_head, params.max_bias)[:, None] * distance
@@ -78,7 +83,7 @@ def _attend(
     if sinks is not None:
         total = total + np.exp(sinks.astype(np.float64) - top)
     weights = (weights / total[:, None]).reshape(heads.n_head_kv, group, -1)
-    out: Doubles = np.matmul(weights, v.astype(np.float64).transpose(1, 0, 2))
+    out: Doubles = np.matmul(weights, v.transpose(1, 0, 2))
     return out.reshape(heads.n_head, heads.d_v)
 
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from .cases import RAGGED, Call, Case, make
+from .cases import RAGGED, Call, Case, shapes_of
 from .lab import KV_TYPES, QUANTIZED, GpuItem, GpuPlan, Heads, Params
 
 GRAIN = 64
@@ -49,7 +49,7 @@ WINDOWS = [
 def test_every_token_of_every_row_is_attended_once(params: Params, group: int) -> None:
     """By one item. An item's tokens may include more than a row attends, never less."""
     lengths = ((1, 9000), (2, 5000), (16, 4097), (17, 4096), (300, 1000), (0, 50), (1, 1), (1, 256), (1, 257))
-    call = make(Case(Heads(64, 64, 2 * group, 2), params, lengths))
+    call = shapes_of(Case(Heads(64, 64, 2 * group, 2), params, lengths))
     by_tile: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
     for tile_rows, item in all_items(call):
         by_tile.setdefault((item.row, item.head_kv, item.tile * tile_rows), []).append((item.begin, item.end))
@@ -84,15 +84,15 @@ def test_splits_depend_on_the_sequence_alone(params: Params) -> None:
             if item.row == row
         ]
 
-    together = make(Case(heads, params, mixed))
+    together = shapes_of(Case(heads, params, mixed))
     for sequence in lengths:
-        alone = make(Case(heads, params, (sequence,)))
+        alone = shapes_of(Case(heads, params, (sequence,)))
         assert splits(together, mixed.index(sequence)) == splits(alone, 0)
 
 
 def test_long_sequences_are_split_and_many_queries_are_not() -> None:
     """A split has 256 tokens or more, and a sequence at most 32 splits."""
-    call = make(Case(Heads(64, 64, 4, 1), sequences=((1, 256), (1, 257), (16, 4096), (17, 4096), (1, 20000))))
+    call = shapes_of(Case(Heads(64, 64, 4, 1), sequences=((1, 256), (1, 257), (16, 4096), (17, 4096), (1, 20000))))
     splits = {item.row: item.n_splits for _, item in all_items(call)}
     assert splits == {0: 1, 1: 2, 2: 16, 3: 1, 4: 32}
 
@@ -102,7 +102,7 @@ def test_partial_results_do_not_overlap(n_rows: int) -> None:
     """Nor do they exceed what shapes bound, however many rows the table has."""
     rng = random.Random(n_rows)
     sequences = [rng.choice([(1, 1), (0, 9), (1, 300), (2, 700), (17, 300)]) for _ in range(n_rows)]
-    call = make(Case(Heads(64, 64, 4, 2), sequences=sequences))
+    call = shapes_of(Case(Heads(64, 64, 4, 2), sequences=sequences))
     plan = plan_of(call)
     begin = 0
     starts = {}
@@ -129,7 +129,7 @@ def bytes_of(heads: Heads, launch_rows: int, tokens: int) -> int:
 def test_tiles_fit_into_shared_memory(card: str, kv_type: str, sizes: tuple[int, int]) -> None:
     """And are as large as fits: the next size up would not, unless this is the largest."""
     heads = Heads(*sizes, 8, 2, kv_type, kv_type)
-    plan = plan_of(make(Case(heads, sequences=((1, 100), (40, 90)))), CARDS[card])
+    plan = plan_of(shapes_of(Case(heads, sequences=((1, 100), (40, 90)))), CARDS[card])
     if plan.refusal:
         # 16 rows and 16 tokens, converted if the tensor cores cannot use them
         unpacked = 0 if kv_type in ("f16", "bf16") else 16 * 2 * sum(sizes) * (2 if kv_type == "f32" else 1)
@@ -142,7 +142,7 @@ def test_tiles_fit_into_shared_memory(card: str, kv_type: str, sizes: tuple[int,
         assert launch.tile_tokens in (16, 32, 64)
         assert bytes_of(heads, launch.tile_rows, launch.tile_tokens) < launch.shared_bytes <= CARDS[card]
         assert launch.columns >= sizes[1]
-    more = plan_of(make(Case(heads, sequences=((1, 100), (40, 90)))), few.shared_bytes - 1)
+    more = plan_of(shapes_of(Case(heads, sequences=((1, 100), (40, 90)))), few.shared_bytes - 1)
     assert more.refusal or more.launches[0].tile_tokens < few.tile_tokens
 
 
@@ -150,14 +150,14 @@ def test_tiles_fit_into_shared_memory(card: str, kv_type: str, sizes: tuple[int,
 def test_common_heads_fit_every_card(kv_type: str) -> None:
     """64 and 128; but floats of 128, which become twice as many numbers, need more than 7.5 has."""
     for d in (64, 128):
-        call = make(Case(Heads(d, d, 8, 2, kv_type, kv_type)))
+        call = shapes_of(Case(Heads(d, d, 8, 2, kv_type, kv_type)))
         refused = [bool(plan_of(call, room).refusal) for room in CARDS.values()]
         assert refused == [kv_type == "f32" and d == 128, False, False, False, False]
 
 
 def test_latent_attention_fits_from_capability_8_on() -> None:
     """Heads of 576 and 512 whose V is a view of K."""
-    latent = make(Case(Heads(576, 512, 16, 1, "f16", "f16"), v_of_k=True))
+    latent = shapes_of(Case(Heads(576, 512, 16, 1, "f16", "f16"), v_of_k=True))
     refused = [bool(plan_of(latent, room).refusal) for room in CARDS.values()]
     assert refused == [True, False, False, False, False]
 
@@ -166,7 +166,7 @@ def test_fast_tiles_of_many_rows_need_less_memory() -> None:
     """Their queries are half as long, so two thread blocks of f16 and 128 fit a multiprocessor of 9.0."""
     heads, sequences = Heads(128, 128, 32, 8), ((40, 90), (1, 300))
     exact, fast = (
-        plan_of(make(Case(heads, Params(fast=fast), sequences))).launches for fast in (False, True)
+        plan_of(shapes_of(Case(heads, Params(fast=fast), sequences))).launches for fast in (False, True)
     )
     assert fast[0] == exact[0]
     assert exact[1].shared_bytes - fast[1].shared_bytes == 64 * (2 * 128 + 16)
@@ -177,8 +177,8 @@ def test_fast_tiles_of_many_rows_need_less_memory() -> None:
 def test_tiles_do_not_follow_the_number_of_sequences(kv_type: str) -> None:
     """The order of a sum follows the tiles: a long table must not make them smaller."""
     heads = Heads(128, 128, 8, 2, kv_type, kv_type)
-    one = make(Case(heads, sequences=((1, 40),)))
-    many = make(Case(heads, sequences=((1, 1),) * 2000))
+    one = shapes_of(Case(heads, sequences=((1, 40),)))
+    many = shapes_of(Case(heads, sequences=((1, 1),) * 2000))
     for room in CARDS.values():
         few, padded = plan_of(one, room).launches[0], plan_of(many, room).launches[0]
         assert few == padded
@@ -186,8 +186,8 @@ def test_tiles_do_not_follow_the_number_of_sequences(kv_type: str) -> None:
 
 def test_queries_that_fit_one_tile_need_one_launch() -> None:
     """16 packed rows in all: no sequence can have more."""
-    assert len(plan_of(make(Case(Heads(64, 64, 16, 1), sequences=((1, 100),)))).launches) == 1
-    assert len(plan_of(make(Case(Heads(64, 64, 17, 1), sequences=((1, 100),)))).launches) == 2
+    assert len(plan_of(shapes_of(Case(Heads(64, 64, 16, 1), sequences=((1, 100),)))).launches) == 1
+    assert len(plan_of(shapes_of(Case(Heads(64, 64, 17, 1), sequences=((1, 100),)))).launches) == 2
 
 
 @pytest.mark.parametrize("kv_type", KV_TYPES)
@@ -195,17 +195,17 @@ def test_types_and_sizes_that_run(kv_type: str) -> None:
     """Multiples of 8 up to 512 for V, of 32 for quantized types; larger heads are refused."""
     step = 32 if kv_type in QUANTIZED else 8
     for d in range(step, 513, 5 * step):
-        call = make(Case(Heads(64, d, 4, 2, "f16", kv_type)))
+        call = shapes_of(Case(Heads(64, d, 4, 2, "f16", kv_type)))
         assert plan_of(call).refusal == ""
-    too_long = make(Case(Heads(64, 544, 4, 2, "f16", kv_type)))
+    too_long = shapes_of(Case(Heads(64, 544, 4, 2, "f16", kv_type)))
     assert plan_of(too_long).refusal == "the head size of V must be at most 512"
 
 
 def test_what_is_refused() -> None:
     """Each for its own reason."""
-    call = make(Case(Heads(64, 64, 4, 2)))
+    call = shapes_of(Case(Heads(64, 64, 4, 2)))
     assert plan_of(call, 8 * KIB).refusal == "a tile of these heads does not fit into a block's shared memory"
-    odd = make(Case(Heads(36, 64, 4, 2)))
+    odd = shapes_of(Case(Heads(36, 64, 4, 2)))
     assert plan_of(odd).refusal == "the head sizes must be multiples of 8"
     wide = np.zeros((call.k.shape[0], 2, call.k.shape[2] + 1), np.uint8)
     shifted = replace(call, k=wide[:, :, : call.k.shape[2]])
@@ -214,6 +214,6 @@ def test_what_is_refused() -> None:
 
 def test_rows_of_no_queries_have_no_work() -> None:
     """Rows that pad a table to a fixed size."""
-    call = make(Case(Heads(64, 64, 8, 2), sequences=RAGGED))
+    call = shapes_of(Case(Heads(64, 64, 8, 2), sequences=RAGGED))
     padded = replace(call, table=np.pad(call.table, ((0, 700), (0, 0))))
     assert all_items(padded) == all_items(call)

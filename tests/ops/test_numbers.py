@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from . import lab
 from .cases import RAGGED, Call, Case, make, poisoned, same_bits
 from .lab import HEADER, KV_TYPES, QUANTIZED, Heads, Params, Run
-from .reference import nmse
+from .reference import Doubles, nmse
 
 SIZES = [(64, 64), (80, 80), (96, 96), (112, 112), (128, 128), (192, 128), (256, 256), (576, 512)]
 LIMIT = 1e-7
@@ -25,20 +25,22 @@ def whole(kv_type: str, d: int) -> bool:
     return kv_type not in QUANTIZED or d % 32 == 0
 
 
-def limit(call: Call) -> float:
+def limit(call: Call, exact: Doubles | None = None) -> float:
     """NMSE against float64: over quantized keys what quantizing the queries as stock does would cost."""
     if call.case.heads.type_k not in QUANTIZED:
         return LIMIT
     rounded = lab.dequantize("q8_0", lab.quantize("q8_0", call.q), call.q.shape[-1])
-    return LIMIT + 1.5 * nmse(replace(call, q=rounded).exact(), call.exact())
+    exact = call.exact() if exact is None else exact
+    return LIMIT + 1.5 * nmse(replace(call, q=rounded).exact(), exact)
 
 
 def assert_right(call: Call) -> None:
     """Kernel, deterministic kernel and scalar reference against the oracle."""
     exact = call.exact()
-    assert nmse(call.run(), exact) <= limit(call)
-    assert nmse(call.run(deterministic=True), exact) <= limit(call)
-    assert nmse(call.run(Run(use_ref=True)), exact) <= LIMIT
+    most = limit(call, exact)
+    assert nmse(call.run(), exact) <= most
+    assert nmse(call.run(Run(threads=1), deterministic=True), exact) <= most
+    assert nmse(call.run(Run(threads=1, use_ref=True)), exact) <= LIMIT
 
 
 @pytest.mark.parametrize("kv_type", KV_TYPES)
@@ -59,8 +61,8 @@ def test_fast_is_bfloat16_at_worst(kv_type: str, deterministic: bool) -> None:
     """The flag allows 8 bits in the products of many rows, and the same bits in any batch."""
     params = Params(fast=True, deterministic=deterministic)
     call = make(Case(Heads(96, 64, 8, 2, kv_type, kv_type), params, ((70, 90), (1, 33), (33, 600))))
-    together = call.run()
-    assert nmse(together, call.exact()) <= 2e-5 + limit(call)
+    together, exact = call.run(), call.exact()
+    assert nmse(together, exact) <= 2e-5 + limit(call, exact)
     for index, (n_q, _) in enumerate(call.case.sequences):
         q0 = int(call.table[index, 0])
         assert same_bits(call.alone(index).run(Run(threads=3)), together[q0 : q0 + n_q])
@@ -215,10 +217,12 @@ def random_cases(draw: st.DrawFn) -> Case:
 def test_random_shapes(case: Case, threads: int) -> None:
     """Right, the same bits on any number of threads, and deaf to garbage."""
     call = make(case)
+    exact = call.exact()
+    most = limit(call, exact)
     out = call.run(Run(threads=threads))
-    assert nmse(out, call.exact()) <= limit(call)
+    assert nmse(out, exact) <= most
     assert same_bits(poisoned(call, 0xFF).run(Run(threads=2)), out)
-    assert nmse(call.run(Run(threads=threads), deterministic=True), call.exact()) <= limit(call)
+    assert nmse(call.run(Run(threads=threads), deterministic=True), exact) <= most
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ struct block_state {
     fiber_stack *                 left = nullptr; // the stack before the switch
     thread_order                  order;
     int                           current = 0;              // thread that runs
-    size_t                        at_warp = 0, at_lane = 0; // next thread, as places in the order
+    size_t                        at_warp = 0, at_lane = 0; // indices of the next thread in the order
     bool                          ran = false;              // whether a thread of this warp ran in its turn
 
     block_state(int index, int n_blocks, std::vector<fiber> & fibers, const std::function<void()> & body)
