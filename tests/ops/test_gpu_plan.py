@@ -92,7 +92,9 @@ def test_splits_depend_on_the_sequence_alone(params: Params) -> None:
 
 def test_long_sequences_are_split_and_many_queries_are_not() -> None:
     """A split has 256 tokens or more, and a sequence at most 32 splits."""
-    call = shapes_of(Case(Heads(64, 64, 4, 1), sequences=((1, 256), (1, 257), (16, 4096), (17, 4096), (1, 20000))))
+    call = shapes_of(
+        Case(Heads(64, 64, 4, 1), sequences=((1, 256), (1, 257), (16, 4096), (17, 4096), (1, 20000)))
+    )
     splits = {item.row: item.n_splits for _, item in all_items(call)}
     assert splits == {0: 1, 1: 2, 2: 16, 3: 1, 4: 32}
 
