@@ -13,6 +13,7 @@
 #include <mutex>
 #include <string>
 #include <sys/mman.h>
+#include <unistd.h>
 #include <vector>
 
 // Device memory is protected: a read or write of the host without the device's functions ends the process.
@@ -22,7 +23,8 @@ struct device_state;
 
 struct buffer_state {
     device_state * device;
-    uint8_t *      base;
+    uint8_t *      base;   // as tensors have it
+    uint8_t *      inside; // the same memory, always accessible: the device's copies need no change of protection
     size_t         size;
 };
 
@@ -39,7 +41,7 @@ std::recursive_mutex                       mutex;
 std::vector<std::unique_ptr<device_state>> devices;
 lab_device_counts                          counts{};
 
-// Device memory is accessible while an object exists: the device computes or copies.
+// Device memory is accessible while an object exists: the device computes.
 struct at_work {
     std::lock_guard<std::recursive_mutex> lock{mutex};
 
@@ -70,39 +72,46 @@ void buffer_free(ggml_backend_buffer_t buffer) {
     auto & all = b->device->buffers;
     all.erase(std::find(all.begin(), all.end(), b));
     munmap(b->base, b->size);
+    munmap(b->inside, b->size);
     delete b;
 }
 void * buffer_base(ggml_backend_buffer_t buffer) { return state_of(buffer)->base; }
-void   buffer_memset(ggml_backend_buffer_t, ggml_tensor * t, uint8_t value, size_t offset, size_t size) {
-    const at_work open;
-    memset(static_cast<uint8_t *>(t->data) + offset, value, size);
+
+ggml_backend_buffer_t buffer_of(const ggml_tensor * t) { return t->view_src ? t->view_src->buffer : t->buffer; }
+
+bool on_a_device(const ggml_tensor * t) { return buffer_of(t) && buffer_of(t)->iface.free_buffer == buffer_free; }
+
+uint8_t * inside(const ggml_tensor * t, size_t offset = 0) {
+    const buffer_state * b = state_of(buffer_of(t));
+    return b->inside + (static_cast<uint8_t *>(t->data) - b->base) + offset;
+}
+
+void copy(void * to, const void * from, size_t size, int64_t & count) {
+    const std::lock_guard<std::recursive_mutex> lock(mutex);
+    ++count;
+    memcpy(to, from, size);
+}
+
+void buffer_memset(ggml_backend_buffer_t, ggml_tensor * t, uint8_t value, size_t offset, size_t size) {
+    const std::lock_guard<std::recursive_mutex> lock(mutex);
+    memset(inside(t, offset), value, size);
 }
 void buffer_set(ggml_backend_buffer_t, ggml_tensor * t, const void * data, size_t offset, size_t size) {
-    const at_work open;
-    ++counts.writes;
-    memcpy(static_cast<uint8_t *>(t->data) + offset, data, size);
+    copy(inside(t, offset), data, size, counts.writes);
 }
 void buffer_get(ggml_backend_buffer_t, const ggml_tensor * t, void * data, size_t offset, size_t size) {
-    const at_work open;
-    ++counts.reads;
-    memcpy(data, static_cast<const uint8_t *>(t->data) + offset, size);
-}
-bool on_a_device(const ggml_tensor * t) {
-    const ggml_backend_buffer_t buffer = t->view_src ? t->view_src->buffer : t->buffer;
-    return buffer && buffer->iface.free_buffer == buffer_free;
+    copy(data, inside(t, offset), size, counts.reads);
 }
 bool buffer_copy(ggml_backend_buffer_t, const ggml_tensor * src, ggml_tensor * dst) {
-    const at_work open;
     if (!on_a_device(src)) {
         return false;
     }
-    ++counts.copies;
-    memcpy(dst->data, src->data, ggml_nbytes(src));
+    copy(inside(dst), inside(src), ggml_nbytes(src), counts.copies);
     return true;
 }
 void buffer_clear(ggml_backend_buffer_t buffer, uint8_t value) {
-    const at_work open;
-    memset(state_of(buffer)->base, value, state_of(buffer)->size);
+    const std::lock_guard<std::recursive_mutex> lock(mutex);
+    memset(state_of(buffer)->inside, value, state_of(buffer)->size);
 }
 
 const char * buft_name(ggml_backend_buffer_type_t buft) {
@@ -117,9 +126,16 @@ ggml_backend_buffer_t buft_alloc(ggml_backend_buffer_type_t buft, size_t size) {
     if (d->taken + size > d->total) {
         return nullptr;
     }
-    void * base =
-        mmap(nullptr, std::max<size_t>(size, 4096), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (base == MAP_FAILED) {
+    size              = std::max<size_t>(size, 4096);
+    const int file    = memfd_create("lab-device", 0);
+    void *    maps[2] = {MAP_FAILED, MAP_FAILED};
+    if (file >= 0 && ftruncate(file, (off_t) size) == 0) {
+        for (void *& map : maps) {
+            map = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+        }
+    }
+    close(file);
+    if (maps[0] == MAP_FAILED || maps[1] == MAP_FAILED) {
         return nullptr;
     }
     ggml_backend_buffer_i iface = {};
@@ -131,7 +147,7 @@ ggml_backend_buffer_t buft_alloc(ggml_backend_buffer_type_t buft, size_t size) {
     iface.cpy_tensor            = buffer_copy;
     iface.clear                 = buffer_clear;
     d->taken += size;
-    d->buffers.push_back(new buffer_state{d, static_cast<uint8_t *>(base), size});
+    d->buffers.push_back(new buffer_state{d, static_cast<uint8_t *>(maps[0]), static_cast<uint8_t *>(maps[1]), size});
     return ggml_backend_buffer_init(buft, iface, d->buffers.back(), size);
 }
 
@@ -178,19 +194,20 @@ void         stream_free(ggml_backend_t backend) {
     delete backend;
 }
 void stream_set(ggml_backend_t backend, ggml_tensor * t, const void * data, size_t offset, size_t size) {
-    ggml_tensor to = *t;
-    stream_of(backend).queue.push_back([=]() mutable { buffer_set(nullptr, &to, data, offset, size); });
+    uint8_t * to = inside(t, offset);
+    stream_of(backend).queue.push_back([=] { copy(to, data, size, counts.writes); });
 }
 void stream_get(ggml_backend_t backend, const ggml_tensor * t, void * data, size_t offset, size_t size) {
-    const ggml_tensor from = *t;
-    stream_of(backend).queue.push_back([=] { buffer_get(nullptr, &from, data, offset, size); });
+    const uint8_t * from = inside(t, offset);
+    stream_of(backend).queue.push_back([=] { copy(data, from, size, counts.reads); });
 }
 bool stream_copy(ggml_backend_t source, ggml_backend_t target, const ggml_tensor * src, ggml_tensor * dst) {
     if (source != target || !on_a_device(src) || !on_a_device(dst)) {
         return false;
     }
-    ggml_tensor from = *src, to = *dst;
-    stream_of(target).queue.push_back([=]() mutable { buffer_copy(nullptr, &from, &to); });
+    uint8_t *    from = inside(src), *to = inside(dst);
+    const size_t size = ggml_nbytes(src);
+    stream_of(target).queue.push_back([=] { copy(to, from, size, counts.copies); });
     return true;
 }
 void count_shared(const ggml_tensor * op) {
