@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 import pyvelo
@@ -18,6 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def pytest_configure() -> None:
     lab_device.from_environment()
+    hypothesis.settings.register_profile("tests", deadline=None)  # no test depends on time
+    hypothesis.settings.load_profile("tests")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

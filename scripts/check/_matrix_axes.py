@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import combinations
 from typing import Any
@@ -137,7 +137,7 @@ def possible(config: Config) -> bool:
 
 def pairs_of(config: Config) -> Iterator[Pair]:
     """Yield the pairs of values that a configuration covers."""
-    values = asdict(config)
+    values = vars(config)
     for one, other in combinations(AXES, 2):
         yield one, values[one], other, values[other]
 
@@ -166,7 +166,7 @@ def _improved(config: Config, fixed: dict[str, Any], missing: set[Pair], draw: r
         changed = False
         draw.shuffle(names)
         for name in names:
-            values = asdict(config)
+            values = vars(config)
             most = _n_missing(values, name, missing)
             for value in AXES[name]:
                 n = _n_missing(values | {name: value}, name, missing)

@@ -21,6 +21,7 @@ from tests.engine.fakes import Bench
 
 BLOCK_BYTES = 256
 N_CTX = 512
+EFFORT = float(os.environ.get("VELO_TEST_EFFORT", "1"))
 
 
 class Recorded(Bench):
@@ -80,7 +81,7 @@ Asked = st.tuples(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=round(25 * EFFORT), deadline=None)
 @given(asked=st.lists(Asked, min_size=1, max_size=8), n_blocks=st.integers(12, 24), n_swap=st.integers(0, 8))
 def test_the_block_map_at_every_moment(
     asked: list[Any], n_blocks: int, n_swap: int, tmp_path_factory: pytest.TempPathFactory

@@ -42,6 +42,8 @@ def _contradicts(pair: Pair) -> bool:
 
 def test_configurations_are_the_same_each_time(cover: list[Config]) -> None:
     assert configurations(len(cover) + 3, 0) == [*cover, *covering(1)[:3]]
+    once, again = (covering.__wrapped__(2, candidates=1) for _ in range(2))
+    assert once == again != covering(1)
 
 
 @pytest.mark.laboratory

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+from pathlib import Path
+
 import pytest
 
 from scripts._common import ROOT
@@ -132,10 +136,23 @@ def test_each_rule_says_what_to_write(rule: Rule) -> None:
     assert rule.write
 
 
-def test_the_listed_folders_exist_and_are_clean() -> None:
+def test_the_listed_folders_exist_and_the_first_rules_hold() -> None:
+    """`.ci/run` checks all of them."""
     assert [path for path in CHECKED if not (ROOT / path).exists()] == []
-    done = forks.run([forks.PYTHON, str(ROOT / "scripts/check/style.py")], text=True)
+    paths = [str(ROOT / path) for path in ("scripts/check", "docs/MEMORY.md", "native/CMakeLists.txt")]
+    done = forks.run([forks.PYTHON, str(ROOT / "scripts/check/style.py"), *paths], text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_findings_are_printed_and_counted(tmp_path: Path) -> None:
+    """In a copy of the scripts, whose root is another one."""
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
+    (tmp_path / "native").mkdir()
+    (tmp_path / "native/a.h").write_text("// Blocks that nobody holds.\n")
+    command = [forks.PYTHON, str(tmp_path / "scripts/check/style.py"), str(tmp_path / "native")]
+    done = forks.run(command, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": ""})
+    assert (done.returncode, done.stderr) == (1, "1 findings\n")
+    assert done.stdout.startswith("native/a.h:1: nobody → ")
 
 
 def test_a_path_outside_the_checkout_is_refused() -> None:
