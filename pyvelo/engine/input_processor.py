@@ -8,7 +8,7 @@ from collections import abc
 from collections.abc import Callable, Iterable, Mapping, Sized
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from secrets import token_hex
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
@@ -275,12 +275,8 @@ class InputProcessor:
         bits = np.ones(self._n_vocab, np.uint8)
         bits[list(params.stop_token_ids or ())] = 0
         if not params.ignore_eos:
-            bits[self._ends] = 0
+            bits[[*self._model.end_tokens]] = 0
         return np.packbits(bits, bitorder="little").tobytes()
-
-    @cached_property
-    def _ends(self) -> list[int]:
-        return [token for token in range(self._n_vocab) if self._model.is_end(token)]
 
     def tokens(self, prompt: Prompt, *, add_special: bool = True) -> abc.Sequence[int]:
         """Return the token ids of a prompt; raise RequestError if it is invalid or empty."""

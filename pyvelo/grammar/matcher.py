@@ -9,7 +9,7 @@ import json
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as TooLate
 from functools import partial
@@ -252,9 +252,8 @@ class _Vocabulary:
 
     bos_token_id = None
 
-    def __init__(self, model: Model, ends: list[int]) -> None:
-        n_tokens = model.vocab.n_tokens
-        plain = [model.token_bytes(token) for token in range(n_tokens)]
+    def __init__(self, model: Model, ends: Sequence[int]) -> None:
+        plain = model.all_token_bytes()
         self._model = model
         self.special_token_ids = [token for token, text in enumerate(plain) if not text]
         self.tokens = plain
@@ -296,10 +295,10 @@ def _tokenizer_of(model: Model) -> Any:
     from llguidance import LLTokenizer, TokenizerWrapper
 
     n_tokens = model.vocab.n_tokens
-    ends = _ends_of(model)
+    ends = model.end_tokens
     if not ends:
         raise RequestError("grammars need a token that ends the output, and this model has none")
-    return LLTokenizer(TokenizerWrapper(_Vocabulary(model, ends)), n_vocab=n_tokens, eos_token=ends)
+    return LLTokenizer(TokenizerWrapper(_Vocabulary(model, ends)), n_vocab=n_tokens, eos_token=[*ends])
 
 
 def _from_grammar(source: str, model: Model) -> str:
@@ -308,7 +307,7 @@ def _from_grammar(source: str, model: Model) -> str:
     if _LARK.search(source) and not _GBNF.match(source):
         check_lark(source)
         return str(LLMatcher.grammar_from_lark(source))
-    return str(LLMatcher.grammar_from_lark(to_lark(source, partial(_token_of, model), _ends_of(model))))
+    return str(LLMatcher.grammar_from_lark(to_lark(source, partial(_token_of, model), model.end_tokens)))
 
 
 def _token_of(model: Model, name: str) -> int | None:
@@ -318,10 +317,6 @@ def _token_of(model: Model, name: str) -> int | None:
         return token if token < model.vocab.n_tokens and not model.is_end(token) else None
     tokens = model.tokenize(name, add_special=False, parse_special=True)
     return tokens[0] if len(tokens) == 1 and not model.is_end(tokens[0]) else None
-
-
-def _ends_of(model: Model) -> list[int]:
-    return [token for token in range(model.vocab.n_tokens) if model.is_end(token)]
 
 
 def _from_schema(schema: str, model: Model) -> str:

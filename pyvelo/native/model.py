@@ -260,6 +260,18 @@ class Model:
                 self._pieces[number] = piece
         return piece
 
+    def all_token_bytes(self) -> list[bytes]:
+        """Return `token_bytes` of every token, several times faster for a whole vocabulary."""
+        handle, size = self.handle, 64
+        buffer, length = ffi.new("char[]", size), ffi.new("size_t *")
+        found = []
+        for token in range(self.vocab.n_tokens):
+            if lib.velo_token_to_bytes(handle, token, 0, buffer, size, length) == lib.VELO_OK:
+                found.append(ffi.unpack(buffer, length[0]))
+            else:
+                found.append(self.token_bytes(token))
+        return found
+
     def detokenize(self, tokens: Sequence[int] | npt.NDArray[np.int32], *, special: bool = False) -> bytes:
         """Return the text of tokens as bytes. `special` includes tokens that `tokenize` added.
 
@@ -285,6 +297,16 @@ class Model:
         out = ffi.new("int32_t *")
         check(lib.velo_token_is_end(self.handle, int32("token", token), out))
         return bool(out[0])
+
+    @cached_property
+    def end_tokens(self) -> tuple[int, ...]:
+        """Tokens that end an answer, in ascending order."""
+        handle, out, found = self.handle, ffi.new("int32_t *"), []
+        for token in range(self.vocab.n_tokens):
+            check(lib.velo_token_is_end(handle, token, out))
+            if out[0]:
+                found.append(token)
+        return tuple(found)
 
 
 def _path(path: str | os.PathLike[str]) -> bytes:

@@ -40,10 +40,10 @@ class Both:
         self._stock = self._lab.stock_vocab_open(str(path).encode())
         self.model = Model(path, vocab_only=True)
         self.compiler = GrammarCompiler(self.model)
-        self.text = [self.model.token_bytes(token) for token in range(self.model.vocab.n_tokens)]
-        ends = [self.model.is_end(token) for token in range(len(self.text))]
-        self.compared = np.array([whole(t) or end for t, end in zip(self.text, ends, strict=True)])
+        self.text = self.model.all_token_bytes()
         self.drawn = np.array([whole(text) for text in self.text])
+        self.compared = self.drawn.copy()
+        self.compared[[*self.model.end_tokens]] = True
 
     def close(self) -> None:
         self._lab.stock_vocab_close(self._stock)

@@ -58,6 +58,9 @@ def test_control_tokens_are_shown_on_demand(model: Model) -> None:
 def test_the_end_is_known(model: Model) -> None:
     assert model.vocab.eos is not None
     assert model.is_end(model.vocab.eos)
+    tokens = range(model.vocab.n_tokens)
+    assert model.end_tokens == tuple(filter(model.is_end, tokens))
+    assert model.all_token_bytes() == [*map(model.token_bytes, tokens)]
     assert not model.is_end(model.tokenize("Hello", add_special=False)[0])
 
 
