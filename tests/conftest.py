@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -32,6 +33,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("stock")
         if "packed_model" in fixtures:
             item.add_marker("packing")
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # garbage collections do not visit the tests themselves
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -37,11 +37,11 @@ class Held:
 
 
 def check_engine(engine: ToyStand) -> None:
-    """Verify what holds between two operations."""
-    core = engine.core
+    """Verify what holds between two operations; look at jobs until all samples of their prompt have ended."""
+    core, jobs = engine.core, engine.open_jobs
     assert not engine.context.wrong, engine.context.wrong
-    _check_samples(engine.jobs)
-    for job in engine.jobs:
+    _check_samples(jobs)
+    for job in jobs:
         _check_job(job, engine.faults, engine.now)
     if engine.broken:
         assert engine.idle, "a broken engine has ended every request"
@@ -54,7 +54,9 @@ def check_engine(engine: ToyStand) -> None:
     states = [request.recurrent_state for request in core._active.running] if engine.n_states else []
     assert sorted(core._active.free_states + states) == list(range(engine.n_states))
     assert all(sampler.closed == sampler.request.finished for sampler in engine.samplers)
-    assert core.counters.n_ended == sum(job.request.finished for job in engine.jobs)
+    n_closed = len(engine.jobs) - len(jobs)
+    assert core.counters.n_ended == n_closed + sum(job.request.finished for job in jobs)
+    engine.open_jobs = [job for job in jobs if job.request.parent.n_open]
 
 
 def check_nothing_left(engine: ToyStand) -> None:
@@ -78,11 +80,11 @@ def _check_requests(engine: ToyStand) -> None:
         ranks = [request.rank for request in requests]
         assert ranks == sorted(set(ranks)), "in the order of rank, each once"
     places = [id(request) for request in _all_of([*waiting, *running, *new]) if not request.finished]
-    unfinished = {id(job.request) for job in engine.jobs if not job.request.finished}
+    unfinished = {id(job.request) for job in engine.open_jobs if not job.request.finished}
     assert set(places) == unfinished, "a request that has not ended is in a queue, or behind another sample"
     seen = [id(request) for request in (*waiting, *running)]
     assert len(seen) == len(set(seen))
-    for job in engine.jobs:
+    for job in engine.open_jobs:
         _check_status(job.request)
 
 
@@ -112,7 +114,7 @@ def _check_owners(engine: ToyStand) -> None:
     sequences = [request.sequence for request in core._active.running] + list(core.idle)
     tables = [sequence.table for sequence in sequences]
     assert sorted(map(id, tables)) == sorted(map(id, manager.tables())), "a table has one owner"
-    known = {id(one): one for one in [*engine.sequences, *(job.request.sequence for job in engine.jobs)]}
+    known = {id(one): one for one in [*engine.sequences, *(job.request.sequence for job in engine.open_jobs)]}
     swapped = [sequence.swapped for sequence in known.values()]
     held = sorted(id(one) for one in swapped if id(one) in manager._swapped)
     assert held == sorted(manager._swapped), "what is in host memory has one owner"

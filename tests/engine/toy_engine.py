@@ -131,6 +131,7 @@ class ToyEngine(ToyStand):
 
         request.on_end = ended
         self.jobs.append(job)
+        self.open_jobs.append(job)
         return job
 
     def _listener(self, job: Job) -> Callable[[StreamPiece], None]:

@@ -77,6 +77,7 @@ class ToyStand:
         )
         self.loop = EngineLoop(self.core, InterruptGuard())
         self.jobs: list[Job] = []
+        self.open_jobs: list[Job] = []  # of prompts that had an open sample at the last check
         self.sessions: list[Held] = []
         self.texts: list[list[int]] = [[rng.randrange(1, N_VOCAB) for _ in range(3 * block_size)]]
         self.tracer: Tracer | None = None
@@ -154,10 +155,12 @@ class ToyStand:
 
     @property
     def idle(self) -> bool:
-        return all(job.request.finished for job in self.jobs)
+        return all(job.request.finished for job in self.open_jobs)
 
-    def check(self) -> None:
-        """Verifies what holds between two operations."""
+    def check(self, every_job: bool = False) -> None:
+        """Verify what holds between two operations, of open jobs or of every job."""
+        if every_job or self.broken:
+            self.open_jobs = list(self.jobs)
         check_engine(self)
 
     def finish(self) -> None:
@@ -184,5 +187,5 @@ class ToyStand:
         for session in self.sessions:
             self.loop.release(session.sequence)
         self.loop.close(lambda: None)
-        self.check()
+        self.check(every_job=True)
         check_nothing_left(self)
