@@ -11,6 +11,9 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+# before OpenMP reads it: its threads would spin for each other, beside the tests of other processes
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import pyvelo
 from scripts.models import make
 from tests import lab_device

@@ -273,7 +273,7 @@ print("past it")
 def test_a_fork_during_the_handler(tiny_model_f32: Path, tmp_path: Path) -> None:
     code = """
 import signal, time
-many = [mmap.mmap(-1, 4096, prot=mmap.PROT_READ | (i % 2 * mmap.PROT_WRITE)) for i in range(30_000)]
+many = [mmap.mmap(-1, 4096, prot=mmap.PROT_READ | (i % 2 * mmap.PROT_WRITE)) for i in range(10_000)]
 spare = [Model(sound) for _ in range(2)]
 ones = [Runner(path, deterministic=True) for _ in range(4)]
 os.truncate(path, 4096)
