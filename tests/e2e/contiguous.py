@@ -56,12 +56,17 @@ class Result:
     state: bytes
 
 
-def run(library: Path, job: Job) -> Result:
-    """Puts the job to the library, in a subprocess."""
+def run(library: Path, job: Job, *, fork: bool = False) -> Result:
+    """Put the job to the library, in a subprocess, or a fork of a process that has the patched libraries."""
     with TemporaryDirectory() as folder:
         out = Path(folder, "out.npz")
         command = [sys.executable, __file__, str(library), json.dumps(asdict(job)), str(out)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if fork:
+            from tests import forks
+
+            done = forks.run(command, text=True)
+        else:
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise RuntimeError(f"the contiguous run failed ({done.returncode}): {done.stderr[-2000:]}")
         with np.load(out) as arrays:

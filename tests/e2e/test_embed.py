@@ -57,13 +57,19 @@ def error(expected: npt.NDArray[np.float64], actual: npt.NDArray[np.float32]) ->
 # ---- the right numbers ----
 
 
-@pytest.mark.parametrize("pooling", [None, "mean", "cls", "last"])
-def test_bert_is_bert(shared: LLM, bert_model: Path, pooling: str | None) -> None:
+@pytest.fixture(scope="module")
+def token_vectors(shared: LLM, bert_model: Path) -> list[npt.NDArray[np.float64]]:
+    """Return what NumPy computes for each token of the first texts."""
     weights = bert.load(bert_model)
+    tokens = [shared.tokenize(text) if isinstance(text, str) else text for text in TEXTS[:20]]
+    return [bert.token_vectors(weights, t, 2, 2) for t in tokens]
+
+
+@pytest.mark.parametrize("pooling", [None, "mean", "cls", "last"])
+def test_bert_is_bert(shared: LLM, token_vectors: list[npt.NDArray[np.float64]], pooling: str | None) -> None:
     pool = {"mean": lambda x: x.mean(0), None: lambda x: x[0], "cls": lambda x: x[0], "last": lambda x: x[-1]}
     texts = TEXTS[:20]
-    tokens = [shared.tokenize(text) if isinstance(text, str) else text for text in texts]
-    expected = np.stack([pool[pooling](bert.token_vectors(weights, t, 2, 2)) for t in tokens])
+    expected = np.stack([pool[pooling](vectors) for vectors in token_vectors])
     given = shared.embed(texts, pooling=pooling, normalize=False)
     assert given.dtype == np.float32
     assert given.shape == (20, 128) == (20, shared.info.n_embd_out)

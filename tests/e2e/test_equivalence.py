@@ -28,6 +28,10 @@ def tokens_of(n_vocab: int, n: int, seed: int = 1) -> list[int]:
     return np.random.default_rng(seed).integers(3, n_vocab, n).tolist()
 
 
+def run_contiguous(build: Path, job: contiguous.Job) -> contiguous.Result:
+    return contiguous.run(build, job, fork=build.stem == "libvelo-lab")
+
+
 def run_paged(path: Path, kv: int, tokens: list[int], chunks: list[int], n_greedy: int) -> contiguous.Result:
     """The job of `contiguous.run`, over pages; the state is left empty."""
     logits: list[npt.NDArray[np.float32]] = []
@@ -52,7 +56,7 @@ def job(make_model: MakeModel) -> contiguous.Job:
 
 
 def test_f32_equals_stock_to_rounding(job: contiguous.Job, contiguous_build: Path) -> None:
-    stock = contiguous.run(contiguous_build, job)
+    stock = run_contiguous(contiguous_build, job)
     paged = run_paged(Path(job.model), F32, job.tokens, job.chunks, job.n_greedy)
     assert nmse(stock.logits, paged.logits) <= 1e-7
     np.testing.assert_array_equal(stock.greedy, paged.greedy)
@@ -67,7 +71,7 @@ def test_every_kind_of_memory(
     experts = ("--experts", "4") if arch == "gpt-oss" else ()
     path = make_model("--arch", arch, "--layers", "6", *window, *experts, "--type", "f32")
     here = replace(job, model=str(path), tokens=[token % 256 + 3 for token in job.tokens], n_greedy=20)
-    stock = contiguous.run(contiguous_build, here)
+    stock = run_contiguous(contiguous_build, here)
     paged = run_paged(path, F32, here.tokens, here.chunks, here.n_greedy)
     assert nmse(stock.logits, paged.logits) <= 1e-7
     np.testing.assert_array_equal(stock.greedy, paged.greedy)
@@ -80,7 +84,7 @@ def test_f16_weights(job: contiguous.Job, make_model: MakeModel, contiguous_buil
         *tokens_of(300, N_GREEDY, seed=2),
     ]  # the same tokens for both, whatever the argmax
     chunks = [*CHUNKS, *[1] * N_GREEDY]
-    stock = contiguous.run(
+    stock = run_contiguous(
         contiguous_build, replace(job, model=str(path), tokens=steered, chunks=chunks, n_greedy=0)
     )
     paged = run_paged(path, F32, steered, chunks, 0)
@@ -113,8 +117,8 @@ def test_no_further_from_the_truth_than_stock(
         exact = replace(job, model=str(floats), tokens=tokens, chunks=chunks, n_greedy=0)
         over_kv = replace(exact, model=str(path), type_k=kv, type_v=kv, flash_attn=True)
         runs = (
-            contiguous.run(contiguous_build, exact),
-            contiguous.run(contiguous_build, over_kv),
+            run_contiguous(contiguous_build, exact),
+            run_contiguous(contiguous_build, over_kv),
             run_paged(path, kv, tokens, chunks, 0),
         )
         found.append([run.logits[-N_GREEDY:] for run in runs])
@@ -166,7 +170,7 @@ def test_rows_hold_the_bytes_of_stock(kv: int, make_model: MakeModel, contiguous
         job = contiguous.Job(
             model=str(path), tokens=tokens, chunks=CHUNKS, type_k=kv, type_v=kv, flash_attn=True
         )
-        stock = contiguous.rows_of_state(contiguous.run(contiguous_build, job).state, len(tokens))
+        stock = contiguous.rows_of_state(run_contiguous(contiguous_build, job).state, len(tokens))
         ours = runner.rows(seq, [rows.shape[1] for rows in stock])
     for mine, theirs in zip(ours, stock, strict=True):
         np.testing.assert_array_equal(mine, theirs)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests import forks
 
 from .conftest import MakeModel
 
@@ -26,10 +27,5 @@ def test_offload_of_recurrent_layers(make_model: MakeModel) -> None:
 
 
 def check(path: Path, what: str) -> None:
-    done = subprocess.run(
-        [sys.executable, os.fspath(HERE / "offload.py"), os.fspath(path), what],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = forks.run([sys.executable, os.fspath(HERE / "offload.py"), os.fspath(path), what], text=True)
     assert done.returncode == 0, done.stderr

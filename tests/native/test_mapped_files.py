@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from scripts.fuzz._document import Value, read_document, write_document
+from tests import forks
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the handler is Linux's")
 
@@ -47,7 +48,7 @@ def child(code: str, sound: Path, folder: Path) -> subprocess.CompletedProcess[s
     copy = Path(shutil.copy(sound, folder / "copy.gguf"))
     command = [sys.executable, "-c", COMMON + code, str(sound), str(copy)]
     # not in the checkout, whose package may lack the compiled module
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=folder)
+    return forks.run(command, text=True, cwd=folder)
 
 
 def lives(code: str, sound: Path, folder: Path) -> None:
