@@ -10,7 +10,7 @@ import json
 import struct
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,6 +28,10 @@ int32_t contiguous_decode(struct contiguous *c, const int32_t *tokens, int32_t n
 int32_t contiguous_logits(struct contiguous *c, float *logits);
 int64_t contiguous_state(struct contiguous *c, int32_t seq, uint8_t *bytes, int64_t capacity);
 """
+
+
+Execute = Callable[[list[str]], "subprocess.CompletedProcess[str]"]
+"""Runs a command to its end."""
 
 
 @dataclass(frozen=True)
@@ -56,17 +60,16 @@ class Result:
     state: bytes
 
 
-def run(library: Path, job: Job, *, fork: bool = False) -> Result:
-    """Put the job to the library, in a subprocess, or a fork of a process that has the patched libraries."""
+def _execute(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def run(library: Path, job: Job, execute: Execute = _execute) -> Result:
+    """Put the job to the library, in a process of its own."""
     with TemporaryDirectory() as folder:
         out = Path(folder, "out.npz")
         command = [sys.executable, __file__, str(library), json.dumps(asdict(job)), str(out)]
-        if fork:
-            from tests import forks
-
-            done = forks.run(command, text=True)
-        else:
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = execute(command)
         if done.returncode != 0:
             raise RuntimeError(f"the contiguous run failed ({done.returncode}): {done.stderr[-2000:]}")
         with np.load(out) as arrays:

@@ -6,12 +6,15 @@ Prefill in odd pieces, then 200 decode steps; blocks in random places, the pool 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import gguf
 import numpy as np
 import numpy.typing as npt
 import pytest
+
+from tests import forks
 
 from . import contiguous
 from .conftest import MakeModel
@@ -29,7 +32,10 @@ def tokens_of(n_vocab: int, n: int, seed: int = 1) -> list[int]:
 
 
 def run_contiguous(build: Path, job: contiguous.Job) -> contiguous.Result:
-    return contiguous.run(build, job, fork=build.stem == "libvelo-lab")
+    """Run a job; the patched build may share a process with the package's libraries."""
+    if build.stem == "libvelo-lab":
+        return contiguous.run(build, job, partial(forks.run, text=True))
+    return contiguous.run(build, job)
 
 
 def run_paged(path: Path, kv: int, tokens: list[int], chunks: list[int], n_greedy: int) -> contiguous.Result:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from pyvelo import LLM, AsyncLLM, RequestOutput, SamplingParams
 from pyvelo.errors import RequestError
+from tests import forks
 
 from . import contiguous
 
@@ -22,7 +24,7 @@ N_BEST = 4
 def expected(tiny_model_f32: Path, patched_library: Path) -> np.ndarray:
     """ln of every token's probability behind every token of PROMPT, float64 [90, n_vocab]: stock's logits."""
     job = contiguous.Job(str(tiny_model_f32), PROMPT, [1] * len(PROMPT), type_k=0, type_v=0)
-    logits = contiguous.run(patched_library, job, fork=True).logits.astype(np.float64)
+    logits = contiguous.run(patched_library, job, partial(forks.run, text=True)).logits.astype(np.float64)
     top = logits.max(axis=1, keepdims=True)
     return np.asarray(logits - top - np.log(np.exp(logits - top).sum(axis=1, keepdims=True)))
 
