@@ -6,6 +6,7 @@ import contextlib
 import operator
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -64,7 +65,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from ._velo import CData
 
-__all__ = ["check", "ffi", "from_c", "int32", "ints", "lib", "raised_in_callbacks", "read_bytes"]
+__all__ = ["check", "created", "ffi", "from_c", "int32", "interrupt", "ints", "lib", "read_bytes"]
 
 _ERRORS: dict[int, type[VeloError]] = {
     lib.VELO_INVALID: ConfigError,
@@ -75,8 +76,18 @@ _ERRORS: dict[int, type[VeloError]] = {
     lib.VELO_FAILED: ComputeError,
 }
 
-# Exceptions of log callbacks. C cannot pass them on, so the next call that returns to Python raises them.
-raised_in_callbacks: list[BaseException] = []
+
+class _Interrupt(threading.local):
+    """KeyboardInterrupt in a log callback of this thread. C cannot pass it on, so the C call raises it."""
+
+    error: BaseException | None = None
+
+    def take(self) -> BaseException | None:
+        error, self.error = self.error, None
+        return error
+
+
+interrupt = _Interrupt()
 
 if lib.velo_abi_version() != lib.VELO_ABI_VERSION:
     raise LibraryError(
@@ -86,17 +97,26 @@ if lib.velo_abi_version() != lib.VELO_ABI_VERSION:
 
 
 def check(status: int) -> None:
-    """Raise the error of a call, or else the exception of a callback during it."""
+    """Raise the error of a C call, or else the interrupt of a log callback during it."""
     if status:
         _raise(status)
-    if raised_in_callbacks:
-        raise raised_in_callbacks.pop(0)
+    if interrupt.error is not None and (error := interrupt.take()):
+        raise error
+
+
+def created(status: int, out: CData, free: Callable[[CData], object]) -> CData:
+    """Return the object `out[0]` that a C call has created, or raise its error.
+
+    `free` frees it when it is dropped, also with an interrupt that is raised here.
+    """
+    handle = ffi.gc(out[0], free) if out[0] != ffi.NULL else ffi.NULL
+    check(status)
+    return handle
 
 
 def _raise(status: int) -> NoReturn:
     message = ffi.string(lib.velo_message()).decode("utf-8", "replace")
-    cause = raised_in_callbacks.pop(0) if raised_in_callbacks else None
-    raise _ERRORS.get(status, InternalError)(message) from cause
+    raise _ERRORS.get(status, InternalError)(message) from interrupt.take()
 
 
 def int32(name: str, value: int) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ClosedError, ConfigError
-from ._ffi import check, ffi, from_c, int32, ints, lib
+from ._ffi import check, created, ffi, from_c, int32, ints, lib
 from .arrays import StepArrays
 from .model import Model
 from .sampler import Sampler
@@ -123,8 +123,8 @@ class Context:
         params.fast_attention = bool(fast_attention)
         params.n_swap_blocks = int32("n_swap_blocks", n_swap_blocks)
         out = ffi.new("velo_context **")
-        check(lib.velo_context_create(model.handle, params, out))
-        self._handle = ffi.gc(out[0], lib.velo_context_free)
+        status = lib.velo_context_create(model.handle, params, out)
+        self._handle = created(status, out, lib.velo_context_free)
         self.n_vocab: Final[int] = model.info.n_vocab
         self._watcher = model.watcher
         self._block_bytes = self.info.block_bytes

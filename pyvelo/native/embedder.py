@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ClosedError
-from ._ffi import check, ffi, int32, ints, lib
+from ._ffi import check, created, ffi, int32, ints, lib
 from .model import Model, token_array
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ class Embedder:
         params.max_tokens = int32("max_tokens", max_tokens)
         params.n_threads = int32("n_threads", n_threads)
         out = ffi.new("velo_embedder **")
-        check(lib.velo_embedder_create(model.handle, params, out))
-        self._handle = ffi.gc(out[0], lib.velo_embedder_free)
+        status = lib.velo_embedder_create(model.handle, params, out)
+        self._handle = created(status, out, lib.velo_embedder_free)
         self.max_tokens: Final[int] = max_tokens
         self.n_embd: Final[int] = model.info.n_embd_out
         self._watcher = model.watcher

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import atexit
 import logging
+import sys
+import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
 from ..errors import ConfigError
-from ._ffi import check, ffi, lib, raised_in_callbacks, read_bytes
+from ._ffi import check, ffi, interrupt, lib, read_bytes
 
 if TYPE_CHECKING:
     from ._velo import CData
@@ -94,7 +98,7 @@ def set_log(callback: Callable[[LogLevel, str], object] | None, level: LogLevel 
     """Pass lines of the library's log, of `level` and above, to `callback(level, line)`.
 
     None passes them to the logger "pyvelo.llama", as at the start. Any thread may log. An exception of the
-    callback is raised by the call that logged the line, or by the next call.
+    callback is printed to standard error, and the call that logged the line goes on.
 
     Raises:
         ConfigError: the level does not exist.
@@ -131,13 +135,20 @@ def release_threads() -> None:
     lib.velo_threads_release()
 
 
-@ffi.def_extern()
+def _leave(_kind: type[BaseException], error: BaseException, _trace: TracebackType | None) -> None:
+    """Print an exception of a log callback. Keep an interrupt, which ends the C call in progress instead."""
+    if not isinstance(error, Exception):
+        interrupt.error = error
+        return
+    with suppress(Exception):  # standard error may be closed
+        print("an exception of a callback for log lines:", file=sys.stderr)
+        traceback.print_exception(error)
+
+
+@ffi.def_extern(onerror=_leave)
 def velo_py_log(level: int, text: CData, _user: CData) -> None:
     callback = _log or _tell_logger
-    try:
-        callback(_LEVELS[level - 1], ffi.string(text).decode("utf-8", "replace"))
-    except BaseException as error:
-        raised_in_callbacks.append(error)
+    callback(_LEVELS[level - 1], ffi.string(text).decode("utf-8", "replace"))
 
 
 atexit.register(_listen, None)  # threads of the library may outlive the interpreter; waits for their lines

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ClosedError, ConfigError
-from ._ffi import check, ffi, int32, ints, lib
+from ._ffi import check, created, ffi, int32, ints, lib
 from .model import Model, token_array
 
 if TYPE_CHECKING:
@@ -76,8 +76,8 @@ class Sampler:
         values = ffi.new("float[]", list(bias.values()))
         params.n_bias, params.bias_tokens, params.bias_values = len(bias), tokens, values
         out = ffi.new("velo_sampler **")
-        check(lib.velo_sampler_create(model.handle, params, out))
-        self.handle = ffi.gc(out[0], lib.velo_sampler_free)
+        status = lib.velo_sampler_create(model.handle, params, out)
+        self.handle = created(status, out, lib.velo_sampler_free)
 
     def see_prompt(self, tokens: Sequence[int] | npt.NDArray[np.int32]) -> None:
         """Add tokens that it did not sample, for the repetition penalty.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ import pytest
 
 from pyvelo.errors import ConfigError, ModelError
 from pyvelo.native import Model, devices, set_log, system_info
-from pyvelo.native._ffi import ffi, lib
+from pyvelo.native._ffi import created, ffi, interrupt, lib
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -77,29 +78,42 @@ def test_log_of_errors_only(tiny_model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("quiet_afterwards")
-def test_an_exception_of_a_log_callback_is_raised_after_the_call(tiny_model: Path) -> None:
+def test_an_exception_of_a_log_callback_is_printed_and_the_call_goes_on(
+    tiny_model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     def refuse(level: str, line: str) -> None:
-        set_log(None)  # one exception is enough
-        raise LookupError(line)
+        raise LookupError("no such line")
 
     set_log(refuse, "info")
-    with pytest.raises(LookupError):
+    Model(tiny_model).close()
+    assert "LookupError: no such line" in capfd.readouterr().err
+    (tmp_path / "bad.gguf").write_bytes(b"nothing of the kind")
+    with pytest.raises(ModelError) as caught:
+        Model(tmp_path / "bad.gguf")
+    assert caught.value.__cause__ is None
+
+
+@pytest.mark.usefixtures("quiet_afterwards")
+def test_an_interrupt_in_a_log_callback_ends_the_call_of_its_thread_once(tiny_model: Path) -> None:
+    def interrupted(level: str, line: str) -> None:
+        set_log(None)
+        raise KeyboardInterrupt
+
+    set_log(interrupted, "info")
+    with pytest.raises(KeyboardInterrupt):
         Model(tiny_model)
     Model(tiny_model).close()
 
 
-@pytest.mark.usefixtures("quiet_afterwards")
-def test_an_exception_of_a_log_callback_is_the_cause_of_a_failure(tmp_path: Path) -> None:
-    (tmp_path / "bad.gguf").write_bytes(b"nothing of the kind")
-
-    def refuse(level: str, line: str) -> None:
-        set_log(None)
-        raise LookupError(line)
-
-    set_log(refuse, "error")
-    with pytest.raises(ModelError) as caught:
-        Model(tmp_path / "bad.gguf")
-    assert isinstance(caught.value.__cause__, LookupError)
+def test_an_object_whose_creation_is_interrupted_is_freed() -> None:
+    out, freed = ffi.new("velo_context **", ffi.cast("velo_context *", 64)), []
+    interrupt.error = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        created(0, out, freed.append)
+    gc.collect()
+    assert freed == [out[0]]
+    handle = created(0, out, freed.append)
+    assert (handle, len(freed)) == (out[0], 1)
 
 
 def test_an_unknown_log_level_raises() -> None:

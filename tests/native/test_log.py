@@ -83,8 +83,8 @@ def test_a_level_that_was_set_before_the_import(tiny_model: Path) -> None:
     assert "INFO:pyvelo.llama:" in works(code, tiny_model)
 
 
-def test_a_handler_that_loads_a_model_or_raises(tiny_model: Path) -> None:
-    """A handler's own calls give no lines; what a filter raises surfaces after the call."""
+def test_a_handler_that_loads_a_model_or_raises(tiny_model: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A handler's own calls give no lines; what a filter raises is printed, and no call fails."""
 
     class Handler(logging.Handler):
         n = 0
@@ -104,18 +104,12 @@ def test_a_handler_that_loads_a_model_or_raises(tiny_model: Path) -> None:
         Model(tiny_model).close()
         assert handler.n > 3
         LOGGER.addFilter(refuse)
-        with pytest.raises(LookupError):
-            Model(tiny_model)
+        Model(tiny_model).close()
+        assert "LookupError" in capfd.readouterr().err
     finally:
         LOGGER.removeFilter(refuse)
         LOGGER.removeHandler(handler)
         LOGGER.setLevel(logging.CRITICAL)
-        for _ in range(500):  # errors of lines that were left
-            try:
-                Model(tiny_model, vocab_only=True).close()
-            except LookupError:
-                continue
-            break
 
 
 def test_many_threads_and_changes_of_the_level(tiny_model: Path, caplog: pytest.LogCaptureFixture) -> None:
