@@ -16,15 +16,16 @@ from pyvelo.chat.conversation import ChatOptions, Chats, is_one
 from pyvelo.chat.messages import Message
 from pyvelo.chat.template import ChatTemplate
 from pyvelo.config import EngineConfig
-from pyvelo.engine.async_loop import AsyncEngineLoop, run_in_thread
-from pyvelo.engine.engine import Engine, open_engine
-from pyvelo.engine.input_processor import Prompt, for_each, pair_up
+from pyvelo.engine.async_loop import AsyncEngineLoop, open_engine_loop, run_in_thread
+from pyvelo.engine.engine import Engine
+from pyvelo.engine.input_processor import Asked, AskedOfAll, Prompt, for_each, listed
 from pyvelo.engine.interrupts import HomeProcess
+from pyvelo.engine.output import outputs_of
 from pyvelo.engine.stats import EngineStats
-from pyvelo.errors import Cancelled, ClosedError, EngineError
+from pyvelo.errors import ClosedError, EngineError
 from pyvelo.keywords import NotCopied, checked, either
 from pyvelo.kv.geometry import Geometry
-from pyvelo.outputs import RequestOutput, StreamPiece, raise_first_error
+from pyvelo.outputs import RequestOutput, StreamPiece
 from pyvelo.sampling import BeamSearchParams, SamplingParams
 from pyvelo.session import AsyncSession
 from pyvelo.trace.recorder import recording
@@ -115,17 +116,9 @@ class AsyncLLM(NotCopied):
     ) -> list[RequestOutput]:
         """Generate as `LLM.generate` does."""
         engine_loop = await self._engine_loop()
-        processor = engine_loop.engine.processor
-        asked = processor.ask_all(prompts, either(params, sampling_params), request_id)
-        submissions = await engine_loop.preparer.run(
-            lambda: [processor.prepare(prompt, param, asked=each) for prompt, param, each in asked],
-            [param for _, param, _ in asked],
-        )
-        await engine_loop.run(submissions)
-        outputs = [submission.output() for submission in submissions]
-        if not return_errors:
-            raise_first_error(outputs)
-        return outputs
+        given, chosen = listed(prompts), either(params, sampling_params)
+        asked = engine_loop.engine.processor.ask_all(len(given), chosen, request_id)
+        return await _answer(engine_loop, given, asked, return_errors)
 
     @checked(params=SamplingParams)
     async def stream(
@@ -138,9 +131,9 @@ class AsyncLLM(NotCopied):
     ) -> AsyncGenerator[StreamPiece, None]:
         """Generate from one prompt; yield a piece for each token, as `LLM.stream` does."""
         engine_loop = await self._engine_loop()
-        processor, param = engine_loop.engine.processor, for_each(either(params, sampling_params), 1)[0]
-        prepare = partial(processor.prepare, prompt, param, asked=processor.ask(param, request_id))
-        async with aclosing(engine_loop.pieces(prepare, param)) as pieces:
+        param = for_each(either(params, sampling_params), 1)[0]
+        asked = engine_loop.engine.processor.ask(param, request_id)
+        async with aclosing(_stream(engine_loop, prompt, param, asked)) as pieces:
             async for piece in pieces:
                 yield piece
 
@@ -177,11 +170,13 @@ class AsyncLLM(NotCopied):
         **options: Unpack[ChatOptions],
     ) -> RequestOutput | list[RequestOutput]:
         """Answer one conversation with an output, or a list of conversations with a list, as `LLM.chat`."""
-        chats = await self._templates()
+        engine_loop, chats = await self._engine_loop(), await self._templates()
+        n = 1 if is_one(messages) else len(messages)
+        chosen = either(params, sampling_params, chats.params)
+        asked = engine_loop.engine.processor.ask_all(n, chosen, request_id)
         # in a thread, because a template may be slow
         prompts = await asyncio.to_thread(chats.prompts, messages, **options)
-        chosen = either(params, sampling_params, chats.params)
-        outputs = await self.generate(prompts, chosen, request_id=request_id)
+        outputs = await _answer(engine_loop, prompts, asked)
         return outputs[0] if is_one(messages) else outputs
 
     @checked(ChatOptions, params=SamplingParams)
@@ -195,10 +190,11 @@ class AsyncLLM(NotCopied):
         **options: Unpack[ChatOptions],
     ) -> AsyncGenerator[StreamPiece, None]:
         """Answer one conversation; yield a piece for each token, as `LLM.chat_stream` does."""
-        chats = await self._templates()
+        engine_loop, chats = await self._engine_loop(), await self._templates()
+        param = for_each(either(params, sampling_params, chats.params), 1)[0]
+        asked = engine_loop.engine.processor.ask(param, request_id)
         prompt = await asyncio.to_thread(chats.one, messages, **options)
-        param = either(params, sampling_params, chats.params)
-        async with aclosing(self.stream(prompt, param, request_id=request_id)) as pieces:
+        async with aclosing(_stream(engine_loop, prompt, param, asked)) as pieces:
             async for piece in pieces:
                 yield piece
 
@@ -220,8 +216,7 @@ class AsyncLLM(NotCopied):
     ) -> list[RequestOutput]:
         """Search the likeliest answers, as `LLM.beam_search` does."""
         engine_loop = await self._engine_loop()
-        listed = [prompt for prompt, _ in pair_up(prompts, None)]
-        return await engine_loop.run_steps(search(engine_loop.engine, listed, params))
+        return await engine_loop.run_steps(search(engine_loop.engine, listed(prompts), params))
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End the requests of this id, or of these ids, as `LLM.abort` does."""
@@ -365,7 +360,7 @@ class AsyncLLM(NotCopied):
             raise ClosedError("this engine was closed")
         loop = asyncio.get_running_loop()
         if self._loading is None:
-            self._loading = loop.create_task(_load(self._config, self._closed))
+            self._loading = loop.create_task(open_engine_loop(self._config, self._closed))
         elif self._loading.get_loop() is not loop:
             raise EngineError(
                 "this AsyncLLM belongs to the event loop that used it first: make another one in this loop, "
@@ -375,21 +370,20 @@ class AsyncLLM(NotCopied):
         return await asyncio.shield(self._loading)
 
 
-async def _load(config: EngineConfig, closed: threading.Event) -> AsyncEngineLoop:
-    loop = asyncio.get_running_loop()
-    engine = await asyncio.to_thread(_open, config, closed)
-    return AsyncEngineLoop(engine, loop)
+async def _answer(
+    engine_loop: AsyncEngineLoop,
+    prompts: Sequence[Prompt],
+    asked: AskedOfAll,
+    return_errors: bool = False,
+) -> list[RequestOutput]:
+    prepare = partial(engine_loop.engine.processor.prepare_all, prompts, asked)
+    submissions = await engine_loop.preparer.run(prepare, [params for params, _ in asked])
+    await engine_loop.run(submissions)
+    return outputs_of(submissions, return_errors)
 
 
-def _open(config: EngineConfig, closed: threading.Event) -> Engine:
-    """Open the engine; raise ClosedError if `closed` is set before the end."""
-    try:
-        engine = open_engine(config, closed)
-    except Cancelled as error:
-        if not closed.is_set():
-            raise
-        raise ClosedError("this engine was closed while it was loaded") from error
-    if closed.is_set():
-        engine.close()
-        raise ClosedError("this engine was closed while it was loaded")
-    return engine
+def _stream(
+    engine_loop: AsyncEngineLoop, prompt: Prompt, params: SamplingParams, asked: Asked
+) -> AsyncGenerator[StreamPiece, None]:
+    prepare = partial(engine_loop.engine.processor.prepare, prompt, params, asked=asked)
+    return engine_loop.pieces(prepare, params)

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from pyvelo.engine.engine import Engine
 from pyvelo.engine.input_processor import Prompt, new_request_id
-from pyvelo.engine.output import Submission
+from pyvelo.engine.output import Submission, outputs_of
 from pyvelo.engine.request import Sequence
 from pyvelo.errors import Cancelled, RequestError, shown
-from pyvelo.outputs import Completion, RequestOutput, RequestTimes, TokenLogprob, Usage, raise_first_error
+from pyvelo.outputs import Completion, RequestOutput, RequestTimes, TokenLogprob, Usage
 from pyvelo.sampling import BeamSearchParams
 
 __all__ = ["search"]
@@ -100,8 +100,7 @@ def _advance(
         for submission in submissions:  # in the order of the first step
             submission.requests[0].arrival = search.arrival
     yield [*chain.from_iterable(given)]
-    raise_first_error(submission.output() for submission in chain.from_iterable(given))
-    if any(submission.output().finish_reason == "abort" for submission in chain.from_iterable(given)):
+    if any(output.finish_reason == "abort" for output in outputs_of(chain.from_iterable(given))):
         engine.check_open()
         raise Cancelled("the beam search was cancelled")
     for search, submissions in zip(searches, given, strict=True):

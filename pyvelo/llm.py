@@ -15,12 +15,13 @@ from pyvelo.chat.messages import Message
 from pyvelo.chat.template import ChatTemplate
 from pyvelo.config import EngineConfig
 from pyvelo.engine.engine import open_engine
-from pyvelo.engine.input_processor import Prompt, for_each, pair_up
+from pyvelo.engine.input_processor import Asked, AskedOfAll, Prompt, for_each, listed
 from pyvelo.engine.loop import Stream, run_all, run_steps
+from pyvelo.engine.output import outputs_of
 from pyvelo.engine.stats import EngineStats
 from pyvelo.keywords import NotCopied, checked, either
 from pyvelo.kv.geometry import Geometry
-from pyvelo.outputs import RequestOutput, StreamPiece, raise_first_error
+from pyvelo.outputs import RequestOutput, StreamPiece
 from pyvelo.sampling import BeamSearchParams, SamplingParams
 from pyvelo.session import Session
 from pyvelo.trace.recorder import recording
@@ -147,16 +148,10 @@ class LLM(NotCopied):
         Raises:
             RequestError, OutOfBlocks: a prompt can never be served; then none of them starts.
         """
-        engine = self._engine
-        engine.loop.check_open()
-        processor = engine.processor
-        asked = processor.ask_all(prompts, either(params, sampling_params), request_id)
-        submissions = [processor.prepare(prompt, param, asked=each) for prompt, param, each in asked]
-        run_all(engine.loop, submissions)
-        outputs = [submission.output() for submission in submissions]
-        if not return_errors:
-            raise_first_error(outputs)
-        return outputs
+        self._engine.loop.check_open()
+        given = listed(prompts)
+        asked = self._engine.processor.ask_all(len(given), either(params, sampling_params), request_id)
+        return self._answer(given, asked, return_errors)
 
     @checked(params=SamplingParams)
     def stream(
@@ -172,13 +167,9 @@ class LLM(NotCopied):
         The prompt is checked at once. It is submitted, and its `timeout` begins, with the first `next`.
         Closing or dropping the generator cancels the request. `request_id` is as in `generate`.
         """
-        engine = self._engine
-        engine.loop.check_open()
-        pieces: deque[StreamPiece] = deque()
-        processor, param = engine.processor, for_each(either(params, sampling_params), 1)[0]
-        asked = processor.ask(param, request_id, timed=False)
-        submission = processor.prepare(prompt, param, pieces.append, asked)
-        return Stream(engine.loop, lambda: submission, pieces, engine=engine)
+        self._engine.loop.check_open()
+        param = for_each(either(params, sampling_params), 1)[0]
+        return self._stream(prompt, param, self._engine.processor.ask(param, request_id, timed=False))
 
     @overload
     def chat(
@@ -232,9 +223,10 @@ class LLM(NotCopied):
             TemplateError: the template refuses. Also what `generate` raises.
         """
         self._engine.loop.check_open()
-        prompts = self._chats.prompts(messages, **options)
+        n = 1 if is_one(messages) else len(messages)
         chosen = either(params, sampling_params, self._chats.params)
-        outputs = self.generate(prompts, chosen, request_id=request_id)
+        asked = self._engine.processor.ask_all(n, chosen, request_id)
+        outputs = self._answer(self._chats.prompts(messages, **options), asked)
         return outputs[0] if is_one(messages) else outputs
 
     @checked(ChatOptions, params=SamplingParams)
@@ -249,9 +241,9 @@ class LLM(NotCopied):
     ) -> Generator[StreamPiece, None, None]:
         """Answer one conversation as `chat` does; yield a piece for each token, as `stream` does."""
         self._engine.loop.check_open()
-        prompt = self._chats.one(messages, **options)
-        param = either(params, sampling_params, self._chats.params)
-        return self.stream(prompt, param, request_id=request_id)
+        param = for_each(either(params, sampling_params, self._chats.params), 1)[0]
+        asked = self._engine.processor.ask(param, request_id, timed=False)
+        return self._stream(self._chats.one(messages, **options), param, asked)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return the parameters of a chat for which none are given.
@@ -271,18 +263,14 @@ class LLM(NotCopied):
 
     @checked(params=BeamSearchParams)
     def beam_search(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        params: BeamSearchParams | None = None,
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams | None = None
     ) -> list[RequestOutput]:
         """Search the likeliest answers to each prompt; return them with their logprobs, the best first.
 
         Beams share the blocks of their common prefix. Raise as `generate` does.
         """
-        engine = self._engine
-        engine.loop.check_open()
-        listed = [prompt for prompt, _ in pair_up(prompts, None)]
-        return run_steps(engine.loop, search(engine, listed, params))
+        self._engine.loop.check_open()
+        return run_steps(self._engine.loop, search(self._engine, listed(prompts), params))
 
     @checked()
     def session(self, prompt: Prompt = (), *, cache_salt: str = "") -> Session:
@@ -398,3 +386,15 @@ class LLM(NotCopied):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _answer(
+        self, prompts: Sequence[Prompt], asked: AskedOfAll, return_errors: bool = False
+    ) -> list[RequestOutput]:
+        submissions = self._engine.processor.prepare_all(prompts, asked)
+        run_all(self._engine.loop, submissions)
+        return outputs_of(submissions, return_errors)
+
+    def _stream(self, prompt: Prompt, params: SamplingParams, asked: Asked) -> Stream:
+        pieces: deque[StreamPiece] = deque()
+        submission = self._engine.processor.prepare(prompt, params, pieces.append, asked)
+        return Stream(self._engine.loop, lambda: submission, pieces, engine=self._engine)

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 from pyvelo.engine.engine import Engine
 from pyvelo.engine.input_processor import Prompt
 from pyvelo.engine.loop import Stream, run_all
-from pyvelo.engine.output import Submission
+from pyvelo.engine.output import Submission, outputs_of
 from pyvelo.engine.request import Sequence
 from pyvelo.errors import ClosedError, RequestError
 from pyvelo.keywords import NotCopied, checked, either
-from pyvelo.outputs import RequestOutput, StreamPiece, raise_first_error
+from pyvelo.outputs import RequestOutput, StreamPiece
 from pyvelo.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -162,9 +162,7 @@ class Session(BaseSession):
             param = either(params, sampling_params, SamplingParams())
             submission = processor.go_on(sequence, param, asked=processor.ask(param, request_id))
             run_all(self._engine.loop, [submission])
-        output = submission.output()
-        raise_first_error([output])
-        return output
+        return outputs_of([submission])[0]
 
     @checked(params=SamplingParams)
     def stream(
@@ -234,7 +232,7 @@ class Session(BaseSession):
     def _compute(self) -> None:
         submissions = self._to_compute()
         run_all(self._engine.loop, submissions)
-        raise_first_error(submission.output() for submission in submissions)
+        outputs_of(submissions)
 
 
 class AsyncSession(BaseSession):
@@ -272,9 +270,7 @@ class AsyncSession(BaseSession):
             prepare = partial(processor.go_on, sequence, param, asked=processor.ask(param, request_id))
             submission = await self._engine_loop.preparer.run(prepare, [param])
             await self._engine_loop.run([submission])
-        output = submission.output()
-        raise_first_error([output])
-        return output
+        return outputs_of([submission])[0]
 
     @checked(params=SamplingParams)
     async def stream(
@@ -332,4 +328,4 @@ class AsyncSession(BaseSession):
     async def _compute(self) -> None:
         submissions = self._to_compute()
         await self._engine_loop.run(submissions)
-        raise_first_error(submission.output() for submission in submissions)
+        outputs_of(submissions)

@@ -13,11 +13,12 @@ from time import perf_counter as now
 from pyvelo.config import EngineConfig
 from pyvelo.engine.engine import Engine, open_engine
 from pyvelo.engine.loop import run_all
+from pyvelo.engine.output import outputs_of
 from pyvelo.errors import ConfigError
 from pyvelo.kv.geometry import make_geometry
 from pyvelo.models.gguf_parts import scan_model
 from pyvelo.native import Model
-from pyvelo.outputs import StreamPiece, raise_first_error
+from pyvelo.outputs import StreamPiece
 from pyvelo.sampling import SamplingParams
 from pyvelo.session import Session
 
@@ -163,7 +164,7 @@ def _times(engine: Engine, prompts: Sequence[Sequence[int]], n_tokens: int) -> l
         for number, prompt in enumerate(prompts)
     ]
     run_all(engine.loop, submissions)
-    raise_first_error(submission.output() for submission in submissions)
+    outputs_of(submissions)
     return times
 
 

@@ -14,15 +14,16 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from pyvelo.engine.engine import Engine
-from pyvelo.engine.output import Submission
+from pyvelo.config import EngineConfig
+from pyvelo.engine.engine import Engine, open_engine
+from pyvelo.engine.output import Submission, outputs_of
 from pyvelo.engine.request import Request, Sequence
-from pyvelo.errors import ClosedError, InternalError, VeloError
+from pyvelo.errors import Cancelled, ClosedError, InternalError, VeloError
 from pyvelo.native.compute import release_team
-from pyvelo.outputs import StreamPiece, raise_first_error
+from pyvelo.outputs import StreamPiece
 from pyvelo.sampling import SamplingParams
 
-__all__ = ["AsyncEngineLoop", "Prepare", "Preparer", "run_in_thread"]
+__all__ = ["AsyncEngineLoop", "Prepare", "Preparer", "open_engine_loop", "run_in_thread"]
 
 T = TypeVar("T")
 
@@ -87,7 +88,7 @@ class AsyncEngineLoop:
                 yield piece
         finally:
             self._cancel([stream])
-        raise_first_error([stream.submission.output()])
+        outputs_of([stream.submission])
 
     async def run_steps(self, steps: Generator[abc.Sequence[Submission], None, T]) -> T:
         """Run the submissions that `steps` yields, one after the other; return its result."""
@@ -304,3 +305,23 @@ class Preparer:
             for wait, _ in waits:
                 if not wait.cancel() and not wait.cancelled():
                     wait.exception()  # seen
+
+
+async def open_engine_loop(config: EngineConfig, closed: threading.Event) -> AsyncEngineLoop:
+    """Open the engine in a thread, for this event loop; raise ClosedError if `closed` is set meanwhile."""
+    loop = asyncio.get_running_loop()
+    engine = await asyncio.to_thread(_open, config, closed)
+    return AsyncEngineLoop(engine, loop)
+
+
+def _open(config: EngineConfig, closed: threading.Event) -> Engine:
+    try:
+        engine = open_engine(config, closed)
+    except Cancelled as error:
+        if not closed.is_set():
+            raise
+        raise ClosedError("this engine was closed while it was loaded") from error
+    if closed.is_set():
+        engine.close()
+        raise ClosedError("this engine was closed while it was loaded")
+    return engine

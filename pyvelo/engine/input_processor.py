@@ -7,7 +7,7 @@ import random
 from collections import abc
 from collections.abc import Callable, Iterable, Mapping, Sized
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from secrets import token_hex
 from time import perf_counter
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Asked",
+    "AskedOfAll",
     "InputProcessor",
     "Prompt",
     "for_each",
     "items_of",
     "listed",
     "new_request_id",
-    "pair_up",
     "tokens_of",
 ]
 
@@ -51,6 +51,10 @@ class Asked:
     seed: int
     parent: ParentRequest
     prompt: str = "the prompt"
+
+
+AskedOfAll = list[tuple[SamplingParams, Asked]]
+"""Parameters, and start, seed and id, of each prompt of a call."""
 
 
 class InputProcessor:
@@ -175,57 +179,61 @@ class InputProcessor:
             text = self._model.detokenize(list(tokens), special=special).decode("utf-8", "replace")
         return text
 
-    def ask(
-        self,
-        params: SamplingParams,
-        request_id: str | None = None,
-        *,
-        timed: bool = True,
-        batch_id: str | None = None,
-    ) -> Asked:
+    def ask(self, params: SamplingParams, request_id: str | None = None, *, timed: bool = True) -> Asked:
         """Draw the seed and the id of a request (unless given), before requests are prepared in any order.
 
         Args:
             timed: its timeout starts now; False: when it is submitted.
-            batch_id: id of all prompts of the call, if there are several.
 
         Raises:
             RequestError: the id is not a string of 1 to 256 characters.
         """
-        seed = params.seed if isinstance(params, SamplingParams) else None  # `prepare` refuses the others
         if request_id is None:
             request_id = new_request_id()
         else:
             check_id(request_id)
-        seed = self._seeds.getrandbits(64) if seed is None else seed
-        parent = ParentRequest(request_id=request_id, batch_id=batch_id)
-        self.parents[id(parent)] = parent
-        return Asked(self.clock() if timed else None, seed, parent)
+        return self._ask(params, ParentRequest(request_id=request_id), timed)
 
     def ask_all(
         self,
-        prompts: Prompt | abc.Sequence[Prompt],
+        n: int,
         params: SamplingParams | abc.Sequence[SamplingParams] | None,
         request_id: str | None = None,
-    ) -> list[tuple[Prompt, SamplingParams, Asked]]:
-        """Return every prompt with its parameters, and `ask` for each.
+    ) -> AskedOfAll:
+        """Return the parameters of each of `n` prompts, and `ask` for each.
 
         Args:
             request_id: of several prompts, request i has the id "request_id-i".
 
         Raises:
-            RequestError: the numbers of prompts and parameters differ, or a prompt or the id is invalid.
+            RequestError: the numbers of prompts and parameters differ, or the id is invalid.
         """
-        pairs = pair_up(prompts, params)
+        each = for_each(params, n)
+        if n == 1:
+            return [(each[0], self.ask(each[0], request_id))]
+        if request_id is not None:
+            check_id(request_id)
         asked = []
-        for number, (prompt, param) in enumerate(pairs):
-            if len(pairs) > 1 and isinstance(request_id, str) and request_id:
-                ask = self.ask(param, f"{request_id}-{number}", batch_id=request_id)
-            else:
-                ask = self.ask(param, request_id)
-            named = ask if len(pairs) == 1 else replace(ask, prompt=f"prompts[{number}]")
-            asked.append((prompt, param, named))
+        for number, param in enumerate(each):
+            name = new_request_id() if request_id is None else f"{request_id}-{number}"
+            parent = ParentRequest(request_id=name, batch_id=request_id)
+            asked.append((param, self._ask(param, parent, True, f"prompts[{number}]")))
         return asked
+
+    def _ask(
+        self, params: SamplingParams, parent: ParentRequest, timed: bool, prompt: str = "the prompt"
+    ) -> Asked:
+        seed = params.seed if isinstance(params, SamplingParams) else None  # `prepare` refuses the others
+        seed = self._seeds.getrandbits(64) if seed is None else seed
+        self.parents[id(parent)] = parent
+        return Asked(self.clock() if timed else None, seed, parent, prompt)
+
+    def prepare_all(self, prompts: abc.Sequence[Prompt], asked: AskedOfAll) -> list[Submission]:
+        """Check prompts and make their requests, as `prepare`."""
+        return [
+            self.prepare(prompt, params, asked=ask)
+            for prompt, (params, ask) in zip(prompts, asked, strict=True)
+        ]
 
     def compiling(self, params: SamplingParams) -> Future[GrammarMatcher] | None:
         """Start to compile the grammar of a request, if it has one; cancel the future to stop waiting."""
@@ -319,14 +327,6 @@ def _has_grammar(params: SamplingParams) -> bool:
 def new_request_id() -> str:
     """Return a unique request id."""
     return token_hex(8)
-
-
-def pair_up(
-    prompts: Prompt | abc.Sequence[Prompt], params: SamplingParams | abc.Sequence[SamplingParams] | None
-) -> list[tuple[Prompt, SamplingParams]]:
-    """Return each prompt with its parameters; raise RequestError if numbers differ or a prompt is invalid."""
-    given = listed(prompts)
-    return list(zip(given, for_each(params, len(given)), strict=True))
 
 
 def for_each(params: SamplingParams | abc.Sequence[SamplingParams] | None, n: int) -> list[SamplingParams]:

@@ -11,13 +11,13 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from pyvelo.engine.interrupts import HomeProcess, InterruptGuard
-from pyvelo.engine.output import Submission
+from pyvelo.engine.output import Submission, outputs_of
 from pyvelo.engine.request import Request, Sequence
 from pyvelo.engine.step import EngineCore
 from pyvelo.errors import ClosedError, EngineError, InternalError, RequestError
 from pyvelo.keywords import NotCopied
 from pyvelo.native.compute import is_compute_thread, release_team
-from pyvelo.outputs import StreamPiece, raise_first_error
+from pyvelo.outputs import StreamPiece
 
 __all__ = ["EngineLoop", "Stream", "run_all", "run_steps"]
 
@@ -336,7 +336,7 @@ class Stream(NotCopied, Generator[StreamPiece, None, None]):
             return piece
         self._end()
         if self._submission is not None:
-            raise_first_error([self._submission.output()])
+            outputs_of([self._submission])
         raise StopIteration
 
     def _wait(self) -> StreamPiece | None:

@@ -14,12 +14,12 @@ from pyvelo.engine.request import Request
 from pyvelo.errors import ComputeError
 from pyvelo.kv.manager import BlockManager
 from pyvelo.memory.budget import Limits
-from pyvelo.outputs import Completion, FinishReason, RequestOutput, TokenLogprob
+from pyvelo.outputs import Completion, FinishReason, RequestOutput, TokenLogprob, raise_first_error
 
 if TYPE_CHECKING:
     from pyvelo.native import Context, Sampler
 
-__all__ = ["Batch", "OutputProcessor", "Scored", "Submission", "new_sampler", "score_prompts"]
+__all__ = ["Batch", "OutputProcessor", "Scored", "Submission", "new_sampler", "outputs_of", "score_prompts"]
 
 
 class Scored(NamedTuple):
@@ -313,6 +313,14 @@ class Submission:
             return self.requests
         ranked = sorted(self.requests, key=lambda request: (request.error is not None, -request.mean_logprob))
         return ranked[: self.n]
+
+
+def outputs_of(submissions: Iterable[Submission], return_errors: bool = False) -> list[RequestOutput]:
+    """Return the outputs of ended requests; raise the first error unless `return_errors`."""
+    outputs = [submission.output() for submission in submissions]
+    if not return_errors:
+        raise_first_error(outputs)
+    return outputs
 
 
 def _completion(request: Request, index: int) -> Completion:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from pyvelo import LLM, AsyncLLM, RequestOutput, SamplingParams
+from pyvelo.chat.conversation import Chats
 from pyvelo.errors import RequestError
 
 ENDLESS = SamplingParams(max_tokens=400, temperature=0, ignore_eos=True)
@@ -272,3 +273,70 @@ def test_asyncio_before_the_load_and_after_close(tiny_model_f32: Path) -> None:
         await llm.abort("x")
 
     asyncio.run(asyncio.wait_for(body(), 60))
+
+
+class SlowTemplate:
+    """A template that renders when `go_on` is set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        prompts = Chats.prompts
+
+        def slowly(*args: Any, **options: Any) -> Any:
+            self.begun.set()
+            assert self.go_on.wait(60)
+            return prompts(*args, **options)
+
+        monkeypatch.setattr(Chats, "prompts", slowly)
+
+
+MESSAGES = [{"role": "user", "content": "Hello"}]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_chat_whose_template_renders(llm: LLM, monkeypatch: pytest.MonkeyPatch, streams: bool) -> None:
+    template = SlowTemplate(monkeypatch)
+    thread, results = in_thread(
+        lambda: (
+            [*llm.chat_stream(MESSAGES, ENDLESS, request_id="a")][-1].finish_reason
+            if streams
+            else llm.chat(MESSAGES, ENDLESS, request_id="a").finish_reason
+        )
+    )
+    until(template.begun.is_set)
+    llm.abort("a")
+    template.go_on.set()
+    thread.join(60)
+    assert results == ["abort"]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_an_async_chat_whose_template_renders(
+    tiny_model_f32: Path, monkeypatch: pytest.MonkeyPatch, streams: bool
+) -> None:
+    async def main() -> str | None:
+        async with AsyncLLM(tiny_model_f32, n_ctx=512, n_threads=1) as llm:
+            template = SlowTemplate(monkeypatch)
+
+            async def answer() -> str | None:
+                if not streams:
+                    return (await llm.chat(MESSAGES, ENDLESS, request_id="a")).finish_reason
+                pieces = [piece async for piece in llm.chat_stream(MESSAGES, ENDLESS, request_id="a")]
+                return pieces[-1].finish_reason
+
+            task = asyncio.create_task(answer())
+            while not template.begun.is_set():
+                await asyncio.sleep(0.001)
+            await llm.abort("a")
+            template.go_on.set()
+            return await task
+
+    assert asyncio.run(main()) == "abort"
+
+
+def test_an_id_of_256_characters_names_a_call_of_many_prompts(llm: LLM) -> None:
+    name = "é" * 256
+    outputs = llm.generate([PROMPT] * 11, SHORT, request_id=name)
+    assert [output.request_id for output in outputs] == [f"{name}-{number}" for number in range(11)]
+    with pytest.raises(RequestError, match="256"):
+        llm.generate([PROMPT] * 2, SHORT, request_id=name + "x")
