@@ -115,8 +115,8 @@ class Inbox:
         """Remove, number and yield the new requests."""
         while self._arrivals:
             request = self._arrivals.popleft()
-            self.n_arrived += 1
-            request.arrival = request.arrival or self.n_arrived
+            self.n_arrived = request.number = self.n_arrived + 1
+            request.arrival = request.arrival or request.number
             self.deadlines.note(request)
             yield request
 

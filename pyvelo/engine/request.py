@@ -261,7 +261,8 @@ class Request:
     going_on: bytes = b""
 
     status: RequestStatus = RequestStatus.NEW
-    arrival: int = 0  # number in the order of arrival
+    number: int = 0  # in the order of arrival
+    arrival: int = 0  # its number, or the one of the first beam of its search
     submitted: float = 0.0  # start of its timeout, by the engine's clock; 0: not submitted
     followers: list[Request] = field(default_factory=list)  # held samples, see `hold`
     on_end: Callable[[Request], None] | None = None  # must not raise

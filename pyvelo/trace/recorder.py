@@ -155,12 +155,12 @@ class Tracer:
             with suppress(OSError):  # `close` raises it
                 self._writer.close()
             return
-        tables = {id(request.sequence.table): request.arrival for request in running}
+        tables = {id(request.sequence.table): request.number for request in running}
         try:
             self._writer.write(
                 self._core.clock() - self._start,
                 {self._owner(table, tables): (table.blocks, table.n_tokens) for table in self._live()},
-                {r.arrival: host.blocks for r in waiting if (host := r.sequence.swapped) is not None},
+                {r.number: host.blocks for r in waiting if (host := r.sequence.swapped) is not None},
                 self._hits,
                 self._evicted + self._requests.new_events(waiting, running),
             )
@@ -202,10 +202,10 @@ class _Requests:
         events = [event for owner in list(self._open) for event in self._changes(owner)]
         for request in chain(waiting, running):
             for one in (request, *request.followers):
-                if one.arrival not in self._open and not one.finished:
-                    self._open[one.arrival] = one, False
+                if one.number not in self._open and not one.finished:
+                    self._open[one.number] = one, False
                     events.append(self._arrived(one))
-                    events += self._changes(one.arrival)
+                    events += self._changes(one.number)
         return events
 
     def _changes(self, owner: int) -> list[TraceEvent]:
@@ -232,8 +232,8 @@ class _Requests:
                 break
             like, n_alike = first, index + 1
         self._remember(request, request.n_prompt)
-        return Arrived(request.arrival, request.n_prompt, request.max_new, like, n_alike * size)
+        return Arrived(request.number, request.n_prompt, request.max_new, like, n_alike * size)
 
     def _remember(self, request: Request, n_tokens: int) -> None:
         for index in range(n_tokens // request.hashes.block_size):
-            self._first.setdefault(request.hashes.block_hash(index), request.arrival)
+            self._first.setdefault(request.hashes.block_hash(index), request.number)

@@ -110,8 +110,8 @@ def test_the_block_map_at_every_moment(
     ended = {event.owner: event for event in events if isinstance(event, Finished)}
     assert seen == set(ended)
     for request in submitted:
-        if request.arrival in ended:  # a request that is cancelled on arrival has no events
-            finished = ended[request.arrival]
+        if request.number in ended:  # a request that is cancelled on arrival has no events
+            finished = ended[request.number]
             assert (finished.n_generated, finished.reason) == (request.n_generated, request.finish_reason)
     # a request may be cancelled before its first snapshot
     assert len(ended) + sum(r.finish_reason == "abort" for r in submitted) >= len(submitted)
@@ -147,6 +147,21 @@ def test_a_common_start_is_recorded_by_request_and_length(tmp_path: Path) -> Non
     bench.finish(again, turn, other)
     arrived = of(bench.stop(), Arrived)
     assert arrived == [(1, 10, 10, 0, 0), (2, 9, 1, 1, 8), (3, 24, 1, 1, 20), (4, 10, 1, 0, 0)]
+
+
+def test_requests_of_one_rank_are_recorded_apart(tmp_path: Path) -> None:
+    """Beams have the rank of their search."""
+    bench = Recorded(tmp_path / "run.trace")
+    beams = [bench.request([1, 2, 3, number], 3) for number in range(3)]
+    for beam in beams:
+        beam.arrival = 7
+    bench.core.inbox.submit(beams)
+    while not all(beam.finished for beam in beams):
+        bench.step()
+    trace = bench.stop()
+    check(bench, trace)
+    assert {event.owner for event in of(trace, Arrived)} == {1, 2, 3}
+    assert {event.owner for event in of(trace, Finished)} == {1, 2, 3}
 
 
 def test_a_recording_may_start_in_the_middle_of_a_run(tmp_path: Path) -> None:
