@@ -175,7 +175,7 @@ def raise_first_error(outputs: Iterable[RequestOutput]) -> None:
 
 
 def _copy(error: Exception) -> Exception:
-    """Return an equal exception of PyVelo; an exception of anybody else as it is."""
+    """Return an equal exception of PyVelo; another exception as it is."""
     if not isinstance(error, VeloError):
         return error
     copy = type(error)(*error.args)
