@@ -59,8 +59,9 @@ def test_a_picture(capsys: pytest.CaptureFixture[str], trace: Path, tmp_path: Pa
         contents.append(path.read_bytes())
     assert contents[0] == contents[1]
     assert len(contents[0]) > 5000
-    assert run_cli(capsys, "report", trace, "-o", tmp_path / f"seconds.{ending}")[0] == 0
-    assert (tmp_path / f"seconds.{ending}").read_bytes() != contents[0]
+    if ending == "svg":
+        assert run_cli(capsys, "report", trace, "-o", tmp_path / "seconds.svg")[0] == 0
+        assert (tmp_path / "seconds.svg").read_bytes() != contents[0]
 
 
 def test_the_colors_equal_the_block_map(trace: Path) -> None:

@@ -47,11 +47,11 @@ def test_a_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_json_is_the_same_for_the_same_seed(capsys: pytest.CaptureFixture[str]) -> None:
-    settings = ("--requests", "30", "--rate", "3", "--shared-prefix", "64:0.5", "--samples", "2")
+    settings = ("--requests", "10", "--rate", "3", "--shared-prefix", "64:0.5", "--samples", "2")
     first = simulated(capsys, *settings, "--seed", "4")
     assert first == simulated(capsys, *settings, "--seed", "4")
     assert first != simulated(capsys, *settings, "--seed", "5")
-    assert first["workload"]["sequences"] == 60
+    assert first["workload"]["sequences"] == 20
     assert first["outcomes"][0]["hit_rate"] > 0
 
 
@@ -79,7 +79,8 @@ def test_bytes_of_a_model(capsys: pytest.CaptureFixture[str], tiny_model: Path) 
     for kv_type in ("f16", "q8_0"):
         with LLM(tiny_model, kv_type=kv_type, n_ctx=256) as llm:
             expected = llm.geometry.token_bytes
-        report = simulated(capsys, *SMALL, "--model", tiny_model, "--kv-type", kv_type)
+        size = ("--kv-cache-bytes", "16M")
+        report = simulated(capsys, *SMALL, *size, "--model", tiny_model, "--kv-type", kv_type)
         assert report["pool"]["token_bytes"] == expected
 
 
