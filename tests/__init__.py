@@ -2,4 +2,5 @@
 
 import os
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's threads spin, on cores that other workers need
+for name, value in (("OPENBLAS_NUM_THREADS", "1"), ("OMP_WAIT_POLICY", "passive")):
+    os.environ.setdefault(name, value)  # threads that spin take the cores of other workers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -43,8 +44,16 @@ def assert_as_alone(call: Call, threads: int) -> None:
         assert same_bits(call.alone(index).run(Run(threads=1)), together[q0 : q0 + n_q])
 
 
-@pytest.mark.parametrize("group", range(1, 33))
-@pytest.mark.parametrize("shared_tokens", [0, CHUNK, 2 * CHUNK])
+def groups_and_prefixes() -> Iterator[object]:
+    """Every group of heads with a prefix of one chunk; with none or two, a few groups, and the rest slow."""
+    for group in range(1, 33):
+        yield pytest.param(group, CHUNK)
+        for shared_tokens in (0, 2 * CHUNK):
+            often = group in (1, 2, 3, 5, 8, 11, 16, 17, 32)
+            yield pytest.param(group, shared_tokens, marks=() if often else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("group", "shared_tokens"), list(groups_and_prefixes()))
 def test_any_number_of_sequences_shares_a_prefix(group: int, shared_tokens: int) -> None:
     """1 to 40 sequences, 1 to 32 query heads for a KV head."""
     call = prefix_call(group, shared_tokens, (1,) * MOST)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from . import lab
 from .cases import Call, Case, blocks_of, make, poisoned, same_bits
-from .lab import HEADER, KV_TYPES, GpuItem, GpuPlan, Heads, Params, Table
+from .lab import HEADER, KV_TYPES, Floats, GpuItem, GpuPlan, Heads, Params, Table
 from .test_gpu_kernels import on_gpu
 
 SEVEN = ((1, 600), (1, 700), (1, 640), (1, 768), (1, 1000), (1, 577), (1, 601))
@@ -46,20 +46,26 @@ def most_members(call: Call, blocks: int = 1) -> int:
     return max(item.members for _, item in items(call, blocks))
 
 
-def assert_same_bits(call: Call, members: int) -> None:
-    """Check that sharing changes no bit, with one thread block or more; `members` sequences are in a tile."""
+def assert_same_bits(call: Call, members: int) -> Floats:
+    """Check that sharing changes no bit, with one thread block or more, and return the output.
+
+    `members` sequences are in a tile.
+    """
     assert most_members(call) == members
     together = on_gpu(call, blocks=1)
     assert np.isfinite(together).all()
     assert same_bits(on_gpu(apart(call), blocks=3), together)
     assert same_bits(on_gpu(call, blocks=3), together)
+    return together
 
 
 # ---- bits ----
 
 
-@pytest.mark.parametrize("kv_type", KV_TYPES)
-@pytest.mark.parametrize("sizes", [(64, 64), (128, 96)])
+@pytest.mark.parametrize(
+    ("kv_type", "sizes"),
+    [(t, (64, 64)) for t in KV_TYPES] + [(t, (128, 96)) for t in ("f32", "f16", "bf16", "q5_1")],
+)
 def test_every_type(kv_type: str, sizes: tuple[int, int]) -> None:
     """Four of seven are in a tile, then three; prefixes end within a split."""
     call = make(Case(Heads(*sizes, 8, 2, kv_type, kv_type), sequences=SEVEN))
@@ -128,8 +134,7 @@ def test_mixtures(kv_type: str) -> None:
     call = make(Case(Heads(64, 64, 8, 2, kv_type, kv_type), sequences=sequences, loose_rows=1))
     needs = [blocks_of(length, 32) for _, length in sequences]
     call = joined(call, tuple(min(pair) for pair in pairwise(needs)))
-    assert_same_bits(call, 2)
-    together = on_gpu(call, blocks=1)
+    together = assert_same_bits(call, 2)
     for row, (n_q, _) in enumerate(sequences):
         q0 = int(call.table[row, 0])
         assert same_bits(on_gpu(call.alone(row), blocks=2), together[q0 : q0 + n_q])
