@@ -19,12 +19,15 @@ from tests import lab_device
 DRAW = random.Random(5)
 PROMPTS = [[DRAW.randrange(3, 900) for _ in range(n)] for n in (3, 30, 33, 20, 60, 40)]
 PARAMS = SamplingParams(max_tokens=110, temperature=0, ignore_eos=True)
+SHORT = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
 SMALL = {"n_ctx": 256, "max_num_seqs": 6, "max_batch_tokens": 128, "n_threads": 1}
 
 
-def answers(path: str, **settings: object) -> tuple[list[tuple[int, ...]], LLM]:
+def answers(
+    path: str, params: SamplingParams = PARAMS, **settings: object
+) -> tuple[list[tuple[int, ...]], LLM]:
     llm = LLM(path, **{**SMALL, **settings})  # type: ignore[arg-type]
-    return [output.token_ids for output in llm.generate(PROMPTS, PARAMS)], llm
+    return [output.token_ids for output in llm.generate(PROMPTS, params)], llm
 
 
 def check_tokens(path: str, expected: list[tuple[int, ...]]) -> None:
@@ -143,10 +146,10 @@ def check_types(path: str) -> None:
     """Every type of the cache, with one layer or all of them on a device, gives the CPU's tokens."""
     lab_device.add_device(1 << 30)
     for kv_type in ("f32", "bf16", "q8_0", "q4_0", "iq4_nl", ("q8_0", "q4_0")):
-        expected, llm = answers(path, kv_type=kv_type, n_gpu_layers=0)
+        expected, llm = answers(path, SHORT, kv_type=kv_type, n_gpu_layers=0)
         llm.close()
         for n, where in (("auto", ["LAB0", "LAB0"]), (2, ["CPU", "LAB0"])):
-            found, llm = answers(path, kv_type=kv_type, n_gpu_layers=n)
+            found, llm = answers(path, SHORT, kv_type=kv_type, n_gpu_layers=n)
             assert (found, devices_of(llm)) == (expected, where), kv_type
             llm.close()
 

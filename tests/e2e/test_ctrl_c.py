@@ -50,7 +50,7 @@ INTERRUPTED: dict[int, set[Place]] = collections.defaultdict(set)
 
 
 def places_of(call: Callable[[], object], *files: str) -> list[Place]:
-    """Return the places of PyVelo that the call runs, or its places in files of these names."""
+    """Return the places of PyVelo that the call runs, or its places in these files."""
     places: dict[Place, None] = {}
 
     def entered(frame: FrameType, event: str, arg: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -39,7 +40,11 @@ def embed(n_threads):
 def output(code: str, model: Path) -> list[str]:
     """Run the code in its own process, outside the checkout. Return the printed lines."""
     command = [sys.executable, "-c", COMMON + code, str(model)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False, cwd=model.parent)
+    # OpenMP ends a process if its thread cannot start; a fork reuses the stack of OpenBLAS's second thread
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "2"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=500, check=False, cwd=model.parent, env=environment
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout.splitlines()
 
