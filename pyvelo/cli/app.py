@@ -43,7 +43,10 @@ app = typer.Typer(
 
 
 def execute(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; return 0, 1 for an error, 2 for wrong usage or 130 for Ctrl-C."""
+    """Run the command line.
+
+    Returns: 0, 1 for an error, 2 for wrong usage, 130 for Ctrl-C, 141 if the reader of a pipe has gone.
+    """
     warnings.showwarning = _show_warning
     prepare_streams()
     try:
@@ -53,7 +56,7 @@ def execute(argv: Sequence[str] | None = None) -> int:
         return int(code or 0)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit):  # typer exits when the reader of a pipe has gone
         silence_stdout()
         return BROKEN_PIPE
     except VeloError as error:
