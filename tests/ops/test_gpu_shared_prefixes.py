@@ -64,7 +64,14 @@ def assert_same_bits(call: Call, members: int) -> Floats:
 
 @pytest.mark.parametrize(
     ("kv_type", "sizes"),
-    [(t, (64, 64)) for t in KV_TYPES] + [(t, (128, 96)) for t in ("f32", "f16", "bf16", "q5_1")],
+    [
+        *((t, (64, 64)) for t in KV_TYPES),
+        *((t, (128, 96)) for t in ("f32", "f16", "bf16", "q5_1")),
+        *(
+            pytest.param(t, (128, 96), marks=pytest.mark.slow)
+            for t in ("q8_0", "q5_0", "q4_1", "q4_0", "iq4_nl")
+        ),
+    ],
 )
 def test_every_type(kv_type: str, sizes: tuple[int, int]) -> None:
     """Four of seven are in a tile, then three; prefixes end within a split."""
