@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from collections import abc, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
@@ -17,6 +16,7 @@ from pyvelo.engine.loop import Stream, run_all
 from pyvelo.engine.output import Submission, outputs_of
 from pyvelo.engine.request import Sequence
 from pyvelo.errors import ClosedError, RequestError
+from pyvelo.finalizer import Finalizer
 from pyvelo.keywords import NotCopied, checked, either
 from pyvelo.outputs import RequestOutput, StreamPiece
 from pyvelo.sampling import SamplingParams
@@ -39,8 +39,7 @@ class BaseSession(NotCopied):
         self._sequence = sequence
         self._lock = threading.Lock()
         self._release = release
-        self._dropped = weakref.finalize(self, engine.loop.abandon_sequence, sequence)
-        self._dropped.atexit = False
+        self._dropped = Finalizer(self, partial(engine.loop.abandon_sequence, sequence))
 
     @property
     def token_ids(self) -> tuple[int, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import weakref
 from collections import abc, deque
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,6 +18,7 @@ from pyvelo.engine.engine import Engine, open_engine
 from pyvelo.engine.output import Submission, outputs_of
 from pyvelo.engine.request import Request, Sequence
 from pyvelo.errors import Cancelled, ClosedError, InternalError, VeloError
+from pyvelo.finalizer import Finalizer
 from pyvelo.native.compute import release_team
 from pyvelo.outputs import StreamPiece
 from pyvelo.sampling import SamplingParams
@@ -59,10 +59,10 @@ class AsyncEngineLoop:
     def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
         self.engine = engine
         self.preparer = Preparer(engine)
-        self._worker = _Worker(engine, loop)
+        self._worker = _Worker(self.preparer, engine, loop)
         self._thread = threading.Thread(target=self._worker.run, name="pyvelo-engine", daemon=True)
         self._thread.start()
-        weakref.finalize(self, self._worker.wake.put, False).atexit = False
+        Finalizer(self, partial(self._worker.wake.put, False))
 
     # ---- in the event loop ----
 
@@ -142,7 +142,8 @@ class AsyncEngineLoop:
 class _Worker:
     """State of the thread, apart from the AsyncEngineLoop, which the user may drop."""
 
-    def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, preparer: Preparer, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
+        self.preparer = preparer
         self.engine = engine
         self.outbox: deque[tuple[_Stream, StreamPiece | None]] = deque()
         self.streams: set[_Stream] = set()  # streams that wait; changed in the event loop only
@@ -151,11 +152,12 @@ class _Worker:
         self._loop_closed = False  # the loop is closed
 
     def run(self) -> None:
-        """Step while there is work, until the end; then close the engine."""
+        """Step while there is work, until the end; then close the engine and end the preparer's threads."""
         try:
             while self._wait():
                 self._drive()
         finally:
+            self.preparer.close()
             self.engine.close()
             self.deliver_soon(self._wake_all)
 
@@ -261,7 +263,7 @@ def _next(steps: Generator[abc.Sequence[Submission], None, T]) -> abc.Sequence[S
 
 
 class Preparer:
-    """Threads that prepare requests; waiting for a grammar takes none of them. Dropping it ends them."""
+    """Threads that prepare requests; waiting for a grammar takes none of them."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

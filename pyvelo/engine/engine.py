@@ -14,13 +14,14 @@ from typing import NoReturn
 from pyvelo.config import EngineConfig
 from pyvelo.engine.embedding import Embeddings
 from pyvelo.engine.input_processor import InputProcessor
-from pyvelo.engine.interrupts import HomeProcess, InterruptGuard
+from pyvelo.engine.interrupts import InterruptGuard
 from pyvelo.engine.loop import EngineLoop
 from pyvelo.engine.output import new_sampler
 from pyvelo.engine.request_ids import abort_requests
 from pyvelo.engine.stats import EngineStats, picture
 from pyvelo.engine.step import EngineCore
 from pyvelo.errors import Cancelled, InternalError, ModelError, UnsupportedError
+from pyvelo.finalizer import Finalizer
 from pyvelo.kv.geometry import CPU_LINE, GPU_LINE, Geometry, make_geometry
 from pyvelo.kv.manager import BlockManager
 from pyvelo.memory.budget import Limits, PoolRequest, PoolSize, size_pool
@@ -146,8 +147,7 @@ def open_engine(config: EngineConfig, stop: threading.Event | None = None) -> En
         except BaseException:
             files.close()
             raise
-        finalizer = weakref.finalize(engine, _drop, engine.embeddings.home, engine.model, files, engine.parts)
-        finalizer.atexit = False
+        _free_when_dropped(engine)
     return engine
 
 
@@ -163,19 +163,27 @@ class _Load:
         return self.stop.is_set() or self._hit()
 
 
-_kept: list[object] = []
-"""Objects that a forked process must not free: a thread of the other process may have used them."""
+_engines: set[weakref.ref[Engine]] = set()
+_kept: list[Engine] = []
+"""Engines that a forked process must not free: a thread of the other process may have used them."""
 
 
-def _drop(home: HomeProcess, model: Model, files: ModelFiles, parts: Generator | None) -> None:
-    """Free the memory of an engine that was dropped, in which no call runs."""
-    files.close()
-    if home.left:
-        _kept.append((model, parts))
-        return
-    if parts is not None:
-        parts.context.close()
-    model.close()
+def _free_when_dropped(engine: Engine) -> None:
+    """Free the memory of an engine when it is dropped, even if an error still refers to its parts."""
+    owners = (engine.model,) if engine.parts is None else (engine.parts.context, engine.model)
+    Finalizer(engine, engine.files.close, *(partial(setattr, each, "_handle", None) for each in owners))
+    _engines.add(weakref.ref(engine, _engines.discard))
+
+
+def _keep() -> None:
+    """Keep the engines of the other process in a forked one, without their files."""
+    _kept.extend(engine for reference in _engines.copy() if (engine := reference()) is not None)
+    for engine in _kept:
+        engine.files.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_keep)
 
 
 def _free_bytes() -> int | None:

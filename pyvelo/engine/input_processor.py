@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import random
+import weakref
 from collections import abc
 from collections.abc import Callable, Iterable, Mapping, Sized
 from concurrent.futures import Future
@@ -12,7 +13,6 @@ from functools import cache, partial
 from secrets import token_hex
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
-from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -77,7 +77,7 @@ class InputProcessor:
         self._token_bytes = cache(model.token_bytes)
         self._shown_bytes = cache(partial(model.token_bytes, special=True))
         self._seeds = random.Random(seed)
-        self.parents: WeakValueDictionary[int, ParentRequest] = WeakValueDictionary()  # by their own `id`
+        self.parents: set[weakref.ref[ParentRequest]] = set()
         self.can_fork = not model.info.has_recurrent  # a state cannot be shared
 
     def prepare(
@@ -225,7 +225,7 @@ class InputProcessor:
     ) -> Asked:
         seed = params.seed if isinstance(params, SamplingParams) else None  # `prepare` refuses the others
         seed = self._seeds.getrandbits(64) if seed is None else seed
-        self.parents[id(parent)] = parent
+        self.parents.add(weakref.ref(parent, self.parents.discard))  # a C call, see `Finalizer`
         return Asked(self.clock() if timed else None, seed, parent, prompt)
 
     def prepare_all(self, prompts: abc.Sequence[Prompt], asked: AskedOfAll) -> list[Submission]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from collections import abc, deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -15,6 +15,7 @@ from pyvelo.engine.output import Submission, outputs_of
 from pyvelo.engine.request import Request, Sequence
 from pyvelo.engine.step import EngineCore
 from pyvelo.errors import ClosedError, EngineError, InternalError, RequestError
+from pyvelo.finalizer import Finalizer
 from pyvelo.keywords import NotCopied
 from pyvelo.native.compute import is_compute_thread, release_team
 from pyvelo.outputs import StreamPiece
@@ -49,9 +50,9 @@ class EngineLoop:
         self._closed = False
         self._broken: BaseException | None = None
         self.abandon = core.inbox.abandon
-        """Cancel requests at the next turn; for finalizers, which must not wait."""
+        """Cancel requests at the next turn; a C call for finalizers, which must not wait."""
         self.abandon_sequence = core.inbox.abandon_sequence
-        """Free a sequence at the next turn; for finalizers."""
+        """Free a sequence at the next turn; a C call for finalizers."""
 
     def submit(self, requests: Iterable[Request]) -> None:
         """Submit requests; raise as `check_open` does."""
@@ -297,7 +298,7 @@ class Stream(NotCopied, Generator[StreamPiece, None, None]):
         self._pieces = pieces
         self._release = release
         self._submission: Submission | None = None
-        self._dropped: list[weakref.finalize[..., Stream]] = []
+        self._dropped: Finalizer | None = None
         self._ended = False
         self._turn = threading.Lock()
 
@@ -359,21 +360,14 @@ class Stream(NotCopied, Generator[StreamPiece, None, None]):
 
     def _start(self) -> Submission:
         submission = self._submission = self._begin()
-        calls: list[tuple[Any, ...]] = [(self._loop.abandon, submission.requests)]
-        if self._release is not None:
-            calls.append((self._release,))
-        for call in calls:
-            self._dropped.append(weakref.finalize(self, *call))
-            self._dropped[-1].atexit = False
+        abandon = partial(self._loop.abandon, submission.requests)
+        self._dropped = Finalizer(self, abandon, *([self._release] if self._release is not None else []))
         self._loop.submit(submission.requests)
         return submission
 
     def _end(self) -> None:
         self._ended = True
-        dropped, self._dropped = self._dropped, []
-        if self._submission is not None and dropped:
-            for finalizer in dropped:
-                finalizer.detach()
+        if self._submission is not None and self._dropped is not None and self._dropped.detach():
             self._loop.cancel(self._submission.requests)
             release_team()
             if self._release is not None:

@@ -1,6 +1,6 @@
 """Requests of an engine that arrive, wait, run and end, and the idle sequences that keep blocks.
 
-A finalizer runs at any line of any thread, so it must neither wait nor take a lock: it only appends to the
+A `Finalizer` runs at any line of any thread, so it must neither wait nor take a lock: it only appends to the
 inbox, by `abandon` and `abandon_sequence`, which are calls of C.
 """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import ref
 
 from pyvelo.engine.request import ParentRequest
 from pyvelo.errors import RequestError, shown
@@ -21,9 +21,7 @@ def check_id(request_id: object) -> None:
         raise RequestError(f"request_id={shown(request_id)}: give a string of 1 to {MAX_ID} characters")
 
 
-def abort_requests(
-    parents: WeakValueDictionary[int, ParentRequest], request_ids: str | Iterable[str]
-) -> bool:
+def abort_requests(parents: set[ref[ParentRequest]], request_ids: str | Iterable[str]) -> bool:
     """Mark the requests of these ids, so that the core ends them; return whether there are any.
 
     Other threads may add to `parents` meanwhile: it is copied by one call of C.
@@ -38,7 +36,7 @@ def abort_requests(
     for request_id in ids:
         check_id(request_id)
     wanted = set(ids)
-    found = [parent for ref in parents.valuerefs() if (parent := ref()) is not None]
+    found = [parent for each in parents.copy() if (parent := each()) is not None]
     named = [parent for parent in found if {parent.request_id, parent.batch_id} & wanted]
     for parent in named:
         parent.aborted = True

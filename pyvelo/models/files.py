@@ -8,20 +8,23 @@ before every step, and an error names what changed. If a file is cut during a st
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 
 from pyvelo.errors import ModelError
+from pyvelo.finalizer import Finalizer
 
 __all__ = ["ModelFiles"]
 
 
-@dataclass(frozen=True)
 class _OpenFile:
-    path: str
-    descriptor: int
-    opened: os.stat_result
+    """Open file, which closes its descriptor when it is dropped."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        Finalizer(self, partial(os.close, self.descriptor))
+        self.opened = os.fstat(self.descriptor)
 
 
 class ModelFiles:
@@ -33,13 +36,11 @@ class ModelFiles:
 
     def __init__(self, paths: Sequence[str], n_bytes: int) -> None:
         self._files: list[_OpenFile] = []
-        self.close = weakref.finalize(self, _close, self._files)
-        """Close the files, as dropping this object does; may be called twice."""
-        self.close.atexit = False
+        self.close = self._files.clear
+        """Close the files, as dropping this object does; a C call, which may be made twice."""
         try:
             for path in paths:
-                descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
-                self._files.append(_OpenFile(path, descriptor, os.fstat(descriptor)))
+                self._files.append(_OpenFile(path))
         except OSError as error:
             self.close()
             raise ModelError(f"cannot read {error.filename}: {error.strerror}") from error
@@ -71,8 +72,3 @@ class ModelFiles:
             if not same:
                 raise ModelError(f"{file.path} was replaced while it was loaded: open the model again")
         self.check()
-
-
-def _close(files: list[_OpenFile]) -> None:
-    while files:
-        os.close(files.pop().descriptor)
