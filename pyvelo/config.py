@@ -93,10 +93,10 @@ class EngineConfig:
 
     def _check_gpu_layers(self) -> None:
         layers = self.n_gpu_layers
-        if isinstance(layers, str):
-            if layers != "auto":
-                raise ConfigError(f'n_gpu_layers={shown(layers)}: give a number, -1 for all, or "auto"')
+        if isinstance(layers, str) and layers == "auto":
             return
+        if self._integer("n_gpu_layers") is None:
+            raise ConfigError(f'n_gpu_layers={shown(layers)}: give an integer, -1 for all, or "auto"')
         self._check_integer("n_gpu_layers", -1, _INT32_MAX)
         if self.n_gpu_layers and self.deterministic is True:
             raise ConfigError(

@@ -238,8 +238,9 @@ class AsyncSession(BaseSession):
     """`Session` for asyncio, made by `AsyncLLM.session`.
 
     Any number of sessions may answer at once, each with one answer at a time. A task that is cancelled or a
-    stream that is closed ends the answer within a step, and its tokens stay. `close` it, or use it in `async
-    with`; dropping it closes it, too.
+    stream that is closed ends the answer within a step, and its tokens stay. The step in progress may still
+    add one to `token_ids`; the session's next call waits for it. `close` it, or use it in `async with`;
+    dropping it closes it, too.
     """
 
     def __init__(self, engine_loop: AsyncEngineLoop, sequence: Sequence) -> None:

@@ -11,7 +11,7 @@ from time import perf_counter as now
 from typing import Any, Protocol
 
 from pyvelo.cli.conversation import Conversation, Message, is_text
-from pyvelo.cli.exits import as_options, explain
+from pyvelo.cli.exits import ERROR, as_options, explain
 from pyvelo.cli.screen import Screen, best_screen
 from pyvelo.cli.values import count, parse_argument
 from pyvelo.demo import DEMO_MODEL, DEMO_NOTE
@@ -63,6 +63,7 @@ class Chat:
         self._talker = talker
         self._screen = screen
         self._last = _Last()
+        self.failed = False  # whether a line of the user gave an error
         self._commands: dict[str, Callable[[str], None]] = {
             "help": lambda _: screen.note(HELP),
             "system": self._system,
@@ -90,7 +91,7 @@ class Chat:
         """Run a command or answer a message; errors are shown, and no turn is lost."""
         name, _, rest = text.strip().partition(" ")
         if not is_text(text):
-            self._screen.note("this is not UTF-8 text")
+            self._fail("this is not UTF-8 text")
             return
         try:
             if not text.startswith("/"):
@@ -101,9 +102,13 @@ class Chat:
             else:
                 self._screen.note(f"there is no {name}; /help lists the commands")
         except VeloError as error:
-            self._screen.note(as_options(str(error)))
+            self._fail(as_options(str(error)))
         except OSError as error:
-            self._screen.note(explain(error))
+            self._fail(explain(error))
+
+    def _fail(self, message: str) -> None:
+        self.failed = True
+        self._screen.note(message)
 
     def _answer(self, before: str | None = None) -> None:
         """Stream an answer to the last turn, in place of its old one; after Ctrl-C the partial text stays."""
@@ -224,5 +229,6 @@ def open_chat(model: str, system: str | None, sampling: Mapping[str, Any], engin
             screen.note(DEMO_NOTE if path == str(DEMO_MODEL) else Path(path).name)
             screen.note("/help lists the commands.")
         params = replace(llm.get_default_sampling_params(), **sampling)
-        Chat(LlmTalker(llm, params, bar=bar), screen, Conversation(told)).run()
-    return 0
+        chat = Chat(LlmTalker(llm, params, bar=bar), screen, Conversation(told))
+        chat.run()
+    return ERROR if chat.failed and not sys.stdin.isatty() else 0

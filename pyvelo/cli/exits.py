@@ -71,7 +71,8 @@ def as_options(message: str) -> str:
     message = _NAME.sub(lambda m: f"--{_OPTIONS[m[1]].replace('_', '-')}{' ' * bool(m[2])}", message)
     message = message.replace("name one of 'mean'", "give --pooling 'mean'")
     message = message.replace(", a larger memory_utilization", "").replace("memory_utilization=", "")
-    return message.replace("; None: no limit", "; -1: no limit").replace(" or None", "")
+    message = message.replace("; None: no limit", "; -1: no limit")
+    return re.sub(r",? or None( for [^,;]*)?", "", message)
 
 
 def code_of(error: VeloError, message: str) -> int:

@@ -17,9 +17,9 @@ from pyvelo.config import EngineConfig
 from pyvelo.engine.engine import Engine, open_engine
 from pyvelo.engine.output import Submission, outputs_of
 from pyvelo.engine.request import Request, Sequence
-from pyvelo.errors import Cancelled, ClosedError, InternalError, VeloError
+from pyvelo.errors import Cancelled, ClosedError, InternalError, OutOfMemory, VeloError
 from pyvelo.finalizer import Finalizer
-from pyvelo.native.compute import release_team
+from pyvelo.native.compute import release_team, start_thread
 from pyvelo.outputs import StreamPiece
 from pyvelo.sampling import SamplingParams
 
@@ -61,7 +61,7 @@ class AsyncEngineLoop:
         self.preparer = Preparer(engine)
         self._worker = _Worker(self.preparer, engine, loop)
         self._thread = threading.Thread(target=self._worker.run, name="pyvelo-engine", daemon=True)
-        self._thread.start()
+        start_thread(self._thread)
         Finalizer(self, partial(self._worker.wake.put, False))
 
     # ---- in the event loop ----
@@ -280,8 +280,11 @@ class Preparer:
         await self._compile(params)
         try:
             turn = self._threads.submit(make)
-        except RuntimeError:
-            raise ClosedError("this engine was closed") from None
+        except RuntimeError as error:
+            self._engine.check_open()
+            raise OutOfMemory(
+                "no thread can be started for a request: raise the limits of memory and processes"
+            ) from error
         return await asyncio.wrap_future(turn)
 
     def close(self) -> None:

@@ -132,6 +132,8 @@ class InputProcessor:
             raise RequestError(f"a session has one sample, but n is {n}: fork it for others")
         if params.prompt_logprobs is not None:
             raise RequestError("prompt_logprobs: a session computes no token twice; use LLM.generate")
+        if params.cache_salt and params.cache_salt.encode("utf-8", "surrogatepass") != sequence.hashes.extra:
+            raise RequestError("cache_salt: a session keeps its own: give it to `session`, not to an answer")
         max_new = self.max_new(len(sequence.tokens), params.max_tokens, "the session")
         echo = self._echo(params, sequence.tokens, None)
         make = self._maker(params, asked)

@@ -21,13 +21,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
+from ..errors import OutOfMemory
 from .library import release_threads
 
-__all__ = ["compute", "in_main_thread", "is_compute_thread", "on_ctrl_c", "release_team"]
+__all__ = ["compute", "in_main_thread", "is_compute_thread", "on_ctrl_c", "release_team", "start_thread"]
 
 RETRY_SECONDS = 0.05  # seconds; a run that starts just after a cancel ignores it
 
@@ -143,15 +144,26 @@ def _take_team() -> bool:
     return False
 
 
+def start_thread(thread: threading.Thread) -> None:
+    """Start a thread; raise OutOfMemory if the system gives none."""
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise OutOfMemory(
+            f"the thread {thread.name} cannot be started: raise the limits of memory and processes"
+        ) from error
+
+
 def _queue() -> SimpleQueue[_Job[Any]]:
     """Return the queue of the compute thread. Start the thread on first use."""
     global _jobs, _worker
     with _lock:
         if _jobs is None:
-            _jobs = SimpleQueue()
+            jobs: SimpleQueue[_Job[Any]] = SimpleQueue()
             # a daemon: each caller waits for its job, so nothing runs here when the process ends
-            _worker = threading.Thread(target=_work, args=(_jobs,), name="pyvelo-compute", daemon=True)
-            _worker.start()
+            _worker = threading.Thread(target=_work, args=(jobs,), name="pyvelo-compute", daemon=True)
+            start_thread(_worker)
+            _jobs = jobs
         return _jobs
 
 
@@ -179,9 +191,15 @@ class _SignalThread:
         self._action: Callable[[], None] | None = None
         self._turn = 0
         self._reader, self.writer = socket.socketpair()
-        self._reader.setblocking(False)
-        self.writer.setblocking(False)
-        threading.Thread(target=self._read, name="pyvelo-ctrl-c", daemon=True).start()
+        with ExitStack() as opened:
+            opened.enter_context(self._reader)
+            opened.enter_context(self.writer)
+            self._ready = opened.enter_context(selectors.DefaultSelector())
+            self._reader.setblocking(False)
+            self.writer.setblocking(False)
+            self._ready.register(self._reader, selectors.EVENT_READ)
+            threading.Thread(target=self._read, name="pyvelo-ctrl-c", daemon=True).start()
+            opened.pop_all()
 
     def begin(self, action: Callable[[], None]) -> None:
         with self._lock:
@@ -195,9 +213,7 @@ class _SignalThread:
             self._signals()
 
     def _read(self) -> None:
-        ready = selectors.DefaultSelector()
-        ready.register(self._reader, selectors.EVENT_READ)
-        while ready.select():
+        while self._ready.select():
             with self._lock:  # a signal belongs to the current turn
                 hit, turn = signal.SIGINT in self._signals(), self._turn
             while hit and self._act(turn):
@@ -224,13 +240,13 @@ _signal_thread: _SignalThread | None = None
 def on_ctrl_c(action: Callable[[], None]) -> Iterator[None]:
     """Call `action` at Ctrl+C, at once and in another thread, and again until the context ends.
 
-    Use it in the main thread. Python's handler runs as usual, when it can. If an event loop already has the
-    wakeup descriptor, it keeps it, and nothing is called.
+    Use it in the main thread. Python's handler runs as usual, when it can. Nothing is called if an event loop
+    already has the wakeup descriptor, which it keeps, or if no thread or no descriptor is left.
     """
-    global _signal_thread
-    if _signal_thread is None:
-        _signal_thread = _SignalThread()
-    thread = _signal_thread
+    thread = _started_signal_thread()
+    if thread is None:
+        yield
+        return
     thread.begin(action)  # before the descriptor is set: a signal in between finds the action
     other = signal.set_wakeup_fd(thread.writer.fileno(), warn_on_full_buffer=False)
     if other != -1:
@@ -241,6 +257,14 @@ def on_ctrl_c(action: Callable[[], None]) -> Iterator[None]:
         if other == -1:
             signal.set_wakeup_fd(-1)
         thread.end()
+
+
+def _started_signal_thread() -> _SignalThread | None:
+    global _signal_thread
+    if _signal_thread is None:
+        with suppress(OSError, RuntimeError):
+            _signal_thread = _SignalThread()
+    return _signal_thread
 
 
 def _forget_signal_thread() -> None:

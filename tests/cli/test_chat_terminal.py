@@ -82,6 +82,15 @@ def test_piped_answers_are_all_that_is_printed() -> None:
     assert "there is no /nothing" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("options", "typed"), [(["--ctx", "12"], b"What is 12 + 30?\n"), ([], b"\xff\xfe\n")]
+)
+def test_a_piped_turn_that_fails_is_an_exit_code(options: list[str], typed: bytes) -> None:
+    done = forks.run([*CHAT, *options], input=typed)
+    assert done.returncode == 1
+    assert done.stderr
+
+
 def test_run_without_a_model_answers() -> None:
     """With a new Python and the default number of threads."""
     command = [sys.executable, "-m", "pyvelo.cli", "run", "-p", "What is 12 + 30?"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -301,3 +302,15 @@ def test_a_full_session_names_its_tokens_and_the_context(llm: LLM) -> None:
             RequestError, match="the session with this text has 513 tokens, n_ctx=512: no room"
         ):
             session.append([3])
+
+
+def test_an_answer_cannot_have_another_salt_than_its_session(tiny_model: Path) -> None:
+    params = SamplingParams(max_tokens=1)
+    with LLM(tiny_model, n_ctx=256, n_threads=1) as llm, llm.session([3, 4], cache_salt="b") as session:
+        assert session.generate(replace(params, cache_salt="b")).usage.completion_tokens == 1
+        assert session.generate(params).usage.completion_tokens == 1
+        for salt in ("a", "bb"):
+            with pytest.raises(RequestError, match="cache_salt: a session keeps its own"):
+                session.generate(replace(params, cache_salt=salt))
+        with pytest.raises(RequestError, match="cache_salt"):
+            next(session.fork().stream(replace(params, cache_salt="a")))
