@@ -1,0 +1,81 @@
+"""Systems that start no thread or give no descriptor: errors are PyVelo's own, and the next call works."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyvelo import LLM, AsyncLLM, SamplingParams
+from pyvelo.errors import OutOfMemory
+from pyvelo.native import compute
+
+SHORT = SamplingParams(max_tokens=2)
+
+
+@pytest.fixture
+def no_thread(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Function that makes each thread fail to start whose name begins like its argument, until undone."""
+    start = threading.Thread.start
+
+    def refuse(name: str) -> None:
+        def refused(thread: threading.Thread) -> None:
+            if thread.name.startswith(name):
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", refused)
+
+    return refuse
+
+
+def test_without_the_thread_for_ctrl_c(
+    tiny_model: Path, no_thread: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compute, "_signal_thread", None)
+    no_thread("pyvelo-ctrl-c")
+    with LLM(tiny_model, n_ctx=256, n_threads=1) as llm:
+        assert llm.generate([3, 4], SHORT)[0].usage.completion_tokens == 2
+    assert compute._signal_thread is None
+
+
+def test_without_a_descriptor_for_ctrl_c(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(compute, "_signal_thread", None)
+    monkeypatch.setattr(socket, "socketpair", refuse)
+    with LLM(tiny_model, n_ctx=256, n_threads=1) as llm:
+        assert llm.generate([3, 4], SHORT)[0].usage.completion_tokens == 2
+
+
+@pytest.mark.parametrize("name", ["pyvelo-engine", "pyvelo-prepare"])
+def test_an_async_engine_without_a_thread(
+    tiny_model: Path, no_thread: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    async def ask() -> int:
+        async with AsyncLLM(tiny_model, n_ctx=256, n_threads=1) as llm:
+            return (await llm.generate([3, 4], SHORT))[0].usage.completion_tokens
+
+    no_thread(name)
+    with pytest.raises(OutOfMemory, match="thread"):
+        asyncio.run(ask())
+    monkeypatch.undo()
+    assert asyncio.run(ask()) == 2
+
+
+def test_work_without_the_compute_thread(no_thread: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compute, "_shared", True)
+    monkeypatch.setattr(compute, "_jobs", None)
+    monkeypatch.setattr(compute, "_worker", None)
+    with monkeypatch.context() as inner:
+        no_thread("pyvelo-compute")
+        with pytest.raises(OutOfMemory, match="pyvelo-compute cannot be started"):
+            compute.compute(lambda: 1, lambda: None)
+        inner.setattr(threading.Thread, "start", type(threading.current_thread()).start)
+    monkeypatch.undo()
+    assert compute.compute(lambda: 1, lambda: None) == 1
