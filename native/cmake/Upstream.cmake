@@ -41,6 +41,19 @@ if (PYVELO_CUDA)
 endif()
 add_subdirectory(${_tree} llama.cpp)
 
+# Upstream's test programs compile sooner without costly optimizations; they measure nothing.
+if (PYVELO_UPSTREAM_TESTS AND NOT MSVC)
+    foreach (_folder common tests)
+        get_property(_targets DIRECTORY ${_tree}/${_folder} PROPERTY BUILDSYSTEM_TARGETS)
+        foreach (_target IN LISTS _targets)
+            get_target_property(_type ${_target} TYPE)
+            if (NOT _type MATCHES "INTERFACE|UTILITY")
+                target_compile_options(${_target} PRIVATE -O1)
+            endif()
+        endforeach()
+    endforeach()
+endif()
+
 # Add our files to a target of upstream. nvcc does not accept the compiler's warning options.
 function(velo_add_sources target)
     list(TRANSFORM ARGN PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/ OUTPUT_VARIABLE _files)
