@@ -267,6 +267,7 @@ class Preparer:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._closed = False
         self._threads = ThreadPoolExecutor(MAX_THREADS, "pyvelo-prepare")
 
     async def run(self, make: Callable[[], T], params: Iterable[SamplingParams] = ()) -> T:
@@ -281,7 +282,8 @@ class Preparer:
         try:
             turn = self._threads.submit(make)
         except RuntimeError as error:
-            self._engine.check_open()
+            if self._closed:
+                raise ClosedError("this engine was closed") from None
             raise OutOfMemory(
                 "no thread can be started for a request: raise the limits of memory and processes"
             ) from error
@@ -289,6 +291,7 @@ class Preparer:
 
     def close(self) -> None:
         """End the threads when their work is done."""
+        self._closed = True
         self._threads.shutdown(wait=False)
 
     async def _compile(self, params: Iterable[SamplingParams]) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 __all__ = ["AXES", "SMALL", "Config", "Pair", "configurations", "covering", "pairs_of", "possible"]
 
 MOST_SEQUENCES = 48
-MOST_STEPS = 300
-MOST_PRODUCTS = 1.0e9
+MOST_STEPS = 200
+MOST_PRODUCTS = 5.0e8
 """Limits of one configuration. Steps are counted for each thread, which all meet after each operation.
 
 Only the multiplications of attention count, as if nothing were shared.
