@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,8 +20,8 @@ import pytest
 from pyvelo import LLM, AsyncLLM, BeamSearchParams, SamplingParams
 from pyvelo.engine.async_loop import AsyncEngineLoop
 from pyvelo.errors import ClosedError, EngineError
+from tests.e2e.lifetimes import WAIT, descriptors, wait_for
 
-WAIT = 60.0  # seconds after which something is taken to hang
 GREEDY = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
 LONG = SamplingParams(max_tokens=None, temperature=0, ignore_eos=True)
 PROMPT = [3, 4, 5]
@@ -30,22 +29,6 @@ PROMPT = [3, 4, 5]
 
 class Hard(BaseException):
     """Exception that no code catches."""
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + WAIT
-    while not condition():
-        assert time.monotonic() < until, "it never happens"
-        time.sleep(0.01)
-
-
-def descriptors(path: Path) -> int:
-    """Descriptors of this process that are open on a file."""
-    folder, found = "/proc/self/fd", 0
-    for name in os.listdir(folder):
-        with suppress(OSError):
-            found += os.path.samefile(os.path.join(folder, name), path)
-    return found
 
 
 def engine_threads() -> set[threading.Thread]:

@@ -10,10 +10,8 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,8 +19,8 @@ from typing import Any
 import pytest
 
 from pyvelo import LLM, AsyncLLM, SamplingParams
+from tests.e2e.lifetimes import WAIT, descriptors, wait_for
 
-WAIT = 60.0  # seconds after which something is taken to hang
 PROMPT = [3, 4, 5]
 SHORT = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
 LONG = SamplingParams(max_tokens=200, temperature=0, ignore_eos=True)
@@ -65,22 +63,6 @@ def drop_at_a_signal() -> Iterator[Callable[[list[Any]], None]]:
 
 
 Drop = Callable[[list[Any]], None]
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + WAIT
-    while not condition():
-        assert time.monotonic() < until, "it never happens"
-        time.sleep(0.01)
-
-
-def descriptors(path: Path) -> int:
-    """Descriptors of this process that are open on a file."""
-    folder, found = "/proc/self/fd", 0
-    for name in os.listdir(folder):
-        with suppress(OSError):
-            found += os.path.samefile(os.path.join(folder, name), path)
-    return found
 
 
 def in_a_cycle(thing: object) -> list[Any]:
