@@ -170,7 +170,7 @@ class Runs:
         def run() -> None:
             try:
                 _replace(os.fspath(self._home / mutant.file), self._sources[mutant.file], changed)
-            except ValueError:  # its closure differs now
+            except ValueError:  # its closure differs now, or no function has the code
                 os._exit(NOT_REPLACED)
             resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
             for item, following in _pairs(chosen):
@@ -269,11 +269,20 @@ def _functions(
 
 
 def _replace(file: str, source: bytes, changed: bytes) -> None:
-    """Give the functions of a file the code that they have in its changed source."""
+    """Give the functions of a file the code that they have in its changed source.
+
+    Raises:
+        ValueError: a function's closure would differ, or no function changed.
+    """
     before, after = (dict(_functions(compile(s, file, "exec"))) for s in (source, changed))
     places = {(code.co_name, code.co_firstlineno): path for path, code in before.items()}
+    n_changed = 0
+    gc.unfreeze()  # frozen objects are not listed
     for function in [o for o in gc.get_objects() if isinstance(o, FunctionType)]:
         code = function.__code__
         path = places.get((code.co_name, code.co_firstlineno))
         if code.co_filename == file and path in after and after[path] != code:
             function.__code__ = after[path]
+            n_changed += 1
+    if not n_changed:
+        raise ValueError("no function has the code")

@@ -17,7 +17,7 @@ from pyvelo import SamplingParams
 from pyvelo.engine import async_loop
 from pyvelo.engine.async_loop import AsyncEngineLoop, Preparer, run_in_thread
 from pyvelo.engine.output import Submission
-from pyvelo.errors import ClosedError
+from pyvelo.errors import ClosedError, OutOfMemory
 
 from .fakes import answer
 from .test_loop import WAIT, Stand
@@ -215,3 +215,19 @@ def test_a_thread_that_ends_leaves_no_task_waiting(
         assert asked.requests[0].finish_reason == "abort"
 
     asyncio.run(asyncio.wait_for(body(), WAIT))
+
+
+def test_a_request_that_no_thread_prepares_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    preparing, _ = preparer()
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(OutOfMemory, match="no thread can be started"):
+                asyncio.run(preparing.run(lambda: 7))
+        assert asyncio.run(preparing.run(lambda: 7)) == 7
+    finally:
+        preparing.close()

@@ -279,3 +279,14 @@ def test_an_entry_of_few_possible_tokens_names_no_token_that_is_missing() -> Non
 
     score_prompts(cast(Any, Few()), [Scored(request, 0, 0, 1)], lambda *_: None)
     assert request.prompt_logprobs[0].top == ((6, -1.0),)
+
+
+def test_a_sample_that_scores_less_keeps_what_another_has_scored() -> None:
+    """Two samples share the logprobs of their prompt, and one of them computes fewer tokens in the step."""
+    bench = Bench()
+    first, second = (bench.request(PROMPT[:9], 3, prompt_logprobs=0) for _ in range(2))
+    second.prompt_logprobs = first.prompt_logprobs
+    bench.context.drawn = [next_token(PROMPT[:at]) for at in (*range(1, 9), *range(1, 5))]
+    pieces = [Scored(first, 0, 0, 8), Scored(second, 0, 8, 4)]
+    score_prompts(cast(Any, bench.context), pieces, lambda requests, error: pytest.fail(str(error)))
+    check(first)

@@ -749,3 +749,11 @@ def test_a_deadline_is_over_at_its_very_moment() -> None:
     assert list(inbox.to_end()) == []
     now[0] = 15.0
     assert list(inbox.to_end()) == [(request, "timeout")]
+
+
+def test_a_block_that_stays_free_is_filled_once() -> None:
+    bench = Bench()
+    filled: list[int] = []
+    bench.context.fill_blocks = lambda blocks, byte: filled.extend(blocks)  # type: ignore[method-assign]
+    bench.finish(bench.submit([2], 6))
+    assert len(filled) <= bench.manager.n_blocks + 1, "all at first, then the block of the request"

@@ -528,7 +528,7 @@ def test_a_trimmed_table_has_only_blocks_with_tokens() -> None:
     manager.audit()
 
 
-def test_only_a_live_table_is_forked_or_trimmed() -> None:
+def test_only_a_live_table_forks_or_is_trimmed() -> None:
     manager = BlockManager(6, BLOCK)
     table = started(manager, BLOCK)
     manager.free(table)

@@ -133,6 +133,9 @@ def small(tmp_path: Path) -> Path:
         "def test_count():\n    assert count(3) == 3\n\n"
         "def test_first():\n    assert FIRST == 0\n"
     )
+    (tmp_path / "conftest.py").write_text(  # as tests/conftest.py does: frozen objects are not listed
+        "import gc\n\ndef pytest_collection_finish():\n    gc.freeze()\n"
+    )
     return tmp_path
 
 
