@@ -217,7 +217,7 @@ def test_a_thread_that_ends_leaves_no_task_waiting(
     asyncio.run(asyncio.wait_for(body(), WAIT))
 
 
-def test_a_request_that_no_thread_prepares_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_no_thread_prepares_raises_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     preparing, _ = preparer()
 
     def refuse(thread: threading.Thread) -> None:
