@@ -38,18 +38,16 @@ class Deadlines:
 
     def __init__(self) -> None:
         self._times: list[tuple[float, int, Request]] = []
-        self._n_noted = 0
         self._look_at = FEWEST
 
     def __len__(self) -> int:
         return len(self._times)
 
     def note(self, request: Request) -> None:
-        """Store the request's deadline, if it has one."""
+        """Store the deadline of a numbered request, if it has one."""
         if request.params.timeout is None:
             return
-        self._n_noted += 1
-        heappush(self._times, (request.submitted + request.params.timeout, self._n_noted, request))
+        heappush(self._times, (request.submitted + request.params.timeout, request.number, request))
         if len(self._times) > self._look_at:
             self._times = [entry for entry in self._times if not entry[2].finished]
             heapify(self._times)
@@ -255,7 +253,6 @@ class ActiveRequests:
         """Forget all requests without freeing their blocks."""
         self.waiting: list[Request] = []  # both in the order of rank
         self.running: list[Request] = []
-        self._some_left = False  # `running` has requests that do not run
         self.open: dict[int, Request] = {}  # all that have not ended, by id
         self.free_states = list(range(self._n_states))[::-1]
 
@@ -384,15 +381,12 @@ class ActiveRequests:
 
     def _vacate(self, request: Request) -> None:
         """Free the place in the batch of a request that ran."""
-        self._some_left = True
         if self.has_states:
             self.free_states.append(request.recurrent_state)
 
     def drop_left(self) -> None:
         """Remove from `running` the requests that do not run any more."""
-        if self._some_left:
-            self.running = [request for request in self.running if request.status is RUNNING]
-            self._some_left = False
+        self.running = [request for request in self.running if request.status is RUNNING]
 
 
 def _rank(request: Request) -> tuple[int, int]:

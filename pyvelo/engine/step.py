@@ -391,7 +391,7 @@ class BlockMover:
     def poison(self) -> None:
         """Fill the blocks that became unused with NaN, so that a wrong read shows."""
         unused = self._manager.unused_blocks()
-        fresh = sorted(unused - self._poisoned)
+        fresh = list(unused - self._poisoned)
         if fresh:
             self._context.fill_blocks(fresh, NAN_BYTE)
         self._poisoned = unused

@@ -174,7 +174,7 @@ class PrefixIndex:
             blocks.append(prefix.blocks[0])
         first = len(blocks) * size
         wanted = hashes.tokens(first, min(n_tokens, first + size))
-        return Match(tuple(blocks), _find_partial_hit(prefix, wanted))
+        return Match(tuple(blocks), _find_partial_hit(prefix, wanted) if wanted else None)
 
     def publish(self, hashes: BlockHashes, index: int, block: int, parent_block: int | None = None) -> bool:
         """Make a full block a hit for other sequences.
@@ -266,7 +266,7 @@ class PrefixIndex:
 def _find_partial_hit(parent: _Prefix, wanted: bytes) -> PartialHit | None:
     """Return the longest partial hit among the children of `parent`; of equal ones the newest."""
     best: PartialHit | None = None
-    for prefix in islice(reversed(parent.children), MAX_SIBLINGS if wanted else 0):
+    for prefix in islice(reversed(parent.children), MAX_SIBLINGS):
         n_tokens = common_tokens(prefix.tokens, wanted)
         if n_tokens > (best.n_tokens if best else 0):
             best = PartialHit(prefix.blocks[0], n_tokens)
