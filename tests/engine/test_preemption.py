@@ -157,8 +157,9 @@ def test_an_urgent_request_starts_beside_the_others_if_there_is_room() -> None:
     check(lows, 20)
 
 
-def test_an_urgent_request_preempts_even_if_all_tokens_of_a_step_decode() -> None:
-    bench = Bench(max_seqs=2, max_batch_tokens=2)
+@pytest.mark.parametrize("max_seqs", [2, 3])
+def test_an_urgent_request_preempts_even_if_all_tokens_of_a_step_decode(max_seqs: int) -> None:
+    bench = Bench(max_seqs=max_seqs, max_batch_tokens=2)
     lows = [bench.submit([1, 2], 40), bench.submit([3, 4], 40)]
     while not all(low.n_generated for low in lows):
         bench.step()
@@ -623,3 +624,28 @@ def test_a_full_batch_preempts_a_request_and_evicts_no_idle_sequence() -> None:
     assert urgent.n_generated == 1
     bench.finish(first, low, urgent)
     check([first, low], 20)
+
+
+def test_an_urgent_request_of_one_token_fills_the_step_beside_a_decode() -> None:
+    bench = Bench(max_seqs=3, max_batch_tokens=2)
+    (low,) = running(bench, bench.submit([1, 2], 20))
+    urgent = bench.submit([5], 4, priority=-1)
+    bench.step()
+    assert (low.n_generated, urgent.n_generated) == (2, 1)
+    assert bench.core.counters.preemptions == 0
+    bench.finish(low, urgent)
+    check([low], 20)
+
+
+def test_a_request_that_grows_evicts_no_sequence_whose_blocks_it_holds() -> None:
+    bench = Bench(n_blocks=7, block_size=8)
+    shared, own = bench.sequence(range(1, 18)), bench.sequence([90] * 25)
+    for sequence in (shared, own):
+        bench.finish(bench.go_on(sequence, 0))
+    growing = bench.submit([*range(1, 18), 91], 20)
+    while growing.n_computed < 33:
+        assert own.table is not None
+        bench.step()
+    assert (shared.table is not None, own.table) == (True, None)
+    bench.finish(growing)
+    check([growing], 20)
