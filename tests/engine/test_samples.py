@@ -157,6 +157,8 @@ def test_a_sampler_that_cannot_be_made_ends_its_sample_only() -> None:
     requests = group(bench, 3)
     bench.finish(*requests)
     assert [request.finish_reason for request in requests] == ["length", "error", "length"]
+    assert requests[1].error is not None
+    assert requests[1].error.__traceback__ is None, "its frames would keep the requests alive"
     bench.assert_idle()
 
 
@@ -189,6 +191,18 @@ def test_samples_that_compete_are_compared_by_their_mean_logprob() -> None:
     assert request.mean_logprob == -math.inf
     request.logprobs = [TokenLogprob(1, -1.0), TokenLogprob(2, -2.0)]
     assert request.mean_logprob == -1.5
+
+
+def test_the_likeliest_samples_come_first_and_failed_ones_last() -> None:
+    bench = Bench()
+    samples = [bench.submit([number], 1) for number in (1, 2, 3)]
+    bench.finish(*samples)
+    for sample, logprob in zip(samples, (-0.1, -3.0, -2.0), strict=True):
+        sample.logprobs = [TokenLogprob(1, logprob)]
+    samples[0].error = ValueError("no text")
+    for n, order in ((2, [3, 2]), (1, [3]), (3, [1, 2, 3])):
+        outputs = Submission(None, tuple(samples), n).output().outputs
+        assert [each.token_ids for each in outputs] == [answer([number], 1) for number in order]
 
 
 def test_a_step_of_priority_is_worth_64_arrivals() -> None:
