@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import gc
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,12 +15,12 @@ import pytest
 
 from pyvelo import SamplingParams
 from pyvelo.engine import async_loop
-from pyvelo.engine.async_loop import AsyncEngineLoop, Preparer, run_in_thread
+from pyvelo.engine.async_loop import AsyncEngineLoop, Preparer, open_engine_loop, run_in_thread
 from pyvelo.engine.output import Submission
-from pyvelo.errors import ClosedError, OutOfMemory
+from pyvelo.errors import Cancelled, ClosedError, OutOfMemory
 
 from .fakes import answer
-from .test_loop import WAIT, Stand
+from .test_loop import WAIT, Stand, submission
 
 
 def test_a_call_in_a_thread_gives_what_it_returns_or_raises() -> None:
@@ -172,10 +172,6 @@ def start(stand: Stand) -> Iterator[Callable[[], AsyncEngineLoop]]:
         each.close()
 
 
-def submission(stand: Stand, *args: Any, **kwargs: Any) -> Submission:
-    return Submission(None, (stand.request(*args, **kwargs),), 1)
-
-
 def test_the_thread_ends_with_the_interpreter_and_releases_its_team_without_requests(
     stand: Stand, start: Callable[[], AsyncEngineLoop], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,6 +211,51 @@ def test_a_thread_that_ends_leaves_no_task_waiting(
         assert asked.requests[0].finish_reason == "abort"
 
     asyncio.run(asyncio.wait_for(body(), WAIT))
+
+
+def test_steps_that_are_cancelled_are_closed(stand: Stand, start: Callable[[], AsyncEngineLoop]) -> None:
+    """At once, even if the caller keeps the generator."""
+    stepping, go_on = stand.hold_steps()
+    closed: list[bool] = []
+
+    def search() -> Generator[list[Submission], None, None]:
+        try:
+            yield [submission(stand, [1, 2], 50)]
+        finally:
+            closed.append(True)
+
+    async def body() -> None:
+        steps = search()
+        task = asyncio.create_task(start().run_steps(steps))
+        assert await asyncio.to_thread(stepping.wait, WAIT)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert closed == [True]
+        go_on.set()
+
+    asyncio.run(asyncio.wait_for(body(), WAIT))
+
+
+@pytest.mark.parametrize("at", ["loading", "end", None])
+def test_an_engine_that_is_closed_while_it_loads_is_not_opened(
+    monkeypatch: pytest.MonkeyPatch, at: str | None
+) -> None:
+    """Loading notices it, or has just ended; without `close`, an interrupt stays one."""
+    closed, engine_closed = threading.Event(), threading.Event()
+
+    def load(config: object, cancelled: threading.Event) -> Any:
+        assert cancelled is closed
+        if at is not None:
+            closed.set()
+        if at == "end":
+            return SimpleNamespace(close=engine_closed.set)
+        raise Cancelled("loading was cancelled")
+
+    monkeypatch.setattr(async_loop, "open_engine", load)
+    with pytest.raises(Cancelled if at is None else ClosedError):
+        asyncio.run(open_engine_loop(cast(Any, None), closed))
+    assert engine_closed.is_set() == (at == "end")
 
 
 def test_a_request_that_no_thread_prepares_raises_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:

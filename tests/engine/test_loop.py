@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from types import FrameType
@@ -13,14 +14,16 @@ from typing import Any
 
 import pytest
 
-from pyvelo.engine import interrupts
+from pyvelo.engine import interrupts, loop
 from pyvelo.engine.interrupts import SIGNALS, HomeProcess, InterruptGuard
-from pyvelo.engine.loop import EngineLoop
+from pyvelo.engine.loop import EngineLoop, Stream, run_all
+from pyvelo.engine.output import Submission
 from pyvelo.engine.request import Request
 from pyvelo.errors import Cancelled, ClosedError, EngineError, InternalError
 from pyvelo.native.compute import compute
+from pyvelo.outputs import StreamPiece
 
-from .fakes import Bench, answer
+from .fakes import Bench, answer, text_of
 
 WAIT = 60.0  # seconds after which a test is taken to hang
 
@@ -373,6 +376,49 @@ def test_an_error_of_the_engine_ends_every_request_and_the_engine_goes_on(stand:
     request = stand.hand_over([1], 3)
     stand.run(request)
     assert request.generated_ids == answer([1], 3)
+
+
+# ---- calls that run to their end, and streams ----
+
+
+def submission(stand: Stand, *args: Any, **kwargs: Any) -> Submission:
+    return Submission(None, (stand.request(*args, **kwargs),), 1)
+
+
+def stream_of(stand: Stand, pieces: deque[StreamPiece], begin: Callable[[], Submission]) -> Stream:
+    return Stream(stand.loop, begin, pieces, engine=None)
+
+
+def test_a_thread_releases_its_team_when_its_requests_have_ended(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread may compute then."""
+    released: list[bool] = []
+    monkeypatch.setattr(loop, "release_team", lambda: released.append(stand.core.has_work))
+    run_all(stand.loop, [submission(stand, [1], 3)])
+    assert released == [False]
+    pieces: deque[StreamPiece] = deque()
+    asked = submission(stand, [2], 3, on_piece=pieces.append)
+    assert "".join(piece.text for piece in stream_of(stand, pieces, lambda: asked)) == text_of(answer([2], 3))
+    assert released == [False, False]
+    stand.assert_idle()
+
+
+def test_a_stream_that_was_closed_has_no_piece(stand: Stand) -> None:
+    """It neither starts nor returns the pieces that are left."""
+    pieces: deque[StreamPiece] = deque()
+    asked = submission(stand, [1], 5, on_piece=pieces.append)
+    unused = stream_of(stand, pieces, lambda: asked)
+    unused.close()
+    assert list(unused) == []
+    assert not asked.finished
+    begun = stream_of(stand, pieces, lambda: asked)
+    next(begun)
+    stand.loop.run_until(lambda: pieces)
+    begun.close()
+    assert list(begun) == []
+    assert asked.requests[0].finish_reason == "abort"
+    stand.assert_idle()
 
 
 # ---- Ctrl+C ----
