@@ -162,8 +162,7 @@ class OutputProcessor:
             request.parent.first_token = self._clock()
         text, reason = append_token(request, token, self._is_end(token))
         if request.on_piece is not None:
-            now = 0.0 if reason is None else self._clock()
-            request.on_piece(request.piece(text, (token,), reason, logprob, now))
+            request.on_piece(request.piece(text, (token,), reason, logprob, self._clock()))
         if reason is not None:
             self._active.end(request, reason)
 

@@ -261,8 +261,7 @@ class Request:
     going_on: bytes = b""
 
     status: RequestStatus = RequestStatus.NEW
-    number: int = 0  # in the order of arrival
-    arrival: int = 0  # its number, or the one of the first beam of its search
+    arrival: int = 0  # its `number`, or the one of the first beam of its search
     submitted: float = 0.0  # start of its timeout, by the engine's clock; 0: not submitted
     followers: list[Request] = field(default_factory=list)  # held samples, see `hold`
     on_end: Callable[[Request], None] | None = None  # must not raise
@@ -278,6 +277,7 @@ class Request:
     logprobs: list[TokenLogprob] = field(default_factory=list)  # of the generated tokens
     # of the prompt from its second token on, as far as computed; all samples share one list
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    number: int = field(init=False)  # in the order of arrival
     tokens: array[int] = field(init=False)
     hashes: BlockHashes = field(init=False)
     n_prompt: int = field(init=False)

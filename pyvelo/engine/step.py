@@ -245,7 +245,7 @@ class EngineCore:
         Recurrent states are lost, so requests with a state are queued again and start at their first token.
         """
         if self._active.has_states:
-            for request in reversed(plan.requests):
+            for request in plan.requests:
                 if not request.finished:
                     self._active.release(request)
                     request.n_computed = 0
