@@ -161,7 +161,12 @@ def stand() -> Stand:
 def start(stand: Stand) -> Iterator[Callable[[], AsyncEngineLoop]]:
     """Start the engine's thread; it is ended after the test."""
     started: list[AsyncEngineLoop] = []
-    engine = SimpleNamespace(loop=stand.loop, core=stand.core, close=lambda: stand.loop.close(stand.stop.set))
+    engine = SimpleNamespace(
+        loop=stand.loop,
+        core=stand.core,
+        processor=FakeProcessor([]),
+        close=lambda: stand.loop.close(stand.stop.set),
+    )
 
     def make() -> AsyncEngineLoop:
         started.append(AsyncEngineLoop(cast(Any, engine), asyncio.get_running_loop()))
@@ -209,6 +214,9 @@ def test_a_thread_that_ends_leaves_no_task_waiting(
         with contextlib.suppress(ClosedError):
             await task
         assert asked.requests[0].finish_reason == "abort"
+        await asyncio.to_thread(loop._thread.join, WAIT)
+        with pytest.raises(ClosedError):
+            await loop.preparer.run(lambda: 7)
 
     asyncio.run(asyncio.wait_for(body(), WAIT))
 

@@ -19,7 +19,7 @@ from pyvelo.engine.interrupts import SIGNALS, HomeProcess, InterruptGuard
 from pyvelo.engine.loop import EngineLoop, Stream, run_all
 from pyvelo.engine.output import Submission
 from pyvelo.engine.request import Request
-from pyvelo.errors import Cancelled, ClosedError, EngineError, InternalError
+from pyvelo.errors import Cancelled, ClosedError, EngineError, InternalError, RequestError
 from pyvelo.native.compute import compute
 from pyvelo.outputs import StreamPiece
 
@@ -419,6 +419,18 @@ def test_a_stream_that_was_closed_has_no_piece(stand: Stand) -> None:
     assert list(begun) == []
     assert asked.requests[0].finish_reason == "abort"
     stand.assert_idle()
+
+
+def test_a_stream_that_a_thread_read_at_a_fork_names_the_fork(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = stream_of(stand, deque(), lambda: submission(stand, [1], 5))
+    assert stream._turn.acquire(blocking=False)
+    with pytest.raises(RequestError, match="another thread waits"):
+        next(stream)
+    monkeypatch.setattr(HomeProcess, "left", property(lambda home: True))
+    with pytest.raises(EngineError, match="fork"):
+        next(stream)
 
 
 # ---- Ctrl+C ----
