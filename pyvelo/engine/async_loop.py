@@ -311,8 +311,7 @@ class Preparer:
                     wait.result()
         finally:
             for wait, _ in waits:
-                if not wait.cancel() and not wait.cancelled():
-                    wait.exception()  # seen
+                wait.cancel()  # also keeps asyncio from logging the error of one that has ended
 
 
 async def open_engine_loop(config: EngineConfig, closed: threading.Event) -> AsyncEngineLoop:

@@ -241,7 +241,7 @@ T = TypeVar("T")
 def run_all(loop: EngineLoop, submissions: abc.Sequence[Submission]) -> None:
     """Run requests until all have ended; cancel them if Ctrl+C or an error ends the wait."""
     requests = [request for submission in submissions for request in submission.requests]
-    pending = requests[::-1]
+    pending = list(requests)
 
     def ready() -> bool:
         while pending and pending[-1].finished:
