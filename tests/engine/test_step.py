@@ -590,10 +590,14 @@ def test_a_callback_that_raises_when_its_request_is_cancelled() -> None:
 
 
 class FakeMatcher:
-    """Matcher that allows the token equal to its number of tokens, and nothing after two."""
+    """Matcher that allows the token equal to its number of tokens, and nothing after two.
 
-    def __init__(self) -> None:
+    length: tokens of a complete answer.
+    """
+
+    def __init__(self, length: int = -1) -> None:
         self.tokens: list[int] = []
+        self.length = length
 
     def mask(self) -> int:
         if len(self.tokens) == 2:
@@ -602,7 +606,7 @@ class FakeMatcher:
 
     def accept(self, token: int) -> bool:
         self.tokens.append(token)
-        return False
+        return len(self.tokens) == self.length
 
 
 def test_a_sampler_gets_a_mask_before_every_draw() -> None:
@@ -623,6 +627,20 @@ def test_a_sampler_gets_a_mask_before_every_draw() -> None:
     assert (guided.finish_reason, str(guided.error)) == ("error", "nothing is allowed")
     assert guided.generated_ids == answer([1], 2)
     assert free.generated_ids == answer([2], 2)
+    bench.assert_idle()
+
+
+def test_a_complete_answer_ends_with_the_text_that_was_held_back() -> None:
+    """Its last token may begin a stop string."""
+    bench = Bench()
+    pieces: list[StreamPiece] = []
+    tokens = answer([1], 2)
+    request = bench.request([1], 9, on_piece=pieces.append, stop=[text_of(tokens[1:]) + "!"])
+    request.matcher = cast(Any, FakeMatcher(length=2))
+    bench.core.inbox.submit([request])
+    bench.finish(request)
+    assert (request.finish_reason, request.stop_reason) == ("stop", None)
+    assert request.text == joined(pieces) == text_of(tokens)
     bench.assert_idle()
 
 

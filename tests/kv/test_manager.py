@@ -310,6 +310,15 @@ def test_audit_sees_a_lost_reservation() -> None:
         manager.audit()
 
 
+def test_audit_includes_the_prefix_index() -> None:
+    manager = BlockManager(4, BLOCK)
+    manager.audit()
+    assert manager._index is not None
+    manager._index.n_duplicates += 1
+    with pytest.raises(InternalError, match="1 duplicates counted"):
+        manager.audit()
+
+
 def test_audit_sees_a_cached_block_that_is_not_published() -> None:
     manager = BlockManager(4, BLOCK)
     table = started(manager, BLOCK, range(4))
