@@ -17,9 +17,10 @@ from pyvelo import SamplingParams
 from pyvelo.engine import async_loop
 from pyvelo.engine.async_loop import AsyncEngineLoop, Preparer, open_engine_loop, run_in_thread
 from pyvelo.engine.output import Submission
-from pyvelo.errors import Cancelled, ClosedError, OutOfMemory
+from pyvelo.errors import Cancelled, ClosedError, ComputeError, OutOfMemory
+from pyvelo.outputs import StreamPiece
 
-from .fakes import answer
+from .fakes import FakeSampler, answer, text_of
 from .test_loop import WAIT, Stand, submission
 
 
@@ -73,7 +74,7 @@ class FakeProcessor:
         return self.now
 
     def compiling(self, params: SamplingParams) -> Future[Any] | None:
-        return next(self._futures)
+        return next(self._futures, None)
 
 
 def preparer(*futures: Future[Any]) -> tuple[Preparer, FakeProcessor]:
@@ -221,6 +222,74 @@ def test_a_thread_that_ends_leaves_no_task_waiting(
             await loop.preparer.run(lambda: 7)
 
     asyncio.run(asyncio.wait_for(body(), WAIT))
+
+
+def test_a_stream_raises_the_error_of_its_request_after_its_pieces(
+    stand: Stand, start: Callable[[], AsyncEngineLoop]
+) -> None:
+    stand.make_sampler = lambda request: FakeSampler(status=int(request.tokens[0] == 2))
+    texts: list[str] = []
+
+    async def read(loop: AsyncEngineLoop, token: int) -> None:
+        def prepare(put: Callable[[StreamPiece], None]) -> Submission:
+            return submission(stand, [token], 3, on_piece=put)
+
+        async for piece in loop.pieces(prepare, SamplingParams()):
+            texts.append(piece.text)
+
+    async def body() -> None:
+        loop = start()
+        await read(loop, 1)
+        with pytest.raises(ComputeError, match="no token can be drawn"):
+            await read(loop, 2)
+
+    asyncio.run(asyncio.wait_for(body(), WAIT))
+    assert "".join(texts) == text_of(answer([1], 3))
+    stand.assert_idle()
+
+
+def test_a_stream_that_is_closed_early_ends_its_request(
+    stand: Stand, start: Callable[[], AsyncEngineLoop]
+) -> None:
+    asked: list[Submission] = []
+
+    def prepare(put: Callable[[StreamPiece], None]) -> Submission:
+        asked.append(submission(stand, [1], 1900, on_piece=put))
+        return asked[0]
+
+    async def body() -> None:
+        pieces = start().pieces(prepare, SamplingParams())
+        assert (await anext(pieces)).text
+        await pieces.aclose()
+        with stand.loop.visit():
+            assert asked[0].requests[0].finish_reason == "abort"
+
+    asyncio.run(asyncio.wait_for(body(), WAIT))
+    stand.assert_idle()
+
+
+def test_closing_cuts_the_step_in_progress_short(stand: Stand, start: Callable[[], AsyncEngineLoop]) -> None:
+    stepping = threading.Event()
+
+    def wait() -> None:
+        stepping.set()
+        assert stand.stop.wait(WAIT)
+        raise Cancelled("stopped")
+
+    stand.context.before_run = wait
+
+    async def body() -> None:
+        loop = start()
+        asked = submission(stand, [1, 2], 50)
+        task = asyncio.create_task(loop.run([asked]))
+        assert await asyncio.to_thread(stepping.wait, WAIT)
+        await asyncio.to_thread(loop.close)
+        with contextlib.suppress(ClosedError):
+            await task
+        assert asked.requests[0].finish_reason == "abort"
+
+    asyncio.run(body())
+    stand.assert_idle()
 
 
 def test_steps_that_are_cancelled_are_closed(stand: Stand, start: Callable[[], AsyncEngineLoop]) -> None:
