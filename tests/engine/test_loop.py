@@ -136,6 +136,17 @@ def test_cancelling_while_no_thread_steps_frees_at_once(stand: Stand) -> None:
     stand.assert_idle()
 
 
+def test_requests_of_an_aborted_parent_end_at_once_while_no_thread_steps(stand: Stand) -> None:
+    aborted, other = stand.hand_over([1] * 40, 50), stand.hand_over([2], 5)
+    stand.loop.run_until(lambda: aborted.n_generated > 1)
+    aborted.parent.aborted = True
+    stand.loop.cancel_aborted()
+    assert aborted.finish_reason == "abort"
+    stand.run(other)
+    assert other.generated_ids == answer([2], 5)
+    stand.assert_idle()
+
+
 def test_cancelling_from_within_a_step(stand: Stand) -> None:
     """As the finalizer of a forgotten stream does, whenever the garbage collector runs."""
     other = stand.hand_over([2], 500)
