@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from types import FrameType
@@ -15,10 +16,12 @@ import pytest
 
 from pyvelo.engine import interrupts
 from pyvelo.engine.interrupts import SIGNALS, HomeProcess, InterruptGuard
-from pyvelo.engine.loop import EngineLoop
+from pyvelo.engine.loop import EngineLoop, Stream
+from pyvelo.engine.output import Submission
 from pyvelo.engine.request import Request
 from pyvelo.errors import Cancelled, ClosedError, EngineError, InternalError
 from pyvelo.native.compute import compute
+from pyvelo.outputs import StreamPiece
 
 from .fakes import Bench, answer
 
@@ -373,6 +376,47 @@ def test_an_error_of_the_engine_ends_every_request_and_the_engine_goes_on(stand:
     request = stand.hand_over([1], 3)
     stand.run(request)
     assert request.generated_ids == answer([1], 3)
+
+
+# ---- streams that another thread closes ----
+
+
+def test_a_stream_that_is_closed_while_it_begins_submits_nothing(stand: Stand) -> None:
+    released: list[int] = []
+
+    def begin() -> Submission:
+        join(in_thread(stream.close))
+        return Submission(None, (stand.request([1, 2], 50),), 1)
+
+    stream = Stream(stand.loop, begin, deque(), lambda: released.append(1), engine=stand)
+    assert list(stream) == []
+    assert released == [1]
+    assert not stand.context.steps
+    assert not stand.core.has_work
+    stand.assert_idle()
+
+
+def test_a_stream_that_is_closed_before_its_requests_are_submitted_leaves_none(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces, released = deque[StreamPiece](), list[int]()
+    submit = stand.loop.submit
+
+    def close_and_submit(requests: Any) -> None:
+        join(in_thread(stream.close))
+        submit(requests)
+
+    def begin() -> Submission:
+        return Submission(None, (stand.request([1, 2], 50, pieces.append),), 1)
+
+    monkeypatch.setattr(stand.loop, "submit", close_and_submit)
+    stream = Stream(stand.loop, begin, pieces, lambda: released.append(1), engine=stand)
+    assert [piece.finish_reason for piece in stream] == ["abort"]
+    assert released == [1]
+    assert not stand.context.steps
+    stand.loop.cancel([])
+    assert not stand.core.has_work
+    stand.assert_idle()
 
 
 # ---- Ctrl+C ----
