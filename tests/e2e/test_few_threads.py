@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,29 @@ def test_an_async_engine_without_a_thread(
         asyncio.run(ask())
     monkeypatch.undo()
     assert asyncio.run(ask()) == 2
+
+
+def test_the_owner_of_the_team_computes_without_the_compute_thread(
+    no_thread: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread's call fails, and later calls of either thread work."""
+    for name, value in {"_shared": False, "_owner": None, "_jobs": None, "_worker": None}.items():
+        monkeypatch.setattr(compute, name, value)
+
+    def thread_of_call() -> str:
+        return compute.compute(lambda: threading.current_thread().name, lambda: None)
+
+    with ThreadPoolExecutor(1, "other") as other:
+        here = threading.current_thread().name
+        assert thread_of_call() == here
+        other.submit(int).result()  # starts it
+        no_thread("pyvelo-compute")
+        with pytest.raises(OutOfMemory, match="pyvelo-compute cannot be started"):
+            other.submit(thread_of_call).result()
+        assert thread_of_call() == here
+        no_thread("none")
+        assert other.submit(thread_of_call).result() == "pyvelo-compute"
+        assert thread_of_call() == "pyvelo-compute"
 
 
 def test_work_without_the_compute_thread(no_thread: Any, monkeypatch: pytest.MonkeyPatch) -> None:
