@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import ExitStack, aclosing, asynccontextmanager
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, overload
@@ -16,13 +16,13 @@ from pyvelo.chat.conversation import ChatOptions, Chats, is_one
 from pyvelo.chat.messages import Message
 from pyvelo.chat.template import ChatTemplate
 from pyvelo.config import EngineConfig
-from pyvelo.engine.async_loop import AsyncEngineLoop, open_engine_loop, run_in_thread
+from pyvelo.engine.async_loop import AsyncEngineLoop, in_thread, open_engine_loop, run_in_thread
 from pyvelo.engine.engine import Engine
 from pyvelo.engine.input_processor import Asked, AskedOfAll, Prompt, for_each, listed
 from pyvelo.engine.interrupts import HomeProcess
 from pyvelo.engine.output import outputs_of
 from pyvelo.engine.stats import EngineStats
-from pyvelo.errors import ClosedError, EngineError
+from pyvelo.errors import ClosedError, EngineError, OutOfMemory
 from pyvelo.keywords import NotCopied, checked, either
 from pyvelo.kv.geometry import Geometry
 from pyvelo.outputs import RequestOutput, StreamPiece
@@ -43,9 +43,9 @@ __all__ = ["AsyncLLM"]
 class AsyncLLM(NotCopied):
     """A GGUF model and its KV cache for asyncio, with the arguments of `LLM`, for one event loop.
 
-    `async with` or the first request loads the model in a thread. Any number of requests may be awaited at
-    once; they share every step. A task that is cancelled, a stream that is closed, or an asyncio.timeout that
-    expires ends its request within a step.
+    `async with` or the first request loads the model in a thread; after an OutOfMemory the next one tries
+    again. Any number of requests may be awaited at once; they share every step. A task that is cancelled, a
+    stream that is closed, or an asyncio.timeout that expires ends its request within a step.
 
     Raises:
         ConfigError: a setting is invalid.
@@ -175,7 +175,7 @@ class AsyncLLM(NotCopied):
         chosen = either(params, sampling_params, chats.params)
         asked = engine_loop.engine.processor.ask_all(n, chosen, request_id)
         # in a thread, because a template may be slow
-        prompts = await asyncio.to_thread(chats.prompts, messages, **options)
+        prompts = await in_thread(partial(chats.prompts, messages, **options))
         outputs = await _answer(engine_loop, prompts, asked)
         return outputs[0] if is_one(messages) else outputs
 
@@ -193,7 +193,7 @@ class AsyncLLM(NotCopied):
         engine_loop, chats = await self._engine_loop(), await self._templates()
         param = for_each(either(params, sampling_params, chats.params), 1)[0]
         asked = engine_loop.engine.processor.ask(param, request_id)
-        prompt = await asyncio.to_thread(chats.one, messages, **options)
+        prompt = await in_thread(partial(chats.one, messages, **options))
         async with aclosing(_stream(engine_loop, prompt, param, asked)) as pieces:
             async for piece in pieces:
                 yield piece
@@ -208,7 +208,7 @@ class AsyncLLM(NotCopied):
     ) -> tuple[int, ...]:
         """Return the token ids that `chat` would answer."""
         chats = await self._templates()
-        return tuple(await asyncio.to_thread(chats.one, messages, **options))
+        return tuple(await in_thread(partial(chats.one, messages, **options)))
 
     @checked(params=BeamSearchParams)
     async def beam_search(
@@ -244,7 +244,7 @@ class AsyncLLM(NotCopied):
         stopped = threading.Event()
         try:
             embed = engine_loop.engine.embeddings.embed
-            return await asyncio.to_thread(embed, texts, pooling, normalize, stopped.is_set)
+            return await in_thread(partial(embed, texts, pooling, normalize, stopped.is_set))
         finally:
             stopped.set()
 
@@ -298,23 +298,24 @@ class AsyncLLM(NotCopied):
     async def stats(self) -> EngineStats:
         """Return blocks, bytes, tokens and times, exact between two steps."""
         engine_loop = await self._engine_loop()
-        return await asyncio.to_thread(engine_loop.engine.stats)
+        return await in_thread(engine_loop.engine.stats)
 
     @asynccontextmanager
     async def trace(self, path: str | os.PathLike[str]) -> AsyncGenerator[None, None]:
         """Record the cache's work, as `LLM.trace` does: `async with llm.trace("run.trace"): ...`."""
         engine = (await self._engine_loop()).engine
         run = recording(engine.loop, path, engine.geometry.block_bytes, engine.pool.n_ctx)
+        entered = ExitStack()
         try:
-            await run_in_thread(run.__enter__)
+            await run_in_thread(partial(entered.enter_context, run))
             yield
         finally:
-            await run_in_thread(partial(run.__exit__, None, None, None))
+            await run_in_thread(entered.close)
 
     async def reset_prefix_cache(self) -> None:
         """Remove all prefixes from the cache, as `LLM.reset_prefix_cache` does."""
         engine_loop = await self._engine_loop()
-        await asyncio.to_thread(engine_loop.engine.reset_prefix_cache)
+        await in_thread(engine_loop.engine.reset_prefix_cache)
 
     # ---- end ----
 
@@ -329,7 +330,7 @@ class AsyncLLM(NotCopied):
         if loading.done() and not loading.cancelled() and loading.exception() is None:
             engine_loop = loading.result()
             engine_loop.engine.stop()  # frees the threads that wait for a step
-            await asyncio.to_thread(engine_loop.close)
+            await in_thread(engine_loop.close)
 
     async def __aenter__(self) -> AsyncLLM:
         await self._engine_loop()
@@ -366,8 +367,13 @@ class AsyncLLM(NotCopied):
                 "this AsyncLLM belongs to the event loop that used it first: make another one in this loop, "
                 "or use it in one asyncio.run"
             )
-        # a task that is cancelled does not cancel the load for the others
-        return await asyncio.shield(self._loading)
+        loading = self._loading
+        try:
+            return await asyncio.shield(loading)  # a task that is cancelled does not cancel it for the others
+        except OutOfMemory:
+            if self._loading is loading:
+                self._loading = None  # the next call loads again
+            raise
 
 
 async def _answer(

@@ -69,6 +69,7 @@ def search(
     params = BeamSearchParams() if params is None else params
     if not isinstance(params, BeamSearchParams):
         raise RequestError(f"{shown(params)} are not parameters of a beam search: give a BeamSearchParams")
+    engine.processor.check_ids("stop_token_ids", params.stop_token_ids)
     searches = [_begin(engine, prompt, params) for prompt in prompts]
     try:
         while active := [search for search in searches if search.beams]:

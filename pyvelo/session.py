@@ -295,12 +295,12 @@ class AsyncSession(BaseSession):
 
     async def fork(self) -> AsyncSession:
         """Return a session of the same tokens that shares all blocks; compute the appended tokens first."""
-        import asyncio
+        from pyvelo.engine.async_loop import in_thread
 
         async with self._turn():
             await self._compute()
             twin = AsyncSession(self._engine_loop, self._twin())
-            await asyncio.to_thread(self._share, twin)
+            await in_thread(partial(self._share, twin))
         return twin
 
     async def close(self) -> None:
@@ -318,11 +318,11 @@ class AsyncSession(BaseSession):
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[Sequence]:
         """Yield the sequence, locked, when no request runs on it."""
-        import asyncio
+        from pyvelo.engine.async_loop import in_thread
 
         with self._claim() as sequence:
             if sequence.busy:
-                await asyncio.to_thread(self._settle)
+                await in_thread(self._settle)
             yield sequence
 
     async def _compute(self) -> None:

@@ -11,7 +11,7 @@ import pytest
 import pyvelo
 
 PACKAGE = Path(pyvelo.__file__).parent
-BASE = {"_version", "errors", "finalizer", "keywords"}
+BASE = {"_version", "errors", "finalizer", "keywords", "lazy"}
 """What everything may import."""
 
 FACES = {"llm", "async_llm", "session", "beam_search", "demo", ""}

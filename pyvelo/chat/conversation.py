@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from pyvelo.chat.marked import Marked, mask_of
 from pyvelo.chat.messages import Message
 from pyvelo.chat.template import BUILT_IN, ChatTemplate
 from pyvelo.errors import RequestError
+from pyvelo.lazy import lazy_property
 from pyvelo.sampling import SamplingParams, chat_params
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Chats:
         self._given: dict[str, ChatTemplate] = {}
         self._warned = False
 
-    @cached_property
+    @lazy_property
     def params(self) -> SamplingParams:
         """Sampling parameters of an answer if the caller gives none."""
         return chat_params(self._model.meta)

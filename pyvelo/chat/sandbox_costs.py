@@ -9,10 +9,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from pyvelo.chat.meter import TEXT
+from pyvelo.lazy import lazy_property
 
 __all__ = ["METHODS", "TextMethod", "search_cost"]
 
@@ -41,12 +41,12 @@ class TextMethod:
                 raise TypeError(f"{self.name} takes no {type(value).__name__} as {item.name}")
         return given
 
-    @cached_property
+    @lazy_property
     def _parameters(self) -> tuple[inspect.Parameter, ...]:
         """Parameters behind the string itself."""
         return tuple(self.signature.parameters.values())[1:]
 
-    @cached_property
+    @lazy_property
     def _n_required(self) -> int:
         return sum(item.default is item.empty for item in self._parameters)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from pyvelo.chat.messages import (
 from pyvelo.chat.meter import Limits, Meter, Refused
 from pyvelo.chat.plain import Parts, units
 from pyvelo.errors import ConfigError, TemplateError
+from pyvelo.lazy import lazy_property
 
 if TYPE_CHECKING:
     from pyvelo.chat.sandbox import Sandbox
@@ -160,7 +160,7 @@ class ChatTemplate:
             for message in messages
         ]
 
-    @cached_property
+    @lazy_property
     def _compiled(self) -> _Compiled:
         from jinja2 import TemplateSyntaxError  # here, so that only chats load it
 

@@ -56,7 +56,10 @@ def execute(argv: Sequence[str] | None = None) -> int:
         return int(code or 0)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
-    except (BrokenPipeError, SystemExit):  # typer exits when the reader of a pipe has gone
+    except (BrokenPipeError, SystemExit) as error:
+        # typer exits when the reader of a pipe has gone, and after a shell's request for completions
+        if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
+            return error.code if isinstance(error.code, int) else ERROR
         silence_stdout()
         return BROKEN_PIPE
     except VeloError as error:

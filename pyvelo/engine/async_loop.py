@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
 from collections import abc, deque
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable
@@ -23,7 +24,7 @@ from pyvelo.native.compute import release_team, start_thread
 from pyvelo.outputs import StreamPiece
 from pyvelo.sampling import SamplingParams
 
-__all__ = ["AsyncEngineLoop", "Prepare", "Preparer", "open_engine_loop", "run_in_thread"]
+__all__ = ["AsyncEngineLoop", "Prepare", "Preparer", "in_thread", "open_engine_loop", "run_in_thread"]
 
 T = TypeVar("T")
 
@@ -34,9 +35,15 @@ Prepare = Callable[[Callable[[StreamPiece], None]], Submission]
 """Function that makes requests; it receives the callback for their pieces."""
 
 
+async def in_thread(call: Callable[[], T]) -> T:
+    """Run a call in a thread, as asyncio.to_thread; raise as `_submitted` does."""
+    submit = partial(asyncio.get_running_loop().run_in_executor, None)
+    return await asyncio.wrap_future(_submitted(submit, partial(contextvars.copy_context().run, call)))
+
+
 async def run_in_thread(call: Callable[[], T]) -> T:
     """Run a call in a thread, to its end however often the task is cancelled meanwhile."""
-    turn = asyncio.ensure_future(asyncio.to_thread(call))
+    turn = asyncio.ensure_future(in_thread(call))
     try:
         return await asyncio.shield(turn)
     except asyncio.CancelledError:
@@ -46,6 +53,41 @@ async def run_in_thread(call: Callable[[], T]) -> T:
         if not turn.cancelled():
             turn.exception()  # asyncio would log one that is never looked at
         raise
+
+
+def _submitted(submit: Callable[..., object], call: Callable[[], T], has_thread: bool = False) -> Future[T]:
+    """Submit a call to an executor.
+
+    Args:
+        submit: submits a function with its arguments.
+        has_thread: the executor has a thread already, so no other one is needed.
+
+    Raises:
+        OutOfMemory: no thread can be started.
+        ClosedError: the executor was shut down, or the interpreter ends.
+    """
+    future: Future[T] = Future()
+    try:
+        submit(_run, future, call)
+    except RuntimeError as error:
+        refused = "start new thread" in str(error)
+        if not (refused and has_thread):
+            future.cancel()  # the executor may keep the call for its next thread
+            if not refused:
+                raise ClosedError(f"no thread takes this call any more: {error}") from error
+            raise OutOfMemory(
+                "no thread can be started for this call: raise the limits of memory and processes"
+            ) from error
+    return future
+
+
+def _run(future: Future[T], call: Callable[[], T]) -> None:
+    if future.set_running_or_notify_cancel():
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+            del future, call  # the error keeps this frame
 
 
 class AsyncEngineLoop:
@@ -268,6 +310,7 @@ class Preparer:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._closed = False
+        self._has_thread = False
         self._threads = ThreadPoolExecutor(MAX_THREADS, "pyvelo-prepare")
 
     async def run(self, make: Callable[[], T], params: Iterable[SamplingParams] = ()) -> T:
@@ -276,17 +319,14 @@ class Preparer:
         A task that is cancelled stops waiting at once; the result is dropped.
 
         Raises:
-            ClosedError: `close` was called.
+            ClosedError: `close` was called, or the interpreter ends.
+            OutOfMemory: there is no thread, and none can be started.
         """
         await self._compile(params)
-        try:
-            turn = self._threads.submit(make)
-        except RuntimeError as error:
-            if self._closed:
-                raise ClosedError("this engine was closed") from None
-            raise OutOfMemory(
-                "no thread can be started for a request: raise the limits of memory and processes"
-            ) from error
+        if self._closed:
+            raise ClosedError("this engine was closed")
+        turn = _submitted(self._threads.submit, make, self._has_thread)
+        self._has_thread = True
         return await asyncio.wrap_future(turn)
 
     def close(self) -> None:
@@ -317,8 +357,12 @@ class Preparer:
 async def open_engine_loop(config: EngineConfig, closed: threading.Event) -> AsyncEngineLoop:
     """Open the engine in a thread, for this event loop; raise ClosedError if `closed` is set meanwhile."""
     loop = asyncio.get_running_loop()
-    engine = await asyncio.to_thread(_open, config, closed)
-    return AsyncEngineLoop(engine, loop)
+    engine = await in_thread(partial(_open, config, closed))
+    try:
+        return AsyncEngineLoop(engine, loop)
+    except BaseException:
+        engine.close()
+        raise
 
 
 def _open(config: EngineConfig, closed: threading.Event) -> Engine:

@@ -298,11 +298,14 @@ class InputProcessor:
         for name, n in {"logprobs": params.logprobs, "prompt_logprobs": params.prompt_logprobs}.items():
             if (n or 0) > self._n_vocab:
                 raise RequestError(f"{name}={n}: the vocabulary has {self._n_vocab} tokens")
-        named = {"stop_token_ids": params.stop_token_ids or (), "logit_bias": params.logit_bias or ()}
-        for name, tokens in named.items():
-            wrong = next((token for token in tokens if token >= self._n_vocab), None)
-            if wrong is not None:
-                raise RequestError(f"{name}: token {wrong} does not exist, ids go up to {self._n_vocab - 1}")
+        self.check_ids("stop_token_ids", params.stop_token_ids)
+        self.check_ids("logit_bias", params.logit_bias)
+
+    def check_ids(self, name: str, tokens: Iterable[int] | None) -> None:
+        """Raise RequestError if one of the tokens is not in the vocabulary."""
+        wrong = next((token for token in tokens or () if token >= self._n_vocab), None)
+        if wrong is not None:
+            raise RequestError(f"{name}: token {wrong} does not exist, ids go up to {self._n_vocab - 1}")
 
     def max_new(self, n_prompt: int, max_tokens: int | None, name: str = "the prompt") -> int:
         """Return the tokens to generate at most: `max_tokens`, as far as context and pool have room.

@@ -362,6 +362,8 @@ class Stream(NotCopied, Generator[StreamPiece, None, None]):
         submission = self._submission = self._begin()
         abandon = partial(self._loop.abandon, submission.requests)
         self._dropped = Finalizer(self, abandon, *([self._release] if self._release is not None else []))
+        if self._ended:  # another thread closed it while the requests were made
+            raise StopIteration
         self._loop.submit(submission.requests)
         return submission
 

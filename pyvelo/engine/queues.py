@@ -257,11 +257,12 @@ class ActiveRequests:
         self.free_states = list(range(self._n_states))[::-1]
 
     def arrive(self, request: Request) -> None:
-        """Take in a new request: queue it, unless it is held."""
-        self.open[id(request)] = request
-        request.sequence.swapped = self._idle.swapped(request.sequence)
-        if request.status is NEW:
-            self.wait(request)
+        """Take in a new request: queue it, unless it is held or was cancelled before its submission."""
+        if not request.finished:
+            self.open[id(request)] = request
+            request.sequence.swapped = self._idle.swapped(request.sequence)
+            if request.status is NEW:
+                self.wait(request)
 
     def wait(self, request: Request, status: RequestStatus = WAITING) -> None:
         """Queue a request; PREEMPTED: again."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -177,6 +178,7 @@ def _objects(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 _starting = threading.Lock()
+_usual_stack: int | None = None  # size of other threads' stacks while one starts here
 
 
 def start_deep(run: Callable[[], None], name: str) -> None:
@@ -185,12 +187,28 @@ def start_deep(run: Callable[[], None], name: str) -> None:
     Raises:
         OutOfMemory: the system has no memory for the thread.
     """
+    global _usual_stack
     thread = threading.Thread(target=run, name=name)
     with _starting:
-        before = threading.stack_size(STACK_BYTES)
+        before = threading.stack_size()
         try:
+            _usual_stack = before
+            threading.stack_size(STACK_BYTES)
             thread.start()
         except RuntimeError as error:
             raise OutOfMemory(f"no thread to compile a grammar: {error}") from error
         finally:
             threading.stack_size(before)
+            _usual_stack = None
+
+
+def _forget_start() -> None:
+    """Restore the lock and the size of stacks in a forked child: another thread may have started one."""
+    global _starting, _usual_stack
+    if _usual_stack is not None:
+        threading.stack_size(_usual_stack)
+    _starting, _usual_stack = threading.Lock(), None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_start)

@@ -139,6 +139,7 @@ def _take_team() -> bool:
             if _owner is None or _owner is me or not _owner.is_alive():
                 _owner = me
                 return True
+            _start_worker()  # if it cannot be started, the owner goes on
             _shared = True
     release_team()
     return False
@@ -155,16 +156,21 @@ def start_thread(thread: threading.Thread) -> None:
 
 
 def _queue() -> SimpleQueue[_Job[Any]]:
-    """Return the queue of the compute thread. Start the thread on first use."""
-    global _jobs, _worker
+    """Return the queue of the compute thread."""
     with _lock:
-        if _jobs is None:
-            jobs: SimpleQueue[_Job[Any]] = SimpleQueue()
-            # a daemon: each caller waits for its job, so nothing runs here when the process ends
-            _worker = threading.Thread(target=_work, args=(jobs,), name="pyvelo-compute", daemon=True)
-            start_thread(_worker)
-            _jobs = jobs
-        return _jobs
+        return _start_worker()
+
+
+def _start_worker() -> SimpleQueue[_Job[Any]]:
+    """Start the compute thread on first use, with `_lock` held; return its queue."""
+    global _jobs, _worker
+    if _jobs is None:
+        jobs: SimpleQueue[_Job[Any]] = SimpleQueue()
+        # a daemon: each caller waits for its job, so nothing runs here when the process ends
+        worker = threading.Thread(target=_work, args=(jobs,), name="pyvelo-compute", daemon=True)
+        start_thread(worker)
+        _jobs, _worker = jobs, worker
+    return _jobs
 
 
 def _work(jobs: SimpleQueue[_Job[Any]]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ClosedError, ConfigError, RequestError, check_path, shown
+from ..lazy import lazy_property
 from ._ffi import check, ffi, from_c, int32, ints, lib, read_bytes
 from .library import follow_logger
 from .watcher import Watcher
@@ -193,7 +193,7 @@ class Model:
         check(lib.velo_model_layers(self.handle, found, count[0], count))
         return tuple(from_c(Layer, found[i]) for i in range(count[0]))
 
-    @cached_property
+    @lazy_property
     def meta(self) -> Mapping[str, str]:
         """Metadata of the file as text, read on first use."""
         handle = self.handle
@@ -298,7 +298,7 @@ class Model:
         check(lib.velo_token_is_end(self.handle, int32("token", token), out))
         return bool(out[0])
 
-    @cached_property
+    @lazy_property
     def end_tokens(self) -> tuple[int, ...]:
         """Tokens that end an answer, in ascending order."""
         handle, out, found = self.handle, ffi.new("int32_t *"), []

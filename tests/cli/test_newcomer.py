@@ -233,6 +233,13 @@ def test_a_reader_that_goes_is_silent(tiny_model: Path) -> None:
     assert shell_line("info MODEL", tiny_model, "| true") == (0, b"", b"")
 
 
+def test_completions_are_refused_with_an_error() -> None:
+    """No reader has gone, although typer exits in the same way."""
+    code, out, err = pyvelo(_PYVELO_COMPLETE="complete_bash")
+    assert (code, out) == (1, "")
+    assert "not supported" in err
+
+
 @pytest.mark.parametrize("home", [None, "/nowhere", "/dev/null"])
 def test_no_home_is_needed(tiny_model: Path, home: str | None) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "HOME" and key[:3] != "HF_"}

@@ -100,6 +100,8 @@ def test_what_is_wrong_with_a_search_is_said(plain: LLM) -> None:
         plain.beam_search("a", SamplingParams())  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="does not exist"):
         plain.beam_search([[3], [10**6]])
+    with pytest.raises(RequestError, match="stop_token_ids: token 100000000 does not exist"):
+        plain.beam_search("a", BeamSearchParams(stop_token_ids=[3, 10**8]))
     with pytest.raises((RequestError, OutOfBlocks)):
         plain.beam_search([[3] * 100_000])
 

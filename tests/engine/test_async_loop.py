@@ -337,17 +337,63 @@ def test_an_engine_that_is_closed_while_it_loads_is_not_opened(
     assert engine_closed.is_set() == (at == "end")
 
 
-def test_a_request_that_no_thread_prepares_raises_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    preparing, _ = preparer()
-
+def refuse_threads(patch: pytest.MonkeyPatch) -> None:
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
+    patch.setattr(threading.Thread, "start", refuse)
+
+
+def test_a_request_that_no_thread_prepares_raises_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is not prepared later."""
+    preparing, _ = preparer()
+    ran: list[int] = []
     try:
         with monkeypatch.context() as patch:
-            patch.setattr(threading.Thread, "start", refuse)
+            refuse_threads(patch)
             with pytest.raises(OutOfMemory, match="no thread can be started"):
-                asyncio.run(preparing.run(lambda: 7))
-        assert asyncio.run(preparing.run(lambda: 7)) == 7
+                asyncio.run(preparing.run(lambda: ran.append(7)))
+        asyncio.run(preparing.run(lambda: ran.append(8)))
     finally:
         preparing.close()
+    assert ran == [8]
+
+
+def test_a_thread_prepares_the_requests_for_which_no_other_thread_can_be_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    preparing, _ = preparer()
+    begun, go_on = threading.Event(), threading.Event()
+
+    def wait() -> int:
+        begun.set()
+        assert go_on.wait(WAIT)
+        return 1
+
+    async def body() -> None:
+        first = asyncio.create_task(preparing.run(wait))
+        assert await asyncio.to_thread(begun.wait, WAIT)
+        refuse_threads(monkeypatch)
+        second = asyncio.create_task(preparing.run(lambda: 2))
+        await asyncio.sleep(0)
+        monkeypatch.undo()
+        go_on.set()
+        assert await asyncio.gather(first, second) == [1, 2]
+
+    try:
+        asyncio.run(body())
+    finally:
+        go_on.set()
+        preparing.close()
+
+
+def test_the_end_of_the_interpreter_is_not_a_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    preparing, _ = preparer()
+
+    def refuse(*args: object) -> None:
+        raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+
+    monkeypatch.setattr(preparing._threads, "submit", refuse)
+    with pytest.raises(ClosedError, match="interpreter shutdown"):
+        asyncio.run(preparing.run(lambda: 7))
+    preparing.close()

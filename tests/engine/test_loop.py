@@ -444,6 +444,47 @@ def test_a_stream_that_a_thread_read_at_a_fork_names_the_fork(
         next(stream)
 
 
+# ---- streams that another thread closes ----
+
+
+def test_a_stream_that_is_closed_while_it_begins_submits_nothing(stand: Stand) -> None:
+    released: list[int] = []
+
+    def begin() -> Submission:
+        join(in_thread(stream.close))
+        return Submission(None, (stand.request([1, 2], 50),), 1)
+
+    stream = Stream(stand.loop, begin, deque(), lambda: released.append(1), engine=stand)
+    assert list(stream) == []
+    assert released == [1]
+    assert not stand.context.steps
+    assert not stand.core.has_work
+    stand.assert_idle()
+
+
+def test_a_stream_that_is_closed_before_its_requests_are_submitted_leaves_none(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces, released = deque[StreamPiece](), list[int]()
+    submit = stand.loop.submit
+
+    def close_and_submit(requests: Any) -> None:
+        join(in_thread(stream.close))
+        submit(requests)
+
+    def begin() -> Submission:
+        return Submission(None, (stand.request([1, 2], 50, pieces.append),), 1)
+
+    monkeypatch.setattr(stand.loop, "submit", close_and_submit)
+    stream = Stream(stand.loop, begin, pieces, lambda: released.append(1), engine=stand)
+    assert [piece.finish_reason for piece in stream] == ["abort"]
+    assert released == [1]
+    assert not stand.context.steps
+    stand.loop.cancel([])
+    assert not stand.core.has_work
+    stand.assert_idle()
+
+
 # ---- Ctrl+C ----
 
 
