@@ -77,8 +77,22 @@ void copy_blocks(velo_context & context, const int32_t (*copies)[2], int32_t n) 
 }
 
 llama_paged_batch paged_batch(const velo_batch & batch) {
-    return {batch.n_tokens, batch.tokens, batch.positions, batch.slots,        batch.outputs,
-            batch.n_seqs,   batch.seqs,   batch.tables,    batch.table_stride, batch.states};
+    llama_paged_batch out{};
+    out.n_tokens     = batch.n_tokens;
+    out.tokens       = batch.tokens;
+    out.positions    = batch.positions;
+    out.n_groups     = batch.n_groups;
+    out.slots        = batch.slots;
+    out.token_stride = batch.token_stride;
+    out.outputs      = batch.outputs;
+    out.n_seqs       = batch.n_seqs;
+    out.seqs         = batch.seqs;
+    out.firsts       = batch.firsts;
+    out.tables       = batch.tables;
+    out.seq_stride   = batch.seq_stride;
+    out.table_stride = batch.table_stride;
+    out.states       = batch.states;
+    return out;
 }
 
 llama_context_params context_params(velo_context & context, const velo_context_params & params) {
@@ -143,6 +157,8 @@ velo_status velo_context_create(velo_model * model, const velo_context_params * 
         paged.n_swap_blocks  = static_cast<uint32_t>(params->n_swap_blocks);
         paged.deterministic  = params->deterministic != 0;
         paged.fast_attention = params->fast_attention != 0;
+        paged.layer_groups   = params->layer_groups;
+        paged.n_layer_groups = static_cast<uint32_t>(params->n_layer_groups);
 
         const velo::error_log    log;
         const velo::catch_aborts catching(VELO_UNSUPPORTED);
@@ -172,6 +188,7 @@ velo_status velo_context_get_info(velo_context * context, velo_context_info * in
         check(llama_paged_get_info(context->llama.get(), &paged));
         info->n_blocks         = static_cast<int32_t>(paged.n_blocks);
         info->block_size       = static_cast<int32_t>(paged.block_size);
+        info->n_groups         = static_cast<int32_t>(paged.n_groups);
         info->n_states         = static_cast<int32_t>(paged.n_states);
         info->max_batch_tokens = context->max_batch_tokens;
         info->block_bytes      = static_cast<int64_t>(paged.block_bytes);

@@ -45,6 +45,7 @@ void check_sizes(const velo_context_params & params) {
     velo::check_range("max_seq_len", params.max_seq_len, 1, INT32_MAX);
     velo::check_range("max_outputs", params.max_outputs, 0, params.max_batch_tokens);
     velo::check_range("n_swap_blocks", params.n_swap_blocks, 0, INT32_MAX);
+    velo::check_array(params.layer_groups, params.n_layer_groups, "layer_groups");
 }
 
 void check_row(const velo_layer & layer, const char * which, int32_t head_dim, int32_t type) {
@@ -57,11 +58,19 @@ void check_row(const velo_layer & layer, const char * which, int32_t head_dim, i
     }
 }
 
-// Return the bytes of the pool on each device. Throw if a type does not fit the heads.
+int32_t group_of(const velo_layer & layer, const velo_context_params & params) {
+    const bool known = params.layer_groups != nullptr && layer.layer < params.n_layer_groups;
+    return known ? params.layer_groups[layer.layer] : 0;
+}
+
+// Return the bytes of the pool on each device: the nth layers of all groups share memory. Throw if a type does not fit
+// the heads.
 std::map<int32_t, double> pool_bytes(const llama_model * model, const velo_context_params & params) {
     std::vector<velo_layer> layers(static_cast<size_t>(llama_model_cached_layers(model, nullptr, 0)));
     llama_model_cached_layers(model, layers.data(), static_cast<int32_t>(layers.size()));
-    std::map<int32_t, double> bytes; // double: an integer might overflow
+    std::map<int32_t, double>                      bytes;  // double: an integer might overflow
+    std::map<std::pair<int32_t, int32_t>, int32_t> n_used; // by device and group
+    std::map<int32_t, int32_t>                     n_storages;
     for (const velo_layer & layer : layers) {
         check_row(layer, "K", layer.head_dim_k, params.type_k);
         check_row(layer, "V", layer.head_dim_v, params.type_v);
@@ -71,7 +80,11 @@ std::map<int32_t, double> pool_bytes(const llama_model * model, const velo_conte
         const size_t row =
             ggml_row_size(static_cast<ggml_type>(params.type_k), int64_t{layer.head_dim_k} * layer.n_head_kv) +
             ggml_row_size(static_cast<ggml_type>(params.type_v), int64_t{layer.head_dim_v} * layer.n_head_kv);
-        bytes[layer.device] += static_cast<double>(row) * params.n_blocks * params.block_size;
+        const int32_t n = ++n_used[{layer.device, group_of(layer, params)}];
+        if (n > n_storages[layer.device]) { // the layers before it have as many rows
+            n_storages[layer.device] = n;
+            bytes[layer.device] += static_cast<double>(row) * params.n_blocks * params.block_size;
+        }
     }
     return bytes;
 }

@@ -210,6 +210,11 @@ typedef struct velo_context_params {
     int32_t deterministic;    // bit-identical logits alone, batched and recomputed; needs a deterministic model
     int32_t fast_attention;   // products of many query rows may round to bfloat16, for every type
     int32_t n_swap_blocks;    // extra blocks in host memory, for velo_blocks_swap_out
+    // Group of each layer, from 0 on; entries of layers without a cache are not read. NULL: all layers are in one
+    // group. Layers of a group have the same window. A block holds block_size tokens for the layers of one group: the
+    // nth layers of all groups on a device share its memory, and must have equally long rows.
+    const int32_t * layer_groups;
+    int32_t         n_layer_groups; // entries of layer_groups
 } velo_context_params;
 
 // Return the defaults. n_blocks and max_seq_len have none.
@@ -221,9 +226,10 @@ VELO_API void                velo_context_free(velo_context * context) VELO_NOEX
 typedef struct velo_context_info {
     int32_t n_blocks;
     int32_t block_size;
+    int32_t n_groups; // of layers, with a block table each
     int32_t n_states; // recurrent states; 0: the model needs none
     int32_t max_batch_tokens;
-    int64_t block_bytes; // one block over all layers, K and V
+    int64_t block_bytes; // one block over all layers of a group, K and V
     int64_t pool_bytes;  // allocated
     int64_t state_bytes;
     int64_t compute_bytes;
@@ -249,11 +255,15 @@ typedef struct velo_batch {
     int32_t         n_tokens;
     const int32_t * tokens;    // [n_tokens], sequence after sequence
     const int32_t * positions; // [n_tokens]
-    const int32_t * slots;     // [n_tokens] block*block_size + offset: the slot for K and V of the token
-    const int8_t *  outputs;   // [n_tokens] non-zero: compute logits
+    int32_t         n_groups;  // of the context
+    const int32_t * slots;     // [n_groups][token_stride] block*block_size + offset: the slot for K and V of the token
+    int32_t         token_stride;
+    const int8_t *  outputs; // [n_tokens] non-zero: compute logits
     int32_t         n_seqs;
     const int32_t * seqs;   // [n_seqs][4]: first token, number of tokens, length after this step, 0
-    const int32_t * tables; // [n_seqs][table_stride]: block ids in position order, -1 past the end
+    const int32_t * firsts; // [n_groups][seq_stride]: blocks of the sequence before its table; NULL: 0
+    const int32_t * tables; // [n_groups][seq_stride][table_stride]: block ids in position order, -1 past the end
+    int32_t         seq_stride;
     int32_t         table_stride;
     const int32_t * states; // [n_seqs], or NULL if the model has no recurrent layers
     int32_t         n_copies;

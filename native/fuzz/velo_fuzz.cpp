@@ -88,6 +88,9 @@ velo_status run_prompt(velo_context * context, const std::vector<int32_t> & toke
     batch.n_tokens     = n;
     batch.tokens       = tokens.data();
     batch.positions    = positions.data();
+    batch.n_groups     = 1;
+    batch.token_stride = n;
+    batch.seq_stride   = 1;
     batch.slots        = positions.data(); // block i of the sequence is block i of the pool
     batch.outputs      = outputs.data();
     batch.n_seqs       = 1;

@@ -9,7 +9,7 @@ struct ggml_context;
 struct ggml_tensor;
 struct llama_context;
 struct llama_model_loader;
-struct llama_paged;
+struct llama_paged_cache;
 struct llm_graph_context;
 
 // Return whether the first step will pack this mapped weight (late-weights.h). If not, the loader packs it now.
@@ -25,14 +25,22 @@ void llama_paged_clear(ggml_backend_buffer * buffer);
 // model cannot be paged.
 void llama_paged_attach(llama_context & ctx);
 
-// The block table is the graph's input in place of a contiguous cache's mask. Its type tells them apart.
-ggml_tensor * llama_paged_build_table(ggml_context * ctx, const llama_paged & paged);
-bool          llama_paged_can_reuse(const ggml_tensor * table, const llama_paged & paged);
+// Return the slots of the pool, as the size of a contiguous cache.
+uint32_t llama_paged_size(const llama_paged_cache & cache);
+
+// The block tables of a cache's groups are the graph's input in place of a contiguous cache's mask. Their type tells
+// them apart.
+ggml_tensor * llama_paged_build_tables(ggml_context * ctx, llama_paged_cache & cache);
+bool          llama_paged_can_reuse(const ggml_tensor * tables, const llama_paged_cache & cache);
 bool          llama_paged_is_table(const ggml_tensor * mask);
 
-void llama_paged_set_slots(ggml_tensor * dst, const llama_paged & paged);
-void llama_paged_set_table(ggml_tensor * dst, const llama_paged & paged);
+// The slots of the groups are the graph's input in place of a contiguous cache's indices.
+ggml_tensor * llama_paged_build_slots(ggml_context * ctx, llama_paged_cache & cache, int64_t n_tokens);
+ggml_tensor * llama_paged_slots_of_layer(const llama_paged_cache & cache, ggml_tensor * slots, int il);
+
+void llama_paged_set_slots(ggml_tensor * dst, const llama_paged_cache & cache);
+void llama_paged_set_tables(ggml_tensor * dst, const llama_paged_cache & cache);
 
 ggml_tensor * llama_paged_build_attn(const llm_graph_context & graph, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v,
-                                     ggml_tensor * kq_b, ggml_tensor * table, ggml_tensor * sinks, ggml_tensor * v_mla,
+                                     ggml_tensor * kq_b, ggml_tensor * tables, ggml_tensor * sinks, ggml_tensor * v_mla,
                                      float kq_scale, int il);

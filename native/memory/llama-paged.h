@@ -1,8 +1,11 @@
 // Paged KV cache for llama.cpp: one pool of blocks for all sequences, addressed by block tables.
 //
-// A context stores no sequences: a batch consists of arrays, and the caller owns the blocks. The token at position p of
-// a sequence is in slot table[p / block_size]*block_size + p % block_size of every layer.
-// A context is not thread-safe. A function that fails sets llama_paged_error() of the calling thread.
+// A context stores no sequences: a batch consists of arrays, and the caller owns the blocks. Layers that remember alike
+// (all tokens, or a window of them) form a group. A block has the K and V of block_size tokens for the layers of one
+// group, and a sequence has a block table for each group. The token at position p of a sequence is in slot
+// table[p / block_size - first]*block_size + p % block_size of every layer of the group, where `first` blocks before
+// the table are out of reach of the group's window. A context is not thread-safe. A function that fails sets
+// llama_paged_error() of the calling thread.
 #pragma once
 
 #include "llama.h"
@@ -24,13 +27,18 @@ enum llama_paged_status {
 };
 
 struct llama_paged_params {
-    uint32_t n_blocks;       // blocks of the pool
-    uint32_t block_size;     // tokens, a multiple of 32
-    uint32_t max_rows;       // most sequences of one step
-    uint32_t max_seq_len;    // tokens of the longest sequence (rope scaling, width of the table)
-    uint32_t n_swap_blocks;  // extra blocks in host memory
-    bool     deterministic;  // a sequence's logits do not depend on other sequences or on prompt chunks
-    bool     fast_attention; // products of many query rows may round to bfloat16, for every type
+    uint32_t n_blocks;      // blocks of the pool
+    uint32_t block_size;    // tokens, a multiple of 32
+    uint32_t max_rows;      // most sequences of one step
+    uint32_t max_seq_len;   // tokens of the longest sequence (rope scaling, width of the table)
+    uint32_t n_swap_blocks; // extra blocks in host memory
+    // Group of each layer with a cache, by layer; NULL: all layers are in one group. The nth layers of all groups on a
+    // device share the memory of a block, so their rows are equally long. A group of layers without and with a window
+    // is one without.
+    const int32_t * layer_groups;
+    uint32_t        n_layer_groups; // entries of layer_groups: the layers of the model
+    bool            deterministic;  // a sequence's logits do not depend on other sequences or on prompt chunks
+    bool            fast_attention; // products of many query rows may round to bfloat16, for every type
 };
 
 // One step of all sequences. Arrays are read during the call only.
@@ -38,19 +46,23 @@ struct llama_paged_batch {
     int32_t         n_tokens;
     const int32_t * tokens;    // [n_tokens] sequence after sequence
     const int32_t * positions; // [n_tokens]
-    const int32_t * slots;     // [n_tokens] the slot for K and V of the token
-    const int8_t *  outputs;   // [n_tokens] non-zero: compute logits
+    int32_t         n_groups;  // of the context
+    const int32_t * slots;     // [n_groups][token_stride] the slot for K and V of the token
+    int32_t         token_stride;
+    const int8_t *  outputs; // [n_tokens] non-zero: compute logits
 
     int32_t         n_seqs;
     const int32_t * seqs;   // [n_seqs][4]: first token, number of tokens, length after this step, 0
-    const int32_t * tables; // [n_seqs][table_stride]: block ids in position order, -1 past the end
+    const int32_t * firsts; // [n_groups][seq_stride]: blocks before the table; NULL: 0. Always 0 without a window
+    const int32_t * tables; // [n_groups][seq_stride][table_stride]: block ids in position order, -1 past the end
+    int32_t         seq_stride;
     int32_t         table_stride;
     const int32_t * states; // [n_seqs] recurrent state of each sequence; NULL if the model has none
 };
 
-// K and V tensors of one layer, or of several layers that share them.
+// K and V tensors that one layer of each group uses.
 struct llama_paged_storage {
-    int32_t layer;  // first model layer that uses it
+    int32_t layer;  // the first of these layers
     int32_t type_k; // ggml_type
     int32_t type_v;
     int32_t n_embd_k; // numbers of a row
@@ -62,6 +74,7 @@ struct llama_paged_storage {
 struct llama_paged_info {
     uint32_t n_blocks;
     uint32_t block_size;
+    uint32_t n_groups;
     uint32_t n_storages;
     uint32_t n_states;      // recurrent states, 0: attention only
     uint64_t block_bytes;   // one block over all storages, K and V

@@ -168,9 +168,10 @@ llama_paged_status llama_paged_get_info(llama_context * ctx, llama_paged_info * 
         info->n_blocks    = paged.params.n_blocks;
         info->block_size  = paged.params.block_size;
         info->block_bytes = paged_block_bytes(paged);
-        for (const llama_kv_cache * cache : paged.caches) {
-            info->n_storages += llama_paged_access::layers(*cache).size();
-            info->pool_bytes += llama_paged_access::bytes(*cache);
+        info->n_groups    = (uint32_t) paged.n_groups;
+        info->n_storages  = (uint32_t) paged.storages.size();
+        for (const llama_paged_cache & cache : paged.caches) {
+            info->pool_bytes += llama_paged_access::bytes(*cache.cache);
         }
         if (paged.states) {
             info->n_states = llama_paged_access::cparams(*ctx).n_seq_max;
@@ -189,23 +190,17 @@ llama_paged_status llama_paged_get_storage(llama_context * ctx, uint32_t i, llam
         if (!storage) {
             paged_fail(LLAMA_PAGED_INVALID, "storage is null");
         }
-        uint32_t first = 0;
-        for (const llama_kv_cache * cache : paged.caches) {
-            const auto & layers = llama_paged_access::layers(*cache);
-            if (i - first < layers.size()) {
-                const llama_paged_access::layer & l = layers[i - first];
-                *storage                            = {(int32_t) l.il,
-                                                       (int32_t) l.k->type,
-                                                       (int32_t) (l.v ? l.v->type : l.k->type),
-                                                       (int32_t) l.k->ne[0],
-                                                       (int32_t) (l.v ? l.v->ne[0] : 0),
-                                                       (int64_t) l.k->nb[1],
-                                                       (int64_t) (l.v ? l.v->nb[1] : 0)};
-                return;
-            }
-            first += layers.size();
+        if (i >= paged.storages.size()) {
+            paged_fail(LLAMA_PAGED_INVALID, "storage " + std::to_string(i) + " does not exist; there are " +
+                                                std::to_string(paged.storages.size()));
         }
-        paged_fail(LLAMA_PAGED_INVALID,
-                   "storage " + std::to_string(i) + " does not exist; there are " + std::to_string(first));
+        const paged_storage & s = paged.storages[i];
+        *storage                = {s.layer,
+                                   (int32_t) s.k->type,
+                                   (int32_t) (s.v ? s.v->type : s.k->type),
+                                   (int32_t) s.k->ne[0],
+                                   (int32_t) (s.v ? s.v->ne[0] : 0),
+                                   (int64_t) s.k->nb[1],
+                                   (int64_t) (s.v ? s.v->nb[1] : 0)};
     });
 }

@@ -23,6 +23,17 @@ static seq_row row_of(const llama_paged_batch & b, int32_t s) {
     return row;
 }
 
+// The block table of a sequence in one group.
+struct group_table {
+    int32_t         first; // blocks before the table
+    const int32_t * blocks;
+};
+
+static group_table table_of(const llama_paged_batch & b, int32_t group, int32_t s) {
+    const size_t row = (size_t) group * b.seq_stride + s;
+    return {b.firsts ? b.firsts[row] : 0, b.tables + row * b.table_stride};
+}
+
 [[noreturn]] static void invalid(const std::string & what) { paged_fail(LLAMA_PAGED_INVALID, what); }
 
 static std::string sequence(int32_t s) { return "sequence " + std::to_string(s) + ": "; }
@@ -31,7 +42,6 @@ static std::string sequence(int32_t s) { return "sequence " + std::to_string(s) 
 
 static void check_sequence(const llama_paged & paged, const llama_paged_batch & b, int32_t s, int32_t first) {
     const seq_row row = row_of(b, s);
-    const int32_t bs  = paged.params.block_size;
     if (row.first != first || row.n_tokens < 1 || row.n_tokens > b.n_tokens - first) {
         invalid(sequence(s) +
                 "its tokens must follow the tokens of the sequence before, and be at least 1; got first " +
@@ -44,27 +54,72 @@ static void check_sequence(const llama_paged & paged, const llama_paged_batch & 
         invalid(sequence(s) + "its length must be " + std::to_string(row.n_tokens) + " to " +
                 std::to_string(paged.params.max_seq_len) + ", got " + std::to_string(row.length));
     }
-    const int32_t n_blocks = (row.length - 1) / bs + 1;
-    if (n_blocks > b.table_stride) {
-        invalid(sequence(s) + "its length needs " + std::to_string(n_blocks) + " blocks, but table_stride is " +
-                std::to_string(b.table_stride));
-    }
-    const int32_t * table = b.tables + (size_t) s * b.table_stride;
-    for (int32_t i = 0; i < n_blocks; ++i) {
-        if (table[i] < 0 || (uint32_t) table[i] >= paged.params.n_blocks) {
-            invalid(sequence(s) + "block " + std::to_string(table[i]) + " is not in the pool");
-        }
-    }
     for (int32_t i = first; i < first + row.n_tokens; ++i) {
         const int32_t position = row.length - row.n_tokens + i - first;
         if (b.positions[i] != position) {
             invalid(sequence(s) + "the position of token " + std::to_string(i) + " must be " +
                     std::to_string(position) + " by the sequence's length, got " + std::to_string(b.positions[i]));
         }
-        if (b.slots[i] != table[position / bs] * bs + position % bs) {
-            invalid(sequence(s) + "the slot of token " + std::to_string(i) + " must be " +
-                    std::to_string(table[position / bs] * bs + position % bs) + " by the table, got " +
-                    std::to_string(b.slots[i]));
+    }
+}
+
+// Return the first position that the first token of a sequence attends in the layers of a cache.
+static int32_t first_visible(const llama_hparams & hparams, const llama_paged_cache & cache, const seq_row & row) {
+    const int32_t position = row.length - row.n_tokens, window = (int32_t) hparams.n_swa;
+    if (!cache.is_windowed || window <= 0) {
+        return 0;
+    }
+    return hparams.swa_type == LLAMA_SWA_TYPE_CHUNKED ? position / window * window : std::max(0, position - window + 1);
+}
+
+static void check_table(const llama_context & ctx, const llama_paged_cache & cache, const llama_paged_batch & b,
+                        int32_t g, int32_t s) {
+    const llama_paged & paged    = *cache.paged;
+    const group_table   table    = table_of(b, g, s);
+    const seq_row       row      = row_of(b, s);
+    const int32_t       bs       = paged.params.block_size;
+    const int32_t       most     = first_visible(ctx.get_model().hparams, cache, row) / bs;
+    const int32_t       n_blocks = (row.length - 1) / bs + 1 - table.first;
+    const std::string   where    = sequence(s) + (paged.n_groups > 1 ? "group " + std::to_string(g) + ": " : "");
+    if (table.first < 0 || table.first > most) {
+        invalid(where + "its table must begin with block 0 to " + std::to_string(most) +
+                ", where its window begins, got " + std::to_string(table.first));
+    }
+    if (n_blocks > b.table_stride) {
+        invalid(where + "its length needs " + std::to_string(n_blocks) + " blocks, but table_stride is " +
+                std::to_string(b.table_stride));
+    }
+    for (int32_t i = 0; i < n_blocks; ++i) {
+        if (table.blocks[i] < 0 || (uint32_t) table.blocks[i] >= paged.params.n_blocks) {
+            invalid(where + "block " + std::to_string(table.blocks[i]) + " is not in the pool");
+        }
+    }
+    const int32_t * slots = b.slots + (size_t) g * b.token_stride;
+    for (int32_t i = row.first; i < row.first + row.n_tokens; ++i) {
+        const int32_t position = row.length - row.n_tokens + i - row.first;
+        const int32_t slot     = table.blocks[position / bs - table.first] * bs + position % bs;
+        if (slots[i] != slot) {
+            invalid(where + "the slot of token " + std::to_string(i) + " must be " + std::to_string(slot) +
+                    " by the table, got " + std::to_string(slots[i]));
+        }
+    }
+}
+
+static void check_tables(const llama_context & ctx, const llama_paged & paged, const llama_paged_batch & b) {
+    if (b.n_groups != paged.n_groups) {
+        invalid("a batch must have tables for " + std::to_string(paged.n_groups) + " groups of layers, got " +
+                std::to_string(b.n_groups));
+    }
+    if (b.token_stride < b.n_tokens || b.seq_stride < b.n_seqs || b.table_stride < 1) {
+        invalid("the strides of slots and tables must be at least " + std::to_string(b.n_tokens) + " tokens, " +
+                std::to_string(b.n_seqs) + " sequences and 1 block, got " + std::to_string(b.token_stride) + ", " +
+                std::to_string(b.seq_stride) + " and " + std::to_string(b.table_stride));
+    }
+    for (const llama_paged_cache & cache : paged.caches) {
+        for (const int32_t group : cache.groups) {
+            for (int32_t s = 0; s < b.n_seqs; ++s) {
+                check_table(ctx, cache, b, group, s);
+            }
         }
     }
 }
@@ -118,6 +173,7 @@ static void check_batch(const llama_context & ctx, const llama_paged & paged, co
     if (first != b.n_tokens) {
         invalid("the sequences cover " + std::to_string(first) + " of " + std::to_string(b.n_tokens) + " tokens");
     }
+    check_tables(ctx, paged, b);
     if (count_outputs(b) > (int32_t) cp.n_outputs_max) {
         invalid("a batch must have at most " + std::to_string(cp.n_outputs_max) + " outputs, got " +
                 std::to_string(count_outputs(b)));
@@ -138,34 +194,56 @@ static int32_t bucket(int32_t n, int32_t step, uint32_t limit) {
     return std::min<int32_t>((n + step - 1) / step * step, (int32_t) limit);
 }
 
-// Fill the graph's inputs. A sequence's length excludes its tokens in later ubatches.
-static void set_step(llama_paged & paged, const llama_paged_batch & b, const ubatch_range & p) {
-    paged_step &  step  = paged.step;
-    const int32_t bs    = paged.params.block_size;
-    int32_t       width = 1;
-    for (int32_t s = p.s0; s < p.s1; ++s) {
-        width = std::max(width, (row_of(b, s).length - 1) / bs + 1);
+// Write a row of a table for each sequence of the ubatch. A sequence's length excludes its tokens in later ubatches.
+static void write_rows(const llama_paged_batch & b, const ubatch_range & p, int32_t group, int32_t block_size,
+                       int32_t * out, size_t stride) {
+    for (int32_t s = p.s0; s < p.s1; ++s, out += stride) {
+        const seq_row     row      = row_of(b, s);
+        const group_table table    = table_of(b, group, s);
+        const int32_t     begin    = std::max(row.first, p.t0);
+        const int32_t     end      = std::min(row.first + row.n_tokens, p.t1);
+        const int32_t     length   = row.length - (row.first + row.n_tokens - end);
+        const int32_t     n_blocks = (length - 1) / block_size + 1 - table.first;
+        out[GGML_PAGED_ATTN_Q0]    = begin - p.t0;
+        out[GGML_PAGED_ATTN_NQ]    = end - begin;
+        out[GGML_PAGED_ATTN_KV]    = length;
+        out[GGML_PAGED_ATTN_FIRST] = table.first;
+        memcpy(out + GGML_PAGED_ATTN_HEADER, table.blocks, n_blocks * sizeof(int32_t));
     }
-    step.slots    = b.slots + p.t0;
-    step.n_tokens = p.t1 - p.t0;
-    step.n_rows   = bucket(p.s1 - p.s0, 8, paged.params.max_rows);
-    step.width    = bucket(width, 64, paged.max_width);
+}
 
-    const size_t stride = GGML_PAGED_ATTN_HEADER + step.width;
-    step.table.assign(step.n_rows * stride, 0);
-    for (int32_t s = p.s0; s < p.s1; ++s) {
-        const seq_row row       = row_of(b, s);
-        const int32_t begin     = std::max(row.first, p.t0);
-        const int32_t end       = std::min(row.first + row.n_tokens, p.t1);
-        const int32_t later     = row.first + row.n_tokens - end;
-        int32_t *     out       = step.table.data() + (s - p.s0) * stride;
-        out[GGML_PAGED_ATTN_Q0] = begin - p.t0;
-        out[GGML_PAGED_ATTN_NQ] = end - begin;
-        out[GGML_PAGED_ATTN_KV] = row.length - later;
-        const int32_t n_blocks  = (row.length - later - 1) / bs + 1;
-        memcpy(out + GGML_PAGED_ATTN_HEADER, b.tables + (size_t) s * b.table_stride, n_blocks * sizeof(int32_t));
+// Fill the tables of a cache's groups.
+static void set_tables(llama_paged_cache & cache, const llama_paged_batch & b, const ubatch_range & p) {
+    const llama_paged & paged = *cache.paged;
+    const int32_t       bs    = paged.params.block_size;
+    int32_t             width = 1;
+    for (const int32_t group : cache.groups) {
+        for (int32_t s = p.s0; s < p.s1; ++s) {
+            const int32_t first = table_of(b, group, s).first;
+            width               = std::max(width, (row_of(b, s).length - 1) / bs + 1 - first);
+        }
     }
-    ggml_paged_attn_find_shared(step.table.data(), p.s1 - p.s0, stride, bs);
+    cache.width         = bucket(width, 64, paged.max_width);
+    const size_t stride = GGML_PAGED_ATTN_HEADER + cache.width, of_group = paged.step.n_rows * stride;
+    cache.tables.assign(cache.n_parts() * of_group, 0);
+    int32_t * rows = cache.tables.data();
+    for (const int32_t group : cache.groups) {
+        write_rows(b, p, group, bs, rows, stride);
+        ggml_paged_attn_find_shared(rows, p.s1 - p.s0, stride, bs);
+        rows += of_group;
+    }
+}
+
+// Fill the graph's inputs.
+static void set_step(llama_paged & paged, const llama_paged_batch & b, const ubatch_range & p) {
+    paged_step & step = paged.step;
+    step.slots        = b.slots + p.t0;
+    step.token_stride = b.token_stride;
+    step.n_tokens     = p.t1 - p.t0;
+    step.n_rows       = bucket(p.s1 - p.s0, 8, paged.params.max_rows);
+    for (llama_paged_cache & cache : paged.caches) {
+        set_tables(cache, b, p);
+    }
 }
 
 static llama_ubatch make_ubatch(llama_paged & paged, const llama_paged_batch & b, const ubatch_range & p) {
@@ -363,9 +441,12 @@ llama_paged_status llama_decode_paged(llama_context * ctx, const llama_paged_bat
             paged_fail(LLAMA_PAGED_INVALID, "the batch is null");
         }
         decode(*ctx, paged, *batch);
-        if (batch->n_tokens > 0) {
-            paged.ahead.stored(*std::max_element(batch->slots, batch->slots + batch->n_tokens), batch->n_tokens);
+        int32_t highest = -1;
+        for (int32_t g = 0; g < paged.n_groups; ++g) {
+            const int32_t * slots = batch->slots + (size_t) g * batch->token_stride;
+            highest               = std::max(highest, *std::max_element(slots, slots + batch->n_tokens));
         }
+        paged.ahead.stored(highest, (int64_t) paged.n_groups * batch->n_tokens);
     });
 }
 

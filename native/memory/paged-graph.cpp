@@ -6,41 +6,85 @@
 
 #include "llama-graph.h"
 
+#include <algorithm>
 #include <cstring>
 
-ggml_tensor * llama_paged_build_table(ggml_context * ctx, const llama_paged & paged) {
-    const bool    running = paged.step.slots != nullptr;
-    const int64_t width   = running ? paged.step.width : paged.max_width;
-    const int64_t rows    = running ? paged.step.n_rows : paged.params.max_rows;
+uint32_t llama_paged_size(const llama_paged_cache & cache) { return cache.paged->n_slots(); }
 
-    ggml_tensor * table = ggml_new_tensor_2d(ctx, GGML_TYPE_I32, GGML_PAGED_ATTN_HEADER + width, rows);
-    ggml_set_input(table);
-    ggml_set_name(table, "attn_inp_block_table");
-    // build_attn gets this tensor alone, so it carries the parameters
-    table->op_params[0] = (int32_t) paged.params.block_size;
-    table->op_params[1] = (paged.params.deterministic ? GGML_PAGED_ATTN_DETERMINISTIC : 0) |
-                          (paged.params.fast_attention ? GGML_PAGED_ATTN_FAST : 0);
-    return table;
+// Create an input of n_rows rows for each group, and a view of each group's rows. The views are made once: a scheduler
+// copies each of them to a device once in a step, however many layers use it.
+static ggml_tensor * build_input(ggml_context * ctx, llama_paged_cache & cache, ggml_type type, int64_t n,
+                                 int64_t n_rows, const char * name) {
+    const int64_t n_groups = cache.n_parts();
+    paged_input   input;
+    input.whole = ggml_new_tensor_2d(ctx, type, n, n_rows * n_groups);
+    ggml_set_input(input.whole);
+    ggml_set_name(input.whole, name);
+    for (int64_t g = 0; g < n_groups; ++g) {
+        const size_t at = g * n_rows * input.whole->nb[1];
+        input.of_group.push_back(n_groups == 1 ? input.whole
+                                               : ggml_view_2d(ctx, input.whole, n, n_rows, input.whole->nb[1], at));
+    }
+    constexpr size_t most = 3; // inputs of one graph
+    if (cache.inputs.size() == most) {
+        cache.inputs.erase(cache.inputs.begin());
+    }
+    cache.inputs.push_back(input);
+    return input.whole;
 }
 
-bool llama_paged_can_reuse(const ggml_tensor * table, const llama_paged & paged) {
-    return table->ne[0] == GGML_PAGED_ATTN_HEADER + paged.step.width && table->ne[1] == paged.step.n_rows;
+// Return the part of an input for the group of a layer.
+static ggml_tensor * part_of_layer(const llama_paged_cache & cache, const ggml_tensor * whole, int il) {
+    // the newest first: an older graph may have had an input at the same address
+    const auto input = std::find_if(cache.inputs.rbegin(), cache.inputs.rend(),
+                                    [&](const paged_input & each) { return each.whole == whole; });
+    if (input != cache.inputs.rend()) {
+        return input->of_group[cache.group_of[llama_paged_access::own_layer(*cache.cache, il)]];
+    }
+    paged_fail(LLAMA_PAGED_FAILED, "layer " + std::to_string(il) + ": its graph uses an input of another graph");
+}
+
+ggml_tensor * llama_paged_build_slots(ggml_context * ctx, llama_paged_cache & cache, int64_t n_tokens) {
+    return build_input(ctx, cache, GGML_TYPE_I64, n_tokens, 1, "attn_inp_slots");
+}
+
+ggml_tensor * llama_paged_slots_of_layer(const llama_paged_cache & cache, ggml_tensor * slots, int il) {
+    return part_of_layer(cache, slots, il);
+}
+
+ggml_tensor * llama_paged_build_tables(ggml_context * ctx, llama_paged_cache & cache) {
+    const llama_paged & paged   = *cache.paged;
+    const bool          running = paged.step.slots != nullptr;
+    const int64_t       width   = running ? cache.width : paged.max_width;
+    const int64_t       rows    = running ? paged.step.n_rows : paged.params.max_rows;
+
+    ggml_tensor * tables =
+        build_input(ctx, cache, GGML_TYPE_I32, GGML_PAGED_ATTN_HEADER + width, rows, "attn_inp_block_tables");
+    tables->extra = &cache; // build_attn gets this tensor alone
+    return tables;
+}
+
+bool llama_paged_can_reuse(const ggml_tensor * tables, const llama_paged_cache & cache) {
+    return tables->ne[0] == GGML_PAGED_ATTN_HEADER + cache.width &&
+           tables->ne[1] == cache.paged->step.n_rows * cache.n_parts();
 }
 
 bool llama_paged_is_table(const ggml_tensor * mask) { return mask && mask->type == GGML_TYPE_I32; }
 
-void llama_paged_set_slots(ggml_tensor * dst, const llama_paged & paged) {
-    auto * data = static_cast<int64_t *>(dst->data);
-    for (int32_t i = 0; i < paged.step.n_tokens; ++i) {
-        data[i] = paged.step.slots[i];
+void llama_paged_set_slots(ggml_tensor * dst, const llama_paged_cache & cache) {
+    const paged_step & step = cache.paged->step;
+    auto *             data = static_cast<int64_t *>(dst->data);
+    for (const int32_t group : cache.groups) {
+        const int32_t * slots = step.slots + (size_t) group * step.token_stride;
+        data                  = std::copy(slots, slots + step.n_tokens, data);
     }
 }
 
-void llama_paged_set_table(ggml_tensor * dst, const llama_paged & paged) {
-    memcpy(dst->data, paged.step.table.data(), ggml_nbytes(dst));
+void llama_paged_set_tables(ggml_tensor * dst, const llama_paged_cache & cache) {
+    memcpy(dst->data, cache.tables.data(), ggml_nbytes(dst));
 }
 
-static ggml_paged_attn_params params_of_layer(const llm_graph_context & graph, const ggml_tensor * table,
+static ggml_paged_attn_params params_of_layer(const llm_graph_context & graph, const llama_paged_params & paged,
                                               float kq_scale, int il) {
     const auto &           hparams = graph.hparams;
     ggml_paged_attn_params params  = {};
@@ -48,8 +92,9 @@ static ggml_paged_attn_params params_of_layer(const llm_graph_context & graph, c
     params.scale      = kq_scale;
     params.max_bias   = hparams.f_max_alibi_bias;
     params.softcap    = hparams.attn_soft_cap ? hparams.f_attn_logit_softcapping : 0.0f;
-    params.block_size = table->op_params[0];
-    params.flags      = table->op_params[1];
+    params.block_size = (int32_t) paged.block_size;
+    params.flags =
+        (paged.deterministic ? GGML_PAGED_ATTN_DETERMINISTIC : 0) | (paged.fast_attention ? GGML_PAGED_ATTN_FAST : 0);
     if (graph.arch == LLM_ARCH_GROK) { // upstream always caps, and scales after it
         if (kq_scale != 1.0f) {
             paged_fail(LLAMA_PAGED_UNSUPPORTED,
@@ -67,13 +112,15 @@ static ggml_paged_attn_params params_of_layer(const llm_graph_context & graph, c
 }
 
 ggml_tensor * llama_paged_build_attn(const llm_graph_context & graph, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v,
-                                     ggml_tensor * kq_b, ggml_tensor * table, ggml_tensor * sinks, ggml_tensor * v_mla,
+                                     ggml_tensor * kq_b, ggml_tensor * tables, ggml_tensor * sinks, ggml_tensor * v_mla,
                                      float kq_scale, int il) {
     const std::string layer = "layer " + std::to_string(il) + ": ";
     if (kq_b) {
         paged_fail(LLAMA_PAGED_UNSUPPORTED, layer + "paged attention does not support a bias on its scores");
     }
-    const auto params = params_of_layer(graph, table, kq_scale, il);
+    const auto &  cache  = *static_cast<const llama_paged_cache *>(tables->extra);
+    ggml_tensor * table  = part_of_layer(cache, tables, il);
+    const auto    params = params_of_layer(graph, cache.paged->params, kq_scale, il);
     if (const char * why = ggml_paged_attn_check(q, k, v, table, sinks, &params)) {
         paged_fail(LLAMA_PAGED_UNSUPPORTED, layer + why);
     }

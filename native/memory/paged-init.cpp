@@ -50,18 +50,23 @@ void llama_paged_attach(llama_context & ctx) {
     paged->params          = *pending;
     paged->params.max_rows = std::min(pending->max_rows, cp.n_ubatch); // a row of a ubatch has a token in it
     paged->max_width       = (pending->max_seq_len + pending->block_size - 1) / pending->block_size;
-    paged->caches          = parts.caches;
     paged->states          = parts.states;
     for (llama_kv_cache * cache : parts.caches) {
-        if (cache->get_n_stream() != 1 || cache->get_size() != paged->n_slots()) {
-            paged_fail(LLAMA_PAGED_FAILED, "a cache has " + std::to_string(cache->get_size()) + " slots in " +
-                                               std::to_string(cache->get_n_stream()) + " streams; expected one of " +
-                                               std::to_string(paged->n_slots()));
+        if (cache->get_n_stream() != 1) {
+            paged_fail(LLAMA_PAGED_FAILED,
+                       "a cache has " + std::to_string(cache->get_n_stream()) + " streams; expected one");
         }
         untranspose(*cache, model);
-        llama_paged_access::paged(*cache) = paged;
+        paged->caches.push_back({});
+        paged->caches.back().paged       = paged.get();
+        paged->caches.back().cache       = cache;
+        paged->caches.back().is_windowed = parts.caches.size() > 1 && cache == parts.caches.back();
     }
-    cp.n_ctx_seq = pending->max_seq_len; // chooses rope factors; n_ctx is the whole pool
+    paged_make_pool(*paged);
+    for (llama_paged_cache & cache : paged->caches) {
+        llama_paged_access::paged(*cache.cache) = {paged, &cache}; // shares the ownership of all
+    }
+    cp.n_ctx_seq = pending->max_seq_len; // chooses rope factors
 }
 
 // Results of products with repacked weights depend on the number of columns.
@@ -145,8 +150,8 @@ static llama_context * init(llama_model * model, llama_context_params cp, const 
     }
     const bool has_states = llama_model_is_recurrent(model) || llama_model_is_hybrid(model);
 
-    cp.n_ctx    = p.n_blocks * p.block_size;
-    cp.n_batch  = std::min(cp.n_batch, cp.n_ctx);
+    cp.n_batch  = std::min(cp.n_batch, p.n_blocks * p.block_size);
+    cp.n_ctx    = (cp.n_batch + 255) / 256 * 256; // of upstream's caches, which paged_make_pool replaces
     cp.n_ubatch = cp.n_ubatch == 0 ? cp.n_batch : std::min(cp.n_ubatch, cp.n_batch);
     cp.n_seq_max =
         has_states ? std::min<uint32_t>({p.max_rows, cp.n_batch, (uint32_t) llama_max_parallel_sequences()}) : 1;

@@ -130,7 +130,7 @@ llama_paged & paged_of(llama_context * ctx) {
             first = both->get_mem_attn()->get_base();
         }
         if (first && llama_paged_access::paged(*first)) {
-            return *llama_paged_access::paged(*first);
+            return *llama_paged_access::paged(*first)->paged;
         }
     }
     paged_fail(LLAMA_PAGED_INVALID, "the context is not paged: create it with llama_paged_init");

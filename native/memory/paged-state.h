@@ -36,13 +36,18 @@ template <typename F> llama_paged_status paged_guard(F && f) noexcept {
     }
 }
 
-// Inputs of the graph: the part of the batch that is in the current ubatch.
+// The part of the batch that is in the current ubatch.
 struct paged_step {
-    const int32_t *      slots    = nullptr; // null outside a step: the largest graph is reserved
-    int32_t              n_tokens = 0;
-    int32_t              n_rows   = 0; // sequences, rounded up so that more steps reuse a graph
-    int32_t              width    = 0; // blocks, rounded up too
-    std::vector<int32_t> table;        // [n_rows][header + width]
+    const int32_t * slots = nullptr; // [n_groups][token_stride]; null outside a step: the largest graph is reserved
+    int32_t         token_stride = 0;
+    int32_t         n_tokens     = 0;
+    int32_t         n_rows       = 0; // sequences, rounded up so that more steps reuse a graph
+};
+
+// An input of the graph with a part for each group of a cache.
+struct paged_input {
+    ggml_tensor *              whole = nullptr;
+    std::vector<ggml_tensor *> of_group; // views
 };
 
 // Arrays of a llama_ubatch, reused by every step.
@@ -54,17 +59,43 @@ struct paged_ubatch_buffers {
     std::vector<int32_t>        seq_idx;
 };
 
+struct llama_paged;
+
+// Paged mode of one of upstream's caches: of the layers without a window, or of those with one.
+struct llama_paged_cache {
+    llama_paged *            paged       = nullptr;
+    llama_kv_cache *         cache       = nullptr;
+    bool                     is_windowed = false;
+    std::vector<int32_t>     groups;    // of its layers, in rising order
+    std::vector<int32_t>     group_of;  // of each of the cache's own layers: index in `groups`
+    int32_t                  width = 0; // of the current tables: blocks, rounded up so that more steps reuse a graph
+    std::vector<int32_t>     tables;    // [groups][n_rows][header + width]
+    std::vector<paged_input> inputs;    // of the graph that was built last: tables, slots of K, slots of V
+
+    // A cache without layers has inputs that nothing uses.
+    int64_t n_parts() const { return groups.empty() ? 1 : (int64_t) groups.size(); }
+};
+
+// K and V tensors of the pool that one layer of each group uses.
+struct paged_storage {
+    int32_t       layer; // the first of these layers
+    ggml_tensor * k;
+    ggml_tensor * v; // null: V is a view of K
+};
+
 // Paged mode of one context. Its caches own it together.
 struct llama_paged {
-    llama_paged_params            params;
-    uint32_t                      max_width = 0; // blocks of the longest sequence
-    std::vector<llama_kv_cache *> caches;
-    llama_memory_recurrent *      states = nullptr;
-    llama_memory_context_ptr      memory; // serves every step of an attention-only model
-    paged_step                    step;
-    paged_ubatch_buffers          buffers;
-    pool_ahead                    ahead;
-    std::unique_ptr<paged_swap>   swap; // null if n_swap_blocks is 0
+    llama_paged_params             params;
+    uint32_t                       max_width = 0; // blocks of the longest sequence
+    int32_t                        n_groups  = 0;
+    std::vector<llama_paged_cache> caches;
+    std::vector<paged_storage>     storages;
+    llama_memory_recurrent *       states = nullptr;
+    llama_memory_context_ptr       memory; // serves every step of an attention-only model
+    paged_step                     step;
+    paged_ubatch_buffers           buffers;
+    pool_ahead                     ahead;
+    std::unique_ptr<paged_swap>    swap; // null if n_swap_blocks is 0
 
     uint32_t n_slots() const { return params.n_blocks * params.block_size; }
 };
@@ -90,24 +121,31 @@ struct llama_paged_access {
     // start a step as llama_decode does
     static void begin(llama_context & c, int32_t n_tokens, int32_t n_outputs);
 
-    static const std::vector<layer> &     layers(const llama_kv_cache & cache) { return cache.layers; }
-    static std::shared_ptr<llama_paged> & paged(llama_kv_cache & cache) { return cache.paged; }
-    static bool &                         v_trans(llama_kv_cache & cache) { return cache.v_trans; }
-    static size_t                         bytes(const llama_kv_cache & cache);
+    static std::vector<layer> & layers(llama_kv_cache & cache) { return cache.layers; }
+    static auto &               buffers(llama_kv_cache & cache) { return cache.ctxs_bufs; }
+    static bool &               v_trans(llama_kv_cache & cache) { return cache.v_trans; }
+    static size_t               bytes(const llama_kv_cache & cache);
+
+    static std::shared_ptr<llama_paged_cache> & paged(llama_kv_cache & cache) { return cache.paged; }
+
+    // index in layers() of the layer whose K and V this layer reads
+    static int32_t own_layer(const llama_kv_cache & cache, int32_t il) { return cache.map_layer_ids.at(il); }
 };
 
 // Call f(tensor) for every K and V tensor of the pool, in the order of a block's bytes.
 template <typename F> void for_each_pool(const llama_paged & paged, F && f) {
-    for (const llama_kv_cache * cache : paged.caches) {
-        for (const llama_paged_access::layer & l : llama_paged_access::layers(*cache)) {
-            for (ggml_tensor * pool : {l.k, l.v}) {
-                if (pool) {
-                    f(pool);
-                }
+    for (const paged_storage & storage : paged.storages) {
+        for (ggml_tensor * pool : {storage.k, storage.v}) {
+            if (pool) {
+                f(pool);
             }
         }
     }
 }
+
+// Divide the caches' layers into groups and give them memory: the nth layer of each group on a device uses the same
+// tensors. Throw if the groups do not fit the model.
+void paged_make_pool(llama_paged & paged);
 
 // Create a small memory of the model, to see its class. Null if the model has none.
 llama_memory_ptr paged_small_memory(const llama_model & model);

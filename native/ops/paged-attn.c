@@ -102,7 +102,8 @@ const char * ggml_paged_attn_check(const struct ggml_tensor * q, const struct gg
 }
 
 static int64_t n_blocks(const int32_t * row, int32_t block_size) {
-    return row[GGML_PAGED_ATTN_NQ] > 0 ? ((int64_t) row[GGML_PAGED_ATTN_KV] + block_size - 1) / block_size : 0;
+    const bool whole = row[GGML_PAGED_ATTN_NQ] > 0 && row[GGML_PAGED_ATTN_FIRST] == 0;
+    return whole ? ((int64_t) row[GGML_PAGED_ATTN_KV] + block_size - 1) / block_size : 0;
 }
 
 void ggml_paged_attn_find_shared(int32_t * table, int64_t n_rows, int64_t stride, int32_t block_size) {

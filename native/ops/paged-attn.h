@@ -3,13 +3,14 @@
 //   q      F32 [d_k, n_head,    n_tokens]   queries of all sequences, sequence after sequence
 //   k      any [d_k, n_head_kv, n_slots]    the pool of one layer; head and slot may be strided
 //   v      any [d_v, n_head_kv, n_slots]    may be a view of k (multi-head latent attention)
-//   table  I32 [4 + width, n_rows]          one row per sequence, see ggml_paged_attn_row
+//   table  I32 [5 + width, n_rows]          one row per sequence, see ggml_paged_attn_row
 //   sinks  F32 [n_head]                     optional
 //   out    F32 [d_v, n_head, n_tokens]      rows of no sequence are zero
 //
 // Query j of a sequence with kv_len L and n_q Q has position p = L - Q + j and attends the positions
-// max(0, p's window start) .. p. The token at position t is in slot block[t / block_size]*block_size +
-// t % block_size. Nothing else is read, so stale bytes of other slots cannot reach an output.
+// max(0, p's window start) .. p. A row names the sequence's blocks from block `first` on, where the first query's
+// window starts or earlier. The token at position t is in slot block[t / block_size - first]*block_size + t %
+// block_size. Nothing else is read, so stale bytes of other slots cannot reach an output.
 #pragma once
 
 #include "ggml.h"
@@ -24,7 +25,8 @@ enum ggml_paged_attn_row {
     GGML_PAGED_ATTN_NQ     = 1, // number of its query rows; 0: the row is skipped
     GGML_PAGED_ATTN_KV     = 2, // its length in tokens after this step
     GGML_PAGED_ATTN_SHARED = 3, // leading blocks shared with the row before; fewer, such as 0, are correct too
-    GGML_PAGED_ATTN_HEADER = 4, // block ids in position order follow, -1 past the end
+    GGML_PAGED_ATTN_FIRST  = 4, // blocks of the sequence before the first one of the row; 0 without a window
+    GGML_PAGED_ATTN_HEADER = 5, // block ids in position order follow, -1 past the end
 };
 
 enum ggml_paged_attn_window {

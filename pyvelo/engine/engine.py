@@ -218,6 +218,7 @@ def _open(
             config.kv_type,
             config.block_size,
             line_bytes=GPU_LINE if offload.n_gpu_layers else CPU_LINE,
+            windows=not offload.n_gpu_layers,
         )
         return Engine(
             model, files, embeddings, _assemble(config, model, files, geometry, free_bytes, offload)
@@ -264,9 +265,11 @@ def _assemble(
     offload: Offload,
 ) -> Generator:
     max_seqs, state_bytes = _sequences(config, model, geometry)
+    layout = geometry.layout(config.max_batch_tokens)
     weights = model.info.size_bytes if offload.host_weights is None else offload.host_weights
     pool = size_pool(
         geometry,
+        layout,
         PoolRequest(
             max_num_seqs=max_seqs,
             n_ctx=config.n_ctx,
@@ -307,13 +310,16 @@ def _wire(
 ) -> Generator:
     limits = Limits(max_seqs, config.max_batch_tokens)
     width = geometry.blocks_for(min(pool.n_ctx, pool.n_tokens))
+    n_groups = len(geometry.groups)
     core = EngineCore(
         context=context,
-        arrays=StepArrays(limits.max_batch_tokens, max_seqs, width, 1),
+        arrays=StepArrays(limits.max_batch_tokens, max_seqs, width, 1, n_groups),
         # recurrent states are not in blocks: a sequence that has them begins at its first token
         manager=BlockManager(
             pool.n_blocks,
             geometry.block_size,
+            windows=geometry.windows,
+            max_chunk=limits.max_batch_tokens,
             share=config.prefix_cache and not model.info.has_recurrent,
             n_swap_blocks=_swap_blocks(config, model, geometry),
         ),
@@ -375,4 +381,5 @@ def _make_context(
         deterministic=config.deterministic,
         fast_attention=config.attention_precision == "fast",
         n_swap_blocks=_swap_blocks(config, model, geometry),
+        layer_groups=geometry.layer_groups,
     )

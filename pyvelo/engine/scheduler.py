@@ -107,7 +107,7 @@ class _Planner:
         self.allocation = manager.plan()
         self.limits = limits
         self.favour_swap = favour_swap
-        self.block_size = manager.block_size
+        self.layout = manager.layout
         self.budget = limits.max_batch_tokens
         self.prefill_budget = limits.max_batch_tokens  # prompt tokens
         self.scored = 0
@@ -150,11 +150,21 @@ class _Planner:
                 continue
             n_next = request.n_computed + 1
             if n_next < len(request.tokens):
-                self.prefills.append(request)  # its blocks are reserved
+                if self._feeds(request, n_next):
+                    self.prefills.append(request)
             elif grow(_table(request.sequence), n_next) or self._make_room(request, n_next):
                 decodes.append(request)
         n_started = sum(chunk.n_tokens for chunk in self.starts)
         self.budget = min(self.budget - len(self.decodes), self.prefill_budget - n_started)
+
+    def _feeds(self, request: Request, n_next: int) -> bool:
+        """Return whether a running prompt can advance. Its blocks are reserved, unless a window frees some.
+
+        Other sequences may hold the blocks that a window has left.
+        """
+        if not self.layout.is_windowed:
+            return True
+        return self.allocation.grow(_table(request.sequence), n_next) or self._make_room(request, n_next)
 
     def feed(self) -> None:
         """Plan the next chunks of running prompts."""
@@ -227,7 +237,7 @@ class _Planner:
 
         n_gone: running requests that are preempted, but still counted.
         """
-        n_tokens = min(request.max_stored, len(request.tokens) + self.block_size)
+        n_tokens = min(request.max_stored, len(request.tokens) + self.layout.block_size)
         spare = self._n_sequences - n_gone
         if held is not None:
             return allocation.resume(held, n_tokens, spare)
@@ -242,7 +252,9 @@ class _Planner:
         pending = len(request.tokens) - n_there
         n_tokens = self._chunk_size(request, n_there, min(pending, budget))
         if not self.allocation.grow(table, n_there + n_tokens):
-            raise InternalError("a sequence has no blocks for the tokens that it started with")
+            if not self.layout.is_windowed:
+                raise InternalError("a sequence has no blocks for the tokens that it started with")
+            n_tokens = min(n_tokens, self.layout.block_size - n_there % self.layout.block_size)  # of `_feeds`
         return Chunk(request, table, n_tokens, n_tokens == pending)
 
     def _chunk_size(self, request: Request, n_there: int, n_tokens: int) -> int:
@@ -293,7 +305,7 @@ class _Planner:
                 self.evicted.append((victim, swapped))
 
     def _free_or_swap(self, table: BlockTable) -> SwappedBlocks | None:
-        if table.n_tokens and self.favour_swap(len(table.blocks), table.n_tokens):
+        if table.n_tokens and self.favour_swap(table.n_held, table.n_tokens):
             swapped = self.allocation.swap_out(table)
             if swapped is not None:
                 return swapped
@@ -334,8 +346,8 @@ def choose_victims(
     for candidate in candidates:
         trial.free(_table_of(candidate))
         chosen.append(candidate)
-        # freeing a candidate may also save its last block and a copy
-        most = trial.available - available + 2 * (len(chosen) - n_gone)
+        # freeing a candidate may also save its last block and a copy, in each group
+        most = trial.available - available + 2 * allocation.n_groups * (len(chosen) - n_gone)
         if len(chosen) >= n_first and most >= lacking:
             lacking, available, n_gone = lacks(trial.copy(), chosen), trial.available, len(chosen)
             if lacking <= 0:

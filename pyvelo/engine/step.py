@@ -20,6 +20,7 @@ from pyvelo.engine.request import Request, RequestStatus, Sequence
 from pyvelo.engine.scheduler import Chunk, StepPlan, schedule
 from pyvelo.engine.stats import QueueLengths
 from pyvelo.errors import Cancelled, InternalError
+from pyvelo.kv.groups import BlockLayout
 from pyvelo.kv.manager import BlockManager, Moves
 from pyvelo.kv.pool import BlockTable
 from pyvelo.memory.budget import Limits
@@ -75,7 +76,7 @@ class EngineCore:
         self.counters = Counters()
         self._context = context
         self._arrays = arrays
-        self._batches = BatchBuilder(arrays, manager.block_size)
+        self._batches = BatchBuilder(arrays, manager.layout)
         self._call_run = call_run or (lambda run: run())
         self._check_files = check_files
         self.idle = IdleSequences(manager)
@@ -263,18 +264,23 @@ class EngineCore:
 class BatchBuilder:
     """Writer of the arrays of a step, into buffers that are reused.
 
-    Rows of the table array stay from step to step: while the same sequences decode, only new blocks are
-    written. A row is written again when its table's version has changed.
+    Rows of the table arrays stay from step to step: while the same sequences decode, only new blocks are
+    written. A row is written again when its table's version has changed, and in a group with a window when
+    the window has freed blocks.
     """
 
-    def __init__(self, arrays: StepArrays, block_size: int) -> None:
+    def __init__(self, arrays: StepArrays, layout: BlockLayout) -> None:
         max_seqs = len(arrays.seqs)
         self._arrays = arrays
-        self._block_size = block_size
+        self._block_size = layout.block_size
+        self._groups = range(layout.n_groups)
         self._count = np.arange(max_seqs, dtype=np.int32)
         self._owners: list[BlockTable | None] = [None] * max_seqs
-        self._filled = [(0, 0)] * max_seqs  # blocks of the table in the row, and its version
+        # of the table in the row: blocks of the sequence, version, slides
+        self._filled = [(0, 0, 0)] * max_seqs
+        self._lengths = [[0] * max_seqs for _ in self._groups]  # blocks in the row of each group
         arrays.tables.fill(-1)
+        arrays.firsts.fill(0)
         arrays.seqs.fill(0)
 
     def build(self, plan: StepPlan) -> Batch:
@@ -307,7 +313,7 @@ class BatchBuilder:
         for row, request in enumerate(requests):
             table = request.sequence.table
             if table is not None and (
-                owners[row] is not table or filled[row] != (len(table.blocks), table.version)
+                owners[row] is not table or filled[row] != (table.n_blocks, table.version, table.n_slides)
             ):
                 self._write_table(row, table)
         positions = np.array([request.n_computed for request in requests], dtype=np.int32)
@@ -315,7 +321,9 @@ class BatchBuilder:
         arrays.tokens[:n] = [request.tokens[-1] for request in requests]
         arrays.positions[:n] = positions
         blocks, offsets = np.divmod(positions, self._block_size)
-        arrays.slots[:n] = arrays.tables[rows, blocks] * self._block_size + offsets
+        for group in self._groups:
+            table_rows = arrays.tables[group][rows, blocks - arrays.firsts[group, :n]]
+            arrays.slots[group, :n] = table_rows * self._block_size + offsets
         arrays.outputs[:n] = 1
         seqs = arrays.seqs
         seqs[:n, 0] = rows
@@ -331,7 +339,9 @@ class BatchBuilder:
         blocks, offsets = np.divmod(positions, self._block_size)
         arrays.tokens[first : first + n] = request.tokens[start:end]
         arrays.positions[first : first + n] = positions
-        arrays.slots[first : first + n] = arrays.tables[row, blocks] * self._block_size + offsets
+        for group in self._groups:
+            table_row = arrays.tables[group, row, blocks - arrays.firsts[group, row]]
+            arrays.slots[group, first : first + n] = table_row * self._block_size + offsets
         arrays.outputs[first : first + n] = 0
         arrays.outputs[first + n - 1] = chunk.last
         arrays.seqs[row, :3] = first, n, end
@@ -347,13 +357,17 @@ class BatchBuilder:
         return Scored(request, begin, row, n)
 
     def _write_table(self, row: int, table: BlockTable) -> None:
-        """Update a row. A table of the same version has only grown at its end."""
-        (before, version), blocks = self._filled[row], table.blocks
-        start = before if self._owners[row] is table and version == table.version else 0
-        self._arrays.tables[row, start : len(blocks)] = blocks[start:]
-        if len(blocks) < before:
-            self._arrays.tables[row, len(blocks) : before] = -1
-        self._owners[row], self._filled[row] = table, (len(blocks), table.version)
+        """Update a row of each group. A table of the same version has only grown, and lost leading blocks."""
+        same = self._owners[row] is table and self._filled[row][1] == table.version
+        for group, (first, blocks) in enumerate(zip(table.firsts, table.groups, strict=True)):
+            filled, before = self._arrays.tables[group, row], self._lengths[group][row]
+            start = before if same and first == self._arrays.firsts[group, row] else 0
+            filled[start : len(blocks)] = blocks[start:]
+            if len(blocks) < before:
+                filled[len(blocks) : before] = -1
+            self._arrays.firsts[group, row] = first
+            self._lengths[group][row] = len(blocks)
+        self._owners[row], self._filled[row] = table, (table.n_blocks, table.version, table.n_slides)
 
 
 class BlockMover:

@@ -1,17 +1,21 @@
 """Bytes of tokens and blocks of the KV cache. Only this module computes them.
 
-A token has, in each layer, a row of K and a row of V. A block has `block_size` tokens of every layer.
-Quantized types pack groups of 32 values, so a head must be a whole number of groups, and a block of any type
-is a whole number of cache lines.
+A token has, in each layer, a row of K and a row of V. Quantized types pack 32 values, so a head must be a whole
+number of them, and a block of any type is a whole number of cache lines.
+
+Layers that remember alike form groups of equally many layers, and a block has `block_size` tokens of the layers
+of one group. So a block has the same bytes whichever group uses it, and what the window of one group leaves
+behind serves any other. A model without windows has one group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from pyvelo.errors import ConfigError, UnsupportedError, shown
+from pyvelo.kv.groups import FULL, BlockLayout, Window
 from pyvelo.kv.types import KV_TYPES, TensorType
 
 __all__ = [
@@ -20,6 +24,7 @@ __all__ = [
     "GPU_LINE",
     "POOL_GRAIN",
     "Geometry",
+    "LayerGroup",
     "LayerRows",
     "LayerShape",
     "make_geometry",
@@ -30,10 +35,16 @@ BLOCK_SIZES = (32, 64, 128, 256)  # tokens
 POOL_GRAIN = 256  # tokens: a pool is a whole number of these
 CPU_LINE = 64  # bytes
 GPU_LINE = 128  # bytes
+LONG = 32768  # tokens of the sequence for which groups are made
+CHUNKED = 2  # `window_type`
 
 
 class LayerShape(Protocol):
-    """Shape of a layer's cache for a token; `head_dim_v` is 0 if V is a view of K."""
+    """Shape of a layer's cache for a token; `head_dim_v` is 0 if V is a view of K.
+
+    `window` is in tokens, 0 without one. `window_type` 2: the tokens since the last multiple of `window`.
+    `device` holds the layer.
+    """
 
     @property
     def layer(self) -> int: ...
@@ -43,11 +54,17 @@ class LayerShape(Protocol):
     def head_dim_k(self) -> int: ...
     @property
     def head_dim_v(self) -> int: ...
+    @property
+    def window(self) -> int: ...
+    @property
+    def window_type(self) -> int: ...
+    @property
+    def device(self) -> int: ...
 
 
 @dataclass(frozen=True)
 class LayerRows:
-    """Bytes of one token in one layer."""
+    """Bytes of one token in one layer, whose number is `layer`."""
 
     layer: int
     k_bytes: int
@@ -55,23 +72,57 @@ class LayerRows:
 
 
 @dataclass(frozen=True)
+class LayerGroup:
+    """Layers that remember alike, and share a block table."""
+
+    window: Window
+    layers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Geometry:
-    """Types, block size (tokens) and bytes of a KV cache."""
+    """Types, block size (tokens), groups and bytes of a KV cache.
+
+    `rows` are of the layers of a group: if groups have fewer or smaller layers on a device, of the largest.
+    """
 
     type_k: TensorType
     type_v: TensorType
     block_size: int
     rows: tuple[LayerRows, ...]
+    groups: tuple[LayerGroup, ...]
 
     @property
-    def token_bytes(self) -> int:
-        """Bytes of one token over all layers."""
+    def slot_bytes(self) -> int:
+        """Bytes of one token in a block."""
         return sum(row.k_bytes + row.v_bytes for row in self.rows)
 
     @property
+    def token_bytes(self) -> int:
+        """Bytes of one token over all groups, before a window frees any."""
+        return self.slot_bytes * len(self.groups)
+
+    @property
     def block_bytes(self) -> int:
-        """Bytes of one block over all layers."""
-        return self.block_size * self.token_bytes
+        """Bytes of one block."""
+        return self.block_size * self.slot_bytes
+
+    @property
+    def windows(self) -> tuple[Window, ...]:
+        """The window of each group."""
+        return tuple(group.window for group in self.groups)
+
+    @property
+    def layer_groups(self) -> tuple[int, ...]:
+        """Group of each layer, -1 for a layer without a cache; empty if there is one group."""
+        if len(self.groups) == 1:
+            return ()
+        found = {layer: number for number, group in enumerate(self.groups) for layer in group.layers}
+        return tuple(found.get(layer, -1) for layer in range(max(found) + 1))
+
+    def layout(self, max_chunk: int) -> BlockLayout:
+        """Return the layout of a sequence's blocks, if a step computes at most `max_chunk` of its tokens."""
+        return BlockLayout(self.block_size, self.windows, max_chunk)
 
     @property
     def grain_blocks(self) -> int:
@@ -79,7 +130,7 @@ class Geometry:
         return POOL_GRAIN // self.block_size
 
     def blocks_for(self, n_tokens: int) -> int:
-        """Return the blocks for `n_tokens` tokens of one sequence."""
+        """Return the blocks for `n_tokens` tokens of one sequence in a group without a window."""
         return -(-n_tokens // self.block_size)
 
 
@@ -103,6 +154,7 @@ def make_geometry(
     block_size: int = 32,
     *,
     line_bytes: int = CPU_LINE,
+    windows: bool = True,
 ) -> Geometry:
     """Return the geometry of the cache of `model` with `layers`.
 
@@ -113,6 +165,7 @@ def make_geometry(
         block_size: tokens; raised until the K and the V of a block are whole numbers of `line_bytes` in every
             layer.
         line_bytes: bytes of a cache line.
+        windows: whether layers with windows get groups of their own.
 
     Raises:
         ConfigError: a setting does not exist.
@@ -129,15 +182,50 @@ def make_geometry(
     for shape in shapes:
         _check_heads(model, shape, shapes, "K", shape.head_dim_k, type_k)
         _check_heads(model, shape, shapes, "V", shape.head_dim_v, type_v)
-    rows = tuple(
-        LayerRows(
+    rows = {
+        shape.layer: LayerRows(
             shape.layer,
             type_k.row_bytes(shape.n_head_kv * shape.head_dim_k),
             type_v.row_bytes(shape.n_head_kv * shape.head_dim_v),
         )
         for shape in shapes
+    }
+    groups = _group(shapes) if windows and _can_share(shapes, rows) else ()
+    if not groups:
+        groups = (LayerGroup(FULL, tuple(rows)),)
+    largest = max(groups, key=lambda group: len(group.layers))
+    held = tuple(rows[layer] for layer in largest.layers)
+    return Geometry(type_k, type_v, _aligned(held, block_size, line_bytes), held, groups)
+
+
+def _can_share(shapes: Sequence[LayerShape], rows: Mapping[int, LayerRows]) -> bool:
+    """Return whether layers of several groups can share memory: on one device, with equally long rows."""
+    return (
+        len({(shape.device, rows[shape.layer].k_bytes, rows[shape.layer].v_bytes) for shape in shapes}) == 1
     )
-    return Geometry(type_k, type_v, _aligned(rows, block_size, line_bytes), rows)
+
+
+def _window_of(shape: LayerShape) -> Window:
+    return Window(shape.window, shape.window_type == CHUNKED) if shape.window else FULL
+
+
+def _group(shapes: Sequence[LayerShape]) -> tuple[LayerGroup, ...]:
+    """Return groups of `n` layers or fewer, of the `n` for which a long sequence takes the fewest bytes."""
+    kinds: dict[Window, list[int]] = {}
+    for shape in sorted(shapes, key=lambda shape: shape.window > 0):  # groups without a window first
+        kinds.setdefault(_window_of(shape), []).append(shape.layer)
+
+    def cost(n: int) -> int:
+        """Return the tokens that the layers hold of a sequence of LONG tokens, padding included."""
+        counts = ((window, -(-len(layers) // n)) for window, layers in kinds.items())
+        return sum(count * n * (min(window.size, LONG) or LONG) for window, count in counts)
+
+    n = min(range(len(shapes), 0, -1), key=cost)
+    return tuple(
+        LayerGroup(window, tuple(layers[first : first + n]))
+        for window, layers in kinds.items()
+        for first in range(0, len(layers), n)
+    )
 
 
 def _check_heads(

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Literal, NamedTuple
 
 from pyvelo.errors import InternalError
+from pyvelo.kv.groups import FULL, BlockLayout, Window
 from pyvelo.kv.plan import AllocationPlan, Change, ManagerState, check_changes
 from pyvelo.kv.pool import BlockPool, BlockTable, SwappedBlocks, SwapPool
 from pyvelo.kv.prefix import BlockHashes, Match, PrefixIndex
@@ -62,7 +62,11 @@ class Counts:
 class BlockManager:
     """Owner of every block of the pool. Not thread-safe.
 
-    `share`: whether sequences share prefixes. `observer` is called with each event of a block.
+    Args:
+        windows: of each group of layers.
+        max_chunk: most tokens that a sequence computes in a step.
+        share: whether sequences share prefixes.
+        observer: called with each event of a block.
     """
 
     def __init__(
@@ -70,17 +74,20 @@ class BlockManager:
         n_blocks: int,
         block_size: int,
         *,
+        windows: Sequence[Window] = (FULL,),
+        max_chunk: int = 1 << 31,
         share: bool = True,
         n_swap_blocks: int = 0,
         make_hash: Callable[[BlockHashes, int], bytes] = BlockHashes.block_hash,
         observer: Callable[[Event], None] | None = None,
     ) -> None:
+        self.layout = BlockLayout(block_size, tuple(windows), max_chunk)
         self.block_size = block_size
         self.swap = SwapPool(n_swap_blocks)
         self._swapped: dict[int, SwappedBlocks] = {}
         self.counts = Counts()
         self._pool = BlockPool(n_blocks)
-        self._index = PrefixIndex(n_blocks, make_hash) if share else None
+        self._index = PrefixIndex(n_blocks, self.layout, make_hash) if share else None
         self._observer = observer
         self._observer_error: BaseException | None = None
         self._tables: dict[int, BlockTable] = {}
@@ -114,16 +121,19 @@ class BlockManager:
 
     @property
     def n_stored(self) -> int:
-        """Tokens in the blocks of live tables; tokens in shared blocks count once."""
+        """Tokens in the blocks of live tables, in each group; tokens in shared blocks count once."""
         size, unused = self.block_size, dict[int, int]()
         for table in self._tables.values():
-            first = table.n_tokens // size
-            for index, block in enumerate(table.blocks[first:], first):
-                beyond = min(size, (index + 1) * size - table.n_tokens)
-                unused[block] = min(beyond, unused.get(block, size))
+            begin = table.n_tokens // size
+            for first, blocks in zip(table.firsts, table.groups, strict=True):
+                for index, block in enumerate(blocks[begin - first :], begin):
+                    beyond = min(size, (index + 1) * size - table.n_tokens)
+                    unused[block] = min(beyond, unused.get(block, size))
         shared = {block for block in unused if self._pool.references(block) > 1}
         for table in self._tables.values() if shared else ():
-            unused.update(dict.fromkeys(shared.intersection(table.blocks[: table.n_tokens // size]), 0))
+            begin = table.n_tokens // size
+            for first, blocks in zip(table.firsts, table.groups, strict=True):
+                unused.update(dict.fromkeys(shared.intersection(blocks[: begin - first]), 0))
         return self.n_used * size - sum(unused.values())
 
     def unused_blocks(self) -> set[int]:
@@ -152,7 +162,7 @@ class BlockManager:
     def plan(self) -> AllocationPlan:
         """Return an empty plan for the current state of the pool."""
         return AllocationPlan(
-            self._pool, self._index, self._reserved, self.swap.n_free, self.block_size, self._version
+            self._pool, self._index, self._reserved, self.swap.n_free, self.layout, self._version
         )
 
     def commit(self, allocation: AllocationPlan) -> Moves:
@@ -181,9 +191,10 @@ class BlockManager:
         copies = [copy for change in changes for copy in self._grow(change, blocks)]
         sources += [copy.source for copy in copies]
         ins = []
-        for table, _, _, match, swapped, *_ in changes:
+        for table, _, _, _, match, swapped, *_ in changes:
             if match is not None and match.partial is not None:
-                copies.append(self._copy(match.partial.block, table.blocks[len(match.blocks)]))
+                pairs = zip(match.partial.blocks, table.at(match.n_blocks), strict=True)
+                copies += [self._copy(source, target) for source, target in pairs]
             if match is not None and swapped is not None:
                 ins += self._swap_in(table, swapped, len(match.blocks))
         self._release(sources)
@@ -191,7 +202,7 @@ class BlockManager:
         return Moves(outs, ins, copies)
 
     def _begin(self, change: Change) -> list[int]:
-        """Share the prefix hit of a starting sequence. Return the source block of its partial hit."""
+        """Share the prefix hit of a starting sequence. Return the source blocks of its partial hit."""
         table, match = change.table, change.match
         if match is None:
             if change.resumes:
@@ -206,15 +217,17 @@ class BlockManager:
         if change.frees:
             return []
         table, copies = change.table, []
-        n_allocated = change.n_allocated
-        if change.copies:
-            index = table.n_tokens // self.block_size
-            copies.append(self._copy(table.blocks[index], next(blocks)))
-            table.replace(index, copies[0].target)
-            table.n_published = min(table.n_published, index)
-        table.extend(islice(blocks, n_allocated - change.copies))
+        index = table.n_tokens // self.block_size
+        for group in change.copies:
+            copies.append(self._copy(table.at(index)[group], next(blocks)))
+            table.replace(group, index, copies[-1].target)
+        if change.copies and table.n_published > index:
+            self._set_published(table, index)
+        table.extend(blocks, change.n_blocks)
         self._reserved += change.reserved - table.reserved
-        table.reserved = change.reserved
+        table.reserved, table.goal = change.reserved, change.goal
+        if change.resumes and table.hashes is not None:
+            table.mark = table.hashes.n_tokens
         return copies
 
     def fork(self, table: BlockTable, hashes: BlockHashes | None) -> BlockTable:
@@ -224,40 +237,83 @@ class BlockManager:
         """
         if id(table) not in self._tables:
             raise InternalError("this block table is not a live one")
-        held = table.blocks[: -(-table.n_tokens // self.block_size)]
-        twin = BlockTable(held, table.n_tokens, 0, hashes if self._index is not None else None)
-        twin.n_published = min(table.n_published, table.n_tokens // self.block_size)  # its own blocks
+        n_blocks = self.layout.blocks_for(table.n_tokens)
+        groups = [
+            blocks[: n_blocks - first] for first, blocks in zip(table.firsts, table.groups, strict=True)
+        ]
+        hashes = hashes if self._index is not None else None
+        twin = BlockTable(groups, table.n_tokens, hashes, firsts=table.firsts, n_blocks=n_blocks)
+        twin.n_published, twin.prefix, twin.mark = table.n_published, table.prefix, table.mark
+        if table.n_published > table.n_tokens // self.block_size:  # only its own blocks
+            self._set_published(twin, table.n_tokens // self.block_size)
         for block in twin.blocks:
             self._pool.share(block)
         self._tables[id(twin)] = twin
         self._version += 1
         return twin
 
+    def _set_published(self, table: BlockTable, n_blocks: int) -> None:
+        """Publish the table's blocks from `n_blocks` on again."""
+        for _ in range(table.n_published - n_blocks):
+            table.prefix = table.prefix.parent if table.prefix is not None else None
+        table.n_published = n_blocks
+
     def advance(self, table: BlockTable, n_tokens: int) -> None:
-        """Record that the table's first `n_tokens` tokens are computed. Publish its full blocks."""
+        """Record that the table's first `n_tokens` tokens are computed.
+
+        Publish its full blocks, and free the blocks that no later token attends.
+        """
         self._version += 1
         table.n_tokens = n_tokens
-        index, hashes = self._index, table.hashes
-        if index is None or hashes is None:
-            return
-        for number in range(table.n_published, n_tokens // self.block_size):
-            block = table.blocks[number]
+        if self._index is not None and table.hashes is not None:
+            self._publish(self._index, table, table.hashes)
+        if self.layout.is_windowed:
+            self._slide(table)
+
+    def _publish(self, index: PrefixIndex, table: BlockTable, hashes: BlockHashes) -> None:
+        for number in range(table.n_published, table.n_tokens // self.block_size):
+            parts = zip(table.firsts, table.groups, strict=True)
+            blocks = [blocks[number - first] if number >= first else None for first, blocks in parts]
             table.n_published = number + 1
-            if index.publish(hashes, number, block, table.blocks[number - 1] if number else None):
-                self._pool.cache(block)
-                self._notify("stored", block)
-                if index.n_duplicates:
-                    self._unpublish_duplicates(index.blocks_like(block))
+            some = any(block is not None for block in blocks)
+            table.prefix = index.publish(hashes, number, blocks, table.prefix) if some else None
+            if table.prefix is None:
+                continue
+            for block in blocks:
+                if block is not None:
+                    self._pool.cache(block)
+                    self._notify("stored", block)
+                    if index.n_duplicates:
+                        self._unpublish_duplicates(index.blocks_like(block))
+
+    def _slide(self, table: BlockTable) -> None:
+        """Free the blocks that the groups' windows have left.
+
+        Another sequence may go on at the end of the prompt, so the blocks that it needs there are evicted as
+        late as any. The others are evicted first.
+        """
+        firsts = self.layout.first_blocks(table.n_tokens)
+        n_before = self._pool.n_free
+        for group, first in enumerate(firsts):
+            n = first - table.firsts[group]
+            if n > 0:
+                needed = self.layout.first_blocks(table.mark)[group] - table.firsts[group]
+                cut = table.slide(group, first)
+                self._release(cut[: max(0, needed)], evict_first=True)
+                self._release(cut[max(0, needed) :])
+        wanted = self.layout.wanted(table.firsts, table.n_blocks, table.goal)
+        reserved = min(wanted, table.reserved + self._pool.n_free - n_before)
+        self._reserved += reserved - table.reserved
+        table.reserved = reserved
 
     def trim(self, table: BlockTable) -> None:
         """Free the table's reserved blocks and the blocks beyond its tokens."""
         if id(table) not in self._tables:
             raise InternalError("this block table is not a live one")
-        n_held = -(-table.n_tokens // self.block_size)
         self._version += 1
         self._reserved -= table.reserved
-        table.reserved = 0
-        self._release(table.truncate(n_held))
+        table.reserved = table.goal = 0
+        self._release(table.truncate(self.layout.blocks_for(table.n_tokens)))
 
     def free(self, table: BlockTable) -> None:
         """Free the table's blocks, held and reserved. The table must not be used again."""
@@ -321,21 +377,23 @@ class BlockManager:
 
     def _audit_tokens(self, index: PrefixIndex, table: BlockTable) -> None:
         hashes = table.hashes
-        for number, block in enumerate(table.blocks[: table.n_published]):
-            tokens = index.tokens(block)
-            if tokens is not None and hashes is not None and tokens != hashes.block_tokens(number):
-                raise InternalError(f"block {block} is published with other tokens than its table has")
+        for first, blocks in zip(table.firsts, table.groups, strict=True):
+            for number, block in enumerate(blocks[: max(0, table.n_published - first)], first):
+                tokens = index.tokens(block)
+                if tokens is not None and hashes is not None and tokens != hashes.block_tokens(number):
+                    raise InternalError(f"block {block} is published with other tokens than its table has")
 
     def _take_hits(self, table: BlockTable, match: Match) -> list[int]:
-        """Share the blocks of a prefix hit. Return the source block of its partial hit, if any."""
+        """Share the blocks of a prefix hit. Return the source blocks of its partial hit, if any."""
         self._count_hits(table, match.n_tokens(self.block_size))
         for block in match.blocks:
             self._pool.share(block)
             self._notify("hit", block)
         if match.partial is None:
             return []
-        self._pool.share(match.partial.block)
-        return [match.partial.block]
+        for block in match.partial.blocks:
+            self._pool.share(block)
+        return list(match.partial.blocks)
 
     def _count_hits(self, table: BlockTable, n_tokens: int) -> None:
         if table.hashes is not None:
@@ -343,7 +401,8 @@ class BlockManager:
             self.counts.hits += n_tokens
 
     def _swap_out(self, table: BlockTable, swapped: SwappedBlocks) -> list[Copy]:
-        held = table.blocks[: -(-swapped.n_tokens // self.block_size)]
+        n_blocks = self.layout.blocks_for(swapped.n_tokens)
+        held = table.in_order(0, n_blocks)
         swapped.blocks = self.swap.allocate(len(held))
         self._swapped[id(swapped)] = swapped
         self.counts.swapped_out += len(held)
@@ -355,7 +414,8 @@ class BlockManager:
         sources = swapped.blocks[n_hits:]
         self.free_swapped(swapped)
         self.counts.swapped_in += len(sources)
-        return [Copy(*pair) for pair in zip(sources, table.blocks[n_hits:], strict=False)]
+        targets = table.in_order(0, self.layout.blocks_for(swapped.n_tokens))[n_hits:]
+        return [Copy(*pair) for pair in zip(sources, targets, strict=True)]
 
     def _allocate(self, n: int) -> list[int]:
         blocks = self._pool.allocate(n) if n else []
@@ -371,8 +431,8 @@ class BlockManager:
         self._notify("copied", source)
         return Copy(source, target)
 
-    def _release(self, blocks: Sequence[int]) -> None:
-        self._pool.release(blocks)
+    def _release(self, blocks: Sequence[int], evict_first: bool = False) -> None:
+        self._pool.release(blocks, evict_first)
         if self._index is not None and self._index.n_duplicates:
             self._unpublish_duplicates(blocks)
 

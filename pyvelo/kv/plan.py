@@ -5,6 +5,10 @@ by one as it grows. Beyond its reserved blocks it grows while blocks are availab
 
 The plan counts the references of each block that it touches, as they are when the plan allocates blocks. So
 whether a block is free under the plan does not depend on the order of the calls.
+
+A table grows in all groups of layers at once. A group with a window frees blocks as it advances, so fewer blocks
+are reserved for it than it allocates in all. If other sequences hold the blocks that it frees, it may have to
+wait for more when it grows.
 """
 
 from __future__ import annotations
@@ -16,8 +20,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pyvelo.errors import InternalError
+from pyvelo.kv.groups import BlockLayout
 from pyvelo.kv.pool import BlockPool, BlockTable, SwappedBlocks
-from pyvelo.kv.prefix import BlockHashes, Match, PrefixIndex
+from pyvelo.kv.prefix import BlockHashes, Match, PrefixIndex, no_match
 
 __all__ = [
     "MIN_PARTIAL_HIT",
@@ -58,22 +63,23 @@ class Never:
 
 
 class Change(NamedTuple):
-    """Change of one table in a plan. `n_blocks` and `reserved` are the table's blocks afterwards."""
+    """Change of one table in a plan. `n_blocks`, `reserved` and `goal` are the table's afterwards."""
 
     table: BlockTable
     n_blocks: int
     reserved: int
+    goal: int = 0
     match: Match | None = None  # the prefix hit of a new table
     swaps_in: SwappedBlocks | None = None  # the new table is swapped in
     resumes: bool = False
-    copies: bool = False  # a copy replaces the block of its next token
+    copies: tuple[int, ...] = ()  # groups in which a copy replaces the block of its next token
     frees: bool = False  # the table is freed
     swaps_out: SwappedBlocks | None = None  # the freed table is swapped out
 
     @property
     def n_allocated(self) -> int:
         """Blocks that the plan allocates for the table."""
-        return 0 if self.frees else self.n_blocks - len(self.table.blocks) + self.copies
+        return 0 if self.frees else self.table.n_missing(self.n_blocks) + len(self.copies)
 
 
 class AllocationPlan:
@@ -85,9 +91,9 @@ class AllocationPlan:
     __slots__ = (
         "_changes",
         "_index",
+        "_layout",
         "_pool",
         "_references",
-        "_size",
         "_sources",
         "available",
         "n_swap_free",
@@ -100,12 +106,12 @@ class AllocationPlan:
         index: PrefixIndex | None,
         reserved: int,
         n_swap_free: int,
-        size: int,
+        layout: BlockLayout,
         version: int,
     ) -> None:
         self._pool = pool
         self._index = index
-        self._size = size
+        self._layout = layout
         self._references: dict[int, int] = {}  # by block, added before blocks are allocated
         self._sources: dict[int, int] = {}  # of these, the sources of copies, released afterwards
         self._changes: dict[int, Change] = {}  # by the table's id
@@ -117,6 +123,11 @@ class AllocationPlan:
     def changes(self) -> ValuesView[Change]:
         """One change for each table of the plan, in the order of the first call."""
         return self._changes.values()
+
+    @property
+    def n_groups(self) -> int:
+        """Groups of layers, with a table each."""
+        return self._layout.n_groups
 
     def names(self, table: BlockTable) -> bool:
         """Return whether the plan has a change of the table."""
@@ -143,46 +154,71 @@ class AllocationPlan:
             n_tokens: tokens of the sequence.
             hashes: of the tokens that it starts with, None to share nothing. The last token is always
                 computed, for its logits.
-            spare: blocks that must stay available for other sequences.
+            spare: sequences for whose growth by one block in each group blocks must stay available.
             swapped: its blocks in host memory, swapped in except for whole blocks of the prefix hit.
             max_cached: limit of the prefix hit in tokens.
         """
-        needed = -(-n_tokens // self._size)
-        if needed > self._pool.n_blocks:
-            return Never(needed, self._pool.n_blocks)
+        layout, peak = self._layout, self._layout.peak_blocks(n_tokens)
+        if peak > self._pool.n_blocks:
+            return Never(peak, self._pool.n_blocks)
         match = self._match(hashes, max_cached)
         if swapped is not None:
             self._check_swapped(swapped)
-            match = Match(match.blocks[: swapped.n_tokens // self._size], None)
-        fresh, room = needed - len(match.blocks), self.available - spare
-        n_revived = sum(map(self._is_free, match.blocks))
+            match = self._match_of_swapped(match, swapped)
+        goal, room = layout.blocks_for(n_tokens), self.available - spare * layout.n_groups
+        fresh = layout.wanted(match.firsts, match.n_blocks, goal)
+        hits = match.blocks
+        n_revived = sum(map(self._is_free, hits))
         if fresh + n_revived > room:
             return NotNow(fresh + n_revived, room)
-        if match.partial is not None and fresh + n_revived + self._is_free(match.partial.block) > room:
-            match = Match(match.blocks, None)  # no block is left to copy it to: compute these tokens
-        self.available -= fresh
-        self._hold(match.blocks)
         if match.partial is not None:
-            self._hold((match.partial.block,))
-            self._copy_from(match.partial.block)
-        n_cached = swapped.n_tokens if swapped is not None else match.n_tokens(self._size)
-        table = BlockTable(match.blocks, n_cached, fresh, hashes if self._index is not None else None)
-        self._changes[id(table)] = Change(table, len(match.blocks), fresh, match, swapped)
+            n_sources = sum(map(self._is_free, match.partial.blocks))
+            if fresh + n_revived + n_sources > room:
+                match = match._replace(partial=None)  # no block is left to copy it to: compute these tokens
+        self.available -= fresh
+        self._hold(hits)
+        if match.partial is not None:
+            self._hold(match.partial.blocks)
+            self._copy_from(match.partial.blocks)
+        n_cached = swapped.n_tokens if swapped is not None else match.n_tokens(layout.block_size)
+        table = BlockTable(
+            match.groups,
+            n_cached,
+            hashes if self._index is not None else None,
+            firsts=match.firsts,
+            n_blocks=match.n_blocks,
+            reserved=fresh,
+            goal=goal,
+        )
+        table.prefix, table.mark = match.prefix, hashes.n_tokens if hashes is not None else n_tokens
+        self._changes[id(table)] = Change(table, match.n_blocks, fresh, goal, match, swapped)
         return Start(table)
+
+    def _match_of_swapped(self, match: Match, swapped: SwappedBlocks) -> Match:
+        """Return the part of a prefix hit that replaces swapped blocks: whole blocks of the only group."""
+        if self._layout.n_groups > 1:
+            return no_match(self._layout.n_groups)._replace(firsts=swapped.firsts)
+        n_blocks = min(match.n_blocks, swapped.n_tokens // self._layout.block_size)
+        first = swapped.firsts[0]
+        blocks = match.groups[0][first - match.firsts[0] : n_blocks - match.firsts[0]]
+        return Match(n_blocks, (blocks,), (first,), None, match.prefix)
 
     def resume(self, table: BlockTable, n_tokens: int, spare: int = 0) -> Start | NotNow:
         """Reserve the blocks that `n_tokens` tokens need beyond the blocks of a live table.
 
-        `spare` blocks must stay available for other sequences.
+        `spare` sequences may grow by one block in each group: their blocks must stay available.
         """
-        change = self._change(table)
-        missing = max(0, -(-n_tokens // self._size) - change.n_blocks - change.reserved)
-        needed = missing + (self._writes_to_others(table) and not change.copies)
-        if needed > self.available - spare:
-            return NotNow(needed, self.available - spare)
+        change, layout = self._change(table), self._layout
+        goal = max(change.goal, layout.blocks_for(n_tokens))
+        wanted = layout.wanted(table.firsts, change.n_blocks, goal)
+        missing = max(0, wanted - change.reserved)
+        needed = missing + (0 if change.copies else len(self._written_to_others(table)))
+        room = self.available - spare * layout.n_groups
+        if needed > room:
+            return NotNow(needed, room)
         self.available -= missing
         reserved = change.reserved + missing
-        self._changes[id(table)] = change._replace(reserved=reserved, resumes=True)
+        self._changes[id(table)] = change._replace(reserved=reserved, goal=goal, resumes=True)
         return Start(table)
 
     def grow(self, table: BlockTable, n_tokens: int) -> bool:
@@ -190,24 +226,27 @@ class AllocationPlan:
 
         A shared or cached block is replaced by a copy before the table writes to it.
         """
-        in_place = not self._writes_to_others(table)
-        if in_place and n_tokens <= len(table.blocks) * self._size and id(table) not in self._changes:
+        size = self._layout.block_size
+        writes = self._written_to_others(table) if table.n_tokens < table.n_blocks * size else []
+        if not writes and n_tokens <= table.n_blocks * size and id(table) not in self._changes:
             return True
         change = self._change(table)
-        missing = max(0, -(-n_tokens // self._size) - change.n_blocks)
-        copies = not in_place and not change.copies
+        n_blocks = max(change.n_blocks, -(-n_tokens // size))
+        missing = table.n_missing(n_blocks) - table.n_missing(change.n_blocks)
+        copied = [] if change.copies else writes
         from_reserved = min(missing, change.reserved)
-        if missing - from_reserved + copies > self.available:
+        if missing - from_reserved + len(copied) > self.available:
             return False
-        if missing or copies:
-            self.available -= missing - from_reserved + copies
+        if missing or copied:
+            self.available -= missing - from_reserved + len(copied)
             self._changes[id(table)] = change._replace(
-                n_blocks=change.n_blocks + missing,
+                n_blocks=n_blocks,
                 reserved=change.reserved - from_reserved,
-                copies=change.copies or copies,
+                copies=change.copies or tuple(copied),
             )
-        if copies:
-            self._copy_from(table.blocks[table.n_tokens // self._size])
+        if copied:
+            written = table.at(table.n_tokens // size)
+            self._copy_from([written[group] for group in copied])
         return True
 
     def free(self, table: BlockTable) -> None:
@@ -216,10 +255,10 @@ class AllocationPlan:
 
     def swap_out(self, table: BlockTable) -> SwappedBlocks | None:
         """Free the table and swap its blocks out. Return None, and change nothing, if host memory is full."""
-        n_blocks = -(-table.n_tokens // self._size)
+        swapped = SwappedBlocks(table.n_tokens, table.firsts)
+        n_blocks = n_swapped(swapped, self._layout.block_size)
         if n_blocks > self.n_swap_free:
             return None
-        swapped = SwappedBlocks(table.n_tokens)
         self._free(table, swapped)
         self.n_swap_free -= n_blocks
         return swapped
@@ -234,7 +273,7 @@ class AllocationPlan:
     def _change(self, table: BlockTable) -> Change:
         change = self._changes.get(id(table))
         if change is None:
-            return Change(table, len(table.blocks), table.reserved)
+            return Change(table, table.n_blocks, table.reserved, table.goal)
         if change.frees:
             raise InternalError("a block table that a plan frees can neither grow nor resume in it")
         return change
@@ -243,14 +282,17 @@ class AllocationPlan:
         if any(swapped in (change.swaps_in, change.swaps_out) for change in self.changes):
             raise InternalError("a sequence is swapped in once, and in a later plan than it was swapped out")
 
-    def _writes_to_others(self, table: BlockTable) -> bool:
-        """Return whether the table's next token would go to a shared or cached block."""
-        index = table.n_tokens // self._size
-        if index >= len(table.blocks):
-            return False
-        block = table.blocks[index]
-        readers = self._pool.readers(block)  # the plan adds references only to cached blocks
-        return readers > 1 and readers + self._references.get(block, 0) - self._sources.get(block, 0) > 1
+    def _written_to_others(self, table: BlockTable) -> list[int]:
+        """Return the groups in which the table's next token would go to a shared or cached block."""
+        index = table.n_tokens // self._layout.block_size
+        if index >= table.n_blocks:
+            return []
+        readers, changed = self._pool.readers, self._references  # added only to cached blocks
+        return [
+            group
+            for group, block in enumerate(table.at(index))
+            if readers(block) > 1 and readers(block) + changed.get(block, 0) - self._sources.get(block, 0) > 1
+        ]
 
     # ---- blocks that are free under the plan ----
 
@@ -271,17 +313,26 @@ class AllocationPlan:
             planned[block] = planned.get(block, 0) - 1
             self.available += self._is_free(block)
 
-    def _copy_from(self, block: int) -> None:
-        """Give a reference of the block to a copy, which drops it after the allocation."""
-        self._sources[block] = self._sources.get(block, 0) + 1
+    def _copy_from(self, blocks: Iterable[int]) -> None:
+        """Give a reference of each block to a copy, which drops it after the allocation."""
+        for block in blocks:
+            self._sources[block] = self._sources.get(block, 0) + 1
 
     def _match(self, hashes: BlockHashes | None, most: int | None) -> Match:
         if self._index is None or hashes is None:
-            return Match((), None)
+            return no_match(self._layout.n_groups)
         last = hashes.n_tokens - 1
         match = self._index.match(hashes, last if most is None else min(most, last))
         partial = match.partial
-        return match if partial is None or partial.n_tokens >= MIN_PARTIAL_HIT else Match(match.blocks, None)
+        return (
+            match if partial is None or partial.n_tokens >= MIN_PARTIAL_HIT else match._replace(partial=None)
+        )
+
+
+def n_swapped(swapped: SwappedBlocks, block_size: int) -> int:
+    """Return the blocks that a sequence takes in host memory."""
+    n_blocks = -(-swapped.n_tokens // block_size)
+    return sum(n_blocks - first for first in swapped.firsts)
 
 
 class ManagerState(NamedTuple):
@@ -304,9 +355,9 @@ def check_changes(changes: Collection[Change], pool: BlockPool, state: ManagerSt
         raise InternalError("two sequences are swapped in from the same blocks of host memory")
     _check_blocks(changes, pool, state.reserved)
     swapped_out = [change.swaps_out for change in changes if change.swaps_out is not None]
-    n_swapped = sum(-(-swapped.n_tokens // size) for swapped in swapped_out)
-    if n_swapped > state.n_swap_free:
-        raise InternalError(f"a plan allocates {n_swapped} swap blocks, {state.n_swap_free} are free")
+    n_out = sum(n_swapped(swapped, size) for swapped in swapped_out)
+    if n_out > state.n_swap_free:
+        raise InternalError(f"a plan allocates {n_out} swap blocks, {state.n_swap_free} are free")
 
 
 def _check_table(change: Change, state: ManagerState, size: int) -> None:
@@ -314,21 +365,22 @@ def _check_table(change: Change, state: ManagerState, size: int) -> None:
     if match is None:
         if state.tables.get(id(table)) is not table:
             raise InternalError("a table that is freed, resumes or grows must be a live one")
-    elif id(table) in state.tables or tuple(table.blocks) != match.blocks:
+    elif id(table) in state.tables or tuple(map(tuple, table.groups)) != match.groups:
         raise InternalError("a table that starts must be a new one with the blocks of its prefix hit")
     if change.frees:
         if match is not None or change.resumes or change.copies or change.n_blocks or change.reserved:
             raise InternalError("a table that is freed can have no other change")
-    elif change.n_blocks < len(table.blocks) or change.reserved < 0:
+    elif change.n_blocks < table.n_blocks or change.reserved < 0:
         raise InternalError(f"a plan gives a table {change.n_blocks} blocks and reserves {change.reserved}")
     swapped = change.swaps_out
-    if swapped is not None and (not change.frees or swapped.blocks or swapped.n_tokens != table.n_tokens):
+    as_table = swapped is None or (swapped.n_tokens, swapped.firsts) == (table.n_tokens, tuple(table.firsts))
+    if swapped is not None and (not change.frees or swapped.blocks or not as_table):
         raise InternalError("a sequence is swapped out with all its tokens, and when its table is freed")
     if change.swaps_in is not None and (match is None or id(change.swaps_in) not in state.swapped):
         raise InternalError("a sequence that is swapped in is not in host memory")
     if match is not None and change.n_blocks * size < table.n_tokens:
         raise InternalError("a sequence that starts must get blocks for all its tokens")
-    if change.copies and table.n_tokens // size >= len(table.blocks):
+    if change.copies and table.n_tokens // size >= table.n_blocks:
         raise InternalError("a plan copies a block that is not in its table")
 
 
@@ -339,7 +391,7 @@ def _check_blocks(changes: Collection[Change], pool: BlockPool, reserved: int) -
     for change in changes:
         match, table = change.match, change.table
         if match is not None:
-            hits = match.blocks if match.partial is None else (*match.blocks, match.partial.block)
+            hits = match.blocks if match.partial is None else [*match.blocks, *match.partial.blocks]
             if not all(0 <= block < pool.n_blocks and pool.readers(block) for block in hits):
                 raise InternalError("a sequence starts with a block that is neither used nor cached")
             references.update(hits)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 from pyvelo.errors import InternalError, OutOfBlocks
-from pyvelo.kv.prefix import BlockHashes
+from pyvelo.kv.prefix import BlockHashes, Prefix
 
 __all__ = ["BlockPool", "BlockTable", "SwapPool", "SwappedBlocks"]
 
@@ -14,8 +15,8 @@ class BlockPool:
     """Pool of the blocks 0..n_blocks-1 with reference counts. A block is free if it has no reference.
 
     Free blocks form a doubly linked list inside two arrays, so any of them is removed in O(1). Blocks are
-    allocated from its front: first the blocks that are not cached, then the cached ones, least recently freed
-    first. Not thread-safe.
+    allocated from its front: first the blocks that are not cached, then the cached ones that few sequences may
+    need, then the other cached ones, least recently freed first. Not thread-safe.
     """
 
     def __init__(self, n_blocks: int) -> None:
@@ -25,9 +26,11 @@ class BlockPool:
         """Free blocks that are cached."""
         self._references = [0] * n_blocks
         self._cached = bytearray(n_blocks)
-        # entry n_blocks is the list's two ends: next of it is the first block, previous of it the last
-        self._next = [*range(1, n_blocks + 1), 0]
-        self._previous = [n_blocks, *range(n_blocks)]
+        # two entries are no blocks: the list's two ends (next of it is the first block, previous of it the
+        # last), and the border between the blocks that are not cached and the cached ones
+        self._end, self._border = n_blocks, n_blocks + 1
+        self._next = [*range(1, n_blocks), self._border, 0, self._end]
+        self._previous = [self._end, *range(n_blocks - 1), self._border, n_blocks - 1]
 
     def references(self, block: int) -> int:
         """Return the number of tables and copies that hold the block."""
@@ -47,16 +50,18 @@ class BlockPool:
         """
         if n > self.n_free:
             raise OutOfBlocks(f"{n} blocks wanted, {self.n_free} of {self.n_blocks} are free")
-        end, following, cached = self.n_blocks, self._next, self._cached
         blocks = []
-        block = following[end]
+        block, following = self._next[self._end], self._next
+        before = self._end
         for _ in range(n):
+            if block == self._border:
+                self._join(before, block)
+                before, block = block, following[block]
             blocks.append(block)
             self._references[block] = 1
-            self.n_cached -= cached[block]
+            self.n_cached -= self._cached[block]
             block = following[block]
-        following[end] = block
-        self._previous[block] = end
+        self._join(before, block)
         self.n_free -= n
         return blocks
 
@@ -68,10 +73,14 @@ class BlockPool:
             self.n_cached -= self._cached[block]
         self._references[block] += 1
 
-    def release(self, blocks: Sequence[int]) -> None:
+    def release(self, blocks: Sequence[int], evict_first: bool = False) -> None:
         """Drop one reference to each block of a sequence, given in position order; free the last block first.
 
         So the first cached blocks of a sequence, which others may share, are evicted last.
+
+        Args:
+            blocks: in position order.
+            evict_first: evict these blocks before all other cached ones.
         """
         for block in reversed(blocks):
             count = self._references[block]
@@ -79,7 +88,7 @@ class BlockPool:
                 raise InternalError(f"block {block} was released more often than it was held")
             self._references[block] = count - 1
             if count == 1:
-                self._put_back(block)
+                self._put_back(block, evict_first)
 
     def is_cached(self, block: int) -> bool:
         """Return whether the block stays a hit without references."""
@@ -97,14 +106,15 @@ class BlockPool:
             self._cached[block] = 0
             if self._references[block] == 0:
                 self._unlink(block)
-                self._link(block, self.n_blocks)
+                self._link(block, self._end)
                 self.n_cached -= 1
 
     def free_blocks(self) -> Iterator[int]:
         """Yield the free blocks in the order of allocation."""
-        block = self._next[self.n_blocks]
-        while block != self.n_blocks:
-            yield block
+        block = self._next[self._end]
+        while block != self._end:
+            if block != self._border:
+                yield block
             block = self._next[block]
 
     def audit(self, held: Iterable[int]) -> None:
@@ -118,19 +128,23 @@ class BlockPool:
         self._audit_list()
 
     def _audit_list(self) -> None:
-        seen, cached, before, block = 0, 0, self.n_blocks, self._next[self.n_blocks]
-        while block != self.n_blocks:
+        seen, cached, before, block = 0, 0, self._end, self._next[self._end]
+        is_cached = False
+        while block != self._end:
             if self._previous[block] != before:
                 raise InternalError(f"free list: block {block} does not point back to {before}")
-            if self._references[block]:
-                raise InternalError(f"free list: block {block} has {self._references[block]} references")
-            if cached and not self._cached[block]:
-                raise InternalError(f"free list: block {block} is behind cached blocks")
-            seen += 1
-            cached += self._cached[block]
+            if block == self._border:
+                is_cached = True
+            else:
+                if self._references[block]:
+                    raise InternalError(f"free list: block {block} has {self._references[block]} references")
+                if is_cached != bool(self._cached[block]):
+                    raise InternalError(f"free list: block {block} is on the wrong side of the cached blocks")
+                seen += 1
+                cached += self._cached[block]
             before, block = block, self._next[block]
-        if self._previous[self.n_blocks] != before:
-            raise InternalError(f"free list: its end is not block {before}")
+        if self._previous[self._end] != before or not is_cached:
+            raise InternalError(f"free list: its end is not block {before}, or it has no border")
         without = self._references.count(0)
         if not seen == self.n_free == without:
             raise InternalError(
@@ -139,22 +153,23 @@ class BlockPool:
         if cached != self.n_cached:
             raise InternalError(f"free list: {cached} cached blocks listed, {self.n_cached} counted")
 
-    def _put_back(self, block: int) -> None:
-        end = self.n_blocks
+    def _put_back(self, block: int, evict_first: bool) -> None:
         if self._cached[block]:
-            self._link(block, self._previous[end])
+            self._link(block, self._border if evict_first else self._previous[self._end])
             self.n_cached += 1
         else:
-            self._link(block, end)
+            self._link(block, self._end)
         self.n_free += 1
 
     def _link(self, block: int, before: int) -> None:
         after = self._next[before]
-        self._next[before] = self._previous[after] = block
-        self._previous[block], self._next[block] = before, after
+        self._join(before, block)
+        self._join(block, after)
 
     def _unlink(self, block: int) -> None:
-        before, after = self._previous[block], self._next[block]
+        self._join(self._previous[block], self._next[block])
+
+    def _join(self, before: int, after: int) -> None:
         self._next[before] = after
         self._previous[after] = before
 
@@ -187,47 +202,116 @@ class SwapPool:
 
 
 class SwappedBlocks:
-    """Blocks of a sequence in host memory. `commit` fills in `blocks`."""
+    """Blocks of a sequence in host memory, in position order. `commit` fills in `blocks`.
 
-    __slots__ = ("blocks", "n_tokens")
+    `firsts`: the first block of the sequence that each group has.
+    """
 
-    def __init__(self, n_tokens: int) -> None:
+    __slots__ = ("blocks", "firsts", "n_tokens")
+
+    def __init__(self, n_tokens: int, firsts: Sequence[int] = (0,)) -> None:
         self.blocks: list[int] = []
         self.n_tokens = n_tokens
+        self.firsts = tuple(firsts)
 
 
 class BlockTable:
-    """Blocks of one sequence in position order: token p is in block `blocks[p // block_size]`.
+    """Blocks of one sequence: in group g, token p is in block `groups[g][p // block_size - firsts[g]]`.
 
-    Change `blocks` only with the methods. They increment `version` for every change except blocks added at
-    the end, so a copy of the table knows when to start over.
+    Blocks before `firsts[g]` were freed, because the group's window has left them. Change the lists only with
+    the methods. They increment `version` for every change except blocks added at the end or freed at the
+    start, and `n_slides` for blocks freed at the start, so a copy of the table knows when to start over.
     """
 
-    __slots__ = ("blocks", "hashes", "n_cached", "n_published", "n_tokens", "reserved", "version")
+    __slots__ = (
+        *("firsts", "goal", "groups", "hashes", "mark", "n_blocks", "n_cached", "n_published", "n_slides"),
+        *("n_tokens", "prefix", "reserved", "version"),
+    )
 
     def __init__(
-        self, blocks: Sequence[int], n_tokens: int, reserved: int, hashes: BlockHashes | None
+        self,
+        groups: Iterable[Sequence[int]],
+        n_tokens: int,
+        hashes: BlockHashes | None,
+        *,
+        firsts: Iterable[int] | None = None,
+        n_blocks: int | None = None,
+        reserved: int = 0,
+        goal: int = 0,
     ) -> None:
-        self.blocks = list(blocks)
+        self.groups = [list(blocks) for blocks in groups]
+        self.firsts = list(firsts) if firsts is not None else [0] * len(self.groups)
+        # blocks from the start of the sequence to the end of the table, in each group
+        self.n_blocks = n_blocks if n_blocks is not None else self.firsts[0] + len(self.groups[0])
         self.n_tokens = n_tokens  # with K and V in the blocks
         self.n_cached = n_tokens  # of the prefix hit or the swapped blocks at its start
-        self.n_published = len(blocks)  # its first blocks that need not be published again
-        self.version = 0  # how often a block was replaced, or the table became shorter
+        self.n_published = self.n_blocks  # its first blocks that need not be published again
+        self.prefix: Prefix | None = None  # of the last of them, None if there is none
+        self.version = 0  # how often a block was replaced, or the table became shorter at its end
+        self.n_slides = 0  # how often it became shorter at its start
         self.reserved = reserved  # blocks that it may still allocate
+        self.goal = goal  # `n_blocks` when it has allocated them
+        self.mark = 0  # tokens that another sequence may go on after: the prompt
         self.hashes = hashes
 
-    def extend(self, blocks: Iterable[int]) -> None:
-        """Add blocks at the end."""
-        self.blocks.extend(blocks)
+    @property
+    def blocks(self) -> list[int]:
+        """The blocks of all groups in position order. Do not change the list."""
+        return self.groups[0] if len(self.groups) == 1 else self.in_order(0, self.n_blocks)
 
-    def replace(self, index: int, block: int) -> None:
-        """Replace the block at `index`."""
-        self.blocks[index] = block
+    @property
+    def n_held(self) -> int:
+        """Blocks of all groups."""
+        return sum(map(len, self.groups))
+
+    def n_missing(self, n_blocks: int) -> int:
+        """Return the blocks to add, so that each group has its blocks up to `n_blocks`."""
+        return sum(
+            n_blocks - first - len(blocks) for first, blocks in zip(self.firsts, self.groups, strict=True)
+        )
+
+    def at(self, index: int) -> list[int]:
+        """Return the block at `index` of the sequence in each group, all of which hold one."""
+        return [blocks[index - first] for first, blocks in zip(self.firsts, self.groups, strict=True)]
+
+    def extend(self, blocks: Iterator[int], n_blocks: int) -> None:
+        """Add blocks at the end of each group, up to `n_blocks`."""
+        for first, held in zip(self.firsts, self.groups, strict=True):
+            held.extend(islice(blocks, n_blocks - first - len(held)))
+        self.n_blocks = n_blocks
+
+    def replace(self, group: int, index: int, block: int) -> None:
+        """Replace the block of a group at `index` of the sequence."""
+        self.groups[group][index - self.firsts[group]] = block
         self.version += 1
 
     def truncate(self, n_blocks: int) -> list[int]:
-        """Remove all blocks but the first `n_blocks`. Return the removed blocks."""
-        cut = self.blocks[n_blocks:]
-        del self.blocks[n_blocks:]
+        """Remove all blocks from `n_blocks` of the sequence on. Return them in position order."""
+        cut = self.in_order(n_blocks, self.n_blocks)
+        for first, held in zip(self.firsts, self.groups, strict=True):
+            del held[max(0, n_blocks - first) :]
+        self.n_blocks = min(n_blocks, self.n_blocks)
         self.version += 1
         return cut
+
+    def slide(self, group: int, first: int) -> list[int]:
+        """Remove the blocks of a group before block `first` of the sequence. Return them in position order."""
+        held, n = self.groups[group], first - self.firsts[group]
+        cut = held[:n]
+        del held[:n]
+        self.firsts[group] = first
+        self.n_slides += 1
+        return cut
+
+    def in_order(self, begin: int, end: int) -> list[int]:
+        """Return the blocks of all groups at `begin` to `end` of the sequence, position by position."""
+        pairs = list(zip(self.firsts, self.groups, strict=True))
+        if len(pairs) == 1:
+            first, blocks = pairs[0]
+            return blocks[max(0, begin - first) : max(0, end - first)]
+        return [
+            blocks[index - first]
+            for index in range(begin, end)
+            for first, blocks in pairs
+            if 0 <= index - first < len(blocks)
+        ]

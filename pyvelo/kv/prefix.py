@@ -1,10 +1,13 @@
-"""Prefix cache: which block holds the K and V of which tokens, as plain tables over the pool's blocks.
+"""Prefix cache: which blocks hold the K and V of which tokens, as plain tables over the pool's blocks.
 
 A full block is published under its block hash, which stands for its tokens and all tokens before them:
 sha256(hash of the parent block, length of `extra`, `extra`, tokens as int32). `extra` contains everything
 else that K and V depend on, and limits which sequences may share them. A hash alone proves no hit: the
 published prefixes form a tree, and a block is a hit only if its parent is the prefix that was found before
 and if its tokens are equal.
+
+Each group of layers has its own block for a prefix. A hit of n tokens needs all blocks of the groups without a
+window, and of a group with a window only the blocks that the next query attends.
 
 Sequences that compute the same tokens at the same time publish a block each; the oldest of them is the hit.
 When no sequence holds them, the manager caches one of them. So a hit is a live block if one exists.
@@ -13,14 +16,15 @@ When no sequence holds them, the manager caches one of them. So a hit is a live 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from itertools import islice
 from typing import NamedTuple
 
 from pyvelo.errors import InternalError
+from pyvelo.kv.groups import BlockLayout
 
-__all__ = ["BlockHashes", "Match", "PartialHit", "PrefixIndex"]
+__all__ = ["BlockHashes", "Match", "PartialHit", "Prefix", "PrefixIndex"]
 
 ROOT = bytes(32)
 """Parent hash of a first block."""
@@ -35,21 +39,38 @@ def hash_block(parent: bytes, extra: bytes, tokens: bytes) -> bytes:
 
 
 class PartialHit(NamedTuple):
-    """Block whose first `n_tokens` tokens are the wanted ones."""
+    """Blocks, one of each group, whose first `n_tokens` tokens are the wanted ones."""
 
-    block: int
+    blocks: tuple[int, ...]
     n_tokens: int
 
 
 class Match(NamedTuple):
-    """Prefix hit of a sequence: whole blocks from its start, and a partial hit to copy."""
+    """Prefix hit of a sequence: `n_blocks` whole blocks from its start, and a partial hit to copy.
 
-    blocks: tuple[int, ...]
+    groups: the blocks of each group that its window needs, from `firsts` on.
+    prefix: of the last block; None: there is none.
+    """
+
+    n_blocks: int
+    groups: tuple[tuple[int, ...], ...]
+    firsts: tuple[int, ...]
     partial: PartialHit | None
+    prefix: Prefix | None
+
+    @property
+    def blocks(self) -> list[int]:
+        """The whole blocks of all groups."""
+        return [block for blocks in self.groups for block in blocks]
 
     def n_tokens(self, block_size: int) -> int:
         """Return the number of tokens of both."""
-        return len(self.blocks) * block_size + (self.partial.n_tokens if self.partial is not None else 0)
+        return self.n_blocks * block_size + (self.partial.n_tokens if self.partial is not None else 0)
+
+
+def no_match(n_groups: int) -> Match:
+    """Return a prefix hit of no tokens."""
+    return Match(0, ((),) * n_groups, (0,) * n_groups, None, None)
 
 
 def common_tokens(a: bytes, b: bytes) -> int:
@@ -101,20 +122,22 @@ class BlockHashes:
         return known[index]
 
 
-class _Prefix:
-    """Published prefix: the tokens of its last block, and the blocks that hold them, the oldest first.
+class Prefix:
+    """Published prefix: the tokens of its last block, and the blocks that hold them in each group.
 
+    Of several blocks of a group the oldest is first. A prefix without blocks stays while another one follows it.
     The root of a tree has no block; its hash is the `extra` of all prefixes below.
     """
 
-    __slots__ = ("blocks", "children", "hash", "parent", "tokens")
+    __slots__ = ("blocks", "children", "hash", "is_listed", "parent", "tokens")
 
-    def __init__(self, block_hash: bytes, parent: _Prefix | None, tokens: bytes) -> None:
+    def __init__(self, block_hash: bytes, parent: Prefix | None, tokens: bytes, n_groups: int) -> None:
         self.hash = block_hash
         self.parent = parent
         self.tokens = tokens
-        self.blocks: tuple[int, ...] = ()
-        self.children: dict[_Prefix, None] = {}  # in the order in which they were published
+        self.blocks: list[tuple[int, ...]] = [()] * n_groups
+        self.children: dict[Prefix, None] = {}  # in the order in which they were published
+        self.is_listed = True  # in the index
 
 
 class PrefixIndex:
@@ -122,23 +145,28 @@ class PrefixIndex:
 
     Args:
         n_blocks: blocks of the pool.
+        layout: the groups and their windows.
         make_hash: for tests whose hashes collide.
     """
 
     def __init__(
-        self, n_blocks: int, make_hash: Callable[[BlockHashes, int], bytes] = BlockHashes.block_hash
+        self,
+        n_blocks: int,
+        layout: BlockLayout,
+        make_hash: Callable[[BlockHashes, int], bytes] = BlockHashes.block_hash,
     ) -> None:
         self.n_duplicates = 0
-        """Published blocks whose prefix an older block holds, too."""
-        self._by_block: list[_Prefix | None] = [None] * n_blocks
-        self._by_hash: dict[bytes, _Prefix] = {}
-        self._roots: dict[bytes, _Prefix] = {}  # by extra
+        """Published blocks whose prefix an older block of the group holds, too."""
+        self._layout = layout
+        self._by_block: list[Prefix | None] = [None] * n_blocks
+        self._by_hash: dict[bytes, Prefix] = {}
+        self._roots: dict[bytes, Prefix] = {}  # by extra
         self._generation = object()  # another one after each change
         self._make_hash = make_hash
 
     def published(self) -> Iterator[int]:
         """Return the published blocks."""
-        return (block for prefix in self._by_hash.values() for block in prefix.blocks)
+        return (block for prefix in self._by_hash.values() for blocks in prefix.blocks for block in blocks)
 
     def tokens(self, block: int) -> bytes | None:
         """Return the tokens of a published block, None if it is not published."""
@@ -146,9 +174,9 @@ class PrefixIndex:
         return prefix.tokens if prefix is not None else None
 
     def blocks_like(self, block: int) -> tuple[int, ...]:
-        """Return all published blocks of the same prefix, the oldest first; none if it is not published."""
+        """Return all published blocks of the same prefix and group, the oldest first; none if not published."""
         prefix = self._by_block[block]
-        return prefix.blocks if prefix is not None else ()
+        return prefix.blocks[_group_of(prefix, block)] if prefix is not None else ()
 
     def match(self, hashes: BlockHashes, n_tokens: int) -> Match:
         """Return the prefix hit of the first `n_tokens` tokens. Change nothing.
@@ -161,57 +189,92 @@ class PrefixIndex:
         return known[2]
 
     def _search(self, hashes: BlockHashes, n_tokens: int) -> Match:
-        prefix = self._roots.get(hashes.extra)
-        if prefix is None:
-            return Match((), None)
-        blocks: list[int] = []
-        size = hashes.block_size
-        for index in range(n_tokens // size):
+        root = self._roots.get(hashes.extra)
+        if root is None:
+            return no_match(self._layout.n_groups)
+        path = self._path(root, hashes, n_tokens)
+        n_blocks = self._longest_hit(path)
+        size, prefix = hashes.block_size, path[n_blocks - 1] if n_blocks else root
+        wanted = hashes.tokens(n_blocks * size, min(n_tokens, (n_blocks + 1) * size))
+        partial = _find_partial_hit(prefix, wanted) if wanted else None
+        firsts = self._layout.first_blocks(n_blocks * size + 1)
+        groups = tuple(
+            tuple(each.blocks[group][0] for each in path[first:n_blocks])
+            for group, first in enumerate(firsts)
+        )
+        return Match(n_blocks, groups, firsts, partial, prefix if n_blocks else None)
+
+    def _path(self, root: Prefix, hashes: BlockHashes, n_tokens: int) -> list[Prefix]:
+        """Return the prefixes that the sequence begins with, while the groups without a window have blocks."""
+        full = [group for group, window in enumerate(self._layout.windows) if not window.size]
+        path, prefix = list[Prefix](), root
+        for index in range(n_tokens // hashes.block_size):
             following = self._find(prefix, hashes, index)
-            if following is None:
+            if following is None or not all(following.blocks[group] for group in full):
                 break
             prefix = following
-            blocks.append(prefix.blocks[0])
-        first = len(blocks) * size
-        wanted = hashes.tokens(first, min(n_tokens, first + size))
-        return Match(tuple(blocks), _find_partial_hit(prefix, wanted) if wanted else None)
+            path.append(prefix)
+        return path
 
-    def publish(self, hashes: BlockHashes, index: int, block: int, parent_block: int | None = None) -> bool:
-        """Make a full block a hit for other sequences.
+    def _longest_hit(self, path: Sequence[Prefix]) -> int:
+        """Return the number of prefixes up to which each window has all the blocks that it needs."""
+        layout = self._layout
+        if not layout.is_windowed:
+            return len(path)
+        best, n_in_a_row = 0, [0] * layout.n_groups
+        for n_blocks, prefix in enumerate(path, 1):
+            n_in_a_row = [n + 1 if blocks else 0 for n, blocks in zip(n_in_a_row, prefix.blocks, strict=True)]
+            firsts = layout.first_blocks(n_blocks * layout.block_size + 1)
+            if all(n >= n_blocks - first for n, first in zip(n_in_a_row, firsts, strict=True)):
+                best = n_blocks
+        return best
+
+    def publish(
+        self, hashes: BlockHashes, index: int, blocks: Sequence[int | None], parent: Prefix | None = None
+    ) -> Prefix | None:
+        """Make full blocks a hit for other sequences.
 
         Args:
             hashes: of the sequence.
-            index: of the block in its table.
-            block: the block.
-            parent_block: the block before it in the table, None for the first.
+            index: of the blocks in the sequence.
+            blocks: one of each group; None: the group has freed it.
+            parent: the prefix of the block before, as returned for it; None for the first block.
 
         Returns:
-            False if the parent block is no hit, or if another prefix has the same hash.
+            Their prefix. None: the block before is no hit, or another prefix has the same hash.
         """
-        if self._by_block[block] is not None:
-            raise InternalError(f"block {block} is published already")
-        if parent_block is None:
-            parent = self._roots.get(hashes.extra) or _Prefix(hashes.extra, None, b"")
-        else:
-            known = self._by_block[parent_block]
-            if known is None:
-                return False
-            parent = known
+        taken = next(
+            (block for block in blocks if block is not None and self._by_block[block] is not None), None
+        )
+        if taken is not None:
+            raise InternalError(f"block {taken} is published already")
+        if index == 0:
+            parent = self._roots.get(hashes.extra) or self._new_root(hashes.extra)
+        elif parent is None or not parent.is_listed:
+            return None
         block_hash = self._make_hash(hashes, index)
         prefix = self._find(parent, hashes, index)
-        if prefix is None:
-            if block_hash in self._by_hash:
-                return False
-            self._generation = object()
-            prefix = self._by_hash[block_hash] = _Prefix(block_hash, parent, hashes.block_tokens(index))
-            parent.children[prefix] = None
-            if parent_block is None:
+        if prefix is None and block_hash not in self._by_hash:
+            if index == 0:
                 self._roots[hashes.extra] = parent
-        else:
-            self.n_duplicates += 1
-        prefix.blocks += (block,)
-        self._by_block[block] = prefix
-        return True
+            prefix = self._by_hash[block_hash] = Prefix(
+                block_hash, parent, hashes.block_tokens(index), self._layout.n_groups
+            )
+            parent.children[prefix] = None
+        if prefix is None:
+            return None
+        for group, block in enumerate(blocks):
+            if block is not None:
+                if prefix.blocks[group]:
+                    self.n_duplicates += 1
+                else:
+                    self._generation = object()
+                prefix.blocks[group] += (block,)
+                self._by_block[block] = prefix
+        return prefix
+
+    def _new_root(self, extra: bytes) -> Prefix:
+        return Prefix(extra, None, b"", self._layout.n_groups)
 
     def unpublish(self, block: int) -> bool:
         """Make a block no hit. Return False if it was none."""
@@ -220,21 +283,24 @@ class PrefixIndex:
             return False
         self._generation = object()
         self._by_block[block] = None
-        prefix.blocks = tuple(other for other in prefix.blocks if other != block)
-        if prefix.blocks:
-            self.n_duplicates -= 1
-            return True
-        del self._by_hash[prefix.hash]
-        parent = prefix.parent
-        if parent is not None:
+        group = _group_of(prefix, block)
+        prefix.blocks[group] = tuple(other for other in prefix.blocks[group] if other != block)
+        self.n_duplicates -= bool(prefix.blocks[group])
+        while prefix.parent is not None and not prefix.children and not any(prefix.blocks):
+            parent = prefix.parent
+            prefix.is_listed = False
+            del self._by_hash[prefix.hash]
             del parent.children[prefix]
             if parent.parent is None and not parent.children:
                 del self._roots[parent.hash]
+            prefix = parent
         return True
 
     def clear(self) -> None:
         """Unpublish every block."""
         self._generation = object()  # invalidates stored matches
+        for prefix in self._by_hash.values():
+            prefix.is_listed = False
         self._by_block = [None] * len(self._by_block)
         self._by_hash.clear()
         self._roots.clear()
@@ -244,18 +310,20 @@ class PrefixIndex:
         """Raise InternalError if the tables disagree."""
         listed = {block: id(prefix) for block, prefix in enumerate(self._by_block) if prefix is not None}
         prefixes = self._by_hash.values()
-        if listed != {block: id(prefix) for prefix in prefixes for block in prefix.blocks}:
+        if listed != {block: id(p) for p in prefixes for blocks in p.blocks for block in blocks}:
             raise InternalError("prefix index: hashes and blocks do not agree")
-        if any(prefix.hash != known or not prefix.blocks for known, prefix in self._by_hash.items()):
-            raise InternalError("prefix index: a prefix has another hash, or no block")
-        if self.n_duplicates != len(listed) - len(prefixes):
+        for known, prefix in self._by_hash.items():
+            if prefix.hash != known or not prefix.is_listed or not (any(prefix.blocks) or prefix.children):
+                raise InternalError("prefix index: a prefix has another hash, or neither a block nor a child")
+        n_duplicates = sum(max(0, len(blocks) - 1) for prefix in prefixes for blocks in prefix.blocks)
+        if self.n_duplicates != n_duplicates:
             raise InternalError(
-                f"prefix index: {self.n_duplicates} duplicates counted, {len(listed) - len(prefixes)} listed"
+                f"prefix index: {self.n_duplicates} duplicates counted, {n_duplicates} listed"
             )
         if any(prefix.parent is None or prefix not in prefix.parent.children for prefix in prefixes):
             raise InternalError("prefix index: blocks and their parents do not agree")
 
-    def _find(self, parent: _Prefix, hashes: BlockHashes, index: int) -> _Prefix | None:
+    def _find(self, parent: Prefix, hashes: BlockHashes, index: int) -> Prefix | None:
         """Return the prefix that follows `parent` in the hashes. Its parent and its tokens prove the hit."""
         prefix = self._by_hash.get(self._make_hash(hashes, index))
         if prefix is None or prefix.parent is not parent or prefix.tokens != hashes.block_tokens(index):
@@ -263,11 +331,16 @@ class PrefixIndex:
         return prefix
 
 
-def _find_partial_hit(parent: _Prefix, wanted: bytes) -> PartialHit | None:
+def _group_of(prefix: Prefix, block: int) -> int:
+    """Return the group in which a block has the tokens of a prefix."""
+    return next(group for group, blocks in enumerate(prefix.blocks) if block in blocks)
+
+
+def _find_partial_hit(parent: Prefix, wanted: bytes) -> PartialHit | None:
     """Return the longest partial hit among the children of `parent`; of equal ones the newest."""
     best: PartialHit | None = None
     for prefix in islice(reversed(parent.children), MAX_SIBLINGS):
         n_tokens = common_tokens(prefix.tokens, wanted)
-        if n_tokens > (best.n_tokens if best else 0):
-            best = PartialHit(prefix.blocks[0], n_tokens)
+        if n_tokens > (best.n_tokens if best else 0) and all(prefix.blocks):
+            best = PartialHit(tuple(blocks[0] for blocks in prefix.blocks), n_tokens)
     return best

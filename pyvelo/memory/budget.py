@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from pyvelo.errors import ConfigError, OutOfMemory
 from pyvelo.kv.geometry import POOL_GRAIN, Geometry
+from pyvelo.kv.groups import BlockLayout
 
 __all__ = [
     "DEFAULT_BYTES",
@@ -75,26 +76,26 @@ class PoolRequest:
     devices: tuple[DeviceRoom, ...] = ()
 
     def host_token_bytes(self, geometry: Geometry) -> int:
-        """Return the bytes of a token in host memory."""
-        return geometry.token_bytes - sum(device.token_bytes for device in self.devices)
+        """Return the bytes of a token of a block in host memory."""
+        return geometry.slot_bytes - sum(device.token_bytes for device in self.devices)
 
 
 @dataclass(frozen=True)
 class PoolSize:
-    """Size of a pool: `n_blocks` blocks with `n_tokens` tokens, for sequences of up to `n_ctx` tokens."""
+    """Size of a pool: `n_blocks` blocks, for sequences of up to `n_ctx` tokens.
+
+    n_tokens: tokens of the longest sequence that fits.
+    n_sequences: sequences of full length that fit at once if they share nothing.
+    """
 
     n_blocks: int
     n_tokens: int
     n_ctx: int
-
-    @property
-    def n_sequences(self) -> int:
-        """Sequences of full length that fit at once if they share nothing."""
-        return self.n_tokens // self.n_ctx
+    n_sequences: int
 
 
-def size_pool(geometry: Geometry, want: PoolRequest) -> PoolSize:
-    """Return the size of the pool.
+def size_pool(geometry: Geometry, layout: BlockLayout, want: PoolRequest) -> PoolSize:
+    """Return the size of the pool for sequences with this layout.
 
     With `kv_cache_bytes` the pool has as many whole blocks as fit. Without, it has room for four sequences of
     `n_ctx` tokens (8192 if None) and at least 8192 tokens, in at most 2 GiB or, if that is more, one sequence
@@ -107,37 +108,37 @@ def size_pool(geometry: Geometry, want: PoolRequest) -> PoolSize:
         OutOfMemory: too little memory is left; the message has the numbers.
     """
     longest = want.n_ctx or want.n_ctx_train
-    grains = _requested(geometry, want) if want.kv_cache_bytes is not None else _default(geometry, want)
-    useful = _grains_for(geometry.blocks_for(longest) * geometry.block_size * want.max_num_seqs)
-    grains = min(grains, useful, MAX_SLOTS // POOL_GRAIN)
-    n_tokens = grains * POOL_GRAIN
+    by_bytes = want.kv_cache_bytes is not None
+    grains = _requested(geometry, layout, want) if by_bytes else _default(geometry, layout, want)
+    useful = _grains_for(layout, longest, want.max_num_seqs)
+    n_blocks = min(grains, useful, MAX_SLOTS // POOL_GRAIN) * geometry.grain_blocks
+    n_tokens = min(layout.most_tokens(n_blocks), MAX_SLOTS)
     n_ctx = want.n_ctx or min(want.n_ctx_train, n_tokens)
-    return PoolSize(grains * geometry.grain_blocks, n_tokens, n_ctx)
+    return PoolSize(n_blocks, n_tokens, n_ctx, n_blocks // layout.peak_blocks(n_ctx))
 
 
 def wanted_tokens(geometry: Geometry, want: PoolRequest) -> int:
     """Return the tokens of the pool that `size_pool` makes if the host has unlimited memory."""
-    endless = replace(
-        want, free_bytes=MAX_SLOTS * geometry.token_bytes, memory_utilization=1.0, other_bytes=0
-    )
-    return size_pool(geometry, replace(endless, devices=())).n_tokens
+    endless = replace(want, free_bytes=MAX_SLOTS * geometry.slot_bytes, memory_utilization=1.0, other_bytes=0)
+    return size_pool(geometry, BlockLayout(geometry.block_size), replace(endless, devices=())).n_tokens
 
 
-def _requested(geometry: Geometry, want: PoolRequest) -> int:
-    requested, grain_bytes = want.kv_cache_bytes or 0, POOL_GRAIN * geometry.token_bytes
-    if requested < grain_bytes:
+def _requested(geometry: Geometry, layout: BlockLayout, want: PoolRequest) -> int:
+    requested, grain_bytes = want.kv_cache_bytes or 0, POOL_GRAIN * geometry.slot_bytes
+    least = max(1, -(-layout.peak_blocks(1) // geometry.grain_blocks))
+    if requested < least * grain_bytes:
         raise ConfigError(
-            f"kv_cache_bytes={requested} is too little: the smallest pool, {POOL_GRAIN} tokens of "
-            f"{geometry.token_bytes} bytes each, takes {grain_bytes}"
+            f"kv_cache_bytes={requested} is too little: the smallest pool, {least * POOL_GRAIN} tokens of "
+            f"{geometry.slot_bytes} bytes each, takes {least * grain_bytes}"
         )
     grains = requested // grain_bytes
-    on_host = requested - grains * POOL_GRAIN * (geometry.token_bytes - want.host_token_bytes(geometry))
+    on_host = requested - grains * POOL_GRAIN * (geometry.slot_bytes - want.host_token_bytes(geometry))
     if want.free_bytes is not None and on_host > want.free_bytes:
         raise OutOfMemory(f"kv_cache_bytes={requested}, but only {want.free_bytes} bytes are free")
     for device in want.devices:
         part, left = grains * POOL_GRAIN * device.token_bytes, device.free_bytes - device.other_bytes
         if part > max(0, left):
-            most = max(0, left) // device.token_bytes * geometry.token_bytes
+            most = max(0, left) // device.token_bytes * geometry.slot_bytes
             raise OutOfMemory(
                 f"kv_cache_bytes={requested} puts {part} bytes on {device.name}, which has "
                 f"{device.free_bytes} free bytes, {device.other_bytes} of them for weights and to compute; "
@@ -146,12 +147,13 @@ def _requested(geometry: Geometry, want: PoolRequest) -> int:
     return grains
 
 
-def _default(geometry: Geometry, want: PoolRequest) -> int:
+def _default(geometry: Geometry, layout: BlockLayout, want: PoolRequest) -> int:
     length = want.n_ctx or min(want.n_ctx_train, DEFAULT_CTX)
     floor = want.n_ctx or min(want.n_ctx_train, MIN_CTX)
-    default = min(max(DEFAULT_SEQS * length, DEFAULT_CTX), DEFAULT_BYTES // geometry.token_bytes)
-    wanted = max(_grains_for(floor), default // POOL_GRAIN)
-    needed = _grains_for(want.n_ctx) if want.n_ctx else 1
+    default = max(_grains_for(layout, length, DEFAULT_SEQS), _grains_for(layout, DEFAULT_CTX))
+    default = min(default, DEFAULT_BYTES // geometry.slot_bytes // POOL_GRAIN)
+    wanted = max(_grains_for(layout, floor), default)
+    needed = _grains_for(layout, want.n_ctx or 1)
     if want.host_token_bytes(geometry) == 0:
         wanted = MAX_SLOTS // POOL_GRAIN  # memory of GPUs has no other use
     for room in _rooms(geometry, want):
@@ -187,5 +189,7 @@ def _fitting(room: DeviceRoom, want: PoolRequest, needed: int) -> int:
     return fitting
 
 
-def _grains_for(n_tokens: int) -> int:
-    return max(1, -(-n_tokens // POOL_GRAIN))
+def _grains_for(layout: BlockLayout, n_tokens: int, n_sequences: int = 1) -> int:
+    """Return the grains with the blocks of sequences of `n_tokens` tokens."""
+    n_slots = layout.peak_blocks(n_tokens) * layout.block_size * n_sequences
+    return max(1, -(-n_slots // POOL_GRAIN))

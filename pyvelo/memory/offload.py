@@ -92,7 +92,12 @@ def plan_offload(config: EngineConfig, path: str, summary: GgufSummary) -> Offlo
         geometry = None
         if model.refusal is None:
             geometry = make_geometry(
-                os.path.basename(path), model.layers, config.kv_type, config.block_size, line_bytes=GPU_LINE
+                os.path.basename(path),
+                model.layers,
+                config.kv_type,
+                config.block_size,
+                line_bytes=GPU_LINE,
+                windows=False,
             )
         sizes = measure_model(config, summary, model, geometry)
         request = _request(config, model)
@@ -116,6 +121,7 @@ def planned_pool(
         config.kv_type,
         config.block_size,
         line_bytes=GPU_LINE if offload.n_gpu_layers else CPU_LINE,
+        windows=not offload.n_gpu_layers,
     )
     want = replace(
         _request(config, model),
@@ -123,7 +129,8 @@ def planned_pool(
         other_bytes=offload.host_weights or 0,
         devices=offload.rooms,
     )
-    return size_pool(geometry, want), want.host_token_bytes(geometry)
+    layout = geometry.layout(config.max_batch_tokens)
+    return size_pool(geometry, layout, want), want.host_token_bytes(geometry)
 
 
 def measure_model(

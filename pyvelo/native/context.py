@@ -29,12 +29,13 @@ Float32Array = npt.NDArray[np.float32]
 class ContextInfo:
     """Sizes of a context. `n_states` is 0 if the model has no recurrent layers.
 
-    `block_bytes` are the bytes of one block over all layers, K and V; `pool_bytes` are allocated for all
-    blocks.
+    `block_bytes` are the bytes of one block over all layers of a group, K and V; `pool_bytes` are allocated for
+    all blocks.
     """
 
     n_blocks: int
     block_size: int
+    n_groups: int
     n_states: int
     max_batch_tokens: int
     block_bytes: int
@@ -83,6 +84,7 @@ class Context:
         deterministic: logits do not depend on the rest of the batch; the model must be loaded so, too.
         fast_attention: products of many query rows may be rounded to bfloat16, for all types.
         n_swap_blocks: blocks in host memory beside the pool, for `swap_out`.
+        layer_groups: group of each layer, from 0 on; -1 for a layer without a cache. Empty: one group.
 
     Raises:
         ConfigError: a setting is out of range or contradicts another.
@@ -107,6 +109,7 @@ class Context:
         deterministic: bool = False,
         fast_attention: bool = False,
         n_swap_blocks: int = 0,
+        layer_groups: Sequence[int] = (),
     ) -> None:
         self._handle: CData | None = None
         params = ffi.new("velo_context_params *")
@@ -122,6 +125,9 @@ class Context:
         params.deterministic = bool(deterministic)
         params.fast_attention = bool(fast_attention)
         params.n_swap_blocks = int32("n_swap_blocks", n_swap_blocks)
+        groups = ffi.new("int32_t[]", [int32("layer_groups", group) for group in layer_groups])
+        if layer_groups:
+            params.layer_groups, params.n_layer_groups = groups, len(layer_groups)
         out = ffi.new("velo_context **")
         status = lib.velo_context_create(model.handle, params, out)
         self._handle = created(status, out, lib.velo_context_free)

@@ -82,7 +82,7 @@ class PagedRunner:
     ) -> npt.NDArray[np.float32]:
         """Run tokens of several sequences; return logits of each last token, or of `every` token."""
         a, bs, at = self.arrays, self.block_size, 0
-        a.tables[: len(work)] = -1
+        a.tables[0, : len(work)] = -1
         for row, (seq, tokens) in enumerate(work):
             n, end = len(tokens), seq.length + len(tokens)
             while len(seq.table) * bs < end:
@@ -91,11 +91,11 @@ class PagedRunner:
             table = np.asarray(seq.table, np.int32)
             a.tokens[at : at + n] = tokens
             a.positions[at : at + n] = positions
-            a.slots[at : at + n] = table[positions // bs] * bs + positions % bs
+            a.slots[0, at : at + n] = table[positions // bs] * bs + positions % bs
             a.outputs[at : at + n] = every
             a.outputs[at + n - 1] = 1
             a.seqs[row] = (at, n, end, 0)
-            a.tables[row, : len(table)] = table
+            a.tables[0, row, : len(table)] = table
             a.states[row] = seq.state
             seq.length, at = end, at + n
         self.context.run(a, at, len(work))

@@ -25,18 +25,18 @@ def fill_step(
 ) -> tuple[int, int]:
     """Fill the arrays for a step that appends tokens to sequences, with logits of the last token of each."""
     at = 0
-    arrays.tables[: len(work)] = -1
+    arrays.tables[0, : len(work)] = -1
     for row, (seq, tokens) in enumerate(work):
         n, end = len(tokens), seq.length + len(tokens)
         positions = np.arange(seq.length, end)
         table = np.asarray(seq.table, np.int32)
         arrays.tokens[at : at + n] = tokens
         arrays.positions[at : at + n] = positions
-        arrays.slots[at : at + n] = table[positions // block_size] * block_size + positions % block_size
+        arrays.slots[0, at : at + n] = table[positions // block_size] * block_size + positions % block_size
         arrays.outputs[at : at + n] = 0
         arrays.outputs[at + n - 1] = 1
         arrays.seqs[row] = (at, n, end, 0)
-        arrays.tables[row, : len(table)] = table
+        arrays.tables[0, row, : len(table)] = table
         at += n
     return at, len(work)
 

@@ -27,6 +27,7 @@ class Case:
     spare_blocks: int = 3
     shared_blocks: int = 0  # how many leading blocks the sequences have in common
     loose_rows: int = 0  # output rows of no sequence, in front of each sequence
+    trimmed: bool = True  # tables begin at the window of the first query
     seed: int = 0
 
 
@@ -63,8 +64,8 @@ class Call:
         used = np.zeros(self.k.shape[0], np.bool_)
         size = self.case.params.block_size
         for row in self.table:
-            positions = np.arange(int(row[2]) if row[1] > 0 else 0)
-            used[row[HEADER:][positions // size] * size + positions % size] = True
+            positions = np.arange(row[4] * size, int(row[2]) if row[1] > 0 else 0)
+            used[row[HEADER:][positions // size - row[4]] * size + positions % size] = True
         return used
 
     def alone(self, index: int) -> Call:
@@ -91,9 +92,10 @@ def make_table(case: Case, rng: np.random.Generator) -> tuple[Table, int, int]:
     taken, q0 = shared, 0
     for row, (n_q, length), n in zip(table, case.sequences, needs, strict=False):
         q0 += case.loose_rows
-        row[:HEADER] = q0, n_q, length, 0
-        row[HEADER : HEADER + shared] = ids[:shared]
-        row[HEADER + shared : HEADER + n] = ids[taken : taken + n - shared]
+        first = reference.first_visible(case.params, length - n_q) // size if case.trimmed and n_q else 0
+        row[:HEADER] = q0, n_q, length, 0, first
+        blocks = np.concatenate((ids[:shared], ids[taken : taken + n - shared]))[first:]
+        row[HEADER : HEADER + len(blocks)] = blocks
         taken, q0 = taken + n - shared, q0 + n_q
     table[-1, :HEADER] = 0
     return table, q0, n_blocks

@@ -36,7 +36,7 @@ KV_TYPES = {
 #: of weights too
 TYPES = {**KV_TYPES, "q4_k": 12, "q5_k": 13, "q6_k": 14, "iq4_xs": 23}
 QUANTIZED = tuple(name for name in KV_TYPES if name not in ("f32", "f16", "bf16"))
-HEADER = 4
+HEADER = 5
 """Integers in front of the block ids of a table row."""
 WINDOWS = {"none": 0, "sliding": 1, "chunked": 2}
 DETERMINISTIC = 1

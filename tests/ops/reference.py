@@ -46,13 +46,14 @@ def paged_attention(
         q0, n_q, length = (int(x) for x in row[:3])
         if n_q == 0:
             continue
-        positions = np.arange(length)
-        blocks = row[HEADER:][positions // params.block_size].astype(np.int64)
+        first = int(row[4])
+        positions = np.arange(first * params.block_size, length)
+        blocks = row[HEADER:][positions // params.block_size - first].astype(np.int64)
         slots = blocks * params.block_size + positions % params.block_size
         keys, values = k[slots].astype(np.float64), v[slots].astype(np.float64)
         for j in range(n_q):
             position = length - n_q + j
-            seen = slice(first_visible(params, position), position + 1)
+            seen = slice(first_visible(params, position) - positions[0], position + 1 - positions[0])
             distance = position - positions[seen]
             out[q0 + j] = _attend(heads, params, q[q0 + j], keys[seen], values[seen], distance, sinks)
     return out

@@ -9,7 +9,7 @@ import pytest
 
 from . import lab
 from .cases import RAGGED, Call, Case, make, poisoned, same_bits
-from .lab import Floats, Heads, Params, Run
+from .lab import HEADER, Floats, Heads, Params, Run
 from .reference import nmse
 
 BIT_CASES = [
@@ -25,6 +25,21 @@ BIT_CASES = [
     Case(Heads(576, 512, 16, 1, "f16"), sequences=((1, 1100), (20, 90)), v_of_k=True),
     Case(Heads(40, 40, 4, 2, "f16"), Params(max_bias=8.0), RAGGED),
 ]
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("case", BIT_CASES[3:5], ids=lambda c: c.params.window_type)
+def test_bits_are_the_same_without_the_blocks_before_the_window(case: Case, deterministic: bool) -> None:
+    """Chunks of tokens are cut at positions of the sequence, not of its table."""
+    call, whole = make(case), make(replace(case, trimmed=False))
+    table = whole.table.copy()
+    assert call.table[:, 4].any()
+    for row, first in zip(table, call.table[:, 4], strict=True):
+        row[HEADER:] = np.append(row[HEADER + first :], [-1] * first)
+        row[4] = first
+    for threads in (1, 3):
+        run = Run(threads=threads)
+        assert same_bits(replace(whole, table=table).run(run, deterministic), whole.run(run, deterministic))
 
 
 @pytest.mark.parametrize("case", BIT_CASES, ids=lambda c: f"{c.heads.d_k}-{c.heads.type_k}")

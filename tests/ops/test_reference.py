@@ -14,11 +14,13 @@ def dense(call: Call, index: int) -> reference.Doubles:
     """Sequence `index` over K and V in position order, with a mask of all pairs: [n_q, n_head, d_v]."""
     heads, params = call.case.heads, call.case.params
     q0, n_q, length = (int(x) for x in call.table[index, :3])
-    blocks = call.table[index, HEADER : HEADER + -(-length // params.block_size)]
+    first = int(call.table[index, 4])
+    blocks = call.table[index, HEADER : HEADER + -(-length // params.block_size) - first]
     k = np.concatenate([call.k_floats[b * params.block_size :][: params.block_size] for b in blocks])
     v = np.concatenate([call.v_floats[b * params.block_size :][: params.block_size] for b in blocks])
     own = np.arange(length - n_q, length)[:, None]
-    other = np.arange(length)[None, :]
+    other = np.arange(first * params.block_size, length)[None, :]
+    n = other.size
     sees = other <= own
     if params.window_type == "sliding":
         sees &= own - other < params.window
@@ -28,7 +30,7 @@ def dense(call: Call, index: int) -> reference.Doubles:
     slopes = reference.alibi_slopes(heads.n_head, params.max_bias)
     for h in range(heads.n_head):
         group = h // (heads.n_head // heads.n_head_kv)
-        scores = call.q[q0 : q0 + n_q, h].astype(np.float64) @ k[:length, group].astype(np.float64).T
+        scores = call.q[q0 : q0 + n_q, h].astype(np.float64) @ k[:n, group].astype(np.float64).T
         scores *= np.float64(np.float32(heads.d_k**-0.5))
         if params.softcap:
             scores = np.tanh(scores / params.softcap) * params.softcap
@@ -37,7 +39,7 @@ def dense(call: Call, index: int) -> reference.Doubles:
             scores = np.concatenate([scores, np.full((n_q, 1), np.float64(call.sinks[h]))], axis=1)
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
         weights /= weights.sum(axis=1, keepdims=True)
-        out[:, h] = weights[:, :length] @ v[:length, group].astype(np.float64)
+        out[:, h] = weights[:, :n] @ v[:n, group].astype(np.float64)
     return out
 
 

@@ -25,7 +25,7 @@ static_assert((int) WINDOW_SLIDING == (int) GGML_PAGED_ATTN_WINDOW_SLIDING &&
               "windows must have the operator's numbers");
 static_assert((int) ROW_Q0 == (int) GGML_PAGED_ATTN_Q0 && (int) ROW_NQ == (int) GGML_PAGED_ATTN_NQ &&
                   (int) ROW_LENGTH == (int) GGML_PAGED_ATTN_KV && (int) ROW_SHARED == (int) GGML_PAGED_ATTN_SHARED &&
-                  (int) ROW_HEADER == (int) GGML_PAGED_ATTN_HEADER,
+                  (int) ROW_FIRST == (int) GGML_PAGED_ATTN_FIRST && (int) ROW_HEADER == (int) GGML_PAGED_ATTN_HEADER,
               "rows of the table must have the operator's layout");
 
 // Return the address of a tensor; before memory is allocated, its offset. Buffers begin at multiples of 128.

@@ -23,7 +23,7 @@ enum page_type {
 enum window_kind { WINDOW_NONE = 0, WINDOW_SLIDING = 1, WINDOW_CHUNKED = 2 };
 
 // Integers before the block ids in a row of the table.
-enum row_field { ROW_Q0 = 0, ROW_NQ = 1, ROW_LENGTH = 2, ROW_SHARED = 3, ROW_HEADER = 4 };
+enum row_field { ROW_Q0 = 0, ROW_NQ = 1, ROW_LENGTH = 2, ROW_SHARED = 3, ROW_FIRST = 4, ROW_HEADER = 5 };
 
 struct pages { // K or V of one layer
     const char * data;
@@ -59,6 +59,7 @@ struct params {
 struct sequence {
     int             q0, n_q, length;
     int             shared; // leading blocks shared with the row before
+    int             first;  // blocks before blocks[0], all before the window of the first query
     const int32_t * blocks;
 
     GPU_FN int position(int j) const { return length - n_q + j; }
@@ -66,7 +67,7 @@ struct sequence {
 
 GPU_FN sequence sequence_of(const params & p, int row) {
     const int32_t * entry = p.table + row * p.table_stride;
-    return {entry[ROW_Q0], entry[ROW_NQ], entry[ROW_LENGTH], entry[ROW_SHARED], entry + ROW_HEADER};
+    return {entry[ROW_Q0], entry[ROW_NQ], entry[ROW_LENGTH], entry[ROW_SHARED], entry[ROW_FIRST], entry + ROW_HEADER};
 }
 
 // Return the first position that a query at `position` attends. The last one is its own.

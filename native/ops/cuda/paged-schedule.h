@@ -55,7 +55,8 @@ GPU_FN int n_partials(const params & p, const sequence & s) {
 // Return an upper bound of the rows of `partial`, from shapes alone.
 inline int64_t max_partials(int64_t n_tokens, int64_t n_rows, int64_t n_head, int64_t width_tokens) {
     const int64_t few    = n_rows * MAX_SPLIT_QUERIES;
-    const int64_t splits = (width_tokens + MIN_SPLIT_TOKENS - 1) / MIN_SPLIT_TOKENS;
+    const int64_t tokens = width_tokens + SPLIT_ALIGN; // the first split may begin before the table
+    const int64_t splits = (tokens + MIN_SPLIT_TOKENS - 1) / MIN_SPLIT_TOKENS;
     return (n_tokens < few ? n_tokens : few) * n_head * (splits < MAX_SPLITS ? splits : MAX_SPLITS);
 }
 

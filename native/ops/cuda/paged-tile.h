@@ -64,11 +64,17 @@ template <class KNumbers, class VNumbers> GPU_BOTH layout layout_of(const params
 GPU_FN const char * row_of(const params & p, const pages & x, const sequence & s, int head_kv, int token) {
     int64_t slot;
     if (p.block_shift >= 0) { // a division would cost more than the rest
-        slot = ((int64_t) s.blocks[token >> p.block_shift] << p.block_shift) + (token & (p.block_size - 1));
+        slot = ((int64_t) s.blocks[(token >> p.block_shift) - s.first] << p.block_shift) + (token & (p.block_size - 1));
     } else {
-        slot = (int64_t) s.blocks[token / p.block_size] * p.block_size + token % p.block_size;
+        slot = (int64_t) s.blocks[token / p.block_size - s.first] * p.block_size + token % p.block_size;
     }
     return x.data + head_kv * x.head_stride + slot * x.slot_stride;
+}
+
+// Return whether the table has this token of a tile that ends before `end`. Tiles begin at multiples of SPLIT_ALIGN,
+// maybe in blocks before the window.
+GPU_FN bool has_token(const params & p, const sequence & s, int token, int end) {
+    return token < end && token >= s.first * p.block_size;
 }
 
 // Division of rows of `n` pieces among threads: the next power of two of threads for each row.
@@ -89,14 +95,15 @@ struct alignas(16) quad { // one store or load
     uint32_t words[4];
 };
 
-// Start to copy the rows of tokens begin .. begin + n_tokens, 16 bytes at a time. Rows from `end` on become zeros.
+// Start to copy the rows of tokens begin .. begin + n_tokens, 16 bytes at a time. Rows from `end` on, and rows that the
+// table does not have, become zeros.
 GPU_FN void fetch_rows(const params & p, const pages & x, const sequence & s, int head_kv, int begin, int end,
                        int n_tokens, char * to) {
     const int       stride = raw_stride(x.row_bytes), chunks = stride / 16;
     const row_share share = share_of_rows(ceil_div(x.row_bytes, 16));
     for (int t = share.row; t < n_tokens; t += share.rows) {
         char * at = to + t * stride;
-        if (begin + t >= end) {
+        if (!has_token(p, s, begin + t, end)) {
             for (int chunk = share.piece; chunk < chunks; chunk += share.pieces) {
                 *(quad *) (at + 16 * chunk) = {};
             }
@@ -138,20 +145,20 @@ GPU_FN void convert_rows(const params & p, const pages & x, const sequence & s, 
     const row_share share = share_of_rows(units);
     for (int t = share.row; t < n_tokens; t += share.rows) {
         const int offset = // as in fetch_rows
-            begin + t < end ? (int) ((uint64_t) row_of(p, x, s, head_kv, begin + t) & 15) : 0;
+            has_token(p, s, begin + t, end) ? (int) ((uint64_t) row_of(p, x, s, head_kv, begin + t) & 15) : 0;
         const char * from = raw + t * raw_stride(x.row_bytes) + offset;
         for (int unit = share.piece; unit < units; unit += share.pieces) {
             char * at = to + t * stride + 2 * UNIT * unit;
             if (Numbers::quantized && is_quantized(x.type)) { // rows consist of whole groups
                 uint32_t words[UNIT / 2] = {};
-                if (begin + t < end) {
+                if (has_token(p, s, begin + t, end)) {
                     unpack_halves(x.type, from, unit, words);
                 }
                 store_words(words, at);
                 continue;
             }
             float x16[UNIT] = {};
-            if (begin + t < end) {
+            if (has_token(p, s, begin + t, end)) {
                 unpack_floats(x.type, from, unit, x16);
                 GPU_UNROLL
                 for (int n = 0; n < UNIT; ++n) { // other bytes follow the row

@@ -195,7 +195,8 @@ int64_t decode_rows_together(const problem & p) {
 kernel kernel_for(const problem & p, int64_t n_q) { return n_q <= decode_rows(p) ? kernel::decode : kernel::tile; }
 
 size_t partial_bytes(const problem & p, int64_t n_threads) {
-    const int64_t chunks = chunks_of((p.table->ne[0] - GGML_PAGED_ATTN_HEADER) * p.params.block_size);
+    const bool    windowed = p.params.window_type != GGML_PAGED_ATTN_WINDOW_NONE; // its tables may begin within a chunk
+    const int64_t chunks   = chunks_of((p.table->ne[0] - GGML_PAGED_ATTN_HEADER) * p.params.block_size) + windowed;
     if (chunks == 1 || (n_threads == 1 && p.n_rows == 1)) {
         return 0;
     }

@@ -49,18 +49,19 @@ struct sequence {
     int64_t         q0;     // its first query row
     int64_t         n_q;    // its query rows
     int64_t         length; // its tokens after this step
+    int64_t         first;  // its blocks before blocks[0], all before the window of the first query
     const int32_t * blocks;
 
     int64_t position(int64_t j) const { return length - n_q + j; }
     int64_t slot(int64_t position, int64_t block_size) const {
-        return (int64_t) blocks[position / block_size] * block_size + position % block_size;
+        return (int64_t) blocks[position / block_size - first] * block_size + position % block_size;
     }
 };
 
 inline sequence sequence_of(const problem & p, int64_t row) {
     const int32_t * entry = (const int32_t *) ((const char *) p.table->data + row * p.table->nb[1]);
     return {entry[GGML_PAGED_ATTN_Q0], entry[GGML_PAGED_ATTN_NQ], entry[GGML_PAGED_ATTN_KV],
-            entry + GGML_PAGED_ATTN_HEADER};
+            entry[GGML_PAGED_ATTN_FIRST], entry + GGML_PAGED_ATTN_HEADER};
 }
 
 // Returns the first position that a query at `position` attends. The last one is its own.
