@@ -250,9 +250,10 @@ class InputProcessor:
     def _maker(self, params: SamplingParams, asked: Asked | None) -> Callable[..., Request]:
         ask = asked or self.ask(params, timed=False)
         stops = cast("tuple[str, ...]", params.stop)
+        begun = self.clock()
         matcher = self._matcher(params, ask.time) if _has_grammar(params) else None
-        parent = ask.parent
-        parent.n_open = params.best_of or params.n
+        late = matcher is not None and matcher.late  # the wait took all of the timeout
+        ask.parent.n_open = params.best_of or params.n
         token_bytes = self._token_bytes if params.skip_special_tokens else self._shown_bytes
         going_on = self._going_on(params)
 
@@ -265,8 +266,8 @@ class InputProcessor:
                 going_on=going_on,
                 index=index,
                 matcher=matcher.copy() if matcher is not None else None,
-                parent=parent,
-                submitted=ask.time or 0.0,
+                parent=ask.parent,
+                submitted=ask.time or (begun if late else 0.0),
                 **others,
             )
 

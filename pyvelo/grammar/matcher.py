@@ -52,7 +52,12 @@ MAX_COMPILING = 2
 
 
 class GrammarMatcher:
-    """State of a compiled grammar after the tokens of one output."""
+    """State of a compiled grammar after the tokens of one output.
+
+    late: the deadline passed before it was compiled, so it allows no token.
+    """
+
+    late = False
 
     def __init__(self, matcher: Any) -> None:
         self._matcher = matcher
@@ -88,6 +93,8 @@ class GrammarMatcher:
 
 class _LateMatcher(GrammarMatcher):
     """Matcher of a request whose deadline passed before its grammar was compiled; allows no token."""
+
+    late = True
 
     def __init__(self) -> None:
         super().__init__(None)

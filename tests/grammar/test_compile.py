@@ -168,6 +168,14 @@ def test_a_deadline_includes_the_compilation(tiny_model: Path, slow: Slow) -> No
         assert llm.generate("Once", SamplingParams(regex="a{3}"))[0].text == "aaa"
 
 
+def test_a_stream_whose_grammar_is_late_times_out(tiny_model: Path, slow: Slow) -> None:
+    with LLM(tiny_model, n_threads=1) as llm:
+        params = SamplingParams(regex="a+", timeout=0.05, max_tokens=5)
+        for stream in (llm.stream("Once", params), llm.session("Once").stream(params)):
+            assert [(piece.text, piece.finish_reason) for piece in stream] == [("", "timeout")]
+        slow.go.set()
+
+
 def test_closing_the_engine_ends_a_compilation(tiny_model: Path, slow: Slow) -> None:
     llm = LLM(tiny_model, n_threads=1)
     result = in_thread(lambda: llm.generate("Once", regex("a+")))
