@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -174,6 +175,29 @@ def test_a_stream_whose_grammar_is_late_times_out(tiny_model: Path, slow: Slow) 
         for stream in (llm.stream("Once", params), llm.session("Once").stream(params)):
             assert [(piece.text, piece.finish_reason) for piece in stream] == [("", "timeout")]
         slow.go.set()
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_ctrl_c_ends_the_wait_of_a_session(tiny_model: Path, slow: Slow, streams: bool) -> None:
+    def interrupt() -> None:
+        assert slow.begun.acquire(timeout=WAIT)
+        main = threading.main_thread().ident
+        assert main is not None
+        signal.pthread_kill(main, signal.SIGINT)
+        if not ended.wait(5.0):
+            slow.go.set()  # or the test would hang
+
+    ended = threading.Event()
+    with LLM(tiny_model, n_threads=1) as llm, llm.session("Once") as session:
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            list(session.stream(regex("a+"))) if streams else session.generate(regex("a+"))
+        assert not slow.go.is_set(), "it waited for the grammar"
+        ended.set()
+        thread.join(WAIT)
+        slow.go.set()
+        assert session.generate(regex("a{3}")).text == "aaa"
 
 
 def test_closing_the_engine_ends_a_compilation(tiny_model: Path, slow: Slow) -> None:
