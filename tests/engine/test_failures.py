@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from pyvelo.engine.request import Request
-from pyvelo.errors import InternalError
+from pyvelo.errors import ComputeError, InternalError
+from pyvelo.grammar.matcher import GrammarMatcher
 from pyvelo.kv.manager import Event
 
 from .fakes import Bench, FakeSampler, answer
@@ -140,6 +141,23 @@ def test_recovery_ends_every_request_before_it_fails_again(
         bench.core.recover(InternalError("broken"))
     assert [str(request.error) for request in (running, waiting)] == ["broken"] * 2
     assert running.finish_reason == waiting.finish_reason == "error"
+    bench.assert_idle()
+
+
+def test_a_request_whose_prompt_cannot_be_scored_ends_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Matcher(GrammarMatcher):
+        def mask(self) -> bytes:
+            raise ComputeError("no token can come next")
+
+    bench = Bench()
+    request = bench.request([2] * 10, prompt_logprobs=1)
+    request.matcher, ended = Matcher(None), list[Request]()
+    request.on_end = ended.append
+    bench.core.inbox.submit([request])
+    monkeypatch.setattr(bench.context, "logprobs", once(ComputeError("not finite")))
+    bench.step()
+    assert (ended, str(request.error)) == ([request], "not finite")
+    assert (request.parent.n_open, bench.core.counters.failed) == (0, 1)
     bench.assert_idle()
 
 
