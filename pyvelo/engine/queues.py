@@ -89,7 +89,7 @@ class Inbox:
         """Submit requests that fit into the empty pool; they arrive all at once."""
         arriving = list(requests)
         for request in arriving:
-            if request.keeps_blocks:
+            if request.keeps_blocks and not request.sequence.busy:  # else it was cancelled before
                 request.sequence.request = request
             request.submitted = request.submitted or self._clock()
         self._arrivals.extend(arriving)
