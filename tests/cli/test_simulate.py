@@ -84,6 +84,15 @@ def test_bytes_of_a_model(capsys: pytest.CaptureFixture[str], tiny_model: Path) 
         assert report["pool"]["token_bytes"] == expected
 
 
+def test_a_model_by_its_name_on_the_hub(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyvelo.models.hub.locate", {"org/repo:Q4_0": str(tiny_model)}.__getitem__)
+    size = ("--kv-cache-bytes", "16M")
+    named = simulated(capsys, *SMALL, *size, "--model", "org/repo:Q4_0")["pool"]
+    assert named == simulated(capsys, *SMALL, *size, "--kv-bytes-per-token", named["token_bytes"])["pool"]
+
+
 def test_a_recorded_run_is_run_again(
     capsys: pytest.CaptureFixture[str], tiny_model: Path, tmp_path: Path
 ) -> None:
