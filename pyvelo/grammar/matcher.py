@@ -358,6 +358,8 @@ def _from_schema(schema: str, model: Model) -> str:
 def _from_regex(regex: str, model: Model) -> str:
     from llguidance import LLMatcher
 
+    if (len(regex) - len(regex.rstrip("\\"))) % 2:  # llguidance would ignore it
+        raise ValueError("it ends with a backslash that escapes nothing: write \\\\ for a backslash")
     return str(LLMatcher.grammar_from_regex(regex))
 
 

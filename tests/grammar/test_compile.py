@@ -305,3 +305,11 @@ def test_too_long_is_refused() -> None:
         for source in sources[name]:
             with pytest.raises(RequestError, match=rf"{name} has \d+ characters: give up to 131072$"):
                 SamplingParams(**{name: source})
+
+
+def test_a_regex_that_ends_with_a_backslash_is_refused(model: Model) -> None:
+    compiler = GrammarCompiler(model)
+    for source in ("\\", "ab\\", "ab\\\\\\"):
+        with pytest.raises(RequestError, match="backslash that escapes nothing"):
+            compiler.compile(regex(source))
+    assert compiler.compile(regex("ab\\\\")) is not None
