@@ -11,7 +11,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from pyvelo.engine.engine import Engine
-from pyvelo.engine.input_processor import Prompt, new_request_id
+from pyvelo.engine.input_processor import Prompt, new_request_id, tokens_of
 from pyvelo.engine.output import Submission, outputs_of
 from pyvelo.engine.request import Sequence
 from pyvelo.errors import Cancelled, RequestError, shown
@@ -70,7 +70,8 @@ def search(
     if not isinstance(params, BeamSearchParams):
         raise RequestError(f"{shown(params)} are not parameters of a beam search: give a BeamSearchParams")
     engine.processor.check_ids("stop_token_ids", params.stop_token_ids)
-    searches = [_begin(engine, prompt, params) for prompt in prompts]
+    names = ["the prompt"] if len(prompts) == 1 else [f"prompts[{i}]" for i in range(len(prompts))]
+    searches = [_begin(engine, prompt, params, name) for prompt, name in zip(prompts, names, strict=True)]
     try:
         while active := [search for search in searches if search.beams]:
             yield from _advance(engine, active, params)
@@ -80,9 +81,10 @@ def search(
     return [_output(engine, search) for search in searches]
 
 
-def _begin(engine: Engine, prompt: Prompt, params: BeamSearchParams) -> _Search:
-    tokens = engine.processor.tokens(prompt)
-    n_most = engine.processor.max_new(len(tokens), params.max_tokens)
+def _begin(engine: Engine, prompt: Prompt, params: BeamSearchParams, name: str) -> _Search:
+    """Return the search for a prompt; name: of the prompt in errors."""
+    tokens = tokens_of(engine.model, prompt, name=name)
+    n_most = engine.processor.max_new(len(tokens), params.max_tokens, name)
     return _Search(prompt, tuple(tokens), n_most, [engine.processor.sequence(tokens, params.cache_salt)])
 
 

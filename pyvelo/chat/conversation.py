@@ -102,18 +102,24 @@ class Chats:
             raise RequestError(
                 "template_arguments and chat_template_kwargs are two names of one argument: give one of them"
             )
-        conversations = cast(Any, [messages] if is_one(messages) else messages)
+        one = is_one(messages)
+        conversations = cast(Any, [messages] if one else messages)
         template = self._chosen(chat_template, isinstance(tools, Sequence) and bool(tools))
         found = []
-        for conversation in conversations:
-            text = template.render_marked(
-                conversation,
-                tools=tools,
-                add_generation_prompt=add_generation_prompt and not continue_final_message,
-                arguments=chat_template_kwargs if template_arguments is None else template_arguments,
-            )
-            if continue_final_message:
-                text = _cut(text, conversation[-1])
+        for number, conversation in enumerate(conversations):
+            try:
+                text = template.render_marked(
+                    conversation,
+                    tools=tools,
+                    add_generation_prompt=add_generation_prompt and not continue_final_message,
+                    arguments=chat_template_kwargs if template_arguments is None else template_arguments,
+                )
+                if continue_final_message:
+                    text = _cut(text, conversation[-1])
+            except RequestError as error:
+                if one:
+                    raise
+                raise type(error)(f"conversation {number}: {error}") from error
             found.append(ChatPrompt(encode(self._model, text), str.__str__(text)))
         return found
 

@@ -82,7 +82,7 @@ class Chat:
                 text = self._screen.ask()
             except KeyboardInterrupt:
                 continue
-            if text is None or text.strip() in ("/exit", "/quit", "exit", "quit"):
+            if text is None or text.strip() in ("exit", "quit") or text.split()[:1] in (["/exit"], ["/quit"]):
                 return
             if text.strip():
                 self.hear(text)

@@ -72,7 +72,9 @@ class Conversation:
             messages: list[Any] = data["messages"]
             if data["format"] != FORMAT or not all(_is_message(message) for message in messages):
                 raise ValueError("it is not a saved chat")
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+        except KeyError as error:
+            raise ConfigError(f"the file is not a chat of /save: it has no {error}") from None
+        except (ValueError, TypeError, RecursionError) as error:
             raise ConfigError(f"the file is not a chat of /save: {error}") from None
         made = cls()
         for message in messages:

@@ -29,8 +29,10 @@ def read_texts(texts: Sequence[str] | None, file: Path | None) -> list[str]:
         return [parse_argument(text, "the text") for text in texts]
     if not texts and file is None:
         raise UsageError("which texts? Give -p TEXT, -f FILE, or -p - to read standard input")
-    lines = read_prompt("-" if texts else None, file).splitlines()
-    if not lines:
+    content = read_prompt("-" if texts else None, file)
+    # not splitlines: it also ends a line at a form feed or U+2028
+    lines = content.replace("\r\n", "\n").removesuffix("\n").split("\n")
+    if not content:
         raise ConfigError("there is no line to embed")
     return lines
 

@@ -108,6 +108,9 @@ def explain(error: OSError) -> str:
         return error.strerror or str(error)
     name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else str(error.filename)
     if isinstance(error, FileNotFoundError):
+        folder = os.path.dirname(name)
+        if folder and not os.path.exists(folder):
+            return f"there is no folder {folder}"
         return f"there is no file or folder {name}"
     if isinstance(error, IsADirectoryError):
         return f"{name} is a folder, not a file"

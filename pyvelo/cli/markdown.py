@@ -74,14 +74,22 @@ class _Whole:
             yield from _joined(rows)
 
 
+ECHO_WIDTH = len("^C")
+
+
 class LastRows:
-    """Last rows of a text that is taller than the screen."""
+    """Last rows of a text that is taller than the screen.
+
+    The rows are narrower than the screen, so that the echo of Ctrl-C starts no row of its own. rich could not
+    erase all rows then.
+    """
 
     def __init__(self, content: RenderableType) -> None:
         self._content = content
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        rows = console.render_lines(self._content, options.update(height=None), pad=False)
+        narrow = options.update(width=max(1, options.max_width - ECHO_WIDTH), height=None)
+        rows = console.render_lines(self._content, narrow, pad=False)
         yield from _joined(rows[-max(1, console.size.height - 1) :])
 
 

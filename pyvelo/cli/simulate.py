@@ -132,7 +132,9 @@ def _token_bytes(plan: Plan, trace: Trace | None) -> int:
 def _bytes_of_model(path: Path, kv_type: str | tuple[str, str]) -> int:
     from pyvelo import native
     from pyvelo.models.gguf_scan import scan
+    from pyvelo.models.hub import locate
 
+    path = Path(locate(str(path)))
     scan(path)
     with native.Model(str(path), deterministic=True) as model:  # weights stay mapped, they are not read
         if model.refusal is not None:

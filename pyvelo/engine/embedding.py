@@ -32,10 +32,14 @@ class Embeddings:
     Args:
         max_tokens: longest text.
         check: called before each group; raises if the model must not be used any more.
+        alone: the vector of a text has the same bits beside others and after others.
     """
 
-    def __init__(self, model: Model, max_tokens: int, n_threads: int, check: Callable[[], None]) -> None:
+    def __init__(
+        self, model: Model, max_tokens: int, n_threads: int, check: Callable[[], None], alone: bool = False
+    ) -> None:
         self.max_tokens = max_tokens
+        self._alone = alone
         self._model = model
         self._n_threads = n_threads
         self._check = check
@@ -59,7 +63,7 @@ class Embeddings:
         out = np.empty((len(given), self._model.info.n_embd_out), np.float32)
         with self.guard:
             try:
-                for group in _groups(given):
+                for group in _groups(given, 1 if self._alone else GROUP_TEXTS):
                     if self.guard.hit or stopped():
                         raise Cancelled("the embedding was cancelled")
                     self._run(given[group], kind, out[group])
@@ -136,13 +140,12 @@ class Embeddings:
 
     def _roomy(self, n_tokens: int) -> Embedder:
         """Return an embedder for texts of so many tokens."""
-        if self._embedder is None or self._embedder.max_tokens < n_tokens:
-            self._embedder = None  # free its memory first
-            size = max(SMALLEST, 1 << (n_tokens - 1).bit_length())
-            self._embedder = Embedder(
-                self._model, max_tokens=min(size, self.max_tokens), n_threads=self._n_threads
-            )
-        return self._embedder
+        size = min(max(SMALLEST, 1 << (n_tokens - 1).bit_length()), self.max_tokens)
+        made = self._embedder
+        if made is None or made.max_tokens < n_tokens or (self._alone and made.max_tokens != size):
+            made = self._embedder = None  # free its memory first; one for longer texts may round otherwise
+            made = self._embedder = Embedder(self._model, max_tokens=size, n_threads=self._n_threads)
+        return made
 
     def _cancel(self) -> None:
         embedder = self._embedder
@@ -150,12 +153,12 @@ class Embeddings:
             embedder.cancel()
 
 
-def _groups(texts: Sequence[Sequence[int]]) -> Iterator[slice]:
-    """Yield the texts of each group."""
+def _groups(texts: Sequence[Sequence[int]], most: int = GROUP_TEXTS) -> Iterator[slice]:
+    """Yield the texts of each group; most: texts of a group."""
     first = n_tokens = 0
     for number, text in enumerate(texts):
         n_tokens += len(text)
-        if number > first and (number - first == GROUP_TEXTS or n_tokens > GROUP_TOKENS):
+        if number > first and (number - first == most or n_tokens > GROUP_TOKENS):
             yield slice(first, number)
             first, n_tokens = number, len(text)
     if texts:

@@ -230,7 +230,8 @@ def _open(
 
 def _embeddings(config: EngineConfig, model: Model, files: ModelFiles) -> Embeddings:
     longest = max(1, model.info.n_ctx_train)
-    return Embeddings(model, min(config.n_ctx or longest, longest), config.n_threads or 0, files.check)
+    n_ctx = min(config.n_ctx or longest, longest)
+    return Embeddings(model, n_ctx, config.n_threads or 0, files.check, alone=config.deterministic)
 
 
 def _load(path: str, config: EngineConfig, offload: Offload, load: _Load) -> Model:

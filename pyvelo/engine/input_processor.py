@@ -18,6 +18,7 @@ import numpy as np
 
 from pyvelo.chat.conversation import ChatPrompt
 from pyvelo.engine.input_errors import no_blocks, no_prompt, no_room, wrong_params
+from pyvelo.engine.interrupts import InterruptGuard
 from pyvelo.engine.output import Submission
 from pyvelo.engine.request import Detokenizer, ParentRequest, Request, Sequence
 from pyvelo.engine.request_ids import check_id
@@ -232,10 +233,8 @@ class InputProcessor:
 
     def prepare_all(self, prompts: abc.Sequence[Prompt], asked: AskedOfAll) -> list[Submission]:
         """Check prompts and make their requests, as `prepare`."""
-        return [
-            self.prepare(prompt, params, asked=ask)
-            for prompt, (params, ask) in zip(prompts, asked, strict=True)
-        ]
+        given = zip(prompts, asked, strict=True)
+        return [self.prepare(prompt, params, asked=ask) for prompt, (params, ask) in given]
 
     def compiling(self, params: SamplingParams) -> Future[GrammarMatcher] | None:
         """Start to compile the grammar of a request, if it has one; cancel the future to stop waiting."""
@@ -249,10 +248,9 @@ class InputProcessor:
 
     def _maker(self, params: SamplingParams, asked: Asked | None) -> Callable[..., Request]:
         ask = asked or self.ask(params, timed=False)
-        stops = cast("tuple[str, ...]", params.stop)
+        begun = self.clock()
         matcher = self._matcher(params, ask.time) if _has_grammar(params) else None
-        parent = ask.parent
-        parent.n_open = params.best_of or params.n
+        ask.parent.n_open = params.best_of or params.n
         token_bytes = self._token_bytes if params.skip_special_tokens else self._shown_bytes
         going_on = self._going_on(params)
 
@@ -261,22 +259,23 @@ class InputProcessor:
                 sequence,
                 params,
                 seed=(ask.seed + index) % (1 << 64),
-                detokenizer=Detokenizer(token_bytes, stops),
+                detokenizer=Detokenizer(token_bytes, cast("tuple[str, ...]", params.stop)),
                 going_on=going_on,
                 index=index,
                 matcher=matcher.copy() if matcher is not None else None,
-                parent=parent,
-                submitted=ask.time or 0.0,
+                parent=ask.parent,
+                submitted=ask.time or (begun if matcher is not None and matcher.late else 0.0),
                 **others,
             )
 
         return make
 
     def _matcher(self, params: SamplingParams, asked: float | None) -> GrammarMatcher | None:
-        """Return the matcher of the grammar; wait for it up to the deadline of the request."""
+        """Return the matcher of the grammar; wait for it up to the deadline of the request, or to Ctrl+C."""
         waited = 0.0 if asked is None else self.clock() - asked
         left = None if params.timeout is None else max(0.0, params.timeout - waited)
-        return self._compiler.compile(params, left)
+        with InterruptGuard() as guard:  # a session's call is in one, too
+            return self._compiler.compile(params, left, guard.raise_hit)
 
     def _going_on(self, params: SamplingParams) -> bytes:
         """Return a mask of the tokens that end no answer, if `min_tokens` needs it."""

@@ -80,7 +80,7 @@ class OutputProcessor:
     def _draw_rows(self, rows: NDArray[np.int32], requests: list[Request]) -> list[tuple[int, Request]]:
         """Sample and append tokens. Return the held samples that start, each with its row of logits."""
         for request in requests:
-            if request.matcher is not None or request.params.min_tokens:
+            if (request.matcher is not None or request.params.min_tokens) and not request.finished:
                 self._mask(request)
         if any(request.finished for request in requests):  # scoring its prompt or its mask failed
             left = [number for number, request in enumerate(requests) if not request.finished]

@@ -86,12 +86,13 @@ class Inbox:
         return len(self._arrivals)
 
     def submit(self, requests: Iterable[Request]) -> None:
-        """Submit requests that fit into the empty pool."""
-        for request in requests:
-            if request.keeps_blocks:
+        """Submit requests that fit into the empty pool; they arrive all at once."""
+        arriving = list(requests)
+        for request in arriving:
+            if request.keeps_blocks and not request.sequence.busy:  # else it was cancelled before
                 request.sequence.request = request
             request.submitted = request.submitted or self._clock()
-            self._arrivals.append(request)
+        self._arrivals.extend(arriving)
 
     def cancel(self, requests: Iterable[Request]) -> None:
         """Cancel requests; finished ones are ignored."""
@@ -104,9 +105,10 @@ class Inbox:
     # ---- for the core ----
 
     def drain(self) -> list[Request]:
-        """Remove and return the new requests, and nothing else."""
-        requests = list(self._arrivals)
-        self._arrivals.clear()
+        """Remove and return the new requests, and nothing else; others may arrive meanwhile."""
+        requests = []
+        while self._arrivals:
+            requests.append(self._arrivals.popleft())
         return requests
 
     def arrivals(self) -> Iterator[Request]:

@@ -6,13 +6,16 @@ llguidance (the extra `grammar`) does the work. GBNF is translated to its Lark.
 from __future__ import annotations
 
 import json
+import math
 import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as TooLate
+from contextlib import suppress
 from functools import partial
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from pyvelo.errors import ClosedError, ComputeError, ConfigError, RequestError, one_line, shown
@@ -50,9 +53,17 @@ MAX_CACHED_CHARACTERS = 1 << 21
 MAX_COMPILING = 2
 """Grammars that compile at once."""
 
+WAIT_SECONDS = 0.1
+"""Seconds after which a caller that waits for a grammar checks whether to go on."""
+
 
 class GrammarMatcher:
-    """State of a compiled grammar after the tokens of one output."""
+    """State of a compiled grammar after the tokens of one output.
+
+    late: the deadline passed before it was compiled, so it allows no token.
+    """
+
+    late = False
 
     def __init__(self, matcher: Any) -> None:
         self._matcher = matcher
@@ -89,6 +100,8 @@ class GrammarMatcher:
 class _LateMatcher(GrammarMatcher):
     """Matcher of a request whose deadline passed before its grammar was compiled; allows no token."""
 
+    late = True
+
     def __init__(self) -> None:
         super().__init__(None)
 
@@ -117,12 +130,18 @@ class GrammarCompiler:
         self._waiting: dict[_Key, list[Future[GrammarMatcher]]] = {}  # callers of the grammars that compile
         self._closed = False
 
-    def compile(self, params: SamplingParams, seconds: float | None = None) -> GrammarMatcher | None:
+    def compile(
+        self,
+        params: SamplingParams,
+        seconds: float | None = None,
+        check: Callable[[], None] = lambda: None,
+    ) -> GrammarMatcher | None:
         """Return the matcher to copy for each output; None if `params` has no grammar.
 
         Args:
             params: may have a grammar, a schema or a regular expression.
             seconds: time to wait; then the returned matcher allows no token.
+            check: called now and then during the wait, which its exception ends.
 
         Raises:
             RequestError: the grammar, schema or expression is wrong, or exceeds a limit.
@@ -133,10 +152,14 @@ class GrammarCompiler:
         future = self.begin(params)
         if future is None:
             return None
+        end = math.inf if seconds is None else monotonic() + seconds
         try:
-            return future.result(seconds)
-        except TooLate:
-            return _LateMatcher()
+            while True:
+                check()
+                with suppress(TooLate):
+                    return future.result(max(0.0, min(WAIT_SECONDS, end - monotonic())))
+                if monotonic() >= end:
+                    return _LateMatcher()
         finally:
             future.cancel()
             del future  # or its exception would keep this frame, and the frame it
@@ -335,6 +358,8 @@ def _from_schema(schema: str, model: Model) -> str:
 def _from_regex(regex: str, model: Model) -> str:
     from llguidance import LLMatcher
 
+    if (len(regex) - len(regex.rstrip("\\"))) % 2:  # llguidance would ignore it
+        raise ValueError("it ends with a backslash that escapes nothing: write \\\\ for a backslash")
     return str(LLMatcher.grammar_from_regex(regex))
 
 

@@ -97,7 +97,7 @@ class WorkloadSpec:
     def __post_init__(self) -> None:
         for name, value in (
             ("requests", self.n_requests),
-            ("max-tokens", self.max_tokens),
+            ("max_tokens", self.max_tokens),
             ("samples", self.samples),
         ):
             if not 1 <= value <= MAX_NUMBER:

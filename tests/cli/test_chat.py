@@ -122,7 +122,7 @@ def test_commands() -> None:
     assert screen.notes[-1] == "there is no system message"
 
 
-@pytest.mark.parametrize("end", ["/exit", "/quit", "exit", "quit"])
+@pytest.mark.parametrize("end", ["/exit", "/quit", "exit", "quit", "/exit now"])
 def test_the_end(end: str) -> None:
     chat, screen = talk("one", end, "two")
     assert said(chat) == [("one", "answer 1")]
@@ -177,6 +177,11 @@ def test_what_is_no_saved_chat_changes_nothing(tmp_path: Path, content: str) -> 
                         f"/save {tmp_path}")  # fmt: skip
     assert said(chat) == [("one", "answer 1")]
     assert len(screen.notes) == 6
+
+
+def test_a_file_without_messages_says_so() -> None:
+    with pytest.raises(ConfigError, match="not a chat of /save: it has no 'messages'"):
+        Conversation.from_json('{"requests": []}')
 
 
 @pytest.mark.parametrize("roles", [["assistant"], ["user", "user"], ["user", "system"], ["tool"]])

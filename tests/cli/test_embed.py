@@ -89,3 +89,11 @@ def test_bad_input_is_a_line(
     assert (code, out) == (1 if "does not say" in message else 2, "")
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_a_line_ends_only_at_a_line_feed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_model: Path
+) -> None:
+    (tmp_path / "lines").write_bytes("one\u2028text\r\nanother\ftext\n".encode())
+    code, out, _ = run_cli(capsys, "embed", tiny_model, "-f", tmp_path / "lines", "--pooling", "mean")
+    assert (code, out.count("\n")) == (0, 2)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from pyvelo.cli.exits import ERROR, USAGE, UsageError, as_options, code_of, without_prefix
+from pyvelo.cli.exits import ERROR, USAGE, UsageError, as_options, code_of, explain, without_prefix
 from pyvelo.errors import ConfigError, OutOfMemory, RequestError, VeloError
 
 
@@ -48,3 +50,14 @@ def test_a_parser_names_an_option_once() -> None:
     assert without_prefix("Invalid value for '--a': Value error, --a 'x': give 1") == "--a 'x': give 1"
     assert without_prefix("Invalid value for '--a' / '-b': Value error, 'x' is none") == "--a 'x' is none"
     assert without_prefix("No such option: --bad") == "No such option: --bad"
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    for file, says in (
+        (tmp_path / "a", f"there is no file or folder {tmp_path}/a"),
+        (tmp_path / "a" / "b", f"there is no folder {tmp_path}/a"),
+        (Path("missing file"), "there is no file or folder missing file"),
+    ):
+        with pytest.raises(FileNotFoundError) as caught:
+            file.read_bytes()
+        assert explain(caught.value) == says

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
+from rich.segment import Segment
 
 from pyvelo.cli.markdown import LastRows, last_lines, make_markdown, split_blocks
 
@@ -144,3 +145,10 @@ def test_a_block_longer_than_the_screen_moves_on(start: str, end: str) -> None:
     assert "..." not in growing
     numbers = [int(number) for number in re.findall(r"line(\d+)", whole)]
     assert numbers[-60:] == list(range(60))
+
+
+@pytest.mark.parametrize("text", ["word " * 20, "```\n" + "x" * 50, "# head", "- item\n- item"])
+def test_the_echo_of_ctrl_c_fits_beside_the_last_row(text: str) -> None:
+    console = Console(width=20, height=10, file=io.StringIO())
+    rows = console.render_lines(LastRows(make_markdown(text)), pad=False)
+    assert max(map(Segment.get_line_length, rows)) <= 20 - len("^C")

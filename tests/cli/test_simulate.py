@@ -84,6 +84,15 @@ def test_bytes_of_a_model(capsys: pytest.CaptureFixture[str], tiny_model: Path) 
         assert report["pool"]["token_bytes"] == expected
 
 
+def test_a_model_by_its_name_on_the_hub(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyvelo.models.hub.locate", {"org/repo:Q4_0": str(tiny_model)}.__getitem__)
+    size = ("--kv-cache-bytes", "16M")
+    named = simulated(capsys, *SMALL, *size, "--model", "org/repo:Q4_0")["pool"]
+    assert named == simulated(capsys, *SMALL, *size, "--kv-bytes-per-token", named["token_bytes"])["pool"]
+
+
 def test_a_recorded_run_is_run_again(
     capsys: pytest.CaptureFixture[str], tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -129,7 +138,7 @@ def test_costs_can_be_set(capsys: pytest.CaptureFixture[str]) -> None:
         (["--rate", "nan"], "rate nan"),
         (["--prompt", "long"], "'long' is not a length"),
         (["--answer", "uniform:9:1"], "uniform:9:1"),
-        (["--max-tokens", "0"], "max-tokens 0"),
+        (["--max-tokens", "0"], "--max-tokens 0"),
         (["--samples", "-1"], "samples -1"),
         (["--shared-prefix", "64"], "shared prefix"),
         (["--shared-prefix", "64:0.8", "--shared-prefix", "32:0.8"], "sum to 1"),
@@ -156,14 +165,15 @@ def test_costs_can_be_set(capsys: pytest.CaptureFixture[str]) -> None:
         (["--workload", "none", "--trace", "none"], "not both"),
         (["--model", "none"], "none"),
         (["--model", "none", "--kv-bytes-per-token", "7"], "not both"),
-        (["--record", "no/run.trace"], "there is no file or folder"),
+        (["--record", "no/run.trace"], "there is no folder no"),
     ],
 )
 def test_what_cannot_be_simulated(
     capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
 ) -> None:
     code, out, err = run_cli(capsys, "simulate", *SMALL, *arguments)
-    assert (code, out) == (1 if says in ("there is no file or folder", "none") else 2, "")
+    unreadable = ("there is no file or folder", "there is no folder no", "none")
+    assert (code, out) == (1 if says in unreadable else 2, "")
     assert says in err
     assert err.startswith("pyvelo: ")
     assert err.count("\n") == 1

@@ -106,6 +106,13 @@ def test_what_is_wrong_with_a_search_is_said(plain: LLM) -> None:
         plain.beam_search([[3] * 100_000])
 
 
+def test_a_wrong_prompt_of_several_is_named(plain: LLM) -> None:
+    with pytest.raises(RequestError, match=r"prompts\[1\] has 100000 tokens"):
+        plain.beam_search([PROMPTS[0], [5] * 100_000])
+    with pytest.raises(RequestError, match=r"prompts\[1\] has no tokens"):
+        plain.beam_search([PROMPTS[0], []])
+
+
 def test_the_best_of_several_are_the_likeliest(plain: LLM) -> None:
     settings = {"max_tokens": 12, "seed": 5, "ignore_eos": True}
     every = plain.generate("Hello", SamplingParams(n=7, logprobs=0, **settings))[0].outputs  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pyvelo import LLM, AsyncLLM, SamplingParams
+from pyvelo.demo import DEMO_MODEL
 from pyvelo.errors import ClosedError, RequestError, TemplateError
 
 from .conftest import MakeModel
@@ -200,3 +201,14 @@ def test_asyncio(talking: Path, llm: LLM) -> None:
                 await anext(engine.chat_stream([TALK]))  # type: ignore[list-item]
 
     asyncio.run(asyncio.wait_for(body(), 60))
+
+
+def test_a_wrong_conversation_of_several_is_named() -> None:
+    right = [{"role": "user", "content": "Hi"}]
+    with LLM(DEMO_MODEL, n_ctx=256, n_threads=1) as llm:
+        with pytest.raises(RequestError, match=r"^conversation 1: messages\[0\] has neither content"):
+            llm.chat([right, [{"role": "user"}]])
+        with pytest.raises(RequestError, match=r"^conversation 1: continue_final_message"):
+            llm.chat([[*right, {"role": "assistant", "content": "Oh"}], right], continue_final_message=True)
+        with pytest.raises(RequestError, match=r"^messages\[0\] has neither content"):
+            llm.chat([{"role": "user"}])

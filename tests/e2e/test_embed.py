@@ -118,6 +118,18 @@ def test_a_batch_makes_no_difference(make_model: MakeModel, arch: str) -> None:
         assert llm.embed([], pooling="mean").shape == (0, 128)
 
 
+@pytest.mark.parametrize("arch", ["bert", "llama"])
+def test_deterministic_vectors_have_the_same_bits_in_any_batch(make_model: MakeModel, arch: str) -> None:
+    """A text beside others, and after one so long that its context rounds otherwise, is as the text alone."""
+    path = make_model("--arch", arch, *SMALL, "--ctx", "2048", "--type", "q8_0", "--pooling", "mean")
+    texts = [[3 + (i * i + n) % 900 for i in range(n)] for n in (1, 5, 100, 255, 37, 2)]
+    with LLM(path, n_threads=1, deterministic=True) as llm:
+        alone = np.concatenate([llm.embed([text]) for text in texts])
+        assert np.array_equal(llm.embed(texts), alone)
+        llm.embed([[3 + i % 900 for i in range(1500)]])
+        assert np.array_equal(llm.embed(texts), alone)
+
+
 def test_attention_to_both_sides_takes_a_text_whole(
     tmp_path: Path, patched_library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from pyvelo.engine.request import Request
-from pyvelo.errors import InternalError
+from pyvelo.errors import ComputeError, InternalError
+from pyvelo.grammar.matcher import GrammarMatcher
 from pyvelo.kv.manager import Event
 
 from .fakes import Bench, FakeSampler, answer
@@ -139,4 +141,69 @@ def test_recovery_ends_every_request_before_it_fails_again(
         bench.core.recover(InternalError("broken"))
     assert [str(request.error) for request in (running, waiting)] == ["broken"] * 2
     assert running.finish_reason == waiting.finish_reason == "error"
+    bench.assert_idle()
+
+
+def test_a_request_whose_prompt_cannot_be_scored_ends_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Matcher(GrammarMatcher):
+        def mask(self) -> bytes:
+            raise ComputeError("no token can come next")
+
+    bench = Bench()
+    request = bench.request([2] * 10, prompt_logprobs=1)
+    request.matcher, ended = Matcher(None), list[Request]()
+    request.on_end = ended.append
+    bench.core.inbox.submit([request])
+    monkeypatch.setattr(bench.context, "logprobs", once(ComputeError("not finite")))
+    bench.step()
+    assert (ended, str(request.error)) == ([request], "not finite")
+    assert (request.parent.n_open, bench.core.counters.failed) == (0, 1)
+    bench.assert_idle()
+
+
+class Arrivals(deque[Request]):
+    """Queue to which another thread appends a request when it is read first."""
+
+    def __init__(self, late: Request) -> None:
+        super().__init__()
+        self.late = [late]
+
+    def __iter__(self) -> Iterator[Request]:
+        yield from list(super().__iter__())
+        self.extend(self._taken())
+
+    def popleft(self) -> Request:
+        request = super().popleft()
+        self.extend(self._taken())
+        return request
+
+    def _taken(self) -> list[Request]:
+        late, self.late = self.late, []
+        return late
+
+
+def test_a_request_that_arrives_within_a_recovery_is_not_lost() -> None:
+    bench = Bench()
+    late = bench.request([3] * 40)
+    bench.core.inbox._arrivals = Arrivals(late)
+    failed = bench.submit([2] * 40)
+    bench.core.recover(InternalError("broken"))
+    assert failed.finish_reason == "error"
+    bench.finish(late)
+    bench.assert_idle()
+
+
+def test_samples_arrive_together_although_another_thread_recovers() -> None:
+    bench = Bench()
+    samples = [bench.request([2] * 40) for _ in range(3)]
+    samples[0].hold(samples[1:])
+
+    def recovered() -> Iterator[Request]:
+        yield samples[0]
+        bench.core.recover(InternalError("broken"))
+        yield from samples[1:]
+
+    bench.core.inbox.submit(recovered())
+    bench.finish(*samples)
+    assert [sample.generated_ids for sample in samples] == [answer([2] * 40, 4)] * 3
     bench.assert_idle()

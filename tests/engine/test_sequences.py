@@ -378,3 +378,19 @@ def test_sequences_that_need_not_go_stay_idle() -> None:
     bench.finish(request)
     close(bench, *sequences)
     bench.assert_idle()
+
+
+def test_a_request_that_was_cancelled_before_its_submission_replaces_no_other() -> None:
+    bench = Bench()
+    sequence = bench.sequence([2] * 10)
+    late = bench.request(sequence.tokens, sequence=sequence)
+    bench.core.inbox.cancel([late])
+    bench.core.settle()
+    running = bench.go_on(sequence, 20)
+    bench.step()
+    bench.core.inbox.submit([late])
+    assert sequence.busy
+    bench.core.inbox.release(sequence)
+    bench.core.settle()
+    assert (late.finish_reason, running.finish_reason) == ("abort", "abort")
+    bench.assert_idle()

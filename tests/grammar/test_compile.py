@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -168,6 +169,37 @@ def test_a_deadline_includes_the_compilation(tiny_model: Path, slow: Slow) -> No
         assert llm.generate("Once", SamplingParams(regex="a{3}"))[0].text == "aaa"
 
 
+def test_a_stream_whose_grammar_is_late_times_out(tiny_model: Path, slow: Slow) -> None:
+    with LLM(tiny_model, n_threads=1) as llm:
+        params = SamplingParams(regex="a+", timeout=0.05, max_tokens=5)
+        for stream in (llm.stream("Once", params), llm.session("Once").stream(params)):
+            assert [(piece.text, piece.finish_reason) for piece in stream] == [("", "timeout")]
+        slow.go.set()
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_ctrl_c_ends_the_wait_of_a_session(tiny_model: Path, slow: Slow, streams: bool) -> None:
+    def interrupt() -> None:
+        assert slow.begun.acquire(timeout=WAIT)
+        main = threading.main_thread().ident
+        assert main is not None
+        signal.pthread_kill(main, signal.SIGINT)
+        if not ended.wait(5.0):
+            slow.go.set()  # or the test would hang
+
+    ended = threading.Event()
+    with LLM(tiny_model, n_threads=1) as llm, llm.session("Once") as session:
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            list(session.stream(regex("a+"))) if streams else session.generate(regex("a+"))
+        assert not slow.go.is_set(), "it waited for the grammar"
+        ended.set()
+        thread.join(WAIT)
+        slow.go.set()
+        assert session.generate(regex("a{3}")).text == "aaa"
+
+
 def test_closing_the_engine_ends_a_compilation(tiny_model: Path, slow: Slow) -> None:
     llm = LLM(tiny_model, n_threads=1)
     result = in_thread(lambda: llm.generate("Once", regex("a+")))
@@ -273,3 +305,11 @@ def test_too_long_is_refused() -> None:
         for source in sources[name]:
             with pytest.raises(RequestError, match=rf"{name} has \d+ characters: give up to 131072$"):
                 SamplingParams(**{name: source})
+
+
+def test_a_regex_that_ends_with_a_backslash_is_refused(model: Model) -> None:
+    compiler = GrammarCompiler(model)
+    for source in ("\\", "ab\\", "ab\\\\\\"):
+        with pytest.raises(RequestError, match="backslash that escapes nothing"):
+            compiler.compile(regex(source))
+    assert compiler.compile(regex("ab\\\\")) is not None
