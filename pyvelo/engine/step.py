@@ -20,9 +20,9 @@ from pyvelo.engine.request import Request, RequestStatus, Sequence
 from pyvelo.engine.scheduler import Chunk, StepPlan, schedule
 from pyvelo.engine.stats import QueueLengths
 from pyvelo.errors import Cancelled, InternalError
-from pyvelo.kv.groups import BlockLayout
-from pyvelo.kv.manager import BlockManager, Moves
-from pyvelo.kv.pool import BlockTable
+from pyvelo.kv.manager import BlockManager
+from pyvelo.kv.pool import BlockLayout, BlockTable
+from pyvelo.kv.records import Moves
 from pyvelo.memory.budget import Limits
 
 if TYPE_CHECKING:

@@ -1,11 +1,11 @@
 """Bytes of tokens and blocks of the KV cache. Only this module computes them.
 
-A token has, in each layer, a row of K and a row of V. Quantized types pack 32 values, so a head must be a whole
-number of them, and a block of any type is a whole number of cache lines.
+A token has, in each layer, a row of K and a row of V. Quantized types pack groups of 32 values, so a head
+must be a whole number of groups, and a block of any type is a whole number of cache lines.
 
-Layers that remember alike form groups of equally many layers, and a block has `block_size` tokens of the layers
-of one group. So a block has the same bytes whichever group uses it, and what the window of one group leaves
-behind serves any other. A model without windows has one group.
+Layers that remember alike form groups of equally many layers, and a block has `block_size` tokens of the
+layers of one group. So a block has the same bytes in each group, and any group can use a block that the
+window of another has left. A model without windows has one group.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pyvelo.errors import ConfigError, UnsupportedError, shown
-from pyvelo.kv.groups import FULL, BlockLayout, Window
+from pyvelo.kv.pool import FULL, BlockLayout, Window
 from pyvelo.kv.types import KV_TYPES, TensorType
 
 __all__ = [

@@ -6,57 +6,15 @@ An `AllocationPlan` collects the blocks of a step and changes nothing. `commit` 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
 
 from pyvelo.errors import InternalError
-from pyvelo.kv.groups import FULL, BlockLayout, Window
+from pyvelo.kv.checks import audit_index, stored_tokens
 from pyvelo.kv.plan import AllocationPlan, Change, ManagerState, check_changes
-from pyvelo.kv.pool import BlockPool, BlockTable, SwappedBlocks, SwapPool
+from pyvelo.kv.pool import FULL, BlockLayout, BlockPool, BlockTable, SwappedBlocks, SwapPool, Window
 from pyvelo.kv.prefix import BlockHashes, Match, PrefixIndex
+from pyvelo.kv.records import Copy, Counts, Event, EventKind, Moves
 
-__all__ = ["BlockManager", "Copy", "Counts", "Event", "Moves"]
-
-EventKind = Literal["stored", "hit", "evicted", "reset", "duplicate", "copied", "swapped"]
-
-
-class Copy(NamedTuple):
-    """Copy of the block `source` to the block `target`."""
-
-    source: int
-    target: int
-
-
-class Moves(NamedTuple):
-    """Copies before a step, in this order: swaps to host memory, swaps from it, copies within the pool."""
-
-    outs: list[Copy]
-    ins: list[Copy]
-    copies: list[Copy]
-
-
-class Event(NamedTuple):
-    """Event of a block.
-
-    `kind`: "stored" (the block became a hit), "hit" (a sequence shares it), "evicted" (it was allocated for
-    other tokens), "reset" (it was unpublished), "duplicate" (it was unpublished because another block has its
-    tokens), "copied", "swapped" (to host memory).
-    """
-
-    kind: EventKind
-    block: int
-
-
-@dataclass
-class Counts:
-    """Totals since the manager was made."""
-
-    queried: int = 0  # tokens of sequences that started and could have been hits
-    hits: int = 0  # tokens of these sequences that were hits
-    copies: int = 0  # blocks
-    swapped_out: int = 0  # blocks
-    swapped_in: int = 0  # blocks
-    evictions: int = 0  # blocks
+__all__ = ["BlockManager"]
 
 
 class BlockManager:
@@ -122,19 +80,7 @@ class BlockManager:
     @property
     def n_stored(self) -> int:
         """Tokens in the blocks of live tables, in each group; tokens in shared blocks count once."""
-        size, unused = self.block_size, dict[int, int]()
-        for table in self._tables.values():
-            begin = table.n_tokens // size
-            for first, blocks in zip(table.firsts, table.groups, strict=True):
-                for index, block in enumerate(blocks[begin - first :], begin):
-                    beyond = min(size, (index + 1) * size - table.n_tokens)
-                    unused[block] = min(beyond, unused.get(block, size))
-        shared = {block for block in unused if self._pool.references(block) > 1}
-        for table in self._tables.values() if shared else ():
-            begin = table.n_tokens // size
-            for first, blocks in zip(table.firsts, table.groups, strict=True):
-                unused.update(dict.fromkeys(shared.intersection(blocks[: begin - first]), 0))
-        return self.n_used * size - sum(unused.values())
+        return stored_tokens(self._pool, self._tables.values(), self.block_size)
 
     def unused_blocks(self) -> set[int]:
         """Return the blocks that are neither used nor cached."""
@@ -365,23 +311,7 @@ class BlockManager:
             )
         self.swap.audit(block for swapped in self._swapped.values() for block in swapped.blocks)
         if self._index is not None:
-            self._index.audit()
-            cached = {block for block in range(self.n_blocks) if self._pool.is_cached(block)}
-            if cached != set(self._index.published()):
-                raise InternalError("the cached blocks are not the published ones")
-            for block in self._pool.free_blocks():
-                if len(self._index.blocks_like(block)) > 1:
-                    raise InternalError(f"block {block} is cached although another block has its tokens")
-            for table in tables:
-                self._audit_tokens(self._index, table)
-
-    def _audit_tokens(self, index: PrefixIndex, table: BlockTable) -> None:
-        hashes = table.hashes
-        for first, blocks in zip(table.firsts, table.groups, strict=True):
-            for number, block in enumerate(blocks[: max(0, table.n_published - first)], first):
-                tokens = index.tokens(block)
-                if tokens is not None and hashes is not None and tokens != hashes.block_tokens(number):
-                    raise InternalError(f"block {block} is published with other tokens than its table has")
+            audit_index(self._index, self._pool, tables)
 
     def _take_hits(self, table: BlockTable, match: Match) -> list[int]:
         """Share the blocks of a prefix hit. Return the source blocks of its partial hit, if any."""

@@ -6,9 +6,9 @@ by one as it grows. Beyond its reserved blocks it grows while blocks are availab
 The plan counts the references of each block that it touches, as they are when the plan allocates blocks. So
 whether a block is free under the plan does not depend on the order of the calls.
 
-A table grows in all groups of layers at once. A group with a window frees blocks as it advances, so fewer blocks
-are reserved for it than it allocates in all. If other sequences hold the blocks that it frees, it may have to
-wait for more when it grows.
+A table grows in all groups of layers at once. A group with a window frees blocks as it advances, so fewer
+blocks are reserved for it than it allocates in all. If other sequences hold the blocks that it frees, it may
+have to wait for more when it grows.
 """
 
 from __future__ import annotations
@@ -16,50 +16,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, ValuesView
 from copy import copy
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from pyvelo.errors import InternalError
-from pyvelo.kv.groups import BlockLayout
-from pyvelo.kv.pool import BlockPool, BlockTable, SwappedBlocks
+from pyvelo.kv.pool import BlockLayout, BlockPool, BlockTable, SwappedBlocks
 from pyvelo.kv.prefix import BlockHashes, Match, PrefixIndex, no_match
+from pyvelo.kv.records import Never, NotNow, Start
 
 __all__ = [
     "MIN_PARTIAL_HIT",
     "AllocationPlan",
     "Change",
     "ManagerState",
-    "Never",
-    "NotNow",
-    "Start",
     "check_changes",
 ]
 
 MIN_PARTIAL_HIT = 4
 """Least tokens of a partial hit that is copied."""
-
-
-@dataclass(frozen=True)
-class Start:
-    """Outcome: the sequence starts with this table. Its first `table.n_cached` tokens need no computation."""
-
-    table: BlockTable
-
-
-@dataclass(frozen=True)
-class NotNow:
-    """Outcome: the sequence waits. It needs `needed` blocks, `available` are free and not reserved."""
-
-    needed: int
-    available: int
-
-
-@dataclass(frozen=True)
-class Never:
-    """Outcome: the sequence does not fit into an empty pool of `total` blocks."""
-
-    needed: int
-    total: int
 
 
 class Change(NamedTuple):
@@ -323,10 +296,9 @@ class AllocationPlan:
             return no_match(self._layout.n_groups)
         last = hashes.n_tokens - 1
         match = self._index.match(hashes, last if most is None else min(most, last))
-        partial = match.partial
-        return (
-            match if partial is None or partial.n_tokens >= MIN_PARTIAL_HIT else match._replace(partial=None)
-        )
+        if match.partial is not None and match.partial.n_tokens < MIN_PARTIAL_HIT:
+            return match._replace(partial=None)
+        return match
 
 
 def n_swapped(swapped: SwappedBlocks, block_size: int) -> int:

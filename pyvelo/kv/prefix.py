@@ -6,8 +6,8 @@ else that K and V depend on, and limits which sequences may share them. A hash a
 published prefixes form a tree, and a block is a hit only if its parent is the prefix that was found before
 and if its tokens are equal.
 
-Each group of layers has its own block for a prefix. A hit of n tokens needs all blocks of the groups without a
-window, and of a group with a window only the blocks that the next query attends.
+Each group of layers has its own block for a prefix. A hit of n tokens needs all blocks of the groups without
+a window, and of a group with a window only the blocks that the next query attends.
 
 Sequences that compute the same tokens at the same time publish a block each; the oldest of them is the hit.
 When no sequence holds them, the manager caches one of them. So a hit is a live block if one exists.
@@ -22,7 +22,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from pyvelo.errors import InternalError
-from pyvelo.kv.groups import BlockLayout
+from pyvelo.kv.pool import BlockLayout
 
 __all__ = ["BlockHashes", "Match", "PartialHit", "Prefix", "PrefixIndex"]
 
@@ -125,8 +125,8 @@ class BlockHashes:
 class Prefix:
     """Published prefix: the tokens of its last block, and the blocks that hold them in each group.
 
-    Of several blocks of a group the oldest is first. A prefix without blocks stays while another one follows it.
-    The root of a tree has no block; its hash is the `extra` of all prefixes below.
+    Of several blocks of a group the oldest is first. A prefix without blocks stays while another one follows
+    it. The root of a tree has no block; its hash is the `extra` of all prefixes below.
     """
 
     __slots__ = ("blocks", "children", "hash", "is_listed", "parent", "tokens")
@@ -174,7 +174,7 @@ class PrefixIndex:
         return prefix.tokens if prefix is not None else None
 
     def blocks_like(self, block: int) -> tuple[int, ...]:
-        """Return all published blocks of the same prefix and group, the oldest first; none if not published."""
+        """Return the published blocks of the same prefix and group, the oldest first; none if unpublished."""
         prefix = self._by_block[block]
         return prefix.blocks[_group_of(prefix, block)] if prefix is not None else ()
 
@@ -205,7 +205,7 @@ class PrefixIndex:
         return Match(n_blocks, groups, firsts, partial, prefix if n_blocks else None)
 
     def _path(self, root: Prefix, hashes: BlockHashes, n_tokens: int) -> list[Prefix]:
-        """Return the prefixes that the sequence begins with, while the groups without a window have blocks."""
+        """Return the prefixes of the sequence, as far as the groups without a window have blocks."""
         full = [group for group, window in enumerate(self._layout.windows) if not window.size]
         path, prefix = list[Prefix](), root
         for index in range(n_tokens // hashes.block_size):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from pyvelo.errors import ConfigError, OutOfMemory
 from pyvelo.kv.geometry import POOL_GRAIN, Geometry
-from pyvelo.kv.groups import BlockLayout
+from pyvelo.kv.pool import BlockLayout
 
 __all__ = [
     "DEFAULT_BYTES",
@@ -112,7 +112,7 @@ def size_pool(geometry: Geometry, layout: BlockLayout, want: PoolRequest) -> Poo
     grains = _requested(geometry, layout, want) if by_bytes else _default(geometry, layout, want)
     useful = _grains_for(layout, longest, want.max_num_seqs)
     n_blocks = min(grains, useful, MAX_SLOTS // POOL_GRAIN) * geometry.grain_blocks
-    n_tokens = min(layout.most_tokens(n_blocks), MAX_SLOTS)
+    n_tokens = _longest(layout, n_blocks)
     n_ctx = want.n_ctx or min(want.n_ctx_train, n_tokens)
     return PoolSize(n_blocks, n_tokens, n_ctx, n_blocks // layout.peak_blocks(n_ctx))
 
@@ -187,6 +187,18 @@ def _fitting(room: DeviceRoom, want: PoolRequest, needed: int) -> int:
             f"kv_type (such as q8_0){share}{least} or kv_cache_bytes would help"
         )
     return fitting
+
+
+def _longest(layout: BlockLayout, n_blocks: int) -> int:
+    """Return the tokens of the longest sequence that fits in `n_blocks` blocks."""
+    low, high = 0, MAX_SLOTS  # a sequence in windows alone fits at any length, or not at all
+    while low < high:
+        middle = (low + high + 1) // 2
+        if layout.peak_blocks(middle) <= n_blocks:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _grains_for(layout: BlockLayout, n_tokens: int, n_sequences: int = 1) -> int:

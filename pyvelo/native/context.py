@@ -29,8 +29,8 @@ Float32Array = npt.NDArray[np.float32]
 class ContextInfo:
     """Sizes of a context. `n_states` is 0 if the model has no recurrent layers.
 
-    `block_bytes` are the bytes of one block over all layers of a group, K and V; `pool_bytes` are allocated for
-    all blocks.
+    `block_bytes` are the bytes of one block over all layers of a group, K and V; `pool_bytes` are allocated
+    for all blocks.
     """
 
     n_blocks: int

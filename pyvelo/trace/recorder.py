@@ -12,8 +12,8 @@ from pyvelo.engine.loop import EngineLoop
 from pyvelo.engine.request import Request, RequestStatus
 from pyvelo.engine.step import EngineCore
 from pyvelo.errors import ConfigError, EngineError, TraceError, shown
-from pyvelo.kv.manager import Event
 from pyvelo.kv.pool import BlockTable
+from pyvelo.kv.records import Event
 from pyvelo.trace.format import (
     Arrived,
     Evicted,

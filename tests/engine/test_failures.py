@@ -11,7 +11,7 @@ import pytest
 from pyvelo.engine.request import Request
 from pyvelo.errors import ComputeError, InternalError
 from pyvelo.grammar.matcher import GrammarMatcher
-from pyvelo.kv.manager import Event
+from pyvelo.kv.records import Event
 
 from .fakes import Bench, FakeSampler, answer
 from .test_samples import group

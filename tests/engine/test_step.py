@@ -15,7 +15,7 @@ from pyvelo.engine.queues import Inbox
 from pyvelo.engine.request import Request
 from pyvelo.engine.step import BlockMover
 from pyvelo.errors import Cancelled, ComputeError, InternalError, ModelError
-from pyvelo.kv.manager import Copy, Moves
+from pyvelo.kv.records import Copy, Moves
 from pyvelo.outputs import StreamPiece, Usage
 
 from .fakes import END, Bench, FakeSampler, answer, joined, text_of

@@ -11,8 +11,9 @@ from pyvelo.engine.loop import EngineLoop
 from pyvelo.engine.prefill_budget import Costs
 from pyvelo.engine.request import Request, Sequence
 from pyvelo.engine.step import EngineCore
-from pyvelo.kv.manager import BlockManager, Event
+from pyvelo.kv.manager import BlockManager
 from pyvelo.kv.prefix import BlockHashes
+from pyvelo.kv.records import Event
 from pyvelo.memory.budget import Limits
 from pyvelo.trace.recorder import Tracer
 

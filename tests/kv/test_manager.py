@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from pyvelo.errors import InternalError
-from pyvelo.kv.manager import BlockManager, Moves
-from pyvelo.kv.plan import NotNow, Start
+from pyvelo.kv.manager import BlockManager
 from pyvelo.kv.pool import BlockTable, SwappedBlocks
 from pyvelo.kv.prefix import BlockHashes
+from pyvelo.kv.records import Moves, NotNow, Start
 
 BLOCK = 8
 

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pyvelo.errors import InternalError
-from pyvelo.kv.manager import BlockManager, Event
-from pyvelo.kv.plan import MIN_PARTIAL_HIT, AllocationPlan, Never, NotNow, Start
+from pyvelo.kv.manager import BlockManager
+from pyvelo.kv.plan import MIN_PARTIAL_HIT, AllocationPlan
 from pyvelo.kv.pool import BlockTable, SwappedBlocks
 from pyvelo.kv.prefix import BlockHashes
+from pyvelo.kv.records import Event, Never, NotNow, Start
 
 from .naive import BLOCK, N_SPOILERS, NaivePlan, Sequence_, snapshot, spoiled
 

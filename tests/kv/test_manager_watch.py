@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from pyvelo.errors import InternalError
-from pyvelo.kv.manager import BlockManager, Event
-from pyvelo.kv.plan import NotNow, Start
+from pyvelo.kv.manager import BlockManager
+from pyvelo.kv.records import Event, NotNow, Start
 
 from .test_manager import BLOCK, ended, hashes, started
 

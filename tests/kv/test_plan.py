@@ -9,9 +9,10 @@ import pytest
 
 from pyvelo.errors import InternalError
 from pyvelo.kv.manager import BlockManager
-from pyvelo.kv.plan import Change, ManagerState, NotNow, Start, check_changes
+from pyvelo.kv.plan import Change, ManagerState, check_changes
 from pyvelo.kv.pool import BlockPool, BlockTable, SwappedBlocks
 from pyvelo.kv.prefix import Match, PartialHit
+from pyvelo.kv.records import NotNow, Start
 
 BLOCK = 8
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from pyvelo.engine.request import Request
 from pyvelo.engine.step import EngineCore
 from pyvelo.errors import ConfigError
-from pyvelo.kv.manager import BlockManager, Event
+from pyvelo.kv.manager import BlockManager
+from pyvelo.kv.records import Event
 from pyvelo.trace.blockmap import replay, summarize
 from pyvelo.trace.format import Arrived, Evicted, Finished, Preempted, Started, Trace, TraceEvent, read_trace
 from pyvelo.trace.recorder import Tracer

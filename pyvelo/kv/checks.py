@@ -1,0 +1,50 @@
+"""Counts and checks over all block tables, which no step needs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from pyvelo.errors import InternalError
+from pyvelo.kv.pool import BlockPool, BlockTable
+from pyvelo.kv.prefix import PrefixIndex
+
+__all__ = ["audit_index", "stored_tokens"]
+
+
+def stored_tokens(pool: BlockPool, tables: Collection[BlockTable], size: int) -> int:
+    """Return the tokens in the blocks of live tables; tokens in shared blocks count once."""
+    unused = dict[int, int]()
+    for table in tables:
+        begin = table.n_tokens // size
+        for first, blocks in zip(table.firsts, table.groups, strict=True):
+            for index, block in enumerate(blocks[begin - first :], begin):
+                beyond = min(size, (index + 1) * size - table.n_tokens)
+                unused[block] = min(beyond, unused.get(block, size))
+    shared = {block for block in unused if pool.references(block) > 1}
+    for table in tables if shared else ():
+        begin = table.n_tokens // size
+        for first, blocks in zip(table.firsts, table.groups, strict=True):
+            unused.update(dict.fromkeys(shared.intersection(blocks[: begin - first]), 0))
+    return (pool.n_blocks - pool.n_free) * size - sum(unused.values())
+
+
+def audit_index(index: PrefixIndex, pool: BlockPool, tables: Iterable[BlockTable]) -> None:
+    """Raise InternalError if the prefix cache contradicts the pool or the live tables."""
+    index.audit()
+    cached = {block for block in range(pool.n_blocks) if pool.is_cached(block)}
+    if cached != set(index.published()):
+        raise InternalError("the cached blocks are not the published ones")
+    for block in pool.free_blocks():
+        if len(index.blocks_like(block)) > 1:
+            raise InternalError(f"block {block} is cached although another block has its tokens")
+    for table in tables:
+        _audit_tokens(index, table)
+
+
+def _audit_tokens(index: PrefixIndex, table: BlockTable) -> None:
+    hashes = table.hashes
+    for first, blocks in zip(table.firsts, table.groups, strict=True):
+        for number, block in enumerate(blocks[: max(0, table.n_published - first)], first):
+            tokens = index.tokens(block)
+            if tokens is not None and hashes is not None and tokens != hashes.block_tokens(number):
+                raise InternalError(f"block {block} is published with other tokens than its table has")
