@@ -165,10 +165,11 @@ class _Arrays:
     def __init__(self, limits: Limits, width: int) -> None:
         self.tokens = np.zeros(limits.max_batch_tokens, np.int32)
         self.positions = np.zeros(limits.max_batch_tokens, np.int32)
-        self.slots = np.zeros(limits.max_batch_tokens, np.int32)
+        self.slots = np.zeros((1, limits.max_batch_tokens), np.int32)
         self.outputs = np.zeros(limits.max_batch_tokens, np.int8)
         self.seqs = np.zeros((limits.max_seqs, 4), np.int32)
-        self.tables = np.zeros((limits.max_seqs, width), np.int32)
+        self.firsts = np.zeros((1, limits.max_seqs), np.int32)
+        self.tables = np.zeros((1, limits.max_seqs, width), np.int32)
         self.states = np.zeros(limits.max_seqs, np.int32)
 
 
@@ -207,7 +208,7 @@ class _Context:
             core.n_running,
             manager.n_used * size,
             manager.n_stored + n_tokens,
-            size * sum(len(table.blocks) for table in manager.tables()),
+            size * sum(table.n_held for table in manager.tables()),
         )
         self._clock.now += seconds
 

@@ -17,6 +17,7 @@ import numpy as np
 from pyvelo.engine.request import Detokenizer, Request, Sequence
 from pyvelo.engine.step import EngineCore
 from pyvelo.kv.manager import BlockManager
+from pyvelo.kv.pool import FULL, Window
 from pyvelo.memory.budget import Limits
 from pyvelo.outputs import StreamPiece
 from pyvelo.sampling import SamplingParams
@@ -48,14 +49,15 @@ def text_of(tokens: abc.Sequence[int]) -> str:
 
 
 class FakeArrays:
-    def __init__(self, max_tokens: int, max_seqs: int, max_width: int) -> None:
+    def __init__(self, max_tokens: int, max_seqs: int, max_width: int, n_groups: int = 1) -> None:
         garbage = 123_456
         self.tokens = np.full(max_tokens, garbage, np.int32)
         self.positions = np.full(max_tokens, garbage, np.int32)
-        self.slots = np.full(max_tokens, garbage, np.int32)
+        self.slots = np.full((n_groups, max_tokens), garbage, np.int32)
         self.outputs = np.full(max_tokens, 7, np.int8)
         self.seqs = np.full((max_seqs, 4), garbage, np.int32)
-        self.tables = np.full((max_seqs, max_width), garbage, np.int32)
+        self.firsts = np.full((n_groups, max_seqs), garbage, np.int32)
+        self.tables = np.full((n_groups, max_seqs, max_width), garbage, np.int32)
         self.states = np.full(max_seqs, garbage, np.int32)
 
 
@@ -89,11 +91,16 @@ class Step:
 
 @dataclass
 class FakeContext:
-    """Checks what it is given, stores tokens in slots, and answers from the block tables."""
+    """Checks what it is given, stores tokens in slots, and answers from the block tables.
+
+    The first group has no window, and the answer depends on it. Each other group must have the same tokens in
+    every slot that its window allows.
+    """
 
     n_blocks: int
     block_size: int
     n_states: int = 0
+    windows: tuple[Window, ...] = (FULL,)
     before_run: Callable[[], None] = lambda: None
     before_sample: Callable[[], None] = lambda: None
     steps: list[Step] = field(default_factory=list)
@@ -146,30 +153,30 @@ class FakeContext:
         self.steps.append(Step(sizes, len(self.drawn)))
 
     def _check_tables(self, arrays: FakeArrays, n_seqs: int) -> None:
-        tables = arrays.tables[:n_seqs]
+        tables, size = arrays.tables[:, :n_seqs], self.block_size
         held = tables[tables >= 0]
         assert held.size == 0 or int(held.max()) < self.n_blocks
-        for row in range(n_seqs):
+        for group, row in np.ndindex(tables.shape[:2]):
             length, n = int(arrays.seqs[row, 2]), int(arrays.seqs[row, 1])
-            written = tables[row, (length - n) // self.block_size : -(-length // self.block_size)]
+            first, table = int(arrays.firsts[group, row]), tables[group, row]
+            assert 0 <= first <= self.windows[group].first_token(length - n) // size, "freed too early"
+            written = table[(length - n) // size - first : -(-length // size) - first]
             assert np.isin(held, written).sum() == len(written), "what is written belongs to one sequence"
-        for row in range(n_seqs):
-            needed = -(-int(arrays.seqs[row, 2]) // self.block_size)
-            assert (tables[row, :needed] >= 0).all()
-            assert (tables[row, needed:] == -1).all(), "nothing but -1 past the end"
+            needed = -(-length // size) - first
+            assert (table[:needed] >= 0).all()
+            assert (table[needed:] == -1).all(), "nothing but -1 past the end"
 
     def _run_row(self, arrays: FakeArrays, row: int, first: int, n: int) -> None:
         assert n > 0
-        length, size = int(arrays.seqs[row, 2]), self.block_size
-        blocks = arrays.tables[row]
-        everything = np.arange(length)
-        where = blocks[everything // size] * size + everything % size
+        length = int(arrays.seqs[row, 2])
         assert arrays.positions[first : first + n].tolist() == list(range(length - n, length))
-        assert arrays.slots[first : first + n].tolist() == where[length - n :].tolist()
         fed = arrays.tokens[first : first + n]
-        self.slots[where[length - n :]] = fed
-        stored = self.slots[where]
-        assert (stored != EMPTY).all()
+        stored = self._store(arrays, row, first, 0, fed)
+        for group, window in enumerate(self.windows[1:], 1):
+            begin = window.first_token(length - n)
+            read = self._store(arrays, row, first, group, fed)
+            assert read[begin:].tolist() == stored[begin:].tolist(), "all groups hold the same sequence"
+        assert (stored >= 0).all()
         if self.n_states:
             state = self.states[int(arrays.states[row])]
             assert state == stored[: length - n].tolist(), "the state continues its sequence"
@@ -177,6 +184,19 @@ class FakeContext:
         wanted = arrays.outputs[first : first + n].tolist()
         known = stored.tolist()
         self.drawn += [next_token(known[: length - n + at + 1]) for at in range(n) if wanted[at]]
+
+    def _store(self, arrays: FakeArrays, row: int, first: int, group: int, fed: Any) -> Any:
+        """Store tokens in the slots of a group. Return all tokens that the group has of the sequence."""
+        length, size, begin = int(arrays.seqs[row, 2]), self.block_size, int(arrays.firsts[group, row])
+        everything = np.arange(begin * size, length)
+        where = arrays.tables[group, row, everything // size - begin] * size + everything % size
+        new = where[len(where) - len(fed) :]
+        assert arrays.slots[group, first : first + len(fed)].tolist() == new.tolist()
+        self.slots[new] = fed * len(self.windows) + group  # a block has the K and V of one group
+        there = np.full(length, EMPTY, np.int64)
+        there[begin * size :], others = np.divmod(self.slots[where] - group, len(self.windows))
+        there[begin * size :][others > 0] = EMPTY
+        return there
 
     def sample(self, rows: Any, samplers: abc.Sequence[FakeSampler]) -> tuple[Any, Any]:
         self.before_sample()
@@ -215,19 +235,25 @@ class Bench:
         width: int = 64,
         share: bool = True,
         n_swap_blocks: int = 0,
+        windows: tuple[Window, ...] = (FULL,),
     ) -> None:
-        self.context = FakeContext(n_blocks, block_size, n_states)
+        self.context = FakeContext(n_blocks, block_size, n_states, windows)
         # states are not in blocks: they are neither shared nor swapped
         n_swap_blocks = 0 if n_states else n_swap_blocks
         self.manager = BlockManager(
-            n_blocks, block_size, share=share and not n_states, n_swap_blocks=n_swap_blocks
+            n_blocks,
+            block_size,
+            windows=windows,
+            max_chunk=max_batch_tokens,
+            share=share and not n_states,
+            n_swap_blocks=n_swap_blocks,
         )
         self.samplers: list[FakeSampler] = []
         self.requests: list[Request] = []
         self.make_sampler: Callable[[Request], FakeSampler] = lambda request: FakeSampler()
         self.core = EngineCore(
             context=cast(Any, self.context),
-            arrays=cast(Any, FakeArrays(max_batch_tokens, max_seqs, width)),
+            arrays=cast(Any, FakeArrays(max_batch_tokens, max_seqs, width, len(windows))),
             manager=self.manager,
             limits=Limits(max_seqs, max_batch_tokens),
             n_states=n_states,

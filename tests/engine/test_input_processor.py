@@ -32,7 +32,7 @@ class FakeModel:
 
 
 def processor(n_ctx: int = 128, n_blocks: int = 8, seed: int | None = None) -> InputProcessor:
-    pool = PoolSize(n_blocks, n_blocks * 32, n_ctx)
+    pool = PoolSize(n_blocks, n_blocks * 32, n_ctx, n_blocks * 32 // n_ctx)
     return InputProcessor(cast(Any, FakeModel()), pool, 32, seed)
 
 

@@ -20,6 +20,9 @@ class Layer:
     n_head_kv: int
     head_dim_k: int
     head_dim_v: int
+    window: int = 0
+    window_type: int = 0
+    device: int = 0
 
 
 QWEN3 = [Layer(i, 8, 128, 128) for i in range(28)]
@@ -47,7 +50,12 @@ def test_a_view_of_k_takes_no_bytes_and_no_type() -> None:
 
 
 dims = st.sampled_from([32, 64, 80, 96, 112, 128, 192, 256, 576])
-layers = st.lists(st.builds(Layer, st.integers(0, 99), st.integers(1, 9), dims, dims), min_size=1, max_size=4)
+layers = st.lists(
+    st.builds(Layer, st.integers(0, 99), st.integers(1, 9), dims, dims),
+    min_size=1,
+    max_size=4,
+    unique_by=lambda shape: shape.layer,
+)
 
 
 @settings(deadline=None)

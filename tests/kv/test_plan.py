@@ -17,6 +17,16 @@ from pyvelo.kv.records import NotNow, Start
 BLOCK = 8
 
 
+def table(*blocks: int, n_tokens: int, reserved: int) -> BlockTable:
+    """Return a table of these blocks in the only group."""
+    return BlockTable([blocks], n_tokens, None, reserved=reserved)
+
+
+def hits(*blocks: int, partial: PartialHit | None = None) -> Match:
+    """Return a prefix hit of these blocks in the only group."""
+    return Match(len(blocks), (blocks,), (0,), partial, None)
+
+
 @dataclass
 class Plan:
     """Valid changes: one table grows, one is swapped out, one starts, one is swapped in.
@@ -26,10 +36,10 @@ class Plan:
     """
 
     pool: BlockPool = field(default_factory=lambda: BlockPool(10))
-    grows: BlockTable = field(default_factory=lambda: BlockTable([0, 1], 12, 2, None))
-    freed: BlockTable = field(default_factory=lambda: BlockTable([2, 3], 16, 0, None))
-    starts: BlockTable = field(default_factory=lambda: BlockTable((4,), 8, 1, None))
-    returns: BlockTable = field(default_factory=lambda: BlockTable((), 5, 1, None))
+    grows: BlockTable = field(default_factory=lambda: table(0, 1, n_tokens=12, reserved=2))
+    freed: BlockTable = field(default_factory=lambda: table(2, 3, n_tokens=16, reserved=0))
+    starts: BlockTable = field(default_factory=lambda: table(4, n_tokens=8, reserved=1))
+    returns: BlockTable = field(default_factory=lambda: table(n_tokens=5, reserved=1))
     swapped: SwappedBlocks = field(default_factory=lambda: SwappedBlocks(5))
 
     def __post_init__(self) -> None:
@@ -42,8 +52,8 @@ class Plan:
         self.changes = {
             "grows": Change(self.grows, 3, 1),
             "freed": Change(self.freed, 0, 0, frees=True, swaps_out=SwappedBlocks(16)),
-            "starts": Change(self.starts, 2, 1, match=Match((4,), None)),
-            "returns": Change(self.returns, 1, 0, match=Match((), None), swaps_in=self.swapped),
+            "starts": Change(self.starts, 2, 1, match=hits(4)),
+            "returns": Change(self.returns, 1, 0, match=hits(), swaps_in=self.swapped),
         }
 
     def change(self, name: str, **fields: object) -> None:
@@ -57,20 +67,20 @@ class Plan:
 
 BREAKS: dict[str, tuple[Callable[[Plan], object], str]] = {
     "a dead table grows": (
-        lambda p: p.change("grows", table=BlockTable([0, 1], 12, 2, None)),
+        lambda p: p.change("grows", table=table(0, 1, n_tokens=12, reserved=2)),
         "must be a live one",
     ),
     "a live table starts": (
-        lambda p: p.change("grows", match=Match((0, 1), None)),
+        lambda p: p.change("grows", match=hits(0, 1)),
         "must be a new one",
     ),
     "other blocks than the hits": (
-        lambda p: p.change("starts", match=Match((5,), None)),
+        lambda p: p.change("starts", match=hits(5)),
         "must be a new one",
     ),
     "a freed table starts": (lambda p: p.change("starts", frees=True), "no other change"),
     "a freed table resumes": (lambda p: p.change("freed", resumes=True), "no other change"),
-    "a freed table copies": (lambda p: p.change("freed", copies=True), "no other change"),
+    "a freed table copies": (lambda p: p.change("freed", copies=(0,)), "no other change"),
     "a freed table has blocks": (lambda p: p.change("freed", n_blocks=1), "no other change"),
     "a freed table reserves": (lambda p: p.change("freed", reserved=1), "no other change"),
     "a table shrinks": (lambda p: p.change("grows", n_blocks=1), "gives a table 1 blocks"),
@@ -90,24 +100,24 @@ BREAKS: dict[str, tuple[Callable[[Plan], object], str]] = {
     ),
     "no block for what is swapped in": (lambda p: p.change("returns", n_blocks=0), "blocks for all"),
     "a copy of a block that is not there": (
-        lambda p: (setattr(p.grows, "n_tokens", 16), p.change("grows", copies=True)),
+        lambda p: (setattr(p.grows, "n_tokens", 16), p.change("grows", copies=(0,))),
         "not in its table",
     ),
     "a table twice": (lambda p: p.changes.update(again=p.changes["grows"]), "table twice"),
     "a swapped sequence twice": (
-        lambda p: p.changes.update(again=p.changes["returns"]._replace(table=BlockTable((), 5, 1, None))),
+        lambda p: p.changes.update(again=p.changes["returns"]._replace(table=table(n_tokens=5, reserved=1))),
         "the same blocks of host memory",
     ),
     "a hit of an empty block": (
-        lambda p: p.change("starts", match=Match((5,), None), table=BlockTable((5,), 8, 1, None)),
+        lambda p: p.change("starts", match=hits(5), table=table(5, n_tokens=8, reserved=1)),
         "neither used nor cached",
     ),
     "a hit outside the pool": (
-        lambda p: p.change("starts", match=Match((10,), None), table=BlockTable((10,), 8, 1, None)),
+        lambda p: p.change("starts", match=hits(10), table=table(10, n_tokens=8, reserved=1)),
         "neither used nor cached",
     ),
     "a partial hit in an empty block": (
-        lambda p: p.change("starts", match=Match((4,), PartialHit(9, 4))),
+        lambda p: p.change("starts", match=hits(4, partial=PartialHit((9,), 4))),
         "neither used nor cached",
     ),
     "a block released twice": (lambda p: p.pool.release([3]), "drops 1 references to block 3, which has 0"),

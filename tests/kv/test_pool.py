@@ -21,8 +21,9 @@ class PoolMachine(RuleBasedStateMachine):
         self.cached: set[int] = set()
         self.holders: list[list[int]] = []
 
-    def add_free(self, block: int) -> None:
-        self.free.insert(len(self.free) if block in self.cached else 0, block)
+    def add_free(self, block: int, evict_first: bool = False) -> None:
+        last = sum(free not in self.cached for free in self.free) if evict_first else len(self.free)
+        self.free.insert(last if block in self.cached else 0, block)
 
     @rule(n=st.integers(0, 10))
     def take(self, n: int) -> None:
@@ -44,15 +45,15 @@ class PoolMachine(RuleBasedStateMachine):
         self.holders.append([block])
 
     @precondition(lambda self: self.holders)
-    @rule(data=st.data())
-    def release(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), evict_first=st.booleans())
+    def release(self, data: st.DataObject, evict_first: bool) -> None:
         index = data.draw(st.integers(0, len(self.holders) - 1))
         blocks = self.holders.pop(index)
-        self.pool.release(blocks)
+        self.pool.release(blocks, evict_first)
         held = {block for holder in self.holders for block in holder}
         for block in reversed(blocks):
             if block not in held:
-                self.add_free(block)
+                self.add_free(block, evict_first)
 
     @rule(block=st.integers(0, 23))
     def cache(self, block: int) -> None:
@@ -97,6 +98,18 @@ def test_the_tail_of_a_cached_sequence_is_evicted_first() -> None:
     pool.release(second)
     pool.release(first)
     assert pool.allocate(4) == [3, 2, 1, 0]
+
+
+def test_blocks_that_a_window_has_left_are_evicted_before_other_cached_blocks() -> None:
+    pool = BlockPool(6)
+    for block in pool.allocate(6)[:5]:
+        pool.cache(block)
+    pool.release([0, 1])
+    pool.release([2, 3], evict_first=True)
+    pool.release([4], evict_first=True)
+    pool.release([5], evict_first=True)
+    assert pool.n_cached == 5
+    assert pool.allocate(6) == [5, 4, 2, 3, 1, 0], "block 5 is not cached"
 
 
 def test_blocks_that_are_not_cached_are_allocated_first() -> None:
@@ -153,7 +166,7 @@ def test_audit_sees_a_broken_link() -> None:
 def test_audit_sees_a_cached_block_too_early() -> None:
     pool = BlockPool(3)
     pool._cached[0] = 1
-    with pytest.raises(InternalError, match="block 1 is behind cached blocks"):
+    with pytest.raises(InternalError, match="block 0 is on the wrong side of the cached blocks"):
         pool.audit([])
 
 
@@ -173,6 +186,8 @@ def test_audit_sees_a_block_missing_in_the_list() -> None:
 
 def test_audit_sees_a_wrong_end_of_the_list() -> None:
     pool = BlockPool(3)
+    pool.cache(pool.allocate(3)[2])
+    pool.release([0, 1, 2])
     pool._previous[3] = 1
     with pytest.raises(InternalError, match="its end is not block 2"):
         pool.audit([])

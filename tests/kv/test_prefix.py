@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyvelo.errors import InternalError
-from pyvelo.kv.prefix import MAX_SIBLINGS, BlockHashes, Match, PartialHit, PrefixIndex, common_tokens
+from pyvelo.kv.pool import BlockLayout
+from pyvelo.kv.prefix import MAX_SIBLINGS, BlockHashes, PartialHit, PrefixIndex, common_tokens
 
 SIZE = 4
+LAYOUT = BlockLayout(SIZE)
 
 
 def hashes(tokens: Sequence[int], extra: bytes = b"") -> BlockHashes:
@@ -24,8 +26,21 @@ def hashes(tokens: Sequence[int], extra: bytes = b"") -> BlockHashes:
 def published(index: PrefixIndex, tokens: Sequence[int], blocks: Sequence[int], extra: bytes = b"") -> None:
     whole, before = hashes(tokens, extra), None
     for number, block in enumerate(blocks):
-        assert index.publish(whole, number, block, before)
-        before = block
+        before = index.publish(whole, number, [block], before)
+        assert before is not None
+
+
+def found(
+    index: PrefixIndex, wanted: BlockHashes, n_tokens: int
+) -> tuple[tuple[int, ...], PartialHit | None]:
+    """Return the blocks of the hit in the only group, and the partial hit."""
+    match = index.match(wanted, n_tokens)
+    (blocks,) = match.groups
+    assert (match.n_blocks, match.firsts, match.blocks) == (len(blocks), (0,), list(blocks))
+    assert [index.blocks_like(block)[0] for block in blocks] == list(blocks)
+    assert (match.prefix is None) == (not blocks)
+    assert match.prefix is None or match.prefix.blocks == [index.blocks_like(blocks[-1])]
+    return blocks, match.partial
 
 
 @given(
@@ -75,72 +90,89 @@ def test_tokens_that_differ_in_one_bit_are_not_common(bit: int) -> None:
 
 
 def test_whole_blocks_from_the_start_are_hits() -> None:
-    index = PrefixIndex(8)
+    index = PrefixIndex(8, LAYOUT)
     published(index, range(12), [5, 2, 7])
-    assert index.match(hashes(range(12)), 12) == Match((5, 2, 7), None)
-    assert index.match(hashes([*range(8), 9, 9, 9, 9]), 12) == Match((5, 2), None)
-    assert index.match(hashes([9, *range(1, 12)]), 12) == Match((), None)
+    assert found(index, hashes(range(12)), 12) == ((5, 2, 7), None)
+    assert found(index, hashes([*range(8), 9, 9, 9, 9]), 12) == ((5, 2), None)
+    assert found(index, hashes([9, *range(1, 12)]), 12) == ((), None)
 
 
 def test_the_same_tokens_elsewhere_are_no_hit() -> None:
-    index = PrefixIndex(8)
+    index = PrefixIndex(8, LAYOUT)
     published(index, range(12), [0, 1, 2])
-    assert index.match(hashes(range(4, 12)), 8) == Match((), None)
+    assert found(index, hashes(range(4, 12)), 8) == ((), None)
 
 
 def test_a_partial_hit_in_a_sibling_is_found() -> None:
-    index = PrefixIndex(8)
+    index = PrefixIndex(8, LAYOUT)
     published(index, [0, 1, 2, 3, 4, 5, 6, 7], [3, 4])
-    assert index.match(hashes([0, 1, 2, 3, 4, 5, 9, 9]), 8) == Match((3,), PartialHit(4, 2))
-    assert index.match(hashes([0, 1, 9]), 3) == Match((), PartialHit(3, 2))
-    assert index.match(hashes(range(8)), 7) == Match((3,), PartialHit(4, 3)), "no more than was asked for"
+    assert found(index, hashes([0, 1, 2, 3, 4, 5, 9, 9]), 8) == ((3,), PartialHit((4,), 2))
+    assert found(index, hashes([0, 1, 9]), 3) == ((), PartialHit((3,), 2))
+    assert found(index, hashes(range(8)), 7) == ((3,), PartialHit((4,), 3)), "no more than was asked for"
 
 
 def test_the_longest_and_newest_partial_hit_wins() -> None:
-    index = PrefixIndex(8)
+    index = PrefixIndex(8, LAYOUT)
     for block, tokens in enumerate([(1, 2, 0, 0), (1, 2, 3, 0), (1, 2, 3, 1), (1, 0, 0, 0)]):
         published(index, tokens, [block])
-    assert index.match(hashes([1, 2, 3, 4]), 4).partial == PartialHit(2, 3)
+    assert index.match(hashes([1, 2, 3, 4]), 4).partial == PartialHit((2,), 3)
 
 
 def test_only_the_newest_siblings_are_compared() -> None:
-    index = PrefixIndex(MAX_SIBLINGS + 1)
+    index = PrefixIndex(MAX_SIBLINGS + 1, LAYOUT)
     published(index, [1, 2, 3, 0], [0])
     for block in range(1, MAX_SIBLINGS):
         published(index, [9, block, 0, 0], [block])
-    assert index.match(hashes([1, 2, 3, 4]), 4).partial == PartialHit(0, 3)
+    assert index.match(hashes([1, 2, 3, 4]), 4).partial == PartialHit((0,), 3)
     published(index, [9, 0, 0, 0], [MAX_SIBLINGS])
     assert index.match(hashes([1, 2, 3, 4]), 4).partial is None
     assert MAX_SIBLINGS == 64
 
 
 def test_another_salt_is_no_hit() -> None:
-    index = PrefixIndex(8)
+    index = PrefixIndex(8, LAYOUT)
     published(index, range(8), [0, 1], b"mine")
-    assert index.match(hashes(range(8), b"yours"), 8) == Match((), None)
-    assert index.match(hashes(range(8), b"mine"), 8) == Match((0, 1), None)
+    assert found(index, hashes(range(8), b"yours"), 8) == ((), None)
+    assert found(index, hashes(range(8), b"mine"), 8) == ((0, 1), None)
 
 
 def test_colliding_hashes_miss() -> None:
     """All hashes are equal: tokens and salt decide."""
-    index = PrefixIndex(8, lambda hashes, number: b"same")
+    index = PrefixIndex(8, LAYOUT, lambda hashes, number: b"same")
     published(index, range(4), [0])
-    assert not index.publish(hashes(range(4, 8)), 0, 1), "the hash is taken"
-    assert index.match(hashes(range(4, 8)), 4).blocks == ()
-    assert index.match(hashes(range(4), b"salt"), 4) == Match((), None)
-    assert index.match(hashes(range(4)), 4).blocks == (0,)
+    assert not index.publish(hashes(range(4, 8)), 0, [1]), "the hash is taken"
+    assert index.match(hashes(range(4, 8)), 4).blocks == []
+    assert found(index, hashes(range(4), b"salt"), 4) == ((), None)
+    assert index.match(hashes(range(4)), 4).blocks == [0]
 
 
 def test_an_unpublished_block_is_no_hit() -> None:
-    index = PrefixIndex(8)
+    index = PrefixIndex(8, LAYOUT)
     published(index, range(12), [0, 1, 2])
     assert index.unpublish(1) is True
     assert index.unpublish(1) is False
-    assert index.match(hashes(range(12)), 12) == Match((0,), None)
+    assert found(index, hashes(range(12)), 12) == ((0,), None)
     assert sorted(index.published()) == [0, 2]
     index.audit()
     published(index, range(4, 8), [1])  # as a first block
-    assert index.match(hashes(range(12)), 12).blocks == (0,)
+    assert index.match(hashes(range(12)), 12).blocks == [0]
+    index.audit()
+
+
+def test_a_prefix_stays_while_another_follows_it() -> None:
+    """Its block is evicted. When its tokens are published again, the blocks behind it are hits again."""
+    index, whole = PrefixIndex(8, LAYOUT), hashes(range(12))
+    published(index, range(12), [0, 1, 2])
+    for block in (0, 1):
+        index.unpublish(block)
+    assert found(index, whole, 12) == ((), None)
+    assert found(index, whole, 3) == ((), None), "no partial hit without a block"
+    index.audit()
+    published(index, range(8), [3, 4])
+    assert found(index, whole, 12) == ((3, 4, 2), None)
+    for block in (3, 4, 2):
+        index.unpublish(block)
+    assert (list(index.published()), index._by_hash, index._roots) == ([], {}, {})
     index.audit()
 
 
@@ -152,72 +184,72 @@ def test_a_match_is_stored_until_the_index_changes() -> None:
         n_hashes += 1
         return hashes.block_hash(number)
 
-    index, waiting = PrefixIndex(8, counted), hashes(range(8))
-    assert index.match(waiting, 8) == Match((), None)
+    index, waiting = PrefixIndex(8, LAYOUT, counted), hashes(range(8))
+    assert found(index, waiting, 8) == ((), None)
     published(index, range(4), [0])
-    assert index.match(waiting, 8) == Match((0,), None)
-    assert index.match(waiting, 3) == Match((), PartialHit(0, 3))
-    assert index.match(waiting, 8) == Match((0,), None)
+    assert found(index, waiting, 8) == ((0,), None)
+    assert found(index, waiting, 3) == ((), PartialHit((0,), 3))
+    assert found(index, waiting, 8) == ((0,), None)
     before = n_hashes
-    assert index.match(waiting, 8) == Match((0,), None)
+    assert found(index, waiting, 8) == ((0,), None)
     assert n_hashes == before, "nothing was searched"
     published(index, [9] * 4, [1])
     index.unpublish(0)
-    assert index.match(waiting, 8) == Match((), None)
+    assert found(index, waiting, 8) == ((), None)
 
 
 def test_a_match_is_stored_for_its_own_index_only() -> None:
     waiting = hashes(range(8))
     for blocks in ([0], [5]):
-        index = PrefixIndex(8)
+        index = PrefixIndex(8, LAYOUT)
         published(index, range(4), blocks)
-        assert index.match(waiting, 8).blocks == tuple(blocks)
+        assert index.match(waiting, 8).blocks == list(blocks)
 
 
 def test_a_block_is_published_once() -> None:
-    index = PrefixIndex(8)
+    index = PrefixIndex(8, LAYOUT)
     published(index, range(4), [0])
     with pytest.raises(InternalError, match="published already"):
-        index.publish(hashes(range(8)), 1, 0)
-    assert index.publish(hashes(range(8)), 1, 1, 2) is False, "nothing is published before it"
+        index.publish(hashes(range(8)), 1, [0])
+    assert index.publish(hashes(range(8)), 1, [1], None) is None, "nothing is published before it"
     assert index.tokens(0) is not None
     assert index.tokens(1) is None
     index.audit()
 
 
 def test_the_oldest_of_equal_blocks_is_the_hit() -> None:
-    index = PrefixIndex(8)
+    index = PrefixIndex(8, LAYOUT)
     published(index, range(8), [3, 4])
     published(index, range(8), [1, 2])
     assert sorted(index.published()) == [1, 2, 3, 4]
     assert (index.blocks_like(1), index.blocks_like(4), index.blocks_like(0)) == ((3, 1), (4, 2), ())
     assert index.n_duplicates == 2
-    assert index.match(hashes(range(8)), 8).blocks == (3, 4)
-    assert index.match(hashes(range(8)), 7) == Match((3,), PartialHit(4, 3))
+    assert index.match(hashes(range(8)), 8).blocks == [3, 4]
+    assert found(index, hashes(range(8)), 7) == ((3,), PartialHit((4,), 3))
     index.audit()
     assert index.unpublish(3)
-    assert index.match(hashes(range(8)), 8).blocks == (1, 4), "in either block the prefix is the same"
+    assert index.match(hashes(range(8)), 8).blocks == [1, 4], "in either block the prefix is the same"
     assert index.n_duplicates == 1
     index.audit()
     for block in (1, 4, 2):
         assert index.unpublish(block)
-    assert index.match(hashes(range(8)), 8) == Match((), None)
+    assert found(index, hashes(range(8)), 8) == ((), None)
     assert (index.n_duplicates, index._roots, list(index.published())) == (0, {}, [])
     index.audit()
 
 
 def test_clear_removes_blocks_duplicates_and_stored_matches() -> None:
-    index = PrefixIndex(8)
+    index = PrefixIndex(8, LAYOUT)
     published(index, range(8), [0, 1])
     published(index, range(8), [2, 3])
     wanted = hashes(range(8))
-    assert index.match(wanted, 8).blocks == (0, 1)
+    assert index.match(wanted, 8).blocks == [0, 1]
     index.clear()
-    assert index.match(wanted, 8) == Match((), None)
+    assert found(index, wanted, 8) == ((), None)
     assert (index.n_duplicates, index._roots, list(index.published())) == (0, {}, [])
     index.audit()
     published(index, range(8), [1, 0])
-    assert index.match(wanted, 8).blocks == (1, 0)
+    assert index.match(wanted, 8).blocks == [1, 0]
     index.audit()
 
 
@@ -232,33 +264,40 @@ def last_blocks_collide(hashes: BlockHashes, number: int) -> bytes:
 
 
 def test_no_hit_behind_another_parent_of_equal_tokens() -> None:
-    index = PrefixIndex(8, last_blocks_collide)
+    index = PrefixIndex(8, LAYOUT, last_blocks_collide)
     published(index, [1, 1, 1, 1, 5, 5, 5, 5], [0, 1])
     published(index, [2, 2, 2, 2], [2])
-    assert index.match(hashes([2, 2, 2, 2, 5, 5, 5, 5]), 8) == Match((2,), None)
-    assert index.match(hashes([1, 1, 1, 1, 5, 5, 5, 5]), 8) == Match((0, 1), None)
-    assert not index.publish(hashes([2, 2, 2, 2, 5, 5, 5, 5]), 1, 3, 2), "the hash is taken"
+    assert found(index, hashes([2, 2, 2, 2, 5, 5, 5, 5]), 8) == ((2,), None)
+    assert found(index, hashes([1, 1, 1, 1, 5, 5, 5, 5]), 8) == ((0, 1), None)
+    other = hashes([2, 2, 2, 2, 5, 5, 5, 5])
+    assert not index.publish(other, 1, [3], index.match(other, 4).prefix), "the hash is taken"
     index.audit()
 
 
 @pytest.mark.parametrize("n_wanted", [4, 3])
 def test_no_hit_below_a_parent_with_the_same_hash(n_wanted: int) -> None:
-    """The first parent is evicted. Another one has its hash, but is not the parent of the child."""
-    index = PrefixIndex(8, parents_collide)
+    """The parent is evicted, but keeps its hash: no other prefix becomes the parent of its child."""
+    index = PrefixIndex(8, LAYOUT, parents_collide)
     published(index, [1, 1, 1, 1, 5, 5, 5, 5], [0, 1])
     index.unpublish(0)
+    other = hashes([2, 2, 2, 2, 5, 5, 5, 5])
+    assert index.publish(other, 0, [2]) is None, "the hash is taken"
+    assert found(index, other, 4 + n_wanted) == ((), None)
+    index.audit()
+    index.unpublish(1)
     published(index, [2, 2, 2, 2], [2])
-    assert index.match(hashes([2, 2, 2, 2, 5, 5, 5, 5]), 4 + n_wanted) == Match((2,), None)
+    assert found(index, other, 4 + n_wanted) == ((2,), None)
     index.audit()
 
 
 def test_a_block_in_the_middle_of_its_table_is_published_below_the_block_before() -> None:
-    index = PrefixIndex(8)
+    index = PrefixIndex(8, LAYOUT)
     published(index, [1, 1, 1, 1], [0])
     published(index, [2, 2, 2, 2], [1])
-    assert index.publish(hashes([2, 2, 2, 2, 3, 3, 3, 3]), 1, 2, 1)
-    assert index.match(hashes([1, 1, 1, 1, 3, 3, 3, 3]), 8) == Match((0,), None)
-    assert index.match(hashes([2, 2, 2, 2, 3, 3, 3, 3]), 8) == Match((1, 2), None)
+    whole = hashes([2, 2, 2, 2, 3, 3, 3, 3])
+    assert index.publish(whole, 1, [2], index.match(whole, 4).prefix)
+    assert found(index, hashes([1, 1, 1, 1, 3, 3, 3, 3]), 8) == ((0,), None)
+    assert found(index, hashes([2, 2, 2, 2, 3, 3, 3, 3]), 8) == ((1, 2), None)
 
 
 def test_audit_sees_tables_that_disagree() -> None:
@@ -280,7 +319,7 @@ def test_audit_sees_tables_that_disagree() -> None:
         (miscount, "1 duplicates counted, 0 listed"),
         (rename, "another hash"),
     ):
-        index = PrefixIndex(8)
+        index = PrefixIndex(8, LAYOUT)
         published(index, range(8), [0, 1])
         index.audit()
         harm(index)

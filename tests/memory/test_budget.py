@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyvelo.errors import ConfigError, OutOfMemory
-from pyvelo.kv.geometry import make_geometry
+from pyvelo.kv.geometry import Geometry, make_geometry
 from pyvelo.memory.budget import DEFAULT_BYTES, PoolRequest, PoolSize, size_pool
 
 GIB = 1 << 30
@@ -22,13 +22,16 @@ class Layer:
     n_head_kv: int
     head_dim_k: int
     head_dim_v: int
+    window: int = 0
+    window_type: int = 0
+    device: int = 0
 
 
 SMALL = make_geometry("small", [Layer(i, 8, 64, 64) for i in range(16)])  # 32 KiB a token
 LARGE = make_geometry("large", [Layer(i, 32, 128, 128) for i in range(32)])  # 512 KiB a token
 
 
-def size(geometry: Any = SMALL, **settings: Any) -> PoolSize:
+def size(geometry: Geometry = SMALL, *, max_chunk: int = 512, **settings: Any) -> PoolSize:
     want: dict[str, Any] = {
         "max_num_seqs": 256,
         "n_ctx": None,
@@ -38,11 +41,11 @@ def size(geometry: Any = SMALL, **settings: Any) -> PoolSize:
         "free_bytes": 64 * GIB,
         "other_bytes": GIB,
     }
-    return size_pool(geometry, PoolRequest(**(want | settings)))
+    return size_pool(geometry, geometry.layout(max_chunk), PoolRequest(**(want | settings)))
 
 
 def test_the_default_pool_has_room_for_four_sequences() -> None:
-    assert size() == PoolSize(n_blocks=1024, n_tokens=32768, n_ctx=32768)
+    assert size() == PoolSize(n_blocks=1024, n_tokens=32768, n_ctx=32768, n_sequences=1)
 
 
 def test_the_default_pool_has_two_gib_or_one_short_sequence() -> None:
@@ -53,17 +56,17 @@ def test_the_default_pool_has_two_gib_or_one_short_sequence() -> None:
 
 
 def test_the_default_pool_has_room_for_four_sequences_of_n_ctx() -> None:
-    assert size(n_ctx=4096) == PoolSize(n_blocks=512, n_tokens=16384, n_ctx=4096)
+    assert size(n_ctx=4096) == PoolSize(n_blocks=512, n_tokens=16384, n_ctx=4096, n_sequences=4)
     assert size(n_ctx=4096).n_sequences == 4
 
 
 def test_short_sequences_still_run_in_parallel() -> None:
-    assert size(n_ctx=256) == PoolSize(n_blocks=256, n_tokens=8192, n_ctx=256)
+    assert size(n_ctx=256) == PoolSize(n_blocks=256, n_tokens=8192, n_ctx=256, n_sequences=32)
     assert size(n_ctx=256, max_num_seqs=4).n_tokens == 1024
 
 
 def test_one_sequence_of_a_large_n_ctx_fits() -> None:
-    assert size(LARGE, n_ctx=32768) == PoolSize(n_blocks=1024, n_tokens=32768, n_ctx=32768)
+    assert size(LARGE, n_ctx=32768) == PoolSize(n_blocks=1024, n_tokens=32768, n_ctx=32768, n_sequences=1)
 
 
 def test_a_small_machine_gets_a_smaller_pool() -> None:
@@ -85,7 +88,7 @@ def test_bytes_are_rounded_down_to_whole_blocks() -> None:
 
 
 def test_n_ctx_may_be_longer_than_the_pool() -> None:
-    assert size(kv_cache_bytes=8 * SMALL.block_bytes, n_ctx=4096) == PoolSize(8, 256, 4096)
+    assert size(kv_cache_bytes=8 * SMALL.block_bytes, n_ctx=4096) == PoolSize(8, 256, 4096, 0)
 
 
 def test_too_few_bytes_raise_an_error_with_the_minimum() -> None:

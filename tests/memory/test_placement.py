@@ -198,9 +198,11 @@ def test_the_gpus_that_are_used() -> None:
 class Shape:
     def __init__(self, layer: int) -> None:
         self.layer, self.n_head_kv, self.head_dim_k, self.head_dim_v = layer, 8, 64, 64
+        self.window = self.window_type = self.device = 0
 
 
 GEOMETRY = make_geometry("small", [Shape(i) for i in range(16)])
+LAYOUT = GEOMETRY.layout(512)
 TOKEN = GEOMETRY.token_bytes // 16  # of a layer
 
 
@@ -235,7 +237,7 @@ def test_the_pool_fits_on_every_device(first: int, second: int, free: int, free_
         if layers
     ]
     try:
-        pool = size_pool(GEOMETRY, want)
+        pool = size_pool(GEOMETRY, LAYOUT, want)
     except OutOfMemory:
         assert min(room) < POOL_GRAIN
         return
@@ -247,12 +249,12 @@ def test_the_pool_fits_on_every_device(first: int, second: int, free: int, free_
 def test_a_requested_pool_must_fit_on_the_gpu() -> None:
     asked = 64 * POOL_GRAIN * GEOMETRY.token_bytes
     want = request([8], [asked // 2 + (1 << 20)], asked, kv_cache_bytes=asked)
-    assert size_pool(GEOMETRY, want).n_tokens == 64 * POOL_GRAIN
+    assert size_pool(GEOMETRY, LAYOUT, want).n_tokens == 64 * POOL_GRAIN
     short = request([8], [asked // 4 + (1 << 20)], asked, kv_cache_bytes=asked)
     with pytest.raises(
         OutOfMemory, match=f"{asked // 2} bytes on GPU0.*; {asked // 2} or fewer n_gpu_layers"
     ):
-        size_pool(GEOMETRY, short)
+        size_pool(GEOMETRY, LAYOUT, short)
 
 
 @pytest.mark.parametrize("built", [True, False])
