@@ -3,6 +3,7 @@
 // Arguments: numbers of threads to compare with one thread (default: 2 3 7).
 #include "ggml.h"
 #include "lab.h"
+#include "paged-attn.h"
 
 #include <algorithm>
 #include <cmath>
@@ -79,14 +80,15 @@ call make(const batch & b, const shape & s, const options & o, int32_t type_k, i
         n_blocks += blocks_of(l.tokens, o.block_size) - b.shared_blocks;
         width = std::max<int64_t>(width, blocks_of(l.tokens, o.block_size));
     }
-    const int64_t n_slots = n_blocks * o.block_size, rows = n_slots * s.n_head_kv;
-    call          c = {{},
-                       buffer<float>(n_tokens * s.n_head * s.d_k),
-                       buffer<float>(s.n_head),
-                       buffer<float>(n_tokens * s.n_head * s.d_v),
-                       pool(type_k, rows, s.d_k),
-                       pool(type_v, s.v_of_k ? 1 : rows, s.d_v),
-                       buffer<int32_t>((4 + width) * b.sequences.size())};
+    constexpr int64_t header  = GGML_PAGED_ATTN_HEADER;
+    const int64_t     n_slots = n_blocks * o.block_size, rows = n_slots * s.n_head_kv;
+    call              c = {{},
+                           buffer<float>(n_tokens * s.n_head * s.d_k),
+                           buffer<float>(s.n_head),
+                           buffer<float>(n_tokens * s.n_head * s.d_v),
+                           pool(type_k, rows, s.d_k),
+                           pool(type_v, s.v_of_k ? 1 : rows, s.d_v),
+                           buffer<int32_t>((header + width) * b.sequences.size())};
     fill(c.q, 1.5f);
     fill(c.sinks, 1);
     std::vector<int32_t> ids(n_blocks);
@@ -98,14 +100,14 @@ call make(const batch & b, const shape & s, const options & o, int32_t type_k, i
     int32_t * row = c.table.get();
     int32_t   q0 = 0, next = b.shared_blocks;
     for (const lengths & l : b.sequences) {
-        const int32_t head[4] = {q0, l.n_q, l.tokens, 0};
-        const int32_t own     = blocks_of(l.tokens, o.block_size) - b.shared_blocks;
-        std::copy_n(head, 4, row);
-        std::copy_n(ids.data(), b.shared_blocks, row + 4);
-        std::copy_n(ids.data() + next, own, row + 4 + b.shared_blocks);
+        const int32_t head[header] = {q0, l.n_q, l.tokens, 0, 0};
+        const int32_t own          = blocks_of(l.tokens, o.block_size) - b.shared_blocks;
+        std::copy_n(head, header, row);
+        std::copy_n(ids.data(), b.shared_blocks, row + header);
+        std::copy_n(ids.data() + next, own, row + header + b.shared_blocks);
         next += own;
         q0 += l.n_q;
-        row += 4 + width;
+        row += header + width;
     }
     c.op = {type_k,
             type_v,

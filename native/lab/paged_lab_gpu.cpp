@@ -62,7 +62,7 @@ paged::params params_of(const lab_paged * op) {
         p.v.row_bytes = v_row;
     }
     p.table        = op->table;
-    p.table_stride = 4 + op->width;
+    p.table_stride = paged::ROW_HEADER + op->width;
     p.sinks        = op->sinks;
     p.out          = op->out;
     p.d_k = op->d_k, p.d_v = op->d_v, p.n_head = op->n_head, p.n_head_kv = op->n_head_kv;

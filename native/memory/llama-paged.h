@@ -3,9 +3,10 @@
 // A context stores no sequences: a batch consists of arrays, and the caller owns the blocks. Layers that remember alike
 // (all tokens, or a window of them) form a group. A block has the K and V of block_size tokens for the layers of one
 // group, and a sequence has a block table for each group. The token at position p of a sequence is in slot
-// table[p / block_size - first]*block_size + p % block_size of every layer of the group, where `first` blocks before
-// the table are out of reach of the group's window. A context is not thread-safe. A function that fails sets
-// llama_paged_error() of the calling thread.
+// table[p / block_size - first]*block_size + p % block_size of every layer of the group. The group's window has left
+// the `first` blocks before the table.
+//
+// A context is not thread-safe. A function that fails sets llama_paged_error() of the calling thread.
 #pragma once
 
 #include "llama.h"

@@ -42,17 +42,17 @@ static int32_t first_visible(const llama_hparams & hparams, const llama_paged_ca
 
 static void check_table(const llama_context & ctx, const llama_paged_cache & cache, const llama_paged_batch & b,
                         int32_t g, int32_t s) {
-    const llama_paged & paged    = *cache.paged;
-    const group_table   table    = table_of(b, g, s);
-    const seq_row       row      = row_of(b, s);
-    const int32_t       bs       = paged.params.block_size;
-    const int32_t       most     = first_visible(ctx.get_model().hparams, cache, row) / bs;
-    const int32_t       n_blocks = (row.length - 1) / bs + 1 - table.first;
+    const llama_paged & paged = *cache.paged;
+    const group_table   table = table_of(b, g, s);
+    const seq_row       row   = row_of(b, s);
+    const int32_t       bs    = paged.params.block_size;
+    const int32_t       most  = first_visible(ctx.get_model().hparams, cache, row) / bs;
     const auto where = [&] { return sequence(s) + (paged.n_groups > 1 ? "group " + std::to_string(g) + ": " : ""); };
     if (table.first < 0 || table.first > most) {
         invalid(where() + "its table must begin with block 0 to " + std::to_string(most) +
-                ", where its window begins, got " + std::to_string(table.first));
+                " because of its window, got " + std::to_string(table.first));
     }
+    const int32_t n_blocks = (row.length - 1) / bs + 1 - table.first;
     if (n_blocks > b.table_stride) {
         invalid(where() + "its length needs " + std::to_string(n_blocks) + " blocks, but table_stride is " +
                 std::to_string(b.table_stride));

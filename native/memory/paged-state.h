@@ -61,7 +61,7 @@ struct paged_ubatch_buffers {
 
 struct llama_paged;
 
-// Paged mode of one of upstream's caches: of the layers without a window, or of those with one.
+// Paged mode of one of upstream's caches: of the layers without a window, or of the layers with one.
 struct llama_paged_cache {
     llama_paged *            paged       = nullptr;
     llama_kv_cache *         cache       = nullptr;

@@ -8,9 +8,9 @@
 //   out    F32 [d_v, n_head, n_tokens]      rows of no sequence are zero
 //
 // Query j of a sequence with kv_len L and n_q Q has position p = L - Q + j and attends the positions
-// max(0, p's window start) .. p. A row names the sequence's blocks from block `first` on, where the first query's
-// window starts or earlier. The token at position t is in slot block[t / block_size - first]*block_size + t %
-// block_size. Nothing else is read, so stale bytes of other slots cannot reach an output.
+// max(0, p's window start) .. p. A row names the sequence's blocks from block `first` on. The window of the
+// first query starts in that block or later. The token at position t is in slot block[t / block_size -
+// first]*block_size + t % block_size. Nothing else is read, so stale bytes of other slots cannot reach an output.
 #pragma once
 
 #include "ggml.h"

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyvelo.errors import UnsupportedError, VeloError
-from pyvelo.kv.geometry import POOL_GRAIN, Geometry, make_geometry
+from pyvelo.kv.geometry import Geometry, LayerGroup, make_geometry
+from pyvelo.kv.pool import BlockLayout
 from pyvelo.kv.types import KV_TYPES
+from pyvelo.memory.budget import longest_sequence
 from pyvelo.memory.cores import find_cores
 from pyvelo.memory.host import free_memory
 from pyvelo.models.gguf_parts import scan_model
@@ -24,6 +26,9 @@ __all__ = ["describe"]
 # the default of LLM(memory_utilization=...)
 MEMORY_SHARE = 0.9
 GIB = 1 << 30
+# the defaults of LLM(max_batch_tokens=...) and of llama.cpp's batches, and the padding of its window caches
+DEFAULT_BATCH = 512
+PADDING = 256
 CONVERSATIONS = (4096, 32768)  # tokens; a third one fills the context
 
 
@@ -86,29 +91,75 @@ def _kv_types(summary: GgufSummary, model: Model, block_size: int, free: int | N
         except UnsupportedError as error:
             costs[name] = {"refusal": str(error)}
             continue
-        fitting = None if free is None else _fitting(geometry, free, summary.tensor_bytes)
+        layout = geometry.layout(DEFAULT_BATCH)
+        fitting = None if free is None else _fitting(free, summary.tensor_bytes)
         costs[name] = {
             "token_bytes": geometry.token_bytes,
             "block_size": geometry.block_size,
             "block_bytes": geometry.block_bytes,
+            "groups": [_group(geometry, group) for group in geometry.groups],
             "tokens_in_a_gib": _tokens_in(geometry, GIB),
             "conversations": [
-                {"tokens": n, "bytes": geometry.blocks_for(n) * geometry.block_bytes} for n in lengths
+                {
+                    "tokens": n,
+                    "bytes": _held_blocks(layout, n) * geometry.block_bytes,
+                    "llama_cpp_bytes": _contiguous_bytes(geometry, model, n),
+                }
+                for n in lengths
             ],
-            "tokens_that_fit": fitting,
-            "sequences_that_fit": None if fitting is None else fitting // max(1, model.info.n_ctx_train),
+            "tokens_that_fit": None if fitting is None else _tokens_in(geometry, fitting),
+            "sequences_that_fit": None if fitting is None else _sequences_in(geometry, fitting, lengths),
         }
     return costs
 
 
-def _fitting(geometry: Geometry, free: int, weights: int) -> int:
-    """Return the tokens of the largest pool beside the weights, in the share of free memory that LLM uses."""
-    return _tokens_in(geometry, max(0, int(free * MEMORY_SHARE) - weights))
+def _group(geometry: Geometry, group: LayerGroup) -> dict[str, Any]:
+    """Return the layers, the window and the bytes of a token of a group."""
+    window = group.window
+    return {
+        "layers": list(group.layers),
+        "window": window.size or None,
+        "chunked": window.chunked,
+        "token_bytes": geometry.slot_bytes,
+    }
+
+
+def _held_blocks(layout: BlockLayout, n_tokens: int) -> int:
+    """Return the blocks of a sequence between two steps, over all groups."""
+    return sum(layout.blocks_for(n_tokens) - first for first in layout.first_blocks(n_tokens))
+
+
+def _contiguous_bytes(geometry: Geometry, model: Model, n_tokens: int) -> int:
+    """Return the bytes of llama.cpp's cache of one sequence. A window has room for a batch beside it."""
+    total = 0
+    for layer in model.layers:
+        in_window = -(-(layer.window + DEFAULT_BATCH) // PADDING) * PADDING
+        n_slots = min(n_tokens, in_window) if layer.window else n_tokens
+        k = geometry.type_k.row_bytes(layer.n_head_kv * layer.head_dim_k)
+        v = geometry.type_v.row_bytes(layer.n_head_kv * layer.head_dim_v)
+        total += n_slots * (k + v)
+    return total
+
+
+def _fitting(free: int, weights: int) -> int:
+    """Return the bytes of the largest pool beside the weights, in the share of free memory that LLM uses."""
+    return max(0, int(free * MEMORY_SHARE) - weights)
+
+
+def _blocks_in(geometry: Geometry, n_bytes: int) -> int:
+    """Return the blocks of the largest pool of `n_bytes`."""
+    return n_bytes // (geometry.grain_blocks * geometry.block_bytes) * geometry.grain_blocks
 
 
 def _tokens_in(geometry: Geometry, n_bytes: int) -> int:
-    """Return the tokens of the largest pool of `n_bytes`."""
-    return n_bytes // (POOL_GRAIN * geometry.token_bytes) * POOL_GRAIN
+    """Return the tokens of the longest sequence in a pool of `n_bytes`."""
+    return longest_sequence(geometry.layout(DEFAULT_BATCH), _blocks_in(geometry, n_bytes))
+
+
+def _sequences_in(geometry: Geometry, n_bytes: int, lengths: Sequence[int]) -> int:
+    """Return the sequences of the full context in a pool of `n_bytes`."""
+    longest = max(lengths, default=1)
+    return _blocks_in(geometry, n_bytes) // geometry.layout(DEFAULT_BATCH).peak_blocks(longest)
 
 
 def _lengths(longest: int) -> list[int]:
@@ -131,16 +182,17 @@ def _placement(
             raise UnsupportedError(f"{NO_GPU}: give 0" if built_for_gpus() else none)
         if plan == NOTHING:
             plan = replace(plan, host_weights=model.info.size_bytes)
-        pool, on_host = planned_pool(config, summary, model, plan, free)
+        pool, geometry, on_host = planned_pool(config, summary, model, plan, free)
     except VeloError as error:
         return {"n_gpu_layers": config.n_gpu_layers, "refusal": str(error)}
     parts = [("CPU", model.info.n_layer - sum(r.n_layers for r in plan.rooms), plan.host_weights, on_host)]
     parts += [(room.name, room.n_layers, room.weight_bytes, room.token_bytes) for room in plan.rooms]
     names = ("name", "layers", "weight_bytes", "pool_bytes")
+    n_slots = pool.n_blocks * geometry.block_size
     return {
         "n_gpu_layers": plan.n_gpu_layers,
         "tokens": pool.n_tokens,
-        "devices": [dict(zip(names, (*part[:3], part[3] * pool.n_tokens), strict=True)) for part in parts],
+        "devices": [dict(zip(names, (*part[:3], part[3] * n_slots), strict=True)) for part in parts],
     }
 
 

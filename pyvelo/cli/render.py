@@ -56,6 +56,9 @@ def _facts(report: Mapping[str, Any]) -> Table:
         "weights", f"{show_bytes(model['weight_bytes'])} of a file of {show_bytes(model['file_bytes'])}"
     )
     grid.add_row("shape", _shape(model, report["layers"]))
+    costs = [cost for cost in report["kv_types"].values() if "refusal" not in cost]
+    if costs and len(costs[0]["groups"]) > 1:
+        grid.add_row("groups", _groups(costs[0]["groups"]))
     grid.add_row("vocabulary", escape(f"{model['vocabulary']:,} tokens ({model['tokenizer']})"))
     grid.add_row("context", f"{model['context']:,} tokens as trained")
     if model["recurrent_layers"]:
@@ -74,6 +77,20 @@ def _shape(model: Mapping[str, Any], layers: list[Mapping[str, Any]]) -> str:
         count = sum(1 for layer in layers if layer["window"])
         text += f", {count} layers with a window of {', '.join(map(str, windows))} tokens"
     return text
+
+
+def _groups(groups: Sequence[Mapping[str, Any]]) -> str:
+    """Return how many groups of layers remember what, in words."""
+    kinds: dict[tuple[int | None, bool], list[int]] = {}
+    for group in groups:
+        kinds.setdefault((group["window"], group["chunked"]), []).append(len(group["layers"]))
+    texts = []
+    for (window, chunked), sizes in kinds.items():
+        name = "chunks" if chunked else "a window"
+        kind = f"with {name} of {window:,} tokens" if window else "without a window"
+        each = f"{min(sizes)} to {max(sizes)}" if min(sizes) < max(sizes) else str(sizes[0])
+        texts.append(f"{len(sizes)} of {each} layer{'s' * (max(sizes) != 1)} {kind}")
+    return f"{', '.join(texts)}; they share one pool of blocks"
 
 
 def _table(*headings: str) -> Table:
@@ -107,18 +124,23 @@ def _cache(refusal: str | None, costs: Mapping[str, Mapping[str, Any]]) -> tuple
     sizes = " or ".join(map(str, sorted({cost["block_size"] for cost in possible})))
     title = f"KV cache in blocks of {sizes} tokens: what a conversation takes, and how many tokens fit"
     lengths = [told["tokens"] for told in possible[0]["conversations"]]
+    windows = any(group["window"] for group in possible[0]["groups"])
+    there = [f"{lengths[-1]:,} in llama.cpp"] if windows and lengths else []
     table = _table(
-        "a token", *(f"{n:,} tokens" for n in lengths), "tokens in 1 GiB", "tokens here", "sequences here"
+        *("a token", *(f"{n:,} tokens" for n in lengths), *there),
+        *("tokens in 1 GiB", "tokens here", "sequences here"),
     )
     for name, cost in costs.items():
         if "refusal" in cost:
-            table.add_row(name, *"-" * (len(lengths) + 4), "cannot be cut into this model's heads")
+            dashes = "-" * (len(lengths) + len(there) + 4)
+            table.add_row(name, *dashes, "cannot be cut into this model's heads")
             continue
         fitting = cost["tokens_that_fit"], cost["sequences_that_fit"]
         table.add_row(
             name,
             show_bytes(cost["token_bytes"]),
             *(show_bytes(told["bytes"]) for told in cost["conversations"]),
+            *(show_bytes(cost["conversations"][-1]["llama_cpp_bytes"]) for _ in there),
             f"{cost['tokens_in_a_gib']:,}",
             *("unknown" if fit is None else f"{fit:,}" for fit in fitting),
         )

@@ -306,7 +306,7 @@ class _Planner:
                 self.evicted.append((victim, swapped))
 
     def _free_or_swap(self, table: BlockTable) -> SwappedBlocks | None:
-        if table.n_tokens and self.favour_swap(table.n_held, table.n_tokens):
+        if table.n_tokens and self.favour_swap(len(table.blocks), table.n_tokens):
             swapped = self.allocation.swap_out(table)
             if swapped is not None:
                 return swapped

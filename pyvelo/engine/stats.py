@@ -54,7 +54,7 @@ class EngineStats:
     state_bytes: int
     compute_bytes: int
     output_bytes: int
-    tokens_total: int  # slots of the pool
+    tokens_total: int  # of the longest sequence that the pool can hold
     sequences_total: int  # sequences of n_ctx tokens that fit at once, if they share nothing
     tokens_stored: int
 
@@ -119,7 +119,7 @@ def picture(
         state_bytes=info.state_bytes,
         compute_bytes=info.compute_bytes,
         output_bytes=info.output_bytes,
-        tokens_total=manager.n_blocks * manager.block_size,
+        tokens_total=pool.n_tokens,
         sequences_total=pool.n_sequences,
         tokens_stored=manager.n_stored,
         n_ctx=pool.n_ctx,

@@ -36,6 +36,7 @@ POOL_GRAIN = 256  # tokens: a pool is a whole number of these
 CPU_LINE = 64  # bytes
 GPU_LINE = 128  # bytes
 LONG = 32768  # tokens of the sequence for which groups are made
+MOST_PADDING = 1.01  # bytes of such a sequence, as a multiple of the bytes without padding
 CHUNKED = 2  # `window_type`
 
 
@@ -210,7 +211,10 @@ def _window_of(shape: LayerShape) -> Window:
 
 
 def _group(shapes: Sequence[LayerShape]) -> tuple[LayerGroup, ...]:
-    """Return groups of `n` layers or fewer, of the `n` for which a long sequence takes the fewest bytes."""
+    """Return groups of `n` layers or fewer: as few groups as take little more memory than the best `n`.
+
+    A step handles a table for each group of a sequence. A group with fewer layers wastes memory.
+    """
     kinds: dict[Window, list[int]] = {}
     for shape in sorted(shapes, key=lambda shape: shape.window > 0):  # groups without a window first
         kinds.setdefault(_window_of(shape), []).append(shape.layer)
@@ -220,7 +224,8 @@ def _group(shapes: Sequence[LayerShape]) -> tuple[LayerGroup, ...]:
         counts = ((window, -(-len(layers) // n)) for window, layers in kinds.items())
         return sum(count * n * (min(window.size, LONG) or LONG) for window, count in counts)
 
-    n = min(range(len(shapes), 0, -1), key=cost)
+    costs = {n: cost(n) for n in range(1, len(shapes) + 1)}
+    n = max(n for n, tokens in costs.items() if tokens <= MOST_PADDING * min(costs.values()))
     return tuple(
         LayerGroup(window, tuple(layers[first : first + n]))
         for window, layers in kinds.items()

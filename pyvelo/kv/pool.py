@@ -348,11 +348,6 @@ class BlockTable:
         """The blocks of all groups in position order. Do not change the list."""
         return self.groups[0] if len(self.groups) == 1 else self.in_order(0, self.n_blocks)
 
-    @property
-    def n_held(self) -> int:
-        """Blocks of all groups."""
-        return sum(map(len, self.groups))
-
     def n_missing(self, n_blocks: int) -> int:
         """Return the blocks to add, so that each group has its blocks up to `n_blocks`."""
         return sum(
@@ -395,9 +390,6 @@ class BlockTable:
     def in_order(self, begin: int, end: int) -> list[int]:
         """Return the blocks of all groups at `begin` to `end` of the sequence, position by position."""
         pairs = list(zip(self.firsts, self.groups, strict=True))
-        if len(pairs) == 1:
-            first, blocks = pairs[0]
-            return blocks[max(0, begin - first) : max(0, end - first)]
         return [
             blocks[index - first]
             for index in range(begin, end)

@@ -17,6 +17,7 @@ __all__ = [
     "Limits",
     "PoolRequest",
     "PoolSize",
+    "longest_sequence",
     "size_pool",
     "wanted_tokens",
 ]
@@ -112,7 +113,7 @@ def size_pool(geometry: Geometry, layout: BlockLayout, want: PoolRequest) -> Poo
     grains = _requested(geometry, layout, want) if by_bytes else _default(geometry, layout, want)
     useful = _grains_for(layout, longest, want.max_num_seqs)
     n_blocks = min(grains, useful, MAX_SLOTS // POOL_GRAIN) * geometry.grain_blocks
-    n_tokens = _longest(layout, n_blocks)
+    n_tokens = longest_sequence(layout, n_blocks)
     n_ctx = want.n_ctx or min(want.n_ctx_train, n_tokens)
     return PoolSize(n_blocks, n_tokens, n_ctx, n_blocks // layout.peak_blocks(n_ctx))
 
@@ -189,7 +190,7 @@ def _fitting(room: DeviceRoom, want: PoolRequest, needed: int) -> int:
     return fitting
 
 
-def _longest(layout: BlockLayout, n_blocks: int) -> int:
+def longest_sequence(layout: BlockLayout, n_blocks: int) -> int:
     """Return the tokens of the longest sequence that fits in `n_blocks` blocks."""
     low, high = 0, MAX_SLOTS  # a sequence in windows alone fits at any length, or not at all
     while low < high:

@@ -113,8 +113,8 @@ def plan_offload(config: EngineConfig, path: str, summary: GgufSummary) -> Offlo
 
 def planned_pool(
     config: EngineConfig, summary: GgufSummary, model: Model, offload: Offload, free_bytes: int | None
-) -> tuple[PoolSize, int]:
-    """Return the pool size of an engine, without recurrent states, and the bytes of a token on the host."""
+) -> tuple[PoolSize, Geometry, int]:
+    """Return the pool of an engine without recurrent states, its geometry, and a slot's bytes on the host."""
     geometry = make_geometry(
         summary.path,
         model.layers,
@@ -130,7 +130,7 @@ def planned_pool(
         devices=offload.rooms,
     )
     layout = geometry.layout(config.max_batch_tokens)
-    return size_pool(geometry, layout, want), want.host_token_bytes(geometry)
+    return size_pool(geometry, layout, want), geometry, want.host_token_bytes(geometry)
 
 
 def measure_model(

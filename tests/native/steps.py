@@ -25,7 +25,7 @@ def fill_step(
 ) -> tuple[int, int]:
     """Fill the arrays for a step that appends tokens to sequences, with logits of the last token of each."""
     at = 0
-    arrays.tables[0, : len(work)] = -1
+    arrays.tables[0, : len(work)], arrays.firsts[0, : len(work)] = -1, 0
     for row, (seq, tokens) in enumerate(work):
         n, end = len(tokens), seq.length + len(tokens)
         positions = np.arange(seq.length, end)

@@ -268,7 +268,7 @@ def paged_attention(
     """The operator on the arrays themselves; returns (out, seconds of each repetition).
 
     q [n_tokens, n_head, d_k]; k and v [n_slots, n_head_kv, row bytes], v None for a view of k; these may be
-    strided views whose last axis is contiguous. table [n_rows, 4 + width]; out [n_tokens, n_head, d_v].
+    strided views whose last axis is contiguous. table [n_rows, 5 + width]; out [n_tokens, n_head, d_v].
     ValueError carries the sentence with which the operator refused.
     """
     out = np.empty((q.shape[0], heads.n_head, heads.d_v), np.float32) if out is None else out
