@@ -339,7 +339,7 @@ def _wire(
         limits=limits,
         core=core,
         loop=EngineLoop(core, InterruptGuard()),
-        processor=InputProcessor(model, pool, geometry.block_size, config.seed),
+        processor=InputProcessor(model, pool, geometry.layout(limits.max_batch_tokens), config.seed),
     )
 
 

@@ -24,6 +24,7 @@ from pyvelo.engine.request import Detokenizer, ParentRequest, Request, Sequence
 from pyvelo.engine.request_ids import check_id
 from pyvelo.errors import RequestError, VeloError, shown
 from pyvelo.grammar.matcher import GrammarCompiler, GrammarMatcher
+from pyvelo.kv.pool import BlockLayout
 from pyvelo.memory.budget import PoolSize
 from pyvelo.outputs import StreamPiece
 from pyvelo.sampling import SamplingParams
@@ -65,14 +66,14 @@ class InputProcessor:
         self,
         model: Model,
         pool: PoolSize,
-        block_size: int,
+        layout: BlockLayout,
         seed: int | None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self.clock = clock
         self._model = model
         self._pool = pool
-        self._block_size = block_size
+        self._layout = layout
         self._n_vocab = model.vocab.n_tokens
         self._compiler = GrammarCompiler(model)
         self._token_bytes = cache(model.token_bytes)
@@ -107,7 +108,7 @@ class InputProcessor:
         text = prompt if isinstance(prompt, str) else prompt.text if isinstance(prompt, ChatPrompt) else None
         make = self._maker(params, asked)
         echo = self._echo(params, tokens, text)
-        sequences = (Sequence(tokens, self._block_size, params.cache_salt) for _ in range(n_samples))
+        sequences = (Sequence(tokens, self._layout.block_size, params.cache_salt) for _ in range(n_samples))
         requests = tuple(
             make(sequence, index, max_new=max_new, on_piece=on_piece, echo=echo)
             for index, sequence in enumerate(sequences)
@@ -154,7 +155,7 @@ class InputProcessor:
         empty = listed and items_of(prompt) == []
         tokens = () if empty else self.tokens(prompt)
         self.check_room(len(tokens))
-        return Sequence(tokens, self._block_size, salt)
+        return Sequence(tokens, self._layout.block_size, salt)
 
     def check_room(self, n_tokens: int, name: str = "the prompt") -> None:
         """Raise RequestError or OutOfBlocks if a sequence of `n_tokens` has no room for another token."""
@@ -318,9 +319,9 @@ class InputProcessor:
         room = n_ctx - n_prompt
         max_new = min(room, self._pool.n_tokens - n_prompt + 1 if max_tokens is None else max_tokens)
         needed = n_prompt + max(1, max_new) - 1
-        blocks, total = -(-needed // self._block_size), self._pool.n_blocks
+        blocks, total, size = self._layout.peak_blocks(needed), self._pool.n_blocks, self._layout.block_size
         if blocks > total:
-            raise no_blocks(n_prompt, max(1, max_new), f"{blocks} blocks of {self._block_size} tokens", total)
+            raise no_blocks(n_prompt, max(1, max_new), f"{blocks} blocks of {size} tokens", total)
         return max_new
 
 

@@ -50,6 +50,7 @@ class EngineStats:
 
     block_size: int
     block_bytes: int
+    n_groups: int  # of layers, with a block table each
     pool_bytes: int
     state_bytes: int
     compute_bytes: int
@@ -115,6 +116,7 @@ def picture(
         swap_blocks_used=manager.swap.n_blocks - manager.swap.n_free,
         block_size=info.block_size,
         block_bytes=info.block_bytes,
+        n_groups=info.n_groups,
         pool_bytes=info.pool_bytes,
         state_bytes=info.state_bytes,
         compute_bytes=info.compute_bytes,

@@ -125,7 +125,8 @@ class BlockHashes:
 class Prefix:
     """Published prefix: the tokens of its last block, and the blocks that hold them in each group.
 
-    The oldest block of a group is first. A prefix without blocks stays while another one follows it. The root of a tree has no block; its hash is the `extra` of all prefixes below.
+    The oldest block of a group is first. A prefix without blocks stays while another one follows it. The root
+    of a tree has no block; its hash is the `extra` of all prefixes below.
     """
 
     __slots__ = ("blocks", "children", "hash", "is_listed", "parent", "tokens")

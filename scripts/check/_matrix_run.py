@@ -155,7 +155,8 @@ def params_of(config: Config, job: Job) -> SamplingParams:
 def alone(config: Config, model: Path, jobs: Sequence[Job]) -> tuple[dict[Job, list[Tokens]], int]:
     """Answer each request alone, in an engine that shares nothing.
 
-    Returns: the token ids of the samples of each request (deterministic mode only), and the bytes of a block.
+    Returns: the token ids of the samples of each request (deterministic mode only), and the bytes of a block
+        in every group.
     """
     from pyvelo import LLM
 
@@ -166,7 +167,7 @@ def alone(config: Config, model: Path, jobs: Sequence[Job]) -> tuple[dict[Job, l
             (output,) = llm.generate([prompt], params)
             return [sample.token_ids for sample in output.outputs]
 
-        size = llm.stats().block_bytes
+        size = llm.stats().block_bytes * llm.stats().n_groups
         if not config.deterministic:
             return {}, size
         return {job: answer(job.prompt, params_of(config, job)) for job in jobs}, size

@@ -12,6 +12,7 @@ import pytest
 from pyvelo import SamplingParams
 from pyvelo.engine.input_processor import InputProcessor
 from pyvelo.errors import OutOfBlocks, RequestError
+from pyvelo.kv.pool import BlockLayout
 from pyvelo.memory.budget import PoolSize
 
 from .fakes import token_bytes
@@ -33,7 +34,7 @@ class FakeModel:
 
 def processor(n_ctx: int = 128, n_blocks: int = 8, seed: int | None = None) -> InputProcessor:
     pool = PoolSize(n_blocks, n_blocks * 32, n_ctx, n_blocks * 32 // n_ctx)
-    return InputProcessor(cast(Any, FakeModel()), pool, 32, seed)
+    return InputProcessor(cast(Any, FakeModel()), pool, BlockLayout(32), seed)
 
 
 def test_a_text_and_its_tokens() -> None:
