@@ -208,7 +208,7 @@ class _Context:
             core.n_running,
             manager.n_used * size,
             manager.n_stored + n_tokens,
-            size * sum(table.n_held for table in manager.tables()),
+            size * sum(len(table.blocks) for table in manager.tables()),
         )
         self._clock.now += seconds
 
