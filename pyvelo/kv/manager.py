@@ -189,7 +189,8 @@ class BlockManager:
         ]
         hashes = hashes if self._index is not None else None
         twin = BlockTable(groups, table.n_tokens, hashes, firsts=table.firsts, n_blocks=n_blocks)
-        twin.n_published, twin.prefix, twin.mark = table.n_published, table.prefix, table.mark
+        twin.n_published, twin.prefix = table.n_published, table.prefix
+        twin.mark, twin.branch = table.mark, table.branch
         if table.n_published > table.n_tokens // self.block_size:  # only its own blocks
             self._set_published(twin, table.n_tokens // self.block_size)
         for block in twin.blocks:
@@ -235,22 +236,28 @@ class BlockManager:
     def _slide(self, table: BlockTable) -> None:
         """Free the blocks that the groups' windows have left.
 
-        Another sequence may go on at the end of the prompt, so the blocks that it needs there are evicted as
-        late as any. The others are evicted first.
+        Other sequences may go on after the prompt, or after a prefix that others have, too. The blocks that
+        they need there are evicted as late as any, the other ones first.
         """
         firsts = self.layout.first_blocks(table.n_tokens)
         n_before = self._pool.n_free
         for group, first in enumerate(firsts):
             n = first - table.firsts[group]
             if n > 0:
-                needed = self.layout.first_blocks(table.mark)[group] - table.firsts[group]
-                cut = table.slide(group, first)
-                self._release(cut[: max(0, needed)], evict_first=True)
-                self._release(cut[max(0, needed) :])
+                for number, block in enumerate(table.slide(group, first), first - n):
+                    self._release([block], evict_first=not self._is_needed(table, group, number))
         wanted = self.layout.wanted(table.firsts, table.n_blocks, table.goal)
         reserved = min(wanted, table.reserved + self._pool.n_free - n_before)
         self._reserved += reserved - table.reserved
         table.reserved = reserved
+
+    def _is_needed(self, table: BlockTable, group: int, number: int) -> bool:
+        """Return whether a sequence that goes on after a place of the table needs the block `number`."""
+        layout = self.layout
+        return any(
+            layout.first_blocks(place)[group] <= number < layout.blocks_for(place)
+            for place in (table.mark, table.branch)
+        )
 
     def trim(self, table: BlockTable) -> None:
         """Free the table's reserved blocks and the blocks beyond its tokens."""

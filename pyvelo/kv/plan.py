@@ -163,18 +163,22 @@ class AllocationPlan:
             reserved=fresh,
             goal=goal,
         )
-        table.prefix, table.mark = match.prefix, hashes.n_tokens if hashes is not None else n_tokens
+        table.prefix, table.branch = match.prefix, match.n_known * layout.block_size
+        table.mark = hashes.n_tokens if hashes is not None else n_tokens
         self._changes[id(table)] = Change(table, match.n_blocks, fresh, goal, match, swapped)
         return Start(table)
 
     def _match_of_swapped(self, match: Match, swapped: SwappedBlocks) -> Match:
-        """Return the part of a prefix hit that replaces swapped blocks: whole blocks of the only group."""
-        if self._layout.n_groups > 1:
+        """Return the part of a prefix hit that replaces swapped blocks: whole blocks of an only group.
+
+        A group with a window has no hit: the blocks of the hit are those of another place.
+        """
+        if self._layout.n_groups > 1 or self._layout.is_windowed:
             return no_match(self._layout.n_groups)._replace(firsts=swapped.firsts)
-        n_blocks = min(match.n_blocks, swapped.n_tokens // self._layout.block_size)
-        first = swapped.firsts[0]
-        blocks = match.groups[0][first - match.firsts[0] : n_blocks - match.firsts[0]]
-        return Match(n_blocks, (blocks,), (first,), None, match.prefix)
+        n_blocks, prefix = min(match.n_blocks, swapped.n_tokens // self._layout.block_size), match.prefix
+        for _ in range(match.n_blocks - n_blocks):
+            prefix = prefix.parent if prefix is not None else None
+        return Match(n_blocks, (match.groups[0][:n_blocks],), (0,), None, prefix if n_blocks else None)
 
     def resume(self, table: BlockTable, n_tokens: int, spare: int = 0) -> Start | NotNow:
         """Reserve the blocks that `n_tokens` tokens need beyond the blocks of a live table.

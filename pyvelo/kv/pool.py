@@ -313,8 +313,8 @@ class BlockTable:
     """
 
     __slots__ = (
-        *("firsts", "goal", "groups", "hashes", "mark", "n_blocks", "n_cached", "n_published", "n_slides"),
-        *("n_tokens", "prefix", "reserved", "version"),
+        *("branch", "firsts", "goal", "groups", "hashes", "mark", "n_blocks", "n_cached", "n_published"),
+        *("n_slides", "n_tokens", "prefix", "reserved", "version"),
     )
 
     def __init__(
@@ -340,7 +340,8 @@ class BlockTable:
         self.n_slides = 0  # how often it became shorter at its start
         self.reserved = reserved  # blocks that it may still allocate
         self.goal = goal  # `n_blocks` when it has allocated them
-        self.mark = 0  # tokens that another sequence may go on after: the prompt
+        # tokens after which other sequences may go on: of the prompt, and of a prefix that others have, too
+        self.mark = self.branch = 0
         self.hashes = hashes
 
     @property
@@ -351,7 +352,8 @@ class BlockTable:
     def n_missing(self, n_blocks: int) -> int:
         """Return the blocks to add, so that each group has its blocks up to `n_blocks`."""
         return sum(
-            n_blocks - first - len(blocks) for first, blocks in zip(self.firsts, self.groups, strict=True)
+            max(0, n_blocks - first - len(blocks))
+            for first, blocks in zip(self.firsts, self.groups, strict=True)
         )
 
     def at(self, index: int) -> list[int]:

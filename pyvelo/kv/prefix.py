@@ -50,6 +50,7 @@ class Match(NamedTuple):
 
     groups: the blocks of each group that its window needs, from `firsts` on.
     prefix: of the last block; None: there is none.
+    n_known: blocks of the longest prefix in the index, beyond the hit if a window lacks blocks.
     """
 
     n_blocks: int
@@ -57,6 +58,7 @@ class Match(NamedTuple):
     firsts: tuple[int, ...]
     partial: PartialHit | None
     prefix: Prefix | None
+    n_known: int = 0
 
     @property
     def blocks(self) -> list[int]:
@@ -202,7 +204,7 @@ class PrefixIndex:
             tuple(each.blocks[group][0] for each in path[first:n_blocks])
             for group, first in enumerate(firsts)
         )
-        return Match(n_blocks, groups, firsts, partial, prefix if n_blocks else None)
+        return Match(n_blocks, groups, firsts, partial, prefix if n_blocks else None, len(path))
 
     def _path(self, root: Prefix, hashes: BlockHashes, n_tokens: int) -> list[Prefix]:
         """Return the prefixes of the sequence, as far as the groups without a window have blocks."""
