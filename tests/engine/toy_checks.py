@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pyvelo.engine.request import Request, RequestStatus, Sequence
+from pyvelo.kv.pool import Window
 from pyvelo.outputs import StreamPiece
 
-from .toy_model import Faults, logprob, naive_answer, stored_values
+from .toy_model import Faults, naive_answer
+from .toy_values import Values, logprob
 
 if TYPE_CHECKING:
     from .toy_stand import ToyStand
@@ -42,7 +44,7 @@ def check_engine(engine: ToyStand) -> None:
     assert not engine.context.wrong, engine.context.wrong
     _check_samples(jobs)
     for job in jobs:
-        _check_job(job, engine.faults, engine.now)
+        _check_job(job, engine.faults, engine.now, engine.manager.layout.windows)
     if engine.broken:
         assert engine.idle, "a broken engine has ended every request"
         return
@@ -120,7 +122,7 @@ def _check_owners(engine: ToyStand) -> None:
     assert held == sorted(manager._swapped), "what is in host memory has one owner"
 
 
-def _check_job(job: Job, faults: Faults, now: float) -> None:
+def _check_job(job: Job, faults: Faults, now: float, windows: abc.Sequence[Window]) -> None:
     """Check that a request reports its end once, and that its answer is right so far."""
     request = job.request
     assert job.n_ended == request.finished
@@ -128,7 +130,7 @@ def _check_job(job: Job, faults: Faults, now: float) -> None:
         return
     job.checked = True
     given, reason = list(request.generated_ids), request.finish_reason
-    wanted, why, stop = naive_answer(request, job.salt, job.prompt)
+    wanted, why, stop = naive_answer(request, job.salt, job.prompt, windows)
     assert given == wanted[: len(given)], f"{given} were generated, not {wanted}"
     assert list(request.tokens[: len(job.prompt)]) == job.prompt
     if reason in ("stop", "length"):
@@ -140,7 +142,7 @@ def _check_job(job: Job, faults: Faults, now: float) -> None:
         assert faults.caused(request.error), repr(request.error)
     shown = [token for piece in job.pieces for token in piece.token_ids]
     assert shown == given[: len(shown)]
-    _check_logprobs(job, given)
+    _check_logprobs(job, given, windows)
 
 
 def _check_samples(jobs: abc.Sequence[Job]) -> None:
@@ -164,11 +166,14 @@ def _check_samples(jobs: abc.Sequence[Job]) -> None:
             assert (len(given) == 3) == (piece.usage.completion_tokens > 0)
 
 
-def _check_logprobs(job: Job, given: list[int]) -> None:
+def _check_logprobs(job: Job, given: list[int], windows: abc.Sequence[Window]) -> None:
     request, tokens = job.request, job.prompt + given
+    if request.n_logprobs is None and request.params.prompt_logprobs is None:
+        return
+    values = Values(windows, job.salt, tokens)
 
     def score(at: int) -> float:
-        return logprob(stored_values(job.salt, tokens[:at])[1], tokens[at])
+        return logprob(values.logits[at], tokens[at])
 
     n = len(job.prompt)
     if request.n_logprobs is not None:

@@ -17,8 +17,9 @@ from pyvelo.sampling import SamplingParams
 from pyvelo.trace.recorder import Tracer
 
 from .toy_checks import Held, Job
-from .toy_model import N_VOCAB, Injected, Interrupt, ToyMatcher, ends
+from .toy_model import Injected, Interrupt, ToyMatcher
 from .toy_stand import ToyStand
+from .toy_values import N_VOCAB, ends
 
 CALLS = {
     "run": ("before", "middle", "after"),

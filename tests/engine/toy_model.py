@@ -1,13 +1,13 @@
-"""A toy model over a paged pool: it attends to every slot, verifies what it reads, and fails if told to.
+"""A toy model over a paged pool: it attends to every slot that the window of each group of layers allows,
+verifies what it reads, and fails if told to.
 
-The value that a token stores in its slot is a digest of all values before it, of the salt of its sequence and
-of the token. The next token is drawn from such a digest. So a wrong slot, block table, position, length,
-state or salt gives another answer, and is also noted at once, in `ToyContext.wrong`.
+The next token is drawn from a digest of what is read (toy_values.py). So a wrong slot, block table, position,
+length, state or salt gives another answer, and is also noted at once, in `ToyContext.wrong`.
 """
 
 from __future__ import annotations
 
-import zlib
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,88 +16,39 @@ import numpy as np
 
 from pyvelo.engine.request import Request
 from pyvelo.kv.manager import BlockManager
+from pyvelo.kv.pool import Window
 
 from .fakes import FakeArrays
+from .toy_values import (
+    END,
+    N_VOCAB,
+    Attention,
+    Expected,
+    Values,
+    allowed_tokens,
+    ends,
+    logprob,
+    next_token,
+    salt_of,
+)
 
-N_VOCAB = 16
-END = 0
 EMPTY = -1
 
 
-def digest(value: int, before: int) -> int:
-    """Return a digest of both, of 32 bits."""
-    return zlib.crc32(value.to_bytes(8, "little"), before)
-
-
-def start_digest(salt: str) -> int:
-    """Return what a sequence attends to before its first token."""
-    return zlib.crc32(salt.encode())
-
-
-def stored_values(salt: str, tokens: Sequence[int]) -> tuple[list[int], int]:
-    """Return the value that each token stores, and the digest of all of them: the logits behind the last."""
-    values, before = [], start_digest(salt)
-    for token in tokens:
-        values.append(digest(token, before))
-        before = digest(values[-1], before)
-    return values, before
-
-
-class Expected:
-    """The same for sequences that grow, each token computed once."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[Sequence[int], list[int], list[int]]] = {}  # by the id of the tokens
-
-    def values(self, request: Request) -> tuple[list[int], list[int]]:
-        """Return the value of each token, and the digests before each and behind the last."""
-        tokens = request.tokens
-        _, values, digests = self._known.setdefault(
-            id(tokens), (tokens, [], [start_digest(salt_of(request))])
-        )
-        for token in tokens[len(values) :]:
-            values.append(digest(token, digests[-1]))
-            digests.append(digest(values[-1], digests[-1]))
-        return values, digests
-
-
-def salt_of(request: Request) -> str:
-    return request.hashes.extra.decode()
-
-
-def next_token(logits: int, seed: int, number: int, allowed: Sequence[int]) -> int:
-    """Return the token that a sampler with this seed draws as its `number`-th."""
-    return allowed[digest(seed * 1000 + number, logits) % len(allowed)]
-
-
-def logprob(logits: int, token: int) -> float:
-    return -(digest(token, logits) % 997) / 100
-
-
-def allowed_tokens(matcher: int | None, number: int) -> list[int]:
-    """Return the tokens that a matcher allows as the `number`-th of an answer; None: it is free."""
-    if matcher is None:
-        return list(range(N_VOCAB))
-    return [token for token in range(1, N_VOCAB) if digest(token, matcher + number) % 3] or [1]
-
-
-def ends(request: Request, token: int) -> bool:
-    """Return whether the token would end the answer."""
-    return token in request.stop_ids or (token == END and not request.params.ignore_eos)
-
-
-def naive_answer(request: Request, salt: str, prompt: Sequence[int]) -> tuple[list[int], str, int | None]:
+def naive_answer(
+    request: Request, salt: str, prompt: Sequence[int], windows: Sequence[Window]
+) -> tuple[list[int], str, int | None]:
     """Return what one sequence alone must generate without a cache, its finish reason and its stop reason."""
     matcher = request.matcher.seed if isinstance(request.matcher, ToyMatcher) else None
     length = request.matcher.length if isinstance(request.matcher, ToyMatcher) else 0
     answer: list[int] = []
-    _, logits = stored_values(salt, prompt)
+    values = Values(windows, salt, prompt)
     for number in range(request.max_new):
         allowed = allowed_tokens(matcher, number)
         if number < request.params.min_tokens:
             going_on = [token for token in allowed if not ends(request, token)]
             allowed = going_on if going_on or matcher is None else allowed
-        token = next_token(logits, request.seed, number, allowed)
+        token = next_token(values.logits[-1], request.seed, number, allowed)
         answer.append(token)
         if token == END and not request.params.ignore_eos:
             return answer, "stop", None
@@ -105,7 +56,7 @@ def naive_answer(request: Request, salt: str, prompt: Sequence[int]) -> tuple[li
             return answer, "stop", token
         if length and number + 1 == length:
             return answer, "stop", None
-        logits = digest(digest(token, logits), logits)
+        values.extend([token])
     return answer, "length", None
 
 
@@ -220,8 +171,8 @@ class ToySampler:
         note(self._n_drawn == request.n_generated or not request.max_new, "a draw was lost, or made twice")
         seen = request.prompt_ids if request.params.repetition_penalty != 1.0 else None
         note(self._prompt == seen, "a sampler has not seen its prompt")
-        _, digests = self._context.expected.values(request)
-        note(logits == digests[-1], "the logits are not those behind the tokens of the request")
+        wanted = self._context.expected.values(request).logits[-1]
+        note(logits == wanted, "the logits are not those behind the tokens of the request")
         self._n_drawn += 1
         return next_token(logits, request.seed, self._n_drawn - 1, self._allowed)
 
@@ -244,10 +195,11 @@ class ToyContext:
     advance_clock: Callable[[], None]
     owners: Sequence[Request] = ()
     wrong: list[str] = field(default_factory=list)
-    expected: Expected = field(default_factory=Expected)
     n_runs: int = 0
 
     def __post_init__(self) -> None:
+        self._windows = self.manager.layout.windows
+        self.expected = Expected(self._windows)
         self._size = self.manager.block_size
         self._slots = np.full((self.manager.n_blocks, self._size), EMPTY, np.int64)
         self._host = np.full((self.manager.swap.n_blocks, self._size), EMPTY, np.int64)
@@ -317,49 +269,66 @@ class ToyContext:
         self._logits = logits
 
     def _check_writes(self, arrays: FakeArrays, n_tokens: int) -> None:
-        slots = arrays.slots[:n_tokens].tolist()
-        self.note(len(set(slots)) == n_tokens, "a slot is written twice")
+        slots = arrays.slots[:, :n_tokens].reshape(-1).tolist()
+        self.note(len(set(slots)) == len(slots), "a slot is written twice")
         written = {slot // self._size for slot in slots}
         self.note(not written & self.manager.published(), "a published block is written")
-        held = [block for table in self.manager.tables() for block in table.blocks]
+        tables = self.manager.tables()
+        held = [block for table in tables for blocks in table.groups for block in blocks]
         self.note(all(held.count(block) == 1 for block in written), "a block of another sequence is written")
 
     def _run_row(self, arrays: FakeArrays, row: int, first: int, n: int, owner: Request) -> list[int]:
-        length, size, table = int(arrays.seqs[row, 2]), self._size, arrays.tables[row]
+        length = int(arrays.seqs[row, 2])
         start = length - n
         fed = arrays.tokens[first : first + n].tolist()
         self.note(arrays.seqs[row].tolist() == [first, n, length, 0] and n > 0 <= start, "a row's numbers")
         self.note(fed == owner.tokens[start:length].tolist(), "the tokens of a row")
-        at = np.arange(length)
-        self.note(
-            arrays.positions[first : first + n].tolist() == at[start:].tolist(), "the positions of a row"
-        )
-        held = owner.sequence.table
-        blocks = held.blocks if held is not None else []  # one more after a step cut short
-        row_wanted = blocks + [-1] * (len(table) - len(blocks))
-        self.note(table.tolist() == row_wanted and len(blocks) * size >= length, "a row's block table")
-        where = table[at // size] * size + at % size
-        self.note(arrays.slots[first : first + n].tolist() == where[start:].tolist(), "the slots of a row")
-
-        wanted, _ = self.expected.values(owner)
-        flat = self._slots.reshape(-1)
-        read = flat[where[:start]]
-        if read.tolist() != wanted[:start]:
-            self.wrong.append(f"of {start} tokens {read.tolist()} is read, not {wanted[:start]}")
-        before = zlib.crc32(read.tobytes(), start_digest(salt_of(owner)))  # attention: to every slot
+        positions = arrays.positions[first : first + n].tolist()
+        self.note(positions == list(range(start, length)), "the positions of a row")
+        attention, wanted = Attention(self._windows, salt_of(owner)), self.expected.values(owner)
+        targets = [
+            self._read(arrays, row, group, start, attention, wanted) for group in range(len(self._windows))
+        ]
+        for group, target in enumerate(targets):
+            slots = arrays.slots[group, first : first + n].tolist()
+            self.note(slots == target.tolist(), "the slots of a row")
         if self.n_states:
-            state = self._states[int(arrays.states[row])]
-            self.note(state == (start, before if start else 0), "a recurrent state is not of its sequence")
+            state, before = self._states[int(arrays.states[row])], wanted.logits[start] if start else 0
+            self.note(state == (start, before), "a recurrent state is not of its sequence")
         outputs = arrays.outputs[first : first + n].tolist()
         self.note(set(outputs) <= {0, 1}, "outputs are 0 or 1")
-        logits = []
-        for number, token in enumerate(fed):
-            flat[where[start + number]] = value = digest(token % (1 << 64), before)
-            before = digest(value, before)
-            logits += [before] * outputs[number]
+        behind = [attention.add(start + number, token) for number, token in enumerate(fed)]
+        for values, target in zip(attention.values, targets, strict=True):
+            self._slots.reshape(-1)[target] = values[-n:]
         if self.n_states:
-            self._states[int(arrays.states[row])] = (length, before)
-        return logits
+            self._states[int(arrays.states[row])] = (length, behind[-1])
+        return [logits for logits, output in zip(behind, outputs, strict=True) if output]
+
+    def _read(
+        self, arrays: FakeArrays, row: int, group: int, start: int, attention: Attention, wanted: Values
+    ) -> Any:
+        """Read the values of a group before position `start` that its window allows, through the table.
+
+        Return the slots of the row's tokens, which are written next.
+        """
+        size, length = self._size, int(arrays.seqs[row, 2])
+        table, begin = arrays.tables[group, row], int(arrays.firsts[group, row])
+        held = self.owners[row].sequence.table
+        blocks = held.groups[group] if held is not None else []  # one more after a step cut short
+        first = held.firsts[group] if held is not None else 0
+        row_wanted = blocks + [-1] * (len(table) - len(blocks))
+        reaches = (first + len(blocks)) * size >= length
+        self.note(table.tolist() == row_wanted and begin == first and reaches, "a row's block table")
+        low = self._windows[group].first_token(start)
+        self.note(low // size >= begin, f"a window reads position {low}, whose block is freed")
+        at = np.arange(low, length)
+        where = table[at // size - begin] * size + at % size
+        read = self._slots.reshape(-1)[where[: start - low]].tolist()
+        right = wanted.values[group][low:start].tolist()
+        if read != right:
+            self.wrong.append(f"group {group} reads {read} from {low} to {start}, not {right}")
+        attention.begins[group], attention.values[group] = low, array("q", read)
+        return where[start - low :]
 
     def sample(self, rows: Any, samplers: Sequence[ToySampler]) -> tuple[Any, Any]:
         self.faults.check("sample")

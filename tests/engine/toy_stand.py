@@ -12,6 +12,7 @@ from pyvelo.engine.prefill_budget import Costs
 from pyvelo.engine.request import Request, Sequence
 from pyvelo.engine.step import EngineCore
 from pyvelo.kv.manager import BlockManager
+from pyvelo.kv.pool import FULL, BlockLayout, Window
 from pyvelo.kv.prefix import BlockHashes
 from pyvelo.kv.records import Event
 from pyvelo.memory.budget import Limits
@@ -19,7 +20,8 @@ from pyvelo.trace.recorder import Tracer
 
 from .fakes import FakeArrays
 from .toy_checks import Held, Job, check_engine, check_nothing_left
-from .toy_model import END, N_VOCAB, Faults, ToyContext, ToySampler
+from .toy_model import Faults, ToyContext, ToySampler
+from .toy_values import END, N_VOCAB
 
 MOST_STEPS = 5000  # from which on an engine is taken to hang; a request takes fewer than 150
 
@@ -45,16 +47,23 @@ class ToyStand:
     """A core, its loop and its callers, in one thread; the work of other threads happens within calls."""
 
     def __init__(self, rng: Random) -> None:
-        block_size, n_blocks = rng.choice((4, 8, 8)), rng.randint(2, 12)
+        block_size, n_most = rng.choice((4, 8, 8)), rng.randint(2, 12)
+        windows = self._windows(rng, block_size)
         n_states = rng.choice((0, 0, 0, 0, 1, 3))
         max_seqs = n_states or rng.randint(1, 6)
         self.limits = Limits(max_seqs, max_seqs + rng.choice((0, 1, 5, 20, 60)))
         self.faults = Faults()
         self.now = 0.0
-        self.n_tokens = n_blocks * block_size
+        n_blocks = n_most * len(windows)
+        layout = BlockLayout(block_size, windows, self.limits.max_batch_tokens)
+        n_blocks = max(n_blocks, layout.peak_blocks(1))
+        fitting = (n for n in range(n_most * block_size, 0, -1) if layout.peak_blocks(n) <= n_blocks)
+        self.n_tokens = next(fitting)
         self.manager = BlockManager(
             n_blocks,
             block_size,
+            windows=windows,
+            max_chunk=self.limits.max_batch_tokens,
             share=not n_states and rng.random() < 0.75,
             n_swap_blocks=0 if n_states else rng.choice((0, 3, 20)),
             make_hash=rng.choice((BlockHashes.block_hash, BlockHashes.block_hash, _colliding_hash)),
@@ -66,7 +75,7 @@ class ToyStand:
         self.samplers: list[ToySampler] = []
         self.core = EngineCore(
             context=cast(Any, self.context),
-            arrays=cast(Any, FakeArrays(self.limits.max_batch_tokens, max_seqs, n_blocks)),
+            arrays=cast(Any, FakeArrays(self.limits.max_batch_tokens, max_seqs, n_most, len(windows))),
             manager=self.manager,
             limits=self.limits,
             n_states=n_states,
@@ -87,6 +96,14 @@ class ToyStand:
         self.n_states = n_states
         self._closes = rng.random() < 0.2  # while requests run
         self._look_over_shoulders()
+
+    def _windows(self, rng: Random, block_size: int) -> tuple[Window, ...]:
+        """Choose groups of layers: mostly one without a window, or that and some with one."""
+        sizes = (1, 3, block_size, block_size + 3, 2 * block_size, 3 * block_size + 1)
+        n_windows = rng.choice((0, 0, 0, 1, 1, 2))
+        windows = [Window(rng.choice(sizes), rng.random() < 0.3) for _ in range(n_windows)]
+        full = [FULL] * rng.choice((1, 1, 1, 2) if n_windows else (1,))
+        return (*full, *windows) if rng.random() < 0.8 or not windows else tuple(windows)
 
     def _look_over_shoulders(self) -> None:
         core, move, build = self.core, self.core._mover.move, self.core._batches.build

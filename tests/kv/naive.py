@@ -5,26 +5,32 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, islice
 
 from pyvelo.kv.manager import BlockManager
 from pyvelo.kv.plan import AllocationPlan
 from pyvelo.kv.pool import BlockTable, SwappedBlocks
 from pyvelo.kv.prefix import BlockHashes, PartialHit
 
-BLOCK = 8
+from .naive_groups import BLOCK, Entry, NaiveLayout
 
 
 @dataclass(eq=False)
 class Sequence_:
-    """Sequence whose first `n_computed` tokens are in the memory."""
+    """Sequence whose first `n_computed` tokens are in the memory, as far as a window may read them."""
 
     tokens: array[int]
     hashes: BlockHashes
     salt: bytes
     n_computed: int
-    n_shown: int  # its blocks that were published
+    shown: list[Entry | None]  # of its blocks that were published
     table: BlockTable = field(repr=False)
     stepped_back: bool = False  # by one token, which is computed again
+
+    def values(self, group: int, begin: int, end: int) -> list[int]:
+        """Return what the sequence stores in a group: it depends on all tokens before."""
+        values = accumulate(self.tokens[:end], lambda before, token: hash((before, token)), initial=0)
+        return [hash((self.salt, group, value)) for value in islice(values, begin + 1, None)]
 
 
 @dataclass
@@ -32,13 +38,15 @@ class NaivePlan:
     """State of a plan, by sequence. `published` blocks must not be written."""
 
     n_blocks: int
+    layout: NaiveLayout
     published: set[int]
     n_swap_free: int
     withheld: int = 0
     held: dict[Sequence_, list[int]] = field(default_factory=dict)  # while blocks are allocated
-    n_held: dict[Sequence_, int] = field(default_factory=dict)  # blocks of its table afterwards
+    n_blocks_of: dict[Sequence_, int] = field(default_factory=dict)  # its table afterwards, from its start
     reserved: dict[Sequence_, int] = field(default_factory=dict)
-    copied: dict[Sequence_, int] = field(default_factory=dict)  # the block that a copy replaces
+    goals: dict[Sequence_, int] = field(default_factory=dict)
+    copied: dict[Sequence_, dict[int, int]] = field(default_factory=dict)  # the blocks that copies replace
     partials: dict[Sequence_, PartialHit] = field(default_factory=dict)  # copied for a starting sequence
     ends: dict[Sequence_, int] = field(default_factory=dict)  # its computed tokens after this step
     started: list[Sequence_] = field(default_factory=list)
@@ -49,13 +57,14 @@ class NaivePlan:
 
     def enter(self, sequence: Sequence_) -> None:
         """Add a live or starting sequence."""
-        self.held[sequence] = list(sequence.table.blocks)
-        self.n_held[sequence] = len(sequence.table.blocks)
-        self.reserved[sequence] = sequence.table.reserved
+        table = sequence.table
+        self.held[sequence] = [block for blocks in table.groups for block in blocks]
+        self.n_blocks_of[sequence] = table.n_blocks
+        self.reserved[sequence], self.goals[sequence] = table.reserved, table.goal
 
     def is_held(self, block: int) -> bool:
         return any(block in blocks for blocks in self.held.values()) or any(
-            block == partial.block for partial in self.partials.values()
+            block in partial.blocks for partial in self.partials.values()
         )
 
     @property
@@ -63,36 +72,45 @@ class NaivePlan:
         n_held = sum(map(self.is_held, range(self.n_blocks)))
         return self.n_blocks - n_held - self.n_allocated - sum(self.reserved.values()) - self.withheld
 
-    def copies(self, sequence: Sequence_) -> bool:
-        """Return whether the block of its next token is shared or cached."""
-        index = sequence.n_computed // BLOCK
-        if sequence in self.copied or index >= len(sequence.table.blocks):
-            return False
-        block = sequence.table.blocks[index]
-        n_holders = sum(blocks.count(block) for blocks in self.held.values())
-        n_holders -= sum(copied == block for copied in self.copied.values())
-        return n_holders + (block in self.published) > 1
+    def copies(self, sequence: Sequence_) -> dict[int, int]:
+        """Return the shared or cached blocks of its next token, by group."""
+        table, index = sequence.table, sequence.n_computed // BLOCK
+        if sequence in self.copied or index >= table.n_blocks:
+            return {}
+        found = {}
+        for group, (first, blocks) in enumerate(zip(table.firsts, table.groups, strict=True)):
+            block = blocks[index - first]
+            n_holders = sum(held.count(block) for held in self.held.values())
+            n_holders -= sum(block in copied.values() for copied in self.copied.values())
+            if n_holders + (block in self.published) > 1:
+                found[group] = block
+        return found
+
+    def missing(self, sequence: Sequence_, n_blocks: int) -> int:
+        """Return the blocks that the table lacks up to `n_blocks` of the sequence."""
+        there = self.n_blocks_of[sequence]
+        return sum(len(range(max(first, there), n_blocks)) for first in sequence.table.firsts)
 
     def grow(self, sequence: Sequence_, end: int) -> bool:
         """Plan to grow a sequence. Return whether enough blocks are available."""
-        copies = self.copies(sequence)
-        missing = max(0, -(-end // BLOCK) - self.n_held[sequence])
+        copies, n_blocks = self.copies(sequence), max(self.n_blocks_of[sequence], -(-end // BLOCK))
+        missing = self.missing(sequence, n_blocks)
         from_reserved = min(missing, self.reserved[sequence])
         if not missing and not copies:
             return True
-        if missing - from_reserved + copies > self.available:
+        if missing - from_reserved + len(copies) > self.available:
             return False
         if copies:
-            self.copied[sequence] = sequence.table.blocks[sequence.n_computed // BLOCK]
-        self.n_allocated += missing + copies
-        self.n_held[sequence] += missing
+            self.copied[sequence] = copies
+        self.n_allocated += missing + len(copies)
+        self.n_blocks_of[sequence] = n_blocks
         self.reserved[sequence] -= from_reserved
         self.part.add(id(sequence))
         return True
 
     def free(self, sequence: Sequence_) -> None:
         """Plan to free a sequence."""
-        for of in (self.held, self.n_held, self.reserved):
+        for of in (self.held, self.n_blocks_of, self.reserved, self.goals):
             del of[sequence]
         self.ends.pop(sequence, None)
         self.freed.append(sequence)
@@ -109,14 +127,17 @@ def snapshot(manager: BlockManager, tables: Sequence[BlockTable]) -> object:
         (pool.n_free, pool.n_cached, manager.n_reserved, manager._version),
         [(block, index.tokens(block)) for block in index.published()] if index is not None else None,
         [id(table) for table in manager.tables()],
-        [
-            (list(table.blocks), table.n_tokens, table.n_published, table.reserved, table.version)
-            for table in (*manager.tables(), *tables)
-        ],
+        [_state(table) for table in (*manager.tables(), *tables)],
         list(swap._free),
         [(key, list(swapped.blocks)) for key, swapped in manager._swapped.items()],
         vars(manager.counts).copy(),
     )
+
+
+def _state(table: BlockTable) -> object:
+    groups = [list(blocks) for blocks in table.groups]
+    numbers = (table.n_blocks, table.n_tokens, table.n_published, table.reserved, table.goal, table.mark)
+    return groups, list(table.firsts), numbers, (table.version, table.n_slides), id(table.prefix)
 
 
 def spoiled(allocation: AllocationPlan, how: int, strange: BlockTable) -> bool:
@@ -138,25 +159,34 @@ def spoiled(allocation: AllocationPlan, how: int, strange: BlockTable) -> bool:
         changes[growing[0]] = growing[1]._replace(reserved=growing[1].reserved + n_blocks + 1)
     elif how == 5 and growing:
         changes[growing[0]] = growing[1]._replace(reserved=-1)
-    elif how == 6 and growing and growing[1].table.blocks:
-        changes[growing[0]] = growing[1]._replace(n_blocks=len(growing[1].table.blocks) - 1)
+    elif how == 6 and growing and growing[1].table.n_blocks:
+        changes[growing[0]] = growing[1]._replace(n_blocks=growing[1].table.n_blocks - 1)
     elif how == 7 and growing:
         changes[growing[0]] = growing[1]._replace(swaps_in=SwappedBlocks(growing[1].table.n_tokens))
     elif how == 8 and starting and starting[1].match is not None:
-        match = starting[1].match._replace(partial=PartialHit(n_blocks, 4))
+        partial = PartialHit((0,) * (allocation.n_groups - 1) + (n_blocks,), 4)
+        match = starting[1].match._replace(partial=partial)
         changes[starting[0]] = starting[1]._replace(match=match)
     elif how == 9 and leaving:
         changes[leaving[0]] = leaving[1]._replace(n_blocks=1)
     elif how == 10 and leaving:
-        changes[leaving[0]] = leaving[1]._replace(swaps_out=SwappedBlocks(leaving[1].table.n_tokens + 1))
+        table = leaving[1].table
+        changes[leaving[0]] = leaving[1]._replace(swaps_out=SwappedBlocks(table.n_tokens + 1, table.firsts))
     elif how == 11 and growing:
         changes[growing[0]] = growing[1]._replace(frees=True)
     elif how == 12 and starting:
         changes[starting[0]] = starting[1]._replace(n_blocks=0)
         return starting[1].table.n_tokens > 0
+    elif how == 13 and leaving:
+        table = leaving[1].table
+        swapped = SwappedBlocks(table.n_tokens, [*table.firsts[:-1], table.firsts[-1] + 1])
+        changes[leaving[0]] = leaving[1]._replace(swaps_out=swapped)
+    elif how == 14 and starting and starting[1].match is not None:
+        match = starting[1].match
+        changes[starting[0]] = starting[1]._replace(match=match._replace(groups=((0,), *match.groups)))
     else:
         return False
     return True
 
 
-N_SPOILERS = 13
+N_SPOILERS = 15

@@ -1,4 +1,4 @@
-"""The manager against a naive model: a memory of tokens, and the blocks of each sequence.
+"""The manager against a naive model: a memory of tokens, and the blocks of each sequence in each group.
 
 Plans start, resume, grow, free and swap in any order. Spoiled plans change nothing.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -17,12 +16,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from pyvelo.errors import InternalError
 from pyvelo.kv.manager import BlockManager
-from pyvelo.kv.plan import MIN_PARTIAL_HIT, AllocationPlan
-from pyvelo.kv.pool import BlockTable, SwappedBlocks
+from pyvelo.kv.plan import AllocationPlan
+from pyvelo.kv.pool import FULL, BlockTable, SwappedBlocks, Window
 from pyvelo.kv.prefix import BlockHashes
-from pyvelo.kv.records import Event, Never, NotNow, Start
+from pyvelo.kv.records import Event, Moves, Never, NotNow, Start
 
-from .naive import BLOCK, N_SPOILERS, NaivePlan, Sequence_, snapshot, spoiled
+from .naive import N_SPOILERS, NaivePlan, Sequence_, snapshot, spoiled
+from .naive_groups import BLOCK, LAYOUTS, NaiveLayout, NaivePrefixes, may_read
 
 EMPTY = -1
 MOST_BLOCKS = 14
@@ -45,73 +45,55 @@ class ManagerMachine(RuleBasedStateMachine):
 
     @initialize(
         n_blocks=st.integers(1, MOST_BLOCKS),
+        windows=st.sampled_from(LAYOUTS),
+        max_chunk=st.sampled_from([1, 3, BLOCK, 2 * BLOCK, 5 * BLOCK]),
         share=st.sampled_from([True, True, False]),
         n_swap=st.integers(0, 8),
     )
-    def start(self, n_blocks: int, share: bool, n_swap: int) -> None:
-        self.n_blocks, self.share = n_blocks, share
+    def start(
+        self, n_blocks: int, windows: tuple[Window, ...], max_chunk: int, share: bool, n_swap: int
+    ) -> None:
+        self.layout, self.n_groups = NaiveLayout(windows, max_chunk), len(windows)
+        self.n_blocks, self.share = n_blocks + 4 * (self.n_groups - 1), share
         self.events: list[Event] = []
         self.manager = BlockManager(
-            n_blocks, BLOCK, share=share, n_swap_blocks=n_swap, observer=self.events.append
+            self.n_blocks,
+            BLOCK,
+            windows=windows,
+            max_chunk=max_chunk,
+            share=share,
+            n_swap_blocks=n_swap,
+            observer=self.events.append,
         )
         self.host: list[list[int]] = [[EMPTY] * BLOCK for _ in range(n_swap)]
         self.swapped: list[tuple[Sequence_, SwappedBlocks]] = []
-        self.memory = [[EMPTY] * BLOCK for _ in range(n_blocks)]
-        # blocks of published prefixes, the oldest first, by all tokens
-        self.there: dict[tuple[bytes, tuple[int, ...]], list[int]] = {}
+        self.memory = [[EMPTY] * BLOCK for _ in range(self.n_blocks)]
+        self.there = NaivePrefixes(self.layout)
         self.alive: list[Sequence_] = []
 
-    # ---- expectations of the naive model ----
-
-    def hits(self, tokens: Sequence[int], salt: bytes) -> list[int]:
-        blocks: list[int] = []
-        for end in range(BLOCK, len(tokens), BLOCK):  # the last token is always computed
-            published = self.there.get((salt, tuple(tokens[:end])))
-            if published is None:
-                break
-            blocks.append(published[0])
-        return blocks if self.share else []
-
-    def partials(self, tokens: Sequence[int], salt: bytes, n_hits: int) -> dict[int, int]:
-        """Return the partial hits below the hit blocks: their tokens, by block."""
-        before = tuple(tokens[: n_hits * BLOCK])
-        wanted = tokens[n_hits * BLOCK : len(tokens) - 1]
-        found = {}
-        for (other_salt, prefix), blocks in self.there.items():
-            if other_salt == salt and prefix[:-BLOCK] == before:
-                same = zip(prefix[-BLOCK:], wanted, strict=False)
-                length = next((i for i, (a, b) in enumerate(same) if a != b), min(BLOCK, len(wanted)))
-                if length >= MIN_PARTIAL_HIT:
-                    found[blocks[0]] = length
-        return found
+    # ---- the memory ----
 
     def overwritten(self, block: int) -> None:
         self.memory[block] = [EMPTY] * BLOCK
-        self.unpublish(block)
+        self.there.unpublish(block)
 
-    def unpublish(self, block: int) -> None:
-        left = {prefix: [b for b in blocks if b != block] for prefix, blocks in self.there.items()}
-        self.there = {prefix: blocks for prefix, blocks in left.items() if blocks}
+    def stored(self, sequence: Sequence_, group: int) -> list[int]:
+        """Return what the memory has in the sequence's blocks of a group."""
+        table = sequence.table
+        slots = [self.memory[block][i] for block in table.groups[group] for i in range(BLOCK)]
+        return slots[: max(0, sequence.n_computed - table.firsts[group] * BLOCK)]
 
-    def published(self) -> set[int]:
-        return {block for blocks in self.there.values() for block in blocks}
-
-    def let_go(self, used: set[int]) -> None:
-        """Unpublish the duplicates of blocks that are not used any more: one of equal blocks stays cached."""
-        for blocks in list(self.there.values()):
-            for block in blocks:
-                if block not in used and len(self.published_like(block)) > 1:
-                    self.unpublish(block)
-
-    def published_like(self, block: int) -> list[int]:
-        return next(blocks for blocks in self.there.values() if block in blocks)
-
-    def stored(self, sequence: Sequence_) -> list[int]:
-        slots = [self.memory[block][i] for block in sequence.table.blocks for i in range(BLOCK)]
-        return slots[: sequence.n_computed]
+    def check_memory(self, sequence: Sequence_) -> None:
+        for group, first in enumerate(sequence.table.firsts):
+            wanted = sequence.values(group, first * BLOCK, sequence.n_computed)
+            assert self.stored(sequence, group) == wanted
 
     def used(self) -> set[int]:
         return {block for sequence in self.alive for block in sequence.table.blocks}
+
+    def n_swapped(self, sequence: Sequence_) -> int:
+        """Return the blocks of a sequence in host memory, or if it is swapped out."""
+        return sum(len(range(first, -(-sequence.n_computed // BLOCK))) for first in sequence.table.firsts)
 
     # ---- a step ----
 
@@ -120,8 +102,9 @@ class ManagerMachine(RuleBasedStateMachine):
         allocation = self.manager.plan()
         plan = NaivePlan(
             self.n_blocks,
-            self.published(),
-            len(self.host) - sum(-(-s.n_computed // BLOCK) for s, _ in self.swapped),
+            self.layout,
+            self.there.published(),
+            len(self.host) - sum(self.n_swapped(sequence) for sequence, _ in self.swapped),
             # as if the n-th allocation failed
             min(allocation.available, data.draw(st.sampled_from([0, 0, 0, 1, 2, MOST_BLOCKS]))),
         )
@@ -147,7 +130,7 @@ class ManagerMachine(RuleBasedStateMachine):
     def refuse(self, allocation: AllocationPlan, plan: NaivePlan, data: st.DataObject) -> None:
         """Commit the plan with one wrong change."""
         wrong = allocation.copy()
-        strange = BlockTable((self.n_blocks,), 0, 0, None)
+        strange = BlockTable([[self.n_blocks]] * self.n_groups, 0, None)
         if not spoiled(wrong, data.draw(st.integers(0, N_SPOILERS - 1)), strange):
             return
         started = [sequence.table for sequence in plan.started]
@@ -167,30 +150,34 @@ class ManagerMachine(RuleBasedStateMachine):
         prompt, more, salt = wanted
         tokens, worst, spare = array("i", prompt), len(prompt) + more, data.draw(st.sampled_from([0, 0, 1]))
         hashes = BlockHashes(tokens, BLOCK, salt)
-        available, hits = plan.available - spare, self.hits(prompt, salt)
+        available = plan.available - spare * self.n_groups
+        n_hits, firsts, hits = self.there.hits(prompt, salt)
         outcome = allocation.start(worst, hashes, spare)
-        n_fresh = -(-worst // BLOCK) - len(hits)
-        if n_fresh + len(hits) > self.n_blocks:
-            assert outcome == Never(n_fresh + len(hits), self.n_blocks)
+        peak, goal = self.layout.peak(worst), -(-worst // BLOCK)
+        if peak > self.n_blocks:
+            assert outcome == Never(peak, self.n_blocks)
             return None
-        needed = n_fresh + sum(not plan.is_held(block) for block in hits)
+        n_fresh = self.layout.wanted(firsts, n_hits, goal)
+        needed = n_fresh + sum(not plan.is_held(block) for blocks in hits for block in blocks)
         if needed > available:
             assert outcome == NotNow(needed, available)
             return None
         assert isinstance(outcome, Start)
         table = outcome.table
-        assert (table.blocks, table.reserved) == (hits, n_fresh)
-        partials = self.partials(prompt, salt, len(hits))
+        assert (table.groups, table.firsts, table.n_blocks) == (hits, firsts, n_hits)
+        assert (table.reserved, table.goal) == (n_fresh, goal)
+        partials = self.there.partials(prompt, salt, n_hits)
         match = allocation._changes[id(table)].match
         assert match is not None
         if match.partial is not None:
-            assert partials[match.partial.block] == match.partial.n_tokens == max(partials.values())
-            assert needed + (not plan.is_held(match.partial.block)) <= available
+            assert partials[match.partial.blocks] == match.partial.n_tokens == max(partials.values())
+            assert needed + sum(not plan.is_held(block) for block in match.partial.blocks) <= available
         else:
-            assert not partials or needed == available, "it is computed if no block is left for a copy"
-        n_cached = len(hits) * BLOCK + (match.partial.n_tokens if match.partial is not None else 0)
+            assert not partials or needed + self.n_groups > available, "no block is left for a copy"
+        n_cached = n_hits * BLOCK + (match.partial.n_tokens if match.partial is not None else 0)
         assert table.n_cached == table.n_tokens == n_cached
-        sequence = Sequence_(tokens, hashes, salt, n_cached, len(hits), table)
+        shown = [self.there.get(prompt, salt, n + 1) for n in range(n_hits)]
+        sequence = Sequence_(tokens, hashes, salt, n_cached, shown, table)
         if match.partial is not None:
             plan.partials[sequence] = match.partial
         return self.begun(plan, sequence)
@@ -206,22 +193,26 @@ class ManagerMachine(RuleBasedStateMachine):
         sequence, swapped = pair
         if len(sequence.tokens) == sequence.n_computed:
             sequence.tokens.append(1)
-        hits = self.hits(sequence.tokens, sequence.salt)[: sequence.n_computed // BLOCK]
-        n_fresh = -(-len(sequence.tokens) // BLOCK) - len(hits)
+        n_tokens, n_hits, hits = len(sequence.tokens), 0, list[int]()
+        if self.layout.windows == (FULL,):
+            n_hits = min(self.there.hits(sequence.tokens, sequence.salt)[0], sequence.n_computed // BLOCK)
+            hits = self.there.hits(sequence.tokens, sequence.salt)[2][0][:n_hits]
+        n_fresh = self.layout.wanted(swapped.firsts, n_hits, -(-n_tokens // BLOCK))
         needed, available = n_fresh + sum(not plan.is_held(block) for block in hits), plan.available
-        outcome = allocation.start(len(sequence.tokens), sequence.hashes, 0, swapped)
-        if n_fresh + len(hits) > self.n_blocks:
-            assert outcome == Never(n_fresh + len(hits), self.n_blocks)
+        outcome = allocation.start(n_tokens, sequence.hashes, 0, swapped)
+        if self.layout.peak(n_tokens) > self.n_blocks:
+            assert outcome == Never(self.layout.peak(n_tokens), self.n_blocks)
             return None
         if needed > available:
             assert outcome == NotNow(needed, available)
             return None
         assert isinstance(outcome, Start)
-        sequence.table, sequence.n_shown = outcome.table, len(outcome.table.blocks)
+        sequence.table = outcome.table
+        sequence.shown = [self.there.get(sequence.tokens, sequence.salt, n + 1) for n in range(n_hits)]
         assert outcome.table.n_cached == outcome.table.n_tokens == sequence.n_computed
-        assert outcome.table.blocks == hits
+        assert (outcome.table.blocks, tuple(outcome.table.firsts)) == (hits, swapped.firsts)
         with pytest.raises(InternalError, match="is swapped in once"):
-            allocation.start(len(sequence.tokens), sequence.hashes, 0, swapped)
+            allocation.start(n_tokens, sequence.hashes, 0, swapped)
         self.swapped.remove(pair)
         return self.begun(plan, sequence)
 
@@ -234,7 +225,12 @@ class ManagerMachine(RuleBasedStateMachine):
     def plan_fill(
         self, allocation: AllocationPlan, plan: NaivePlan, sequence: Sequence_, data: st.DataObject
     ) -> None:
-        end = data.draw(st.integers(sequence.n_computed + 1, len(sequence.tokens)))
+        begin = sequence.n_computed
+        end = data.draw(st.integers(begin + 1, min(len(sequence.tokens), begin + self.layout.max_chunk)))
+        if sequence in plan.partials and not plan.grow(sequence, end):
+            # it holds the window before the partial hit, too
+            assert not allocation.grow(sequence.table, end)
+            end = begin + 1
         assert plan.grow(sequence, end)
         assert allocation.grow(sequence.table, end), "its blocks are reserved"
         plan.ends[sequence] = end
@@ -242,7 +238,7 @@ class ManagerMachine(RuleBasedStateMachine):
     def plan_grow(
         self, allocation: AllocationPlan, plan: NaivePlan, sequence: Sequence_, data: st.DataObject
     ) -> None:
-        end = sequence.n_computed + data.draw(st.integers(1, 2 * BLOCK))
+        end = sequence.n_computed + data.draw(st.integers(1, min(2 * BLOCK, self.layout.max_chunk)))
         if sequence in plan.freed:
             if -(-end // BLOCK) > 0:
                 with pytest.raises(InternalError, match="neither grow nor resume"):
@@ -263,14 +259,17 @@ class ManagerMachine(RuleBasedStateMachine):
             with pytest.raises(InternalError, match="neither grow nor resume"):
                 allocation.resume(sequence.table, n_tokens, spare)
             return
-        missing = max(0, -(-n_tokens // BLOCK) - plan.n_held[sequence] - plan.reserved[sequence])
-        needed, available = missing + plan.copies(sequence), plan.available - spare
+        goal = max(plan.goals[sequence], -(-n_tokens // BLOCK))
+        wanted = self.layout.wanted(sequence.table.firsts, plan.n_blocks_of[sequence], goal)
+        missing = max(0, wanted - plan.reserved[sequence])
+        needed, available = missing + len(plan.copies(sequence)), plan.available - spare * self.n_groups
         outcome = allocation.resume(sequence.table, n_tokens, spare)
         if needed > available:
             assert outcome == NotNow(needed, available)
             return
         assert outcome == Start(sequence.table)
         plan.reserved[sequence] += missing
+        plan.goals[sequence] = goal
         plan.part.add(id(sequence))
 
     def plan_free(
@@ -286,7 +285,7 @@ class ManagerMachine(RuleBasedStateMachine):
     def plan_swap(
         self, allocation: AllocationPlan, plan: NaivePlan, sequence: Sequence_, data: st.DataObject
     ) -> None:
-        n_blocks = -(-sequence.n_computed // BLOCK)
+        n_blocks = self.n_swapped(sequence)
         if id(sequence) in plan.part and n_blocks <= plan.n_swap_free:
             with pytest.raises(InternalError, match="uses a block table"):
                 allocation.swap_out(sequence.table)
@@ -297,67 +296,94 @@ class ManagerMachine(RuleBasedStateMachine):
             plan.n_swap_free -= n_blocks
             plan.free(sequence)
             plan.swapped[sequence] = swapped
+            assert (swapped.n_tokens, list(swapped.firsts)) == (sequence.n_computed, sequence.table.firsts)
 
     def commit(self, allocation: AllocationPlan, plan: NaivePlan) -> None:
-        before = {sequence: list(sequence.table.blocks) for sequence in plan.held}
+        before = {
+            sequence: [list(blocks) for blocks in sequence.table.groups]
+            for sequence in (*self.alive, *plan.started)
+        }
         leaving = [list(sequence.table.blocks) for sequence in plan.freed]
+        firsts = {sequence: list(sequence.table.firsts) for sequence in plan.freed}
         contents = [list(block) for block in self.memory]
         moves = self.manager.commit(allocation)
         held = {block for blocks in plan.held.values() for block in blocks}
-        held |= {partial.block for partial in plan.partials.values()}
+        held |= {block for partial in plan.partials.values() for block in partial.blocks}
         for number in range(len(leaving)):  # one by one
-            self.let_go(held.union(*leaving[number + 1 :]))
+            self.there.let_go(held.union(*leaving[number + 1 :]))
         for move in moves.outs:
             self.host[move.target] = list(self.memory[move.source])
-        for sequence, blocks in before.items():
-            if sequence in plan.copied:
-                index = sequence.n_computed // BLOCK
-                copied = (blocks[index], sequence.table.blocks[index])
-                assert copied in moves.copies, "a shared block is replaced by a copy"
-                assert blocks[index] == plan.copied[sequence]
-                self.overwritten(copied[1])
-                blocks[index] = copied[1]
-                sequence.n_shown = min(sequence.n_shown, index)
-            assert sequence.table.blocks[: len(blocks)] == blocks, "otherwise tables grow at the end"
-            assert len(sequence.table.blocks) == plan.n_held[sequence]
-            assert sequence.table.reserved == plan.reserved[sequence]
-            for block in sequence.table.blocks[len(blocks) :]:
-                self.overwritten(block)
-            if sequence in plan.partials:
-                partial = plan.partials[sequence]
-                assert (partial.block, sequence.table.blocks[len(blocks)]) in moves.copies
-        assert len(moves.copies) == len(plan.copied) + len(plan.partials)
+        for sequence in plan.held:
+            self.check_growth(plan, sequence, before[sequence], moves)
+        n_copies = sum(map(len, plan.copied.values())) + len(plan.partials) * self.n_groups
+        assert len(moves.copies) == n_copies
         for move in moves.ins:
             self.memory[move.target] = list(self.host[move.source])
         for source, target in moves.copies:
             assert self.memory[source] == contents[source], "a source is unchanged until it is copied"
             self.memory[target] = list(self.memory[source])
         self.alive = list(plan.held)
-        self.let_go(self.used())
+        self.there.let_go(self.used())
         self.swapped += plan.swapped.items()
+        assert all(sequence.table.firsts == firsts[sequence] for sequence in plan.swapped)
         for sequence, end in plan.ends.items():
-            assert self.stored(sequence) == sequence.tokens[: sequence.n_computed].tolist()
+            self.check_memory(sequence)
             while len(sequence.tokens) < end:  # an answer, a token at a time
                 sequence.tokens.append(len(sequence.tokens) % 2)
             self.advance(sequence, end)
 
+    def check_growth(
+        self, plan: NaivePlan, sequence: Sequence_, before: list[list[int]], moves: Moves
+    ) -> None:
+        """Verify the blocks of a table after the commit."""
+        table, index = sequence.table, sequence.n_computed // BLOCK
+        for group, block in plan.copied.get(sequence, {}).items():
+            at = index - table.firsts[group]
+            assert before[group][at] == block
+            assert (block, table.groups[group][at]) in moves.copies, "a shared block is replaced by a copy"
+            self.overwritten(table.groups[group][at])
+            before[group][at] = table.groups[group][at]
+            del sequence.shown[index:]
+        assert table.n_blocks == plan.n_blocks_of[sequence]
+        assert (table.reserved, table.goal) == (plan.reserved[sequence], plan.goals[sequence])
+        for group, (first, blocks) in enumerate(zip(table.firsts, table.groups, strict=True)):
+            n = len(before[group])
+            assert blocks[:n] == before[group], "otherwise tables grow at the end"
+            assert len(blocks) == len(range(first, table.n_blocks))
+            for block in blocks[n:]:
+                self.overwritten(block)
+            if sequence in plan.partials:
+                assert (plan.partials[sequence].blocks[group], blocks[n]) in moves.copies
+
     def advance(self, sequence: Sequence_, end: int) -> None:
-        for position in range(sequence.n_computed, end):
-            block = sequence.table.blocks[position // BLOCK]
-            holders = sum(other.table.blocks.count(block) for other in self.alive)
-            assert holders == 1, "only a block of one sequence is written"
-            assert block not in self.published(), "a published block is never written"
-            self.memory[block][position % BLOCK] = sequence.tokens[position]
+        """Write the slots of a step; publish its blocks; free the blocks that no window can reach."""
+        table, begin, used = sequence.table, sequence.n_computed, self.used()
+        self.check_reach(sequence)
+        for group, (first, blocks) in enumerate(zip(table.firsts, table.groups, strict=True)):
+            for position, value in enumerate(sequence.values(group, begin, end), begin):
+                block = blocks[position // BLOCK - first]
+                holders = sum(other.table.blocks.count(block) for other in self.alive)
+                assert holders == 1, "only a block of one sequence is written"
+                assert block not in self.there.published(), "a published block is never written"
+                self.memory[block][position % BLOCK] = value
         sequence.n_computed, sequence.stepped_back = end, False
-        self.manager.advance(sequence.table, end)
-        begin, sequence.n_shown = sequence.n_shown, max(sequence.n_shown, end // BLOCK)
-        for full in range((begin + 1) * BLOCK, end + 1, BLOCK):
-            prefix = (sequence.salt, tuple(sequence.tokens[:full]))
-            parent = (sequence.salt, prefix[1][:-BLOCK])
-            *before, block = sequence.table.blocks[: full // BLOCK]
-            if self.share and (not before or before[-1] in self.there.get(parent, ())):
-                self.there.setdefault(prefix, []).append(block)
-                self.let_go(self.used())
+        groups, firsts = [list(blocks) for blocks in table.groups], list(table.firsts)
+        reserved = table.reserved
+        self.manager.advance(table, end)
+        for number in range(len(sequence.shown), end // BLOCK if self.share else 0):
+            held = {g: groups[g][number - firsts[g]] for g in range(self.n_groups) if number >= firsts[g]}
+            parent = sequence.shown[number - 1] if number else None
+            entry = self.there.publish(sequence.tokens, sequence.salt, number + 1, held, parent)
+            sequence.shown.append(entry)
+            self.there.let_go(used)
+        wanted = [max(*pair) for pair in zip(firsts, self.layout.firsts(end), strict=True)]
+        assert table.firsts == wanted, "exactly the blocks that no window can reach are freed"
+        cuts = [wanted[group] - firsts[group] for group in range(self.n_groups)]
+        assert table.groups == [blocks[cut:] for blocks, cut in zip(groups, cuts, strict=True)]
+        if any(window.size for window in self.layout.windows):
+            most = self.layout.wanted(wanted, table.n_blocks, table.goal)
+            assert table.reserved == min(most, reserved + len(used - self.used()))
+        self.there.let_go(self.used())
 
     # ---- between steps ----
 
@@ -369,9 +395,12 @@ class ManagerMachine(RuleBasedStateMachine):
             tokens = array("i", parent.tokens)
             hashes = BlockHashes(tokens, BLOCK, parent.salt)
             table = self.manager.fork(parent.table, hashes)
-            assert table.blocks == parent.table.blocks[: -(-parent.n_computed // BLOCK)]
-            n_shown = min(parent.n_shown, parent.n_computed // BLOCK)
-            twin = Sequence_(tokens, hashes, parent.salt, parent.n_computed, n_shown, table)
+            end = -(-parent.n_computed // BLOCK)
+            pairs = zip(parent.table.firsts, parent.table.groups, strict=True)
+            assert table.groups == [blocks[: end - first] for first, blocks in pairs]
+            assert (table.firsts, table.n_blocks, table.reserved) == (parent.table.firsts, end, 0)
+            shown = parent.shown[: parent.n_computed // BLOCK]
+            twin = Sequence_(tokens, hashes, parent.salt, parent.n_computed, shown, table)
             twin.stepped_back = parent.stepped_back
             self.alive.append(twin)
             # as if it had drawn another token
@@ -398,23 +427,23 @@ class ManagerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def park(self, data: st.DataObject) -> None:
         sequence = data.draw(st.sampled_from(self.alive))
-        blocks = list(sequence.table.blocks)
-        self.manager.trim(sequence.table)
-        assert sequence.table.reserved == 0
-        assert sequence.table.blocks == blocks[: -(-sequence.n_computed // BLOCK)]
-        self.let_go(self.used())
+        table, end = sequence.table, -(-sequence.n_computed // BLOCK)
+        wanted = [blocks[: end - first] for first, blocks in zip(table.firsts, table.groups, strict=True)]
+        self.manager.trim(table)
+        assert (table.reserved, table.groups, table.n_blocks) == (0, wanted, end)
+        self.there.let_go(self.used())
 
     @precondition(lambda self: self.alive)
     @rule(data=st.data())
     def free(self, data: st.DataObject) -> None:
         sequence = self.alive.pop(data.draw(st.integers(0, len(self.alive) - 1)))
         self.manager.free(sequence.table)
-        self.let_go(self.used())
+        self.there.let_go(self.used())
 
     @rule()
     def reset(self) -> None:
         self.manager.reset()
-        self.there = {}
+        self.there = NaivePrefixes(self.layout)
 
     # ---- invariants ----
 
@@ -423,20 +452,35 @@ class ManagerMachine(RuleBasedStateMachine):
         manager = self.manager
         used = self.used()
         assert manager.n_used == len(used)
-        assert manager.n_cached == len(self.published() - used)
+        assert manager.n_cached == len(self.there.published() - used)
         assert manager.n_used + manager.n_cached + manager.n_free == manager.n_blocks == self.n_blocks
         assert manager.n_reserved == sum(sequence.table.reserved for sequence in self.alive)
         filled: dict[int, int] = {}
         for sequence in self.alive:
-            for index, block in enumerate(sequence.table.blocks):
-                there = min(BLOCK, max(0, sequence.n_computed - index * BLOCK))
-                filled[block] = max(filled.get(block, 0), there)
+            for first, blocks in zip(sequence.table.firsts, sequence.table.groups, strict=True):
+                for index, block in enumerate(blocks, first):
+                    there = min(BLOCK, max(0, sequence.n_computed - index * BLOCK))
+                    filled[block] = max(filled.get(block, 0), there)
         assert manager.n_stored == sum(filled.values())
-        held = sum(-(-sequence.n_computed // BLOCK) for sequence, _ in self.swapped)
-        assert manager.swap.n_free == len(self.host) - held
+        assert manager.n_reserved <= manager.n_free + manager.n_cached
+        assert manager.swap.n_free == len(self.host) - sum(self.n_swapped(s) for s, _ in self.swapped)
         for sequence in self.alive:
-            assert self.stored(sequence) == sequence.tokens[: sequence.n_computed].tolist()
+            self.check_memory(sequence)
+            self.check_reach(sequence)
         manager.audit()
+
+    def check_reach(self, sequence: Sequence_) -> None:
+        """A table holds what its next query reads; else what its last one did, and a block in each group."""
+        table, query = sequence.table, sequence.n_computed
+        for group, window in enumerate(self.layout.windows):
+            blocks, first = table.groups[group], table.firsts[group]
+            read = {at // BLOCK for at in range(query) if may_read(window, query, at)}
+            assert read <= set(range(first, first + len(blocks))), "what a query reads is not freed"
+            last = query // BLOCK + (query % BLOCK > 0)
+            read |= {at // BLOCK for at in range(query) if may_read(window, query - 1, at)}
+            assert len(range(first, last)) <= len(read) + 1
+            most = self.layout.most(window, table.n_blocks)
+            assert len(blocks) <= most + 1, "a window, a step and a block"
 
     @invariant()
     def events_agree(self) -> None:
@@ -452,12 +496,18 @@ class ManagerMachine(RuleBasedStateMachine):
             else:
                 assert event.kind in ("copied", "swapped", "reset", "duplicate")
                 there -= {event.block} if event.kind in ("reset", "duplicate") else set()
-        assert there == self.published()
+        assert there == self.there.published()
 
     @invariant()
     def prefixes_outlive_their_suffixes(self) -> None:
-        for salt, tokens in self.there:
-            assert len(tokens) == BLOCK or (salt, tokens[:-BLOCK]) in self.there
+        """A prefix outlives what follows it in the groups without a window."""
+        full = [group for group, window in enumerate(self.layout.windows) if not window.size]
+        for entry in self.there.entries.values():
+            parent, tokens = entry.parent, entry.key[1]
+            assert (parent is None) == (len(tokens) == BLOCK)
+            assert parent is None or self.there.is_listed(parent)
+            for group in full if parent is not None else ():
+                assert parent is None or parent.blocks[group] or not entry.blocks[group]
 
 
 TestManagerMachine = ManagerMachine.TestCase

@@ -1,0 +1,176 @@
+"""Naive models of what groups of layers read, and of published prefixes: dictionaries of token lists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from pyvelo.kv.plan import MIN_PARTIAL_HIT
+from pyvelo.kv.pool import FULL, Window
+
+BLOCK = 8
+
+LAYOUTS: tuple[tuple[Window, ...], ...] = (
+    (FULL,),
+    (FULL,),
+    (FULL, Window(5)),
+    (FULL, Window(12), Window(12)),
+    (FULL, Window(1), Window(BLOCK)),
+    (FULL, Window(20), Window(2)),
+    (FULL, Window(2 * BLOCK, chunked=True)),
+    (FULL, FULL, Window(11, chunked=True), Window(3 * BLOCK)),
+    (Window(2 * BLOCK + 1),),
+    (Window(6), Window(17)),
+    (Window(2 * BLOCK, chunked=True),),
+    (Window(5, chunked=True), Window(BLOCK, chunked=True)),
+)
+
+
+def may_read(window: Window, position: int, other: int) -> bool:
+    """Return whether a query at `position` reads the token at `other`."""
+    if other > position:
+        return False
+    if not window.size:
+        return True
+    if window.chunked:
+        return position // window.size == other // window.size
+    return position - other < window.size
+
+
+@cache
+def first_needed(window: Window, n_tokens: int) -> int:
+    """Return the first block that a query from the last of `n_tokens` tokens on may read."""
+    query = max(0, n_tokens - 1)
+    return min(other for other in range(query + 1) if may_read(window, query, other)) // BLOCK
+
+
+@cache
+def most_spanned(n_tokens: int) -> int:
+    """Return the most blocks that so many tokens in a row are in."""
+    return max(len({at // BLOCK for at in range(begin, begin + n_tokens)}) for begin in range(BLOCK))
+
+
+@dataclass(frozen=True)
+class NaiveLayout:
+    """Windows of the groups, and the most tokens that a sequence computes in a step."""
+
+    windows: tuple[Window, ...]
+    max_chunk: int
+
+    @property
+    def n_groups(self) -> int:
+        return len(self.windows)
+
+    def firsts(self, n_tokens: int) -> list[int]:
+        return [first_needed(window, n_tokens) for window in self.windows]
+
+    def most(self, window: Window, n_blocks: int) -> int:
+        """Return the most blocks of a group: of a window and a step's tokens, which begin anywhere."""
+        return min(n_blocks, most_spanned(window.size + self.max_chunk)) if window.size else n_blocks
+
+    def peak(self, n_tokens: int) -> int:
+        return sum(self.most(window, -(-n_tokens // BLOCK)) for window in self.windows)
+
+    def wanted(self, firsts: Sequence[int], n_blocks: int, goal: int) -> int:
+        """Return the blocks that a table still allocates to reach `goal`, as far as it holds them at once."""
+        total = 0
+        for first, window in zip(firsts, self.windows, strict=True):
+            n_held = len(range(first, n_blocks))
+            missing = len(range(max(first, n_blocks), goal))
+            total += max(0, min(missing, self.most(window, goal) - n_held))
+        return total
+
+
+class Entry:
+    """Published prefix: its tokens, and the blocks of each group, the oldest first."""
+
+    def __init__(self, key: tuple[bytes, tuple[int, ...]], parent: Entry | None, n_groups: int) -> None:
+        self.key = key
+        self.parent = parent
+        self.blocks: list[list[int]] = [[] for _ in range(n_groups)]
+
+
+class NaivePrefixes:
+    """Published prefixes by salt and all tokens. One without blocks stays while another follows it."""
+
+    def __init__(self, layout: NaiveLayout) -> None:
+        self.layout = layout
+        self.entries: dict[tuple[bytes, tuple[int, ...]], Entry] = {}
+
+    def lists(self) -> Iterator[list[int]]:
+        """Yield the blocks of each prefix and group."""
+        return (blocks for entry in self.entries.values() for blocks in entry.blocks)
+
+    def published(self) -> set[int]:
+        return {block for blocks in self.lists() for block in blocks}
+
+    def get(self, tokens: Sequence[int], salt: bytes, n_blocks: int) -> Entry | None:
+        return self.entries.get((salt, tuple(tokens[: n_blocks * BLOCK])))
+
+    def is_listed(self, entry: Entry | None) -> bool:
+        return entry is not None and self.entries.get(entry.key) is entry
+
+    def hits(self, tokens: Sequence[int], salt: bytes) -> tuple[int, list[int], list[list[int]]]:
+        """Return the longest hit: its blocks, the first block of each group, and the blocks of each group."""
+        for n_blocks in range((len(tokens) - 1) // BLOCK, 0, -1):  # the last token is always computed
+            if self.get(tokens, salt, n_blocks) is None:
+                continue
+            firsts = self.layout.firsts(n_blocks * BLOCK + 1)
+            groups: list[list[int]] = [
+                [
+                    entry.blocks[group][0]
+                    for n in range(first, n_blocks)
+                    if (entry := self.get(tokens, salt, n + 1)) is not None and entry.blocks[group]
+                ]
+                for group, first in enumerate(firsts)
+            ]
+            if all(len(blocks) == n_blocks - first for first, blocks in zip(firsts, groups, strict=True)):
+                return n_blocks, firsts, groups
+        return 0, [0] * self.layout.n_groups, [[] for _ in self.layout.windows]
+
+    def partials(self, tokens: Sequence[int], salt: bytes, n_blocks: int) -> dict[tuple[int, ...], int]:
+        """Return the partial hits behind whole blocks: their tokens, by the blocks of the groups."""
+        before = tuple(tokens[: n_blocks * BLOCK])
+        wanted = tokens[n_blocks * BLOCK : len(tokens) - 1]
+        found = {}
+        for (other_salt, prefix), entry in self.entries.items():
+            if other_salt == salt and prefix[:-BLOCK] == before and all(entry.blocks):
+                same = zip(prefix[-BLOCK:], wanted, strict=False)
+                length = next((i for i, (a, b) in enumerate(same) if a != b), min(BLOCK, len(wanted)))
+                if length >= MIN_PARTIAL_HIT:
+                    found[tuple(blocks[0] for blocks in entry.blocks)] = length
+        return found
+
+    def publish(
+        self, tokens: Sequence[int], salt: bytes, n_blocks: int, blocks: dict[int, int], parent: Entry | None
+    ) -> Entry | None:
+        """Publish the last of `n_blocks` blocks, by group. None: the block before it is not published."""
+        if not blocks or (n_blocks > 1 and not self.is_listed(parent)):
+            return None
+        key = (salt, tuple(tokens[: n_blocks * BLOCK]))
+        entry = self.entries.setdefault(key, Entry(key, parent, self.layout.n_groups))
+        for group, block in blocks.items():
+            entry.blocks[group].append(block)
+        return entry
+
+    def unpublish(self, block: int) -> None:
+        entry = next((e for e in self.entries.values() if any(block in blocks for blocks in e.blocks)), None)
+        if entry is None:
+            return
+        for blocks in entry.blocks:
+            if block in blocks:
+                blocks.remove(block)
+        while entry is not None and not any(entry.blocks) and not self._is_parent(entry):
+            del self.entries[entry.key]
+            entry = entry.parent
+
+    def _is_parent(self, entry: Entry) -> bool:
+        return any(other.parent is entry for other in self.entries.values())
+
+    def let_go(self, used: set[int]) -> None:
+        """Unpublish the duplicates of blocks that are not used any more: one of equal blocks stays cached."""
+        for blocks in list(self.lists()):
+            for block in list(blocks):
+                if block not in used and len(blocks) > 1:
+                    self.unpublish(block)
