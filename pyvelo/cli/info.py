@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyvelo.errors import UnsupportedError, VeloError
-from pyvelo.kv.geometry import Geometry, LayerGroup, make_geometry
-from pyvelo.kv.pool import BlockLayout
+from pyvelo.kv.geometry import Geometry, LayerGroup, contiguous_bytes, make_geometry
 from pyvelo.kv.types import KV_TYPES
 from pyvelo.memory.budget import longest_sequence
 from pyvelo.memory.cores import find_cores
@@ -26,9 +25,8 @@ __all__ = ["describe"]
 # the default of LLM(memory_utilization=...)
 MEMORY_SHARE = 0.9
 GIB = 1 << 30
-# the defaults of LLM(max_batch_tokens=...) and of llama.cpp's batches, and the padding of its window caches
 DEFAULT_BATCH = 512
-PADDING = 256
+"""Tokens of a step by default, of PyVelo and of llama.cpp."""
 CONVERSATIONS = (4096, 32768)  # tokens; a third one fills the context
 
 
@@ -91,7 +89,6 @@ def _kv_types(summary: GgufSummary, model: Model, block_size: int, free: int | N
         except UnsupportedError as error:
             costs[name] = {"refusal": str(error)}
             continue
-        layout = geometry.layout(DEFAULT_BATCH)
         fitting = None if free is None else _fitting(free, summary.tensor_bytes)
         costs[name] = {
             "token_bytes": geometry.token_bytes,
@@ -102,8 +99,8 @@ def _kv_types(summary: GgufSummary, model: Model, block_size: int, free: int | N
             "conversations": [
                 {
                     "tokens": n,
-                    "bytes": _held_blocks(layout, n) * geometry.block_bytes,
-                    "llama_cpp_bytes": _contiguous_bytes(geometry, model, n),
+                    "bytes": geometry.sequence_bytes(n),
+                    "llama_cpp_bytes": contiguous_bytes(geometry, model.layers, n, DEFAULT_BATCH),
                 }
                 for n in lengths
             ],
@@ -122,23 +119,6 @@ def _group(geometry: Geometry, group: LayerGroup) -> dict[str, Any]:
         "chunked": window.chunked,
         "token_bytes": geometry.slot_bytes,
     }
-
-
-def _held_blocks(layout: BlockLayout, n_tokens: int) -> int:
-    """Return the blocks of a sequence between two steps, over all groups."""
-    return sum(layout.blocks_for(n_tokens) - first for first in layout.first_blocks(n_tokens))
-
-
-def _contiguous_bytes(geometry: Geometry, model: Model, n_tokens: int) -> int:
-    """Return the bytes of llama.cpp's cache of one sequence. A window has room for a batch beside it."""
-    total = 0
-    for layer in model.layers:
-        in_window = -(-(layer.window + DEFAULT_BATCH) // PADDING) * PADDING
-        n_slots = min(n_tokens, in_window) if layer.window else n_tokens
-        k = geometry.type_k.row_bytes(layer.n_head_kv * layer.head_dim_k)
-        v = geometry.type_v.row_bytes(layer.n_head_kv * layer.head_dim_v)
-        total += n_slots * (k + v)
-    return total
 
 
 def _fitting(free: int, weights: int) -> int:

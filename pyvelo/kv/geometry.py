@@ -27,6 +27,7 @@ __all__ = [
     "LayerGroup",
     "LayerRows",
     "LayerShape",
+    "contiguous_bytes",
     "make_geometry",
     "parse_kv_type",
 ]
@@ -38,6 +39,7 @@ GPU_LINE = 128  # bytes
 LONG = 32768  # tokens of the sequence for which groups are made
 MOST_PADDING = 1.01  # bytes of such a sequence, as a multiple of the bytes without padding
 CHUNKED = 2  # `window_type`
+STOCK_PADDING = 256  # tokens
 
 
 class LayerShape(Protocol):
@@ -121,6 +123,12 @@ class Geometry:
         found = {layer: number for number, group in enumerate(self.groups) for layer in group.layers}
         return tuple(found.get(layer, -1) for layer in range(max(found) + 1))
 
+    def sequence_bytes(self, n_tokens: int) -> int:
+        """Return the bytes of a sequence of `n_tokens` tokens between two steps."""
+        layout = self.layout(1)
+        n_blocks = sum(layout.blocks_for(n_tokens) - first for first in layout.first_blocks(n_tokens))
+        return n_blocks * self.block_bytes
+
     def layout(self, max_chunk: int) -> BlockLayout:
         """Return the layout of a sequence's blocks, if a step computes at most `max_chunk` of its tokens."""
         return BlockLayout(self.block_size, self.windows, max_chunk)
@@ -197,6 +205,20 @@ def make_geometry(
     largest = max(groups, key=lambda group: len(group.layers))
     held = tuple(rows[layer] for layer in largest.layers)
     return Geometry(type_k, type_v, _aligned(held, block_size, line_bytes), held, groups)
+
+
+def contiguous_bytes(geometry: Geometry, layers: Iterable[LayerShape], n_tokens: int, n_batch: int) -> int:
+    """Return the bytes of llama.cpp's caches for one sequence of at most `n_tokens` tokens.
+
+    A layer with a window has room for the window and a batch, padded (`llama_kv_cache_iswa`).
+    """
+    total = 0
+    for layer in layers:
+        in_window = -(-(layer.window + n_batch) // STOCK_PADDING) * STOCK_PADDING
+        k = geometry.type_k.row_bytes(layer.n_head_kv * layer.head_dim_k)
+        v = geometry.type_v.row_bytes(layer.n_head_kv * layer.head_dim_v)
+        total += (min(n_tokens, in_window) if layer.window else n_tokens) * (k + v)
+    return total
 
 
 def _can_share(shapes: Sequence[LayerShape], rows: Mapping[int, LayerRows]) -> bool:
