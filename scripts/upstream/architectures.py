@@ -24,6 +24,7 @@ import numpy as np
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
 
 from pyvelo.errors import UnsupportedError
+from pyvelo.kv.geometry import LONG, make_geometry
 from pyvelo.native import Model
 from scripts._common import ROOT
 from tests.e2e import contiguous
@@ -40,7 +41,10 @@ SEEN = 1e-5  # a wrong block moves the logits by at least this
 
 @dataclass(frozen=True)
 class Row:
-    """Result of one model: `outcome` is "paged", "refused" or "FAILED"."""
+    """Result of one model: `outcome` is "paged", "refused" or "FAILED".
+
+    share: bytes of a conversation of 32,768 tokens, as a share of those with all tokens in all layers.
+    """
 
     model: str
     arch: str
@@ -50,6 +54,7 @@ class Row:
     error: float | None = None
     batched: float | None = None
     swapped: float | None = None
+    share: float | None = None
 
 
 def make_models(folder: Path) -> None:
@@ -98,6 +103,12 @@ def kind_of(model: Model) -> str:
     return ", ".join(parts)
 
 
+def share_of_memory(model: Model) -> float:
+    """Return the bytes of a long conversation, as a share of those with all tokens in all layers."""
+    held, flat = (make_geometry("", model.layers, "f32", windows=windows) for windows in (True, False))
+    return held.sequence_bytes(LONG) / flat.sequence_bytes(LONG)
+
+
 def check(path: Path, library: Path) -> Row:
     """Compare one model, paged alone and batched, with the contiguous path without flash attention."""
     with Model(path) as model:
@@ -105,6 +116,7 @@ def check(path: Path, library: Path) -> Row:
         if model.refusal is not None:
             return replace(row, outcome="refused", note=model.refusal)
         n_vocab = model.info.n_vocab
+        row = replace(row, share=share_of_memory(model))
     tokens = np.random.default_rng(7).integers(0, n_vocab, N_TOKENS).tolist()
     job = contiguous.Job(
         model=str(path), tokens=tokens, chunks=[*CHUNKS, *[1] * N_DECODE], type_k=F32, type_v=F32
@@ -128,6 +140,10 @@ def figure(value: float | None) -> str:
     return "" if value is None else f"{value:.0e}"
 
 
+def percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.0f} %"
+
+
 def markdown(rows: list[Row]) -> str:
     """Return the text of docs/ARCHITECTURES.md."""
     paged, refused = ([r for r in rows if r.outcome == o] for o in ("paged", "refused"))
@@ -140,14 +156,17 @@ def markdown(rows: list[Row]) -> str:
         "the worst normalised squared error of the logits of a step, over prefill in odd chunks and",
         "decode, against the contiguous cache without flash attention. **Alone** has blocks in random",
         "places of a pool full of NaN. **Batched** has five other sequences in the batch. **Swapped**",
-        "decodes with one wrong block in the table, to show that the comparison detects it.",
+        "decodes with one wrong block in the table, to show that the comparison detects it. Blocks that",
+        "a window has left are filled with NaN and given to other sequences. **Memory for 32k** is the",
+        "cache of a conversation of 32,768 tokens, as a share of a cache of all tokens in all layers.",
         "",
         f"{len(paged)} models are paged:",
         "",
-        "| model | cache | alone | batched | swapped |",
-        "|---|---|---|---|---|",
+        "| model | cache | alone | batched | swapped | memory for 32k |",
+        "|---|---|---|---|---|---:|",
         *(
-            f"| {r.model} | {r.kind} | {figure(r.error)} | {figure(r.batched)} | {figure(r.swapped)} |"
+            f"| {r.model} | {r.kind} | {figure(r.error)} | {figure(r.batched)} | {figure(r.swapped)} | "
+            f"{percent(r.share)} |"
             for r in paged
         ),
         "",
