@@ -43,7 +43,10 @@ PRELOADED = (
     *("pyvelo.chat.sandbox", "pyvelo.llm", "numpy.random"),
     *("rich._emoji_codes", "rich.console", "rich.progress", "rich.table"),
 )
-OPTIONAL = ("filelock", "gguf", "httpx", "httpx2", "llguidance", "prompt_toolkit", "tqdm.auto", "yaml")
+OPTIONAL = (
+    *("filelock", "gguf", "httpx", "httpx2", "llguidance", "prompt_toolkit", "tqdm.auto", "yaml"),
+    *("anyio.streams.tls", "anyio.to_thread", "configparser", "h11", "httpcore", "httpcore2", "truststore"),
+)
 _HEAD = struct.Struct("!II")
 _REPLY = struct.Struct("!i")
 
