@@ -13,8 +13,8 @@ from .lab import Floats, Heads, Params, Run
 from .reference import nmse
 
 BIT_CASES = [
-    Case(Heads(128, 128, 16, 8, "f16", "f16"), sequences=RAGGED),
-    Case(Heads(128, 128, 16, 8, "q8_0", "q8_0"), sequences=RAGGED),
+    Case(Heads(128, 128, 8, 4, "f16", "f16"), sequences=RAGGED),
+    Case(Heads(128, 128, 8, 4, "q8_0", "q8_0"), sequences=RAGGED),
     Case(Heads(64, 64, 8, 1, "q4_0", "q4_0"), sequences=RAGGED, sinks=True),
     Case(Heads(80, 80, 4, 4, "bf16", "f32"), Params(window=300, window_type="sliding"), RAGGED),
     Case(

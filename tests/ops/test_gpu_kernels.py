@@ -41,7 +41,7 @@ def on_gpu(
 )
 def test_every_type_and_head_size(kv_type: str, d_k: int, d_v: int) -> None:
     """Few queries, whose tokens are split among blocks, and many."""
-    heads = Heads(d_k, d_v, 8, 2, kv_type, kv_type)
+    heads = Heads(d_k, d_v, 4, 2, kv_type, kv_type)
     call = make(Case(heads, sequences=((1, 70), (19, 41), (2, 520)), v_of_k=d_k == 576))
     assert nmse(on_gpu(call), call.exact()) <= LIMIT
 
@@ -149,7 +149,7 @@ def test_threads_without_tensor_cores_may_take_turns_in_any_order(order: int) ->
 def test_fast_rounds_once_where_rows_are_many(kv_type: str, d: int) -> None:
     """And nowhere else: a sequence of few rows keeps its bits."""
     call = make(
-        Case(Heads(d, d, 8, 2, kv_type, kv_type), sequences=((20, 150), (1, 300), (17, 90), (4, 280)))
+        Case(Heads(d, d, 4, 1, kv_type, kv_type), sequences=((20, 150), (1, 300), (17, 90), (4, 280)))
     )
     exactly = on_gpu(call)
     out = on_gpu(replace(call, case=replace(call.case, params=Params(fast=True))))
