@@ -14,7 +14,7 @@ from .reference import nmse
 
 SIZES = [(64, 64), (80, 80), (96, 96), (112, 112), (128, 128), (192, 128), (256, 256), (576, 512)]
 RAGGED = ((1, 1), (7, 7), (1, 133), (33, 100), (0, 64), (5, 97), (1, 64), (1, 1100), (40, 290), (3, 513))
-"""Of fewer tokens than on the CPU, since each thread of a GPU is a fiber here."""
+"""Shorter than on the CPU: each thread of a GPU is a fiber here."""
 LIMIT = 1e-6
 """NMSE against float64; weights and dequantized numbers have the 11 bits of float16."""
 FAST_LIMITS = {"f32": 5e-5, "bf16": 2e-5}
