@@ -1,15 +1,16 @@
 """Python commands in processes of their own, forked from one process that has imported the package.
 
 Such a command has its own environment, folder, streams and exit, but starts in hundredths of a second. It
-differs from a new Python in three things. Its modules are imported already, except huggingface-hub, which
+differs from a new Python in four things. Its modules are imported already, except huggingface-hub, which
 reads its variables then. It ignores Python's own variables, except PYTHONUNBUFFERED and the encoding of
-PYTHONIOENCODING. Its engines have one thread by default.
+PYTHONIOENCODING. Its engines have one thread by default. At its end the modules are not torn down.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import functools
 import gc
 import importlib
@@ -23,6 +24,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,7 +43,10 @@ PRELOADED = (
     *("pyvelo.chat.sandbox", "pyvelo.llm", "numpy.random"),
     *("rich._emoji_codes", "rich.console", "rich.progress", "rich.table"),
 )
-OPTIONAL = ("filelock", "gguf", "httpx", "httpx2", "llguidance", "prompt_toolkit", "tqdm.auto", "yaml")
+OPTIONAL = (
+    *("filelock", "gguf", "httpx", "httpx2", "llguidance", "prompt_toolkit", "tqdm.auto", "yaml"),
+    *("anyio.streams.tls", "anyio.to_thread", "configparser", "h11", "httpcore", "httpcore2", "truststore"),
+)
 _HEAD = struct.Struct("!II")
 _REPLY = struct.Struct("!i")
 
@@ -285,8 +290,38 @@ def _execute(command: list[str]) -> None:
         runpy.run_path(first, run_name="__main__")
 
 
+def _status(command: list[str]) -> int:
+    """Run a command; return its exit code. Other endings than an ordinary one are Python's."""
+    try:
+        _execute(command)
+    except SystemExit as end:
+        if not isinstance(end.code, int | None):
+            raise
+        return end.code or 0
+    return 0
+
+
+def _end(status: int) -> None:
+    """End as Python does, but leave the modules: to tear them down copies every page of the process.
+
+    Returns if a stream cannot be flushed, which Python then reports.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    try:
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            stream.flush()
+    except (OSError, ValueError):
+        return
+    sys.modules.pop("__main__", None)
+    gc.collect()  # objects of the command
+    ctypes.PyDLL(None).exit(status)  # C's, with the destructors of libraries
+
+
 if __name__ == "__main__":
     sys.path.pop(0)  # this folder
     request = _serve(socket.socket(fileno=int(sys.argv[1])))
     if request is not None:
-        _execute(request.command)
+        status = _status(request.command)
+        _end(status)
+        sys.exit(status)

@@ -37,6 +37,30 @@ def test_a_fork_is_as_a_new_process(kind: str, encoding: str, unbuffered: str, t
     assert forked.returncode == 3
 
 
+ENDING = """
+import atexit, threading
+class Owner:
+    def __del__(self):
+        print("dropped")
+one, other = Owner(), Owner()
+other.me = other
+atexit.register(print, "at exit")
+go_on = threading.Event()
+threading.Thread(target=lambda: (go_on.wait(), print("thread"))).start()
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+go_on.set()
+"""
+
+
+@pytest.mark.parametrize("last", ["", "import sys; sys.exit(3)", "import sys; sys.exit('text')"])
+def test_a_fork_ends_as_a_new_process(last: str) -> None:
+    """It waits for its threads, runs what is registered, and drops its objects."""
+    command = [forks.PYTHON, "-c", ENDING + last]
+    forked, anew = forks.run(command), subprocess.run(command, capture_output=True)
+    assert forked.stdout == anew.stdout == b"thread\nat exit\ndropped\ndropped\n"
+    assert (forked.returncode, forked.stderr) == (anew.returncode, anew.stderr)
+
+
 def test_closed_streams_are_none(tmp_path: Path) -> None:
     code = "import sys; sys.exit([sys.stdin, sys.stdout, sys.stderr].count(None))"
     assert forks.start([forks.PYTHON, "-c", code], [None, None, None]).wait() == 3

@@ -64,6 +64,8 @@ SMALL: dict[str, Any] = {
 """The value of each axis that rules out the fewest others."""
 
 Pair = tuple[str, Any, str, Any]
+Missing = dict[tuple[str, Any], set[tuple[str, Any]]]
+"""Values of other axes that no configuration has together with the key."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,11 @@ def pairs_of(config: Config) -> Iterator[Pair]:
         yield one, values[one], other, values[other]
 
 
+def _values(config: Config) -> list[tuple[str, Any]]:
+    """Return each axis and its value."""
+    return [(name, value) for name, value in vars(config).items() if name in AXES]
+
+
 def _random(draw: random.Random, fixed: dict[str, Any]) -> Config | None:
     """Draw a configuration with the `fixed` values, made smaller until it is possible.
 
@@ -158,7 +165,7 @@ def _random(draw: random.Random, fixed: dict[str, Any]) -> Config | None:
     return None
 
 
-def _improved(config: Config, fixed: dict[str, Any], missing: set[Pair], draw: random.Random) -> Config:
+def _improved(config: Config, fixed: dict[str, Any], missing: Missing, draw: random.Random) -> Config:
     """Change one value after the other, except the `fixed`, while more `missing` pairs are covered."""
     names = [name for name in AXES if name not in fixed]
     changed = True
@@ -167,25 +174,13 @@ def _improved(config: Config, fixed: dict[str, Any], missing: set[Pair], draw: r
         draw.shuffle(names)
         for name in names:
             values = vars(config)
-            most = _n_missing(values, name, missing)
+            others = values.items()  # pairs of an axis with itself are not missing
+            most = len(missing[name, values[name]] & others)
             for value in AXES[name]:
-                n = _n_missing(values | {name: value}, name, missing)
+                n = len(missing[name, value] & others)
                 if n > most and possible(other := replace(config, **{name: value})):
                     most, config, changed = n, other, True
     return config
-
-
-def _n_missing(values: dict[str, Any], name: str, missing: set[Pair]) -> int:
-    """Return how many pairs with the value of axis `name` are missing."""
-    before = True
-    n = 0
-    for other in AXES:
-        if other == name:
-            before = False
-            continue
-        one, two = (other, name) if before else (name, other)
-        n += (one, values[one], two, values[two]) in missing
-    return n
 
 
 @cache
@@ -197,12 +192,14 @@ def covering(seed: int, candidates: int = 5) -> tuple[Config, ...]:
     draw = random.Random(seed)
     order = [(a, x, b, y) for a, b in combinations(AXES, 2) for x in AXES[a] for y in AXES[b]]
     draw.shuffle(order)
-    missing = set(order)
+    missing: Missing = {(axis, value): set() for axis, values in AXES.items() for value in values}
+    for a, x, b, y in order:
+        missing[a, x].add((b, y))
+        missing[b, y].add((a, x))
     made: list[Config] = []
-    for pair in order:
-        if pair not in missing:
+    for a, x, b, y in order:
+        if (b, y) not in missing[a, x]:
             continue
-        a, x, b, y = pair
         drawn = [
             _improved(config, {a: x, b: y}, missing, draw)
             for _ in range(candidates)
@@ -210,8 +207,11 @@ def covering(seed: int, candidates: int = 5) -> tuple[Config, ...]:
         ]
         if not drawn:
             continue  # the values exclude each other
-        best = max(drawn, key=lambda config: len(missing.intersection(pairs_of(config))))
-        missing.difference_update(pairs_of(best))
+        best = max(
+            drawn, key=lambda config: sum(len(missing[v] & vars(config).items()) for v in _values(config))
+        )
+        for value in _values(best):
+            missing[value] -= vars(best).items()
         made.append(best)
     return tuple(made)
 

@@ -59,7 +59,7 @@ def _follow(model: Path, output: RequestOutput, kv_types: tuple[str, str]) -> np
     params = ffi.new("struct contiguous_params *")
     params.type_k, params.type_v = (KV_TYPES[name].id for name in kv_types)
     params.n_ctx = params.n_batch = N_CTX
-    params.n_seqs, params.n_threads = 1, 2
+    params.n_seqs, params.n_threads = 1, 1
     params.flash_attn = int(kv_types != ("f32", "f32"))
     handle = lib.contiguous_open(os.fsencode(model), params)
     if handle == ffi.NULL:

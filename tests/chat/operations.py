@@ -162,15 +162,15 @@ def allow_memory(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (mapped + size, resource.RLIM_INFINITY))
 
 
-def main(names: list[str], effort: int) -> None:
+def main(names: list[str], effort: float) -> None:
     """Run the groups; each receiver of an operation meets some of the arguments, with enough effort all."""
     if sys.platform == "linux":
         allow_memory(MEMORY)
     turn = 0
     for name in names:
-        stride = max(1, (5 if name == "text" else 30) // effort)
+        stride = max(1, min(len(ARGUMENTS), int((5 if name == "text" else 30) / effort)))
         receivers = [key for key in RECEIVERS if name != "text" or isinstance(RECEIVERS[key], str)]
-        step = 1 if name == "text" or effort >= 10 else 4
+        step = 1 if name == "text" or effort >= 10 else 4 if effort >= 1 else 8
         for number, (source, n) in enumerate(groups()[name]):
             tree = SANDBOX.parse(source if "{%" in source else "{{ " + source + " }}")
             code = SANDBOX.code(tree, "operation")
@@ -184,4 +184,4 @@ def main(names: list[str], effort: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[2:], int(sys.argv[1]))
+    main(sys.argv[2:], float(sys.argv[1]))

@@ -183,7 +183,7 @@ def test_ctrl_c_at_every_line(
     assert len(places) > 50
     seen = INTERRUPTED[again]
     draw = random.Random(call.__name__)
-    places = [place for place in places if place not in seen or draw.random() < EFFORT / 4]
+    places = [place for place in places if place not in seen or draw.random() < EFFORT / 8]
     seen.update(places)
     n_raised = 0
     for place in places:

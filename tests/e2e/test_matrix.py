@@ -10,7 +10,7 @@ from dataclasses import asdict
 import pytest
 
 from scripts.check._matrix_axes import Config, configurations, covering
-from scripts.check.matrix import Worker, run
+from scripts.check.matrix import Worker
 
 pytestmark = pytest.mark.laboratory  # its contiguous path
 
@@ -34,6 +34,6 @@ def worker() -> Iterator[Worker]:
 @pytest.mark.parametrize("part", range(PARTS))
 def test_shapes_times_features(part: int, configs: list[Config], worker: Worker) -> None:
     found = {
-        json.dumps(asdict(config)): wrong for config, wrong in run(configs[part::PARTS], worker) if wrong
+        json.dumps(asdict(config)): wrong for config in configs[part::PARTS] if (wrong := worker.ask(config))
     }
     assert not found, "replay with scripts/check/matrix.py --replay JSON"

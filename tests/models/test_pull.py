@@ -191,14 +191,14 @@ def test_a_terminal_sees_a_bar(shell: Shell) -> None:
 @pytest.fixture
 def large(hub: Hub) -> bytes:
     """Return content that the library writes in several pieces."""
-    data = random.Random(1).randbytes(24 << 20)
+    data = random.Random(1).randbytes(13 << 20)
     hub.repos["org/large"] = Repo({"large-Q8_0.gguf": data})
     return data
 
 
 def interrupt(shell: Shell, hub: Hub) -> Path:
     """Pull org/large, send Ctrl+C after most of it, and return the part that is left."""
-    hub.stop_after = 22 << 20
+    hub.stop_after = 12 << 20
     process = shell.start("pull", "org/large")
     deadline = time.monotonic() + 60
     while not any(part.stat().st_size >= 10 << 20 for part in shell.parts()):

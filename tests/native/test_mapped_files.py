@@ -291,6 +291,7 @@ while thread.is_alive():
         spare.clear()  # waits for the handler
         os._exit(0)
     children.append(pid)
+    time.sleep(0.001)  # the handler needs a core, too
 thread.join()
 assert children and all(os.waitpid(pid, 0)[1] == 0 for pid in children), children
 print("alive")

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from . import lab
-from .cases import RAGGED, Call, Case, make, poisoned, same_bits
+from .cases import Call, Case, make, poisoned, same_bits
 from .lab import KV_TYPES, QUANTIZED, Floats, Heads, Params
 from .reference import nmse
 
 SIZES = [(64, 64), (80, 80), (96, 96), (112, 112), (128, 128), (192, 128), (256, 256), (576, 512)]
+RAGGED = ((1, 1), (7, 7), (1, 133), (33, 100), (0, 64), (5, 97), (1, 64), (1, 1100), (40, 290), (3, 513))
+"""Shorter than on the CPU: each thread of a GPU is a fiber here."""
 LIMIT = 1e-6
 """NMSE against float64; weights and dequantized numbers have the 11 bits of float16."""
 FAST_LIMITS = {"f32": 5e-5, "bf16": 2e-5}
@@ -39,7 +41,7 @@ def on_gpu(
 )
 def test_every_type_and_head_size(kv_type: str, d_k: int, d_v: int) -> None:
     """Few queries, whose tokens are split among blocks, and many."""
-    heads = Heads(d_k, d_v, 8, 2, kv_type, kv_type)
+    heads = Heads(d_k, d_v, 4, 2, kv_type, kv_type)
     call = make(Case(heads, sequences=((1, 70), (19, 41), (2, 520)), v_of_k=d_k == 576))
     assert nmse(on_gpu(call), call.exact()) <= LIMIT
 
@@ -82,7 +84,7 @@ def test_groups_of_heads(n_head: int, n_head_kv: int) -> None:
 @pytest.mark.parametrize("sinks", [False, True])
 def test_parameters(params: Params, sinks: bool) -> None:
     """Over ragged batches."""
-    call = make(Case(Heads(64, 64, 12, 4, "f16", "q8_0"), params, RAGGED, sinks))
+    call = make(Case(Heads(64, 64, 6, 2, "f16", "q8_0"), params, RAGGED, sinks))
     assert nmse(on_gpu(call), call.exact()) <= LIMIT
 
 
@@ -147,11 +149,11 @@ def test_threads_without_tensor_cores_may_take_turns_in_any_order(order: int) ->
 def test_fast_rounds_once_where_rows_are_many(kv_type: str, d: int) -> None:
     """And nowhere else: a sequence of few rows keeps its bits."""
     call = make(
-        Case(Heads(d, d, 8, 2, kv_type, kv_type), sequences=((40, 150), (1, 300), (17, 90), (4, 280)))
+        Case(Heads(d, d, 4, 1, kv_type, kv_type), sequences=((20, 150), (1, 300), (17, 90), (4, 280)))
     )
     exactly = on_gpu(call)
     out = on_gpu(replace(call, case=replace(call.case, params=Params(fast=True))))
-    many = np.repeat([True, False, True, False], [40, 1, 17, 4])
+    many = np.repeat([True, False, True, False], [20, 1, 17, 4])
     assert same_bits(out[~many], exactly[~many])
     assert not (out[many] == exactly[many]).all(axis=(1, 2)).any()
     expected = call.exact()[many]

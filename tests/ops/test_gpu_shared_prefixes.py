@@ -115,7 +115,7 @@ def test_groups_of_heads(n_head: int, n_head_kv: int, members: int) -> None:
 )
 def test_parameters(params: Params, members: int, sinks: bool) -> None:
     """Sequences with windows never share: their first visible token may be anywhere."""
-    call = make(Case(Heads(64, 64, 8, 2, "f16", "q8_0"), params, SEVEN, sinks, trimmed=False))
+    call = make(Case(Heads(64, 64, 4, 1, "f16", "q8_0"), params, SEVEN, sinks, trimmed=False))
     shared = 544 // params.block_size
     assert_same_bits(joined(call, (shared,) * 6), members)
 

@@ -48,7 +48,7 @@ def test_verdicts() -> None:
 
 
 def test_the_whole_script(tiny_model_f32: Path) -> None:
-    sizes = ["--load", "mixed", "--share", "0.1", "--smallest", "256", "--threads", "1", "--rounds", "1"]
+    sizes = ["--load", "mixed", "--share", "0.15", "--smallest", "256", "--threads", "1", "--rounds", "1"]
     command = [forks.PYTHON, pressure.__file__, str(tiny_model_f32), "--json", *sizes]
     (found,) = json.loads(forks.run(command, check=True).stdout)
     assert found["preemptions"] > 0

@@ -94,12 +94,17 @@ def functions(source: bytes) -> list[tuple[int, int]]:
     return found
 
 
-def test_every_change_of_the_modules_is_python() -> None:
+@pytest.fixture(scope="module")
+def found_in() -> dict[str, list[Mutant]]:
+    """Return the mutants of each module."""
+    return {file: mutants(file, (mutate.ROOT / file).read_bytes()) for file in mutate.MODULES}
+
+
+def test_every_change_of_the_modules_is_python(found_in: dict[str, list[Mutant]]) -> None:
     """Only the function with the change is compiled: a whole file takes much longer."""
-    for module in mutate.MODULES:
+    for module, found in found_in.items():
         source = (mutate.ROOT / module).read_bytes()
         parts = functions(source)
-        found = mutants(module, source)
         assert len(found) > 10
         for mutant in found:
             around = ((a, b) for a, b in parts if a <= mutant.start < mutant.end <= b)
@@ -110,11 +115,9 @@ def test_every_change_of_the_modules_is_python() -> None:
             compile(b"if True:\n" + changed if part.startswith(b" ") else changed, module, "exec")
 
 
-def test_equivalent_mutants_exist() -> None:
+def test_equivalent_mutants_exist(found_in: dict[str, list[Mutant]]) -> None:
     """The table names mutants of the modules as they are, so that it does not outlive them."""
-    found = {
-        mutate.key(m) for file in mutate.MODULES for m in mutants(file, (mutate.ROOT / file).read_bytes())
-    }
+    found = {mutate.key(m) for mutants in found_in.values() for m in mutants}
     assert set(mutate.equivalents()) <= found
     assert all(reason for reason in mutate.equivalents().values())
 
