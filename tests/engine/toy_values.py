@@ -1,4 +1,4 @@
-"""What the toy model computes: the values that a sequence alone stores in each group, and its answers.
+"""Values that a sequence alone stores in each group of layers, and the answers that the toy model draws.
 
 The value that a token stores is a digest of the values that its window allows in each group, of the salt of
 its sequence and of the token. So it depends on all tokens before it, directly or through other values.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from pyvelo.errors import ConfigError, UnsupportedError
 from pyvelo.kv.geometry import BLOCK_SIZES, CPU_LINE, GPU_LINE, make_geometry, parse_kv_type
+from pyvelo.kv.pool import FULL, BlockLayout, Window
 from pyvelo.kv.types import KV_TYPES
 
 
@@ -25,6 +26,23 @@ class Layer:
     device: int = 0
 
 
+CHUNKED = 2  # `window_type`
+
+
+def mixed(n: int, every: int, window: int, n_head_kv: int, dim: int, window_type: int = 1) -> list[Layer]:
+    """Return layers with windows, but for the last of each `every`."""
+    return [
+        Layer(i, n_head_kv, dim, dim)
+        if i % every == every - 1
+        else Layer(i, n_head_kv, dim, dim, window, window_type)
+        for i in range(n)
+    ]
+
+
+GEMMA3 = mixed(34, 6, 1024, 4, 256)
+GPT_OSS = mixed(24, 2, 128, 8, 64)
+COHERE2 = mixed(32, 4, 4096, 8, 128)
+LLAMA4 = mixed(48, 4, 8192, 8, 128, CHUNKED)
 QWEN3 = [Layer(i, 8, 128, 128) for i in range(28)]
 
 
@@ -118,3 +136,96 @@ def test_a_kv_type_that_does_not_exist(kv_type: str) -> None:
 def test_a_block_size_that_does_not_exist(block_size: int) -> None:
     with pytest.raises(ConfigError, match=f"block_size={block_size} tokens; choose from 32, 64, 128, 256"):
         make_geometry("m", QWEN3, "f16", block_size)
+
+
+# ---- groups ----
+
+
+@pytest.mark.parametrize(
+    ("layers", "window", "sizes", "block_bytes"),
+    [
+        (GEMMA3, Window(1024), [5, 5, 5, 5, 5, 5, 4], 32 * 5 * 4096),
+        (GPT_OSS, Window(128), [12, 12], 32 * 12 * 2048),
+        (COHERE2, Window(4096), [8, 8, 8, 8], 32 * 8 * 4096),
+        (LLAMA4, Window(8192, chunked=True), [12, 12, 12, 12], 32 * 12 * 4096),
+    ],
+)
+def test_groups_of_models(layers: list[Layer], window: Window, sizes: list[int], block_bytes: int) -> None:
+    geometry = make_geometry("m.gguf", layers)
+    assert [len(group.layers) for group in geometry.groups] == sizes
+    assert geometry.windows == (FULL, *[window] * (len(sizes) - 1)), "the groups without a window first"
+    assert geometry.block_bytes == 32 * geometry.slot_bytes == block_bytes
+    assert geometry.token_bytes == len(sizes) * geometry.slot_bytes
+    assert geometry.layout(512) == BlockLayout(32, geometry.windows, 512)
+    numbers = {layer: number for number, group in enumerate(geometry.groups) for layer in group.layers}
+    assert geometry.layer_groups == tuple(numbers[layer] for layer in range(len(layers)))
+    assert all((numbers[shape.layer] > 0) == (shape.window > 0) for shape in layers)
+
+
+@pytest.mark.parametrize("layers", [GEMMA3, GPT_OSS, COHERE2, LLAMA4])
+def test_a_long_sequence_takes_little_more_than_its_windows(layers: list[Layer]) -> None:
+    """32768 tokens take what their layers read at a step of 512 tokens, and at most 2 % more."""
+    geometry = make_geometry("m.gguf", layers)
+    row = geometry.slot_bytes // len(geometry.rows)
+    needed = sum(min(32768, shape.window + 512 if shape.window else 32768) for shape in layers) * row
+    held = geometry.layout(512).peak_blocks(32768) * geometry.block_bytes
+    assert needed <= held <= 1.02 * needed
+    assert held < 0.6 * make_geometry("m.gguf", layers, windows=False).block_bytes * 1024
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        QWEN3,
+        [*GPT_OSS[:-1], replace(GPT_OSS[-1], n_head_kv=4)],  # shorter rows
+        [*GPT_OSS[:-1], replace(GPT_OSS[-1], head_dim_v=32)],
+        [replace(shape, device=int(shape.layer < 12)) for shape in GPT_OSS],
+    ],
+    ids=["no windows", "unequal heads", "unequal values", "two devices"],
+)
+def test_layers_that_cannot_share_blocks_are_one_group_without_a_window(layers: list[Layer]) -> None:
+    geometry = make_geometry("m.gguf", layers)
+    assert geometry.windows == (FULL,)
+    assert geometry.groups[0].layers == tuple(shape.layer for shape in layers)
+    assert (geometry.layer_groups, len(geometry.rows)) == ((), len(layers))
+    assert geometry.token_bytes == geometry.slot_bytes
+    assert geometry.blocks_for(33) == geometry.layout(512).peak_blocks(33) == 2
+
+
+def test_windows_can_be_ignored() -> None:
+    geometry = make_geometry("m.gguf", GEMMA3, windows=False)
+    assert geometry.windows == (FULL,)
+    assert geometry.token_bytes == 34 * 4096
+
+
+def test_layers_with_the_same_window_alone_are_one_group_with_it() -> None:
+    geometry = make_geometry("m.gguf", [replace(shape, window=4096) for shape in QWEN3])
+    assert (geometry.windows, geometry.layer_groups) == ((Window(4096),), ())
+    assert geometry.layout(512).peak_blocks(1 << 20) == (4096 + 512 - 2) // 32 + 2
+
+
+def test_layers_without_a_cache_have_no_group() -> None:
+    layers = [shape for shape in GPT_OSS if shape.layer not in (1, 2)]
+    geometry = make_geometry("m.gguf", layers)
+    assert geometry.layer_groups[:5] == (1, -1, -1, 0, 1)
+    assert sorted(layer for group in geometry.groups for layer in group.layers) == [0, *range(3, 24)]
+
+
+kinds = st.sampled_from([(0, 0), (128, 1), (1024, 1), (1024, CHUNKED)])
+
+
+@settings(deadline=None)
+@given(st.lists(kinds, min_size=1, max_size=40))
+def test_each_layer_is_in_one_group_with_its_own_window(windows: list[tuple[int, int]]) -> None:
+    layers = [Layer(i, 8, 64, 64, size, kind) for i, (size, kind) in enumerate(windows)]
+    geometry = make_geometry("m.gguf", layers)
+    found = [layer for group in geometry.groups for layer in group.layers]
+    assert sorted(found) == list(range(len(layers)))
+    for group in geometry.groups:
+        assert {windows[layer] for layer in group.layers} == {
+            (group.window.size, (1 + group.window.chunked) if group.window.size else 0)
+        }
+        assert 0 < len(group.layers) <= len(geometry.rows)
+    whole = len(layers) * 32768
+    held = sum(min(group.window.size, 32768) or 32768 for group in geometry.groups) * len(geometry.rows)
+    assert held <= whole or len(geometry.groups) == 1, "no more than without groups"

@@ -33,7 +33,11 @@ PARTS += (["free"], ["swap"], ["grow", "free"], ["resume", "swap"])  # the last 
 """Calls for one live sequence in a plan, in any order."""
 
 WANTED = st.tuples(
-    st.lists(st.sampled_from([0, 0, 0, 1]), min_size=1, max_size=5 * BLOCK),
+    st.builds(
+        lambda n_common, tokens: ([0] * n_common + tokens)[: 5 * BLOCK],
+        st.sampled_from([0, 0, BLOCK, 2 * BLOCK, 3 * BLOCK + 3]),
+        st.lists(st.sampled_from([0, 0, 0, 1]), min_size=1, max_size=5 * BLOCK),
+    ),
     st.integers(0, 3 * BLOCK),
     st.sampled_from([b"", b"", b"salt"]),
 )
@@ -46,7 +50,7 @@ class ManagerMachine(RuleBasedStateMachine):
     @initialize(
         n_blocks=st.integers(1, MOST_BLOCKS),
         windows=st.sampled_from(LAYOUTS),
-        max_chunk=st.sampled_from([1, 3, BLOCK, 2 * BLOCK, 5 * BLOCK]),
+        max_chunk=st.sampled_from([3, BLOCK, 5 * BLOCK, 5 * BLOCK]),
         share=st.sampled_from([True, True, False]),
         n_swap=st.integers(0, 8),
     )
@@ -226,7 +230,8 @@ class ManagerMachine(RuleBasedStateMachine):
         self, allocation: AllocationPlan, plan: NaivePlan, sequence: Sequence_, data: st.DataObject
     ) -> None:
         begin = sequence.n_computed
-        end = data.draw(st.integers(begin + 1, min(len(sequence.tokens), begin + self.layout.max_chunk)))
+        most = min(len(sequence.tokens), begin + self.layout.max_chunk)
+        end = data.draw(st.just(most) | st.integers(begin + 1, most))
         if sequence in plan.partials and not plan.grow(sequence, end):
             # it holds the window before the partial hit, too
             assert not allocation.grow(sequence.table, end)
@@ -238,7 +243,8 @@ class ManagerMachine(RuleBasedStateMachine):
     def plan_grow(
         self, allocation: AllocationPlan, plan: NaivePlan, sequence: Sequence_, data: st.DataObject
     ) -> None:
-        end = sequence.n_computed + data.draw(st.integers(1, min(2 * BLOCK, self.layout.max_chunk)))
+        most = min(2 * BLOCK, self.layout.max_chunk)
+        end = sequence.n_computed + data.draw(st.just(most) | st.integers(1, most))
         if sequence in plan.freed:
             if -(-end // BLOCK) > 0:
                 with pytest.raises(InternalError, match="neither grow nor resume"):
