@@ -8,7 +8,7 @@ from pyvelo.errors import InternalError
 from pyvelo.kv.pool import BlockPool, BlockTable
 from pyvelo.kv.prefix import PrefixIndex
 
-__all__ = ["audit_index", "stored_tokens"]
+__all__ = ["audit_index", "audit_own_blocks", "stored_tokens"]
 
 
 def stored_tokens(pool: BlockPool, tables: Collection[BlockTable], size: int) -> int:
@@ -26,6 +26,17 @@ def stored_tokens(pool: BlockPool, tables: Collection[BlockTable], size: int) ->
         for first, blocks in zip(table.firsts, table.groups, strict=True):
             unused.update(dict.fromkeys(shared.intersection(blocks[: begin - first]), 0))
     return (pool.n_blocks - pool.n_free) * size - sum(unused.values())
+
+
+def audit_own_blocks(pool: BlockPool, tables: Iterable[BlockTable]) -> None:
+    """Raise InternalError if a table shares blocks that it writes to without a copy."""
+    for table in tables:
+        for index in range(max(table.n_shared, table.n_published), table.n_blocks):
+            for block in table.at(index):
+                if pool.readers(block) != 1:
+                    raise InternalError(
+                        f"block {block} has {pool.readers(block)} readers, its table knows one"
+                    )
 
 
 def audit_index(index: PrefixIndex, pool: BlockPool, tables: Iterable[BlockTable]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from pyvelo.errors import InternalError
-from pyvelo.kv.checks import audit_index, stored_tokens
+from pyvelo.kv.checks import audit_index, audit_own_blocks, stored_tokens
 from pyvelo.kv.plan import AllocationPlan, Change, ManagerState, check_changes
 from pyvelo.kv.pool import FULL, BlockLayout, BlockPool, BlockTable, SwappedBlocks, SwapPool, Window
 from pyvelo.kv.prefix import BlockHashes, Match, PrefixIndex
@@ -193,6 +193,7 @@ class BlockManager:
         twin.mark, twin.branch = table.mark, table.branch
         if table.n_published > table.n_tokens // self.block_size:  # only its own blocks
             self._set_published(twin, table.n_tokens // self.block_size)
+        table.n_shared = max(table.n_shared, n_blocks)
         for block in twin.blocks:
             self._pool.share(block)
         self._tables[id(twin)] = twin
@@ -317,6 +318,7 @@ class BlockManager:
                 f"{self._reserved} blocks reserved, tables say {reserved}, {self._pool.n_free} are free"
             )
         self.swap.audit(block for swapped in self._swapped.values() for block in swapped.blocks)
+        audit_own_blocks(self._pool, tables)
         if self._index is not None:
             audit_index(self._index, self._pool, tables)
 

@@ -67,6 +67,7 @@ class AllocationPlan:
         "_layout",
         "_pool",
         "_references",
+        "_size",
         "_sources",
         "available",
         "n_swap_free",
@@ -85,6 +86,7 @@ class AllocationPlan:
         self._pool = pool
         self._index = index
         self._layout = layout
+        self._size = layout.block_size
         self._references: dict[int, int] = {}  # by block, added before blocks are allocated
         self._sources: dict[int, int] = {}  # of these, the sources of copies, released afterwards
         self._changes: dict[int, Change] = {}  # by the table's id
@@ -203,8 +205,12 @@ class AllocationPlan:
 
         A shared or cached block is replaced by a copy before the table writes to it.
         """
-        size = self._layout.block_size
-        writes = self._written_to_others(table) if table.n_tokens < table.n_blocks * size else []
+        size = self._size
+        index = table.n_tokens // size
+        is_own = index >= table.n_shared and index >= table.n_published
+        if is_own and n_tokens <= table.n_blocks * size and id(table) not in self._changes:
+            return True
+        writes = [] if is_own else self._written_to_others(table)
         if not writes and n_tokens <= table.n_blocks * size and id(table) not in self._changes:
             return True
         change = self._change(table)
@@ -222,7 +228,7 @@ class AllocationPlan:
                 copies=change.copies or tuple(copied),
             )
         if copied:
-            written = table.at(table.n_tokens // size)
+            written = table.at(index)
             self._copy_from([written[group] for group in copied])
         return True
 

@@ -291,15 +291,12 @@ class SwapPool:
 
 
 class SwappedBlocks:
-    """Blocks of a sequence in host memory, in position order. `commit` fills in `blocks`.
-
-    `firsts`: the first block of the sequence that each group has.
-    """
+    """Blocks of a sequence in host memory, in position order. `firsts`: the first that each group has."""
 
     __slots__ = ("blocks", "firsts", "n_tokens")
 
     def __init__(self, n_tokens: int, firsts: Sequence[int] = (0,)) -> None:
-        self.blocks: list[int] = []
+        self.blocks: list[int] = []  # filled in by `commit`
         self.n_tokens = n_tokens
         self.firsts = tuple(firsts)
 
@@ -314,7 +311,7 @@ class BlockTable:
 
     __slots__ = (
         *("branch", "firsts", "goal", "groups", "hashes", "mark", "n_blocks", "n_cached", "n_published"),
-        *("n_slides", "n_tokens", "prefix", "reserved", "version"),
+        *("n_shared", "n_slides", "n_tokens", "prefix", "reserved", "version"),
     )
 
     def __init__(
@@ -336,6 +333,7 @@ class BlockTable:
         self.n_cached = n_tokens  # of the prefix hit or the swapped blocks at its start
         self.n_published = self.n_blocks  # its first blocks that need not be published again
         self.prefix: Prefix | None = None  # of the last of them, None if there is none
+        self.n_shared = self.n_blocks  # its first blocks that other tables may hold
         self.version = 0  # how often a block was replaced, or the table became shorter at its end
         self.n_slides = 0  # how often it became shorter at its start
         self.reserved = reserved  # blocks that it may still allocate
@@ -367,8 +365,9 @@ class BlockTable:
         self.n_blocks = n_blocks
 
     def replace(self, group: int, index: int, block: int) -> None:
-        """Replace the block of a group at `index` of the sequence."""
+        """Replace the block of a group at `index` of the sequence by a block of its own."""
         self.groups[group][index - self.firsts[group]] = block
+        self.n_shared = min(self.n_shared, index)
         self.version += 1
 
     def truncate(self, n_blocks: int) -> list[int]:
@@ -377,6 +376,7 @@ class BlockTable:
         for first, held in zip(self.firsts, self.groups, strict=True):
             del held[max(0, n_blocks - first) :]
         self.n_blocks = min(n_blocks, self.n_blocks)
+        self.n_shared = min(self.n_shared, n_blocks)
         self.version += 1
         return cut
 
