@@ -253,9 +253,10 @@ class _Planner:
         pending = len(request.tokens) - n_there
         n_tokens = self._chunk_size(request, n_there, min(pending, budget))
         if not self.allocation.grow(table, n_there + n_tokens):
-            if not self.layout.is_windowed:
+            n_left = self.layout.block_size - n_there % self.layout.block_size
+            n_tokens = min(n_tokens, n_left)  # other sequences hold what a window has left
+            if not self.layout.is_windowed or not self.allocation.grow(table, n_there + n_tokens):
                 raise InternalError("a sequence has no blocks for the tokens that it started with")
-            n_tokens = min(n_tokens, self.layout.block_size - n_there % self.layout.block_size)  # of `_feeds`
         return Chunk(request, table, n_tokens, n_tokens == pending)
 
     def _chunk_size(self, request: Request, n_there: int, n_tokens: int) -> int:

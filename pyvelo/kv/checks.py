@@ -31,12 +31,9 @@ def stored_tokens(pool: BlockPool, tables: Collection[BlockTable], size: int) ->
 def audit_own_blocks(pool: BlockPool, tables: Iterable[BlockTable]) -> None:
     """Raise InternalError if a table shares blocks that it writes to without a copy."""
     for table in tables:
-        for index in range(max(table.n_shared, table.n_published), table.n_blocks):
-            for block in table.at(index):
-                if pool.readers(block) != 1:
-                    raise InternalError(
-                        f"block {block} has {pool.readers(block)} readers, its table knows one"
-                    )
+        for block in table.in_order(max(table.n_shared, table.n_published), table.n_blocks):
+            if pool.readers(block) != 1:
+                raise InternalError(f"block {block} has {pool.readers(block)} readers, its table knows one")
 
 
 def audit_index(index: PrefixIndex, pool: BlockPool, tables: Iterable[BlockTable]) -> None:
