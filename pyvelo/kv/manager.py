@@ -318,9 +318,9 @@ class BlockManager:
                 f"{self._reserved} blocks reserved, tables say {reserved}, {self._pool.n_free} are free"
             )
         self.swap.audit(block for swapped in self._swapped.values() for block in swapped.blocks)
-        audit_own_blocks(self._pool, tables)
         if self._index is not None:
             audit_index(self._index, self._pool, tables)
+        audit_own_blocks(self._pool, tables)
 
     def _take_hits(self, table: BlockTable, match: Match) -> list[int]:
         """Share the blocks of a prefix hit. Return the source blocks of its partial hit, if any."""
