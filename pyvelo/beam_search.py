@@ -83,7 +83,8 @@ def search(
 def _begin(engine: Engine, prompt: Prompt, params: BeamSearchParams) -> _Search:
     tokens = engine.processor.tokens(prompt)
     n_most = engine.processor.max_new(len(tokens), params.max_tokens)
-    return _Search(prompt, tuple(tokens), n_most, [engine.processor.sequence(tokens, params.cache_salt)])
+    sequence = engine.processor.sequence(tokens, params.cache_salt, params.lora)
+    return _Search(prompt, tuple(tokens), n_most, [sequence])
 
 
 def _advance(

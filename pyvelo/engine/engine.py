@@ -12,6 +12,7 @@ from functools import cache, partial
 from typing import NoReturn
 
 from pyvelo.config import EngineConfig
+from pyvelo.engine.adapters import GivenLoras, Loras
 from pyvelo.engine.embedding import Embeddings
 from pyvelo.engine.input_processor import InputProcessor
 from pyvelo.engine.interrupts import InterruptGuard
@@ -59,14 +60,21 @@ class Engine(Generator):
     """
 
     def __init__(
-        self, model: Model, files: ModelFiles, embeddings: Embeddings, generator: Generator | None
+        self,
+        model: Model,
+        files: ModelFiles,
+        embeddings: Embeddings,
+        loras: Loras,
+        generator: Generator | None,
     ) -> None:
         self.model = model
         self.files = files
         self.embeddings = embeddings
+        self.loras = loras
         self.parts = generator
         if generator is not None:
             vars(self).update(vars(generator))
+            loras.connect(generator.context, generator.loop, generator.processor)
 
     def __getattr__(self, name: str) -> NoReturn:
         """Raise UnsupportedError for a part that an engine without a generator lacks."""
@@ -91,6 +99,7 @@ class Engine(Generator):
                 self.parts.processor.close()
                 self.parts.loop.close(self.parts.context.cancel)
                 self.parts.context.close()
+            self.loras.close()
             self.model.close()
             self.files.close()
 
@@ -138,12 +147,14 @@ def open_engine(config: EngineConfig, stop: threading.Event | None = None) -> En
     path = locate(config.model)
     config = replace(config, n_threads=config.n_threads or find_cores().threads)
     summary = scan_model(path)  # with exact integers, before C opens it
+    loras = GivenLoras.of(config, summary)
     with InterruptGuard() as guard:
         files = ModelFiles(part_paths(summary), summary.file_bytes)
         try:
             free_bytes = _free_bytes()
             offload = plan_offload(config, path, summary)
-            engine = _open(path, config, files, free_bytes, offload, _Load(guard, stop or threading.Event()))
+            load = _Load(guard, stop or threading.Event())
+            engine = _open(path, config, files, free_bytes, offload, load, loras)
         except BaseException:
             files.close()
             raise
@@ -202,14 +213,18 @@ def _open(
     free_bytes: int | None,
     offload: Offload,
     load: _Load,
+    given: GivenLoras,
 ) -> Engine:
     model = _load(path, config, offload, load)
     try:
         load.guard.raise_hit()
         files.check_loaded()
         embeddings = _embeddings(config, model, files)
+        loras = Loras(model, given.model, embeddings)
         if model.info.is_encoder:
-            return Engine(model, files, embeddings, None)
+            engine = Engine(model, files, embeddings, loras, None)
+            loras.load_given(given)
+            return engine
         if model.refusal is not None:
             raise UnsupportedError(model.refusal)
         geometry = make_geometry(
@@ -219,9 +234,15 @@ def _open(
             config.block_size,
             line_bytes=GPU_LINE if offload.n_gpu_layers else CPU_LINE,
         )
-        return Engine(
-            model, files, embeddings, _assemble(config, model, files, geometry, free_bytes, offload)
-        )
+        offload = offload.with_others(given.n_bytes)
+        generator = _assemble(config, model, files, geometry, free_bytes, offload, given.n_bytes)
+        try:
+            engine = Engine(model, files, embeddings, loras, generator)
+            loras.load_given(given)
+        except BaseException:
+            generator.context.close()
+            raise
+        return engine
     except BaseException:
         model.close()
         raise
@@ -262,6 +283,7 @@ def _assemble(
     geometry: Geometry,
     free_bytes: int | None,
     offload: Offload,
+    lora_bytes: int,
 ) -> Generator:
     max_seqs, state_bytes = _sequences(config, model, geometry)
     weights = model.info.size_bytes if offload.host_weights is None else offload.host_weights
@@ -274,7 +296,7 @@ def _assemble(
             kv_cache_bytes=config.kv_cache_bytes,
             memory_utilization=config.memory_utilization,
             free_bytes=free_bytes,
-            other_bytes=weights + state_bytes,
+            other_bytes=weights + state_bytes + lora_bytes,
             devices=offload.rooms,
         ),
     )

@@ -69,6 +69,8 @@ class EngineCore:
         self.clock = clock
         self.observer: Callable[[abc.Sequence[Request], abc.Sequence[Request]], None] | None = None
         """Callback with the waiting and the running requests after each `settle`; must not raise."""
+        self.schedule: Callable[..., StepPlan] = schedule
+        self.before_run: Callable[[StepPlan], None] = lambda plan: None  # its error ends the requests
         self.inbox = Inbox(clock)
         self.manager = manager
         self.limits = limits
@@ -103,6 +105,10 @@ class EngineCore:
     def has_work(self) -> bool:
         """Whether any request has not ended. Thread-safe."""
         return bool(self._active.open or self.inbox.n_new)
+
+    def count(self, which: Callable[[Request], bool]) -> int:
+        """Return how many requests that have not ended match."""
+        return sum(map(which, self._active.open.values()))
 
     @property
     def queues(self) -> QueueLengths:
@@ -181,7 +187,7 @@ class EngineCore:
         return True
 
     def _schedule(self) -> StepPlan:
-        return schedule(
+        return self.schedule(
             self._active.waiting,
             self._active.running,
             self.manager,
@@ -218,6 +224,7 @@ class EngineCore:
         start = self.clock()
         try:
             self._check_files()
+            self.before_run(plan)
             self._call_run(run)
         except Cancelled:
             raise
@@ -363,11 +370,7 @@ class BlockMover:
     """
 
     def __init__(
-        self,
-        context: Context,
-        manager: BlockManager,
-        costs: Costs,
-        clock: Callable[[], float] = perf_counter,
+        self, context: Context, manager: BlockManager, costs: Costs, clock: Callable[[], float] = perf_counter
     ) -> None:
         self._clock = clock
         self._context = context

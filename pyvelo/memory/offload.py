@@ -55,6 +55,11 @@ class Offload:
     host_weights: int | None = None
     gpu_layers: tuple[tuple[int, int], ...] = ()
 
+    def with_others(self, n_bytes: int) -> Offload:
+        """Return the offload with more bytes beside the pool, which each GPU may have to hold."""
+        rooms = tuple(replace(room, other_bytes=room.other_bytes + n_bytes) for room in self.rooms)
+        return replace(self, rooms=rooms)
+
 
 NOTHING = Offload(0)
 
