@@ -5,8 +5,9 @@ from __future__ import annotations
 import struct
 import threading
 from collections import abc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 from pyvelo.config import EngineConfig, LoraSetting
@@ -191,7 +192,7 @@ class Loras:
         self._embeddings.find_lora = self.find
         if self._processor is not None and self._context is not None and core is not None:
             if self._processor.find_lora is None:
-                turns = AdapterTurns(self._context)
+                turns = AdapterTurns(partial(adapt, self._context))
                 core.schedule, core.before_run = turns.schedule, turns.apply
             self._processor.find_lora = self.find
 
@@ -205,10 +206,13 @@ class AdapterTurns:
     No request starves either: the first waiting request that could not start in the last turn of its adapter
     keeps requests of a later rank from starting in the turns of other adapters, which would take the blocks
     that it waits for.
+
+    Args:
+        adapt: applies an adapter, or none, to all later steps.
     """
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    def __init__(self, adapt: Callable[[Adapter | None], None]) -> None:
+        self._adapt = adapt
         self._order: list[Adapter | None] = []  # the adapter of the longest wait first
         self._blocked: dict[Adapter | None, Request] = {}
 
@@ -241,7 +245,7 @@ class AdapterTurns:
 
     def apply(self, plan: StepPlan) -> None:
         """Apply the adapter of the requests of a step; raise ClosedError if it was unloaded."""
-        adapt(self._context, plan.requests[0].sequence.adapter)
+        self._adapt(plan.requests[0].sequence.adapter)
 
     def _line_up(self, *queues: abc.Sequence[Request]) -> None:
         """Update the order of the adapters: new ones join at its end, and ones without requests leave."""

@@ -205,7 +205,6 @@ class EngineCore:
         for sequence, swapped in plan.evicted:
             self.idle.evict(sequence, swapped)
             self.counters.evicted_sequences += 1
-        del self._active.waiting[: len(plan.starts)]  # before preempted requests join them
         for request, swapped in plan.preempted:
             self._active.preempt(request, swapped)
         self._active.drop_left()
