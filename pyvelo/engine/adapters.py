@@ -233,7 +233,6 @@ class AdapterTurns:
             plan = schedule(allowed, running, *others, paused=paused)
             started = {chunk.request for chunk in plan.starts}
             left = next((request for request in mine if request not in started), None)
-            blocked.pop(adapter, None)
             if left is not None:
                 blocked[adapter] = left
             if plan.decodes or plan.chunks or plan.evicted or plan.preempted:
