@@ -103,7 +103,7 @@ def test_a_large_request_is_not_passed_over_forever(n_swap_blocks: int) -> None:
     turns.finish(large, *small)
 
 
-def test_the_first_request_preempts_those_of_other_adapters() -> None:
+def test_the_first_request_preempts_requests_of_other_adapters() -> None:
     turns = Turns(n_blocks=8, block_size=32, share=False)
     requests = [turns.submit(20, adapter, 120, first=2) for adapter in ADAPTERS]
     turns.finish(*requests)
