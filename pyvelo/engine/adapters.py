@@ -19,6 +19,7 @@ from pyvelo.engine.request import Request
 from pyvelo.engine.scheduler import StepPlan, schedule
 from pyvelo.engine.step import EngineCore
 from pyvelo.errors import ConfigError, OutOfMemory, RequestError, UnsupportedError, VeloError, shown
+from pyvelo.finalizer import Finalizer
 from pyvelo.memory.host import free_memory
 from pyvelo.models.gguf_scan import GgufSummary
 from pyvelo.models.lora import AdaptedModel, LoraFile, check_lora
@@ -49,21 +50,49 @@ class GivenLoras(NamedTuple):
         return sum(file.n_bytes for file in self.files)
 
 
-class Loras:
-    """Loaded adapters by name. Thread-safe.
+class LoadedLoras:
+    """Loaded adapters by name. It refers to no part of the engine, which would make a circle.
 
     default: name of the adapter of requests that name none; None: they use the model as it is.
     """
 
-    def __init__(self, model: Model, adapted: AdaptedModel, embeddings: Embeddings) -> None:
+    def __init__(self) -> None:
         self.default: str | None = None
+        self.adapters: dict[str, tuple[LoraInfo, Adapter]] = {}
+
+    def find(self, name: str | None) -> Adapter | None:
+        """Return the adapter of this name; None names the default one, "" none.
+
+        Raises:
+            RequestError: no adapter has this name.
+        """
+        wanted = self.default if name is None else name
+        return None if wanted is None or wanted == "" else self.named(wanted)
+
+    def named(self, name: object) -> Adapter:
+        """Return the adapter of this name; raise RequestError if there is none."""
+        found = self.adapters.get(name) if isinstance(name, str) else None
+        if found is None:
+            raise no_lora(name, self.adapters)
+        return found[1]
+
+    def remove(self, name: str) -> None:
+        """Remove an adapter; if it was the default, there is none."""
+        del self.adapters[name]
+        self.default = None if self.default == name else self.default
+
+
+class Loras:
+    """Loader of the adapters of an engine. Thread-safe."""
+
+    def __init__(self, model: Model, adapted: AdaptedModel, embeddings: Embeddings) -> None:
+        self.loaded = LoadedLoras()
         self._model = model
         self._adapted = adapted
         self._embeddings = embeddings
         self._context: Context | None = None
         self._loop: EngineLoop | None = None
         self._processor: InputProcessor | None = None
-        self._loaded: dict[str, tuple[LoraInfo, Adapter]] = {}
         self._lock = threading.Lock()  # held by a load or an unload
 
     def connect(self, context: Context, loop: EngineLoop, processor: InputProcessor) -> None:
@@ -73,27 +102,13 @@ class Loras:
     @property
     def infos(self) -> dict[str, LoraInfo]:
         """Loaded adapters by name."""
-        return {name: info for name, (info, _) in self._loaded.copy().items()}
-
-    def find(self, name: str | None) -> Adapter | None:
-        """Return the adapter of this name; None names the default one, "" none.
-
-        Raises:
-            RequestError: no adapter has this name.
-        """
-        wanted = self.default if name is None else name
-        if wanted is None or wanted == "":
-            return None
-        found = self._loaded.get(wanted) if isinstance(wanted, str) else None
-        if found is None:
-            raise no_lora(wanted, self._loaded)
-        return found[1]
+        return {name: info for name, (info, _) in self.loaded.adapters.copy().items()}
 
     def load_given(self, given: GivenLoras) -> None:
         """Load the adapters of the settings."""
         for setting, file in zip(given.settings, given.files, strict=True):
             self.load(setting, file)
-        self.default = given.default
+        self.loaded.default = given.default
 
     def load(self, setting: LoraSetting, file: LoraFile | None = None) -> LoraInfo:
         """Load an adapter between two steps; `file`: it was checked.
@@ -105,7 +120,7 @@ class Loras:
         """
         self._embeddings.check_open()
         with self._lock:
-            if setting.name in self._loaded:
+            if setting.name in self.loaded.adapters:
                 raise ConfigError(
                     f"there is an adapter {shown(setting.name)}: unload it, or take another name"
                 )
@@ -125,7 +140,8 @@ class Loras:
                     n_bytes=adapter.n_bytes,
                     sha256=file.digest.hex(),
                 )
-                self._loaded[setting.name] = info, adapter
+                Finalizer(self, partial(setattr, adapter, "_handle", None))  # an error may still refer to it
+                self.loaded.adapters[setting.name] = info, adapter
                 self._use(core)
             return info
 
@@ -137,16 +153,12 @@ class Loras:
         """
         self._embeddings.check_open()
         with self._lock, self._alone() as core:
-            found = self._loaded.get(name) if isinstance(name, str) else None
-            if found is None:
-                raise no_lora(name, self._loaded)
-            adapter = found[1]
+            adapter = self.loaded.named(name)
             n_users = 0 if core is None else core.count(lambda request: request.sequence.adapter is adapter)
             if n_users:
                 requests = "1 request uses" if n_users == 1 else f"{n_users} requests use"
                 raise RequestError(f"{requests} the adapter {shown(name)}: wait for the end, or abort first")
-            del self._loaded[name]
-            self.default = None if self.default == name else self.default
+            self.loaded.remove(name)
             if self._context is not None:
                 adapt(self._context, None)  # it may hold the adapter of its last step
             self._embeddings.drop()
@@ -154,7 +166,7 @@ class Loras:
 
     def close(self) -> None:
         """Free all adapters; the model does not run any more."""
-        for _, adapter in self._loaded.values():
+        for _, adapter in self.loaded.adapters.values():
             adapter.close()
 
     @contextmanager
@@ -189,12 +201,12 @@ class Loras:
 
     def _use(self, core: EngineCore | None) -> None:
         """Make the engine look for adapters from now on."""
-        self._embeddings.find_lora = self.find
+        self._embeddings.find_lora = self.loaded.find
         if self._processor is not None and self._context is not None and core is not None:
             if self._processor.find_lora is None:
                 turns = AdapterTurns(partial(adapt, self._context))
                 core.schedule, core.before_run = turns.schedule, turns.apply
-            self._processor.find_lora = self.find
+            self._processor.find_lora = self.loaded.find
 
 
 class AdapterTurns:

@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 FindLora: TypeAlias = "Callable[[str | None], Adapter | None]"
-"""Function that returns the adapter of a name, as `Loras.find`."""
+"""Function that returns the adapter of a name, as `LoadedLoras.find`."""
 
 
 def no_prompt(value: Any, items: list[Any] | None, name: str, one: str = "") -> RequestError:

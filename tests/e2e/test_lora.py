@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -449,3 +451,27 @@ def test_closing_beside_requests(tiny_model_f32: Path, files: dict[str, Adapted]
     del session
     with LLM(tiny_model_f32, n_ctx=512, n_threads=1) as other:
         assert other.generate("x", greedy(1))
+
+
+@pytest.mark.parametrize("ending", ["drop", "close"])
+def test_no_adapter_outlives_its_engine(ending: str, tiny_model_f32: Path, files: dict[str, Adapted]) -> None:
+    """Without a garbage collection, also after errors."""
+    gc.collect()
+    gc.disable()
+    try:
+        llm = LLM(tiny_model_f32, lora={"one": files["one"].adapter}, n_ctx=512, n_threads=1)
+        llm.load_lora("two", files["two"].adapter)
+        llm.generate([PROMPTS[0]] * 2, [greedy(2, lora=name) for name in ("one", "two")])
+        llm.embed("x", pooling="mean", lora="two")
+        with pytest.raises(RequestError):
+            llm.generate("x", greedy(1, lora="three"))
+        adapters = [adapter for _, adapter in llm._engine.loras.loaded.adapters.values()]
+        assert not any(adapter.closed for adapter in adapters)
+        engine = weakref.ref(llm._engine)
+        if ending == "close":
+            llm.close()
+        del llm
+        assert engine() is None
+        assert all(adapter.closed for adapter in adapters)
+    finally:
+        gc.enable()
