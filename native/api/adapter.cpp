@@ -29,34 +29,40 @@ void try_adapter(llama_context * context, const velo_adapter & adapter) {
 }
 
 // Apply the adapter in a context or an embedder, or none (NULL). The same adapter again changes nothing, so that the
-// next run may use the graph of the last one.
-template <class Runner> void adapt(Runner & runner, const velo_adapter * adapter, float scale) {
+// next run may use the graph of the last one. `built`: the context whose graphs were built with the adapter.
+template <class Runner>
+void adapt(Runner & runner, velo_adapter * adapter, float scale, std::atomic<const llama_context *> * built) {
+    llama_context * context = runner.llama.get();
+    if (adapter && llama_get_model(context) != llama_adapter_model(adapter->llama.get())) {
+        velo::fail(VELO_INVALID, "the adapter was loaded for another model");
+    }
     if (adapter && !std::isfinite(scale)) {
         velo::fail(VELO_INVALID, "the scale of an adapter must be finite");
+    }
+    if (adapter && built->load() != context) {
+        runner.adapter = nullptr;
+        try_adapter(context, *adapter);
+        built->store(context);
     }
     const std::shared_ptr<llama_adapter_lora> wanted = adapter ? adapter->llama : nullptr;
     if (runner.adapter == wanted && (!wanted || runner.adapter_scale == scale)) {
         return;
     }
-    llama_adapter_apply(runner.llama.get(), wanted.get(), scale);
+    llama_adapter_apply(context, wanted.get(), scale);
     runner.adapter       = wanted;
     runner.adapter_scale = scale;
 }
 
-template <class Runner> void check_same_model(const Runner & runner, const velo_adapter * adapter) {
-    if (adapter && llama_get_model(runner.llama.get()) != llama_adapter_model(adapter->llama.get())) {
-        velo::fail(VELO_INVALID, "the adapter was loaded for another model");
-    }
-}
-
 } // namespace
 
-velo_status velo_adapter_load(velo_model * model, const char * path, velo_adapter ** adapter) noexcept {
+velo_status velo_adapter_load(velo_model * model, const char * path, velo_adapter ** adapter,
+                              int64_t * bytes) noexcept {
     return velo::guarded([&] {
         velo::check_pointer(adapter, "adapter");
         *adapter = nullptr;
         velo::check_pointer(model, "model");
         velo::check_pointer(path, "path");
+        velo::check_pointer(bytes, "bytes");
         if (model->vocab_only) {
             velo::fail(VELO_INVALID, "%s", model->refusal.c_str());
         }
@@ -72,35 +78,17 @@ velo_status velo_adapter_load(velo_model * model, const char * path, velo_adapte
             velo::fail(velo::tells_of_memory(cause) ? VELO_OUT_OF_MEMORY : VELO_MODEL_ERROR, "%s cannot be loaded: %s",
                        path, cause.c_str());
         }
+        *bytes   = llama_adapter_bytes(made->llama.get());
         *adapter = made.release();
     });
 }
 
 void velo_adapter_free(velo_adapter * adapter) noexcept { delete adapter; }
 
-velo_status velo_adapter_bytes(const velo_adapter * adapter, int64_t * bytes) noexcept {
-    return velo::guarded([&] {
-        velo::check_pointer(adapter, "adapter");
-        velo::check_pointer(bytes, "bytes");
-        *bytes = llama_adapter_bytes(adapter->llama.get());
-    });
-}
-
-velo_status velo_context_try_adapter(velo_context * context, velo_adapter * adapter) noexcept {
-    return velo::guarded([&] {
-        const auto lock = velo::lock_context(context);
-        velo::check_pointer(adapter, "adapter");
-        check_same_model(*context, adapter);
-        context->adapter = nullptr;
-        try_adapter(context->llama.get(), *adapter);
-    });
-}
-
 velo_status velo_context_adapt(velo_context * context, velo_adapter * adapter, float scale) noexcept {
     return velo::guarded([&] {
         const auto lock = velo::lock_context(context);
-        check_same_model(*context, adapter);
-        adapt(*context, adapter, scale);
+        adapt(*context, adapter, scale, adapter ? &adapter->context : nullptr);
     });
 }
 
@@ -108,11 +96,6 @@ velo_status velo_embedder_adapt(velo_embedder * embedder, velo_adapter * adapter
     return velo::guarded([&] {
         velo::check_pointer(embedder, "embedder");
         const std::unique_lock<std::mutex> lock(embedder->mutex);
-        check_same_model(*embedder, adapter);
-        if (adapter && embedder->adapter != adapter->llama) {
-            embedder->adapter = nullptr;
-            try_adapter(embedder->llama.get(), *adapter);
-        }
-        adapt(*embedder, adapter, scale);
+        adapt(*embedder, adapter, scale, adapter ? &adapter->embedder : nullptr);
     });
 }

@@ -34,6 +34,9 @@ struct velo_model {
 // The adapter of a file. Contexts that apply it share its ownership, and it shares the model's.
 struct velo_adapter {
     std::shared_ptr<llama_adapter_lora> llama;
+    // contexts whose graphs were built with it: of the last velo_context, and of the last velo_embedder
+    std::atomic<const llama_context *> context{nullptr};
+    std::atomic<const llama_context *> embedder{nullptr};
 };
 
 namespace velo {

@@ -370,19 +370,18 @@ VELO_API velo_status velo_embedder_cancel(velo_embedder * embedder) VELO_NOEXCEP
 
 // ---- adapters ----
 
-// Load the LoRA adapter of a GGUF file for a model. This function trusts the file as upstream does: check an untrusted
-// file first (pyvelo/models/lora.py). Load and free adapters while no context and no embedder of the model runs or is
-// created.
-VELO_API velo_status velo_adapter_load(velo_model * model, const char * path, velo_adapter ** adapter) VELO_NOEXCEPT;
+// Load the LoRA adapter of a GGUF file for a model; *bytes: the memory of its tensors. This function trusts the file as
+// upstream does: check an untrusted file first (pyvelo/models/lora.py). Load and free adapters while no context and no
+// embedder of the model runs or is created.
+VELO_API velo_status velo_adapter_load(velo_model * model, const char * path, velo_adapter ** adapter,
+                                       int64_t * bytes) VELO_NOEXCEPT;
 // Free the adapter. A context or an embedder that applies it keeps its memory until it applies another one, or none.
-VELO_API void        velo_adapter_free(velo_adapter * adapter) VELO_NOEXCEPT;
-VELO_API velo_status velo_adapter_bytes(const velo_adapter * adapter, int64_t * bytes) VELO_NOEXCEPT;
-// Build the largest graphs with an adapter and reserve their memory; then the context applies none. VELO_UNSUPPORTED:
-// the graph of the model cannot apply it to one of its weights.
-VELO_API velo_status velo_context_try_adapter(velo_context * context, velo_adapter * adapter) VELO_NOEXCEPT;
-// Add the product of an adapter, times `scale`, to all tokens of the next runs; NULL: apply none. Try it before.
+VELO_API void velo_adapter_free(velo_adapter * adapter) VELO_NOEXCEPT;
+// Add the products of an adapter, times `scale`, for all tokens of the next runs; NULL: apply none. The first call with
+// an adapter builds the largest graphs and reserves their memory. VELO_UNSUPPORTED: the graph of the model cannot apply
+// the adapter to one of its weights; then none is applied.
 VELO_API velo_status velo_context_adapt(velo_context * context, velo_adapter * adapter, float scale) VELO_NOEXCEPT;
-// The same for an embedder, which tries the adapter, too. VELO_UNSUPPORTED as above.
+// The same for an embedder.
 VELO_API velo_status velo_embedder_adapt(velo_embedder * embedder, velo_adapter * adapter, float scale) VELO_NOEXCEPT;
 
 #ifdef __cplusplus

@@ -189,7 +189,7 @@ class Loras:
         try:
             file.check_unchanged()
             if self._context is not None:
-                adapter.try_in(self._context)
+                adapt(self._context, adapter)
             else:
                 self._embeddings.try_adapter(adapter)
         except VeloError as error:

@@ -48,10 +48,9 @@ class Adapter:
         self.scale: Final[float] = scale
         self.key: Final[bytes] = key
         out = ffi.new("velo_adapter **")
-        status = lib.velo_adapter_load(model.handle, os.fsencode(check_path(path)), out)
-        self._handle = created(status, out, lib.velo_adapter_free)
         n_bytes = ffi.new("int64_t *")
-        check(lib.velo_adapter_bytes(self._handle, n_bytes))
+        status = lib.velo_adapter_load(model.handle, os.fsencode(check_path(path)), out, n_bytes)
+        self._handle = created(status, out, lib.velo_adapter_free)
         self.n_bytes: Final[int] = n_bytes[0]
 
     @property
@@ -66,14 +65,6 @@ class Adapter:
             raise ClosedError(f"the adapter {shown(self.name)} was unloaded: load it and start again")
         return handle
 
-    def try_in(self, context: Context) -> None:
-        """Reserve memory for the steps of a context with the adapter; afterwards it applies none.
-
-        Raises:
-            UnsupportedError: the graph of the architecture cannot apply it to one of its weights.
-        """
-        check(lib.velo_context_try_adapter(context.handle, self.handle))
-
     @property
     def closed(self) -> bool:
         """Whether `close()` was called."""
@@ -87,7 +78,11 @@ class Adapter:
 def adapt(runner: Context | Embedder, adapter: Adapter | None) -> None:
     """Apply an adapter to all tokens of later runs; None: no adapter.
 
-    A context must have tried the adapter; an embedder tries it here and raises as `Adapter.try_in`.
+    The first call with an adapter reserves memory for its largest graphs.
+
+    Raises:
+        UnsupportedError: the graph of the architecture cannot apply it to one of its weights.
+        ClosedError: the adapter was closed.
     """
     handle, scale = (ffi.NULL, 1.0) if adapter is None else (adapter.handle, adapter.scale)
     if isinstance(runner, Embedder):

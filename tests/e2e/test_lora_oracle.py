@@ -41,7 +41,6 @@ def logits(path: Path, adapter: Path | None = None, scale: float = 1.0, *, deter
         if adapter is not None:
             check_lora(adapter, AdaptedModel.of(scan_model(path)))
             loaded = Adapter(runner.model, adapter, scale=scale)
-            loaded.try_in(runner.context)
             apply(runner.context, loaded)
         seq, rows, at = runner.sequence(), [], 0
         for cut in cuts:
@@ -141,8 +140,6 @@ def test_steps_with_and_without_an_adapter_alternate(make_model: MakeModel, tmp_
     alone = [logits(path, cuts=(*range(60, 71),)) for path in paths]
     with PagedRunner(model, type_k=0, type_v=0) as runner:
         loaded = [Adapter(runner.model, files.adapter) for files in (first, second)]
-        for adapter in loaded:
-            adapter.try_in(runner.context)
         seqs, rows = [runner.sequence() for _ in range(3)], [[], [], []]
         at = 0
         for cut in range(60, 71):
@@ -181,7 +178,6 @@ def test_an_adapter_outlives_its_names(make_model: MakeModel, tmp_path: Path) ->
     files = adapt(model, tmp_path)
     with PagedRunner(model, type_k=0, type_v=0) as runner:
         adapter = Adapter(runner.model, files.adapter)
-        adapter.try_in(runner.context)
         apply(runner.context, adapter)
         adapter.close()
         runner.model.close()

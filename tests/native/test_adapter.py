@@ -32,10 +32,10 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_load_apply_and_close(model: Model, context: Context, good: Path) -> None:
     adapter = Adapter(model, good, name="good", scale=0.5)
     assert adapter.n_bytes >= 2 * (8 * 256 + 256 * 8) * 4
-    adapter.try_in(context)
     adapt(context, adapter)
     adapt(context, adapter)
     adapt(context, None)
+    adapt(context, adapter)
     adapter.close()
     adapter.close()
     assert adapter.closed
@@ -46,9 +46,8 @@ def test_load_apply_and_close(model: Model, context: Context, good: Path) -> Non
 def test_the_adapter_of_another_model(context: Context, tiny_model_f32: Path, good: Path) -> None:
     with Model(tiny_model_f32) as other:
         adapter = Adapter(other, good)
-        for call in (adapter.try_in, lambda runner: adapt(runner, adapter)):
-            with pytest.raises(ConfigError, match="was loaded for another model"):
-                call(context)
+        with pytest.raises(ConfigError, match="was loaded for another model"):
+            adapt(context, adapter)
         with Embedder(other, max_tokens=8) as embedder:
             adapt(embedder, adapter)
 
@@ -58,23 +57,20 @@ def test_a_scale_that_is_not_finite(model: Model, context: Context, good: Path) 
         adapt(context, Adapter(model, good, scale=float("nan")))
 
 
-def test_null_arguments(model: Model, context: Context, good: Path) -> None:
-    out = ffi.new("velo_adapter **")
+def test_null_arguments(model: Model, good: Path) -> None:
+    out, n_bytes = ffi.new("velo_adapter **"), ffi.new("int64_t *")
+    path = str(good).encode()
     calls = (
-        lambda: lib.velo_adapter_load(ffi.NULL, b"x", out),
-        lambda: lib.velo_adapter_load(model.handle, ffi.NULL, out),
-        lambda: lib.velo_adapter_load(model.handle, b"x", ffi.NULL),
-        lambda: lib.velo_adapter_bytes(ffi.NULL, ffi.new("int64_t *")),
-        lambda: lib.velo_adapter_bytes(Adapter(model, good).handle, ffi.NULL),
-        lambda: lib.velo_context_try_adapter(ffi.NULL, ffi.NULL),
-        lambda: lib.velo_context_try_adapter(context.handle, ffi.NULL),
+        lambda: lib.velo_adapter_load(ffi.NULL, path, out, n_bytes),
+        lambda: lib.velo_adapter_load(model.handle, ffi.NULL, out, n_bytes),
+        lambda: lib.velo_adapter_load(model.handle, path, ffi.NULL, n_bytes),
+        lambda: lib.velo_adapter_load(model.handle, path, out, ffi.NULL),
         lambda: lib.velo_context_adapt(ffi.NULL, ffi.NULL, 1.0),
         lambda: lib.velo_embedder_adapt(ffi.NULL, ffi.NULL, 1.0),
     )
     for call in calls:
         with pytest.raises(ConfigError, match="is NULL"):
             check(call())
-    lib.velo_adapter_free(ffi.NULL)
 
 
 @pytest.mark.parametrize(
@@ -103,10 +99,9 @@ def test_what_upstream_asserts_is_an_error(model: Model, context: Context, tmp_p
     tied = {"token_embd.weight": ((1096, 8), (256, 8))}  # the output layer multiplies with it, too
     adapter = Adapter(model, write(tmp_path / "tied.gguf", tied))
     with pytest.raises(UnsupportedError, match="the model's graph does not take it"):
-        adapter.try_in(context)
+        adapt(context, adapter)
     good = Adapter(model, write(tmp_path / "good.gguf", GOOD))
-    good.try_in(context)  # the context is as before
-    adapt(context, good)
+    adapt(context, good)  # the context is as before
 
 
 def test_a_weight_that_the_graph_does_not_adapt(tmp_path: Path) -> None:
@@ -123,7 +118,7 @@ def test_a_weight_that_the_graph_does_not_adapt(tmp_path: Path) -> None:
         Context(model, n_blocks=8, max_seq_len=64, max_seqs=2) as context,
         pytest.raises(UnsupportedError, match=f"applies no adapter to {name}"),
     ):
-        Adapter(model, adapter_path).try_in(context)
+        adapt(context, Adapter(model, adapter_path))
 
 
 def load_damaged(model_path: str, folder: str, seeds: range) -> int:
@@ -139,7 +134,6 @@ def load_damaged(model_path: str, folder: str, seeds: range) -> int:
             try:
                 check_lora(path, adapted)
                 adapter = Adapter(model, path)
-                adapter.try_in(context)
                 adapt(context, adapter)
             except VeloError as error:
                 n_asserts += "GGML_ASSERT" in str(error)
@@ -163,7 +157,6 @@ def test_damaged_files_never_abort(tiny_model_f32: Path, tmp_path: Path) -> None
 def test_memory_of_many_loads(model: Model, context: Context, good: Path) -> None:
     adapters = [Adapter(model, good) for _ in range(50)]
     for adapter in adapters:
-        adapter.try_in(context)
         adapt(context, adapter)
     before = context.info.compute_bytes
     for adapter in adapters:
