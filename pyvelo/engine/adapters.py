@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import struct
-import threading
 from collections import abc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -93,7 +92,7 @@ class Loras:
         self._context: Context | None = None
         self._loop: EngineLoop | None = None
         self._processor: InputProcessor | None = None
-        self._lock = threading.Lock()  # held by a load or an unload
+        self._dropped: dict[str, Finalizer] = {}
 
     def connect(self, context: Context, loop: EngineLoop, processor: InputProcessor) -> None:
         """Set the parts that generate text; without them the model only embeds."""
@@ -118,32 +117,29 @@ class Loras:
             ModelError, UnsupportedError: the file does not fit the model.
             OutOfMemory: the tensors do not fit into the free memory.
         """
-        self._embeddings.check_open()
-        with self._lock:
-            if setting.name in self.loaded.adapters:
-                raise ConfigError(
-                    f"there is an adapter {shown(setting.name)}: unload it, or take another name"
-                )
-            file = check_lora(setting.path, self._adapted) if file is None else file
-            file.check_scale(setting.scale)
-            free = free_memory()
-            if free is not None and file.n_bytes > free:
-                raise OutOfMemory(f"{file.path} takes {file.n_bytes} bytes, but only {free} are free")
-            with self._alone() as core:
-                adapter = self._open(setting, file)
-                info = LoraInfo(
-                    name=setting.name,
-                    path=file.path,
-                    scale=setting.scale,
-                    rank=file.rank,
-                    n_weights=file.n_weights,
-                    n_bytes=adapter.n_bytes,
-                    sha256=file.digest.hex(),
-                )
-                Finalizer(self, partial(setattr, adapter, "_handle", None))  # an error may still refer to it
-                self.loaded.adapters[setting.name] = info, adapter
-                self._use(core)
-            return info
+        self._check_unused(setting.name)
+        file = check_lora(setting.path, self._adapted) if file is None else file
+        file.check_scale(setting.scale)
+        free = free_memory()
+        if free is not None and file.n_bytes > free:
+            raise OutOfMemory(f"{file.path} takes {file.n_bytes} bytes, but only {free} are free")
+        with self._alone() as core:
+            self._check_unused(setting.name)
+            adapter = self._open(setting, file)
+            info = LoraInfo(
+                name=setting.name,
+                path=file.path,
+                scale=setting.scale,
+                rank=file.rank,
+                n_weights=file.n_weights,
+                n_bytes=adapter.n_bytes,
+                sha256=file.digest.hex(),
+            )
+            # when the engine is dropped, an error may still refer to the adapter
+            self._dropped[setting.name] = Finalizer(self, partial(setattr, adapter, "_handle", None))
+            self.loaded.adapters[setting.name] = info, adapter
+            self._use(core)
+        return info
 
     def unload(self, name: str) -> None:
         """Unload an adapter between two steps. Sessions that use it can no longer answer.
@@ -151,14 +147,14 @@ class Loras:
         Raises:
             RequestError: no adapter has this name, or requests that have not ended use it.
         """
-        self._embeddings.check_open()
-        with self._lock, self._alone() as core:
+        with self._alone() as core:
             adapter = self.loaded.named(name)
             n_users = 0 if core is None else core.count(lambda request: request.sequence.adapter is adapter)
             if n_users:
                 requests = "1 request uses" if n_users == 1 else f"{n_users} requests use"
                 raise RequestError(f"{requests} the adapter {shown(name)}: wait for the end, or abort first")
             self.loaded.remove(name)
+            self._dropped.pop(name).detach()
             if self._context is not None:
                 adapt(self._context, None)  # it may hold the adapter of its last step
             self._embeddings.drop()
@@ -169,17 +165,23 @@ class Loras:
         for _, adapter in self.loaded.adapters.values():
             adapter.close()
 
+    def _check_unused(self, name: str) -> None:
+        """Raise ConfigError if an adapter has this name, ClosedError after the end of the engine."""
+        self._embeddings.check_open()
+        if name in self.loaded.adapters:
+            raise ConfigError(f"there is an adapter {shown(name)}: unload it, or take another name")
+
     @contextmanager
     def _alone(self) -> Iterator[EngineCore | None]:
-        """Let nothing else run the model; yield the core, None if the model only embeds."""
-        with self._embeddings.paused():
+        """Let nothing else run the model, load or unload; yield the core, None if the model only embeds."""
+        with ExitStack() as entered:
+            # the loop first: it refuses a call from within a step, which would wait for itself
+            core = None if self._loop is None else entered.enter_context(self._loop.visit())
+            entered.enter_context(self._embeddings.paused())
             self._embeddings.check_open()
-            if self._loop is None:
-                yield None
-                return
-            with self._loop.visit() as core:
+            if self._loop is not None:
                 self._loop.check_open()
-                yield core
+            yield core
 
     def _open(self, setting: LoraSetting, file: LoraFile) -> Adapter:
         """Load a checked file, and build the largest graphs with it."""

@@ -19,6 +19,7 @@ from pyvelo import (
     BeamSearchParams,
     ClosedError,
     ConfigError,
+    EngineError,
     ModelError,
     OutOfMemory,
     RequestError,
@@ -321,6 +322,26 @@ def test_threads_load_unload_and_ask(tiny_model_f32: Path, files: dict[str, Adap
             thread.join()
         assert not errors
         assert llm.loras == {}
+
+
+def test_a_call_from_within_a_step_is_refused(
+    llm: LLM, files: dict[str, Adapted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a signal handler may make one: it would wait for its own step."""
+    context, errors = llm._engine.context, []
+    run = context.run
+
+    def running(*arguments: Any) -> None:
+        for call in (lambda: llm.load_lora("new", files["one"].adapter), lambda: llm.unload_lora("one")):
+            with pytest.raises(EngineError, match="would wait for the step"):
+                call()
+            errors.append(call)
+        run(*arguments)
+
+    monkeypatch.setattr(context, "run", running)
+    llm.generate(PROMPTS[0], greedy(1))
+    assert len(errors) == 2
+    assert list(llm.loras) == ["one", "two"]
 
 
 def test_asyncio(tiny_model_f32: Path, files: dict[str, Adapted], alone: Any) -> None:
