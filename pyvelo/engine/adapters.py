@@ -21,6 +21,7 @@ from pyvelo.errors import ConfigError, OutOfMemory, RequestError, UnsupportedErr
 from pyvelo.finalizer import Finalizer
 from pyvelo.memory.host import free_memory
 from pyvelo.models.gguf_scan import GgufSummary
+from pyvelo.models.hub import locate, parse_name
 from pyvelo.models.lora import AdaptedModel, LoraFile, check_lora
 from pyvelo.native import Adapter, Context, Model, adapt
 from pyvelo.outputs import LoraInfo
@@ -41,12 +42,18 @@ class GivenLoras(NamedTuple):
         """Check the adapters of the settings; raise as `check_lora`."""
         model = AdaptedModel.of(summary)
         settings, default = config.loras()
-        return GivenLoras(model, settings, [check_lora(each.path, model) for each in settings], default)
+        files = [check_lora(_located(each.path), model) for each in settings]
+        return GivenLoras(model, settings, files, default)
 
     @property
     def n_bytes(self) -> int:
         """Memory of the tensors."""
         return sum(file.n_bytes for file in self.files)
+
+
+def _located(path: str) -> str:
+    """Return the path of an adapter; a name on the hub is looked up, as for a model."""
+    return path if parse_name(path) is None else locate(path)
 
 
 class LoadedLoras:
@@ -118,7 +125,7 @@ class Loras:
             OutOfMemory: the tensors do not fit into the free memory.
         """
         self._check_unused(setting.name)
-        file = check_lora(setting.path, self._adapted) if file is None else file
+        file = check_lora(_located(setting.path), self._adapted) if file is None else file
         file.check_scale(setting.scale)
         free = free_memory()
         if free is not None and file.n_bytes > free:

@@ -434,6 +434,23 @@ def test_foreign_files_at_the_start(tiny_model_f32: Path, files: dict[str, Adapt
             assert llm.generate("x", greedy(2))
 
 
+def test_a_name_on_the_hub(
+    tiny_model_f32: Path, files: dict[str, Adapted], alone: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def locate(name: str) -> str:
+        asked.append(name)
+        return str(files["one"].adapter)
+
+    monkeypatch.setattr(engine_adapters, "locate", locate)
+    with LLM(tiny_model_f32, lora="org/one:Q8_0", n_ctx=512, deterministic=True, n_threads=1) as llm:
+        llm.load_lora("again", "org/one")
+        assert [info.path for info in llm.loras.values()] == [str(files["one"].adapter)] * 2
+        assert llm.generate(PROMPTS[0], greedy())[0].outputs[0].token_ids == alone["one", PROMPTS[0]]
+    assert asked == ["org/one:Q8_0", "org/one"]
+
+
 def test_bytes_are_counted(tiny_model_f32: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pool leaves room for the adapters of the settings; a later one must fit."""
     made = adapt(tiny_model_f32, tmp_path, rank=64, merge=False)
