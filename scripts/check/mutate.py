@@ -36,7 +36,7 @@ from scripts.check._mutants import Mutant, mutants
 GOAL = 0.95
 
 MODULES = tuple(f"pyvelo/kv/{name}.py" for name in ("pool", "prefix", "plan", "manager"))
-ENGINE = ("scheduler", "step", "output", "queues", "loop", "async_loop", "request", "adapters")
+ENGINE = ("scheduler", "step", "output", "queues", "loop", "async_loop", "request")
 MODULES += tuple(f"pyvelo/engine/{name}.py" for name in ENGINE)
 EFFORT = "0.2"
 """Effort of the state machines."""
@@ -49,7 +49,7 @@ QUICK = sorted(
 """Tests without a model."""
 
 OF_ASYNC_LLM = ("abort", "async", "async_preparing", "async_sessions", "lifetimes")
-OF_LLM = ("llm", "sessions", "beam_search", "endings", "prompt_logprobs", "lora")
+OF_LLM = ("llm", "sessions", "beam_search", "endings", "prompt_logprobs")
 TESTS = [*QUICK, *(f"tests/e2e/test_{name}.py" for name in OF_ASYNC_LLM + OF_LLM)]
 
 EQUIVALENT = Path(__file__).resolve().parent / "mutants_equivalent.json"

@@ -397,6 +397,18 @@ def test_a_recurrent_model(make_model: MakeModel, tmp_path: Path) -> None:
     assert [output.outputs[0].token_ids for output in outputs] == wanted * 2
 
 
+def test_a_weight_without_adapters_in_the_graph(make_model: MakeModel, tmp_path: Path) -> None:
+    """The engine goes on as before when the graph refuses an adapter."""
+    model = make_model("--arch", "lfm2", "--layers", "2", "--type", "f32")
+    made = adapt(model, tmp_path, weights=r"blk\.\d+\.shortconv\.conv\.weight", rank=2, merge=False)
+    with LLM(model, n_ctx=256, n_threads=1) as llm:
+        before = tokens(llm.generate("x", greedy(3))[0])
+        with pytest.raises(UnsupportedError, match=r"does not fit the model: .*applies no adapter to blk"):
+            llm.load_lora("conv", made.adapter)
+        assert llm.loras == {}
+        assert tokens(llm.generate("x", greedy(3))[0]) == before
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

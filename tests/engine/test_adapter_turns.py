@@ -103,6 +103,28 @@ def test_a_large_request_is_not_passed_over_forever(n_swap_blocks: int) -> None:
     turns.finish(large, *small)
 
 
+def test_a_large_request_beside_running_ones_of_its_adapter() -> None:
+    """Its adapter's turns have work each time, so other adapters must remember that it waits."""
+    turns = Turns(n_blocks=12, block_size=32, share=False)
+    decoding = turns.submit(20, ADAPTERS[1], 90)
+    small = [turns.submit(30, adapter, 20) for adapter in (None, ADAPTERS[2]) for _ in range(3)]
+    turns.bench.step()
+    large = turns.submit(230, ADAPTERS[1], 2)
+    late = None
+    for _ in range(150):
+        if large.n_generated:
+            break
+        small = [request for request in small if not request.finished]
+        while len(small) < 8:
+            small.append(turns.submit(30, (None, ADAPTERS[2])[len(small) % 2], 20))
+        late = small[-1]
+        turns.bench.step()
+    assert large.n_generated
+    assert not decoding.finished, "it started while its adapter had other work"
+    assert late is not None
+    turns.finish(decoding, large, *small)
+
+
 def test_the_first_request_preempts_requests_of_other_adapters() -> None:
     turns = Turns(n_blocks=8, block_size=32, share=False)
     requests = [turns.submit(20, adapter, 120, first=2) for adapter in ADAPTERS]
