@@ -23,7 +23,7 @@ from pyvelo.errors import (
     UnsupportedError,
     VeloError,
 )
-from pyvelo.outputs import Completion, RequestOutput, RequestTimes, StreamPiece, TokenLogprob, Usage
+from pyvelo.outputs import Completion, LoraInfo, RequestOutput, RequestTimes, StreamPiece, TokenLogprob, Usage
 from pyvelo.sampling import BeamSearchParams, SamplingParams
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ __all__ = [
     "EngineError",
     "InternalError",
     "LibraryError",
+    "LoraInfo",
     "ModelError",
     "OutOfBlocks",
     "OutOfMemory",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, aclosing, asynccontextmanager
 from functools import partial
 from types import TracebackType
@@ -15,17 +15,17 @@ from pyvelo.beam_search import search
 from pyvelo.chat.conversation import ChatOptions, Chats, is_one
 from pyvelo.chat.messages import Message
 from pyvelo.chat.template import ChatTemplate
-from pyvelo.config import EngineConfig
+from pyvelo.config import EngineConfig, LoraGiven, lora_setting
 from pyvelo.engine.async_loop import AsyncEngineLoop, in_thread, open_engine_loop, run_in_thread
 from pyvelo.engine.engine import Engine
 from pyvelo.engine.input_processor import Asked, AskedOfAll, Prompt, for_each, listed
 from pyvelo.engine.interrupts import HomeProcess
 from pyvelo.engine.output import outputs_of
 from pyvelo.engine.stats import EngineStats
+from pyvelo.engine_view import EngineView
 from pyvelo.errors import ClosedError, EngineError, OutOfMemory
-from pyvelo.keywords import NotCopied, checked, either
-from pyvelo.kv.geometry import Geometry
-from pyvelo.outputs import RequestOutput, StreamPiece
+from pyvelo.keywords import checked, either
+from pyvelo.outputs import LoraInfo, RequestOutput, StreamPiece
 from pyvelo.sampling import BeamSearchParams, SamplingParams
 from pyvelo.session import AsyncSession
 from pyvelo.trace.recorder import recording
@@ -35,12 +35,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Unpack
 
-    from pyvelo.native import ModelInfo, VocabInfo
-
 __all__ = ["AsyncLLM"]
 
 
-class AsyncLLM(NotCopied):
+class AsyncLLM(EngineView):
     """A GGUF model and its KV cache for asyncio, with the arguments of `LLM`, for one event loop.
 
     `async with` or the first request loads the model in a thread; after an OutOfMemory the next one tries
@@ -74,6 +72,7 @@ class AsyncLLM(NotCopied):
         attention_precision: str = "exact",
         seed: int | None = None,
         progress: Callable[[float], object] | None = None,
+        lora: LoraGiven | Mapping[str, LoraGiven] | None = None,
         max_model_len: int | None = None,
         max_num_batched_tokens: int | None = None,
     ) -> None:
@@ -94,6 +93,7 @@ class AsyncLLM(NotCopied):
             attention_precision=attention_precision,
             seed=seed,
             progress=progress,
+            lora=lora,
             max_model_len=max_model_len,
             max_num_batched_tokens=max_num_batched_tokens,
         )
@@ -225,10 +225,12 @@ class AsyncLLM(NotCopied):
             (await self._engine_loop()).abort(request_id)
 
     @checked()
-    async def session(self, prompt: Prompt = (), *, cache_salt: str = "") -> AsyncSession:
+    async def session(
+        self, prompt: Prompt = (), *, cache_salt: str = "", lora: str | None = None
+    ) -> AsyncSession:
         """Return an `AsyncSession`, as `LLM.session` does."""
         engine_loop = await self._engine_loop()
-        make = partial(engine_loop.engine.processor.sequence, prompt, cache_salt)
+        make = partial(engine_loop.engine.processor.sequence, prompt, cache_salt, lora)
         return AsyncSession(engine_loop, await engine_loop.preparer.run(make))
 
     @checked()
@@ -238,15 +240,28 @@ class AsyncLLM(NotCopied):
         *,
         pooling: str | None = None,
         normalize: bool = True,
+        lora: str | None = None,
     ) -> NDArray[np.float32]:
         """Return vectors of texts, as `LLM.embed` does, from a thread; cancelling the task ends it soon."""
         engine_loop = await self._engine_loop()
         stopped = threading.Event()
         try:
             embed = engine_loop.engine.embeddings.embed
-            return await in_thread(partial(embed, texts, pooling, normalize, stopped.is_set))
+            return await in_thread(partial(embed, texts, pooling, normalize, stopped.is_set, lora))
         finally:
             stopped.set()
+
+    @checked()
+    async def load_lora(self, name: str, path: str | os.PathLike[str], scale: float = 1.0) -> LoraInfo:
+        """Load a LoRA adapter, as `LLM.load_lora` does."""
+        loras = (await self._engine_loop()).engine.loras
+        return await run_in_thread(partial(loras.load, lora_setting(name, path, scale)))
+
+    @checked()
+    async def unload_lora(self, name: str) -> None:
+        """Unload an adapter, as `LLM.unload_lora` does."""
+        loras = (await self._engine_loop()).engine.loras
+        await run_in_thread(partial(loras.unload, name))
 
     # ---- text ----
 
@@ -274,26 +289,6 @@ class AsyncLLM(NotCopied):
     def chat_template(self) -> ChatTemplate:
         """Template of `chat`, as `LLM.chat_template`. Like all properties, EngineError before the load."""
         return Chats(self._loaded.model).template if self._chats is None else self._chats.template
-
-    @property
-    def info(self) -> ModelInfo:
-        """Architecture and sizes of the model."""
-        return self._loaded.model.info
-
-    @property
-    def vocab(self) -> VocabInfo:
-        """Size of the vocabulary and its special tokens."""
-        return self._loaded.model.vocab
-
-    @property
-    def geometry(self) -> Geometry:
-        """Types and bytes of the cache."""
-        return self._loaded.geometry
-
-    @property
-    def n_ctx(self) -> int:
-        """Longest sequence in tokens, as `LLM.n_ctx`."""
-        return self._loaded.n_ctx
 
     async def stats(self) -> EngineStats:
         """Return blocks, bytes, tokens and times, exact between two steps."""

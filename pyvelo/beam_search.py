@@ -85,7 +85,8 @@ def _begin(engine: Engine, prompt: Prompt, params: BeamSearchParams, name: str) 
     """Return the search for a prompt; name: of the prompt in errors."""
     tokens = tokens_of(engine.model, prompt, name=name)
     n_most = engine.processor.max_new(len(tokens), params.max_tokens, name)
-    return _Search(prompt, tuple(tokens), n_most, [engine.processor.sequence(tokens, params.cache_salt)])
+    sequence = engine.processor.sequence(tokens, params.cache_salt, params.lora)
+    return _Search(prompt, tuple(tokens), n_most, [sequence])
 
 
 def _advance(

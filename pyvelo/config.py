@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
+from pathlib import PurePath
+from typing import Any, NamedTuple
 
-from pyvelo.errors import ConfigError, check_path, shown
+from pyvelo.errors import ArgumentError, ConfigError, check_path, shown
 from pyvelo.kv.geometry import BLOCK_SIZES, parse_kv_type
 
-__all__ = ["MAX_THREADS", "EngineConfig"]
+__all__ = ["MAX_THREADS", "EngineConfig", "LoraGiven", "LoraSetting", "lora_setting"]
 
 PRECISIONS = ("exact", "fast")
 
@@ -21,6 +23,32 @@ _MAX_BATCH = 1 << 20
 
 MAX_THREADS = 512
 """Most threads of a team: GGML_MAX_N_THREADS."""
+
+
+LoraGiven = str | os.PathLike[str] | tuple[str | os.PathLike[str], float]
+"""Path of an adapter, alone or with its scale."""
+
+
+class LoraSetting(NamedTuple):
+    """LoRA adapter to load: its name in requests, its file, and the factor of its product."""
+
+    name: str
+    path: str
+    scale: float
+
+
+def lora_setting(name: Any, path: Any, scale: Any = 1.0) -> LoraSetting:
+    """Return the checked setting of an adapter; raise ConfigError or ArgumentError."""
+    if not isinstance(name, str) or not 1 <= len(name) <= 256:
+        raise ConfigError(f"the name of an adapter is {shown(name)}: give 1 to 256 characters")
+    number = math.nan
+    if isinstance(scale, Real) and not isinstance(scale, bool):
+        number = float(scale)
+    if not abs(number) <= 1e6:
+        raise ConfigError(
+            f"the scale of the adapter {shown(name)} is {shown(scale)}: give a number up to 1e6"
+        )
+    return LoraSetting(name, os.fsdecode(check_path(path)), number)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +71,7 @@ class EngineConfig:
     attention_precision: str = "exact"
     seed: int | None = None
     progress: Callable[[float], object] | None = None
+    lora: LoraGiven | Mapping[str, LoraGiven] | None = None
     max_model_len: int | None = None
     max_num_batched_tokens: int | None = None
 
@@ -74,8 +103,18 @@ class EngineConfig:
         if not isinstance(self.attention_precision, str) or self.attention_precision not in PRECISIONS:
             choices = " or ".join(map(repr, PRECISIONS))
             raise ConfigError(f"attention_precision={shown(self.attention_precision)}: give {choices}")
+        self.loras()
         if self.progress is not None and not callable(self.progress):
             raise ConfigError(f"progress={shown(self.progress)}: give a function of one number, or None")
+
+    def loras(self) -> tuple[list[LoraSetting], str | None]:
+        """Return the adapters to load, and the name of the default one: a path alone is the default."""
+        if self.lora is None:
+            return [], None
+        if isinstance(self.lora, Mapping):
+            return [_lora(name, given) for name, given in self.lora.items()], None
+        only = _lora(None, self.lora)
+        return [only], only.name
 
     def _take(self, name: str, other: str, default: int | None) -> None:
         """Set `name` to the value of its other name."""
@@ -120,6 +159,18 @@ class EngineConfig:
             choice = " or None" if optional else ""
             raise ConfigError(f"{name}={shown(value)}: give an integer from {low} to {high}{choice}")
         object.__setattr__(self, name, number)
+
+
+def _lora(name: Any, given: Any) -> LoraSetting:
+    """Return the setting of an adapter; name None: the stem of its file."""
+    pair = given if isinstance(given, (tuple, list)) and len(given) == 2 else (given, 1.0)
+    try:
+        path = os.fsdecode(check_path(pair[0]))
+        return lora_setting(PurePath(path).stem if name is None else name, path, pair[1])
+    except ArgumentError:
+        raise ConfigError(
+            f"lora={shown(given)}: give a path, a path and a scale, or a dictionary of them by name"
+        ) from None
 
 
 def _is_path(model: str | os.PathLike[str]) -> bool:

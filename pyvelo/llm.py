@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, overload
@@ -13,15 +13,15 @@ from pyvelo.beam_search import search
 from pyvelo.chat.conversation import ChatOptions, Chats, is_one
 from pyvelo.chat.messages import Message
 from pyvelo.chat.template import ChatTemplate
-from pyvelo.config import EngineConfig
+from pyvelo.config import EngineConfig, LoraGiven, lora_setting
 from pyvelo.engine.engine import open_engine
 from pyvelo.engine.input_processor import Asked, AskedOfAll, Prompt, for_each, listed
 from pyvelo.engine.loop import Stream, run_all, run_steps
 from pyvelo.engine.output import outputs_of
 from pyvelo.engine.stats import EngineStats
-from pyvelo.keywords import NotCopied, checked, either
-from pyvelo.kv.geometry import Geometry
-from pyvelo.outputs import RequestOutput, StreamPiece
+from pyvelo.engine_view import EngineView
+from pyvelo.keywords import checked, either
+from pyvelo.outputs import LoraInfo, RequestOutput, StreamPiece
 from pyvelo.sampling import BeamSearchParams, SamplingParams
 from pyvelo.session import Session
 from pyvelo.trace.recorder import recording
@@ -31,12 +31,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Unpack
 
-    from pyvelo.native import ModelInfo, VocabInfo
-
 __all__ = ["LLM"]
 
 
-class LLM(NotCopied):
+class LLM(EngineView):
     """A GGUF model and its KV cache. Thread-safe: the requests of all threads share every step.
 
     A model that only embeds (such as BERT) has no cache: `embed` works, and other calls raise
@@ -69,6 +67,8 @@ class LLM(NotCopied):
     progress: called during the load with the loaded share, 0..1. If weights are packed for this processor,
         the first step packs them and calls it again from 0 to 1, in the thread that computes. Its exception
         ends the load, or the requests of the step. It must not use the LLM.
+    lora: LoRA adapters (GGUF): a dictionary from names to paths, or to pairs of path and scale. A single path
+        or pair is the default of all requests, under the name of the file without its suffix.
     max_model_len, max_num_batched_tokens: vLLM's names of n_ctx and max_batch_tokens.
 
     Raises:
@@ -97,6 +97,7 @@ class LLM(NotCopied):
         attention_precision: str = "exact",
         seed: int | None = None,
         progress: Callable[[float], object] | None = None,
+        lora: LoraGiven | Mapping[str, LoraGiven] | None = None,
         max_model_len: int | None = None,
         max_num_batched_tokens: int | None = None,
     ) -> None:
@@ -118,6 +119,7 @@ class LLM(NotCopied):
                 attention_precision=attention_precision,
                 seed=seed,
                 progress=progress,
+                lora=lora,
                 max_model_len=max_model_len,
                 max_num_batched_tokens=max_num_batched_tokens,
             )
@@ -273,14 +275,16 @@ class LLM(NotCopied):
         return run_steps(self._engine.loop, search(self._engine, listed(prompts), params))
 
     @checked()
-    def session(self, prompt: Prompt = (), *, cache_salt: str = "") -> Session:
+    def session(self, prompt: Prompt = (), *, cache_salt: str = "", lora: str | None = None) -> Session:
         """Return a `Session`: text to continue and to fork. Nothing is computed yet.
+
+        All its answers use the adapter `lora`, as in `SamplingParams`.
 
         Raises:
             RequestError, OutOfBlocks: the prompt is invalid, or too long for the context or the cache.
         """
         self._engine.loop.check_open()
-        return Session(self._engine, self._engine.processor.sequence(prompt, cache_salt))
+        return Session(self._engine, self._engine.processor.sequence(prompt, cache_salt, lora))
 
     def abort(self, request_id: str | Iterable[str]) -> None:
         """End the requests of this id, or of these ids, with the text that they have.
@@ -302,6 +306,7 @@ class LLM(NotCopied):
         *,
         pooling: str | None = None,
         normalize: bool = True,
+        lora: str | None = None,
     ) -> NDArray[np.float32]:
         """Return a vector for each text: float32 [n, info.n_embd_out]. The first call creates the context.
 
@@ -310,12 +315,26 @@ class LLM(NotCopied):
                 model was trained on.
             pooling: of the vectors of the tokens: "mean", "cls" (the first) or "last"; None: the model's own.
             normalize: give each vector a length of 1.
+            lora: name of an adapter, as in `SamplingParams`.
 
         Raises:
             RequestError: a text is empty or too long, or neither the model nor `pooling` names a pooling.
             UnsupportedError, OutOfMemory, ComputeError: the vectors cannot be computed.
         """
-        return self._engine.embeddings.embed(texts, pooling, normalize)
+        return self._engine.embeddings.embed(texts, pooling, normalize, lora=lora)
+
+    # ---- adapters ----
+
+    @checked()
+    def load_lora(self, name: str, path: str | os.PathLike[str], scale: float = 1.0) -> LoraInfo:
+        """Load a LoRA adapter, with `scale` as the factor of its product. Raise ConfigError for a name in
+        use, ModelError or UnsupportedError for a file that does not fit, OutOfMemory."""
+        return self._engine.loras.load(lora_setting(name, path, scale))
+
+    @checked()
+    def unload_lora(self, name: str) -> None:
+        """Unload an adapter. Raise RequestError if requests use it; its sessions can no longer answer."""
+        self._engine.loras.unload(name)
 
     # ---- text ----
 
@@ -338,26 +357,6 @@ class LLM(NotCopied):
     def chat_template(self) -> ChatTemplate:
         """Template of `chat`: the model's own, or a fallback (see its `name`)."""
         return self._chats.template
-
-    @property
-    def info(self) -> ModelInfo:
-        """Architecture and sizes of the model."""
-        return self._engine.model.info
-
-    @property
-    def vocab(self) -> VocabInfo:
-        """Size of the vocabulary and its special tokens."""
-        return self._engine.model.vocab
-
-    @property
-    def geometry(self) -> Geometry:
-        """Types and bytes of the cache."""
-        return self._engine.geometry
-
-    @property
-    def n_ctx(self) -> int:
-        """Longest sequence in tokens, prompt and answer; longest text of a model that only embeds."""
-        return self._engine.n_ctx
 
     def stats(self) -> EngineStats:
         """Return blocks, bytes, tokens and times, exact between two steps."""

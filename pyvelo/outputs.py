@@ -11,6 +11,7 @@ from pyvelo.errors import VeloError
 __all__ = [
     "Completion",
     "FinishReason",
+    "LoraInfo",
     "RequestOutput",
     "RequestTimes",
     "StreamPiece",
@@ -28,6 +29,27 @@ abort: the request was cancelled.
 timeout: the time of `SamplingParams.timeout` was up.
 error: it failed; seen only with `return_errors`, else the error is raised.
 """
+
+
+@dataclass(frozen=True, slots=True)
+class LoraInfo:
+    """Loaded LoRA adapter.
+
+    name: of `SamplingParams.lora`.
+    scale: factor of its product; the file's alpha / rank comes on top.
+    rank: the largest of its weights.
+    n_weights: weights of the model that it changes.
+    n_bytes: memory of its tensors.
+    sha256: of its file, in hexadecimal.
+    """
+
+    name: str
+    path: str
+    scale: float
+    rank: int
+    n_weights: int
+    n_bytes: int
+    sha256: str
 
 
 @dataclass(frozen=True, slots=True)

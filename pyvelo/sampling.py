@@ -67,6 +67,7 @@ class SamplingParams:
         "timeout"; checked between two steps.
     cache_salt: requests share prefixes only with requests of the same salt. With a salt for each tenant, no
         tenant can learn another's prompts from response times.
+    lora: name of a loaded adapter; None: the engine's default, if it has one; "": the model without adapter.
     """
 
     max_tokens: int | None = 16
@@ -95,6 +96,7 @@ class SamplingParams:
     priority: int = 0
     timeout: float | None = None
     cache_salt: str = ""
+    lora: str | None = None
 
     def __post_init__(self) -> None:
         put = self._put
@@ -136,6 +138,8 @@ class SamplingParams:
             put("timeout", _number("timeout", self.timeout, 0.0, 1e9, "; None: no limit"))
         if not isinstance(self.cache_salt, str):
             raise RequestError(f"cache_salt={shown(self.cache_salt)}: give a string")
+        if self.lora is not None and not isinstance(self.lora, str):
+            raise RequestError(f"lora={shown(self.lora)}: give the name of an adapter, or None")
 
     def _check_grammars(self) -> None:
         given = [name for name in ("grammar", "json_schema", "regex") if getattr(self, name) is not None]
@@ -163,7 +167,7 @@ class BeamSearchParams:
     max_tokens: most tokens of an answer.
     length_penalty: the score of an answer of n tokens and probability p is ln(p) / n**length_penalty; 0
         prefers short answers, larger values long ones.
-    stop_token_ids, ignore_eos, priority, cache_salt: as in `SamplingParams`.
+    stop_token_ids, ignore_eos, priority, cache_salt, lora: as in `SamplingParams`.
     """
 
     beam_width: int = 4
@@ -173,6 +177,7 @@ class BeamSearchParams:
     ignore_eos: bool = False
     priority: int = 0
     cache_salt: str = ""
+    lora: str | None = None
 
     def __post_init__(self) -> None:
         put = partial(object.__setattr__, self)
@@ -191,6 +196,7 @@ class BeamSearchParams:
             ignore_eos=self.ignore_eos,
             priority=self.priority,
             cache_salt=self.cache_salt,
+            lora=self.lora,
         )
 
 

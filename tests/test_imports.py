@@ -25,6 +25,7 @@ MAY_IMPORT = {
     "chat": {"native", "sampling"},
     "grammar": {"native", "sampling"},
     "memory": {"native", "kv", "models", "config"},
+    "engine_view": {"engine", "kv", "native", "outputs"},
     "engine": {"native", "kv", "models", "chat", "grammar", "memory", "config", "sampling", "outputs"},
     "trace": {"kv", "engine"},
     "simulate": {"kv", "engine", "memory", "trace", "sampling"},

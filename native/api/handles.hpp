@@ -31,6 +31,14 @@ struct velo_model {
     std::string                         refusal;               // why the model cannot be paged; empty if it can
 };
 
+// The adapter of a file. Contexts that apply it share its ownership, and it shares the model's.
+struct velo_adapter {
+    std::shared_ptr<llama_adapter_lora> llama;
+    // contexts whose graphs were built with it: of the last velo_context, and of the last velo_embedder
+    std::atomic<const llama_context *> context{nullptr};
+    std::atomic<const llama_context *> embedder{nullptr};
+};
+
 namespace velo {
 
 struct llama_context_deleter {
@@ -49,7 +57,9 @@ struct velo_context {
     std::shared_ptr<llama_model>                                model;
     std::shared_ptr<velo::mapped_files>                         files;   // of the model
     std::shared_ptr<velo::packing>                              packing; // of the model
+    std::shared_ptr<llama_adapter_lora>                         adapter; // that `llama` applies; NULL if none
     std::unique_ptr<llama_context, velo::llama_context_deleter> llama;
+    float                                                       adapter_scale    = 1.0f;
     int32_t                                                     n_vocab          = 0;
     int32_t                                                     max_batch_tokens = 0;
     int32_t                                                     max_outputs      = 0;
@@ -69,14 +79,16 @@ struct velo_embedder {
     std::shared_ptr<llama_model>                                model;
     std::shared_ptr<velo::mapped_files>                         files;   // of the model
     std::shared_ptr<velo::packing>                              packing; // of the model
+    std::shared_ptr<llama_adapter_lora>                         adapter; // that `llama` applies; NULL if none
     std::unique_ptr<llama_context, velo::llama_context_deleter> llama;
-    int32_t                                                     n_vocab     = 0;
-    int32_t                                                     n_embd      = 0;     // numbers of an embedding
-    int32_t                                                     max_tokens  = 0;     // of a text
-    int32_t                                                     max_batch   = 0;     // tokens of a batch
-    int32_t                                                     max_texts   = 0;     // of a batch
-    bool                                                        whole       = false; // a text must fit into one batch
-    bool                                                        has_encoder = false;
+    float                                                       adapter_scale = 1.0f;
+    int32_t                                                     n_vocab       = 0;
+    int32_t                                                     n_embd        = 0;     // numbers of an embedding
+    int32_t                                                     max_tokens    = 0;     // of a text
+    int32_t                                                     max_batch     = 0;     // tokens of a batch
+    int32_t                                                     max_texts     = 0;     // of a batch
+    bool                                                        whole         = false; // a text must fit into one batch
+    bool                                                        has_encoder   = false;
 
     std::atomic<int> phase{velo::RUN_IDLE};
     std::mutex       mutex;

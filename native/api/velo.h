@@ -45,6 +45,7 @@ typedef struct velo_model    velo_model;
 typedef struct velo_context  velo_context;
 typedef struct velo_sampler  velo_sampler;
 typedef struct velo_embedder velo_embedder;
+typedef struct velo_adapter  velo_adapter;
 
 // ---- library ----
 
@@ -376,6 +377,22 @@ VELO_API velo_status velo_embed(velo_embedder * embedder, const int32_t * tokens
                                 int32_t n_texts, int32_t pooling, float * out, size_t capacity) VELO_NOEXCEPT;
 // Make a call in progress return VELO_CANCELLED soon. A later call is not affected. Thread-safe.
 VELO_API velo_status velo_embedder_cancel(velo_embedder * embedder) VELO_NOEXCEPT;
+
+// ---- adapters ----
+
+// Load the LoRA adapter of a GGUF file for a model; *bytes: the memory of its tensors. This function trusts the file as
+// upstream does: check an untrusted file first (pyvelo/models/lora.py). Load and free adapters while no context and no
+// embedder of the model runs or is created.
+VELO_API velo_status velo_adapter_load(velo_model * model, const char * path, velo_adapter ** adapter,
+                                       int64_t * bytes) VELO_NOEXCEPT;
+// Free the adapter. A context or an embedder that applies it keeps its memory until it applies another one, or none.
+VELO_API void velo_adapter_free(velo_adapter * adapter) VELO_NOEXCEPT;
+// Add the products of an adapter, times `scale`, for all tokens of the next runs; NULL: apply none. The first call with
+// an adapter builds the largest graphs and reserves their memory. VELO_UNSUPPORTED: the graph of the model cannot apply
+// the adapter to one of its weights; then none is applied.
+VELO_API velo_status velo_context_adapt(velo_context * context, velo_adapter * adapter, float scale) VELO_NOEXCEPT;
+// The same for an embedder.
+VELO_API velo_status velo_embedder_adapt(velo_embedder * embedder, velo_adapter * adapter, float scale) VELO_NOEXCEPT;
 
 #ifdef __cplusplus
 }

@@ -118,6 +118,13 @@ struct llama_paged_access {
     }
     static size_t compute_bytes(llama_context & c);
 
+    static llama_adapter_loras & loras(llama_context & c) { return *c.loras; }
+    static void                  forget_graph(llama_context & c) { c.gf_res_prev_active = nullptr; }
+    static void                  reserve(llama_context & c) {
+        c.sched_need_reserve = true;
+        c.sched_reserve();
+    }
+
     // start a step as llama_decode does
     static void begin(llama_context & c, int32_t n_tokens, int32_t n_outputs);
 

@@ -104,7 +104,7 @@ SAMPLING = (
 )
 ENGINE = (
     *("kv_type", "n_ctx", "block_size", "kv_cache_bytes", "n_threads", "n_gpu_layers"),
-    *("deterministic", "attention_precision"),
+    *("deterministic", "attention_precision", "lora"),
 )
 
 
@@ -155,6 +155,7 @@ def run(
     kv_cache_bytes: opt.CacheBytes = None,
     threads: opt.Threads = None,
     n_gpu_layers: opt.GpuLayers = "auto",
+    lora: opt.Lora = None,
     deterministic: opt.Deterministic = False,
     attention_precision: opt.Precision = "exact",
     as_json: opt.Json = False,
@@ -186,6 +187,7 @@ def chat(
     kv_cache_bytes: opt.CacheBytes = None,
     threads: opt.Threads = None,
     n_gpu_layers: opt.GpuLayers = "auto",
+    lora: opt.Lora = None,
 ) -> int:
     """Talk with a model; /help lists the commands."""
     from pyvelo.cli.chat import open_chat
@@ -205,6 +207,7 @@ def embed(
     ctx: opt.Context = None,
     threads: opt.Threads = None,
     n_gpu_layers: opt.GpuLayers = "auto",
+    lora: opt.Lora = None,
     as_json: opt.JsonList = False,
 ) -> int:
     """Print a vector for each text."""
@@ -213,7 +216,7 @@ def embed(
 
     check_model(model, "".join(text) if text else None, file)
     texts = read_texts(text, file)
-    engine = {"n_ctx": ctx, "n_threads": threads, "n_gpu_layers": n_gpu_layers}
+    engine = {"n_ctx": ctx, "n_threads": threads, "n_gpu_layers": n_gpu_layers, "lora": lora}
     return print_vectors(model, texts, pooling=pooling, normalize=not raw, as_json=as_json, engine=engine)
 
 
@@ -228,6 +231,7 @@ def bench(
     repeats: opt.Repeats = 3,
     threads: opt.Threads = None,
     n_gpu_layers: opt.GpuLayers = "auto",
+    lora: opt.Lora = None,
     plot: opt.Plot = None,
     as_json: opt.Json = False,
 ) -> int:
@@ -246,6 +250,7 @@ def bench(
         repeats=repeats,
         n_threads=threads,
         n_gpu_layers=n_gpu_layers,
+        lora=lora,
     )
     return run_bench(plan, as_json=as_json, plot=plot)
 

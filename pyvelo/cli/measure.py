@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from time import perf_counter as now
 
-from pyvelo.config import EngineConfig
+from pyvelo.config import EngineConfig, LoraGiven
 from pyvelo.engine.engine import Engine, open_engine
 from pyvelo.engine.loop import run_all
 from pyvelo.engine.output import outputs_of
@@ -30,7 +30,7 @@ class BenchPlan:
     """Plan of a measurement; lengths in tokens.
 
     kv_types: a run for each. depths: tokens in the context before. sequences: concurrent answers.
-    prompt, answer: timed tokens. repeats: samples of each figure.
+    prompt, answer: timed tokens. repeats: samples of each figure. lora: adapter of all requests.
     """
 
     model: str | os.PathLike[str]
@@ -42,6 +42,7 @@ class BenchPlan:
     repeats: int = 3
     n_threads: int | None = None
     n_gpu_layers: int | str = "auto"
+    lora: LoraGiven | None = None
 
     def __post_init__(self) -> None:
         counts: dict[str, Sequence[int]] = {
@@ -106,6 +107,7 @@ def _opened(plan: BenchPlan, kv_type: str | tuple[str, str], loading: Loading) -
         config = EngineConfig(
             model=plan.model,
             kv_type=kv_type,
+            lora=plan.lora,
             n_ctx=longest,
             kv_cache_bytes=(n_tokens + 512) * geometry.token_bytes,
             n_threads=plan.n_threads,

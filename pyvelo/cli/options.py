@@ -7,7 +7,14 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from pyvelo.cli.values import parse_gpu_layers, parse_kv_type_option, parse_names, parse_numbers, parse_size
+from pyvelo.cli.values import (
+    parse_gpu_layers,
+    parse_kv_type_option,
+    parse_lora,
+    parse_names,
+    parse_numbers,
+    parse_size,
+)
 
 HubModel = Annotated[
     str,
@@ -130,6 +137,16 @@ GpuLayers = Annotated[
         parser=parse_gpu_layers,
         metavar="N|auto",
         help="Layers on the GPU; -1: all; auto: as many as fit.",
+    ),
+]
+Lora = Annotated[
+    Any,
+    Option(
+        "--lora",
+        parser=parse_lora,
+        metavar="FILE[:SCALE]",
+        help="Apply a LoRA adapter (GGUF); SCALE is the factor of its product.",
+        show_default=False,
     ),
 ]
 Deterministic = Annotated[bool, Option("--deterministic", help="Bit-identical logits in any batch.")]

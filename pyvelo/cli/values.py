@@ -13,6 +13,7 @@ __all__ = [
     "parse_argument",
     "parse_gpu_layers",
     "parse_kv_type_option",
+    "parse_lora",
     "parse_names",
     "parse_numbers",
     "parse_size",
@@ -61,6 +62,17 @@ def parse_gpu_layers(text: str | int) -> int | str:
         return "auto" if text == "auto" else int(text)
     except ValueError:
         raise ConfigError(f"--n-gpu-layers {shown(text)}: give a number, -1 for all, or auto") from None
+
+
+def parse_lora(text: str) -> tuple[str, float]:
+    """Parse `FILE`, or `FILE:SCALE`. A file with this whole name exists: its scale is 1."""
+    path, colon, scale = text.rpartition(":")
+    if colon and path and not os.path.exists(text):
+        try:
+            return path, float(scale)
+        except ValueError:
+            pass  # a colon in a name, or a drive of Windows
+    return text, 1.0
 
 
 def parse_numbers(text: str) -> list[int]:

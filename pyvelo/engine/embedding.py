@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pyvelo.engine.input_errors import FindLora, find_adapter
 from pyvelo.engine.input_processor import Prompt, listed, tokens_of
 from pyvelo.engine.interrupts import HomeProcess, InterruptGuard
 from pyvelo.errors import Cancelled, ClosedError, RequestError, UnsupportedError, VeloError, shown
-from pyvelo.native import POOLINGS, Embedder, Model
+from pyvelo.native import POOLINGS, Adapter, Embedder, Model, adapt
 from pyvelo.native.compute import compute, release_team
 
 __all__ = ["Embeddings"]
@@ -48,6 +50,7 @@ class Embeddings:
         self._turn = threading.Lock()
         self._embedder: Embedder | None = None
         self._closed = False
+        self.find_lora: FindLora | None = None  # once an adapter was loaded
 
     def embed(
         self,
@@ -55,10 +58,11 @@ class Embeddings:
         pooling: str | None,
         normalize: bool,
         stopped: Callable[[], bool] = lambda: False,
+        lora: str | None = None,
     ) -> NDArray[np.float32]:
         """Return vectors as `LLM.embed`; raise Cancelled if `stopped()` is true between two groups."""
         self.check_open()
-        kind = self._pooling(pooling)
+        kind, adapter = self._pooling(pooling), find_adapter(self.find_lora, lora)
         given = [self._tokens(text, number) for number, text in enumerate(listed(texts))]
         out = np.empty((len(given), self._model.info.n_embd_out), np.float32)
         with self.guard:
@@ -66,7 +70,7 @@ class Embeddings:
                 for group in _groups(given, 1 if self._alone else GROUP_TEXTS):
                     if self.guard.hit or stopped():
                         raise Cancelled("the embedding was cancelled")
-                    self._run(given[group], kind, out[group])
+                    self._run(given[group], kind, adapter, out[group])
             finally:
                 release_team()
         if normalize:
@@ -84,6 +88,25 @@ class Embeddings:
         """Refuse new texts, and end the call in progress soon."""
         self._closed = True
         self._cancel()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let no embedder run."""
+        with self.guard:
+            while not self._turn.acquire(timeout=self.guard.patience or -1):
+                self.guard.raise_hit()
+            try:
+                yield
+            finally:
+                self._turn.release()
+
+    def try_adapter(self, adapter: Adapter) -> None:
+        """Try an adapter while paused; raise UnsupportedError if it does not fit the model."""
+        adapt(self._roomy(1), adapter)
+
+    def drop(self) -> None:
+        """Free the embedder while paused; the next call creates another."""
+        self._embedder = None
 
     def close(self) -> None:
         """Stop, and wait for the call in progress; may be called again."""
@@ -115,7 +138,9 @@ class Embeddings:
             )
         return tokens
 
-    def _run(self, texts: Sequence[Sequence[int]], pooling: int, out: NDArray[np.float32]) -> None:
+    def _run(
+        self, texts: Sequence[Sequence[int]], pooling: int, adapter: Adapter | None, out: NDArray[np.float32]
+    ) -> None:
         """Fill `out`, float32 [n, n_embd], when it is this thread's turn."""
         while not self._turn.acquire(timeout=self.guard.patience or -1):
             if self.guard.hit:
@@ -124,6 +149,8 @@ class Embeddings:
             self.check_open()
             self._check()
             embedder = self._roomy(max(map(len, texts)))
+
+            adapt(embedder, adapter)
 
             def run() -> None:
                 out[:] = embedder.embed(texts, pooling)

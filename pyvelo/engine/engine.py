@@ -12,6 +12,7 @@ from functools import cache, partial
 from typing import NoReturn
 
 from pyvelo.config import EngineConfig
+from pyvelo.engine.adapters import GivenLoras, Loras
 from pyvelo.engine.embedding import Embeddings
 from pyvelo.engine.input_processor import InputProcessor
 from pyvelo.engine.interrupts import InterruptGuard
@@ -22,12 +23,12 @@ from pyvelo.engine.stats import EngineStats, picture
 from pyvelo.engine.step import EngineCore
 from pyvelo.errors import Cancelled, InternalError, ModelError, UnsupportedError
 from pyvelo.finalizer import Finalizer
-from pyvelo.kv.geometry import CPU_LINE, GPU_LINE, Geometry, make_geometry
+from pyvelo.kv.geometry import Geometry
 from pyvelo.kv.manager import BlockManager
 from pyvelo.memory.budget import Limits, PoolRequest, PoolSize, size_pool
 from pyvelo.memory.cores import find_cores
 from pyvelo.memory.host import free_memory
-from pyvelo.memory.offload import STATE_BYTES, Offload, plan_offload
+from pyvelo.memory.offload import STATE_BYTES, Offload, cache_geometry, plan_offload
 from pyvelo.models.files import ModelFiles
 from pyvelo.models.gguf_parts import part_paths, scan_model
 from pyvelo.models.hub import locate
@@ -59,14 +60,21 @@ class Engine(Generator):
     """
 
     def __init__(
-        self, model: Model, files: ModelFiles, embeddings: Embeddings, generator: Generator | None
+        self,
+        model: Model,
+        files: ModelFiles,
+        embeddings: Embeddings,
+        loras: Loras,
+        generator: Generator | None,
     ) -> None:
         self.model = model
         self.files = files
         self.embeddings = embeddings
+        self.loras = loras
         self.parts = generator
         if generator is not None:
             vars(self).update(vars(generator))
+            loras.connect(generator.context, generator.loop, generator.processor)
 
     def __getattr__(self, name: str) -> NoReturn:
         """Raise UnsupportedError for a part that an engine without a generator lacks."""
@@ -91,6 +99,7 @@ class Engine(Generator):
                 self.parts.processor.close()
                 self.parts.loop.close(self.parts.context.cancel)
                 self.parts.context.close()
+            self.loras.close()
             self.model.close()
             self.files.close()
 
@@ -138,12 +147,14 @@ def open_engine(config: EngineConfig, stop: threading.Event | None = None) -> En
     path = locate(config.model)
     config = replace(config, n_threads=config.n_threads or find_cores().threads)
     summary = scan_model(path)  # with exact integers, before C opens it
+    loras = GivenLoras.of(config, summary)
     with InterruptGuard() as guard:
         files = ModelFiles(part_paths(summary), summary.file_bytes)
         try:
             free_bytes = _free_bytes()
             offload = plan_offload(config, path, summary)
-            engine = _open(path, config, files, free_bytes, offload, _Load(guard, stop or threading.Event()))
+            load = _Load(guard, stop or threading.Event())
+            engine = _open(path, config, files, free_bytes, offload, load, loras)
         except BaseException:
             files.close()
             raise
@@ -202,27 +213,30 @@ def _open(
     free_bytes: int | None,
     offload: Offload,
     load: _Load,
+    given: GivenLoras,
 ) -> Engine:
     model = _load(path, config, offload, load)
     try:
         load.guard.raise_hit()
         files.check_loaded()
         embeddings = _embeddings(config, model, files)
+        loras = Loras(model, given.model, embeddings)
         if model.info.is_encoder:
-            return Engine(model, files, embeddings, None)
+            engine = Engine(model, files, embeddings, loras, None)
+            loras.load_given(given)
+            return engine
         if model.refusal is not None:
             raise UnsupportedError(model.refusal)
-        geometry = make_geometry(
-            os.path.basename(path),
-            model.layers,
-            config.kv_type,
-            config.block_size,
-            line_bytes=GPU_LINE if offload.n_gpu_layers else CPU_LINE,
-            windows=not offload.n_gpu_layers,
-        )
-        return Engine(
-            model, files, embeddings, _assemble(config, model, files, geometry, free_bytes, offload)
-        )
+        geometry = cache_geometry(config, path, model, on_gpu=bool(offload.n_gpu_layers))
+        offload = offload.with_others(given.n_bytes)
+        generator = _assemble(config, model, files, geometry, free_bytes, offload, given.n_bytes)
+        try:
+            engine = Engine(model, files, embeddings, loras, generator)
+            loras.load_given(given)
+        except BaseException:
+            generator.context.close()
+            raise
+        return engine
     except BaseException:
         model.close()
         raise
@@ -264,13 +278,13 @@ def _assemble(
     geometry: Geometry,
     free_bytes: int | None,
     offload: Offload,
+    lora_bytes: int,
 ) -> Generator:
     max_seqs, state_bytes = _sequences(config, model, geometry)
-    layout = geometry.layout(config.max_batch_tokens)
     weights = model.info.size_bytes if offload.host_weights is None else offload.host_weights
     pool = size_pool(
         geometry,
-        layout,
+        geometry.layout(config.max_batch_tokens),
         PoolRequest(
             max_num_seqs=max_seqs,
             n_ctx=config.n_ctx,
@@ -278,7 +292,7 @@ def _assemble(
             kv_cache_bytes=config.kv_cache_bytes,
             memory_utilization=config.memory_utilization,
             free_bytes=free_bytes,
-            other_bytes=weights + state_bytes,
+            other_bytes=weights + state_bytes + lora_bytes,
             devices=offload.rooms,
         ),
     )
@@ -311,10 +325,9 @@ def _wire(
 ) -> Generator:
     limits = Limits(max_seqs, config.max_batch_tokens)
     width = geometry.blocks_for(min(pool.n_ctx, pool.n_tokens))
-    n_groups = len(geometry.groups)
     core = EngineCore(
         context=context,
-        arrays=StepArrays(limits.max_batch_tokens, max_seqs, width, 1, n_groups),
+        arrays=StepArrays(limits.max_batch_tokens, max_seqs, width, 1, len(geometry.groups)),
         # recurrent states are not in blocks: a sequence that has them begins at its first token
         manager=BlockManager(
             pool.n_blocks,

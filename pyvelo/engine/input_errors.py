@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from pyvelo.engine.request import Sequence
 from pyvelo.errors import OutOfBlocks, RequestError, shown
+from pyvelo.sampling import SamplingParams
 
-__all__ = ["no_blocks", "no_prompt", "no_room", "wrong_params"]
+if TYPE_CHECKING:
+    from pyvelo.native import Adapter
+
+__all__ = [
+    "FindLora",
+    "check_continuation",
+    "find_adapter",
+    "no_blocks",
+    "no_lora",
+    "no_prompt",
+    "no_room",
+    "wrong_params",
+]
+
+FindLora: TypeAlias = "Callable[[str | None], Adapter | None]"
+"""Function that returns the adapter of a name, as `LoadedLoras.find`."""
 
 
 def no_prompt(value: Any, items: list[Any] | None, name: str, one: str = "") -> RequestError:
@@ -48,3 +65,35 @@ def no_blocks(n_prompt: int, n_answer: int, blocks: str, total: int) -> OutOfBlo
         f"{n_prompt} tokens of prompt and up to {n_answer} of answer need {blocks}, the whole pool has "
         f"{total}: ask for fewer tokens or raise kv_cache_bytes"
     )
+
+
+def no_lora(name: object, names: Iterable[str]) -> RequestError:
+    """Return the error for the name of an adapter that is not among the loaded `names`."""
+    known = ", ".join(map(shown, names))
+    return RequestError(f"lora={shown(name)}: {f'there are {known}' if known else 'no adapter is loaded'}")
+
+
+def find_adapter(find: FindLora | None, name: str | None) -> Adapter | None:
+    """Return the adapter of this name; find None: no adapter was ever loaded."""
+    if find is not None:
+        return find(name)
+    if name is not None and name != "":
+        raise no_lora(name, ())
+    return None
+
+
+def check_continuation(sequence: Sequence, params: SamplingParams, find: FindLora | None) -> None:
+    """Raise RequestError if a session's sequence cannot continue with these parameters."""
+    if not sequence.tokens:
+        raise RequestError("the session has no tokens; append at least one")
+    if (n := params.best_of or params.n) > 1:
+        raise RequestError(f"a session has one sample, but n is {n}: fork it for others")
+    if params.prompt_logprobs is not None:
+        raise RequestError("prompt_logprobs: a session computes no token twice; use LLM.generate")
+    if params.cache_salt and params.cache_salt != sequence.salt:
+        raise RequestError("cache_salt: a session keeps its own: give it to `session`, not to an answer")
+    adapter = sequence.adapter
+    if params.lora is not None and find_adapter(find, params.lora) is not adapter:
+        raise RequestError("lora: a session keeps its own: give it to `session`, not to an answer")
+    if adapter is not None and adapter.closed:
+        raise RequestError(f"the session's adapter {shown(adapter.name)} was unloaded")

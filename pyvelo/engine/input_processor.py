@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from pyvelo.chat.conversation import ChatPrompt
-from pyvelo.engine.input_errors import no_blocks, no_prompt, no_room, wrong_params
+from pyvelo.engine import input_errors
 from pyvelo.engine.interrupts import InterruptGuard
 from pyvelo.engine.output import Submission
 from pyvelo.engine.request import Detokenizer, ParentRequest, Request, Sequence
@@ -30,7 +30,7 @@ from pyvelo.outputs import StreamPiece
 from pyvelo.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from pyvelo.native import Model
+    from pyvelo.native import Adapter, Model
 
 __all__ = [
     "Asked",
@@ -80,6 +80,7 @@ class InputProcessor:
         self._shown_bytes = cache(partial(model.token_bytes, special=True))
         self._seeds = random.Random(seed)
         self.parents: set[weakref.ref[ParentRequest]] = set()
+        self.find_lora: input_errors.FindLora | None = None  # once an adapter was loaded
         self.can_fork = not model.info.has_recurrent  # a state cannot be shared
 
     def prepare(
@@ -108,7 +109,8 @@ class InputProcessor:
         text = prompt if isinstance(prompt, str) else prompt.text if isinstance(prompt, ChatPrompt) else None
         make = self._maker(params, asked)
         echo = self._echo(params, tokens, text)
-        sequences = (Sequence(tokens, self._layout.block_size, params.cache_salt) for _ in range(n_samples))
+        adapter, size = self._adapter(params.lora), self._layout.block_size
+        sequences = (Sequence(tokens, size, params.cache_salt, adapter) for _ in range(n_samples))
         requests = tuple(
             make(sequence, index, max_new=max_new, on_piece=on_piece, echo=echo)
             for index, sequence in enumerate(sequences)
@@ -128,14 +130,7 @@ class InputProcessor:
     ) -> Submission:
         """Make the request that continues a session's sequence, as `prepare`."""
         self._check_params(params)
-        if not sequence.tokens:
-            raise RequestError("the session has no tokens; append at least one")
-        if (n := params.best_of or params.n) > 1:
-            raise RequestError(f"a session has one sample, but n is {n}: fork it for others")
-        if params.prompt_logprobs is not None:
-            raise RequestError("prompt_logprobs: a session computes no token twice; use LLM.generate")
-        if params.cache_salt and params.cache_salt.encode("utf-8", "surrogatepass") != sequence.hashes.extra:
-            raise RequestError("cache_salt: a session keeps its own: give it to `session`, not to an answer")
+        input_errors.check_continuation(sequence, params, self.find_lora)
         max_new = self.max_new(len(sequence.tokens), params.max_tokens, "the session")
         echo = self._echo(params, sequence.tokens, None)
         make = self._maker(params, asked)
@@ -148,14 +143,17 @@ class InputProcessor:
         self.check_room(len(sequence.tokens))
         return Submission(None, (make(sequence, max_new=0, keeps_blocks=True),), 1)
 
-    def sequence(self, prompt: Prompt, salt: str) -> Sequence:
+    def sequence(self, prompt: Prompt, salt: str, lora: str | None = None) -> Sequence:
         """Return the sequence of a session's prompt, which may be empty."""
-        salt = SamplingParams(cache_salt=salt).cache_salt  # checks it
+        SamplingParams(cache_salt=salt, lora=lora)  # checks them
         listed = isinstance(prompt, Sized) and not isinstance(prompt, (str, bytes, Mapping))
         empty = listed and items_of(prompt) == []
         tokens = () if empty else self.tokens(prompt)
         self.check_room(len(tokens))
-        return Sequence(tokens, self._layout.block_size, salt)
+        return Sequence(tokens, self._layout.block_size, salt, self._adapter(lora))
+
+    def _adapter(self, name: str | None) -> Adapter | None:
+        return input_errors.find_adapter(self.find_lora, name) if self.find_lora or name else None
 
     def check_room(self, n_tokens: int, name: str = "the prompt") -> None:
         """Raise RequestError or OutOfBlocks if a sequence of `n_tokens` has no room for another token."""
@@ -294,7 +292,7 @@ class InputProcessor:
 
     def _check_params(self, params: SamplingParams) -> None:
         if not isinstance(params, SamplingParams):
-            raise wrong_params(params)
+            raise input_errors.wrong_params(params)
         for name, n in {"logprobs": params.logprobs, "prompt_logprobs": params.prompt_logprobs}.items():
             if (n or 0) > self._n_vocab:
                 raise RequestError(f"{name}={n}: the vocabulary has {self._n_vocab} tokens")
@@ -315,13 +313,14 @@ class InputProcessor:
         """
         n_ctx = self._pool.n_ctx
         if n_prompt >= n_ctx:
-            raise no_room(n_prompt, n_ctx, name)
+            raise input_errors.no_room(n_prompt, n_ctx, name)
         room = n_ctx - n_prompt
         max_new = min(room, self._pool.n_tokens - n_prompt + 1 if max_tokens is None else max_tokens)
         needed = n_prompt + max(1, max_new) - 1
         blocks, total, size = self._layout.peak_blocks(needed), self._pool.n_blocks, self._layout.block_size
         if blocks > total:
-            raise no_blocks(n_prompt, max(1, max_new), f"{blocks} blocks of {size} tokens", total)
+            needed_blocks = f"{blocks} blocks of {size} tokens"
+            raise input_errors.no_blocks(n_prompt, max(1, max_new), needed_blocks, total)
         return max_new
 
 
@@ -342,10 +341,10 @@ def for_each(params: SamplingParams | abc.Sequence[SamplingParams] | None, n: in
         return [params] * n
     given = None if isinstance(params, (str, bytes, Mapping)) else items_of(params)
     if given is None:
-        raise wrong_params(params, many=True)
+        raise input_errors.wrong_params(params, many=True)
     for number, each in enumerate(given):
         if not isinstance(each, SamplingParams):
-            raise wrong_params(each, f"params[{number}]")
+            raise input_errors.wrong_params(each, f"params[{number}]")
     if len(given) != n:
         raise RequestError(f"{len(given)} SamplingParams for {n} prompts: give one, or one for each")
     return given
@@ -371,7 +370,7 @@ def tokens_of(
         except TypeError:
             tokens = None
         if tokens is None or isinstance(prompt, (bytes, Mapping)) or bool in map(type, items or ()):
-            raise no_prompt(prompt, items, name, one)
+            raise input_errors.no_prompt(prompt, items, name, one)
         wrong = next((token for token in tokens if not 0 <= token < n_vocab), None)
         if wrong is not None:
             raise RequestError(f"{name}: token {shown(wrong)} does not exist: ids go from 0 to {n_vocab - 1}")
@@ -386,7 +385,7 @@ def listed(prompts: Prompt | abc.Sequence[Prompt]) -> list[Prompt]:
         return [prompts]
     items = None if isinstance(prompts, (bytes, Mapping)) else items_of(prompts)
     if items is None:
-        raise no_prompt(prompts, items, "the prompt")
+        raise input_errors.no_prompt(prompts, items, "the prompt")
     one = bool(items) and not any(isinstance(item, str) or hasattr(item, "__len__") for item in items)
     return [cast("list[int]", items)] if one else cast("list[Prompt]", items)
 

@@ -135,6 +135,10 @@ class _Line:
         return max(n_tokens, round(self._tokens) + 1) if seconds > self._seconds else n_tokens
 
 
+MANY_TOKENS = 32
+"""Fewest tokens of a step that measures the cost of a prompt token."""
+
+
 class Costs:
     """Running averages of the costs of swapping and computing; until both are known, swapping is favoured."""
 
@@ -147,8 +151,9 @@ class Costs:
         self._per_block = _running_average(self._per_block, seconds / n_blocks, COST_WEIGHT)
 
     def computed(self, n_tokens: int, seconds: float) -> None:
-        """Note the time of a step of many tokens."""
-        self._per_token = _running_average(self._per_token, seconds / n_tokens, COST_WEIGHT)
+        """Note the time of a step, if it has many tokens."""
+        if n_tokens >= MANY_TOKENS:
+            self._per_token = _running_average(self._per_token, seconds / n_tokens, COST_WEIGHT)
 
     def favour_swap(self, n_blocks: int, n_tokens: int) -> bool:
         """Return whether swapping a sequence out and in costs less than computing it again."""

@@ -273,6 +273,8 @@ class ActiveRequests:
 
     def start(self, request: Request, table: BlockTable) -> None:
         """Run a request with a block table that stores its first tokens."""
+        if request.status in (WAITING, PREEMPTED):
+            self.waiting.remove(request)
         self._idle.remove(request.sequence)
         request.sequence.table, request.sequence.swapped = table, None
         request.n_computed = table.n_tokens

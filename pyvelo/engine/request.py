@@ -18,7 +18,7 @@ from pyvelo.outputs import FinishReason, RequestTimes, StreamPiece, TokenLogprob
 from pyvelo.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from pyvelo.native import Sampler
+    from pyvelo.native import Adapter, Sampler
 
 __all__ = [
     "ARRIVALS_PER_PRIORITY",
@@ -43,11 +43,14 @@ class Sequence:
     closed: no request may run on it any more.
     """
 
-    __slots__ = ("closed", "hashes", "request", "swapped", "table", "tokens")
+    __slots__ = ("adapter", "closed", "hashes", "request", "salt", "swapped", "table", "tokens")
 
-    def __init__(self, tokens: Iterable[int], block_size: int, salt: str = "") -> None:
-        self.tokens = array("i", tokens)
-        self.hashes = BlockHashes(self.tokens, block_size, salt.encode("utf-8", "surrogatepass"))
+    def __init__(
+        self, tokens: Iterable[int], block_size: int, salt: str = "", adapter: Adapter | None = None
+    ) -> None:
+        self.tokens, self.salt, self.adapter = array("i", tokens), salt, adapter
+        extra = (b"" if adapter is None else adapter.key) + salt.encode("utf-8", "surrogatepass")
+        self.hashes = BlockHashes(self.tokens, block_size, extra)
         self.table: BlockTable | None = None
         self.swapped: SwappedBlocks | None = None
         self.request: Request | None = None
@@ -55,7 +58,7 @@ class Sequence:
 
     def fork(self, tokens: Iterable[int], n_common: int) -> Sequence:
         """Return a sequence of `tokens` that shares its first `n_common` block hashes, but no blocks."""
-        twin = Sequence(tokens, self.hashes.block_size)
+        twin = Sequence(tokens, self.hashes.block_size, self.salt, self.adapter)
         twin.hashes = self.hashes.fork(twin.tokens, n_common)
         return twin
 

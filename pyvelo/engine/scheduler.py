@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import abc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from itertools import islice, takewhile
 from typing import NamedTuple
@@ -58,6 +58,8 @@ def schedule(
     favour_swap: Callable[[int, int], bool] = lambda n_blocks, n_tokens: True,
     idle: Iterable[Sequence] = (),
     prefill_budget: Callable[[int, int, int], int] | None = None,
+    *,
+    paused: Collection[Request] = (),
 ) -> StepPlan:
     """Plan a step of at most `max_batch_tokens` tokens: decodes first, then prompts.
 
@@ -71,6 +73,7 @@ def schedule(
         favour_swap: (blocks, tokens) → whether swapping out and in is faster than computing again.
         prefill_budget: (decodes, streaming, waiting) → prompt tokens of a step with so many decodes, requests
             that stream, and requests whose prompt is not computed.
+        paused: running requests that compute nothing in this step, and keep their blocks.
     """
     planner = _Planner(running, manager, limits, favour_swap, idle)
     n_streaming = sum(r.on_piece is not None and r.n_generated > 0 for r in running)
@@ -81,7 +84,7 @@ def schedule(
                 n_decodes, n_streaming, len(waiting) + len(running) - n_decodes
             )
     urgent = planner.start_urgent(waiting)
-    planner.grow()
+    planner.grow([request for request in running if request not in paused] if paused else running)
     planner.feed()
     if not planner.preempted:
         planner.start(islice(waiting, urgent, None))
@@ -143,10 +146,10 @@ class _Planner:
             left -= self._add_start(request, table, min(left, self.budget - len(self.running)))
         return len(waiting)
 
-    def grow(self) -> None:
-        """Plan the decodes; preempt requests if blocks run out."""
+    def grow(self, running: Iterable[Request]) -> None:
+        """Plan the decodes of requests; preempt requests if blocks run out."""
         grow, decodes = self.allocation.grow, self.decodes
-        for request in tuple(self.running):
+        for request in running:
             if request in self.gone:
                 continue
             n_next = request.n_computed + 1

@@ -12,6 +12,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from pyvelo.engine.output import Batch, OutputProcessor, Scored, score_prompts
 from pyvelo.engine.prefill_budget import Costs, PrefillBudget
@@ -32,9 +33,7 @@ __all__ = ["EngineCore"]
 
 
 NAN_BYTE = 0xFF
-
-MANY_TOKENS = 32
-"""Fewest tokens of a step that measures the cost of a prompt token."""
+Integers = npt.NDArray[np.int32]
 
 
 class EngineCore:
@@ -70,6 +69,8 @@ class EngineCore:
         self.clock = clock
         self.observer: Callable[[abc.Sequence[Request], abc.Sequence[Request]], None] | None = None
         """Callback with the waiting and the running requests after each `settle`; must not raise."""
+        self.schedule: Callable[..., StepPlan] = schedule
+        self.before_run: Callable[[StepPlan], None] = lambda plan: None  # its error ends the requests
         self.inbox = Inbox(clock)
         self.manager = manager
         self.limits = limits
@@ -104,6 +105,10 @@ class EngineCore:
     def has_work(self) -> bool:
         """Whether any request has not ended. Thread-safe."""
         return bool(self._active.open or self.inbox.n_new)
+
+    def count(self, which: Callable[[Request], bool]) -> int:
+        """Return how many requests that have not ended match."""
+        return sum(map(which, self._active.open.values()))
 
     @property
     def queues(self) -> QueueLengths:
@@ -182,7 +187,7 @@ class EngineCore:
         return True
 
     def _schedule(self) -> StepPlan:
-        return schedule(
+        return self.schedule(
             self._active.waiting,
             self._active.running,
             self.manager,
@@ -200,7 +205,6 @@ class EngineCore:
         for sequence, swapped in plan.evicted:
             self.idle.evict(sequence, swapped)
             self.counters.evicted_sequences += 1
-        del self._active.waiting[: len(plan.starts)]  # before preempted requests join them
         for request, swapped in plan.preempted:
             self._active.preempt(request, swapped)
         self._active.drop_left()
@@ -219,6 +223,7 @@ class EngineCore:
         start = self.clock()
         try:
             self._check_files()
+            self.before_run(plan)
             self._call_run(run)
         except Cancelled:
             raise
@@ -226,7 +231,7 @@ class EngineCore:
             self._active.fail(plan.requests, error)
             return
         done = self.clock()
-        if batch.n_tokens >= MANY_TOKENS and self.counters.steps:  # the first one packs weights, too
+        if self.counters.steps:  # the first one packs weights, too
             self._costs.computed(batch.n_tokens, done - start)
         self.counters.steps += 1
         self.counters.run_seconds += done - start
@@ -273,12 +278,11 @@ class BatchBuilder:
         max_seqs = len(arrays.seqs)
         self._arrays = arrays
         self._block_size = layout.block_size
-        self._groups = range(layout.n_groups)
         self._count = np.arange(max_seqs, dtype=np.int32)
         self._owners: list[BlockTable | None] = [None] * max_seqs
         # of the table in the row: blocks of the sequence, version, slides
         self._filled = [(0, 0, 0)] * max_seqs
-        self._lengths = [[0] * max_seqs for _ in self._groups]  # blocks in the row of each group
+        self._lengths = [[0] * max_seqs for _ in layout.windows]  # blocks in the row of each group
         arrays.tables.fill(-1)
         arrays.firsts.fill(0)
         arrays.seqs.fill(0)
@@ -320,10 +324,7 @@ class BatchBuilder:
         rows = self._count[:n]
         arrays.tokens[:n] = [request.tokens[-1] for request in requests]
         arrays.positions[:n] = positions
-        blocks, offsets = np.divmod(positions, self._block_size)
-        for group in self._groups:
-            table_rows = arrays.tables[group][rows, blocks - arrays.firsts[group, :n]]
-            arrays.slots[group, :n] = table_rows * self._block_size + offsets
+        self._write_slots(rows, 0, positions)
         arrays.outputs[:n] = 1
         seqs = arrays.seqs
         seqs[:n, 0] = rows
@@ -336,16 +337,20 @@ class BatchBuilder:
         self._write_table(row, chunk.table)
         start, end = request.n_computed, request.n_computed + n
         positions = np.arange(start, end, dtype=np.int32)
-        blocks, offsets = np.divmod(positions, self._block_size)
         arrays.tokens[first : first + n] = request.tokens[start:end]
         arrays.positions[first : first + n] = positions
-        for group in self._groups:
-            table_row = arrays.tables[group, row, blocks - arrays.firsts[group, row]]
-            arrays.slots[group, first : first + n] = table_row * self._block_size + offsets
+        self._write_slots(row, first, positions)
         arrays.outputs[first : first + n] = 0
         arrays.outputs[first + n - 1] = chunk.last
         arrays.seqs[row, :3] = first, n, end
         arrays.states[row] = request.recurrent_state
+
+    def _write_slots(self, rows: int | Integers, first: int, positions: Integers) -> None:
+        """Write the slots of the tokens from `first` on, at these positions of the sequences in these rows."""
+        arrays, size, end = self._arrays, self._block_size, first + len(positions)
+        blocks, offsets = np.divmod(positions, size)
+        for slots, tables, firsts in zip(arrays.slots, arrays.tables, arrays.firsts, strict=True):
+            slots[first:end] = tables[rows, blocks - firsts[rows]] * size + offsets
 
     def _write_scored(self, first: int, row: int, chunk: Chunk) -> Scored:
         """Request the logits of all tokens of a chunk that are not scored yet, except the prompt's last."""
@@ -377,11 +382,7 @@ class BlockMover:
     """
 
     def __init__(
-        self,
-        context: Context,
-        manager: BlockManager,
-        costs: Costs,
-        clock: Callable[[], float] = perf_counter,
+        self, context: Context, manager: BlockManager, costs: Costs, clock: Callable[[], float] = perf_counter
     ) -> None:
         self._clock = clock
         self._context = context

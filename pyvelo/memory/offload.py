@@ -29,6 +29,7 @@ __all__ = [
     "STATE_BYTES",
     "Offload",
     "built_for_gpus",
+    "cache_geometry",
     "find_gpus",
     "measure_model",
     "plan_offload",
@@ -54,6 +55,11 @@ class Offload:
     rooms: tuple[DeviceRoom, ...] = ()
     host_weights: int | None = None
     gpu_layers: tuple[tuple[int, int], ...] = ()
+
+    def with_others(self, n_bytes: int) -> Offload:
+        """Return the offload with more bytes beside the pool, which each GPU may have to hold."""
+        rooms = tuple(replace(room, other_bytes=room.other_bytes + n_bytes) for room in self.rooms)
+        return replace(self, rooms=rooms)
 
 
 NOTHING = Offload(0)
@@ -91,14 +97,7 @@ def plan_offload(config: EngineConfig, path: str, summary: GgufSummary) -> Offlo
             return NOTHING  # loading it raises the refusal
         geometry = None
         if model.refusal is None:
-            geometry = make_geometry(
-                os.path.basename(path),
-                model.layers,
-                config.kv_type,
-                config.block_size,
-                line_bytes=GPU_LINE,
-                windows=False,
-            )
+            geometry = cache_geometry(config, path, model, on_gpu=True)
         sizes = measure_model(config, summary, model, geometry)
         request = _request(config, model)
     counts = _decide(config, sizes, gpus, geometry, request)
@@ -111,18 +110,23 @@ def plan_offload(config: EngineConfig, path: str, summary: GgufSummary) -> Offlo
     return Offload(n, rooms, host_weights(sizes, n), layers)
 
 
+def cache_geometry(config: EngineConfig, path: str, model: Model, *, on_gpu: bool) -> Geometry:
+    """Return the geometry of a model's cache. With layers on GPUs, all layers are in one group."""
+    return make_geometry(
+        os.path.basename(path),
+        model.layers,
+        config.kv_type,
+        config.block_size,
+        line_bytes=GPU_LINE if on_gpu else CPU_LINE,
+        windows=not on_gpu,
+    )
+
+
 def planned_pool(
     config: EngineConfig, summary: GgufSummary, model: Model, offload: Offload, free_bytes: int | None
 ) -> tuple[PoolSize, Geometry, int]:
     """Return the pool of an engine without recurrent states, its geometry, and a slot's bytes on the host."""
-    geometry = make_geometry(
-        summary.path,
-        model.layers,
-        config.kv_type,
-        config.block_size,
-        line_bytes=GPU_LINE if offload.n_gpu_layers else CPU_LINE,
-        windows=not offload.n_gpu_layers,
-    )
+    geometry = cache_geometry(config, summary.path, model, on_gpu=bool(offload.n_gpu_layers))
     want = replace(
         _request(config, model),
         free_bytes=free_bytes,

@@ -79,7 +79,10 @@ class QuantShare:
 
 @dataclass(frozen=True)
 class GgufSummary:
-    """Metadata and tensor table of a GGUF. `quantization` maps a type's name to its share, largest first."""
+    """Metadata and tensor table of a GGUF.
+
+    `quantization` maps a type's name to its share, largest first; `types` a key of `metadata` to its type.
+    """
 
     path: str
     version: int
@@ -92,6 +95,7 @@ class GgufSummary:
     tensor_bytes: int
     data_offset: int
     file_bytes: int
+    types: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def of_architecture(self, key: str) -> Scalar | None:
         """Return the value of `<architecture>.<key>`, None if it is absent or an array."""
@@ -192,7 +196,7 @@ class _Cursor:
 
 def _scan(path: str, cursor: _Cursor) -> GgufSummary:
     version, n_tensors, n_values = _head(cursor)
-    metadata, arrays = _values(cursor, n_values)
+    metadata, arrays, types = _values(cursor, n_values)
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str) or not architecture:
         raise cursor.damaged("it does not name its architecture (general.architecture)")
@@ -213,6 +217,7 @@ def _scan(path: str, cursor: _Cursor) -> GgufSummary:
         tensor_bytes=sum(t.n_bytes for t in tensors),
         data_offset=start,
         file_bytes=cursor.size,
+        types=types,
     )
 
 
@@ -237,8 +242,10 @@ def _head(cursor: _Cursor) -> tuple[int, int, int]:
     return version, n_tensors, n_values
 
 
-def _values(cursor: _Cursor, count: int) -> tuple[dict[str, Scalar], dict[str, GgufArray]]:
+def _values(cursor: _Cursor, count: int) -> tuple[dict[str, Scalar], dict[str, GgufArray], dict[str, str]]:
+    """Return the metadata, its arrays, and the types of the values that are no arrays."""
     metadata: dict[str, Scalar] = {}
+    types: dict[str, str] = {}
     arrays: dict[str, GgufArray] = {}
     for index in range(count):
         cursor.where = f"the key of metadata value {index}"
@@ -252,12 +259,13 @@ def _values(cursor: _Cursor, count: int) -> tuple[dict[str, Scalar], dict[str, G
         if kind == ARRAY:
             arrays[key] = _array(cursor, key)
         elif kind == STRING:
-            metadata[key] = cursor.text()
+            metadata[key], types[key] = cursor.text(), "string"
         elif kind in SCALARS:
-            metadata[key] = cursor.number(SCALARS[kind][1])
+            types[key], code = SCALARS[kind]
+            metadata[key] = cursor.number(code)
         else:
             raise cursor.damaged(f"metadata value {key!r} has the unknown type {kind}")
-    return metadata, arrays
+    return metadata, arrays, types
 
 
 def _array(cursor: _Cursor, key: str) -> GgufArray:

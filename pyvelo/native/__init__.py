@@ -1,5 +1,6 @@
 """Thin wrappers over the compiled module: arrays in, arrays out, statuses as exceptions."""
 
+from .adapter import Adapter, adapt
 from .arrays import StepArrays
 from .context import Context, ContextInfo, DeviceMemory, Timings
 from .embedder import POOLINGS, Embedder
@@ -18,6 +19,7 @@ from .sampler import Sampler
 
 __all__ = [
     "POOLINGS",
+    "Adapter",
     "Context",
     "ContextInfo",
     "Device",
@@ -32,6 +34,7 @@ __all__ = [
     "StepArrays",
     "Timings",
     "VocabInfo",
+    "adapt",
     "devices",
     "quantize",
     "release_threads",

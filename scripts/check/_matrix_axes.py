@@ -53,6 +53,7 @@ AXES: dict[str, tuple[Any, ...]] = {
     "draw": ("greedy", "seeded"),
     "prompt_logprobs": (False, True),
     "cancels": (False, True),
+    "adapters": (0, 2),
     "audit": (False, True),
 }  # fmt: skip
 """Lengths are in tokens; `tails` follow the common prefix of the prompts; `audit` sets VELO_DEBUG."""
@@ -60,6 +61,7 @@ AXES: dict[str, tuple[Any, ...]] = {
 SMALL: dict[str, Any] = {
     "arch": "llama", "group": 2, "kv_heads": 1, "head_dim": 32, "kv_type": "f16", "weights": "f32",
     "sequences": 1, "prefix": 0, "n": 1, "window": 0, "batch_tokens": 512, "batch_seqs": 8,
+    "adapters": 0,
 }  # fmt: skip
 """The value of each axis that rules out the fewest others."""
 
@@ -95,6 +97,7 @@ class Config:
     draw: str
     prompt_logprobs: bool
     cancels: bool
+    adapters: int
     audit: bool
     seed: int = 0
 
@@ -122,6 +125,7 @@ def possible(config: Config) -> bool:
     shared = config.prefix_cache and config.arch != "lfm2"  # a recurrent state is computed for each sample
     steps = tokens * (1 if shared else config.n) / config.batch_tokens
     steps += 4 * config.sequences * config.n / config.batch_seqs
+    steps *= 1 + config.adapters  # they take turns
     return (
         (config.window == 0 or config.arch in ("gemma2", "gemma3", "gpt-oss"))
         and width <= (WIDEST_TIED if config.arch in ("qwen2", "lfm2") else WIDEST)

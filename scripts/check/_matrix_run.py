@@ -23,6 +23,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed
 from scripts.check._matrix_axes import Config
 from scripts.check._matrix_logprobs import N_CTX, too_far
 from scripts.models._shapes import Shape
+from scripts.models.lora import random_pairs, write_adapter
 from scripts.models.make import write_model
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class Job:
     min_tokens: int = 0
     stop_token_ids: Tokens = ()
     cancelled: bool = False
+    lora: str = ""
 
 
 @dataclass(frozen=True)
@@ -61,10 +63,11 @@ class Talk:
     begin: Tokens
     texts: tuple[Tokens, ...]
     max_tokens: int
+    lora: str = ""
 
     def jobs(self) -> list[Job]:
         """Return the requests that must get the same answers."""
-        return [Job(self.begin + text, self.max_tokens) for text in self.texts]
+        return [Job(self.begin + text, self.max_tokens, lora=self.lora) for text in self.texts]
 
 
 def shape_of(config: Config) -> Shape:
@@ -84,6 +87,18 @@ def shape_of(config: Config) -> Shape:
     )
 
 
+def adapters_of(config: Config) -> list[str]:
+    """Return the names of the adapters."""
+    return [f"adapter {number}" for number in range(config.adapters)]
+
+
+def write_adapters(config: Config, model: Path) -> None:
+    """Write the adapters beside the model."""
+    for seed, name in enumerate(adapters_of(config)):
+        pairs = random_pairs(model, 4, seed=seed)
+        write_adapter(model.with_name(f"{name}.gguf"), config.arch, pairs)
+
+
 def jobs_of(config: Config) -> list[Job]:
     """Draw the requests: prompts with a common prefix."""
     draw = random.Random(config.seed)
@@ -100,6 +115,7 @@ def jobs_of(config: Config) -> list[Job]:
             priority=draw.choice([0, 0, 1, -1]),
             salt=draw.choice(["", "", "other"]),
             cancelled=config.cancels and draw.random() < 0.3,
+            lora=draw.choice(["", *adapters_of(config)]),
         )
         for _ in range(config.sequences)
     ]
@@ -115,7 +131,12 @@ def talks_of(config: Config) -> list[Talk]:
     begin += _text(draw, n_begin - len(begin))
     n_texts = 1 if config.sessions == "compute" else 3
     return [
-        Talk(begin, tuple(_text(draw, draw.randint(1, 9)) for _ in range(n_texts)), draw.randint(1, 8))
+        Talk(
+            begin,
+            tuple(_text(draw, draw.randint(1, 9)) for _ in range(n_texts)),
+            draw.randint(1, 8),
+            draw.choice(["", *adapters_of(config)]),
+        )
         for _ in range(2)
     ]
 
@@ -139,6 +160,7 @@ def params_of(config: Config, job: Job) -> SamplingParams:
         seed=job.seed,
         priority=job.priority,
         cache_salt=job.salt,
+        lora=job.lora,
         ignore_eos=True,
         logprobs=None if config.deterministic else N_TOP,
         prompt_logprobs=1 if config.prompt_logprobs and job.prompt else None,
@@ -157,7 +179,7 @@ def alone(config: Config, model: Path, jobs: Sequence[Job]) -> tuple[dict[Job, l
     """
     from pyvelo import LLM
 
-    settings = _settings(config)
+    settings = _settings(config, model)
     with LLM(model, n_threads=1, kv_cache_bytes=_bytes_alone(config), prefix_cache=False, **settings) as llm:
 
         @cache
@@ -177,8 +199,9 @@ def _bytes_alone(config: Config) -> int:
     return 4 * LAYERS * tokens * config.kv_heads * (config.key_dim + config.head_dim)  # at most f32
 
 
-def _settings(config: Config) -> dict[str, Any]:
+def _settings(config: Config, model: Path) -> dict[str, Any]:
     return {
+        "lora": {name: model.with_name(f"{name}.gguf") for name in adapters_of(config)},
         "kv_type": config.kv_types,
         "block_size": config.block_size,
         "n_ctx": N_CTX,
@@ -209,7 +232,7 @@ async def together(config: Config, model: Path, jobs: list[Job], talks: list[Tal
         max_batch_tokens=max(config.batch_tokens, config.batch_seqs),
         max_num_seqs=config.batch_seqs,
         prefix_cache=config.prefix_cache,
-        **_settings(config),
+        **_settings(config, model),
     ) as llm:
         requests, said = await asyncio.gather(
             asyncio.gather(*(_ask(llm, config, job) for job in jobs)),
@@ -232,7 +255,7 @@ async def _ask(llm: AsyncLLM, config: Config, job: Job) -> RequestOutput | None:
 
 
 async def _talk(llm: AsyncLLM, config: Config, talk: Talk) -> list[RequestOutput]:
-    async with await llm.session(talk.begin) as session:
+    async with await llm.session(talk.begin, lora=talk.lora) as session:
         await session.compute()
         twins = [await session.fork() for _ in talk.texts[1:]]
         return list(
@@ -245,7 +268,7 @@ async def _talk(llm: AsyncLLM, config: Config, talk: Talk) -> list[RequestOutput
 async def _go_on(config: Config, session: Any, text: Tokens, talk: Talk) -> RequestOutput:
     async with session:
         await session.append(text)
-        params = params_of(config, Job((), talk.max_tokens))
+        params = params_of(config, Job((), talk.max_tokens, lora=talk.lora))
         output: RequestOutput = await session.generate(params)
         return output
 
@@ -277,6 +300,7 @@ def findings(config: Config) -> list[str]:
     with tempfile.TemporaryDirectory() as folder, _environment(VELO_DEBUG="1" if config.audit else "0"):
         model = Path(folder, "model.gguf")
         write_model(shape_of(config), model, type_name=config.weights, seed=config.seed)
+        write_adapters(config, model)
         jobs, talks = jobs_of(config), talks_of(config)
         told = [job for talk in talks for job in talk.jobs()]
         try:
@@ -287,8 +311,10 @@ def findings(config: Config) -> list[str]:
             return [f"{type(error).__name__}: {error}"]
         if config.deterministic:
             return list(_differences(expected, jobs, told, answers))
-        outputs = [output for output in answers.requests if output is not None]
-        said = [output for talk in answers.talks for output in talk]
+        asked = zip(jobs, answers.requests, strict=True)  # the contiguous path has no adapters
+        outputs = [output for job, output in asked if output is not None and not job.lora]
+        spoken = zip(talks, answers.talks, strict=True)
+        said = [output for talk, told in spoken if not talk.lora for output in told]
         # the contiguous path computes each alone: the first and the last ones are enough
         compared = [*outputs[:1], *outputs[1:][-1:], *said[:1], *said[1:][-1:]]
         return too_far(config, model, [output for output in compared if output.prompt_token_ids])

@@ -167,13 +167,14 @@ PARAMS: Mapping[str, Callable[[Draw], Any]] = {
     "priority": _number(0, 5, -5, 1_000_000, 1_000_001),
     "timeout": _number(None, 0, 1e-9, 5, 1e9),
     "cache_salt": _one_of(("", "tenant", "\x00", "a\x00", "\ud800", "x" * 10_000, None, b"x", 5)),
+    "lora": _one_of((None, "", "random", "random", "absent", "\x00", "\ud800", "x" * 10_000, b"random", 5)),
 }
 BEAM_PARAMS: Mapping[str, Callable[[Draw], Any]] = {
     "beam_width": _number(1, 2, 4, 20, 257),
     "length_penalty": _number(1.0, 0.0, -16.0, 16.0),
     **{
         name: PARAMS[name]
-        for name in ("max_tokens", "stop_token_ids", "ignore_eos", "priority", "cache_salt")
+        for name in ("max_tokens", "stop_token_ids", "ignore_eos", "priority", "cache_salt", "lora")
     },
 }
 

@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
@@ -24,6 +25,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed
 from pyvelo import LLM, BeamSearchParams, SamplingParams
 from pyvelo.errors import InternalError, VeloError
 from scripts.fuzz._hostile import Hostile, hostile
+from scripts.models.lora import random_pairs, write_adapter
 
 SIZES: dict[str, Any] = {
     "n_ctx": 128,
@@ -67,7 +69,7 @@ def _ask(llm: LLM, request: Hostile) -> None:
         case "chat_stream":
             _drain(llm.chat_stream(request.prompt, params, **request.keywords))
         case _:
-            with llm.session(request.prompt, cache_salt=params.cache_salt) as session:
+            with llm.session(request.prompt, cache_salt=params.cache_salt, lora=params.lora) as session:
                 session.generate(params)
                 session.append(" more")
                 _drain(session.stream(params))
@@ -116,7 +118,10 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     """Return 0 if nothing was found."""
     args = _arguments(argv)
-    with LLM(args.model, **SIZES) as llm:
+    with TemporaryDirectory() as folder, LLM(args.model, **SIZES) as llm:
+        adapter = Path(folder, "random.gguf")
+        write_adapter(adapter, llm.info.arch, random_pairs(args.model, 4))
+        llm.load_lora("random", adapter)
         if args.replay is None:
             return 1 if run(llm, args) else 0
         request = hostile(args.seed, args.replay)

@@ -13,6 +13,7 @@ import pytest
 
 from pyvelo.cli.app import execute
 from pyvelo.demo import DEMO_MODEL
+from scripts.models import lora
 from tests.cli.stand_ins import stand_in
 from tests.models.conftest import Shell
 from tests.models.server import Hub, Repo, serve
@@ -32,6 +33,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # the command line has its own
     Path("model.gguf").symlink_to(DEMO_MODEL)
     Path("docs").mkdir()
+    pairs = lora.random_pairs(DEMO_MODEL, 4, gain=0.2)
+    lora.write_adapter(Path("adapter.gguf"), lora.architecture_of(DEMO_MODEL), pairs, type_name="f16")
     repo = Repo({"repo-Q4_K_M.gguf": DEMO_MODEL.read_bytes()})
     with serve(Hub({"org/repo": repo})) as hub:
         shell = Shell(hub, tmp_path / "hf home")

@@ -37,6 +37,7 @@ def called(call: Callable[..., Any], *arguments: Any, **keywords: Any) -> None:
         (SamplingParams, "repeat_penalty", "did you mean repetition_penalty?"),
         (SamplingParams, "zzz", "SamplingParams has no argument 'zzz': there are max_tokens, "),
         (BeamSearchParams, "width", "did you mean beam_width?"),
+        (LLM, "lora_path", "did you mean lora?"),
         (LLM, "ctx", "LLM has no argument 'ctx': did you mean n_ctx?"),
         (LLM, "gpu_memory_utilization", "did you mean memory_utilization?"),
         (LLM, "kv_cache_dtype", "did you mean kv_type?"),
@@ -61,7 +62,7 @@ def test_the_nearest_right_name_of_a_setting(call: Callable[..., Any], name: str
     [
         (LLM, "main_gpu logits_all tensor_parallel_size quantization dtype"),
         (SamplingParams, "detokenize output_kind bad_words"),
-        (partial(LLM.generate, NOBODY, "Hello"), "lora_request use_tqdm detokenize"),
+        (partial(LLM.generate, NOBODY, "Hello"), "use_tqdm detokenize priority_class"),
     ],
 )
 def test_names_without_an_equivalent(call: Callable[..., Any], names: str) -> None:

@@ -44,6 +44,7 @@ def test_defaults_are_the_documented_ones() -> None:
         "priority": 0,
         "timeout": None,
         "cache_salt": "",
+        "lora": None,
     }
 
 

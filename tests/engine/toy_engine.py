@@ -17,12 +17,13 @@ from pyvelo.sampling import SamplingParams
 from pyvelo.trace.recorder import Tracer
 
 from .toy_checks import Held, Job
-from .toy_model import Injected, Interrupt, ToyMatcher
+from .toy_model import Injected, Interrupt, ToyAdapter, ToyMatcher
 from .toy_stand import ToyStand
 from .toy_values import N_VOCAB, ends
 
 CALLS = {
     "run": ("before", "middle", "after"),
+    "adapt": ("before", "after"),
     "sample": ("before", "middle", "after"),
     "logprobs": ("before", "after"),
     "copy": ("before", "middle", "after"),
@@ -44,6 +45,11 @@ CALLS = {
 """What may fail, and when."""
 
 
+def marked(adapter: ToyAdapter | None, salt: str) -> str:
+    """Return what the values of a sequence depend on beside its tokens."""
+    return ("" if adapter is None else adapter.key.decode()) + salt
+
+
 class ToyEngine(ToyStand):
     """Operations of callers, and of other threads within calls; `check` after each operation."""
 
@@ -55,14 +61,17 @@ class ToyEngine(ToyStand):
         self.loop.submit(requests)
 
     def _samples(self, rng: Random) -> list[Request]:
-        prompt, salt = self._prompt(rng), rng.choice(("", "", "a"))
+        prompt, salt, adapter = self._prompt(rng), rng.choice(("", "", "a")), rng.choice(self.adapters)
         n = rng.choice((1, 1, 1, 2, 4))
         params = self._params(rng, salt, prompt_logprobs=rng.choice((None, None, None, 0, 2)))
         if rng.random() < 0.1:
             params = SamplingParams(n=n, best_of=n + 1)
             salt, n = "", n + 1
-        parent = ParentRequest(n)
-        jobs = [self._job(rng, prompt, salt, params, index=index, parent=parent) for index in range(n)]
+        parent, salt = ParentRequest(n), marked(adapter, salt)
+        jobs = [
+            self._job(rng, prompt, salt, params, index=index, parent=parent, adapter=adapter)
+            for index in range(n)
+        ]
         requests = [job.request for job in jobs]
         for request in requests:
             request.prompt_logprobs = requests[0].prompt_logprobs
@@ -103,6 +112,7 @@ class ToyEngine(ToyStand):
         index: int = 0,
         sequence: Sequence | None = None,
         parent: ParentRequest | None = None,
+        adapter: ToyAdapter | None = None,
     ) -> Job:
         room = self.n_tokens - len(prompt) + (rng.random() < 0.1)  # the last one is not stored
         if max_new is None:
@@ -111,7 +121,7 @@ class ToyEngine(ToyStand):
             ToyMatcher(self.faults, rng.randrange(4), rng.randint(1, 20)) if rng.random() < 0.1 else None
         )
         request = Request(
-            sequence or Sequence(prompt, self.manager.block_size, params.cache_salt),
+            sequence or Sequence(prompt, self.manager.block_size, params.cache_salt, cast(Any, adapter)),
             params,
             max_new=max_new,
             seed=rng.choice((0, 0, 1)) + index,
@@ -156,9 +166,10 @@ class ToyEngine(ToyStand):
     # ---- operations: sessions ----
 
     def open_session(self, rng: Random) -> None:
-        salt = rng.choice(("", "", "a"))
+        salt, adapter = rng.choice(("", "", "a")), rng.choice(self.adapters)
         tokens = self._prompt(rng)[: self.n_tokens - 1] if rng.random() < 0.9 else []
-        self._hold(Sequence(tokens, self.manager.block_size, salt), salt)
+        sequence = Sequence(tokens, self.manager.block_size, salt, cast(Any, adapter))
+        self._hold(sequence, marked(adapter, salt))
 
     def append(self, rng: Random) -> None:
         session = self._idle(rng)

@@ -123,6 +123,13 @@ class Faults:
 # ---- the parts of a model ----
 
 
+@dataclass(eq=False)
+class ToyAdapter:
+    """Adapter whose key, like a salt, changes all values that its sequences store."""
+
+    key: bytes
+
+
 class ToyMatcher:
     """Matcher that allows some of the tokens; the answer is complete after `length`."""
 
@@ -205,6 +212,7 @@ class ToyContext:
         self._host = np.full((self.manager.swap.n_blocks, self._size), EMPTY, np.int64)
         self._states: list[tuple[int, int] | None] = [None] * self.n_states  # tokens, and their digest
         self._logits: list[int] = []
+        self.adapter: Any = None  # that is applied
 
     def note(self, right: bool, otherwise: str) -> None:
         if not right:
@@ -245,12 +253,19 @@ class ToyContext:
 
     # ---- a step ----
 
+    def adapt(self, adapter: Any) -> None:
+        self.faults.check("adapt")
+        self.adapter = adapter
+        self.faults.check("adapt", "after")
+
     def run(self, arrays: FakeArrays, n_tokens: int, n_seqs: int, n_copies: int = 0) -> None:
         self.n_runs += 1
         self.advance_clock()
         self._logits = []
         self.faults.check("run")
         owners, sizes = self.owners, arrays.seqs[:n_seqs, 1].tolist()
+        adapters = {owner.sequence.adapter for owner in owners}
+        self.note(adapters == {self.adapter}, "a step has requests of another adapter than its own")
         self.note(len(owners) == n_seqs and sum(sizes) == n_tokens and n_copies == 0, "sizes of a step")
         self._check_writes(arrays, n_tokens)
         logits: list[int] = []

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, cast
 
+from pyvelo.engine.adapters import AdapterTurns
 from pyvelo.engine.interrupts import InterruptGuard
 from pyvelo.engine.loop import EngineLoop
 from pyvelo.engine.prefill_budget import Costs
@@ -20,7 +21,7 @@ from pyvelo.trace.recorder import Tracer
 
 from .fakes import FakeArrays
 from .toy_checks import Held, Job, check_engine, check_nothing_left
-from .toy_model import Faults, ToyContext, ToySampler
+from .toy_model import Faults, ToyAdapter, ToyContext, ToySampler
 from .toy_values import END, N_VOCAB
 
 MOST_STEPS = 5000  # from which on an engine is taken to hang; a request takes fewer than 150
@@ -85,6 +86,11 @@ class ToyStand:
             clock=lambda: self.now,
             costs=ToyCosts(rng),
         )
+        self.adapters: list[ToyAdapter | None] = [None]
+        if rng.random() < 0.4:
+            turns = AdapterTurns(self.context.adapt)
+            self.core.schedule, self.core.before_run = turns.schedule, turns.apply
+            self.adapters += [ToyAdapter(b"one:"), ToyAdapter(b"two:"), ToyAdapter(b"two:")]
         self.loop = EngineLoop(self.core, InterruptGuard())
         self.jobs: list[Job] = []
         self.open_jobs: list[Job] = []  # of prompts that had an open sample at the last check

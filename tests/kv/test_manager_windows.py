@@ -115,7 +115,7 @@ def test_a_prefix_hit_needs_the_blocks_in_reach_of_the_window_only() -> None:
     manager = BlockManager(12, BLOCK, windows=(FULL, Window(BLOCK)))
     ended(manager, range(4 * BLOCK))
     assert n_hits(manager, range(4 * BLOCK)) == 4 * BLOCK
-    # eight blocks are cached; the next sequence takes those that the window has left first
+    # eight blocks are cached; the next sequence evicts blocks that the window has left first
     other = started(manager, 3 * BLOCK, [60] * 3 * BLOCK)
     assert manager.counts.evictions == 2
     manager.free(other)

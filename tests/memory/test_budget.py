@@ -149,3 +149,98 @@ def test_every_pool_is_within_its_limits(
     assert 0 < pool.n_tokens * geometry.token_bytes <= free * share
     assert pool.n_ctx == (n_ctx or min(n_ctx_train, pool.n_tokens))
     assert pool.n_ctx <= pool.n_tokens, "one sequence of full length always fits"
+
+
+# ---- windows ----
+
+
+def layers_with_windows(window: int, every: int = 6, n: int = 36) -> list[Layer]:
+    """Return layers with the window, but for the last of each `every`; 0: all have the window."""
+    return [Layer(i, 8, 64, 64, 0 if every and i % every == every - 1 else window, 1) for i in range(n)]
+
+
+SIX_GROUPS = make_geometry("windows", layers_with_windows(1024))  # 12 KiB a token of a block
+IN_WINDOWS = make_geometry("all", layers_with_windows(1024, 0))
+WITHOUT = make_geometry("without", layers_with_windows(1024), windows=False)
+
+
+def test_a_pool_with_windows_fits_more_and_longer_sequences() -> None:
+    assert len(SIX_GROUPS.groups) == 6
+    whole, some = (
+        size(WITHOUT, kv_cache_bytes=4 * GIB, n_ctx=8192),
+        size(SIX_GROUPS, kv_cache_bytes=4 * GIB, n_ctx=8192),
+    )
+    assert 0.99 < some.n_blocks * SIX_GROUPS.block_bytes / (whole.n_blocks * WITHOUT.block_bytes) < 1.01
+    assert some.n_sequences == some.n_blocks // SIX_GROUPS.layout(512).peak_blocks(8192)
+    assert some.n_sequences >= 3 * whole.n_sequences
+    assert some.n_tokens > 5 * whole.n_tokens
+
+
+def test_n_tokens_is_the_longest_sequence_that_fits() -> None:
+    layout = SIX_GROUPS.layout(512)
+    for n_blocks in (248, 480, 1000):
+        pool = size(SIX_GROUPS, kv_cache_bytes=n_blocks * SIX_GROUPS.block_bytes)
+        assert pool.n_blocks == n_blocks
+        assert layout.peak_blocks(pool.n_tokens) <= n_blocks < layout.peak_blocks(pool.n_tokens + 1)
+        assert pool.n_ctx == min(131072, pool.n_tokens)
+
+
+def test_a_sequence_in_windows_alone_fits_at_any_length_or_not_at_all() -> None:
+    peak = IN_WINDOWS.layout(512).peak_blocks(1 << 20)
+    assert peak == (1024 + 512 - 2) // 32 + 2
+    pool = size(IN_WINDOWS, kv_cache_bytes=56 * IN_WINDOWS.block_bytes, n_ctx=131072)
+    assert (pool.n_blocks, pool.n_ctx, pool.n_sequences) == (56, 131072, 1)
+    assert pool.n_tokens > 1 << 30
+    less = size(IN_WINDOWS, kv_cache_bytes=48 * IN_WINDOWS.block_bytes, n_ctx=131072)
+    assert (less.n_blocks, less.n_sequences) == (48, 0)
+    assert less.n_tokens == 48 * 32, "as long as nothing has left the window"
+
+
+def test_the_default_pool_with_windows_has_room_for_n_ctx() -> None:
+    layout = SIX_GROUPS.layout(512)
+    for n_ctx in (256, 4096, 131072):
+        pool = size(SIX_GROUPS, n_ctx=n_ctx)
+        assert pool.n_sequences >= 1
+        assert pool.n_tokens >= n_ctx
+        assert pool.n_blocks * SIX_GROUPS.block_bytes <= max(
+            DEFAULT_BYTES, (layout.peak_blocks(n_ctx) + 8) * SIX_GROUPS.block_bytes
+        )
+    most = size(SIX_GROUPS, n_ctx=131072, max_num_seqs=1, kv_cache_bytes=32 * GIB)
+    assert layout.peak_blocks(131072) <= most.n_blocks < layout.peak_blocks(131072) + 8
+
+
+def test_the_smallest_pool_has_a_block_for_each_group() -> None:
+    many = make_geometry("many", [Layer(i, 8, 64, 64, (i % 12) * 64, 1) for i in range(12)])
+    assert len(many.groups) == 12
+    least = 2 * 256 * many.slot_bytes
+    with pytest.raises(ConfigError, match=f"the smallest pool, 512 tokens of .* takes {least}"):
+        size(many, kv_cache_bytes=least - 1)
+    assert size(many, kv_cache_bytes=least).n_blocks == 16
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from([SIX_GROUPS, IN_WINDOWS]),
+    st.one_of(st.none(), st.integers(1, 200_000)),
+    st.integers(1, 200_000),
+    st.integers(1, 300),
+    st.integers(0, 64) | st.integers(0, 64 * GIB),
+    st.sampled_from([1, 100, 512, 4096]),
+)
+def test_every_pool_with_windows_is_within_its_limits(
+    geometry: Geometry, n_ctx: int | None, n_ctx_train: int, max_num_seqs: int, free: int, max_chunk: int
+) -> None:
+    wanted: dict[str, Any] = {"n_ctx": n_ctx, "n_ctx_train": n_ctx_train, "max_num_seqs": max_num_seqs}
+    try:
+        pool = size(
+            geometry, max_chunk=max_chunk, free_bytes=free, other_bytes=0, memory_utilization=1.0, **wanted
+        )
+    except OutOfMemory:
+        return
+    layout = geometry.layout(max_chunk)
+    assert pool.n_blocks % geometry.grain_blocks == 0
+    assert 0 < pool.n_blocks * geometry.block_bytes <= free
+    assert layout.peak_blocks(pool.n_tokens) <= pool.n_blocks
+    assert pool.n_ctx == (n_ctx or min(n_ctx_train, pool.n_tokens))
+    assert pool.n_ctx <= pool.n_tokens, "one sequence of full length always fits"
+    assert pool.n_sequences == pool.n_blocks // layout.peak_blocks(pool.n_ctx) >= 1

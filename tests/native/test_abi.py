@@ -37,7 +37,7 @@ def message() -> bytes:
 
 
 def test_the_interface_has_some_forty_functions() -> None:
-    assert 38 <= len(FUNCTIONS) <= 56
+    assert 38 <= len(FUNCTIONS) <= 58
     assert len(CHECKED) >= 30
 
 
@@ -59,11 +59,12 @@ def test_a_handle_and_null_for_all_other_arguments(name: str, model: Model, cont
         "velo_embedder": embedder.handle,
     }
     status = getattr(lib, name)(handles[str(handle_of(name))], *map(empty, arguments(name)[1:]))
-    # these succeed with no blocks to copy and no rows to sample
+    # these succeed with no blocks to copy, no rows to sample and no adapter to apply
     harmless = {
         "velo_sample", "velo_logprobs", "velo_blocks_copy", "velo_blocks_read", "velo_blocks_write",
         "velo_blocks_fill", "velo_state_clear", "velo_context_set_threads", "velo_sampler_prompt",
-        "velo_sampler_mask", "velo_blocks_swap_out", "velo_blocks_swap_in",
+        "velo_sampler_mask", "velo_blocks_swap_out", "velo_blocks_swap_in", "velo_context_adapt",
+        "velo_embedder_adapt",
     }  # fmt: skip
     assert status == (lib.VELO_OK if name in harmless else lib.VELO_INVALID)
 
@@ -92,6 +93,7 @@ def test_null_can_be_freed() -> None:
     lib.velo_context_free(ffi.NULL)
     lib.velo_sampler_free(ffi.NULL)
     lib.velo_embedder_free(ffi.NULL)
+    lib.velo_adapter_free(ffi.NULL)
 
 
 def test_batches_without_arrays(context: Context) -> None:

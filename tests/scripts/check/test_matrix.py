@@ -17,7 +17,7 @@ PLAIN = Config(
     arch="llama", group=2, kv_heads=2, head_dim=32, kv_type="f16", weights="f32", block_size=32, sequences=4,
     prefix=64, tails="own", n=2, sessions="fork", window=0, pool="roomy", swap=False, batch_tokens=64,
     batch_seqs=8, deterministic=True, threads=1, prefix_cache=True, draw="greedy", prompt_logprobs=False,
-    cancels=True, audit=True,
+    cancels=True, adapters=2, audit=True,
 )  # fmt: skip
 
 
@@ -68,7 +68,7 @@ def test_a_wrong_answer_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_logprobs_that_are_too_far_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     follow = _matrix_logprobs._follow
     monkeypatch.setattr(_matrix_logprobs, "_follow", lambda *given: follow(*given) + 0.1 * np.sin(len(given)))
-    (found,) = _matrix_run.findings(replace(PLAIN, deterministic=False))
+    (found,) = _matrix_run.findings(replace(PLAIN, deterministic=False, adapters=0))
     assert "from those over f32" in found
 
 
