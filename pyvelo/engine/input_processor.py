@@ -24,7 +24,7 @@ from pyvelo.engine.request import Detokenizer, ParentRequest, Request, Sequence
 from pyvelo.engine.request_ids import check_id
 from pyvelo.errors import RequestError, VeloError, shown
 from pyvelo.grammar.matcher import GrammarCompiler, GrammarMatcher
-from pyvelo.kv.pool import BlockLayout
+from pyvelo.kv.prefix import BlockLayout
 from pyvelo.memory.budget import PoolSize
 from pyvelo.outputs import StreamPiece
 from pyvelo.sampling import SamplingParams

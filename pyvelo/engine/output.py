@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from pyvelo.engine.queues import ActiveRequests, Counters
 from pyvelo.engine.request import Request
+from pyvelo.engine.scheduler import Chunk
 from pyvelo.errors import ComputeError
 from pyvelo.kv.manager import BlockManager
 from pyvelo.memory.budget import Limits
@@ -19,7 +20,16 @@ from pyvelo.outputs import Completion, FinishReason, RequestOutput, TokenLogprob
 if TYPE_CHECKING:
     from pyvelo.native import Context, Sampler
 
-__all__ = ["Batch", "OutputProcessor", "Scored", "Submission", "new_sampler", "outputs_of", "score_prompts"]
+__all__ = [
+    "Batch",
+    "OutputProcessor",
+    "Scored",
+    "Submission",
+    "new_sampler",
+    "outputs_of",
+    "score_prompts",
+    "score_rows",
+]
 
 
 class Scored(NamedTuple):
@@ -29,6 +39,22 @@ class Scored(NamedTuple):
     first: int
     row: int
     n_tokens: int
+
+
+def score_rows(outputs: NDArray[np.int8], first: int, row: int, chunk: Chunk) -> Scored:
+    """Request the logits of all tokens of a chunk that are not scored yet, except the prompt's last.
+
+    Args:
+        outputs: int8 [tokens of the step], set for these tokens.
+        first: the chunk's first token in the step.
+        row: the next row of logits.
+    """
+    request, start = chunk.request, chunk.request.n_computed
+    begin = max(start, len(request.prompt_logprobs))
+    n = max(0, start + chunk.n_tokens - chunk.last - begin)
+    at = first + begin - start
+    outputs[at : at + n] = 1
+    return Scored(request, begin, row, n)
 
 
 class Batch(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from statistics import median_low
 
-__all__ = ["FEWEST", "Costs", "PrefillBudget"]
+__all__ = ["FEWEST", "MANY_TOKENS", "Costs", "PrefillBudget"]
 
 SHARE = 0.7
 """Share of a decode step's time that prefill may add to it: tokens come at least half as fast."""
@@ -151,9 +151,8 @@ class Costs:
         self._per_block = _running_average(self._per_block, seconds / n_blocks, COST_WEIGHT)
 
     def computed(self, n_tokens: int, seconds: float) -> None:
-        """Note the time of a step, if it has many tokens."""
-        if n_tokens >= MANY_TOKENS:
-            self._per_token = _running_average(self._per_token, seconds / n_tokens, COST_WEIGHT)
+        """Note the time of a step of many tokens."""
+        self._per_token = _running_average(self._per_token, seconds / n_tokens, COST_WEIGHT)
 
     def favour_swap(self, n_blocks: int, n_tokens: int) -> bool:
         """Return whether swapping a sequence out and in costs less than computing it again."""

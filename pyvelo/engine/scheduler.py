@@ -12,8 +12,7 @@ from pyvelo.engine.request import Request, Sequence
 from pyvelo.errors import InternalError
 from pyvelo.kv.manager import BlockManager
 from pyvelo.kv.plan import AllocationPlan
-from pyvelo.kv.pool import BlockTable, SwappedBlocks
-from pyvelo.kv.records import Never, NotNow, Start
+from pyvelo.kv.pool import BlockTable, Never, NotNow, Start, SwappedBlocks
 from pyvelo.memory.budget import SCORED_TOKENS, Limits
 
 __all__ = ["Chunk", "StepPlan", "schedule"]

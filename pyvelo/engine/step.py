@@ -12,28 +12,27 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
-from pyvelo.engine.output import Batch, OutputProcessor, Scored, score_prompts
-from pyvelo.engine.prefill_budget import Costs, PrefillBudget
+from pyvelo.engine.output import Batch, OutputProcessor, Scored, score_prompts, score_rows
+from pyvelo.engine.prefill_budget import MANY_TOKENS, Costs, PrefillBudget
 from pyvelo.engine.queues import ActiveRequests, Counters, IdleSequences, Inbox
 from pyvelo.engine.request import Request, RequestStatus, Sequence
 from pyvelo.engine.scheduler import Chunk, StepPlan, schedule
 from pyvelo.engine.stats import QueueLengths
 from pyvelo.errors import Cancelled, InternalError
 from pyvelo.kv.manager import BlockManager
-from pyvelo.kv.pool import BlockLayout, BlockTable
+from pyvelo.kv.pool import BlockTable
+from pyvelo.kv.prefix import BlockLayout
 from pyvelo.kv.records import Moves
 from pyvelo.memory.budget import Limits
 
 if TYPE_CHECKING:
     from pyvelo.native import Context, Sampler, StepArrays
+    from pyvelo.native.arrays import Int32Array
 
 __all__ = ["EngineCore"]
 
-
 NAN_BYTE = 0xFF
-Integers = npt.NDArray[np.int32]
 
 
 class EngineCore:
@@ -231,7 +230,7 @@ class EngineCore:
             self._active.fail(plan.requests, error)
             return
         done = self.clock()
-        if self.counters.steps:  # the first one packs weights, too
+        if batch.n_tokens >= MANY_TOKENS and self.counters.steps:  # the first one packs weights, too
             self._costs.computed(batch.n_tokens, done - start)
         self.counters.steps += 1
         self.counters.run_seconds += done - start
@@ -280,8 +279,7 @@ class BatchBuilder:
         self._block_size = layout.block_size
         self._count = np.arange(max_seqs, dtype=np.int32)
         self._owners: list[BlockTable | None] = [None] * max_seqs
-        # of the table in the row: blocks of the sequence, version, slides
-        self._filled = [(0, 0, 0)] * max_seqs
+        self._filled = [(0, 0, 0)] * max_seqs  # blocks, version and slides of the table in the row
         self._lengths = [[0] * max_seqs for _ in layout.windows]  # blocks in the row of each group
         arrays.tables.fill(-1)
         arrays.firsts.fill(0)
@@ -298,7 +296,7 @@ class BatchBuilder:
         for chunk in plan.chunks:
             self._write_chunk(n_seqs, n_tokens, chunk)
             if chunk.request.scores:
-                scored.append(self._write_scored(n_tokens, n_rows, chunk))
+                scored.append(score_rows(self._arrays.outputs, n_tokens, n_rows, chunk))
                 n_rows += scored[-1].n_tokens
             n_tokens += chunk.n_tokens
             n_seqs += 1
@@ -312,8 +310,7 @@ class BatchBuilder:
         return Batch(n_tokens, n_seqs, rows, drawing, scored)
 
     def _write_decodes(self, requests: list[Request]) -> None:
-        arrays, n = self._arrays, len(requests)
-        owners, filled = self._owners, self._filled
+        arrays, n, owners, filled = self._arrays, len(requests), self._owners, self._filled
         for row, request in enumerate(requests):
             table = request.sequence.table
             if table is not None and (
@@ -345,21 +342,12 @@ class BatchBuilder:
         arrays.seqs[row, :3] = first, n, end
         arrays.states[row] = request.recurrent_state
 
-    def _write_slots(self, rows: int | Integers, first: int, positions: Integers) -> None:
-        """Write the slots of the tokens from `first` on, at these positions of the sequences in these rows."""
+    def _write_slots(self, rows: int | Int32Array, first: int, positions: Int32Array) -> None:
+        """Write the slots of the tokens from `first` on, at `positions` of the sequences in `rows`."""
         arrays, size, end = self._arrays, self._block_size, first + len(positions)
         blocks, offsets = np.divmod(positions, size)
         for slots, tables, firsts in zip(arrays.slots, arrays.tables, arrays.firsts, strict=True):
             slots[first:end] = tables[rows, blocks - firsts[rows]] * size + offsets
-
-    def _write_scored(self, first: int, row: int, chunk: Chunk) -> Scored:
-        """Request the logits of all tokens of a chunk that are not scored yet, except the prompt's last."""
-        request, start = chunk.request, chunk.request.n_computed
-        begin = max(start, len(request.prompt_logprobs))
-        n = max(0, start + chunk.n_tokens - chunk.last - begin)
-        at = first + begin - start
-        self._arrays.outputs[at : at + n] = 1
-        return Scored(request, begin, row, n)
 
     def _write_table(self, row: int, table: BlockTable) -> None:
         """Update a row of each group. A table of the same version has only grown, and lost leading blocks."""

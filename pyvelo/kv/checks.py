@@ -8,7 +8,7 @@ from pyvelo.errors import InternalError
 from pyvelo.kv.pool import BlockPool, BlockTable
 from pyvelo.kv.prefix import PrefixIndex
 
-__all__ = ["audit_index", "audit_own_blocks", "stored_tokens"]
+__all__ = ["audit_index", "audit_own_blocks", "audit_prefixes", "stored_tokens"]
 
 
 def stored_tokens(pool: BlockPool, tables: Collection[BlockTable], size: int) -> int:
@@ -36,9 +36,25 @@ def audit_own_blocks(pool: BlockPool, tables: Iterable[BlockTable]) -> None:
                 raise InternalError(f"block {block} has {pool.readers(block)} readers, its table knows one")
 
 
+def audit_prefixes(index: PrefixIndex) -> None:
+    """Raise InternalError if the tables disagree."""
+    listed = {block: id(prefix) for block, prefix in enumerate(index._by_block) if prefix is not None}
+    prefixes = index._by_hash.values()
+    if listed != {block: id(p) for p in prefixes for blocks in p.blocks for block in blocks}:
+        raise InternalError("prefix index: hashes and blocks do not agree")
+    for known, prefix in index._by_hash.items():
+        if prefix.hash != known or not prefix.is_listed or not (any(prefix.blocks) or prefix.children):
+            raise InternalError("prefix index: a prefix has another hash, or neither a block nor a child")
+    n_duplicates = sum(max(0, len(blocks) - 1) for prefix in prefixes for blocks in prefix.blocks)
+    if index.n_duplicates != n_duplicates:
+        raise InternalError(f"prefix index: {index.n_duplicates} duplicates counted, {n_duplicates} listed")
+    if any(prefix.parent is None or prefix not in prefix.parent.children for prefix in prefixes):
+        raise InternalError("prefix index: blocks and their parents do not agree")
+
+
 def audit_index(index: PrefixIndex, pool: BlockPool, tables: Iterable[BlockTable]) -> None:
     """Raise InternalError if the prefix cache contradicts the pool or the live tables."""
-    index.audit()
+    audit_prefixes(index)
     cached = {block for block in range(pool.n_blocks) if pool.is_cached(block)}
     if cached != set(index.published()):
         raise InternalError("the cached blocks are not the published ones")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pyvelo.errors import ConfigError, UnsupportedError, shown
-from pyvelo.kv.pool import FULL, BlockLayout, Window
+from pyvelo.kv.prefix import FULL, BlockLayout, Window
 from pyvelo.kv.types import KV_TYPES, TensorType
 
 __all__ = [

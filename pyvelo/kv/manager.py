@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pyvelo.errors import InternalError
 from pyvelo.kv.checks import audit_index, audit_own_blocks, stored_tokens
 from pyvelo.kv.plan import AllocationPlan, Change, ManagerState, check_changes
-from pyvelo.kv.pool import FULL, BlockLayout, BlockPool, BlockTable, SwappedBlocks, SwapPool, Window
-from pyvelo.kv.prefix import BlockHashes, Match, PrefixIndex
+from pyvelo.kv.pool import BlockPool, BlockTable, SwappedBlocks, SwapPool
+from pyvelo.kv.prefix import FULL, BlockHashes, BlockLayout, Match, PrefixIndex, Window
 from pyvelo.kv.records import Copy, Counts, Event, EventKind, Moves
 
 __all__ = ["BlockManager"]

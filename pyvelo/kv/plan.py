@@ -19,9 +19,8 @@ from copy import copy
 from typing import NamedTuple
 
 from pyvelo.errors import InternalError
-from pyvelo.kv.pool import BlockLayout, BlockPool, BlockTable, SwappedBlocks
-from pyvelo.kv.prefix import BlockHashes, Match, PrefixIndex, no_match
-from pyvelo.kv.records import Never, NotNow, Start
+from pyvelo.kv.pool import BlockPool, BlockTable, Never, NotNow, Start, SwappedBlocks
+from pyvelo.kv.prefix import BlockHashes, BlockLayout, Match, PrefixIndex, no_match
 
 __all__ = [
     "MIN_PARTIAL_HIT",

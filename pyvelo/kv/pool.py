@@ -10,94 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
 
 from pyvelo.errors import InternalError, OutOfBlocks
+from pyvelo.kv.prefix import BlockHashes, Prefix
 
-if TYPE_CHECKING:
-    from pyvelo.kv.prefix import BlockHashes, Prefix
-
-__all__ = ["FULL", "BlockLayout", "BlockPool", "BlockTable", "SwapPool", "SwappedBlocks", "Window"]
-
-
-class Window(NamedTuple):
-    """Tokens that a query attends: the last `size`, its own included, or those since the last multiple of it.
-
-    `size` 0: all tokens.
-    """
-
-    size: int = 0
-    chunked: bool = False
-
-    def first_token(self, position: int) -> int:
-        """Return the first position that a query at `position` attends."""
-        if not self.size:
-            return 0
-        return position // self.size * self.size if self.chunked else max(0, position - self.size + 1)
-
-
-FULL = Window()
-
-
-@dataclass(frozen=True)
-class BlockLayout:
-    """Block size in tokens, the window of each group, and the most tokens of a sequence in a step."""
-
-    block_size: int
-    windows: tuple[Window, ...] = (FULL,)
-    max_chunk: int = 1 << 31
-
-    @property
-    def n_groups(self) -> int:
-        return len(self.windows)
-
-    @property
-    def is_windowed(self) -> bool:
-        """Whether a group frees blocks before the sequence ends."""
-        return any(window.size for window in self.windows)
-
-    def blocks_for(self, n_tokens: int) -> int:
-        """Return the blocks of `n_tokens` tokens in a group without a window."""
-        return -(-n_tokens // self.block_size)
-
-    def first_blocks(self, n_tokens: int) -> tuple[int, ...]:
-        """Return the first block that each group still needs after `n_tokens` tokens.
-
-        The last of these tokens may be computed again, for its logits.
-        """
-        position = max(0, n_tokens - 1)
-        return tuple(window.first_token(position) // self.block_size for window in self.windows)
-
-    def most_blocks(self, window: Window, n_blocks: int) -> int:
-        """Return the most blocks that a group holds at once for a sequence of `n_blocks` blocks.
-
-        A step needs the window before its first token and its own tokens. These `size + max_chunk` tokens
-        begin and end anywhere in a block.
-        """
-        if not window.size:
-            return n_blocks
-        return min(n_blocks, (window.size + self.max_chunk - 2) // self.block_size + 2)
-
-    def peak_blocks(self, n_tokens: int) -> int:
-        """Return the most blocks that a sequence of `n_tokens` tokens holds at once, over all groups."""
-        n_blocks = self.blocks_for(n_tokens)
-        return sum(self.most_blocks(window, n_blocks) for window in self.windows)
-
-    def wanted(self, firsts: Sequence[int], n_blocks: int, goal: int) -> int:
-        """Return the blocks to reserve for a table of `n_blocks` blocks that shall grow to `goal` blocks.
-
-        Args:
-            firsts: the first block that each group holds.
-            n_blocks: blocks from the start of the sequence to the end of the table.
-            goal: the same after all growth.
-        """
-        if goal <= n_blocks:
-            return 0
-        total = 0
-        for first, window in zip(firsts, self.windows, strict=True):
-            most = self.most_blocks(window, goal)
-            total += max(0, min(goal - max(first, n_blocks), most - max(0, n_blocks - first)))
-        return total
+__all__ = ["BlockPool", "BlockTable", "Never", "NotNow", "Start", "SwapPool", "SwappedBlocks"]
 
 
 class BlockPool:
@@ -398,3 +315,26 @@ class BlockTable:
             for first, blocks in pairs
             if 0 <= index - first < len(blocks)
         ]
+
+
+@dataclass(frozen=True)
+class Start:
+    """Outcome: the sequence starts with this table. Its first `table.n_cached` tokens need no computation."""
+
+    table: BlockTable
+
+
+@dataclass(frozen=True)
+class NotNow:
+    """Outcome: the sequence waits. It needs `needed` blocks, `available` are free and not reserved."""
+
+    needed: int
+    available: int
+
+
+@dataclass(frozen=True)
+class Never:
+    """Outcome: the sequence does not fit into an empty pool of `total` blocks."""
+
+    needed: int
+    total: int

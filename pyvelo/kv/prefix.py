@@ -17,14 +17,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from itertools import islice
 from typing import NamedTuple
 
 from pyvelo.errors import InternalError
-from pyvelo.kv.pool import BlockLayout
 
-__all__ = ["BlockHashes", "Match", "PartialHit", "Prefix", "PrefixIndex"]
+__all__ = ["FULL", "BlockHashes", "BlockLayout", "Match", "PartialHit", "Prefix", "PrefixIndex", "Window"]
 
 ROOT = bytes(32)
 """Parent hash of a first block."""
@@ -36,6 +36,80 @@ MAX_SIBLINGS = 64
 def hash_block(parent: bytes, extra: bytes, tokens: bytes) -> bytes:
     """Return the hash of a block from its parent's hash, `extra` and its tokens (int32)."""
     return sha256(b"".join((parent, len(extra).to_bytes(8, "little"), extra, tokens))).digest()
+
+
+class Window(NamedTuple):
+    """Tokens that a query attends: the last `size`, or those since the last multiple of `size`; 0: all."""
+
+    size: int = 0
+    chunked: bool = False
+
+    def first_token(self, position: int) -> int:
+        """Return the first position that a query at `position` attends."""
+        if not self.size:
+            return 0
+        return position // self.size * self.size if self.chunked else max(0, position - self.size + 1)
+
+
+FULL = Window()
+
+
+@dataclass(frozen=True)
+class BlockLayout:
+    """Block size in tokens, the window of each group, and the most tokens of a sequence in a step."""
+
+    block_size: int
+    windows: tuple[Window, ...] = (FULL,)
+    max_chunk: int = 1 << 31
+
+    @property
+    def n_groups(self) -> int:
+        return len(self.windows)
+
+    @property
+    def is_windowed(self) -> bool:
+        """Whether a group frees blocks before the sequence ends."""
+        return any(window.size for window in self.windows)
+
+    def blocks_for(self, n_tokens: int) -> int:
+        """Return the blocks of `n_tokens` tokens in a group without a window."""
+        return -(-n_tokens // self.block_size)
+
+    def first_blocks(self, n_tokens: int) -> tuple[int, ...]:
+        """Return the first block that each group still needs after `n_tokens` tokens.
+
+        The last of these tokens may be computed again, for its logits.
+        """
+        position = max(0, n_tokens - 1)
+        return tuple(window.first_token(position) // self.block_size for window in self.windows)
+
+    def most_blocks(self, window: Window, n_blocks: int) -> int:
+        """Return the most blocks that a group holds at once for a sequence of `n_blocks` blocks.
+
+        A step needs the window before its first token and its own tokens. These `size + max_chunk` tokens
+        begin and end anywhere in a block.
+        """
+        if not window.size:
+            return n_blocks
+        return min(n_blocks, (window.size + self.max_chunk - 2) // self.block_size + 2)
+
+    def peak_blocks(self, n_tokens: int) -> int:
+        """Return the most blocks that a sequence of `n_tokens` tokens holds at once, over all groups."""
+        n_blocks = self.blocks_for(n_tokens)
+        return sum(self.most_blocks(window, n_blocks) for window in self.windows)
+
+    def wanted(self, firsts: Sequence[int], n_blocks: int, goal: int) -> int:
+        """Return the blocks to reserve for a table of `n_blocks` blocks that shall grow to `goal` blocks.
+
+        `firsts` are the first blocks that the groups hold.
+        """
+        if goal <= n_blocks:
+            return 0
+        total = 0
+        for first, window in zip(firsts, self.windows, strict=True):
+            most = self.most_blocks(window, goal)
+            total += max(0, min(goal - max(first, n_blocks), most - max(0, n_blocks - first)))
+        return total
 
 
 class PartialHit(NamedTuple):
@@ -251,17 +325,15 @@ class PrefixIndex:
         if taken is not None:
             raise InternalError(f"block {taken} is published already")
         if index == 0:
-            parent = self._roots.get(hashes.extra) or self._new_root(hashes.extra)
+            parent = self._roots.get(hashes.extra) or Prefix(hashes.extra, None, b"", len(blocks))
         elif parent is None or not parent.is_listed:
             return None
-        block_hash = self._make_hash(hashes, index)
-        prefix = self._find(parent, hashes, index)
+        block_hash, prefix = self._make_hash(hashes, index), self._find(parent, hashes, index)
         if prefix is None and block_hash not in self._by_hash:
             if index == 0:
                 self._roots[hashes.extra] = parent
-            prefix = self._by_hash[block_hash] = Prefix(
-                block_hash, parent, hashes.block_tokens(index), self._layout.n_groups
-            )
+            tokens = hashes.block_tokens(index)
+            prefix = self._by_hash[block_hash] = Prefix(block_hash, parent, tokens, len(blocks))
             parent.children[prefix] = None
         if prefix is None:
             return None
@@ -274,9 +346,6 @@ class PrefixIndex:
                 prefix.blocks[group] += (block,)
                 self._by_block[block] = prefix
         return prefix
-
-    def _new_root(self, extra: bytes) -> Prefix:
-        return Prefix(extra, None, b"", self._layout.n_groups)
 
     def unpublish(self, block: int) -> bool:
         """Make a block no hit. Return False if it was none."""
@@ -307,23 +376,6 @@ class PrefixIndex:
         self._by_hash.clear()
         self._roots.clear()
         self.n_duplicates = 0
-
-    def audit(self) -> None:
-        """Raise InternalError if the tables disagree."""
-        listed = {block: id(prefix) for block, prefix in enumerate(self._by_block) if prefix is not None}
-        prefixes = self._by_hash.values()
-        if listed != {block: id(p) for p in prefixes for blocks in p.blocks for block in blocks}:
-            raise InternalError("prefix index: hashes and blocks do not agree")
-        for known, prefix in self._by_hash.items():
-            if prefix.hash != known or not prefix.is_listed or not (any(prefix.blocks) or prefix.children):
-                raise InternalError("prefix index: a prefix has another hash, or neither a block nor a child")
-        n_duplicates = sum(max(0, len(blocks) - 1) for prefix in prefixes for blocks in prefix.blocks)
-        if self.n_duplicates != n_duplicates:
-            raise InternalError(
-                f"prefix index: {self.n_duplicates} duplicates counted, {n_duplicates} listed"
-            )
-        if any(prefix.parent is None or prefix not in prefix.parent.children for prefix in prefixes):
-            raise InternalError("prefix index: blocks and their parents do not agree")
 
     def _find(self, parent: Prefix, hashes: BlockHashes, index: int) -> Prefix | None:
         """Return the prefix that follows `parent` in the hashes. Its parent and its tokens prove the hit."""

@@ -1,38 +1,13 @@
-"""Plain data that the block manager returns: outcomes of a plan, moves of blocks, events, totals."""
+"""Plain data that the block manager returns: moves of blocks, events, totals."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from pyvelo.kv.pool import BlockTable
-
-__all__ = ["Copy", "Counts", "Event", "EventKind", "Moves", "Never", "NotNow", "Start"]
+__all__ = ["Copy", "Counts", "Event", "EventKind", "Moves"]
 
 EventKind = Literal["stored", "hit", "evicted", "reset", "duplicate", "copied", "swapped"]
-
-
-@dataclass(frozen=True)
-class Start:
-    """Outcome: the sequence starts with this table. Its first `table.n_cached` tokens need no computation."""
-
-    table: BlockTable
-
-
-@dataclass(frozen=True)
-class NotNow:
-    """Outcome: the sequence waits. It needs `needed` blocks, `available` are free and not reserved."""
-
-    needed: int
-    available: int
-
-
-@dataclass(frozen=True)
-class Never:
-    """Outcome: the sequence does not fit into an empty pool of `total` blocks."""
-
-    needed: int
-    total: int
 
 
 class Copy(NamedTuple):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from pyvelo.errors import ConfigError, OutOfMemory
 from pyvelo.kv.geometry import POOL_GRAIN, Geometry
-from pyvelo.kv.pool import BlockLayout
+from pyvelo.kv.prefix import BlockLayout
 
 __all__ = [
     "DEFAULT_BYTES",

@@ -159,7 +159,7 @@ class Tracer:
         try:
             self._writer.write(
                 self._core.clock() - self._start,
-                {self._owner(table, tables): (table.blocks, table.n_tokens) for table in self._live()},
+                {self._owner(table, tables): (table.blocks, self._stored(table)) for table in self._live()},
                 {r.number: host.blocks for r in waiting if (host := r.sequence.swapped) is not None},
                 self._hits,
                 self._evicted + self._requests.new_events(waiting, running),
@@ -173,6 +173,11 @@ class Tracer:
             self._watching = False
             self._core.observer = None
             self._core.manager.set_observer(self._next_observer)
+
+    def _stored(self, table: BlockTable) -> int:
+        """Return the tokens in the blocks of a table; a token counts once in each group of layers."""
+        size = self._core.manager.block_size
+        return sum(max(0, table.n_tokens - first * size) for first in table.firsts)
 
     def _live(self) -> list[BlockTable]:
         tables = list(self._core.manager.tables())

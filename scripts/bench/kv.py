@@ -26,9 +26,8 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed
 from pyvelo.engine.request import Detokenizer, Request, Sequence
 from pyvelo.engine.scheduler import schedule
 from pyvelo.kv.manager import BlockManager
-from pyvelo.kv.pool import BlockPool, BlockTable
+from pyvelo.kv.pool import BlockPool, BlockTable, Start
 from pyvelo.kv.prefix import BlockHashes
-from pyvelo.kv.records import Start
 from pyvelo.memory.budget import Limits
 from pyvelo.sampling import SamplingParams
 from scripts._common import ScriptError, run_main

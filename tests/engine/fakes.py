@@ -17,7 +17,7 @@ import numpy as np
 from pyvelo.engine.request import Detokenizer, Request, Sequence
 from pyvelo.engine.step import EngineCore
 from pyvelo.kv.manager import BlockManager
-from pyvelo.kv.pool import FULL, Window
+from pyvelo.kv.prefix import FULL, Window
 from pyvelo.memory.budget import Limits
 from pyvelo.outputs import StreamPiece
 from pyvelo.sampling import SamplingParams

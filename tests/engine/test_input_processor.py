@@ -12,7 +12,7 @@ import pytest
 from pyvelo import SamplingParams
 from pyvelo.engine.input_processor import InputProcessor
 from pyvelo.errors import OutOfBlocks, RequestError
-from pyvelo.kv.pool import BlockLayout
+from pyvelo.kv.prefix import BlockLayout
 from pyvelo.memory.budget import PoolSize
 
 from .fakes import token_bytes

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyvelo.kv.pool import FULL, Window
+from pyvelo.kv.prefix import FULL, Window
 
 from .fakes import Bench, answer
 

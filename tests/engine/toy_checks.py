@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pyvelo.engine.request import Request, RequestStatus, Sequence
-from pyvelo.kv.pool import Window
+from pyvelo.kv.prefix import Window
 from pyvelo.outputs import StreamPiece
 
 from .toy_model import Faults, naive_answer

@@ -16,7 +16,7 @@ import numpy as np
 
 from pyvelo.engine.request import Request
 from pyvelo.kv.manager import BlockManager
-from pyvelo.kv.pool import Window
+from pyvelo.kv.prefix import Window
 
 from .fakes import FakeArrays
 from .toy_values import (

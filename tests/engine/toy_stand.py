@@ -13,8 +13,7 @@ from pyvelo.engine.prefill_budget import Costs
 from pyvelo.engine.request import Request, Sequence
 from pyvelo.engine.step import EngineCore
 from pyvelo.kv.manager import BlockManager
-from pyvelo.kv.pool import FULL, BlockLayout, Window
-from pyvelo.kv.prefix import BlockHashes
+from pyvelo.kv.prefix import FULL, BlockHashes, BlockLayout, Window
 from pyvelo.kv.records import Event
 from pyvelo.memory.budget import Limits
 from pyvelo.trace.recorder import Tracer

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Sequence
 
 from pyvelo.engine.request import Request
-from pyvelo.kv.pool import Window
+from pyvelo.kv.prefix import Window
 
 N_VOCAB = 16
 END = 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from pyvelo.kv.plan import MIN_PARTIAL_HIT
-from pyvelo.kv.pool import FULL, Window
+from pyvelo.kv.prefix import FULL, Window
 
 BLOCK = 8
 

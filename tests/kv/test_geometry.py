@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pyvelo.errors import ConfigError, UnsupportedError
 from pyvelo.kv.geometry import BLOCK_SIZES, CPU_LINE, GPU_LINE, make_geometry, parse_kv_type
-from pyvelo.kv.pool import FULL, BlockLayout, Window
+from pyvelo.kv.prefix import FULL, BlockLayout, Window
 from pyvelo.kv.types import KV_TYPES
 
 

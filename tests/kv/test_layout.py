@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyvelo.kv.pool import FULL, BlockLayout, BlockTable, Window
+from pyvelo.kv.pool import BlockTable
+from pyvelo.kv.prefix import FULL, BlockLayout, Window
 
 from .naive_groups import BLOCK, first_needed, may_read
 

@@ -9,9 +9,9 @@ import pytest
 
 from pyvelo.errors import InternalError
 from pyvelo.kv.manager import BlockManager
-from pyvelo.kv.pool import BlockTable, SwappedBlocks
+from pyvelo.kv.pool import BlockTable, NotNow, Start, SwappedBlocks
 from pyvelo.kv.prefix import BlockHashes
-from pyvelo.kv.records import Moves, NotNow, Start
+from pyvelo.kv.records import Moves
 
 BLOCK = 8
 

@@ -17,9 +17,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pyvelo.errors import InternalError
 from pyvelo.kv.manager import BlockManager
 from pyvelo.kv.plan import AllocationPlan
-from pyvelo.kv.pool import FULL, BlockTable, SwappedBlocks, Window
-from pyvelo.kv.prefix import BlockHashes
-from pyvelo.kv.records import Event, Moves, Never, NotNow, Start
+from pyvelo.kv.pool import BlockTable, Never, NotNow, Start, SwappedBlocks
+from pyvelo.kv.prefix import FULL, BlockHashes, Window
+from pyvelo.kv.records import Event, Moves
 
 from .naive import N_SPOILERS, NaivePlan, Sequence_, snapshot, spoiled
 from .naive_groups import BLOCK, LAYOUTS, NaiveLayout, NaivePrefixes, may_read

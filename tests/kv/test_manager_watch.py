@@ -8,7 +8,8 @@ import pytest
 
 from pyvelo.errors import InternalError
 from pyvelo.kv.manager import BlockManager
-from pyvelo.kv.records import Event, NotNow, Start
+from pyvelo.kv.pool import NotNow, Start
+from pyvelo.kv.records import Event
 
 from .test_manager import BLOCK, ended, hashes, started
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pyvelo.kv.manager import BlockManager
-from pyvelo.kv.pool import FULL, BlockTable, SwappedBlocks, Window
-from pyvelo.kv.records import Start
+from pyvelo.kv.pool import BlockTable, Start, SwappedBlocks
+from pyvelo.kv.prefix import FULL, Window
 
 from .test_manager import BLOCK, ended, hashes, started
 

@@ -10,9 +10,8 @@ import pytest
 from pyvelo.errors import InternalError
 from pyvelo.kv.manager import BlockManager
 from pyvelo.kv.plan import Change, ManagerState, check_changes
-from pyvelo.kv.pool import BlockPool, BlockTable, SwappedBlocks
+from pyvelo.kv.pool import BlockPool, BlockTable, NotNow, Start, SwappedBlocks
 from pyvelo.kv.prefix import Match, PartialHit
-from pyvelo.kv.records import NotNow, Start
 
 BLOCK = 8
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyvelo.errors import InternalError
-from pyvelo.kv.pool import BlockLayout
-from pyvelo.kv.prefix import MAX_SIBLINGS, BlockHashes, PartialHit, PrefixIndex, common_tokens
+from pyvelo.kv.checks import audit_prefixes
+from pyvelo.kv.prefix import MAX_SIBLINGS, BlockHashes, BlockLayout, PartialHit, PrefixIndex, common_tokens
 
 SIZE = 4
 LAYOUT = BlockLayout(SIZE)
@@ -153,10 +153,10 @@ def test_an_unpublished_block_is_no_hit() -> None:
     assert index.unpublish(1) is False
     assert found(index, hashes(range(12)), 12) == ((0,), None)
     assert sorted(index.published()) == [0, 2]
-    index.audit()
+    audit_prefixes(index)
     published(index, range(4, 8), [1])  # as a first block
     assert index.match(hashes(range(12)), 12).blocks == [0]
-    index.audit()
+    audit_prefixes(index)
 
 
 def test_a_prefix_stays_while_another_follows_it() -> None:
@@ -167,13 +167,13 @@ def test_a_prefix_stays_while_another_follows_it() -> None:
         index.unpublish(block)
     assert found(index, whole, 12) == ((), None)
     assert found(index, whole, 3) == ((), None), "no partial hit without a block"
-    index.audit()
+    audit_prefixes(index)
     published(index, range(8), [3, 4])
     assert found(index, whole, 12) == ((3, 4, 2), None)
     for block in (3, 4, 2):
         index.unpublish(block)
     assert (list(index.published()), index._by_hash, index._roots) == ([], {}, {})
-    index.audit()
+    audit_prefixes(index)
 
 
 def test_a_match_is_stored_until_the_index_changes() -> None:
@@ -214,7 +214,7 @@ def test_a_block_is_published_once() -> None:
     assert index.publish(hashes(range(8)), 1, [1], None) is None, "nothing is published before it"
     assert index.tokens(0) is not None
     assert index.tokens(1) is None
-    index.audit()
+    audit_prefixes(index)
 
 
 def test_the_oldest_of_equal_blocks_is_the_hit() -> None:
@@ -226,16 +226,16 @@ def test_the_oldest_of_equal_blocks_is_the_hit() -> None:
     assert index.n_duplicates == 2
     assert index.match(hashes(range(8)), 8).blocks == [3, 4]
     assert found(index, hashes(range(8)), 7) == ((3,), PartialHit((4,), 3))
-    index.audit()
+    audit_prefixes(index)
     assert index.unpublish(3)
     assert index.match(hashes(range(8)), 8).blocks == [1, 4], "in either block the prefix is the same"
     assert index.n_duplicates == 1
-    index.audit()
+    audit_prefixes(index)
     for block in (1, 4, 2):
         assert index.unpublish(block)
     assert found(index, hashes(range(8)), 8) == ((), None)
     assert (index.n_duplicates, index._roots, list(index.published())) == (0, {}, [])
-    index.audit()
+    audit_prefixes(index)
 
 
 def test_clear_removes_blocks_duplicates_and_stored_matches() -> None:
@@ -247,10 +247,10 @@ def test_clear_removes_blocks_duplicates_and_stored_matches() -> None:
     index.clear()
     assert found(index, wanted, 8) == ((), None)
     assert (index.n_duplicates, index._roots, list(index.published())) == (0, {}, [])
-    index.audit()
+    audit_prefixes(index)
     published(index, range(8), [1, 0])
     assert index.match(wanted, 8).blocks == [1, 0]
-    index.audit()
+    audit_prefixes(index)
 
 
 def parents_collide(hashes: BlockHashes, number: int) -> bytes:
@@ -271,7 +271,7 @@ def test_no_hit_behind_another_parent_of_equal_tokens() -> None:
     assert found(index, hashes([1, 1, 1, 1, 5, 5, 5, 5]), 8) == ((0, 1), None)
     other = hashes([2, 2, 2, 2, 5, 5, 5, 5])
     assert not index.publish(other, 1, [3], index.match(other, 4).prefix), "the hash is taken"
-    index.audit()
+    audit_prefixes(index)
 
 
 @pytest.mark.parametrize("n_wanted", [4, 3])
@@ -283,11 +283,11 @@ def test_no_hit_below_a_parent_with_the_same_hash(n_wanted: int) -> None:
     other = hashes([2, 2, 2, 2, 5, 5, 5, 5])
     assert index.publish(other, 0, [2]) is None, "the hash is taken"
     assert found(index, other, 4 + n_wanted) == ((), None)
-    index.audit()
+    audit_prefixes(index)
     index.unpublish(1)
     published(index, [2, 2, 2, 2], [2])
     assert found(index, other, 4 + n_wanted) == ((2,), None)
-    index.audit()
+    audit_prefixes(index)
 
 
 def test_a_block_in_the_middle_of_its_table_is_published_below_the_block_before() -> None:
@@ -321,7 +321,7 @@ def test_audit_sees_tables_that_disagree() -> None:
     ):
         index = PrefixIndex(8, LAYOUT)
         published(index, range(8), [0, 1])
-        index.audit()
+        audit_prefixes(index)
         harm(index)
         with pytest.raises(InternalError, match=message):
-            index.audit()
+            audit_prefixes(index)

@@ -14,6 +14,7 @@ from pyvelo.engine.request import Request
 from pyvelo.engine.step import EngineCore
 from pyvelo.errors import ConfigError
 from pyvelo.kv.manager import BlockManager
+from pyvelo.kv.prefix import FULL, Window
 from pyvelo.kv.records import Event
 from pyvelo.trace.blockmap import replay, summarize
 from pyvelo.trace.format import Arrived, Evicted, Finished, Preempted, Started, Trace, TraceEvent, read_trace
@@ -55,7 +56,9 @@ class Recorded(Bench):
 
 
 def snapshot(manager: BlockManager) -> tuple[list[tuple[tuple[int, ...], int]], set[int], int, int]:
-    tables = sorted((tuple(table.blocks), table.n_tokens) for table in manager._tables.values())
+    size, live = manager.block_size, manager._tables.values()  # a token counts once in each group
+    stored = [sum(table.n_tokens - size * first for first in table.firsts) for table in live]
+    tables = sorted((tuple(table.blocks), n) for table, n in zip(live, stored, strict=True))
     n_swapped = sum(len(swapped.blocks) for swapped in manager._swapped.values())
     return tables, manager.published(), n_swapped, manager.n_used
 
@@ -83,12 +86,28 @@ Asked = st.tuples(
 
 
 @settings(max_examples=round(25 * EFFORT), deadline=None)
-@given(asked=st.lists(Asked, min_size=1, max_size=8), n_blocks=st.integers(12, 24), n_swap=st.integers(0, 8))
+@given(
+    asked=st.lists(Asked, min_size=1, max_size=8),
+    n_blocks=st.integers(12, 24),
+    n_swap=st.integers(0, 8),
+    windows=st.sampled_from([(FULL,), (FULL, Window(20)), (FULL, Window(1), Window(1)), (Window(9),)]),
+)
 def test_the_block_map_at_every_moment(
-    asked: list[Any], n_blocks: int, n_swap: int, tmp_path_factory: pytest.TempPathFactory
+    asked: list[Any],
+    n_blocks: int,
+    n_swap: int,
+    windows: tuple[Window, ...],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     path = tmp_path_factory.mktemp("trace") / "run.trace"
-    bench = Recorded(path, n_blocks=n_blocks, block_size=8, n_swap_blocks=n_swap, width=n_blocks)
+    bench = Recorded(
+        path,
+        n_blocks=n_blocks * len(windows),
+        block_size=8,
+        n_swap_blocks=n_swap,
+        width=n_blocks,
+        windows=windows,
+    )
     n_ctx = n_blocks * 8 - 60
     submitted: list[Request] = []
     for n_prompt, beginning, max_new, n, steps, cancel in asked:
