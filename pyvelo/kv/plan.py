@@ -172,7 +172,7 @@ class AllocationPlan:
     def _match_of_swapped(self, match: Match, swapped: SwappedBlocks) -> Match:
         """Return the part of a prefix hit that replaces swapped blocks: whole blocks of an only group.
 
-        A group with a window has no hit: the blocks of the hit are those of another place.
+        A group with a window has no hit: the blocks of the hit are the blocks of another place.
         """
         if self._layout.n_groups > 1 or self._layout.is_windowed:
             return no_match(self._layout.n_groups)._replace(firsts=swapped.firsts)

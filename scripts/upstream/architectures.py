@@ -43,7 +43,7 @@ SEEN = 1e-5  # a wrong block moves the logits by at least this
 class Row:
     """Result of one model: `outcome` is "paged", "refused" or "FAILED".
 
-    share: bytes of a conversation of 32,768 tokens, as a share of those with all tokens in all layers.
+    share: bytes of a conversation of 32,768 tokens, as a share of the bytes of all tokens in all layers.
     """
 
     model: str
@@ -104,7 +104,7 @@ def kind_of(model: Model) -> str:
 
 
 def share_of_memory(model: Model) -> float:
-    """Return the bytes of a long conversation, as a share of those with all tokens in all layers."""
+    """Return the bytes of a long conversation, as a share of the bytes of all tokens in all layers."""
     held, flat = (make_geometry("", model.layers, "f32", windows=windows) for windows in (True, False))
     return held.sequence_bytes(LONG) / flat.sequence_bytes(LONG)
 
