@@ -70,11 +70,12 @@ call make_call(const shape & s, bool poison, bool repeat) {
     memset(&c.table[(c.rows - 1) * stride], 0, GGML_PAGED_ATTN_HEADER * sizeof(int32_t));
     int next = 0, q0 = 0;
     for (size_t i = 0; i < s.sequences.size(); ++i) {
-        const auto [rows, length] = s.sequences[i];
-        int32_t * row             = &c.table[i * stride];
-        row[GGML_PAGED_ATTN_Q0]   = q0;
-        row[GGML_PAGED_ATTN_NQ]   = rows;
-        row[GGML_PAGED_ATTN_KV]   = length;
+        const auto [rows, length]  = s.sequences[i];
+        int32_t * row              = &c.table[i * stride];
+        row[GGML_PAGED_ATTN_Q0]    = q0;
+        row[GGML_PAGED_ATTN_NQ]    = rows;
+        row[GGML_PAGED_ATTN_KV]    = length;
+        row[GGML_PAGED_ATTN_FIRST] = 0;
         for (int t = 0; t < length; ++t) {
             const int at = GGML_PAGED_ATTN_HEADER + t / BLOCK;
             if (t % BLOCK == 0) {

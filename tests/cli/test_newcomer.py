@@ -140,7 +140,7 @@ def test_a_locale_without_letters_still_reads_utf8(tiny_model: Path) -> None:
         (b"/load a\0b", "is not a valid file name"),
         (b"/system caf\xe9", "this is not UTF-8 text"),
         (b"caf\xe9", "this is not UTF-8 text"),
-        (b"/save /proc/no/such", "there is no file or folder /proc/no/such"),
+        (b"/save /proc/no/such", "there is no folder /proc/no"),
         (b"/load halves.json", "the file is not a chat of /save"),
     ],
 )

@@ -148,7 +148,7 @@ USAGE = {
         "f16,f16,f16",
     ],
     "--block-size 48": ["-p", "x", "--block-size", "48"],
-    "there is no file or folder": ["-f", "/does/not/exist"],
+    "there is no folder /does/not": ["-f", "/does/not/exist"],
 }
 
 
@@ -163,7 +163,7 @@ def test_bad_input_is_one_line(
     capsys: pytest.CaptureFixture[str], tiny_model: Path, complaint: str, arguments: list[str]
 ) -> None:
     code, out, err = run_cli(capsys, "run", tiny_model, *arguments)
-    assert code == (1 if "no file" in complaint else 2)
+    assert code == (1 if "there is no" in complaint else 2)
     assert out == ""
     assert complaint in err
     assert (err[:8], err.count("\n")) == ("pyvelo: ", 1)
