@@ -11,15 +11,15 @@ SCRIPT = Path(__file__).resolve().parents[2] / "scripts/models/make.py"
 SHAPES = {
     "qwen3-0.6b": (28, 8, 128, 40960),
     "llama-3.2-1b": (16, 8, 64, 131072),
-    "gemma3": (34, 4, 256, 32768),
 }
+WINDOWED = {"gemma3": (34, 4, 256, 32768)}
 MORE = {"gemma3": {"arch": "gemma3", "window": 1024}}
 
 
 def stand_in(path: Path) -> Path:
     """Writes the one that the file is named after."""
     name = path.name.removesuffix(".gguf")
-    layers, heads, size, ctx = SHAPES[name]
+    layers, heads, size, ctx = (SHAPES | WINDOWED)[name]
     options = {"layers": layers, "heads": heads, "kv-heads": heads, "head-dim": size, "ctx": ctx}
     options |= {"embd": 32, "ffn": 32, **MORE.get(name, {})}
     command = [forks.PYTHON, str(SCRIPT), *(f"--{name}={number}" for name, number in options.items())]
