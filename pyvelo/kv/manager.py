@@ -40,6 +40,7 @@ class BlockManager:
         observer: Callable[[Event], None] | None = None,
     ) -> None:
         self.layout = BlockLayout(block_size, tuple(windows), max_chunk)
+        self._is_windowed = self.layout.is_windowed
         self.block_size = block_size
         self.swap = SwapPool(n_swap_blocks)
         self._swapped: dict[int, SwappedBlocks] = {}
@@ -215,7 +216,7 @@ class BlockManager:
         table.n_tokens = n_tokens
         if self._index is not None and table.hashes is not None:
             self._publish(self._index, table, table.hashes)
-        if self.layout.is_windowed:
+        if self._is_windowed and (n_tokens >= table.slides_at or table.reserved):
             self._slide(table)
 
     def _publish(self, index: PrefixIndex, table: BlockTable, hashes: BlockHashes) -> None:
@@ -247,6 +248,7 @@ class BlockManager:
             if n > 0:
                 for number, block in enumerate(table.slide(group, first), first - n):
                     self._release([block], evict_first=not self._is_needed(table, group, number))
+        table.slides_at = table.next_slide(self.layout)
         wanted = self.layout.wanted(table.firsts, table.n_blocks, table.goal)
         reserved = min(wanted, table.reserved + self._pool.n_free - n_before)
         self._reserved += reserved - table.reserved

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from pyvelo.errors import InternalError, OutOfBlocks
-from pyvelo.kv.prefix import BlockHashes, Prefix
+from pyvelo.kv.prefix import BlockHashes, BlockLayout, Prefix
 
 __all__ = ["BlockPool", "BlockTable", "Never", "NotNow", "Start", "SwapPool", "SwappedBlocks"]
 
@@ -228,7 +228,7 @@ class BlockTable:
 
     __slots__ = (
         *("branch", "firsts", "goal", "groups", "hashes", "mark", "n_blocks", "n_cached", "n_published"),
-        *("n_shared", "n_slides", "n_tokens", "prefix", "reserved", "version"),
+        *("n_shared", "n_slides", "slides_at", "n_tokens", "prefix", "reserved", "version"),
     )
 
     def __init__(
@@ -253,6 +253,7 @@ class BlockTable:
         self.n_shared = self.n_blocks  # its first blocks that other tables may hold
         self.version = 0  # how often a block was replaced, or the table became shorter at its end
         self.n_slides = 0  # how often it became shorter at its start
+        self.slides_at = 0  # tokens before which it does not become shorter again; see `next_slide`
         self.reserved = reserved  # blocks that it may still allocate
         self.goal = goal  # `n_blocks` when it has allocated them
         # tokens after which other sequences may go on: of the prompt, and of a prefix that others have, too
@@ -305,6 +306,16 @@ class BlockTable:
         self.firsts[group] = first
         self.n_slides += 1
         return cut
+
+    def next_slide(self, layout: BlockLayout) -> int:
+        """Return the number of tokens at which a window leaves a block next. Some group has a window."""
+        places = []
+        for first, window in zip(self.firsts, layout.windows, strict=True):
+            if window.size:
+                token = (first + 1) * layout.block_size
+                chunk = -(-token // window.size) * window.size
+                places.append(chunk + 1 if window.chunked else token + window.size)
+        return min(places)
 
     def in_order(self, begin: int, end: int) -> list[int]:
         """Return the blocks of all groups at `begin` to `end` of the sequence, position by position."""

@@ -27,7 +27,7 @@ from pyvelo.engine.request import Detokenizer, Request, Sequence
 from pyvelo.engine.scheduler import schedule
 from pyvelo.kv.manager import BlockManager
 from pyvelo.kv.pool import BlockPool, BlockTable, Start
-from pyvelo.kv.prefix import BlockHashes
+from pyvelo.kv.prefix import FULL, BlockHashes, Window
 from pyvelo.memory.budget import Limits
 from pyvelo.sampling import SamplingParams
 from scripts._common import ScriptError, run_main
@@ -71,9 +71,10 @@ def take_and_free(rounds: int, n: int = N_TAKEN) -> float:
     return microseconds(rounds, lambda: lambda: pool.release(pool.allocate(n))) / n
 
 
-def step_of_256(rounds: int) -> float:
-    """Time a step in which 256 sequences decode; eight of them allocate a block in each round."""
-    manager, limits = BlockManager(256 * (8 + rounds // SIZE), SIZE), Limits(256, 512)
+def step_of_256(rounds: int, windows: tuple[Window, ...] = (FULL,)) -> float:
+    """Time a step in which 256 sequences decode; eight of them allocate a block in each round and group."""
+    n_blocks, limits = 256 * (8 + rounds // SIZE) * len(windows), Limits(256, 512)
+    manager = BlockManager(n_blocks, SIZE, windows=windows, max_chunk=limits.max_batch_tokens)
     running = [_decoding(manager, index) for index in range(256)]
     times = []
     for _ in range(rounds):
@@ -149,6 +150,8 @@ def results(rounds: int, vllm: Path | None = None) -> Iterator[Result]:
     theirs = vllm_costs(vllm, rounds) if vllm else {}
     yield Result("allocate and free a block", take_and_free(rounds), 2, theirs.get("take"))
     yield Result("schedule and commit, 256 sequences decode", step_of_256(rounds), 200)
+    windows = (FULL, Window(128))
+    yield Result("schedule and commit, 256 sequences, 2 groups", step_of_256(rounds, windows), 250)
     yield Result(f"admit {N_ADMITTED} tokens, all cached", admission(rounds), 5000, theirs.get("admit"))
     yield Result("fork a sequence of 4096 tokens", fork(rounds), 100)
 

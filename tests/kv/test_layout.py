@@ -114,3 +114,17 @@ def test_a_table_in_several_groups() -> None:
     assert table.truncate(2) == [7, 1, 4]
     assert (table.groups, table.n_blocks) == ([[5, 6], []], 2)
     assert [table.n_missing(n) for n in (2, 3, 4)] == [0, 1, 3], "the window has left the blocks before"
+
+
+@given(
+    st.lists(st.builds(Window, st.integers(0, 70), st.booleans()), min_size=1, max_size=3).filter(
+        lambda windows: any(window.size for window in windows)
+    ),
+    st.integers(1, 200),
+)
+def test_a_table_knows_when_a_window_leaves_a_block(windows: list[Window], n_tokens: int) -> None:
+    layout = BlockLayout(8, tuple(windows))
+    firsts = layout.first_blocks(n_tokens)
+    table = BlockTable([[0]] * len(windows), n_tokens, None, firsts=firsts)
+    later = next(n for n in range(n_tokens, 600) if layout.first_blocks(n) != firsts)
+    assert table.next_slide(layout) == later
