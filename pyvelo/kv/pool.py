@@ -320,6 +320,9 @@ class BlockTable:
     def in_order(self, begin: int, end: int) -> list[int]:
         """Return the blocks of all groups at `begin` to `end` of the sequence, position by position."""
         pairs = list(zip(self.firsts, self.groups, strict=True))
+        if len(pairs) == 1:
+            first, blocks = pairs[0]
+            return blocks[max(0, begin - first) : max(0, end - first)]
         return [
             blocks[index - first]
             for index in range(begin, end)
