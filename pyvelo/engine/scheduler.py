@@ -34,6 +34,7 @@ class StepPlan(NamedTuple):
     decodes: requests that compute one token.
     chunks: prompt chunks.
     evicted, preempted: idle sequences and running requests that free their blocks; None: not swapped out.
+    limited: streams limit its prompt tokens, even if they decode in the steps of another adapter.
     """
 
     starts: list[Chunk]
@@ -42,6 +43,7 @@ class StepPlan(NamedTuple):
     evicted: list[tuple[Sequence, SwappedBlocks | None]]
     preempted: list[tuple[Request, SwappedBlocks | None]]
     allocation: AllocationPlan
+    limited: bool = False
 
     @property
     def requests(self) -> list[Request]:
@@ -79,6 +81,7 @@ def schedule(
     if prefill_budget is not None and n_streaming:
         n_decodes = sum(r.n_computed + 1 == len(r.tokens) for r in running)
         if n_decodes:  # a stream may be computed again
+            planner.limited = True
             planner.prefill_budget = prefill_budget(
                 n_decodes, n_streaming, len(waiting) + len(running) - n_decodes
             )
@@ -113,6 +116,7 @@ class _Planner:
         self.layout = manager.layout
         self.budget = limits.max_batch_tokens
         self.prefill_budget = limits.max_batch_tokens  # prompt tokens
+        self.limited = False
         self.scored = 0
         self.starts: list[Chunk] = []
         self.decodes: list[Request] = []
@@ -124,7 +128,9 @@ class _Planner:
 
     def plan(self) -> StepPlan:
         chunks = self.chunks + self.starts
-        return StepPlan(self.starts, self.decodes, chunks, self.evicted, self.preempted, self.allocation)
+        return StepPlan(
+            self.starts, self.decodes, chunks, self.evicted, self.preempted, self.allocation, self.limited
+        )
 
     def start_urgent(self, waiting: abc.Sequence[Request]) -> int:
         """Start waiting requests that outrank running ones; return how many.

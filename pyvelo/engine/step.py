@@ -234,7 +234,7 @@ class EngineCore:
             self._costs.computed(batch.n_tokens, done - start)
         self.counters.steps += 1
         self.counters.run_seconds += done - start
-        if plan.decodes:
+        if plan.decodes or plan.limited:
             self.prefill_budget.stepped(batch.n_tokens - len(plan.decodes), done - start)
         score_prompts(self._context, batch.scored, self._active.fail)
         for request, _, n_tokens, last in plan.chunks:

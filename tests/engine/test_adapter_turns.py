@@ -85,6 +85,18 @@ def test_a_long_prompt_does_not_stop_others() -> None:
     assert names[:20] == [None, *[None, ADAPTERS[1]] * 10][:20] or names[1:21] == [ADAPTERS[1], None] * 10
 
 
+def test_a_prompt_beside_a_stream_of_another_adapter_learns_its_chunks() -> None:
+    """No step has both, so the steps with the prompt alone must be measured, too."""
+    turns = Turns(n_blocks=64, max_batch_tokens=32)
+    stream = turns.submit(3, None, 400, on_piece=lambda piece: None)
+    for _ in range(3):
+        turns.bench.step()
+    long = turns.submit(600, ADAPTERS[1], 1)
+    turns.finish(stream, long)
+    n_chunks = sum(adapter is ADAPTERS[1] for adapter, _ in turns.steps)
+    assert n_chunks < 150, "2 tokens each would be 300"
+
+
 @pytest.mark.parametrize("n_swap_blocks", [0, 32])
 def test_a_large_request_is_not_passed_over_forever(n_swap_blocks: int) -> None:
     """Small requests of another adapter arrive all the time and would take each block that becomes free."""
