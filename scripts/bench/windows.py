@@ -114,7 +114,7 @@ def run(name: str, pool_bytes: int, n_tokens: int, n_sequences: int) -> str:
         path = Path(folder, "gemma3.gguf")
         write_model(made, path, type_name="q8_0", seed=1)
         with LLM(path, n_ctx=n_tokens, kv_cache_bytes=pool_bytes, prefix_cache=False) as llm:
-            n_new = 200
+            n_new = min(400, n_tokens // 4)
             prompts = [[10 + i] * (n_tokens - n_new) for i in range(n_sequences)]
             params = SamplingParams(max_tokens=n_new, temperature=0, ignore_eos=True)
             worker = threading.Thread(target=llm.generate, args=(prompts, params))
