@@ -207,8 +207,6 @@ class AllocationPlan:
         size = self._size
         index = table.n_tokens // size
         is_own = index >= table.n_shared and index >= table.n_published
-        if is_own and n_tokens <= table.n_blocks * size and id(table) not in self._changes:
-            return True
         writes = [] if is_own else self._written_to_others(table)
         if not writes and n_tokens <= table.n_blocks * size and id(table) not in self._changes:
             return True

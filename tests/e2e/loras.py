@@ -11,6 +11,22 @@ import numpy as np
 from scripts.models import lora
 from scripts.models.make import import_gguf
 
+SMALL = (
+    "--layers",
+    "2",
+    "--embd",
+    "128",
+    "--ffn",
+    "192",
+    "--heads",
+    "4",
+    "--kv-heads",
+    "2",
+    "--head-dim",
+    "32",
+)
+"""Options of a small model, for scripts/models/make.py."""
+
 
 @dataclass(frozen=True)
 class Adapted:

@@ -31,7 +31,7 @@ from pyvelo.outputs import RequestOutput
 from scripts.models import make
 
 from .conftest import MakeModel
-from .loras import Adapted, adapt
+from .loras import SMALL, Adapted, adapt
 
 NAMES = ("", "one", "two")
 PROMPTS = [
@@ -192,21 +192,7 @@ def test_vectors(llm: LLM, files: dict[str, Adapted]) -> None:
 
 
 def test_an_encoder(make_model: MakeModel, tmp_path: Path) -> None:
-    shape = (
-        "--layers",
-        "2",
-        "--embd",
-        "128",
-        "--ffn",
-        "192",
-        "--heads",
-        "4",
-        "--kv-heads",
-        "4",
-        "--head-dim",
-        "32",
-    )
-    model = make_model("--arch", "bert", *shape, "--type", "f32", "--pooling", "mean")
+    model = make_model("--arch", "bert", *SMALL, "--kv-heads", "4", "--type", "f32", "--pooling", "mean")
     made = adapt(model, tmp_path, weights=r"blk\.\d+\.attn_(q|k|v)\.weight", gain=2.0)
     with LLM(model, n_threads=1) as llm, LLM(made.merged, n_threads=1) as merged:
         base = llm.embed(PROMPTS)
@@ -371,21 +357,7 @@ def test_asyncio(tiny_model_f32: Path, files: dict[str, Adapted], alone: Any) ->
 
 
 def test_a_recurrent_model(make_model: MakeModel, tmp_path: Path) -> None:
-    shape = (
-        "--layers",
-        "2",
-        "--embd",
-        "128",
-        "--ffn",
-        "192",
-        "--heads",
-        "4",
-        "--kv-heads",
-        "2",
-        "--head-dim",
-        "32",
-    )
-    model = make_model("--arch", "lfm2", *shape, "--type", "f32")
+    model = make_model("--arch", "lfm2", *SMALL, "--type", "f32")
     made = [adapt(model, tmp_path, name=name, seed=seed) for seed, name in enumerate(NAMES[1:], 1)]
     wanted = []
     for path in (model, *(each.merged for each in made)):

@@ -15,24 +15,10 @@ from scripts.models import lora
 from scripts.models.make import import_gguf
 
 from .conftest import MakeModel
-from .loras import adapt
+from .loras import SMALL, adapt
 from .paged import PagedRunner, nmse
 
 PROMPT = [int(token) for token in np.random.default_rng(3).integers(3, 300, 70)]
-SMALL = (
-    "--layers",
-    "2",
-    "--embd",
-    "128",
-    "--ffn",
-    "192",
-    "--heads",
-    "4",
-    "--kv-heads",
-    "2",
-    "--head-dim",
-    "32",
-)
 
 
 def logits(path: Path, adapter: Path | None = None, scale: float = 1.0, *, deterministic: bool = False,
