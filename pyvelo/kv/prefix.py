@@ -19,18 +19,15 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from itertools import islice
 from typing import NamedTuple
 
 from pyvelo.errors import InternalError
+from pyvelo.kv.partial import PartialHit, find_partial_hit
 
-__all__ = ["FULL", "BlockHashes", "BlockLayout", "Match", "PartialHit", "Prefix", "PrefixIndex", "Window"]
+__all__ = ["FULL", "BlockHashes", "BlockLayout", "Match", "Prefix", "PrefixIndex", "Window"]
 
 ROOT = bytes(32)
 """Parent hash of a first block."""
-
-MAX_SIBLINGS = 64
-"""Blocks that are compared for a partial hit: the newest with the same parent."""
 
 
 def hash_block(parent: bytes, extra: bytes, tokens: bytes) -> bytes:
@@ -56,11 +53,15 @@ FULL = Window()
 
 @dataclass(frozen=True)
 class BlockLayout:
-    """Block size in tokens, the window of each group, and the most tokens of a sequence in a step."""
+    """Block size in tokens, the window of each group, and the most tokens of a sequence in a step.
+
+    `state_blocks`: blocks that a snapshot of a recurrent state takes; 0: the model has no recurrent layer.
+    """
 
     block_size: int
     windows: tuple[Window, ...] = (FULL,)
     max_chunk: int = 1 << 31
+    state_blocks: int = 0
 
     @property
     def n_groups(self) -> int:
@@ -112,18 +113,12 @@ class BlockLayout:
         return total
 
 
-class PartialHit(NamedTuple):
-    """Blocks, one of each group, whose first `n_tokens` tokens are the wanted ones."""
-
-    blocks: tuple[int, ...]
-    n_tokens: int
-
-
 class Match(NamedTuple):
     """Prefix hit of a sequence: `n_blocks` whole blocks from its start, and a partial hit to copy.
 
     groups: the blocks of each group that its window needs, from `firsts` on.
     prefix: of the last block; None: there is none.
+    snapshot: blocks of the recurrent state after these tokens.
     n_known: blocks of the longest prefix in the index, beyond the hit if a window lacks blocks.
     """
 
@@ -133,11 +128,12 @@ class Match(NamedTuple):
     partial: PartialHit | None
     prefix: Prefix | None
     n_known: int = 0
+    snapshot: tuple[int, ...] = ()
 
     @property
     def blocks(self) -> list[int]:
-        """The whole blocks of all groups."""
-        return [block for blocks in self.groups for block in blocks]
+        """The whole blocks of all groups, then the snapshot's."""
+        return [block for blocks in (*self.groups, self.snapshot) for block in blocks]
 
     def n_tokens(self, block_size: int) -> int:
         """Return the number of tokens of both."""
@@ -147,13 +143,6 @@ class Match(NamedTuple):
 def no_match(n_groups: int) -> Match:
     """Return a prefix hit of no tokens."""
     return Match(0, ((),) * n_groups, (0,) * n_groups, None, None)
-
-
-def common_tokens(a: bytes, b: bytes) -> int:
-    """Return how many int32 at the start of both are equal."""
-    n = min(len(a), len(b))
-    differing = int.from_bytes(a[:n], "little") ^ int.from_bytes(b[:n], "little")
-    return ((differing & -differing).bit_length() - 1) // 32 if differing else n // 4
 
 
 class BlockHashes:
@@ -202,16 +191,18 @@ class Prefix:
     """Published prefix: the tokens of its last block, and the blocks that hold them in each group.
 
     The oldest block of a group is first. A prefix without blocks stays while another one follows it. The root
-    of a tree has no block; its hash is the `extra` of all prefixes below.
+    of a tree has no block; its hash is the `extra` of all prefixes below. `snapshot`: blocks of the recurrent
+    state after the prefix.
     """
 
-    __slots__ = ("blocks", "children", "hash", "is_listed", "parent", "tokens")
+    __slots__ = ("blocks", "children", "hash", "is_listed", "parent", "snapshot", "tokens")
 
     def __init__(self, block_hash: bytes, parent: Prefix | None, tokens: bytes, n_groups: int) -> None:
         self.hash = block_hash
         self.parent = parent
         self.tokens = tokens
         self.blocks: list[tuple[int, ...]] = [()] * n_groups
+        self.snapshot: tuple[int, ...] = ()
         self.children: dict[Prefix, None] = {}  # in the order in which they were published
         self.is_listed = True  # in the index
 
@@ -272,7 +263,8 @@ class PrefixIndex:
         n_blocks = self._longest_hit(path)
         size, prefix = hashes.block_size, path[n_blocks - 1] if n_blocks else root
         wanted = hashes.tokens(n_blocks * size, min(n_tokens, (n_blocks + 1) * size))
-        partial = _find_partial_hit(prefix, wanted) if wanted else None
+        siblings = ((child.tokens, child.blocks) for child in reversed(prefix.children))
+        partial = find_partial_hit(siblings, wanted) if wanted else None
         firsts = self._layout.first_blocks(n_blocks * size + 1)
         groups = tuple(
             tuple(each.blocks[group][0] for each in path[first:n_blocks])
@@ -357,7 +349,12 @@ class PrefixIndex:
         group = _group_of(prefix, block)
         prefix.blocks[group] = tuple(other for other in prefix.blocks[group] if other != block)
         self.n_duplicates -= bool(prefix.blocks[group])
-        while prefix.parent is not None and not prefix.children and not any(prefix.blocks):
+        self._drop(prefix)
+        return True
+
+    def _drop(self, prefix: Prefix) -> None:
+        """Remove a prefix that holds nothing and that none follows; then its parents likewise."""
+        while prefix.parent is not None and not (prefix.children or any(prefix.blocks) or prefix.snapshot):
             parent = prefix.parent
             prefix.is_listed = False
             del self._by_hash[prefix.hash]
@@ -365,7 +362,6 @@ class PrefixIndex:
             if parent.parent is None and not parent.children:
                 del self._roots[parent.hash]
             prefix = parent
-        return True
 
     def clear(self) -> None:
         """Unpublish every block."""
@@ -388,13 +384,3 @@ class PrefixIndex:
 def _group_of(prefix: Prefix, block: int) -> int:
     """Return the group in which a block has the tokens of a prefix."""
     return next(group for group, blocks in enumerate(prefix.blocks) if block in blocks)
-
-
-def _find_partial_hit(parent: Prefix, wanted: bytes) -> PartialHit | None:
-    """Return the longest partial hit among the children of `parent`; of equal ones the newest."""
-    best: PartialHit | None = None
-    for prefix in islice(reversed(parent.children), MAX_SIBLINGS):
-        n_tokens = common_tokens(prefix.tokens, wanted)
-        if n_tokens > (best.n_tokens if best else 0) and all(prefix.blocks):
-            best = PartialHit(tuple(blocks[0] for blocks in prefix.blocks), n_tokens)
-    return best

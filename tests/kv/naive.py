@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from itertools import accumulate, islice
 
 from pyvelo.kv.manager import BlockManager
+from pyvelo.kv.partial import PartialHit
 from pyvelo.kv.plan import AllocationPlan
 from pyvelo.kv.pool import BlockTable, SwappedBlocks
-from pyvelo.kv.prefix import BlockHashes, PartialHit
+from pyvelo.kv.prefix import BlockHashes
 
 from .naive_groups import BLOCK, Entry, NaiveLayout
 

@@ -9,9 +9,10 @@ import pytest
 
 from pyvelo.errors import InternalError
 from pyvelo.kv.manager import BlockManager
+from pyvelo.kv.partial import PartialHit
 from pyvelo.kv.plan import Change, ManagerState, check_changes
 from pyvelo.kv.pool import BlockPool, BlockTable, NotNow, Start, SwappedBlocks
-from pyvelo.kv.prefix import Match, PartialHit
+from pyvelo.kv.prefix import Match
 
 BLOCK = 8
 

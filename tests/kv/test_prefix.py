@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from pyvelo.errors import InternalError
 from pyvelo.kv.checks import audit_prefixes
-from pyvelo.kv.prefix import MAX_SIBLINGS, BlockHashes, BlockLayout, PartialHit, PrefixIndex, common_tokens
+from pyvelo.kv.partial import MAX_SIBLINGS, PartialHit, common_tokens
+from pyvelo.kv.prefix import BlockHashes, BlockLayout, PrefixIndex
 
 SIZE = 4
 LAYOUT = BlockLayout(SIZE)
