@@ -190,6 +190,7 @@ velo_status velo_context_get_info(velo_context * context, velo_context_info * in
         info->block_size       = static_cast<int32_t>(paged.block_size);
         info->n_groups         = static_cast<int32_t>(paged.n_groups);
         info->n_states         = static_cast<int32_t>(paged.n_states);
+        info->state_blocks     = static_cast<int32_t>(paged.state_blocks);
         info->max_batch_tokens = context->max_batch_tokens;
         info->block_bytes      = static_cast<int64_t>(paged.block_bytes);
         info->pool_bytes       = static_cast<int64_t>(paged.pool_bytes);
@@ -320,6 +321,29 @@ velo_status velo_state_clear(velo_context * context, int32_t state) noexcept {
     return velo::guarded([&] {
         const auto lock = velo::lock_context(context);
         check(llama_paged_clear_state(context->llama.get(), state));
+    });
+}
+
+velo_status velo_state_copy(velo_context * context, int32_t source, int32_t target) noexcept {
+    return velo::guarded([&] {
+        const auto lock = velo::lock_context(context);
+        check(llama_paged_copy_state(context->llama.get(), source, target));
+    });
+}
+
+velo_status velo_state_save(velo_context * context, int32_t state, const int32_t * blocks, int32_t n,
+                            int32_t swapped) noexcept {
+    return velo::guarded([&] {
+        const auto lock = velo::lock_context(context);
+        check(llama_paged_save_state(context->llama.get(), state, blocks, n, swapped != 0));
+    });
+}
+
+velo_status velo_state_load(velo_context * context, int32_t state, const int32_t * blocks, int32_t n,
+                            int32_t swapped) noexcept {
+    return velo::guarded([&] {
+        const auto lock = velo::lock_context(context);
+        check(llama_paged_load_state(context->llama.get(), state, blocks, n, swapped != 0));
     });
 }
 

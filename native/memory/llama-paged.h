@@ -78,6 +78,7 @@ struct llama_paged_info {
     uint32_t n_groups;
     uint32_t n_storages;
     uint32_t n_states;      // recurrent states, 0: attention only
+    uint32_t state_blocks;  // blocks that a saved recurrent state takes
     uint64_t block_bytes;   // one block over all storages, K and V
     uint64_t pool_bytes;    // allocated for all K and V, padding included
     uint64_t state_bytes;   // allocated for the recurrent states
@@ -126,6 +127,14 @@ LLAMA_API enum llama_paged_status llama_paged_swap_in(struct llama_context * ctx
 
 // Clear a recurrent state. Call it before a sequence starts in it.
 LLAMA_API enum llama_paged_status llama_paged_clear_state(struct llama_context * ctx, int32_t state);
+// Copy a recurrent state to another one.
+LLAMA_API enum llama_paged_status llama_paged_copy_state(struct llama_context * ctx, int32_t src, int32_t dst);
+// Save a recurrent state in state_blocks blocks, or load it from them. The blocks then hold no K and V. swapped: they
+// are blocks of host memory. Synchronous.
+LLAMA_API enum llama_paged_status llama_paged_save_state(struct llama_context * ctx, int32_t state,
+                                                         const int32_t * blocks, int32_t n, bool swapped);
+LLAMA_API enum llama_paged_status llama_paged_load_state(struct llama_context * ctx, int32_t state,
+                                                         const int32_t * blocks, int32_t n, bool swapped);
 
 #ifdef __cplusplus
 }

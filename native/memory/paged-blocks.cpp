@@ -142,22 +142,6 @@ llama_paged_status llama_paged_fill(llama_context * ctx, const int32_t * blocks,
     });
 }
 
-llama_paged_status llama_paged_clear_state(llama_context * ctx, int32_t state) {
-    return paged_guard([&] {
-        const llama_paged & paged = paged_of(ctx);
-        if (!paged.states) {
-            return;
-        }
-        const uint32_t n_states = llama_paged_access::cparams(*ctx).n_seq_max;
-        if (state < 0 || (uint32_t) state >= n_states) {
-            paged_fail(LLAMA_PAGED_INVALID, "recurrent state " + std::to_string(state) + " does not exist; there are " +
-                                                std::to_string(n_states));
-        }
-        ctx->synchronize();
-        paged.states->seq_rm(state, -1, -1);
-    });
-}
-
 llama_paged_status llama_paged_get_info(llama_context * ctx, llama_paged_info * info) {
     return paged_guard([&] {
         const llama_paged & paged = paged_of(ctx);
@@ -174,7 +158,8 @@ llama_paged_status llama_paged_get_info(llama_context * ctx, llama_paged_info * 
             info->pool_bytes += llama_paged_access::bytes(*cache.cache);
         }
         if (paged.states) {
-            info->n_states = llama_paged_access::cparams(*ctx).n_seq_max;
+            info->n_states     = llama_paged_access::cparams(*ctx).n_seq_max;
+            info->state_blocks = paged_state_blocks(paged);
             for (const auto & [buft, bytes] : paged.states->memory_breakdown()) {
                 info->state_bytes += bytes;
             }

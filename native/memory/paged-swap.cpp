@@ -51,7 +51,7 @@ void paged_open_swap(llama_paged & paged) {
     paged.swap = std::move(swap);
 }
 
-static void check_swap_blocks(const llama_paged & paged, const int32_t * swap_blocks, int32_t n) {
+void paged_check_swap_blocks(const llama_paged & paged, const int32_t * swap_blocks, int32_t n) {
     const uint32_t n_swap_blocks = paged.swap ? paged.swap->n_blocks : 0;
     if (n > 0 && !swap_blocks) {
         paged_fail(LLAMA_PAGED_INVALID, "the list of swapped blocks is null");
@@ -91,7 +91,7 @@ static llama_paged_status copy_swapped(llama_context * ctx, const int32_t * bloc
     return paged_guard([&] {
         const llama_paged & paged = paged_of(ctx);
         paged_check_blocks(paged, blocks, n);
-        check_swap_blocks(paged, swap_blocks, n);
+        paged_check_swap_blocks(paged, swap_blocks, n);
         if (n > 0) {
             ctx->synchronize();
             copy_runs(paged, blocks, swap_blocks, n, f);

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import fields
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy.typing as npt
 
 from ..errors import (
     Cancelled,
+    ClosedError,
     ComputeError,
     ConfigError,
     InternalError,
@@ -112,6 +114,43 @@ def created(status: int, out: CData, free: Callable[[CData], object]) -> CData:
     handle = ffi.gc(out[0], free) if out[0] != ffi.NULL else ffi.NULL
     check(status)
     return handle
+
+
+_H = TypeVar("_H", bound="Handle")
+
+
+class Handle:
+    """Owner of an object of C, which is freed when the last owner drops it."""
+
+    _handle: CData | None = None
+
+    @property
+    def handle(self) -> CData:
+        """The object; raises ClosedError after `close`."""
+        handle = self._handle
+        if handle is None:
+            raise self._closed_error()
+        return handle
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close()` was called."""
+        return self._handle is None
+
+    def close(self) -> None:
+        """Drop the object; a call in progress in another thread ends first. May be called again."""
+        self._handle = None
+
+    def _closed_error(self) -> ClosedError:
+        return ClosedError(f"the {type(self).__name__.lower()} was closed")
+
+    def __enter__(self: _H) -> _H:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 def _raise(status: int) -> NoReturn:

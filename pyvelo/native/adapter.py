@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from ..errors import ClosedError, check_path, shown
-from ._ffi import check, created, ffi, lib
+from ._ffi import Handle, check, created, ffi, lib
 from .context import Context
 from .embedder import Embedder
 from .model import Model
 
-if TYPE_CHECKING:
-    from ._velo import CData
-
 __all__ = ["Adapter", "adapt"]
 
 
-class Adapter:
+class Adapter(Handle):
     """LoRA adapter, loaded for one model; it keeps the weights of the model alive.
 
     C trusts the file: check it first (pyvelo.models.lora). Load and close adapters while no context and no
@@ -43,7 +40,6 @@ class Adapter:
         scale: float = 1.0,
         key: bytes = b"",
     ) -> None:
-        self._handle: CData | None = None
         self.name: Final[str] = name
         self.scale: Final[float] = scale
         self.key: Final[bytes] = key
@@ -53,26 +49,8 @@ class Adapter:
         self._handle = created(status, out, lib.velo_adapter_free)
         self.n_bytes: Final[int] = n_bytes[0]
 
-    @property
-    def handle(self) -> CData:
-        """The C handle.
-
-        Raises:
-            ClosedError: the adapter was closed.
-        """
-        handle = self._handle
-        if handle is None:
-            raise ClosedError(f"the adapter {shown(self.name)} was unloaded: load it and start again")
-        return handle
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close()` was called."""
-        return self._handle is None
-
-    def close(self) -> None:
-        """Free the adapter, unless a context applies it: then its next adapter does. May be called again."""
-        self._handle = None
+    def _closed_error(self) -> ClosedError:
+        return ClosedError(f"the adapter {shown(self.name)} was unloaded: load it and start again")
 
 
 def adapt(runner: Context | Embedder, adapter: Adapter | None) -> None:

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import ClosedError, ConfigError
-from ._ffi import check, created, ffi, from_c, int32, ints, lib
+from ._ffi import Handle, check, created, ffi, from_c, int32, ints, lib
 from .arrays import StepArrays
 from .model import Model
 from .sampler import Sampler
-
-if TYPE_CHECKING:
-    from ._velo import CData
 
 __all__ = ["Context", "ContextInfo", "DeviceMemory", "Timings"]
 
@@ -29,14 +25,15 @@ Float32Array = npt.NDArray[np.float32]
 class ContextInfo:
     """Sizes of a context. `n_states` is 0 if the model has no recurrent layers.
 
-    `block_bytes` are the bytes of one block over all layers of a group, K and V; `pool_bytes` are allocated
-    for all blocks.
+    `state_blocks` are the blocks that a saved recurrent state takes, `block_bytes` the bytes of one block
+    over all layers of a group, K and V. `pool_bytes` are allocated for all blocks.
     """
 
     n_blocks: int
     block_size: int
     n_groups: int
     n_states: int
+    state_blocks: int
     max_batch_tokens: int
     block_bytes: int
     pool_bytes: int
@@ -66,7 +63,7 @@ class Timings:
     sample_seconds: float
 
 
-class Context:
+class Context(Handle):
     """Pool of KV blocks and the graphs that use it.
 
     Calls from several threads run one after another, except `cancel()`.
@@ -111,7 +108,6 @@ class Context:
         n_swap_blocks: int = 0,
         layer_groups: Sequence[int] = (),
     ) -> None:
-        self._handle: CData | None = None
         params = ffi.new("velo_context_params *")
         params.n_blocks = int32("n_blocks", n_blocks)
         params.block_size = int32("block_size", block_size)
@@ -134,18 +130,6 @@ class Context:
         self.n_vocab: Final[int] = model.info.n_vocab
         self._watcher = model.watcher
         self._block_bytes = self.info.block_bytes
-
-    @property
-    def handle(self) -> CData:
-        """The C handle.
-
-        Raises:
-            ClosedError: the context was closed.
-        """
-        handle = self._handle
-        if handle is None:
-            raise ClosedError("the context was closed")
-        return handle
 
     @property
     def info(self) -> ContextInfo:
@@ -367,25 +351,23 @@ class Context:
         """Clear a recurrent state for a new sequence. Do nothing without recurrent states."""
         check(lib.velo_state_clear(self.handle, int32("state", state)))
 
-    # ---- end ----
+    def copy_state(self, source: int, target: int) -> None:
+        """Copy a recurrent state to another one; raise ConfigError if one does not exist."""
+        check(lib.velo_state_copy(self.handle, int32("source", source), int32("target", target)))
 
-    @property
-    def closed(self) -> bool:
-        """Whether `close()` was called."""
-        return self._handle is None
+    def save_state(self, state: int, blocks: Sequence[int] | Int32Array, *, swapped: bool = False) -> None:
+        """Save a recurrent state in `info.state_blocks` blocks of the pool; swapped: of host memory.
 
-    def close(self) -> None:
-        """Free the pool after a run in progress in another thread. May be called again."""
-        self._handle = None
+        Raises:
+            ConfigError: the state or a block does not exist, or the number of blocks is wrong.
+        """
+        ids = _blocks(blocks)
+        check(lib.velo_state_save(self.handle, int32("state", state), ints(ids), len(ids), swapped))
 
-    def __enter__(self) -> Context:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
+    def load_state(self, state: int, blocks: Sequence[int] | Int32Array, *, swapped: bool = False) -> None:
+        """Load a recurrent state from blocks in which one was saved; raise as `save_state`."""
+        ids = _blocks(blocks)
+        check(lib.velo_state_load(self.handle, int32("state", state), ints(ids), len(ids), swapped))
 
 def _blocks(blocks: Sequence[int] | Int32Array) -> Int32Array:
     if isinstance(blocks, np.ndarray) and blocks.dtype == np.int32 and blocks.ndim == 1:

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import ClosedError
-from ._ffi import check, created, ffi, int32, ints, lib
+from ._ffi import Handle, check, created, ffi, int32, ints, lib
 from .model import Model, token_array
-
-if TYPE_CHECKING:
-    from ._velo import CData
 
 __all__ = ["POOLINGS", "Embedder"]
 
@@ -26,7 +21,7 @@ POOLINGS: Final = {
 """Poolings by name: the mean of the token vectors, the first, or the last."""
 
 
-class Embedder:
+class Embedder(Handle):
     """Context for embeddings, beside the contexts that generate.
 
     Calls from several threads run one after another, except `cancel()`. After a failure make a new embedder.
@@ -44,7 +39,6 @@ class Embedder:
     """
 
     def __init__(self, model: Model, *, max_tokens: int, n_threads: int = 0) -> None:
-        self._handle: CData | None = None
         params = ffi.new("velo_embedder_params *")
         params.max_tokens = int32("max_tokens", max_tokens)
         params.n_threads = int32("n_threads", n_threads)
@@ -54,18 +48,6 @@ class Embedder:
         self.max_tokens: Final[int] = max_tokens
         self.n_embd: Final[int] = model.info.n_embd_out
         self._watcher = model.watcher
-
-    @property
-    def handle(self) -> CData:
-        """The C handle.
-
-        Raises:
-            ClosedError: the embedder was closed.
-        """
-        handle = self._handle
-        if handle is None:
-            raise ClosedError("the embedder was closed")
-        return handle
 
     def embed(self, texts: Sequence[Sequence[int]], pooling: int) -> npt.NDArray[np.float32]:
         """Return the vectors of texts, float32 [n, n_embd].
@@ -100,20 +82,3 @@ class Embedder:
     def cancel(self) -> None:
         """Make a call in progress, in another thread, raise `Cancelled` soon. A later one is not affected."""
         check(lib.velo_embedder_cancel(self.handle))
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close()` was called."""
-        return self._handle is None
-
-    def close(self) -> None:
-        """Free the memory after a call in progress in another thread. May be called again."""
-        self._handle = None
-
-    def __enter__(self) -> Embedder:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -5,20 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import ClosedError, ConfigError, RequestError, check_path, shown
+from ..errors import ConfigError, RequestError, check_path, shown
 from ..lazy import lazy_property
-from ._ffi import check, ffi, from_c, int32, ints, lib, read_bytes
+from ._ffi import Handle, check, ffi, from_c, int32, ints, lib, read_bytes
 from .library import follow_logger
 from .watcher import Watcher
-
-if TYPE_CHECKING:
-    from ._velo import CData
 
 __all__ = ["Layer", "Model", "ModelInfo", "VocabInfo", "quantize", "token_array"]
 
@@ -81,7 +77,7 @@ class Layer:
     device: int
 
 
-class Model:
+class Model(Handle):
     """Loaded GGUF model. Any thread may use it.
 
     Contexts and samplers of a model still work after its `close()`. The last of them frees the weights.
@@ -119,7 +115,6 @@ class Model:
         progress: Callable[[float], bool | None] | None = None,
     ) -> None:
         follow_logger()
-        self._handle: CData | None = None
         self._pieces: dict[int, bytes] = {}
         params = lib.velo_model_default_params()
         params.n_gpu_layers = int32("n_gpu_layers", n_gpu_layers)
@@ -151,35 +146,6 @@ class Model:
         refusal = read_bytes(lambda *to: lib.velo_model_refusal(self.handle, *to)).decode()
         self.refusal: str | None = refusal or None
         """Reason why the model cannot have a paged cache, None if it can."""
-
-    @property
-    def handle(self) -> CData:
-        """The C handle, for the other wrappers.
-
-        Raises:
-            ClosedError: the model was closed.
-        """
-        handle = self._handle
-        if handle is None:
-            raise ClosedError("the model was closed")
-        return handle
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close()` was called."""
-        return self._handle is None
-
-    def close(self) -> None:
-        """Release the model. May be called again."""
-        self._handle = None
-
-    def __enter__(self) -> Model:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<Model {self.info.description}{', closed' if self.closed else ''}>"
