@@ -104,14 +104,9 @@ class BaseSession(NotCopied):
         return tokens
 
     def _to_compute(self) -> list[Submission]:
-        """Return a request that computes the new tokens, if blocks can be shared and an answer has room."""
+        """Return a request that computes the new tokens, if an answer has room."""
         sequence, processor = self._sequence, self._engine.processor
-        if (
-            len(sequence.tokens) > 1
-            and not sequence.computed
-            and processor.can_fork
-            and processor.has_room(sequence)
-        ):
+        if len(sequence.tokens) > 1 and not sequence.computed and processor.has_room(sequence):
             return [processor.compute(sequence)]
         return []
 

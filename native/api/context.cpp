@@ -190,7 +190,6 @@ velo_status velo_context_get_info(velo_context * context, velo_context_info * in
         info->block_size       = static_cast<int32_t>(paged.block_size);
         info->n_groups         = static_cast<int32_t>(paged.n_groups);
         info->n_states         = static_cast<int32_t>(paged.n_states);
-        info->state_blocks     = static_cast<int32_t>(paged.state_blocks);
         info->max_batch_tokens = context->max_batch_tokens;
         info->block_bytes      = static_cast<int64_t>(paged.block_bytes);
         info->pool_bytes       = static_cast<int64_t>(paged.pool_bytes);

@@ -28,6 +28,7 @@ struct velo_model {
     bool                                deterministic = false;
     bool                                offloads      = false; // some layers are on a GPU
     bool                                is_encoder    = false; // without a cache: for embeddings
+    int64_t                             state_bytes   = 0;     // of a saved recurrent state
     std::string                         refusal;               // why the model cannot be paged; empty if it can
 };
 

@@ -220,6 +220,9 @@ velo_status velo_model_load(const char * path, const velo_model_params * params,
             made->refusal    = reason;
             made->is_encoder = embeds_alone(*made->llama, path);
         }
+        if (!made->vocab_only) {
+            made->state_bytes = llama_paged_state_bytes(made->llama.get());
+        }
         *model = made.release();
     });
 }
@@ -239,6 +242,7 @@ velo_status velo_model_get_info(const velo_model * model, velo_model_info * info
         info->n_params      = static_cast<int64_t>(llama_model_n_params(llama));
         info->size_bytes    = static_cast<int64_t>(llama_model_size(llama));
         info->has_recurrent = llama_model_is_recurrent(llama) || llama_model_is_hybrid(llama);
+        info->state_bytes   = model->state_bytes;
         info->can_page      = model->refusal.empty();
         if (!model->vocab_only) {
             const std::vector<velo_layer> layers = cached_layers(*model);

@@ -133,6 +133,7 @@ typedef struct velo_model_info {
     int64_t n_params;
     int64_t size_bytes;    // of the weights
     int32_t has_recurrent; // some layers have a state instead of a cache
+    int64_t state_bytes;   // of a saved state; 0: the model has none, or cannot be paged
     int32_t can_page;      // 0: velo_context_create refuses the model, see velo_model_refusal
     int32_t n_embd_out;    // numbers of an embedding
     int32_t pooling;       // pooling of embeddings named in the file, a velo_pooling
@@ -227,9 +228,8 @@ VELO_API void                velo_context_free(velo_context * context) VELO_NOEX
 typedef struct velo_context_info {
     int32_t n_blocks;
     int32_t block_size;
-    int32_t n_groups;     // of layers, with a block table each
-    int32_t n_states;     // recurrent states; 0: the model needs none
-    int32_t state_blocks; // blocks that a saved state takes
+    int32_t n_groups; // of layers, with a block table each
+    int32_t n_states; // recurrent states; 0: the model needs none
     int32_t max_batch_tokens;
     int64_t block_bytes; // one block over all layers of a group, K and V
     int64_t pool_bytes;  // allocated
@@ -303,8 +303,8 @@ VELO_API velo_status velo_blocks_fill(velo_context * context, const int32_t * bl
 VELO_API velo_status velo_state_clear(velo_context * context, int32_t state) VELO_NOEXCEPT;
 // Copy a recurrent state to another one.
 VELO_API velo_status velo_state_copy(velo_context * context, int32_t source, int32_t target) VELO_NOEXCEPT;
-// Save a recurrent state in blocks, or load it from them; n: state_blocks. swapped: the blocks are swap_blocks. A state
-// that was saved elsewhere must be of the same model; other bytes give a state without meaning.
+// Save a recurrent state in blocks, or load it from them; n: as many blocks as state_bytes of the model need. swapped:
+// the blocks are swap_blocks. Load only what was saved: other bytes give an error, or a state without meaning.
 VELO_API velo_status velo_state_save(velo_context * context, int32_t state, const int32_t * blocks, int32_t n,
                                      int32_t swapped) VELO_NOEXCEPT;
 VELO_API velo_status velo_state_load(velo_context * context, int32_t state, const int32_t * blocks, int32_t n,

@@ -78,7 +78,6 @@ struct llama_paged_info {
     uint32_t n_groups;
     uint32_t n_storages;
     uint32_t n_states;      // recurrent states, 0: attention only
-    uint32_t state_blocks;  // blocks that a saved recurrent state takes
     uint64_t block_bytes;   // one block over all storages, K and V
     uint64_t pool_bytes;    // allocated for all K and V, padding included
     uint64_t state_bytes;   // allocated for the recurrent states
@@ -96,6 +95,9 @@ LLAMA_API const char * llama_paged_error(void);
 
 // Return NULL if this model can be paged, else the reason.
 LLAMA_API const char * llama_paged_refusal(const struct llama_model * model);
+
+// Return the bytes of a saved recurrent state; 0: the model has none, or cannot be paged.
+LLAMA_API int64_t llama_paged_state_bytes(const struct llama_model * model);
 
 LLAMA_API enum llama_paged_status llama_paged_get_info(struct llama_context * ctx, struct llama_paged_info * info);
 LLAMA_API enum llama_paged_status llama_paged_get_storage(struct llama_context * ctx, uint32_t i,
@@ -129,8 +131,8 @@ LLAMA_API enum llama_paged_status llama_paged_swap_in(struct llama_context * ctx
 LLAMA_API enum llama_paged_status llama_paged_clear_state(struct llama_context * ctx, int32_t state);
 // Copy a recurrent state to another one.
 LLAMA_API enum llama_paged_status llama_paged_copy_state(struct llama_context * ctx, int32_t src, int32_t dst);
-// Save a recurrent state in state_blocks blocks, or load it from them. The blocks then hold no K and V. swapped: they
-// are blocks of host memory. Synchronous.
+// Save a recurrent state in blocks, as many as its llama_paged_state_bytes need, or load it from them. The blocks then
+// hold no K and V. swapped: they are blocks of host memory. Synchronous.
 LLAMA_API enum llama_paged_status llama_paged_save_state(struct llama_context * ctx, int32_t state,
                                                          const int32_t * blocks, int32_t n, bool swapped);
 LLAMA_API enum llama_paged_status llama_paged_load_state(struct llama_context * ctx, int32_t state,

@@ -158,8 +158,7 @@ llama_paged_status llama_paged_get_info(llama_context * ctx, llama_paged_info * 
             info->pool_bytes += llama_paged_access::bytes(*cache.cache);
         }
         if (paged.states) {
-            info->n_states     = llama_paged_access::cparams(*ctx).n_seq_max;
-            info->state_blocks = paged_state_blocks(paged);
+            info->n_states = llama_paged_access::cparams(*ctx).n_seq_max;
             for (const auto & [buft, bytes] : paged.states->memory_breakdown()) {
                 info->state_bytes += bytes;
             }

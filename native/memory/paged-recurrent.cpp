@@ -115,20 +115,30 @@ struct block_reader : llama_io_read_i {
     size_t n_bytes() override { return stream.n_bytes; }
 };
 
-// Return the bytes of one cell of a state's tensor, 0 without one.
-static size_t cell_bytes(const ggml_tensor * tensor) { return tensor ? tensor->nb[1] : 0; }
-
-uint32_t paged_state_blocks(const llama_paged & paged) {
-    // upstream writes up to 16 bytes before each tensor, and 20 before all of them
-    constexpr size_t head  = 32;
-    size_t           total = head;
-    for (const auto * tensors : {&paged.states->r_l, &paged.states->s_l, &paged.states->p_l}) {
+static size_t saved_bytes(const llama_memory_recurrent & states) {
+    constexpr size_t head  = 32; // upstream writes fewer bytes before each tensor, and before all of them
+    size_t           total = 0;
+    for (const auto * tensors : {&states.r_l, &states.s_l, &states.p_l}) {
         for (const ggml_tensor * tensor : *tensors) {
-            total += tensor ? head + cell_bytes(tensor) : 0;
+            total += tensor ? head + tensor->nb[1] : 0; // a row for each state
         }
     }
+    return total > 0 ? total + head : 0;
+}
+
+int64_t llama_paged_state_bytes(const llama_model * model) {
+    int64_t bytes = 0;
+    paged_guard([&] {
+        const llama_memory_ptr memory = paged_small_memory(*model);
+        const paged_caches     parts  = paged_caches_of(memory.get(), *model);
+        bytes                         = parts.states ? (int64_t) saved_bytes(*parts.states) : 0;
+    });
+    return bytes;
+}
+
+uint32_t paged_state_blocks(const llama_paged & paged) {
     const size_t block = paged_block_bytes(paged);
-    return (uint32_t) ((total + block - 1) / block);
+    return (uint32_t) ((saved_bytes(*paged.states) + block - 1) / block);
 }
 
 static void check_state(const llama_context & ctx, int32_t state) {

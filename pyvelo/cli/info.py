@@ -85,7 +85,9 @@ def _kv_types(summary: GgufSummary, model: Model, block_size: int, free: int | N
     costs: dict[str, Any] = {}
     for name in KV_TYPES:
         try:
-            geometry = make_geometry(summary.architecture, model.layers, name, block_size)
+            geometry = make_geometry(
+                summary.architecture, model.layers, name, block_size, state_bytes=model.info.state_bytes
+            )
         except UnsupportedError as error:
             costs[name] = {"refusal": str(error)}
             continue

@@ -14,17 +14,18 @@ from typing import NoReturn
 from pyvelo.config import EngineConfig
 from pyvelo.engine.adapters import GivenLoras, Loras
 from pyvelo.engine.embedding import Embeddings
+from pyvelo.engine.input_errors import abort_requests
 from pyvelo.engine.input_processor import InputProcessor
 from pyvelo.engine.interrupts import InterruptGuard
 from pyvelo.engine.loop import EngineLoop
 from pyvelo.engine.output import new_sampler
-from pyvelo.engine.request_ids import abort_requests
 from pyvelo.engine.stats import EngineStats, picture
 from pyvelo.engine.step import EngineCore
 from pyvelo.errors import Cancelled, InternalError, ModelError, UnsupportedError
 from pyvelo.finalizer import Finalizer
 from pyvelo.kv.geometry import Geometry
 from pyvelo.kv.manager import BlockManager
+from pyvelo.kv.states import StateManager
 from pyvelo.memory.budget import Limits, PoolRequest, PoolSize, size_pool
 from pyvelo.memory.cores import find_cores
 from pyvelo.memory.host import free_memory
@@ -280,7 +281,7 @@ def _assemble(
     offload: Offload,
     lora_bytes: int,
 ) -> Generator:
-    max_seqs, state_bytes = _sequences(config, model, geometry)
+    max_seqs, state_bytes = _sequences(config, model)
     weights = model.info.size_bytes if offload.host_weights is None else offload.host_weights
     pool = size_pool(
         geometry,
@@ -328,14 +329,14 @@ def _wire(
     core = EngineCore(
         context=context,
         arrays=StepArrays(limits.max_batch_tokens, max_seqs, width, 1, len(geometry.groups)),
-        # recurrent states are not in blocks: a sequence that has them begins at its first token
-        manager=BlockManager(
+        manager=(StateManager if geometry.state_bytes else BlockManager)(
             pool.n_blocks,
             geometry.block_size,
             windows=geometry.windows,
             max_chunk=limits.max_batch_tokens,
-            share=config.prefix_cache and not model.info.has_recurrent,
-            n_swap_blocks=_swap_blocks(config, model, geometry),
+            state_blocks=geometry.state_blocks,
+            share=config.prefix_cache,
+            n_swap_blocks=_swap_blocks(config, geometry),
         ),
         limits=limits,
         n_states=context.info.n_states,
@@ -356,26 +357,24 @@ def _wire(
     )
 
 
-def _sequences(config: EngineConfig, model: Model, geometry: Geometry) -> tuple[int, int]:
+def _sequences(config: EngineConfig, model: Model) -> tuple[int, int]:
     """Return how many sequences may run at once, and the bytes of their recurrent states.
 
-    All running sequences must fit into one step as decodes. A small context tells the size of a state.
+    All running sequences must fit into one step as decodes.
     """
     max_seqs = min(config.max_num_seqs, config.max_batch_tokens)
     if not model.info.has_recurrent:
         return max_seqs, 0
-    context = _make_context(config, model, geometry, geometry.grain_blocks, 1, 256)
-    state_bytes = -(-context.info.state_bytes // max(1, context.info.n_states))
-    context.close()
+    state_bytes = model.info.state_bytes
     if not state_bytes:
         raise ModelError(f"{model.info.arch} has recurrent states, but no layer of this file keeps one")
-    max_seqs = max(1, min(max_seqs, STATE_BYTES // max(1, state_bytes), 256))
+    max_seqs = max(1, min(max_seqs, STATE_BYTES // state_bytes, 256))
     return max_seqs, max_seqs * state_bytes
 
 
-def _swap_blocks(config: EngineConfig, model: Model, geometry: Geometry) -> int:
-    """Return the blocks in host memory for preempted sequences; 0: recurrent states cannot be swapped out."""
-    return 0 if model.info.has_recurrent else min(config.swap_bytes // geometry.block_bytes, (1 << 31) - 1)
+def _swap_blocks(config: EngineConfig, geometry: Geometry) -> int:
+    """Return the blocks in host memory for preempted sequences."""
+    return min(config.swap_bytes // geometry.block_bytes, (1 << 31) - 1)
 
 
 def _make_context(
@@ -394,6 +393,6 @@ def _make_context(
         n_threads=config.n_threads or 0,
         deterministic=config.deterministic,
         fast_attention=config.attention_precision == "fast",
-        n_swap_blocks=_swap_blocks(config, model, geometry),
+        n_swap_blocks=_swap_blocks(config, geometry),
         layer_groups=geometry.layer_groups,
     )

@@ -1,11 +1,12 @@
-"""Errors of wrong prompts and sampling parameters."""
+"""Errors of wrong prompts, sampling parameters and ids of requests, and the abort by id."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
+from weakref import ref
 
-from pyvelo.engine.request import Sequence
+from pyvelo.engine.request import ParentRequest, Sequence
 from pyvelo.errors import OutOfBlocks, RequestError, shown
 from pyvelo.sampling import SamplingParams
 
@@ -14,7 +15,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FindLora",
+    "abort_requests",
     "check_continuation",
+    "check_id",
     "find_adapter",
     "no_blocks",
     "no_lora",
@@ -25,6 +28,9 @@ __all__ = [
 
 FindLora: TypeAlias = "Callable[[str | None], Adapter | None]"
 """Function that returns the adapter of a name, as `LoadedLoras.find`."""
+
+MAX_ID = 256
+"""Characters of an id."""
 
 
 def no_prompt(value: Any, items: list[Any] | None, name: str, one: str = "") -> RequestError:
@@ -97,3 +103,31 @@ def check_continuation(sequence: Sequence, params: SamplingParams, find: FindLor
         raise RequestError("lora: a session keeps its own: give it to `session`, not to an answer")
     if adapter is not None and adapter.closed:
         raise RequestError(f"the session's adapter {shown(adapter.name)} was unloaded")
+
+
+def check_id(request_id: object) -> None:
+    """Raise RequestError if this is not a string of 1 to 256 characters."""
+    if not isinstance(request_id, str) or not 1 <= len(request_id) <= MAX_ID:
+        raise RequestError(f"request_id={shown(request_id)}: give a string of 1 to {MAX_ID} characters")
+
+
+def abort_requests(parents: set[ref[ParentRequest]], request_ids: str | Iterable[str]) -> bool:
+    """Mark the requests of these ids, so that the core ends them; return whether there are any.
+
+    Other threads may add to `parents` meanwhile: it is copied by one call of C.
+
+    Raises:
+        RequestError: an id is not a string of 1 to 256 characters.
+    """
+    try:
+        ids: list[Any] = [request_ids] if isinstance(request_ids, (str, bytes)) else list(request_ids)
+    except TypeError:
+        ids = [request_ids]
+    for request_id in ids:
+        check_id(request_id)
+    wanted = set(ids)
+    found = [parent for each in parents.copy() if (parent := each()) is not None]
+    named = [parent for parent in found if {parent.request_id, parent.batch_id} & wanted]
+    for parent in named:
+        parent.aborted = True
+    return bool(named)

@@ -21,7 +21,6 @@ from pyvelo.engine import input_errors
 from pyvelo.engine.interrupts import InterruptGuard
 from pyvelo.engine.output import Submission
 from pyvelo.engine.request import Detokenizer, ParentRequest, Request, Sequence
-from pyvelo.engine.request_ids import check_id
 from pyvelo.errors import RequestError, VeloError, shown
 from pyvelo.grammar.matcher import GrammarCompiler, GrammarMatcher
 from pyvelo.kv.prefix import BlockLayout
@@ -81,7 +80,6 @@ class InputProcessor:
         self._seeds = random.Random(seed)
         self.parents: set[weakref.ref[ParentRequest]] = set()
         self.find_lora: input_errors.FindLora | None = None  # once an adapter was loaded
-        self.can_fork = not model.info.has_recurrent  # a state cannot be shared
 
     def prepare(
         self,
@@ -117,8 +115,7 @@ class InputProcessor:
         )
         for request in requests:
             request.prompt_logprobs = requests[0].prompt_logprobs  # one list, filled by any sample
-        if self.can_fork:
-            requests[0].hold(requests[1:])
+        requests[0].hold(requests[1:])
         return Submission(text, requests, params.n)
 
     def go_on(
@@ -193,7 +190,7 @@ class InputProcessor:
         if request_id is None:
             request_id = new_request_id()
         else:
-            check_id(request_id)
+            input_errors.check_id(request_id)
         return self._ask(params, ParentRequest(request_id=request_id), timed)
 
     def ask_all(
@@ -214,7 +211,7 @@ class InputProcessor:
         if n == 1:
             return [(each[0], self.ask(each[0], request_id))]
         if request_id is not None:
-            check_id(request_id)
+            input_errors.check_id(request_id)
         asked = []
         for number, param in enumerate(each):
             name = new_request_id() if request_id is None else f"{request_id}-{number}"

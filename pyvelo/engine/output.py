@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from pyvelo.engine.queues import ActiveRequests, Counters
+from pyvelo.engine.queues import ActiveRequests
 from pyvelo.engine.request import Request
 from pyvelo.engine.scheduler import Chunk
+from pyvelo.engine.stats import Counters
 from pyvelo.errors import ComputeError
 from pyvelo.kv.manager import BlockManager
 from pyvelo.memory.budget import Limits
@@ -165,7 +166,7 @@ class OutputProcessor:
                 self._active.start(follower, self._manager.fork(table, follower.hashes))
                 # the last token of the prompt counts as computed when a token is drawn after it
                 self._active.advance(follower, follower.n_prompt - 1)
-                self._active.equip(follower)
+                self._active.equip(follower, request)
                 joined.append(follower)
             except Exception as error:
                 self._active.fail([follower], error)

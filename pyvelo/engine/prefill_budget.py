@@ -1,4 +1,4 @@
-"""Measured costs of steps, the prefill budget of a step while requests stream, and the costs of swapping."""
+"""Measured costs: the prefill budget of a step while requests stream, of swapping, and of snapshots."""
 
 from __future__ import annotations
 
@@ -47,6 +47,10 @@ FLATTEST = 0.1
 
 COST_WEIGHT = 0.2
 """Weight of the newest measurement in the running averages of `Costs`."""
+
+
+SNAPSHOT_SHARE = 0.05
+"""Most time of saving a recurrent state, as a share of the time of computing the tokens before it."""
 
 
 class PrefillBudget:
@@ -145,6 +149,7 @@ class Costs:
     def __init__(self) -> None:
         self._per_block = 0.0  # seconds to move one between pool and host memory
         self._per_token = 0.0  # seconds to compute one of a prompt
+        self._per_state = 0.0  # seconds to save a recurrent state
 
     def moved(self, n_blocks: int, seconds: float) -> None:
         """Note the time of moving blocks one way."""
@@ -153,6 +158,14 @@ class Costs:
     def computed(self, n_tokens: int, seconds: float) -> None:
         """Note the time of a step of many tokens."""
         self._per_token = _running_average(self._per_token, seconds / n_tokens, COST_WEIGHT)
+
+    def saved(self, seconds: float) -> None:
+        """Note the time of saving a recurrent state in blocks."""
+        self._per_state = _running_average(self._per_state, seconds, COST_WEIGHT)
+
+    def favour_snapshot(self, n_tokens: int) -> bool:
+        """Return whether saving a recurrent state costs little beside computing `n_tokens` tokens."""
+        return self._per_state <= SNAPSHOT_SHARE * n_tokens * self._per_token or not self._per_token
 
     def favour_swap(self, n_blocks: int, n_tokens: int) -> bool:
         """Return whether swapping a sequence out and in costs less than computing it again."""

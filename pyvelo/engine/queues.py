@@ -10,20 +10,21 @@ from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
 from pyvelo.engine.request import Request, RequestStatus, Sequence
+from pyvelo.engine.stats import Counters
 from pyvelo.errors import InternalError
 from pyvelo.kv.manager import BlockManager
 from pyvelo.kv.pool import BlockTable, SwappedBlocks
 from pyvelo.outputs import FinishReason
 
 if TYPE_CHECKING:
-    from pyvelo.native import Context, Sampler
+    from pyvelo.engine.states import RecurrentStates
+    from pyvelo.native import Sampler
 
-__all__ = ["ActiveRequests", "Counters", "Deadlines", "IdleSequences", "Inbox"]
+__all__ = ["ActiveRequests", "Deadlines", "IdleSequences", "Inbox"]
 
 NEW, RUNNING, WAITING = RequestStatus.NEW, RequestStatus.RUNNING, RequestStatus.WAITING
 PREEMPTED = RequestStatus.PREEMPTED
@@ -136,39 +137,6 @@ class Inbox:
             yield self._released.popleft()
 
 
-@dataclass
-class Counters:
-    """Totals since the engine was opened."""
-
-    steps: int = 0
-    prompt_tokens: int = 0  # of prompts that were computed completely
-    completion_tokens: int = 0  # generated
-    stopped: int = 0  # requests that ended with "stop"
-    ran_out: int = 0  # with "length"
-    aborted: int = 0
-    timed_out: int = 0
-    failed: int = 0
-    preemptions: int = 0
-    swaps: int = 0  # preemptions that swapped out
-    evicted_sequences: int = 0  # while they were idle
-    schedule_seconds: float = 0.0  # from the start of a step to its forward pass
-    run_seconds: float = 0.0  # in forward passes
-    sample_seconds: float = 0.0  # from the forward pass to the end of the step
-
-    @property
-    def n_ended(self) -> int:
-        """Requests that have ended, for any reason."""
-        return self.stopped + self.ran_out + self.aborted + self.timed_out + self.failed
-
-    def ended(self, reason: FinishReason) -> None:
-        """Count a request that has ended."""
-        self.stopped += reason == "stop"
-        self.ran_out += reason == "length"
-        self.aborted += reason == "abort"
-        self.timed_out += reason == "timeout"
-        self.failed += reason == "error"
-
-
 class IdleSequences:
     """Sequences that keep blocks while no request runs on them, the longest idle first."""
 
@@ -228,27 +196,24 @@ class ActiveRequests:
 
     Args:
         new_sampler: makes the sampler of a request when it first starts.
-        n_states: recurrent states of `context`; 0: the model has none.
+        states: recurrent states of the running requests; None: the model has none.
     """
 
     def __init__(
         self,
-        context: Context,
         manager: BlockManager,
         idle: IdleSequences,
         counters: Counters,
         new_sampler: Callable[[Request], Sampler],
-        n_states: int,
+        states: RecurrentStates | None,
         clock: Callable[[], float],
     ) -> None:
-        self._context = context
         self._manager = manager
         self._idle = idle
         self._counters = counters
         self._new_sampler = new_sampler
-        self._n_states = n_states
+        self._states = states
         self._clock = clock
-        self.has_states = n_states > 0
         self.clear()
 
     def clear(self) -> None:
@@ -256,7 +221,8 @@ class ActiveRequests:
         self.waiting: list[Request] = []  # both in the order of rank
         self.running: list[Request] = []
         self.open: dict[int, Request] = {}  # all that have not ended, by id
-        self.free_states = list(range(self._n_states))[::-1]
+        if self._states is not None:
+            self._states.clear()
 
     def arrive(self, request: Request) -> None:
         """Take in a new request: queue it, unless it is held or was cancelled before its submission."""
@@ -287,18 +253,30 @@ class ActiveRequests:
 
     def preempt(self, request: Request, swapped: SwappedBlocks | None) -> None:
         """Queue a request again whose blocks were swapped out, or freed (None)."""
+        if self._states is not None and swapped is not None:
+            self._states.swap_out(request, swapped)
+        self._requeue(request, swapped)
+        self._counters.preemptions += 1
+        self._counters.swaps += swapped is not None
+
+    def restart(self, request: Request) -> None:
+        """Queue a running request again whose recurrent state was lost in a step."""
+        self._idle.free(request.sequence)
+        self._requeue(request, None)
+
+    def _requeue(self, request: Request, swapped: SwappedBlocks | None) -> None:
         self._vacate(request)
         request.sequence.table, request.sequence.swapped = None, swapped
         request.n_computed = 0
-        self._counters.preemptions += 1
-        self._counters.swaps += swapped is not None
         self.wait(request, PREEMPTED)
 
-    def equip(self, request: Request) -> None:
-        """Give a request that starts its recurrent state and its sampler."""
-        if self.has_states:
-            request.recurrent_state = self.free_states.pop()
-            self._context.clear_state(request.recurrent_state)
+    def equip(self, request: Request, first: Request | None = None) -> None:
+        """Give a request that starts its recurrent state, or that of the `first` sample, and its sampler."""
+        if self._states is not None:
+            if first is None:
+                self._states.start(request)
+            else:
+                self._states.fork(first, request)
         if request.sampler is not None:
             return  # it was preempted: its draws continue
         request.sampler = self._new_sampler(request)
@@ -311,6 +289,8 @@ class ActiveRequests:
         table = request.sequence.table
         if table is not None:
             self._manager.advance(table, n_computed)
+            if self._states is not None:
+                self._states.advanced(request)
 
     def end_early(self, request: Request, reason: FinishReason) -> None:
         """End a request between two tokens, with the text that it has."""
@@ -373,21 +353,23 @@ class ActiveRequests:
         sequence, runs = request.sequence, request.status is RUNNING
         if request.status in (WAITING, PREEMPTED):
             self.waiting.remove(request)
-        keeps_blocks = request.keeps_blocks and not self.has_states  # a recurrent state is not kept
-        if not keeps_blocks:
+        if not request.keeps_blocks:
             self._idle.free(sequence)
         elif runs and sequence.table is not None:
             # compute a token again for its logits if no token was drawn after it
             self.advance(request, min(request.n_computed, len(request.tokens) - 1))
             self._manager.trim(sequence.table)
-            self._idle.add(sequence)
+            if self._states is None or self._states.keep(request):
+                self._idle.add(sequence)
+            else:
+                self._idle.free(sequence)
         if runs:
             self._vacate(request)
 
     def _vacate(self, request: Request) -> None:
         """Free the place in the batch of a request that ran."""
-        if self.has_states:
-            self.free_states.append(request.recurrent_state)
+        if self._states is not None:
+            self._states.release(request)
 
     def drop_left(self) -> None:
         """Remove from `running` the requests that do not run any more."""

@@ -271,7 +271,7 @@ class Request:
     error: Exception | None = None
     stop_reason: int | str | None = None  # as in `Completion`
     sampler: Sampler | None = None  # from its first start to its end
-    recurrent_state: int = 0  # index while it runs, if the model has recurrent states
+    recurrent_state: int = -1  # index while it runs, if the model has recurrent states
     n_generated: int = 0
     n_computed: int = 0
     n_cached: int | None = None  # prefix hit of its first start, in tokens

@@ -13,6 +13,7 @@ from pyvelo.errors import InternalError
 from pyvelo.kv.manager import BlockManager
 from pyvelo.kv.plan import AllocationPlan
 from pyvelo.kv.pool import BlockTable, Never, NotNow, Start, SwappedBlocks
+from pyvelo.kv.states import tokens_to_snapshot
 from pyvelo.memory.budget import SCORED_TOKENS, Limits
 
 __all__ = ["Chunk", "StepPlan", "schedule"]
@@ -113,7 +114,7 @@ class _Planner:
         self.allocation = manager.plan()
         self.limits = limits
         self.favour_swap = favour_swap
-        self.layout = manager.layout
+        self.layout, self.takes_snapshots = manager.layout, manager.takes_snapshots
         self.budget = limits.max_batch_tokens
         self.prefill_budget = limits.max_batch_tokens  # prompt tokens
         self.limited = False
@@ -259,7 +260,14 @@ class _Planner:
 
     def _chunk(self, request: Request, table: BlockTable, budget: int, n_there: int) -> Chunk:
         pending = len(request.tokens) - n_there
-        n_tokens = self._chunk_size(request, n_there, min(pending, budget))
+        n_tokens = min(pending, budget)
+        if self.takes_snapshots:
+            keeps_state = request.keeps_blocks and request.max_new == 0
+            n_places = tokens_to_snapshot(
+                table, n_there, len(request.tokens), self.layout.block_size, keeps_state
+            )
+            n_tokens = min(n_tokens, n_places)
+        n_tokens = self._chunk_size(request, n_there, n_tokens)
         if not self.allocation.grow(table, n_there + n_tokens):
             n_left = self.layout.block_size - n_there % self.layout.block_size
             n_tokens = min(n_tokens, n_left)  # other sequences hold what a window has left

@@ -6,12 +6,45 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from pyvelo.engine.queues import Counters
     from pyvelo.kv.manager import BlockManager
     from pyvelo.memory.budget import Limits, PoolSize
     from pyvelo.native import ContextInfo
+    from pyvelo.outputs import FinishReason
 
-__all__ = ["EngineStats", "QueueLengths", "picture"]
+__all__ = ["Counters", "EngineStats", "QueueLengths", "picture"]
+
+
+@dataclass
+class Counters:
+    """Totals since the engine was opened."""
+
+    steps: int = 0
+    prompt_tokens: int = 0  # of prompts that were computed completely
+    completion_tokens: int = 0  # generated
+    stopped: int = 0  # requests that ended with "stop"
+    ran_out: int = 0  # with "length"
+    aborted: int = 0
+    timed_out: int = 0
+    failed: int = 0
+    preemptions: int = 0
+    swaps: int = 0  # preemptions that swapped out
+    evicted_sequences: int = 0  # while they were idle
+    schedule_seconds: float = 0.0  # from the start of a step to its forward pass
+    run_seconds: float = 0.0  # in forward passes
+    sample_seconds: float = 0.0  # from the forward pass to the end of the step
+
+    @property
+    def n_ended(self) -> int:
+        """Requests that have ended, for any reason."""
+        return self.stopped + self.ran_out + self.aborted + self.timed_out + self.failed
+
+    def ended(self, reason: FinishReason) -> None:
+        """Count a request that has ended."""
+        self.stopped += reason == "stop"
+        self.ran_out += reason == "length"
+        self.aborted += reason == "abort"
+        self.timed_out += reason == "timeout"
+        self.failed += reason == "error"
 
 
 class QueueLengths(NamedTuple):

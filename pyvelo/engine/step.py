@@ -15,10 +15,11 @@ import numpy as np
 
 from pyvelo.engine.output import Batch, OutputProcessor, Scored, score_prompts, score_rows
 from pyvelo.engine.prefill_budget import MANY_TOKENS, Costs, PrefillBudget
-from pyvelo.engine.queues import ActiveRequests, Counters, IdleSequences, Inbox
-from pyvelo.engine.request import Request, RequestStatus, Sequence
+from pyvelo.engine.queues import ActiveRequests, IdleSequences, Inbox
+from pyvelo.engine.request import Request, Sequence
 from pyvelo.engine.scheduler import Chunk, StepPlan, schedule
-from pyvelo.engine.stats import QueueLengths
+from pyvelo.engine.states import RecurrentStates
+from pyvelo.engine.stats import Counters, QueueLengths
 from pyvelo.errors import Cancelled, InternalError
 from pyvelo.kv.manager import BlockManager
 from pyvelo.kv.pool import BlockTable
@@ -40,13 +41,13 @@ class EngineCore:
 
     Args:
         arrays: room for a step within `limits`.
-        n_states: recurrent states; 0: the model has none.
         new_sampler: makes a request's sampler when it starts.
         is_end: whether the model ends answers with a token.
         debug: audit every step, and fill freed blocks with NaN.
         call_run: calls a forward pass; `check_files` before it raises ModelError if the weights changed.
         clock: returns seconds.
         costs: decides whether a preempted sequence is swapped out or computed again.
+        n_states: recurrent states; 0: the model has none. The manager is a `StateManager` if it has some.
     """
 
     def __init__(
@@ -56,7 +57,6 @@ class EngineCore:
         arrays: StepArrays,
         manager: BlockManager,
         limits: Limits,
-        n_states: int,
         new_sampler: Callable[[Request], Sampler],
         is_end: Callable[[int], bool],
         debug: bool,
@@ -64,6 +64,7 @@ class EngineCore:
         check_files: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = perf_counter,
         costs: Costs | None = None,
+        n_states: int = 0,
     ) -> None:
         self.clock = clock
         self.observer: Callable[[abc.Sequence[Request], abc.Sequence[Request]], None] | None = None
@@ -80,11 +81,10 @@ class EngineCore:
         self._call_run = call_run or (lambda run: run())
         self._check_files = check_files
         self.idle = IdleSequences(manager)
-        self._active = ActiveRequests(
-            context, manager, self.idle, self.counters, new_sampler, n_states, clock
-        )
-        self._output = OutputProcessor(context, manager, self._active, limits, self.counters, is_end, clock)
         self._costs = costs or Costs()
+        self._states = RecurrentStates.of(context, manager, n_states, self._costs, clock)
+        self._active = ActiveRequests(manager, self.idle, self.counters, new_sampler, self._states, clock)
+        self._output = OutputProcessor(context, manager, self._active, limits, self.counters, is_end, clock)
         self.prefill_budget = PrefillBudget()
         self._mover = BlockMover(context, manager, self._costs, clock)
         self._debug = debug
@@ -223,6 +223,8 @@ class EngineCore:
         try:
             self._check_files()
             self.before_run(plan)
+            if self._states is not None:
+                self._states.lose(plan.requests)
             self._call_run(run)
         except Cancelled:
             raise
@@ -230,6 +232,8 @@ class EngineCore:
             self._active.fail(plan.requests, error)
             return
         done = self.clock()
+        if self._states is not None:
+            self._states.ran(plan)
         if batch.n_tokens >= MANY_TOKENS and self.counters.steps:  # the first one packs weights, too
             self._costs.computed(batch.n_tokens, done - start)
         self.counters.steps += 1
@@ -247,14 +251,12 @@ class EngineCore:
     def _set_back(self, plan: StepPlan) -> None:
         """Repeat the tokens of an interrupted step in the next one.
 
-        Recurrent states are lost, so requests with a state are queued again and start at their first token.
+        Recurrent states are lost, so requests with a state are queued again and start at their last snapshot.
         """
-        if self._active.has_states:
+        if self._states is not None:
             for request in plan.requests:
                 if not request.finished:
-                    self._active.release(request)
-                    request.n_computed = 0
-                    self._active.wait(request, RequestStatus.PREEMPTED)
+                    self._active.restart(request)
         self._active.drop_left()
 
     def _close(self, sequence: Sequence) -> None:

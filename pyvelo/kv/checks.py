@@ -15,6 +15,7 @@ def stored_tokens(pool: BlockPool, tables: Collection[BlockTable], size: int) ->
     """Return the tokens in the blocks of live tables; tokens in shared blocks count once."""
     unused = dict[int, int]()
     for table in tables:
+        unused.update(dict.fromkeys(table.snapshot, size))
         begin = table.n_tokens // size
         for first, blocks in zip(table.firsts, table.groups, strict=True):
             for index, block in enumerate(blocks[begin - first :], begin):
@@ -40,10 +41,14 @@ def audit_prefixes(index: PrefixIndex) -> None:
     """Raise InternalError if the tables disagree."""
     listed = {block: id(prefix) for block, prefix in enumerate(index._by_block) if prefix is not None}
     prefixes = index._by_hash.values()
-    if listed != {block: id(p) for p in prefixes for blocks in p.blocks for block in blocks}:
+    if listed != {block: id(p) for p in prefixes for blocks in (*p.blocks, p.snapshot) for block in blocks}:
         raise InternalError("prefix index: hashes and blocks do not agree")
     for known, prefix in index._by_hash.items():
-        if prefix.hash != known or not prefix.is_listed or not (any(prefix.blocks) or prefix.children):
+        if (
+            prefix.hash != known
+            or not prefix.is_listed
+            or not (any(prefix.blocks) or prefix.children or prefix.snapshot)
+        ):
             raise InternalError("prefix index: a prefix has another hash, or neither a block nor a child")
     n_duplicates = sum(max(0, len(blocks) - 1) for prefix in prefixes for blocks in prefix.blocks)
     if index.n_duplicates != n_duplicates:

@@ -87,6 +87,7 @@ class Geometry:
     """Types, block size (tokens), groups and bytes of a KV cache.
 
     `rows` are of the layers of a group: if groups have fewer or smaller layers on a device, of the largest.
+    `state_bytes`: of a saved recurrent state, 0 without one.
     """
 
     type_k: TensorType
@@ -94,6 +95,7 @@ class Geometry:
     block_size: int
     rows: tuple[LayerRows, ...]
     groups: tuple[LayerGroup, ...]
+    state_bytes: int = 0
 
     @property
     def slot_bytes(self) -> int:
@@ -131,7 +133,12 @@ class Geometry:
 
     def layout(self, max_chunk: int) -> BlockLayout:
         """Return the layout of a sequence's blocks, if a step computes at most `max_chunk` of its tokens."""
-        return BlockLayout(self.block_size, self.windows, max_chunk)
+        return BlockLayout(self.block_size, self.windows, max_chunk, self.state_blocks)
+
+    @property
+    def state_blocks(self) -> int:
+        """Blocks of a snapshot of a recurrent state."""
+        return -(-self.state_bytes // self.block_bytes)
 
     @property
     def grain_blocks(self) -> int:
@@ -164,6 +171,7 @@ def make_geometry(
     *,
     line_bytes: int = CPU_LINE,
     windows: bool = True,
+    state_bytes: int = 0,
 ) -> Geometry:
     """Return the geometry of the cache of `model` with `layers`.
 
@@ -175,6 +183,7 @@ def make_geometry(
             layer.
         line_bytes: bytes of a cache line.
         windows: whether layers with windows get groups of their own.
+        state_bytes: bytes of a saved recurrent state.
 
     Raises:
         ConfigError: a setting does not exist.
@@ -204,7 +213,7 @@ def make_geometry(
         groups = (LayerGroup(FULL, tuple(rows)),)
     largest = max(groups, key=lambda group: len(group.layers))
     held = tuple(rows[layer] for layer in largest.layers)
-    return Geometry(type_k, type_v, _aligned(held, block_size, line_bytes), held, groups)
+    return Geometry(type_k, type_v, _aligned(held, block_size, line_bytes), held, groups, state_bytes)
 
 
 def contiguous_bytes(geometry: Geometry, layers: Iterable[LayerShape], n_tokens: int, n_batch: int) -> int:

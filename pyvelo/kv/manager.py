@@ -21,11 +21,13 @@ class BlockManager:
     """Owner of every block of the pool. Not thread-safe.
 
     Args:
-        windows: of each group of layers.
-        max_chunk: most tokens that a sequence computes in a step.
+        windows, max_chunk: of each group of layers; most tokens that a sequence computes in a step.
+        state_blocks: of a snapshot of a recurrent state, in a `StateManager`.
         share: whether sequences share prefixes.
         observer: called with each event of a block.
     """
+
+    takes_snapshots = False  # of recurrent states
 
     def __init__(
         self,
@@ -34,24 +36,28 @@ class BlockManager:
         *,
         windows: Sequence[Window] = (FULL,),
         max_chunk: int = 1 << 31,
+        state_blocks: int = 0,
         share: bool = True,
         n_swap_blocks: int = 0,
         make_hash: Callable[[BlockHashes, int], bytes] = BlockHashes.block_hash,
         observer: Callable[[Event], None] | None = None,
     ) -> None:
-        self.layout = BlockLayout(block_size, tuple(windows), max_chunk)
+        self.layout = BlockLayout(block_size, tuple(windows), max_chunk, state_blocks)
         self._is_windowed = self.layout.is_windowed
         self.block_size = block_size
         self.swap = SwapPool(n_swap_blocks)
         self._swapped: dict[int, SwappedBlocks] = {}
         self.counts = Counts()
         self._pool = BlockPool(n_blocks)
-        self._index = PrefixIndex(n_blocks, self.layout, make_hash) if share else None
+        self._index = self._make_index(make_hash) if share else None
         self._observer = observer
         self._observer_error: BaseException | None = None
         self._tables: dict[int, BlockTable] = {}
         self._reserved = 0
         self._version = 0
+
+    def _make_index(self, make_hash: Callable[[BlockHashes, int], bytes]) -> PrefixIndex:
+        return PrefixIndex(self.n_blocks, self.layout, make_hash)
 
     @property
     def n_blocks(self) -> int:
@@ -307,13 +313,13 @@ class BlockManager:
             self._notify("reset", block)
 
     def has_swapped(self, swapped: SwappedBlocks) -> bool:
-        """Return whether a sequence is in host memory. After `clear` none is."""
+        """Return whether a sequence is in host memory; after `clear` none is."""
         return id(swapped) in self._swapped
 
     def audit(self) -> None:
         """Raise InternalError if an invariant of pool, prefixes or tables is broken."""
         tables = self._tables.values()
-        self._pool.audit(block for table in tables for block in table.blocks)
+        self._pool.audit(block for table in tables for block in table.held)
         reserved = sum(table.reserved for table in tables)
         if reserved != self._reserved or reserved > self._pool.n_free:
             raise InternalError(
@@ -352,7 +358,7 @@ class BlockManager:
         return [Copy(*pair) for pair in zip(held, swapped.blocks, strict=True)]
 
     def _swap_in(self, table: BlockTable, swapped: SwappedBlocks, n_hits: int) -> list[Copy]:
-        sources = swapped.blocks[n_hits:]
+        sources, table.state = swapped.blocks[n_hits : len(swapped.blocks) - swapped.n_state], swapped.state
         self.free_swapped(swapped)
         self.counts.swapped_in += len(sources)
         targets = table.in_order(0, self.layout.blocks_for(swapped.n_tokens))[n_hits:]

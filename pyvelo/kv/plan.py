@@ -143,6 +143,9 @@ class AllocationPlan:
         fresh = layout.wanted(match.firsts, match.n_blocks, goal)
         hits = match.blocks
         n_revived = sum(map(self._is_free, hits))
+        if fresh + n_revived > room and match.snapshot:  # it needs no room if all tokens are computed
+            match = no_match(layout.n_groups)
+            fresh, hits, n_revived = layout.wanted(match.firsts, 0, goal), [], 0
         if fresh + n_revived > room:
             return NotNow(fresh + n_revived, room)
         if match.partial is not None:
@@ -165,6 +168,7 @@ class AllocationPlan:
             goal=goal,
         )
         table.prefix, table.branch = match.prefix, match.n_known * layout.block_size
+        table.snapshot = match.snapshot
         table.mark = hashes.n_tokens if hashes is not None else n_tokens
         self._changes[id(table)] = Change(table, match.n_blocks, fresh, goal, match, swapped)
         return Start(table)
@@ -172,9 +176,10 @@ class AllocationPlan:
     def _match_of_swapped(self, match: Match, swapped: SwappedBlocks) -> Match:
         """Return the part of a prefix hit that replaces swapped blocks: whole blocks of an only group.
 
-        A group with a window has no hit: the blocks of the hit are the blocks of another place.
+        A group with a window has no hit: the blocks of the hit are the blocks of another place. So is a
+        snapshot.
         """
-        if self._layout.n_groups > 1 or self._layout.is_windowed:
+        if self._layout.n_groups > 1 or self._layout.is_windowed or self._layout.state_blocks:
             return no_match(self._layout.n_groups)._replace(firsts=swapped.firsts)
         n_blocks, prefix = min(match.n_blocks, swapped.n_tokens // self._layout.block_size), match.prefix
         for _ in range(match.n_blocks - n_blocks):
@@ -235,7 +240,7 @@ class AllocationPlan:
 
     def swap_out(self, table: BlockTable) -> SwappedBlocks | None:
         """Free the table and swap its blocks out. Return None, and change nothing, if host memory is full."""
-        swapped = SwappedBlocks(table.n_tokens, table.firsts)
+        swapped = SwappedBlocks(table.n_tokens, table.firsts, self._layout.state_blocks)
         n_blocks = n_swapped(swapped, self._layout.block_size)
         if n_blocks > self.n_swap_free:
             return None
@@ -246,7 +251,7 @@ class AllocationPlan:
     def _free(self, table: BlockTable, swapped: SwappedBlocks | None) -> None:
         if id(table) in self._changes:
             raise InternalError("a plan that uses a block table cannot free it")
-        self._release(table.blocks)
+        self._release(table.held)
         self.available += table.reserved
         self._changes[id(table)] = Change(table, 0, 0, frees=True, swaps_out=swapped)
 
@@ -311,7 +316,7 @@ class AllocationPlan:
 def n_swapped(swapped: SwappedBlocks, block_size: int) -> int:
     """Return the blocks that a sequence takes in host memory."""
     n_blocks = -(-swapped.n_tokens // block_size)
-    return sum(n_blocks - first for first in swapped.firsts)
+    return sum(n_blocks - first for first in swapped.firsts) + swapped.n_state
 
 
 class ManagerState(NamedTuple):
@@ -375,7 +380,7 @@ def _check_blocks(changes: Collection[Change], pool: BlockPool, reserved: int) -
                 raise InternalError("a sequence starts with a block that is neither used nor cached")
             references.update(hits)
         elif change.frees:
-            references.subtract(table.blocks)
+            references.subtract(table.held)
         n_allocated += change.n_allocated
         reserved += change.reserved - (table.reserved if match is None else 0)
     for block, n in references.items():

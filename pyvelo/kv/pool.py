@@ -208,14 +208,23 @@ class SwapPool:
 
 
 class SwappedBlocks:
-    """Blocks of a sequence in host memory, in position order. `firsts`: the first that each group has."""
+    """Blocks of a sequence in host memory, in position order. `firsts`: the first that each group has.
 
-    __slots__ = ("blocks", "firsts", "n_tokens")
+    The last `n_state` of them hold its recurrent state.
+    """
 
-    def __init__(self, n_tokens: int, firsts: Sequence[int] = (0,)) -> None:
+    __slots__ = ("blocks", "firsts", "n_state", "n_tokens")
+
+    def __init__(self, n_tokens: int, firsts: Sequence[int] = (0,), n_state: int = 0) -> None:
         self.blocks: list[int] = []  # filled in by `commit`
         self.n_tokens = n_tokens
         self.firsts = tuple(firsts)
+        self.n_state = n_state
+
+    @property
+    def state(self) -> list[int]:
+        """Blocks of the recurrent state."""
+        return self.blocks[len(self.blocks) - self.n_state :]
 
 
 class BlockTable:
@@ -228,7 +237,8 @@ class BlockTable:
 
     __slots__ = (
         *("branch", "firsts", "goal", "groups", "hashes", "mark", "n_blocks", "n_cached", "n_published"),
-        *("n_shared", "n_slides", "slides_at", "n_tokens", "prefix", "reserved", "version"),
+        *("n_shared", "n_slides", "slides_at", "n_tokens", "prefix", "reserved", "rolling", "snapshot"),
+        *("state", "version"),
     )
 
     def __init__(
@@ -259,6 +269,14 @@ class BlockTable:
         # tokens after which other sequences may go on: of the prompt, and of a prefix that others have, too
         self.mark = self.branch = 0
         self.hashes = hashes
+        self.snapshot: tuple[int, ...] = ()  # blocks of the recurrent state that it shall go on with
+        self.state: list[int] = []  # the same in host memory, until blocks are swapped again
+        self.rolling: Prefix | None = None  # with its last snapshot of a generated text
+
+    @property
+    def held(self) -> list[int]:
+        """The blocks to which it has a reference, one for each."""
+        return [*self.blocks, *self.snapshot] if self.snapshot else self.blocks
 
     @property
     def blocks(self) -> list[int]:

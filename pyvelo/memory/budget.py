@@ -43,6 +43,7 @@ DEFAULT_CTX = 8192  # tokens of a sequence without n_ctx; also the least tokens 
 MIN_CTX = 4096  # tokens of one sequence that fit in a default pool, even beyond DEFAULT_BYTES
 HOST = ""  # name of the host among the devices
 DEFAULT_SEQS = 4  # sequences of full length in a default pool
+SNAPSHOTS = 2  # of the recurrent states of a sequence: after its prompt, and after its answer
 MAX_SLOTS = (1 << 31) - POOL_GRAIN  # slots are int32
 
 
@@ -111,7 +112,7 @@ def size_pool(geometry: Geometry, layout: BlockLayout, want: PoolRequest) -> Poo
     longest = want.n_ctx or want.n_ctx_train
     by_bytes = want.kv_cache_bytes is not None
     grains = _requested(geometry, layout, want) if by_bytes else _default(geometry, layout, want)
-    useful = _grains_for(layout, longest, want.max_num_seqs)
+    useful = _grains_for(layout, longest, want.max_num_seqs, SNAPSHOTS)
     n_blocks = min(grains, useful, MAX_SLOTS // POOL_GRAIN) * geometry.grain_blocks
     n_tokens = longest_sequence(layout, n_blocks)
     n_ctx = want.n_ctx or min(want.n_ctx_train, n_tokens)
@@ -151,7 +152,8 @@ def _requested(geometry: Geometry, layout: BlockLayout, want: PoolRequest) -> in
 def _default(geometry: Geometry, layout: BlockLayout, want: PoolRequest) -> int:
     length = want.n_ctx or min(want.n_ctx_train, DEFAULT_CTX)
     floor = want.n_ctx or min(want.n_ctx_train, MIN_CTX)
-    default = max(_grains_for(layout, length, DEFAULT_SEQS), _grains_for(layout, DEFAULT_CTX))
+    default = _grains_for(layout, length, DEFAULT_SEQS, SNAPSHOTS)
+    default = max(default, _grains_for(layout, DEFAULT_CTX))
     default = min(default, DEFAULT_BYTES // geometry.slot_bytes // POOL_GRAIN)
     wanted = max(_grains_for(layout, floor), default)
     needed = _grains_for(layout, want.n_ctx or 1)
@@ -202,7 +204,7 @@ def longest_sequence(layout: BlockLayout, n_blocks: int) -> int:
     return low
 
 
-def _grains_for(layout: BlockLayout, n_tokens: int, n_sequences: int = 1) -> int:
-    """Return the grains with the blocks of sequences of `n_tokens` tokens."""
-    n_slots = layout.peak_blocks(n_tokens) * layout.block_size * n_sequences
-    return max(1, -(-n_slots // POOL_GRAIN))
+def _grains_for(layout: BlockLayout, n_tokens: int, n_sequences: int = 1, n_snapshots: int = 0) -> int:
+    """Return the grains with the blocks of sequences of `n_tokens` tokens, and of snapshots of each."""
+    n_blocks = (layout.peak_blocks(n_tokens) + n_snapshots * layout.state_blocks) * n_sequences
+    return max(1, -(-n_blocks * layout.block_size // POOL_GRAIN))

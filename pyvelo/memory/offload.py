@@ -119,6 +119,7 @@ def cache_geometry(config: EngineConfig, path: str, model: Model, *, on_gpu: boo
         config.block_size,
         line_bytes=GPU_LINE if on_gpu else CPU_LINE,
         windows=not on_gpu,
+        state_bytes=model.info.state_bytes,
     )
 
 

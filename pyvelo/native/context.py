@@ -25,15 +25,14 @@ Float32Array = npt.NDArray[np.float32]
 class ContextInfo:
     """Sizes of a context. `n_states` is 0 if the model has no recurrent layers.
 
-    `state_blocks` are the blocks that a saved recurrent state takes, `block_bytes` the bytes of one block
-    over all layers of a group, K and V. `pool_bytes` are allocated for all blocks.
+    `block_bytes` are the bytes of one block over all layers of a group, K and V; `pool_bytes` are allocated
+    for all blocks.
     """
 
     n_blocks: int
     block_size: int
     n_groups: int
     n_states: int
-    state_blocks: int
     max_batch_tokens: int
     block_bytes: int
     pool_bytes: int
@@ -356,7 +355,7 @@ class Context(Handle):
         check(lib.velo_state_copy(self.handle, int32("source", source), int32("target", target)))
 
     def save_state(self, state: int, blocks: Sequence[int] | Int32Array, *, swapped: bool = False) -> None:
-        """Save a recurrent state in `info.state_blocks` blocks of the pool; swapped: of host memory.
+        """Save a recurrent state in blocks of the pool; swapped: of host memory.
 
         Raises:
             ConfigError: the state or a block does not exist, or the number of blocks is wrong.
@@ -368,6 +367,7 @@ class Context(Handle):
         """Load a recurrent state from blocks in which one was saved; raise as `save_state`."""
         ids = _blocks(blocks)
         check(lib.velo_state_load(self.handle, int32("state", state), ints(ids), len(ids), swapped))
+
 
 def _blocks(blocks: Sequence[int] | Int32Array) -> Int32Array:
     if isinstance(blocks, np.ndarray) and blocks.dtype == np.int32 and blocks.ndim == 1:

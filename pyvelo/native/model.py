@@ -24,6 +24,7 @@ class ModelInfo:
     """Properties of a model. `size_bytes` are the bytes of its weights, `n_head` is of its first attention
     layer.
 
+    `state_bytes` are the bytes of a saved recurrent state, 0 without one.
     `n_embd_out` is the size of an embedding. `pooling` is the pooling in the file: 0 none, 1 mean, 2 cls, 3
     last, 4 a score instead. `is_encoder`: the model embeds texts and generates none.
     """
@@ -39,6 +40,7 @@ class ModelInfo:
     n_params: int
     size_bytes: int
     has_recurrent: bool
+    state_bytes: int
     can_page: bool
     n_embd_out: int
     pooling: int
