@@ -259,10 +259,13 @@ class ActiveRequests:
         self._counters.preemptions += 1
         self._counters.swaps += swapped is not None
 
-    def restart(self, request: Request) -> None:
-        """Queue a running request again whose recurrent state was lost in a step."""
-        self._idle.free(request.sequence)
-        self._requeue(request, None)
+    def restart_lost(self) -> None:
+        """Queue the running requests again whose recurrent state is not of their computed tokens."""
+        for request in self.running if self._states is not None else ():
+            if self._states is not None and self._states.is_lost(request):
+                self._idle.free(request.sequence)
+                self._requeue(request, None)
+        self.drop_left()
 
     def _requeue(self, request: Request, swapped: SwappedBlocks | None) -> None:
         self._vacate(request)

@@ -261,12 +261,8 @@ class _Planner:
     def _chunk(self, request: Request, table: BlockTable, budget: int, n_there: int) -> Chunk:
         pending = len(request.tokens) - n_there
         n_tokens = min(pending, budget)
-        if self.takes_snapshots:
-            keeps_state = request.keeps_blocks and request.max_new == 0
-            n_places = tokens_to_snapshot(
-                table, n_there, len(request.tokens), self.layout.block_size, keeps_state
-            )
-            n_tokens = min(n_tokens, n_places)
+        if self.layout.state_blocks:
+            n_tokens = min(n_tokens, self._tokens_to_snapshot(request, table, n_there))
         n_tokens = self._chunk_size(request, n_there, n_tokens)
         if not self.allocation.grow(table, n_there + n_tokens):
             n_left = self.layout.block_size - n_there % self.layout.block_size
@@ -274,6 +270,18 @@ class _Planner:
             if not self.layout.is_windowed or not self.allocation.grow(table, n_there + n_tokens):
                 raise InternalError("a sequence has no blocks for the tokens that it started with")
         return Chunk(request, table, n_tokens, n_tokens == pending)
+
+    def _tokens_to_snapshot(self, request: Request, table: BlockTable, n_there: int) -> int:
+        """Return the tokens after which the recurrent state of a request is saved, or all of its tokens.
+
+        Its sequence keeps the state before the last token if no token is sampled after it.
+        """
+        pending, before_last = len(request.tokens) - n_there, request.max_new == 0 and request.keeps_blocks
+        if before_last and pending > 1:
+            pending -= 1
+        if not self.takes_snapshots:
+            return pending
+        return min(pending, tokens_to_snapshot(table, n_there, len(request.tokens), self.layout.block_size))
 
     def _chunk_size(self, request: Request, n_there: int, n_tokens: int) -> int:
         """Return how many of the next `n_tokens` tokens the step computes, at least one.

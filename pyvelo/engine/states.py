@@ -100,6 +100,10 @@ class RecurrentStates:
         for request in requests:
             self._tokens[request.recurrent_state] = None
 
+    def is_lost(self, request: Request) -> bool:
+        """Return whether the state of a request is not of its computed tokens."""
+        return self._tokens[request.recurrent_state] != request.n_computed
+
     def ran(self, plan: StepPlan) -> None:
         """Note that a step has computed its tokens, before its requests advance."""
         for request in plan.decodes:

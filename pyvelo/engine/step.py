@@ -174,9 +174,9 @@ class EngineCore:
             self.counters.schedule_seconds += self.clock() - start
             self._compute(plan, batch)
         except Cancelled:
-            self._set_back(plan)
+            self._set_back()
         except BaseException:
-            self._set_back(plan)
+            self._set_back()
             self.in_doubt = False
             raise
         self.in_doubt = False
@@ -248,16 +248,13 @@ class EngineCore:
             self._output.draw(batch)
         self.counters.sample_seconds += self.clock() - done
 
-    def _set_back(self, plan: StepPlan) -> None:
+    def _set_back(self) -> None:
         """Repeat the tokens of an interrupted step in the next one.
 
-        Recurrent states are lost, so requests with a state are queued again and start at their last snapshot.
+        Requests whose recurrent state is lost are queued again, and start at their last snapshot.
         """
-        if self._states is not None:
-            for request in plan.requests:
-                if not request.finished:
-                    self._active.restart(request)
         self._active.drop_left()
+        self._active.restart_lost()
 
     def _close(self, sequence: Sequence) -> None:
         sequence.closed = True

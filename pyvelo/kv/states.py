@@ -31,9 +31,7 @@ def last_place(n_tokens: int, block_size: int) -> int:
     return (n_tokens - 1) // block_size * block_size
 
 
-def tokens_to_snapshot(
-    table: BlockTable, n_there: int, n_tokens: int, block_size: int, keeps_state: bool = False
-) -> int:
+def tokens_to_snapshot(table: BlockTable, n_there: int, n_tokens: int, block_size: int) -> int:
     """Return the tokens up to the next place for a snapshot in a prompt of `n_tokens` tokens, or to its end.
 
     Places are the last one of the prompt, the end of a prefix that other prompts have, and every
@@ -41,11 +39,9 @@ def tokens_to_snapshot(
 
     Args:
         n_there: tokens that are computed.
-        keeps_state: the sequence keeps the state before the last token, which it computes again later.
     """
     regular = (n_there // SNAPSHOT_TOKENS + 1) * SNAPSHOT_TOKENS
-    places = [last_place(n_tokens, block_size), table.branch, regular]
-    places += [n_tokens - 1] * keeps_state
+    places = (last_place(n_tokens, block_size), table.branch, regular)
     return min((place for place in places if n_there < place < n_tokens), default=n_tokens) - n_there
 
 

@@ -18,6 +18,7 @@ from pyvelo.engine.request import Detokenizer, Request, Sequence
 from pyvelo.engine.step import EngineCore
 from pyvelo.kv.manager import BlockManager
 from pyvelo.kv.prefix import FULL, Window
+from pyvelo.kv.states import StateManager
 from pyvelo.memory.budget import Limits
 from pyvelo.outputs import StreamPiece
 from pyvelo.sampling import SamplingParams
@@ -109,6 +110,7 @@ class FakeContext:
         self.slots = np.full(self.n_blocks * self.block_size, EMPTY, np.int64)
         self.swapped: dict[int, Any] = {}  # host memory
         self.states: dict[int, list[int]] = {}
+        self.saved: list[list[int]] = []  # states, whose numbers are in blocks
         self.drawn: list[int] = []  # behind each token whose logits were wanted
         self.rows_drawn: list[int] = []
         self.rows_scored: set[int] = set()
@@ -137,6 +139,25 @@ class FakeContext:
     def clear_state(self, state: int) -> None:
         assert 0 <= state < self.n_states
         self.states[state] = []
+
+    def copy_state(self, source: int, target: int) -> None:
+        self.states[target] = list(self.states[source])
+
+    def save_state(self, state: int, blocks: abc.Sequence[int], *, swapped: bool = False) -> None:
+        self.saved.append(list(self.states[state]))
+        for part, block in enumerate(blocks):  # no slot of a token has these numbers
+            self._block(block, swapped)[:] = -(len(self.saved) * 64 + part)
+
+    def load_state(self, state: int, blocks: abc.Sequence[int], *, swapped: bool = False) -> None:
+        parts = [set(self._block(block, swapped).tolist()) for block in blocks]
+        number = -parts[0].pop() // 64
+        assert parts == [set(), *({-(number * 64 + part)} for part in range(1, len(blocks)))]
+        self.states[state] = list(self.saved[number - 1])
+
+    def _block(self, block: int, swapped: bool) -> Any:
+        if swapped:
+            return self.swapped.setdefault(block, np.full(self.block_size, EMPTY, np.int64))
+        return self.slots.reshape(self.n_blocks, self.block_size)[block]
 
     def run(self, arrays: FakeArrays, n_tokens: int, n_seqs: int, n_copies: int = 0) -> None:
         sizes = arrays.seqs[:n_seqs, 1].tolist()
@@ -232,20 +253,20 @@ class Bench:
         max_seqs: int = 8,
         max_batch_tokens: int = 64,
         n_states: int = 0,
+        state_blocks: int = 1,
         width: int = 64,
         share: bool = True,
         n_swap_blocks: int = 0,
         windows: tuple[Window, ...] = (FULL,),
     ) -> None:
         self.context = FakeContext(n_blocks, block_size, n_states, windows)
-        # states are not in blocks: they are neither shared nor swapped
-        n_swap_blocks = 0 if n_states else n_swap_blocks
-        self.manager = BlockManager(
+        self.manager = (StateManager if n_states else BlockManager)(
             n_blocks,
             block_size,
             windows=windows,
             max_chunk=max_batch_tokens,
-            share=share and not n_states,
+            state_blocks=state_blocks if n_states else 0,
+            share=share,
             n_swap_blocks=n_swap_blocks,
         )
         self.samplers: list[FakeSampler] = []
@@ -314,6 +335,11 @@ class Bench:
                 return
             assert self.step(), "no progress"
         raise AssertionError("too many steps")
+
+    @property
+    def free_states(self) -> list[int]:
+        """The recurrent states that no request uses."""
+        return sorted(self.core._states.free) if self.core._states is not None else []
 
     def assert_idle(self) -> None:
         """Nothing is held any more."""

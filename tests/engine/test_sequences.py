@@ -223,15 +223,44 @@ def test_a_waiting_sequence_is_evicted_for_an_earlier_request() -> None:
     bench.assert_idle()
 
 
-def test_states_do_not_rest() -> None:
-    bench = Bench(n_states=2, max_seqs=2)
+@pytest.mark.parametrize("share", [True, False])
+def test_a_sequence_keeps_its_recurrent_state(share: bool) -> None:
+    bench = Bench(n_states=2, state_blocks=3, max_seqs=2, share=share)
     sequence = bench.sequence(PROMPT)
-    go_on(bench, sequence)
-    assert sequence.table is None
+    go_on(bench, sequence, 10)
+    before = fed(bench)
     twin = fork(bench, sequence, 5)
-    go_on(bench, twin)
-    go_on(bench, sequence)
+    go_on(bench, twin, 1)
+    go_on(bench, sequence, 1)
+    assert fed(bench) - before == 2 + 1
     close(bench, sequence, twin)
+    bench.assert_idle()
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_a_computed_prompt_keeps_the_state_before_its_last_token(share: bool) -> None:
+    bench = Bench(n_states=2, state_blocks=2, max_seqs=2, share=share)
+    sequence = bench.sequence(PROMPT)
+    bench.finish(bench.go_on(sequence, 0))
+    assert sequence.computed
+    before = fed(bench)
+    twin = fork(bench, sequence)
+    go_on(bench, twin, 1)
+    go_on(bench, sequence, 1)
+    assert fed(bench) - before == 2
+    close(bench, sequence, twin)
+    bench.assert_idle()
+
+
+def test_a_state_that_cannot_be_saved_is_computed_again() -> None:
+    bench = Bench(n_states=1, max_seqs=1, n_blocks=8, state_blocks=2, share=False)
+    other = bench.sequence([1] * 32)
+    go_on(bench, other, 2)
+    sequence = bench.sequence([2] * 100)  # 4 blocks, as many as the other one has
+    go_on(bench, sequence, 2)
+    assert (sequence.table, other.table is not None) == (None, True)
+    go_on(bench, sequence, 2)
+    close(bench, sequence, other)
     bench.assert_idle()
 
 

@@ -95,10 +95,25 @@ def test_without_it_nothing_is_shared() -> None:
     assert bench.manager.n_cached == 0
 
 
-def test_recurrent_states_are_not_in_blocks() -> None:
-    bench = Bench(n_states=2, max_seqs=2)
-    run(bench, PROMPT)
-    assert run(bench, PROMPT) == 0
+@pytest.mark.parametrize("state_blocks", [1, 3])
+def test_a_prefix_is_a_hit_up_to_a_snapshot_of_the_recurrent_state(state_blocks: int) -> None:
+    bench = Bench(n_states=2, max_seqs=2, state_blocks=state_blocks)
+    run(bench, PROMPT, 30)  # its answer ends 6 tokens after a block
+    assert run(bench, PROMPT) == (len(PROMPT) - 1) // 32 * 32
+    continued = [*PROMPT, *answer(PROMPT, 30)]
+    assert run(bench, [*continued, 5]) == len(continued) // 32 * 32
+    assert run(bench, [*PROMPT[:40], 77]) == 0, "no state was saved after the first block"
+    assert run(bench, [*PROMPT[:40], 78]) == 32, "the second that begins so saves it there"
+
+
+def test_a_snapshot_without_one_of_its_blocks_is_no_hit() -> None:
+    bench = Bench(n_blocks=8, n_states=1, max_seqs=1, state_blocks=2)
+    run(bench, PROMPT[:65], 1)
+    snapshot = next(iter(bench.manager._index._by_hash.values())).children  # type: ignore[union-attr]
+    assert [len(prefix.snapshot) for prefix in snapshot] == [2]
+    run(bench, [7] * 160, 1)  # needs 5 blocks, of which 4 are neither used nor cached
+    assert run(bench, PROMPT[:65], 1) == 0
+    bench.manager.audit()
 
 
 def test_a_copy_survives_a_step_that_is_cut_short() -> None:

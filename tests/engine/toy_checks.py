@@ -54,7 +54,8 @@ def check_engine(engine: ToyStand) -> None:
     _check_requests(engine)
     _check_owners(engine)
     states = [request.recurrent_state for request in core._active.running] if engine.n_states else []
-    assert sorted(core._active.free_states + states) == list(range(engine.n_states))
+    if core._states is not None:
+        assert sorted(core._states.free + states) == list(range(engine.n_states))
     assert all(sampler.closed == sampler.request.finished for sampler in engine.samplers)
     n_closed = len(engine.jobs) - len(jobs)
     assert core.counters.n_ended == n_closed + sum(job.request.finished for job in jobs)
@@ -68,7 +69,7 @@ def check_nothing_left(engine: ToyStand) -> None:
     assert core.n_running == core.n_waiting == len(core.idle) == 0
     assert manager.n_used == manager.n_reserved == 0
     assert manager.swap.n_free == manager.swap.n_blocks
-    assert len(core._active.free_states) == engine.n_states
+    assert core._states is None or len(core._states.free) == engine.n_states
 
 
 def _check_requests(engine: ToyStand) -> None:

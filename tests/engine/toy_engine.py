@@ -31,6 +31,9 @@ CALLS = {
     "swap_in": ("before", "middle", "after"),
     "mover": ("before", "after"),
     "clear_state": ("before",),
+    "copy_state": ("before", "after"),
+    "save_state": ("before", "middle", "after"),
+    "load_state": ("before", "after"),
     "fill": ("before",),
     "sampler": ("before",),
     "see_prompt": ("before",),
@@ -75,8 +78,7 @@ class ToyEngine(ToyStand):
         requests = [job.request for job in jobs]
         for request in requests:
             request.prompt_logprobs = requests[0].prompt_logprobs
-        if not self.n_states:
-            requests[0].hold(requests[1:])
+        requests[0].hold(requests[1:])
         return requests
 
     def cancel(self, rng: Random) -> None:
@@ -188,7 +190,7 @@ class ToyEngine(ToyStand):
 
     def compute(self, rng: Random) -> None:
         session = self._idle(rng)
-        if session is None or self.n_states or not 2 <= len(session.sequence.tokens) <= self.n_tokens:
+        if session is None or not 2 <= len(session.sequence.tokens) <= self.n_tokens:
             return
         if session.sequence.computed:
             return

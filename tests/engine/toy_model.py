@@ -211,6 +211,7 @@ class ToyContext:
         self._slots = np.full((self.manager.n_blocks, self._size), EMPTY, np.int64)
         self._host = np.full((self.manager.swap.n_blocks, self._size), EMPTY, np.int64)
         self._states: list[tuple[int, int] | None] = [None] * self.n_states  # tokens, and their digest
+        self._saved: list[tuple[int, int] | None] = []  # states, whose numbers are in blocks
         self._logits: list[int] = []
         self.adapter: Any = None  # that is applied
 
@@ -250,6 +251,32 @@ class ToyContext:
     def clear_state(self, state: int) -> None:
         self.faults.check("clear_state")
         self._states[state] = (0, 0)
+
+    def copy_state(self, source: int, target: int) -> None:
+        self.faults.check("copy_state")
+        self._states[target] = self._states[source]
+        self.faults.check("copy_state", "after")
+
+    def save_state(self, state: int, blocks: Sequence[int], *, swapped: bool = False) -> None:
+        self.faults.check("save_state")
+        number = len(self._saved) + 2
+        self._saved.append(self._states[state])
+        self.note(len(set(blocks)) == len(blocks) == self.manager.layout.state_blocks, "blocks of a state")
+        for part, block in enumerate(blocks):  # no slot of a token has these numbers
+            (self._host if swapped else self._slots)[block] = -(number * 64 + part)
+            self.faults.check("save_state", "middle")
+        self.faults.check("save_state", "after")
+
+    def load_state(self, state: int, blocks: Sequence[int], *, swapped: bool = False) -> None:
+        self.faults.check("load_state")
+        read = (self._host if swapped else self._slots)[list(blocks)]
+        number = int(-read[0, 0]) // 64
+        wanted = -(number * 64 + np.arange(len(blocks)))
+        if 2 <= number < len(self._saved) + 2 and (read == wanted[:, None]).all():
+            self._states[state] = self._saved[number - 2]
+        else:
+            self.wrong.append(f"blocks {list(blocks)} hold no state but {read[:, 0].tolist()}")
+        self.faults.check("load_state", "after")
 
     # ---- a step ----
 

@@ -15,6 +15,7 @@ from pyvelo.engine.step import EngineCore
 from pyvelo.kv.manager import BlockManager
 from pyvelo.kv.prefix import FULL, BlockHashes, BlockLayout, Window
 from pyvelo.kv.records import Event
+from pyvelo.kv.states import StateManager
 from pyvelo.memory.budget import Limits
 from pyvelo.trace.recorder import Tracer
 
@@ -55,17 +56,19 @@ class ToyStand:
         self.faults = Faults()
         self.now = 0.0
         n_blocks = n_most * len(windows)
-        layout = BlockLayout(block_size, windows, self.limits.max_batch_tokens)
+        state_blocks = rng.choice((1, 1, 2, 3)) if n_states else 0
+        layout = BlockLayout(block_size, windows, self.limits.max_batch_tokens, state_blocks)
         n_blocks = max(n_blocks, layout.peak_blocks(1))
         fitting = (n for n in range(n_most * block_size, 0, -1) if layout.peak_blocks(n) <= n_blocks)
         self.n_tokens = next(fitting)
-        self.manager = BlockManager(
+        self.manager = (StateManager if n_states else BlockManager)(
             n_blocks,
             block_size,
             windows=windows,
             max_chunk=self.limits.max_batch_tokens,
-            share=not n_states and rng.random() < 0.75,
-            n_swap_blocks=0 if n_states else rng.choice((0, 3, 20)),
+            state_blocks=layout.state_blocks,
+            share=rng.random() < 0.75,
+            n_swap_blocks=rng.choice((0, 3, 20)),
             make_hash=rng.choice((BlockHashes.block_hash, BlockHashes.block_hash, _colliding_hash)),
             observer=self._observe,
         )
