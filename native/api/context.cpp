@@ -159,6 +159,7 @@ velo_status velo_context_create(velo_model * model, const velo_context_params * 
         paged.fast_attention = params->fast_attention != 0;
         paged.layer_groups   = params->layer_groups;
         paged.n_layer_groups = static_cast<uint32_t>(params->n_layer_groups);
+        paged.slot_bytes     = static_cast<uint32_t>(params->slot_bytes);
 
         const velo::error_log    log;
         const velo::catch_aborts catching(VELO_UNSUPPORTED);

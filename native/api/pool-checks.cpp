@@ -45,6 +45,7 @@ void check_sizes(const velo_context_params & params) {
     velo::check_range("max_seq_len", params.max_seq_len, 1, INT32_MAX);
     velo::check_range("max_outputs", params.max_outputs, 0, params.max_batch_tokens);
     velo::check_range("n_swap_blocks", params.n_swap_blocks, 0, INT32_MAX);
+    velo::check_range("slot_bytes", params.slot_bytes, 0, INT32_MAX);
     velo::check_array(params.layer_groups, params.n_layer_groups, "layer_groups");
 }
 
@@ -63,6 +64,16 @@ int32_t group_of(const velo_layer & layer, const velo_context_params & params) {
     return known ? params.layer_groups[layer.layer] : 0;
 }
 
+// Return the index of the host among the devices, -1 if it has none.
+int32_t host_number() {
+    for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
+        if (ggml_backend_dev_type(ggml_backend_dev_get(i)) == GGML_BACKEND_DEVICE_TYPE_CPU) {
+            return static_cast<int32_t>(i);
+        }
+    }
+    return -1;
+}
+
 // Return the bytes of the pool on each device: the nth layers of all groups share memory. Throw if a type does not fit
 // the heads.
 std::map<int32_t, double> pool_bytes(const llama_model * model, const velo_context_params & params) {
@@ -71,6 +82,9 @@ std::map<int32_t, double> pool_bytes(const llama_model * model, const velo_conte
     std::map<int32_t, double>                      bytes;  // double: an integer might overflow
     std::map<std::pair<int32_t, int32_t>, int32_t> n_used; // by device and group
     std::map<int32_t, int32_t>                     n_storages;
+    if (layers.empty()) {
+        return {{host_number(), static_cast<double>(params.slot_bytes) * params.n_blocks * params.block_size}};
+    }
     for (const velo_layer & layer : layers) {
         check_row(layer, "K", layer.head_dim_k, params.type_k);
         check_row(layer, "V", layer.head_dim_v, params.type_v);

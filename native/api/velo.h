@@ -217,6 +217,7 @@ typedef struct velo_context_params {
     // nth layers of all groups on a device share its memory, and must have equally long rows.
     const int32_t * layer_groups;
     int32_t         n_layer_groups; // entries of layer_groups
+    int32_t         slot_bytes;     // bytes of a slot if no layer has a cache; blocks then hold saved states alone
 } velo_context_params;
 
 // Return the defaults. n_blocks and max_seq_len have none.

@@ -38,6 +38,7 @@ struct llama_paged_params {
     // is one without.
     const int32_t * layer_groups;
     uint32_t        n_layer_groups; // entries of layer_groups: the layers of the model
+    uint32_t        slot_bytes;     // bytes of a slot if no layer has a cache; blocks then hold saved states alone
     bool            deterministic;  // a sequence's logits do not depend on other sequences or on prompt chunks
     bool            fast_attention; // products of many query rows may round to bfloat16, for every type
 };

@@ -157,6 +157,9 @@ llama_paged_status llama_paged_get_info(llama_context * ctx, llama_paged_info * 
         for (const llama_paged_cache & cache : paged.caches) {
             info->pool_bytes += llama_paged_access::bytes(*cache.cache);
         }
+        if (paged.slots_memory) {
+            info->pool_bytes += ggml_backend_buffer_get_size(paged.slots_memory.get());
+        }
         if (paged.states) {
             info->n_states = llama_paged_access::cparams(*ctx).n_seq_max;
             for (const auto & [buft, bytes] : paged.states->memory_breakdown()) {

@@ -121,11 +121,14 @@ static llama_ubatch make_ubatch(llama_paged & paged, const llama_paged_batch & b
     return ub;
 }
 
-// Create the memory context of a hybrid model, with the cells of this ubatch's recurrent states.
-static llama_memory_context_ptr hybrid_context(llama_context & ctx, llama_paged & paged, const llama_ubatch & ub) {
+// Create the memory context of a model with recurrent layers, with the cells of this ubatch's states.
+static llama_memory_context_ptr states_context(llama_context & ctx, llama_paged & paged, const llama_ubatch & ub) {
     std::vector<llama_ubatch> ubatches{ub};
     if (!paged.states->prepare(ubatches)) {
         paged_fail(LLAMA_PAGED_FAILED, "no recurrent state for the sequences of the step");
+    }
+    if (paged.caches.empty()) {
+        return std::make_unique<llama_memory_recurrent_context>(paged.states, ubatches);
     }
     llama_kv_cache::slot_info unused = {};
     unused.resize(1);
@@ -183,7 +186,7 @@ static int32_t run_ubatch(llama_context & ctx, llama_paged & paged, const llama_
 
     llama_memory_context_ptr own;
     if (paged.states) {
-        own = hybrid_context(ctx, paged, ub);
+        own = states_context(ctx, paged, ub);
     }
     ggml_status status = GGML_STATUS_FAILED;
     auto *      result = ctx.process_ubatch(ub, LLM_GRAPH_TYPE_DEFAULT, own ? own.get() : paged.memory.get(), status);

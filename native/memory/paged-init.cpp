@@ -62,11 +62,17 @@ void llama_paged_attach(llama_context & ctx) {
         paged->caches.back().cache       = cache;
         paged->caches.back().is_windowed = parts.caches.size() > 1 && cache == parts.caches.back();
     }
-    paged_make_pool(*paged);
+    if (paged->caches.empty()) {
+        paged_make_slots(*paged);
+    } else {
+        paged_make_pool(*paged);
+    }
     for (llama_paged_cache & cache : paged->caches) {
         llama_paged_access::paged(*cache.cache) = {paged, &cache}; // shares the ownership of all
     }
     cp.n_ctx_seq = pending->max_seq_len; // chooses rope factors
+
+    llama_paged_access::paged(ctx) = paged;
 }
 
 // Results of products with repacked weights depend on the number of columns.
@@ -172,7 +178,9 @@ static llama_context * init(llama_model * model, llama_context_params cp, const 
         }
         paged_fail(LLAMA_PAGED_UNSUPPORTED, why);
     }
-    check_devices(*ctx);
+    if (!paged_of(ctx.get()).caches.empty()) {
+        check_devices(*ctx);
+    }
     if (p.deterministic) {
         make_deterministic(*ctx);
     }

@@ -107,6 +107,25 @@ static void allocate(llama_paged & paged, ggml_backend_buffer_type_t buft, const
     access::buffers(*paged.caches.front().cache).emplace_back(std::move(ctx), buffer);
 }
 
+void paged_make_slots(llama_paged & paged) {
+    if (paged.params.slot_bytes == 0) {
+        invalid("the model has no layer with a cache, so slot_bytes must be at least 1");
+    }
+    paged.slots.reset(ggml_init({ggml_tensor_overhead(), nullptr, true}));
+    if (!paged.slots) {
+        throw std::bad_alloc();
+    }
+    ggml_tensor * k = ggml_new_tensor_2d(paged.slots.get(), GGML_TYPE_I8, paged.params.slot_bytes, paged.n_slots());
+    paged.slots_memory.reset(
+        ggml_backend_alloc_ctx_tensors_from_buft(paged.slots.get(), ggml_backend_cpu_buffer_type()));
+    if (!paged.slots_memory) {
+        paged_fail(LLAMA_PAGED_NO_MEMORY,
+                   "no memory for a pool of " + std::to_string(paged.params.n_blocks) + " blocks");
+    }
+    paged.storages = {{-1, k, nullptr}};
+    paged.n_groups = 1;
+}
+
 void paged_make_pool(llama_paged & paged) {
     device_pools                     devices;
     std::vector<std::vector<size_t>> chosen; // by cache and layer

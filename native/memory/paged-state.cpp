@@ -105,8 +105,8 @@ paged_caches paged_caches_of(llama_memory_i * memory, const llama_model & model)
     } else if (auto * both = exactly<llama_memory_hybrid_iswa>(memory)) {
         parts.caches = {both->get_mem_attn()->get_base(), both->get_mem_attn()->get_swa()};
         parts.states = both->get_mem_recr();
-    } else if (exactly<llama_memory_recurrent>(memory)) {
-        refuse(model, "it has only recurrent states");
+    } else if (auto * recurrent = exactly<llama_memory_recurrent>(memory)) {
+        parts.states = recurrent;
     } else {
         refuse(model, "its kind of cache is not supported (sparse attention)");
     }
@@ -117,21 +117,8 @@ llama_paged & paged_of(llama_context * ctx) {
     if (!ctx) {
         paged_fail(LLAMA_PAGED_INVALID, "the context is null");
     }
-    if (llama_paged_access::has_memory(*ctx)) {
-        llama_memory_i * memory = &llama_paged_access::memory(*ctx);
-        llama_kv_cache * first  = nullptr;
-        if (auto * plain = exactly<llama_kv_cache>(memory)) {
-            first = plain;
-        } else if (auto * iswa = exactly<llama_kv_cache_iswa>(memory)) {
-            first = iswa->get_base();
-        } else if (auto * hybrid = exactly<llama_memory_hybrid>(memory)) {
-            first = hybrid->get_mem_attn();
-        } else if (auto * both = exactly<llama_memory_hybrid_iswa>(memory)) {
-            first = both->get_mem_attn()->get_base();
-        }
-        if (first && llama_paged_access::paged(*first)) {
-            return *llama_paged_access::paged(*first)->paged;
-        }
+    if (const auto & paged = llama_paged_access::paged(*ctx)) {
+        return *paged;
     }
     paged_fail(LLAMA_PAGED_INVALID, "the context is not paged: create it with llama_paged_init");
 }

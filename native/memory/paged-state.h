@@ -10,6 +10,8 @@
 #include "llama-memory-recurrent.h"
 #include "llama-model.h"
 
+#include "ggml-cpp.h"
+
 #include <cstdint>
 #include <stdexcept>
 #include <string>
@@ -83,13 +85,15 @@ struct paged_storage {
     ggml_tensor * v; // null: V is a view of K
 };
 
-// Paged mode of one context. Its caches own it together.
+// Paged mode of one context.
 struct llama_paged {
     llama_paged_params             params;
     uint32_t                       max_width = 0; // blocks of the longest sequence
     int32_t                        n_groups  = 0;
     std::vector<llama_paged_cache> caches;
     std::vector<paged_storage>     storages;
+    ggml_context_ptr               slots; // of the storage of a model without caches
+    ggml_backend_buffer_ptr        slots_memory;
     llama_memory_recurrent *       states = nullptr;
     llama_memory_context_ptr       memory; // serves every step of an attention-only model
     paged_step                     step;
@@ -117,6 +121,8 @@ struct llama_paged_access {
         return c.buf_output ? ggml_backend_buffer_get_size(c.buf_output.get()) : 0;
     }
     static size_t compute_bytes(llama_context & c);
+
+    static std::shared_ptr<llama_paged> & paged(llama_context & c) { return c.paged; }
 
     static llama_adapter_loras & loras(llama_context & c) { return *c.loras; }
     static void                  forget_graph(llama_context & c) { c.gf_res_prev_active = nullptr; }
@@ -153,6 +159,9 @@ template <typename F> void for_each_pool(const llama_paged & paged, F && f) {
 // Divide the caches' layers into groups and give them memory: the nth layer of each group on a device uses the same
 // tensors. Throw if the groups do not fit the model.
 void paged_make_pool(llama_paged & paged);
+
+// Give a model without caches memory for snapshots of its states: slot_bytes for each slot.
+void paged_make_slots(llama_paged & paged);
 
 // Create a small memory of the model, to see its class. Null if the model has none.
 llama_memory_ptr paged_small_memory(const llama_model & model);

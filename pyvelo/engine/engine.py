@@ -395,4 +395,5 @@ def _make_context(
         fast_attention=config.attention_precision == "fast",
         n_swap_blocks=_swap_blocks(config, geometry),
         layer_groups=geometry.layer_groups,
+        slot_bytes=0 if model.layers else geometry.slot_bytes,
     )

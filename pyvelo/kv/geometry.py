@@ -40,6 +40,7 @@ LONG = 32768  # tokens of the sequence for which groups are made
 MOST_PADDING = 1.01  # bytes of such a sequence, as a multiple of the bytes without padding
 CHUNKED = 2  # `window_type`
 STOCK_PADDING = 256  # tokens
+STATE_PARTS = 16  # blocks of a snapshot, if no layer has a cache
 
 
 class LayerShape(Protocol):
@@ -187,14 +188,16 @@ def make_geometry(
 
     Raises:
         ConfigError: a setting does not exist.
-        UnsupportedError: no layer has a cache, or a head cannot be aligned.
+        UnsupportedError: no layer has a cache or a state, or a head cannot be aligned.
     """
     if block_size not in BLOCK_SIZES:
         raise ConfigError(f"block_size={block_size} tokens; choose from {', '.join(map(str, BLOCK_SIZES))}")
     shapes = tuple(layers)
+    type_k, type_v = parse_kv_type(kv_type)
+    if not shapes and state_bytes:
+        return _of_states(type_k, type_v, block_size, state_bytes)
     if not shapes:
         raise UnsupportedError(f"{model}: no layer has a KV cache to page")
-    type_k, type_v = parse_kv_type(kv_type)
     if all(shape.head_dim_v == 0 for shape in shapes):
         type_v = type_k
     for shape in shapes:
@@ -214,6 +217,16 @@ def make_geometry(
     largest = max(groups, key=lambda group: len(group.layers))
     held = tuple(rows[layer] for layer in largest.layers)
     return Geometry(type_k, type_v, _aligned(held, block_size, line_bytes), held, groups, state_bytes)
+
+
+def _of_states(type_k: TensorType, type_v: TensorType, block_size: int, state_bytes: int) -> Geometry:
+    """Return the geometry of a model of recurrent layers alone: blocks hold nothing but parts of snapshots.
+
+    Its sequences count their tokens in blocks of one group, of which they hold the last one.
+    """
+    slot_bytes = -(-state_bytes // (STATE_PARTS * block_size * CPU_LINE)) * CPU_LINE
+    rows = (LayerRows(-1, slot_bytes, 0),)
+    return Geometry(type_k, type_v, block_size, rows, (LayerGroup(Window(1), ()),), state_bytes)
 
 
 def contiguous_bytes(geometry: Geometry, layers: Iterable[LayerShape], n_tokens: int, n_batch: int) -> int:

@@ -81,6 +81,7 @@ class Context(Handle):
         fast_attention: products of many query rows may be rounded to bfloat16, for all types.
         n_swap_blocks: blocks in host memory beside the pool, for `swap_out`.
         layer_groups: group of each layer, from 0 on; -1 for a layer without a cache. Empty: one group.
+        slot_bytes: bytes of a slot, if no layer of the model has a cache.
 
     Raises:
         ConfigError: a setting is out of range or contradicts another.
@@ -106,6 +107,7 @@ class Context(Handle):
         fast_attention: bool = False,
         n_swap_blocks: int = 0,
         layer_groups: Sequence[int] = (),
+        slot_bytes: int = 0,
     ) -> None:
         params = ffi.new("velo_context_params *")
         params.n_blocks = int32("n_blocks", n_blocks)
@@ -120,6 +122,7 @@ class Context(Handle):
         params.deterministic = bool(deterministic)
         params.fast_attention = bool(fast_attention)
         params.n_swap_blocks = int32("n_swap_blocks", n_swap_blocks)
+        params.slot_bytes = int32("slot_bytes", slot_bytes)
         groups = ffi.new("int32_t[]", [int32("layer_groups", group) for group in layer_groups])
         if layer_groups:
             params.layer_groups, params.n_layer_groups = groups, len(layer_groups)

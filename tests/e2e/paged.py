@@ -59,7 +59,10 @@ class PagedRunner:
         windows: bool = True,
     ) -> None:
         self.model = Model(path, deterministic=deterministic)
-        geometry = make_geometry("the model", self.model.layers, "f32", block_size, windows=windows)
+        geometry = make_geometry(
+            "the model", self.model.layers, "f32", block_size, windows=windows,
+            state_bytes=self.model.info.state_bytes,
+        )  # fmt: skip
         self.layout = geometry.layout(max_batch_tokens)
         n_blocks *= self.layout.n_groups
         self.context = Context(
@@ -67,6 +70,7 @@ class PagedRunner:
             max_batch_tokens=max_batch_tokens, max_seqs=max_seqs, max_seq_len=max_seq_len,
             max_outputs=max_batch_tokens, n_threads=n_threads, deterministic=deterministic,
             fast_attention=fast_attention, layer_groups=geometry.layer_groups,
+            slot_bytes=0 if self.model.layers else geometry.slot_bytes,
         )  # fmt: skip
         self.block_size = block_size
         self.free = np.random.default_rng(seed).permutation(n_blocks).tolist()
