@@ -3,57 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-Kind = Literal["matrix", "router", "norm", "bias", "embedding"]
+from scripts.models import _recurrent
+from scripts.models._tensors import (
+    LOUD,
+    SHARP,
+    Shape,
+    ShapeError,
+    Tensor,
+    experts,
+    ffn,
+    plain,
+    post_norms,
+    qk_norms,
+    qkv_biases,
+    qkvo,
+)
 
-# the scores' deviation is its square: a few percent of the tokens get most of the softmax weight
-SHARP = 1.5
-# deviation of the logits: some twenty tokens share most of the probability
-LOUD = 3.0
-
-
-class Tensor(NamedTuple):
-    """Tensor to write: `shape` is in NumPy's order, rows before columns; `gain` scales its values.
-
-    `matrix` and `embedding` take the model's type, an embedding's rows scaled by the vocabulary; the others
-    stay f32. With a gain of 1 a matrix keeps the magnitude of its input.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    kind: Kind
-    gain: float = 1.0
-
-
-class ShapeError(ValueError):
-    """Error of numbers that contradict each other or the architecture."""
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Numbers of a model.
-
-    Widths are in elements, `window` and `ctx` in tokens (0: no window). `pooling` names how an embedding is
-    pooled.
-    """
-
-    arch: str = "llama"
-    layers: int = 2
-    embd: int = 256
-    ffn: int = 256
-    heads: int = 4
-    kv_heads: int = 2
-    head_dim: int = 64
-    ctx: int = 4096
-    vocab: str = "none"
-    rope_base: float = 10000.0
-    window: int = 0
-    experts: int = 0
-    tied: bool = True
-    pooling: str = ""
-
+__all__ = ["ARCHS", "PRESETS", "Shape", "ShapeError", "Tensor", "check", "metadata", "tensors"]
 
 PRESETS: dict[str, tuple[Shape, str]] = {
     "tiny": (Shape(), "q8_0"),
@@ -92,8 +60,10 @@ def check(shape: Shape) -> None:
         raise ShapeError(f"experts are written for llama and gpt-oss, not for {shape.arch}")
     if shape.arch == "gpt-oss" and not shape.experts:
         raise ShapeError("gpt-oss needs experts: add --experts 4")
-    if shape.arch == "lfm2" and shape.layers < 2:
-        raise ShapeError("lfm2 needs 2 layers or more: each other one has attention")
+    if shape.arch in ("lfm2", "granitehybrid", "qwen35") and shape.layers < shape.period:
+        raise ShapeError(
+            f"{shape.arch} needs {shape.period} layers or more: each {shape.period}th has attention"
+        )
     if shape.arch == "deepseek2" and shape.layers in (26, 27, 48):
         raise ShapeError(
             f"deepseek2 with {shape.layers} layers is read as another model; take another number"
@@ -155,63 +125,13 @@ class Arch(NamedTuple):
     layer: Callable[[Shape, int], Iterator[Tensor]]
 
 
-def _qkvo(s: Shape) -> Iterator[Tensor]:
-    yield Tensor("attn_norm.weight", (s.embd,), "norm")
-    yield Tensor("attn_q.weight", (s.heads * s.head_dim, s.embd), "matrix", SHARP)
-    yield Tensor("attn_k.weight", (s.kv_heads * s.head_dim, s.embd), "matrix", SHARP)
-    yield Tensor("attn_v.weight", (s.kv_heads * s.head_dim, s.embd), "matrix")
-    yield Tensor("attn_output.weight", (s.embd, s.heads * s.head_dim), "matrix")
-
-
-def _qk_norms(s: Shape) -> Iterator[Tensor]:
-    # these undo the scale of wq and wk, so they set the sharpness
-    yield Tensor("attn_q_norm.weight", (s.head_dim,), "norm", SHARP)
-    yield Tensor("attn_k_norm.weight", (s.head_dim,), "norm", SHARP)
-
-
-def _qkv_biases(s: Shape) -> Iterator[Tensor]:
-    yield Tensor("attn_q.bias", (s.heads * s.head_dim,), "bias")
-    yield Tensor("attn_k.bias", (s.kv_heads * s.head_dim,), "bias")
-    yield Tensor("attn_v.bias", (s.kv_heads * s.head_dim,), "bias")
-
-
-def _post_norms(s: Shape) -> Iterator[Tensor]:
-    yield Tensor("post_attention_norm.weight", (s.embd,), "norm")
-    yield Tensor("post_ffw_norm.weight", (s.embd,), "norm")
-
-
-def _ffn(s: Shape) -> Iterator[Tensor]:
-    yield Tensor("ffn_norm.weight", (s.embd,), "norm")
-    if s.experts:
-        yield from _experts(s)
-        return
-    yield Tensor("ffn_gate.weight", (s.ffn, s.embd), "matrix")
-    yield Tensor("ffn_up.weight", (s.ffn, s.embd), "matrix")
-    yield Tensor("ffn_down.weight", (s.embd, s.ffn), "matrix")
-
-
-def _experts(s: Shape) -> Iterator[Tensor]:
-    yield Tensor("ffn_gate_inp.weight", (s.experts, s.embd), "router")
-    yield Tensor("ffn_gate_exps.weight", (s.experts, s.ffn, s.embd), "matrix")
-    yield Tensor("ffn_up_exps.weight", (s.experts, s.ffn, s.embd), "matrix")
-    yield Tensor("ffn_down_exps.weight", (s.experts, s.embd, s.ffn), "matrix")
-
-
-def _plain(*parts: Callable[[Shape], Iterator[Tensor]]) -> Callable[[Shape, int], Iterator[Tensor]]:
-    def layer(s: Shape, number: int) -> Iterator[Tensor]:
-        for part in parts:
-            yield from part(s)
-
-    return layer
-
-
 def _gpt_oss_layer(s: Shape) -> Iterator[Tensor]:
-    yield from _qkvo(s)
-    yield from _qkv_biases(s)
+    yield from qkvo(s)
+    yield from qkv_biases(s)
     yield Tensor("attn_output.bias", (s.embd,), "bias")
     yield Tensor("attn_sinks.weight", (s.heads,), "norm")
     yield Tensor("post_attention_norm.weight", (s.embd,), "norm")
-    yield from _experts(s)
+    yield from experts(s)
     yield Tensor("ffn_gate_inp.bias", (s.experts,), "bias")
     yield Tensor("ffn_gate_exps.bias", (s.experts, s.ffn), "bias")
     yield Tensor("ffn_up_exps.bias", (s.experts, s.ffn), "bias")
@@ -261,34 +181,7 @@ def _deepseek2_layer(s: Shape) -> Iterator[Tensor]:
     yield Tensor("attn_k_b.weight", (s.heads, mla.rank_kv, s.head_dim), "matrix")
     yield Tensor("attn_v_b.weight", (s.heads, s.head_dim, mla.rank_kv), "matrix")
     yield Tensor("attn_output.weight", (s.embd, s.heads * s.head_dim), "matrix")
-    yield from _ffn(s)
-
-
-# tokens that a short convolution reads, including the current one
-CONV_WIDTH = 3
-
-
-def _is_conv(number: int) -> bool:
-    return number % 2 == 0
-
-
-def _lfm2_keys(s: Shape) -> dict[str, Any]:
-    return {
-        "attention.head_count_kv": [0 if _is_conv(n) else s.kv_heads for n in range(s.layers)],
-        "shortconv.l_cache": CONV_WIDTH,
-    }
-
-
-def _lfm2_layer(s: Shape, number: int) -> Iterator[Tensor]:
-    if _is_conv(number):
-        yield Tensor("attn_norm.weight", (s.embd,), "norm")
-        yield Tensor("shortconv.conv.weight", (s.embd, CONV_WIDTH), "router")
-        yield Tensor("shortconv.in_proj.weight", (3 * s.embd, s.embd), "matrix")
-        yield Tensor("shortconv.out_proj.weight", (s.embd, s.embd), "matrix")
-    else:
-        yield from _qkvo(s)
-        yield from _qk_norms(s)
-    yield from _ffn(s)
+    yield from ffn(s)
 
 
 # of BERT's sentences A and B
@@ -313,14 +206,14 @@ def _bert_outside(s: Shape) -> Iterator[Tensor]:
 
 def _bert_layer(s: Shape) -> Iterator[Tensor]:
     biases = s.arch == "bert"
-    for tensor in _qkvo(s):
+    for tensor in qkvo(s):
         if tensor.name != "attn_norm.weight":
             yield tensor
     if biases:
-        yield from _qkv_biases(s)
+        yield from qkv_biases(s)
         yield Tensor("attn_output.bias", (s.embd,), "bias")
     yield from _norm_and_bias(s, "attn_output_norm")
-    for tensor in _ffn(s):
+    for tensor in ffn(s):
         gated = tensor.name == "ffn_gate.weight"
         if tensor.kind == "matrix" and not (biases and gated):
             yield tensor
@@ -335,11 +228,11 @@ def _t5_keys(s: Shape) -> dict[str, Any]:
 
 
 def _t5_layer(s: Shape, number: int) -> Iterator[Tensor]:
-    for tensor in _qkvo(s):
+    for tensor in qkvo(s):
         yield tensor._replace(name=tensor.name.replace("attn_output", "attn_o"))
     if number == 0:
         yield Tensor("attn_rel_b.weight", (32, s.heads), "router", s.heads**0.5)
-    yield from _ffn(s)
+    yield from ffn(s)
 
 
 def _t5_outside(s: Shape) -> Iterator[Tensor]:
@@ -359,16 +252,19 @@ POOLINGS = {"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}
 WINDOWED = {"gemma2": 128, "gemma3": 128, "gpt-oss": 128}
 
 ARCHS: dict[str, Arch] = {
-    "llama": Arch(_no_keys, _plain(_qkvo, _ffn)),
-    "qwen2": Arch(_no_keys, _plain(_qkvo, _qkv_biases, _ffn)),
-    "qwen3": Arch(_no_keys, _plain(_qkvo, _qk_norms, _ffn)),
-    "gemma2": Arch(_gemma2_keys, _plain(_qkvo, _ffn, _post_norms)),
-    "gemma3": Arch(_no_keys, _plain(_qkvo, _qk_norms, _ffn, _post_norms)),
-    "gpt-oss": Arch(_no_keys, _plain(_gpt_oss_layer)),
-    "deepseek2": Arch(_deepseek2_keys, _plain(_deepseek2_layer)),
-    "lfm2": Arch(_lfm2_keys, _lfm2_layer),
-    "bert": Arch(_bert_keys, _plain(_bert_layer)),
-    "nomic-bert": Arch(_bert_keys, _plain(_bert_layer)),
+    "llama": Arch(_no_keys, plain(qkvo, ffn)),
+    "qwen2": Arch(_no_keys, plain(qkvo, qkv_biases, ffn)),
+    "qwen3": Arch(_no_keys, plain(qkvo, qk_norms, ffn)),
+    "gemma2": Arch(_gemma2_keys, plain(qkvo, ffn, post_norms)),
+    "gemma3": Arch(_no_keys, plain(qkvo, qk_norms, ffn, post_norms)),
+    "gpt-oss": Arch(_no_keys, plain(_gpt_oss_layer)),
+    "deepseek2": Arch(_deepseek2_keys, plain(_deepseek2_layer)),
+    "lfm2": Arch(_recurrent.lfm2_keys, _recurrent.lfm2_layer),
+    "granitehybrid": Arch(_recurrent.granite_keys, _recurrent.granite_layer),
+    "qwen35": Arch(_recurrent.qwen35_keys, _recurrent.qwen35_layer),
+    "mamba2": Arch(_recurrent.mamba2_keys, _recurrent.mamba2_layer),
+    "bert": Arch(_bert_keys, plain(_bert_layer)),
+    "nomic-bert": Arch(_bert_keys, plain(_bert_layer)),
     "t5encoder": Arch(_t5_keys, _t5_layer),
 }
 

@@ -28,7 +28,7 @@ from pyvelo.kv.geometry import LONG, make_geometry
 from pyvelo.native import Model
 from scripts._common import ROOT
 from tests.e2e import contiguous
-from tests.e2e.paged import PagedRunner, nmse
+from tests.e2e.paged import PagedRunner, Sequence_, nmse
 
 F32 = 0
 CHUNKS = [33, 17, 1, 40, 3]
@@ -69,18 +69,32 @@ def make_models(folder: Path) -> None:
 def paged_logits(path: Path, tokens: list[int], *, swap: bool = False, n_others: int = 0) -> np.ndarray:
     """Return the logits after each piece of CHUNKS and after each decode step.
 
-    With `swap` the table's last block is replaced by another one of the sequence before the decode.
+    With `swap` the table's last block is replaced by another one of the sequence before the decode, or its
+    recurrent state is cleared if no layer has a cache. With others, its state is saved, loaded into another
+    one, and copied to a twin that goes on in its place.
     """
     with PagedRunner(path, type_k=F32, type_v=F32, max_seqs=16, n_blocks=128, max_seq_len=512) as runner:
         seq, logits, at = runner.sequence(), [], 0
         others = [runner.sequence() for _ in range(n_others)]
         for step, n in enumerate([*CHUNKS, *[1] * N_DECODE]):
             if swap and step == len(CHUNKS):
-                seq.table[-1] = seq.table[-2]
+                spoil(runner, seq)
+            if others and runner.model.info.has_recurrent and step in (2, len(CHUNKS), len(CHUNKS) + 5):
+                runner.replace_state(seq)
+            if others and step == len(CHUNKS) + 2:
+                seq = runner.fork_state(seq)
             beside = [(o, tokens[i : i + max(1, n - i)]) for i, o in enumerate(others)]
             logits.append(runner.step([*beside, (seq, tokens[at : at + n])])[-1])
             at += n
     return np.stack(logits)
+
+
+def spoil(runner: PagedRunner, seq: Sequence_) -> None:
+    """Give a sequence a wrong block, or a wrong state if its blocks hold nothing."""
+    if not runner.model.layers:
+        runner.context.clear_state(seq.state)
+    elif len(seq.table) > 1:
+        seq.table[-1] = seq.table[-2]
 
 
 def worst(expected: np.ndarray, actual: np.ndarray) -> float:
@@ -105,6 +119,8 @@ def kind_of(model: Model) -> str:
 
 def share_of_memory(model: Model) -> float:
     """Return the bytes of a long conversation, as a share of the bytes of all tokens in all layers."""
+    if not model.layers:
+        return 0.0
     held, flat = (make_geometry("", model.layers, "f32", windows=windows) for windows in (True, False))
     return held.sequence_bytes(LONG) / flat.sequence_bytes(LONG)
 
@@ -176,8 +192,10 @@ def markdown(rows: list[Row]) -> str:
         "|---|---|",
         *(f"| {r.model} | {r.note} |" for r in refused),
         "",
-        "Models with recurrent states page their attention and have one state for each running sequence.",
-        "Blocks alone are not enough to share their prefixes.",
+        "A model with recurrent states has one for each running sequence, beside the memory of this table,",
+        "and snapshots of states in blocks. In the batch of **Batched**, the state is saved in blocks three",
+        "times and loaded into another one, the blocks are filled with NaN, and once a copy of the sequence",
+        "goes on in its place. **Swapped** clears the state if no layer has a cache.",
         "",
     ]
     return "\n".join(lines)

@@ -126,6 +126,31 @@ class PagedRunner:
         n_outputs = at if every else len(work)
         return np.stack([self.context.logits(i) for i in range(n_outputs)])
 
+    def replace_state(self, seq: Sequence_) -> None:
+        """Save the recurrent state of a sequence in blocks, and go on with another state loaded from them.
+
+        The old state is cleared, and the blocks are filled with NaN and given to other sequences.
+        """
+        blocks = [self.free.pop() for _ in range(self.layout.state_blocks)]
+        self.context.save_state(seq.state, blocks)
+        self.context.clear_state(seq.state)
+        seq.state = self.n_states
+        self.n_states += 1
+        self.context.load_state(seq.state, blocks)
+        self.context.fill_blocks(blocks, NAN_BYTE)
+        self.free[:0] = blocks
+
+    def fork_state(self, seq: Sequence_) -> Sequence_:
+        """Return a sequence with a copy of the state, and of the whole blocks, of another one."""
+        twin = self.sequence()
+        if self.model.info.has_recurrent:
+            self.context.copy_state(seq.state, twin.state)
+        twin.firsts, twin.length = list(seq.firsts), seq.length
+        for held, copied in zip(seq.tables, twin.tables, strict=True):
+            copied += [self.free.pop() for _ in held]
+            self.context.copy_blocks(held, copied)
+        return twin
+
     def _slide(self, seq: Sequence_) -> None:
         """Free the blocks that the windows have left, and fill them with NaN."""
         freed: list[int] = []
