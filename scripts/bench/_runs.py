@@ -16,13 +16,13 @@ from scripts._common import ROOT, ScriptError, cache_root
 PRESET = "qwen3-0.6b"
 
 
-def default_model() -> Path:
-    """Return the preset's file in the cache; make it if it is missing."""
-    path = cache_root() / "models" / f"{PRESET}.gguf"
+def default_model(preset: str = PRESET) -> Path:
+    """Return the file of a preset of models/make.py in the cache; make it if it is missing."""
+    path = cache_root() / "models" / f"{preset}.gguf"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
-        print(f"making the {PRESET} preset …", file=sys.stderr, flush=True)
-        subprocess.run([sys.executable, str(ROOT / "scripts/models/make.py"), PRESET, str(path)], check=True)
+        print(f"making the {preset} preset …", file=sys.stderr, flush=True)
+        subprocess.run([sys.executable, str(ROOT / "scripts/models/make.py"), preset, str(path)], check=True)
     return path
 
 

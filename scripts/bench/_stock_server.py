@@ -41,10 +41,12 @@ class ServerSettings:
     batch: int
     connections: int
     gpu: bool = False
+    checkpoints: bool = False
+    """Keep the prompts of a slot, and checkpoints of their states, as by default."""
 
 
 def command(settings: ServerSettings, port: int) -> list[str]:
-    """Return the command line: continuous batching, without a prompt cache, as on PyVelo's side."""
+    """Return the command line: continuous batching; without checkpoints no prompt cache either."""
     threads, batch = str(settings.threads), str(settings.batch)
     arguments = ["-m", str(settings.model), "--host", HOST, "--port", str(port)]
     arguments += ["-c", str(settings.context), "-np", str(settings.slots), "-cb"]
@@ -52,7 +54,9 @@ def command(settings: ServerSettings, port: int) -> list[str]:
     arguments += ["-t", threads, "-tb", threads, "-b", batch, "-ub", batch, "-fa", "on"]
     arguments += ["-ngl", "all" if settings.gpu else "0"]
     arguments += ["-ctk", settings.kv_type, "-ctv", settings.kv_type]
-    arguments += ["--cache-ram", "0", "-sps", "0", "--fit", "off", "--no-ui", "--no-jinja"]
+    if not settings.checkpoints:
+        arguments += ["--cache-ram", "0", "-sps", "0"]
+    arguments += ["--fit", "off", "--no-ui", "--no-jinja"]
     # a connection that waits for a slot holds a thread
     return [str(settings.program), *arguments, "--threads-http", str(settings.connections + 8)]
 
@@ -91,14 +95,22 @@ def running(settings: ServerSettings) -> Iterator[int]:
                 server.wait()
 
 
-async def ask(port: int, job: Job, came: Callable[[int], None]) -> None:
-    """Stream the answer to a job, greedy and of full length; raise Refused if the server ends it early."""
+async def ask(
+    port: int, job: Job, came: Callable[[int], None], *, cached: bool = False, tokens: list[int] | None = None
+) -> None:
+    """Stream the answer to a job, greedy and of full length; raise Refused if the server ends it early.
+
+    Args:
+        cached: the server may go on where an earlier prompt or a checkpoint of it ended.
+        tokens: gets the tokens of the answer.
+    """
     body = {
         "prompt": job.prompt,
         "n_predict": job.n_new,
         "stream": True,
         "ignore_eos": True,
-        "cache_prompt": False,
+        "cache_prompt": cached,
+        "return_tokens": tokens is not None,
         "temperature": 0.0,
         "samplers": ["temperature"],
         "timings_per_token": True,  # counts tokens: an incomplete character is sent with the next one
@@ -107,6 +119,8 @@ async def ask(port: int, job: Job, came: Callable[[int], None]) -> None:
     async for event in _events(port, body):
         if "error" in event:
             raise Refused(str(event["error"].get("message", event["error"])))
+        if tokens is not None:
+            tokens += event["tokens"]
         n_now = int(event["timings"]["predicted_n"])
         came(n_now - n_seen)
         n_seen = n_now

@@ -27,7 +27,9 @@ WIDEST_TIED = 1024
 """Elements of the query heads, and of an embedding if the architecture ties it to them."""
 
 AXES: dict[str, tuple[Any, ...]] = {
-    "arch": ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "gpt-oss", "deepseek2", "lfm2"),
+    "arch": (
+        "llama", "qwen2", "qwen3", "gemma2", "gemma3", "gpt-oss", "deepseek2", "lfm2", "qwen35", "mamba2",
+    ),
     "group": (1, 2, 3, 4, 7, 8, 16, 32),
     "kv_heads": (1, 2, 4, 5),
     "head_dim": (32, 64, 80, 96, 128, 192, 256),
@@ -122,8 +124,7 @@ def possible(config: Config) -> bool:
     quantized = any(kind not in ("f32", "f16", "bf16") for kind in config.kv_types)
     width = config.heads * config.head_dim
     tokens = (config.sequences + (0 if config.sessions == "none" else 2)) * (config.prefix + TOKENS_BEHIND)
-    shared = config.prefix_cache and config.arch != "lfm2"  # a recurrent state is computed for each sample
-    steps = tokens * (1 if shared else config.n) / config.batch_tokens
+    steps = tokens * (1 if config.prefix_cache else config.n) / config.batch_tokens
     steps += 4 * config.sequences * config.n / config.batch_seqs
     steps *= 1 + config.adapters  # they take turns
     return (

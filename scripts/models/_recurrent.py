@@ -10,7 +10,7 @@ from scripts.models._tensors import Shape, Tensor, ffn, qk_norms, qkvo
 # tokens that a convolution reads, including the current one
 SHORT_CONV = 3
 CONV = 4
-# heads that share the keys of a state
+# groups of heads with keys of their own
 GROUPS = 2
 # how fast a state forgets: a share of each step
 DECAY = -0.1
@@ -97,28 +97,28 @@ def qwen35_keys(s: Shape) -> dict[str, Any]:
         "ssm.inner_size": s.state_heads * s.state_dim,
         "ssm.state_size": s.state_dim,
         "ssm.time_step_rank": s.state_heads,
-        "ssm.group_count": s.state_heads // GROUPS,
+        "ssm.group_count": s.state_heads,
     }
 
 
 def qwen35_layer(s: Shape, number: int) -> Iterator[Tensor]:
     """Yield the tensors of a layer of Qwen3.5: a gated delta net, or attention with a gate."""
     if is_recurrent(s, number):
-        keys, values = s.state_heads // GROUPS * s.state_dim, s.state_heads * s.state_dim
+        width = s.state_heads * s.state_dim
         yield Tensor("attn_norm.weight", (s.embd,), "norm")
-        yield Tensor("attn_qkv.weight", (2 * keys + values, s.embd), "matrix")
-        yield Tensor("attn_gate.weight", (values, s.embd), "matrix")
-        yield Tensor("ssm_conv1d.weight", (2 * keys + values, CONV), "router", CONV**0.5)
+        yield Tensor("attn_qkv.weight", (3 * width, s.embd), "matrix")
+        yield Tensor("attn_gate.weight", (width, s.embd), "matrix")
+        yield Tensor("ssm_conv1d.weight", (3 * width, CONV), "router", CONV**0.5)
         yield Tensor("ssm_dt.bias", (s.state_heads,), "bias")
         yield Tensor("ssm_a", (s.state_heads,), "norm", DECAY)
         yield Tensor("ssm_beta.weight", (s.state_heads, s.embd), "matrix")
         yield Tensor("ssm_alpha.weight", (s.state_heads, s.embd), "matrix")
         yield Tensor("ssm_norm.weight", (s.state_dim,), "norm")
-        yield Tensor("ssm_out.weight", (s.embd, values), "matrix")
+        yield Tensor("ssm_out.weight", (s.embd, width), "matrix")
     else:
         for tensor in qkvo(s):
-            rows, width = tensor.shape[0], tensor.shape[-1]
-            yield tensor._replace(shape=(2 * rows, width)) if tensor.name == "attn_q.weight" else tensor
+            is_q = tensor.name == "attn_q.weight"
+            yield tensor._replace(shape=(2 * tensor.shape[0], s.embd)) if is_q else tensor
         yield from qk_norms(s)
     yield Tensor("post_attention_norm.weight", (s.embd,), "norm")
     yield from (tensor for tensor in ffn(s) if tensor.kind == "matrix")

@@ -33,6 +33,34 @@ PRESETS: dict[str, tuple[Shape, str]] = {
         Shape("llama", 16, 2048, 8192, 32, 8, 64, 131072, "llama-bpe", 500000.0),
         "Q4_K_M",
     ),
+    "qwen3.5-0.8b": (
+        Shape(
+            "qwen35", 24, 1024, 3584, 8, 2, 256, 262144, "qwen2", 1e7, period=4, state_dim=128, state_heads=16
+        ),
+        "Q4_K_M",
+    ),
+    "lfm2-350m": (
+        Shape("lfm2", 16, 1024, 4608, 16, 8, 64, 128000, "qwen2", 1e6, period=3),
+        "Q4_K_M",
+    ),
+    "granite-4-h-350m": (
+        Shape(
+            "granitehybrid",
+            32,
+            768,
+            2048,
+            12,
+            4,
+            64,
+            32768,
+            "qwen2",
+            1e4,
+            period=8,
+            state_dim=128,
+            state_heads=48,
+        ),
+        "Q4_K_M",
+    ),
 }
 
 

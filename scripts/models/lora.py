@@ -29,7 +29,7 @@ from scripts.models.make import add_metadata, import_gguf
 Pairs = dict[str, tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]]
 """A and B by the name of the weight, in NumPy's order: B @ A has the weight's shape."""
 
-MATRICES = r"blk\.\d+\.(attn_(q|k|v|qkv|output)|ffn_(gate|up|down)(_exps)?)\.weight"
+MATRICES = r"blk\.\d+\.(attn_(q|k|v|qkv|output|gate)|ssm_(in|out)|ffn_(gate|up|down)(_exps)?)\.weight"
 EMBEDDING = "token_embd.weight"
 
 

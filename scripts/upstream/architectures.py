@@ -55,6 +55,7 @@ class Row:
     batched: float | None = None
     swapped: float | None = None
     share: float | None = None
+    same_bits: bool | None = None
 
 
 def make_models(folder: Path) -> None:
@@ -87,6 +88,33 @@ def paged_logits(path: Path, tokens: list[int], *, swap: bool = False, n_others:
             logits.append(runner.step([*beside, (seq, tokens[at : at + n])])[-1])
             at += n
     return np.stack(logits)
+
+
+def last_logits(path: Path, tokens: list[int], chunks: list[int], n_others: int = 0) -> np.ndarray:
+    """Return the logits of the last token in deterministic mode."""
+    with PagedRunner(
+        path, type_k=F32, type_v=F32, max_seqs=16, n_blocks=128, max_seq_len=512, deterministic=True
+    ) as runner:
+        seq, at = runner.sequence(), 0
+        logits: list[np.ndarray] = []
+        others = [runner.sequence() for _ in range(n_others)]
+        for n in chunks:
+            beside = [(o, tokens[i : i + max(1, n - i)]) for i, o in enumerate(others)]
+            logits.append(runner.step([*beside, (seq, tokens[at : at + n])])[-1])
+            at += n
+    return logits[-1]
+
+
+def has_same_bits(path: Path, tokens: list[int]) -> bool:
+    """Return whether chunks and other sequences change no bit in deterministic mode."""
+    whole = last_logits(path, tokens, [len(tokens)])
+    cut, ones = [*CHUNKS, N_DECODE], [1] * len(tokens)
+    others = (
+        last_logits(path, tokens, cut),
+        last_logits(path, tokens, cut, 5),
+        last_logits(path, tokens, ones),
+    )
+    return all(np.array_equal(whole, other) for other in others)
 
 
 def spoil(runner: PagedRunner, seq: Sequence_) -> None:
@@ -144,6 +172,7 @@ def check(path: Path, library: Path) -> Row:
             error=worst(expected, paged_logits(path, tokens)),
             batched=worst(expected, paged_logits(path, tokens, n_others=5)),
             swapped=worst(expected[len(CHUNKS) :], paged_logits(path, tokens, swap=True)[len(CHUNKS) :]),
+            same_bits=has_same_bits(path, tokens),
         )
     except (UnsupportedError, RuntimeError) as error:
         return replace(row, outcome="FAILED", note=str(error))
@@ -175,14 +204,16 @@ def markdown(rows: list[Row]) -> str:
         "decodes with one wrong block in the table, to show that the comparison detects it. Blocks that",
         "a window has left are filled with NaN and given to other sequences. **Memory for 32k** is the",
         "cache of a conversation of 32,768 tokens, as a share of a cache of all tokens in all layers.",
+        "**Same bits**: with `deterministic=True` the logits of the last token have the same bits for the",
+        "whole prompt at once, in chunks, token by token, and beside other sequences.",
         "",
         f"{len(paged)} models are paged:",
         "",
-        "| model | cache | alone | batched | swapped | memory for 32k |",
-        "|---|---|---|---|---|---:|",
+        "| model | cache | alone | batched | swapped | memory for 32k | same bits |",
+        "|---|---|---|---|---|---:|---|",
         *(
             f"| {r.model} | {r.kind} | {figure(r.error)} | {figure(r.batched)} | {figure(r.swapped)} | "
-            f"{percent(r.share)} |"
+            f"{percent(r.share)} | {'yes' if r.same_bits else 'no'} |"
             for r in paged
         ),
         "",
@@ -221,7 +252,8 @@ def main() -> int:
             row = check(path, library)
             rows.append(row)
             print(f"{row.outcome:8} {row.model:30} {figure(row.error):7} {figure(row.batched):7} "
-                  f"{figure(row.swapped):7} {row.kind}  {row.note}", flush=True)  # fmt: skip
+                  f"{figure(row.swapped):7} {row.same_bits!s:5} {row.kind}  {row.note}",
+                  flush=True)  # fmt: skip
     if args.docs:
         (ROOT / "docs" / "ARCHITECTURES.md").write_text(markdown(rows))
     if args.json:

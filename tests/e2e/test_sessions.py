@@ -202,15 +202,6 @@ def test_many_threads_with_a_session_each(llm: LLM) -> None:
             tokens += spoken[number][turn]
 
 
-def test_recurrent_models_have_sessions_that_compute_again(make_model: MakeModel) -> None:
-    with LLM(make_model("--arch", "lfm2", "--layers", "4"), n_threads=1, deterministic=True) as llm:
-        session = llm.session(PROMPT[:40])
-        first = session.generate(GREEDY).token_ids
-        fork = session.fork()
-        fork.append([5])
-        assert fork.generate(GREEDY).token_ids == llm.generate([*PROMPT[:40], *first, 5], GREEDY)[0].token_ids
-
-
 Attempt = Callable[[LLM], object]
 
 
