@@ -56,10 +56,10 @@ class LLM(EngineView):
         more than its CPU quota (`pyvelo info` shows both).
     n_gpu_layers: layers on GPUs, the last ones first, including the output; -1: all; "auto": as many as fit
         beside the cache, and 0 without a GPU.
-    prefix_cache: share blocks of equal prefixes, also with sequences that ended. Models with recurrent layers
-        do not share, because their states are not in blocks.
+    prefix_cache: share blocks of equal prefixes, also with sequences that ended. With recurrent layers, a
+        prefix is shared up to a place where a snapshot of their states was taken.
     swap_bytes: host memory for the blocks of preempted sequences. Sequences that do not fit, or are quicker
-        to compute, are computed again; with recurrent layers all are.
+        to compute, are computed again.
     deterministic: the same tokens whether a request runs alone or beside others.
     attention_precision: "exact" rounds attention no more than llama.cpp does; "fast" may round the products
         of a prompt to bfloat16, for every type.

@@ -94,7 +94,9 @@ def test_every_architecture_loads(arch: str, tmp_path: Path) -> None:
     with native.Model(str(path)) as model:
         assert (model.info.arch, model.info.n_layer) == (arch, 3)
         assert (model.info.n_head, model.info.n_embd) == (shape.heads, shape.embd)
-        assert [layer.layer for layer in model.layers] == ([1] if arch == "lfm2" else [0, 1, 2])
+        cached = {"lfm2": [1], "granitehybrid": [1], "qwen35": [1], "mamba2": []}.get(arch, [0, 1, 2])
+        assert [layer.layer for layer in model.layers] == cached
+        assert (model.info.state_bytes > 0) == model.info.has_recurrent == (len(cached) < 3)
 
 
 def test_mla_has_the_widths_of_deepseek(tmp_path: Path) -> None:
@@ -121,7 +123,13 @@ def test_the_presets_have_the_sizes_of_their_models() -> None:
         for name, (shape, _) in PRESETS.items()
         if shape.vocab in vocabularies
     }
-    assert counts == {"qwen3-0.6b": 596_049_920, "llama-3.2-1b": 1_235_814_400}
+    assert counts == {
+        "qwen3-0.6b": 596_049_920,
+        "llama-3.2-1b": 1_235_814_400,
+        "qwen3.5-0.8b": 653_695_808,  # these three: with Qwen3's vocabulary
+        "lfm2-350m": 444_009_088,
+        "granite-4-h-350m": 379_948_736,
+    }
 
 
 def test_own_vocabulary_knows_words_and_every_byte(tmp_path: Path) -> None:
