@@ -79,9 +79,8 @@ int32_t host_number() {
 std::map<int32_t, double> pool_bytes(const llama_model * model, const velo_context_params & params) {
     std::vector<velo_layer> layers(static_cast<size_t>(llama_model_cached_layers(model, nullptr, 0)));
     llama_model_cached_layers(model, layers.data(), static_cast<int32_t>(layers.size()));
-    std::map<int32_t, double>                      bytes;  // double: an integer might overflow
-    std::map<std::pair<int32_t, int32_t>, int32_t> n_used; // by device and group
-    std::map<int32_t, int32_t>                     n_storages;
+    std::map<int32_t, double>                     bytes; // double: an integer might overflow
+    std::map<std::pair<int32_t, int32_t>, double> rows;  // of a slot, by device and group
     if (layers.empty()) {
         return {{host_number(), static_cast<double>(params.slot_bytes) * params.n_blocks * params.block_size}};
     }
@@ -94,11 +93,9 @@ std::map<int32_t, double> pool_bytes(const llama_model * model, const velo_conte
         const size_t row =
             ggml_row_size(static_cast<ggml_type>(params.type_k), int64_t{layer.head_dim_k} * layer.n_head_kv) +
             ggml_row_size(static_cast<ggml_type>(params.type_v), int64_t{layer.head_dim_v} * layer.n_head_kv);
-        const int32_t n = ++n_used[{layer.device, group_of(layer, params)}];
-        if (n > n_storages[layer.device]) { // the layers before it have as many rows
-            n_storages[layer.device] = n;
-            bytes[layer.device] += static_cast<double>(row) * params.n_blocks * params.block_size;
-        }
+        double & group = rows[{layer.device, group_of(layer, params)}];
+        group += static_cast<double>(row);
+        bytes[layer.device] = std::max(bytes[layer.device], group * params.n_blocks * params.block_size);
     }
     return bytes;
 }

@@ -26,9 +26,11 @@ static int32_t bucket(int32_t n, int32_t step, uint32_t limit) {
     return std::min<int32_t>((n + step - 1) / step * step, (int32_t) limit);
 }
 
-// Write a row of a table for each sequence of the ubatch. A sequence's length excludes its tokens in later ubatches.
-static void write_rows(const llama_paged_batch & b, const ubatch_range & p, int32_t group, int32_t block_size,
-                       int32_t * out, size_t stride) {
+// Write a row of a table for each sequence of the ubatch, with the blocks of a share of a group. A sequence's length
+// excludes its tokens in later ubatches.
+static void write_rows(const llama_paged_cache & cache, const llama_paged_batch & b, const ubatch_range & p,
+                       int32_t group, int32_t share, int32_t * out, size_t stride) {
+    const int32_t block_size = cache.paged->params.block_size;
     for (int32_t s = p.s0; s < p.s1; ++s, out += stride) {
         const seq_row     row      = row_of(b, s);
         const group_table table    = table_of(b, group, s);
@@ -40,7 +42,8 @@ static void write_rows(const llama_paged_batch & b, const ubatch_range & p, int3
         out[GGML_PAGED_ATTN_NQ]    = end - begin;
         out[GGML_PAGED_ATTN_KV]    = length;
         out[GGML_PAGED_ATTN_FIRST] = table.first;
-        memcpy(out + GGML_PAGED_ATTN_HEADER, table.blocks, n_blocks * sizeof(int32_t));
+        std::transform(table.blocks, table.blocks + n_blocks, out + GGML_PAGED_ATTN_HEADER,
+                       [&](int32_t block) { return block * cache.n_shares + share; });
     }
 }
 
@@ -56,13 +59,14 @@ static void set_tables(llama_paged_cache & cache, const llama_paged_batch & b, c
         }
     }
     cache.width         = bucket(width, 64, paged.max_width);
-    const size_t stride = GGML_PAGED_ATTN_HEADER + cache.width, of_group = paged.step.n_rows * stride;
-    cache.tables.assign(cache.n_parts() * of_group, 0);
+    const size_t stride = GGML_PAGED_ATTN_HEADER + cache.width, of_part = paged.step.n_rows * stride;
+    cache.tables.assign(cache.n_parts() * of_part, 0);
     int32_t * rows = cache.tables.data();
     for (const int32_t group : cache.groups) {
-        write_rows(b, p, group, bs, rows, stride);
-        ggml_paged_attn_find_shared(rows, p.s1 - p.s0, stride, bs);
-        rows += of_group;
+        for (int32_t share = 0; share < cache.n_shares; ++share, rows += of_part) {
+            write_rows(cache, b, p, group, share, rows, stride);
+            ggml_paged_attn_find_shared(rows, p.s1 - p.s0, stride, bs);
+        }
     }
 }
 

@@ -9,21 +9,21 @@
 #include <algorithm>
 #include <cstring>
 
-uint32_t llama_paged_size(const llama_paged_cache & cache) { return cache.paged->n_slots(); }
+uint32_t llama_paged_size(const llama_paged_cache & cache) { return cache.paged->n_slots() * cache.n_shares; }
 
-// Create an input of n_rows rows for each group, and a view of each group's rows. The views are made once: a scheduler
+// Create an input of n_rows rows for each part, and a view of each part's rows. The views are made once: a scheduler
 // copies each of them to a device once in a step, however many layers use it.
 static ggml_tensor * build_input(ggml_context * ctx, llama_paged_cache & cache, ggml_type type, int64_t n,
                                  int64_t n_rows, const char * name) {
-    const int64_t n_groups = cache.n_parts();
+    const int64_t n_parts = cache.n_parts();
     paged_input   input;
-    input.whole = ggml_new_tensor_2d(ctx, type, n, n_rows * n_groups);
+    input.whole = ggml_new_tensor_2d(ctx, type, n, n_rows * n_parts);
     ggml_set_input(input.whole);
     ggml_set_name(input.whole, name);
-    for (int64_t g = 0; g < n_groups; ++g) {
-        const size_t at = g * n_rows * input.whole->nb[1];
-        input.of_group.push_back(n_groups == 1 ? input.whole
-                                               : ggml_view_2d(ctx, input.whole, n, n_rows, input.whole->nb[1], at));
+    for (int64_t i = 0; i < n_parts; ++i) {
+        const size_t at = i * n_rows * input.whole->nb[1];
+        input.parts.push_back(n_parts == 1 ? input.whole
+                                           : ggml_view_2d(ctx, input.whole, n, n_rows, input.whole->nb[1], at));
     }
     constexpr size_t most = 3; // inputs of one graph
     if (cache.inputs.size() == most) {
@@ -33,13 +33,13 @@ static ggml_tensor * build_input(ggml_context * ctx, llama_paged_cache & cache, 
     return input.whole;
 }
 
-// Return the part of an input for the group of a layer.
+// Return the part of an input for a layer.
 static ggml_tensor * part_of_layer(const llama_paged_cache & cache, const ggml_tensor * whole, int il) {
     // the newest first: an older graph may have had an input at the same address
     const auto input = std::find_if(cache.inputs.rbegin(), cache.inputs.rend(),
                                     [&](const paged_input & each) { return each.whole == whole; });
     if (input != cache.inputs.rend()) {
-        return input->of_group[cache.group_of[llama_paged_access::own_layer(*cache.cache, il)]];
+        return input->parts[cache.part_of[llama_paged_access::own_layer(*cache.cache, il)]];
     }
     paged_fail(LLAMA_PAGED_FAILED, "layer " + std::to_string(il) + ": its graph uses an input of another graph");
 }
@@ -73,10 +73,14 @@ bool llama_paged_is_table(const ggml_tensor * mask) { return mask && mask->type 
 
 void llama_paged_set_slots(ggml_tensor * dst, const llama_paged_cache & cache) {
     const paged_step & step = cache.paged->step;
+    const int32_t      bs   = cache.paged->params.block_size;
     auto *             data = static_cast<int64_t *>(dst->data);
     for (const int32_t group : cache.groups) {
         const int32_t * slots = step.slots + (size_t) group * step.token_stride;
-        data                  = std::copy(slots, slots + step.n_tokens, data);
+        for (int64_t share = 0; share < cache.n_shares; ++share) {
+            data = std::transform(slots, slots + step.n_tokens, data,
+                                  [&](int64_t slot) { return (slot / bs * cache.n_shares + share) * bs + slot % bs; });
+        }
     }
 }
 

@@ -35,9 +35,6 @@ static void set_groups(const llama_paged & paged, llama_paged_cache & cache) {
         groups.insert(group_of_layer(paged, l.il));
     }
     cache.groups.assign(groups.begin(), groups.end());
-    for (const access::layer & l : access::layers(*cache.cache)) {
-        cache.group_of.push_back((int32_t) std::distance(groups.begin(), groups.find(group_of_layer(paged, l.il))));
-    }
 }
 
 // Count the groups of all caches.
@@ -54,32 +51,55 @@ static int32_t count_groups(const llama_paged & paged) {
     return n_groups;
 }
 
-// The storages on one device, and how many of them each group uses.
+// The storages on one device, and how many of its layers each group has.
 struct device_pool {
-    std::vector<size_t>       storages; // indices in llama_paged::storages
-    std::map<int32_t, size_t> n_used;   // by group
+    std::vector<size_t>        storages; // indices in llama_paged::storages
+    std::map<int32_t, int32_t> n_layers; // by group
+    std::map<int32_t, int32_t> n_shares; // of each group
+    access::layer              longest = {};
 };
 
 using device_pools = std::map<ggml_backend_buffer_type_t, device_pool>;
 
-static bool same_rows(const ggml_tensor * a, const ggml_tensor * b) {
-    return (!a && !b) || (a && b && a->type == b->type && a->ne[0] == b->ne[0]);
+static int64_t row_of(const ggml_tensor * t) { return t ? t->ne[0] : 0; }
+
+// Return how many rows of a layer are as long as the longest ones.
+static int32_t shares_of(const device_pool & pool, const access::layer & l) {
+    const int64_t n     = row_of(pool.longest.k) / row_of(l.k);
+    const bool    whole = n * row_of(l.k) == row_of(pool.longest.k) && n * row_of(l.v) == row_of(pool.longest.v);
+    if (!whole || pool.longest.k->type != l.k->type) {
+        invalid("layers " + std::to_string(pool.longest.il) + " and " + std::to_string(l.il) +
+                " share the memory of a block, but their rows of K or V are no multiples");
+    }
+    return (int32_t) n;
 }
 
-// Return the storage of a layer: the next one of its device that its group does not use. A new storage has the
-// layer's own tensors, which show its type and its rows.
-static size_t storage_of(llama_paged & paged, device_pool & pool, int32_t group, const access::layer & l) {
-    const size_t n = pool.n_used[group]++;
-    if (n == pool.storages.size()) {
+// Return the storage of a layer: the next one of its device that its group does not use. With one group, each layer has
+// a storage with rows of its own; otherwise all have the longest rows of the device, and layers with shorter ones share
+// a storage.
+static size_t storage_of(llama_paged & paged, device_pool & pool, llama_paged_cache & cache, const access::layer & l) {
+    const int32_t group = group_of_layer(paged, l.il);
+    const int32_t n     = pool.n_layers[group]++;
+    const bool    alone = paged.n_groups == 1;
+    if (!alone && cache.n_shares != shares_of(pool, l)) {
+        if (!cache.part_of.empty()) {
+            invalid("layer " + std::to_string(l.il) + ": its rows are not as long as the ones of the layers before it");
+        }
+        cache.n_shares = shares_of(pool, l);
+    }
+    if (pool.n_shares.try_emplace(group, cache.n_shares).first->second != cache.n_shares) {
+        invalid("layer " + std::to_string(l.il) +
+                ": its rows are not as long as the ones of other layers of its group");
+    }
+    const auto index = std::distance(cache.groups.begin(), std::find(cache.groups.begin(), cache.groups.end(), group));
+    cache.part_of.push_back((int32_t) index * cache.n_shares + n % cache.n_shares);
+    const size_t i = n / cache.n_shares;
+    if (i == pool.storages.size()) {
+        const access::layer & rows = alone ? l : pool.longest;
         pool.storages.push_back(paged.storages.size());
-        paged.storages.push_back({(int32_t) l.il, l.k, l.v});
+        paged.storages.push_back({(int32_t) l.il, rows.k, rows.v});
     }
-    const paged_storage & storage = paged.storages[pool.storages[n]];
-    if (!same_rows(storage.k, l.k) || !same_rows(storage.v, l.v)) {
-        invalid("layers " + std::to_string(storage.layer) + " and " + std::to_string(l.il) +
-                " share the memory of a block, but their rows of K or V differ");
-    }
-    return pool.storages[n];
+    return pool.storages[i];
 }
 
 // Allocate the storages of a device; the first cache owns them.
@@ -126,18 +146,50 @@ void paged_make_slots(llama_paged & paged) {
     paged.n_groups = 1;
 }
 
+// Return a storage's tensor as a layer with shorter rows sees it.
+static ggml_tensor * view_of(llama_paged & paged, ggml_tensor * storage, int32_t n_shares) {
+    if (!storage || n_shares == 1) {
+        return storage;
+    }
+    paged.views.emplace_back(ggml_init({ggml_tensor_overhead(), nullptr, true}));
+    if (!paged.views.back()) {
+        throw std::bad_alloc();
+    }
+    const size_t  row  = storage->nb[1] / n_shares;
+    ggml_tensor * view = ggml_view_3d(paged.views.back().get(), storage, storage->ne[0] / n_shares,
+                                      storage->ne[1] * n_shares, 1, row, row * storage->ne[1] * n_shares, 0);
+    ggml_backend_view_init(view);
+    return view;
+}
+
+// Find the longest rows of each device.
+static device_pools longest_rows(const llama_paged & paged) {
+    device_pools devices;
+    for (const llama_paged_cache & cache : paged.caches) {
+        for (const access::layer & l : access::layers(*cache.cache)) {
+            device_pool & pool = devices[ggml_backend_buffer_get_type(l.k->buffer)];
+            if (row_of(l.k) > row_of(pool.longest.k)) {
+                pool.longest = l;
+            }
+        }
+    }
+    return devices;
+}
+
 void paged_make_pool(llama_paged & paged) {
-    device_pools                     devices;
+    device_pools                     devices = longest_rows(paged);
     std::vector<std::vector<size_t>> chosen; // by cache and layer
     for (llama_paged_cache & cache : paged.caches) {
         set_groups(paged, cache);
-        chosen.emplace_back();
-        for (const access::layer & l : access::layers(*cache.cache)) {
-            const int32_t group = cache.groups[cache.group_of[chosen.back().size()]];
-            chosen.back().push_back(storage_of(paged, devices[ggml_backend_buffer_get_type(l.k->buffer)], group, l));
-        }
     }
     paged.n_groups = count_groups(paged);
+    for (llama_paged_cache & cache : paged.caches) {
+        chosen.emplace_back();
+        for (const access::layer & l : access::layers(*cache.cache)) {
+            device_pool & pool = devices[ggml_backend_buffer_get_type(l.k->buffer)];
+            chosen.back().push_back(storage_of(paged, pool, cache, l));
+        }
+    }
     std::vector<std::decay_t<decltype(access::buffers(*paged.caches.front().cache))>> upstreams; // freed at the end
     for (const llama_paged_cache & cache : paged.caches) {
         upstreams.push_back(std::move(access::buffers(*cache.cache)));
@@ -150,10 +202,10 @@ void paged_make_pool(llama_paged & paged) {
         auto & layers = access::layers(*paged.caches[c].cache);
         for (size_t i = 0; i < layers.size(); ++i) {
             const paged_storage & storage = paged.storages[chosen[c][i]];
-            layers[i].k                   = storage.k;
-            layers[i].v                   = storage.v;
-            layers[i].k_stream            = {storage.k};
-            layers[i].v_stream            = {storage.v};
+            layers[i].k                   = view_of(paged, storage.k, paged.caches[c].n_shares);
+            layers[i].v                   = view_of(paged, storage.v, paged.caches[c].n_shares);
+            layers[i].k_stream            = {layers[i].k};
+            layers[i].v_stream            = {layers[i].v};
         }
     }
 }

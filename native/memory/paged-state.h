@@ -46,10 +46,10 @@ struct paged_step {
     int32_t         n_rows       = 0; // sequences, rounded up so that more steps reuse a graph
 };
 
-// An input of the graph with a part for each group of a cache.
+// An input of the graph with several parts.
 struct paged_input {
     ggml_tensor *              whole = nullptr;
-    std::vector<ggml_tensor *> of_group; // views
+    std::vector<ggml_tensor *> parts; // views
 };
 
 // Arrays of a llama_ubatch, reused by every step.
@@ -64,18 +64,23 @@ struct paged_ubatch_buffers {
 struct llama_paged;
 
 // Paged mode of one of upstream's caches: of the layers without a window, or of the layers with one.
+//
+// If the rows of its layers are n_shares times as short as the longest rows of the model, that many layers of a group
+// share a block, each a part of it: share i of block b is block b * n_shares + i of the layer's own tensors. An input
+// of the graph has a part for each group and share.
 struct llama_paged_cache {
     llama_paged *            paged       = nullptr;
     llama_kv_cache *         cache       = nullptr;
     bool                     is_windowed = false;
-    std::vector<int32_t>     groups;    // of its layers, in rising order
-    std::vector<int32_t>     group_of;  // of each of the cache's own layers: index in `groups`
+    std::vector<int32_t>     groups;       // of its layers, in rising order
+    int32_t                  n_shares = 1; // layers that share a block
+    std::vector<int32_t>     part_of;   // of each of the cache's own layers: index in `groups` * n_shares + its share
     int32_t                  width = 0; // of the current tables: blocks, rounded up so that more steps reuse a graph
-    std::vector<int32_t>     tables;    // [groups][n_rows][header + width]
+    std::vector<int32_t>     tables;    // [parts][n_rows][header + width]
     std::vector<paged_input> inputs;    // of the graph that was built last: tables, slots of K, slots of V
 
     // A cache without layers has inputs that nothing uses.
-    int64_t n_parts() const { return groups.empty() ? 1 : (int64_t) groups.size(); }
+    int64_t n_parts() const { return groups.empty() ? 1 : (int64_t) groups.size() * n_shares; }
 };
 
 // K and V tensors of the pool that one layer of each group uses.
@@ -94,6 +99,7 @@ struct llama_paged {
     std::vector<paged_storage>     storages;
     ggml_context_ptr               slots; // of the storage of a model without caches
     ggml_backend_buffer_ptr        slots_memory;
+    std::vector<ggml_context_ptr>  views; // of storages, by layers with shorter rows
     llama_memory_recurrent *       states = nullptr;
     llama_memory_context_ptr       memory; // serves every step of an attention-only model
     paged_step                     step;

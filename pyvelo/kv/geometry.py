@@ -3,9 +3,10 @@
 A token has, in each layer, a row of K and a row of V. Quantized types pack groups of 32 values, so a head
 must be a whole number of groups, and a block of any type is a whole number of cache lines.
 
-Layers that remember alike form groups of equally many layers, and a block has `block_size` tokens of the
-layers of one group. So a block has the same bytes in each group, and any group can use a block that the
-window of another has left. A model without windows has one group.
+Layers that remember alike form groups, and a block has `block_size` tokens of the layers of one group. Groups
+have equally many layers, or twice as many of rows half as long, and so on. So a block has the same bytes in
+each group, and any group can use a block that the window of another has left. A model without windows has
+one group.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ POOL_GRAIN = 256  # tokens: a pool is a whole number of these
 CPU_LINE = 64  # bytes
 GPU_LINE = 128  # bytes
 LONG = 32768  # tokens of the sequence for which groups are made
-MOST_PADDING = 1.01  # bytes of such a sequence, as a multiple of the bytes without padding
+MOST_PADDING = 1.02  # bytes of such a sequence, as a multiple of the bytes without padding
 CHUNKED = 2  # `window_type`
 STOCK_PADDING = 256  # tokens
 STATE_PARTS = 16  # blocks of a snapshot, if no layer has a cache
@@ -211,12 +212,16 @@ def make_geometry(
         )
         for shape in shapes
     }
-    groups = _group(shapes) if windows and _can_share(shapes, rows) else ()
-    if not groups:
-        groups = (LayerGroup(FULL, tuple(rows)),)
-    largest = max(groups, key=lambda group: len(group.layers))
-    held = tuple(rows[layer] for layer in largest.layers)
-    return Geometry(type_k, type_v, _aligned(held, block_size, line_bytes), held, groups, state_bytes)
+    shares = _shares(shapes, rows) if windows else {}
+    groups = _group(shapes, shares) if shares else ()
+    if len(groups) <= 1:
+        groups = (LayerGroup(FULL if not groups else groups[0].window, tuple(rows)),)
+        held = tuple(rows.values())
+    else:
+        longest = max(rows.values(), key=lambda row: row.k_bytes)
+        held = (longest,) * max(-(-len(group.layers) // shares[group.layers[0]]) for group in groups)
+    size = _aligned(tuple(rows.values()), block_size, line_bytes)
+    return Geometry(type_k, type_v, size, held, groups, state_bytes)
 
 
 def _of_states(type_k: TensorType, type_v: TensorType, block_size: int, state_bytes: int) -> Geometry:
@@ -243,37 +248,47 @@ def contiguous_bytes(geometry: Geometry, layers: Iterable[LayerShape], n_tokens:
     return total
 
 
-def _can_share(shapes: Sequence[LayerShape], rows: Mapping[int, LayerRows]) -> bool:
-    """Return whether layers of several groups can share memory: on one device, with equally long rows."""
-    return (
-        len({(shape.device, rows[shape.layer].k_bytes, rows[shape.layer].v_bytes) for shape in shapes}) == 1
+def _shares(shapes: Sequence[LayerShape], rows: Mapping[int, LayerRows]) -> dict[int, int]:
+    """Return how many rows of each layer are as long as the longest ones; empty: layers cannot share memory.
+
+    They can on one device, if all rows are whole parts of the longest ones, in K and V alike.
+    """
+    longest = max(rows.values(), key=lambda row: row.k_bytes)
+    shares = {layer: longest.k_bytes // row.k_bytes for layer, row in rows.items()}
+    whole = all(
+        (row.k_bytes * shares[layer], row.v_bytes * shares[layer]) == (longest.k_bytes, longest.v_bytes)
+        for layer, row in rows.items()
     )
+    # upstream keeps the layers with a window in a cache of their own, whose rows are equally long
+    kinds = {(shape.window > 0, shares[shape.layer]) for shape in shapes}
+    alike = len(kinds) == len({windowed for windowed, _ in kinds})
+    return shares if whole and alike and len({shape.device for shape in shapes}) == 1 else {}
 
 
 def _window_of(shape: LayerShape) -> Window:
     return Window(shape.window, shape.window_type == CHUNKED) if shape.window else FULL
 
 
-def _group(shapes: Sequence[LayerShape]) -> tuple[LayerGroup, ...]:
-    """Return groups of `n` layers or fewer: as few groups as take little more memory than the best `n`.
+def _group(shapes: Sequence[LayerShape], shares: Mapping[int, int]) -> tuple[LayerGroup, ...]:
+    """Return groups of `n` of the longest rows or fewer: as few as take little more memory than the best `n`.
 
-    A step handles a table for each group of a sequence. A group with fewer layers wastes memory.
+    A step handles a table for each group of a sequence. A group with fewer rows wastes memory.
     """
     kinds: dict[Window, list[int]] = {}
     for shape in sorted(shapes, key=lambda shape: shape.window > 0):  # groups without a window first
         kinds.setdefault(_window_of(shape), []).append(shape.layer)
 
     def cost(n: int) -> int:
-        """Return the tokens that the layers hold of a sequence of LONG tokens, padding included."""
-        counts = ((window, -(-len(layers) // n)) for window, layers in kinds.items())
+        """Return the rows that a sequence of LONG tokens holds, padding included."""
+        counts = ((window, -(-len(layers) // (n * shares[layers[0]]))) for window, layers in kinds.items())
         return sum(count * n * (min(window.size, LONG) or LONG) for window, count in counts)
 
     costs = {n: cost(n) for n in range(1, len(shapes) + 1)}
-    n = max(n for n, tokens in costs.items() if tokens <= MOST_PADDING * min(costs.values()))
+    n = max(n for n, rows in costs.items() if rows <= MOST_PADDING * min(costs.values()))
     return tuple(
-        LayerGroup(window, tuple(layers[first : first + n]))
+        LayerGroup(window, tuple(layers[first : first + n * shares[layers[0]]]))
         for window, layers in kinds.items()
-        for first in range(0, len(layers), n)
+        for first in range(0, len(layers), n * shares[layers[0]])
     )
 
 

@@ -43,7 +43,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Shape:
-    """Layers of a model. Layer i has no window if i % `period` is `period` - 1."""
+    """Layers of a model. Layer i has no window if i % `period` is `period` - 1, and may have other heads."""
 
     n_layers: int
     n_head_kv: int
@@ -51,20 +51,24 @@ class Shape:
     window: int
     period: int
     window_type: int = 1
+    full_heads: tuple[int, int] | None = None
+    """KV heads, and their size, of a layer without a window; None: as the others."""
 
     def layers(self) -> list[Layer]:
-        return [
-            Layer(i, self.n_head_kv, self.head_dim, self.head_dim, *self._window(i))
-            for i in range(self.n_layers)
-        ]
+        return [self._layer(i) for i in range(self.n_layers)]
 
-    def _window(self, layer: int) -> tuple[int, int]:
-        return (0, 0) if layer % self.period == self.period - 1 else (self.window, self.window_type)
+    def _layer(self, number: int) -> Layer:
+        if number % self.period == self.period - 1:
+            heads, dim = self.full_heads or (self.n_head_kv, self.head_dim)
+            return Layer(number, heads, dim, dim, 0, 0)
+        return Layer(number, self.n_head_kv, self.head_dim, self.head_dim, self.window, self.window_type)
 
 
 SHAPES = {  # from the models' published configurations
     "Gemma 3 4B": Shape(34, 4, 256, 1024, 6),
     "Gemma 3 1B": Shape(26, 1, 256, 512, 6),
+    "Gemma 4 26B": Shape(30, 8, 256, 1024, 6, full_heads=(2, 512)),
+    "Gemma 4 31B": Shape(60, 16, 256, 1024, 6, full_heads=(4, 512)),
     "gpt-oss-20b": Shape(24, 8, 64, 128, 2),
     "Command R7B (Cohere2)": Shape(32, 8, 128, 4096, 4),
     "Llama 4 Scout": Shape(48, 8, 128, 8192, 4, 2),

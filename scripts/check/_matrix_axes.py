@@ -28,7 +28,8 @@ WIDEST_TIED = 1024
 
 AXES: dict[str, tuple[Any, ...]] = {
     "arch": (
-        "llama", "qwen2", "qwen3", "gemma2", "gemma3", "gpt-oss", "deepseek2", "lfm2", "qwen35", "mamba2",
+        "llama", "qwen2", "qwen3", "gemma2", "gemma3", "gemma4", "gpt-oss", "deepseek2", "lfm2", "qwen35",
+        "mamba2",
     ),
     "group": (1, 2, 3, 4, 7, 8, 16, 32),
     "kv_heads": (1, 2, 4, 5),
@@ -128,7 +129,7 @@ def possible(config: Config) -> bool:
     steps += 4 * config.sequences * config.n / config.batch_seqs
     steps *= 1 + config.adapters  # they take turns
     return (
-        (config.window == 0 or config.arch in ("gemma2", "gemma3", "gpt-oss"))
+        (config.window == 0 or config.arch in ("gemma2", "gemma3", "gemma4", "gpt-oss"))
         and width <= (WIDEST_TIED if config.arch in ("qwen2", "lfm2") else WIDEST)
         and (
             config.arch != "deepseek2" or (config.kv_heads == 1 < config.group and "/" not in config.kv_type)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from scripts.models import _recurrent
@@ -88,9 +89,9 @@ def check(shape: Shape) -> None:
         raise ShapeError(f"experts are written for llama and gpt-oss, not for {shape.arch}")
     if shape.arch == "gpt-oss" and not shape.experts:
         raise ShapeError("gpt-oss needs experts: add --experts 4")
-    if shape.arch in ("lfm2", "granitehybrid", "qwen35") and shape.layers < shape.period:
+    if shape.arch in ("lfm2", "granitehybrid", "qwen35", "gemma4") and shape.layers < shape.period:
         raise ShapeError(
-            f"{shape.arch} needs {shape.period} layers or more: each {shape.period}th has attention"
+            f"{shape.arch} needs {shape.period} layers or more: every {shape.period}th is another one"
         )
     if shape.arch == "deepseek2" and shape.layers in (26, 27, 48):
         raise ShapeError(
@@ -141,6 +142,8 @@ def tensors(shape: Shape, n_vocab: int) -> Iterator[Tensor]:
     if shape.arch in ENCODERS:
         yield from ENCODERS[shape.arch](shape)
         return
+    if shape.arch == "gemma4":
+        yield Tensor("rope_freqs.weight", (shape.head_dim,), "norm")
     separate = not shape.tied or shape.arch == "gpt-oss"
     last_norm = "token_embd_norm.weight" if shape.arch == "lfm2" else "output_norm.weight"
     yield Tensor(last_norm, (shape.embd,), "norm", LOUD / (1.0 if separate else quiet))
@@ -275,9 +278,44 @@ def _gemma2_keys(s: Shape) -> dict[str, Any]:
     return {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 
 
+def _is_full(s: Shape, number: int) -> bool:
+    """Return whether a layer of Gemma 4 attends all tokens; the others have a window."""
+    return (number + 1) % s.period == 0
+
+
+def _full_heads(s: Shape) -> int:
+    """Return the KV heads of a layer of Gemma 4 without a window. They are twice as wide, and fewer."""
+    return max(1, s.kv_heads // 4)
+
+
+def _gemma4_keys(s: Shape) -> dict[str, Any]:
+    full = [_is_full(s, number) for number in range(s.layers)]
+    return {
+        "attention.head_count_kv": [_full_heads(s) if each else s.kv_heads for each in full],
+        "attention.key_length": 2 * s.head_dim,
+        "attention.value_length": 2 * s.head_dim,
+        "attention.key_length_swa": s.head_dim,
+        "attention.value_length_swa": s.head_dim,
+        "attention.sliding_window_pattern": [not each for each in full],
+        "embedding_length_per_layer_input": 0,
+        "rope.dimension_count": 2 * s.head_dim,
+        "rope.dimension_count_swa": s.head_dim,
+        "rope.freq_base_swa": s.rope_base,
+    }
+
+
+def _gemma4_layer(s: Shape, number: int) -> Iterator[Tensor]:
+    full = _is_full(s, number)
+    here = replace(s, head_dim=2 * s.head_dim, kv_heads=_full_heads(s)) if full else s
+    yield from qkvo(here)
+    yield from qk_norms(here)
+    yield from ffn(s)
+    yield from post_norms(s)
+
+
 POOLINGS = {"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}
 
-WINDOWED = {"gemma2": 128, "gemma3": 128, "gpt-oss": 128}
+WINDOWED = {"gemma2": 128, "gemma3": 128, "gemma4": 128, "gpt-oss": 128}
 
 ARCHS: dict[str, Arch] = {
     "llama": Arch(_no_keys, plain(qkvo, ffn)),
@@ -285,6 +323,7 @@ ARCHS: dict[str, Arch] = {
     "qwen3": Arch(_no_keys, plain(qkvo, qk_norms, ffn)),
     "gemma2": Arch(_gemma2_keys, plain(qkvo, ffn, post_norms)),
     "gemma3": Arch(_no_keys, plain(qkvo, qk_norms, ffn, post_norms)),
+    "gemma4": Arch(_gemma4_keys, _gemma4_layer),
     "gpt-oss": Arch(_no_keys, plain(_gpt_oss_layer)),
     "deepseek2": Arch(_deepseek2_keys, plain(_deepseek2_layer)),
     "lfm2": Arch(_recurrent.lfm2_keys, _recurrent.lfm2_layer),

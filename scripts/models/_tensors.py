@@ -36,8 +36,8 @@ class Shape:
     """Numbers of a model.
 
     Widths are in elements, `window` and `ctx` in tokens (0: no window). `pooling` names how an embedding is
-    pooled. Among recurrent layers, every `period`th layer has attention; `state_dim` is the width of a state,
-    and `state_heads` the number of its heads.
+    pooled. Every `period`th layer is another one: with attention among recurrent layers, and without a window
+    in Gemma 4. `state_dim` is the width of a state, and `state_heads` the number of its heads.
     """
 
     arch: str = "llama"
@@ -68,9 +68,10 @@ def qkvo(s: Shape) -> Iterator[Tensor]:
 
 
 def qk_norms(s: Shape) -> Iterator[Tensor]:
-    # these undo the scale of wq and wk, so they set the sharpness
-    yield Tensor("attn_q_norm.weight", (s.head_dim,), "norm", SHARP)
-    yield Tensor("attn_k_norm.weight", (s.head_dim,), "norm", SHARP)
+    # these undo the scale of wq and wk, so they set the sharpness; gemma4 does not scale its scores
+    sharp = SHARP * (s.head_dim**-0.25 if s.arch == "gemma4" else 1.0)
+    yield Tensor("attn_q_norm.weight", (s.head_dim,), "norm", sharp)
+    yield Tensor("attn_k_norm.weight", (s.head_dim,), "norm", sharp)
 
 
 def qkv_biases(s: Shape) -> Iterator[Tensor]:

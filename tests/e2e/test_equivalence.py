@@ -68,12 +68,12 @@ def test_f32_equals_stock_to_rounding(job: contiguous.Job, contiguous_build: Pat
     np.testing.assert_array_equal(stock.greedy, paged.greedy)
 
 
-@pytest.mark.parametrize("arch", ["llama", "gemma2", "gemma3", "gpt-oss", "deepseek2", "lfm2"])
+@pytest.mark.parametrize("arch", ["llama", "gemma2", "gemma3", "gemma4", "gpt-oss", "deepseek2", "lfm2"])
 def test_every_kind_of_memory(
     arch: str, job: contiguous.Job, make_model: MakeModel, contiguous_build: Path
 ) -> None:
     """Windows, soft-caps, sinks, experts, latent attention, recurrent states beside attention."""
-    window = ("--window", "48") if arch in ("gemma2", "gemma3", "gpt-oss") else ()
+    window = ("--window", "48") if arch in ("gemma2", "gemma3", "gemma4", "gpt-oss") else ()
     experts = ("--experts", "4") if arch == "gpt-oss" else ()
     path = make_model("--arch", arch, "--layers", "6", *window, *experts, "--type", "f32")
     here = replace(job, model=str(path), tokens=[token % 256 + 3 for token in job.tokens], n_greedy=20)

@@ -25,6 +25,12 @@ def gemma(make_model: MakeModel) -> Path:
     return make_model(*GEMMA)
 
 
+def gemma4(kv_heads: str) -> tuple[str, ...]:
+    """Return arguments for Gemma 4 with two layers without a window among seven."""
+    heads = ("--kv-heads", kv_heads, "--head-dim", "32")
+    return ("tiny", "--arch", "gemma4", "--layers", "7", "--period", "3", *heads, "--type", "f32")
+
+
 def open_context(model: Model, layer_groups: Sequence[int]) -> Context:
     return Context(
         model, n_blocks=64, max_batch_tokens=64, max_seqs=2, max_seq_len=256, layer_groups=layer_groups
@@ -39,6 +45,21 @@ def test_the_nth_layers_of_all_groups_share_memory(gemma: Path) -> None:
             assert one.info.block_bytes == N_LAYERS * many.info.block_bytes
             assert many.info.block_bytes == geometry.block_bytes
             assert one.info.pool_bytes == N_LAYERS * many.info.pool_bytes
+
+
+@pytest.mark.parametrize(("kv_heads", "sizes"), [("1", [2, 4, 1]), ("4", [2, 1, 1, 1, 1, 1])])
+def test_layers_with_shorter_rows_share_a_block(
+    make_model: MakeModel, kv_heads: str, sizes: list[int]
+) -> None:
+    with Model(make_model(*gemma4(kv_heads), "--window", "48")) as model:
+        geometry = make_geometry("gemma", model.layers, "f16")
+        assert [len(group.layers) for group in geometry.groups] == sizes
+        with open_context(model, geometry.layer_groups) as context:
+            assert context.info.block_bytes == geometry.block_bytes
+        # rows of several lengths in one cache, or in one group
+        for groups in ([0, 0, 1, 0, 0, 0, 0], [0, 1, 0, 0, 1, 1, 1]):
+            with pytest.raises(UnsupportedError):
+                open_context(model, groups).close()
 
 
 @pytest.mark.parametrize(
@@ -69,9 +90,21 @@ def logits_after(path: Path, tokens: list[int], window: int, *, windows: bool) -
     return np.stack(found)
 
 
-@pytest.mark.parametrize("window", [1, 32, 48, 200])
-def test_freed_blocks_change_no_bit(make_model: MakeModel, window: int) -> None:
-    path = make_model(*GEMMA[:5], "--window", str(window), "--type", "f32")
+@pytest.mark.parametrize(
+    ("arch", "window"),
+    [
+        *[("gemma3", window) for window in (1, 32, 48, 200)],
+        ("gemma4 1", 48),
+        ("gemma4 4", 1),
+        ("gemma4 4", 48),
+    ],
+)
+def test_freed_blocks_change_no_bit(make_model: MakeModel, arch: str, window: int) -> None:
+    """In Gemma 4, rows without a window are twice as long with one KV head, and half as long with four."""
+    if arch == "gemma3":
+        path = make_model(*GEMMA[:5], "--window", str(window), "--type", "f32")
+    else:
+        path = make_model(*gemma4(arch[-1]), "--window", str(window))
     tokens = np.random.default_rng(3).integers(10, 1000, 400).tolist()
     whole, trimmed = (logits_after(path, tokens, window, windows=windows) for windows in (False, True))
     assert np.isfinite(whole).all()

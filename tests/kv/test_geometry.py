@@ -192,6 +192,36 @@ def test_layers_that_cannot_share_blocks_are_one_group_without_a_window(layers: 
     assert geometry.blocks_for(33) == geometry.layout(512).peak_blocks(33) == 2
 
 
+GEMMA4 = [
+    Layer(i, 2, 512, 512) if i % 6 == 5 else Layer(i, 8, 256, 256, 1024, 1) for i in range(30)
+]  # rows without a window are half as long
+
+
+def test_layers_with_shorter_rows_share_a_block() -> None:
+    """A block has 32 tokens of three rows: of three layers with a window, or of six without one."""
+    geometry = make_geometry("gemma4.gguf", GEMMA4)
+    assert [len(group.layers) for group in geometry.groups] == [5, *[3] * 8, 1]
+    full = {layer for group in geometry.groups if not group.window.size for layer in group.layers}
+    assert full == {5, 11, 17, 23, 29}
+    row = 2 * 8 * 256 * 2  # bytes of K and V
+    assert geometry.slot_bytes == len(geometry.rows) * row
+    for group in geometry.groups:
+        assert sum(row if layer not in full else row // 2 for layer in group.layers) <= geometry.slot_bytes
+    needed = 5 * 32768 * row // 2 + 25 * (1024 + 512) * row
+    held = geometry.layout(512).peak_blocks(32768) * geometry.block_bytes
+    assert needed <= held <= 1.17 * needed, "the five rows without a window are padded to six"
+
+
+@pytest.mark.parametrize("n_head_kv", [3, 5, 16])
+def test_rows_that_are_no_multiples_are_one_group(n_head_kv: int) -> None:
+    layers = [replace(shape, n_head_kv=n_head_kv) if not shape.window else shape for shape in GEMMA4]
+    geometry = make_geometry("m.gguf", layers)
+    assert (len(geometry.groups) > 1) == (n_head_kv == 16), "16 heads of 512 are four times 8 of 256"
+    if len(geometry.groups) == 1:
+        assert geometry.windows == (FULL,)
+        assert geometry.block_bytes == 32 * sum(2 * 2 * s.n_head_kv * s.head_dim_k for s in layers)
+
+
 def test_windows_can_be_ignored() -> None:
     geometry = make_geometry("m.gguf", GEMMA3, windows=False)
     assert geometry.windows == (FULL,)
