@@ -74,12 +74,13 @@ def _model(summary: GgufSummary, model: Model) -> dict[str, Any]:
         "tokenizer": summary.metadata.get("tokenizer.ggml.model"),
         "context": info.n_ctx_train,
         "recurrent_layers": bool(info.has_recurrent),
+        "state_bytes": info.state_bytes,
     }
 
 
 def _kv_types(summary: GgufSummary, model: Model, block_size: int, free: int | None) -> dict[str, Any]:
-    """Return the cost of each KV type, or why the model cannot use it."""
-    if not model.info.can_page:
+    """Return the cost of each KV type, or why the model cannot use it; empty without a cache."""
+    if not model.info.can_page or not model.layers:
         return {}
     lengths = _lengths(model.info.n_ctx_train)
     costs: dict[str, Any] = {}

@@ -62,7 +62,11 @@ def _facts(report: Mapping[str, Any]) -> Table:
     grid.add_row("vocabulary", escape(f"{model['vocabulary']:,} tokens ({model['tokenizer']})"))
     grid.add_row("context", f"{model['context']:,} tokens as trained")
     if model["recurrent_layers"]:
-        grid.add_row("recurrent", "some layers keep a state in place of a cache")
+        each = "some layers keep" if report["layers"] else "all layers keep"
+        size = show_bytes(model["state_bytes"])
+        grid.add_row(
+            "recurrent", f"{each} a state in place of a cache: {size} for each sequence and snapshot"
+        )
     return grid
 
 
@@ -120,6 +124,8 @@ def _cache(refusal: str | None, costs: Mapping[str, Mapping[str, Any]]) -> tuple
     """Return a title and a table of the bytes of a token and of conversations, and the tokens that fit."""
     if refusal is not None:
         return "KV cache", escape(f"none: {refusal}")
+    if not costs:
+        return "KV cache", "none: no layer has one"
     possible = [cost for cost in costs.values() if "refusal" not in cost]
     sizes = " or ".join(map(str, sorted({cost["block_size"] for cost in possible})))
     title = f"KV cache in blocks of {sizes} tokens: what a conversation takes, and how many tokens fit"

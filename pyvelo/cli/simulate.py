@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.table import Table
 
@@ -15,6 +15,7 @@ from pyvelo.cli.terminal import make_console
 from pyvelo.cli.values import count, show_bytes
 from pyvelo.errors import ConfigError
 from pyvelo.kv.geometry import POOL_GRAIN, make_geometry
+from pyvelo.kv.prefix import FULL, Window
 from pyvelo.simulate.contiguous import layouts, simulate_contiguous
 from pyvelo.simulate.engine import POLICIES, Setup, StepCosts, simulate
 from pyvelo.simulate.workload import Job, WorkloadSpec, draw_jobs, jobs_of_trace, read_jobs
@@ -70,9 +71,10 @@ def run_plan(plan: Plan) -> dict[str, Any]:
     if n_ctx < 2:
         raise UsageError(f"--ctx {n_ctx}: give 2 tokens or more, one for the prompt and one for the answer")
     jobs = _jobs(plan, trace, n_ctx)
-    token_bytes = _token_bytes(plan, trace)
+    cache = _cache(plan, trace)
+    token_bytes = cache.token_bytes
     try:
-        setups = _setups(plan, trace, n_ctx, token_bytes)
+        setups = _setups(plan, trace, n_ctx, cache)
     except ConfigError as error:
         raise UsageError(as_options(str(error))) from None
     with waiting(f"simulating {len(jobs)} requests"):
@@ -117,19 +119,27 @@ def _jobs(plan: Plan, trace: Trace | None, n_ctx: int) -> list[Job]:
     return draw_jobs(plan.spec, n_ctx)
 
 
-def _token_bytes(plan: Plan, trace: Trace | None) -> int:
+class _Cache(NamedTuple):
+    """Bytes of a token over all groups of layers, the windows of the groups, and the bytes of a state."""
+
+    token_bytes: int
+    windows: tuple[Window, ...] = (FULL,)
+    state_bytes: int = 0
+
+
+def _cache(plan: Plan, trace: Trace | None) -> _Cache:
     if plan.model is not None and plan.token_bytes is not None:
         raise UsageError("give --model or --kv-bytes-per-token, not both")
     if plan.model is not None:
-        return _bytes_of_model(plan.model, plan.kv_type)
+        return _cache_of_model(plan.model, plan.kv_type)
     recorded = max(1, trace.header.block_bytes // trace.header.block_size) if trace else None
     token_bytes = _first(plan.token_bytes, recorded, TOKEN_BYTES)
     if not 1 <= token_bytes <= LARGEST:
         raise UsageError(f"--kv-bytes-per-token {token_bytes}: give a number of bytes above 0")
-    return token_bytes
+    return _Cache(token_bytes)
 
 
-def _bytes_of_model(path: Path, kv_type: str | tuple[str, str]) -> int:
+def _cache_of_model(path: Path, kv_type: str | tuple[str, str]) -> _Cache:
     from pyvelo import native
     from pyvelo.models.gguf_scan import scan
     from pyvelo.models.hub import locate
@@ -139,11 +149,14 @@ def _bytes_of_model(path: Path, kv_type: str | tuple[str, str]) -> int:
     with native.Model(str(path), deterministic=True) as model:  # weights stay mapped, they are not read
         if model.refusal is not None:
             raise ConfigError(f"{path}: {model.refusal}")
-        return make_geometry(path.name, model.layers, kv_type).token_bytes
+        state_bytes = model.info.state_bytes
+        geometry = make_geometry(path.name, model.layers, kv_type, state_bytes=state_bytes)
+        return _Cache(geometry.token_bytes, geometry.windows, state_bytes)
 
 
-def _setups(plan: Plan, trace: Trace | None, n_ctx: int, token_bytes: int) -> list[Setup]:
+def _setups(plan: Plan, trace: Trace | None, n_ctx: int, cache: _Cache) -> list[Setup]:
     """Return every block size with every policy, with equal numbers of slots, rounded to whole blocks."""
+    token_bytes, n_groups = cache.token_bytes, len(cache.windows)
     recorded = trace.header.n_blocks * trace.header.block_size * token_bytes if trace else None
     n_bytes = _first(plan.kv_cache_bytes, recorded, CACHE_BYTES)
     n_slots = n_bytes // (POOL_GRAIN * token_bytes) * POOL_GRAIN
@@ -163,16 +176,18 @@ def _setups(plan: Plan, trace: Trace | None, n_ctx: int, token_bytes: int) -> li
     costs = _costs(plan.costs)
     return [
         Setup(
-            n_blocks=n_slots // size,
+            n_blocks=n_slots // size * n_groups,
             block_size=size,
-            block_bytes=size * token_bytes,
+            block_bytes=size * token_bytes // n_groups,
             n_ctx=n_ctx,
-            n_swap_blocks=plan.swap_bytes // (size * token_bytes),
+            n_swap_blocks=plan.swap_bytes // (size * token_bytes // n_groups),
             max_seqs=plan.max_seqs,
             max_batch_tokens=plan.max_batch_tokens,
             prefix_cache=plan.prefix_cache,
             policy=policy,
             costs=costs,
+            windows=cache.windows,
+            state_blocks=-(-cache.state_bytes // (size * token_bytes // n_groups)),
         )
         for size in dict.fromkeys(sizes)
         for policy in dict.fromkeys(policies)

@@ -8,7 +8,7 @@ from pyvelo.errors import InternalError
 from pyvelo.kv.pool import BlockPool, BlockTable
 from pyvelo.kv.prefix import PrefixIndex
 
-__all__ = ["audit_index", "audit_own_blocks", "audit_prefixes", "stored_tokens"]
+__all__ = ["audit_index", "audit_own_blocks", "audit_prefixes", "audit_tables", "stored_tokens"]
 
 
 def stored_tokens(pool: BlockPool, tables: Collection[BlockTable], size: int) -> int:
@@ -27,6 +27,14 @@ def stored_tokens(pool: BlockPool, tables: Collection[BlockTable], size: int) ->
         for first, blocks in zip(table.firsts, table.groups, strict=True):
             unused.update(dict.fromkeys(shared.intersection(blocks[: begin - first]), 0))
     return (pool.n_blocks - pool.n_free) * size - sum(unused.values())
+
+
+def audit_tables(pool: BlockPool, tables: Collection[BlockTable], reserved: int) -> None:
+    """Raise InternalError if the pool does not count the blocks that tables hold and reserve."""
+    pool.audit(block for table in tables for block in table.held)
+    named = sum(table.reserved for table in tables)
+    if named != reserved or named > pool.n_free:
+        raise InternalError(f"{reserved} blocks reserved, tables say {named}, {pool.n_free} are free")
 
 
 def audit_own_blocks(pool: BlockPool, tables: Iterable[BlockTable]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from pyvelo.errors import InternalError
-from pyvelo.kv.checks import audit_index, audit_own_blocks, stored_tokens
+from pyvelo.kv.checks import audit_index, audit_own_blocks, audit_tables, stored_tokens
 from pyvelo.kv.plan import AllocationPlan, Change, ManagerState, check_changes
 from pyvelo.kv.pool import BlockPool, BlockTable, SwappedBlocks, SwapPool
 from pyvelo.kv.prefix import FULL, BlockHashes, BlockLayout, Match, PrefixIndex, Window
@@ -319,12 +319,7 @@ class BlockManager:
     def audit(self) -> None:
         """Raise InternalError if an invariant of pool, prefixes or tables is broken."""
         tables = self._tables.values()
-        self._pool.audit(block for table in tables for block in table.held)
-        reserved = sum(table.reserved for table in tables)
-        if reserved != self._reserved or reserved > self._pool.n_free:
-            raise InternalError(
-                f"{self._reserved} blocks reserved, tables say {reserved}, {self._pool.n_free} are free"
-            )
+        audit_tables(self._pool, tables, self._reserved)
         self.swap.audit(block for swapped in self._swapped.values() for block in swapped.blocks)
         if self._index is not None:
             audit_index(self._index, self._pool, tables)

@@ -21,6 +21,8 @@ from pyvelo.engine.request import Sequence as RequestSequence
 from pyvelo.engine.step import EngineCore
 from pyvelo.errors import ConfigError, InternalError
 from pyvelo.kv.manager import BlockManager
+from pyvelo.kv.prefix import FULL, BlockLayout, Window
+from pyvelo.kv.states import StateManager
 from pyvelo.memory.budget import Limits
 from pyvelo.sampling import SamplingParams
 from pyvelo.simulate.metrics import Meter, Outcome
@@ -85,6 +87,9 @@ class Setup:
     """Memory and limits of a run: blocks of `block_size` tokens and `block_bytes` bytes, sequences of at most
     `n_ctx` tokens.
 
+    `windows` are of the groups of layers. `state_blocks` are the blocks of a snapshot of a recurrent state, 0
+    without recurrent layers.
+
     Raises:
         ConfigError: a value is out of range.
     """
@@ -99,6 +104,8 @@ class Setup:
     prefix_cache: bool = True
     policy: str = "auto"
     costs: StepCosts = StepCosts()
+    windows: tuple[Window, ...] = (FULL,)
+    state_blocks: int = 0
 
     def __post_init__(self) -> None:
         for name in ("n_blocks", "block_size", "n_ctx", "max_seqs", "max_batch_tokens"):
@@ -119,18 +126,25 @@ class Setup:
 
     @property
     def n_slots(self) -> int:
-        """Tokens of the pool."""
-        return self.n_blocks * self.block_size
+        """Tokens of the pool, if no window frees a block."""
+        return self.n_blocks * self.block_size // len(self.windows)
+
+    @property
+    def layout(self) -> BlockLayout:
+        """Layout of a sequence's blocks."""
+        return BlockLayout(self.block_size, self.windows, self.max_batch_tokens, self.state_blocks)
 
     def fits(self, job: Job) -> bool:
         """Return whether the engine accepts the job: its longest answer must fit into the empty pool."""
         longest = min(job.n_prompt + job.max_tokens, self.n_ctx)
-        return job.n_prompt + job.n_answer <= self.n_ctx and longest - 1 <= self.n_slots
+        return job.n_prompt + job.n_answer <= self.n_ctx and (
+            self.layout.peak_blocks(longest - 1) <= self.n_blocks
+        )
 
     @property
     def width(self) -> int:
         """Blocks of the longest sequence."""
-        return -(-min(self.n_ctx, self.n_slots) // self.block_size)
+        return -(-min(self.n_ctx, self.n_blocks * self.block_size) // self.block_size)
 
     @property
     def limits(self) -> Limits:
@@ -162,14 +176,14 @@ class _Policy(Costs):
 class _Arrays:
     """Arrays of a step, as StepArrays, without the compiled library."""
 
-    def __init__(self, limits: Limits, width: int) -> None:
+    def __init__(self, limits: Limits, width: int, n_groups: int) -> None:
         self.tokens = np.zeros(limits.max_batch_tokens, np.int32)
         self.positions = np.zeros(limits.max_batch_tokens, np.int32)
-        self.slots = np.zeros((1, limits.max_batch_tokens), np.int32)
+        self.slots = np.zeros((n_groups, limits.max_batch_tokens), np.int32)
         self.outputs = np.zeros(limits.max_batch_tokens, np.int8)
         self.seqs = np.zeros((limits.max_seqs, 4), np.int32)
-        self.firsts = np.zeros((1, limits.max_seqs), np.int32)
-        self.tables = np.zeros((1, limits.max_seqs, width), np.int32)
+        self.firsts = np.zeros((n_groups, limits.max_seqs), np.int32)
+        self.tables = np.zeros((n_groups, limits.max_seqs, width), np.int32)
         self.states = np.zeros(limits.max_seqs, np.int32)
 
 
@@ -228,6 +242,18 @@ class _Context:
     def fill_blocks(self, blocks: Sequence[int], byte: int) -> None:
         """Do nothing."""
 
+    def clear_state(self, state: int) -> None:
+        """Do nothing."""
+
+    def copy_state(self, source: int, target: int) -> None:
+        self._move(self._setup.state_blocks)
+
+    def save_state(self, state: int, blocks: Sequence[int], *, swapped: bool = False) -> None:
+        self._move(len(blocks))
+
+    def load_state(self, state: int, blocks: Sequence[int], *, swapped: bool = False) -> None:
+        self._move(len(blocks))
+
     def _move(self, n_blocks: int) -> None:
         self._clock.now += n_blocks * self._setup.block_bytes * self._setup.costs.move
 
@@ -271,16 +297,22 @@ class _Run:
         self._clock, self._meter = Clock(), Meter()
         self._answers: dict[int, NDArray[np.int32]] = {}
         self._pending = deque(enumerate(jobs))
-        self._manager = BlockManager(
-            setup.n_blocks, setup.block_size, share=setup.prefix_cache, n_swap_blocks=setup.n_swap_blocks
+        self._manager = (StateManager if setup.state_blocks else BlockManager)(
+            setup.n_blocks,
+            setup.block_size,
+            windows=setup.windows,
+            max_chunk=setup.limits.max_batch_tokens,
+            state_blocks=setup.state_blocks,
+            share=setup.prefix_cache,
+            n_swap_blocks=setup.n_swap_blocks,
         )
         context = _Context(setup, self._clock, self._meter, self._manager)
         self.core = context.core = EngineCore(
             context=cast(Any, context),
-            arrays=cast(Any, _Arrays(setup.limits, setup.width)),
+            arrays=cast(Any, _Arrays(setup.limits, setup.width, len(setup.windows))),
             manager=self._manager,
             limits=setup.limits,
-            n_states=0,
+            n_states=setup.limits.max_seqs if setup.state_blocks else 0,
             new_sampler=cast(Any, self._new_sampler),
             is_end=lambda token: token == END,
             debug=audit,

@@ -10,7 +10,10 @@ import pytest
 
 from pyvelo import LLM, SamplingParams
 from pyvelo.cli import main
+from pyvelo.kv.geometry import make_geometry
+from pyvelo.native import Model
 from pyvelo.trace.format import read_trace
+from scripts.models import make
 
 SMALL = ("--requests", "12", "--prompt", "60", "--answer", "20", "--rate", "inf")
 
@@ -82,6 +85,25 @@ def test_bytes_of_a_model(capsys: pytest.CaptureFixture[str], tiny_model: Path) 
         size = ("--kv-cache-bytes", "16M")
         report = simulated(capsys, *SMALL, *size, "--model", tiny_model, "--kv-type", kv_type)
         assert report["pool"]["token_bytes"] == expected
+
+
+def test_windows_and_recurrent_states_of_a_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A long prompt fits into a pool that is too small for all its tokens in all layers."""
+    jobs = tmp_path / "jobs.json"
+    turns = [{"time": 0, "prompt": 1200, "answer": 20}]
+    turns += [{"time": 60, "prompt": 1300, "answer": 20, "like": 0, "shared": 1220}]
+    jobs.write_text(json.dumps({"requests": turns}))
+    common = ("--ctx", "2048", "--workload", jobs, "--max-batch-tokens", "64")
+    for arch, window in (("gemma3", ("--window", "64")), ("lfm2", ())):
+        model = tmp_path / f"{arch}.gguf"
+        make.main(["--arch", arch, "--layers", "6", *window, str(model)])
+        with Model(model) as opened:
+            geometry = make_geometry("m", opened.layers)
+        size = 1024 * geometry.token_bytes * (1 if window else 2)
+        report = simulated(capsys, *common, "--model", model, "--kv-cache-bytes", size)
+        (paged,) = (outcome for outcome in report["outcomes"] if outcome["scheme"].startswith("pages"))
+        assert paged["refused"] == 0
+        assert 0.4 < paged["hit_rate"] < 0.5, "the second turn hits the first one"
 
 
 def test_a_model_by_its_name_on_the_hub(
