@@ -97,6 +97,7 @@ def test_windows_and_recurrent_states_of_a_model(capsys: pytest.CaptureFixture[s
     for arch, window in (("gemma3", ("--window", "64")), ("lfm2", ())):
         model = tmp_path / f"{arch}.gguf"
         make.main(["--arch", arch, "--layers", "6", *window, str(model)])
+        capsys.readouterr()
         with Model(model) as opened:
             geometry = make_geometry("m", opened.layers)
         size = 1024 * geometry.token_bytes * (1 if window else 2)
