@@ -300,9 +300,8 @@ VELO_API velo_status velo_blocks_swap_in(velo_context * context, const int32_t *
 // Set every byte of the blocks. 0xFF is NaN in every type and makes reads of freed blocks visible.
 VELO_API velo_status velo_blocks_fill(velo_context * context, const int32_t * blocks, int32_t n,
                                       uint8_t byte) VELO_NOEXCEPT;
-// Clear a recurrent state. Call it before a sequence starts in it. Does nothing if the model has no states.
+// Clear a recurrent state before a sequence starts in it, if the model has states; copy it to another one.
 VELO_API velo_status velo_state_clear(velo_context * context, int32_t state) VELO_NOEXCEPT;
-// Copy a recurrent state to another one.
 VELO_API velo_status velo_state_copy(velo_context * context, int32_t source, int32_t target) VELO_NOEXCEPT;
 // Save a recurrent state in blocks, or load it from them; n: as many blocks as state_bytes of the model need. swapped:
 // the blocks are swap_blocks. Load only what was saved: other bytes give an error, or a state without meaning.

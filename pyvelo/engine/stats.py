@@ -21,7 +21,8 @@ class Counters:
     steps: int = 0
     prompt_tokens: int = 0  # of prompts that were computed completely
     completion_tokens: int = 0  # generated
-    stopped: int = 0  # requests that ended with "stop"
+    n_ended: int = 0  # requests, for any reason
+    stopped: int = 0  # of these, with "stop"
     ran_out: int = 0  # with "length"
     aborted: int = 0
     timed_out: int = 0
@@ -33,13 +34,9 @@ class Counters:
     run_seconds: float = 0.0  # in forward passes
     sample_seconds: float = 0.0  # from the forward pass to the end of the step
 
-    @property
-    def n_ended(self) -> int:
-        """Requests that have ended, for any reason."""
-        return self.stopped + self.ran_out + self.aborted + self.timed_out + self.failed
-
     def ended(self, reason: FinishReason) -> None:
         """Count a request that has ended."""
+        self.n_ended += 1
         self.stopped += reason == "stop"
         self.ran_out += reason == "length"
         self.aborted += reason == "abort"

@@ -49,7 +49,7 @@ class SnapshotIndex(PrefixIndex):
     """Published blocks, and the snapshots of recurrent states after their prefixes."""
 
     def published(self) -> Iterator[int]:
-        """Return the published blocks, those of snapshots included."""
+        """Return the published blocks, snapshots included."""
         yield from super().published()
         for prefix in self._by_hash.values():
             yield from prefix.snapshot
