@@ -274,7 +274,7 @@ class ActiveRequests:
         self.wait(request, PREEMPTED)
 
     def equip(self, request: Request, first: Request | None = None) -> None:
-        """Give a request that starts its sampler, and a recurrent state: a new one, or a copy of `first`'s."""
+        """Give a request that starts its sampler and a recurrent state, perhaps a copy of `first`'s."""
         if self._states is not None:
             if first is None:
                 self._states.start(request)
