@@ -12,7 +12,7 @@ from pyvelo.engine.scheduler import StepPlan
 from pyvelo.errors import InternalError
 from pyvelo.kv.manager import BlockManager
 from pyvelo.kv.pool import BlockTable, SwappedBlocks
-from pyvelo.kv.states import StateManager, last_place
+from pyvelo.kv.states import SNAPSHOT_TOKENS, StateManager, last_place
 
 if TYPE_CHECKING:
     from pyvelo.native import Context
@@ -124,7 +124,7 @@ class RecurrentStates:
         elif n % self._manager.block_size == 0:
             at_end = n == len(request.tokens)
             needed = at_end or n in (table.branch, last_place(len(request.tokens), self._manager.block_size))
-            if needed or self._costs.favour_snapshot(n):
+            if needed or (n % SNAPSHOT_TOKENS == 0 and self._costs.favour_snapshot(SNAPSHOT_TOKENS)):
                 self._snapshot(request, table, rolling=at_end, spare=not needed)
 
     def _snapshot(self, request: Request, table: BlockTable, *, rolling: bool, spare: bool) -> None:

@@ -17,7 +17,7 @@ from pyvelo.kv.pool import BlockTable, SwappedBlocks
 from pyvelo.kv.prefix import BlockHashes, Match, Prefix, PrefixIndex
 from pyvelo.kv.records import Copy
 
-__all__ = ["SnapshotIndex", "StateManager", "last_place", "tokens_to_snapshot"]
+__all__ = ["SNAPSHOT_TOKENS", "SnapshotIndex", "StateManager", "last_place", "tokens_to_snapshot"]
 
 SNAPSHOT_TOKENS = 512
 """Tokens between two places for snapshots within a prompt; a multiple of every block size."""
