@@ -274,7 +274,7 @@ typedef struct velo_batch {
 } velo_batch;
 
 // Run one step. Synchronous. After VELO_CANCELLED or VELO_FAILED the caller may run the same batch again, because the
-// context stores no lengths. But its recurrent states may be half updated: these sequences must start again.
+// context stores no lengths. But all recurrent states are cleared: their sequences must start again.
 VELO_API velo_status velo_context_run(velo_context * context, const velo_batch * batch) VELO_NOEXCEPT;
 // Make a run in progress return VELO_CANCELLED soon. A later run is not affected. Thread-safe.
 VELO_API velo_status velo_context_cancel(velo_context * context) VELO_NOEXCEPT;

@@ -195,8 +195,8 @@ static int32_t run_ubatch(llama_context & ctx, llama_paged & paged, const llama_
     ggml_status status = GGML_STATUS_FAILED;
     auto *      result = ctx.process_ubatch(ub, LLM_GRAPH_TYPE_DEFAULT, own ? own.get() : paged.memory.get(), status);
     if (!result) {
-        for (int32_t s = p.s0; paged.states && s < p.s1; ++s) { // these states may be half updated
-            paged.states->seq_rm(b.states[s], -1, -1);
+        if (paged.states) { // a graph moves states of other sequences, too
+            paged.states->clear(false);
         }
         switch (status) {
         case GGML_STATUS_ABORTED:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pyvelo.engine.prefill_budget import Costs
@@ -25,8 +25,8 @@ _log = logging.getLogger("pyvelo")
 class RecurrentStates:
     """Recurrent states of a context, one for each running request.
 
-    A state has no parts: it is of exactly the tokens that were computed in it. A step that fails leaves
-    states that no request may go on with.
+    A state has no parts: it is of exactly the tokens that were computed in it. After a step that fails, no
+    request may go on with its state.
 
     Args:
         n_states: states of the context.
@@ -59,6 +59,7 @@ class RecurrentStates:
         """Make every state unused."""
         self.free = list(range(self._n_states))[::-1]
         self._tokens: list[int | None] = [None] * self._n_states  # computed in each state; None: unknown
+        self._before = self._tokens  # before the step that runs
 
     # ---- requests ----
 
@@ -95,10 +96,9 @@ class RecurrentStates:
 
     # ---- steps ----
 
-    def lose(self, requests: Iterable[Request]) -> None:
-        """Count the states of requests as unknown, before a step changes them."""
-        for request in requests:
-            self._tokens[request.recurrent_state] = None
+    def lose(self) -> None:
+        """Count all states as unknown before a step: it may move other states than it changes."""
+        self._before, self._tokens = self._tokens, [None] * self._n_states
 
     def is_lost(self, request: Request) -> bool:
         """Return whether the state of a request is not of its computed tokens."""
@@ -106,6 +106,7 @@ class RecurrentStates:
 
     def ran(self, plan: StepPlan) -> None:
         """Note that a step has computed its tokens, before its requests advance."""
+        self._tokens = self._before
         for request in plan.decodes:
             self._tokens[request.recurrent_state] = request.n_computed + 1
         for chunk in plan.chunks:

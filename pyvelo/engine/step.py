@@ -224,12 +224,13 @@ class EngineCore:
             self._check_files()
             self.before_run(plan)
             if self._states is not None:
-                self._states.lose(plan.requests)
+                self._states.lose()
             self._call_run(run)
         except Cancelled:
             raise
         except Exception as error:
             self._active.fail(plan.requests, error)
+            self._set_back()
             return
         done = self.clock()
         if self._states is not None:

@@ -167,8 +167,8 @@ class Context(Handle):
 
         Raises:
             ConfigError: the arrays contradict one another; nothing was computed.
-            Cancelled: `cancel()` was called meanwhile. The same step may be run again, but the recurrent
-                states of its sequences are lost.
+            Cancelled: `cancel()` was called meanwhile. The same step may be run again, but all recurrent
+                states are cleared.
             ComputeError: the computation failed.
         """
         max_tokens, max_seqs, max_copies = arrays.limits

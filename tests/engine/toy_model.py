@@ -304,8 +304,7 @@ class ToyContext:
                 self.faults.check("run", "middle")
             self.faults.check("run", "after")
         except BaseException:
-            for state in arrays.states[:n_seqs].tolist() if self.n_states else ():
-                self._states[state] = None
+            self._states = [None] * self.n_states
             raise
         self.note(len(logits) <= self.max_outputs, "more logits than there is room for")
         self._logits = logits
