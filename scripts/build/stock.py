@@ -83,9 +83,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     what = parser.add_mutually_exclusive_group()
-    what.add_argument(
-        "--libs-only", action="store_true", help="only the libraries, for tests: no programs"
-    )
+    what.add_argument("--libs-only", action="store_true", help="only the libraries, for tests: no programs")
     what.add_argument("--server", action="store_true", help="llama-server too")
     what.add_argument("--completion", action="store_true", help="llama-completion too")
     given = parser.parse_args()
