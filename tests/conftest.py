@@ -11,8 +11,9 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-# before OpenMP reads it: its threads would spin for each other, beside the tests of other processes
+# before OpenMP and NumPy read them: threads would spin for each other, beside the tests of other processes
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pyvelo
 from scripts.models import make

@@ -63,6 +63,15 @@ int32_t contiguous_decode(contiguous * c, const int32_t * tokens, int32_t n, int
     return status;
 }
 
+int32_t contiguous_keep(contiguous * c, int32_t n, int32_t seq) {
+    llama_memory_t memory = llama_get_memory(c->context);
+    if (llama_memory_seq_rm(memory, seq, n, -1)) {
+        return n;
+    }
+    llama_memory_seq_rm(memory, seq, -1, -1);
+    return 0;
+}
+
 int32_t contiguous_logits(contiguous * c, float * logits) {
     const float * from = llama_get_logits_ith(c->context, -1);
     if (!from) {

@@ -33,6 +33,9 @@ LAB_API int32_t             contiguous_n_vocab(const struct contiguous * c);
 
 // Call llama_decode with n tokens of one sequence at positions first, first + 1, ...
 LAB_API int32_t contiguous_decode(struct contiguous * c, const int32_t * tokens, int32_t n, int32_t first, int32_t seq);
+// Remove all but the first n tokens of a sequence, or all of them if its memory cannot be cut there.
+// Return the number of tokens that remain.
+LAB_API int32_t contiguous_keep(struct contiguous * c, int32_t n, int32_t seq);
 // Return the n_vocab logits of the last token of the last decode.
 LAB_API int32_t contiguous_logits(struct contiguous * c, float * logits);
 // Write the saved state of a sequence in upstream's format, if it fits. Return its size.

@@ -83,14 +83,14 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     what = parser.add_mutually_exclusive_group()
-    what.add_argument(
-        "--libs-only", action="store_true", help="only libllama and libvelo-contiguous, no programs"
-    )
+    what.add_argument("--libs-only", action="store_true", help="only the libraries, for tests: no programs")
     what.add_argument("--server", action="store_true", help="llama-server too")
     what.add_argument("--completion", action="store_true", help="llama-completion too")
     given = parser.parse_args()
-    tools = () if given.libs_only else TOOLS + SERVER * given.server + COMPLETION * given.completion
-    print(build_stock(LIBRARIES + tools))
+    if given.libs_only:
+        print(build_stock(LIBRARIES, {"STOCK_FOR_TESTS": True}))
+    else:
+        print(build_stock(LIBRARIES + TOOLS + SERVER * given.server + COMPLETION * given.completion))
     return 0
 
 

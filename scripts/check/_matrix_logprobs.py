@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,11 +33,11 @@ def too_far(config: Config, model: Path, outputs: Sequence[RequestOutput]) -> li
     if not outputs:
         return []
     ours = np.concatenate([_top(output.outputs[0].logprobs or ()) for output in outputs])
-    truth = np.concatenate([_follow(model, output, ("f32", "f32")) for output in outputs])
+    truth = _follow(model, outputs, ("f32", "f32"))
     far = _nmse(truth, ours)
     if far <= FLOOR[config.weights]:
         return []
-    stock = np.concatenate([_follow(model, output, config.kv_types) for output in outputs])
+    stock = _follow(model, outputs, config.kv_types)
     near = _nmse(truth, stock)
     if far <= FACTOR * near:
         return []
@@ -51,8 +52,10 @@ def _nmse(expected: npt.NDArray[np.float64], actual: npt.NDArray[np.float64]) ->
     return float(((expected - actual) ** 2).sum() / (expected**2).sum())
 
 
-def _follow(model: Path, output: RequestOutput, kv_types: tuple[str, str]) -> npt.NDArray[np.float64]:
-    """Decode a prompt and its answer in the contiguous path; return the logprobs of the listed tokens."""
+def _follow(
+    model: Path, outputs: Sequence[RequestOutput], kv_types: tuple[str, str]
+) -> npt.NDArray[np.float64]:
+    """Decode prompts and answers in the contiguous path; return the logprobs of the listed tokens."""
     from pyvelo.kv.types import KV_TYPES
 
     ffi, lib = _laboratory()
@@ -64,22 +67,38 @@ def _follow(model: Path, output: RequestOutput, kv_types: tuple[str, str]) -> np
     handle = lib.contiguous_open(os.fsencode(model), params)
     if handle == ffi.NULL:
         raise AssertionError(f"the contiguous path does not open {model} with {kv_types}")
-    tokens = np.array([*output.prompt_token_ids, *output.token_ids[:-1]], np.int32)
-    logits = np.empty(lib.contiguous_n_vocab(handle), np.float32)
-    begin, end, values = 0, len(output.prompt_token_ids), []
+    values: list[float] = []
+    held: list[int] = []
     try:
-        for token in output.outputs[0].logprobs or ():
-            part = ffi.from_buffer("int32_t[]", tokens[begin:end])
-            if lib.contiguous_decode(handle, part, end - begin, begin, 0):
-                raise AssertionError("the contiguous path does not decode")
-            lib.contiguous_logits(handle, ffi.from_buffer("float[]", logits))
-            exact = logits.astype(np.float64)
-            exact -= exact.max() + np.log(np.exp(exact - exact.max()).sum())
-            values += [exact[number] for number, _ in token.top]
-            begin, end = end, end + 1
+        for output in outputs:
+            prompt = output.prompt_token_ids
+            pairs = zip(
+                held, prompt[:-2], strict=False
+            )  # at least two rows, so that the last is not the first
+            n_shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+            begin = lib.contiguous_keep(handle, n_shared, 0)
+            held = [*prompt, *output.token_ids[:-1]]
+            values += _logprobs(handle, held, begin, output)
     finally:
         lib.contiguous_close(handle)
     return np.array(values, np.float64)
+
+
+def _logprobs(handle: Any, ids: Sequence[int], begin: int, output: RequestOutput) -> Iterator[float]:
+    """Decode a prompt from `begin` on and its answer; yield the logprobs of the listed tokens."""
+    ffi, lib = _laboratory()
+    tokens = np.array(ids, np.int32)
+    logits = np.empty(lib.contiguous_n_vocab(handle), np.float32)
+    end = len(output.prompt_token_ids)
+    for token in output.outputs[0].logprobs or ():
+        part = ffi.from_buffer("int32_t[]", tokens[begin:end])
+        if lib.contiguous_decode(handle, part, end - begin, begin, 0):
+            raise AssertionError("the contiguous path does not decode")
+        lib.contiguous_logits(handle, ffi.from_buffer("float[]", logits))
+        exact = logits.astype(np.float64)
+        exact -= exact.max() + np.log(np.exp(exact - exact.max()).sum())
+        yield from (exact[number] for number, _ in token.top)
+        begin, end = end, end + 1
 
 
 @cache

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
 
+from pyvelo.models.gguf_scan import scan
 from scripts._common import run_main
 from scripts.models.make import add_metadata, import_gguf
 
@@ -40,10 +41,10 @@ def random_pairs(model: Path, rank: int, weights: str = MATRICES, seed: int = 0,
     input. A and B of the token embeddings are swapped, as llama.cpp reads them.
     """
     pairs: Pairs = {}
-    for tensor in import_gguf().GGUFReader(model).tensors:
+    for tensor in scan(model).tensors:
         if not re.fullmatch(weights, tensor.name):
             continue
-        *experts, n_out, n_in = (int(extent) for extent in reversed(tensor.shape))
+        *experts, n_out, n_in = reversed(tensor.shape)
         rng = np.random.default_rng([seed, zlib.crc32(tensor.name.encode())])
         a = rng.standard_normal((*experts, rank, n_in), np.float32) * np.float32(n_in**-0.5)
         b = rng.standard_normal((*experts, n_out, rank), np.float32) * np.float32(gain * rank**-0.5)
@@ -90,24 +91,21 @@ def write_adapter(
 
 def write_merged(model: Path, path: Path, pairs: Pairs, scale: float) -> None:
     """Write the model with `scale` times the product of each pair added to its weight, which must be f32."""
-    reader = import_gguf().GGUFReader(model)
     data = bytearray(model.read_bytes())
-    for tensor in reader.tensors:
+    for tensor in scan(model).tensors:
         if tensor.name not in pairs:
             continue
-        if tensor.tensor_type.name != "F32":
-            raise SystemExit(f"{tensor.name} is of type {tensor.tensor_type.name}: only f32 can be merged")
+        if tensor.type_name != "f32":
+            raise SystemExit(f"{tensor.name} is of type {tensor.type_name}: only f32 can be merged")
         added = scale * delta(tensor.name, *pairs[tensor.name])
-        merged = tensor.data.reshape(added.shape).astype(np.float64) + added
-        start = int(tensor.data_offset)
-        data[start : start + int(tensor.n_bytes)] = merged.astype("<f4").tobytes()
+        weight = np.frombuffer(data, "<f4", added.size, tensor.offset).reshape(added.shape)
+        data[tensor.offset : tensor.offset + tensor.n_bytes] = (weight + added).astype("<f4").tobytes()
     path.write_bytes(data)
 
 
 def architecture_of(model: Path) -> str:
     """Return the architecture of a model."""
-    field = import_gguf().GGUFReader(model).fields["general.architecture"]
-    return bytes(field.parts[field.data[0]]).decode()
+    return scan(model).architecture
 
 
 def main() -> int:

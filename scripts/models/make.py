@@ -130,6 +130,8 @@ def _add_metadata(writer: gguf.GGUFWriter, shape: Shape, vocab: _vocab.Vocab, ki
 
 def add_metadata(writer: gguf.GGUFWriter, keys: Mapping[str, Any]) -> None:
     """Write each key with the type that its value has in the file; anything but a scalar is an array."""
+    import gguf
+
     for key, value in keys.items():
         match value:
             case bool():
@@ -140,8 +142,9 @@ def add_metadata(writer: gguf.GGUFWriter, keys: Mapping[str, Any]) -> None:
                 writer.add_float32(key, value)
             case str():
                 writer.add_string(key, value)
-            case _:
-                writer.add_array(key, value)
+            case _:  # the writer would look at the type of every element
+                element = gguf.GGUFValueType.get_type(value[0])
+                writer.add_key_value(key, value, gguf.GGUFValueType.ARRAY, sub_type=element)
 
 
 def _stored_type(tensor: Tensor, kind: Any) -> Any:

@@ -26,15 +26,23 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 LEAST = {"README.md": 5, "GUIDE.md": 14, "FROM_LLAMA_CPP_PYTHON.md": 8, "FROM_VLLM.md": 8, "MEMORY.md": 4}
 
 
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return an adapter for the demo model."""
+    path = tmp_path_factory.mktemp("adapter") / "adapter.gguf"
+    pairs = lora.random_pairs(DEMO_MODEL, 4, gain=0.2)
+    lora.write_adapter(path, lora.architecture_of(DEMO_MODEL), pairs, type_name="f16")
+    return path
+
+
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+def run(tmp_path: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     """Run `pyvelo` in a folder with the models of the pages, and a hub with the model that they pull."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # the command line has its own
     Path("model.gguf").symlink_to(DEMO_MODEL)
     Path("docs").mkdir()
-    pairs = lora.random_pairs(DEMO_MODEL, 4, gain=0.2)
-    lora.write_adapter(Path("adapter.gguf"), lora.architecture_of(DEMO_MODEL), pairs, type_name="f16")
+    Path("adapter.gguf").symlink_to(adapter)
     repo = Repo({"repo-Q4_K_M.gguf": DEMO_MODEL.read_bytes()})
     with serve(Hub({"org/repo": repo})) as hub:
         shell = Shell(hub, tmp_path / "hf home")

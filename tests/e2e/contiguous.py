@@ -25,6 +25,7 @@ struct contiguous *contiguous_open(const char *model, const struct contiguous_pa
 void contiguous_close(struct contiguous *c);
 int32_t contiguous_n_vocab(const struct contiguous *c);
 int32_t contiguous_decode(struct contiguous *c, const int32_t *tokens, int32_t n, int32_t first, int32_t seq);
+int32_t contiguous_keep(struct contiguous *c, int32_t n, int32_t seq);
 int32_t contiguous_logits(struct contiguous *c, float *logits);
 int64_t contiguous_state(struct contiguous *c, int32_t seq, uint8_t *bytes, int64_t capacity);
 """
