@@ -143,9 +143,11 @@ class AllocationPlan:
         fresh = layout.wanted(match.firsts, match.n_blocks, goal)
         hits = match.blocks
         n_revived = sum(map(self._is_free, hits))
-        if fresh + n_revived > room and match.snapshot:  # it needs no room if all tokens are computed
-            match = no_match(layout.n_groups)
-            fresh, hits, n_revived = layout.wanted(match.firsts, 0, goal), [], 0
+        if fresh + n_revived > room and match.snapshot:
+            nothing = no_match(layout.n_groups)
+            n_all = layout.wanted(nothing.firsts, 0, goal)
+            if n_all < fresh + n_revived:  # the snapshot needs no room if all tokens are computed
+                match, fresh, hits, n_revived = nothing, n_all, [], 0
         if fresh + n_revived > room:
             return NotNow(fresh + n_revived, room)
         if match.partial is not None:

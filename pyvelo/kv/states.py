@@ -126,9 +126,12 @@ class StateManager(BlockManager):
         self._version += 1
         if rolling:
             if table.rolling is not None and table.rolling.snapshot:
-                self._unpublish(table.rolling.snapshot[0])
+                self._drop_snapshot(table.rolling.snapshot)
             table.rolling = prefix
         blocks = self._allocate(n)
+        if not prefix.is_listed:  # no table held its last block, which was evicted now
+            self._pool.release(blocks)
+            return []
         self._snapshots.publish_snapshot(prefix, blocks)
         for block in blocks:
             self._pool.cache(block)
@@ -139,7 +142,7 @@ class StateManager(BlockManager):
     def discard(self, blocks: Sequence[int]) -> None:
         """Unpublish a snapshot that was not saved."""
         self._version += 1
-        self._unpublish(blocks[0])
+        self._drop_snapshot(blocks)
 
     def hold(self, table: BlockTable) -> list[int]:
         """Return blocks for the state after the table's tokens, held until `loaded`; without room none.
@@ -187,11 +190,17 @@ class StateManager(BlockManager):
             self._pool.share(block)
         self._pool.release(snapshot)
 
+    def _drop_snapshot(self, blocks: Sequence[int]) -> None:
+        self._unpublish(blocks[0])
+        self._notify("reset", blocks[0])
+
     def _unpublish(self, block: int) -> None:
-        blocks = (self._snapshots.snapshot_of(block) if self._snapshots is not None else ()) or (block,)
+        snapshot = self._snapshots.snapshot_of(block) if self._snapshots is not None else ()
         super()._unpublish(block)
-        for each in blocks:
-            self._pool.uncache(each)
+        for other in snapshot:
+            if other != block:
+                self._pool.uncache(other)
+                self._notify("reset", other)
 
     def _is_needed(self, table: BlockTable, group: int, number: int) -> bool:
         """Return whether a sequence that goes on after a snapshot of the table needs the block `number`."""

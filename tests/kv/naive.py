@@ -27,6 +27,8 @@ class Sequence_:
     shown: list[Entry | None]  # of its blocks that were published
     table: BlockTable = field(repr=False)
     stepped_back: bool = False  # by one token, which is computed again
+    held: list[list[int]] = field(default_factory=list)  # blocks of a state that its table holds
+    rolling: Entry | None = None  # the prefix with the last snapshot of a generated text
 
     def values(self, group: int, begin: int, end: int) -> list[int]:
         """Return what the sequence stores in a group: it depends on all tokens before."""
@@ -59,7 +61,7 @@ class NaivePlan:
     def enter(self, sequence: Sequence_) -> None:
         """Add a live or starting sequence."""
         table = sequence.table
-        self.held[sequence] = [block for blocks in table.groups for block in blocks]
+        self.held[sequence] = list(table.held)
         self.n_blocks_of[sequence] = table.n_blocks
         self.reserved[sequence], self.goals[sequence] = table.reserved, table.goal
 
@@ -138,7 +140,8 @@ def snapshot(manager: BlockManager, tables: Sequence[BlockTable]) -> object:
 def _state(table: BlockTable) -> object:
     groups = [list(blocks) for blocks in table.groups]
     numbers = (table.n_blocks, table.n_tokens, table.n_published, table.reserved, table.goal, table.mark)
-    return groups, list(table.firsts), numbers, (table.version, table.n_slides), id(table.prefix)
+    states = table.snapshot, list(table.state), id(table.rolling), table.branch
+    return groups, list(table.firsts), numbers, (table.version, table.n_slides), id(table.prefix), states
 
 
 def spoiled(allocation: AllocationPlan, how: int, strange: BlockTable) -> bool:
@@ -185,9 +188,14 @@ def spoiled(allocation: AllocationPlan, how: int, strange: BlockTable) -> bool:
     elif how == 14 and starting and starting[1].match is not None:
         match = starting[1].match
         changes[starting[0]] = starting[1]._replace(match=match._replace(groups=((0,), *match.groups)))
+    elif how == 15 and starting and starting[1].match is not None:
+        match = starting[1].match
+        changes[starting[0]] = starting[1]._replace(
+            match=match._replace(snapshot=(*match.snapshot, n_blocks))
+        )
     else:
         return False
     return True
 
 
-N_SPOILERS = 15
+N_SPOILERS = 16

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 from pyvelo.kv.plan import MIN_PARTIAL_HIT
 from pyvelo.kv.prefix import FULL, Window
@@ -91,8 +92,27 @@ class Entry:
         self.blocks: list[list[int]] = [[] for _ in range(n_groups)]
 
 
+class Hit(NamedTuple):
+    """Prefix hit: its blocks in number, the first block of each group, and the blocks of each group.
+
+    snapshot: blocks of the recurrent state after its tokens.
+    """
+
+    n_blocks: int
+    firsts: list[int]
+    groups: list[list[int]]
+    snapshot: list[int]
+
+    @property
+    def blocks(self) -> list[int]:
+        """All its blocks."""
+        return [block for blocks in (*self.groups, self.snapshot) for block in blocks]
+
+
 class NaivePrefixes:
     """Published prefixes by salt and all tokens. One without blocks stays while another follows it."""
+
+    takes_partial_hits = True
 
     def __init__(self, layout: NaiveLayout) -> None:
         self.layout = layout
@@ -111,10 +131,19 @@ class NaivePrefixes:
     def is_listed(self, entry: Entry | None) -> bool:
         return entry is not None and self.entries.get(entry.key) is entry
 
-    def hits(self, tokens: Sequence[int], salt: bytes) -> tuple[int, list[int], list[list[int]]]:
-        """Return the longest hit: its blocks, the first block of each group, and the blocks of each group."""
+    def no_hit(self) -> Hit:
+        return Hit(0, [0] * self.layout.n_groups, [[] for _ in self.layout.windows], [])
+
+    def snapshot_of(self, entry: Entry) -> list[int] | None:
+        """Return the blocks of the state after a prefix. None: it was not saved, so it is no hit."""
+        return []
+
+    def hits(self, tokens: Sequence[int], salt: bytes) -> Hit:
+        """Return the longest hit."""
         for n_blocks in range((len(tokens) - 1) // BLOCK, 0, -1):  # the last token is always computed
-            if self.get(tokens, salt, n_blocks) is None:
+            last = self.get(tokens, salt, n_blocks)
+            snapshot = self.snapshot_of(last) if last is not None else None
+            if snapshot is None:
                 continue
             firsts = self.layout.firsts(n_blocks * BLOCK + 1)
             groups: list[list[int]] = [
@@ -126,15 +155,15 @@ class NaivePrefixes:
                 for group, first in enumerate(firsts)
             ]
             if all(len(blocks) == n_blocks - first for first, blocks in zip(firsts, groups, strict=True)):
-                return n_blocks, firsts, groups
-        return 0, [0] * self.layout.n_groups, [[] for _ in self.layout.windows]
+                return Hit(n_blocks, firsts, groups, snapshot)
+        return self.no_hit()
 
     def partials(self, tokens: Sequence[int], salt: bytes, n_blocks: int) -> dict[tuple[int, ...], int]:
         """Return the partial hits behind whole blocks: their tokens, by the blocks of the groups."""
         before = tuple(tokens[: n_blocks * BLOCK])
         wanted = tokens[n_blocks * BLOCK : len(tokens) - 1]
         found = {}
-        for (other_salt, prefix), entry in self.entries.items():
+        for (other_salt, prefix), entry in self.entries.items() if self.takes_partial_hits else ():
             if other_salt == salt and prefix[:-BLOCK] == before and all(entry.blocks):
                 same = zip(prefix[-BLOCK:], wanted, strict=False)
                 length = next((i for i, (a, b) in enumerate(same) if a != b), min(BLOCK, len(wanted)))
@@ -161,9 +190,16 @@ class NaivePrefixes:
         for blocks in entry.blocks:
             if block in blocks:
                 blocks.remove(block)
-        while entry is not None and not any(entry.blocks) and not self._is_parent(entry):
+        self._drop(entry)
+
+    def _drop(self, entry: Entry | None) -> None:
+        """Remove a prefix without blocks that none follows, and likewise its parents."""
+        while entry is not None and not self._holds_any(entry) and not self._is_parent(entry):
             del self.entries[entry.key]
             entry = entry.parent
+
+    def _holds_any(self, entry: Entry) -> bool:
+        return any(entry.blocks)
 
     def _is_parent(self, entry: Entry) -> bool:
         return any(other.parent is entry for other in self.entries.values())

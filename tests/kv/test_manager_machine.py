@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from array import array
+from random import Random
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from .naive_groups import BLOCK, LAYOUTS, NaiveLayout, NaivePrefixes, may_read
 EMPTY = -1
 MOST_BLOCKS = 14
 EFFORT = float(os.environ.get("VELO_TEST_EFFORT", "1"))  # 170: a million rules
+RANDOM = st.randoms(use_true_random=False, note_method_calls=False)
 
 PARTS = ([], [], ["grow"], ["grow"], ["grow"], ["resume"], ["resume", "grow"], ["grow", "grow"])
 PARTS += (["free"], ["swap"], ["grow", "free"], ["resume", "swap"])  # the last two refuse later calls
@@ -57,10 +59,23 @@ class ManagerMachine(RuleBasedStateMachine):
     def start(
         self, n_blocks: int, windows: tuple[Window, ...], max_chunk: int, share: bool, n_swap: int
     ) -> None:
+        self.begin(n_blocks, windows, max_chunk, share, n_swap)
+
+    def begin(
+        self,
+        n_blocks: int,
+        windows: tuple[Window, ...],
+        max_chunk: int,
+        share: bool,
+        n_swap: int,
+        kind: type[BlockManager] = BlockManager,
+        **others: Any,
+    ) -> None:
+        """Make a manager of some kind, with other arguments, and an empty memory."""
         self.layout, self.n_groups = NaiveLayout(windows, max_chunk), len(windows)
         self.n_blocks, self.share = n_blocks + 4 * (self.n_groups - 1), share
         self.events: list[Event] = []
-        self.manager = BlockManager(
+        self.manager = kind(
             self.n_blocks,
             BLOCK,
             windows=windows,
@@ -68,12 +83,17 @@ class ManagerMachine(RuleBasedStateMachine):
             share=share,
             n_swap_blocks=n_swap,
             observer=self.events.append,
+            **others,
         )
+        self.n_state = self.manager.layout.state_blocks
         self.host: list[list[int]] = [[EMPTY] * BLOCK for _ in range(n_swap)]
         self.swapped: list[tuple[Sequence_, SwappedBlocks]] = []
         self.memory = [[EMPTY] * BLOCK for _ in range(self.n_blocks)]
-        self.there = NaivePrefixes(self.layout)
+        self.there = self.no_prefixes()
         self.alive: list[Sequence_] = []
+
+    def no_prefixes(self) -> NaivePrefixes:
+        return NaivePrefixes(self.layout)
 
     # ---- the memory ----
 
@@ -93,16 +113,25 @@ class ManagerMachine(RuleBasedStateMachine):
             assert self.stored(sequence, group) == wanted
 
     def used(self) -> set[int]:
-        return {block for sequence in self.alive for block in sequence.table.blocks}
+        return {block for sequence in self.alive for block in sequence.table.held}
 
     def n_swapped(self, sequence: Sequence_) -> int:
         """Return the blocks of a sequence in host memory, or if it is swapped out."""
-        return sum(len(range(first, -(-sequence.n_computed // BLOCK))) for first in sequence.table.firsts)
+        n_blocks = -(-sequence.n_computed // BLOCK)
+        return self.n_state + sum(len(range(first, n_blocks)) for first in sequence.table.firsts)
 
     # ---- a step ----
 
-    @rule(wanted=st.lists(WANTED, max_size=3), data=st.data())
-    def step(self, wanted: list[tuple[list[int], int, bytes]], data: st.DataObject) -> None:
+    @rule(wanted=st.lists(WANTED, max_size=3), rng=RANDOM)
+    def step(self, wanted: list[tuple[list[int], int, bytes]], rng: Random) -> None:
+        todo: list[tuple[str, Any]] = [("begin", one) for one in wanted]
+        todo += [("swap_in", pair) for pair in self.swapped if rng.randint(0, 2) == 0]
+        for sequence in self.alive:
+            todo += [(what, sequence) for what in rng.choice(PARTS)]
+        self.carry_out(rng.sample(todo, len(todo)), rng)
+
+    def carry_out(self, todo: list[tuple[str, Any]], rng: Random) -> None:
+        """Plan and commit changes, the last of the list first."""
         allocation = self.manager.plan()
         plan = NaivePlan(
             self.n_blocks,
@@ -110,32 +139,27 @@ class ManagerMachine(RuleBasedStateMachine):
             self.there.published(),
             len(self.host) - sum(self.n_swapped(sequence) for sequence, _ in self.swapped),
             # as if the n-th allocation failed
-            min(allocation.available, data.draw(st.sampled_from([0, 0, 0, 1, 2, MOST_BLOCKS]))),
+            min(allocation.available, rng.choice([0, 0, 0, 1, 2, MOST_BLOCKS])),
         )
         allocation.available -= plan.withheld
         for sequence in self.alive:
             plan.enter(sequence)
         before = snapshot(self.manager, ())
-        todo: list[tuple[str, Any]] = [("begin", one) for one in wanted]
-        todo += [("swap_in", pair) for pair in self.swapped if data.draw(st.integers(0, 2)) == 0]
-        for sequence in self.alive:
-            todo += [(what, sequence) for what in data.draw(st.sampled_from(PARTS))]
-        todo = list(data.draw(st.permutations(todo)))
         while todo:
             what, subject = todo.pop()
-            begun = getattr(self, f"plan_{what}")(allocation, plan, subject, data)
+            begun = getattr(self, f"plan_{what}")(allocation, plan, subject, rng)
             if begun is not None:  # it must grow into its first blocks in this plan
-                todo.insert(data.draw(st.integers(0, len(todo))), ("fill", begun))
+                todo.insert(rng.randint(0, len(todo)), ("fill", begun))
             assert (allocation.available, allocation.n_swap_free) == (plan.available, plan.n_swap_free)
         assert snapshot(self.manager, ()) == before, "planning changes nothing"
-        self.refuse(allocation, plan, data)
+        self.refuse(allocation, plan, rng)
         self.commit(allocation, plan)
 
-    def refuse(self, allocation: AllocationPlan, plan: NaivePlan, data: st.DataObject) -> None:
+    def refuse(self, allocation: AllocationPlan, plan: NaivePlan, rng: Random) -> None:
         """Commit the plan with one wrong change."""
         wrong = allocation.copy()
         strange = BlockTable([[self.n_blocks]] * self.n_groups, 0, None)
-        if not spoiled(wrong, data.draw(st.integers(0, N_SPOILERS - 1)), strange):
+        if not spoiled(wrong, rng.randint(0, N_SPOILERS - 1), strange):
             return
         started = [sequence.table for sequence in plan.started]
         before, n_events = snapshot(self.manager, started), len(self.events)
@@ -149,26 +173,30 @@ class ManagerMachine(RuleBasedStateMachine):
         allocation: AllocationPlan,
         plan: NaivePlan,
         wanted: tuple[list[int], int, bytes],
-        data: st.DataObject,
+        rng: Random,
     ) -> Sequence_ | None:
         prompt, more, salt = wanted
-        tokens, worst, spare = array("i", prompt), len(prompt) + more, data.draw(st.sampled_from([0, 0, 1]))
+        tokens, worst, spare = array("i", prompt), len(prompt) + more, rng.choice([0, 0, 1])
         hashes = BlockHashes(tokens, BLOCK, salt)
         available = plan.available - spare * self.n_groups
-        n_hits, firsts, hits = self.there.hits(prompt, salt)
+        hit = self.there.hits(prompt, salt)
         outcome = allocation.start(worst, hashes, spare)
         peak, goal = self.layout.peak(worst), -(-worst // BLOCK)
         if peak > self.n_blocks:
             assert outcome == Never(peak, self.n_blocks)
             return None
-        n_fresh = self.layout.wanted(firsts, n_hits, goal)
-        needed = n_fresh + sum(not plan.is_held(block) for blocks in hits for block in blocks)
+        n_fresh = self.layout.wanted(hit.firsts, hit.n_blocks, goal)
+        needed = n_fresh + sum(not plan.is_held(block) for block in hit.blocks)
+        n_all = self.layout.wanted(self.there.no_hit().firsts, 0, goal)
+        if hit.snapshot and n_all < needed and needed > available:
+            hit, n_fresh, needed = self.there.no_hit(), n_all, n_all
         if needed > available:
             assert outcome == NotNow(needed, available)
             return None
         assert isinstance(outcome, Start)
-        table = outcome.table
-        assert (table.groups, table.firsts, table.n_blocks) == (hits, firsts, n_hits)
+        table, n_hits = outcome.table, hit.n_blocks
+        assert (table.groups, table.firsts, table.n_blocks) == (hit.groups, hit.firsts, n_hits)
+        assert table.snapshot == tuple(hit.snapshot)
         assert (table.reserved, table.goal) == (n_fresh, goal)
         partials = self.there.partials(prompt, salt, n_hits)
         match = allocation._changes[id(table)].match
@@ -191,16 +219,17 @@ class ManagerMachine(RuleBasedStateMachine):
         allocation: AllocationPlan,
         plan: NaivePlan,
         pair: tuple[Sequence_, SwappedBlocks],
-        data: st.DataObject,
+        rng: Random,
     ) -> Sequence_ | None:
         """Plan to swap a sequence in, with all its computed tokens."""
         sequence, swapped = pair
         if len(sequence.tokens) == sequence.n_computed:
             sequence.tokens.append(1)
         n_tokens, n_hits, hits = len(sequence.tokens), 0, list[int]()
-        if self.layout.windows == (FULL,):
-            n_hits = min(self.there.hits(sequence.tokens, sequence.salt)[0], sequence.n_computed // BLOCK)
-            hits = self.there.hits(sequence.tokens, sequence.salt)[2][0][:n_hits]
+        if self.layout.windows == (FULL,) and not self.n_state:
+            hit = self.there.hits(sequence.tokens, sequence.salt)
+            n_hits = min(hit.n_blocks, sequence.n_computed // BLOCK)
+            hits = hit.groups[0][:n_hits]
         n_fresh = self.layout.wanted(swapped.firsts, n_hits, -(-n_tokens // BLOCK))
         needed, available = n_fresh + sum(not plan.is_held(block) for block in hits), plan.available
         outcome = allocation.start(n_tokens, sequence.hashes, 0, swapped)
@@ -227,11 +256,12 @@ class ManagerMachine(RuleBasedStateMachine):
         return sequence
 
     def plan_fill(
-        self, allocation: AllocationPlan, plan: NaivePlan, sequence: Sequence_, data: st.DataObject
+        self, allocation: AllocationPlan, plan: NaivePlan, sequence: Sequence_, rng: Random
     ) -> None:
         begin = sequence.n_computed
         most = min(len(sequence.tokens), begin + self.layout.max_chunk)
-        end = data.draw(st.just(most) | st.integers(begin + 1, most))
+        whole = max(begin + 1, most // BLOCK * BLOCK)
+        end = rng.choice((most, whole, rng.randint(begin + 1, most)))
         if sequence in plan.partials and not plan.grow(sequence, end):
             # it holds the window before the partial hit, too
             assert not allocation.grow(sequence.table, end)
@@ -241,10 +271,10 @@ class ManagerMachine(RuleBasedStateMachine):
         plan.ends[sequence] = end
 
     def plan_grow(
-        self, allocation: AllocationPlan, plan: NaivePlan, sequence: Sequence_, data: st.DataObject
+        self, allocation: AllocationPlan, plan: NaivePlan, sequence: Sequence_, rng: Random
     ) -> None:
         most = min(2 * BLOCK, self.layout.max_chunk)
-        end = sequence.n_computed + data.draw(st.just(most) | st.integers(1, most))
+        end = sequence.n_computed + rng.choice((most, rng.randint(1, most)))
         if sequence in plan.freed:
             if -(-end // BLOCK) > 0:
                 with pytest.raises(InternalError, match="neither grow nor resume"):
@@ -256,11 +286,11 @@ class ManagerMachine(RuleBasedStateMachine):
             plan.ends[sequence] = max(end, plan.ends.get(sequence, 0))
 
     def plan_resume(
-        self, allocation: AllocationPlan, plan: NaivePlan, sequence: Sequence_, data: st.DataObject
+        self, allocation: AllocationPlan, plan: NaivePlan, sequence: Sequence_, rng: Random
     ) -> None:
         """Plan to resume a live sequence: reserve the blocks that it needs."""
-        n_tokens = sequence.n_computed + data.draw(st.integers(1, 3 * BLOCK))
-        spare = data.draw(st.integers(0, 1))
+        n_tokens = sequence.n_computed + rng.randint(1, 3 * BLOCK)
+        spare = rng.randint(0, 1)
         if sequence in plan.freed:
             with pytest.raises(InternalError, match="neither grow nor resume"):
                 allocation.resume(sequence.table, n_tokens, spare)
@@ -279,7 +309,7 @@ class ManagerMachine(RuleBasedStateMachine):
         plan.part.add(id(sequence))
 
     def plan_free(
-        self, allocation: AllocationPlan, plan: NaivePlan, sequence: Sequence_, data: st.DataObject
+        self, allocation: AllocationPlan, plan: NaivePlan, sequence: Sequence_, rng: Random
     ) -> None:
         if id(sequence) in plan.part:
             with pytest.raises(InternalError, match="uses a block table"):
@@ -289,7 +319,7 @@ class ManagerMachine(RuleBasedStateMachine):
         plan.free(sequence)
 
     def plan_swap(
-        self, allocation: AllocationPlan, plan: NaivePlan, sequence: Sequence_, data: st.DataObject
+        self, allocation: AllocationPlan, plan: NaivePlan, sequence: Sequence_, rng: Random
     ) -> None:
         n_blocks = self.n_swapped(sequence)
         if id(sequence) in plan.part and n_blocks <= plan.n_swap_free:
@@ -309,7 +339,7 @@ class ManagerMachine(RuleBasedStateMachine):
             sequence: [list(blocks) for blocks in sequence.table.groups]
             for sequence in (*self.alive, *plan.started)
         }
-        leaving = [list(sequence.table.blocks) for sequence in plan.freed]
+        leaving = [list(sequence.table.held) for sequence in plan.freed]
         firsts = {sequence: list(sequence.table.firsts) for sequence in plan.freed}
         contents = [list(block) for block in self.memory]
         moves = self.manager.commit(allocation)
@@ -368,7 +398,7 @@ class ManagerMachine(RuleBasedStateMachine):
         for group, (first, blocks) in enumerate(zip(table.firsts, table.groups, strict=True)):
             for position, value in enumerate(sequence.values(group, begin, end), begin):
                 block = blocks[position // BLOCK - first]
-                holders = sum(other.table.blocks.count(block) for other in self.alive)
+                holders = sum(other.table.held.count(block) for other in self.alive)
                 assert holders == 1, "only a block of one sequence is written"
                 assert block not in self.there.published(), "a published block is never written"
                 self.memory[block][position % BLOCK] = value
@@ -394,9 +424,9 @@ class ManagerMachine(RuleBasedStateMachine):
     # ---- between steps ----
 
     @precondition(lambda self: self.alive)
-    @rule(data=st.data(), n=st.integers(1, 3))
-    def fork(self, data: st.DataObject, n: int) -> None:
-        parent = data.draw(st.sampled_from(self.alive))
+    @rule(rng=RANDOM, n=st.integers(1, 3))
+    def fork(self, rng: Random, n: int) -> None:
+        parent = rng.choice(self.alive)
         for _ in range(n):
             tokens = array("i", parent.tokens)
             hashes = BlockHashes(tokens, BLOCK, parent.salt)
@@ -407,32 +437,32 @@ class ManagerMachine(RuleBasedStateMachine):
             assert (table.firsts, table.n_blocks, table.reserved) == (parent.table.firsts, end, 0)
             shown = parent.shown[: parent.n_computed // BLOCK]
             twin = Sequence_(tokens, hashes, parent.salt, parent.n_computed, shown, table)
-            twin.stepped_back = parent.stepped_back
+            twin.stepped_back, twin.held = parent.stepped_back, parent.held
             self.alive.append(twin)
             # as if it had drawn another token
             del tokens[parent.n_computed :]
-            tokens.append(data.draw(st.integers(0, 1)))
+            tokens.append(rng.randint(0, 1))
 
     @precondition(lambda self: self.alive)
-    @rule(data=st.data())
-    def step_back(self, data: st.DataObject) -> None:
+    @rule(rng=RANDOM)
+    def step_back(self, rng: Random) -> None:
         """Compute the last token of a sequence again, as if its logits were wanted again."""
-        sequence = data.draw(st.sampled_from(self.alive))
+        sequence = rng.choice(self.alive)
         if sequence.n_computed > 0 and not sequence.stepped_back:
             sequence.stepped_back = True
             sequence.n_computed -= 1
             self.manager.advance(sequence.table, sequence.n_computed)
 
     @precondition(lambda self: self.swapped)
-    @rule(data=st.data())
-    def discard(self, data: st.DataObject) -> None:
-        _, swapped = self.swapped.pop(data.draw(st.integers(0, len(self.swapped) - 1)))
+    @rule(rng=RANDOM)
+    def discard(self, rng: Random) -> None:
+        _, swapped = self.swapped.pop(rng.randrange(len(self.swapped)))
         self.manager.free_swapped(swapped)
 
     @precondition(lambda self: self.alive)
-    @rule(data=st.data())
-    def park(self, data: st.DataObject) -> None:
-        sequence = data.draw(st.sampled_from(self.alive))
+    @rule(rng=RANDOM)
+    def park(self, rng: Random) -> None:
+        sequence = rng.choice(self.alive)
         table, end = sequence.table, -(-sequence.n_computed // BLOCK)
         wanted = [blocks[: end - first] for first, blocks in zip(table.firsts, table.groups, strict=True)]
         self.manager.trim(table)
@@ -440,16 +470,16 @@ class ManagerMachine(RuleBasedStateMachine):
         self.there.let_go(self.used())
 
     @precondition(lambda self: self.alive)
-    @rule(data=st.data())
-    def free(self, data: st.DataObject) -> None:
-        sequence = self.alive.pop(data.draw(st.integers(0, len(self.alive) - 1)))
+    @rule(rng=RANDOM)
+    def free(self, rng: Random) -> None:
+        sequence = self.alive.pop(rng.randrange(len(self.alive)))
         self.manager.free(sequence.table)
         self.there.let_go(self.used())
 
     @rule()
     def reset(self) -> None:
         self.manager.reset()
-        self.there = NaivePrefixes(self.layout)
+        self.there = self.no_prefixes()
 
     # ---- invariants ----
 
