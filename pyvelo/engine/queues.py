@@ -274,7 +274,7 @@ class ActiveRequests:
         self.wait(request, PREEMPTED)
 
     def equip(self, request: Request, first: Request | None = None) -> None:
-        """Give a request that starts its sampler and state; `first`: a running sample to copy the state of."""
+        """Give a starting request its sampler and its recurrent state, or a copy of the state of `first`."""
         if self._states is not None:
             if first is None:
                 self._states.start(request)
