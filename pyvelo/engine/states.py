@@ -176,7 +176,7 @@ class RecurrentStates:
 
 
 def _keeps_state(request: Request, n_tokens: int) -> bool:
-    """Return whether a request that samples no token leaves its sequence the state after `n_tokens` tokens."""
+    """Return whether a request without samples leaves its sequence the state after `n_tokens` tokens."""
     return request.max_new == 0 and request.keeps_blocks and n_tokens == len(request.tokens) - 1
 
 

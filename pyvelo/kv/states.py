@@ -32,7 +32,7 @@ def last_place(n_tokens: int, block_size: int) -> int:
 
 
 def is_regular_place(n_tokens: int) -> bool:
-    """Return whether `n_tokens` tokens of a prompt end at a place that is there for its distance alone."""
+    """Return whether a place for a snapshot is after `n_tokens` tokens of any prompt."""
     return n_tokens % SNAPSHOT_TOKENS == 0
 
 
