@@ -136,6 +136,18 @@ def test_hits_of_others_and_of_the_same_prompt_survive_sliding() -> None:
     assert hit(manager, range(BLOCK)) == (BLOCK, tuple(snapshot))
 
 
+@pytest.mark.parametrize(("size", "needed"), [(1, []), (2, [1]), (9, [1]), (10, [0, 1])])
+@pytest.mark.parametrize(("n_prompt", "known"), [(17, 0), (24, 0), (100, 16), (100, 23)])
+def test_a_place_needs_the_blocks_that_its_next_token_reads(
+    size: int, needed: list[int], n_prompt: int, known: int
+) -> None:
+    """The place is after two blocks: the last one of the prompt, or of a prefix that others have."""
+    manager = manager_of(windows=(FULL, Window(size)))
+    table = computed(manager, range(3))
+    table.mark, table.branch = n_prompt, known
+    assert [number for number in range(4) if manager._is_needed(table, 1, number)] == needed
+
+
 def test_a_snapshot_behind_a_window_that_lacks_a_block_is_no_hit() -> None:
     manager = manager_of(24, 1, (FULL, Window(2 * BLOCK)))
     table = started(manager, 3 * BLOCK, range(3 * BLOCK))
@@ -172,6 +184,17 @@ def test_holding_a_state_invalidates_plans() -> None:
     table = computed(manager, range(3))
     plan = manager.plan()
     assert len(manager.hold(table)) == 2
+    with pytest.raises(InternalError, match="changed after this plan"):
+        manager.commit(plan)
+
+
+def test_loading_a_state_invalidates_plans_too() -> None:
+    manager = manager_of()
+    table, other = computed(manager, range(3)), computed(manager, range(5))
+    manager.hold(table)
+    plan = manager.plan()
+    manager.hold(other)
+    manager.loaded(table)
     with pytest.raises(InternalError, match="changed after this plan"):
         manager.commit(plan)
 
