@@ -12,7 +12,7 @@ from pyvelo.engine.scheduler import StepPlan
 from pyvelo.errors import InternalError
 from pyvelo.kv.manager import BlockManager
 from pyvelo.kv.pool import BlockTable, SwappedBlocks
-from pyvelo.kv.states import SNAPSHOT_TOKENS, StateManager, last_place
+from pyvelo.kv.states import SNAPSHOT_TOKENS, StateManager, is_regular_place, last_place
 
 if TYPE_CHECKING:
     from pyvelo.native import Context
@@ -68,10 +68,14 @@ class RecurrentStates:
         state, table = self._take(request), _table(request)
         if table.snapshot:
             self._context.load_state(state, table.snapshot)
-            self._manager.loaded(table)
+            if not _keeps_state(request, table.n_tokens):
+                self._manager.loaded(table)
         elif table.state:
             self._context.load_state(state, table.state, swapped=True)
             table.state = []
+            if _keeps_state(request, table.n_tokens):
+                self._tokens[state] = table.n_tokens
+                self.keep(request)
         elif table.n_tokens:
             raise InternalError(f"a sequence starts after {table.n_tokens} tokens without their state")
         else:
@@ -86,13 +90,18 @@ class RecurrentStates:
 
     def release(self, request: Request) -> None:
         """Make the state of a request unused."""
-        self.free.append(request.recurrent_state)
+        if request.recurrent_state >= 0:  # it failed before it had one
+            self.free.append(request.recurrent_state)
         request.recurrent_state = -1
 
     def _take(self, request: Request) -> int:
         state = request.recurrent_state = self.free.pop()
         self._tokens[state] = None
         return state
+
+    def _tokens_of(self, request: Request) -> int | None:
+        """Return the tokens that were computed in the state of a request; None: unknown, or it has none."""
+        return self._tokens[request.recurrent_state] if request.recurrent_state >= 0 else None
 
     # ---- steps ----
 
@@ -102,7 +111,7 @@ class RecurrentStates:
 
     def is_lost(self, request: Request) -> bool:
         """Return whether the state of a request is not of its computed tokens."""
-        return self._tokens[request.recurrent_state] != request.n_computed
+        return self._tokens_of(request) != request.n_computed
 
     def ran(self, plan: StepPlan) -> None:
         """Note that a step has computed its tokens, before its requests advance."""
@@ -118,14 +127,14 @@ class RecurrentStates:
         Generated text has one snapshot, which moves from block to block.
         """
         table, n = request.sequence.table, request.n_computed
-        if table is None or request.recurrent_state < 0 or self._tokens[request.recurrent_state] != n:
+        if table is None or self._tokens_of(request) != n:
             return
-        if request.max_new == 0 and request.keeps_blocks and n == len(request.tokens) - 1:
+        if _keeps_state(request, n):
             self.keep(request)
         elif n % self._manager.block_size == 0:
             at_end = n == len(request.tokens)
             needed = at_end or n in (table.branch, last_place(len(request.tokens), self._manager.block_size))
-            if needed or (n % SNAPSHOT_TOKENS == 0 and self._costs.favour_snapshot(SNAPSHOT_TOKENS)):
+            if needed or (is_regular_place(n) and self._costs.favour_snapshot(SNAPSHOT_TOKENS)):
                 self._snapshot(request, table, rolling=at_end, spare=not needed)
 
     def _snapshot(self, request: Request, table: BlockTable, *, rolling: bool, spare: bool) -> None:
@@ -148,7 +157,7 @@ class RecurrentStates:
     def keep(self, request: Request) -> bool:
         """Save the state of a request in blocks of its table. Return whether the table has its state."""
         table = _table(request)
-        if table.snapshot or self._tokens[request.recurrent_state] != table.n_tokens:
+        if table.snapshot or self._tokens_of(request) != table.n_tokens:
             return bool(table.snapshot)
         blocks = self._manager.hold(table)
         if not blocks:
@@ -165,6 +174,11 @@ class RecurrentStates:
     def swap_out(self, request: Request, swapped: SwappedBlocks) -> None:
         """Save the state of a preempted request in host memory, beside its blocks."""
         self._context.save_state(request.recurrent_state, swapped.state, swapped=True)
+
+
+def _keeps_state(request: Request, n_tokens: int) -> bool:
+    """Return whether a request without samples leaves its sequence the state after `n_tokens` tokens."""
+    return request.max_new == 0 and request.keeps_blocks and n_tokens == len(request.tokens) - 1
 
 
 def _table(request: Request) -> BlockTable:

@@ -351,7 +351,10 @@ def _check_table(change: Change, state: ManagerState, size: int) -> None:
     if match is None:
         if state.tables.get(id(table)) is not table:
             raise InternalError("a table that is freed, resumes or grows must be a live one")
-    elif id(table) in state.tables or tuple(map(tuple, table.groups)) != match.groups:
+    elif id(table) in state.tables or (*map(tuple, table.groups), table.snapshot) != (
+        *match.groups,
+        match.snapshot,
+    ):
         raise InternalError("a table that starts must be a new one with the blocks of its prefix hit")
     if change.frees:
         if match is not None or change.resumes or change.copies or change.n_blocks or change.reserved:

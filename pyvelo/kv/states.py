@@ -17,7 +17,14 @@ from pyvelo.kv.pool import BlockTable, SwappedBlocks
 from pyvelo.kv.prefix import BlockHashes, Match, Prefix, PrefixIndex
 from pyvelo.kv.records import Copy
 
-__all__ = ["SNAPSHOT_TOKENS", "SnapshotIndex", "StateManager", "last_place", "tokens_to_snapshot"]
+__all__ = [
+    "SNAPSHOT_TOKENS",
+    "SnapshotIndex",
+    "StateManager",
+    "is_regular_place",
+    "last_place",
+    "tokens_to_snapshot",
+]
 
 SNAPSHOT_TOKENS = 512
 """Tokens between two places for snapshots within a prompt; a multiple of every block size."""
@@ -29,6 +36,11 @@ def last_place(n_tokens: int, block_size: int) -> int:
     Its last token is always computed, for its logits.
     """
     return (n_tokens - 1) // block_size * block_size
+
+
+def is_regular_place(n_tokens: int) -> bool:
+    """Return whether a place for a snapshot is after `n_tokens` tokens of any prompt."""
+    return n_tokens % SNAPSHOT_TOKENS == 0
 
 
 def tokens_to_snapshot(table: BlockTable, n_there: int, n_tokens: int, block_size: int) -> int:

@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from pyvelo.engine import scheduler
+from pyvelo.kv import states
 from pyvelo.memory import budget
 
 from .toy_engine import ToyEngine
 
 EFFORT = float(os.environ.get("VELO_TEST_EFFORT", "1"))  # 33: a million steps
 SCORED_TOKENS = 5  # so that prompts that are scored are cut
+SNAPSHOT_TOKENS = 16  # so that some prompts have several places for snapshots
 RANDOM = st.randoms(use_true_random=False, note_method_calls=False)
 
 
@@ -26,6 +28,7 @@ def _few_scored_tokens() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (scheduler, budget):
             patch.setattr(module, "SCORED_TOKENS", SCORED_TOKENS)
+        patch.setattr(states, "SNAPSHOT_TOKENS", SNAPSHOT_TOKENS)
         yield
 
 
