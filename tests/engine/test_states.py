@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from pyvelo.engine.prefill_budget import Costs
 from pyvelo.engine.request import Sequence
 from pyvelo.engine.states import RecurrentStates
-from pyvelo.errors import InternalError
+from pyvelo.errors import Cancelled, InternalError
 from pyvelo.kv.pool import BlockTable
 from pyvelo.kv.states import StateManager
 
@@ -236,10 +237,31 @@ def test_a_lost_state_is_not_saved() -> None:
     bench = Bench(n_states=1, max_seqs=1, max_batch_tokens=32)
     request, found = bench.submit(PROMPT[:65], 2), places_in(bench)
     bench.step()
-    states_of(bench).lose([request])
+    states_of(bench).lose()
     request.n_computed = 64
     states_of(bench).advanced(request)
     assert found == []
+
+
+def test_a_step_that_fails_loses_the_state_of_a_request_that_was_paused() -> None:
+    """A graph moves the states of other sequences, too."""
+    bench = Bench(n_states=2, max_seqs=2)
+    requests = [bench.submit([number] * 40, 9) for number in (1, 2)]
+    bench.step()
+    bench.step()
+    schedule = bench.core.schedule
+    bench.core.schedule = partial(schedule, paused=[requests[1]])
+
+    def cut() -> None:
+        bench.context.before_run, bench.core.schedule = lambda: None, schedule
+        bench.context.states.update(dict.fromkeys(range(2), [77]))
+        raise Cancelled("now")
+
+    bench.context.before_run = cut
+    bench.step()
+    assert [request.recurrent_state for request in requests] == [-1, -1]
+    bench.finish(*requests)
+    assert [request.generated_ids for request in requests] == [answer([n] * 40, 9) for n in (1, 2)]
 
 
 def test_requests_without_a_state_or_a_table() -> None:
