@@ -254,7 +254,7 @@ def test_a_step_that_fails_loses_the_state_of_a_request_that_was_paused() -> Non
 
     def cut() -> None:
         bench.context.before_run, bench.core.schedule = lambda: None, schedule
-        bench.context.states.update(dict.fromkeys(range(2), [77]))
+        bench.context.states.update({state: [77] for state in range(2)})
         raise Cancelled("now")
 
     bench.context.before_run = cut
