@@ -28,9 +28,8 @@ def llm(hybrid: Path) -> Iterator[LLM]:
     with LLM(hybrid, n_ctx=512, max_num_seqs=3, max_batch_tokens=40, n_threads=1) as made:
         yield made
         engine: Engine = made._engine
-        assert engine.core._states is not None and sorted(engine.core._states.free) == [0, 1, 2], (
-            "every state was given back"
-        )
+        assert engine.core._states is not None
+        assert sorted(engine.core._states.free) == [0, 1, 2], "every state was given back"
         assert made.stats().blocks_used == 0
 
 
