@@ -35,7 +35,7 @@ from scripts.check._mutants import Mutant, mutants
 
 GOAL = 0.95
 
-MODULES = tuple(f"pyvelo/kv/{name}.py" for name in ("pool", "prefix", "plan", "manager", "states"))
+MODULES = tuple(f"pyvelo/kv/{name}.py" for name in ("pool", "prefix", "partial", "plan", "manager", "states"))
 ENGINE = ("scheduler", "step", "output", "queues", "loop", "async_loop", "request", "states")
 MODULES += tuple(f"pyvelo/engine/{name}.py" for name in ENGINE)
 EFFORT = "0.2"
