@@ -61,7 +61,7 @@ def make_seeds(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "model.gguf"
         for arch in ARCHS:
-            layers = 2 if arch == "lfm2" else 1
+            layers = 2 if arch in ("lfm2", "granitehybrid", "qwen35", "gemma4") else 1
             shape = replace(SHAPE, arch=arch, layers=layers, experts=2 * (arch == "gpt-oss"))
             for type_name in ("q8_0", "f32"):
                 with suppress(MakeError):  # rows too short for q8_0

@@ -264,6 +264,21 @@ def test_a_step_that_fails_loses_the_state_of_a_request_that_was_paused() -> Non
     assert [request.generated_ids for request in requests] == [answer([n] * 40, 9) for n in (1, 2)]
 
 
+def test_only_requests_whose_state_is_lost_start_again() -> None:
+    bench = Bench(n_states=1, max_seqs=1)
+    request = bench.submit(PROMPT, 5)
+    while request.n_generated < 2:
+        bench.step()
+    bench.core._active.restart_lost()
+    assert (bench.core.n_running, request.n_computed) == (1, len(PROMPT) + 1)
+    states_of(bench).lose()
+    bench.core._active.restart_lost()
+    assert (bench.core.n_running, bench.free_states) == (0, [0])
+    bench.finish(request)
+    assert request.generated_ids == answer(PROMPT, 5)
+    bench.assert_idle()
+
+
 def test_requests_without_a_state_or_a_table() -> None:
     bench = Bench(n_states=1, max_seqs=1)
     states, request = states_of(bench), bench.request(PROMPT, 2)

@@ -96,6 +96,7 @@ def test_the_last_place_of_a_prompt_leaves_a_token(n_tokens: int, place: int) ->
 )
 def test_tokens_to_the_next_place(n_there: int, n_tokens: int, known: int, wanted: int) -> None:
     table = BlockTable([[]], 0, None)
+    assert (table.mark, table.branch) == (0, 0)
     table.branch = known
     assert tokens_to_snapshot(table, n_there, n_tokens, BLOCK) == wanted
 
