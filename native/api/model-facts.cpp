@@ -126,6 +126,11 @@ const char * llama_model_defect(const llama_model * model) {
     if (model->arch == LLM_ARCH_T5ENCODER && !model->layers[0].attn_rel_b_enc) {
         return "its first layer has no relative position bias, which all of them use";
     }
+    for (const llama_layer & layer : model->layers) { // the loader does not require it, the graph does
+        if (layer.ssm_conv1d && layer.ssm_d && !layer.ssm_conv1d_b) {
+            return "a convolution of its recurrent layers has no bias";
+        }
+    }
     for (uint32_t il = 0; il < hparams.n_layer_all; ++il) {
         const uint32_t n_rot   = hparams.n_rot(il);
         const bool     rotates = hparams.rope_type != LLAMA_ROPE_TYPE_NONE && has_cache(*model, il);

@@ -18,6 +18,8 @@ from pyvelo.errors import ModelError
 from pyvelo.models.files import ModelFiles
 from scripts.fuzz._document import read_document, write_document
 
+from .conftest import MakeModel
+
 ONE = SamplingParams(max_tokens=1, temperature=0)
 
 
@@ -229,6 +231,16 @@ def test_a_hybrid_whose_layers_keep_no_state(hybrid: Path) -> None:
     document.tensors += [replace(e, name=e.name.replace(b"blk.1", b"blk.0")) for e in attention]
     path.write_bytes(write_document(document))
     with pytest.raises(ModelError, match="lfm2 has recurrent states, but no layer of this file keeps one"):
+        LLM(path)
+
+
+def test_a_convolution_without_a_bias(make_model: MakeModel, tmp_path: Path) -> None:
+    """The loader of llama.cpp accepts it, and its graph reads the bias."""
+    document = read_document(make_model("--arch", "granitehybrid", "--layers", "2"))
+    document.tensors = [e for e in document.tensors if e.name != b"blk.0.ssm_conv1d.bias"]
+    path = tmp_path / "model.gguf"
+    path.write_bytes(write_document(document))
+    with pytest.raises(ModelError, match="a convolution of its recurrent layers has no bias"):
         LLM(path)
 
 
