@@ -49,8 +49,8 @@ class LLM(EngineView):
     memory_utilization: largest share of the free memory for weights and cache, without kv_cache_bytes.
     n_ctx: longest sequence in tokens, prompt and answer; None: the length that the model was trained on, if
         the cache holds it.
-    max_num_seqs: sequences that run at once; at most max_batch_tokens, and with recurrent layers as many as
-        have their states in 1 GiB. The others wait.
+    max_num_seqs: sequences that run at once; at most max_batch_tokens, and with recurrent layers at most 256
+        and as many as have their states in 1 GiB. The others wait.
     max_batch_tokens: tokens of one step; longer prompts run in chunks.
     n_threads: threads that compute. None: one for each performance core that the process may run on, but no
         more than its CPU quota (`pyvelo info` shows both).

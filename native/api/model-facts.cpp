@@ -126,8 +126,10 @@ const char * llama_model_defect(const llama_model * model) {
     if (model->arch == LLM_ARCH_T5ENCODER && !model->layers[0].attn_rel_b_enc) {
         return "its first layer has no relative position bias, which all of them use";
     }
+    const bool mamba = model->arch == LLM_ARCH_GRANITE_HYBRID || model->arch == LLM_ARCH_FALCON_H1 ||
+                       model->arch == LLM_ARCH_NEMOTRON_H || model->arch == LLM_ARCH_NEMOTRON_H_MOE;
     for (const llama_layer & layer : model->layers) { // the loader does not require it, the graph does
-        if (layer.ssm_conv1d && layer.ssm_d && !layer.ssm_conv1d_b) {
+        if (mamba && layer.ssm_conv1d && !layer.ssm_conv1d_b) {
             return "a convolution of its recurrent layers has no bias";
         }
     }

@@ -101,15 +101,17 @@ def _opened(plan: BenchPlan, kv_type: str | tuple[str, str], loading: Loading) -
     most = max(max(plan.sequences), 2)  # a prompt is measured after a copy of its beginning
     scan_model(os.fspath(plan.model))  # before C opens it
     with Model(plan.model, n_gpu_layers=0, deterministic=True) as model:  # mapped alone, not packed
-        geometry = make_geometry(str(plan.model), model.layers, kv_type, 32)
+        state_bytes = model.info.state_bytes
+        geometry = make_geometry(str(plan.model), model.layers, kv_type, 32, state_bytes=state_bytes)
     n_tokens = most * (longest + 2 * geometry.block_size)
+    snapshots = 2 * most * geometry.state_blocks * geometry.block_bytes
     with loading(plan.model) as progress:
         config = EngineConfig(
             model=plan.model,
             kv_type=kv_type,
             lora=plan.lora,
             n_ctx=longest,
-            kv_cache_bytes=(n_tokens + 512) * geometry.token_bytes,
+            kv_cache_bytes=(n_tokens + 512) * geometry.token_bytes + snapshots,
             n_threads=plan.n_threads,
             n_gpu_layers=plan.n_gpu_layers,
             progress=progress,

@@ -97,7 +97,7 @@ def run_plan(plan: Plan) -> dict[str, Any]:
         },
         "pool": {
             "token_bytes": token_bytes,
-            "pool_bytes": setups[0].n_slots * token_bytes,
+            "pool_bytes": setups[0].n_blocks * setups[0].block_bytes,
             "tokens": setups[0].n_slots,
             "n_ctx": n_ctx,
         },
@@ -159,11 +159,12 @@ def _setups(plan: Plan, trace: Trace | None, n_ctx: int, cache: _Cache) -> list[
     token_bytes, n_groups = cache.token_bytes, len(cache.windows)
     recorded = trace.header.n_blocks * trace.header.block_size * token_bytes if trace else None
     n_bytes = _first(plan.kv_cache_bytes, recorded, CACHE_BYTES)
-    n_slots = n_bytes // (POOL_GRAIN * token_bytes) * POOL_GRAIN
+    slot_bytes = token_bytes // n_groups
+    n_slots = n_bytes // (POOL_GRAIN * slot_bytes) * POOL_GRAIN  # of one group each
     if n_slots == 0:
         raise UsageError(
             f"--kv-cache-bytes {n_bytes} is too little: the smallest pool, {POOL_GRAIN} tokens of "
-            f"{token_bytes} bytes each, takes {POOL_GRAIN * token_bytes}"
+            f"{slot_bytes} bytes each, takes {POOL_GRAIN * slot_bytes}"
         )
     sizes = plan.block_sizes or (trace.header.block_size if trace else BLOCK_SIZE,)
     for size in sizes:
@@ -176,18 +177,18 @@ def _setups(plan: Plan, trace: Trace | None, n_ctx: int, cache: _Cache) -> list[
     costs = _costs(plan.costs)
     return [
         Setup(
-            n_blocks=n_slots // size * n_groups,
+            n_blocks=n_slots // size,
             block_size=size,
-            block_bytes=size * token_bytes // n_groups,
+            block_bytes=size * slot_bytes,
             n_ctx=n_ctx,
-            n_swap_blocks=plan.swap_bytes // (size * token_bytes // n_groups),
+            n_swap_blocks=plan.swap_bytes // (size * slot_bytes),
             max_seqs=plan.max_seqs,
             max_batch_tokens=plan.max_batch_tokens,
             prefix_cache=plan.prefix_cache,
             policy=policy,
             costs=costs,
             windows=cache.windows,
-            state_blocks=-(-cache.state_bytes // (size * token_bytes // n_groups)),
+            state_blocks=-(-cache.state_bytes // (size * slot_bytes)),
         )
         for size in dict.fromkeys(sizes)
         for policy in dict.fromkeys(policies)

@@ -325,7 +325,7 @@ def _wire(
     max_seqs: int,
 ) -> Generator:
     limits = Limits(max_seqs, config.max_batch_tokens)
-    width = geometry.blocks_for(min(pool.n_ctx, pool.n_tokens))
+    width = geometry.layout(config.max_batch_tokens).widest(min(pool.n_ctx, pool.n_tokens))
     core = EngineCore(
         context=context,
         arrays=StepArrays(limits.max_batch_tokens, max_seqs, width, 1, len(geometry.groups)),

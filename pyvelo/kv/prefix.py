@@ -94,6 +94,12 @@ class BlockLayout:
             return n_blocks
         return min(n_blocks, (window.size + self.max_chunk - 2) // self.block_size + 2)
 
+    def widest(self, n_tokens: int) -> int:
+        """Return the most blocks of a table of `n_tokens` tokens, of any group."""
+        n_blocks = self.blocks_for(n_tokens)
+        # a partial hit may begin a block later than the window of its first token
+        return min(n_blocks, max(self.most_blocks(window, n_blocks) for window in self.windows) + 1)
+
     def peak_blocks(self, n_tokens: int) -> int:
         """Return the most blocks that a sequence of `n_tokens` tokens holds at once, over all groups."""
         n_blocks = self.blocks_for(n_tokens)

@@ -68,7 +68,7 @@ WIDTHS = (
     "vocab_size",
 )
 # divisors of upstream, checked if a file has them
-DIVISORS = ("ssm.time_step_rank", "ssm.group_count")
+DIVISORS = ("ssm.time_step_rank", "ssm.group_count", "full_attention_interval")
 # The smallest and the largest number of buckets of relative positions. Small distances have q of them, in an
 # encoder a quarter of all and in a decoder half; upstream divides by q and by ln(128 / q).
 BUCKETS = {"t5encoder": (4, 511), "t5": (4, 255)}
