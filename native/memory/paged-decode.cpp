@@ -178,6 +178,18 @@ static void copy_logits(llama_context & ctx, llm_graph_result & result, const ll
     }
 }
 
+// Clears all recurrent states at its end, unless their graph has run.
+struct clear_unless_done {
+    llama_memory_recurrent * states;
+    bool                     done = false;
+
+    ~clear_unless_done() {
+        if (states && !done) {
+            states->clear(false);
+        }
+    }
+};
+
 // Run one ubatch and return its number of outputs.
 static int32_t run_ubatch(llama_context & ctx, llama_paged & paged, const llama_paged_batch & b, const ubatch_range & p,
                           int32_t n_done) {
@@ -192,12 +204,11 @@ static int32_t run_ubatch(llama_context & ctx, llama_paged & paged, const llama_
     if (paged.states) {
         own = states_context(ctx, paged, ub);
     }
-    ggml_status status = GGML_STATUS_FAILED;
-    auto *      result = ctx.process_ubatch(ub, LLM_GRAPH_TYPE_DEFAULT, own ? own.get() : paged.memory.get(), status);
+    // a graph moves states of other sequences, too, and zeroes the cells of new ones
+    clear_unless_done states{paged.states};
+    ggml_status       status = GGML_STATUS_FAILED;
+    auto * result = ctx.process_ubatch(ub, LLM_GRAPH_TYPE_DEFAULT, own ? own.get() : paged.memory.get(), status);
     if (!result) {
-        if (paged.states) { // a graph moves states of other sequences, too
-            paged.states->clear(false);
-        }
         switch (status) {
         case GGML_STATUS_ABORTED:
             paged_fail(LLAMA_PAGED_ABORTED, "the step was aborted");
@@ -207,6 +218,7 @@ static int32_t run_ubatch(llama_context & ctx, llama_paged & paged, const llama_
             paged_fail(LLAMA_PAGED_FAILED, "the step could not be computed");
         }
     }
+    states.done = true;
     copy_logits(ctx, *result, ub, p.t0, n_done);
     if (own) {
         ctx.synchronize(); // the graph uses the memory context, which is freed here

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -180,3 +182,38 @@ def test_async_streams_share_snapshots(exact: Path, alone: Answer) -> None:
             assert all(output[0].usage.cached_tokens == 128 for output in outputs)
 
     asyncio.run(ask())
+
+
+def test_cancelled_steps_spoil_no_state(exact: Path, alone: Answer) -> None:
+    """A step that is cut short leaves cells of upstream's memory in the middle of a move."""
+    prompts = [[*prompt, 3 + n] for n, prompt in enumerate(PROMPTS)]
+    with opened(exact, max_num_seqs=3, max_batch_tokens=40) as llm:
+        core, context = llm._engine.core, llm._engine.context
+        call_run, steps = core._call_run, itertools.count(1)
+
+        def cut(run: Callable[[], None]) -> None:
+            if next(steps) % 3:
+                call_run(run)
+                return
+            done = threading.Event()
+
+            def cancel() -> None:
+                while not done.is_set():
+                    context.cancel()
+
+            thread = threading.Thread(target=cancel)
+            thread.start()
+            try:
+                call_run(run)
+            finally:
+                done.set()
+                thread.join()
+
+        core._call_run = cut
+        outputs = llm.generate(prompts, [replace(GREEDY, max_tokens=3 + n) for n in range(len(prompts))])
+        core._call_run = call_run
+        again = llm.generate(prompts, GREEDY)
+        for n, (prompt, first, second) in enumerate(zip(prompts, outputs, again, strict=True)):
+            assert first.token_ids == alone(prompt)[: 3 + n]
+            assert second.token_ids == alone(prompt)
+        assert_idle(llm)
