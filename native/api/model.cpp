@@ -220,7 +220,8 @@ velo_status velo_model_load(const char * path, const velo_model_params * params,
             made->refusal    = reason;
             made->is_encoder = embeds_alone(*made->llama, path);
         }
-        if (!made->vocab_only) {
+        const bool has_states = llama_model_is_recurrent(made->llama.get()) || llama_model_is_hybrid(made->llama.get());
+        if (!made->vocab_only && has_states) { // it creates a small memory of the model
             made->state_bytes = llama_paged_state_bytes(made->llama.get());
         }
         *model = made.release();

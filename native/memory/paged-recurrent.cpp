@@ -193,26 +193,31 @@ static void check_saved(const llama_paged & paged, const int32_t * blocks, int32
     }
 }
 
-llama_paged_status llama_paged_save_state(llama_context * ctx, int32_t state, const int32_t * blocks, int32_t n,
-                                          bool swapped) {
+// Check the state and the blocks, wait for the last step, and call f(states, bytes of the blocks).
+template <typename F>
+static llama_paged_status with_saved(llama_context * ctx, int32_t state, const int32_t * blocks, int32_t n,
+                                     bool swapped, F && f) {
     return paged_guard([&] {
         const llama_paged & paged = with_states(ctx);
         check_state(*ctx, state);
         check_saved(paged, blocks, n, swapped);
         ctx->synchronize();
-        block_writer writer(block_stream(paged, blocks, swapped));
-        paged.states->state_write(writer, state);
+        f(*paged.states, block_stream(paged, blocks, swapped));
+    });
+}
+
+llama_paged_status llama_paged_save_state(llama_context * ctx, int32_t state, const int32_t * blocks, int32_t n,
+                                          bool swapped) {
+    return with_saved(ctx, state, blocks, n, swapped, [&](llama_memory_recurrent & states, const block_stream & bytes) {
+        block_writer writer(bytes);
+        states.state_write(writer, state);
     });
 }
 
 llama_paged_status llama_paged_load_state(llama_context * ctx, int32_t state, const int32_t * blocks, int32_t n,
                                           bool swapped) {
-    return paged_guard([&] {
-        const llama_paged & paged = with_states(ctx);
-        check_state(*ctx, state);
-        check_saved(paged, blocks, n, swapped);
-        ctx->synchronize();
-        block_reader reader(block_stream(paged, blocks, swapped));
-        paged.states->state_read(reader, state);
+    return with_saved(ctx, state, blocks, n, swapped, [&](llama_memory_recurrent & states, const block_stream & bytes) {
+        block_reader reader(bytes);
+        states.state_read(reader, state);
     });
 }
