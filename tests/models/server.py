@@ -81,6 +81,7 @@ def git_sha1(data: bytes) -> str:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else a body waits 40 ms for the client's word on the headers
     hub: Hub
 
     def log_message(self, format: str, *args: object) -> None:
