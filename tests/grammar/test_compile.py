@@ -177,6 +177,7 @@ def test_a_stream_whose_grammar_is_late_times_out(tiny_model: Path, slow: Slow) 
         slow.go.set()
 
 
+@pytest.mark.usefixtures("sigint")
 @pytest.mark.parametrize("streams", [False, True])
 def test_ctrl_c_ends_the_wait_of_a_session(tiny_model: Path, slow: Slow, streams: bool) -> None:
     def interrupt() -> None:
