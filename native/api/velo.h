@@ -215,7 +215,7 @@ typedef struct velo_context_params {
     // Group of each layer, from 0 on; entries of layers without a cache are not read. NULL: all layers are in one
     // group. Layers of a group have the same window. A block holds block_size tokens for the layers of one group: the
     // nth layers of all groups on a device share its memory. Layers of a group have equally long rows, which are the
-    // longest rows of the device or whole parts of them: then several layers take the place of one.
+    // longest rows of the model or whole parts of them: then several layers take the place of one.
     const int32_t * layer_groups;
     int32_t         n_layer_groups; // entries of layer_groups
     int32_t         slot_bytes;     // bytes of a slot if no layer has a cache; blocks then hold saved states alone

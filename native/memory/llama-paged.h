@@ -35,7 +35,7 @@ struct llama_paged_params {
     uint32_t n_swap_blocks; // extra blocks in host memory
     // Group of each layer with a cache, by layer; NULL: all layers are in one group. The nth layers of all groups on a
     // device share the memory of a block. Layers of a group have equally long rows, which are the longest rows of the
-    // device or whole parts of them: then several layers take the place of one. A group of layers without and with a
+    // model or whole parts of them: then several layers take the place of one. A group of layers without and with a
     // window is one without.
     const int32_t * layer_groups;
     uint32_t        n_layer_groups; // entries of layer_groups: the layers of the model

@@ -53,10 +53,10 @@ static int32_t count_groups(const llama_paged & paged) {
 
 // The storages on one device, and how many of its layers each group has.
 struct device_pool {
-    std::vector<size_t>        storages; // indices in llama_paged::storages
-    std::map<int32_t, int32_t> n_layers; // by group
-    std::map<int32_t, int32_t> n_shares; // of each group
-    access::layer              longest = {};
+    std::vector<size_t>        storages;     // indices in llama_paged::storages
+    std::map<int32_t, int32_t> n_layers;     // by group
+    std::map<int32_t, int32_t> n_shares;     // of each group
+    access::layer              longest = {}; // of the model
 };
 
 using device_pools = std::map<ggml_backend_buffer_type_t, device_pool>;
@@ -75,7 +75,7 @@ static int32_t shares_of(const device_pool & pool, const access::layer & l) {
 }
 
 // Return the storage of a layer: the next one of its device that its group does not use. With one group, each layer has
-// a storage with rows of its own; otherwise all have the longest rows of the device, and layers with shorter ones share
+// a storage with rows of its own; otherwise all have the longest rows of the model, and layers with shorter ones share
 // a storage.
 static size_t storage_of(llama_paged & paged, device_pool & pool, llama_paged_cache & cache, const access::layer & l) {
     const int32_t group = group_of_layer(paged, l.il);
@@ -162,22 +162,24 @@ static ggml_tensor * view_of(llama_paged & paged, ggml_tensor * storage, int32_t
     return view;
 }
 
-// Find the longest rows of each device.
-static device_pools longest_rows(const llama_paged & paged) {
-    device_pools devices;
+// Find the devices, and the longest rows of the model.
+static device_pools find_devices(const llama_paged & paged) {
+    device_pools  devices;
+    access::layer longest = {};
     for (const llama_paged_cache & cache : paged.caches) {
         for (const access::layer & l : access::layers(*cache.cache)) {
-            device_pool & pool = devices[ggml_backend_buffer_get_type(l.k->buffer)];
-            if (row_of(l.k) > row_of(pool.longest.k)) {
-                pool.longest = l;
-            }
+            devices[ggml_backend_buffer_get_type(l.k->buffer)];
+            longest = row_of(l.k) > row_of(longest.k) ? l : longest;
         }
+    }
+    for (auto & [buft, pool] : devices) {
+        pool.longest = longest;
     }
     return devices;
 }
 
 void paged_make_pool(llama_paged & paged) {
-    device_pools                     devices = longest_rows(paged);
+    device_pools                     devices = find_devices(paged);
     std::vector<std::vector<size_t>> chosen; // by cache and layer
     for (llama_paged_cache & cache : paged.caches) {
         set_groups(paged, cache);

@@ -168,8 +168,8 @@ def _placement(
         pool, geometry, on_host = planned_pool(config, summary, model, plan, free)
     except VeloError as error:
         return {"n_gpu_layers": config.n_gpu_layers, "refusal": str(error)}
-    parts = [("CPU", model.info.n_layer - sum(r.n_layers for r in plan.rooms), plan.host_weights, on_host)]
-    parts += [(room.name, room.n_layers, room.weight_bytes, room.token_bytes) for room in plan.rooms]
+    parts = [("CPU", model.info.n_layer - sum(len(r.layers) for r in plan.rooms), plan.host_weights, on_host)]
+    parts += [(room.name, len(room.layers), room.weight_bytes, room.slot_bytes) for room in plan.rooms]
     names = ("name", "layers", "weight_bytes", "pool_bytes")
     n_slots = pool.n_blocks * geometry.block_size
     return {

@@ -21,7 +21,7 @@ from pyvelo.engine.loop import EngineLoop
 from pyvelo.engine.output import new_sampler
 from pyvelo.engine.stats import EngineStats, picture
 from pyvelo.engine.step import EngineCore
-from pyvelo.errors import Cancelled, InternalError, ModelError, UnsupportedError
+from pyvelo.errors import Cancelled, InternalError, UnsupportedError
 from pyvelo.finalizer import Finalizer
 from pyvelo.kv.geometry import Geometry
 from pyvelo.kv.manager import BlockManager
@@ -29,7 +29,7 @@ from pyvelo.kv.states import StateManager
 from pyvelo.memory.budget import Limits, PoolRequest, PoolSize, size_pool
 from pyvelo.memory.cores import find_cores
 from pyvelo.memory.host import free_memory
-from pyvelo.memory.offload import STATE_BYTES, Offload, cache_geometry, plan_offload
+from pyvelo.memory.offload import Offload, cache_geometry, plan_offload, running_sequences
 from pyvelo.models.files import ModelFiles
 from pyvelo.models.gguf_parts import part_paths, scan_model
 from pyvelo.models.hub import locate
@@ -281,7 +281,7 @@ def _assemble(
     offload: Offload,
     lora_bytes: int,
 ) -> Generator:
-    max_seqs, state_bytes = _sequences(config, model)
+    max_seqs, state_bytes = running_sequences(config, model)
     weights = model.info.size_bytes if offload.host_weights is None else offload.host_weights
     pool = size_pool(
         geometry,
@@ -355,21 +355,6 @@ def _wire(
         loop=EngineLoop(core, InterruptGuard()),
         processor=InputProcessor(model, pool, geometry.layout(limits.max_batch_tokens), config.seed),
     )
-
-
-def _sequences(config: EngineConfig, model: Model) -> tuple[int, int]:
-    """Return how many sequences may run at once, and the bytes of their recurrent states.
-
-    All running sequences must fit into one step as decodes.
-    """
-    max_seqs = min(config.max_num_seqs, config.max_batch_tokens)
-    if not model.info.has_recurrent:
-        return max_seqs, 0
-    state_bytes = model.info.state_bytes
-    if not state_bytes:
-        raise ModelError(f"{model.info.arch} has recurrent states, but no layer of this file keeps one")
-    max_seqs = max(1, min(max_seqs, STATE_BYTES // state_bytes, 256))
-    return max_seqs, max_seqs * state_bytes
 
 
 def _swap_blocks(config: EngineConfig, geometry: Geometry) -> int:

@@ -6,13 +6,15 @@ must be a whole number of groups, and a block of any type is a whole number of c
 Layers that remember alike form groups, and a block has `block_size` tokens of the layers of one group. Groups
 have equally many layers, or twice as many of rows half as long, and so on. So a block has the same bytes in
 each group, and any group can use a block that the window of another has left. A model without windows has
-one group.
+one group. With layers on several devices a block has memory on each of them.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import cycle
 from typing import Protocol
 
 from pyvelo.errors import ConfigError, UnsupportedError, shown
@@ -69,26 +71,37 @@ class LayerShape(Protocol):
 
 @dataclass(frozen=True)
 class LayerRows:
-    """Bytes of one token in one layer, whose number is `layer`."""
+    """Bytes of one token in one layer, whose number is `layer`, in the memory of `device`."""
 
     layer: int
     k_bytes: int
     v_bytes: int
+    device: int = 0
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of K and V."""
+        return self.k_bytes + self.v_bytes
 
 
 @dataclass(frozen=True)
 class LayerGroup:
-    """Layers that remember alike, and share a block table."""
+    """Layers that remember alike, and share a block table.
+
+    `n_shares` of its rows are together as long as the longest row of the model.
+    """
 
     window: Window
     layers: tuple[int, ...]
+    n_shares: int = 1
 
 
 @dataclass(frozen=True)
 class Geometry:
     """Types, block size (tokens), groups and bytes of a KV cache.
 
-    `rows` are of the layers of a group: if groups have fewer or smaller layers on a device, of the largest.
+    `rows` are what a token has in a block: a row of each layer, if there is one group; or as many of the
+    longest rows on each device as the group needs that has the most layers there.
     `state_bytes`: of a saved recurrent state, 0 without one.
     """
 
@@ -102,7 +115,16 @@ class Geometry:
     @property
     def slot_bytes(self) -> int:
         """Bytes of one token in a block."""
-        return sum(row.k_bytes + row.v_bytes for row in self.rows)
+        return sum(row.n_bytes for row in self.rows)
+
+    def slot_bytes_with(self, layers: Sequence[int]) -> int:
+        """Return the bytes of one token in a block on a device with these layers.
+
+        The groups must have been made as if one device had all layers.
+        """
+        if len(self.groups) == 1:
+            return sum(row.n_bytes for row in self.rows if row.layer in layers)
+        return self.rows[0].n_bytes * _most_rows(self.groups, layers)
 
     @property
     def token_bytes(self) -> int:
@@ -209,6 +231,7 @@ def make_geometry(
             shape.layer,
             type_k.row_bytes(shape.n_head_kv * shape.head_dim_k),
             type_v.row_bytes(shape.n_head_kv * shape.head_dim_v),
+            shape.device,
         )
         for shape in shapes
     }
@@ -218,8 +241,7 @@ def make_geometry(
         groups = (LayerGroup(FULL if not groups else groups[0].window, tuple(rows)),)
         held = tuple(rows.values())
     else:
-        longest = max(rows.values(), key=lambda row: row.k_bytes)
-        held = (longest,) * max(-(-len(group.layers) // shares[group.layers[0]]) for group in groups)
+        held = _held(rows, groups)
     size = _aligned(tuple(rows.values()), block_size, line_bytes)
     return Geometry(type_k, type_v, size, held, groups, state_bytes)
 
@@ -251,7 +273,7 @@ def contiguous_bytes(geometry: Geometry, layers: Iterable[LayerShape], n_tokens:
 def _shares(shapes: Sequence[LayerShape], rows: Mapping[int, LayerRows]) -> dict[int, int]:
     """Return how many rows of each layer are as long as the longest ones; empty: layers cannot share memory.
 
-    They can on one device, if all rows are whole parts of the longest ones, in K and V alike.
+    They can, if all rows are whole parts of the longest ones, in K and V alike.
     """
     longest = max(rows.values(), key=lambda row: row.k_bytes)
     shares = {layer: longest.k_bytes // row.k_bytes for layer, row in rows.items()}
@@ -262,7 +284,27 @@ def _shares(shapes: Sequence[LayerShape], rows: Mapping[int, LayerRows]) -> dict
     # upstream keeps the layers with a window in a cache of their own, whose rows are equally long
     kinds = {(shape.window > 0, shares[shape.layer]) for shape in shapes}
     alike = len(kinds) == len({windowed for windowed, _ in kinds})
-    return shares if whole and alike and len({shape.device for shape in shapes}) == 1 else {}
+    return shares if whole and alike else {}
+
+
+def _held(rows: Mapping[int, LayerRows], groups: Sequence[LayerGroup]) -> tuple[LayerRows, ...]:
+    """Return the rows of a token in a block that any of the groups can use."""
+    longest = max(rows.values(), key=lambda row: row.k_bytes)
+    devices = dict.fromkeys(row.device for row in rows.values())
+    return tuple(
+        replace(longest, device=device)
+        for device in devices
+        for _ in range(_most_rows(groups, [row.layer for row in rows.values() if row.device == device]))
+    )
+
+
+def _most_rows(groups: Sequence[LayerGroup], layers: Sequence[int]) -> int:
+    """Return how many of the longest rows a group needs at most for its part of the layers of one device."""
+    n_layers, room = Counter[Window](), Counter[Window]()
+    for group in groups:
+        n_layers[group.window] += sum(layer in layers for layer in group.layers)
+        room[group.window] += group.n_shares
+    return max(-(-n // room[window]) for window, n in n_layers.items())
 
 
 def _window_of(shape: LayerShape) -> Window:
@@ -272,24 +314,39 @@ def _window_of(shape: LayerShape) -> Window:
 def _group(shapes: Sequence[LayerShape], shares: Mapping[int, int]) -> tuple[LayerGroup, ...]:
     """Return groups of `n` of the longest rows or fewer: as few as take little more memory than the best `n`.
 
-    A step handles a table for each group of a sequence. A group with fewer rows wastes memory.
+    A step handles a table for each group of a sequence. A group with fewer rows wastes memory. The number of
+    groups does not depend on the devices of the layers.
     """
-    kinds: dict[Window, list[int]] = {}
+    kinds: dict[Window, list[LayerShape]] = {}
     for shape in sorted(shapes, key=lambda shape: shape.window > 0):  # groups without a window first
-        kinds.setdefault(_window_of(shape), []).append(shape.layer)
+        kinds.setdefault(_window_of(shape), []).append(shape)
+
+    def count(kind: Sequence[LayerShape], n: int) -> int:
+        return -(-len(kind) // (n * shares[kind[0].layer]))
 
     def cost(n: int) -> int:
         """Return the rows that a sequence of LONG tokens holds, padding included."""
-        counts = ((window, -(-len(layers) // (n * shares[layers[0]]))) for window, layers in kinds.items())
+        counts = ((window, count(kind, n)) for window, kind in kinds.items())
         return sum(count * n * (min(window.size, LONG) or LONG) for window, count in counts)
 
     costs = {n: cost(n) for n in range(1, len(shapes) + 1)}
     n = max(n for n, rows in costs.items() if rows <= MOST_PADDING * min(costs.values()))
     return tuple(
-        LayerGroup(window, tuple(layers[first : first + n * shares[layers[0]]]))
-        for window, layers in kinds.items()
-        for first in range(0, len(layers), n * shares[layers[0]])
+        LayerGroup(window, layers, shares[layers[0]])
+        for window, kind in kinds.items()
+        for layers in _deal(kind, count(kind, n), shares[kind[0].layer])
     )
+
+
+def _deal(kind: Sequence[LayerShape], n_groups: int, n_shares: int) -> tuple[tuple[int, ...], ...]:
+    """Deal layers to groups in turns, `n_shares` of a device at a time. Each gets some of every device."""
+    groups: list[list[int]] = [[] for _ in range(n_groups)]
+    turns = cycle(groups)
+    for device in dict.fromkeys(shape.device for shape in kind):
+        layers = [shape.layer for shape in kind if shape.device == device]
+        for first in range(0, len(layers), n_shares):
+            next(turns).extend(layers[first : first + n_shares])
+    return tuple(map(tuple, groups))
 
 
 def _check_heads(

@@ -17,9 +17,10 @@ __all__ = [
     "Limits",
     "PoolRequest",
     "PoolSize",
+    "least_slots",
     "longest_sequence",
     "size_pool",
-    "wanted_tokens",
+    "wanted_slots",
 ]
 
 SCORED_TOKENS = 64
@@ -49,14 +50,15 @@ MAX_SLOTS = (1 << 31) - POOL_GRAIN  # slots are int32
 
 @dataclass(frozen=True)
 class DeviceRoom:
-    """GPU with the rows of some layers, `token_bytes` for each token. Free memory is as before loading."""
+    """GPU with some layers, whose rows take `slot_bytes` in each slot. Free memory is as before loading."""
 
     name: str
     free_bytes: int
-    other_bytes: int  # weights and compute memory, beside the pool
-    token_bytes: int
-    n_layers: int = 0
+    other_bytes: int  # weights, states and compute memory, beside the pool
+    slot_bytes: int
+    layers: range = range(0)
     weight_bytes: int = 0
+    device: int = 0  # number among all devices
 
 
 @dataclass(frozen=True)
@@ -77,9 +79,9 @@ class PoolRequest:
     other_bytes: int  # weights and recurrent states, beside the pool
     devices: tuple[DeviceRoom, ...] = ()
 
-    def host_token_bytes(self, geometry: Geometry) -> int:
-        """Return the bytes of a token of a block in host memory."""
-        return geometry.slot_bytes - sum(device.token_bytes for device in self.devices)
+    def host_slot_bytes(self, geometry: Geometry) -> int:
+        """Return the bytes of a slot in host memory."""
+        return geometry.slot_bytes - sum(device.slot_bytes for device in self.devices)
 
 
 @dataclass(frozen=True)
@@ -119,10 +121,15 @@ def size_pool(geometry: Geometry, layout: BlockLayout, want: PoolRequest) -> Poo
     return PoolSize(n_blocks, n_tokens, n_ctx, n_blocks // layout.peak_blocks(n_ctx))
 
 
-def wanted_tokens(geometry: Geometry, want: PoolRequest) -> int:
-    """Return the tokens of the pool that `size_pool` makes if the host has unlimited memory."""
+def wanted_slots(geometry: Geometry, layout: BlockLayout, want: PoolRequest) -> int:
+    """Return the slots of the pool that `size_pool` makes if the host has unlimited memory."""
     endless = replace(want, free_bytes=MAX_SLOTS * geometry.slot_bytes, memory_utilization=1.0, other_bytes=0)
-    return size_pool(geometry, BlockLayout(geometry.block_size), replace(endless, devices=())).n_tokens
+    return size_pool(geometry, layout, replace(endless, devices=())).n_blocks * geometry.block_size
+
+
+def least_slots(layout: BlockLayout, n_ctx: int | None) -> int:
+    """Return the slots of the smallest pool for a sequence of `n_ctx` tokens; None: for any sequence."""
+    return _grains_for(layout, n_ctx or 1) * POOL_GRAIN
 
 
 def _requested(geometry: Geometry, layout: BlockLayout, want: PoolRequest) -> int:
@@ -134,13 +141,13 @@ def _requested(geometry: Geometry, layout: BlockLayout, want: PoolRequest) -> in
             f"{geometry.slot_bytes} bytes each, takes {least * grain_bytes}"
         )
     grains = requested // grain_bytes
-    on_host = requested - grains * POOL_GRAIN * (geometry.slot_bytes - want.host_token_bytes(geometry))
+    on_host = requested - grains * POOL_GRAIN * (geometry.slot_bytes - want.host_slot_bytes(geometry))
     if want.free_bytes is not None and on_host > want.free_bytes:
         raise OutOfMemory(f"kv_cache_bytes={requested}, but only {want.free_bytes} bytes are free")
     for device in want.devices:
-        part, left = grains * POOL_GRAIN * device.token_bytes, device.free_bytes - device.other_bytes
+        part, left = grains * POOL_GRAIN * device.slot_bytes, device.free_bytes - device.other_bytes
         if part > max(0, left):
-            most = max(0, left) // device.token_bytes * geometry.slot_bytes
+            most = max(0, left) // device.slot_bytes * geometry.slot_bytes
             raise OutOfMemory(
                 f"kv_cache_bytes={requested} puts {part} bytes on {device.name}, which has "
                 f"{device.free_bytes} free bytes, {device.other_bytes} of them for weights and to compute; "
@@ -157,7 +164,7 @@ def _default(geometry: Geometry, layout: BlockLayout, want: PoolRequest) -> int:
     default = min(default, DEFAULT_BYTES // geometry.slot_bytes // POOL_GRAIN)
     wanted = max(_grains_for(layout, floor), default)
     needed = _grains_for(layout, want.n_ctx or 1)
-    if want.host_token_bytes(geometry) == 0:
+    if want.host_slot_bytes(geometry) == 0:
         wanted = MAX_SLOTS // POOL_GRAIN  # memory of GPUs has no other use
     for room in _rooms(geometry, want):
         wanted = min(wanted, _fitting(room, want, needed))
@@ -166,7 +173,7 @@ def _default(geometry: Geometry, layout: BlockLayout, want: PoolRequest) -> int:
 
 def _rooms(geometry: Geometry, want: PoolRequest) -> Iterator[DeviceRoom]:
     """Yield the memory of the host and of the GPUs for the pool, the host first."""
-    on_host = want.host_token_bytes(geometry)
+    on_host = want.host_slot_bytes(geometry)
     if on_host and want.free_bytes is None:
         raise ConfigError("the free memory of this system is unknown: give kv_cache_bytes")
     yield DeviceRoom(HOST, want.free_bytes or 0, want.other_bytes, on_host)
@@ -175,16 +182,16 @@ def _rooms(geometry: Geometry, want: PoolRequest) -> Iterator[DeviceRoom]:
 
 def _fitting(room: DeviceRoom, want: PoolRequest, needed: int) -> int:
     """Return the grains that fit on a device; raise OutOfMemory if they are fewer than needed."""
-    if room.token_bytes == 0:
+    if room.slot_bytes == 0:
         return MAX_SLOTS // POOL_GRAIN
     budget = max(0, int(room.free_bytes * want.memory_utilization) - room.other_bytes)
-    fitting = budget // (POOL_GRAIN * room.token_bytes)
+    fitting = budget // (POOL_GRAIN * room.slot_bytes)
     if fitting < needed:
         tokens = needed * POOL_GRAIN
         on, least = ("", "") if room.name == HOST else (f" on {room.name}", ", fewer n_gpu_layers")
         share = ", a larger memory_utilization" if want.memory_utilization < 1 else ""
         raise OutOfMemory(
-            f"a KV cache of {tokens} tokens takes {tokens * room.token_bytes} bytes{on}, but "
+            f"a KV cache of {tokens} tokens takes {tokens * room.slot_bytes} bytes{on}, but "
             f"memory_utilization={want.memory_utilization:g} of the {room.free_bytes} free bytes, less "
             f"{room.other_bytes} for the weights, leaves {budget}; a smaller n_ctx, a smaller "
             f"kv_type (such as q8_0){share}{least} or kv_cache_bytes would help"

@@ -8,8 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pyvelo.config import EngineConfig
-from pyvelo.kv.geometry import CPU_LINE, GPU_LINE, POOL_GRAIN, Geometry, make_geometry
-from pyvelo.memory.budget import DeviceRoom, Limits, PoolRequest, PoolSize, size_pool, wanted_tokens
+from pyvelo.errors import ModelError
+from pyvelo.kv.geometry import CPU_LINE, GPU_LINE, Geometry, make_geometry
+from pyvelo.memory.budget import (
+    DeviceRoom,
+    Limits,
+    PoolRequest,
+    PoolSize,
+    least_slots,
+    size_pool,
+    wanted_slots,
+)
 from pyvelo.memory.gpu import Step, workspace_bytes
 from pyvelo.memory.placement import (
     Gpu,
@@ -26,7 +35,6 @@ from pyvelo.native import Device, Model, devices, system_info
 __all__ = [
     "NOTHING",
     "NO_GPU",
-    "STATE_BYTES",
     "Offload",
     "built_for_gpus",
     "cache_geometry",
@@ -34,12 +42,14 @@ __all__ = [
     "measure_model",
     "plan_offload",
     "planned_pool",
+    "running_sequences",
 ]
 
 _log = logging.getLogger("pyvelo")
 
 NO_GPU = "CUDA finds no GPU here (is there one, with a driver?)"
 STATE_BYTES = 1 << 30  # limit for the recurrent states of all running sequences
+MOST_STATES = 256  # upstream's limit for sequences (LLAMA_MAX_SEQ)
 
 
 @dataclass(frozen=True)
@@ -103,22 +113,32 @@ def plan_offload(config: EngineConfig, path: str, summary: GgufSummary) -> Offlo
     counts = _decide(config, sizes, gpus, geometry, request)
     n, held = sum(counts), bytes_by_gpu(sizes, counts, gpus)
     rooms = tuple(
-        DeviceRoom(b.gpu.name, b.gpu.free_bytes, b.weights + b.other, b.token, b.n_layers, b.weights)
+        DeviceRoom(
+            b.gpu.name,
+            b.gpu.free_bytes,
+            b.weights + b.other,
+            b.slot,
+            b.layers,
+            b.weights,
+            b.gpu.device,
+        )
         for b in held
     )
     layers = tuple((gpu.device, count) for gpu, count in zip(gpus, counts, strict=True) if count)
     return Offload(n, rooms, host_weights(sizes, n), layers)
 
 
-def cache_geometry(config: EngineConfig, path: str, model: Model, *, on_gpu: bool) -> Geometry:
-    """Return the geometry of a model's cache. With layers on GPUs, all layers are in one group."""
+def cache_geometry(
+    config: EngineConfig, path: str, model: Model, *, on_gpu: bool, rooms: Sequence[DeviceRoom] = ()
+) -> Geometry:
+    """Return the geometry of a model's cache. `on_gpu`: some layers are on GPUs; `rooms`: planned ones."""
+    places = {number: room.device for room in rooms for number in room.layers}
     return make_geometry(
         os.path.basename(path),
-        model.layers,
+        [replace(layer, device=places.get(layer.layer, layer.device)) for layer in model.layers],
         config.kv_type,
         config.block_size,
         line_bytes=GPU_LINE if on_gpu else CPU_LINE,
-        windows=not on_gpu,
         state_bytes=model.info.state_bytes,
     )
 
@@ -126,30 +146,50 @@ def cache_geometry(config: EngineConfig, path: str, model: Model, *, on_gpu: boo
 def planned_pool(
     config: EngineConfig, summary: GgufSummary, model: Model, offload: Offload, free_bytes: int | None
 ) -> tuple[PoolSize, Geometry, int]:
-    """Return the pool of an engine without recurrent states, its geometry, and a slot's bytes on the host."""
-    geometry = cache_geometry(config, summary.path, model, on_gpu=bool(offload.n_gpu_layers))
+    """Return the pool of an engine, its geometry, and a slot's bytes on the host."""
+    on_gpu = bool(offload.n_gpu_layers)
+    geometry = cache_geometry(config, summary.path, model, on_gpu=on_gpu, rooms=offload.rooms)
     want = replace(
         _request(config, model),
         free_bytes=free_bytes,
-        other_bytes=offload.host_weights or 0,
+        other_bytes=(offload.host_weights or 0) + running_sequences(config, model)[1],
         devices=offload.rooms,
     )
     layout = geometry.layout(config.max_batch_tokens)
-    return size_pool(geometry, layout, want), geometry, want.host_token_bytes(geometry)
+    return size_pool(geometry, layout, want), geometry, want.host_slot_bytes(geometry)
+
+
+def running_sequences(config: EngineConfig, model: Model) -> tuple[int, int]:
+    """Return how many sequences may run at once, and the bytes of their recurrent states.
+
+    All running sequences must fit into one step as decodes. States take at most 1 GiB.
+
+    Raises:
+        ModelError: the model should have states, but no layer of the file keeps one.
+    """
+    max_seqs = min(config.max_num_seqs, config.max_batch_tokens)
+    if not model.info.has_recurrent:
+        return max_seqs, 0
+    state_bytes = model.info.state_bytes
+    if not state_bytes:
+        raise ModelError(f"{model.info.arch} has recurrent states, but no layer of this file keeps one")
+    max_seqs = max(1, min(max_seqs, STATE_BYTES // state_bytes, MOST_STATES))
+    return max_seqs, max_seqs * state_bytes
 
 
 def measure_model(
     config: EngineConfig, summary: GgufSummary, model: Model, geometry: Geometry | None
 ) -> ModelBytes:
-    """Return the bytes of a model's parts. `geometry` is None if it has no cache."""
-    rows = geometry.rows if geometry else ()
+    """Return the bytes of a model's parts. `geometry` is None if it has no cache.
+
+    A GPU counts with the states of all layers: only the model knows the bytes of each.
+    """
     tensors = [(tensor.name, tensor.n_bytes) for tensor in summary.tensors]
     blocks = summary.of_architecture("block_count")
     n_layers = blocks if isinstance(blocks, int) else model.info.n_layer
-    states = STATE_BYTES if model.info.has_recurrent else 0
-    tokens = {row.layer: row.k_bytes + row.v_bytes for row in rows}
+    _, states = running_sequences(config, model) if geometry else (0, 0)
     scratch = _scratch(config, summary, model, paged=geometry is not None)
-    return sum_tensors(tensors, n_layers, tokens, scratch, states)
+    return sum_tensors(tensors, n_layers, geometry, scratch, states)
 
 
 def _scratch(config: EngineConfig, summary: GgufSummary, model: Model, paged: bool) -> int:
@@ -171,7 +211,7 @@ def _scratch(config: EngineConfig, summary: GgufSummary, model: Model, paged: bo
 
 def _request(config: EngineConfig, model: Model) -> PoolRequest:
     return PoolRequest(
-        max_num_seqs=min(config.max_num_seqs, config.max_batch_tokens),
+        max_num_seqs=running_sequences(config, model)[0],
         n_ctx=config.n_ctx,
         n_ctx_train=max(1, model.info.n_ctx_train),
         kv_cache_bytes=config.kv_cache_bytes,
@@ -190,12 +230,13 @@ def _decide(
 ) -> tuple[int, ...]:
     """Return the layers of each GPU."""
     has_bytes = config.kv_cache_bytes is not None
-    wanted = wanted_tokens(geometry, request) if geometry else 0
+    layout = geometry.layout(config.max_batch_tokens) if geometry else None
+    wanted = wanted_slots(geometry, layout, request) if geometry and layout else 0
     if config.n_gpu_layers == "auto":
         share = config.memory_utilization
         return split_all(sizes, most_layers(sizes, gpus, wanted, share), gpus, wanted, share)
     n = int(config.n_gpu_layers)
     n = sizes.n_parts if n < 0 else min(n, sizes.n_parts)
-    least = wanted if has_bytes else -(-(config.n_ctx or 1) // POOL_GRAIN) * POOL_GRAIN
     share = 1.0 if has_bytes else config.memory_utilization
-    return split_all(sizes, n, gpus, least if geometry else 0, share)
+    least = wanted if has_bytes or not layout else least_slots(layout, config.n_ctx)
+    return split_all(sizes, n, gpus, least, share)

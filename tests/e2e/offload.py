@@ -10,7 +10,7 @@ import pytest
 
 from pyvelo import LLM, SamplingParams
 from pyvelo.errors import ConfigError, OutOfMemory
-from pyvelo.memory.offload import find_gpus, measure_model, plan_offload
+from pyvelo.memory.offload import cache_geometry, find_gpus, measure_model, plan_offload
 from pyvelo.memory.placement import bytes_by_gpu
 from pyvelo.models.gguf_parts import scan_model
 from pyvelo.native import Model, devices
@@ -61,9 +61,10 @@ def check_memory(path: str) -> None:
         gpus = {i: device.name for i, device in enumerate(devices()) if device.kind == "gpu"}
         there = {gpus[m.device]: m for m in engine.context.memory if m.device in gpus and m.weight_bytes}
         assert set(there) == {room.name for room in plan.rooms}
+        n_slots = llm.stats().blocks_total * llm.stats().block_size
         for room in plan.rooms:
             memory = there[room.name]
-            assert memory.pool_bytes == room.token_bytes * llm.stats().tokens_total
+            assert memory.pool_bytes == room.slot_bytes * n_slots
             assert memory.weight_bytes + memory.compute_bytes <= room.other_bytes
         llm.close()
 
@@ -154,16 +155,44 @@ def check_types(path: str) -> None:
             llm.close()
 
 
+def check_windows(path: str) -> None:
+    """Layers with and without a window share blocks on each device; blocks that windows free are used."""
+    expected, llm = answers(path, n_gpu_layers=0, n_ctx=512)
+    n_groups = llm.stats().n_groups
+    assert n_groups > 1
+    llm.close()
+    for _ in range(2):
+        lab_device.add_device(1 << 30)
+    check_memory(path)
+    for n in (1, 2, 4, 5, -1):
+        with LLM(path, n_gpu_layers=n, **SMALL) as llm:  # type: ignore[arg-type]
+            geometry, n_preempted = llm.geometry, 0
+        least = geometry.layout(SMALL["max_batch_tokens"]).peak_blocks(256)
+        for n_blocks in (least + 8, 64):
+            size = n_blocks * geometry.block_bytes
+            found, llm = answers(path, n_gpu_layers=n, n_ctx=512, kv_cache_bytes=size)
+            assert (found, llm.stats().n_groups) == (expected, n_groups), (n, n_blocks)
+            assert llm.stats().blocks_used == 0
+            n_preempted += llm.stats().preemptions
+            llm._engine.core.manager.audit()
+            llm.close()
+        assert n_preempted > 0
+
+
 def check_recurrent(path: str) -> None:
-    """Recurrent states take up to 1 GiB on a device, so a device without room for them gets no layer."""
+    """A device counts with the states of the sequences that run at once, and computes with them."""
     settings = {**SMALL, "n_ctx": 512}
+    config = config_of(path, "auto")
+    with Model(path, deterministic=True) as model:
+        geometry = cache_geometry(config, path, model, on_gpu=True)
+        sizes = measure_model(config, scan_model(path), model, geometry)
+        assert sizes.states == SMALL["max_num_seqs"] * model.info.state_bytes > 0
     with LLM(path, n_gpu_layers=0, **settings) as llm:
         expected = [output.token_ids for output in llm.generate(PROMPTS, PARAMS)]
-    for n_bytes, offloaded in ((1 << 30, False), (3 << 30, True)):
-        lab_device.add_device(n_bytes)
-        with LLM(path, **settings) as llm:
-            assert any(name != "CPU" for name in devices_of(llm)) == offloaded
-            assert [output.token_ids for output in llm.generate(PROMPTS, PARAMS)] == expected
+    lab_device.add_device(1 << 30)
+    with LLM(path, **settings) as llm:
+        assert "LAB0" in devices_of(llm)
+        assert [output.token_ids for output in llm.generate(PROMPTS, PARAMS)] == expected
 
 
 def gpu_numbers() -> list[int]:
@@ -175,7 +204,7 @@ def number_of(name: str) -> int:
 
 
 ON_DEVICES = {"uneven": check_uneven, "several": check_several}
-OTHERS = {"types": check_types, "recurrent": check_recurrent}
+OTHERS = {"types": check_types, "recurrent": check_recurrent, "windows": check_windows}
 
 
 def main(path: str, what: str) -> None:

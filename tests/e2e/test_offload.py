@@ -26,6 +26,19 @@ def test_offload_of_recurrent_layers(make_model: MakeModel) -> None:
     check(make_model("--arch", "lfm2", "--layers", "4", "--type", "f32"), "recurrent")
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--arch", "gemma3", "--layers", "7", "--window", "64"),
+        ("--arch", "gpt-oss", "--layers", "4", "--experts", "4", "--window", "64"),
+        ("--arch", "gemma4", "--layers", "7", "--window", "64"),
+    ],
+    ids=["gemma3", "gpt-oss", "gemma4"],
+)
+def test_offload_of_windows(make_model: MakeModel, options: tuple[str, ...]) -> None:
+    check(make_model(*options, "--type", "f32"), "windows")
+
+
 def check(path: Path, what: str) -> None:
     done = forks.run([sys.executable, os.fspath(HERE / "offload.py"), os.fspath(path), what], text=True)
     assert done.returncode == 0, done.stderr

@@ -179,9 +179,8 @@ def test_a_long_sequence_takes_little_more_than_its_windows(layers: list[Layer])
         QWEN3,
         [*GPT_OSS[:-1], replace(GPT_OSS[-1], n_head_kv=4)],  # shorter rows
         [*GPT_OSS[:-1], replace(GPT_OSS[-1], head_dim_v=32)],
-        [replace(shape, device=int(shape.layer < 12)) for shape in GPT_OSS],
     ],
-    ids=["no windows", "unequal heads", "unequal values", "two devices"],
+    ids=["no windows", "unequal heads", "unequal values"],
 )
 def test_layers_that_cannot_share_blocks_are_one_group_without_a_window(layers: list[Layer]) -> None:
     geometry = make_geometry("m.gguf", layers)
@@ -200,7 +199,7 @@ GEMMA4 = [
 def test_layers_with_shorter_rows_share_a_block() -> None:
     """A block has 32 tokens of three rows: of three layers with a window, or of six without one."""
     geometry = make_geometry("gemma4.gguf", GEMMA4)
-    assert [len(group.layers) for group in geometry.groups] == [5, *[3] * 8, 1]
+    assert [len(group.layers) for group in geometry.groups] == [5, *[3] * 7, 2, 2]
     full = {layer for group in geometry.groups if not group.window.size for layer in group.layers}
     assert full == {5, 11, 17, 23, 29}
     row = 2 * 8 * 256 * 2  # bytes of K and V
@@ -210,6 +209,27 @@ def test_layers_with_shorter_rows_share_a_block() -> None:
     needed = 5 * 32768 * row // 2 + 25 * (1024 + 512) * row
     held = geometry.layout(512).peak_blocks(32768) * geometry.block_bytes
     assert needed <= held <= 1.17 * needed, "the five rows without a window are padded to six"
+
+
+@given(
+    st.sampled_from([GEMMA3, GPT_OSS, COHERE2, LLAMA4, GEMMA4]),
+    st.lists(st.integers(0, 40), max_size=3).map(sorted),
+)
+def test_layers_on_several_devices_are_in_as_many_groups(layers: list[Layer], borders: list[int]) -> None:
+    """Each group's layers of a device fit into the rows that a block has there, which are as planned."""
+    one = make_geometry("m.gguf", layers)
+    placed = [replace(s, device=sum(s.layer >= border for border in borders)) for s in layers]
+    many = make_geometry("m.gguf", placed)
+    assert many.windows == one.windows
+    for device in {shape.device for shape in placed}:
+        here = [shape.layer for shape in placed if shape.device == device]
+        rows = [row for row in many.rows if row.device == device]
+        assert sum(row.n_bytes for row in rows) == one.slot_bytes_with(here)
+        counts = [sum(layer in here for layer in group.layers) for group in many.groups]
+        needed = [-(-n // group.n_shares) for n, group in zip(counts, many.groups, strict=True)]
+        assert max(needed) == len(rows), "no row is without a use"
+    assert sorted(layer for group in many.groups for layer in group.layers) == list(range(len(layers)))
+    assert all(group.layers for group in many.groups)
 
 
 @pytest.mark.parametrize("n_head_kv", [3, 5, 16])

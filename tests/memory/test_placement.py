@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,13 +13,14 @@ from hypothesis import strategies as st
 
 from pyvelo.config import EngineConfig
 from pyvelo.errors import OutOfMemory
-from pyvelo.kv.geometry import POOL_GRAIN, make_geometry
+from pyvelo.kv.geometry import POOL_GRAIN, Geometry, LayerGroup, LayerRows, make_geometry
+from pyvelo.kv.prefix import FULL
+from pyvelo.kv.types import KV_TYPES
 from pyvelo.memory import offload
-from pyvelo.memory.budget import DeviceRoom, PoolRequest, size_pool, wanted_tokens
+from pyvelo.memory.budget import DeviceRoom, PoolRequest, size_pool, wanted_slots
 from pyvelo.memory.offload import NOTHING, find_gpus, plan_offload
 from pyvelo.memory.placement import (
     Gpu,
-    LayerBytes,
     ModelBytes,
     bytes_by_gpu,
     host_weights,
@@ -31,30 +33,69 @@ from pyvelo.models.gguf_parts import scan_model
 from pyvelo.native import Device
 
 sizes = st.integers(0, 1000)
-loads = st.builds(
-    ModelBytes,
-    layers=st.lists(st.builds(LayerBytes, weights=sizes, token=st.integers(0, 9)), max_size=9).map(tuple),
-    input=sizes,
-    output=sizes,
-    host_output=sizes,
-    scratch=st.integers(0, 300),
-    states=st.integers(0, 50),
-)
+
+
+def geometry_of(tokens: list[int]) -> Geometry:
+    """Return the geometry of layers with these bytes of a token; all layers are in one group."""
+    rows = tuple(LayerRows(number, token, 0) for number, token in enumerate(tokens))
+    return Geometry(KV_TYPES["f16"], KV_TYPES["f16"], 32, rows, (LayerGroup(FULL, tuple(range(len(rows)))),))
+
+
+def windowed(windows: list[int]) -> Geometry:
+    """Return the geometry of layers with these windows, whose tokens take 4 bytes each."""
+    layers = [SimpleNamespace(**SMALLEST, layer=number, window=size) for number, size in enumerate(windows)]
+    return make_geometry("small", layers)
+
+
+@st.composite
+def model_sizes(draw: st.DrawFn) -> ModelBytes:
+    weights = draw(st.lists(sizes, max_size=9))
+    tokens = st.lists(st.integers(0, 9), min_size=len(weights), max_size=len(weights)).map(geometry_of)
+    windows = st.lists(st.sampled_from([0, 64, 4096]), min_size=len(weights), max_size=len(weights))
+    return ModelBytes(
+        tuple(weights),
+        input=draw(sizes),
+        output=draw(sizes),
+        host_output=draw(sizes),
+        scratch=draw(st.integers(0, 300)),
+        states=draw(st.integers(0, 50)),
+        geometry=draw(tokens | windows.map(windowed) if weights else st.none()),
+    )
+
+
+SMALLEST = {"n_head_kv": 1, "head_dim_k": 1, "head_dim_v": 1, "window_type": 1, "device": 0}
+loads = model_sizes()
 gpu_lists = st.lists(st.integers(1, 9000), max_size=3).map(
     lambda free: [Gpu(f"GPU{i}", n) for i, n in enumerate(free)]
 )
 
 
-def bytes_on(sizes: ModelBytes, counts: tuple[int, ...], tokens: int) -> list[int]:
+def slot_bytes(geometry: Geometry | None, layers: range) -> int:
+    """Return the bytes of a slot on a device with these layers, counted group by group."""
+    if geometry is None:
+        return 0
+    if len(geometry.groups) == 1:
+        return sum(row.n_bytes for row in geometry.rows if row.layer in layers)
+    kinds = {
+        group.window: [g for g in geometry.groups if g.window == group.window] for group in geometry.groups
+    }
+    most = 0
+    for kind in kinds.values():
+        held = sum(layer in layers for group in kind for layer in group.layers)
+        while most * len(kind) < held:  # each group has room for as many layers
+            most += 1
+    return most * 4
+
+
+def bytes_on(sizes: ModelBytes, counts: tuple[int, ...], slots: int) -> list[int]:
     """Return the bytes on each GPU, summed layer by layer."""
     n_layers, part, total = len(sizes.layers), len(sizes.layers) + 1 - sum(counts), []
     for count in counts:
-        size = (sizes.scratch + sizes.states) * (count > 0)
-        for number in range(part, part + count):
-            layer = sizes.layers[number] if number < n_layers else LayerBytes(sizes.output, 0)
-            size += layer.weights + tokens * layer.token
+        mine = range(part, min(part + count, n_layers))
+        size = sum(sizes.layers[number] for number in mine) + slots * slot_bytes(sizes.geometry, mine)
+        size += sizes.output * (part + count > n_layers) * (count > 0)
+        total.append(size + (sizes.scratch + sizes.states) * (count > 0))
         part += count
-        total.append(size)
     return total
 
 
@@ -116,12 +157,12 @@ def test_every_weight_is_held_once(sizes: ModelBytes, gpus: list[Gpu], data: st.
     found = bytes_by_gpu(sizes, counts, gpus)
     there = sum(held.weights for held in found) - sizes.output * (n > 0)
     here = host_weights(sizes, n) - sizes.input - sizes.host_output * (n == 0)
-    assert there + here == sum(layer.weights for layer in sizes.layers)
-    assert sum(held.n_layers for held in found) == max(0, n - 1)
+    assert there + here == sum(sizes.layers)
+    assert [layer for held in found for layer in held.layers] == [
+        *range(len(sizes.layers) - max(0, n - 1), len(sizes.layers))
+    ]
     assert [held.gpu for held in found] == [gpu for gpu, count in zip(gpus, counts, strict=True) if count]
-    assert sum(held.token for held in found) == sum(
-        layer.token for layer in sizes.layers[len(sizes.layers) - max(0, n - 1) :]
-    )
+    assert [held.slot for held in found] == [slot_bytes(sizes.geometry, held.layers) for held in found]
     for held, size in zip(found, filter(None, map(bool, counts)), strict=True):
         assert size
         assert held.bytes_for(7) in bytes_on(sizes, counts, 7)
@@ -148,8 +189,8 @@ def gpus_of(*free: int) -> list[Gpu]:
 def test_gpus_that_differ(
     weights: list[int], free: tuple[int, ...], n: int, expected: tuple[int, ...] | None
 ) -> None:
-    layers = tuple(LayerBytes(n_bytes, 1) for n_bytes in weights)
-    sizes = ModelBytes(layers, input=5, output=0, host_output=5, scratch=10, states=15)
+    cache = geometry_of([1] * len(weights))
+    sizes = ModelBytes(tuple(weights), 5, output=0, host_output=5, scratch=10, states=15, geometry=cache)
     assert split(sizes, n, gpus_of(*free), 8, 1.0) == expected
 
 
@@ -161,20 +202,19 @@ def test_bytes_of_tensors() -> None:
         "blk.10.attn_q.weight": 20,
         "output_norm.weight": 1,
     }
-    sizes = sum_tensors(tensors.items(), 11, {0: 4, 10: 5}, 7)
-    assert sizes.layers[0] == LayerBytes(10, 4)
-    assert sizes.layers[10] == LayerBytes(20, 5)
+    sizes = sum_tensors(tensors.items(), 11, None, 7)
+    assert sizes.layers == (10, 11, *[0] * 8, 20)
     assert (sizes.input, sizes.output, sizes.host_output) == (100, 101, 1)
-    untied = sum_tensors([*tensors.items(), ("output.weight", 50)], 11, {}, 7)
+    untied = sum_tensors([*tensors.items(), ("output.weight", 50)], 11, None, 7)
     assert (untied.input, untied.output, untied.host_output) == (100, 51, 51)
 
 
 def test_an_error_has_the_numbers() -> None:
-    sizes = ModelBytes((LayerBytes(100, 2), LayerBytes(100, 2)), 10, 20, 20, 5)
+    sizes = ModelBytes((100, 100), 10, 20, 20, 5, geometry=geometry_of([2, 2]))
     with pytest.raises(OutOfMemory) as raised:
         split_all(sizes, 3, [Gpu("CUDA0", 300)], 30, 0.9)
     for number in (
-        "takes 340 bytes", "220 for weights", "120 for a KV cache", "5 to compute", "270 of 300 on CUDA0"
+        "takes 340 bytes", "220 for weights", "120 for the KV cache", "5 to compute", "270 of 300 on CUDA0"
     ):  # fmt: skip
         assert number in str(raised.value)
     assert 'n_gpu_layers=2 would fit, and "auto" finds it' in str(raised.value)
@@ -242,7 +282,7 @@ def test_the_pool_fits_on_every_device(first: int, second: int, free: int, free_
         assert min(room) < POOL_GRAIN
         return
     assert pool.n_tokens <= min(room)
-    usual = wanted_tokens(GEOMETRY, want)
+    usual = wanted_slots(GEOMETRY, LAYOUT, want)
     assert pool.n_tokens == (min(room) if first + second == 16 else min(usual, *room))
 
 
