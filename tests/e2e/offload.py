@@ -166,17 +166,13 @@ def check_windows(path: str) -> None:
     check_memory(path)
     for n in (1, 2, 4, 5, -1):
         with LLM(path, n_gpu_layers=n, **SMALL) as llm:  # type: ignore[arg-type]
-            geometry, n_preempted = llm.geometry, 0
-        least = geometry.layout(SMALL["max_batch_tokens"]).peak_blocks(256)
-        for n_blocks in (least + 8, 64):
-            size = n_blocks * geometry.block_bytes
-            found, llm = answers(path, n_gpu_layers=n, n_ctx=512, kv_cache_bytes=size)
-            assert (found, llm.stats().n_groups) == (expected, n_groups), (n, n_blocks)
-            assert llm.stats().blocks_used == 0
-            n_preempted += llm.stats().preemptions
-            llm._engine.core.manager.audit()
-            llm.close()
-        assert n_preempted > 0
+            size = 8 * (n_groups + 1) * llm.geometry.block_bytes
+        found, llm = answers(path, n_gpu_layers=n, n_ctx=512, kv_cache_bytes=size)
+        assert (found, llm.stats().n_groups) == (expected, n_groups), n
+        assert llm.stats().blocks_used == 0
+        assert llm.stats().preemptions > 0
+        llm._engine.core.manager.audit()
+        llm.close()
 
 
 def check_recurrent(path: str) -> None:
