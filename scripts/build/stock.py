@@ -42,6 +42,13 @@ OPTIONS: dict[str, str | bool] = {
     "LLAMA_BUILD_APP": False,
 }
 
+PROCESSORS: dict[str, dict[str, str | bool]] = {
+    "native": {},
+    "avx2": {"GGML_NATIVE": False},
+    "avx-vnni": {"GGML_NATIVE": False, "GGML_AVX_VNNI": True},
+}
+"""Options of builds for the processors of laptops, as PYVELO_NATIVE=OFF makes ours."""
+
 
 def processor() -> str:
     """Return the instruction sets of this machine, for which GGML_NATIVE compiles."""
@@ -86,11 +93,14 @@ def main() -> int:
     what.add_argument("--libs-only", action="store_true", help="only the libraries, for tests: no programs")
     what.add_argument("--server", action="store_true", help="llama-server too")
     what.add_argument("--completion", action="store_true", help="llama-completion too")
+    parser.add_argument("--cpu", choices=PROCESSORS, default="native", help="instructions that it may use")
     given = parser.parse_args()
+    for_cpu = PROCESSORS[given.cpu]
     if given.libs_only:
-        print(build_stock(LIBRARIES, {"STOCK_FOR_TESTS": True}))
+        print(build_stock(LIBRARIES, {"STOCK_FOR_TESTS": True} | for_cpu))
     else:
-        print(build_stock(LIBRARIES + TOOLS + SERVER * given.server + COMPLETION * given.completion))
+        targets = LIBRARIES + TOOLS + SERVER * given.server + COMPLETION * given.completion
+        print(build_stock(targets, for_cpu))
     return 0
 
 

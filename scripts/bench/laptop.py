@@ -1,0 +1,233 @@
+"""Compare PyVelo on a laptop's processor with stock llama.cpp and ik_llama.cpp, all built for it alike.
+
+    cmake -S native -B build/avx2 -DPYVELO_NATIVE=OFF && cmake --build build/avx2
+    cmake --install build/avx2 --component pyvelo --prefix .
+    python scripts/bench/build_ik.py ../ik_llama.cpp
+    python scripts/bench/laptop.py --ik-bin ../ik_llama.cpp/build-avx2/bin
+
+Runs the PyVelo that this Python imports. Measures prompts, one sequence and several that decode at once, and
+decoding behind a long context. The programs take turns, each time in a new process; a ratio is the median
+over the rounds. ik_llama.cpp packs the weights when it loads them (-rtr), as PyVelo does in its first step;
+its programs measure no prompt behind a context. The default model is bench/engine.py's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
+
+from scripts._common import ScriptError, run_main
+from scripts.bench import batched, engine
+from scripts.bench._runs import default_model, output_of
+from scripts.bench.engine import BATCH, Plan
+from scripts.build.stock import LIBRARIES, PROCESSORS, TOOLS, build_stock
+
+SHORT = 16  # tokens of the prompts of several sequences
+
+
+@dataclass(frozen=True)
+class Case:
+    """Measurement of a prompt, or of sequences that decode, behind `depth` tokens."""
+
+    what: str  # "prefill" or "decode"
+    sequences: int
+    depth: int
+    kv_type: str
+
+    @property
+    def name(self) -> str:
+        where = f" at {self.depth}, {self.kv_type}" if self.depth else ""
+        if self.what == "prefill":
+            return f"prefill{where}"
+        return f"decode, {self.sequences} sequence{'s' * (self.sequences > 1)}{where}"
+
+
+CASES = (
+    Case("prefill", 1, 0, "f16"),
+    *(Case("decode", n, 0, "f16") for n in (1, 4, 8, 16)),
+    *(Case("decode", 1, 4096, kv_type) for kv_type in ("f16", "q8_0")),
+    *(Case("prefill", 1, 4096, kv_type) for kv_type in ("f16", "q8_0")),
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """Medians of tokens per second, and of the ratios of rounds; None if a peer does not measure them."""
+
+    name: str
+    ours: float
+    stock: float
+    ik: float | None
+    over_stock: float
+    over_ik: float | None
+
+
+# ---- one measurement ----
+
+
+def ours(plan: Plan, case: Case) -> float:
+    """Return our tokens per second."""
+    if case.sequences > 1:
+        return batched.ours(plan.model, _batched(plan, case), plan.threads)
+    return float(getattr(engine.ours(plan, engine.Case(case.kv_type, case.depth)), case.what))
+
+
+def stock(plan: Plan, case: Case) -> float:
+    """Return the tokens per second of stock, with several sequences in its quicker mode."""
+    if case.sequences > 1:
+        return max(
+            batched.stock(plan.stock_bin, plan.model, _batched(plan, case), plan.threads, unified)
+            for unified in (False, True)
+        )
+    return float(getattr(engine.stock(plan, engine.Case(case.kv_type, case.depth)), case.what))
+
+
+def ik(plan: Plan, case: Case) -> float | None:
+    """Return the tokens per second of ik_llama.cpp, whose folder `plan` names.
+
+    None for a prompt behind a context.
+    """
+    if case.sequences > 1:
+        return _ik_batched(plan, case)
+    if case.what == "prefill" and case.depth:
+        return None
+    tests = ["-p", str(plan.prompt), "-n", "0"]
+    if case.what == "decode":
+        tests = ["-p", "0", "-n", "0", "-gp", f"{case.depth},{plan.tokens}"]
+        if not case.depth:
+            tests = ["-p", "0", "-n", str(plan.tokens)]
+    command = [str(plan.stock_bin / "llama-bench"), *_shared(plan, case), "-fa", "1", "-rtr", "1"]
+    (test,) = json.loads(output_of([*command, "-o", "json", "-r", str(plan.repeats), *tests]))
+    return float(statistics.median(test["samples_ts"]))
+
+
+def _ik_batched(plan: Plan, case: Case) -> float:
+    command = [str(plan.stock_bin / "llama-batched-bench"), *_shared(plan, case), "-fa", "on", "-rtr"]
+    command += ["-c", str(case.sequences * (SHORT + plan.tokens) + BATCH), "-npp", str(SHORT)]
+    command += ["-ntg", str(plan.tokens), "-npl", str(case.sequences)]
+    with tempfile.TemporaryDirectory() as folder:  # for the log that it leaves
+        done = subprocess.run(
+            command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        )
+    return _last_speed(done.stdout)  # its table is in the log
+
+
+def _shared(plan: Plan, case: Case) -> list[str]:
+    types = ["-ctk", case.kv_type, "-ctv", case.kv_type]
+    return ["-m", str(plan.model), "-t", str(plan.threads), *types, "-ub", str(BATCH)]
+
+
+def _batched(plan: Plan, case: Case) -> batched.Case:
+    return batched.Case(case.kv_type, case.sequences, SHORT, plan.tokens)
+
+
+def _last_speed(output: str) -> float:
+    """Return the decoding speed in the last row of a table of llama-batched-bench."""
+    rows = [line.split("|")[1:-1] for line in output.splitlines() if line.startswith("|")]
+    if not rows or len(rows[-1]) < 8:
+        raise ScriptError(f"llama-batched-bench printed no table: {output[-200:]!r}")
+    return float(rows[-1][7])
+
+
+# ---- the comparison ----
+
+
+def race(plan: Plan, ik_bin: Path | None, case: Case, rounds: int) -> Result:
+    """Measure all programs in turns, each first in its round."""
+    programs: dict[str, Callable[[], float | None]] = {
+        "ours": lambda: ours(plan, case),
+        "stock": lambda: stock(plan, case),
+        "ik": lambda: ik(replace(plan, stock_bin=ik_bin), case) if ik_bin else None,
+    }
+    found: dict[str, list[float | None]] = {name: [] for name in programs}
+    for number in range(rounds):
+        names = list(programs)
+        for name in names[number % 3 :] + names[: number % 3]:
+            found[name].append(programs[name]())
+        last = ", ".join(f"{name} {values[-1]}" for name, values in found.items())
+        print(f"{case.name}, round {number + 1} of {rounds}: {last}", file=sys.stderr, flush=True)
+    mine, theirs = _numbers(found["ours"]), _numbers(found["stock"])
+    peer = _numbers(found["ik"])
+    return Result(
+        case.name,
+        statistics.median(mine),
+        statistics.median(theirs),
+        statistics.median(peer) if peer else None,
+        statistics.median(a / b for a, b in zip(mine, theirs, strict=True)),
+        statistics.median(a / b for a, b in zip(mine, peer, strict=True)) if peer else None,
+    )
+
+
+def _numbers(values: list[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def show(results: list[Result], plan: Plan) -> None:
+    """Print a Markdown table."""
+    print(f"{plan.model.name}, {plan.threads} threads, prompts of {plan.prompt}, tokens per second\n")
+    print("| | PyVelo | stock | ik_llama.cpp | over stock | over ik |")
+    print("|---|---:|---:|---:|---:|---:|")
+    for r in results:
+        ik_speed, over_ik = (
+            ("" if r.ik is None else f"{r.ik:.1f}"),
+            ("" if r.over_ik is None else f"{r.over_ik:.2f}"),
+        )
+        print(f"| {r.name} | {r.ours:.1f} | {r.stock:.1f} | {ik_speed} | {r.over_stock:.2f} | {over_ik} |")
+    speeds = {r.name: r.ours for r in results}
+    one = speeds.get("decode, 1 sequence")
+    costs = [
+        f"{n}: {one * n / speeds[name]:.2f}"
+        for n in (4, 8, 16)
+        if one and (name := f"decode, {n} sequences") in speeds
+    ]
+    if costs:
+        print(f"\nCost of a step with several sequences over one: {', '.join(costs)}.")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", nargs="?", type=Path, help="a GGUF file; default: bench/engine.py's")
+    parser.add_argument("--cpu", choices=PROCESSORS, default="avx2", help="what stock is built for")
+    parser.add_argument("--stock-bin", type=Path, help="folder of the stock programs; default: built here")
+    parser.add_argument(
+        "--ik-bin", type=Path, help="folder of ik_llama.cpp's programs; default: without them"
+    )
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=2, help="measurements in a turn")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--prompt", type=int, default=512, help="tokens of a prompt")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens that each sequence decodes")
+    parser.add_argument("--depth", nargs="+", type=int, default=[0, 4096], help="measure these of 0 and 4096")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    plan = Plan(
+        model=(given.model or default_model()).resolve(),
+        stock_bin=given.stock_bin or build_stock(LIBRARIES + TOOLS, PROCESSORS[given.cpu]),
+        threads=given.threads,
+        prompt=given.prompt,
+        tokens=given.tokens,
+        repeats=given.repeats,
+    )
+    cases = [case for case in CASES if case.depth in given.depth]
+    ik_bin = given.ik_bin and given.ik_bin.resolve()
+    results = [race(plan, ik_bin, case, given.rounds) for case in cases]
+    if given.json:
+        print(json.dumps([asdict(result) for result in results], indent=2))
+    else:
+        show(results, plan)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))
