@@ -69,9 +69,29 @@ llama_model_params load_params(const velo_model_params & params) {
     out.load_mode          = params.use_mmap ? LLAMA_LOAD_MODE_ON_DEMAND : LLAMA_LOAD_MODE_NONE;
     out.vocab_only         = params.vocab_only != 0;
     out.check_tensors      = params.check_tensors != 0;
-    out.use_extra_bufts    = params.deterministic == 0; // products with repacked weights depend on the batch
     return out;
 }
+
+// Asks the CPU backend, for loads by this thread, for layouts of weights whose products do not depend on the batch.
+class exact_layouts {
+public:
+    explicit exact_layouts(bool wanted) : wanted(wanted) { ask(wanted); }
+    ~exact_layouts() {
+        if (wanted) {
+            ask(false);
+        }
+    }
+    exact_layouts(const exact_layouts &)             = delete;
+    exact_layouts & operator=(const exact_layouts &) = delete;
+
+private:
+    bool wanted;
+
+    static void ask(bool wanted) {
+        const auto reg = ggml_backend_dev_backend_reg(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU));
+        reinterpret_cast<void (*)(bool)>(ggml_backend_reg_get_proc_address(reg, "velo_want_exact_layouts"))(wanted);
+    }
+};
 
 // Parameters of a load with their arrays.
 struct load_settings {
@@ -183,7 +203,8 @@ velo_status velo_model_load(const char * path, const velo_model_params * params,
         const velo::error_log    log;
         const velo::catch_aborts catching(VELO_MODEL_ERROR);
 
-        velo::load_watch watch(made->files.get());
+        const exact_layouts layouts(chosen.deterministic != 0);
+        velo::load_watch    watch(made->files.get());
         made->llama.reset(llama_model_load_from_file(path, llama_params), llama_model_free);
         if (to.cancelled) {
             velo::fail(VELO_CANCELLED, "the load of %s was cancelled", path);

@@ -25,11 +25,11 @@ int64_t packed_bytes(const ggml_tensor * tensor) {
     return static_cast<int64_t>(ggml_backend_buft_get_alloc_size(ggml_backend_buffer_get_type(tensor->buffer), tensor));
 }
 
-// Return whether upstream packs a weight of this layout with one thread. Several such weights are packed at once. For
+// Return whether a weight of this layout is packed by one thread. Several such weights are packed at once. For
 // other layouts upstream uses a team itself.
 bool packs_alone(const llama_late_weight & weight) {
-    const auto buft = ggml_backend_buffer_get_type(weight.tensor->buffer);
-    return std::string_view(ggml_backend_buft_name(buft)) == "CPU_REPACK";
+    const std::string_view layout = ggml_backend_buft_name(ggml_backend_buffer_get_type(weight.tensor->buffer));
+    return layout == "CPU_REPACK" || layout == "TILES";
 }
 
 void pack(const llama_late_weight & weight) {

@@ -103,7 +103,7 @@ typedef struct velo_model_params {
     int32_t use_mmap;
     int32_t vocab_only;    // metadata and tokenizer: no weights, no layers, and only n_vocab of the sizes
     int32_t check_tensors; // look for NaN and Inf while loading
-    int32_t deterministic; // keep weights in a layout whose products do not depend on the batch
+    int32_t deterministic; // pack weights into layouts alone whose products do not depend on the batch
     // Called with the progress of the load, from 0 to 1, in the thread that loads. If the first run packs weights, it
     // is called again from 0 to 1 in the thread that runs, and must not use the model or its contexts there. The
     // callback must stay valid until the model and its contexts are freed.

@@ -66,16 +66,19 @@ struct lab_flash {
 LAB_API const char * lab_flash_attn(const struct lab_flash * op, const struct lab_run * run);
 
 // Quantize or dequantize rows of a KV type; n is a multiple of the type's group. Return null or an error.
-// Product y = weights * x for rows x.
+// Product y = weights * x for rows x; or products with the experts that each row names.
 struct lab_product {
-    int32_t       type; // ggml_type
-    int32_t       n_threads;
-    int32_t       packed; // 0: weights as in a file; 1: in the first layout of the CPU backend that supports them
-    int64_t       n_out, n_in, n_rows;
-    const void *  weights; // [n_out] rows of n_in
-    const float * x;       // [n_rows, n_in]
-    float *       out;     // [n_rows, n_out]
-    const char *  layout;  // result: ggml's name of the layout of the weights
+    int32_t         type; // ggml_type
+    int32_t         n_threads;
+    int32_t         packed; // 0: weights as in a file; 1: in the first layout of the CPU backend that supports them
+    int64_t         n_out, n_in, n_rows;
+    int64_t         n_experts, n_used; // 0 without experts
+    int32_t         own_rows;          // whether each expert of a row has its own x
+    const int32_t * experts;           // [n_rows, n_used]
+    const void *    weights;           // [n_experts, n_out] rows of n_in
+    const float *   x;                 // [n_rows, n_used if own_rows, n_in]
+    float *         out;               // [n_rows, n_used, n_out]
+    const char *    layout; // ggml's name of the layout: the wanted one, or null for any; result: the one that was used
 };
 LAB_API const char * lab_product_run(struct lab_product * p);
 

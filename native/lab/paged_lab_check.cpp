@@ -4,6 +4,7 @@
 #include "ggml.h"
 #include "lab.h"
 #include "paged-attn.h"
+#include "product_lab_check.h"
 
 #include <algorithm>
 #include <cmath>
@@ -211,6 +212,7 @@ int main(int argc, char ** argv) {
     wrong += !check(ragged, {80, 112, 4, 2}, {}, GGML_TYPE_F16, GGML_TYPE_BF16);
     wrong += !check(ragged, {40, 20, 4, 2}, {0, 0, 5, 0, 0, false}, GGML_TYPE_F16, GGML_TYPE_F32);
     wrong += lab_team_barrier(3, 2000) != nullptr;
+    wrong += check_products();
     printf(wrong ? "%d wrong\n" : "all right\n", wrong);
     return wrong != 0;
 }

@@ -4,6 +4,7 @@
 #include "ggml.h"
 #include "lab.h"
 
+#include <cstring>
 #include <memory>
 
 namespace {
@@ -37,11 +38,16 @@ ggml_backend_buffer_type_t * packed_layouts() {
 const char * compute(const lab_product & p, ggml_backend_buffer_type_t layout, bool & supported) {
     const backend_ptr backend(ggml_backend_cpu_init());
     const context_ptr weights = new_context(), rest = new_context();
-    ggml_tensor *     w = ggml_new_tensor_2d(weights.get(), static_cast<ggml_type>(p.type), p.n_in, p.n_out);
-    ggml_tensor *     x = ggml_new_tensor_2d(rest.get(), GGML_TYPE_F32, p.n_in, p.n_rows);
-    ggml_tensor *     y = ggml_mul_mat(rest.get(), w, x);
-    const buffer_ptr  weights_buffer(ggml_backend_alloc_ctx_tensors_from_buft(weights.get(), layout));
-    const buffer_ptr  buffer(ggml_backend_alloc_ctx_tensors(rest.get(), backend.get()));
+    const bool        with_experts = p.n_experts > 0;
+    ggml_tensor *     w            = ggml_new_tensor_3d(weights.get(), static_cast<ggml_type>(p.type), p.n_in, p.n_out,
+                                                        with_experts ? p.n_experts : 1);
+    ggml_tensor *     ids = ggml_new_tensor_2d(rest.get(), GGML_TYPE_I32, with_experts ? p.n_used : 1, p.n_rows);
+    ggml_tensor * x = with_experts
+                          ? ggml_new_tensor_3d(rest.get(), GGML_TYPE_F32, p.n_in, p.own_rows ? p.n_used : 1, p.n_rows)
+                          : ggml_new_tensor_2d(rest.get(), GGML_TYPE_F32, p.n_in, p.n_rows);
+    ggml_tensor * y = with_experts ? ggml_mul_mat_id(rest.get(), w, x, ids) : ggml_mul_mat(rest.get(), w, x);
+    const buffer_ptr weights_buffer(ggml_backend_alloc_ctx_tensors_from_buft(weights.get(), layout));
+    const buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(rest.get(), backend.get()));
     supported = weights_buffer && ggml_backend_supports_op(backend.get(), y);
     if (!supported) {
         return "no such product";
@@ -49,6 +55,9 @@ const char * compute(const lab_product & p, ggml_backend_buffer_type_t layout, b
     ggml_backend_cpu_set_n_threads(backend.get(), p.n_threads);
     ggml_backend_tensor_set(w, p.weights, 0, ggml_nbytes(w));
     ggml_backend_tensor_set(x, p.x, 0, ggml_nbytes(x));
+    if (with_experts) {
+        ggml_backend_tensor_set(ids, p.experts, 0, ggml_nbytes(ids));
+    }
     ggml_cgraph * graph = ggml_new_graph_custom(rest.get(), 4, false);
     ggml_build_forward_expand(graph, y);
     if (ggml_backend_graph_compute(backend.get(), graph) != GGML_STATUS_SUCCESS) {
@@ -64,6 +73,9 @@ const char * lab_product_run(lab_product * p) {
     bool                       supported = false;
     ggml_backend_buffer_type_t plain[]   = {ggml_backend_cpu_buffer_type(), nullptr};
     for (ggml_backend_buffer_type_t * layout = p->packed ? packed_layouts() : plain; *layout; ++layout) {
+        if (p->layout && std::strcmp(p->layout, ggml_backend_buft_name(*layout)) != 0) {
+            continue;
+        }
         const char * message = compute(*p, *layout, supported);
         if (supported) {
             p->layout = ggml_backend_buft_name(*layout);

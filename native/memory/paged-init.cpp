@@ -75,22 +75,23 @@ void llama_paged_attach(llama_context & ctx) {
     llama_paged_access::paged(ctx) = paged;
 }
 
-// Results of products with repacked weights depend on the number of columns.
-static void require_plain_weights(const llama_model & model) {
+// Results of products with most repacked weights depend on the number of columns.
+static void require_exact_layouts(const llama_model & model) {
     for (const auto & [name, tensor] : model.tensors_by_name) {
-        const auto buft   = ggml_backend_buffer_get_type(tensor->buffer);
-        const auto device = ggml_backend_buft_get_device(buft);
-        const bool on_cpu = !device || ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU;
-        if (!on_cpu || !ggml_backend_buft_is_host(buft)) {
-            paged_fail(LLAMA_PAGED_UNSUPPORTED, "deterministic mode needs plain weights on the CPU, but '" + name +
-                                                    "' is in a buffer of type " + ggml_backend_buft_name(buft) +
-                                                    ": load the model with use_extra_bufts = false");
+        const auto buft     = ggml_backend_buffer_get_type(tensor->buffer);
+        const auto device   = ggml_backend_buft_get_device(buft);
+        const bool on_cpu   = !device || ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU;
+        const bool is_exact = ggml_backend_buft_is_host(buft) || std::string(ggml_backend_buft_name(buft)) == "TILES";
+        if (!on_cpu || !is_exact) {
+            paged_fail(LLAMA_PAGED_UNSUPPORTED, "deterministic mode needs weights on the CPU in exact layouts, but '" +
+                                                    name + "' is in a buffer of type " + ggml_backend_buft_name(buft) +
+                                                    ": load the model with deterministic");
         }
     }
 }
 
 static void make_deterministic(llama_context & ctx) {
-    require_plain_weights(llama_paged_access::model(ctx));
+    require_exact_layouts(llama_paged_access::model(ctx));
     const ggml_backend_t backend = llama_paged_access::backend_cpu(ctx);
     const auto           reg     = ggml_backend_dev_backend_reg(ggml_backend_get_device(backend));
     const auto           set     = reinterpret_cast<decltype(&ggml_backend_cpu_set_use_ref)>(

@@ -1,4 +1,4 @@
-"""Build the operator's check for 64-bit ARM and run it under emulation.
+"""Build the checks of the operator and of products for 64-bit ARM, and run them under emulation.
 
     python scripts/check/arm.py                          with the dot product of bytes
     python scripts/check/arm.py --arch armv8-a           without it
@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from sysconfig import get_path
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
 
@@ -31,6 +32,8 @@ def build(arch: str, jobs: int) -> Path:
     configure += ["-DPYVELO_BUILD_TESTS=ON", "-DPYVELO_NATIVE=OFF", f"-DGGML_CPU_ARM_ARCH={arch}"]
     configure += ["-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64"]
     configure += [f"-DCMAKE_C_COMPILER={PROGRAMS[0]}", f"-DCMAKE_CXX_COMPILER={PROGRAMS[1]}"]
+    # no module of Python is built, but its headers are asked for
+    configure += [f"-DPython_EXECUTABLE={sys.executable}", f"-DPython_INCLUDE_DIR={get_path('include')}"]
     subprocess.run(configure, check=True)
     subprocess.run(["cmake", "--build", str(folder), "-j", str(jobs), "--target", CHECK], check=True)
     return next(path for path in folder.rglob(CHECK) if path.is_file() and os.access(path, os.X_OK))

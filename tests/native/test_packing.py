@@ -71,7 +71,7 @@ def test_the_load_packs_no_weights(packed_model: Path) -> None:
         assert reserved_memory() == 0
 
 
-@pytest.mark.parametrize("settings", [{"deterministic": True}, {"use_mmap": False}, {"vocab_only": True}])
+@pytest.mark.parametrize("settings", [{"use_mmap": False}, {"vocab_only": True}])
 def test_no_memory_is_reserved_if_nothing_is_packed_later(
     packed_model: Path, settings: dict[str, bool]
 ) -> None:

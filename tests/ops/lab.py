@@ -34,7 +34,7 @@ KV_TYPES = {
     "iq4_nl": 20,
 }
 #: of weights too
-TYPES = {**KV_TYPES, "q4_k": 12, "q5_k": 13, "q6_k": 14, "iq4_xs": 23}
+TYPES = {**KV_TYPES, "q4_k": 12, "q5_k": 13, "q6_k": 14, "iq4_xs": 23, "mxfp4": 39}
 QUANTIZED = tuple(name for name in KV_TYPES if name not in ("f32", "f16", "bf16"))
 HEADER = 5
 """Integers in front of the block ids of a table row."""
@@ -92,7 +92,9 @@ int32_t lab_gpu_items(const struct lab_paged *op, const struct lab_gpu_launch *k
 const char *lab_flash_attn(const struct lab_flash *op, const struct lab_run *run);
 struct lab_product {
     int32_t type, n_threads, packed;
-    int64_t n_out, n_in, n_rows;
+    int64_t n_out, n_in, n_rows, n_experts, n_used;
+    int32_t own_rows;
+    const int32_t *experts;
     const void *weights;
     const float *x;
     float *out;
@@ -215,9 +217,9 @@ def product(kind: str, weights: Bytes, rows: Floats, *, packed: bool, threads: i
 
 
 def product_in(
-    kind: str, weights: Bytes, rows: Floats, *, packed: bool, threads: int = 2
+    kind: str, weights: Bytes, rows: Floats, *, packed: bool, threads: int = 2, layout: str | None = None
 ) -> tuple[Floats | None, str | None]:
-    """The same, and what ggml calls the layout that the weights had."""
+    """The same, and what ggml calls the layout that the weights had; `layout` is the only one to try."""
     rows = np.ascontiguousarray(rows, np.float32)
     out = np.full((len(rows), len(weights)), np.nan, np.float32)
     c = _ffi.new("struct lab_product *")
@@ -228,6 +230,30 @@ def product_in(
         _pointer(rows, "float *"),
         _pointer(out, "float *"),
     )
+    return _run_product(c, out, layout)
+
+
+def expert_products(
+    kind: str, weights: Bytes, rows: Floats, experts: Table, *, packed: bool, threads: int = 2
+) -> Floats | None:
+    """Return rows [n, n_used or 1, n_in] times the weights of their experts; None if no layout packs these.
+
+    `weights` are bytes [n_experts, n_out, row_size], `experts` [n, n_used], the result [n, n_used, n_out].
+    """
+    rows, experts = np.ascontiguousarray(rows, np.float32), np.ascontiguousarray(experts, np.int32)
+    out = np.full((*experts.shape, weights.shape[1]), np.nan, np.float32)
+    c = _ffi.new("struct lab_product *")
+    c.type, c.n_threads, c.packed = TYPES[kind], threads, packed
+    c.n_out, c.n_in, c.n_rows = weights.shape[1], rows.shape[2], len(rows)
+    c.n_experts, c.n_used, c.own_rows = len(weights), experts.shape[1], rows.shape[1] > 1
+    c.weights, c.x = _pointer(weights, "void *"), _pointer(rows, "float *")
+    c.experts, c.out = _pointer(experts, "int32_t *"), _pointer(out, "float *")
+    return _run_product(c, out, None)[0]
+
+
+def _run_product(c: Any, out: Floats, layout: str | None) -> tuple[Floats | None, str | None]:
+    wanted = _ffi.NULL if layout is None else _ffi.new("char[]", layout.encode())
+    c.layout = wanted
     message = _lib.lab_product_run(c)
     if message != _ffi.NULL and b"nothing here" in _ffi.string(message):
         return None, None

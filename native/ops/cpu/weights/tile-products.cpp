@@ -1,0 +1,329 @@
+// Products of tiles with rows of bytes. Four rows share each line that is unpacked, in registers. Sums within a group
+// of one scale are of integers, and a row's groups are added in their order, so a row's bits do not depend on the other
+// rows.
+#include "tile-products.h"
+
+#include "ggml-cpu-impl.h"
+#include "ggml-impl.h"
+#include "tile-layout.h"
+#include "tile-simd.h"
+
+#if defined(VELO_TILES)
+
+#    include "hand-out.h"
+#    include "read-ahead.h"
+#    include "tile-codes.h"
+#    include "tile-rows.h"
+
+#    include <algorithm>
+#    include <type_traits>
+
+namespace tiles {
+
+namespace {
+
+constexpr int     MOST_ROWS    = 4;         // of a pass: registers hold their sums
+constexpr int64_t DYNAMIC_ROWS = 8;         // from which on memory is not the only limit
+constexpr int64_t ROOM         = 128 << 10; // bytes of tiles that stay in the second level while rows pass
+
+template <class Layout> using row_of = std::conditional_t<Layout::K == 32, row_32, row_256>;
+
+template <int ROWS> using sums_of_rows   = ints[ROWS][PARTS];
+template <int ROWS> using floats_of_rows = floats[ROWS][PARTS];
+
+// Adds the products of a group, line by line; calls drain(sums) when no more fit into the sums, and at the end.
+template <class Layout, int ROWS, class Drain>
+void multiply_group(const char * w, int group, const row_of<Layout> * const (&rows)[ROWS], Drain drain) {
+    using codes              = codes_of<Layout>;
+    using sum                = products<codes::BITS>;
+    constexpr int      LINES = Layout::GROUP / 4;
+    sums_of_rows<ROWS> sums  = {};
+    const char *       ahead = w + group * (Layout::BYTES / Layout::GROUPS);
+#    pragma GCC        unroll 8
+    for (int k = 0; k < LINES; ++k) {
+        velo_read_ahead(ahead + k * (Layout::BYTES / Layout::GROUPS / LINES), 1);
+        ints line[PARTS];
+#    pragma GCC unroll 4
+        for (int p = 0; p < PARTS; ++p) {
+            line[p] = codes::read(w, group, k, 4 * COLUMNS * p);
+        }
+#    pragma GCC unroll 4
+        for (int m = 0; m < ROWS; ++m) {
+            const ints row = word(rows[m]->q + Layout::GROUP * group + 4 * k);
+#    pragma GCC unroll 4
+            for (int p = 0; p < PARTS; ++p) {
+                sums[m][p] = sum::add(sums[m][p], line[p], row);
+            }
+        }
+        if ((k + 1) % sum::ROOM == 0 || k + 1 == LINES) {
+            drain(sums);
+            std::memset(&sums, 0, sizeof(sums));
+        }
+    }
+}
+
+template <class F> void for_parts(int n_rows, F f) {
+#    pragma GCC unroll 4
+    for (int m = 0; m < n_rows; ++m) {
+#    pragma GCC unroll 4
+        for (int p = 0; p < PARTS; ++p) {
+            f(m, p);
+        }
+    }
+}
+
+// Adds a block of 32 codes along K, which have one scale.
+template <class Layout, int ROWS>
+void add_block(const char * w, const row_32 * const (&rows)[ROWS], floats_of_rows<ROWS> & out) {
+    using codes = codes_of<Layout>;
+    sums_of_rows<ROWS> totals;
+    for_parts(ROWS, [&](int m, int p) { totals[m][p] = splat(codes::MIDDLE * rows[m]->minus_sum); });
+    multiply_group<Layout, ROWS>(w, 0, rows, [&](const sums_of_rows<ROWS> & sums) {
+        for_parts(ROWS,
+                  [&](int m, int p) { totals[m][p] = add(totals[m][p], products<codes::BITS>::total(sums[m][p])); });
+    });
+    floats d[PARTS];
+    for (int p = 0; p < PARTS; ++p) {
+        d[p] = Layout::TYPE == GGML_TYPE_MXFP4 ? load_floats(w + Layout::D + 4 * COLUMNS * p)
+                                               : load_halves(w + Layout::D + 2 * COLUMNS * p);
+    }
+    for_parts(ROWS, [&](int m, int p) {
+        out[m][p] = multiply_add(to_floats(totals[m][p]), multiply(d[p], splat(rows[m]->d)), out[m][p]);
+        if constexpr (Layout::KIND == tiles::codes::PLAIN) {
+            out[m][p] = multiply_add(load_halves(w + Layout::D_MIN + 2 * COLUMNS * p), splat(rows[m]->sum), out[m][p]);
+        }
+    });
+}
+
+// Sums of a byte of each group (its scale, or its minimum), times the sum of the row's numbers there.
+template <class Layout, int ROWS>
+void multiply_sums(const char * w, const row_256 * const (&rows)[ROWS], sums_of_rows<ROWS> & out) {
+    std::memset(&out, 0, sizeof(out));
+    for (int group = 0; group < Layout::GROUPS; group += 2) {
+        ints both[PARTS];
+        for (int p = 0; p < PARTS; ++p) {
+            const char * scale = w + Layout::SCALE + COLS * group + COLUMNS * p;
+            both[p]            = Layout::KIND == codes::PLAIN ? pairs(w + Layout::MIN + COLS * group + 2 * COLUMNS * p)
+                                                              : pairs(scale, scale + COLS);
+        }
+#    pragma GCC unroll 4
+        for (int m = 0; m < ROWS; ++m) {
+            const ints sums = word((Layout::GROUP == 16 ? rows[m]->sums : rows[m]->sums_32) + group);
+            for (int p = 0; p < PARTS; ++p) {
+                out[m][p] = add(out[m][p], multiply_pairs(both[p], sums));
+            }
+        }
+    }
+}
+
+// Adds a block of 256 codes along K, with a scale for each group.
+template <class Layout, int ROWS>
+void add_block(const char * w, const row_256 * const (&rows)[ROWS], floats_of_rows<ROWS> & out) {
+    using codes  = codes_of<Layout>;
+    using totals = typename products<codes::BITS>::totals;
+    totals of_rows[ROWS][PARTS];
+    for (int group = 0; group < Layout::GROUPS; ++group) {
+        typename totals::scale scale[PARTS];
+        for (int p = 0; p < PARTS; ++p) {
+            scale[p] = totals::load_scale(w + Layout::SCALE + COLS * group + COLUMNS * p);
+        }
+        multiply_group<Layout, ROWS>(w, group, rows, [&](const sums_of_rows<ROWS> & sums) {
+            for_parts(ROWS, [&](int m, int p) { of_rows[m][p].add(sums[m][p], scale[p]); });
+        });
+    }
+    sums_of_rows<ROWS> corrections;
+    constexpr bool     CORRECTED = Layout::KIND == tiles::codes::PLAIN || codes::MIDDLE != 0;
+    if constexpr (CORRECTED) {
+        multiply_sums<Layout, ROWS>(w, rows, corrections);
+    }
+    for_parts(ROWS, [&](int m, int p) {
+        const floats of_row = splat(rows[m]->d), d = multiply(load_halves(w + Layout::D + 2 * COLUMNS * p), of_row);
+        floats       value = of_rows[m][p].value();
+        if constexpr (codes::MIDDLE != 0) {
+            value = multiply_add(to_floats(corrections[m][p]), splat(static_cast<float>(-codes::MIDDLE)), value);
+        }
+        out[m][p] = multiply_add(value, d, out[m][p]);
+        if constexpr (Layout::KIND == tiles::codes::PLAIN) {
+            const floats min = multiply(load_halves(w + Layout::D_MIN + 2 * COLUMNS * p), splat(-rows[m]->d));
+            out[m][p]        = multiply_add(to_floats(corrections[m][p]), min, out[m][p]);
+        }
+    });
+}
+
+template <class Layout, int ROWS>
+void multiply_tile(int64_t n_blocks, const char * w, const row_of<Layout> * const * first, float * const * out,
+                   int64_t column) {
+    const row_of<Layout> * rows[ROWS];
+    floats_of_rows<ROWS>   sums;
+    std::copy(first, first + ROWS, rows);
+    std::memset(&sums, 0, sizeof(sums));
+    for (int64_t block = 0; block < n_blocks; ++block, w += Layout::BYTES) {
+        add_block<Layout, ROWS>(w, rows, sums);
+        for (auto & row : rows) {
+            ++row;
+        }
+    }
+    for_parts(ROWS, [&](int m, int p) { store(out[m] + column + COLUMNS * p, sums[m][p]); });
+}
+
+template <class Layout>
+constexpr void (*multiply_rows[])(int64_t, const char *, const row_of<Layout> * const *, float * const *, int64_t) = {
+    multiply_tile<Layout, 1>,
+    multiply_tile<Layout, 2>,
+    multiply_tile<Layout, 3>,
+    multiply_tile<Layout, 4>,
+};
+
+// ---- which rows each matrix multiplies ----
+
+// Rounded rows of activations, and the products: for each matrix (one, or one of each expert) its rows, and the output
+// rows of their results.
+template <class Layout> struct problem {
+    const ggml_tensor *     dst;
+    row_of<Layout> *        rows;   // of src[1]
+    const row_of<Layout> ** in;     // of all products, matrix by matrix
+    float **                out;    // and their results
+    int32_t *               first;  // product of each matrix, and the number of products
+    int32_t *               active; // the matrices that have products
+    int32_t *               n_active;
+
+    problem(const ggml_tensor * dst, void * memory) : dst(dst) {
+        const int64_t n_matrices = dst->src[0]->ne[2], n = ggml_nrows(dst);
+        take(memory, in, n);
+        take(memory, out, n);
+        take(memory, first, n_matrices + 1);
+        take(memory, active, n_matrices);
+        take(memory, n_active, 1);
+        take(memory, rows, ggml_nelements(dst->src[1]) / Layout::K);
+    }
+
+    size_t  n_bytes = 0;                                                // of the memory; null measures it
+    int64_t n_blocks() const { return dst->src[0]->ne[0] / Layout::K; } // of a row
+    int64_t n_tiles() const { return dst->ne[0] / COLS; }               // of a matrix
+    int64_t tile_bytes() const { return n_blocks() * Layout::BYTES; }
+    int32_t n_products(int64_t matrix) const { return first[matrix + 1] - first[matrix]; }
+
+private:
+    template <class T> void take(void * memory, T *& array, int64_t n) {
+        array = memory ? reinterpret_cast<T *>(static_cast<char *>(memory) + n_bytes) : nullptr;
+        n_bytes += (static_cast<size_t>(n) * sizeof(T) + 63) / 64 * 64;
+    }
+};
+
+// Returns row `i` of a tensor.
+template <class T> T * row_at(const ggml_tensor * x, int64_t i1, int64_t i2, int64_t i3) {
+    return reinterpret_cast<T *>(static_cast<char *>(x->data) + static_cast<size_t>(i1) * x->nb[1] +
+                                 static_cast<size_t>(i2) * x->nb[2] + static_cast<size_t>(i3) * x->nb[3]);
+}
+
+// Calls f(expert, row of src[1], result) for each product.
+template <class F> void for_products(const ggml_tensor * dst, F f) {
+    const ggml_tensor * x   = dst->src[1];
+    const ggml_tensor * ids = dst->op == GGML_OP_MUL_MAT_ID ? dst->src[2] : nullptr;
+    for (int64_t i3 = 0; i3 < dst->ne[3]; ++i3) {
+        for (int64_t i2 = 0; i2 < dst->ne[2]; ++i2) {
+            for (int64_t i1 = 0; i1 < dst->ne[1]; ++i1) {
+                const int32_t expert = ids ? row_at<const int32_t>(ids, i2, 0, 0)[i1] : 0;
+                f(expert, (i3 * x->ne[2] + i2) * x->ne[1] + i1 % x->ne[1], row_at<float>(dst, i1, i2, i3));
+            }
+        }
+    }
+}
+
+// Sorts the products by their matrix.
+template <class Layout> void sort_products(const problem<Layout> & p) {
+    const int64_t n_matrices = p.dst->src[0]->ne[2];
+    std::fill(p.first, p.first + n_matrices + 1, 0);
+    for_products(p.dst, [&](int32_t expert, int64_t, float *) { ++p.first[expert + 1]; });
+    *p.n_active = 0;
+    for (int64_t i = 0; i < n_matrices; ++i) {
+        if (p.first[i + 1]) {
+            p.active[(*p.n_active)++] = static_cast<int32_t>(i);
+        }
+        p.first[i + 1] += p.first[i];
+    }
+    for_products(p.dst, [&](int32_t expert, int64_t row, float * out) {
+        const int32_t at = p.first[expert]++; // to the next matrix's
+        p.in[at]         = p.rows + row * p.n_blocks();
+        p.out[at]        = out;
+    });
+    std::copy_backward(p.first, p.first + n_matrices, p.first + n_matrices + 1);
+    p.first[0] = 0;
+}
+
+// Rounds this thread's share of the blocks of activations.
+template <class Layout> void round_rows(const ggml_compute_params * params, const problem<Layout> & p) {
+    const ggml_tensor * x = p.dst->src[1];
+    const int64_t       n = ggml_nrows(x) * p.n_blocks();
+    for (int64_t i = n * params->ith / params->nth, end = n * (params->ith + 1) / params->nth; i < end; ++i) {
+        const int64_t row = i / p.n_blocks(), i1 = row % x->ne[1], i2 = row / x->ne[1] % x->ne[2];
+        const float * from = row_at<const float>(x, i1, i2, row / x->ne[1] / x->ne[2]);
+        round_block(from + i % p.n_blocks() * Layout::K, p.rows[i]);
+    }
+}
+
+// ---- the threads' work ----
+
+// Computes tiles [begin, end) of a matrix: each pass of rows takes a group of tiles, which stay in the second level.
+template <class Layout> void multiply_tiles(const problem<Layout> & p, int64_t matrix, int64_t begin, int64_t end) {
+    const int64_t n = p.n_products(matrix), passes = (n + MOST_ROWS - 1) / MOST_ROWS; // of equally many rows
+    const int64_t group = passes > 1 ? std::max<int64_t>(1, ROOM / p.tile_bytes()) : end - begin;
+    const auto *  w     = static_cast<const char *>(p.dst->src[0]->data) + matrix * p.n_tiles() * p.tile_bytes();
+    for (int64_t at = begin; at < end; at += group) {
+        for (int64_t pass = 0; pass < passes; ++pass) {
+            const int64_t i = p.first[matrix] + n * pass / passes, next = p.first[matrix] + n * (pass + 1) / passes;
+            for (int64_t tile = at; tile < std::min(end, at + group); ++tile) {
+                multiply_rows<Layout>[next - i - 1](p.n_blocks(), w + tile * p.tile_bytes(), p.in + i, p.out + i,
+                                                    tile * COLS);
+            }
+        }
+    }
+}
+
+// Returns fixed shares of the tiles for few rows: memory limits them, and chunks would cost more than they save.
+// Returns chunks for more rows, of up to a group.
+template <class Layout> hand_out shares_of(const ggml_compute_params * params, const problem<Layout> & p, int64_t n) {
+    if (ggml_nrows(p.dst) < DYNAMIC_ROWS) {
+        return {params, n};
+    }
+    const int64_t group = std::max<int64_t>(1, ROOM / p.tile_bytes());
+    return {params, n, std::max<int64_t>(1, group / 4), group};
+}
+
+template <class Layout> void run(const ggml_compute_params * params, const ggml_tensor * dst) {
+    const problem<Layout> p(dst, params->wdata);
+    if (params->ith == 0) {
+        sort_products(p);
+        ggml_threadpool_chunk_set(params->threadpool, params->nth);
+    }
+    round_rows(params, p);
+    ggml_barrier(params->threadpool);
+
+    const int64_t n_tiles = p.n_tiles();
+    hand_out      work    = shares_of(params, p, *p.n_active * n_tiles);
+    while (work.next()) {
+        for (int64_t begin = work.begin(), end = begin; begin < work.end(); begin = end) {
+            const int64_t i = begin / n_tiles; // a share goes on in the next matrix
+            end             = std::min(work.end(), (i + 1) * n_tiles);
+            multiply_tiles(p, p.active[i], begin - i * n_tiles, end - i * n_tiles);
+        }
+    }
+}
+
+} // namespace
+
+size_t work_size(const ggml_tensor * dst) {
+    return with_layout(dst->src[0]->type, size_t{0},
+                       [&](auto layout) { return problem<decltype(layout)>(dst, nullptr).n_bytes; });
+}
+
+void multiply(const ggml_compute_params * params, ggml_tensor * dst) {
+    with_layout(dst->src[0]->type, false, [&](auto layout) {
+        run<decltype(layout)>(params, dst);
+        return true;
+    });
+}
+
+} // namespace tiles
+
+#endif
