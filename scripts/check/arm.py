@@ -2,6 +2,7 @@
 
     python scripts/check/arm.py                          with the dot product of bytes
     python scripts/check/arm.py --arch armv8-a           without it
+    python scripts/check/arm.py --arch armv8.6-a+fp16    with the product of matrices of bytes, too
 
 Needs a cross compiler and qemu: on Debian the packages g++-aarch64-linux-gnu and qemu-user.
 """

@@ -50,7 +50,7 @@ def check(y: Floats, x: Floats, values: Floats) -> None:
 
 
 @pytest.mark.parametrize(("n_out", "n_in"), [(64, 256), (160, 512), (32, 1280), (16, 768)])
-@pytest.mark.parametrize(("kind", "layout"), [*OURS, *((kind, None) for kind in TYPES)])
+@pytest.mark.parametrize(("kind", "layout"), OURS or [(kind, None) for kind in TYPES])
 def test_packed_products_are_right(kind: str, layout: str | None, n_out: int, n_in: int) -> None:
     if layout == "AMX" and n_out % 32:
         layout = "TILES"  # AMX's tiles come in pairs

@@ -14,6 +14,7 @@
 #    include "read-ahead.h"
 #    include "tile-codes.h"
 #    include "tile-rows.h"
+#    include "tile-sums.h"
 
 #    include <algorithm>
 #    include <type_traits>
@@ -28,36 +29,29 @@ constexpr int64_t ROOM         = 128 << 10; // bytes of tiles that stay in the s
 
 template <class Layout> using row_of = std::conditional_t<Layout::K == 32, row_32, row_256>;
 
-template <int ROWS> using sums_of_rows   = ints[ROWS][PARTS];
+template <int ROWS> using ints_of_rows   = ints[ROWS][PARTS];
 template <int ROWS> using floats_of_rows = floats[ROWS][PARTS];
 
 // Adds the products of a group, line by line; calls drain(sums) when no more fit into the sums, and at the end.
 template <class Layout, int ROWS, class Drain>
 void multiply_group(const char * w, int group, const row_of<Layout> * const (&rows)[ROWS], Drain drain) {
-    using codes              = codes_of<Layout>;
-    using sum                = products<codes::BITS>;
-    constexpr int      LINES = Layout::GROUP / 4;
-    sums_of_rows<ROWS> sums  = {};
-    const char *       ahead = w + group * (Layout::BYTES / Layout::GROUPS);
-#    pragma GCC        unroll 8
-    for (int k = 0; k < LINES; ++k) {
+    using codes          = codes_of<Layout>;
+    using row_sums       = sums_of_rows<codes::BITS, ROWS>;
+    constexpr int  LINES = Layout::GROUP / 4;
+    const char *   ahead = w + group * (Layout::BYTES / Layout::GROUPS);
+    const auto     read  = [&](int k, int p) { return codes::read(w, group, k, 4 * COLUMNS * p); };
+    row_sums       sums;
+    const int8_t * bytes[ROWS];
+    for (int m = 0; m < ROWS; ++m) {
+        bytes[m] = rows[m]->q + Layout::GROUP * group;
+    }
+#    pragma GCC unroll 8
+    for (int k = 0; k < LINES; k += row_sums::LINES) {
         velo_read_ahead(ahead + k * (Layout::BYTES / Layout::GROUPS / LINES), 1);
-        ints line[PARTS];
-#    pragma GCC unroll 4
-        for (int p = 0; p < PARTS; ++p) {
-            line[p] = codes::read(w, group, k, 4 * COLUMNS * p);
-        }
-#    pragma GCC unroll 4
-        for (int m = 0; m < ROWS; ++m) {
-            const ints row = word(rows[m]->q + Layout::GROUP * group + 4 * k);
-#    pragma GCC unroll 4
-            for (int p = 0; p < PARTS; ++p) {
-                sums[m][p] = sum::add(sums[m][p], line[p], row);
-            }
-        }
-        if ((k + 1) % sum::ROOM == 0 || k + 1 == LINES) {
+        sums.add(k, read, bytes);
+        if ((k + row_sums::LINES) % products<codes::BITS>::ROOM == 0 || k + row_sums::LINES == LINES) {
             drain(sums);
-            std::memset(&sums, 0, sizeof(sums));
+            sums = {};
         }
     }
 }
@@ -76,11 +70,11 @@ template <class F> void for_parts(int n_rows, F f) {
 template <class Layout, int ROWS>
 void add_block(const char * w, const row_32 * const (&rows)[ROWS], floats_of_rows<ROWS> & out) {
     using codes = codes_of<Layout>;
-    sums_of_rows<ROWS> totals;
+    ints_of_rows<ROWS> totals;
     for_parts(ROWS, [&](int m, int p) { totals[m][p] = splat(codes::MIDDLE * rows[m]->minus_sum); });
-    multiply_group<Layout, ROWS>(w, 0, rows, [&](const sums_of_rows<ROWS> & sums) {
+    multiply_group<Layout, ROWS>(w, 0, rows, [&](const auto & sums) {
         for_parts(ROWS,
-                  [&](int m, int p) { totals[m][p] = add(totals[m][p], products<codes::BITS>::total(sums[m][p])); });
+                  [&](int m, int p) { totals[m][p] = add(totals[m][p], products<codes::BITS>::total(sums.at(m, p))); });
     });
     floats d[PARTS];
     for (int p = 0; p < PARTS; ++p) {
@@ -97,7 +91,7 @@ void add_block(const char * w, const row_32 * const (&rows)[ROWS], floats_of_row
 
 // Sums of a byte of each group (its scale, or its minimum), times the sum of the row's numbers there.
 template <class Layout, int ROWS>
-void multiply_sums(const char * w, const row_256 * const (&rows)[ROWS], sums_of_rows<ROWS> & out) {
+void multiply_sums(const char * w, const row_256 * const (&rows)[ROWS], ints_of_rows<ROWS> & out) {
     std::memset(&out, 0, sizeof(out));
     for (int group = 0; group < Layout::GROUPS; group += 2) {
         ints both[PARTS];
@@ -127,11 +121,11 @@ void add_block(const char * w, const row_256 * const (&rows)[ROWS], floats_of_ro
         for (int p = 0; p < PARTS; ++p) {
             scale[p] = totals::load_scale(w + Layout::SCALE + COLS * group + COLUMNS * p);
         }
-        multiply_group<Layout, ROWS>(w, group, rows, [&](const sums_of_rows<ROWS> & sums) {
-            for_parts(ROWS, [&](int m, int p) { of_rows[m][p].add(sums[m][p], scale[p]); });
+        multiply_group<Layout, ROWS>(w, group, rows, [&](const auto & sums) {
+            for_parts(ROWS, [&](int m, int p) { of_rows[m][p].add(sums.at(m, p), scale[p]); });
         });
     }
-    sums_of_rows<ROWS> corrections;
+    ints_of_rows<ROWS> corrections;
     constexpr bool     CORRECTED = Layout::KIND == tiles::codes::PLAIN || codes::MIDDLE != 0;
     if constexpr (CORRECTED) {
         multiply_sums<Layout, ROWS>(w, rows, corrections);
@@ -234,7 +228,10 @@ template <class F> void for_products(const ggml_tensor * dst, F f) {
 template <class Layout> void sort_products(const problem<Layout> & p) {
     const int64_t n_matrices = p.dst->src[0]->ne[2];
     std::fill(p.first, p.first + n_matrices + 1, 0);
-    for_products(p.dst, [&](int32_t expert, int64_t, float *) { ++p.first[expert + 1]; });
+    for_products(p.dst, [&](int32_t expert, int64_t, float *) {
+        GGML_ASSERT(expert >= 0 && expert < n_matrices); // a file may name experts by token
+        ++p.first[expert + 1];
+    });
     *p.n_active = 0;
     for (int64_t i = 0; i < n_matrices; ++i) {
         if (p.first[i + 1]) {
