@@ -88,6 +88,7 @@ def test_both_are_asked_the_same(tiny_model: Path, tmp_path: Path) -> None:
     assert (ours[-2:], theirs[theirs.index("-c") :][:2]) == (["--ctx", "128"], ["-c", "128"])
 
 
+@pytest.mark.slow
 def test_the_whole_script(tiny_model: Path, tmp_path: Path) -> None:
     stock = tmp_path / "llama-completion"
     stock.write_text(f"#!{sys.executable}\nprint('Hello')\n")
