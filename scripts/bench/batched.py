@@ -21,7 +21,7 @@ from time import perf_counter as now
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
 
-from scripts._common import run_main
+from scripts._common import ScriptError, run_main
 from scripts.bench._runs import default_model, in_own_process, output_of, stock_folder
 
 BATCH = 512
@@ -64,7 +64,7 @@ def measure(model: Path, case: Case, threads: int) -> float:
         EngineConfig(
             model=model,
             kv_type=case.kv_type,
-            n_ctx=case.prompt + longest + 1,
+            n_ctx=case.prompt + longest + 64,  # blocks in reserve let all sequences start
             kv_cache_bytes=1 << 33,
             max_num_seqs=case.sequences,
             max_batch_tokens=BATCH,
@@ -81,10 +81,13 @@ def measure(model: Path, case: Case, threads: int) -> float:
         engine.core.inbox.submit(requests)
         while not all(request.n_generated for request in requests):
             engine.core.step()
-        start = now()
+        before, start = sum(request.n_generated for request in requests), now()
         for _ in range(case.tokens):
             engine.core.step()
-        return case.sequences * case.tokens / (now() - start)
+        seconds = now() - start
+        if sum(request.n_generated for request in requests) - before != case.sequences * case.tokens:
+            raise ScriptError("the sequences did not all decode at once: the pool is too small for them")
+        return case.sequences * case.tokens / seconds
     finally:
         engine.close()
 
