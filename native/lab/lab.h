@@ -65,7 +65,6 @@ struct lab_flash {
 };
 LAB_API const char * lab_flash_attn(const struct lab_flash * op, const struct lab_run * run);
 
-// Quantize or dequantize rows of a KV type; n is a multiple of the type's group. Return null or an error.
 // Product y = weights * x for rows x; or products with the experts that each row names.
 struct lab_product {
     int32_t         type; // ggml_type
@@ -82,6 +81,7 @@ struct lab_product {
 };
 LAB_API const char * lab_product_run(struct lab_product * p);
 
+// Quantize or dequantize rows of a KV type; n is a multiple of the type's group. Return null or an error.
 LAB_API const char * lab_quantize(int32_t type, const float * from, void * to, int64_t n_rows, int64_t n);
 LAB_API const char * lab_dequantize(int32_t type, const void * from, float * to, int64_t n_rows, int64_t n);
 LAB_API int64_t      lab_row_size(int32_t type, int64_t n); // bytes

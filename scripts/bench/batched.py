@@ -98,24 +98,27 @@ def ours(model: Path, case: Case, threads: int) -> float:
     return float(in_own_process(__file__, model, [case.kv_type, *numbers]))
 
 
+def stock_command(stock_bin: Path, model: Path, case: Case, threads: int) -> list[str]:
+    """Return the command of llama-batched-bench."""
+    types = ["-ctk", case.kv_type, "-ctv", case.kv_type]
+    command = [
+        str(stock_bin / "llama-batched-bench"),
+        "-m",
+        str(model),
+        "-t",
+        str(threads),
+        "-fa",
+        "on",
+        *types,
+    ]
+    command += ["-c", str(case.sequences * (case.prompt + case.tokens)), "-b", "2048", "-ub", str(BATCH)]
+    command += ["-npp", str(case.prompt), "-ntg", str(case.tokens), "-npl", str(case.sequences)]
+    return [*command, "--output-format", "jsonl"]
+
+
 def stock(stock_bin: Path, model: Path, case: Case, threads: int, unified: bool) -> float:
     """Return the generation speed of llama-batched-bench."""
-    context = case.sequences * (case.prompt + case.tokens)
-    command = [str(stock_bin / "llama-batched-bench"), "-m", str(model), "-t", str(threads), "-fa", "on"]
-    command += [
-        "-ctk",
-        case.kv_type,
-        "-ctv",
-        case.kv_type,
-        "-c",
-        str(context),
-        "-b",
-        "2048",
-        "-ub",
-        str(BATCH),
-    ]
-    command += ["-npp", str(case.prompt), "-ntg", str(case.tokens), "-npl", str(case.sequences)]
-    command += ["--output-format", "jsonl", *(["-kvu"] if unified else [])]
+    command = [*stock_command(stock_bin, model, case, threads), *(["-kvu"] if unified else [])]
     lines = [line for line in output_of(command).splitlines() if line.startswith("{")]
     return float(json.loads(lines[-1])["speed_tg"])
 

@@ -27,6 +27,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed
 
 from scripts._common import run_main
 from scripts.bench._runs import default_model, output_of, random_prompt, stock_folder
+from scripts.bench.batched import Case, stock_command
 
 RAPL = Path("/sys/class/powercap")
 PROMPT = 16  # tokens
@@ -41,7 +42,7 @@ class Spent:
     joules: float | None
 
     def minus(self, other: Spent, tokens: int) -> Spent:
-        """Return what each token cost that this has more than `other`."""
+        """Return the difference to `other`, for each of so many tokens."""
         joules = None
         if self.joules is not None and other.joules is not None:
             joules = (self.joules - other.joules) / tokens
@@ -109,19 +110,11 @@ def ours(model: Path, sequences: int, tokens: int, threads: int) -> list[str]:
     return [sys.executable, __file__, str(model), "--worker", *map(str, (sequences, tokens, threads))]
 
 
-def stock(folder: Path, model: Path, sequences: int, tokens: int, threads: int) -> list[str]:
-    """Return stock's command."""
-    context = sequences * (PROMPT + tokens)
-    command = [str(folder / "llama-batched-bench"), "-m", str(model), "-t", str(threads), "-fa", "on"]
-    command += ["-c", str(context), "-npp", str(PROMPT), "-ntg", str(tokens), "-npl", str(sequences)]
-    return command
-
-
 def race(model: Path, folder: Path, sequences: int, tokens: int, threads: int, rounds: int) -> Result:
     """Measure both in turns."""
     commands: tuple[Callable[[int], list[str]], ...] = (
         lambda n: ours(model, sequences, n, threads),
-        lambda n: stock(folder, model, sequences, n, threads),
+        lambda n: stock_command(folder, model, Case("f16", sequences, PROMPT, n), threads),
     )
     found: tuple[list[Spent], ...] = ([], [])
     for _ in range(rounds):

@@ -177,10 +177,8 @@ def show(results: list[Result], plan: Plan) -> None:
     print("| | PyVelo | stock | ik_llama.cpp | over stock | over ik |")
     print("|---|---:|---:|---:|---:|---:|")
     for r in results:
-        ik_speed, over_ik = (
-            ("" if r.ik is None else f"{r.ik:.1f}"),
-            ("" if r.over_ik is None else f"{r.over_ik:.2f}"),
-        )
+        ik_speed = "" if r.ik is None else f"{r.ik:.1f}"
+        over_ik = "" if r.over_ik is None else f"{r.over_ik:.2f}"
         print(f"| {r.name} | {r.ours:.1f} | {r.stock:.1f} | {ik_speed} | {r.over_stock:.2f} | {over_ik} |")
     speeds = {r.name: r.ours for r in results}
     one = speeds.get("decode, 1 sequence")

@@ -222,14 +222,7 @@ def product_in(
     """The same, and what ggml calls the layout that the weights had; `layout` is the only one to try."""
     rows = np.ascontiguousarray(rows, np.float32)
     out = np.full((len(rows), len(weights)), np.nan, np.float32)
-    c = _ffi.new("struct lab_product *")
-    c.type, c.n_threads, c.packed = TYPES[kind], threads, packed
-    c.n_out, c.n_in, c.n_rows = len(weights), rows.shape[1], len(rows)
-    c.weights, c.x, c.out = (
-        _pointer(weights, "void *"),
-        _pointer(rows, "float *"),
-        _pointer(out, "float *"),
-    )
+    c = _new_product(kind, weights, rows, out, packed, threads)
     return _run_product(c, out, layout)
 
 
@@ -242,13 +235,20 @@ def expert_products(
     """
     rows, experts = np.ascontiguousarray(rows, np.float32), np.ascontiguousarray(experts, np.int32)
     out = np.full((*experts.shape, weights.shape[1]), np.nan, np.float32)
+    c = _new_product(kind, weights, rows, out, packed, threads)
+    c.n_experts, c.n_used, c.own_rows = len(weights), experts.shape[1], rows.shape[1] > 1
+    c.experts = _pointer(experts, "int32_t *")
+    return _run_product(c, out, None)[0]
+
+
+def _new_product(kind: str, weights: Bytes, rows: Floats, out: Floats, packed: bool, threads: int) -> Any:
+    """Return the struct, which points to these arrays."""
     c = _ffi.new("struct lab_product *")
     c.type, c.n_threads, c.packed = TYPES[kind], threads, packed
-    c.n_out, c.n_in, c.n_rows = weights.shape[1], rows.shape[2], len(rows)
-    c.n_experts, c.n_used, c.own_rows = len(weights), experts.shape[1], rows.shape[1] > 1
+    c.n_out, c.n_in, c.n_rows = weights.shape[-2], rows.shape[-1], len(rows)
     c.weights, c.x = _pointer(weights, "void *"), _pointer(rows, "float *")
-    c.experts, c.out = _pointer(experts, "int32_t *"), _pointer(out, "float *")
-    return _run_product(c, out, None)[0]
+    c.out = _pointer(out, "float *")
+    return c
 
 
 def _run_product(c: Any, out: Floats, layout: str | None) -> tuple[Floats | None, str | None]:

@@ -23,8 +23,15 @@ public:
         : params_(params), n_(n), least_(least), most_(std::max(least, most)), end_(chunk_at(0)) {}
 
     void start() const {
-        if (params_->ith == 0 && is_dynamic()) {
-            ggml_threadpool_chunk_set(params_->threadpool, params_->nth);
+        if (is_dynamic()) {
+            reset(params_);
+        }
+    }
+
+    // The same if the numbers are not known yet before the barrier.
+    static void reset(const ggml_compute_params * params) {
+        if (params->ith == 0) {
+            ggml_threadpool_chunk_set(params->threadpool, params->nth);
         }
     }
 
@@ -58,3 +65,14 @@ private:
         return std::min(left, std::clamp(left / (2 * params_->nth), least_, most_));
     }
 };
+
+// Returns fixed shares of the tiles of weights for few rows: memory limits them, and chunks would cost more than they
+// save. Returns chunks for more rows, of up to a group of tiles.
+inline hand_out hand_out_tiles(const ggml_compute_params * params, int64_t n_rows, int64_t n_tiles, int64_t group) {
+    constexpr int64_t DYNAMIC_ROWS = 8; // from which on memory is not the only limit
+    if (n_rows < DYNAMIC_ROWS) {
+        return {params, n_tiles};
+    }
+    return group > 1 ? hand_out(params, n_tiles, std::max<int64_t>(1, group / 4), group)
+                     : hand_out(params, n_tiles, 1, n_tiles);
+}

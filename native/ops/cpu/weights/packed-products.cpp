@@ -22,9 +22,8 @@ namespace {
 
 using namespace packed;
 
-constexpr int     MOST_ROWS    = 8;         // for which a tile is unpacked into registers
-constexpr int64_t DYNAMIC_ROWS = 8;         // from which on memory is not the only limit
-constexpr int64_t ROOM         = 256 << 10; // bytes of tiles that stay in the second level while rows pass
+constexpr int     MOST_ROWS = 8;         // for which a tile is unpacked into registers
+constexpr int64_t ROOM      = 256 << 10; // bytes of tiles that stay in the second level while rows pass
 
 template <class Weights, int ROWS>
 void tile(int n_blocks, const char * weights, const typename Weights::row * first, float * dst, size_t stride) {
@@ -83,16 +82,6 @@ void one_row(int64_t n_blocks, const char * weights, int64_t begin, int64_t end,
     }
 }
 
-// Returns fixed shares of the tiles for few rows: memory limits them, and chunks would cost more than they save.
-// Returns chunks for more rows, of up to a group.
-hand_out shares_of(const ggml_compute_params * params, int64_t n_rows, int64_t n_tiles, int64_t group) {
-    if (n_rows < DYNAMIC_ROWS) {
-        return hand_out(params, n_tiles);
-    }
-    return group > 1 ? hand_out(params, n_tiles, std::max<int64_t>(1, group / 4), group)
-                     : hand_out(params, n_tiles, 1, n_tiles);
-}
-
 template <class Weights> bool run(const ggml_compute_params * params, ggml_tensor * dst) {
     const auto n_in = dst->src[0]->ne[0], n_out = dst->ne[0], n_rows = ggml_nrows(dst);
     const auto n_blocks = n_in / Weights::K;
@@ -100,7 +89,7 @@ template <class Weights> bool run(const ggml_compute_params * params, ggml_tenso
     const auto passes   = (n_rows + MOST_ROWS - 1) / MOST_ROWS; // of equally many rows: each unpacks the tile
     const auto bytes    = n_blocks * Weights::BYTES;            // of a tile
     const auto group    = passes > 2 ? std::max<int64_t>(1, ROOM / bytes) : 1;
-    hand_out   work     = shares_of(params, n_rows, n_out / COLS, group);
+    hand_out   work     = hand_out_tiles(params, n_rows, n_out / COLS, group);
     round_part<Weights>(params, static_cast<const float *>(dst->src[1]->data), n_rows * n_blocks, rows);
     work.start();
     ggml_barrier(params->threadpool);

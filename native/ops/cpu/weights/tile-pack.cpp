@@ -1,7 +1,5 @@
 #include "tile-pack.h"
 
-#define GGML_COMMON_DECL_C
-#include "ggml-common.h"
 #include "ggml-impl.h"
 
 #include <cstring>
@@ -174,7 +172,7 @@ template <class Layout> void put_column(const column & from, int c, char * tile)
     }
 }
 
-template <class Layout, class Block> void pack_rows(const Block * from, int64_t n, int64_t n_rows, char * to) {
+template <class Layout> void pack_rows(const typename Layout::block * from, int64_t n, int64_t n_rows, char * to) {
     const int64_t n_blocks = n / Layout::K;
     for (int64_t row = 0; row < n_rows; row += COLS) {
         for (int64_t block = 0; block < n_blocks; ++block, to += Layout::BYTES) {
@@ -187,47 +185,12 @@ template <class Layout, class Block> void pack_rows(const Block * from, int64_t 
     }
 }
 
-template <class Layout> struct block_of;
-template <> struct block_of<q4_0> {
-    using type = block_q4_0;
-};
-template <> struct block_of<q4_1> {
-    using type = block_q4_1;
-};
-template <> struct block_of<q5_0> {
-    using type = block_q5_0;
-};
-template <> struct block_of<q5_1> {
-    using type = block_q5_1;
-};
-template <> struct block_of<q8_0> {
-    using type = block_q8_0;
-};
-template <> struct block_of<iq4_nl> {
-    using type = block_iq4_nl;
-};
-template <> struct block_of<mxfp4> {
-    using type = block_mxfp4;
-};
-template <> struct block_of<q4_K> {
-    using type = block_q4_K;
-};
-template <> struct block_of<q5_K> {
-    using type = block_q5_K;
-};
-template <> struct block_of<q6_K> {
-    using type = block_q6_K;
-};
-template <> struct block_of<iq4_xs> {
-    using type = block_iq4_xs;
-};
-
 } // namespace
 
 void pack(ggml_type type, const void * from, int64_t n, int64_t n_rows, char * to) {
     with_layout(type, false, [&](auto layout) {
-        using block = typename block_of<decltype(layout)>::type;
-        pack_rows<decltype(layout)>(static_cast<const block *>(from), n, n_rows, to);
+        using type = decltype(layout);
+        pack_rows<type>(static_cast<const typename type::block *>(from), n, n_rows, to);
         return true;
     });
 }

@@ -23,9 +23,8 @@ namespace tiles {
 
 namespace {
 
-constexpr int     MOST_ROWS    = 4;         // of a pass: registers hold their sums
-constexpr int64_t DYNAMIC_ROWS = 8;         // from which on memory is not the only limit
-constexpr int64_t ROOM         = 128 << 10; // bytes of tiles that stay in the second level while rows pass
+constexpr int     MOST_ROWS = 4;         // of a pass: registers hold their sums
+constexpr int64_t ROOM      = 128 << 10; // bytes of tiles that stay in the second level while rows pass
 
 template <class Layout> using row_of = std::conditional_t<Layout::K == 32, row_32, row_256>;
 
@@ -195,6 +194,7 @@ template <class Layout> struct problem {
     int64_t n_blocks() const { return dst->src[0]->ne[0] / Layout::K; } // of a row
     int64_t n_tiles() const { return dst->ne[0] / COLS; }               // of a matrix
     int64_t tile_bytes() const { return n_blocks() * Layout::BYTES; }
+    int64_t group() const { return std::max<int64_t>(1, ROOM / tile_bytes()); } // of tiles, for many rows
     int32_t n_products(int64_t matrix) const { return first[matrix + 1] - first[matrix]; }
 
 private:
@@ -204,7 +204,7 @@ private:
     }
 };
 
-// Returns row `i` of a tensor.
+// Returns a row of a tensor.
 template <class T> T * row_at(const ggml_tensor * x, int64_t i1, int64_t i2, int64_t i3) {
     return reinterpret_cast<T *>(static_cast<char *>(x->data) + static_cast<size_t>(i1) * x->nb[1] +
                                  static_cast<size_t>(i2) * x->nb[2] + static_cast<size_t>(i3) * x->nb[3]);
@@ -264,7 +264,7 @@ template <class Layout> void round_rows(const ggml_compute_params * params, cons
 // Computes tiles [begin, end) of a matrix: each pass of rows takes a group of tiles, which stay in the second level.
 template <class Layout> void multiply_tiles(const problem<Layout> & p, int64_t matrix, int64_t begin, int64_t end) {
     const int64_t n = p.n_products(matrix), passes = (n + MOST_ROWS - 1) / MOST_ROWS; // of equally many rows
-    const int64_t group = passes > 1 ? std::max<int64_t>(1, ROOM / p.tile_bytes()) : end - begin;
+    const int64_t group = passes > 1 ? p.group() : end - begin;
     const auto *  w     = static_cast<const char *>(p.dst->src[0]->data) + matrix * p.n_tiles() * p.tile_bytes();
     for (int64_t at = begin; at < end; at += group) {
         for (int64_t pass = 0; pass < passes; ++pass) {
@@ -277,27 +277,17 @@ template <class Layout> void multiply_tiles(const problem<Layout> & p, int64_t m
     }
 }
 
-// Returns fixed shares of the tiles for few rows: memory limits them, and chunks would cost more than they save.
-// Returns chunks for more rows, of up to a group.
-template <class Layout> hand_out shares_of(const ggml_compute_params * params, const problem<Layout> & p, int64_t n) {
-    if (ggml_nrows(p.dst) < DYNAMIC_ROWS) {
-        return {params, n};
-    }
-    const int64_t group = std::max<int64_t>(1, ROOM / p.tile_bytes());
-    return {params, n, std::max<int64_t>(1, group / 4), group};
-}
-
 template <class Layout> void run(const ggml_compute_params * params, const ggml_tensor * dst) {
     const problem<Layout> p(dst, params->wdata);
     if (params->ith == 0) {
         sort_products(p);
-        ggml_threadpool_chunk_set(params->threadpool, params->nth);
     }
+    hand_out::reset(params);
     round_rows(params, p);
     ggml_barrier(params->threadpool);
 
     const int64_t n_tiles = p.n_tiles();
-    hand_out      work    = shares_of(params, p, *p.n_active * n_tiles);
+    hand_out      work    = hand_out_tiles(params, ggml_nrows(dst), *p.n_active * n_tiles, p.group());
     while (work.next()) {
         for (int64_t begin = work.begin(), end = begin; begin < work.end(); begin = end) {
             const int64_t i = begin / n_tiles; // a share goes on in the next matrix
