@@ -29,14 +29,14 @@ def test_offload_of_recurrent_layers(make_model: MakeModel) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        ("--arch", "gemma3", "--layers", "7", "--window", "64"),
-        ("--arch", "gpt-oss", "--layers", "4", "--experts", "4", "--window", "64"),
-        ("--arch", "gemma4", "--layers", "7", "--window", "64"),
+        pytest.param(("gemma3", "--layers", "7"), marks=pytest.mark.slow),
+        ("gpt-oss", "--layers", "4", "--experts", "4"),
+        pytest.param(("gemma4", "--layers", "7"), marks=pytest.mark.slow),
     ],
     ids=["gemma3", "gpt-oss", "gemma4"],
 )
 def test_offload_of_windows(make_model: MakeModel, options: tuple[str, ...]) -> None:
-    check(make_model(*options, "--type", "f32"), "windows")
+    check(make_model("--arch", *options, "--window", "64", "--type", "f32"), "windows")
 
 
 def check(path: Path, what: str) -> None:
