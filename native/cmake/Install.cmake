@@ -19,6 +19,9 @@ function (velo_share_process target)
     if (CMAKE_SYSTEM_NAME STREQUAL "Linux") # a library uses its own symbols, even if another library was loaded first
         target_link_options(${target} PRIVATE LINKER:-Bsymbolic)
     endif()
+    if (MINGW AND CMAKE_C_COMPILER_ID STREQUAL "Clang" AND _type STREQUAL "SHARED_LIBRARY")
+        target_sources(${target} PRIVATE ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/own-atexit.c)
+    endif()
     # g++ would make some symbols unique in the process, across libraries
     target_compile_options(${target} PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-fno-gnu-unique>)
     # aborts become exceptions (native/api/guard.hpp), which pass through upstream's C files
@@ -36,12 +39,14 @@ foreach (_target IN LISTS _libraries)
     velo_share_process(${_target})
     set_target_properties(${_target} PROPERTIES INSTALL_RPATH "${_origin}" BUILD_WITH_INSTALL_RPATH OFF)
 endforeach()
-set_target_properties(_velo PROPERTIES INSTALL_RPATH "${_origin}/lib")
+if (TARGET _velo)
+    set_target_properties(_velo PROPERTIES INSTALL_RPATH "${_origin}/lib")
+    install(TARGETS _velo COMPONENT pyvelo LIBRARY DESTINATION pyvelo/native)
+endif()
 if (TARGET ggml-cuda)
     velo_join_cuda()
 endif()
 
 install(TARGETS ${_libraries} COMPONENT pyvelo
     LIBRARY DESTINATION pyvelo/native/lib RUNTIME DESTINATION pyvelo/native/lib)
-install(TARGETS _velo COMPONENT pyvelo LIBRARY DESTINATION pyvelo/native)
 install(FILES ${PYVELO_TREE_USED}/LICENSE COMPONENT pyvelo DESTINATION pyvelo/native/lib RENAME LICENSE.llama.cpp)

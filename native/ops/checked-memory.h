@@ -4,6 +4,7 @@
 
 #if defined(__cplusplus)
 #    include <cstdlib> // undefines macros of these names
+#    include <locale>  // libc++'s calls std::realloc
 #endif
 #include <stdlib.h>
 

@@ -15,7 +15,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from sysconfig import get_path
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
 
@@ -33,8 +32,7 @@ def build(arch: str, jobs: int) -> Path:
     configure += ["-DPYVELO_BUILD_TESTS=ON", "-DPYVELO_NATIVE=OFF", f"-DGGML_CPU_ARM_ARCH={arch}"]
     configure += ["-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64"]
     configure += [f"-DCMAKE_C_COMPILER={PROGRAMS[0]}", f"-DCMAKE_CXX_COMPILER={PROGRAMS[1]}"]
-    # no module of Python is built, but its headers are asked for
-    configure += [f"-DPython_EXECUTABLE={sys.executable}", f"-DPython_INCLUDE_DIR={get_path('include')}"]
+    configure += [f"-DPython_EXECUTABLE={sys.executable}", "-DPYVELO_MODULE=OFF"]
     subprocess.run(configure, check=True)
     subprocess.run(["cmake", "--build", str(folder), "-j", str(jobs), "--target", CHECK], check=True)
     return next(path for path in folder.rglob(CHECK) if path.is_file() and os.access(path, os.X_OK))

@@ -1,11 +1,27 @@
 #include "amx-tiles.h"
 
+#include <cstdlib>
+
+#if defined(__x86_64__) || defined(__i386__)
+#    include <cpuid.h>
+#endif
 #if defined(VELO_AMX_TILES)
 #    include <sys/syscall.h>
 #    include <unistd.h>
 #endif
 
 namespace amx {
+
+bool processor_has(feature wanted) {
+#if defined(__x86_64__) || defined(__i386__)
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return !std::getenv("PYVELO_NO_AMX") && __get_cpuid_count(7, 0, &a, &b, &c, &d) &&
+           (d >> static_cast<int>(wanted) & 1);
+#else
+    (void) wanted;
+    return false;
+#endif
+}
 
 #if defined(VELO_AMX_TILES)
 

@@ -2,11 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdlib>
-
-#if defined(__x86_64__) || defined(__i386__)
-#    include <cpuid.h>
-#endif
 
 #if defined(__linux__) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__GNUC__)
 #    define VELO_AMX_TILES // this build has products of bfloat16 in tiles
@@ -17,16 +12,7 @@ namespace amx {
 enum class feature { bf16 = 22, bytes = 25 }; // bits of edx, leaf 7 of CPUID
 
 // Returns whether the processor has it. PYVELO_NO_AMX hides all of AMX.
-inline bool processor_has(feature wanted) {
-#if defined(__x86_64__) || defined(__i386__)
-    unsigned a = 0, b = 0, c = 0, d = 0;
-    return !std::getenv("PYVELO_NO_AMX") && __get_cpuid_count(7, 0, &a, &b, &c, &d) &&
-           (d >> static_cast<int>(wanted) & 1);
-#else
-    (void) wanted;
-    return false;
-#endif
-}
+bool processor_has(feature wanted);
 
 // Returns whether this process may use the tile registers for bfloat16. Asks the system once.
 bool has_tiles();
