@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +50,7 @@ def configure(system: str, folder: Path, options: list[str]) -> None:
     command += [f"-DCMAKE_SYSTEM_NAME={name}", f"-DCMAKE_SYSTEM_PROCESSOR={processor}"]
     command += [f"-DCMAKE_C_COMPILER={compiler.format('cc')}", f"-DCMAKE_CXX_COMPILER={compiler.format('c++')}"]
     command += [f"-DCMAKE_AR={tools['ar']}", f"-DCMAKE_RANLIB={tools['ranlib']}", f"-DCMAKE_RC_COMPILER={tools['rc']}"]
+    command += [f"-DCMAKE_INSTALL_NAME_TOOL={shutil.which('false')}"]  # asked for on macOS; run by an install alone
     command += ["-DPYVELO_NATIVE=OFF", "-DPYVELO_BUILD_TESTS=ON", "-DGGML_OPENMP=OFF", "-DGGML_METAL=OFF"]
     command += ["-DGGML_BLAS=OFF", "-DGGML_ACCELERATE=OFF", f"-DPython_EXECUTABLE={sys.executable}"]
     command += ["-DPYVELO_MODULE=OFF", *instructions, *options]
@@ -61,7 +63,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("system", choices=SYSTEMS)
-    parser.add_argument("--target", nargs="+", default=["velo", "velo-lab-check"])
+    parser.add_argument("--target", nargs="+", default=["velo", "velo-lab-check", "velo-lab-generate"])
     parser.add_argument("--define", nargs="+", default=[], metavar="NAME=VALUE", help="more options for CMake")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
