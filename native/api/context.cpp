@@ -3,7 +3,6 @@
 #include "handles.hpp"
 #include "model-facts.h"
 #include "pool-checks.hpp"
-#include "team.hpp"
 #include "threads.hpp"
 #include "timer.hpp"
 
@@ -40,13 +39,13 @@ void check(llama_paged_status status) {
 }
 
 // Throw the error of a step, with the reason why a computing thread failed.
-void check_step(llama_paged_status status) {
+void check_step(velo_context & context, llama_paged_status status) {
     if (status == LLAMA_PAGED_NO_MEMORY) {
         velo::fail(VELO_OUT_OF_MEMORY, "%s%s; use a smaller max_batch_tokens or kv_cache_bytes", llama_paged_error(),
-                   velo::failure().c_str());
+                   context.team.failure().c_str());
     }
     if (status == LLAMA_PAGED_FAILED) {
-        velo::fail(VELO_FAILED, "%s%s", llama_paged_error(), velo::failure().c_str());
+        velo::fail(VELO_FAILED, "%s%s", llama_paged_error(), context.team.failure().c_str());
     }
     check(status);
 }
@@ -222,7 +221,7 @@ velo_status velo_context_run(velo_context * context, const velo_batch * batch) n
             copy_blocks(*context, reinterpret_cast<const int32_t (*)[2]>(batch->copies), batch->n_copies);
         }
         velo::check_files(context->files);
-        velo::check_team(llama_n_threads(context->llama.get()));
+        context->team.prepare(context->llama.get());
         context->packing->finish(llama_n_threads(context->llama.get()), [&] { return is_cancelled(context); });
         velo::forget_failure();
         const velo::catch_aborts catching(
@@ -230,7 +229,8 @@ velo_status velo_context_run(velo_context * context, const velo_batch * batch) n
         const llama_paged_batch  paged  = paged_batch(*batch);
         const llama_paged_status status = llama_decode_paged(context->llama.get(), &paged);
         velo::check_files(context->files); // fail before results of lost pages (read as zeros) are used
-        check_step(status);
+        check_step(*context, status);
+        context->team.computed();
         if (is_cancelled(context)) { // a GPU does not check during a run
             velo::fail(VELO_CANCELLED, "the step was cancelled");
         }

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <exception>
 #include <string_view>
+#include <thread>
 
 #if defined(__linux__)
 #    include <sys/mman.h>
@@ -37,19 +38,31 @@ void pack(const llama_late_weight & weight) {
     ggml_backend_tensor_set(weight.tensor, weight.data, 0, ggml_nbytes(weight.tensor));
 }
 
-void pack_together(const llama_late_weight * weights, size_t n) {
-    std::exception_ptr failure;
-    std::mutex         failing;
-#if defined(_OPENMP)
-#    pragma omp parallel for schedule(dynamic)
-#endif
-    for (size_t i = 0; i < n; ++i) {
+void pack_together(const llama_late_weight * weights, size_t n, int32_t n_threads) {
+    std::atomic<size_t> next{0};
+    std::exception_ptr  failure;
+    std::mutex          failing;
+
+    const auto pack_some = [&] {
         try {
-            pack(weights[i]);
-        } catch (...) { // an exception must not leave a thread of the team
+            for (size_t i; (i = next++) < n;) {
+                pack(weights[i]);
+            }
+        } catch (...) { // an exception must not leave a thread
             const std::lock_guard<std::mutex> lock(failing);
             failure = std::current_exception();
         }
+    };
+    std::vector<std::thread> others;
+    try {
+        while (others.size() + 1 < std::min(n, static_cast<size_t>(n_threads))) {
+            others.emplace_back(pack_some);
+        }
+    } catch (const std::exception &) { // fewer threads do it, too
+    }
+    pack_some();
+    for (std::thread & other : others) {
+        other.join();
     }
     if (failure) {
         std::rethrow_exception(failure);
@@ -140,7 +153,7 @@ void velo::packing::pack_next(int32_t n_threads) {
     if (n == 1) { // in our team, upstream's team would be nested and create its threads each time
         pack(weights[n_packed]);
     } else {
-        pack_together(&weights[n_packed], n);
+        pack_together(&weights[n_packed], n, n_threads);
     }
     check_files(files); // fail before weights packed from lost pages (zeros) count
     for (; n_packed < end; ++n_packed) {

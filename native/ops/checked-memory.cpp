@@ -1,5 +1,10 @@
-#include <cstdlib>
+#include "checked-memory.h"
+
 #include <new>
+
+#undef malloc
+#undef calloc
+#undef realloc
 
 static void * checked(void * memory, bool wanted) {
     if (!memory && wanted) {

@@ -1,78 +1,139 @@
-"""Compile everything native for another system with the compiler of the package ziglang.
+"""Compile everything native for another system, with the compiler of the package ziglang.
 
     pip install ziglang
     python scripts/build/cross_compile.py x86_64-windows-gnu
-    python scripts/build/cross_compile.py aarch64-macos --target velo
+    python scripts/build/cross_compile.py --check aarch64-macos x86_64-macos
 
-The module of Python is not built: it needs the other system's Python. The libraries are all that it calls. Programs
-for Windows run under wine: velo-lab-check.exe checks the operator and the products.
+Builds the libraries and two programs: velo-lab-check compares the operator and the products with references,
+velo-lab-generate MODEL PROMPT TOKENS prints an answer. Those for Windows run under wine. The Python module
+needs the other system's Python, so it is left out. --check parses our sources and builds nothing; warnings
+are errors then.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
 
 from scripts._common import ROOT, ScriptError, run_main
 
-AVX2 = [f"-DGGML_{name}=ON" for name in ("SSE42", "AVX", "AVX2", "BMI2", "FMA", "F16C")]
+NATIVE = ROOT / "native"
+TARGETS = ("velo", "velo-lab-check", "velo-lab-generate")
+TOOLS = ("ar", "ranlib", "rc")
+AVX2 = tuple(f"-DGGML_{name}=ON" for name in ("SSE42", "AVX", "AVX2", "BMI2", "FMA", "F16C"))
 SYSTEMS = {
     "x86_64-windows-gnu": ("Windows", "AMD64", AVX2),
     "x86_64-macos": ("Darwin", "x86_64", AVX2),
-    "aarch64-macos": ("Darwin", "arm64", ["-DGGML_CPU_ARM_ARCH=apple_m1"]),
+    "aarch64-macos": ("Darwin", "arm64", ("-DGGML_CPU_ARM_ARCH=apple_m1",)),
 }
-"""CMake's names of the system and the processor, and the instructions that its machines have."""
-TOOLS = ("ar", "ranlib", "rc")
+"""CMake's names of the system and its processor, and the processor's instructions."""
+OPTIONS = (
+    "-DPYVELO_MODULE=OFF",
+    "-DPYVELO_NATIVE=OFF",
+    *(f"-DGGML_{name}=OFF" for name in ("OPENMP", "METAL", "BLAS", "ACCELERATE")),
+)
+PARSE = ("-fsyntax-only", "-Werror", "-Wno-unused-command-line-argument", "-Wno-unused-function")
+"""Sources of ours do not use every function of upstream's headers."""
+
+
+def zig(tool: str) -> list[str]:
+    """Return the command of one of zig's tools."""
+    return [sys.executable, "-m", "ziglang", tool]
 
 
 def write_tool(folder: Path, tool: str) -> Path:
-    """Write a program that runs one of zig's tools, which CMake wants as a file; return its path."""
+    """Write a program that runs one of zig's tools, because CMake wants a path; return it."""
     path = folder / f"zig-{tool}"
-    path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m ziglang {tool} "$@"\n')
+    words = " ".join(f'"{word}"' for word in zig(tool))
+    path.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
     path.chmod(0o755)
     return path
 
 
 def configure(system: str, folder: Path, options: list[str]) -> None:
-    """Configure a build of native/ for a system of SYSTEMS."""
+    """Configure a build of native/ for one of SYSTEMS.
+
+    Raises: ScriptError if CMake fails.
+    """
     name, processor, instructions = SYSTEMS[system]
     folder.mkdir(parents=True, exist_ok=True)
-    tools = {tool: write_tool(folder, tool) for tool in TOOLS}
-    compiler = f"{sys.executable};-m;ziglang;{{}};-target;{system}"
-    command = ["cmake", "-S", str(ROOT / "native"), "-B", str(folder), "-G", "Ninja"]
+    command = ["cmake", "-S", str(NATIVE), "-B", str(folder), "-G", "Ninja"]
     command += [f"-DCMAKE_SYSTEM_NAME={name}", f"-DCMAKE_SYSTEM_PROCESSOR={processor}"]
-    command += [f"-DCMAKE_C_COMPILER={compiler.format('cc')}", f"-DCMAKE_CXX_COMPILER={compiler.format('c++')}"]
-    command += [f"-DCMAKE_AR={tools['ar']}", f"-DCMAKE_RANLIB={tools['ranlib']}", f"-DCMAKE_RC_COMPILER={tools['rc']}"]
-    command += [f"-DCMAKE_INSTALL_NAME_TOOL={shutil.which('false')}"]  # asked for on macOS; run by an install alone
-    command += ["-DPYVELO_NATIVE=OFF", "-DPYVELO_BUILD_TESTS=ON", "-DGGML_OPENMP=OFF", "-DGGML_METAL=OFF"]
-    command += ["-DGGML_BLAS=OFF", "-DGGML_ACCELERATE=OFF", f"-DPython_EXECUTABLE={sys.executable}"]
-    command += ["-DPYVELO_MODULE=OFF", *instructions, *options]
-    subprocess.run(command, check=True)
+    for language, tool in (("C", "cc"), ("CXX", "c++")):
+        command.append(f"-DCMAKE_{language}_COMPILER={';'.join([*zig(tool), '-target', system])}")
+    command += [
+        f"-DCMAKE_{variable}={write_tool(folder, tool)}"
+        for variable, tool in zip(("AR", "RANLIB", "RC_COMPILER"), TOOLS, strict=True)
+    ]
+    command.append(f"-DCMAKE_INSTALL_NAME_TOOL={shutil.which('false')}")  # of macOS, for an install
+    command += [f"-DPython_EXECUTABLE={sys.executable}", *OPTIONS, *instructions, *options]
+    if subprocess.run(command, check=False).returncode != 0:
+        raise ScriptError(f"CMake cannot configure a build for {system}: see its message above")
+
+
+def build(system: str, targets: list[str], jobs: int) -> None:
+    """Build these targets in build/cross-SYSTEM.
+
+    Raises: ScriptError if a source does not compile or a target does not link.
+    """
+    folder = ROOT / "build" / f"cross-{system}"
+    configure(system, folder, ["-DPYVELO_BUILD_TESTS=ON"])
+    command = ["cmake", "--build", str(folder), "-j", str(jobs), "--target", *targets]
+    if subprocess.run(command, check=False).returncode != 0:
+        raise ScriptError(f"native/ cannot be built for {system}: see the compiler's message above")
+
+
+def parse(command: dict[str, str]) -> str:
+    """Parse one source of a compilation database; return the compiler's messages."""
+    words = " ".join((command["command"], *PARSE))
+    done = subprocess.run(words, shell=True, cwd=command["directory"], capture_output=True, text=True)
+    return done.stderr if done.returncode != 0 else ""
+
+
+def check(system: str, jobs: int) -> None:
+    """Parse our sources as the build for a system compiles them.
+
+    Raises: ScriptError if a source has an error or a warning.
+    """
+    folder = ROOT / "build" / f"check-{system}"
+    configure(system, folder, ["-DCMAKE_TRY_COMPILE_TARGET_TYPE=STATIC_LIBRARY"])  # links nothing
+    listed = subprocess.run(["ninja", "-C", str(folder), "-t", "compdb"], capture_output=True, check=True)
+    ours = {one["file"]: one for one in json.loads(listed.stdout) if Path(one["file"]).is_relative_to(NATIVE)}
+    with ThreadPoolExecutor(jobs) as pool:
+        messages = [message for message in pool.map(parse, ours.values()) if message]
+    if messages:
+        print("\n".join(messages), file=sys.stderr)
+        raise ScriptError(f"{len(messages)} of {len(ours)} sources do not compile for {system}")
+    print(f"{system}: {len(ours)} sources")
 
 
 def main() -> int:
-    """Return 0, or 1 if a step fails."""
+    """Build or check for each system."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("system", choices=SYSTEMS)
-    parser.add_argument("--target", nargs="+", default=["velo", "velo-lab-check", "velo-lab-generate"])
-    parser.add_argument("--define", nargs="+", default=[], metavar="NAME=VALUE", help="more options for CMake")
+    parser.add_argument("system", nargs="+", choices=SYSTEMS)
+    parser.add_argument("--check", action="store_true", help="parse our sources, build nothing")
+    parser.add_argument("--target", nargs="+", default=TARGETS)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
     if importlib.util.find_spec("ziglang") is None:
         raise ScriptError("the compiler is the package ziglang, which is not installed: pip install ziglang")
-    folder = ROOT / "build" / f"cross-{options.system}"
-    configure(options.system, folder, [f"-D{one}" for one in options.define])
-    build = ["cmake", "--build", str(folder), "-j", str(options.jobs), "--target", *options.target]
-    return subprocess.run(build, check=False).returncode
+    for system in options.system:
+        if options.check:
+            check(system, options.jobs)
+        else:
+            build(system, options.target, options.jobs)
+    return 0
 
 
 if __name__ == "__main__":

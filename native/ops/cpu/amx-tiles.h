@@ -32,8 +32,8 @@ private:
         uint16_t bytes_per_row[16];
         uint8_t  rows[16];
     };
-    bool   on_;
-    shapes before_;
+    [[maybe_unused]] bool   on_;
+    [[maybe_unused]] shapes before_;
 };
 
 // The order of words that puts two vectors of 16 bfloat16 into pairs: words 0 and 16, 1 and 17, ...

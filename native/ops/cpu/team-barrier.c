@@ -1,17 +1,14 @@
-#define _GNU_SOURCE // syscall
+#define _GNU_SOURCE // syscall, CPU_COUNT
 #include "team-barrier.h"
 
 #include "compute-failure.h"
 
 #ifdef VELO_TEAM_BARRIER
 
+#    include "address-wait.h"
+
 #    include <limits.h>
-#    include <linux/futex.h>
-#    include <sched.h>
 #    include <stdbool.h>
-#    include <sys/syscall.h>
-#    include <time.h>
-#    include <unistd.h>
 
 enum { PAUSES = 16 }; // between looks at the clock
 enum { ENDED = -1 };  // instead of a number of rounds
@@ -32,12 +29,6 @@ static void relax(void) {
 #    elif defined(__aarch64__)
     __asm__ volatile("isb" ::: "memory");
 #    endif
-}
-
-static long long now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec * 1000000000ll + t.tv_nsec;
 }
 
 static bool over(atomic_int * n_rounds, int round) {
@@ -74,8 +65,8 @@ static int n_cores(void) {
     static atomic_int known;
     int               n = atomic_load_explicit(&known, memory_order_relaxed);
     if (n == 0) {
-        cpu_set_t may;
-        n = sched_getaffinity(0, sizeof(may), &may) == 0 ? CPU_COUNT(&may) : INT_MAX;
+        n = count_cores();
+        n = n > 0 ? n : INT_MAX;
         atomic_store_explicit(&known, n, memory_order_relaxed);
     }
     return n;
@@ -88,14 +79,14 @@ static void wait(atomic_int * n_rounds, int round, int n_threads, long long work
     }
     atomic_fetch_add(&n_sleeping, 1);
     while (!over(n_rounds, round)) {
-        syscall(SYS_futex, n_rounds, FUTEX_WAIT_PRIVATE, round, NULL, NULL, 0); // returns at once if the round is over
+        sleep_while_equal(n_rounds, round);
     }
     atomic_fetch_sub(&n_sleeping, 1);
 }
 
 static void wake(atomic_int * n_rounds) {
     if (atomic_load(&n_sleeping) > 0) {
-        syscall(SYS_futex, n_rounds, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+        wake_all(n_rounds);
     }
 }
 

@@ -6,8 +6,16 @@
 
 #include "ggml.h"
 
-#if defined(__linux__)
+// Not with MSVC, whose C has no atomics.
+#if defined(__linux__) || defined(__APPLE__) || defined(__MINGW32__)
 #    define VELO_TEAM_BARRIER
+
+// upstream's thread_ret_t
+#    if defined(_WIN32)
+typedef unsigned long velo_thread_result;
+#    else
+typedef void * velo_thread_result;
+#    endif
 
 #    ifdef __cplusplus
 extern "C" {
@@ -25,9 +33,10 @@ void * velo_have(void * memory);
 
 // Calls run(thread). If that throws, writes the reason to `status` and ends the team: each thread that reaches a
 // barrier with the same `n_rounds` (an atomic_int) throws there, and returns from here.
-void * velo_team_run(void * (*run)(void *), void * thread, void * n_rounds, enum ggml_status * status);
-void   velo_end_team(void * n_rounds);
-void   velo_throw_team_ended(void);
+velo_thread_result velo_team_run(velo_thread_result (*run)(void *), void * thread, void * n_rounds,
+                                 enum ggml_status * status);
+void               velo_end_team(void * n_rounds);
+void               velo_throw_team_ended(void) __attribute__((noreturn));
 
 #    ifdef __cplusplus
 }

@@ -5,10 +5,12 @@
 
 #    include "compute-failure.h"
 
-#    include <cxxabi.h>
-
 #    include <exception>
 #    include <new>
+
+#    if defined(__GLIBCXX__)
+#        include <cxxabi.h>
+#    endif
 
 namespace {
 
@@ -44,7 +46,8 @@ void * velo_have(void * memory) {
     return memory;
 }
 
-void * velo_team_run(void * (*run)(void *), void * thread, void * n_rounds, enum ggml_status * status) {
+velo_thread_result velo_team_run(velo_thread_result (*run)(void *), void * thread, void * n_rounds,
+                                 enum ggml_status * status) {
     try {
         const computing scope;
         return run(thread);
@@ -53,12 +56,14 @@ void * velo_team_run(void * (*run)(void *), void * thread, void * n_rounds, enum
         leave(n_rounds, status, GGML_STATUS_ALLOC_FAILED, "out of memory");
     } catch (const std::exception & error) {
         leave(n_rounds, status, GGML_STATUS_FAILED, error.what());
+#    if defined(__GLIBCXX__)
     } catch (const abi::__forced_unwind &) { // the thread is cancelled
         throw;
+#    endif
     } catch (...) {
         leave(n_rounds, status, GGML_STATUS_FAILED, "an unknown exception");
     }
-    return nullptr;
+    return {};
 }
 
 #endif
