@@ -2,15 +2,13 @@
 
 #include "guard.hpp"
 
+#include <exception>
+
 #if defined(_WIN32)
-
-void velo::on_big_stack(size_t, const std::function<void()> & body) { body(); }
-
+#    include <windows.h>
 #else
-
 #    include <pthread.h>
-
-#    include <exception>
+#endif
 
 namespace {
 
@@ -19,34 +17,63 @@ struct task {
     std::exception_ptr            raised;
 };
 
-void * run(void * argument) {
-    task & work = *static_cast<task *>(argument);
+void run(task & work) {
     try {
         work.body();
     } catch (...) {
         work.raised = std::current_exception();
     }
+}
+
+#if defined(_WIN32)
+
+DWORD WINAPI start(void * argument) {
+    run(*static_cast<task *>(argument));
+    return 0;
+}
+
+// Run the task in a thread with this stack. Return false if none can start.
+bool run_in_thread(size_t bytes, task & work) {
+    const HANDLE thread = CreateThread(nullptr, bytes, start, &work, STACK_SIZE_PARAM_IS_A_RESERVATION, nullptr);
+    if (!thread) {
+        return false;
+    }
+    WaitForSingleObject(thread, INFINITE);
+    CloseHandle(thread);
+    return true;
+}
+
+#else
+
+void * start(void * argument) {
+    run(*static_cast<task *>(argument));
     return nullptr;
 }
 
-} // namespace
-
-void velo::on_big_stack(size_t bytes, const std::function<void()> & body) {
+bool run_in_thread(size_t bytes, task & work) {
     constexpr size_t page = 1 << 16;
-    task             work{body, nullptr};
     pthread_t        thread;
     pthread_attr_t   attributes;
     pthread_attr_init(&attributes);
     const bool started = pthread_attr_setstacksize(&attributes, (bytes + page - 1) / page * page) == 0 &&
-                         pthread_create(&thread, &attributes, run, &work) == 0;
+                         pthread_create(&thread, &attributes, start, &work) == 0;
     pthread_attr_destroy(&attributes);
-    if (!started) {
+    if (started) {
+        pthread_join(thread, nullptr);
+    }
+    return started;
+}
+
+#endif
+
+} // namespace
+
+void velo::on_big_stack(size_t bytes, const std::function<void()> & body) {
+    task work{body, nullptr};
+    if (!run_in_thread(bytes, work)) {
         fail(VELO_OUT_OF_MEMORY, "no memory for a stack of %zu MiB", bytes >> 20);
     }
-    pthread_join(thread, nullptr);
     if (work.raised) {
         std::rethrow_exception(work.raised);
     }
 }
-
-#endif

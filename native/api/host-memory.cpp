@@ -2,13 +2,43 @@
 
 #include "packing.hpp"
 
-#include "ggml-backend.h"
-
 #include <algorithm>
-#include <fstream>
-#include <string>
+
+#if defined(_WIN32)
+#    include <windows.h>
+#elif defined(__APPLE__)
+#    include <mach/mach.h>
+#else
+#    include <fstream>
+#    include <string>
+#endif
 
 namespace {
+
+#if defined(_WIN32)
+
+// Return what neither memory nor the page file has given to others: a pool is charged whole when it is made.
+int64_t available() {
+    MEMORYSTATUSEX status = {};
+    status.dwLength       = sizeof(status);
+    return GlobalMemoryStatusEx(&status) ? static_cast<int64_t>(std::min(status.ullAvailPhys, status.ullAvailPageFile))
+                                         : 0;
+}
+
+#elif defined(__APPLE__)
+
+// Pages that are inactive or read ahead can be taken without swapping.
+int64_t available() {
+    vm_statistics64_data_t pages = {};
+    mach_msg_type_number_t count = HOST_VM_INFO64_COUNT;
+    vm_size_t              size  = 0;
+    host_page_size(mach_host_self(), &size);
+    const auto found =
+        host_statistics64(mach_host_self(), HOST_VM_INFO64, reinterpret_cast<host_info64_t>(&pages), &count);
+    return found == KERN_SUCCESS ? static_cast<int64_t>(size) * (pages.free_count + pages.inactive_count) : 0;
+}
+
+#else
 
 // Return the number in a file, or -1 if it has none (such as "max").
 int64_t read_number(const std::string & path) {
@@ -51,16 +81,13 @@ int64_t left_of_limit() {
     return std::max<int64_t>(0, limit - used);
 }
 
+int64_t available() {
+    const int64_t free = available_to_all(), limit = left_of_limit();
+    return limit < 0 ? free : std::min(free, limit);
+}
+
+#endif
+
 } // namespace
 
-int64_t velo::free_host_memory() {
-    int64_t free = available_to_all();
-    if (free < 0) { // not Linux: ask the backend
-        size_t unused = 0, total = 0;
-        ggml_backend_dev_memory(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), &unused, &total);
-        return static_cast<int64_t>(unused);
-    }
-    const int64_t limit = left_of_limit();
-    free                = limit < 0 ? free : std::min(free, limit);
-    return std::max<int64_t>(0, free - reserved_memory());
-}
+int64_t velo::free_host_memory() { return std::max<int64_t>(0, available() - reserved_memory()); }

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <thread>
 
-#if defined(__linux__)
+#if !defined(_WIN32)
 #    include <sys/mman.h>
 #    include <unistd.h>
 #endif
@@ -87,7 +87,7 @@ private:
 #endif
 };
 
-#if defined(__linux__)
+#if !defined(_WIN32)
 // Hints to the system; they change no result.
 void advise(const llama_late_weight & weight, int advice, bool shared_pages) {
     const auto page  = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));

@@ -14,8 +14,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#if defined(_WIN32)
+#if defined(velo_EXPORTS) && defined(_WIN32) // CMake defines it for the sources of the library
 #    define VELO_API __declspec(dllexport)
+#elif defined(_WIN32)
+#    define VELO_API __declspec(dllimport)
 #else
 #    define VELO_API __attribute__((visibility("default")))
 #endif
@@ -81,6 +83,10 @@ VELO_API velo_status velo_devices(velo_device * devices, int32_t capacity, int32
 VELO_API int64_t velo_reserved_memory(void) VELO_NOEXCEPT;
 // Write the CPU features of the build: "AVX512 = 1 | ...".
 VELO_API velo_status velo_system_info(char * text, size_t capacity, size_t * len) VELO_NOEXCEPT;
+
+// Write the numbers of physical cores and of performance cores among them; 0: the system does not tell. Linux does, in
+// files: there both are 0.
+VELO_API velo_status velo_cores(int32_t * physical, int32_t * performance) VELO_NOEXCEPT;
 
 // End the OpenMP worker threads of the calling thread. Its next run starts new ones. While a process has more workers
 // than cores, GCC's OpenMP makes every thread sleep at each barrier.

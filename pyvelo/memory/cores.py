@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pyvelo.config import MAX_THREADS
 from pyvelo.memory.cgroups import groups, read
+from pyvelo.native import count_cores
 
 __all__ = ["Cores", "find_cores"]
 
@@ -60,12 +61,15 @@ def find_cores(root: Path = Path("/"), allowed: Collection[int] | None = None) -
     elif online & usable:
         usable = usable & online
     logical = len(usable) or os.cpu_count() or 1
+    if not usable:  # not Linux
+        physical, performance = count_cores()
+        return Cores(logical, physical or None, performance or None, _quota(root))
     cores = {cpu: _core(cpus, cpu) for cpu in usable}
-    if not cores or None in cores.values():
+    if None in cores.values():
         return Cores(logical, None, None, _quota(root))
     fast = _performance(root, usable) or usable
-    physical, performance = len(set(cores.values())), len({cores[cpu] for cpu in fast})
-    return Cores(logical, physical, performance, _quota(root))
+    n_physical, n_performance = len(set(cores.values())), len({cores[cpu] for cpu in fast})
+    return Cores(logical, n_physical, n_performance, _quota(root))
 
 
 def _affinity() -> frozenset[int] | None:

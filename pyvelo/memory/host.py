@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from pyvelo.memory.cgroups import groups, read
+from pyvelo.native import devices
 
 if sys.platform == "linux":
     import resource
@@ -18,7 +18,7 @@ __all__ = ["free_memory"]
 def free_memory(root: Path = Path("/")) -> int | None:
     """Return the bytes that can be allocated without swapping or being killed; None if unknown.
 
-    This is the minimum of MemAvailable, the rest of the limit of address space (`ulimit -v`) and the rest of
+    On Linux, this is the minimum of MemAvailable, the rest of the limit of address space (`ulimit -v`) and the rest of
     each memory cgroup (version 1 or 2) of this process. Page cache that can be dropped counts as free. `root`
     is the folder of /proc and /sys.
     """
@@ -32,8 +32,8 @@ def _available(root: Path) -> Iterator[int]:
         if line.startswith("MemAvailable:"):
             yield int(line.split()[1]) * 1024
             return
-    if not text and hasattr(os, "sysconf"):
-        yield from _half_of_physical()
+    if not text:  # not Linux
+        yield from (device.memory_free for device in devices() if device.kind == "cpu")
 
 
 def _address_space(root: Path) -> Iterator[int]:
@@ -42,14 +42,6 @@ def _address_space(root: Path) -> Iterator[int]:
         limit, _ = resource.getrlimit(resource.RLIMIT_AS)
         if limit != resource.RLIM_INFINITY:
             yield limit - int(used[0]) * resource.getpagesize()
-
-
-def _half_of_physical() -> Iterator[int]:
-    """Yield half of the physical memory, for systems that do not report free memory (macOS)."""
-    try:
-        yield os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    except (ValueError, OSError):
-        return
 
 
 def _cgroup_limits(root: Path) -> Iterator[int]:

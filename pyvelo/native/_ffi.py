@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import fields
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -45,10 +46,12 @@ def symbols_kept_local() -> Iterator[None]:
     """Load extension modules with symbols that no other library can find, whatever the flags of the process
     are.
 
-    Otherwise a stock llama.cpp that is loaded later would call our functions.
+    Otherwise a stock llama.cpp that is loaded later would call our functions. On Windows symbols are local, and
+    the folder of our libraries is named.
     """
     if sys.platform == "win32":
-        yield
+        with os.add_dll_directory(str(Path(__file__).parent / "lib")):
+            yield
         return
     flags = sys.getdlopenflags()
     sys.setdlopenflags(os.RTLD_NOW | os.RTLD_LOCAL)

@@ -22,6 +22,7 @@ __all__ = [
     "Device",
     "DeviceKind",
     "LogLevel",
+    "count_cores",
     "devices",
     "follow_logger",
     "release_threads",
@@ -87,6 +88,16 @@ def reserved_memory() -> int:
     They are allocated but untouched, so the system still counts them as free.
     """
     return int(lib.velo_reserved_memory())
+
+
+def count_cores() -> tuple[int, int]:
+    """Return the numbers of physical cores and of performance cores among them.
+
+    Both are 0 where the system does not tell the library, as on Linux, whose files tell.
+    """
+    physical, performance = ffi.new("int32_t *"), ffi.new("int32_t *")
+    check(lib.velo_cores(physical, performance))
+    return physical[0], performance[0]
 
 
 def system_info() -> str:

@@ -4,10 +4,10 @@
     python scripts/build/cross_compile.py x86_64-windows-gnu
     python scripts/build/cross_compile.py --check aarch64-macos x86_64-macos
 
-Builds the libraries and two programs: velo-lab-check compares the operator and the products with references,
-velo-lab-generate MODEL PROMPT TOKENS prints an answer. Those for Windows run under wine. The Python module
-needs the other system's Python, so it is left out. --check parses our sources and builds nothing; warnings
-are errors then.
+Builds the libraries and three programs: velo-lab-check compares the operator and the products with references,
+velo-lab-generate MODEL PROMPT TOKENS prints an answer, velo-lab-host MODEL checks memory and cores. Programs
+for Windows run under wine. The Python module needs the other system's Python, so it is left out. --check
+parses our sources and builds nothing; warnings are errors then.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed
 from scripts._common import ROOT, ScriptError, run_main
 
 NATIVE = ROOT / "native"
-TARGETS = ("velo", "velo-lab-check", "velo-lab-generate")
+TARGETS = ("velo", "velo-lab-check", "velo-lab-generate", "velo-lab-host")
 TOOLS = ("ar", "ranlib", "rc")
 AVX2 = tuple(f"-DGGML_{name}=ON" for name in ("SSE42", "AVX", "AVX2", "BMI2", "FMA", "F16C"))
 SYSTEMS = {
@@ -41,6 +41,11 @@ OPTIONS = (
     "-DPYVELO_NATIVE=OFF",
     *(f"-DGGML_{name}=OFF" for name in ("OPENMP", "METAL", "BLAS", "ACCELERATE")),
 )
+COMPILE_ONLY = (
+    "-DCMAKE_TRY_COMPILE_TARGET_TYPE=STATIC_LIBRARY",
+    *(f"-DCMAKE_{language}_FLAGS=-c" for language in ("C", "CXX")),
+)
+"""CMake links nothing with these, so zig need not build its C and C++ libraries, which takes two minutes."""
 PARSE = ("-fsyntax-only", "-Werror", "-Wno-unused-command-line-argument", "-Wno-unused-function")
 """Sources of ours do not use every function of upstream's headers."""
 
@@ -105,7 +110,7 @@ def check(system: str, jobs: int) -> None:
     Raises: ScriptError if a source has an error or a warning.
     """
     folder = ROOT / "build" / f"check-{system}"
-    configure(system, folder, ["-DCMAKE_TRY_COMPILE_TARGET_TYPE=STATIC_LIBRARY"])  # links nothing
+    configure(system, folder, list(COMPILE_ONLY))
     listed = subprocess.run(["ninja", "-C", str(folder), "-t", "compdb"], capture_output=True, check=True)
     ours = {one["file"]: one for one in json.loads(listed.stdout) if Path(one["file"]).is_relative_to(NATIVE)}
     with ThreadPoolExecutor(jobs) as pool:

@@ -180,3 +180,21 @@ def _counting(seen: list[int]) -> object:
         return Context(*args, **settings)  # type: ignore[arg-type]
 
     return make
+
+
+@pytest.mark.parametrize(
+    ("told", "physical", "performance", "threads"), [((10, 4), 10, 4, 4), ((0, 0), None, None, 6)]
+)
+def test_windows_and_macos_are_asked(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    told: tuple[int, int],
+    physical: int | None,
+    performance: int | None,
+    threads: int,
+) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 12)
+    monkeypatch.setattr("pyvelo.memory.cores.count_cores", lambda: told)
+    assert find_cores(tmp_path) == Cores(12, physical, performance, None)
+    assert find_cores(tmp_path).threads == threads
