@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,9 +19,9 @@ __all__ = ["free_memory"]
 def free_memory(root: Path = Path("/")) -> int | None:
     """Return the bytes that can be allocated without swapping or being killed; None if unknown.
 
-    On Linux, this is the minimum of MemAvailable, the rest of the limit of address space (`ulimit -v`) and the rest of
-    each memory cgroup (version 1 or 2) of this process. Page cache that can be dropped counts as free. `root`
-    is the folder of /proc and /sys.
+    On Linux, this is the minimum of MemAvailable, the rest of the limit of address space (`ulimit -v`) and
+    the rest of each memory cgroup (version 1 or 2) of this process. Page cache that can be dropped counts as
+    free. `root` is the folder of /proc and /sys. Other systems are asked for what they count as free.
     """
     limits = [*_available(root), *_address_space(root), *_cgroup_limits(root)]
     return max(0, min(limits)) if limits else None
@@ -38,10 +39,17 @@ def _available(root: Path) -> Iterator[int]:
 
 def _address_space(root: Path) -> Iterator[int]:
     used = read(root / "proc/self/statm").split()
-    if sys.platform == "linux" and used:
-        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-        if limit != resource.RLIM_INFINITY:
-            yield limit - int(used[0]) * resource.getpagesize()
+    limit = _address_space_limit()
+    if used and limit is not None:
+        yield limit - int(used[0]) * mmap.PAGESIZE
+
+
+def _address_space_limit() -> int | None:
+    limit: int | None = None
+    if sys.platform == "linux":
+        soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+        limit = None if soft == resource.RLIM_INFINITY else soft
+    return limit
 
 
 def _cgroup_limits(root: Path) -> Iterator[int]:

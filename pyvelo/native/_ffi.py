@@ -46,8 +46,8 @@ def symbols_kept_local() -> Iterator[None]:
     """Load extension modules with symbols that no other library can find, whatever the flags of the process
     are.
 
-    Otherwise a stock llama.cpp that is loaded later would call our functions. On Windows symbols are local, and
-    the folder of our libraries is named.
+    Otherwise a stock llama.cpp that is loaded later would call our functions. On Windows all symbols are
+    local, but the folder of our libraries must be named.
     """
     if sys.platform == "win32":
         with os.add_dll_directory(str(Path(__file__).parent / "lib")):

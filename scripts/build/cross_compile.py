@@ -4,10 +4,10 @@
     python scripts/build/cross_compile.py x86_64-windows-gnu
     python scripts/build/cross_compile.py --check aarch64-macos x86_64-macos
 
-Builds the libraries and three programs: velo-lab-check compares the operator and the products with references,
-velo-lab-generate MODEL PROMPT TOKENS prints an answer, velo-lab-host MODEL checks memory and cores. Programs
-for Windows run under wine. The Python module needs the other system's Python, so it is left out. --check
-parses our sources and builds nothing; warnings are errors then.
+Builds the libraries and three programs: velo-lab-check compares the operator and the products with
+references, velo-lab-generate MODEL PROMPT TOKENS prints an answer, velo-lab-host MODEL checks memory and
+cores. Programs for Windows run under wine. The Python module needs the other system's Python, so it is left
+out. --check parses our sources and builds nothing; warnings are errors then.
 """
 
 from __future__ import annotations
