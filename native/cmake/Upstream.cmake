@@ -28,6 +28,9 @@ endif()
 velo_upstream_option(GGML_BACKEND_DL ${PYVELO_PORTABLE})
 velo_upstream_option(GGML_CPU_ALL_VARIANTS ${PYVELO_PORTABLE})
 velo_upstream_option(GGML_CUDA ${PYVELO_CUDA})
+foreach (_name METAL BLAS ACCELERATE) # of macOS: there, too, our kernels compute, and give the same bits
+    velo_upstream_option(GGML_${_name} OFF)
+endforeach()
 velo_upstream_option(LLAMA_OPENSSL OFF)
 velo_upstream_option(LLAMA_BUILD_COMMON ${PYVELO_UPSTREAM_TESTS})
 velo_upstream_option(LLAMA_BUILD_TESTS ${PYVELO_UPSTREAM_TESTS})
@@ -66,6 +69,21 @@ endfunction()
 get_property(_targets DIRECTORY ${_tree}/ggml/src PROPERTY BUILDSYSTEM_TARGETS)
 list(FILTER _targets INCLUDE REGEX "^ggml-cpu")
 list(FILTER _targets EXCLUDE REGEX "-feats$") # checks whether a variant runs on a processor
+
+# GCC before version 14 knows no SME, which two variants for ARM have. The backend's target depends on them, so they
+# become empty, and are not installed.
+set(_with_sme ${_targets})
+list(FILTER _with_sme INCLUDE REGEX "-armv9")
+if (_with_sme)
+    include(CheckCCompilerFlag)
+    check_c_compiler_flag(-march=armv9.2-a+sme PYVELO_COMPILES_SME)
+    if (NOT PYVELO_COMPILES_SME)
+        file(WRITE ${CMAKE_BINARY_DIR}/nothing.c "")
+        set_target_properties(${_with_sme} PROPERTIES SOURCES ${CMAKE_BINARY_DIR}/nothing.c COMPILE_OPTIONS "")
+        list(REMOVE_ITEM _targets ${_with_sme})
+        message(STATUS "left out, because the compiler does not know their instructions: ${_with_sme}")
+    endif()
+endif()
 set(PYVELO_CPU_TARGETS ${_targets})
 
 include(Amx)

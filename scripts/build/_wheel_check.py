@@ -106,11 +106,11 @@ def install(wheel: Path, folder: Path) -> Path:
 
     Returns the environment's folder of programs.
     """
-    _run([sys.executable, "-m", "venv", str(folder)], dict(os.environ), folder.parent)
+    run([sys.executable, "-m", "venv", str(folder)], dict(os.environ), folder.parent)
     programs = folder / "bin"
     environment = without_compilers(programs)
     pip = [str(programs / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    _run([*pip, "--only-binary", ":all:", f"{wheel}[cli]"], environment, folder.parent)
+    run([*pip, "--only-binary", ":all:", f"{wheel}[cli]"], environment, folder.parent)
     if found := [name for name in COMPILERS if shutil.which(name, path=environment["PATH"])]:
         raise ScriptError(f"the clean environment has {', '.join(found)}: it shall have no compiler")
     return programs
@@ -125,7 +125,7 @@ def ask(programs: Path, machine: str, emulator: Sequence[str], expected: str) ->
     maps.unlink(missing_ok=True)
     command = [*emulator, str(programs / "python"), "-I", "-c", _WITH_MAPS, str(maps)]
     command += [str(programs / "pyvelo"), "run", "-p", QUESTION]
-    answer = _run(command, without_compilers(programs), programs.parent.parent).strip()
+    answer = run(command, without_compilers(programs), programs.parent.parent).strip()
     variant = loaded_variant(libraries(maps.read_text()), programs.parent)
     print(f"{machine}: {variant}: {answer}", flush=True)
     if not re.search(rf"\b{ANSWER}\b", answer):
@@ -154,7 +154,7 @@ def check_wheel(wheel: Path) -> None:
         ask(programs, f"without the variants for AVX-512 (no {QEMU} here)", (), older)
 
 
-def _run(command: Sequence[str], environment: Mapping[str, str], folder: Path) -> str:
+def run(command: Sequence[str], environment: Mapping[str, str], folder: Path) -> str:
     """Run the command and return its output."""
     try:
         done = subprocess.run(

@@ -36,11 +36,7 @@ SYSTEMS = {
     "aarch64-macos": ("Darwin", "arm64", ("-DGGML_CPU_ARM_ARCH=apple_m1",)),
 }
 """CMake's names of the system and its processor, and the processor's instructions."""
-OPTIONS = (
-    "-DPYVELO_MODULE=OFF",
-    "-DPYVELO_NATIVE=OFF",
-    *(f"-DGGML_{name}=OFF" for name in ("OPENMP", "METAL", "BLAS", "ACCELERATE")),
-)
+OPTIONS = ("-DPYVELO_MODULE=OFF", "-DPYVELO_NATIVE=OFF", "-DGGML_OPENMP=OFF")  # zig has no OpenMP
 COMPILE_ONLY = (
     "-DCMAKE_TRY_COMPILE_TARGET_TYPE=STATIC_LIBRARY",
     *(f"-DCMAKE_{language}_FLAGS=-c" for language in ("C", "CXX")),

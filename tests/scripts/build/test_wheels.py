@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from scripts._common import ScriptError
+from scripts.build import _wheel_arm
 from scripts.build._wheel_check import (
     COMPILERS,
     VARIANTS,
@@ -23,7 +24,7 @@ from scripts.build._wheel_check import (
     needs_avx512,
     without_compilers,
 )
-from scripts.build.wheels import check_contents, glibc, only
+from scripts.build.wheels import check_contents, only, platform
 
 HASWELL = "fpu sse sse2 ssse3 fma sse4_1 sse4_2 movbe popcnt aes avx f16c bmi1 avx2 bmi2"
 SKYLAKE_X = f"{HASWELL} avx512f avx512dq avx512cd avx512bw avx512vl"
@@ -162,24 +163,25 @@ def test_compilers_are_hidden(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("platforms", "oldest"),
+    ("platforms", "machine", "oldest"),
     [
-        ("manylinux_2_34_x86_64", (2, 34)),
-        ("manylinux2014_x86_64.manylinux_2_17_x86_64", (2, 17)),
-        ("manylinux_2_27_x86_64.manylinux_2_28_x86_64", (2, 27)),
+        ("manylinux_2_34_x86_64", "x86_64", (2, 34)),
+        ("manylinux2014_x86_64.manylinux_2_17_x86_64", "x86_64", (2, 17)),
+        ("manylinux_2_27_x86_64.manylinux_2_28_x86_64", "x86_64", (2, 27)),
+        ("manylinux_2_35_aarch64", "aarch64", (2, 35)),
     ],
 )
-def test_glibc_of_a_name(platforms: str, oldest: tuple[int, int]) -> None:
-    assert glibc(Path(f"pyvelo-0.1.0-cp310-abi3-{platforms}.whl")) == oldest
+def test_the_platform_of_a_name(platforms: str, machine: str, oldest: tuple[int, int]) -> None:
+    assert platform(Path(f"pyvelo-0.1.0-cp310-abi3-{platforms}.whl")) == (machine, oldest)
 
 
 @pytest.mark.parametrize(
     "tag",
-    ["cp310-abi3-linux_x86_64", "cp311-cp311-manylinux_2_34_x86_64", "cp310-abi3-manylinux_2_34_aarch64"],
+    ["cp310-abi3-linux_x86_64", "cp311-cp311-manylinux_2_34_x86_64", "cp310-abi3-manylinux_2_34_armv7l"],
 )
 def test_a_name_that_does_not_travel(tag: str) -> None:
     with pytest.raises(ScriptError, match="manylinux"):
-        glibc(Path(f"pyvelo-0.1.0-{tag}.whl"))
+        platform(Path(f"pyvelo-0.1.0-{tag}.whl"))
 
 
 LIBRARIES = [f"libggml-cpu-{name}.so" for name in VARIANTS] + [
@@ -201,7 +203,7 @@ def test_contents(tmp_path: Path) -> None:
     gomp = "libgomp-24e2.so.1.0.0"
     check_contents(wheel(tmp_path, [*LIBRARIES, gomp]))
     for names, said in (
-        (LIBRARIES, "OpenMP library: none"),
+        (LIBRARIES, "OpenMP libraries: none"),
         ([*LIBRARIES, gomp, "libgomp-e985.so.1.0.0"], "libgomp-e985"),
         ([*LIBRARIES[1:], gomp], "x64"),
         ([*LIBRARIES, gomp, "libggml-cpu-armv9.so"], "armv9"),
@@ -210,6 +212,45 @@ def test_contents(tmp_path: Path) -> None:
     ):
         with pytest.raises(ScriptError, match=said):
             check_contents(wheel(tmp_path, names))
+
+
+def test_contents_for_arm(tmp_path: Path) -> None:
+    names = [f"libggml-cpu-{name}.so" for name in _wheel_arm.VARIANTS]
+    check_contents(wheel(tmp_path, names), "aarch64")
+    check_contents(wheel(tmp_path, [*names, "libggml-cpu-armv9.2_1.so"]), "aarch64")
+    for wrong, said in (
+        (names[1:], "armv8.0_1"),
+        ([*names, "libggml-cpu-zen4.so"], "zen4"),
+        ([*names, "libgomp-24e2.so"], "libgomp-24e2"),  # the cross compiler's
+    ):
+        with pytest.raises(ScriptError, match=said):
+            check_contents(wheel(tmp_path, wrong), "aarch64")
+
+
+def emulator(folder: Path, text: str) -> tuple[str, ...]:
+    """A program that stands for qemu and prints this."""
+    path = folder / "emulator"
+    path.write_text(f"#!{sys.executable}\nprint({text!r})\n")
+    path.chmod(0o755)
+    return (str(path), "-cpu", "max")
+
+
+@pytest.mark.parametrize(
+    ("answer", "variants", "said"),
+    [
+        ("so 42.", ["armv8.2_2"], None),
+        ("so 41.", ["armv8.2_2"], "answered with 42"),
+        ("so 42.", [], "it loaded none"),
+        ("so 42.", ["armv8.2_2", "armv8.6_1"], "it loaded armv8"),
+    ],
+)
+def test_an_emulated_processor_is_judged(
+    tmp_path: Path, answer: str, variants: list[str], said: str | None
+) -> None:
+    lines = [f"7f01-7f02 r-xp 00000000 fe:01 123    /site/libggml-cpu-{name}.so" for name in variants]
+    command = emulator(tmp_path, "\n".join([answer, *lines]))
+    with pytest.raises(ScriptError, match=said) if said else contextlib.nullcontext():
+        assert _wheel_arm.ask(command, tmp_path / "python", tmp_path / "site") == variants[0]
 
 
 def test_one_file_is_one_file(tmp_path: Path) -> None:
