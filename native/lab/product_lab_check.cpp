@@ -102,7 +102,7 @@ int check_products() {
     for (int32_t type :
          {GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_Q5_0, GGML_TYPE_Q5_1, GGML_TYPE_Q8_0, GGML_TYPE_IQ4_NL,
           GGML_TYPE_MXFP4, GGML_TYPE_Q4_K, GGML_TYPE_Q5_K, GGML_TYPE_Q6_K, GGML_TYPE_IQ4_XS}) {
-        const matrix w = random_matrix(type, 48, 512, draw);
+        const matrix w = random_matrix(type, 48, 1280, draw);
         if (product(w, w.values.data(), 1, 1).empty()) {
             printf("no products over tiles here\n");
             return 0;

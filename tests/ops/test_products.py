@@ -92,8 +92,8 @@ def test_a_row_is_the_same_in_any_batch(kind: str, layout: str) -> None:
     Over tiles, they depend on no number of rows. Upstream's products over other layouts round one row in
     another way than four.
     """
-    file, _ = weights(kind, 96, 512, seed=3)
-    x = rows(40 if layout == "TILES" else 12, 512)
+    file, _ = weights(kind, 96, 1280, seed=3)
+    x = rows(40 if layout == "TILES" else 12, 1280)
     together, _ = product_in(kind, file, x, packed=True, threads=2, layout=layout)
     assert together is not None
     for n in (1, 2, 3, 5, 8, 9, 11):

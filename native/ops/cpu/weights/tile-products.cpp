@@ -1,6 +1,6 @@
-// Products of tiles with rows of bytes. Four rows share each line that is unpacked, in registers. Sums within a group
-// of one scale are of integers, and a row's groups are added in their order, so a row's bits do not depend on the other
-// rows.
+// Products of tiles with rows of bytes. Up to four rows share each line that is unpacked, in registers. Sums within a
+// group of one scale are of integers, and a row's blocks are added in their order, so a row's bits do not depend on the
+// other rows.
 #include "tile-products.h"
 
 #include "ggml-cpu-impl.h"
@@ -12,7 +12,7 @@
 
 #    include "hand-out.h"
 #    include "read-ahead.h"
-#    include "tile-codes.h"
+#    include "tile-lines.h"
 #    include "tile-rows.h"
 #    include "tile-sums.h"
 
@@ -26,19 +26,24 @@ namespace {
 constexpr int     MOST_ROWS = 4;         // of a pass: registers hold their sums
 constexpr int64_t ROOM      = 128 << 10; // bytes of tiles that stay in the second level while rows pass
 
+// Codes of 5 and 6 bits take the most work to unpack. For many rows it is done once, for a chunk of a tile; codes of 4
+// bits would gain nothing.
+constexpr int64_t MANY_ROWS = 16;
+constexpr int     CHUNK     = 1024; // codes along K: 16 KiB of bytes with all columns stay in the first level
+template <class Layout> constexpr bool UNPACKS = codes_of<Layout>::BITS == 5 || codes_of<Layout>::BITS == 6;
+
 template <class Layout> using row_of = std::conditional_t<Layout::K == 32, row_32, row_256>;
 
 template <int ROWS> using ints_of_rows   = ints[ROWS][PARTS];
 template <int ROWS> using floats_of_rows = floats[ROWS][PARTS];
 
 // Adds the products of a group, line by line; calls drain(sums) when no more fit into the sums, and at the end.
-template <class Layout, int ROWS, class Drain>
-void multiply_group(const char * w, int group, const row_of<Layout> * const (&rows)[ROWS], Drain drain) {
+template <class Layout, int ROWS, class Lines, class Drain>
+void multiply_group(Lines lines, int group, const row_of<Layout> * const (&rows)[ROWS], Drain drain) {
     using codes          = codes_of<Layout>;
     using row_sums       = sums_of_rows<codes::BITS, ROWS>;
     constexpr int  LINES = Layout::GROUP / 4;
-    const char *   ahead = w + group * (Layout::BYTES / Layout::GROUPS);
-    const auto     read  = [&](int k, int p) { return codes::read(w, group, k, 4 * COLUMNS * p); };
+    const auto     read  = [&](int k, int p) { return lines.read(group, k, p); };
     row_sums       sums;
     const int8_t * bytes[ROWS];
     for (int m = 0; m < ROWS; ++m) {
@@ -46,7 +51,7 @@ void multiply_group(const char * w, int group, const row_of<Layout> * const (&ro
     }
 #    pragma GCC unroll 8
     for (int k = 0; k < LINES; k += row_sums::LINES) {
-        velo_read_ahead(ahead + k * (Layout::BYTES / Layout::GROUPS / LINES), 1);
+        lines.read_ahead(group, k);
         sums.add(k, read, bytes);
         if ((k + row_sums::LINES) % products<codes::BITS>::ROOM == 0 || k + row_sums::LINES == LINES) {
             drain(sums);
@@ -66,12 +71,12 @@ template <class F> void for_parts(int n_rows, F f) {
 }
 
 // Adds a block of 32 codes along K, which have one scale.
-template <class Layout, int ROWS>
-void add_block(const char * w, const row_32 * const (&rows)[ROWS], floats_of_rows<ROWS> & out) {
+template <class Layout, int ROWS, class Lines>
+void add_block(const char * w, Lines lines, const row_32 * const (&rows)[ROWS], floats_of_rows<ROWS> & out) {
     using codes = codes_of<Layout>;
     ints_of_rows<ROWS> totals;
     for_parts(ROWS, [&](int m, int p) { totals[m][p] = splat(codes::MIDDLE * rows[m]->minus_sum); });
-    multiply_group<Layout, ROWS>(w, 0, rows, [&](const auto & sums) {
+    multiply_group<Layout, ROWS>(lines, 0, rows, [&](const auto & sums) {
         for_parts(ROWS,
                   [&](int m, int p) { totals[m][p] = add(totals[m][p], products<codes::BITS>::total(sums.at(m, p))); });
     });
@@ -91,7 +96,7 @@ void add_block(const char * w, const row_32 * const (&rows)[ROWS], floats_of_row
 // Sums of a byte of each group (its scale, or its minimum), times the sum of the row's numbers there.
 template <class Layout, int ROWS>
 void multiply_sums(const char * w, const row_256 * const (&rows)[ROWS], ints_of_rows<ROWS> & out) {
-    std::memset(&out, 0, sizeof(out));
+    for_parts(ROWS, [&](int m, int p) { out[m][p] = splat(0); });
     for (int group = 0; group < Layout::GROUPS; group += 2) {
         ints both[PARTS];
         for (int p = 0; p < PARTS; ++p) {
@@ -110,8 +115,8 @@ void multiply_sums(const char * w, const row_256 * const (&rows)[ROWS], ints_of_
 }
 
 // Adds a block of 256 codes along K, with a scale for each group.
-template <class Layout, int ROWS>
-void add_block(const char * w, const row_256 * const (&rows)[ROWS], floats_of_rows<ROWS> & out) {
+template <class Layout, int ROWS, class Lines>
+void add_block(const char * w, Lines lines, const row_256 * const (&rows)[ROWS], floats_of_rows<ROWS> & out) {
     using codes  = codes_of<Layout>;
     using totals = typename products<codes::BITS>::totals;
     totals of_rows[ROWS][PARTS];
@@ -120,7 +125,7 @@ void add_block(const char * w, const row_256 * const (&rows)[ROWS], floats_of_ro
         for (int p = 0; p < PARTS; ++p) {
             scale[p] = totals::load_scale(w + Layout::SCALE + COLS * group + COLUMNS * p);
         }
-        multiply_group<Layout, ROWS>(w, group, rows, [&](const auto & sums) {
+        multiply_group<Layout, ROWS>(lines, group, rows, [&](const auto & sums) {
             for_parts(ROWS, [&](int m, int p) { of_rows[m][p].add(sums.at(m, p), scale[p]); });
         });
     }
@@ -143,29 +148,68 @@ void add_block(const char * w, const row_256 * const (&rows)[ROWS], floats_of_ro
     });
 }
 
-template <class Layout, int ROWS>
-void multiply_tile(int64_t n_blocks, const char * w, const row_of<Layout> * const * first, float * const * out,
-                   int64_t column) {
+// Some blocks of a tile, those from block `begin` of the rows on, and the columns of their results.
+template <class Layout, class Lines> struct part {
+    const char * w;
+    Lines        lines;
+    int64_t      begin, n_blocks, column;
+    const char * ahead;       // what to prefetch
+    int64_t      ahead_bytes; // for each block
+};
+
+// Adds the products with a part of a tile, or begins with them at the first block.
+template <class Layout, int ROWS, class Lines>
+void multiply_part(const part<Layout, Lines> & of, const row_of<Layout> * const * in, float * const * out) {
     const row_of<Layout> * rows[ROWS];
     floats_of_rows<ROWS>   sums;
-    std::copy(first, first + ROWS, rows);
-    std::memset(&sums, 0, sizeof(sums));
-    for (int64_t block = 0; block < n_blocks; ++block, w += Layout::BYTES) {
-        add_block<Layout, ROWS>(w, rows, sums);
+    for_parts(ROWS, [&](int m, int p) {
+        sums[m][p] = of.begin > 0 ? load_floats(out[m] + of.column + COLUMNS * p) : splat(0.0f);
+    });
+    for (int m = 0; m < ROWS; ++m) {
+        rows[m] = in[m] + of.begin;
+    }
+    const char * w     = of.w;
+    Lines        lines = of.lines;
+    for (int64_t block = 0; block < of.n_blocks; ++block, w += Layout::BYTES, lines = lines.next()) {
+        for (int64_t i = 0; i < of.ahead_bytes; i += 64) {
+            VELO_PREFETCH(of.ahead + block * of.ahead_bytes + i);
+        }
+        add_block<Layout, ROWS>(w, lines, rows, sums);
         for (auto & row : rows) {
             ++row;
         }
     }
-    for_parts(ROWS, [&](int m, int p) { store(out[m] + column + COLUMNS * p, sums[m][p]); });
+    for_parts(ROWS, [&](int m, int p) { store(out[m] + of.column + COLUMNS * p, sums[m][p]); });
 }
 
-template <class Layout>
-constexpr void (*multiply_rows[])(int64_t, const char *, const row_of<Layout> * const *, float * const *, int64_t) = {
-    multiply_tile<Layout, 1>,
-    multiply_tile<Layout, 2>,
-    multiply_tile<Layout, 3>,
-    multiply_tile<Layout, 4>,
+template <class Layout, class Lines>
+constexpr void (*multiply_rows[])(const part<Layout, Lines> &, const row_of<Layout> * const *, float * const *) = {
+    multiply_part<Layout, 1, Lines>,
+    multiply_part<Layout, 2, Lines>,
+    multiply_part<Layout, 3, Lines>,
+    multiply_part<Layout, 4, Lines>,
 };
+
+// Multiplies a tile with many rows, chunk by chunk.
+template <class Layout>
+void multiply_many(const char * w, int64_t n_blocks, int64_t column, int64_t n, const row_of<Layout> * const * in,
+                   float * const * out) {
+    using lines                = unpacked_lines<Layout>;
+    constexpr int64_t BLOCKS   = CHUNK / Layout::K;
+    const int64_t     n_passes = (n + MOST_ROWS - 1) / MOST_ROWS; // of equally many rows
+    alignas(64) char  codes[CHUNK * COLS];
+    for (int64_t begin = 0; begin < n_blocks; begin += BLOCKS, w += BLOCKS * Layout::BYTES) {
+        part<Layout, lines> chunk{w, {codes}, begin, std::min(BLOCKS, n_blocks - begin), column, nullptr, 0};
+        chunk.ahead       = w + chunk.n_blocks * Layout::BYTES; // the next chunk, a share of it in each pass
+        chunk.ahead_bytes = (Layout::BYTES / n_passes + 63) / 64 * 64;
+        unpack<Layout>(w, chunk.n_blocks, codes);
+        for (int64_t pass = 0; pass < n_passes; ++pass) {
+            const int64_t i = n * pass / n_passes, next = n * (pass + 1) / n_passes;
+            multiply_rows<Layout, lines>[next - i - 1](chunk, in + i, out + i);
+            chunk.ahead += chunk.n_blocks * chunk.ahead_bytes;
+        }
+    }
+}
 
 // ---- which rows each matrix multiplies ----
 
@@ -261,17 +305,28 @@ template <class Layout> void round_rows(const ggml_compute_params * params, cons
 
 // ---- the threads' work ----
 
-// Computes tiles [begin, end) of a matrix: each pass of rows takes a group of tiles, which stay in the second level.
+// Computes tiles [begin, end) of a matrix. A pass of rows takes a group of tiles, or a chunk of one.
 template <class Layout> void multiply_tiles(const problem<Layout> & p, int64_t matrix, int64_t begin, int64_t end) {
     const int64_t n = p.n_products(matrix), passes = (n + MOST_ROWS - 1) / MOST_ROWS; // of equally many rows
+    const auto    in  = p.in + p.first[matrix];
+    const auto    out = p.out + p.first[matrix];
+    const auto *  w   = static_cast<const char *>(p.dst->src[0]->data) + matrix * p.n_tiles() * p.tile_bytes();
+    if constexpr (UNPACKS<Layout>) {
+        if (n >= MANY_ROWS) {
+            for (int64_t tile = begin; tile < end; ++tile) {
+                multiply_many<Layout>(w + tile * p.tile_bytes(), p.n_blocks(), tile * COLS, n, in, out);
+            }
+            return;
+        }
+    }
     const int64_t group = passes > 1 ? p.group() : end - begin;
-    const auto *  w     = static_cast<const char *>(p.dst->src[0]->data) + matrix * p.n_tiles() * p.tile_bytes();
     for (int64_t at = begin; at < end; at += group) {
         for (int64_t pass = 0; pass < passes; ++pass) {
-            const int64_t i = p.first[matrix] + n * pass / passes, next = p.first[matrix] + n * (pass + 1) / passes;
+            const int64_t i = n * pass / passes, next = n * (pass + 1) / passes;
             for (int64_t tile = at; tile < std::min(end, at + group); ++tile) {
-                multiply_rows<Layout>[next - i - 1](p.n_blocks(), w + tile * p.tile_bytes(), p.in + i, p.out + i,
-                                                    tile * COLS);
+                const packed_lines<Layout> lines{w + tile * p.tile_bytes()};
+                multiply_rows<Layout, packed_lines<Layout>>[next - i - 1](
+                    {lines.w, lines, 0, p.n_blocks(), tile * COLS, nullptr, 0}, in + i, out + i);
             }
         }
     }

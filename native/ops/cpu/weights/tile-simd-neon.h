@@ -25,11 +25,12 @@ inline int8x8_t four_bytes(const void * at) {
 }
 
 inline ints   load(const char * at) { return vreinterpretq_s32_s8(vld1q_s8((const int8_t *) at)); }
-inline floats load_floats(const char * at) { return vld1q_f32((const float *) at); }
+inline floats load_floats(const void * at) { return vld1q_f32((const float *) at); }
 inline floats load_halves(const char * at) {
     return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16((const uint16_t *) at)));
 }
 inline void   store(float * to, floats x) { vst1q_f32(to, x); }
+inline void   store(char * to, ints x) { vst1q_s8((int8_t *) to, vreinterpretq_s8_s32(x)); }
 inline ints   add(ints a, ints b) { return vaddq_s32(a, b); }
 inline ints   merge(ints a, ints b) { return vorrq_s32(a, b); }
 inline floats multiply(floats a, floats b) { return vmulq_f32(a, b); }

@@ -14,9 +14,10 @@ using ints   = __m256i; // 4 bytes, or 2 words, or one number, of each column
 using floats = __m256;
 
 inline ints   load(const char * at) { return _mm256_loadu_si256((const __m256i *) at); }
-inline floats load_floats(const char * at) { return _mm256_loadu_ps((const float *) at); }
+inline floats load_floats(const void * at) { return _mm256_loadu_ps((const float *) at); }
 inline floats load_halves(const char * at) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) at)); }
 inline void   store(float * to, floats x) { _mm256_storeu_ps(to, x); }
+inline void   store(char * to, ints x) { _mm256_storeu_si256((__m256i *) to, x); }
 inline ints   add(ints a, ints b) { return _mm256_add_epi32(a, b); }
 inline ints   merge(ints a, ints b) { return _mm256_or_si256(a, b); }
 inline floats multiply(floats a, floats b) { return _mm256_mul_ps(a, b); }
