@@ -148,7 +148,7 @@ void add_block(const char * w, Lines lines, const row_256 * const (&rows)[ROWS],
     });
 }
 
-// Some blocks of a tile, those from block `begin` of the rows on, and the columns of their results.
+// Some blocks of a tile, from block `begin` of the rows on, and the columns of their results.
 template <class Layout, class Lines> struct part {
     const char * w;
     Lines        lines;
