@@ -9,8 +9,10 @@
 #include "ggml-backend.h"
 #include "ggml.h"
 #include "llama-paged.h"
+#include "lost-time.h"
 
 #include <algorithm>
+#include <chrono>
 
 namespace {
 
@@ -37,6 +39,23 @@ void check(llama_paged_status status) {
         velo::fail(status_of(status), "%s", llama_paged_error());
     }
 }
+
+// Measures a step for the crew.
+class stopwatch {
+public:
+    void stop(velo::crew & crew, int64_t n_tokens) const {
+        const int64_t end = nanoseconds();
+        crew.worked(end, {end - begin, velo_lost_time() - lost, 1, n_tokens});
+    }
+
+private:
+    static int64_t nanoseconds() {
+        return std::chrono::duration_cast<std::chrono::nanoseconds>(clock::now().time_since_epoch()).count();
+    }
+
+    using clock         = std::chrono::steady_clock;
+    const int64_t begin = nanoseconds(), lost = velo_lost_time();
+};
 
 // Throw the error of a step, with the reason why a computing thread failed.
 void check_step(velo_context & context, llama_paged_status status) {
@@ -162,6 +181,7 @@ velo_status velo_context_create(velo_model * model, const velo_context_params * 
 
         const velo::error_log    log;
         const velo::catch_aborts catching(VELO_UNSUPPORTED);
+        made->crew = velo::crew(velo::threads_for(params->n_threads));
         made->llama.reset(llama_paged_init(model->llama.get(), context_params(*made, *params), paged));
         if (!made->llama) {
             const std::string cause  = log.cause(llama_paged_error());
@@ -221,13 +241,16 @@ velo_status velo_context_run(velo_context * context, const velo_batch * batch) n
             copy_blocks(*context, reinterpret_cast<const int32_t (*)[2]>(batch->copies), batch->n_copies);
         }
         velo::check_files(context->files);
+        llama_set_n_threads(context->llama.get(), context->crew.size(), context->crew.size());
         context->team.prepare(context->llama.get());
         context->packing->finish(llama_n_threads(context->llama.get()), [&] { return is_cancelled(context); });
         velo::forget_failure();
         const velo::catch_aborts catching(
             VELO_FAILED); // in this thread; the threads of a team have their own (team-run.cpp)
-        const llama_paged_batch  paged  = paged_batch(*batch);
+        const llama_paged_batch  paged = paged_batch(*batch);
+        const stopwatch          watch;
         const llama_paged_status status = llama_decode_paged(context->llama.get(), &paged);
+        watch.stop(context->crew, batch->n_tokens);
         velo::check_files(context->files); // fail before results of lost pages (read as zeros) are used
         check_step(*context, status);
         context->team.computed();
@@ -264,9 +287,8 @@ velo_status velo_context_logits(velo_context * context, int32_t row, float * log
 
 velo_status velo_context_set_threads(velo_context * context, int32_t n_threads) noexcept {
     return velo::guarded([&] {
-        const auto    lock = velo::lock_context(context);
-        const int32_t n    = velo::threads_for(n_threads);
-        llama_set_n_threads(context->llama.get(), n, n);
+        const auto lock = velo::lock_context(context);
+        context->crew   = velo::crew(velo::threads_for(n_threads));
     });
 }
 

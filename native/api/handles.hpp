@@ -1,6 +1,7 @@
 // The structs behind the opaque handles of velo.h.
 #pragma once
 
+#include "crew.hpp"
 #include "draw.hpp"
 #include "guard.hpp"
 #include "mapped-files.hpp"
@@ -61,6 +62,7 @@ struct velo_context {
     std::shared_ptr<velo::packing>                              packing; // of the model
     std::shared_ptr<llama_adapter_lora>                         adapter; // that `llama` applies; NULL if none
     velo::team                                                  team;    // of `llama`, which is freed before
+    velo::crew                                                  crew;    // how many of the team compute
     std::unique_ptr<llama_context, velo::llama_context_deleter> llama;
     float                                                       adapter_scale    = 1.0f;
     int32_t                                                     n_vocab          = 0;

@@ -90,6 +90,13 @@ LAB_API const char * lab_type_name(int32_t type);
 // Make threads wait at the CPU backend's barrier. Return null or an error.
 LAB_API const char * lab_team_barrier(int32_t n_threads, int32_t n_rounds);
 
+// How many of `most` threads compute, step by step. lab_crew_worked() records a step of `wall` nanoseconds that ended
+// at `time`, in which the threads lost `lost`, all together; returns the number for the next step.
+struct lab_crew;
+LAB_API struct lab_crew * lab_crew_new(int32_t most);
+LAB_API void              lab_crew_free(struct lab_crew * crew);
+LAB_API int32_t lab_crew_worked(struct lab_crew * crew, int64_t time, int64_t wall, int64_t lost, int64_t n_tokens);
+
 // Return the bytes per second that threads read from memory, each line by line from n_streams ranges in turn.
 LAB_API double lab_read_rate(const void * data, int64_t bytes, int32_t n_threads, int32_t n_streams);
 

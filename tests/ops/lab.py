@@ -75,6 +75,10 @@ struct lab_flash {
 };
 const char *lab_paged_attn(const struct lab_paged *op, const struct lab_run *run);
 const char *lab_team_barrier(int32_t n_threads, int32_t n_rounds);
+struct lab_crew;
+struct lab_crew *lab_crew_new(int32_t most);
+void lab_crew_free(struct lab_crew *crew);
+int32_t lab_crew_worked(struct lab_crew *crew, int64_t time, int64_t wall, int64_t lost, int64_t n_tokens);
 void lab_find_shared(int32_t *table, int64_t n_rows, int64_t width, int32_t block_size);
 const char *lab_paged_attn_gpu(const struct lab_paged *op, int32_t n_blocks, int32_t shared_bytes,
                                bool tensor_cores, int32_t order);
@@ -473,3 +477,17 @@ def flash_attention(
 def meet(n_threads: int, n_rounds: int) -> None:
     """Threads meet so often at the CPU backend's barrier; raises if one left before another had come."""
     _raise_on(_lib.lab_team_barrier(n_threads, n_rounds))
+
+
+class Crew:
+    """Number of threads that compute, `most` at most, by the steps so far. Times are in milliseconds."""
+
+    def __init__(self, most: int) -> None:
+        self.size, self.time = most, 0.0
+        self._crew = _ffi.gc(_lib.lab_crew_new(most), _lib.lab_crew_free)
+
+    def worked(self, wall: float, lost: float, n_tokens: int = 1) -> None:
+        """Record a step; `lost` is the sum of the threads' waits."""
+        self.time += wall
+        numbers = (round(1e6 * x) for x in (self.time, wall, lost))
+        self.size = _lib.lab_crew_worked(self._crew, *numbers, n_tokens)

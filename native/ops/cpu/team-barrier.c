@@ -6,6 +6,7 @@
 #ifdef VELO_TEAM_BARRIER
 
 #    include "address-wait.h"
+#    include "lost-time.h"
 
 #    include <limits.h>
 #    include <stdbool.h>
@@ -19,6 +20,7 @@ enum { ENDED = -1 };  // instead of a number of rounds
 // free core: for a WHILE, spinning takes a quarter of the time that the thread worked, because threads with their own
 // cores are no further apart.
 static const long long PATIENCE = 300000, SOON = 5000000, WHILE = 20000000, LEAST = 20000, MOST = 2000000;
+static const long long LATE = 50000;
 
 static atomic_int   n_sleeping;           // of all teams: a needless wake does no harm
 static atomic_llong in_vain, hurry_until; // the last time of spinning in vain; end of the time of short spins
@@ -84,6 +86,13 @@ static void wait(atomic_int * n_rounds, int round, int n_threads, long long work
     atomic_fetch_sub(&n_sleeping, 1);
 }
 
+// A thread that runs reaches a barrier in about the time that the others work; one whose core is taken comes later.
+static void note_wait(long long waited, long long worked) {
+    if (waited > LATE + 2 * worked) {
+        velo_add_lost_time(waited);
+    }
+}
+
 static void wake(atomic_int * n_rounds) {
     if (atomic_load(&n_sleeping) > 0) {
         wake_all(n_rounds);
@@ -113,8 +122,10 @@ void velo_team_barrier(atomic_int * n_here, atomic_int * n_rounds, int n_threads
         atomic_store(n_rounds, round + 1);
         wake(n_rounds);
     } else {
-        wait(n_rounds, round, n_threads, now_ns() - thread->left_barrier);
+        const long long here = now_ns(), worked = here - thread->left_barrier;
+        wait(n_rounds, round, n_threads, worked);
         round_of(n_rounds);
+        note_wait(now_ns() - here, worked);
     }
     thread->left_barrier = now_ns();
 }

@@ -22,6 +22,8 @@
 #    if defined(__GNUC__) && !defined(__clang__)
 #        pragma GCC diagnostic pop
 #    endif
+#elif defined(__aarch64__)
+#    include <arm_neon.h>
 #else
 #    include "ggml.h"
 #endif
@@ -200,11 +202,19 @@ PAGED_INLINE f32v mul(f32v a, f32v b) { return a * b; }
 PAGED_INLINE f32v div(f32v a, f32v b) { return a / b; }
 PAGED_INLINE f32v pick(i32v mask, f32v a, f32v b) { return (f32v) ((mask & (i32v) a) | (~mask & (i32v) b)); }
 PAGED_INLINE f32v max(f32v a, f32v b) { return pick((i32v) (a > b), a, b); }
-PAGED_INLINE f32v fma(f32v a, f32v b, f32v c) { return a * b + c; }
 
+#    if defined(__aarch64__)
+PAGED_INLINE f32v fma(f32v a, f32v b, f32v c) {
+    return (f32v) vfmaq_f32((float32x4_t) c, (float32x4_t) a, (float32x4_t) b);
+}
+PAGED_INLINE f32v load_f16(const uint16_t * p) { return (f32v) vcvt_f32_f16(vld1_f16((const float16_t *) p)); }
+#    else
+PAGED_INLINE f32v fma(f32v a, f32v b, f32v c) { return a * b + c; }
 PAGED_INLINE f32v load_f16(const uint16_t * p) {
     return f32v{ggml_fp16_to_fp32(p[0]), ggml_fp16_to_fp32(p[1]), ggml_fp16_to_fp32(p[2]), ggml_fp16_to_fp32(p[3])};
 }
+#    endif
+
 PAGED_INLINE f32v load_bf16(const uint16_t * p) {
     return (f32v) (i32v{(int32_t) p[0], (int32_t) p[1], (int32_t) p[2], (int32_t) p[3]} << 16);
 }
