@@ -4,7 +4,7 @@
 
 namespace velo {
 
-// Number of threads that compute. Beside a process that takes the core of one, the others wait for it at each barrier,
+// Number of threads that compute. If another process takes the core of one, the others wait for it at each barrier,
 // and without it they are faster. So a crew that loses much time goes on with fewer threads if that is faster, and
 // later tries whether the core is free again. All times are in nanoseconds.
 class crew {

@@ -56,3 +56,15 @@ def test_answers_leave_no_threads_behind(tiny_model: Path, monkeypatch: pytest.M
         after = n_threads()
     assert during > before
     assert after == before
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_no_bit_depends_on_the_number_of_threads(tiny_model: Path, deterministic: bool) -> None:
+    """It changes beside other processes."""
+    params = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True, logprobs=4)
+    prompts = [[i * step % 200 + 5 for i in range(n)] for step, n in ((31, 70), (17, 33), (7, 1))]
+    found = []
+    for n_threads in (1, 2, 3):
+        with LLM(tiny_model, n_threads=n_threads, deterministic=deterministic) as llm:
+            found.append([(done.token_ids, done.logprobs) for done in llm.generate(prompts, params)])
+    assert found[0] == found[1] == found[2]

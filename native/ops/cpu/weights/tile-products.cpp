@@ -342,7 +342,7 @@ template <class Layout> void run(const ggml_compute_params * params, const ggml_
     ggml_barrier(params->threadpool);
 
     const int64_t n_tiles = p.n_tiles();
-    hand_out      work    = hand_out_tiles(params, ggml_nrows(dst), *p.n_active * n_tiles, p.group());
+    hand_out      work    = hand_out_tiles(params, ggml_nrows(dst), *p.n_active * n_tiles, p.tile_bytes(), p.group());
     while (work.next()) {
         for (int64_t begin = work.begin(), end = begin; begin < work.end(); begin = end) {
             const int64_t i = begin / n_tiles; // a share goes on in the next matrix
