@@ -66,5 +66,6 @@ def test_no_bit_depends_on_the_number_of_threads(tiny_model: Path, deterministic
     found = []
     for n_threads in (1, 2, 3):
         with LLM(tiny_model, n_threads=n_threads, deterministic=deterministic) as llm:
-            found.append([(done.token_ids, done.logprobs) for done in llm.generate(prompts, params)])
+            outputs = [done.outputs[0] for done in llm.generate(prompts, params)]
+            found.append([(output.token_ids, output.logprobs) for output in outputs])
     assert found[0] == found[1] == found[2]
