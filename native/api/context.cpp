@@ -3,6 +3,7 @@
 #include "handles.hpp"
 #include "model-facts.h"
 #include "pool-checks.hpp"
+#include "team.hpp"
 #include "threads.hpp"
 #include "timer.hpp"
 
@@ -58,13 +59,13 @@ private:
 };
 
 // Throw the error of a step, with the reason why a computing thread failed.
-void check_step(velo_context & context, llama_paged_status status) {
+void check_step(llama_paged_status status) {
     if (status == LLAMA_PAGED_NO_MEMORY) {
         velo::fail(VELO_OUT_OF_MEMORY, "%s%s; use a smaller max_batch_tokens or kv_cache_bytes", llama_paged_error(),
-                   context.team.failure().c_str());
+                   velo::failure().c_str());
     }
     if (status == LLAMA_PAGED_FAILED) {
-        velo::fail(VELO_FAILED, "%s%s", llama_paged_error(), context.team.failure().c_str());
+        velo::fail(VELO_FAILED, "%s%s", llama_paged_error(), velo::failure().c_str());
     }
     check(status);
 }
@@ -242,7 +243,7 @@ velo_status velo_context_run(velo_context * context, const velo_batch * batch) n
         }
         velo::check_files(context->files);
         llama_set_n_threads(context->llama.get(), context->crew.size(), context->crew.size());
-        context->team.prepare(context->llama.get());
+        velo::check_team(context->crew.size());
         context->packing->finish(llama_n_threads(context->llama.get()), [&] { return is_cancelled(context); });
         velo::forget_failure();
         const velo::catch_aborts catching(
@@ -250,10 +251,9 @@ velo_status velo_context_run(velo_context * context, const velo_batch * batch) n
         const llama_paged_batch  paged = paged_batch(*batch);
         const stopwatch          watch;
         const llama_paged_status status = llama_decode_paged(context->llama.get(), &paged);
-        watch.stop(context->crew, batch->n_tokens);
         velo::check_files(context->files); // fail before results of lost pages (read as zeros) are used
-        check_step(*context, status);
-        context->team.computed();
+        check_step(status);
+        watch.stop(context->crew, batch->n_tokens);
         if (is_cancelled(context)) { // a GPU does not check during a run
             velo::fail(VELO_CANCELLED, "the step was cancelled");
         }

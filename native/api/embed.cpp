@@ -3,6 +3,7 @@
 #include "handles.hpp"
 #include "host-memory.hpp"
 #include "model-facts.h"
+#include "team.hpp"
 #include "threads.hpp"
 
 #include "ggml.h"
@@ -137,17 +138,16 @@ private:
     std::vector<double> values;
 };
 
-void check_status(velo_embedder & embedder, int32_t status) {
+void check_status(int32_t status) {
     if (status == 2) {
         velo::fail(VELO_CANCELLED, "the embedding was cancelled");
     }
     if (status == -2) {
         velo::fail(VELO_OUT_OF_MEMORY, "no memory for the embeddings of a batch%s; use shorter texts",
-                   embedder.team.failure().c_str());
+                   velo::failure().c_str());
     }
     if (status != 0) {
-        velo::fail(VELO_FAILED, "the embeddings cannot be computed (status %d)%s", status,
-                   embedder.team.failure().c_str());
+        velo::fail(VELO_FAILED, "the embeddings cannot be computed (status %d)%s", status, velo::failure().c_str());
     }
 }
 
@@ -199,8 +199,7 @@ void run_batch(velo_embedder & embedder, text * texts, pool * pools, int32_t n_t
     velo::forget_failure();
     const int32_t status = embedder.has_encoder ? llama_encode(ctx, batch) : llama_decode(ctx, batch);
     velo::check_files(embedder.files); // fail before results of lost pages (read as zeros) are used
-    check_status(embedder, status);
-    embedder.team.computed();
+    check_status(status);
     for (int32_t at = 0; at < batch.n_tokens; ++at) {
         const float * token = llama_get_embeddings_ith(ctx, at);
         if (!token) {
@@ -303,7 +302,7 @@ velo_status velo_embed(velo_embedder * embedder, const int32_t * tokens, const i
         const running            run(*embedder);
         const velo::catch_aborts catching(VELO_FAILED);
         velo::check_files(embedder->files);
-        embedder->team.prepare(embedder->llama.get());
+        velo::check_team(llama_n_threads(embedder->llama.get()));
         embedder->packing->finish(llama_n_threads(embedder->llama.get()), [&] { return is_cancelled(embedder); });
         for (size_t first = 0; first < texts.size();) {
             const int32_t     n = group_of(*embedder, texts, first);
@@ -312,7 +311,7 @@ velo_status velo_embed(velo_embedder * embedder, const int32_t * tokens, const i
             const text & last = texts[first + static_cast<size_t>(n) - 1];
             while (last.n_done < last.n_tokens) {
                 if (is_cancelled(embedder)) {
-                    check_status(*embedder, 2);
+                    check_status(2);
                 }
                 run_batch(*embedder, &texts[first], pools.data(), n);
             }

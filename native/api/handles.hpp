@@ -6,7 +6,6 @@
 #include "guard.hpp"
 #include "mapped-files.hpp"
 #include "packing.hpp"
-#include "team.hpp"
 #include "velo.h"
 
 #include "llama.h"
@@ -61,8 +60,7 @@ struct velo_context {
     std::shared_ptr<velo::mapped_files>                         files;   // of the model
     std::shared_ptr<velo::packing>                              packing; // of the model
     std::shared_ptr<llama_adapter_lora>                         adapter; // that `llama` applies; NULL if none
-    velo::team                                                  team;    // of `llama`, which is freed before
-    velo::crew                                                  crew;    // how many of the team compute
+    velo::crew                                                  crew;    // how many threads compute
     std::unique_ptr<llama_context, velo::llama_context_deleter> llama;
     float                                                       adapter_scale    = 1.0f;
     int32_t                                                     n_vocab          = 0;
@@ -85,7 +83,6 @@ struct velo_embedder {
     std::shared_ptr<velo::mapped_files>                         files;   // of the model
     std::shared_ptr<velo::packing>                              packing; // of the model
     std::shared_ptr<llama_adapter_lora>                         adapter; // that `llama` applies; NULL if none
-    velo::team                                                  team;    // of `llama`, which is freed before
     std::unique_ptr<llama_context, velo::llama_context_deleter> llama;
     float                                                       adapter_scale = 1.0f;
     int32_t                                                     n_vocab       = 0;

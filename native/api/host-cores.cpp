@@ -5,6 +5,7 @@
 #include <vector>
 
 #if defined(_WIN32)
+#    define NOMINMAX
 #    include <windows.h>
 #elif defined(__APPLE__)
 #    include <sys/sysctl.h>

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #if defined(_WIN32)
+#    define NOMINMAX
 #    include <windows.h>
 #elif defined(__APPLE__)
 #    include <mach/mach.h>
@@ -32,9 +33,10 @@ int64_t available() {
     vm_statistics64_data_t pages = {};
     mach_msg_type_number_t count = HOST_VM_INFO64_COUNT;
     vm_size_t              size  = 0;
-    host_page_size(mach_host_self(), &size);
-    const auto found =
-        host_statistics64(mach_host_self(), HOST_VM_INFO64, reinterpret_cast<host_info64_t>(&pages), &count);
+    const mach_port_t      host  = mach_host_self();
+    host_page_size(host, &size);
+    const auto found = host_statistics64(host, HOST_VM_INFO64, reinterpret_cast<host_info64_t>(&pages), &count);
+    mach_port_deallocate(mach_task_self(), host);
     return found == KERN_SUCCESS ? static_cast<int64_t>(size) * (pages.free_count + pages.inactive_count) : 0;
 }
 

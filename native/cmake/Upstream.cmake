@@ -11,6 +11,7 @@ else()
         message(FATAL_ERROR "llama.cpp could not be downloaded and patched: see the error above")
     endif()
 endif()
+file(TO_CMAKE_PATH ${_tree} _tree)
 set(PYVELO_TREE_USED ${_tree})
 file(GLOB _patches CONFIGURE_DEPENDS ${PYVELO_ROOT}/vendor/patches/*.patch)
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS
@@ -70,10 +71,10 @@ get_property(_targets DIRECTORY ${_tree}/ggml/src PROPERTY BUILDSYSTEM_TARGETS)
 list(FILTER _targets INCLUDE REGEX "^ggml-cpu")
 list(FILTER _targets EXCLUDE REGEX "-feats$") # checks whether a variant runs on a processor
 
-# GCC before version 14 knows no SME, which two variants for ARM have. The backend's target depends on them, so they
+# Compilers such as GCC before version 14 know no SME, which some variants for ARM have. The backend's target depends on them, so they
 # become empty, and are not installed.
 set(_with_sme ${_targets})
-list(FILTER _with_sme INCLUDE REGEX "-armv9")
+list(FILTER _with_sme INCLUDE REGEX "-armv9|-apple_m4")
 if (_with_sme)
     include(CheckCCompilerFlag)
     check_c_compiler_flag(-march=armv9.2-a+sme PYVELO_COMPILES_SME)

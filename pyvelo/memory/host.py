@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pyvelo.memory.cgroups import groups, read
-from pyvelo.native import devices
+from pyvelo.native import devices, reserved_memory
 
 if sys.platform == "linux":
     import resource
@@ -34,7 +34,9 @@ def _available(root: Path) -> Iterator[int]:
             yield int(line.split()[1]) * 1024
             return
     if not text:  # not Linux
-        yield from (device.memory_free for device in devices() if device.kind == "cpu")
+        for device in devices():
+            if device.kind == "cpu" and device.memory_free:  # without what models have reserved
+                yield device.memory_free + reserved_memory()
 
 
 def _address_space(root: Path) -> Iterator[int]:

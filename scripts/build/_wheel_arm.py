@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
-import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -50,7 +50,7 @@ def check_programs() -> None:
     """Raise ScriptError if a program is missing."""
     if missing := [name for name in PROGRAMS if shutil.which(name) is None]:
         raise ScriptError(
-            f"{', '.join(missing)} not found: install Debian's packages g++-{TRIPLE} and qemu-user first"
+            f"{', '.join(missing)} not found: this needs Debian, with its packages g++-{TRIPLE} and qemu-user"
         )
 
 
@@ -78,7 +78,7 @@ def install(wheel: Path, folder: Path) -> None:
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     command += ["--target", str(folder), "--only-binary", ":all:", "--python-version", VERSION]
     command += [word for platform in platforms for word in ("--platform", platform)]
-    subprocess.run([*command, f"{wheel}[cli]"], check=True)
+    run([*command, f"{wheel}[cli]"], dict(os.environ), folder.parent)
 
 
 def ask(emulator: Sequence[str], python: Path, packages: Path) -> str:

@@ -25,6 +25,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
 
 from scripts._common import ROOT, ScriptError, run_main
+from scripts.build._cmake import cmake
 
 NATIVE = ROOT / "native"
 TARGETS = ("velo", "velo-lab-check", "velo-lab-generate", "velo-lab-host")
@@ -38,6 +39,7 @@ SYSTEMS = {
 """CMake's names of the system and its processor, and the processor's instructions."""
 OPTIONS = ("-DPYVELO_MODULE=OFF", "-DPYVELO_NATIVE=OFF", "-DGGML_OPENMP=OFF")  # zig has no OpenMP
 COMPILE_ONLY = (
+    "-DPYVELO_BUILD_TESTS=ON",
     "-DCMAKE_TRY_COMPILE_TARGET_TYPE=STATIC_LIBRARY",
     *(f"-DCMAKE_{language}_FLAGS=-c" for language in ("C", "CXX")),
 )
@@ -67,7 +69,7 @@ def configure(system: str, folder: Path, options: list[str]) -> None:
     """
     name, processor, instructions = SYSTEMS[system]
     folder.mkdir(parents=True, exist_ok=True)
-    command = ["cmake", "-S", str(NATIVE), "-B", str(folder), "-G", "Ninja"]
+    command = [cmake(), "-S", str(NATIVE), "-B", str(folder), "-G", "Ninja"]
     command += [f"-DCMAKE_SYSTEM_NAME={name}", f"-DCMAKE_SYSTEM_PROCESSOR={processor}"]
     for language, tool in (("C", "cc"), ("CXX", "c++")):
         command.append(f"-DCMAKE_{language}_COMPILER={';'.join([*zig(tool), '-target', system])}")
@@ -88,7 +90,7 @@ def build(system: str, targets: list[str], jobs: int) -> None:
     """
     folder = ROOT / "build" / f"cross-{system}"
     configure(system, folder, ["-DPYVELO_BUILD_TESTS=ON"])
-    command = ["cmake", "--build", str(folder), "-j", str(jobs), "--target", *targets]
+    command = [cmake(), "--build", str(folder), "-j", str(jobs), "--target", *targets]
     if subprocess.run(command, check=False).returncode != 0:
         raise ScriptError(f"native/ cannot be built for {system}: see the compiler's message above")
 
@@ -97,7 +99,7 @@ def parse(command: dict[str, str]) -> str:
     """Parse one source of a compilation database; return the compiler's messages."""
     words = " ".join((command["command"], *PARSE))
     done = subprocess.run(words, shell=True, cwd=command["directory"], capture_output=True, text=True)
-    return done.stderr if done.returncode != 0 else ""
+    return done.stderr or f"{command['file']}: status {done.returncode}" if done.returncode != 0 else ""
 
 
 def check(system: str, jobs: int) -> None:
@@ -127,6 +129,8 @@ def main() -> int:
     parser.add_argument("--target", nargs="+", default=TARGETS)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
+    if options.jobs < 1:
+        raise ScriptError(f"--jobs {options.jobs}: give 1 or more")
     if importlib.util.find_spec("ziglang") is None:
         raise ScriptError("the compiler is the package ziglang, which is not installed: pip install ziglang")
     for system in options.system:

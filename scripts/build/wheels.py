@@ -135,9 +135,11 @@ def main() -> int:
         made = repair(build(given.machine))
         given.out.mkdir(parents=True, exist_ok=True)
         wheel = Path(shutil.move(made, given.out / made.name))
-    elif not wheel.is_file():
-        raise ScriptError(f"{wheel} is no file")
+    elif not zipfile.is_zipfile(wheel):
+        raise ScriptError(f"{wheel} is no wheel")
     machine, glibc = platform(wheel)
+    if machine == ARM and given.check:
+        _wheel_arm.check_programs()
     check_contents(wheel, machine)
     print(f"{wheel}: {wheel.stat().st_size / 1e6:.1f} MB, for glibc {glibc[0]}.{glibc[1]} or later")
     if given.check:

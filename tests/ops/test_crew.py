@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -52,22 +54,54 @@ def test_free_cores_are_taken_again(most: int, free: int) -> None:
     assert set(run(crew, most, 30.0, 10_000)) == {most}
 
 
-def test_operations_of_one_thread_are_no_reason_to_leave() -> None:
-    """A model may have operations that one thread computes while the others wait."""
-    crew, sizes = Crew(4), []
-    for _ in range(2_000):
+def with_waits(crew: Crew, work: float, busy: bool = False) -> float:
+    """A step of a model that has operations of one thread, for which the others wait."""
+    wall = work * (0.3 + 0.7 / crew.size) * (2.5 if busy and crew.size > 1 else 1)
+    crew.worked(wall, 0.3 * work * (crew.size - 1), 512)
+    return wall
+
+
+@pytest.mark.parametrize("most", [2, 8, 32])
+@pytest.mark.parametrize("work", [5.0, 60.0, 2000.0])
+def test_operations_of_one_thread_are_no_reason_to_leave(most: int, work: float) -> None:
+    """They come after other processes have taken cores, too."""
+    crew = Crew(most)
+    while crew.time < 5_000:
+        with_waits(crew, work, busy=True)
+    quiet = crew.time + 60_000 + 200 * work
+    while crew.time < quiet:
+        with_waits(crew, work)
+    total = sum(with_waits(crew, work) for _ in range(2_000))
+    assert total <= 1.1 * 2_000 * work * (0.3 + 0.7 / most)
+
+
+def test_prompts_and_decoding_in_turn_are_judged_apart() -> None:
+    crew, sizes = Crew(2), []
+    while crew.time < 60_000:
         sizes.append(crew.size)
-        wall = 20.0 + 40.0 / crew.size
-        crew.worked(wall, 20.0 * (crew.size - 1))
-    assert sizes.count(4) >= 0.98 * len(sizes)
+        for work, n_tokens in ((24.0, 3), (24.0, 3), (300.0, 512)):
+            step(crew, 1, work, n_tokens)
+    assert sizes.count(1) >= 0.8 * len(sizes)
 
 
-def test_the_first_steps_are_no_reason_to_leave() -> None:
+@pytest.mark.parametrize("n_tokens", [1, 40, 512])
+def test_the_first_steps_are_no_reason_to_leave(n_tokens: int) -> None:
     """They pack weights and touch memory for the first time."""
     crew = Crew(2)
-    crew.worked(800.0, 400.0, n_tokens=40)
-    run(crew, 2, 30.0, 100)
+    crew.worked(800.0, 400.0, n_tokens)
+    run(crew, 2, 30.0, 1_000)
     assert set(run(crew, 2, 30.0, 2_000)) == {2}
+
+
+@pytest.mark.parametrize("sizes", [(1, 2, 5, 8, 16), (1, 512), (3, 3, 3, 512), (40, 41, 300)])
+@pytest.mark.parametrize(("most", "free"), [(2, 1), (4, 3), (8, 7)])
+def test_batches_of_many_sizes(most: int, free: int, sizes: tuple[int, ...]) -> None:
+    crew, drawn, at_free = Crew(most), random.Random(3), 0.0
+    while crew.time < 120_000:
+        n_tokens, size = drawn.choice(sizes), crew.size
+        wall = step(crew, free, 10.0 + 1.2 * n_tokens, n_tokens)
+        at_free += wall if size <= free else 0
+    assert at_free >= 0.8 * crew.time
 
 
 @settings(max_examples=50, deadline=None)

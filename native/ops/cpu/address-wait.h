@@ -60,7 +60,9 @@ static inline int count_cores(void) {
     cpu_set_t may;
     return sched_getaffinity(0, sizeof(may), &may) == 0 ? CPU_COUNT(&may) : 0;
 #elif defined(_WIN32)
-    return (int) GetActiveProcessorCount(ALL_PROCESSOR_GROUPS);
+    DWORD_PTR may = 0, all = 0; // both 0 if the process has threads in several groups of processors
+    GetProcessAffinityMask(GetCurrentProcess(), &may, &all);
+    return may ? __builtin_popcountll(may) : (int) GetActiveProcessorCount(ALL_PROCESSOR_GROUPS);
 #else
     return (int) sysconf(_SC_NPROCESSORS_ONLN);
 #endif

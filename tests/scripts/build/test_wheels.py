@@ -267,7 +267,7 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     from scripts.build import wheels
 
     monkeypatch.setattr(sys, "argv", ["wheels.py", "--only-check", str(tmp_path / "no.whl")])
-    with pytest.raises(ScriptError, match="no file"):
+    with pytest.raises(ScriptError, match="no wheel"):
         wheels.main()
     monkeypatch.setattr(sys, "argv", ["wheels.py"])
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
