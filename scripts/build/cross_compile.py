@@ -109,7 +109,9 @@ def check(system: str, jobs: int) -> None:
     """
     folder = ROOT / "build" / f"check-{system}"
     configure(system, folder, list(COMPILE_ONLY))
-    listed = subprocess.run(["ninja", "-C", str(folder), "-t", "compdb"], capture_output=True, check=True)
+    listed = subprocess.run(
+        ["ninja", "-C", str(folder), "-t", "compdb-targets", *TARGETS], capture_output=True, check=True
+    )
     ours = {one["file"]: one for one in json.loads(listed.stdout) if Path(one["file"]).is_relative_to(NATIVE)}
     with ThreadPoolExecutor(jobs) as pool:
         messages = [message for message in pool.map(parse, ours.values()) if message]
