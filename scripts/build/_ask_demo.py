@@ -8,6 +8,6 @@ from pyvelo import LLM
 from pyvelo.demo import DEMO_MODEL
 
 with LLM(DEMO_MODEL) as llm:
-    answer = llm.chat("What is 12 + 30?").outputs[0].text
+    answer = llm.chat([{"role": "user", "content": "What is 12 + 30?"}]).outputs[0].text
 print(answer)
 sys.exit("42" not in answer)
