@@ -23,9 +23,9 @@ constexpr double FASTER = 0.95, MUCH_SLOWER = 1.4; // time over the time before
 constexpr int64_t TOKENS_PER_STEP = 8;
 constexpr int     MOST_OTHERS     = 4; // judgements of steps that a trial does not compare, until it ends
 
-double size_of(const velo::crew::steps & done) {
-    return static_cast<double>(done.n_tokens + TOKENS_PER_STEP * done.n) / static_cast<double>(done.n);
-}
+double work_of(const velo::crew::steps & done) { return static_cast<double>(done.n_tokens + TOKENS_PER_STEP * done.n); }
+
+double size_of(const velo::crew::steps & done) { return work_of(done) / static_cast<double>(done.n); }
 
 bool are_alike(const velo::crew::steps & a, const velo::crew::steps & b) {
     return size_of(a) < 2 * size_of(b) && size_of(b) < 2 * size_of(a);
@@ -33,8 +33,8 @@ bool are_alike(const velo::crew::steps & a, const velo::crew::steps & b) {
 
 // Return the time for as much work over the time before.
 double ratio(const velo::crew::steps & recent, const velo::crew::steps & before) {
-    const double now  = static_cast<double>(recent.wall) / static_cast<double>(recent.n) / size_of(recent);
-    const double then = static_cast<double>(before.wall) / static_cast<double>(before.n) / size_of(before);
+    const double now  = static_cast<double>(recent.wall) / work_of(recent);
+    const double then = static_cast<double>(before.wall) / work_of(before);
     return now / then;
 }
 

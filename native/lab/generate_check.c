@@ -1,19 +1,10 @@
 // A greedy answer through the C interface, without Python: velo-lab-generate MODEL PROMPT TOKENS. The smallest program
 // that uses velo.h, for systems whose Python is not here.
-#include "velo.h"
+#include "velo_program.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { BLOCK = 32, BLOCKS = 16, MOST = BLOCK * BLOCKS };
-
-static void check(velo_status status) {
-    if (status != VELO_OK) {
-        fprintf(stderr, "%s: %s\n", velo_status_name(status), velo_message());
-        exit(1);
-    }
-}
 
 // Run tokens `first` to `last` - 1 of the sequence, whose blocks are 0, 1, 2, ...; return the best next token.
 static int32_t next_token(velo_context * context, const int32_t * tokens, int32_t first, int32_t last, float * logits,
@@ -43,8 +34,8 @@ static int32_t next_token(velo_context * context, const int32_t * tokens, int32_
         .seq_stride   = 1,
         .table_stride = BLOCKS,
     };
-    check(velo_context_run(context, &batch));
-    check(velo_context_logits(context, 0, logits, n_vocab));
+    need(velo_context_run(context, &batch));
+    need(velo_context_logits(context, 0, logits, n_vocab));
     int32_t best = 0;
     for (int32_t i = 1; i < n_vocab; ++i) {
         best = logits[i] > logits[best] ? i : best;
@@ -55,7 +46,7 @@ static int32_t next_token(velo_context * context, const int32_t * tokens, int32_
 static void print_token(const velo_model * model, int32_t token) {
     char   bytes[256];
     size_t len = 0;
-    check(velo_token_to_bytes(model, token, 0, bytes, sizeof(bytes), &len));
+    need(velo_token_to_bytes(model, token, 0, bytes, sizeof(bytes), &len));
     fwrite(bytes, 1, len, stdout);
     fflush(stdout);
 }
@@ -65,30 +56,20 @@ int main(int argc, char ** argv) {
         fprintf(stderr, "velo-lab-generate MODEL PROMPT TOKENS\n");
         return 2;
     }
-    const velo_model_params loading = velo_model_default_params();
-    velo_model *            model   = NULL;
-    check(velo_model_load(argv[1], &loading, &model));
+    velo_model *    model = load(argv[1]);
     velo_model_info info;
-    check(velo_model_get_info(model, &info));
+    need(velo_model_get_info(model, &info));
 
-    velo_context_params params = velo_context_default_params();
-    params.n_blocks            = BLOCKS;
-    params.block_size          = BLOCK;
-    params.max_seq_len         = MOST;
-    params.max_batch_tokens    = MOST;
-    params.max_seqs            = 1;
-    params.n_threads           = 2;
-    velo_context * context     = NULL;
-    check(velo_context_create(model, &params, &context));
+    velo_context * context = new_context(model, BLOCKS, BLOCK, MOST);
 
     int32_t tokens[MOST], n = 0;
-    check(velo_tokenize(model, argv[2], strlen(argv[2]), 1, 0, tokens, MOST, &n));
+    need(velo_tokenize(model, argv[2], strlen(argv[2]), 1, 0, tokens, MOST, &n));
     float *       logits = malloc(sizeof(float) * (size_t) info.n_vocab);
     const int32_t end    = n + atoi(argv[3]) < MOST ? n + atoi(argv[3]) : MOST;
     for (int32_t computed = 0; logits && n < end;) {
         tokens[n]      = next_token(context, tokens, computed, n, logits, info.n_vocab);
         int32_t is_end = 0;
-        check(velo_token_is_end(model, tokens[n], &is_end));
+        need(velo_token_is_end(model, tokens[n], &is_end));
         if (is_end) {
             break;
         }

@@ -1,9 +1,7 @@
 // What the C interface needs from the system: velo-lab-host MODEL checks free memory, cores, a pool that takes memory
 // as it fills, and a text that needs a big stack. Exits with 1 if one is wrong.
-#include "velo.h"
+#include "velo_program.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #if defined(_WIN32)
@@ -23,13 +21,6 @@ static int n_wrong = 0;
 static void check(int holds, const char * what) {
     printf("%s: %s\n", what, holds ? "yes" : "NO");
     n_wrong += !holds;
-}
-
-static void done(velo_status status) {
-    if (status != VELO_OK) {
-        fprintf(stderr, "%s: %s\n", velo_status_name(status), velo_message());
-        exit(1);
-    }
 }
 
 // Returns the bytes of memory that the process occupies.
@@ -57,7 +48,7 @@ static int64_t resident(void) {
 static void check_devices(void) {
     velo_device devices[16];
     int32_t     n = 0, physical = -1, performance = -1;
-    done(velo_devices(devices, 16, &n));
+    need(velo_devices(devices, 16, &n));
     for (int32_t i = 0; i < n; ++i) {
         if (devices[i].kind == VELO_DEVICE_CPU) {
             printf("free: %lld MiB of %lld\n", (long long) (devices[i].memory_free >> 20),
@@ -65,7 +56,7 @@ static void check_devices(void) {
             check(devices[i].memory_free > 0 && devices[i].memory_free < devices[i].memory_total, "free memory");
         }
     }
-    done(velo_cores(&physical, &performance));
+    need(velo_cores(&physical, &performance));
     printf("cores: %d, for performance: %d\n", (int) physical, (int) performance);
 #if defined(_WIN32) || defined(__APPLE__)
     check(physical >= 1 && performance >= 1 && performance <= physical, "cores");
@@ -75,19 +66,11 @@ static void check_devices(void) {
 }
 
 static void check_pool(velo_model * model) {
-    velo_context_params params = velo_context_default_params();
-    params.n_blocks            = N_BLOCKS;
-    params.block_size          = BLOCK;
-    params.max_seq_len         = BLOCK;
-    params.max_batch_tokens    = BLOCK;
-    params.max_seqs            = 1;
-    params.n_threads           = 2;
-    velo_context *    context  = NULL;
     velo_context_info info;
-    const int64_t     before = resident();
-    done(velo_context_create(model, &params, &context));
-    const int64_t taken = resident() - before;
-    done(velo_context_get_info(context, &info));
+    const int64_t     before  = resident();
+    velo_context *    context = new_context(model, N_BLOCKS, BLOCK, BLOCK);
+    const int64_t     taken   = resident() - before;
+    need(velo_context_get_info(context, &info));
     printf("pool: %lld MiB; taken: %lld MiB\n", (long long) (info.pool_bytes >> 20), (long long) (taken >> 20));
     check(before > 0 && taken < info.pool_bytes / 4, "a pool takes memory as it fills");
     velo_context_free(context);
@@ -99,7 +82,7 @@ static void check_stack(velo_model * model) {
     int32_t   n      = 0;
     if (text && tokens) {
         memset(text, 'a', TEXT);
-        done(velo_tokenize(model, text, TEXT, 0, 0, tokens, TEXT, &n));
+        need(velo_tokenize(model, text, TEXT, 0, 0, tokens, TEXT, &n));
     }
     check(n > 0, "a word of a million characters");
     free(tokens);
@@ -111,9 +94,7 @@ int main(int argc, char ** argv) {
         fprintf(stderr, "velo-lab-host MODEL\n");
         return 2;
     }
-    const velo_model_params loading = velo_model_default_params();
-    velo_model *            model   = NULL;
-    done(velo_model_load(argv[1], &loading, &model));
+    velo_model * model = load(argv[1]);
     check_devices();
     check_pool(model);
     check_stack(model);

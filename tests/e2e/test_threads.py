@@ -39,7 +39,7 @@ def test_ctrl_c_cuts_a_long_forward_pass(endless_model: Path, monkeypatch: pytes
 def test_answers_leave_no_threads_behind(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads of OpenMP live while a request runs: many idle teams would slow down the one that works."""
     if "OPENMP" not in system_info():
-        pytest.skip("without OpenMP, a context's threads live as long as the context")
+        pytest.skip("without OpenMP, threads end with their step")
     monkeypatch.setattr(compute, "_owner", None)  # as if no other test had computed
     monkeypatch.setattr(compute, "_shared", False)
 

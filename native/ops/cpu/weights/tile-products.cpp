@@ -153,8 +153,8 @@ template <class Layout, class Lines> struct part {
     const char * w;
     Lines        lines;
     int64_t      begin, n_blocks, column;
-    const char * ahead;       // what to prefetch
-    int64_t      ahead_bytes; // for each block
+    const char * ahead       = nullptr; // what to prefetch
+    int64_t      ahead_bytes = 0;       // for each block
 };
 
 // Adds the products with a part of a tile, or begins with them at the first block.
@@ -199,7 +199,7 @@ void multiply_many(const char * w, int64_t n_blocks, int64_t column, int64_t n, 
     const int64_t     n_passes = (n + MOST_ROWS - 1) / MOST_ROWS; // of equally many rows
     alignas(64) char  codes[CHUNK * COLS];
     for (int64_t begin = 0; begin < n_blocks; begin += BLOCKS, w += BLOCKS * Layout::BYTES) {
-        part<Layout, lines> chunk{w, {codes}, begin, std::min(BLOCKS, n_blocks - begin), column, nullptr, 0};
+        part<Layout, lines> chunk{w, {codes}, begin, std::min(BLOCKS, n_blocks - begin), column};
         chunk.ahead       = w + chunk.n_blocks * Layout::BYTES; // the next chunk, a share of it in each pass
         chunk.ahead_bytes = (Layout::BYTES / n_passes + 63) / 64 * 64;
         unpack<Layout>(w, chunk.n_blocks, codes);
@@ -326,7 +326,7 @@ template <class Layout> void multiply_tiles(const problem<Layout> & p, int64_t m
             for (int64_t tile = at; tile < std::min(end, at + group); ++tile) {
                 const packed_lines<Layout> lines{w + tile * p.tile_bytes()};
                 multiply_rows<Layout, packed_lines<Layout>>[next - i - 1](
-                    {lines.w, lines, 0, p.n_blocks(), tile * COLS, nullptr, 0}, in + i, out + i);
+                    {lines.w, lines, 0, p.n_blocks(), tile * COLS}, in + i, out + i);
             }
         }
     }
