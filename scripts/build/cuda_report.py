@@ -11,6 +11,7 @@ runtime compiler of CUDA 12 from PyPI.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import re
 import shutil
@@ -166,8 +167,12 @@ def compile_dropped(instances: Sequence[str], capability: str) -> list[Usage]:
     return read_report(words, capability)
 
 
-def report(nvcc: str, sources: Sequence[Path], capabilities: Sequence[str], jobs: int) -> list[Usage]:
+def report(
+    nvcc: str, sources: Sequence[Path], capabilities: Sequence[str], jobs: int, quick: bool = False
+) -> list[Usage]:
     """Return the reports on all files for all compute capabilities, compiled `jobs` at a time.
+
+    `quick` compiles each file for one of the capabilities in turn.
 
     nvcc's report lists the kernels. If it knows none of the wanted capabilities, it compiles for its oldest
     one to list them.
@@ -177,7 +182,10 @@ def report(nvcc: str, sources: Sequence[Path], capabilities: Sequence[str], jobs
     known = known_to(nvcc)
     dropped = [one for one in capabilities if known and float(one) < float(known[0])]
     offered = [one for one in capabilities if one not in dropped]
-    work = [(source, capability) for capability in offered or known[:1] for source in sources]
+    listed = offered or known[:1]
+    work = [(source, capability) for capability in listed for source in sources]
+    if quick:
+        work = list(zip(sources, itertools.cycle(listed)))
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
         reports = list(pool.map(lambda one: compile_one(nvcc, one[0], one[1], Path(folder)), work))
         each = reports[: len(sources)]  # of the first compute capability
@@ -219,6 +227,7 @@ def main() -> int:
     parser.add_argument(
         "--capability", action="append", help=f"such as 7.0 (default: {', '.join(CAPABILITIES)})"
     )
+    parser.add_argument("--quick", action="store_true", help="each file for one of these, in turn")
     parser.add_argument("--nvcc", help="the compiler (default: the one in PATH)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compilers at a time")
     given = parser.parse_args()
@@ -229,7 +238,7 @@ def main() -> int:
     begin = time.perf_counter()
     capabilities = given.capability or CAPABILITIES
     sources = sorted(SOURCES.glob("paged-kernels-*.cu"))
-    functions = report(find_nvcc(given.nvcc), sources, capabilities, max(1, given.jobs))
+    functions = report(find_nvcc(given.nvcc), sources, capabilities, max(1, given.jobs), given.quick)
     print_table(functions)
     wrong = [usage for usage in functions if not usage.clean]
     for usage in wrong:

@@ -127,6 +127,21 @@ class TestProgram:
         assert row.split("columns")[1].split().count("123,") == 4
         assert "0 with spills or a stack frame" in out
 
+    def test_quickly(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Compiles each file for one capability, in turn."""
+        compiled: list[tuple[str, str]] = []
+
+        def compile_one(nvcc: str, source: Path, capability: str, folder: Path) -> list[cuda_report.Usage]:
+            compiled.append((source.name, capability))
+            return [cuda_report.Usage(source.name, capability, 100, 0, 0, 0)]
+
+        monkeypatch.setattr(cuda_report, "compile_one", compile_one)
+        monkeypatch.setattr(cuda_report, "known_to", lambda nvcc: ["7.5", "9.0"])
+        sources = [Path("a.cu"), Path("b.cu"), Path("c.cu")]
+        found = cuda_report.report("nvcc", sources, ["9.0", "7.5"], 1, quick=True)
+        assert compiled == [("a.cu", "9.0"), ("b.cu", "7.5"), ("c.cu", "9.0")]
+        assert len(found) == 3
+
     @pytest.mark.parametrize(("stack", "stores", "loads"), [(0, 4, 0), (0, 0, 4), (8, 0, 0)])
     def test_any_spill_or_stack_frame_fails(
         self,
