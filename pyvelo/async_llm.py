@@ -16,7 +16,7 @@ from pyvelo.chat.conversation import ChatOptions, Chats, is_one
 from pyvelo.chat.messages import Message
 from pyvelo.chat.template import ChatTemplate
 from pyvelo.config import EngineConfig, LoraGiven, lora_setting
-from pyvelo.engine.async_loop import AsyncEngineLoop, in_thread, open_engine_loop, run_in_thread
+from pyvelo.engine.async_loop import AsyncEngineLoop, open_engine_loop
 from pyvelo.engine.engine import Engine
 from pyvelo.engine.input_processor import Asked, AskedOfAll, Prompt, for_each, listed
 from pyvelo.engine.interrupts import HomeProcess
@@ -28,6 +28,7 @@ from pyvelo.keywords import checked, either
 from pyvelo.outputs import LoraInfo, RequestOutput, StreamPiece
 from pyvelo.sampling import BeamSearchParams, SamplingParams
 from pyvelo.session import AsyncSession
+from pyvelo.threads import in_thread, run_in_thread
 from pyvelo.trace.recorder import recording
 
 if TYPE_CHECKING:

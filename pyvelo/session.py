@@ -290,7 +290,7 @@ class AsyncSession(BaseSession):
 
     async def fork(self) -> AsyncSession:
         """Return a session of the same tokens that shares all blocks; compute the appended tokens first."""
-        from pyvelo.engine.async_loop import in_thread
+        from pyvelo.threads import in_thread
 
         async with self._turn():
             await self._compute()
@@ -313,7 +313,7 @@ class AsyncSession(BaseSession):
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[Sequence]:
         """Yield the sequence, locked, when no request runs on it."""
-        from pyvelo.engine.async_loop import in_thread
+        from pyvelo.threads import in_thread
 
         with self._claim() as sequence:
             if sequence.busy:

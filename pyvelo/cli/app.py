@@ -27,6 +27,7 @@ from pyvelo.cli.exits import (
     silence_stdout,
     without_prefix,
 )
+from pyvelo.cli.serve import serve
 from pyvelo.cli.terminal import library_log, prepare_streams, print_error, print_json, print_out
 from pyvelo.demo import DEMO_MODEL
 from pyvelo.errors import ConfigError, VeloError
@@ -195,6 +196,9 @@ def chat(
     sampling, engine = _settings(locals())
     sampling = {name: value for name, value in sampling.items() if value is not None or name == "max_tokens"}
     return open_chat(model, system, sampling, engine)
+
+
+app.command()(serve)
 
 
 @app.command()

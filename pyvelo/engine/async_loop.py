@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import threading
 from collections import abc, deque
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
@@ -18,13 +17,21 @@ from pyvelo.config import EngineConfig
 from pyvelo.engine.engine import Engine, open_engine
 from pyvelo.engine.output import Submission, outputs_of
 from pyvelo.engine.request import Request, Sequence
-from pyvelo.errors import Cancelled, ClosedError, InternalError, OutOfMemory, VeloError
+from pyvelo.errors import Cancelled, ClosedError, InternalError, VeloError
 from pyvelo.finalizer import Finalizer
 from pyvelo.native.compute import release_team, start_thread
 from pyvelo.outputs import StreamPiece
 from pyvelo.sampling import SamplingParams
+from pyvelo.threads import in_thread, run_in_thread, submit_to
 
-__all__ = ["AsyncEngineLoop", "Prepare", "Preparer", "in_thread", "open_engine_loop", "run_in_thread"]
+__all__ = [
+    "AsyncEngineLoop",
+    "NumberedPiece",
+    "Prepare",
+    "Preparer",
+    "RequestStream",
+    "open_engine_loop",
+]
 
 T = TypeVar("T")
 
@@ -34,60 +41,8 @@ MAX_THREADS = 4
 Prepare = Callable[[Callable[[StreamPiece], None]], Submission]
 """Function that makes requests; it receives the callback for their pieces."""
 
-
-async def in_thread(call: Callable[[], T]) -> T:
-    """Run a call in a thread, as asyncio.to_thread; raise as `_submitted` does."""
-    submit = partial(asyncio.get_running_loop().run_in_executor, None)
-    return await asyncio.wrap_future(_submitted(submit, partial(contextvars.copy_context().run, call)))
-
-
-async def run_in_thread(call: Callable[[], T]) -> T:
-    """Run a call in a thread, to its end however often the task is cancelled meanwhile."""
-    turn = asyncio.ensure_future(in_thread(call))
-    try:
-        return await asyncio.shield(turn)
-    except asyncio.CancelledError:
-        while not turn.done():
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait([turn])
-        if not turn.cancelled():
-            turn.exception()  # asyncio would log one that is never looked at
-        raise
-
-
-def _submitted(submit: Callable[..., object], call: Callable[[], T], has_thread: bool = False) -> Future[T]:
-    """Submit a call to an executor.
-
-    Args:
-        submit: submits a function with its arguments.
-        has_thread: the executor has a thread already, so no other one is needed.
-
-    Raises:
-        OutOfMemory: no thread can be started.
-        ClosedError: the executor was shut down, or the interpreter ends.
-    """
-    future: Future[T] = Future()
-    try:
-        submit(_run, future, call)
-    except RuntimeError as error:
-        refused = "start new thread" in str(error)
-        if not (refused and has_thread):
-            future.cancel()  # the executor may keep the call for its next thread
-            if not refused:
-                raise ClosedError(f"no thread takes this call any more: {error}") from error
-            raise OutOfMemory(
-                "no thread can be started for this call: raise the limits of memory and processes"
-            ) from error
-    return future
-
-
-def _run(future: Future[T], call: Callable[[], T]) -> None:
-    if future.set_running_or_notify_cancel():
-        try:
-            future.set_result(call())
-        except BaseException as error:
-            future.set_exception(error)
-            del future, call  # the error keeps this frame
+NumberedPiece = tuple[int, StreamPiece]
+"""Piece, and the number of its prompt in the stream."""
 
 
 class AsyncEngineLoop:
@@ -110,27 +65,44 @@ class AsyncEngineLoop:
 
     async def run(self, submissions: abc.Sequence[Submission]) -> None:
         """Run requests until all have ended."""
-        streams = [_Stream(self._worker, submission) for submission in submissions]
-        try:
-            self._submit(streams)
-            for stream in streams:
-                while await stream.next() is not None:
-                    pass
-        finally:
-            self._cancel(streams)
+        stream = RequestStream(self._worker)
+        stream.follow(submissions)
+        async with aclosing(self.batches(stream)) as batches:
+            async for _ in batches:
+                pass
 
     async def pieces(self, prepare: Prepare, params: SamplingParams) -> AsyncGenerator[StreamPiece, None]:
         """Yield the pieces of requests; raise the error of a request that failed."""
-        outbox = self._worker.outbox
-        make = partial(prepare, lambda piece: outbox.append((stream, piece)))
-        stream: _Stream = _Stream(self._worker, await self.preparer.run(make, [params]))
+        stream = await self.prepare([prepare], [params])
+        async with aclosing(self.batches(stream)) as batches:
+            async for batch in batches:
+                for _, piece in batch:
+                    yield piece
+        outputs_of(stream.submissions)
+
+    async def prepare(
+        self, prepares: abc.Sequence[Prepare], params: abc.Sequence[SamplingParams]
+    ) -> RequestStream:
+        """Make the requests of several prompts, which `batches` submits."""
+        outbox, stream = self._worker.outbox, RequestStream(self._worker)
+
+        def make() -> list[Submission]:
+            return [prepare(partial(put, number)) for number, prepare in enumerate(prepares)]
+
+        def put(number: int, piece: StreamPiece) -> None:
+            outbox.append((stream, (number, piece)))
+
+        stream.follow(await self.preparer.run(make, params))
+        return stream
+
+    async def batches(self, stream: RequestStream) -> AsyncGenerator[list[NumberedPiece], None]:
+        """Submit requests; yield lists of all pieces that have arrived."""
         try:
-            self._submit([stream])
-            while (piece := await stream.next()) is not None:
-                yield piece
+            self._submit(stream)
+            while batch := await stream.next():
+                yield batch
         finally:
-            self._cancel([stream])
-        outputs_of([stream.submission])
+            self._cancel(stream)
 
     async def run_steps(self, steps: Generator[abc.Sequence[Submission], None, T]) -> T:
         """Run the submissions that `steps` yields, one after the other; return its result."""
@@ -144,17 +116,16 @@ class AsyncEngineLoop:
         finally:
             steps.close()
 
-    def _submit(self, streams: abc.Sequence[_Stream]) -> None:
-        requests = [request for stream in streams for request in stream.submission.requests]
+    def _submit(self, stream: RequestStream) -> None:
         with self.engine.loop.guard:
-            self._worker.streams.update(streams)
-            self.engine.loop.submit(requests)
+            self._worker.streams.add(stream)
+            self.engine.loop.submit(stream.requests)
             self._worker.wake.put(True)
 
-    def _cancel(self, streams: abc.Sequence[_Stream]) -> None:
-        requests = [r for stream in streams for r in stream.submission.requests if not r.finished]
+    def _cancel(self, stream: RequestStream) -> None:
+        requests = [request for request in stream.requests if not request.finished]
         with self.engine.loop.guard:
-            self._worker.streams.difference_update(streams)
+            self._worker.streams.discard(stream)
             if requests:
                 self.engine.loop.cancel(requests)
                 self._worker.deliver_soon()
@@ -187,8 +158,8 @@ class _Worker:
     def __init__(self, preparer: Preparer, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
         self.preparer = preparer
         self.engine = engine
-        self.outbox: deque[tuple[_Stream, StreamPiece | None]] = deque()
-        self.streams: set[_Stream] = set()  # streams that wait; changed in the event loop only
+        self.outbox: deque[tuple[RequestStream, NumberedPiece | None]] = deque()
+        self.streams: set[RequestStream] = set()  # streams that wait; changed in the event loop only
         self.wake: SimpleQueue[bool] = SimpleQueue()  # True: there is work; False: end
         self._loop = loop
         self._loop_closed = False  # the loop is closed
@@ -261,32 +232,59 @@ class _Worker:
             stream.take(None)
 
 
-class _Stream:
-    """Pieces of requests in the event loop; None ends them."""
+class RequestStream:
+    """Requests of several prompts, and their pieces in the event loop; None ends them."""
 
-    def __init__(self, worker: _Worker, submission: Submission) -> None:
-        self.submission = submission
-        self._pieces: asyncio.Queue[StreamPiece | None] = asyncio.Queue()
+    def __init__(self, worker: _Worker) -> None:
+        self.submissions: abc.Sequence[Submission] = ()
+        self._pieces: list[NumberedPiece | None] = []
         self._worker = worker
-        self._n_open = len(submission.requests)
-        for request in submission.requests:
+        self._waiter: asyncio.Future[None] | None = None
+        self._n_open = 0
+
+    def follow(self, submissions: abc.Sequence[Submission]) -> None:
+        """Take the requests whose end is the stream's end."""
+        self.submissions = submissions
+        self._n_open = len(self.requests)
+        for request in self.requests:
             request.on_end = self._end
+        if not self._n_open:
+            self._pieces.append(None)
+
+    @property
+    def requests(self) -> list[Request]:
+        return [request for submission in self.submissions for request in submission.requests]
+
+    @property
+    def backlog(self) -> int:
+        """Number of pieces in the queue."""
+        return len(self._pieces)
 
     def _end(self, request: Request) -> None:
         self._n_open -= 1
         if self._n_open == 0:
             self._worker.outbox.append((self, None))
 
-    def take(self, piece: StreamPiece | None) -> None:
-        self._pieces.put_nowait(piece)
+    def take(self, piece: NumberedPiece | None) -> None:
+        """Append a piece and wake the task that waits."""
+        self._pieces.append(piece)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
-    async def next(self) -> StreamPiece | None:
-        """Return the next piece, or None after the last; raise the error that broke or closed the engine."""
-        piece = await self._pieces.get()
-        if piece is None and not self.submission.finished:
+    async def next(self) -> list[NumberedPiece]:
+        """Return the pieces in the queue, [] after the last; raise the error that ended the engine."""
+        while not self._pieces:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        pieces = [piece for piece in self._pieces if piece is not None]
+        self._pieces = self._pieces[-1:] if self._pieces[-1] is None else []
+        if not pieces and not all(submission.finished for submission in self.submissions):
             self._worker.engine.loop.check_open()
             raise InternalError("a stream has ended before its requests")
-        return piece
+        return pieces
 
 
 @dataclass(frozen=True)
@@ -325,7 +323,7 @@ class Preparer:
         await self._compile(params)
         if self._closed:
             raise ClosedError("this engine was closed")
-        turn = _submitted(self._threads.submit, make, self._has_thread)
+        turn = submit_to(self._threads.submit, make, self._has_thread)
         self._has_thread = True
         return await asyncio.wrap_future(turn)
 

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import NoReturn
@@ -19,7 +19,7 @@ from pyvelo.engine.input_processor import InputProcessor
 from pyvelo.engine.interrupts import InterruptGuard
 from pyvelo.engine.loop import EngineLoop
 from pyvelo.engine.output import new_sampler
-from pyvelo.engine.stats import EngineStats, picture
+from pyvelo.engine.stats import BlockMeter, EngineStats, picture
 from pyvelo.engine.step import EngineCore
 from pyvelo.errors import Cancelled, InternalError, UnsupportedError
 from pyvelo.finalizer import Finalizer
@@ -130,10 +130,28 @@ class Engine(Generator):
     def stats(self) -> EngineStats:
         """Return statistics between two steps; raise ClosedError after `close`."""
         self.loop.check_open()
-        with self.loop.visit() as core:
+        with self.loop.visit():
             self.loop.check_open()
-            info = self.context.info
-            return picture(core.manager, core.counters, core.queues, core.limits, info, self.pool)
+            return self._picture()
+
+    def publish_stats(self, publish: Callable[[EngineStats], None]) -> None:
+        """Call `publish` with statistics now and after each step, and count the blocks of requests.
+
+        publish: must not wait and must not raise.
+        """
+        core, meter = self.core, BlockMeter(self.core.clock)
+
+        def after_turn() -> None:
+            meter.count(core.running)
+            publish(self._picture())
+
+        with self.loop.visit():
+            self.loop.publish = after_turn
+            publish(self._picture())
+
+    def _picture(self) -> EngineStats:
+        core, info = self.core, self.context.info
+        return picture(core.manager, core.counters, core.queues, core.limits, info, self.pool)
 
 
 def open_engine(config: EngineConfig, stop: threading.Event | None = None) -> Engine:

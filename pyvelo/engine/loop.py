@@ -49,6 +49,8 @@ class EngineLoop:
         self._visited = False  # the last turn was a visitor's
         self._closed = False
         self._broken: BaseException | None = None
+        self.publish: Callable[[], None] | None = None
+        """Called after each turn, while the core is locked; must not raise."""
         self.abandon = core.inbox.abandon
         """Cancel requests at the next turn; a C call for finalizers, which must not wait."""
         self.abandon_sequence = core.inbox.abandon_sequence
@@ -218,6 +220,8 @@ class EngineLoop:
         try:
             if self._broken is None:
                 self._core.cancel_all() if self._closed else self._core.settle()
+                if self.publish is not None:
+                    self.publish()
         except BaseException as error:
             self._recover(error)
             if not isinstance(error, Exception):

@@ -256,6 +256,7 @@ class ActiveRequests:
         if self._states is not None and swapped is not None:
             self._states.swap_out(request, swapped)
         self._requeue(request, swapped)
+        request.parent.n_preempted += 1
         self._counters.preemptions += 1
         self._counters.swaps += swapped is not None
 

@@ -119,16 +119,17 @@ class ParentRequest:
     """State that the samples of one prompt share. Times are in seconds of the engine's clock.
 
     batch_id: the id that the caller gave to several prompts; None: this is the only one.
-    aborted: the samples shall end.
-    n_open: samples that have not ended.
+    aborted: the samples shall end; n_open: samples that have not ended.
     n_generated: tokens of all samples.
     n_cached: tokens of the prompt that were a prefix hit of the first sample that started.
     first_token: time of the first token of any sample; end: of the end of the latest sample that ended.
+    n_preempted: of its samples.
+    n_blocks, peak_blocks, block_seconds: blocks of its samples, each counted, if `BlockMeter` runs.
     """
 
     __slots__ = (
-        *("__weakref__", "aborted", "batch_id", "end", "first_token"),
-        *("n_cached", "n_generated", "n_open", "request_id"),
+        *("__weakref__", "aborted", "batch_id", "block_seconds", "end", "first_token", "n_blocks"),
+        *("n_cached", "n_generated", "n_open", "n_preempted", "peak_blocks", "request_id"),
     )
 
     def __init__(self, n_samples: int = 1, request_id: str = "", batch_id: str | None = None) -> None:
@@ -140,6 +141,8 @@ class ParentRequest:
         self.n_cached: int | None = None
         self.first_token: float | None = None
         self.end = 0.0
+        self.n_preempted = self.n_blocks = self.peak_blocks = 0
+        self.block_seconds = 0.0
 
     def ended(self, now: float) -> None:
         """Count a sample that has ended."""

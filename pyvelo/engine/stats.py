@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from pyvelo.engine.request import ParentRequest, Request
     from pyvelo.kv.manager import BlockManager
     from pyvelo.memory.budget import Limits, PoolSize
     from pyvelo.native import ContextInfo
     from pyvelo.outputs import FinishReason
 
-__all__ = ["Counters", "EngineStats", "QueueLengths", "picture"]
+__all__ = ["BlockMeter", "Counters", "EngineStats", "QueueLengths", "picture"]
 
 
 @dataclass
@@ -117,6 +119,33 @@ class EngineStats:
     def tokens_per_second(self) -> float:
         """Tokens generated per second of steps; 0 before the first step."""
         return self.completion_tokens / self.step_seconds if self.step_seconds else 0.0
+
+
+class BlockMeter:
+    """Counter of the blocks that requests hold over time, in their parents.
+
+    Args:
+        clock: returns seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._last = clock()
+        self._holding: list[ParentRequest] = []
+
+    def count(self, running: Iterable[Request]) -> None:
+        """Add the time since the last call for what was held then; count the blocks of running requests."""
+        now = self._clock()
+        seconds, self._last = now - self._last, now
+        for parent in self._holding:
+            parent.block_seconds += parent.n_blocks * seconds
+            parent.n_blocks = 0
+        for request in running:
+            table = request.sequence.table
+            request.parent.n_blocks += 0 if table is None else sum(map(len, table.groups))
+        self._holding = list({request.parent for request in running})
+        for parent in self._holding:
+            parent.peak_blocks = max(parent.peak_blocks, parent.n_blocks)
 
 
 def picture(

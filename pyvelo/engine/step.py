@@ -97,6 +97,11 @@ class EngineCore:
         return len(self._active.waiting) + self.inbox.n_new + held
 
     @property
+    def running(self) -> abc.Sequence[Request]:
+        """Requests that take part in steps."""
+        return self._active.running
+
+    @property
     def n_running(self) -> int:
         return len(self._active.running)
 

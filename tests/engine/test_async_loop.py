@@ -15,10 +15,11 @@ import pytest
 
 from pyvelo import SamplingParams
 from pyvelo.engine import async_loop
-from pyvelo.engine.async_loop import AsyncEngineLoop, Preparer, open_engine_loop, run_in_thread
+from pyvelo.engine.async_loop import AsyncEngineLoop, Preparer, open_engine_loop
 from pyvelo.engine.output import Submission
 from pyvelo.errors import Cancelled, ClosedError, ComputeError, OutOfMemory
 from pyvelo.outputs import StreamPiece
+from pyvelo.threads import run_in_thread
 
 from .fakes import FakeSampler, answer, text_of
 from .test_loop import WAIT, Stand, submission

@@ -1,0 +1,136 @@
+"""`pyvelo serve`."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from pyvelo.cli import options as opt
+from pyvelo.cli.terminal import print_out
+from pyvelo.config import EngineConfig
+from pyvelo.demo import DEMO_MODEL
+from pyvelo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyvelo.server.serving import Serving
+
+__all__ = ["serve"]
+
+KEY_VARIABLE = "PYVELO_API_KEY"
+
+
+Host = Annotated[str, Option(help="Address to listen at; without keys only this machine's own.")]
+Port = Annotated[int, Option(min=0, max=65535, help="Port to listen at; 0: a free one.")]
+Name = Annotated[
+    str | None, Option("--model-name", help="Name of the model for clients.", show_default="of its file")
+]
+KeyFile = Annotated[
+    Path | None,
+    Option(
+        help=f"File of API keys, a line NAME KEY each; {KEY_VARIABLE} may have one, too.", show_default=False
+    ),
+]
+Insecure = Annotated[bool, Option("--insecure", help="Let other machines use the server without a key.")]
+Origins = Annotated[
+    list[str] | None,
+    Option(
+        "--cors-origin",
+        help='Allow web pages of this origin; may be repeated; "*": any.',
+        show_default=False,
+    ),
+]
+MaxQueue = Annotated[int, Option(min=0, max=1_000_000, help="Requests that may wait.")]
+QueuedTokens = Annotated[
+    int | None,
+    Option("--max-queued-tokens", min=1, help="Prompt tokens that may wait.", show_default="4 pools"),
+]
+Drain = Annotated[
+    float, Option(min=0, help="Seconds for answers in progress after SIGTERM or the first Ctrl-C.")
+]
+VllmMetrics = Annotated[bool, Option("--vllm-metrics", help="Name metrics as vLLM does, too.")]
+Quiet = Annotated[bool, Option("-q", "--quiet", help="Log no requests.")]
+
+
+def serve(
+    model: opt.DemoOrModel = str(DEMO_MODEL),
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    model_name: Name = None,
+    api_key_file: KeyFile = None,
+    insecure: Insecure = False,
+    cors_origin: Origins = None,
+    max_queue: MaxQueue = 256,
+    max_queued_tokens: QueuedTokens = None,
+    drain: Drain = 30.0,
+    vllm_metrics: VllmMetrics = False,
+    quiet: Quiet = False,
+    kv_type: opt.KVTypeOption = "f16",
+    ctx: opt.Context = None,
+    block_size: opt.BlockSize = 32,
+    kv_cache_bytes: opt.CacheBytes = None,
+    swap_bytes: opt.SwapBytes = "0",
+    max_num_seqs: opt.MaxSeqs = 256,
+    max_batch_tokens: opt.MaxBatch = 512,
+    threads: opt.Threads = None,
+    n_gpu_layers: opt.GpuLayers = "auto",
+    lora: opt.Lora = None,
+    deterministic: opt.Deterministic = False,
+    attention_precision: opt.Precision = "exact",
+) -> int:
+    """Serve a model to OpenAI's clients."""
+    for module in ("uvicorn", "msgspec", "prometheus_client"):
+        if importlib.util.find_spec(module) is None:
+            raise ConfigError(f"the server needs {module}: pip install 'pyvelo[serve]'")
+    from pyvelo.server.auth import read_keys
+    from pyvelo.server.run import Serve, check_address
+    from pyvelo.server.settings import Settings
+
+    keys = read_keys(api_key_file, os.environ.get(KEY_VARIABLE, "").split(","))
+    check_address(host, keys.needed, insecure)
+    settings = Settings(
+        model_name=model_name,
+        keys=keys,
+        origins=tuple(cors_origin or ()),
+        max_queue=max_queue,
+        max_queued_tokens=max_queued_tokens,
+        vllm_metrics=vllm_metrics,
+    )
+    config = EngineConfig(
+        model=model,
+        kv_type=kv_type,
+        n_ctx=ctx,
+        block_size=block_size,
+        kv_cache_bytes=kv_cache_bytes,
+        swap_bytes=swap_bytes,
+        max_num_seqs=max_num_seqs,
+        max_batch_tokens=max_batch_tokens,
+        n_threads=threads,
+        n_gpu_layers=n_gpu_layers,
+        lora=lora,
+        deterministic=deterministic,
+        attention_precision=attention_precision,
+    )
+    _log_to_stderr(quiet)
+    Serve(config, settings, host=host, port=port, drain=drain, ready=_ready).run()
+    return 0
+
+
+def _ready(url: str, serving: Serving) -> None:
+    print_out(f"{serving.model_name} is served at {url}/v1 (Ctrl-C ends)")
+    sys.stdout.flush()
+
+
+def _log_to_stderr(quiet: bool) -> None:
+    """Let the server log a line for each request."""
+    log = logging.getLogger("pyvelo.server")
+    log.setLevel(logging.WARNING if quiet else logging.INFO)
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    log.addHandler(handler)
+    log.propagate = False

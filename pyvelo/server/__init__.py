@@ -1,0 +1,1 @@
+"""OpenAI-compatible server over the engine. It needs the extra `serve`."""

@@ -1,0 +1,150 @@
+"""API keys: the tenant that a key names, its limits, and the salt that keeps its prefixes apart."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pyvelo.errors import ConfigError, shown
+from pyvelo.server.errors import HttpError
+
+__all__ = ["ANYBODY", "Keys", "Tenant", "read_keys"]
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_LIMITS = ("requests", "tokens", "priority")
+
+
+@dataclass(eq=False)
+class Tenant:
+    """Owner of a key.
+
+    name: in logs and metrics.
+    digest: SHA-256 of the key.
+    requests, tokens: most requests at once, and most prompt tokens in the queue; None: the server's limits.
+    priority: of its requests, unless they ask for a lower one; lower values run first.
+    n_requests: requests now.
+    """
+
+    name: str
+    digest: bytes = field(default=b"", repr=False)
+    requests: int | None = None
+    tokens: int | None = None
+    priority: int = 0
+    n_requests: int = 0
+
+    def salt(self, asked: str) -> str:
+        """Return the cache salt of a request: of the key, and of the salt in the body.
+
+        Both enter with their length, so no choice of the second one gives another tenant's salt.
+        """
+        if not self.digest:
+            return asked
+        given = asked.encode("utf-8", "surrogatepass")
+        parts = (b"pyvelo tenant", self.digest, given)
+        return hashlib.sha256(b"".join(len(part).to_bytes(8, "little") + part for part in parts)).hexdigest()
+
+
+ANYBODY = Tenant("anybody")
+"""Tenant of a server without keys."""
+
+
+class Keys:
+    """Tenants by the hashes of their keys; without tenants no key is needed."""
+
+    def __init__(self, tenants: Sequence[Tenant] = ()) -> None:
+        self._tenants = tuple(tenants)
+
+    @property
+    def needed(self) -> bool:
+        return bool(self._tenants)
+
+    def tenant(self, authorization: str, api_key: str = "") -> Tenant:
+        """Return the tenant of a request; the time does not tell how much of a wrong key is right.
+
+        Args:
+            authorization: the header "Bearer KEY".
+            api_key: the header x-api-key, as Anthropic's clients send it.
+
+        Raises: HttpError 401.
+        """
+        if not self._tenants:
+            return ANYBODY
+        scheme, _, key = authorization.partition(" ")
+        if scheme.lower() != "bearer" or not key.strip():
+            key = api_key
+        digest, found = _digest(key.strip()), None
+        for tenant in self._tenants:
+            if hmac.compare_digest(tenant.digest, digest):
+                found = tenant
+        if found is None:
+            what = "this API key is unknown" if key.strip() else "an API key is needed"
+            raise HttpError(
+                401,
+                f"{what}: send the header 'Authorization: Bearer KEY'",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        return found
+
+
+def read_keys(path: Path | None, given: Iterable[str] = ()) -> Keys:
+    """Return the keys of a file and of an environment variable.
+
+    A line of the file is `NAME KEY [requests=N] [tokens=N] [priority=N]`; KEY may be `sha256:` and the hash
+    of the key in hexadecimal. Empty lines and lines with # at their start are ignored.
+
+    Args:
+        given: keys alone; their tenants are key-1, key-2, ...
+
+    Raises: ConfigError with the line that is wrong, without its key.
+    """
+    tenants = [Tenant(f"key-{n}", _digest(key)) for n, key in enumerate(given, 1) if key]
+    if path is not None:
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"the keys in {path} cannot be read: {error}") from None
+        tenants += [
+            _tenant(line.split(), f"{path}, line {number}")
+            for number, line in enumerate(lines, 1)
+            if line.strip() and not line.lstrip().startswith("#")
+        ]
+        if not tenants:
+            raise ConfigError(f"{path} has no key: give lines of NAME KEY")
+    for what, values in (("name", [t.name for t in tenants]), ("key", [t.digest.hex() for t in tenants])):
+        if len(set(values)) < len(values):
+            raise ConfigError(f"two API keys have the same {what}: each needs its own")
+    return Keys(tenants)
+
+
+def _tenant(words: Sequence[str], where: str) -> Tenant:
+    if len(words) < 2 or not _NAME.fullmatch(words[0]):
+        raise ConfigError(
+            f"{where}: give NAME KEY; a name has up to 64 letters, digits and the characters _ . -"
+        )
+    tenant = Tenant(words[0], _stored(words[1], where))
+    for word in words[2:]:
+        name, _, value = word.partition("=")
+        if name not in _LIMITS or not re.fullmatch(r"-?[0-9]{1,9}", value):
+            raise ConfigError(f"{where}: {shown(word)} is no limit: give requests=, tokens= or priority=")
+        if name != "priority" and int(value) < 1:
+            raise ConfigError(f"{where}: {name} must be at least 1, got {value}")
+        setattr(tenant, name, int(value))
+    return tenant
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+
+
+def _stored(word: str, where: str) -> bytes:
+    """Return the digest that a file names: of a key, or as it is."""
+    if not word.startswith("sha256:"):
+        return _digest(word)
+    if not re.fullmatch(r"[0-9a-fA-F]{64}", word[7:]):
+        raise ConfigError(f"{where}: a hash is sha256: and 64 hexadecimal digits")
+    return bytes.fromhex(word[7:])

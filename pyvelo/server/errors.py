@@ -1,0 +1,88 @@
+"""Errors that a client gets: status, message, and the field at fault."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyvelo.errors import (
+    ArgumentError,
+    ClosedError,
+    EngineError,
+    OutOfBlocks,
+    OutOfMemory,
+    RequestError,
+    UnsupportedError,
+    VeloError,
+)
+
+__all__ = ["HttpError", "not_found", "of_exception", "refused"]
+
+_KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+@dataclass
+class HttpError(Exception):
+    """Answer with an error status.
+
+    param: field of the body at fault.
+    code: short name for programs.
+    headers: of the answer, such as Retry-After.
+    """
+
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> str:
+        """Type of the error, by OpenAI's names."""
+        default = "invalid_request_error" if self.status < 500 else "server_error"
+        return _KINDS.get(self.status, default)
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The error as OpenAI's clients read it."""
+        found = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+        return {"error": found}
+
+
+def refused(param: str, message: str) -> HttpError:
+    """Return the answer to a field that cannot be served."""
+    return HttpError(400, message, param)
+
+
+def not_found(message: str) -> HttpError:
+    """Return the answer to an unknown path, model or session."""
+    return HttpError(404, message, code="not_found")
+
+
+def of_exception(error: Exception) -> HttpError:
+    """Return the answer to an exception: 400 for wrong input, 5xx for the rest."""
+    if isinstance(error, HttpError):
+        return error
+    message = str(error)
+    if isinstance(error, OutOfBlocks):
+        return HttpError(400, message, code="context_length_exceeded")
+    if isinstance(error, (RequestError, ArgumentError, UnsupportedError)):
+        name = message.split("=")[0]
+        return HttpError(400, message, param=name if name.isidentifier() else None)
+    if isinstance(error, OutOfMemory):
+        return HttpError(503, message, headers={"Retry-After": "5"})
+    if isinstance(error, (ClosedError, EngineError)):
+        return HttpError(503, message)
+    return HttpError(
+        500, message if isinstance(error, VeloError) else "an internal error; see the server's log"
+    )

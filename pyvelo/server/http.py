@@ -1,0 +1,204 @@
+"""HTTP over ASGI: one request with its body and answer, and streams of server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from functools import partial
+from typing import Any
+from urllib.parse import unquote
+
+import msgspec
+
+from pyvelo.server.errors import HttpError
+
+__all__ = [
+    "PING_SECONDS",
+    "STUCK_SECONDS",
+    "EventStream",
+    "Exchange",
+    "Receive",
+    "Scope",
+    "Send",
+    "parse_json",
+]
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+BODY_SECONDS = 60.0
+"""Time for a body to arrive."""
+PING_SECONDS = 15.0
+"""Longest silence of a stream; proxies close connections that are silent for longer."""
+STUCK_SECONDS = 60.0
+"""Time after which a stream is cut whose client reads nothing."""
+MAX_DEPTH = 64
+"""Most nested lists and objects of a body."""
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
+
+
+class Exchange:
+    """One request: what the client sent, and the answer.
+
+    id: of the header X-Request-Id, or a new one; also the engine's request id.
+    status: of the answer; 0 before it begins.
+    more_headers: of the answer, whatever it is.
+    stream: of the answer, if it is one.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
+        self.method: str = scope["method"]
+        self.path = unquote(scope["path"])
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.id = request_id
+        self.status = 0
+        self.received = time.perf_counter()
+        self.more_headers: Mapping[str, str] = {}
+        self.stream: EventStream | None = None
+        self._receive = receive
+        self._send = send
+
+    def header(self, name: str) -> str:
+        """Return the value of a header by its lowercase name, "" if there is none."""
+        return self.headers.get(name.encode(), b"").decode("latin-1")
+
+    async def body(self, limit: int) -> bytes:
+        """Return the body.
+
+        Raises:
+            HttpError: it has more than `limit` bytes, or is too slow.
+            asyncio.CancelledError: the client has gone.
+        """
+        length = self.header("content-length")
+        if length.isdigit() and int(length) > limit:
+            raise _too_long(limit)
+        parts, size = [], 0
+        deadline = time.monotonic() + BODY_SECONDS
+        while True:
+            try:
+                message = await asyncio.wait_for(self._receive(), max(0.0, deadline - time.monotonic()))
+            except asyncio.TimeoutError:
+                raise HttpError(408, f"the body did not arrive within {BODY_SECONDS:g} seconds") from None
+            if message["type"] == "http.disconnect":
+                raise asyncio.CancelledError
+            part = message.get("body", b"")
+            size += len(part)
+            if size > limit:
+                raise _too_long(limit)
+            parts.append(part)
+            if not message.get("more_body", False):
+                return b"".join(parts)
+
+    async def gone(self) -> None:
+        """Wait until the client has gone; call it after `body`."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def answer(self, content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
+        """Send an object as JSON, or bytes as they are."""
+        raw = isinstance(content, bytes)
+        given = {"content-type": "application/json", **(headers or {})}
+        data = content if raw else _encode(content)
+        await self._start(status, {**given, "content-length": str(len(data))})
+        await self._send({"type": "http.response.body", "body": b"" if self.method == "HEAD" else data})
+
+    def events(self) -> EventStream:
+        """Return a stream of server-sent events; its first write or ping begins the answer."""
+        headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
+        start = partial(self._start, 200, headers | {"x-accel-buffering": "no"})
+        self.stream = EventStream(self._send, start)
+        return self.stream
+
+    async def _start(self, status: int, headers: Mapping[str, str]) -> None:
+        self.status = status
+        every = {**self.more_headers, **headers}
+        pairs = [(name.lower().encode(), value.encode("latin-1", "replace")) for name, value in every.items()]
+        pairs.append((b"x-request-id", self.id.encode("latin-1", "replace")))
+        await self._send({"type": "http.response.start", "status": status, "headers": pairs})
+
+
+class EventStream:
+    """Server-sent events of one answer; `App` pings silent ones, and cuts one whose client reads nothing.
+
+    touched: time of the last write, or of the start of the one that waits for the client.
+    backlog: returns the pieces that wait to be written.
+    """
+
+    def __init__(self, send: Send, start: Callable[[], Awaitable[None]]) -> None:
+        self._send = send
+        self._start = start
+        self._ping: asyncio.Task[None] | None = None
+        self.started = False
+        self.touched = time.monotonic()
+        self.writing = False
+        self.backlog: Callable[[], int] = lambda: 0
+
+    async def write(self, data: bytes) -> None:
+        """Write events; wait while the client reads too slowly."""
+        if self._ping is not None:
+            await self._ping
+        await self._write(data)
+
+    async def end(self, data: bytes) -> None:
+        """Write the last events and end the answer."""
+        await self.write(data)
+        await self._send({"type": "http.response.body", "body": b""})
+
+    def ping(self) -> None:
+        """Write a comment that clients ignore, soon."""
+        if self._ping is None and not self.writing:
+            self._ping = asyncio.ensure_future(self._write(b": ping\n\n"))
+            self._ping.add_done_callback(self._pinged)
+
+    def _pinged(self, task: asyncio.Task[None]) -> None:
+        self._ping = None
+        if not task.cancelled():
+            task.exception()  # the client has gone
+
+    async def _write(self, data: bytes) -> None:
+        self.touched, self.writing = time.monotonic(), True
+        try:
+            if not self.started:
+                self.started = True
+                await self._start()
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        finally:
+            self.writing = False
+
+
+def parse_json(body: bytes) -> Any:
+    """Return the object of a body.
+
+    Raises: HttpError if it is no JSON object, or too deep.
+    """
+    if body.count(b"[") + body.count(b"{") > MAX_DEPTH and _depth(body) > MAX_DEPTH:
+        raise HttpError(400, f"the body has more than {MAX_DEPTH} nested lists and objects")
+    try:
+        found = _decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise HttpError(400, f"the body is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise HttpError(400, "the body is no JSON object: give {...}")
+    return found
+
+
+_STRING = re.compile(rb'"(?:[^"\\]+|\\.)*"', re.DOTALL)
+_NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
+
+
+def _depth(body: bytes) -> int:
+    """Return the depth of nested lists and objects; brackets in strings do not count."""
+    depth = deepest = 0
+    for byte in _STRING.sub(b"", body).translate(None, _NO_BRACKETS):
+        depth += 1 if byte in b"[{" else -1
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def _too_long(limit: int) -> HttpError:
+    return HttpError(413, f"the body is longer than {limit} bytes", code="body_too_large")

@@ -1,0 +1,202 @@
+"""Start and end of a server: the engine, the socket, the signals."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from ipaddress import ip_address
+from typing import Any
+
+import uvicorn
+
+from pyvelo.config import EngineConfig
+from pyvelo.engine.async_loop import AsyncEngineLoop, open_engine_loop
+from pyvelo.errors import ConfigError
+from pyvelo.server.app import App
+from pyvelo.server.serving import Serving
+from pyvelo.server.settings import Settings
+from pyvelo.threads import in_thread
+
+__all__ = ["Serve", "check_address", "uvicorn_config"]
+
+BACKLOG = 2048
+KEEP_ALIVE_SECONDS = 30
+
+
+def check_address(host: str, with_keys: bool, insecure: bool) -> None:
+    """Raise ConfigError if other machines could reach a server without keys."""
+    if with_keys or insecure or _is_loopback(host):
+        return
+    raise ConfigError(
+        f"host={host}: other machines could use a server without API keys there: give --api-key-file or "
+        f"PYVELO_API_KEY, or --insecure if the network is trusted"
+    )
+
+
+@dataclass
+class Serve:
+    """One run of a server, from the load of the model to SIGINT or SIGTERM.
+
+    drain: seconds for requests in progress after the first signal; a second one ends them.
+    ready: called with the URL when requests are taken.
+    """
+
+    config: EngineConfig
+    settings: Settings
+    host: str
+    port: int
+    drain: float
+    ready: Callable[[str, Serving], None]
+
+    def run(self) -> None:
+        """Serve until a signal.
+
+        Raises:
+            ConfigError: the address cannot be used.
+            VeloError: as `LLM` raises them.
+        """
+        run: Callable[[Any], Any] = asyncio.run
+        with suppress(ImportError):
+            import uvloop
+
+            run = uvloop.run
+        with _listen(self.host, self.port) as listener:
+            run(self._main(listener))
+
+    async def _main(self, listener: socket.socket) -> None:
+        closed, signals = threading.Event(), _Signals()
+        signals.again = closed.set
+        with signals.handled(asyncio.get_running_loop()):
+            stopped = asyncio.ensure_future(signals.ended.wait())
+            opening = asyncio.ensure_future(open_engine_loop(self.config, closed))
+            await asyncio.wait([opening, stopped], return_when=asyncio.FIRST_COMPLETED)
+            if not opening.done():
+                closed.set()
+                await asyncio.wait([opening])
+            if closed.is_set() and opening.exception() is not None:
+                return
+            loop = await opening
+            try:
+                await self._serve(loop, listener, signals, stopped)
+            finally:
+                stopped.cancel()
+                loop.engine.stop()
+                await in_thread(loop.close)
+
+    async def _serve(
+        self, loop: AsyncEngineLoop, listener: socket.socket, signals: _Signals, stopped: asyncio.Task[Any]
+    ) -> None:
+        """Take requests until a signal; then drain."""
+        serving = Serving(loop, self.config, self.settings)
+        await serving.start()
+        app = App(serving, self.settings)
+        server = _Server(uvicorn_config(app))
+        server.started_hook = partial(self.ready, _url(listener), serving)
+        running = asyncio.ensure_future(server.serve([listener]))
+        await asyncio.wait([running, stopped], return_when=asyncio.FIRST_COMPLETED)
+        signals.again = app.cancel_all
+        await app.drain(self.drain)
+        server.should_exit = True
+        await running
+
+
+def uvicorn_config(app: App) -> uvicorn.Config:
+    """Return the settings of the HTTP server: no log of its own, no websockets, no lifespan."""
+    return uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        ws="none",
+        lifespan="off",
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=5,
+        backlog=BACKLOG,
+    )
+
+
+class _Server(uvicorn.Server):
+    """HTTP server whose signals are handled by `_Signals`; `started_hook` is called when it listens."""
+
+    started_hook: Callable[[], None]
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen."""
+        await super().startup(sockets)
+        self.started_hook()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the signals as they are."""
+        yield
+
+
+class _Signals:
+    """SIGINT and SIGTERM: the first sets `ended`, each later one calls `again`."""
+
+    def __init__(self) -> None:
+        self.ended = asyncio.Event()
+        self.again: Callable[[], None] = lambda: None
+
+    @contextmanager
+    def handled(self, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+        """Handle the signals within a block."""
+        both = (signal.SIGINT, signal.SIGTERM)
+        before = {each: signal.getsignal(each) for each in both}
+        for each in both:
+            try:
+                loop.add_signal_handler(each, self._hit)
+            except NotImplementedError:  # Windows
+                signal.signal(each, lambda *_: loop.call_soon_threadsafe(self._hit))
+        try:
+            yield
+        finally:
+            for each, handler in before.items():
+                with suppress(NotImplementedError):
+                    loop.remove_signal_handler(each)
+                signal.signal(each, handler)
+
+    def _hit(self) -> None:
+        if self.ended.is_set():
+            self.again()
+        self.ended.set()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens; raise ConfigError if the address cannot be used."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = found[0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise ConfigError(f"host={host}, port={port}: {error}") from None
+    try:
+        if os.name == "posix":  # elsewhere another program could take the port
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"host={host}, port={port} cannot be used: {error.strerror or error}") from None
+    return listener
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

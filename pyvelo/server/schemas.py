@@ -1,0 +1,213 @@
+"""Bodies of requests, as OpenAI's clients send them, with vLLM's additional fields."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from pyvelo.server.errors import HttpError, refused
+
+__all__ = [
+    "ChatRequest",
+    "CompletionRequest",
+    "DetokenizeRequest",
+    "EmbeddingRequest",
+    "GenerationFields",
+    "ResponseFormat",
+    "StreamOptions",
+    "StructuredOutputs",
+    "TokenizeRequest",
+    "convert",
+]
+
+MAX_MESSAGES = 4096
+MAX_PROMPTS = 256
+MAX_SAMPLES = 16
+MAX_STOPS = 16
+MAX_TOP_LOGPROBS = 20
+
+Stops = Annotated[list[str], Meta(max_length=MAX_STOPS)]
+Tokens = list[int]
+
+
+class StreamOptions(Struct, kw_only=True):
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class JsonSchemaFormat(Struct, kw_only=True):
+    name: str = ""
+    schema: dict[str, Any] | bool | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Struct, kw_only=True):
+    type: str
+    json_schema: JsonSchemaFormat | None = None
+    schema: dict[str, Any] | None = None
+
+
+class StructuredOutputs(Struct, kw_only=True):
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: Annotated[list[str], Meta(min_length=1, max_length=1024)] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
+class GenerationFields(Struct, kw_only=True):
+    """Fields that completions and chats share."""
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_SAMPLES)] | None = None
+    seed: int | None = None
+    stop: str | Stops | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    user: str | None = None
+    # vLLM's
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    prompt_logprobs: int | None = None
+    return_token_ids: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_grammar: str | None = None
+    guided_choice: list[str] | None = None
+    # ours
+    lora: str | None = None
+    timeout: float | None = None
+
+
+class CompletionRequest(GenerationFields, kw_only=True):
+    prompt: str | Annotated[list[str | int | Tokens], Meta(min_length=1)]
+    max_tokens: Annotated[int, Meta(ge=0)] | None = 16
+    best_of: Annotated[int, Meta(ge=1, le=MAX_SAMPLES)] | None = None
+    echo: bool = False
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    suffix: str | None = None
+    add_special_tokens: bool = True
+
+
+class ChatRequest(GenerationFields, kw_only=True):
+    messages: Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+
+
+class EmbeddingRequest(Struct, kw_only=True):
+    input: str | Annotated[list[str | int | Tokens], Meta(min_length=1)]
+    model: str | None = None
+    encoding_format: str = "float"
+    dimensions: int | None = None
+    user: str | None = None
+
+
+class TokenizeRequest(Struct, kw_only=True):
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool = False
+
+
+class DetokenizeRequest(Struct, kw_only=True):
+    tokens: list[int]
+    model: str | None = None
+
+
+IGNORED = frozenset(
+    {
+        *("metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "verbosity", "id"),
+        *("prediction", "prompt_cache_retention", "parallel_tool_calls", "request_id", "include_reasoning"),
+        *("separate_reasoning", "spaces_between_special_tokens", "return_tokens_as_token_ids", "keep_alive"),
+        *("cache_prompt", "chat_id", "session_id"),
+    }
+)
+"""Fields that cannot change the tokens of an answer here."""
+
+REFUSED = {
+    "tools": "tool calls cannot be parsed yet",
+    "tool_choice": "tool calls cannot be parsed yet",
+    "functions": "functions were replaced by tools, which cannot be parsed yet",
+    "function_call": "functions were replaced by tools, which cannot be parsed yet",
+    "modalities": "only text can be generated",
+    "audio": "only text can be generated",
+    "web_search_options": "the server searches nothing",
+    "use_beam_search": "beam search is LLM.beam_search in Python",
+    "length_penalty": "beam search is LLM.beam_search in Python",
+    "bad_words": "ban tokens with logit_bias",
+    "allowed_token_ids": "restrict the answer with structured_outputs",
+    "logits_processors": "restrict the answer with structured_outputs",
+    "truncate_prompt_tokens": "prompts are not cut: shorten it",
+    "prompt_embeds": "prompts are text or token ids",
+    "typical_p": "the sampler has top_k, top_p and min_p",
+    "mirostat": "the sampler has top_k, top_p and min_p",
+    "tfs_z": "the sampler has top_k, top_p and min_p",
+    "top_a": "the sampler has top_k, top_p and min_p",
+    "guided_whitespace_pattern": "whitespace follows the grammar",
+    "guided_decoding_backend": "grammars have one backend",
+}
+"""Fields that would change the answer, and what to do instead; null, false, [], "none" and "auto" pass."""
+
+T = TypeVar("T", bound=Struct)
+_PATH = re.compile(r" - at `\$\.?([^`]*)`$")
+
+
+def convert(body: Mapping[str, Any], kind: type[T]) -> T:
+    """Return the fields of a body.
+
+    Raises: HttpError 400 that names the field: unknown, not served, of the wrong type or out of range.
+    """
+    known = kind.__struct_fields__
+    for name, value in body.items():
+        if name in known or name in IGNORED:
+            continue
+        if value is None or value is False or value in ([], "none", "auto"):
+            continue
+        if name in REFUSED:
+            raise refused(name, f"{name} is not supported: {REFUSED[name]}")
+        near = get_close_matches(name, known, 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise refused(name[:64], f"{name[:64]} is no parameter of this request{hint}")
+    try:
+        return msgspec.convert({name: body[name] for name in known if name in body}, kind)
+    except (msgspec.ValidationError, RecursionError, OverflowError) as error:
+        message = str(error)
+        found = _PATH.search(message)
+        name = found[1] if found else ""
+        if not found and "`" in message:  # of a field that is missing
+            name = message.split("`")[1]
+        text = _PATH.sub("", message)
+        raise HttpError(400, f"{name}: {text}" if name else text, name or None) from None

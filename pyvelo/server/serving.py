@@ -1,0 +1,81 @@
+"""Engine of a server: model, templates, statistics after each step, and what every endpoint shares."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from functools import cache
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+from pyvelo import __version__
+from pyvelo.chat.conversation import Chats
+from pyvelo.engine.async_loop import AsyncEngineLoop
+from pyvelo.engine.stats import EngineStats
+from pyvelo.server.admission import Admission
+from pyvelo.server.errors import HttpError
+from pyvelo.server.metrics import Metrics
+from pyvelo.threads import in_thread
+
+if TYPE_CHECKING:
+    from pyvelo.config import EngineConfig
+    from pyvelo.server.settings import Settings
+
+__all__ = ["Serving"]
+
+
+class Serving:
+    """Model that a server answers with.
+
+    stats: published after each step, so that no reader waits for one.
+    """
+
+    def __init__(self, loop: AsyncEngineLoop, config: EngineConfig, settings: Settings) -> None:
+        engine = loop.engine
+        self.loop, self.engine = loop, engine
+        self.chats = Chats(engine.model)
+        self.created = int(time.time())
+        self.model_name = settings.model_name or _name_of(config.model)
+        self.fingerprint = _fingerprint(config)
+        self.generates = engine.parts is not None
+        self.stats: EngineStats | None = None
+        self.metrics = Metrics(self.model_name, with_vllm=settings.vllm_metrics)
+        max_running, pool_tokens = (
+            (engine.limits.max_seqs, engine.pool.n_tokens) if self.generates else (1, 1 << 20)
+        )
+        self.admission = Admission(
+            max_running, settings.max_queue, settings.max_queued_tokens or 4 * pool_tokens
+        )
+        self.token_bytes = cache(lambda token: engine.model.token_bytes(token, special=True))
+        self.token_text = cache(lambda token: self.token_bytes(token).decode("utf-8", "replace"))
+
+    async def start(self) -> None:
+        """Let the engine publish its statistics."""
+        if self.generates:
+            await in_thread(lambda: self.engine.publish_stats(self._publish))
+
+    def _publish(self, stats: EngineStats) -> None:
+        self.admission.pace.watch(stats)
+        self.stats = stats
+
+    def check_model(self, name: str | None) -> None:
+        """Raise HttpError 404 if a request names another model."""
+        if name and name not in (self.model_name, "default"):
+            raise HttpError(
+                404,
+                f"the model {name[:200]!r} is not served here; this server has {self.model_name!r}",
+                "model",
+                "model_not_found",
+            )
+
+
+def _name_of(model: object) -> str:
+    """Return the name of a model for clients: of its file, or as on the hub."""
+    name = str(model)
+    return PurePath(name).stem if name.endswith(".gguf") else name
+
+
+def _fingerprint(config: EngineConfig) -> str:
+    """Return a digest of what the bits of an answer depend on: version, model and settings of the engine."""
+    settings = (__version__, config.model, config.kv_type, config.block_size, config.deterministic)
+    return "pv_" + hashlib.sha256(repr(settings).encode()).hexdigest()[:12]

@@ -1,0 +1,31 @@
+"""Settings of a server, beside those of its engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pyvelo.server.auth import Keys
+
+__all__ = ["Settings"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Limits of a server.
+
+    model_name: for clients; None: the name of the model's file.
+    keys: of the clients; none: no key is needed.
+    origins: of web pages that may call the server ("*": any); none: CORS is off.
+    max_body: longest body in bytes.
+    max_queue: requests that may wait beside those that run.
+    max_queued_tokens: prompt tokens that may wait; None: four times the pool.
+    vllm_metrics: also name metrics as vLLM does.
+    """
+
+    model_name: str | None = None
+    keys: Keys = field(default_factory=Keys)
+    origins: tuple[str, ...] = ()
+    max_body: int = 8 << 20
+    max_queue: int = 256
+    max_queued_tokens: int | None = None
+    vllm_metrics: bool = False

@@ -1,0 +1,69 @@
+"""/tokenize, /detokenize and /tokenizer_info."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pyvelo.server.chat import chat_prompt
+from pyvelo.server.errors import refused
+from pyvelo.server.schemas import DetokenizeRequest, TokenizeRequest, convert
+
+if TYPE_CHECKING:
+    from pyvelo.server.admission import Ticket
+    from pyvelo.server.http import Exchange
+    from pyvelo.server.serving import Serving
+
+__all__ = ["detokenize", "tokenize", "tokenizer_info"]
+
+
+async def tokenize(serving: Serving, exchange: Exchange, ticket: Ticket, body: Mapping[str, Any]) -> None:
+    """Answer with the tokens of a text or of a conversation."""
+    request = convert(body, TokenizeRequest)
+    serving.check_model(request.model)
+    if (request.prompt is None) == (request.messages is None):
+        raise refused("prompt", "give either prompt or messages")
+    model, prompt = serving.engine.model, request.prompt
+
+    def make() -> list[int]:
+        if prompt is None:
+            return list(chat_prompt(serving, request))
+        return model.tokenize(prompt, add_special=request.add_special_tokens, parse_special=True)
+
+    found = await serving.loop.preparer.run(make)
+    answer: dict[str, Any] = {"count": len(found), "max_model_len": serving.engine.n_ctx, "tokens": found}
+    if request.return_token_strs:
+        answer["token_strs"] = [serving.token_text(token) for token in found]
+    await exchange.answer(answer)
+
+
+async def detokenize(serving: Serving, exchange: Exchange, ticket: Ticket, body: Mapping[str, Any]) -> None:
+    """Answer with the text of tokens."""
+    request = convert(body, DetokenizeRequest)
+    serving.check_model(request.model)
+    n_vocab = serving.engine.model.vocab.n_tokens
+    wrong = next((token for token in request.tokens if not 0 <= token < n_vocab), None)
+    if wrong is not None:
+        raise refused("tokens", f"token {wrong} does not exist: ids go from 0 to {n_vocab - 1}")
+    model = serving.engine.model
+    text = await serving.loop.preparer.run(lambda: model.detokenize(request.tokens, special=True))
+    await exchange.answer({"prompt": text.decode("utf-8", "replace")})
+
+
+def tokenizer_info(serving: Serving) -> dict[str, Any]:
+    """Return what a client needs to write prompts of its own."""
+    model = serving.engine.model
+    vocab = model.vocab
+
+    def named(token: int | None) -> str | None:
+        return None if token is None else serving.token_text(token)
+
+    return {
+        "tokenizer_class": "PyVelo",
+        "model_max_length": serving.engine.n_ctx,
+        "vocab_size": vocab.n_tokens,
+        "bos_token": named(vocab.bos),
+        "eos_token": named(vocab.eos),
+        "add_bos_token": vocab.add_bos,
+        "chat_template": model.meta.get("tokenizer.chat_template"),
+    }

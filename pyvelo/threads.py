@@ -1,0 +1,72 @@
+"""Calls in threads for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from typing import TypeVar
+
+from pyvelo.errors import ClosedError, OutOfMemory
+
+__all__ = ["in_thread", "run_in_thread", "submit_to"]
+
+T = TypeVar("T")
+
+
+async def in_thread(call: Callable[[], T]) -> T:
+    """Run a call in a thread, as asyncio.to_thread; raise as `submit_to` does."""
+    submit = partial(asyncio.get_running_loop().run_in_executor, None)
+    return await asyncio.wrap_future(submit_to(submit, partial(contextvars.copy_context().run, call)))
+
+
+async def run_in_thread(call: Callable[[], T]) -> T:
+    """Run a call in a thread, to its end however often the task is cancelled meanwhile."""
+    turn = asyncio.ensure_future(in_thread(call))
+    try:
+        return await asyncio.shield(turn)
+    except asyncio.CancelledError:
+        while not turn.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([turn])
+        if not turn.cancelled():
+            turn.exception()  # asyncio would log one that is never looked at
+        raise
+
+
+def submit_to(submit: Callable[..., object], call: Callable[[], T], has_thread: bool = False) -> Future[T]:
+    """Submit a call to an executor.
+
+    Args:
+        submit: submits a function with its arguments.
+        has_thread: the executor has a thread already, so no other one is needed.
+
+    Raises:
+        OutOfMemory: no thread can be started.
+        ClosedError: the executor was shut down, or the interpreter ends.
+    """
+    future: Future[T] = Future()
+    try:
+        submit(_run, future, call)
+    except RuntimeError as error:
+        refused = "start new thread" in str(error)
+        if not (refused and has_thread):
+            future.cancel()  # the executor may keep the call for its next thread
+            if not refused:
+                raise ClosedError(f"no thread takes this call any more: {error}") from error
+            raise OutOfMemory(
+                "no thread can be started for this call: raise the limits of memory and processes"
+            ) from error
+    return future
+
+
+def _run(future: Future[T], call: Callable[[], T]) -> None:
+    if future.set_running_or_notify_cancel():
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+            del future, call  # the error keeps this frame
