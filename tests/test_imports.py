@@ -11,7 +11,7 @@ import pytest
 import pyvelo
 
 PACKAGE = Path(pyvelo.__file__).parent
-BASE = {"_version", "errors", "finalizer", "keywords", "lazy"}
+BASE = {"_version", "errors", "finalizer", "keywords", "lazy", "threads"}
 """What everything may import."""
 
 FACES = {"llm", "async_llm", "session", "beam_search", "demo", ""}
@@ -29,6 +29,7 @@ MAY_IMPORT = {
     "engine": {"native", "kv", "models", "chat", "grammar", "memory", "config", "sampling", "outputs"},
     "trace": {"kv", "engine"},
     "simulate": {"kv", "engine", "memory", "trace", "sampling"},
+    "server": {"engine", "kv", "chat", "native", "trace", "config", "sampling", "outputs", "session"},
 }
 """Folders and files that a folder's files may import, apart from BASE and their own folder."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -133,7 +133,7 @@ class BlockMeter:
         self._last = clock()
         self._holding: list[ParentRequest] = []
 
-    def count(self, running: Iterable[Request]) -> None:
+    def count(self, running: Sequence[Request]) -> None:
         """Add the time since the last call for what was held then; count the blocks of running requests."""
         now = self._clock()
         seconds, self._last = now - self._last, now
