@@ -23,7 +23,16 @@ from pyvelo.errors import (
     UnsupportedError,
     VeloError,
 )
-from pyvelo.outputs import Completion, LoraInfo, RequestOutput, RequestTimes, StreamPiece, TokenLogprob, Usage
+from pyvelo.outputs import (
+    Completion,
+    LoraInfo,
+    RequestOutput,
+    RequestTimes,
+    StreamPiece,
+    TokenLogprob,
+    ToolCall,
+    Usage,
+)
 from pyvelo.sampling import BeamSearchParams, SamplingParams
 
 if TYPE_CHECKING:
@@ -57,6 +66,7 @@ __all__ = [
     "StreamPiece",
     "TemplateError",
     "TokenLogprob",
+    "ToolCall",
     "TraceError",
     "UnsupportedError",
     "Usage",

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, overload
 
 from pyvelo.beam_search import search
-from pyvelo.chat.conversation import ChatOptions, Chats, is_one
+from pyvelo.chat.conversation import ChatOptions, Chats, is_one, parsed, with_formats
 from pyvelo.chat.messages import Message
 from pyvelo.chat.template import ChatTemplate
 from pyvelo.config import EngineConfig, LoraGiven, lora_setting
@@ -177,7 +177,7 @@ class AsyncLLM(EngineView):
         asked = engine_loop.engine.processor.ask_all(n, chosen, request_id)
         # in a thread, because a template may be slow
         prompts = await in_thread(partial(chats.prompts, messages, **options))
-        outputs = await _answer(engine_loop, prompts, asked)
+        outputs = parsed(prompts, await _answer(engine_loop, prompts, with_formats(prompts, asked)))
         return outputs[0] if is_one(messages) else outputs
 
     @checked(ChatOptions, params=SamplingParams)
@@ -195,7 +195,7 @@ class AsyncLLM(EngineView):
         param = for_each(either(params, sampling_params, chats.params), 1)[0]
         asked = engine_loop.engine.processor.ask(param, request_id)
         prompt = await in_thread(partial(chats.one, messages, **options))
-        async with aclosing(_stream(engine_loop, prompt, param, asked)) as pieces:
+        async with aclosing(_stream(engine_loop, prompt, prompt.params(param), asked)) as pieces:
             async for piece in pieces:
                 yield piece
 

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, overload
 
 from pyvelo.beam_search import search
-from pyvelo.chat.conversation import ChatOptions, Chats, is_one
+from pyvelo.chat.conversation import ChatOptions, Chats, is_one, parsed, with_formats
 from pyvelo.chat.messages import Message
 from pyvelo.chat.template import ChatTemplate
 from pyvelo.config import EngineConfig, LoraGiven, lora_setting
@@ -211,11 +211,10 @@ class LLM(EngineView):
         output is the conversation as the template wrote it.
 
         Args:
-            messages: dictionaries with role and content, or a list of such lists. An empty list is a list of
-                no conversations.
-            params: for all conversations, or one for each; None: `get_default_sampling_params`.
-            request_id: as in `generate`.
-            tools: JSON schemas of functions. The model's template for tools is used if it has one.
+            messages: dictionaries with role and content, or a list of such lists; [] has no conversations.
+            params: one, or one for each; None: `get_default_sampling_params`. request_id: as in `generate`.
+            tools: JSON schemas of functions. Outputs have `tool_calls` and `reasoning` beside the raw `text`.
+            tool_choice, parallel_tool_calls: as OpenAI's; a required call needs the extra `grammar`.
             chat_template: Jinja source, or the name of a template: "chatml", or another one of the model.
             add_generation_prompt: write the beginning of the answer; default True.
             continue_final_message: continue the last message, which must be the assistant's; default False.
@@ -228,7 +227,8 @@ class LLM(EngineView):
         n = 1 if is_one(messages) else len(messages)
         chosen = either(params, sampling_params, self._chats.params)
         asked = self._engine.processor.ask_all(n, chosen, request_id)
-        outputs = self._answer(self._chats.prompts(messages, **options), asked)
+        prompts = self._chats.prompts(messages, **options)
+        outputs = parsed(prompts, self._answer(prompts, with_formats(prompts, asked)))
         return outputs[0] if is_one(messages) else outputs
 
     @checked(ChatOptions, params=SamplingParams)
@@ -245,7 +245,8 @@ class LLM(EngineView):
         self._engine.loop.check_open()
         param = for_each(either(params, sampling_params, self._chats.params), 1)[0]
         asked = self._engine.processor.ask(param, request_id, timed=False)
-        return self._stream(self._chats.one(messages, **options), param, asked)
+        prompt = self._chats.one(messages, **options)
+        return self._stream(prompt, prompt.params(param), asked)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return the parameters of a chat for which none are given.

@@ -16,6 +16,7 @@ __all__ = [
     "RequestTimes",
     "StreamPiece",
     "TokenLogprob",
+    "ToolCall",
     "Usage",
     "raise_first_error",
 ]
@@ -118,6 +119,19 @@ class Usage:
         return self.prompt_tokens + self.completion_tokens
 
 
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """Call of a function by an answer.
+
+    id: for the message with the function's result.
+    arguments: JSON as the model wrote it; check it before use.
+    """
+
+    id: str
+    name: str
+    arguments: str
+
+
 @dataclass(frozen=True)
 class Completion:
     """One sample.
@@ -129,6 +143,9 @@ class Completion:
     logprobs: one for each token, if requested.
     stop_reason: the stop string or the id of `stop_token_ids` that ended it; None if the model's own end
         token or anything else did.
+    content: of a chat: the text without reasoning and tool calls, if the model's format is known; else None.
+    reasoning: of a chat: what the model wrote before its answer; None if it wrote none.
+    tool_calls: of a chat with tools: the calls in `text`.
     """
 
     index: int
@@ -138,6 +155,9 @@ class Completion:
     error: Exception | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
     stop_reason: int | str | None = None
+    content: str | None = None
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
 
     @property
     def cumulative_logprob(self) -> float | None:
@@ -147,7 +167,7 @@ class Completion:
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """Output of one prompt. `text`, `token_ids` and the two reasons belong to the first sample.
+    """Output of one prompt. Its attributes that a `Completion` has, too, belong to the first sample.
 
     prompt_logprobs: None for the first token of the prompt and one for each other, if they were asked for and
         the request did not end before they were known.
@@ -178,6 +198,14 @@ class RequestOutput:
     @property
     def stop_reason(self) -> int | str | None:
         return self.outputs[0].stop_reason
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        return self.outputs[0].tool_calls
+
+    @property
+    def reasoning(self) -> str | None:
+        return self.outputs[0].reasoning
 
     @property
     def error(self) -> Exception | None:

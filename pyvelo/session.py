@@ -24,9 +24,10 @@ from pyvelo.sampling import SamplingParams
 if TYPE_CHECKING:
     from pyvelo.engine.async_loop import (
         AsyncEngineLoop,  # imports asyncio, which blocking sessions do without
+        RequestStream,
     )
 
-__all__ = ["AsyncSession", "BaseSession", "Session"]
+__all__ = ["AsyncSession", "BaseSession", "Session", "continued"]
 
 
 class BaseSession(NotCopied):
@@ -324,3 +325,22 @@ class AsyncSession(BaseSession):
         submissions = self._to_compute()
         await self._engine_loop.run(submissions)
         outputs_of(submissions)
+
+
+@asynccontextmanager
+async def continued(
+    session: AsyncSession, params: SamplingParams, request_id: str, *, streams: bool
+) -> AsyncIterator[RequestStream]:
+    """Yield the request that continues a session, for `AsyncEngineLoop.batches`; busy within the block.
+
+    streams: the request makes pieces.
+    """
+    engine_loop = session._engine_loop
+    async with session._turn() as sequence:
+        processor = engine_loop.engine.processor
+        asked = processor.ask(params, request_id)
+
+        def prepare(put: Callable[[StreamPiece], None]) -> Submission:
+            return processor.go_on(sequence, params, put if streams else None, asked)
+
+        yield await engine_loop.prepare([prepare], [params])

@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "sampling": set(),
     "outputs": set(),
     "models": {"kv"},
-    "chat": {"native", "sampling"},
+    "chat": {"native", "sampling", "outputs"},
     "grammar": {"native", "sampling"},
     "memory": {"native", "kv", "models", "config"},
     "engine_view": {"engine", "kv", "native", "outputs"},

@@ -12,7 +12,7 @@ def main() -> None:
     cdef, output = map(Path, sys.argv[1:])
     ffi = FFI()
     ffi.cdef(cdef.read_text(encoding="utf-8"))
-    ffi.set_source("pyvelo.native._velo", '#include "velo.h"')
+    ffi.set_source("pyvelo.native._velo", '#include "velo-chat.h"')
     ffi.emit_c_code(str(output))
 
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
+from pyvelo.chat.answer_format import AnswerFormat, AnswerFormats
 from pyvelo.chat.marked import Marked, mask_of
 from pyvelo.chat.messages import Message
 from pyvelo.chat.template import BUILT_IN, ChatTemplate
+from pyvelo.chat.tools import Tools
 from pyvelo.errors import RequestError
 from pyvelo.lazy import lazy_property
+from pyvelo.outputs import Completion, RequestOutput
 from pyvelo.sampling import SamplingParams, chat_params
 
 if TYPE_CHECKING:
@@ -19,9 +23,11 @@ if TYPE_CHECKING:
 
     from pyvelo.native import Model
 
-__all__ = ["ChatOptions", "ChatPrompt", "Chats", "encode", "is_one"]
+__all__ = ["ChatOptions", "ChatPrompt", "Chats", "encode", "is_one", "parsed", "with_formats"]
 
 _log = logging.getLogger("pyvelo")
+
+T = TypeVar("T")
 
 KEY = "tokenizer.chat_template"
 FALLBACK = "chatml"
@@ -31,6 +37,9 @@ class ChatOptions(TypedDict, total=False):
     """Arguments of `chat` and `chat_stream` beside messages and sampling parameters.
 
     tools: JSON schemas of functions. The model's template for tools is used if it has one.
+    tool_choice: "auto" (the default): the model may call functions; "none"; "required"; or {"type":
+        "function", "function": {"name": ...}}: it must call this one.
+    parallel_tool_calls: an answer may have several calls; default True.
     chat_template: Jinja source that replaces the model's template, or a template's name: a built-in one
         ("chatml") or another one of the model.
     add_generation_prompt: write the beginning of the answer; default True.
@@ -40,6 +49,8 @@ class ChatOptions(TypedDict, total=False):
     """
 
     tools: Sequence[Mapping[str, Any]] | None
+    tool_choice: str | Mapping[str, Any] | None
+    parallel_tool_calls: bool | None
     chat_template: str | ChatTemplate | None
     add_generation_prompt: bool
     continue_final_message: bool
@@ -48,14 +59,34 @@ class ChatOptions(TypedDict, total=False):
 
 
 class ChatPrompt(tuple[int, ...]):
-    """Tokens of a conversation, and its text."""
+    """Tokens of a conversation, and its text.
+
+    answer: format of the answer; None: plain text, or not known.
+    """
 
     text: str
+    answer: AnswerFormat | None
 
-    def __new__(cls, tokens: Sequence[int], text: str) -> ChatPrompt:
+    def __new__(cls, tokens: Sequence[int], text: str, answer: AnswerFormat | None = None) -> ChatPrompt:
         self = super().__new__(cls, tokens)
         self.text = text
+        self.answer = answer
         return self
+
+    def params(self, params: SamplingParams) -> SamplingParams:
+        """Return the parameters of the answer, with the grammar and the stop strings of its format."""
+        known = self.answer is not None and isinstance(params, SamplingParams)
+        return self.answer.params(params) if self.answer is not None and known else params
+
+    def parsed(self, output: RequestOutput) -> RequestOutput:
+        """Return an output with content, reasoning and tool calls of each sample."""
+        if self.answer is None:
+            return output
+        return replace(output, outputs=tuple(self._parsed(one, self.answer) for one in output.outputs))
+
+    def _parsed(self, sample: Completion, answer: AnswerFormat) -> Completion:
+        found = answer.parse(sample.text.removeprefix(self.text))
+        return replace(sample, content=found.content, reasoning=found.reasoning, tool_calls=found.tool_calls)
 
 
 class Chats:
@@ -66,6 +97,7 @@ class Chats:
         self._lock = threading.Lock()
         self._known: dict[str, ChatTemplate] = {}
         self._given: dict[str, ChatTemplate] = {}
+        self._formats = AnswerFormats(model)
         self._warned = False
 
     @lazy_property
@@ -83,6 +115,8 @@ class Chats:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool | None = None,
         chat_template: str | ChatTemplate | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -104,23 +138,32 @@ class Chats:
             )
         one = is_one(messages)
         conversations = cast(Any, [messages] if one else messages)
-        template = self._chosen(chat_template, isinstance(tools, Sequence) and bool(tools))
+        functions = Tools.of(tools, tool_choice, parallel_tool_calls)
+        template = self._chosen(chat_template, bool(functions.functions))
+        arguments = chat_template_kwargs if template_arguments is None else template_arguments
+        begins = add_generation_prompt and not continue_final_message
+        if functions.asked and not begins:
+            raise RequestError(
+                "tool_choice needs an answer from its beginning: leave continue_final_message out"
+            )
         found = []
         for number, conversation in enumerate(conversations):
             try:
                 text = template.render_marked(
                     conversation,
                     tools=tools,
-                    add_generation_prompt=add_generation_prompt and not continue_final_message,
-                    arguments=chat_template_kwargs if template_arguments is None else template_arguments,
+                    add_generation_prompt=begins,
+                    arguments=arguments,
                 )
                 if continue_final_message:
                     text = _cut(text, conversation[-1])
+                shown = str.__str__(text)
+                answer = self._answer(template, shown, conversation, functions, arguments) if begins else None
             except RequestError as error:
                 if one:
                     raise
                 raise type(error)(f"conversation {number}: {error}") from error
-            found.append(ChatPrompt(encode(self._model, text), str.__str__(text)))
+            found.append(ChatPrompt(encode(self._model, text), shown, answer))
         return found
 
     def one(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> ChatPrompt:
@@ -128,6 +171,24 @@ class Chats:
         if not is_one(messages):
             raise RequestError("a stream answers one conversation: give a list of one message or more")
         return self.prompts(messages, **options)[0]
+
+    def _answer(
+        self,
+        template: ChatTemplate,
+        prompt: str,
+        messages: Sequence[Message],
+        tools: Tools,
+        arguments: Mapping[str, Any] | None,
+    ) -> AnswerFormat | None:
+        """Return the format of the answer; None for a template of a request.
+
+        Upstream's engine runs templates with limits that a hostile one could still use for seconds of a core.
+        """
+        if all(template is not known for known in self._templates().values()):
+            if tools.asked:
+                raise RequestError("tool_choice needs a chat template of the model: leave chat_template out")
+            return None
+        return self._formats.find(template.source, prompt, messages, tools, arguments)
 
     def _chosen(self, asked: str | ChatTemplate | None, tools: bool) -> ChatTemplate:
         templates = self._templates()
@@ -182,6 +243,18 @@ def is_one(messages: Any) -> bool:
     if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
         return True
     return bool(messages) and (not isinstance(messages[0], Sequence) or isinstance(messages[0], (str, bytes)))
+
+
+def with_formats(
+    prompts: Sequence[ChatPrompt], asked: Sequence[tuple[SamplingParams, T]]
+) -> list[tuple[SamplingParams, T]]:
+    """Return the parameters of each prompt with the format of its answer."""
+    return [(prompt.params(params), one) for prompt, (params, one) in zip(prompts, asked, strict=True)]
+
+
+def parsed(prompts: Sequence[ChatPrompt], outputs: Sequence[RequestOutput]) -> list[RequestOutput]:
+    """Return outputs with content, reasoning and tool calls."""
+    return [prompt.parsed(output) for prompt, output in zip(prompts, outputs, strict=True)]
 
 
 def encode(model: Model, text: Marked) -> list[int]:

@@ -43,7 +43,7 @@ _OPTIONS = {
 
 _WORDS = {
     **{name: name for name in ("temperature", "seed", "stop", "pooling", "sequences", "repeats", "rate")},
-    **{name: name for name in ("requests", "samples", "policy", "cost")},
+    **{name: name for name in ("requests", "samples", "policy", "cost", "host")},
     **{"depths": "depth", "prompt": "prompt_tokens", "answer": "answer_tokens"},
 }
 """Options by arguments that are ordinary words, only at the beginning of an error."""

@@ -50,8 +50,16 @@ QueuedTokens = Annotated[
     int | None,
     Option("--max-queued-tokens", min=1, help="Prompt tokens that may wait.", show_default="4 pools"),
 ]
+MaxSessions = Annotated[int, Option(min=0, max=1_000_000, help="Sessions of a key at /v1/sessions.")]
 Drain = Annotated[
     float, Option(min=0, help="Seconds for answers in progress after SIGTERM or the first Ctrl-C.")
+]
+Page = Annotated[
+    bool,
+    Option(
+        "--page",
+        help="Show the page with the block map and a chat at / also to other machines.",
+    ),
 ]
 VllmMetrics = Annotated[bool, Option("--vllm-metrics", help="Name metrics as vLLM does, too.")]
 Quiet = Annotated[bool, Option("-q", "--quiet", help="Log no requests.")]
@@ -67,8 +75,10 @@ def serve(
     cors_origin: Origins = None,
     max_queue: MaxQueue = 256,
     max_queued_tokens: QueuedTokens = None,
+    max_sessions: MaxSessions = 64,
     drain: Drain = 30.0,
     vllm_metrics: VllmMetrics = False,
+    page: Page = False,
     quiet: Quiet = False,
     kv_type: opt.KVTypeOption = "f16",
     ctx: opt.Context = None,
@@ -88,6 +98,7 @@ def serve(
         if importlib.util.find_spec(module) is None:
             raise ConfigError(f"the server needs {module}: pip install 'pyvelo[serve]'")
     from pyvelo.server.auth import read_keys
+    from pyvelo.server.origins import is_loopback
     from pyvelo.server.run import Serve, check_address
     from pyvelo.server.settings import Settings
 
@@ -99,7 +110,10 @@ def serve(
         origins=tuple(cors_origin or ()),
         max_queue=max_queue,
         max_queued_tokens=max_queued_tokens,
+        max_sessions=max_sessions,
         vllm_metrics=vllm_metrics,
+        local=is_loopback(host),
+        page=page or is_loopback(host),
     )
     config = EngineConfig(
         model=model,

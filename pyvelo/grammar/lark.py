@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from pyvelo.grammar.gbnf import Alternative, Chars, Gbnf, GbnfError, Item, Ref, Repeat, Token, parse
+from pyvelo.grammar.linear import without_cycles
 
 __all__ = ["to_lark"]
 
@@ -33,6 +34,8 @@ def to_lark(source: str, token_of: Callable[[str], int | None], banned: Iterable
     grammar = parse(source, token_of)
     order = _reachable(grammar)
     _check_alive(grammar, order)
+    without_cycles(grammar, order)
+    order = _reachable(grammar)
     for rule in order:
         grammar.rules[rule] = _without_tail_call(grammar, rule)
     order = _reachable(grammar)

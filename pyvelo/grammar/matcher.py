@@ -42,6 +42,9 @@ _WHITESPACE = r" ?|\n[ \t]{0,32}"
 _LARK = re.compile(r"(?m)^\s*(?:%llguidance\b|[?!]*start\b[^:\n]*:(?!:=))")
 _GBNF = re.compile(r"(?:\s|#[^\r\n]*|//[^\r\n]*)*[A-Za-z0-9_-]+[ \t]*::=")
 
+_AFTER = re.compile(r"# after (\[.*\])\n")
+"""First line of a GBNF whose outputs continue a text: its parts, strings and ids of control tokens."""
+
 MAX_FORCED = 256  # bytes
 
 MAX_CACHED = 64
@@ -228,11 +231,21 @@ class GrammarCompiler:
         matcher = LLMatcher(self._ready(), grammar, log_level=0, limits=parser_limits())
         if matcher.is_error():
             raise RequestError(f"{name}: {_error(matcher)}")
+        if (begun := _AFTER.match(source)) and name == "grammar":
+            self._begin(matcher, json.loads(begun[1]))
         first = matcher.deep_copy()
         first.compute_bitmask()
         if first.is_error():
             raise RequestError(f"{name}: no output can follow it: {_error(first)}")
         return GrammarMatcher(matcher)
+
+    def _begin(self, matcher: Any, parts: list[str | int]) -> None:
+        """Append the tokens of a text that outputs continue."""
+        tokens: list[int] = []
+        for part in parts:
+            tokens += [part] if isinstance(part, int) else self._ready().tokenize_bytes(part.encode())
+        if matcher.try_consume_tokens(tokens) != len(tokens) or matcher.is_error():
+            raise RequestError(f"grammar: no output that continues {shown(parts)} can follow it")
 
     def _ready(self) -> Any:
         with self._tokenizing:

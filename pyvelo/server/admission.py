@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from pyvelo.server.auth import Tenant
 from pyvelo.server.errors import HttpError
@@ -14,15 +15,15 @@ if TYPE_CHECKING:
     from pyvelo.engine.request import ParentRequest
     from pyvelo.engine.stats import EngineStats
 
-__all__ = ["Admission", "Pace", "Ticket"]
+__all__ = ["Admission", "Throughput", "Ticket"]
 
 MAX_RETRY_SECONDS = 120
 """Clients wait no longer: openai-python ignores a Retry-After above it."""
 MEMORY_SECONDS = 30.0
-"""Half-life of what the pace is computed from, in seconds of steps."""
+"""Half-life of what the throughput is computed from, in seconds of steps."""
 
 
-class Pace:
+class Throughput:
     """Prompt tokens, and requests, that the engine finishes in a second of steps."""
 
     def __init__(self) -> None:
@@ -76,11 +77,12 @@ class Admission:
     """
 
     def __init__(self, max_running: int, max_queue: int, max_tokens: int) -> None:
-        self.pace = Pace()
+        self.throughput = Throughput()
         self.refusals: dict[str, int] = {"requests": 0, "tokens": 0, "key_requests": 0, "key_tokens": 0}
         self._max_open = max_running + max_queue
         self._max_tokens = max_tokens
         self._open: set[Ticket] = set()
+        self._tenants: WeakKeyDictionary[ParentRequest, Tenant] = WeakKeyDictionary()
 
     def __len__(self) -> int:
         return len(self._open)
@@ -123,12 +125,18 @@ class Admission:
                 503, "tokens", f"{of_all} prompt tokens wait; the limit is {self._max_tokens}", None
             )
         ticket.n_tokens, ticket.parents = n_tokens, tuple(parents)
+        for parent in ticket.parents:
+            self._tenants[parent] = tenant
 
     def leave(self, ticket: Ticket) -> None:
         """Count a request that has ended; may be called again."""
         if ticket in self._open:
             self._open.discard(ticket)
             ticket.tenant.n_requests -= 1
+
+    def tenant_of(self, parent: ParentRequest | None) -> Tenant | None:
+        """Return the tenant of an admitted request, also after its end; None if it is unknown."""
+        return None if parent is None else self._tenants.get(parent)
 
     def queued_tokens(self) -> int:
         """Return the prompt tokens that wait."""
@@ -141,7 +149,7 @@ class Admission:
         """Return the refusal, with the time after which the requests that wait are done."""
         self.refusals[reason] += 1
         waiting = [ticket for ticket in self._waiting() if tenant in (None, ticket.tenant)]
-        seconds = self.pace.wait(sum(ticket.n_tokens for ticket in waiting), len(waiting))
+        seconds = self.throughput.wait(sum(ticket.n_tokens for ticket in waiting), len(waiting))
         return HttpError(
             status,
             f"{message}: try again in {seconds} s",

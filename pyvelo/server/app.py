@@ -6,21 +6,30 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
-from pyvelo.server import chat, completions, embeddings, tokens
-from pyvelo.server.auth import ANYBODY, Tenant
-from pyvelo.server.errors import HttpError, not_found, of_exception
-from pyvelo.server.http import PING_SECONDS, STUCK_SECONDS, Exchange, Receive, Scope, Send, parse_json
+from pyvelo.server import pages, tokens
+from pyvelo.server.errors import HttpError, not_found, of_exception, openai_error
+from pyvelo.server.http import (
+    PING_SECONDS,
+    STUCK_SECONDS,
+    ClientGone,
+    Exchange,
+    Receive,
+    Scope,
+    Send,
+    parse_json,
+)
 from pyvelo.server.openapi import openapi
+from pyvelo.server.origins import check_page, cors_headers, preflight_headers
+from pyvelo.server.routes import ENDPOINTS, Read, Router, Work
 from pyvelo.threads import in_thread
 
 if TYPE_CHECKING:
     from pyvelo.engine.async_loop import RequestStream
-    from pyvelo.server.admission import Ticket
     from pyvelo.server.serving import Serving
     from pyvelo.server.settings import Settings
 
@@ -30,12 +39,13 @@ _log = logging.getLogger("pyvelo.server")
 
 MAX_BACKLOG = 4096
 """Pieces that may wait for a slow client, about 1 MiB of events."""
+TICK_SECONDS = 1.0
+"""Time between two looks at the streams."""
 IN_THREAD = 1 << 16
 """Bodies from this length on are parsed in a thread."""
 _ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 Simple = Callable[["App", Exchange], Awaitable[None]]
-Generating = Callable[["Serving", Exchange, "Ticket", dict[str, Any]], Awaitable["RequestStream | None"]]
 
 
 class App:
@@ -66,8 +76,9 @@ class App:
         await self._answer(exchange)
 
     async def drain(self, seconds: float) -> None:
-        """Take no new requests, wait for those in progress, and cancel what is left after `seconds`."""
+        """Take no new requests, wait for requests in progress, and cancel what is left after `seconds`."""
         self.draining = True
+        self.serving.live.end()
         tasks = [task for task in self._open if task is not asyncio.current_task()]
         if tasks:
             await asyncio.wait(tasks, timeout=seconds)
@@ -77,6 +88,7 @@ class App:
             await asyncio.wait(tasks, timeout=5.0)
         if self._ticker is not None:
             self._ticker.cancel()
+        await self.serving.close()
 
     def cancel_all(self) -> None:
         """Cancel the requests in progress."""
@@ -97,47 +109,57 @@ class App:
             if not progress.cancelled and not progress.gone:
                 raise
             note = "cancelled"
+            if not progress.gone and not exchange.status:
+                await exchange.answer(exchange.error_body(_ending()), 503)
+        except ClientGone:
+            note = "cancelled"
         except Exception as error:
             found = of_exception(error)
             if found.status == 500:
                 _log.exception("request %s failed", exchange.id)
             note = found.message
             if not exchange.status:
-                await exchange.answer(found.body, found.status, found.headers)
+                await exchange.answer(exchange.error_body(found), found.status, found.headers)
         finally:
             progress.unwatch()
             del self._open[task]
-            path = exchange.path if exchange.path in ROUTES else "other"
-            self.serving.metrics.answered(path, exchange.status or 499)
+            self.serving.metrics.answered(exchange.route or "other", exchange.status or 499)
             self._log(exchange, progress, note)
 
     async def _route(self, exchange: Exchange, progress: _Progress) -> str:
-        exchange.more_headers = cors = self._cors(exchange)
+        exchange.more_headers = cors = cors_headers(exchange, self.settings)
         if exchange.method == "OPTIONS" and cors:
-            await exchange.answer(b"", 204, _preflight(exchange))
+            await exchange.answer(b"", 204, preflight_headers(exchange))
             return ""
-        methods = ROUTES.get(exchange.path)
-        if methods is None:
+        exchange.route, exchange.path_id = _route_of(exchange.path)
+        if exchange.route != "/health":
+            check_page(exchange, self.settings)
+        if not exchange.route:
             raise not_found(f"there is no {exchange.path[:200]}: see /openapi.json")
+        methods = ROUTES[exchange.route]
+        exchange.error_body = next(iter(methods.values())).error_body
         handler = methods.get("GET" if exchange.method == "HEAD" else exchange.method)
         if handler is None:
             allowed = ", ".join(methods)
-            raise HttpError(405, f"{exchange.path} takes {allowed}", headers={"Allow": allowed})
-        if exchange.path != "/health":
-            progress.tenant = self.settings.keys.tenant(
+            raise HttpError(405, f"{exchange.route} takes {allowed}", headers={"Allow": allowed})
+        if exchange.route not in WITHOUT_KEY:
+            exchange.tenant = self.settings.keys.tenant(
                 exchange.header("authorization"), exchange.header("x-api-key")
             )
         if isinstance(handler, _Simple):
             await handler.call(self, exchange)
             return ""
+        if isinstance(handler, Read):
+            await handler.call(self.serving, exchange)
+            return ""
         if self.draining:
-            raise HttpError(503, "the server ends and takes no new requests", code="draining")
+            raise _ending()
         return await self._work(exchange, progress, handler)
 
-    async def _work(self, exchange: Exchange, progress: _Progress, handler: _Work) -> str:
-        """Read the body, and answer while the client is there."""
+    async def _work(self, exchange: Exchange, progress: _Progress, handler: Work) -> str:
+        """Read the body, and answer while the client listens."""
         admission = self.serving.admission
-        ticket = admission.enter(progress.tenant)
+        ticket = admission.enter(exchange.tenant)
         try:
             body = await exchange.body(self.settings.max_body)
             progress.watch()
@@ -151,30 +173,29 @@ class App:
             admission.leave(ticket)
 
     async def _tick(self) -> None:
-        """Ping silent streams, and cut those whose clients do not read."""
+        """Look at the streams and the sessions again and again, whatever fails."""
         while True:
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(TICK_SECONDS)
             now = time.monotonic()
-            for progress in list(self._open.values()):
-                stream = progress.exchange.stream
-                if stream is None:
-                    continue
-                silent = now - stream.touched
-                if (stream.writing and silent > STUCK_SECONDS) or stream.backlog() > MAX_BACKLOG:
-                    progress.cut()
-                elif silent > PING_SECONDS:
-                    stream.ping()
+            try:
+                self._look_at_streams(now)
+                if self.serving.stats is not None:
+                    self.serving.metrics.rates.sample(self.serving.stats, now)
+                await self.serving.expire()
+            except Exception:
+                _log.exception("a periodic task failed")
 
-    def _cors(self, exchange: Exchange) -> dict[str, str]:
-        """Return the headers for a web page of an allowed origin."""
-        origin, allowed = exchange.header("origin"), self.settings.origins
-        if not origin or not ("*" in allowed or origin in allowed):
-            return {}
-        return {
-            "Access-Control-Allow-Origin": "*" if "*" in allowed else origin,
-            "Access-Control-Expose-Headers": "X-Request-Id, Retry-After",
-            "Vary": "Origin",
-        }
+    def _look_at_streams(self, now: float) -> None:
+        """Ping silent streams; cut a stream if its client does not read."""
+        for progress in list(self._open.values()):
+            stream = progress.exchange.stream
+            if stream is None:
+                continue
+            silent = now - stream.touched
+            if (stream.writing and silent > STUCK_SECONDS) or stream.backlog() > MAX_BACKLOG:
+                progress.cut()
+            elif silent > PING_SECONDS:
+                stream.ping()
 
     def _log(self, exchange: Exchange, progress: _Progress, note: str) -> None:
         if exchange.path in ("/health", "/metrics"):
@@ -183,9 +204,9 @@ class App:
         _log.info(
             "%s %s %s %s %d %.0f ms %s",
             exchange.id,
-            progress.tenant.name,
+            exchange.tenant.name,
             exchange.method,
-            exchange.path[:100] if exchange.path in ROUTES else "(unknown path)",
+            exchange.route or "(unknown path)",
             exchange.status or 499,
             milliseconds,
             note.replace("\n", " ")[:300],
@@ -206,15 +227,21 @@ class App:
 
     async def models(self, exchange: Exchange) -> None:
         """Answer with the model and its adapters."""
+        await exchange.answer({"object": "list", "data": [self._model()]})
+
+    async def model(self, exchange: Exchange) -> None:
+        """Answer with the model of a name."""
+        self.serving.check_model(exchange.path_id)
+        await exchange.answer(self._model())
+
+    def _model(self) -> dict[str, Any]:
         serving = self.serving
         common = {"object": "model", "created": serving.created, "owned_by": "pyvelo"}
-        n_ctx = serving.engine.n_ctx
-        found = [{"id": serving.model_name, **common, "max_model_len": n_ctx}]
-        await exchange.answer({"object": "list", "data": found})
+        return {"id": serving.model_name, **common, "max_model_len": serving.engine.n_ctx}
 
     async def version(self, exchange: Exchange) -> None:
         """Answer with the version."""
-        from pyvelo import __version__
+        from pyvelo._version import __version__
 
         await exchange.answer({"version": __version__})
 
@@ -223,6 +250,13 @@ class App:
         if self._schema is None:
             self._schema = openapi()
         await exchange.answer(self._schema)
+
+    async def page(self, exchange: Exchange) -> None:
+        """Answer with a file of the page, unless it is off."""
+        if not self.settings.page:
+            raise not_found("the page is off, because other machines may reach this server: give --page")
+        content, headers = pages.file_of(exchange.route)
+        await exchange.answer(content, headers=headers)
 
     async def tokenizer_info(self, exchange: Exchange) -> None:
         """Answer with the vocabulary's special tokens and the chat template."""
@@ -234,7 +268,6 @@ class _Progress:
 
     def __init__(self, exchange: Exchange) -> None:
         self.exchange = exchange
-        self.tenant: Tenant = ANYBODY
         self.cancelled = False
         self.gone = False
         self._task = asyncio.current_task()
@@ -254,6 +287,7 @@ class _Progress:
     def cut(self) -> None:
         """Cancel the task, because its client does not read."""
         self.cancelled = True
+        self.exchange.abort()
         if self._task is not None:
             self._task.cancel()
 
@@ -283,33 +317,25 @@ class _Simple:
     """Handler that reads no body and never waits for the engine."""
 
     call: Simple
+    error_body: Callable[[HttpError], Any] = openai_error
 
 
-@dataclass(frozen=True)
-class _Work:
-    """Handler of a body, admitted and cancelled with its client."""
-
-    call: Generating
-
-
-ROUTES: dict[str, dict[str, _Simple | _Work]] = {
+ROUTES: dict[str, Mapping[str, _Simple | Read | Work]] = {
     "/health": {"GET": _Simple(App.health)},
     "/metrics": {"GET": _Simple(App.metrics)},
     "/version": {"GET": _Simple(App.version)},
     "/openapi.json": {"GET": _Simple(App.schema)},
     "/v1/models": {"GET": _Simple(App.models)},
+    "/v1/models/{id}": {"GET": _Simple(App.model)},
     "/tokenizer_info": {"GET": _Simple(App.tokenizer_info)},
-    "/tokenize": {"POST": _Work(tokens.tokenize)},
-    "/detokenize": {"POST": _Work(tokens.detokenize)},
-    "/v1/completions": {"POST": _Work(completions.complete)},
-    "/v1/chat/completions": {"POST": _Work(chat.chat)},
-    "/v1/embeddings": {"POST": _Work(embeddings.embed)},
+    **{path: {"GET": _Simple(App.page)} for path in pages.FILES},
+    **ENDPOINTS,
 }
+"""Handlers by pattern and method, see `ENDPOINTS`."""
+WITHOUT_KEY = {"/health", *pages.FILES}
+"""Paths that need no key."""
+_route_of = Router(ROUTES)
 
 
-def _preflight(exchange: Exchange) -> dict[str, str]:
-    return {
-        "Access-Control-Allow-Methods": "GET, POST, DELETE",
-        "Access-Control-Allow-Headers": exchange.header("access-control-request-headers") or "*",
-        "Access-Control-Max-Age": "600",
-    }
+def _ending() -> HttpError:
+    return HttpError(503, "the server ends and takes no new requests", code="draining")

@@ -102,7 +102,7 @@ def read_keys(path: Path | None, given: Iterable[str] = ()) -> Keys:
 
     Raises: ConfigError with the line that is wrong, without its key.
     """
-    tenants = [Tenant(f"key-{n}", _digest(key)) for n, key in enumerate(given, 1) if key]
+    tenants = [Tenant(f"key-{n}", _digest(key.strip())) for n, key in enumerate(given, 1) if key.strip()]
     if path is not None:
         try:
             lines = path.read_text(encoding="utf-8").splitlines()

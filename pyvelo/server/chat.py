@@ -9,8 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from pyvelo.chat.answer_format import AnswerFormat
+from pyvelo.chat.conversation import ChatOptions, ChatPrompt
+from pyvelo.chat.tool_parser import Delta, ToolParser
+from pyvelo.engine.input_processor import Prompt
 from pyvelo.outputs import RequestOutput, StreamPiece, TokenLogprob
-from pyvelo.server.generation import Job, answer_job
+from pyvelo.sampling import SamplingParams
+from pyvelo.server.generation import Job, OpenAIForm, answer_job, ended
 from pyvelo.server.params import chat_params, request_timeout
 from pyvelo.server.schemas import ChatRequest, TokenizeRequest, convert
 
@@ -20,7 +25,7 @@ if TYPE_CHECKING:
     from pyvelo.server.http import Exchange
     from pyvelo.server.serving import Serving
 
-__all__ = ["chat", "chat_prompt"]
+__all__ = ["as_template_reads", "chat", "chat_prompt", "logprob_of"]
 
 _encode = msgspec.json.Encoder().encode
 
@@ -35,35 +40,48 @@ async def chat(
     params = chat_params(request, serving.chats.params, ticket.tenant, timeout)
     form = ChatForm(serving, exchange.id, request)
     prompt = partial(chat_prompt, serving, request)
-    return await answer_job(serving, exchange, ticket, Job(request, [prompt], params, form))
+    job = Job([prompt], params, form, request.stream, adapt=form.adapt)
+    return await answer_job(serving, exchange, ticket, job)
 
 
-def chat_prompt(serving: Serving, request: ChatRequest | TokenizeRequest) -> Sequence[int]:
+def chat_prompt(serving: Serving, request: ChatRequest | TokenizeRequest) -> ChatPrompt:
     """Return the tokens of a conversation; slow, as templates may be."""
     arguments = dict(request.chat_template_kwargs or {})
     if isinstance(request, ChatRequest) and request.reasoning_effort is not None:
         arguments.setdefault("reasoning_effort", request.reasoning_effort)
-    return serving.chats.one(
-        [_as_template_reads(message) for message in request.messages or ()],
-        chat_template=request.chat_template,
-        add_generation_prompt=request.add_generation_prompt,
-        continue_final_message=request.continue_final_message,
-        template_arguments=arguments,
-    )
+    options: ChatOptions = {
+        "chat_template": request.chat_template,
+        "add_generation_prompt": request.add_generation_prompt,
+        "continue_final_message": request.continue_final_message,
+        "template_arguments": arguments,
+    }
+    if isinstance(request, ChatRequest):
+        options["tools"] = request.tools
+        # named even if it is the default, so that a template without a format of calls is refused
+        options["tool_choice"] = request.tool_choice or ("auto" if request.tools else None)
+        options["parallel_tool_calls"] = request.parallel_tool_calls
+    return serving.chats.one(as_template_reads(request.messages or ()), **options)
+
+
+def as_template_reads(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages without fields that are null; templates know the developer as system."""
+    return [_as_template_reads(message) for message in messages]
 
 
 def _as_template_reads(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message without fields that are null; templates know the developer as system."""
     kept = {name: value for name, value in message.items() if value is not None or name == "content"}
     return {**kept, "role": "system"} if kept.get("role") == "developer" else kept
 
 
-class ChatForm:
-    """Answers and events of chats."""
+class ChatForm(OpenAIForm):
+    """Answers and events of chats, with reasoning and tool calls if the template's format has them."""
 
     def __init__(self, serving: Serving, request_id: str, request: ChatRequest) -> None:
+        super().__init__(request)
         self._serving = serving
         self._ids = bool(request.return_token_ids)
+        self._format: AnswerFormat | None = None
+        self._parsers: dict[int, ToolParser] = {}
         self._base = {
             "id": f"chatcmpl-{request_id}",
             "object": "chat.completion",
@@ -79,19 +97,43 @@ class ChatForm:
         delta = b',"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}\n\n'
         return b"%s%d%s" % (self._open, index, delta)
 
+    def adapt(self, prompt: Prompt, params: SamplingParams) -> SamplingParams:
+        """Take the format of the answer; return the parameters that it needs."""
+        if not isinstance(prompt, ChatPrompt):
+            return params
+        self._format = prompt.answer
+        return prompt.params(params)
+
     def piece(self, index: int, piece: StreamPiece) -> bytes:
-        """Return one event, unless the piece says nothing."""
-        text, reason, logprob = piece.text, piece.finish_reason, piece.logprob
-        if not text and reason is None and logprob is None:
-            return b""
-        parts = [self._open, b"%d" % index, b',"delta":{']
-        if text or reason is None:
-            parts += [b'"content":', _encode(text)]
-        parts.append(b'},"logprobs":')
-        parts.append(b"null" if logprob is None else _encode({"content": [self._logprob(logprob)]}))
-        if self._ids:
+        """Return the events of a piece; none if it says nothing."""
+        reason: str | None = piece.finish_reason
+        if self._format is None:
+            deltas = [{"content": piece.text}] if piece.text else []
+        else:
+            parser = self._parsers.get(index) or self._parsers.setdefault(index, self._format.parser())
+            found = parser.push(piece.text)
+            if reason is not None:
+                whole = parser.finish()
+                found = [*found, *whole.deltas]
+                reason = _reason(reason, bool(whole.tool_calls))
+            deltas = [_delta(each) for each in found]
+        if not deltas:
+            if reason is None and piece.logprob is None and not self._ids:
+                return b""
+            deltas = [{"content": ""}] if reason is None else [{}]
+        first = [self._event(index, delta) for delta in deltas[:-1]]
+        return b"".join([*first, self._event(index, deltas[-1], piece, reason)])
+
+    def _event(
+        self, index: int, delta: dict[str, Any], piece: StreamPiece | None = None, reason: str | None = None
+    ) -> bytes:
+        """Return an event; the last of a piece has its logprobs, its token and the reason of the end."""
+        parts = [self._open, b"%d" % index, b',"delta":', _encode(delta), b',"logprobs":']
+        logprob = None if piece is None else piece.logprob
+        parts.append(_encode(None if logprob is None else {"content": [logprob_of(self._serving, logprob)]}))
+        if piece is not None and self._ids:
             parts += [b',"token_ids":', _encode(piece.token_ids)]
-        parts += [b',"finish_reason":', b"null" if reason is None else _encode(reason), b"}]}\n\n"]
+        parts.append(ended(reason, None if piece is None else piece.stop_reason))
         return b"".join(parts)
 
     def usage(self, usage: Mapping[str, Any]) -> bytes:
@@ -103,23 +145,64 @@ class ChatForm:
         choices: list[dict[str, Any]] = []
         for output in outputs:
             for sample in output.outputs:
-                logprobs = sample.logprobs and {"content": [self._logprob(each) for each in sample.logprobs]}
+                logprobs = sample.logprobs and {
+                    "content": [logprob_of(self._serving, each) for each in sample.logprobs]
+                }
+                message = self._message(sample.text)
                 choice: dict[str, Any] = {
                     "index": len(choices),
-                    "message": {"role": "assistant", "content": sample.text, "refusal": None},
+                    "message": message,
                     "logprobs": logprobs or None,
-                    "finish_reason": sample.finish_reason,
+                    "finish_reason": _reason(sample.finish_reason, "tool_calls" in message),
                     "stop_reason": sample.stop_reason,
                 }
                 if self._ids:
                     choice |= {"token_ids": sample.token_ids, "prompt_token_ids": output.prompt_token_ids}
                 choices.append(choice)
-        return {**self._base, "choices": choices, "usage": usage}
+        scored = self.prompt_logprobs(self._serving, outputs[0])
+        return {**self._base, "choices": choices, "usage": usage, **scored}
 
-    def _logprob(self, token: TokenLogprob) -> dict[str, Any]:
-        best = [self._named(number, value) for number, value in token.top]
-        return {**self._named(token.token_id, token.logprob), "top_logprobs": best}
+    def _message(self, text: str) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if self._format is not None:
+            found = self._format.parse(text)
+            message["content"] = found.content if found.content or not found.tool_calls else None
+            if found.reasoning is not None:
+                message["reasoning_content"] = found.reasoning
+            if found.tool_calls:
+                message["tool_calls"] = [
+                    _call(call.id, call.name, call.arguments) for call in found.tool_calls
+                ]
+        return message
 
-    def _named(self, token: int, logprob: float) -> dict[str, Any]:
-        raw = self._serving.token_bytes(token)
+
+def _reason(reason: str, calls: bool) -> str:
+    return "tool_calls" if calls and reason == "stop" else reason
+
+
+def _call(call_id: str | None, name: str | None, arguments: str) -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _delta(delta: Delta) -> dict[str, Any]:
+    """Return a delta as OpenAI's clients read it."""
+    if delta.index is not None:
+        named = delta.id is not None
+        part = (
+            _call(delta.id, delta.name, delta.arguments)
+            if named
+            else {"function": {"arguments": delta.arguments}}
+        )
+        return {"tool_calls": [{"index": delta.index, **part}]}
+    return {"reasoning_content": delta.reasoning} if delta.reasoning else {"content": delta.content}
+
+
+def logprob_of(serving: Serving, token: TokenLogprob) -> dict[str, Any]:
+    """Return the logprobs of a token of an answer and of the most likely ones."""
+
+    def named(token: int, logprob: float) -> dict[str, Any]:
+        raw = serving.token_bytes(token)
         return {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
+
+    best = [named(each, value) for each, value in token.top]
+    return {**named(token.token_id, token.logprob), "top_logprobs": best}

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from pyvelo.engine.input_processor import Prompt
-from pyvelo.outputs import RequestOutput, StreamPiece, TokenLogprob
+from pyvelo.outputs import FinishReason, RequestOutput, StreamPiece, TokenLogprob
 from pyvelo.server.errors import refused
-from pyvelo.server.generation import Job, answer_job
+from pyvelo.server.generation import Job, OpenAIForm, answer_job, ended
 from pyvelo.server.params import completion_params, request_timeout
 from pyvelo.server.schemas import MAX_PROMPTS, CompletionRequest, convert
 
 if TYPE_CHECKING:
     from pyvelo.engine.async_loop import RequestStream
+    from pyvelo.engine.request import Request
     from pyvelo.server.admission import Ticket
     from pyvelo.server.http import Exchange
     from pyvelo.server.serving import Serving
@@ -42,7 +44,7 @@ async def complete(
         model = serving.engine.model
         plain = partial(model.tokenize, add_special=False)
         prompts = [partial(plain, each) if isinstance(each, str) else each for each in prompts]
-    return await answer_job(serving, exchange, ticket, Job(request, prompts, params, form, silent))
+    return await answer_job(serving, exchange, ticket, Job(prompts, params, form, request.stream, silent))
 
 
 def prompts_of(given: str | list[Any], name: str) -> list[Prompt]:
@@ -62,10 +64,16 @@ def prompts_of(given: str | list[Any], name: str) -> list[Prompt]:
     return list(given)
 
 
-class CompletionForm:
+def _silent_reason(reason: FinishReason) -> FinishReason:
+    """Return why a request of no tokens ended; it ends at its length, whatever its token was."""
+    return "length" if reason == "stop" else reason
+
+
+class CompletionForm(OpenAIForm):
     """Answers and events of completions."""
 
     def __init__(self, serving: Serving, request_id: str, request: CompletionRequest, silent: bool) -> None:
+        super().__init__(request)
         self._serving = serving
         self._silent = silent
         self._request = request
@@ -79,24 +87,29 @@ class CompletionForm:
         self._open = b"data: " + _encode(self._base)[:-1] + b',"choices":[{"index":'
         self._ids = bool(request.return_token_ids)
         self._offsets: dict[int, int] = {}
+        self._n = request.n or 1
+        self._firsts: list[Request] = []
 
     def head(self, index: int) -> bytes:
         """Return nothing: the first piece says all."""
         return b""
 
+    def begin(self, stream: RequestStream) -> None:
+        """Take the requests: a stream does not repeat the tokens and the text of their prompts."""
+        self._firsts = [submission.requests[0] for submission in stream.submissions]
+
     def piece(self, index: int, piece: StreamPiece) -> bytes:
         """Return one event, unless the piece says nothing."""
         text, reason, logprob = piece.text, piece.finish_reason, piece.logprob
-        if not text and reason is None and logprob is None:
+        if not text and reason is None and logprob is None and not self._ids:
             return b""
-        parts = [self._open, b"%d" % index, b',"text":', _encode(self._kept(text))]
-        if logprob is None and not self._ids:
-            parts.append(b',"logprobs":null')
-        else:
-            parts += [b',"logprobs":', _encode(self._piece_logprobs(index, piece))]
+        if self._silent:
+            text, piece = self._firsts[index // self._n].echo, self._silenced(piece)
+        parts = [self._open, b"%d" % index, b',"text":', _encode(text)]
+        parts += [b',"logprobs":', b"null" if logprob is None else _encode(self._logprobs_of(index, piece))]
         if self._ids:
             parts += [b',"token_ids":', _encode(piece.token_ids)]
-        parts += [b',"finish_reason":', b"null" if reason is None else _encode(reason), b"}]}\n\n"]
+        parts.append(ended(piece.finish_reason, piece.stop_reason))
         return b"".join(parts)
 
     def usage(self, usage: Mapping[str, Any]) -> bytes:
@@ -106,18 +119,21 @@ class CompletionForm:
     def answer(self, outputs: Sequence[RequestOutput], usage: Mapping[str, Any]) -> dict[str, Any]:
         """Return the whole answer."""
         choices: list[dict[str, Any]] = []
-        for output in outputs:
+        for first, output in zip(self._firsts, outputs, strict=True):
             for sample in output.outputs:
                 logprobs = None
                 if sample.logprobs is not None:
-                    new = [] if self._silent else list(sample.logprobs)
-                    logprobs = self._logprobs([*self._prompt_logprobs(output), *new], 0)
+                    new = () if self._silent else sample.logprobs
+                    scored = self._scored(output.prompt_token_ids[0], output.prompt_logprobs)
+                    logprobs = self._logprobs([*scored, *new], 0)
+                reason = sample.finish_reason
                 choice: dict[str, Any] = {
                     "index": len(choices),
-                    "text": self._kept(sample.text, output.prompt),
+                    "text": first.echo if self._silent else sample.text,
                     "logprobs": logprobs,
-                    "finish_reason": "length" if self._silent else sample.finish_reason,
-                    "stop_reason": sample.stop_reason,
+                    "finish_reason": _silent_reason(reason) if self._silent else reason,
+                    "stop_reason": None if self._silent else sample.stop_reason,
+                    **self.prompt_logprobs(self._serving, output),
                 }
                 if self._ids:
                     choice["token_ids"] = () if self._silent else sample.token_ids
@@ -125,24 +141,27 @@ class CompletionForm:
                 choices.append(choice)
         return {**self._base, "choices": choices, "usage": usage}
 
-    def _kept(self, text: str, prompt: str | None = None) -> str:
-        """Return the text of an answer, without what was generated for a request of no tokens."""
-        if not self._silent:
-            return text
-        return (prompt or "") if self._request.echo else ""
+    def _silenced(self, piece: StreamPiece) -> StreamPiece:
+        """Return the piece of a request of no tokens, without the token that was generated."""
+        reason = piece.finish_reason and _silent_reason(piece.finish_reason)
+        return replace(piece, token_ids=(), finish_reason=reason, stop_reason=None)
 
-    def _prompt_logprobs(self, output: RequestOutput) -> list[TokenLogprob | int]:
+    def _scored(self, first: int, logprobs: Sequence[TokenLogprob | None] | None) -> list[TokenLogprob | int]:
         """Return the logprobs of an echoed prompt; its first token alone has none."""
-        if not self._request.echo or output.prompt_logprobs is None:
+        if not self._request.echo or logprobs is None:
             return []
-        return [output.prompt_token_ids[0], *(each for each in output.prompt_logprobs if each is not None)]
+        return [first, *(each for each in logprobs if each is not None)]
 
-    def _piece_logprobs(self, index: int, piece: StreamPiece) -> dict[str, Any] | None:
-        if piece.logprob is None:
-            return None
-        start = self._offsets.get(index, 0)
-        self._offsets[index] = start + len(piece.text)
-        return self._logprobs([piece.logprob], start)
+    def _logprobs_of(self, index: int, piece: StreamPiece) -> dict[str, Any]:
+        """Return the logprobs of a piece; its places go on where the last piece ended."""
+        first = self._firsts[index // self._n]
+        tokens = self._scored(first.tokens[0], piece.prompt_logprobs)
+        if piece.logprob is not None and not self._silent:
+            tokens.append(piece.logprob)
+        found = self._logprobs(tokens, self._offsets.get(index, 0))
+        if tokens:
+            self._offsets[index] = found["text_offset"][-1] + len(found["tokens"][-1])
+        return found
 
     def _logprobs(self, tokens: Sequence[TokenLogprob | int], offset: int) -> dict[str, Any]:
         """Return OpenAI's lists of tokens, logprobs, most likely tokens and places in the text."""

@@ -29,7 +29,7 @@ async def embed(serving: Serving, exchange: Exchange, ticket: Ticket, body: Mapp
         raise refused(
             "encoding_format", f"encoding_format={request.encoding_format[:64]!r}: give float or base64"
         )
-    width = serving.engine.model.info.n_embd
+    width = serving.engine.model.info.n_embd_out
     if request.dimensions not in (None, width):
         raise refused("dimensions", f"dimensions={request.dimensions}: this model has {width}, and cuts none")
     texts = prompts_of(request.input, "input")
@@ -45,7 +45,7 @@ async def embed(serving: Serving, exchange: Exchange, ticket: Ticket, body: Mapp
         n_tokens = await serving.loop.preparer.run(count)
         serving.admission.queue(ticket, n_tokens, ())
         vectors = await in_thread(
-            partial(serving.engine.embeddings.embed, texts, None, True, stopped.is_set, None)
+            partial(serving.engine.embeddings.embed, texts, request.pooling, True, stopped.is_set, None)
         )
     finally:
         stopped.set()

@@ -17,7 +17,7 @@ from pyvelo.errors import (
     VeloError,
 )
 
-__all__ = ["HttpError", "not_found", "of_exception", "refused"]
+__all__ = ["HttpError", "not_found", "of_exception", "openai_error", "refused"]
 
 _KINDS = {
     400: "invalid_request_error",
@@ -25,6 +25,7 @@ _KINDS = {
     403: "permission_error",
     404: "not_found_error",
     413: "invalid_request_error",
+    409: "conflict_error",
     429: "rate_limit_error",
     503: "overloaded_error",
     504: "timeout_error",
@@ -57,6 +58,11 @@ class HttpError(Exception):
         """The error as OpenAI's clients read it."""
         found = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
         return {"error": found}
+
+
+def openai_error(error: HttpError) -> dict[str, Any]:
+    """Return the body of an error as OpenAI's clients read it."""
+    return error.body
 
 
 def refused(param: str, message: str) -> HttpError:

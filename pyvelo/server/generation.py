@@ -13,9 +13,10 @@ import msgspec
 
 from pyvelo.engine.input_processor import Prompt
 from pyvelo.engine.output import Submission, outputs_of
-from pyvelo.outputs import RequestOutput, StreamPiece
+from pyvelo.outputs import RequestOutput, StreamPiece, TokenLogprob
 from pyvelo.sampling import SamplingParams
 from pyvelo.server.errors import HttpError, of_exception
+from pyvelo.server.http import EVENTS, PING
 from pyvelo.server.schemas import GenerationFields
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from pyvelo.server.http import Exchange
     from pyvelo.server.serving import Serving
 
-__all__ = ["Form", "Job", "answer_job", "usage_of"]
+__all__ = ["Form", "Job", "OpenAIForm", "answer_job", "answer_stream", "ended", "usage_of"]
 
 DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode
@@ -33,17 +34,64 @@ _encode = msgspec.json.Encoder().encode
 class Form(Protocol):
     """Shape of the answers of an endpoint."""
 
+    media_type: str
+    ping: bytes
+
+    def begin(self, stream: RequestStream) -> None:
+        """Take the requests, before their first piece."""
+
     def head(self, index: int) -> bytes:
         """Return the events before the first piece of a choice."""
 
     def piece(self, index: int, piece: StreamPiece) -> bytes:
         """Return the events of a piece of a choice; b"" if it says nothing."""
 
-    def usage(self, usage: Mapping[str, Any]) -> bytes:
-        """Return the last event, with the usage."""
+    def end(self, usage: Mapping[str, Any]) -> bytes:
+        """Return the last events."""
+
+    def failed(self, error: HttpError) -> bytes:
+        """Return the last events of a stream that breaks off."""
 
     def answer(self, outputs: Sequence[RequestOutput], usage: Mapping[str, Any]) -> dict[str, Any]:
         """Return the whole answer."""
+
+
+class OpenAIForm:
+    """Common part of completions and chats: vLLM's prompt logprobs, and the ends of streams.
+
+    Args:
+        fields: of the request; they tell whether the usage is sent.
+    """
+
+    media_type = EVENTS
+    ping = PING
+
+    def __init__(self, fields: GenerationFields) -> None:
+        options = fields.stream_options
+        self._wants_usage = options is not None and options.include_usage
+        self._wants_prompt_logprobs = fields.prompt_logprobs is not None
+
+    def begin(self, stream: RequestStream) -> None:
+        """Do nothing."""
+
+    def usage(self, usage: Mapping[str, Any]) -> bytes:
+        """Return the event with the usage."""
+        raise NotImplementedError
+
+    def prompt_logprobs(self, serving: Serving, output: RequestOutput) -> dict[str, Any]:
+        """Return the field with the logprobs of a prompt, if they were asked for."""
+        if not self._wants_prompt_logprobs:
+            return {}
+        scored = output.prompt_logprobs
+        return {"prompt_logprobs": scored and [each and _ranked(serving, each) for each in scored]}
+
+    def end(self, usage: Mapping[str, Any]) -> bytes:
+        """Return the usage, if it is wanted, and the end."""
+        return (self.usage(usage) if self._wants_usage else b"") + DONE
+
+    def failed(self, error: HttpError) -> bytes:
+        """Return the error and the end."""
+        return b"data: " + _encode(error.body) + b"\n\n" + DONE
 
 
 @dataclass
@@ -51,14 +99,17 @@ class Job:
     """One request for generation.
 
     prompts: one or more; a function makes the prompt of a chat, in a thread.
+    streams: the answer is sent as events.
     silent: the token that is generated is not returned.
+    adapt: returns the parameters for the tokens of a prompt; called in a thread.
     """
 
-    fields: GenerationFields
     prompts: Sequence[Prompt | Callable[[], Prompt]]
     params: SamplingParams
     form: Form
+    streams: bool = False
     silent: bool = False
+    adapt: Callable[[Prompt, SamplingParams], SamplingParams] | None = None
 
 
 async def answer_job(serving: Serving, exchange: Exchange, ticket: Ticket, job: Job) -> RequestStream:
@@ -74,15 +125,29 @@ async def answer_job(serving: Serving, exchange: Exchange, ticket: Ticket, job: 
     ) -> Submission:
         tokens = prompt() if callable(prompt) else prompt
         params, ask = asked[number]
-        return processor.prepare(tokens, params, put if job.fields.stream else None, ask)
+        if job.adapt is not None:
+            params = job.adapt(tokens, params)
+        return processor.prepare(tokens, params, put if job.streams else None, ask)
 
     prepares = [partial(prepare, prompt, number) for number, prompt in enumerate(job.prompts)]
     stream = await serving.loop.prepare(prepares, [job.params])
+    await answer_stream(serving, exchange, ticket, job, stream)
+    return stream
+
+
+async def answer_stream(
+    serving: Serving, exchange: Exchange, ticket: Ticket, job: Job, stream: RequestStream
+) -> None:
+    """Run requests that are prepared, and send the answer.
+
+    Raises: HttpError, VeloError before the answer has begun.
+    """
     firsts = [submission.requests[0] for submission in stream.submissions]
     serving.admission.queue(
         ticket, sum(first.n_prompt for first in firsts), [first.parent for first in firsts]
     )
-    if job.fields.stream:
+    job.form.begin(stream)
+    if job.streams:
         await _send_events(serving, exchange, job, stream)
     else:
         async with aclosing(serving.loop.batches(stream)) as batches:
@@ -91,14 +156,12 @@ async def answer_job(serving: Serving, exchange: Exchange, ticket: Ticket, job: 
         outputs = outputs_of(stream.submissions)
         _check_deadline(stream)
         await exchange.answer(job.form.answer(outputs, usage_of(stream, job.silent)))
-    return stream
 
 
 async def _send_events(serving: Serving, exchange: Exchange, job: Job, stream: RequestStream) -> None:
     form, n = job.form, job.params.n
     begun: set[int] = set()
-    options = job.fields.stream_options
-    events = exchange.events()
+    events = exchange.events(form.media_type, form.ping)
     events.backlog = lambda: stream.backlog
     try:
         last = time.perf_counter()
@@ -119,14 +182,32 @@ async def _send_events(serving: Serving, exchange: Exchange, job: Job, stream: R
                 if data := b"".join(parts):
                     await events.write(data)
         outputs_of(stream.submissions)
-        _check_deadline(stream)
+        end = form.end(usage_of(stream, job.silent))
     except Exception as error:
         if not events.started:
             raise
-        await events.end(b"data: " + _encode(of_exception(error).body) + b"\n\n" + DONE)
+        await events.end(form.failed(of_exception(error)))
         raise
-    wants_usage = options is not None and options.include_usage
-    await events.end((form.usage(usage_of(stream, job.silent)) if wants_usage else b"") + DONE)
+    await events.end(end)
+
+
+def ended(reason: str | None, stop_reason: int | str | None) -> bytes:
+    """Return the end of an event: why its choice ended, or null."""
+    if reason is None:
+        return b',"finish_reason":null}]}\n\n'
+    return b',"finish_reason":%s,"stop_reason":%s}]}\n\n' % (_encode(reason), _encode(stop_reason))
+
+
+def _ranked(serving: Serving, token: TokenLogprob) -> dict[int, dict[str, Any]]:
+    """Return the logprobs of a token of the prompt and of the most likely ones, as vLLM names them."""
+    values: dict[int, tuple[float, int | None]] = {
+        each: (value, rank) for rank, (each, value) in enumerate(token.top, 1)
+    }
+    values.setdefault(token.token_id, (token.logprob, None))
+    return {
+        each: {"logprob": value, "rank": rank, "decoded_token": serving.token_text(each)}
+        for each, (value, rank) in values.items()
+    }
 
 
 def _check_deadline(stream: RequestStream) -> None:

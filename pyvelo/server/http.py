@@ -8,15 +8,16 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from functools import partial
 from typing import Any
-from urllib.parse import unquote
 
 import msgspec
 
-from pyvelo.server.errors import HttpError
+from pyvelo.server.auth import ANYBODY, Tenant
+from pyvelo.server.errors import HttpError, openai_error
 
 __all__ = [
     "PING_SECONDS",
     "STUCK_SECONDS",
+    "ClientGone",
     "EventStream",
     "Exchange",
     "Receive",
@@ -35,6 +36,8 @@ PING_SECONDS = 15.0
 """Longest silence of a stream; proxies close connections that are silent for longer."""
 STUCK_SECONDS = 60.0
 """Time after which a stream is cut whose client reads nothing."""
+EVENTS = "text/event-stream; charset=utf-8"
+PING = b": ping\n\n"
 MAX_DEPTH = 64
 """Most nested lists and objects of a body."""
 
@@ -42,24 +45,37 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
 
 
+class ClientGone(Exception):
+    """The client closed the connection before its body had arrived."""
+
+
 class Exchange:
     """One request: what the client sent, and the answer.
 
     id: of the header X-Request-Id, or a new one; also the engine's request id.
     status: of the answer; 0 before it begins.
+    route: pattern of the path, such as /v1/sessions/{id}; "" if it is unknown.
+    path_id: part of the path at {id}.
+    tenant: owner of the API key, once that is known.
+    error_body: returns the body of an error, in the shape of the endpoint.
     more_headers: of the answer, whatever it is.
     stream: of the answer, if it is one.
+    abort: closes the connection, whatever waits to be written.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
         self.method: str = scope["method"]
-        self.path = unquote(scope["path"])
+        self.path = scope["path"]
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.id = request_id
         self.status = 0
         self.received = time.perf_counter()
+        self.route = self.path_id = ""
+        self.tenant: Tenant = ANYBODY
+        self.error_body: Callable[[HttpError], Any] = openai_error
         self.more_headers: Mapping[str, str] = {}
         self.stream: EventStream | None = None
+        self.abort: Callable[[], None] = (scope.get("extensions") or {}).get("pyvelo.abort", lambda: None)
         self._receive = receive
         self._send = send
 
@@ -72,7 +88,7 @@ class Exchange:
 
         Raises:
             HttpError: it has more than `limit` bytes, or is too slow.
-            asyncio.CancelledError: the client has gone.
+            ClientGone: the client has left.
         """
         length = self.header("content-length")
         if length.isdigit() and int(length) > limit:
@@ -83,9 +99,13 @@ class Exchange:
             try:
                 message = await asyncio.wait_for(self._receive(), max(0.0, deadline - time.monotonic()))
             except asyncio.TimeoutError:
-                raise HttpError(408, f"the body did not arrive within {BODY_SECONDS:g} seconds") from None
+                raise HttpError(
+                    408,
+                    f"the body did not arrive within {BODY_SECONDS:g} seconds",
+                    headers={"Connection": "close"},
+                ) from None
             if message["type"] == "http.disconnect":
-                raise asyncio.CancelledError
+                raise ClientGone
             part = message.get("body", b"")
             size += len(part)
             if size > limit:
@@ -102,16 +122,19 @@ class Exchange:
     async def answer(self, content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
         """Send an object as JSON, or bytes as they are."""
         raw = isinstance(content, bytes)
-        given = {"content-type": "application/json", **(headers or {})}
-        data = content if raw else _encode(content)
-        await self._start(status, {**given, "content-length": str(len(data))})
+        data, given = content if raw else _encode(content), dict(headers or {})
+        if status != 204:  # which has no body
+            given = {"content-type": "application/json", **given, "content-length": str(len(data))}
+        await self._start(status, given)
         await self._send({"type": "http.response.body", "body": b"" if self.method == "HEAD" else data})
 
-    def events(self) -> EventStream:
-        """Return a stream of server-sent events; its first write or ping begins the answer."""
-        headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
-        start = partial(self._start, 200, headers | {"x-accel-buffering": "no"})
-        self.stream = EventStream(self._send, start)
+    def events(self, media_type: str = EVENTS, ping: bytes = PING) -> EventStream:
+        """Return a stream of events; its first write or ping begins the answer.
+
+        ping: event that clients ignore; b"": there is none.
+        """
+        headers = {"content-type": media_type, "cache-control": "no-cache", "x-accel-buffering": "no"}
+        self.stream = EventStream(self._send, partial(self._start, 200, headers), ping)
         return self.stream
 
     async def _start(self, status: int, headers: Mapping[str, str]) -> None:
@@ -129,9 +152,10 @@ class EventStream:
     backlog: returns the pieces that wait to be written.
     """
 
-    def __init__(self, send: Send, start: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, send: Send, start: Callable[[], Awaitable[None]], ping: bytes) -> None:
         self._send = send
         self._start = start
+        self._ping_event = ping
         self._ping: asyncio.Task[None] | None = None
         self.started = False
         self.touched = time.monotonic()
@@ -146,13 +170,14 @@ class EventStream:
 
     async def end(self, data: bytes) -> None:
         """Write the last events and end the answer."""
-        await self.write(data)
-        await self._send({"type": "http.response.body", "body": b""})
+        if self._ping is not None:
+            await self._ping
+        await self._write(data, more=False)
 
     def ping(self) -> None:
-        """Write a comment that clients ignore, soon."""
-        if self._ping is None and not self.writing:
-            self._ping = asyncio.ensure_future(self._write(b": ping\n\n"))
+        """Write an event that clients ignore, soon."""
+        if self._ping_event and self._ping is None and not self.writing:
+            self._ping = asyncio.ensure_future(self._write(self._ping_event))
             self._ping.add_done_callback(self._pinged)
 
     def _pinged(self, task: asyncio.Task[None]) -> None:
@@ -160,13 +185,13 @@ class EventStream:
         if not task.cancelled():
             task.exception()  # the client has gone
 
-    async def _write(self, data: bytes) -> None:
+    async def _write(self, data: bytes, more: bool = True) -> None:
         self.touched, self.writing = time.monotonic(), True
         try:
             if not self.started:
                 self.started = True
                 await self._start()
-            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+            await self._send({"type": "http.response.body", "body": data, "more_body": more})
         finally:
             self.writing = False
 
@@ -187,14 +212,16 @@ def parse_json(body: bytes) -> Any:
     return found
 
 
-_STRING = re.compile(rb'"(?:[^"\\]+|\\.)*"', re.DOTALL)
+_ESCAPE = re.compile(rb"\\.", re.DOTALL)
+_STRING = re.compile(rb'"[^"]*"?')
+"""Neither goes back over what it has read: their time is linear in the length of a body."""
 _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
 
 def _depth(body: bytes) -> int:
     """Return the depth of nested lists and objects; brackets in strings do not count."""
     depth = deepest = 0
-    for byte in _STRING.sub(b"", body).translate(None, _NO_BRACKETS):
+    for byte in _STRING.sub(b"", _ESCAPE.sub(b"", body)).translate(None, _NO_BRACKETS):
         depth += 1 if byte in b"[{" else -1
         deepest = max(deepest, depth)
     return deepest

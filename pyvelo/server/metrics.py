@@ -16,6 +16,8 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from pyvelo.server.rates import Rates
+
 if TYPE_CHECKING:
     from pyvelo.engine.stats import EngineStats
     from pyvelo.outputs import RequestTimes
@@ -75,6 +77,7 @@ class Metrics(Collector):
     """
 
     def __init__(self, model_name: str, with_vllm: bool = False) -> None:
+        self.rates = Rates()
         self._label = {"model_name": model_name}
         self._prefixes = ("pyvelo:", "vllm:") if with_vllm else ("pyvelo:",)
         self._first = Histogram(_SECONDS)
@@ -102,11 +105,13 @@ class Metrics(Collector):
         """Count the time since the last pieces of a stream."""
         if not first:
             self._between.add(seconds / n_pieces, n_pieces)
+            self.rates.between_tokens(seconds / n_pieces, n_pieces)
 
     def ended(self, times: RequestTimes, n_prompt: int, n_new: int, reasons: Iterable[str]) -> None:
         """Count a request that has ended."""
         if times.first_token is not None:
             self._first.add(times.first_token - times.queued)
+            self.rates.first_token(times.first_token - times.queued)
         self._whole.add(times.end - times.queued)
         self._prompts.add(n_prompt)
         self._answers.add(n_new)

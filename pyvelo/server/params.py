@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,8 @@ from pyvelo.server.schemas import (
 )
 
 __all__ = ["chat_params", "completion_params", "request_timeout"]
+
+_DEFAULT = SamplingParams()
 
 _SAME = (
     *(
@@ -45,8 +47,10 @@ _SAME = (
 """Fields with the same name and meaning; null is the default."""
 
 
-def completion_params(request: CompletionRequest, tenant: Tenant, timeout: float | None) -> SamplingParams:
-    """Return the parameters of a completion.
+def completion_params(
+    request: CompletionRequest, tenant: Tenant, timeout: float | None, default: SamplingParams = _DEFAULT
+) -> SamplingParams:
+    """Return the parameters of a completion; what the request leaves out comes from `default`.
 
     Raises: HttpError, RequestError if a value cannot be served.
     """
@@ -62,7 +66,7 @@ def completion_params(request: CompletionRequest, tenant: Tenant, timeout: float
     wanted |= {"echo": request.echo, "logprobs": request.logprobs}
     if request.echo and request.logprobs is not None and request.prompt_logprobs is None:
         wanted["prompt_logprobs"] = request.logprobs
-    return SamplingParams(**wanted)
+    return replace(default, **wanted)
 
 
 def chat_params(
@@ -95,13 +99,19 @@ def request_timeout(request: GenerationFields, header: str) -> float | None:
 
 
 def _shared(request: GenerationFields, tenant: Tenant, timeout: float | None) -> dict[str, Any]:
+    if request.stream_options is not None and not request.stream:
+        raise refused("stream_options", "stream_options needs stream: true")
+    if request.prompt_logprobs is not None and request.stream:
+        raise refused("prompt_logprobs", "prompt_logprobs cannot stream")
     wanted = {name: value for name in _SAME if (value := getattr(request, name)) is not None}
     if request.seed is not None:
         wanted["seed"] = request.seed % (1 << 64)  # clients send negative ones, too
     if request.logit_bias:
         wanted["logit_bias"] = {_token(name): bias for name, bias in request.logit_bias.items()}
     wanted["cache_salt"] = tenant.salt(request.cache_salt or "")
-    wanted["priority"] = max(tenant.priority, request.priority or tenant.priority)
+    wanted["priority"] = (
+        tenant.priority if request.priority is None else max(tenant.priority, request.priority)
+    )
     if timeout is not None:
         wanted["timeout"] = timeout
     return wanted | _structure(request)
@@ -115,15 +125,17 @@ def _token(name: str) -> int:
 
 def _structure(request: GenerationFields) -> dict[str, Any]:
     """Return the grammar that the answer follows; raise HttpError if there are two."""
-    given = {
-        "guided_json": request.guided_json and _json(request.guided_json),
-        "guided_regex": request.guided_regex and {"regex": request.guided_regex},
-        "guided_grammar": request.guided_grammar and {"grammar": request.guided_grammar},
-        "guided_choice": request.guided_choice and _choice(request.guided_choice),
-        "response_format": request.response_format and _format(request.response_format),
-        "structured_outputs": request.structured_outputs and _outputs(request.structured_outputs),
+    makers: dict[str, Callable[[Any], dict[str, Any]]] = {
+        "guided_json": _json,
+        "guided_regex": lambda regex: {"regex": regex},
+        "guided_grammar": lambda grammar: {"grammar": grammar},
+        "guided_choice": _choice,
+        "response_format": _format,
+        "structured_outputs": _outputs,
     }
-    found = {name: value for name, value in given.items() if value}
+    given = {name: getattr(request, name) for name in makers}
+    made = {name: makers[name](value) for name, value in given.items() if value is not None}
+    found = {name: structure for name, structure in made.items() if structure}
     if len(found) > 1:
         raise refused(list(found)[1], f"{' and '.join(found)}: an answer can follow only one")
     return next(iter(found.values()), None) or {}

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from ipaddress import ip_address
 from typing import Any
 
 import uvicorn
@@ -20,6 +19,7 @@ from pyvelo.config import EngineConfig
 from pyvelo.engine.async_loop import AsyncEngineLoop, open_engine_loop
 from pyvelo.errors import ConfigError
 from pyvelo.server.app import App
+from pyvelo.server.origins import is_loopback
 from pyvelo.server.serving import Serving
 from pyvelo.server.settings import Settings
 from pyvelo.threads import in_thread
@@ -32,7 +32,7 @@ KEEP_ALIVE_SECONDS = 30
 
 def check_address(host: str, with_keys: bool, insecure: bool) -> None:
     """Raise ConfigError if other machines could reach a server without keys."""
-    if with_keys or insecure or _is_loopback(host):
+    if with_keys or insecure or is_loopback(host):
         return
     raise ConfigError(
         f"host={host}: other machines could use a server without API keys there: give --api-key-file or "
@@ -111,15 +111,26 @@ def uvicorn_config(app: App) -> uvicorn.Config:
     """Return the settings of the HTTP server: no log of its own, no websockets, no lifespan."""
     return uvicorn.Config(
         app,
+        http=_protocol(),
         log_config=None,
         access_log=False,
         ws="none",
         lifespan="off",
         server_header=False,
+        proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=5,
         backlog=BACKLOG,
     )
+
+
+def _protocol() -> Any:
+    """Return the class of connections; without httptools, uvicorn's own."""
+    try:
+        from pyvelo.server.connection import BoundedProtocol
+    except ImportError:
+        return "auto"
+    return BoundedProtocol
 
 
 class _Server(uvicorn.Server):
@@ -176,7 +187,7 @@ def _listen(host: str, port: int) -> socket.socket:
         family, _, _, _, address = found[0]
         listener = socket.socket(family, socket.SOCK_STREAM)
     except (OSError, OverflowError, UnicodeError) as error:
-        raise ConfigError(f"host={host}, port={port}: {error}") from None
+        raise ConfigError(f"host={host}: {error}") from None
     try:
         if os.name == "posix":  # elsewhere another program could take the port
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -184,17 +195,10 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        raise ConfigError(f"host={host}, port={port} cannot be used: {error.strerror or error}") from None
+        raise ConfigError(
+            f"{host}, port {port}, cannot be used: {error.strerror or error}; give another --port"
+        ) from None
     return listener
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _url(listener: socket.socket) -> str:

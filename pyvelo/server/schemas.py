@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Annotated, Any, TypeVar
 
@@ -30,9 +30,11 @@ MAX_PROMPTS = 256
 MAX_SAMPLES = 16
 MAX_STOPS = 16
 MAX_TOP_LOGPROBS = 20
+MAX_TOOLS = 128
 
 Stops = Annotated[list[str], Meta(max_length=MAX_STOPS)]
 Tokens = list[int]
+Choice = Annotated[list[str], Meta(min_length=1, max_length=1024)]
 
 
 class StreamOptions(Struct, kw_only=True):
@@ -56,7 +58,7 @@ class ResponseFormat(Struct, kw_only=True):
 class StructuredOutputs(Struct, kw_only=True):
     json: str | dict[str, Any] | None = None
     regex: str | None = None
-    choice: Annotated[list[str], Meta(min_length=1, max_length=1024)] | None = None
+    choice: Choice | None = None
     grammar: str | None = None
     json_object: bool | None = None
 
@@ -93,7 +95,7 @@ class GenerationFields(Struct, kw_only=True):
     guided_json: str | dict[str, Any] | None = None
     guided_regex: str | None = None
     guided_grammar: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Choice | None = None
     # ours
     lora: str | None = None
     timeout: float | None = None
@@ -120,6 +122,9 @@ class ChatRequest(GenerationFields, kw_only=True):
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
+    tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class EmbeddingRequest(Struct, kw_only=True):
@@ -127,6 +132,7 @@ class EmbeddingRequest(Struct, kw_only=True):
     model: str | None = None
     encoding_format: str = "float"
     dimensions: int | None = None
+    pooling: str | None = None
     user: str | None = None
 
 
@@ -150,7 +156,7 @@ class DetokenizeRequest(Struct, kw_only=True):
 IGNORED = frozenset(
     {
         *("metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "verbosity", "id"),
-        *("prediction", "prompt_cache_retention", "parallel_tool_calls", "request_id", "include_reasoning"),
+        *("prediction", "prompt_cache_retention", "request_id", "include_reasoning"),
         *("separate_reasoning", "spaces_between_special_tokens", "return_tokens_as_token_ids", "keep_alive"),
         *("cache_prompt", "chat_id", "session_id"),
     }
@@ -158,10 +164,8 @@ IGNORED = frozenset(
 """Fields that cannot change the tokens of an answer here."""
 
 REFUSED = {
-    "tools": "tool calls cannot be parsed yet",
-    "tool_choice": "tool calls cannot be parsed yet",
-    "functions": "functions were replaced by tools, which cannot be parsed yet",
-    "function_call": "functions were replaced by tools, which cannot be parsed yet",
+    "functions": "give tools",
+    "function_call": "give tool_choice",
     "modalities": "only text can be generated",
     "audio": "only text can be generated",
     "web_search_options": "the server searches nothing",
@@ -181,6 +185,17 @@ REFUSED = {
 }
 """Fields that would change the answer, and what to do instead; null, false, [], "none" and "auto" pass."""
 
+ALIASES = {
+    "n_predict": "max_tokens",
+    "repeat_penalty": "repetition_penalty",
+    "grammar": "guided_grammar",
+    "json_schema": "guided_json",
+    "content": "prompt",
+    "add_special": "add_special_tokens",
+    "with_pieces": "return_token_strs",
+}
+"""llama-server's names of fields."""
+
 T = TypeVar("T", bound=Struct)
 _PATH = re.compile(r" - at `\$\.?([^`]*)`$")
 
@@ -191,6 +206,7 @@ def convert(body: Mapping[str, Any], kind: type[T]) -> T:
     Raises: HttpError 400 that names the field: unknown, not served, of the wrong type or out of range.
     """
     known = kind.__struct_fields__
+    body = {_known(name, known): value for name, value in body.items()}
     for name, value in body.items():
         if name in known or name in IGNORED:
             continue
@@ -211,3 +227,9 @@ def convert(body: Mapping[str, Any], kind: type[T]) -> T:
             name = message.split("`")[1]
         text = _PATH.sub("", message)
         raise HttpError(400, f"{name}: {text}" if name else text, name or None) from None
+
+
+def _known(name: str, known: Sequence[str]) -> str:
+    """Return our name of a field that has another one elsewhere."""
+    other = ALIASES.get(name)
+    return other if other is not None and other in known and name not in known else name

@@ -8,13 +8,16 @@ from functools import cache
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from pyvelo import __version__
+from pyvelo._version import __version__
 from pyvelo.chat.conversation import Chats
 from pyvelo.engine.async_loop import AsyncEngineLoop
 from pyvelo.engine.stats import EngineStats
 from pyvelo.server.admission import Admission
 from pyvelo.server.errors import HttpError
+from pyvelo.server.live import LiveBlocks
 from pyvelo.server.metrics import Metrics
+from pyvelo.server.response_store import ResponseStore
+from pyvelo.server.session_store import SessionStore
 from pyvelo.threads import in_thread
 
 if TYPE_CHECKING:
@@ -22,6 +25,11 @@ if TYPE_CHECKING:
     from pyvelo.server.settings import Settings
 
 __all__ = ["Serving"]
+
+MAX_RESPONSES = 1024
+"""Responses of a key that later requests may continue."""
+MAX_RESPONSE_CHARACTERS = 64 << 20
+"""Characters of their conversations."""
 
 
 class Serving:
@@ -46,6 +54,11 @@ class Serving:
         self.admission = Admission(
             max_running, settings.max_queue, settings.max_queued_tokens or 4 * pool_tokens
         )
+        self.sessions = SessionStore(
+            settings.max_sessions, settings.max_session_tokens or 4 * pool_tokens, time.monotonic
+        )
+        self.live = LiveBlocks(engine, self.model_name, self.admission, self.sessions, self.metrics.rates)
+        self.responses = ResponseStore(MAX_RESPONSES, MAX_RESPONSE_CHARACTERS, time.monotonic)
         self.token_bytes = cache(lambda token: engine.model.token_bytes(token, special=True))
         self.token_text = cache(lambda token: self.token_bytes(token).decode("utf-8", "replace"))
 
@@ -54,8 +67,17 @@ class Serving:
         if self.generates:
             await in_thread(lambda: self.engine.publish_stats(self._publish))
 
+    async def expire(self) -> None:
+        """Close what has expired."""
+        self.responses.expire()
+        await self.sessions.expire()
+
+    async def close(self) -> None:
+        """Close all sessions."""
+        await self.sessions.close()
+
     def _publish(self, stats: EngineStats) -> None:
-        self.admission.pace.watch(stats)
+        self.admission.throughput.watch(stats)
         self.stats = stats
 
     def check_model(self, name: str | None) -> None:

@@ -1,4 +1,4 @@
-"""Settings of a server, beside those of its engine."""
+"""Settings of a server, apart from the settings of its engine."""
 
 from __future__ import annotations
 
@@ -17,9 +17,13 @@ class Settings:
     keys: of the clients; none: no key is needed.
     origins: of web pages that may call the server ("*": any); none: CORS is off.
     max_body: longest body in bytes.
-    max_queue: requests that may wait beside those that run.
+    max_queue: requests that may wait while others run.
     max_queued_tokens: prompt tokens that may wait; None: four times the pool.
+    max_sessions: sessions of a key.
+    max_session_tokens: tokens in the sessions of a key, from which on it gets no more; None: four pools.
     vllm_metrics: also name metrics as vLLM does.
+    local: it listens at addresses of this machine alone.
+    page: a page at / shows the block map and has a chat.
     """
 
     model_name: str | None = None
@@ -28,4 +32,8 @@ class Settings:
     max_body: int = 8 << 20
     max_queue: int = 256
     max_queued_tokens: int | None = None
+    max_sessions: int = 64
+    max_session_tokens: int | None = None
     vllm_metrics: bool = False
+    local: bool = False
+    page: bool = False

@@ -13,10 +13,8 @@ from pyvelo.engine.request import Request, RequestStatus
 from pyvelo.engine.step import EngineCore
 from pyvelo.errors import ConfigError, EngineError, TraceError, shown
 from pyvelo.kv.pool import BlockTable
-from pyvelo.kv.records import Event
 from pyvelo.trace.format import (
     Arrived,
-    Evicted,
     Finished,
     Preempted,
     Started,
@@ -24,6 +22,7 @@ from pyvelo.trace.format import (
     TraceHeader,
     TraceWriter,
 )
+from pyvelo.trace.observer import CoreObserver
 
 __all__ = ["Tracer", "recording"]
 
@@ -107,25 +106,19 @@ class Tracer:
         self._failure: Exception | None = None
         self._closed = False
         self._is_wanted: Callable[[], object] = (lambda: self) if lifetime is None else weakref.ref(lifetime)
-        self._watching = True
         self._requests = _Requests()
-        self._others: dict[int, tuple[BlockTable, int]] = {}  # tables of no request, which keep their ids
-        self._n_others = 0
-        self._hits = dict.fromkeys(manager.published(), True)
-        self._evicted: list[TraceEvent] = []
-        self._next_observer: Callable[[Event], None] | None = manager.set_observer(self._observe)
-        core.observer = self._record
+        self._observer = CoreObserver(core, self._record)
         try:
             core.settle()
         except BaseException:
-            self._disconnect()
+            self._observer.disconnect()
             self._writer.close()
             raise
 
     def detach(self) -> None:
         """Write the last snapshot and disconnect from the core. Call it between two steps."""
         self._core.settle()
-        self._disconnect()
+        self._observer.disconnect()
 
     def abandon(self) -> None:
         """End the recording at the next snapshot, without writing it."""
@@ -138,61 +131,30 @@ class Tracer:
         if self._failure is not None:
             raise self._failure
 
-    def _observe(self, event: Event) -> None:
-        if event.kind == "stored":
-            self._hits[event.block] = True
-        elif event.kind in ("evicted", "reset", "duplicate"):
-            self._hits[event.block] = False
-            if event.kind == "evicted":
-                self._evicted.append(Evicted(event.block))
-        if self._next_observer is not None:
-            self._next_observer(event)
-
     def _record(self, waiting: Sequence[Request], running: Sequence[Request]) -> None:
         """Write a snapshot, unless the recording has ended."""
         if self._closed or self._failure is not None or self._is_wanted() is None:
-            self._disconnect()
+            self._observer.disconnect()
             with suppress(OSError):  # `close` raises it
                 self._writer.close()
             return
-        tables = {id(request.sequence.table): request.number for request in running}
+        published, evicted = self._observer.take()
+        tables = self._observer.owned(running)
         try:
             self._writer.write(
                 self._core.clock() - self._start,
-                {self._owner(table, tables): (table.blocks, self._stored(table)) for table in self._live()},
+                {owner: (table.blocks, self._stored(table)) for owner, table in tables},
                 {r.number: host.blocks for r in waiting if (host := r.sequence.swapped) is not None},
-                self._hits,
-                self._evicted + self._requests.new_events(waiting, running),
+                published,
+                [*evicted, *self._requests.new_events(waiting, running)],
             )
         except (OSError, ValueError) as error:  # ValueError: the file was closed meanwhile
             self._failure = error
-        self._hits, self._evicted = {}, []
-
-    def _disconnect(self) -> None:
-        if self._watching:
-            self._watching = False
-            self._core.observer = None
-            self._core.manager.set_observer(self._next_observer)
 
     def _stored(self, table: BlockTable) -> int:
         """Return the tokens in the blocks of a table; a token counts once in each group of layers."""
         size = self._core.manager.block_size
         return sum(max(0, table.n_tokens - first * size) for first in table.firsts)
-
-    def _live(self) -> list[BlockTable]:
-        tables = list(self._core.manager.tables())
-        alive = set(map(id, tables))
-        self._others = {key: other for key, other in self._others.items() if key in alive}
-        return tables
-
-    def _owner(self, table: BlockTable, owners: dict[int, int]) -> int:
-        owner = owners.get(id(table))
-        if owner is not None:
-            return owner
-        if id(table) not in self._others:
-            self._n_others += 1
-            self._others[id(table)] = table, -self._n_others
-        return self._others[id(table)][1]
 
 
 class _Requests:

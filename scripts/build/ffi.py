@@ -1,7 +1,7 @@
-"""Derive the declarations of the Python binding from native/api/velo.h.
+"""Derive the declarations of the Python binding from native/api/velo.h and native/api/velo-chat.h.
 
 Writes native/ffi/velo.cdef, which cffi reads, and pyvelo/native/_velo.pyi, the stub of the compiled module.
-With --check it writes nothing; the exit status is 1 if a file differs from what the header says.
+With --check it writes nothing; the exit status is 1 if a file differs from what the headers say.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed
 
 from scripts._common import ROOT
 
-HEADER = ROOT / "native/api/velo.h"
+HEADERS = [ROOT / "native/api/velo.h", ROOT / "native/api/velo-chat.h"]
 CDEF = ROOT / "native/ffi/velo.cdef"
 STUB = ROOT / "pyvelo/native/_velo.pyi"
 
-NOTE = "Generated from native/api/velo.h by scripts/build/ffi.py: change the header and run it again."
+NOTE = "Generated from the headers of native/api by scripts/build/ffi.py: change a header and run it again."
 
 # Callbacks from C: pyvelo/native/_ffi.py binds the Python functions of these names.
 CALLBACKS = """\
@@ -150,7 +150,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="fail if a file is stale, and write nothing")
     check: bool = parser.parse_args().check
 
-    header = HEADER.read_text(encoding="utf-8")
+    header = "\n".join(path.read_text(encoding="utf-8") for path in HEADERS)
     stale = []
     for path, text in ((CDEF, make_cdef(header)), (STUB, make_stub(header))):
         if path.is_file() and path.read_text(encoding="utf-8") == text:

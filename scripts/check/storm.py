@@ -111,7 +111,7 @@ class Storm:
     async def half_open(self) -> None:
         """Send a part of a head."""
         _, writer = await self.connect()
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-")
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nX-")
         await asyncio.sleep(3.0)
         writer.transport.abort()
         self.seen["half-open"] += 1
@@ -146,7 +146,7 @@ class Storm:
     async def metric(self, name: str) -> float:
         """Return the sum of a metric."""
         reader, writer = await self.connect()
-        writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         text = (await reader.read()).decode()
         writer.close()
         return sum(float(value) for value in re.findall(rf"^{re.escape(name)}(?:{{.*}})? (\S+)$", text, re.M))
@@ -154,9 +154,8 @@ class Storm:
 
 def head(path: str, length: int) -> bytes:
     """Return the head of a request."""
-    return (
-        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n".encode()
-    )
+    fields = f"Host: localhost\r\nContent-Length: {length}\r\nConnection: close\r\n"
+    return f"POST {path} HTTP/1.1\r\n{fields}\r\n".encode()
 
 
 def probe(host: str, port: int) -> None:
@@ -172,7 +171,7 @@ def probe(host: str, port: int) -> None:
     while not ended.wait(0.02):
         begin = time.perf_counter()
         with socket.create_connection((host, port)) as connection:
-            connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
             answer = b""
             while data := connection.recv(4096):
                 answer += data

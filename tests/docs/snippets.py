@@ -16,7 +16,7 @@ import io
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -70,11 +70,17 @@ def blocks_of(page: Path) -> list[Block]:
     return found
 
 
-def run_page(page: Path, run: Run) -> int:
-    """Run a page's blocks in the current folder; return how many ran. AssertionError names a wrong one."""
+def run_page(page: Path, run: Run, places: Mapping[str, str] | None = None) -> int:
+    """Run a page's blocks in the current folder; return how many ran. AssertionError names a wrong one.
+
+    Args:
+        places: text of the page to replace, which `run` may change: the address of a server.
+    """
     namespace: dict[str, object] = {"__name__": "__main__"}
     n_run = 0
     for block in blocks_of(page):
+        for shown, real in (places or {}).items():
+            block = replace(block, code=block.code.replace(shown, real))
         if block.kind == "python":
             _run_python(block, namespace)
             n_run += 1
@@ -84,6 +90,9 @@ def run_page(page: Path, run: Run) -> int:
             ast.parse(block.code, f"{page.name}:{block.where}")
         elif block.kind == "json":
             json.loads(block.code)
+    for value in namespace.values():
+        if type(value).__module__ == "openai":  # a client, with open connections
+            value.close()  # type: ignore[attr-defined]
     return n_run
 
 

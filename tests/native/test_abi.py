@@ -36,8 +36,8 @@ def message() -> bytes:
     return ffi.string(lib.velo_message())
 
 
-def test_the_interface_has_some_forty_functions() -> None:
-    assert 38 <= len(FUNCTIONS) <= 64
+def test_the_interface_has_some_fifty_functions() -> None:
+    assert 50 <= len(FUNCTIONS) <= 72
     assert len(CHECKED) >= 30
 
 
@@ -94,6 +94,8 @@ def test_null_can_be_freed() -> None:
     lib.velo_sampler_free(ffi.NULL)
     lib.velo_embedder_free(ffi.NULL)
     lib.velo_adapter_free(ffi.NULL)
+    lib.velo_chat_template_free(ffi.NULL)
+    lib.velo_chat_plan_free(ffi.NULL)
 
 
 def test_batches_without_arrays(context: Context) -> None:

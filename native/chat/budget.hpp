@@ -1,0 +1,56 @@
+// Limits of upstream's template engine, which has none: operations, memory, depth and time of one call.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+
+namespace velo {
+
+// Thrown when a limit is reached.
+struct over_budget : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+struct chat_limits {
+    uint64_t                  operations;
+    size_t                    bytes; // of all allocations, freed ones too
+    size_t                    stack; // below the place where the budget is
+    std::chrono::milliseconds time;
+};
+
+// Limits the work of this thread while the object exists.
+class chat_budget {
+public:
+    explicit chat_budget(const chat_limits & limits) noexcept;
+    ~chat_budget();
+    chat_budget(const chat_budget &)             = delete;
+    chat_budget & operator=(const chat_budget &) = delete;
+
+    // Count one operation of the template engine, and throw if a limit was reached.
+    void tick();
+    // Count an allocation. Only a large one or one deep in the stack throws, because others are made in destructors
+    // too: they make the next tick throw.
+    void allocate(size_t size);
+    // Throw if a limit was reached: the engine swallows some exceptions.
+    void check() const;
+
+    uint64_t operations() const noexcept { return n_operations; }
+    size_t   bytes() const noexcept { return n_bytes; }
+
+private:
+    void check_stack();
+
+    const chat_limits                     limits;
+    std::chrono::steady_clock::time_point end;
+    const char *                          top;
+    uint64_t                              n_operations = 0;
+    size_t                                n_bytes      = 0;
+    const char *                          reached      = nullptr; // the limit, as a sentence about the template
+};
+
+// Count one operation of this thread, if it has a budget.
+void chat_tick();
+
+} // namespace velo

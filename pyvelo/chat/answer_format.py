@@ -1,0 +1,272 @@
+"""Formats of answers: grammar, stop strings and parser of a chat, which upstream derives from the template.
+
+PyVelo renders the prompt. From upstream come the grammar and the parser, for a prompt with the same end.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pyvelo.chat.messages import Message
+from pyvelo.chat.tool_parser import ParsedMessage, Parses, ToolParser, parse_text
+from pyvelo.chat.tools import Tools, history
+from pyvelo.errors import ConfigError, RequestError, one_line
+from pyvelo.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from pyvelo.native.chat_format import ChatFormat, ChatPlan
+
+__all__ = ["AnswerFormat", "AnswerFormats", "Vocabulary", "prepare"]
+
+MAX_FORMATS = 16
+MAX_PLANS = 128
+
+_THINKS = re.compile(r"think|reason|thought|<\|channel", re.IGNORECASE)
+_THINKING: tuple[dict[str, bool | None], ...] = tuple({"enable_thinking": it} for it in (True, False, None))
+_PREAMBLE = re.compile(r"(?m)^(root ::= .*?)\buntil-\d+\?? (?=(?:space )?[\w-]*tool-call)")
+_SEVERAL = re.compile(r"(?m)^(tool-calls ::= )\((tool-call)(?: space)?\)\+$")
+_LITERAL = re.compile(r'\[(?:[^\]\\\n]|\\.)*\]|"((?:[^"\\\n]|\\.)*)"|#[^\n]*')
+
+
+class Vocabulary(Protocol):
+    """The functions of a model that tell control tokens from text."""
+
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Return the token ids of a text."""
+
+    def token_bytes(self, token: int, *, special: bool = False) -> bytes:
+        """Return the text of a token; empty for a control token, unless `special`."""
+
+
+@dataclass(frozen=True)
+class AnswerFormat:
+    """Format of the answer to one prompt. Thread-safe.
+
+    grammar: GBNF that every answer must follow, or None.
+    stops: strings that end an answer.
+    shows_controls: the parser reads the names of control tokens, so the text must have them.
+    words: marks of the format.
+    """
+
+    parses: Parses
+    grammar: str | None = None
+    stops: tuple[str, ...] = ()
+    shows_controls: bool = False
+    words: tuple[str, ...] = ()
+
+    def parser(self) -> ToolParser:
+        """Return a parser for an answer that comes in pieces."""
+        return ToolParser(self.parses, self.words)
+
+    def parse(self, text: str) -> ParsedMessage:
+        """Parse a whole answer."""
+        return parse_text(self.parses, text)
+
+    def params(self, params: SamplingParams) -> SamplingParams:
+        """Return the parameters with this format's grammar and stop strings.
+
+        Raises:
+            RequestError: they have another grammar, and the format requires its own.
+        """
+        changes: dict[str, Any] = {}
+        if self.grammar is not None:
+            given = [
+                name for name in ("grammar", "json_schema", "regex") if getattr(params, name) is not None
+            ]
+            if given:
+                raise RequestError(
+                    f"{given[0]} and a tool call that is required: an answer can follow only one"
+                )
+            changes["grammar"] = self.grammar
+        if self.stops:
+            changes["stop"] = (*(params.stop or ()), *self.stops)
+        if self.shows_controls:
+            changes["skip_special_tokens"] = False
+        return replace(params, **changes) if changes else params
+
+
+class AnswerFormats:
+    """Formats of the chat templates of one model, cached. Thread-safe."""
+
+    def __init__(self, model: Vocabulary) -> None:
+        self._model = model
+        self._lock = threading.Lock()
+        self._formats: OrderedDict[str, ChatFormat | RequestError] = OrderedDict()
+        self._plans: OrderedDict[tuple[str, str], ChatPlan] = OrderedDict()
+
+    def find(
+        self,
+        template: str,
+        prompt: str,
+        messages: Sequence[Message],
+        tools: Tools,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> AnswerFormat | None:
+        """Return the format of the answer to a prompt; None if it is plain text, or is not known.
+
+        Args:
+            template: its source.
+            prompt: the conversation as PyVelo's template engine renders it, with the beginning of the answer.
+            arguments: other variables of the template.
+
+        Raises:
+            RequestError: tools were asked for, and the template has no format for them.
+        """
+        if not tools.functions and not _THINKS.search(template):
+            return None
+        try:
+            plan = self._plan(template, prompt, messages, tools, arguments or {})
+        except RequestError:
+            if tools.asked:
+                raise
+            return None
+        facts = plan.facts
+        named = [name for name in facts["preserved_tokens"] if _control(self._model, name)]
+        grammar = None
+        if tools.choice == "required":
+            if not facts["grammar"] or facts["grammar_lazy"]:
+                raise RequestError("tool_choice: this model's chat template has no format for tool calls")
+            grammar = _required(facts["grammar"], tools.parallel)
+            grammar = after(self._model, grammar, facts["generation_prompt"], named)
+        triggers = [one["value"] for one in facts["triggers"] if one["type"] == "word"]
+        return AnswerFormat(
+            plan,
+            grammar=grammar,
+            stops=tuple(facts["stops"]),
+            shows_controls=bool(named) and bool(tools.functions),
+            words=(*facts["preserved_tokens"], *triggers),
+        )
+
+    def _format(self, template: str) -> ChatFormat:
+        from pyvelo.native.chat_format import ChatFormat  # here, so that only chats load it
+
+        with self._lock:
+            if template not in self._formats:
+                made: ChatFormat | RequestError
+                try:
+                    made = ChatFormat(template)
+                except ConfigError as error:
+                    made = RequestError(one_line(str(error)))
+                self._formats[template] = made
+                while len(self._formats) > MAX_FORMATS:
+                    self._formats.popitem(last=False)
+            self._formats.move_to_end(template)
+            found = self._formats[template]
+        if isinstance(found, RequestError):
+            raise RequestError(str(found))
+        return found
+
+    def _plan(
+        self,
+        template: str,
+        prompt: str,
+        messages: Sequence[Message],
+        tools: Tools,
+        arguments: Mapping[str, Any],
+    ) -> ChatPlan:
+        """Return the plan for a prompt with this end: of a short conversation, or else of this one."""
+        request: dict[str, Any] = {
+            "tools": list(tools.functions),
+            "tool_choice": tools.choice,
+            "parallel_tool_calls": tools.parallel,
+        }
+        # upstream always sets this variable, and PyVelo only if the caller does
+        thinks: Sequence[dict[str, bool | None]] = ({},) if "enable_thinking" in arguments else _THINKING
+        for conversation in ([{"role": "user", "content": "Hi"}], history(messages)):
+            for think in thinks:
+                given = {**arguments, **think}
+                known = {"arguments": given, "enable_thinking": given["enable_thinking"] is not False}
+                plan = self._cached(template, {"messages": conversation, **known, **request})
+                if prompt.endswith(plan.facts["generation_prompt"]):
+                    return plan
+        raise RequestError(
+            "this chat template begins the answer in another way than llama.cpp's engine does, so tool calls "
+            "cannot be parsed: give tool_choice='none'"
+        )
+
+    def _cached(self, template: str, request: dict[str, Any]) -> ChatPlan:
+        try:
+            key = (template, json.dumps(request))
+        except (TypeError, ValueError) as error:
+            raise RequestError(f"an argument of the template is no JSON: {one_line(str(error))}") from None
+        with self._lock:
+            if key in self._plans:
+                self._plans.move_to_end(key)
+                return self._plans[key]
+        try:
+            plan = self._format(template).plan(request)
+        except ConfigError as error:
+            raise RequestError(one_line(str(error))) from None
+        with self._lock:
+            self._plans[key] = plan
+            while len(self._plans) > MAX_PLANS:
+                self._plans.popitem(last=False)
+        return plan
+
+
+def prepare(
+    formats: AnswerFormats,
+    template: str,
+    prompt: str,
+    messages: Sequence[Message],
+    tools: Any = None,
+    tool_choice: Any = None,
+    parallel_tool_calls: bool | None = None,
+    arguments: Mapping[str, Any] | None = None,
+) -> AnswerFormat | None:
+    """Return the format of the answer to a prompt, as `AnswerFormats.find`, for a request's arguments."""
+    return formats.find(
+        template, prompt, messages, Tools.of(tools, tool_choice, parallel_tool_calls), arguments
+    )
+
+
+def after(model: Vocabulary, grammar: str, begun: str, names: Iterable[str]) -> str:
+    """Return a grammar for answers that continue the text `begun`, with control tokens for these names."""
+    tokens = {name: token for name in names if (token := _control(model, name)) is not None}
+    for token in model.tokenize(begun, add_special=False, parse_special=True):
+        if not model.token_bytes(token):
+            tokens[model.token_bytes(token, special=True).decode("utf-8", "replace")] = token
+    if tokens:
+        grammar = _with_tokens(grammar, tokens)
+    parts = [tokens.get(part, part) for part in _splitter(tokens).split(begun) if part]
+    return f"# after {json.dumps(parts)}\n{grammar}" if parts else grammar
+
+
+def _required(grammar: str, parallel: bool) -> str:
+    """Return a grammar without content in front of the call, and with one call alone unless `parallel`."""
+    grammar = _PREAMBLE.sub(r"\1", grammar)
+    return grammar if parallel else _SEVERAL.sub(r"\1\2", grammar)
+
+
+def _splitter(tokens: Mapping[str, int]) -> re.Pattern[str]:
+    """Return a pattern that splits a text at the names of control tokens."""
+    names = sorted(map(re.escape, tokens), key=len, reverse=True)
+    return re.compile(f"({'|'.join(names) or '(?!)'})")
+
+
+def _control(model: Vocabulary, name: str) -> int | None:
+    """Return the control token with this name, None if there is none."""
+    tokens = model.tokenize(name, add_special=False, parse_special=True)
+    return tokens[0] if len(tokens) == 1 and not model.token_bytes(tokens[0]) else None
+
+
+def _with_tokens(grammar: str, tokens: Mapping[str, int]) -> str:
+    """Return a GBNF with control tokens for their names; not in JSON, which users describe."""
+    split = _splitter(tokens)
+
+    def literal(found: re.Match[str]) -> str:
+        text = found[1]
+        if not text or '\\"' in text or not split.search(text):
+            return found[0]
+        parts = [part for part in split.split(text) if part]
+        return (
+            "(" + " ".join(f"<[{tokens[part]}]>" if part in tokens else f'"{part}"' for part in parts) + ")"
+        )
+
+    return _LITERAL.sub(literal, grammar)

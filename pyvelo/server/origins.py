@@ -1,0 +1,76 @@
+"""Web pages: which ones may use the server (CORS), and the refusal of all others."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+from typing import TYPE_CHECKING
+from urllib.parse import SplitResult, urlsplit
+
+from pyvelo.server.errors import HttpError
+
+if TYPE_CHECKING:
+    from pyvelo.server.http import Exchange
+    from pyvelo.server.settings import Settings
+
+__all__ = ["check_page", "cors_headers", "is_loopback", "preflight_headers"]
+
+
+def check_page(exchange: Exchange, settings: Settings) -> None:
+    """Refuse a web page that is neither the server's own nor allowed.
+
+    A browser sends the header Origin with every POST of a page. Without keys it is all that keeps the pages
+    that a user visits from a server on the user's machine; with a name in Host that another site has pointed
+    at this machine, they would even read the answers.
+
+    Raises: HttpError 403.
+    """
+    host, origin = exchange.header("host"), exchange.header("origin")
+    if settings.local and not settings.keys.needed and not is_loopback(_split(host).hostname or ""):
+        message = f"Host: {host[:100]!r} is no name of this machine: ask localhost, or set API keys"
+        raise HttpError(403, message)
+    if origin and not _allowed(origin, settings) and _split(origin.partition("//")[2]).netloc != host:
+        message = f"pages of {origin[:100]!r} may not use this server; --cors-origin allows an origin"
+        raise HttpError(403, message)
+
+
+def cors_headers(exchange: Exchange, settings: Settings) -> dict[str, str]:
+    """Return the headers for a web page of an allowed origin."""
+    origin = exchange.header("origin")
+    if not origin or not _allowed(origin, settings):
+        return {}
+    return {
+        "Access-Control-Allow-Origin": "*" if "*" in settings.origins else origin,
+        "Access-Control-Expose-Headers": "X-Request-Id, Retry-After",
+        "Vary": "Origin",
+    }
+
+
+def preflight_headers(exchange: Exchange) -> dict[str, str]:
+    """Return the headers that tell a browser what an allowed page may send."""
+    return {
+        "Access-Control-Allow-Methods": "GET, POST, DELETE",
+        "Access-Control-Allow-Headers": exchange.header("access-control-request-headers") or "*",
+        "Access-Control-Max-Age": "600",
+    }
+
+
+def is_loopback(name: str) -> bool:
+    """Return whether a name or an address is of this machine alone."""
+    if name.lower().rstrip(".") == "localhost":
+        return True
+    try:
+        return ip_address(name.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _split(place: str) -> SplitResult:
+    """Return the parts of a name and port, empty ones if it is neither."""
+    try:
+        return urlsplit(f"//{place}")
+    except ValueError:
+        return urlsplit("")
+
+
+def _allowed(origin: str, settings: Settings) -> bool:
+    return "*" in settings.origins or origin in settings.origins

@@ -1,0 +1,259 @@
+"""/v1/responses."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from secrets import token_hex
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from pyvelo.server.chat import chat_prompt
+from pyvelo.server.errors import HttpError, not_found, refused
+from pyvelo.server.generation import Job, answer_job
+from pyvelo.server.params import chat_params, request_timeout
+from pyvelo.server.response_form import ResponseForm
+from pyvelo.server.response_store import Turn
+from pyvelo.server.schemas import (
+    MAX_MESSAGES,
+    MAX_TOP_LOGPROBS,
+    ChatRequest,
+    JsonSchemaFormat,
+    ResponseFormat,
+    convert,
+)
+
+if TYPE_CHECKING:
+    from pyvelo.engine.async_loop import RequestStream
+    from pyvelo.server.admission import Ticket
+    from pyvelo.server.http import Exchange
+    from pyvelo.server.serving import Serving
+
+__all__ = ["create_response", "delete_response", "show_response"]
+
+_encode = msgspec.json.Encoder().encode
+
+LOGPROBS = "message.output_text.logprobs"
+ROLES = ("user", "assistant", "system", "developer")
+PARTS = ("input_text", "output_text", "text")
+
+
+class ResponseTextFormat(Struct, kw_only=True):
+    type: str
+    name: str = ""
+    schema: dict[str, Any] | bool | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseText(Struct, kw_only=True):
+    format: ResponseTextFormat | None = None
+    verbosity: str | None = None
+
+
+class ResponseReasoning(Struct, kw_only=True):
+    effort: str | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
+class ResponsesRequest(Struct, kw_only=True):
+    input: str | Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    model: str | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    text: ResponseText | None = None
+    reasoning: ResponseReasoning | None = None
+    include: list[str] | None = None
+    stream: bool = False
+    stream_options: dict[str, Any] | None = None
+    store: bool | None = None
+    metadata: dict[str, str] | None = None
+    truncation: Literal["auto", "disabled"] | None = None  # a conversation that is too long is refused
+    user: str | None = None
+    # vLLM's
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    # ours
+    timeout: float | None = None
+
+
+async def create_response(
+    serving: Serving, exchange: Exchange, ticket: Ticket, body: Mapping[str, Any]
+) -> RequestStream:
+    """Answer a conversation, which a later request may continue by its id."""
+    request = convert(body, ResponsesRequest)
+    serving.check_model(request.model)
+    before = _previous(serving, ticket, request.previous_response_id)
+    own = _messages(request.input)
+    system = [{"role": "system", "content": request.instructions}] if request.instructions else []
+    as_chat = _chat(request, [*system, *(before.messages if before is not None else ()), *own])
+    timeout = request_timeout(as_chat, exchange.header("request-timeout-ms"))
+    params = chat_params(as_chat, serving.chats.params, ticket.tenant, timeout)
+    name = f"resp_{token_hex(16)}"
+    echoed = _echoed(request, name, serving.model_name)
+    echoed |= {"temperature": params.temperature, "top_p": params.top_p}
+    form = ResponseForm(serving, echoed, _keeper(serving, ticket, request, before, own))
+    job = Job([partial(chat_prompt, serving, as_chat)], params, form, request.stream)
+    return await answer_job(serving, exchange, ticket, job)
+
+
+async def show_response(serving: Serving, exchange: Exchange) -> None:
+    """Answer with a stored response."""
+    found = serving.responses.body(exchange.tenant, exchange.path_id)
+    if found is None:
+        raise _missing(exchange.path_id)
+    await exchange.answer(found)
+
+
+async def delete_response(serving: Serving, exchange: Exchange) -> None:
+    """Remove a stored response."""
+    if not serving.responses.remove(exchange.tenant, exchange.path_id):
+        raise _missing(exchange.path_id)
+    await exchange.answer({"id": exchange.path_id, "object": "response", "deleted": True})
+
+
+def _missing(name: str) -> HttpError:
+    return not_found(f"there is no response {name[:64]!r}: it was deleted, has expired, or was not stored")
+
+
+def _previous(serving: Serving, ticket: Ticket, name: str | None) -> Turn | None:
+    """Return the turn that a request continues."""
+    if name is None:
+        return None
+    turn = serving.responses.turn(ticket.tenant, name)
+    if turn is None:
+        message = f"previous_response_id: {_missing(name).message}"
+        raise HttpError(400, message, "previous_response_id", "previous_response_not_found")
+    return turn
+
+
+def _keeper(
+    serving: Serving,
+    ticket: Ticket,
+    request: ResponsesRequest,
+    before: Turn | None,
+    own: Sequence[Mapping[str, Any]],
+) -> Callable[[str, Mapping[str, Any]], None]:
+    """Return the function that stores the text of an answer and the answer."""
+
+    def keep(text: str, response: Mapping[str, Any]) -> None:
+        if request.store is not False:
+            messages = [*own, {"role": "assistant", "content": text}]
+            serving.responses.add(ticket.tenant, response["id"], before, messages, _encode(response))
+
+    return keep
+
+
+def _chat(request: ResponsesRequest, messages: list[Any]) -> ChatRequest:
+    """Return the request as a chat."""
+    other = next((each for each in request.include or () if each != LOGPROBS), None)
+    if other is not None:
+        raise refused("include", f"include: {other[:64]!r} is not supported: give {LOGPROBS}")
+    if len(messages) > MAX_MESSAGES:
+        raise refused("input", f"the conversation has {len(messages)} messages: at most {MAX_MESSAGES}")
+    wants_logprobs = bool(request.include)
+    if request.top_logprobs is not None and not wants_logprobs:
+        raise refused("top_logprobs", f"top_logprobs needs include: [{LOGPROBS!r}]")
+    return ChatRequest(
+        messages=messages,
+        stream=request.stream,
+        max_tokens=request.max_output_tokens,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        logprobs=wants_logprobs,
+        top_logprobs=request.top_logprobs,
+        response_format=_format(request.text),
+        reasoning_effort=request.reasoning.effort if request.reasoning is not None else None,
+        **{name: getattr(request, name) for name in ("top_k", "min_p", "seed", "priority")},
+        cache_salt=request.cache_salt,
+        timeout=request.timeout,
+    )
+
+
+def _format(text: ResponseText | None) -> ResponseFormat | None:
+    if text is None or text.format is None:
+        return None
+    given = text.format
+    if given.type == "json_schema":
+        if given.schema is None:
+            raise refused("text", "text.format.schema is missing")
+        return ResponseFormat(type="json_schema", json_schema=JsonSchemaFormat(schema=given.schema))
+    if given.type not in ("text", "json_object"):
+        raise refused("text", f"text.format.type={given.type[:64]!r}: give text, json_object or json_schema")
+    return ResponseFormat(type=given.type)
+
+
+def _messages(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the input as messages of a chat."""
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    return [_message(item, f"input[{number}]") for number, item in enumerate(given)]
+
+
+def _message(item: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return an item as a message; raise HttpError if it is something else."""
+    kind = item.get("type", "message")
+    if kind != "message":
+        raise refused("input", f"{where}.type={str(kind)[:64]!r} is not supported: give message")
+    role, content = item.get("role"), item.get("content")
+    if role not in ROLES:
+        raise refused("input", f"{where}.role={str(role)[:64]!r}: give {', '.join(ROLES)}")
+    if isinstance(content, str):
+        return {"role": role, "content": content}
+    if not isinstance(content, list):
+        raise refused("input", f"{where}.content must be a string or a list of parts")
+    parts = [_part(part, f"{where}.content[{number}]") for number, part in enumerate(content)]
+    if len(parts) == 1:
+        return {"role": role, "content": parts[0]["text"]}
+    return {"role": role, "content": parts}
+
+
+def _part(part: Any, where: str) -> dict[str, Any]:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind not in PARTS:
+        raise refused("input", f"{where}.type={str(kind)[:64]!r} is not supported: give input_text")
+    if not isinstance(part.get("text"), str):
+        raise refused("input", f"{where}.text must be a string")
+    return {"type": "text", "text": part["text"]}
+
+
+def _echoed(request: ResponsesRequest, name: str, model: str) -> dict[str, Any]:
+    """Return the fields of a response that are known before its answer."""
+    text = request.text or ResponseText()
+    found = text.format or ResponseTextFormat(type="text")
+    shown: dict[str, Any] = {"type": found.type}
+    if found.type == "json_schema":
+        names = ("name", "schema", "description", "strict")
+        shown |= {each: getattr(found, each) for each in names}
+    effort = request.reasoning.effort if request.reasoning is not None else None
+    return {
+        "id": name,
+        "object": "response",
+        "created_at": int(time.time()),
+        "model": model,
+        "instructions": request.instructions,
+        "previous_response_id": request.previous_response_id,
+        "max_output_tokens": request.max_output_tokens,
+        "metadata": request.metadata or {},
+        "background": False,
+        "parallel_tool_calls": True,
+        "reasoning": {"effort": effort, "summary": None},
+        "store": request.store is not False,
+        "text": {"format": shown},
+        "tool_choice": "auto",
+        "tools": [],
+        "top_logprobs": request.top_logprobs or 0,
+        "truncation": "disabled",
+        "user": request.user,
+    }

@@ -1,0 +1,99 @@
+"""Connections: heads that are too long or too slow, and bodies that are neither."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import uvicorn
+
+from pyvelo.server import connection
+from pyvelo.server.connection import BoundedProtocol
+
+CLOSE = b"Connection: close\r\n\r\n"
+
+
+async def app(scope: Any, receive: Any, send: Any) -> None:
+    """Answer with the length of the body; abort the connection at /abort."""
+    if scope["path"] == "/abort":
+        scope["extensions"]["pyvelo.abort"]()
+        return
+    size, more = 0, True
+    while more:
+        message = await receive()
+        size += len(message.get("body", b""))
+        more = message.get("more_body", False)
+    body = b"%d" % size
+    headers = [(b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+@asynccontextmanager
+async def served() -> AsyncIterator[int]:
+    """Serve `app`; yield the port."""
+    config = uvicorn.Config(
+        app, http=BoundedProtocol, host="127.0.0.1", port=0, log_config=None, lifespan="off", ws="none"
+    )
+    server = uvicorn.Server(config)
+    task = asyncio.ensure_future(server._serve())
+    while not server.started:
+        await asyncio.sleep(0.005)
+    try:
+        yield server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        server.should_exit = True
+        await task
+
+
+def talk(*parts: bytes) -> bytes:
+    """Send bytes one after the other; return what the server says until it closes the connection."""
+
+    async def main() -> bytes:
+        async with served() as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            found = b""
+            try:
+                for part in parts:
+                    writer.write(part)
+                    await writer.drain()
+                found = await asyncio.wait_for(reader.read(), 20)
+            except ConnectionError:
+                pass
+            writer.close()
+            return found
+
+    return asyncio.run(main())
+
+
+def test_a_body_longer_than_a_head_may_be_is_no_head() -> None:
+    body = b"x" * (connection.HEAD_BYTES * 2)
+    found = talk(b"POST / HTTP/1.1\r\nContent-Length: %d\r\n%s" % (len(body), CLOSE), body)
+    assert found.startswith(b"HTTP/1.1 200")
+    assert found.endswith(b"%d" % len(body))
+
+
+def test_two_requests_of_one_connection_have_a_head_each() -> None:
+    head = b"GET / HTTP/1.1\r\nX: " + b"y" * (connection.HEAD_BYTES * 2 // 3) + b"\r\n"
+    assert talk(head + b"\r\n", head + CLOSE).count(b"HTTP/1.1 200") == 2
+
+
+def test_a_long_head_is_refused() -> None:
+    line = b"X: " + b"y" * 1000 + b"\r\n"
+    found = talk(b"GET / HTTP/1.1\r\n", *[line] * (connection.HEAD_BYTES // 1000 + 300))
+    assert found == b"" or found.startswith(b"HTTP/1.1 431")  # a reset may overtake the answer
+
+
+@pytest.mark.parametrize(
+    "begun", [b"", b"GET / HTTP/1.1\r\nX: y", b"GET / HTTP/1.1\r\n\r\nGET / HTTP/1.1\r\nX"]
+)
+def test_a_slow_head_ends_the_connection(begun: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "HEAD_SECONDS", 0.05)
+    assert talk(begun).count(b"HTTP/1.1 200") == begun.count(b"\r\n\r\n")
+
+
+def test_an_aborted_connection_says_nothing() -> None:
+    assert talk(b"GET /abort HTTP/1.1\r\n\r\n") == b""

@@ -1,0 +1,308 @@
+"""Bodies, paths and methods that are refused: status, field and message; afterwards the server answers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from pyvelo.server import http
+from pyvelo.server.errors import HttpError
+from pyvelo.server.http import MAX_DEPTH, parse_json
+from pyvelo.server.schemas import IGNORED, REFUSED, ChatRequest, CompletionRequest, EmbeddingRequest
+
+from .conftest import Serve
+from .servers import Answer, Server
+
+CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+MESSAGES = [{"role": "user", "content": "Hello"}]
+
+Case = tuple[str, dict[str, Any], str | None, str]
+"""Path, body, field that is named, and words of the message."""
+
+TYPES: list[Case] = [
+    (COMPLETIONS, {"prompt": 5}, "prompt", "got `int`"),
+    (COMPLETIONS, {"prompt": []}, "prompt", "length >= 1"),
+    (COMPLETIONS, {"prompt": [1.5]}, "prompt[0]", "got `float`"),
+    (COMPLETIONS, {"prompt": ["a", 1]}, "prompt", "texts alone"),
+    (COMPLETIONS, {"prompt": ["a", [1]]}, "prompt", "texts alone"),
+    (COMPLETIONS, {"prompt": [[]]}, None, "no tokens"),
+    (COMPLETIONS, {"prompt": ["a"] * 257}, "prompt", "256"),
+    (COMPLETIONS, {}, "prompt", "missing"),
+    (COMPLETIONS, {"prompt": "a", "max_tokens": "5"}, "max_tokens", "got `str`"),
+    (COMPLETIONS, {"prompt": "a", "max_tokens": 1.5}, "max_tokens", "got `float`"),
+    (COMPLETIONS, {"prompt": "a", "stream": "yes"}, "stream", "got `str`"),
+    (COMPLETIONS, {"prompt": "a", "stream": None}, "stream", "got `null`"),
+    (COMPLETIONS, {"prompt": "a", "stop": ["a"] * 17}, "stop", "length <= 16"),
+    (COMPLETIONS, {"prompt": "a", "stop": [1]}, "stop[0]", "got `int`"),
+    (COMPLETIONS, {"prompt": "a", "logit_bias": {"1": "x"}}, "logit_bias[...]", "got `str`"),
+    (CHAT, {"messages": "Hello"}, "messages", "got `str`"),
+    (CHAT, {"messages": []}, "messages", "length >= 1"),
+    (CHAT, {"messages": ["Hello"]}, "messages[0]", "got `str`"),
+    (CHAT, {"messages": [{"role": "user"}]}, None, "content"),
+    (CHAT, {"messages": [{"content": "a"}]}, None, "role"),
+    (CHAT, {"messages": [{"role": 5, "content": "a"}]}, None, "role"),
+    (CHAT, {"messages": MESSAGES * 4097}, "messages", "length <= 4096"),
+    (CHAT, {"messages": MESSAGES, "stream_options": {"include_usage": 1}}, None, "got `int`"),
+    (CHAT, {"messages": MESSAGES, "chat_template": "no template"}, "chat_template", "Jinja"),
+    (CHAT, {"messages": MESSAGES, "chat_template": "{% for %}"}, None, "template"),
+    (EMBEDDINGS, {"input": {}}, "input", "got `object`"),
+    (EMBEDDINGS, {"input": ["a"], "encoding_format": "hex"}, "encoding_format", "'hex'"),
+    (EMBEDDINGS, {"input": ["a"], "dimensions": 7}, "dimensions", "dimensions=7"),
+    (EMBEDDINGS, {"input": ["a"], "pooling": "sum"}, "pooling", "'sum'"),
+    ("/tokenize", {}, "prompt", "either"),
+    ("/tokenize", {"prompt": "a", "messages": MESSAGES}, "prompt", "either"),
+    ("/detokenize", {"tokens": ["a"]}, "tokens[0]", "got `str`"),
+    ("/detokenize", {"tokens": [10**9]}, "tokens", "token 1000000000"),
+]
+
+VALUES: list[tuple[dict[str, Any], str | None, str]] = [
+    ({"temperature": -0.5}, "temperature", "-0.5"),
+    ({"temperature": 1e7}, "temperature", "10000000"),
+    ({"top_p": 0}, "top_p", "0"),
+    ({"top_p": 1.5}, "top_p", "1.5"),
+    ({"top_k": -2}, "top_k", "-2"),
+    ({"min_p": 2}, "min_p", "2"),
+    ({"n": 0}, "n", ">= 1"),
+    ({"n": 17}, "n", "<= 16"),
+    ({"max_tokens": -1}, "max_tokens", ">= "),
+    ({"max_tokens": 2**40}, "max_tokens", str(2**40)),
+    ({"min_tokens": 9, "max_tokens": 3}, "min_tokens", "9"),
+    ({"presence_penalty": 3}, "presence_penalty", "3"),
+    ({"frequency_penalty": -3}, "frequency_penalty", "-3"),
+    ({"repetition_penalty": 0}, "repetition_penalty", "0"),
+    ({"logit_bias": {"x": 1}}, "logit_bias", "'x'"),
+    ({"logit_bias": {"-1": 1}}, "logit_bias", "'-1'"),
+    ({"logit_bias": {"999999": 1}}, None, "999999"),
+    ({"stop": ""}, None, "stop"),
+    ({"stop_token_ids": [-1]}, None, "stop_token_ids"),
+    ({"timeout": -1}, "timeout", "-1"),
+    ({"prompt_logprobs": -1}, "prompt_logprobs", "-1"),
+    ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "stream"),
+    ({"priority": 10**9}, "priority", "1000000000"),
+    ({"lora": "nothing"}, None, "nothing"),
+    ({"stream_options": {"include_usage": True}}, "stream_options", "stream: true"),
+    ({"temprature": 1}, "temprature", "did you mean temperature?"),
+    ({"max_token": 1}, "max_token", "did you mean max_tokens?"),
+    ({"xyzzy": 1}, "xyzzy", "xyzzy is no parameter"),
+    ({"x" * 500: 1}, "x" * 64, "is no parameter"),
+]
+
+ONLY: list[Case] = [
+    (COMPLETIONS, {"prompt": "a", "best_of": 2, "n": 3}, "best_of", "2"),
+    (COMPLETIONS, {"prompt": "a", "best_of": 17}, "best_of", "<= 16"),
+    (COMPLETIONS, {"prompt": "a", "logprobs": 21}, "logprobs", "<= 20"),
+    (COMPLETIONS, {"prompt": "a", "suffix": "b"}, "suffix", "suffix"),
+    (COMPLETIONS, {"prompt": "a", "messages": [1]}, "messages", "no parameter"),
+    (COMPLETIONS, {"prompt": [10**6]}, None, "1000000"),
+    (COMPLETIONS, {"prompt": [-1]}, None, "-1"),
+    (COMPLETIONS, {"prompt": [2**70]}, None, "prompt"),
+    (CHAT, {"messages": MESSAGES, "max_tokens": 0}, "max_tokens", ">= 1"),
+    (CHAT, {"messages": MESSAGES, "top_logprobs": 2}, "top_logprobs", "logprobs: true"),
+    (CHAT, {"messages": MESSAGES, "logprobs": True, "top_logprobs": 21}, "top_logprobs", "<= 20"),
+    (CHAT, {"messages": MESSAGES, "echo": True}, "echo", "no parameter"),
+]
+
+
+def refuse(server: Server, path: str, body: Any) -> Answer:
+    """Return the answer 400 to a body; the next request of the same connection is not asked here."""
+    answer = server.post(path, body)
+    assert answer.status == 400, answer.data
+    assert set(answer.error) == {"message", "type", "param", "code"}
+    assert answer.error["type"] == "invalid_request_error"
+    assert "\n" not in answer.error["message"]
+    assert len(answer.error["message"]) < 700
+    return answer
+
+
+@pytest.mark.parametrize(("path", "body", "param", "says"), [*TYPES, *ONLY])
+def test_a_body_is_refused(
+    server: Server, path: str, body: dict[str, Any], param: str | None, says: str
+) -> None:
+    error = refuse(server, path, body).error
+    assert says in error["message"]
+    if param is not None:
+        assert error["param"] == param
+
+
+@pytest.mark.parametrize(("fields", "param", "says"), VALUES)
+def test_a_value_is_refused(server: Server, fields: dict[str, Any], param: str | None, says: str) -> None:
+    for path, body in ((COMPLETIONS, {"prompt": "a"}), (CHAT, {"messages": MESSAGES})):
+        error = refuse(server, path, {**body, **fields}).error
+        assert says in error["message"]
+        if param is not None:
+            assert error["param"] == param
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_a_field_that_would_change_the_answer_is_refused(server: Server, name: str) -> None:
+    if name in ChatRequest.__struct_fields__:
+        pytest.skip("chats have it")
+    error = refuse(server, CHAT, {"messages": MESSAGES, name: {"a": 1}}).error
+    assert error["param"] == name
+    assert REFUSED[name] in error["message"]
+    off: tuple[Any, ...] = (None, False, [], "none", "auto")
+    for value in off:
+        answer = server.post(CHAT, {"messages": MESSAGES, "max_tokens": 1, name: value})
+        assert answer.status == 200, answer.data
+
+
+def test_no_field_is_known_and_ignored() -> None:
+    for kind in (ChatRequest, CompletionRequest, EmbeddingRequest):
+        assert not IGNORED & set(kind.__struct_fields__)
+    assert not IGNORED & set(REFUSED)
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"", "no JSON"),
+        (b"{", "no JSON"),
+        (b'{"prompt": "a"} x', "no JSON"),
+        (b'{"prompt": NaN}', "no JSON"),
+        (b"\xff\xfe{}", "no JSON"),
+        (b'{"prompt": "\xff"}', "no JSON"),
+        (b'{"prompt": "\\ud800"}', "no JSON"),
+        (b"[1]", "no JSON object"),
+        (b'"text"', "no JSON object"),
+        (b"null", "no JSON object"),
+        (b'{"a": ' + b"[" * 64 + b"]" * 64 + b"}", "more than 64 nested"),
+        (b'{"a":' * 70_000, "more than 64 nested"),
+        (b'{"prompt": "a", "n": 1' + b"0" * 400 + b"}", "n"),
+    ],
+)
+def test_a_body_that_is_no_object_is_refused(server: Server, body: bytes, says: str) -> None:
+    assert says in refuse(server, COMPLETIONS, body).error["message"]
+
+
+def test_brackets_in_a_text_are_not_nested() -> None:
+    text = '[{"\\' * 1000
+    assert parse_json(json.dumps({"a": text}).encode()) == {"a": text}
+    deepest = b"[" * (MAX_DEPTH - 1) + b"]" * (MAX_DEPTH - 1)
+    assert parse_json(b'{"b": "\\"[\\\\", "a": ' + deepest + b"}")
+
+
+@pytest.mark.parametrize("end", [b'"' + b"a" * 500_000, b'"' + b'\\"' * 250_000, b'"' * 500_001, b'"a\\'])
+def test_the_depth_of_a_text_without_end_takes_linear_time(end: bytes) -> None:
+    """A pattern that goes back over what it has read would take hours."""
+    with pytest.raises(HttpError, match=r"no JSON|nested"):
+        parse_json(b"[[]" * 40 + end)
+
+
+def test_a_body_that_is_too_long_is_refused(serve: Serve) -> None:
+    server = serve(max_body=1000, n_ctx=64)
+    for size in (1000, 3_000_000):  # of which most arrives after the answer
+        answer = server.post(COMPLETIONS, {"prompt": "a" * size})
+        assert (answer.status, answer.error["code"]) == (413, "body_too_large")
+    with server.client() as client:  # in chunks, so that the length is not known before
+        client.socket.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
+        client.socket.sendall(b"200\r\n" + b" " * 512 + b"\r\n")
+        client.socket.sendall(b"200\r\n" + b" " * 512 + b"\r\n")
+        assert b" 413 " in client.until(b"\n")
+    assert server.post(COMPLETIONS, {"prompt": "a" * 20, "max_tokens": 1}).status == 200
+
+
+def test_a_body_that_is_too_slow_is_refused(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = serve(n_ctx=64)
+    monkeypatch.setattr(http, "BODY_SECONDS", 0.05)
+    with server.client() as client:
+        client.send(COMPLETIONS, b'{"prompt"', length=1000)
+        answer = client.rest()
+    assert b" 408 " in answer.partition(b"\r\n")[0]
+    assert b"connection: close" in answer.lower()
+    assert b"did not arrive" in answer
+    server.until_idle()
+
+
+def test_a_prompt_that_is_too_long_is_refused(server: Server) -> None:
+    for body in ({"prompt": [7] * 600}, {"prompt": [[7], [7] * 600]}):
+        answer = server.post(COMPLETIONS, {**body, "stream": True})
+        assert answer.status == 400
+        assert "512" in answer.error["message"]
+    long = [{"role": "user", "content": "a b c " * 300}]
+    assert "512" in refuse(server, CHAT, {"messages": long}).error["message"]
+
+
+@pytest.mark.parametrize(
+    "path", ["/nothing", "/v1", "/v1/chat", "/v1/completions/", "/V1/models", "/%2e%2e/etc"]
+)
+def test_an_unknown_path_is_not_found(server: Server, path: str) -> None:
+    for method in ("GET", "POST"):
+        answer = server.request(method, path, {} if method == "POST" else None)
+        assert (answer.status, answer.error["code"]) == (404, "not_found")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", COMPLETIONS, "POST"),
+        ("HEAD", COMPLETIONS, "POST"),
+        ("PUT", CHAT, "POST"),
+        ("DELETE", "/v1/models", "GET"),
+        ("POST", "/health", "GET"),
+        ("OPTIONS", CHAT, "POST"),
+        ("BREW", CHAT, "POST"),
+    ],
+)
+def test_a_wrong_method_is_answered_with_the_right_one(
+    server: Server, method: str, path: str, allowed: str
+) -> None:
+    if method == "BREW":  # no method of HTTP: refused before the application
+        assert server.request(method, path).status == 400
+        return
+    answer = server.request(method, path)
+    assert (answer.status, answer.headers["allow"]) == (405, allowed)
+    assert (answer.data == b"") == (method == "HEAD")
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/models", "/metrics", "/version", "/openapi.json"])
+def test_head_is_get_without_its_body(server: Server, path: str) -> None:
+    got, head = server.get(path), server.request("HEAD", path)
+    assert (head.status, head.data) == (200, b"")
+    assert head.headers["content-type"] == got.headers["content-type"]
+    if path != "/metrics":  # which changes
+        assert head.headers["content-length"] == str(len(got.data))
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (COMPLETIONS, {"prompt": "a"}),
+        (CHAT, {"messages": MESSAGES}),
+        (EMBEDDINGS, {"input": "a"}),
+        ("/tokenize", {"prompt": "a"}),
+        ("/detokenize", {"tokens": [1]}),
+    ],
+)
+def test_another_model_is_not_found(server: Server, path: str, body: dict[str, Any]) -> None:
+    answer = server.post(path, {**body, "model": "gpt-9"})
+    assert answer.status == 404
+    assert (answer.error["param"], answer.error["code"]) == ("model", "model_not_found")
+    assert "'gpt-9'" in answer.error["message"]
+    assert "'demo'" in answer.error["message"]
+    few = {"max_tokens": 1} if path in (COMPLETIONS, CHAT) else {}
+    pooling = {"pooling": "mean"} if path == EMBEDDINGS else {}
+    for name in ("demo", "default", None):
+        assert server.post(path, {**body, **few, **pooling, "model": name}).status == 200
+
+
+@pytest.mark.parametrize("given", ["abc-1.2:3_4", "x" * 128])
+def test_an_id_of_the_client_is_returned(server: Server, given: str) -> None:
+    for method, path in (("GET", "/health"), ("GET", "/nothing"), ("POST", COMPLETIONS)):
+        answer = server.request(method, path, {"prompt": 1}, {"X-Request-Id": given})
+        assert answer.headers["x-request-id"] == given
+    made = server.ask(COMPLETIONS, {"prompt": "a", "max_tokens": 1}, {"X-Request-Id": given})
+    assert made["id"] == f"cmpl-{given}"
+
+
+@pytest.mark.parametrize("given", ["", "a b", "x" * 129, "é", "a\tb"])
+def test_a_strange_id_of_the_client_is_replaced(server: Server, given: str) -> None:
+    ids = [
+        server.request("GET", "/health", headers={"X-Request-Id": given}).headers["x-request-id"]
+        for _ in range(2)
+    ]
+    assert given not in ids
+    assert ids[0] != ids[1]

@@ -1,0 +1,240 @@
+"""`pyvelo serve` as a process: its URL, signals, drains, exit codes and errors."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from pyvelo.config import EngineConfig
+from pyvelo.demo import DEMO_MODEL
+from pyvelo.errors import ClosedError, ConfigError
+from pyvelo.server import run
+from pyvelo.server.app import App
+from pyvelo.server.run import Serve, check_address
+from pyvelo.server.settings import Settings
+from tests import forks
+
+from .servers import WAIT, Client, body_of, events_of
+
+COMPLETIONS = "/v1/completions"
+LONG: dict[str, Any] = {"prompt": [8] * 5, "max_tokens": 400, "ignore_eos": True, "stream": True}
+SMALL = ("--ctx", "512", "--kv-cache-bytes", "4M", "--threads", "1")
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals")
+
+
+class Process:
+    """`pyvelo serve` with an empty environment of keys."""
+
+    def __init__(self, *options: str, **environment: str) -> None:
+        self.child = subprocess.Popen(
+            [sys.executable, "-m", "pyvelo", "serve", "--port", "0", *options],
+            env={**os.environ, "PYVELO_API_KEY": "", "COLUMNS": "200", **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            # a job in the background is born with Ctrl+C ignored
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+
+    def wait_until_ready(self) -> int:
+        """Return the port of the URL that is printed."""
+        assert self.child.stdout is not None
+        line = self.child.stdout.readline()
+        found = re.fullmatch(r"(\S+) is served at http://127\.0\.0\.1:([0-9]+)/v1 \(Ctrl-C ends\)\n", line)
+        assert found, line + self.end()[2]
+        return int(found[2])
+
+    def signal(self, number: int) -> None:
+        self.child.send_signal(number)
+
+    def end(self) -> tuple[int, str, str]:
+        """Wait for the end; return exit code, the rest of the output, and the errors."""
+        output, errors = self.child.communicate(timeout=WAIT)
+        return self.child.returncode, output, errors
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Process]]:
+    """Return a function that starts a server; what still runs at the end of the test is killed."""
+    with ExitStack() as stack:
+
+        def begin(*options: str, **environment: str) -> Process:
+            process = Process(*options, **environment)
+            stack.enter_context(process.child)
+            stack.callback(process.child.kill)
+            return process
+
+        yield begin
+
+
+def status_of(port: int, method: str, path: str, body: Any = None) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT)
+    try:
+        connection.request(method, path, None if body is None else json.dumps(body))
+        response = connection.getresponse()
+        response.read()
+        return response.status
+    finally:
+        connection.close()
+
+
+def wait_for_drain(port: int) -> None:
+    """Ask until the signal has arrived."""
+    while (status := status_of(port, "GET", "/health")) != 503:
+        assert status == 200
+
+
+Start = Callable[..., Process]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_first_signal_drains(start: Start, number: int) -> None:
+    """The stream in progress ends whole, new requests get 503, and the exit code is 0."""
+    quiet = ("--quiet", "--model-name", "mine") if number == signal.SIGINT else ()
+    process = start(*SMALL, *quiet)
+    port = process.wait_until_ready()
+    client = Client(port)
+    client.send(COMPLETIONS, {**LONG, "logprobs": 20})
+    begun = client.until(b"data:")
+    process.signal(number)
+    wait_for_drain(port)
+    assert status_of(port, "POST", COMPLETIONS, {"prompt": "a"}) == 503
+    events = events_of(body_of(begun + client.rest_of_stream()))
+    assert events[-1]["choices"][0]["finish_reason"] == "length"
+    client.close()
+    code, output, errors = process.end()
+    assert (code, output) == (0, "")
+    if quiet:
+        assert errors == ""
+        assert events[0]["model"] == "mine"
+    else:
+        assert f"POST {COMPLETIONS} 200" in errors
+        assert f"POST {COMPLETIONS} 503" in errors
+        assert "Traceback" not in errors
+
+
+def test_the_second_signal_ends_at_once(start: Start) -> None:
+    process = start(*SMALL, "--drain", "1000")
+    port = process.wait_until_ready()
+    client = Client(port)
+    client.send(COMPLETIONS, {**LONG, "prompt": [[8] * 5] * 64, "n": 16, "temperature": 1.0})
+    client.until(b"data:")
+    process.signal(signal.SIGTERM)
+    wait_for_drain(port)
+    process.signal(signal.SIGTERM)
+    assert b"[DONE]" not in client.rest()
+    client.close()
+    code, _, errors = process.end()
+    assert code == 0
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_load(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+
+    async def load(config: EngineConfig, closed: threading.Event) -> Any:
+        os.kill(os.getpid(), number)
+        assert await asyncio.to_thread(closed.wait, WAIT)
+        raise ClosedError("closed while it was loaded")
+
+    monkeypatch.setattr(run, "open_engine_loop", load)
+    served().run()
+    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
+
+
+def test_an_error_of_the_load_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def load(config: EngineConfig, closed: threading.Event) -> Any:
+        raise ConfigError("no such model")
+
+    monkeypatch.setattr(run, "open_engine_loop", load)
+    with pytest.raises(ConfigError, match="no such model"):
+        served().run()
+
+
+def test_a_signal_drains_for_the_given_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    drained: list[float] = []
+    drain = App.drain
+
+    async def watched(app: App, seconds: float) -> None:
+        drained.append(seconds)
+        await drain(app, seconds)
+
+    monkeypatch.setattr(App, "drain", watched)
+    server = served()
+    server.config = EngineConfig(model=DEMO_MODEL, n_ctx=64, n_threads=1, kv_cache_bytes=1 << 20)
+    server.drain = 7.5
+    server.ready = lambda url, serving: os.kill(os.getpid(), signal.SIGTERM)
+    server.run()
+    assert drained == [7.5]
+
+
+def served() -> Serve:
+    """Return a server that must not become ready."""
+
+    def ready(url: str, serving: Any) -> None:
+        raise AssertionError(url)
+
+    config = EngineConfig(model=DEMO_MODEL)
+    return Serve(config, Settings(), host="127.0.0.1", port=0, drain=0.0, ready=ready)
+
+
+def error_of(*options: str) -> str:
+    """Return the line of error of a server that does not start."""
+    command = [forks.PYTHON, "-m", "pyvelo.cli", "serve", *options]
+    environment = {**os.environ, "PYVELO_API_KEY": "", "COLUMNS": "200"}
+    done = forks.run(command, env=environment, text=True)
+    assert done.returncode != 0
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1, done.stderr
+    line: str = done.stderr
+    return line
+
+
+def test_a_port_in_use_is_an_error_of_one_line() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        error = error_of("--port", str(port))
+    assert f"127.0.0.1, port {port}, cannot be used: Address already in use; give another --port" in error
+
+
+def test_a_foreign_address_without_a_key_is_refused() -> None:
+    error = error_of("--host", "0.0.0.0")
+    assert error.startswith("pyvelo: --host 0.0.0.0: other machines could use")
+    assert "--api-key-file" in error
+    assert "--insecure" in error
+
+
+def test_a_missing_model_and_a_missing_file_of_keys_are_errors() -> None:
+    assert "missing.gguf" in error_of("missing.gguf", "--port", "0")
+    assert "cannot be read" in error_of("--api-key-file", "missing")
+    assert "--host no such host: " in error_of("--host", "no such host", "--insecure")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.5.5.5", "::1", "localhost"])
+def test_loopback_needs_no_key(host: str) -> None:
+    check_address(host, False, False)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org", "localhost.evil.example", ""])
+def test_other_addresses_need_a_key_or_a_word(host: str) -> None:
+    with pytest.raises(ConfigError, match="--api-key-file"):
+        check_address(host, False, False)
+    check_address(host, True, False)
+    check_address(host, False, True)
