@@ -153,6 +153,8 @@ class AnswerFormats:
                     made = ChatFormat(template)
                 except ConfigError as error:
                     made = RequestError(one_line(str(error)))
+                    if "takes too long" in str(error):  # the machine may be busy: try again
+                        raise made from None
                 self._formats[template] = made
                 while len(self._formats) > MAX_FORMATS:
                     self._formats.popitem(last=False)

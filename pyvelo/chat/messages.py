@@ -57,6 +57,8 @@ def _check_message(message: Any, where: str) -> dict[str, Any]:
             checked[theirs(str.__str__(key))] = plain(value, f"{where}[{shown(key)}]")
     if checked.get("content") is None and "tool_calls" not in checked and not _reasons(checked):
         raise RequestError(f"{where} has neither content nor tool_calls")
+    if checked["role"] == "assistant" and checked.get("content") is None:
+        checked["content"] = ""  # templates fail without it, or write None
     reasoning = next((checked[key] for key in _REASONING if checked.get(key) is not None), None)
     if reasoning is not None:
         checked.setdefault("reasoning_content", reasoning)

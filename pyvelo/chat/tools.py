@@ -16,6 +16,8 @@ __all__ = ["CHOICES", "Tools", "check_choice", "history"]
 CHOICES = ("auto", "none", "required")
 MAX_TOOLS = 512
 MAX_NAME = 128
+MAX_OPTIONAL = 256
+"""Most properties of an object that are not required: the time for a grammar grows with their square."""
 MAX_BYTES = 512 << 10
 """Most bytes of the descriptions of all tools, as JSON."""
 
@@ -138,14 +140,26 @@ def _parameters(schema: Any, where: str) -> dict[str, Any]:
     copy: dict[str, Any] = plain(schema, f"{where}: parameters", str)
     if copy and not isinstance(copy.setdefault("properties", {}), dict):
         raise RequestError(f"{where}: properties are {shown(copy['properties'])}: give a dictionary")
-    _complete(copy)
+    _complete(copy, where)
     return copy
 
 
-def _complete(schema: Any) -> None:
-    """Add `items` to arrays without it: upstream's engine finds a method of this name instead."""
+def _complete(schema: Any, where: str) -> None:
+    """Add `items` to arrays without it: upstream's engine finds a method of this name instead.
+
+    Raises: RequestError if an object has too many properties that are not required.
+    """
     for part in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
-        _complete(part)
+        _complete(part, where)
+    if isinstance(schema, dict) and isinstance(schema.get("properties"), dict):
+        required = schema.get("required")
+        named = set(map(str, required)) if isinstance(required, list) else set()
+        optional = len(schema["properties"].keys() - named)
+        if optional > MAX_OPTIONAL:
+            raise RequestError(
+                f"{where}: an object has {optional} properties that are not required: "
+                f"the most are {MAX_OPTIONAL}"
+            )
     if isinstance(schema, dict) and schema.get("type") == "array":
         schema.setdefault("items", {})
 

@@ -39,8 +39,8 @@ _Key = tuple[str, str]
 # blanks until max_tokens.
 _WHITESPACE = r" ?|\n[ \t]{0,32}"
 
-_LARK = re.compile(r"(?m)^\s*(?:%llguidance\b|[?!]*start\b[^:\n]*:(?!:=))")
-_GBNF = re.compile(r"(?:\s|#[^\r\n]*|//[^\r\n]*)*[A-Za-z0-9_-]+[ \t]*::=")
+_LARK = re.compile(r"(?m)^[ \t]*(?:%llguidance\b|[?!]*start\b[^:\n]*:(?!:=))")
+_GBNF = re.compile(r"(?:\s|(?:#|//)[^\r\n]*(?:[\r\n]|\Z))*[A-Za-z0-9_-]+[ \t]*::=")
 
 _AFTER = re.compile(r"# after (\[.*\])\n")
 """First line of a GBNF whose outputs continue a text: its parts, strings and ids of control tokens."""
@@ -232,19 +232,23 @@ class GrammarCompiler:
         if matcher.is_error():
             raise RequestError(f"{name}: {_error(matcher)}")
         if (begun := _AFTER.match(source)) and name == "grammar":
-            self._begin(matcher, json.loads(begun[1]))
+            self._begin(matcher, begun[1])
         first = matcher.deep_copy()
         first.compute_bitmask()
         if first.is_error():
             raise RequestError(f"{name}: no output can follow it: {_error(first)}")
         return GrammarMatcher(matcher)
 
-    def _begin(self, matcher: Any, parts: list[str | int]) -> None:
-        """Append the tokens of a text that outputs continue."""
+    def _begin(self, matcher: Any, parts: str) -> None:
+        """Append the tokens of a text that outputs continue, a list in JSON."""
         tokens: list[int] = []
-        for part in parts:
-            tokens += [part] if isinstance(part, int) else self._ready().tokenize_bytes(part.encode())
-        if matcher.try_consume_tokens(tokens) != len(tokens) or matcher.is_error():
+        try:
+            for part in json.loads(parts):
+                tokens += [part] if isinstance(part, int) else self._ready().tokenize_bytes(part.encode())
+            followed = matcher.try_consume_tokens(tokens)
+        except (TypeError, ValueError, AttributeError, OverflowError, RecursionError):
+            followed = -1  # of a caller
+        if followed != len(tokens) or matcher.is_error():
             raise RequestError(f"grammar: no output that continues {shown(parts)} can follow it")
 
     def _ready(self) -> Any:
@@ -280,7 +284,7 @@ def _error(matcher: Any) -> str:
         return "it is too large: shorten it"
     if "NoExtension" in text:
         return "no token can come next"
-    return one_line(re.split(r"\s*<(?:state|non-verbose)", text)[0])
+    return one_line(re.split(r"<(?:state|non-verbose)", text)[0])
 
 
 class _Vocabulary:

@@ -23,6 +23,7 @@ from pyvelo.server.http import (
     Send,
     parse_json,
 )
+from pyvelo.server.ollama import ollama_error
 from pyvelo.server.openapi import openapi
 from pyvelo.server.origins import check_page, cors_headers, preflight_headers
 from pyvelo.server.routes import ENDPOINTS, Read, Router, Work
@@ -135,6 +136,8 @@ class App:
         if exchange.route != "/health":
             check_page(exchange, self.settings)
         if not exchange.route:
+            if exchange.path.startswith("/api/"):
+                exchange.error_body = ollama_error
             raise not_found(f"there is no {exchange.path[:200]}: see /openapi.json")
         methods = ROUTES[exchange.route]
         exchange.error_body = next(iter(methods.values())).error_body
@@ -192,7 +195,8 @@ class App:
             if stream is None:
                 continue
             silent = now - stream.touched
-            if (stream.writing and silent > STUCK_SECONDS) or stream.backlog() > MAX_BACKLOG:
+            # without a write in progress, pieces wait for this loop, not for the client
+            if stream.writing and (silent > STUCK_SECONDS or stream.backlog() > MAX_BACKLOG):
                 progress.cut()
             elif silent > PING_SECONDS:
                 stream.ping()
@@ -209,7 +213,7 @@ class App:
             exchange.route or "(unknown path)",
             exchange.status or 499,
             milliseconds,
-            note.replace("\n", " ")[:300],
+            "".join(c if c.isprintable() else " " for c in note[:300]),
         )
 
     # ---- answers without work ----

@@ -236,7 +236,7 @@ def shown(row: RequestRow, viewer: Tenant) -> dict[str, Any]:
         "state": row.state,
         "tokens": row.n_tokens,
         "blocks": row.n_blocks,
-        "prompt": row.n_prompt,
-        "cached": row.n_cached,
-        "new": row.n_new,
+        "prompt": row.n_prompt if own else 0,
+        "cached": row.n_cached if own else 0,
+        "new": row.n_new if own else 0,
     }

@@ -7,16 +7,20 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-__all__ = ["HEAD_BYTES", "HEAD_SECONDS", "BoundedProtocol"]
+__all__ = ["HEAD_BYTES", "HEAD_SECONDS", "READ_SECONDS", "BoundedProtocol"]
 
 HEAD_BYTES = 1 << 16
 """Longest head of a request: its line and its headers."""
 HEAD_SECONDS = 30.0
 """Time for a head to arrive, from the connection on or from the first byte of a later request."""
 
+TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n\r\n"
+READ_SECONDS = 60.0
+"""Time after which a connection ends whose client reads nothing of what waits for it."""
+
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Connection that ends if the head of a request is too long or too slow.
+    """Connection that ends if the head of a request is too long or too slow, or if the client does not read.
 
     The scope's extension `pyvelo.abort` closes the connection at once, whatever waits to be written.
     """
@@ -26,40 +30,85 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._head_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._watch: asyncio.TimerHandle | None = None
+        self._unread = 0
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timer."""
+        """Stop the timers."""
         self._stop_timer()
+        self._stop_watch()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse bytes; refuse a head that is too long."""
+        """Parse bytes; refuse a head, or the trailers behind a body, that are too long."""
+        self._head_bytes += len(data)
         super().data_received(data)
-        if self._timer is not None:
-            self._head_bytes += len(data)
-            if self._head_bytes > HEAD_BYTES:
-                self._stop_timer()
+        if self._head_bytes > HEAD_BYTES:
+            if self._timer is not None:
                 self.transport.write(
                     b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n\r\n"
                 )
-                self.transport.close()
+            self._stop_timer()
+            self.transport.close()
+
+    def on_body(self, body: bytes) -> None:
+        """Take bytes of a body."""
+        self._head_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """End a request."""
+        self._head_bytes = 0
+        super().on_message_complete()
 
     def on_message_begin(self) -> None:
         """Begin a request."""
         super().on_message_begin()
+        self._head_bytes = 0
         scope: dict[str, Any] = self.scope  # type: ignore[assignment]
         scope["extensions"] = {"pyvelo.abort": self.transport.abort}
         self._expect_head()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header of the head; trailers behind a body are dropped."""
+        if self._timer is not None:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """End the head of a request."""
         self._stop_timer()
         super().on_headers_complete()
 
+    def pause_writing(self) -> None:
+        """Watch a client that reads more slowly than the server writes."""
+        super().pause_writing()
+        self._watch_reader()
+
+    def resume_writing(self) -> None:
+        """Stop to watch."""
+        self._stop_watch()
+        super().resume_writing()
+
+    def _watch_reader(self) -> None:
+        self._stop_watch()
+        self._unread = self.transport.get_write_buffer_size()
+        self._watch = self.loop.call_later(READ_SECONDS, self._check_reader)
+
+    def _check_reader(self) -> None:
+        """End the connection of a client that has read nothing since the last look."""
+        if self.transport.get_write_buffer_size() >= self._unread:
+            self.transport.abort()
+        else:
+            self._watch_reader()
+
+    def _stop_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+
     def _expect_head(self) -> None:
         if self._timer is None:
-            self._head_bytes = 0
             self._timer = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
 
     def _stop_timer(self) -> None:

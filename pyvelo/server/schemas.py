@@ -164,6 +164,8 @@ IGNORED = frozenset(
 """Fields that cannot change the tokens of an answer here."""
 
 REFUSED = {
+    "tools": "/v1/chat/completions has tool calls",
+    "tool_choice": "/v1/chat/completions has tool calls",
     "functions": "give tools",
     "function_call": "give tool_choice",
     "modalities": "only text can be generated",
@@ -214,7 +216,7 @@ def convert(body: Mapping[str, Any], kind: type[T]) -> T:
             continue
         if name in REFUSED:
             raise refused(name, f"{name} is not supported: {REFUSED[name]}")
-        near = get_close_matches(name, known, 1)
+        near = get_close_matches(name[:64], known, 1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise refused(name[:64], f"{name[:64]} is no parameter of this request{hint}")
     try:

@@ -190,7 +190,8 @@ async def _append_messages(
 ) -> None:
     """Append the text of messages; if the template changes the text before, start again with all of it."""
     session, known = stored.session, stored.dialogue
-    tokens = session.token_ids
+    async with session._turn():  # waits for the step of an answer that was cancelled
+        tokens = session.token_ids
     if known is None and tokens:
         raise refused("messages", "messages: the session was made of text: append text or token_ids")
 

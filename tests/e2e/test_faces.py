@@ -110,7 +110,7 @@ def test_what_the_library_says_goes_to_its_logger() -> None:
         assert "warnings.warn(" not in text, path
         assert "\n    print(" not in text, path
         names = set(re.findall(r"getLogger\((.*?)\)", text))
-        assert names <= {'"pyvelo"', '"pyvelo.llama"'}, path
+        assert names <= {'"pyvelo"', '"pyvelo.llama"', '"pyvelo.server"'}, path
 
 
 def test_the_user_decides_about_the_log(tiny_model_f32: Path) -> None:

@@ -153,7 +153,8 @@ def test_vectors_equal_merged_weights(make_model: MakeModel, tmp_path: Path) -> 
             assert nmse(plain, wanted) > 1e-3
             adapter = Adapter(base, files.adapter)
             apply(one, adapter)
-            assert nmse(wanted, one.embed([PROMPT], 1)) < 1e-9
+            # the attention of some processors' kernels reads K and V in 16 bits
+            assert nmse(wanted, one.embed([PROMPT], 1)) < 1e-7
             apply(one, None)
             np.testing.assert_array_equal(plain, one.embed([PROMPT], 1))
 

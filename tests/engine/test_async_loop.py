@@ -189,8 +189,9 @@ def test_the_thread_ends_with_the_interpreter_and_releases_its_team_without_requ
     monkeypatch.setattr(async_loop, "release_team", released.release)
 
     async def body() -> None:
+        before = set(threading.enumerate())  # other tests' engines
         loop = start()
-        (thread,) = (t for t in threading.enumerate() if t.name == "pyvelo-engine")
+        (thread,) = (t for t in {*threading.enumerate()} - before if t.name == "pyvelo-engine")
         assert thread.daemon
         for _ in range(2):
             assert await asyncio.to_thread(released.acquire, timeout=WAIT)

@@ -18,6 +18,13 @@ CLOSE = b"Connection: close\r\n\r\n"
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
     """Answer with the length of the body; abort the connection at /abort."""
+    if scope["path"] == "/large":
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"x" * (1 << 25)})
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        scope["state"]["gone"].set()
+        return
     if scope["path"] == "/abort":
         scope["extensions"]["pyvelo.abort"]()
         return
@@ -33,11 +40,17 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 
 
 @asynccontextmanager
-async def served() -> AsyncIterator[int]:
-    """Serve `app`; yield the port."""
+async def served(gone: asyncio.Event | None = None) -> AsyncIterator[int]:
+    """Serve `app`; yield the port. `gone` is set when the client of /large has gone."""
     config = uvicorn.Config(
         app, http=BoundedProtocol, host="127.0.0.1", port=0, log_config=None, lifespan="off", ws="none"
     )
+
+    async def with_event(scope: Any, receive: Any, send: Any) -> None:
+        scope["state"]["gone"] = gone
+        await app(scope, receive, send)
+
+    config.app = with_event
     server = uvicorn.Server(config)
     task = asyncio.ensure_future(server._serve())
     while not server.started:
@@ -97,3 +110,31 @@ def test_a_slow_head_ends_the_connection(begun: bytes, monkeypatch: pytest.Monke
 
 def test_an_aborted_connection_says_nothing() -> None:
     assert talk(b"GET /abort HTTP/1.1\r\n\r\n") == b""
+
+
+CHUNKED = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n"
+
+
+def test_a_long_chunked_body_is_read() -> None:
+    chunks = [b"4000\r\n" + b"x" * 0x4000 + b"\r\n"] * 40
+    assert talk(CHUNKED + CLOSE, *chunks, b"0\r\nA: trailer\r\n\r\n").endswith(b"%d" % (40 * 0x4000))
+
+
+@pytest.mark.parametrize("line", [b"A: " + b"x" * 1000 + b"\r\n", b"x" * 1000])
+def test_endless_trailers_end_the_connection(line: bytes) -> None:
+    found = talk(CHUNKED + CLOSE, b"1\r\nx\r\n0\r\nA: ", *[line] * (connection.HEAD_BYTES // 1000 + 300))
+    assert b" 200 " not in found
+
+
+def test_a_client_that_reads_nothing_of_an_answer_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "READ_SECONDS", 0.1)
+
+    async def main() -> None:
+        gone = asyncio.Event()
+        async with served(gone) as port:
+            _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1)
+            writer.write(b"GET /large HTTP/1.1\r\n\r\n")
+            await asyncio.wait_for(gone.wait(), 20)
+            writer.transport.abort()
+
+    asyncio.run(main())
