@@ -44,7 +44,7 @@ STACK_BYTES = 512 << 20
 """Address space of the stack of a compiling thread: twice the need of the deepest source."""
 
 _JSON_BLOCK = re.compile(r"%json\s*")
-_TERMINAL = re.compile(r"(?<![A-Za-z0-9_-])(_?[A-Z][A-Z0-9_-]*)(?:\.[0-9]+|\[[^\]\n]*\])*\s*:")
+_TERMINAL = re.compile(r"(?<![A-Za-z0-9_-])(_?[A-Z][A-Z0-9_-]*)(?:\.[0-9]+|\[[^\]\[\n]*\])*\s*:")
 
 
 @cache
