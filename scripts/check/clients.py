@@ -90,7 +90,8 @@ same(ask().choices[0].message.content,
         """
 from anthropic import Anthropic
 client = Anthropic(base_url=url, api_key="none")
-given = dict(model="demo", max_tokens=64, temperature=0, messages=[{"role": "user", "content": question}])
+given = dict(model="demo", max_tokens=64, messages=[{"role": "user", "content": question}])
+given["extra_body"] = {"temperature": 0}
 with client.messages.stream(**given) as stream:
     streamed = list(stream.text_stream)
 same(client.messages.create(**given).content[0].text, streamed)
