@@ -40,6 +40,9 @@ async def complete(
     silent = request.max_tokens == 0
     form = CompletionForm(serving, exchange.id, request, silent)
     prompts: list[Any] = prompts_of(request.prompt, "prompt")
+    n_samples = len(prompts) * (params.best_of or params.n)
+    if n_samples > MAX_PROMPTS:
+        raise refused("n", f"n: {n_samples} samples of all prompts: ask for up to {MAX_PROMPTS}")
     if not request.add_special_tokens:
         model = serving.engine.model
         plain = partial(model.tokenize, add_special=False)

@@ -264,3 +264,9 @@ def test_events_are_ascii_free_of_line_breaks(server: Server) -> None:
     answer = server.post(PATH, {"prompt": "a\n\nb", **GREEDY, "echo": True, "stream": True})
     [first, *_] = answer.data.split(b"\n\n")
     assert json.loads(first.removeprefix(b"data: "))["choices"][0]["text"].startswith("a\n\nb")
+
+
+def test_samples_of_all_prompts_are_bounded(server: Server) -> None:
+    answer = server.post("/v1/completions", {"prompt": ["a"] * 17, "n": 16})
+    assert (answer.status, answer.json["error"]["param"]) == (400, "n")
+    assert "272 samples" in answer.json["error"]["message"]
