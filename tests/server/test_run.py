@@ -131,7 +131,7 @@ def test_the_second_signal_ends_at_once(start: Start) -> None:
     process = start(*SMALL, "--drain", "1000")
     port = process.wait_until_ready()
     client = Client(port)
-    client.send(COMPLETIONS, {**LONG, "prompt": [[8] * 5] * 64, "n": 16, "temperature": 1.0})
+    client.send(COMPLETIONS, {**LONG, "prompt": [[8] * 5] * 16, "n": 16, "temperature": 1.0})
     client.until(b"data:")
     process.signal(signal.SIGTERM)
     wait_for_drain(port)
