@@ -11,18 +11,16 @@ status is 0 if all are right.
 from __future__ import annotations
 
 import argparse
-import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
 
-from scripts._common import ROOT, ScriptError, run_main
+from scripts._common import ScriptError, run_main
+from scripts._served import served
 
 QUESTION = "What is 12 + 30?"
 COMMON = f"""
@@ -110,22 +108,6 @@ same(client.chat(**given).message.content, streamed)
 }
 
 
-@contextmanager
-def served() -> Iterator[str]:
-    """Serve the demo model on a free port; yield the URL."""
-    command = [sys.executable, "-m", "pyvelo", "serve", "--port", "0", "--quiet"]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-    try:
-        line = server.stdout.readline() if server.stdout is not None else ""
-        found = re.search(r"(http://\S+)/v1", line)
-        if found is None:
-            raise ScriptError("pyvelo serve did not start: see above")
-        yield found[1]
-    finally:
-        server.terminate()
-        server.wait(30)
-
-
 def environment(folder: Path, packages: list[str]) -> Path:
     """Make a virtual environment with packages, or complete an earlier one; return its Python."""
     python = folder / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
@@ -157,11 +139,11 @@ def main() -> int:
     if unknown := set(names) - set(CLIENTS):
         raise ScriptError(f"{', '.join(sorted(unknown))}: give some of {', '.join(CLIENTS)}")
     failed = 0
-    with tempfile.TemporaryDirectory() as folder, served() as url:
+    with tempfile.TemporaryDirectory() as folder, served() as server:
         packages = [package for name in names for package in CLIENTS[name].packages]
         python = environment(given.keep or Path(folder), packages)
         for name in names:
-            wrong = ask(python, url, CLIENTS[name])
+            wrong = ask(python, server.url, CLIENTS[name])
             failed += bool(wrong)
             print(f"{name:20} {wrong or 'ok'}", flush=True)
     return 1 if failed else 0

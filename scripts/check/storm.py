@@ -29,17 +29,18 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
 
-from scripts._common import ROOT, ScriptError, run_main
+from scripts._common import ScriptError, run_main
+from scripts._served import served
 from scripts.bench._serving import quantile
 
-OPTIONS = ("--port", "0", "--quiet", "--ctx", "512", "--kv-cache-bytes", "32M", "--max-num-seqs", "16")
+OPTIONS = ("--ctx", "512", "--kv-cache-bytes", "32M", "--max-num-seqs", "16")
 PATHS = ("/v1/completions", "/v1/chat/completions")
 
 
@@ -181,22 +182,6 @@ def probe(host: str, port: int) -> None:
     print(json.dumps(seconds))
 
 
-@contextmanager
-def served() -> Iterator[tuple[str, int, int]]:
-    """Serve the demo model; yield host, port and process id."""
-    command = [sys.executable, "-m", "pyvelo", "serve", *OPTIONS]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-    try:
-        line = server.stdout.readline() if server.stdout is not None else ""
-        found = re.search(r"http://([^:]+):(\d+)/v1", line)
-        if found is None:
-            raise ScriptError("pyvelo serve did not start: see above")
-        yield found[1], int(found[2]), server.pid
-    finally:
-        server.terminate()
-        server.wait(60)
-
-
 def resident(pid: int) -> float:
     """Return the memory of a process in MiB."""
     status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
@@ -206,7 +191,7 @@ def resident(pid: int) -> float:
 
 async def main_storm(given: argparse.Namespace) -> list[str]:
     """Run the storm; return what is wrong."""
-    with served() as (host, port, pid):
+    with served(*OPTIONS) as (host, port, pid):
         warm = Storm(host, port, random.Random(given.seed + 1))
         await warm.rage(given.disconnects // 5, given.streams // 5, 5)
         before = resident(pid)

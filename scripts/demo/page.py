@@ -12,40 +12,26 @@ import argparse
 import json
 import random
 import shutil
-import subprocess
 import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
 
 from scripts._common import ScriptError, run_main
+from scripts._served import served
 
-SERVE = ("serve", "--port", "0", "--quiet", "--ctx", "1024", "--kv-cache-bytes", "16M", "--swap-bytes", "2M")
+SERVE = ("--ctx", "1024", "--kv-cache-bytes", "16M", "--swap-bytes", "2M")
 TALK = ("This is Anna Berger 4821.", "What is PyVelo?", "What is 12 + 30?")
 FORKED = "Who is Anna?"
 INSTRUCTION = "You answer questions about PyVelo, in short sentences. " * 20
 CLIENTS = 5
 WIDTH, HEIGHT = 1200, 1120
-
-
-@contextmanager
-def served() -> Iterator[str]:
-    """Run a server within a block; yield its URL."""
-    command = [sys.executable, "-m", "pyvelo", *SERVE]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            line = process.stdout.readline() if process.stdout is not None else ""
-            if "http" not in line:
-                raise ScriptError("the server did not start")
-            yield next(word for word in line.split() if word.startswith("http")).removesuffix("/v1")
-        finally:
-            process.terminate()
 
 
 def post(url: str, body: dict[str, Any], name: str) -> None:
@@ -113,7 +99,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="time that the charts show (60)")
     arguments = parser.parse_args(argv)
     ended = threading.Event()
-    with served() as url:
+    with served(*SERVE) as server:
+        url = server.url
         clients = [threading.Thread(target=use, args=(url, n, ended)) for n in range(1, CLIENTS + 1)]
         for client in clients:
             client.start()
