@@ -10,11 +10,10 @@ import msgspec
 from msgspec import Meta, Struct
 
 from pyvelo.outputs import RequestOutput, StreamPiece
-from pyvelo.server.chat import chat_prompt
+from pyvelo.server.chat import chat_prompt, params_of
 from pyvelo.server.errors import HttpError, refused
 from pyvelo.server.generation import Job, answer_job, usage_of
 from pyvelo.server.http import EVENTS
-from pyvelo.server.params import chat_params, request_timeout
 from pyvelo.server.schemas import (
     MAX_MESSAGES,
     ChatRequest,
@@ -89,8 +88,7 @@ async def create_message(
     as_chat = _chat(request)
     as_chat.max_tokens, as_chat.stop = request.max_tokens, request.stop_sequences
     as_chat.temperature, as_chat.top_p, as_chat.top_k = request.temperature, request.top_p, request.top_k
-    timeout = request_timeout(as_chat, exchange.header("request-timeout-ms"))
-    params = chat_params(as_chat, serving.chats.params, ticket.tenant, timeout)
+    params = params_of(serving, exchange, ticket, as_chat)
     form = MessageForm(f"msg_{exchange.id}", serving.model_name, request.max_tokens)
     job = Job([partial(chat_prompt, serving, as_chat)], params, form, request.stream)
     return await answer_job(serving, exchange, ticket, job)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from pyvelo.server.http import Exchange
     from pyvelo.server.serving import Serving
 
-__all__ = ["as_template_reads", "chat", "chat_prompt", "logprob_of"]
+__all__ = ["as_template_reads", "chat", "chat_prompt", "logprob_of", "params_of"]
 
 _encode = msgspec.json.Encoder().encode
 
@@ -36,12 +35,17 @@ async def chat(
     """Answer a conversation."""
     request = convert(body, ChatRequest)
     serving.check_model(request.model)
-    timeout = request_timeout(request, exchange.header("request-timeout-ms"))
-    params = chat_params(request, serving.chats.params, ticket.tenant, timeout)
+    params = params_of(serving, exchange, ticket, request)
     form = ChatForm(serving, exchange.id, request)
     prompt = partial(chat_prompt, serving, request)
     job = Job([prompt], params, form, request.stream, adapt=form.adapt)
     return await answer_job(serving, exchange, ticket, job)
+
+
+def params_of(serving: Serving, exchange: Exchange, ticket: Ticket, request: ChatRequest) -> SamplingParams:
+    """Return the parameters of a chat; raise HttpError or RequestError if a value cannot be served."""
+    timeout = request_timeout(request, exchange.header("request-timeout-ms"))
+    return chat_params(request, serving.chats.params, ticket.tenant, timeout)
 
 
 def chat_prompt(serving: Serving, request: ChatRequest | TokenizeRequest) -> ChatPrompt:
@@ -77,20 +81,11 @@ class ChatForm(OpenAIForm):
     """Answers and events of chats, with reasoning and tool calls if the template's format has them."""
 
     def __init__(self, serving: Serving, request_id: str, request: ChatRequest) -> None:
-        super().__init__(request)
-        self._serving = serving
-        self._ids = bool(request.return_token_ids)
+        super().__init__(
+            serving, request, f"chatcmpl-{request_id}", "chat.completion", "chat.completion.chunk"
+        )
         self._format: AnswerFormat | None = None
         self._parsers: dict[int, ToolParser] = {}
-        self._base = {
-            "id": f"chatcmpl-{request_id}",
-            "object": "chat.completion",
-            "created": int(time.time()),
-            "model": serving.model_name,
-            "system_fingerprint": serving.fingerprint,
-        }
-        self._chunk = {**self._base, "object": "chat.completion.chunk"}
-        self._open = b"data: " + _encode(self._chunk)[:-1] + b',"choices":[{"index":'
 
     def head(self, index: int) -> bytes:
         """Return the event with the role."""
@@ -136,10 +131,6 @@ class ChatForm(OpenAIForm):
         parts.append(ended(reason, None if piece is None else piece.stop_reason))
         return b"".join(parts)
 
-    def usage(self, usage: Mapping[str, Any]) -> bytes:
-        """Return the event with the usage and without choices."""
-        return b"data: " + _encode({**self._chunk, "choices": [], "usage": usage}) + b"\n\n"
-
     def answer(self, outputs: Sequence[RequestOutput], usage: Mapping[str, Any]) -> dict[str, Any]:
         """Return the whole answer."""
         choices: list[dict[str, Any]] = []
@@ -159,7 +150,7 @@ class ChatForm(OpenAIForm):
                 if self._ids:
                     choice |= {"token_ids": sample.token_ids, "prompt_token_ids": output.prompt_token_ids}
                 choices.append(choice)
-        scored = self.prompt_logprobs(self._serving, outputs[0])
+        scored = self.prompt_logprobs(outputs[0])
         return {**self._base, "choices": choices, "usage": usage, **scored}
 
     def _message(self, text: str) -> dict[str, Any]:

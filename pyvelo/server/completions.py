@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -76,19 +75,9 @@ class CompletionForm(OpenAIForm):
     """Answers and events of completions."""
 
     def __init__(self, serving: Serving, request_id: str, request: CompletionRequest, silent: bool) -> None:
-        super().__init__(request)
-        self._serving = serving
+        super().__init__(serving, request, f"cmpl-{request_id}", "text_completion", "text_completion")
         self._silent = silent
         self._request = request
-        self._base = {
-            "id": f"cmpl-{request_id}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": serving.model_name,
-            "system_fingerprint": serving.fingerprint,
-        }
-        self._open = b"data: " + _encode(self._base)[:-1] + b',"choices":[{"index":'
-        self._ids = bool(request.return_token_ids)
         self._offsets: dict[int, int] = {}
         self._n = request.n or 1
         self._firsts: list[Request] = []
@@ -115,10 +104,6 @@ class CompletionForm(OpenAIForm):
         parts.append(ended(piece.finish_reason, piece.stop_reason))
         return b"".join(parts)
 
-    def usage(self, usage: Mapping[str, Any]) -> bytes:
-        """Return the event with the usage and without choices."""
-        return b"data: " + _encode({**self._base, "choices": [], "usage": usage}) + b"\n\n"
-
     def answer(self, outputs: Sequence[RequestOutput], usage: Mapping[str, Any]) -> dict[str, Any]:
         """Return the whole answer."""
         choices: list[dict[str, Any]] = []
@@ -136,7 +121,7 @@ class CompletionForm(OpenAIForm):
                     "logprobs": logprobs,
                     "finish_reason": _silent_reason(reason) if self._silent else reason,
                     "stop_reason": None if self._silent else sample.stop_reason,
-                    **self.prompt_logprobs(self._serving, output),
+                    **self.prompt_logprobs(output),
                 }
                 if self._ids:
                     choice["token_ids"] = () if self._silent else sample.token_ids

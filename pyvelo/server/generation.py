@@ -57,17 +57,30 @@ class Form(Protocol):
 
 
 class OpenAIForm:
-    """Common part of completions and chats: vLLM's prompt logprobs, and the ends of streams.
+    """Common part of completions and chats: first fields, vLLM's prompt logprobs, ends of streams.
 
     Args:
-        fields: of the request; they tell whether the usage is sent.
+        fields: of the request; they tell whether the usage and token ids are sent.
+        name: id of the answer.
+        kind, chunk: types of the whole answer and of an event.
     """
 
     media_type = EVENTS
     ping = PING
 
-    def __init__(self, fields: GenerationFields) -> None:
+    def __init__(self, serving: Serving, fields: GenerationFields, name: str, kind: str, chunk: str) -> None:
         options = fields.stream_options
+        self._serving = serving
+        self._ids = bool(fields.return_token_ids)
+        self._base = {
+            "id": name,
+            "object": kind,
+            "created": int(time.time()),
+            "model": serving.model_name,
+            "system_fingerprint": serving.fingerprint,
+        }
+        self._chunk = {**self._base, "object": chunk}
+        self._open = b"data: " + _encode(self._chunk)[:-1] + b',"choices":[{"index":'
         self._wants_usage = options is not None and options.include_usage
         self._wants_prompt_logprobs = fields.prompt_logprobs is not None
 
@@ -75,15 +88,15 @@ class OpenAIForm:
         """Do nothing."""
 
     def usage(self, usage: Mapping[str, Any]) -> bytes:
-        """Return the event with the usage."""
-        raise NotImplementedError
+        """Return the event with the usage and without choices."""
+        return b"data: " + _encode({**self._chunk, "choices": [], "usage": usage}) + b"\n\n"
 
-    def prompt_logprobs(self, serving: Serving, output: RequestOutput) -> dict[str, Any]:
+    def prompt_logprobs(self, output: RequestOutput) -> dict[str, Any]:
         """Return the field with the logprobs of a prompt, if they were asked for."""
         if not self._wants_prompt_logprobs:
             return {}
         scored = output.prompt_logprobs
-        return {"prompt_logprobs": scored and [each and _ranked(serving, each) for each in scored]}
+        return {"prompt_logprobs": scored and [each and _ranked(self._serving, each) for each in scored]}
 
     def end(self, usage: Mapping[str, Any]) -> bytes:
         """Return the usage, if it is wanted, and the end."""

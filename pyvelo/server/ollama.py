@@ -11,11 +11,10 @@ from msgspec import Meta, Struct
 
 from pyvelo._version import __version__
 from pyvelo.engine.input_processor import Prompt
-from pyvelo.server.chat import chat_prompt
+from pyvelo.server.chat import chat_prompt, params_of
 from pyvelo.server.errors import HttpError, refused
 from pyvelo.server.generation import Job, answer_job
 from pyvelo.server.ollama_form import OllamaForm, now
-from pyvelo.server.params import chat_params, request_timeout
 from pyvelo.server.schemas import MAX_MESSAGES, ChatRequest, ResponseFormat, Stops, convert
 
 if TYPE_CHECKING:
@@ -190,8 +189,7 @@ async def _answer(
     prompt: Callable[[], Prompt],
     form: OllamaForm,
 ) -> RequestStream:
-    timeout = request_timeout(as_chat, exchange.header("request-timeout-ms"))
-    params = chat_params(as_chat, serving.chats.params, ticket.tenant, timeout)
+    params = params_of(serving, exchange, ticket, as_chat)
     return await answer_job(serving, exchange, ticket, Job([prompt], params, form, request.stream))
 
 

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from pyvelo.server.chat import chat_prompt
+from pyvelo.server.chat import chat_prompt, params_of
 from pyvelo.server.errors import HttpError, not_found, refused
 from pyvelo.server.generation import Job, answer_job
-from pyvelo.server.params import chat_params, request_timeout
 from pyvelo.server.response_form import ResponseForm
 from pyvelo.server.response_store import Turn
 from pyvelo.server.schemas import (
@@ -98,8 +97,7 @@ async def create_response(
     own = _messages(request.input)
     system = [{"role": "system", "content": request.instructions}] if request.instructions else []
     as_chat = _chat(request, [*system, *(before.messages if before is not None else ()), *own])
-    timeout = request_timeout(as_chat, exchange.header("request-timeout-ms"))
-    params = chat_params(as_chat, serving.chats.params, ticket.tenant, timeout)
+    params = params_of(serving, exchange, ticket, as_chat)
     name = f"resp_{token_hex(16)}"
     echoed = _echoed(request, name, serving.model_name)
     echoed |= {"temperature": params.temperature, "top_p": params.top_p}
