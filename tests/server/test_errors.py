@@ -137,14 +137,15 @@ def test_a_value_is_refused(server: Server, fields: dict[str, Any], param: str |
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_a_field_that_would_change_the_answer_is_refused(server: Server, name: str) -> None:
+    path, body = CHAT, {"messages": MESSAGES}
     if name in ChatRequest.__struct_fields__:
-        pytest.skip("chats have it")
-    error = refuse(server, CHAT, {"messages": MESSAGES, name: {"a": 1}}).error
+        path, body = COMPLETIONS, {"prompt": "a"}
+    error = refuse(server, path, {**body, name: {"a": 1}}).error
     assert error["param"] == name
     assert REFUSED[name] in error["message"]
     off: tuple[Any, ...] = (None, False, [], "none", "auto")
     for value in off:
-        answer = server.post(CHAT, {"messages": MESSAGES, "max_tokens": 1, name: value})
+        answer = server.post(path, {**body, "max_tokens": 1, name: value})
         assert answer.status == 200, answer.data
 
 
