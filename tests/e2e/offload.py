@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import random
 import sys
+from dataclasses import replace
 
 import pytest
 
-from pyvelo import LLM, SamplingParams
+from pyvelo import LLM, RequestOutput, SamplingParams
 from pyvelo.errors import ConfigError, OutOfMemory
 from pyvelo.memory.offload import cache_geometry, find_gpus, measure_model, plan_offload
 from pyvelo.memory.placement import bytes_by_gpu
@@ -20,7 +21,10 @@ DRAW = random.Random(5)
 PROMPTS = [[DRAW.randrange(3, 900) for _ in range(n)] for n in (3, 30, 33, 20, 60, 40)]
 PARAMS = SamplingParams(max_tokens=110, temperature=0, ignore_eos=True)
 SHORT = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
-SMALL = {"n_ctx": 256, "max_num_seqs": 6, "max_batch_tokens": 128, "n_threads": 1}
+SMALL = {"n_ctx": 256, "max_num_seqs": 6, "max_batch_tokens": 128, "n_threads": 1, "kv_type": "f32"}
+TIE = 0.005
+"""Two tokens whose logprobs are closer than this may change places: a batch of another size rounds otherwise,
+and GELU's table of f16 turns that into up to 2e-3."""
 
 
 def answers(
@@ -30,11 +34,37 @@ def answers(
     return [output.token_ids for output in llm.generate(PROMPTS, params)], llm
 
 
+def expected_answers(
+    path: str, params: SamplingParams = PARAMS, **settings: object
+) -> tuple[list[tuple[int, ...]], LLM]:
+    """Return the answers of the CPU alone, each up to its first tie, and the engine."""
+    llm = LLM(path, n_gpu_layers=0, **{**SMALL, **settings})  # type: ignore[arg-type]
+    outputs = llm.generate(PROMPTS, replace(params, logprobs=2))
+    expected = [output.token_ids[: first_tie(output)] for output in outputs]
+    assert sum(map(len, expected)) > params.max_tokens * len(PROMPTS) / 2
+    return expected, llm
+
+
+def first_tie(output: RequestOutput) -> int:
+    """Return the index of the first token that rounding could exchange, or the number of tokens."""
+    logprobs = output.outputs[0].logprobs
+    assert logprobs is not None
+    for i, (best, second) in enumerate(each.top for each in logprobs):
+        if best[1] - second[1] < TIE:
+            return i
+    return len(logprobs)
+
+
+def agree(found: list[tuple[int, ...]], expected: list[tuple[int, ...]]) -> bool:
+    """Return whether each answer begins as expected."""
+    return all(mine[: len(theirs)] == theirs for mine, theirs in zip(found, expected, strict=True))
+
+
 def check_tokens(path: str, expected: list[tuple[int, ...]]) -> None:
     """With any placement of layers the tokens equal the CPU's, also if sequences are preempted."""
     for n, swap_bytes in ((1, 0), (2, 0), (2, 1 << 20), (-1, 1 << 20)):
         found, llm = answers(path, n_gpu_layers=n, kv_cache_bytes=512 << 10, swap_bytes=swap_bytes)
-        assert found == expected, (n, swap_bytes)
+        assert agree(found, expected), (n, swap_bytes)
         assert llm.stats().preemptions > 0
         assert (llm.stats().swaps > 0) == (swap_bytes > 0)
         assert llm.stats().blocks_used == 0
@@ -83,7 +113,7 @@ def check_auto(path: str, expected: list[tuple[int, ...]]) -> None:
     layers = llm._engine.model.layers
     assert 0 < n < 3
     assert sum(devices()[layer.device].kind == "gpu" for layer in layers) == n - 1
-    assert found == expected
+    assert agree(found, expected)
     llm.close()
     with pytest.raises(OutOfMemory, match=f"on {gpu.name}: n_gpu_layers={n} would fit"):
         LLM(path, n_gpu_layers=-1, **SMALL)  # type: ignore[arg-type]
@@ -122,7 +152,7 @@ def check_uneven(path: str, expected: list[tuple[int, ...]]) -> None:
         lab_device.add_device(n_bytes)
     for n, where in (("auto", ["LAB1", "LAB1"]), (-1, ["LAB1", "LAB1"]), (2, ["CPU", "LAB1"])):
         found, llm = answers(path, n_gpu_layers=n)
-        assert (found, devices_of(llm)) == (expected, where)
+        assert (agree(found, expected), devices_of(llm)) == (True, where)
         assert {devices()[m.device].name for m in llm._engine.context.memory} <= {"CPU", "LAB1"}
         llm.close()
     with pytest.raises(ConfigError, match="the GPUs get 2 layers, but n_gpu_layers is 3"):
@@ -139,25 +169,25 @@ def check_several(path: str, expected: list[tuple[int, ...]]) -> None:
     for _ in range(2):
         lab_device.add_device(size)
     found, llm = answers(path)
-    assert (found, devices_of(llm)) == (expected, ["LAB0", "LAB1"])
+    assert (agree(found, expected), devices_of(llm)) == (True, ["LAB0", "LAB1"])
     llm.close()
 
 
 def check_types(path: str) -> None:
     """Every type of the cache, with one layer or all of them on a device, gives the CPU's tokens."""
     lab_device.add_device(1 << 30)
-    for kv_type in ("f32", "bf16", "q8_0", "q4_0", "iq4_nl", ("q8_0", "q4_0")):
-        expected, llm = answers(path, SHORT, kv_type=kv_type, n_gpu_layers=0)
+    for kv_type in ("f32", "f16", "bf16", "q8_0", "q4_0", "iq4_nl", ("q8_0", "q4_0")):
+        expected, llm = expected_answers(path, SHORT, kv_type=kv_type)
         llm.close()
         for n, where in (("auto", ["LAB0", "LAB0"]), (2, ["CPU", "LAB0"])):
             found, llm = answers(path, SHORT, kv_type=kv_type, n_gpu_layers=n)
-            assert (found, devices_of(llm)) == (expected, where), kv_type
+            assert (agree(found, expected), devices_of(llm)) == (True, where), kv_type
             llm.close()
 
 
 def check_windows(path: str) -> None:
     """Layers with and without a window share blocks on each device; blocks that windows free are used."""
-    expected, llm = answers(path, n_gpu_layers=0, n_ctx=512)
+    expected, llm = expected_answers(path, n_ctx=512)
     n_groups = llm.stats().n_groups
     assert n_groups > 1
     llm.close()
@@ -168,7 +198,7 @@ def check_windows(path: str) -> None:
         with LLM(path, n_gpu_layers=n, **SMALL) as llm:  # type: ignore[arg-type]
             size = 8 * (n_groups + 1) * llm.geometry.block_bytes
         found, llm = answers(path, n_gpu_layers=n, n_ctx=512, kv_cache_bytes=size)
-        assert (found, llm.stats().n_groups) == (expected, n_groups), n
+        assert (agree(found, expected), llm.stats().n_groups) == (True, n_groups), n
         assert llm.stats().blocks_used == 0
         assert llm.stats().preemptions > 0
         llm._engine.core.manager.audit()
@@ -177,18 +207,17 @@ def check_windows(path: str) -> None:
 
 def check_recurrent(path: str) -> None:
     """A device counts with the states of the sequences that run at once, and computes with them."""
-    settings = {**SMALL, "n_ctx": 512}
     config = config_of(path, "auto")
     with Model(path, deterministic=True) as model:
         geometry = cache_geometry(config, path, model, on_gpu=True)
         sizes = measure_model(config, scan_model(path), model, geometry)
         assert sizes.states == SMALL["max_num_seqs"] * model.info.state_bytes > 0
-    with LLM(path, n_gpu_layers=0, **settings) as llm:
-        expected = [output.token_ids for output in llm.generate(PROMPTS, PARAMS)]
+    expected, llm = expected_answers(path, n_ctx=512)
+    llm.close()
     lab_device.add_device(1 << 30)
-    with LLM(path, **settings) as llm:
-        assert "LAB0" in devices_of(llm)
-        assert [output.token_ids for output in llm.generate(PROMPTS, PARAMS)] == expected
+    found, llm = answers(path, n_ctx=512)
+    assert (agree(found, expected), "LAB0" in devices_of(llm)) == (True, True)
+    llm.close()
 
 
 def gpu_numbers() -> list[int]:
@@ -207,7 +236,7 @@ def main(path: str, what: str) -> None:
     if what in OTHERS:
         OTHERS[what](path)
         return
-    expected, llm = answers(path, n_gpu_layers=0)
+    expected, llm = expected_answers(path)
     llm.close()
     if what == "auto":
         lab_device.add_device(small_device(path))

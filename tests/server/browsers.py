@@ -88,6 +88,23 @@ def slow_down(server: Server, seconds: float) -> None:
     core.step = slow  # type: ignore[method-assign]
 
 
+@contextmanager
+def held(server: Server) -> Iterator[None]:
+    """Let the engine's steps do nothing within a block, so that a page has the time to show its state."""
+    core = server.serving.engine.core
+    step = core.step
+
+    def wait() -> bool:
+        time.sleep(0.01)
+        return True
+
+    core.step = wait  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        core.step = step  # type: ignore[method-assign]
+
+
 def becomes(page: Any, expression: str) -> None:
     """Wait until an expression is true; playwright's own wait would need eval, which the CSP forbids."""
     until(page, lambda: page.evaluate(expression))

@@ -20,7 +20,7 @@ from pyvelo.demo import DEMO_MODEL
 from pyvelo.server.auth import Keys, Tenant, _digest
 from pyvelo.server.settings import Settings
 
-from .browsers import ALL_CHANGE, WAIT, agrees, becomes, pixels, say, serving, slow_down, until, visit
+from .browsers import ALL_CHANGE, WAIT, agrees, becomes, held, pixels, say, serving, slow_down, until, visit
 from .servers import Server
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -100,9 +100,11 @@ def test_reserved_blocks_of_a_long_prompt(page: Any, endless_model: Path) -> Non
         body = {"prompt": "a" * 3000, "max_tokens": 1, "ignore_eos": True}
         with ThreadPoolExecutor() as pool:
             answer = pool.submit(server.ask, "/v1/completions", body)
-            until(page, lambda: agrees(page, server) and pixels(page).get("reserved", 0) > 10)
-            row = page.locator("#requests tr").first
-            assert row.locator("td").nth(2).text_content() == "prefill"
+            until(page, lambda: server.serving.engine.stats().blocks_reserved > 10)
+            with held(server):
+                until(page, lambda: agrees(page, server) and pixels(page).get("reserved", 0) > 10)
+                row = page.locator("#requests tr").first
+                assert row.locator("td").nth(2).text_content() == "prefill"
             answer.result()
         until(page, lambda: page.locator("#requests tr").count() == 0 and agrees(page, server))
         assert page.locator("#no-requests").is_visible()
