@@ -62,11 +62,19 @@ struct avx2 {
         return _mm256_set1_epi32(dword);
     }
 
+    template <class C> static constexpr bool multiplies_faster = true;
+
+    static PAGED_INLINE ints raised(ints x) { return raise ? _mm256_xor_si256(x, _mm256_set1_epi8((char) raise)) : x; }
+
 #    if defined(__AVXVNNI__)
+    static constexpr int raise = 128;
+
     static PAGED_INLINE __m256i dot_bytes(__m256i sum, __m256i positive, __m256i any) {
         return _mm256_dpbusd_avx_epi32(sum, positive, any);
     }
 #    else
+    static constexpr int raise = 0;
+
     static PAGED_INLINE __m256i dot_bytes(__m256i sum, __m256i positive,
                                           __m256i any) { // no pair of products above 2^15
         return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(positive, any), _mm256_set1_epi16(1)));
@@ -75,6 +83,15 @@ struct avx2 {
 
     template <class C> static PAGED_INLINE ints dot(int32_t start, const ints * keys, const int8_t * query) {
         ints sum = _mm256_set1_epi32(start);
+#    if defined(__AVXVNNI__)
+        ints more = _mm256_setzero_si256();
+        PAGED_UNROLL
+        for (int i = 0; i < 4; ++i) { // two chains: each product waits for the one before
+            sum  = dot_bytes(sum, keys[i], query_codes(query, i));
+            more = dot_bytes(more, keys[4 + i], query_codes(query, 4 + i));
+        }
+        sum = _mm256_add_epi32(sum, more);
+#    else
         if constexpr (C::largest_key == 0) {
             PAGED_UNROLL
             for (int i = 0; i < 8; ++i) {
@@ -83,12 +100,6 @@ struct avx2 {
             }
             return sum;
         }
-#    if defined(__AVXVNNI__)
-        PAGED_UNROLL
-        for (int i = 0; i < 8; ++i) {
-            sum = dot_bytes(sum, keys[i], query_codes(query, i));
-        }
-#    else
         constexpr int at_once = C::largest_key > 15 ? 4 : 8; // pairs of products that fit a sum of 16 bits
         PAGED_UNROLL
         for (int i = 0; i < 8; i += at_once) {

@@ -10,6 +10,9 @@
 //                                                               4 vectors: out[k] has bytes 4k.. of each in a lane
 //   ints  low(ints), high(ints)                                 the nibbles of each byte
 //   ints  iq4_values(ints), codes iq4_values(codes)             the values of codes of iq4_nl
+//   int   raise                                                 what raised() adds to signed keys, 128 or 0
+//   ints  raised(ints)
+//   bool  multiplies_faster<C>                                  than floats, for many rows
 //   codes load(const char * p)                                  32 bytes
 //   codes nibbles(const char * p)                               16 bytes: byte i holds code i in its low nibble and
 //                                                               code i + 16 in its high one
@@ -34,13 +37,25 @@ namespace paged {
 // largest key code, or 0 if key codes are signed; keys() of `lanes` tokens: lane t of w[k] has bytes 4k.. of token t;
 // values() of one token, signed.
 
-template <class M> struct q8_0_codes {
-    static constexpr int  bytes = 34, key_offset = 0, largest_key = 0;
+template <class M> struct signed_codes {
+    static constexpr int key_offset = M::raise, largest_key = M::raise ? 255 : 0;
+
+    static PAGED_INLINE void raise(typename M::ints * w) {
+        PAGED_UNROLL
+        for (int k = 0; k < 8; ++k) {
+            w[k] = M::raised(w[k]);
+        }
+    }
+};
+
+template <class M> struct q8_0_codes : signed_codes<M> {
+    static constexpr int  bytes   = 34;
     static constexpr bool has_min = false;
 
     static PAGED_INLINE void keys(const char * p, size_t stride, typename M::ints * w) {
         M::transpose(p + 2, stride, w);
         M::transpose(p + 18, stride, w + 4);
+        signed_codes<M>::raise(w);
     }
     static PAGED_INLINE typename M::codes values(const char * p) { return M::load(p + 2); }
 };
@@ -98,8 +113,8 @@ template <class M> struct q5_1_codes : shifted<M, fifth_bit_codes<M, 8>, 0> {
     static constexpr int  bytes = 24, key_offset = 0;
     static constexpr bool has_min = true;
 };
-template <class M> struct iq4_nl_codes {
-    static constexpr int  bytes = 18, key_offset = 0, largest_key = 0;
+template <class M> struct iq4_nl_codes : signed_codes<M> {
+    static constexpr int  bytes   = 18;
     static constexpr bool has_min = false;
 
     static PAGED_INLINE void keys(const char * p, size_t stride, typename M::ints * w) {
@@ -108,6 +123,7 @@ template <class M> struct iq4_nl_codes {
         for (int k = 0; k < 8; ++k) {
             w[k] = M::iq4_values(w[k]);
         }
+        signed_codes<M>::raise(w);
     }
     static PAGED_INLINE typename M::codes values(const char * p) { return M::iq4_values(nibble_codes<M, 2>::codes(p)); }
 };
@@ -128,6 +144,43 @@ PAGED_INLINE void load_halves(const char * p, size_t stride, int bytes, int at, 
 
 // ---- scores ----
 
+// Adds the products of group j of `lanes` tokens' keys to the scores of rows.
+template <class M, class C, int rows>
+PAGED_INLINE void add_group_scores(const typename M::ints * keys, f32v scale, const float * least, const query_rows & q,
+                                   int64_t d, int j, f32v * score) {
+    const int64_t n_groups = d / code_group;
+    PAGED_UNROLL
+    for (int r = 0; r < rows; ++r) {
+        const int32_t sum   = q.sum[r * n_groups + j];
+        const float   dq    = q.scale[r * n_groups + j];
+        const auto    exact = M::template dot<C>(-C::key_offset * sum, keys, q.codes + r * d + j * code_group);
+        score[r]            = fma(M::floats(exact), mul(scale, splat(dq)), score[r]);
+        if constexpr (C::has_min) {
+            score[r] = fma(load(least), splat(dq * (float) sum), score[r]);
+        }
+    }
+}
+
+// Computes the scores of `lanes` tokens from t on: `keys` gives group j's, in 8 vectors.
+template <class M, class C, int rows, class K>
+PAGED_INLINE void score_lanes(int t, K keys, const float (*scale)[tile_tokens], const float (*least)[tile_tokens],
+                              const query_rows & q, int64_t d, float * s) {
+    f32v score[rows];
+    PAGED_UNROLL
+    for (int r = 0; r < rows; ++r) {
+        score[r] = zero();
+    }
+    for (int j = 0; j < d / code_group; ++j) {
+        typename M::ints w[8];
+        keys(j, w);
+        add_group_scores<M, C, rows>(w, load(scale[j] + t), C::has_min ? least[j] + t : nullptr, q, d, j, score);
+    }
+    PAGED_UNROLL
+    for (int r = 0; r < rows; ++r) {
+        store(s + r * score_stride + t, score[r]);
+    }
+}
+
 template <class M, class C, int rows>
 PAGED_INLINE void score_code_rows(const kv_rows & k, const query_rows & q, int64_t d, float * s, read_ahead & ahead) {
     const int    n_groups = (int) (d / code_group);
@@ -137,31 +190,53 @@ PAGED_INLINE void score_code_rows(const kv_rows & k, const query_rows & q, int64
         load_halves<M>(k.first, k.stride, C::bytes, 2, n_groups, least);
     }
     for (int t = 0; t < tile_tokens; t += lanes) {
-        f32v score[rows];
-        PAGED_UNROLL
-        for (int r = 0; r < rows; ++r) {
-            score[r] = zero();
-        }
-        for (int j = 0; j < n_groups; ++j) {
-            typename M::ints w[8];
+        const auto keys = [&](int j, typename M::ints * w) {
             C::keys(k.first + t * k.stride + j * C::bytes, k.stride, w);
             ahead.step();
-            PAGED_UNROLL
-            for (int r = 0; r < rows; ++r) {
-                const int32_t sum   = q.sum[r * n_groups + j];
-                const float   dq    = q.scale[r * n_groups + j];
-                const auto    exact = M::template dot<C>(-C::key_offset * sum, w, q.codes + r * d + j * code_group);
-                const f32v    unit  = mul(load(scale[j] + t), splat(dq));
-                score[r]            = fma(M::floats(exact), unit, score[r]);
-                if constexpr (C::has_min) {
-                    score[r] = fma(load(least[j] + t), splat(dq * (float) sum), score[r]);
+        };
+        score_lanes<M, C, rows>(t, keys, scale, least, q, d, s);
+    }
+}
+
+template <class M, class C> void unpack_tile(const kv_rows & k, int64_t d, const code_tile & out) {
+    const int n_groups = (int) (d / code_group);
+    load_halves<M>(k.first, k.stride, C::bytes, 0, n_groups, out.scale);
+    if constexpr (C::has_min) {
+        load_halves<M>(k.first, k.stride, C::bytes, 2, n_groups, out.least);
+    }
+    auto * w = (typename M::ints *) out.keys;
+    for (int j = 0; j < n_groups; ++j) {
+        for (int t = 0; t < tile_tokens; t += lanes, w += 8) {
+            C::keys(k.first + t * k.stride + j * C::bytes, k.stride, w);
+        }
+    }
+}
+
+template <class M, class C>
+void score_tile(const code_tile & k, const query_rows & q, int64_t rows, int64_t d, float * s) {
+    const auto * all     = (const typename M::ints *) k.keys;
+    const auto   of_rows = [&](auto n) {
+        for (int t = 0; t < tile_tokens; t += lanes) {
+            const auto keys = [&](int j, typename M::ints * w) {
+                const typename M::ints * from = all + (j * (tile_tokens / lanes) + t / lanes) * 8;
+                PAGED_UNROLL
+                for (int i = 0; i < 8; ++i) {
+                    w[i] = from[i];
                 }
-            }
+            };
+            score_lanes<M, C, n>(t, keys, k.scale, k.least, q, d, s);
         }
-        PAGED_UNROLL
-        for (int r = 0; r < rows; ++r) {
-            store(s + r * score_stride + t, score[r]);
-        }
+    };
+    switch (rows) {
+    case 4:
+        of_rows(std::integral_constant<int, 4>());
+        break;
+    case 2:
+        of_rows(std::integral_constant<int, 2>());
+        break;
+    case 1:
+        of_rows(std::integral_constant<int, 1>());
+        break;
     }
 }
 
@@ -247,7 +322,11 @@ template <class M, class C> page_kernel code_kernel() {
     const steps_fn add_steps = [](int64_t rows, int64_t d) {
         return d / code_group * (tile_tokens / 16) * ((rows + code_rows_added - 1) / code_rows_added);
     };
-    return {page_form::whole, score_codes<M, C>, add_codes<M, C>, score_steps, add_steps};
+    page_kernel kernel = {page_form::whole, score_codes<M, C>, add_codes<M, C>, score_steps, add_steps};
+    if constexpr (M::template multiplies_faster<C>) {
+        kernel.tile = {unpack_tile<M, C>, score_tile<M, C>};
+    }
+    return kernel;
 }
 
 template <class M> code_kernels code_kernels_of() {

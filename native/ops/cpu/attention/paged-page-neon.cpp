@@ -58,6 +58,9 @@ struct neon {
         vst1q_s8((int8_t *) p + 16, x.half[1]);
     }
 
+    static constexpr int     raise = 0;
+    static PAGED_INLINE ints raised(ints x) { return x; }
+
     // lanes of sum + products of 4 bytes
     static PAGED_INLINE int32x4_t dot_bytes(int32x4_t sum, int8x16_t a, int8x16_t b) {
 #    if defined(__ARM_FEATURE_DOTPROD)
@@ -78,6 +81,12 @@ struct neon {
         }
         return vreinterpretq_s8_s32(sum);
     }
+
+#    if defined(__ARM_FEATURE_DOTPROD)
+    template <class C> static constexpr bool multiplies_faster = true;
+#    else
+    template <class C> static constexpr bool multiplies_faster = false;
+#    endif
 
     static PAGED_INLINE f32v floats(ints x) { return (f32v) vcvtq_f32_s32(vreinterpretq_s32_s8(x)); }
     static PAGED_INLINE f32v floats(codes x, int i) {

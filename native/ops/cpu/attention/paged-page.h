@@ -45,6 +45,20 @@ using add_fn = void (*)(const kv_rows & v, const float * w, int64_t w_stride, in
 // Returns how often a call prefetches for each of the heads.
 using steps_fn = int64_t (*)(int64_t rows, int64_t d);
 
+// A tile's keys of one head as bytes, unpacked once for many query rows.
+struct code_tile {
+    char * keys;                 // [d / 32][tile_tokens / lanes][8][lanes]: 4 bytes of a token in each lane
+    float (*scale)[tile_tokens]; // [d / 32]
+    float (*least)[tile_tokens]; // [d / 32], of types with a minimum
+};
+
+// Keys of a prompt's tile: `unpack` reads a whole tile of rows; `score` is as score_fn, for up to 4 rows, and gives the
+// same bits. Null where floats are faster.
+struct tile_kernel {
+    void (*unpack)(const kv_rows & k, int64_t d, const code_tile & out);
+    void (*score)(const code_tile & k, const query_rows & q, int64_t rows, int64_t d, float * s);
+};
+
 enum class page_form {
     in_place, // any rows, in the pool
     whole,    // whole tiles with 64 readable bytes after them: other tiles are copied and padded with zeros
@@ -57,6 +71,8 @@ struct page_kernel {
     add_fn    add;
     steps_fn  score_steps;
     steps_fn  add_steps;
+
+    tile_kernel tile = {nullptr, nullptr};
 };
 
 // Returns the kernel for heads of `d` elements and `rows` query rows of a KV head. The bits of a row's result do not

@@ -2,6 +2,7 @@
 
 #include "paged-ahead.h"
 #include "paged-products-bf16.h"
+#include "paged-products-codes.h"
 #include "paged-products-f32.h"
 
 namespace paged {
@@ -168,12 +169,10 @@ template <class P> size_t bytes_of(const problem & p) {
     return a.next;
 }
 
-#if defined(PAGED_BF16)
-
-// Scores in bfloat16, sums of values in floats: for quantized keys, whose queries stock rounds even more.
-class mixed_products {
+// Scores by K's products, sums of values in floats: for quantized keys, whose queries stock rounds even more.
+template <class K> class mixed_products {
 public:
-    using setting = amx::tile_configuration;
+    using setting = typename K::setting;
 
     static constexpr int spans_at_once = f32_products::spans_at_once;
 
@@ -190,7 +189,7 @@ public:
         values_.set_values(span, head_kv, at, ahead);
     }
 
-    template <class F> static void for_each_block(int64_t rows, F f) { bf16_products<1>::for_each_block(rows, f); }
+    template <class F> static void for_each_block(int64_t rows, F f) { K::for_each_block(rows, f); }
 
     void score(int64_t r, int64_t n, float * s) const { keys_.score(r, n, s); }
     void add(int64_t n, const float * w, const tile_span * spans, int n_spans, float * sum) const {
@@ -200,18 +199,19 @@ public:
     }
 
 private:
-    bf16_products<1> keys_;
-    f32_products     values_;
+    K            keys_;
+    f32_products values_;
 };
-
-#endif
 
 } // namespace
 
 size_t tile_scratch(const problem & p) {
     size_t bytes = bytes_of<f32_products>(p);
+    if (code_scores::serve(p)) {
+        bytes = std::max(bytes, bytes_of<mixed_products<code_scores>>(p));
+    }
 #if defined(PAGED_BF16)
-    bytes = std::max({bytes, bytes_of<bf16_products<2>>(p), bytes_of<mixed_products>(p)});
+    bytes = std::max({bytes, bytes_of<bf16_products<2>>(p), bytes_of<mixed_products<bf16_products<1>>>(p)});
 #endif
     return bytes;
 }
@@ -228,10 +228,14 @@ void attend_tile(const problem & p, const tile_work & w, partial_store partials,
         return;
     }
     if (ggml_is_quantized(p.k->type)) {
-        attend<mixed_products>(p, w, partials, memory);
+        attend<mixed_products<bf16_products<1>>>(p, w, partials, memory);
         return;
     }
 #endif
+    if (code_scores::serve(p)) {
+        attend<mixed_products<code_scores>>(p, w, partials, memory);
+        return;
+    }
     attend<f32_products>(p, w, partials, memory);
 }
 
