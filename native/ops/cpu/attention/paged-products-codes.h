@@ -51,7 +51,8 @@ public:
     }
 
     void score(int64_t r, int64_t n, float * s) const {
-        kernel_.score(keys_, from_row({(float *) x_, codes_, scale_, sum_}, r, p_.d_k), n, p_.d_k, s);
+        const int64_t groups = p_.d_k / code_group;
+        kernel_.score(keys_, {nullptr, codes_ + r * p_.d_k, scale_ + r * groups, sum_ + r * groups}, n, p_.d_k, s);
     }
 
 private:
