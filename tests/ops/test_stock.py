@@ -36,7 +36,10 @@ def stock(call: Call) -> Floats:
     "params", [Params(), Params(softcap=20.0), Params(max_bias=8.0)], ids=["plain", "softcap", "alibi"]
 )
 def test_never_less_exact_than_stock(kv_type: str, params: Params) -> None:
-    """Same bytes: both near the oracle, ours no farther. Where both round queries to 8 bits, that is up to noise."""
+    """Same bytes: both near the oracle, ours no farther.
+
+    Over quantized keys both round queries to 8 bits, so that is up to noise.
+    """
     heads = Heads(64, 64, 8, 2, kv_type, kv_type)
     call = make(Case(heads, params, ((1, 133), (40, 40), (5, 700)), sinks=params.softcap > 0))
     exact = call.exact()
