@@ -12,6 +12,7 @@ from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
 from pyvelo.server import pages, tokens
+from pyvelo.server.bodies import parse_json
 from pyvelo.server.errors import HttpError, not_found, of_exception, openai_error
 from pyvelo.server.http import (
     PING_SECONDS,
@@ -21,7 +22,6 @@ from pyvelo.server.http import (
     Receive,
     Scope,
     Send,
-    parse_json,
 )
 from pyvelo.server.ollama import ollama_error
 from pyvelo.server.openapi import openapi

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from functools import partial
@@ -23,7 +22,6 @@ __all__ = [
     "Receive",
     "Scope",
     "Send",
-    "parse_json",
 ]
 
 Scope = MutableMapping[str, Any]
@@ -38,11 +36,8 @@ STUCK_SECONDS = 60.0
 """Time after which a stream is cut whose client reads nothing."""
 EVENTS = "text/event-stream; charset=utf-8"
 PING = b": ping\n\n"
-MAX_DEPTH = 64
-"""Most nested lists and objects of a body."""
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder().decode
 
 
 class ClientGone(Exception):
@@ -194,37 +189,6 @@ class EventStream:
             await self._send({"type": "http.response.body", "body": data, "more_body": more})
         finally:
             self.writing = False
-
-
-def parse_json(body: bytes) -> Any:
-    """Return the object of a body.
-
-    Raises: HttpError if it is no JSON object, or too deep.
-    """
-    if body.count(b"[") + body.count(b"{") > MAX_DEPTH and _depth(body) > MAX_DEPTH:
-        raise HttpError(400, f"the body has more than {MAX_DEPTH} nested lists and objects")
-    try:
-        found = _decode(body)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise HttpError(400, f"the body is no JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise HttpError(400, "the body is no JSON object: give {...}")
-    return found
-
-
-_ESCAPE = re.compile(rb"\\.", re.DOTALL)
-_STRING = re.compile(rb'"[^"]*"?')
-"""Neither goes back over what it has read: their time is linear in the length of a body."""
-_NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
-
-
-def _depth(body: bytes) -> int:
-    """Return the depth of nested lists and objects; brackets in strings do not count."""
-    depth = deepest = 0
-    for byte in _STRING.sub(b"", _ESCAPE.sub(b"", body)).translate(None, _NO_BRACKETS):
-        depth += 1 if byte in b"[{" else -1
-        deepest = max(deepest, depth)
-    return deepest
 
 
 def _too_long(limit: int) -> HttpError:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from typing import Any
 
 import pytest
 
 from pyvelo.server import http
+from pyvelo.server.bodies import MAX_DEPTH, MAX_PARTS, MAX_VALUES, parse_json
 from pyvelo.server.errors import HttpError
-from pyvelo.server.http import MAX_DEPTH, parse_json
 from pyvelo.server.schemas import IGNORED, REFUSED, ChatRequest, CompletionRequest, EmbeddingRequest
 
 from .conftest import Serve
@@ -169,7 +171,7 @@ def test_no_field_is_known_and_ignored() -> None:
         (b'"text"', "no JSON object"),
         (b"null", "no JSON object"),
         (b'{"a": ' + b"[" * 64 + b"]" * 64 + b"}", "more than 64 nested"),
-        (b'{"a":' * 70_000, "more than 64 nested"),
+        (b'{"a":' * 30_000, "more than 64 nested"),
         (b'{"prompt": "a", "n": 1' + b"0" * 400 + b"}", "n"),
     ],
 )
@@ -187,8 +189,50 @@ def test_brackets_in_a_text_are_not_nested() -> None:
 @pytest.mark.parametrize("end", [b'"' + b"a" * 500_000, b'"' + b'\\"' * 250_000, b'"' * 500_001, b'"a\\'])
 def test_the_depth_of_a_text_without_end_takes_linear_time(end: bytes) -> None:
     """A pattern that goes back over what it has read would take hours."""
-    with pytest.raises(HttpError, match=r"no JSON|nested"):
+    with pytest.raises(HttpError, match=r"no JSON|nested|more than"):
         parse_json(b"[[]" * 40 + end)
+
+
+@pytest.mark.parametrize(
+    ("item", "most", "named"),
+    [
+        (b"[],", MAX_PARTS - 3, "strings, lists and objects"),
+        (b'"a",', MAX_PARTS - 3, "strings, lists and objects"),
+        (rb'"\\",', MAX_PARTS - 3, "strings, lists and objects"),
+        (b'{"a":0},', MAX_PARTS // 2 - 2, "strings, lists and objects"),
+        (b"1,", MAX_VALUES - 1, "values"),
+    ],
+)
+def test_the_values_of_a_body_are_bounded_before_they_are_decoded(item: bytes, most: int, named: str) -> None:
+    """A server with millions of small objects to make answers nothing else meanwhile."""
+    assert parse_json(b'{"a": [' + item * most + b"0]}")
+    with pytest.raises(HttpError, match=f"the body has more than [0-9]+ {named}"):
+        parse_json(b'{"a": [' + item * (most + 2) + b"0]}")
+
+
+def test_commas_brackets_and_quotes_in_a_text_are_no_values() -> None:
+    text = ',["{\\' * 600_000
+    assert parse_json(json.dumps({"a": text}).encode()) == {"a": text}
+
+
+def test_health_does_not_wait_for_a_body_of_millions_of_lists(server: Server) -> None:
+    body = b'{"prompt": [' + b"[]," * 2_000_000 + b"0]}"
+    slowest, ended = 0.0, threading.Event()
+
+    def probe() -> None:
+        nonlocal slowest
+        while not ended.wait(0.005):
+            begin = time.perf_counter()
+            assert server.get("/health").status == 200
+            slowest = max(slowest, time.perf_counter() - begin)
+
+    prober = threading.Thread(target=probe)
+    prober.start()
+    for _ in range(3):
+        assert "lists and objects" in refuse(server, COMPLETIONS, body).error["message"]
+    ended.set()
+    prober.join()
+    assert 0 < slowest < 0.2
 
 
 def test_a_body_that_is_too_long_is_refused(serve: Serve) -> None:

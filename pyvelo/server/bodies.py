@@ -1,0 +1,66 @@
+"""JSON of a body, with bounds on its depth and on the number of its values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from pyvelo.server.errors import HttpError
+
+__all__ = ["MAX_DEPTH", "MAX_PARTS", "MAX_VALUES", "parse_json"]
+
+MAX_DEPTH = 64
+"""Most nested lists and objects of a body."""
+MAX_PARTS = 1 << 17
+"""Most strings, lists and objects of a body: 10 ms of decoding, which no other thread can interrupt."""
+MAX_VALUES = 1 << 19
+"""Most values of a body, such as token ids."""
+
+_decode = msgspec.json.Decoder().decode
+_NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
+
+
+def parse_json(body: bytes) -> Any:
+    """Return the object of a body.
+
+    Raises: HttpError if it is no JSON object, too deep, or has too many values.
+    """
+    _check_shape(body)
+    try:
+        found = _decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise HttpError(400, f"the body is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise HttpError(400, "the body is no JSON object: give {...}")
+    return found
+
+
+def _check_shape(body: bytes) -> None:
+    """Raise HttpError if a body is too deep or has too many values, before it is decoded."""
+    n_brackets = body.count(b"[") + body.count(b"{")
+    if n_brackets <= MAX_DEPTH and body.count(b'"') <= MAX_PARTS and body.count(b",") < MAX_VALUES:
+        return
+    # brackets and commas in strings do not count
+    plain = body.replace(rb"\\", b"").replace(rb"\"", b"")
+    n_strings = plain.count(b'"') // 2
+    _check_number(n_strings, MAX_PARTS, "strings, lists and objects")
+    outside = b"".join(plain.split(b'"')[::2])
+    n_brackets = outside.count(b"[") + outside.count(b"{")
+    _check_number(n_strings + n_brackets, MAX_PARTS, "strings, lists and objects")
+    _check_number(outside.count(b",") + 1, MAX_VALUES, "values")
+    if n_brackets > MAX_DEPTH:
+        _check_number(_depth(outside.translate(None, _NO_BRACKETS)), MAX_DEPTH, "nested lists and objects")
+
+
+def _check_number(n: int, most: int, what: str) -> None:
+    if n > most:
+        raise HttpError(400, f"the body has more than {most} {what}")
+
+
+def _depth(brackets: bytes) -> int:
+    depth = deepest = 0
+    for byte in brackets:
+        depth += 1 if byte in b"[{" else -1
+        deepest = max(deepest, depth)
+    return deepest
