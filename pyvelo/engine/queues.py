@@ -242,12 +242,16 @@ class ActiveRequests:
         if request.status in (WAITING, PREEMPTED):
             self.waiting.remove(request)
         self._idle.remove(request.sequence)
+        swapped = request.sequence.swapped
         request.sequence.table, request.sequence.swapped = table, None
         request.n_computed = table.n_tokens
         if request.n_cached is None:
             request.n_cached = table.n_tokens
             if request.parent.n_cached is None:
                 request.parent.n_cached = table.n_tokens
+                if swapped is not None:  # behind the blocks that were a prefix hit
+                    n_hit = table.n_published * self._manager.block_size
+                    request.parent.n_swapped_in = table.n_tokens - n_hit
         request.status = RUNNING
         insort(self.running, request, key=_rank)
 

@@ -238,6 +238,7 @@ def _check_deadline(stream: RequestStream) -> None:
 def usage_of(stream: RequestStream, silent: bool = False) -> dict[str, Any]:
     """Return the usage of requests that have ended, with the memory that they took.
 
+    pool_tokens, host_tokens: cached tokens of the prompt by the memory that had them.
     peak_blocks, block_seconds: blocks in the tables of the request's samples, at most and over time.
     """
     firsts = [submission.requests[0] for submission in stream.submissions]
@@ -246,13 +247,15 @@ def usage_of(stream: RequestStream, silent: bool = False) -> dict[str, Any]:
     n_prompt = sum(usage.prompt_tokens for usage in usages)
     n_new = 0 if silent else sum(usage.completion_tokens for usage in usages)
     n_cached = sum(usage.cached_tokens for usage in usages)
+    n_host = sum(parent.n_swapped_in for parent in parents)
     return {
         "prompt_tokens": n_prompt,
         "completion_tokens": n_new,
         "total_tokens": n_prompt + n_new,
         "prompt_tokens_details": {"cached_tokens": n_cached},
         "pyvelo": {
-            "pool_tokens": n_cached,
+            "pool_tokens": n_cached - n_host,
+            "host_tokens": n_host,
             "peak_blocks": sum(parent.peak_blocks for parent in parents),
             "block_seconds": round(sum(parent.block_seconds for parent in parents), 6),
             "preemptions": sum(parent.n_preempted for parent in parents),

@@ -60,6 +60,22 @@ def stored(server: Server, name: str) -> StoredSession:
     return server.serving.sessions.find(tenant, name)
 
 
+def test_usage_tells_the_tokens_that_were_in_host_memory(serve: Serve, tiny_model_f32: Path) -> None:
+    server = serve(model=tiny_model_f32, kv_cache_bytes=1 << 18, swap_bytes=1 << 20, prefix_cache=False)
+    n_pool = server.serving.engine.pool.n_tokens
+    with client_of(server) as client:
+        name = client.post("/v1/sessions", json={"prompt": PROMPT}).json()["id"]
+        found = []
+        for n_other in (1, 1, n_pool - 16):  # the last one needs the session's blocks
+            other = client.post("/v1/completions", json={"prompt": [9] * n_other, **GREEDY}).json()["usage"]
+            assert other["pyvelo"]["host_tokens"] == 0
+            usage = client.post(f"/v1/sessions/{name}/generate", json=GREEDY).json()["usage"]
+            cached = usage["prompt_tokens_details"]["cached_tokens"]
+            found.append((cached, usage["pyvelo"]["pool_tokens"], usage["pyvelo"]["host_tokens"]))
+    once, twice = len(PROMPT) + 7, len(PROMPT) + 15  # the last token is never computed
+    assert found == [(0, 0, 0), (once, once, 0), (twice, 0, twice)]
+
+
 def tokens_of(server: Server, name: str) -> tuple[int, ...]:
     return server.serving.sessions._by_id[name].session.token_ids
 
