@@ -82,6 +82,7 @@ class Admission:
         self._max_open = max_running + max_queue
         self._max_tokens = max_tokens
         self._open: set[Ticket] = set()
+        self._queue: set[Ticket] = set()  # open tickets, without some that have a token
         self._tenants: WeakKeyDictionary[ParentRequest, Tenant] = WeakKeyDictionary()
 
     def __len__(self) -> int:
@@ -100,6 +101,7 @@ class Admission:
             raise self._refuse(503, "requests", f"{self._max_open} requests run or wait already", None)
         ticket = Ticket(tenant)
         self._open.add(ticket)
+        self._queue.add(ticket)
         tenant.n_requests += 1
         return ticket
 
@@ -132,6 +134,7 @@ class Admission:
         """Count a request that has ended; may be called again."""
         if ticket in self._open:
             self._open.discard(ticket)
+            self._queue.discard(ticket)
             ticket.tenant.n_requests -= 1
 
     def tenant_of(self, parent: ParentRequest | None) -> Tenant | None:
@@ -142,13 +145,16 @@ class Admission:
         """Return the prompt tokens that wait."""
         return sum(ticket.n_tokens for ticket in self._waiting())
 
-    def _waiting(self) -> list[Ticket]:
-        return [ticket for ticket in self._open if ticket.waits]
+    def _waiting(self) -> set[Ticket]:
+        self._queue = {ticket for ticket in self._queue if ticket.waits}
+        return self._queue
 
     def _refuse(self, status: int, reason: str, message: str, tenant: Tenant | None) -> HttpError:
         """Return the refusal, with the time after which the requests that wait are done."""
         self.refusals[reason] += 1
-        waiting = [ticket for ticket in self._waiting() if tenant in (None, ticket.tenant)]
+        waiting = self._waiting()
+        if tenant is not None:
+            waiting = {ticket for ticket in waiting if ticket.tenant is tenant}
         seconds = self.throughput.wait(sum(ticket.n_tokens for ticket in waiting), len(waiting))
         return HttpError(
             status,

@@ -27,6 +27,7 @@ from pyvelo.server.ollama import ollama_error
 from pyvelo.server.openapi import openapi
 from pyvelo.server.origins import check_page, cors_headers, preflight_headers
 from pyvelo.server.routes import ENDPOINTS, Read, Router, Work
+from pyvelo.server.turns import Turns
 from pyvelo.threads import in_thread
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class App:
         self.serving = serving
         self.settings = settings
         self.draining = False
+        self._turns = Turns()
         self._open: dict[asyncio.Task[Any], _Progress] = {}
         self._ticker: asyncio.Task[None] | None = None
         self._schema: dict[str, Any] | None = None
@@ -161,6 +163,7 @@ class App:
 
     async def _work(self, exchange: Exchange, progress: _Progress, handler: Work) -> str:
         """Read the body, and answer while the client listens."""
+        await self._turns.wait()
         admission = self.serving.admission
         ticket = admission.enter(exchange.tenant)
         try:

@@ -122,6 +122,8 @@ class Storm:
         _, writer = await self.connect()
         writer.write(head("/v1/completions", 5000))
         for _ in range(30):
+            if writer.is_closing():  # the server has refused it
+                break
             writer.write(b" ")
             await asyncio.sleep(0.1)
         writer.transport.abort()
@@ -160,8 +162,11 @@ def head(path: str, length: int) -> bytes:
 
 
 def probe(host: str, port: int) -> None:
-    """Ask for /health until the standard input ends; print the seconds of each answer."""
-    seconds: list[float] = []
+    """Ask for /health until the standard input ends.
+
+    Print the seconds of each answer less its wait for a core, and the seconds of that wait.
+    """
+    seconds: list[tuple[float, float]] = []
     ended = threading.Event()
 
     def wait() -> None:
@@ -170,7 +175,7 @@ def probe(host: str, port: int) -> None:
 
     threading.Thread(target=wait, daemon=True).start()
     while not ended.wait(0.02):
-        begin = time.perf_counter()
+        begin, idle = time.perf_counter(), seconds_without_core()
         with socket.create_connection((host, port)) as connection:
             connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
             answer = b""
@@ -178,8 +183,16 @@ def probe(host: str, port: int) -> None:
                 answer += data
         if b" 200 " not in answer:
             raise ScriptError(f"/health answers {answer[:80]!r}")
-        seconds.append(time.perf_counter() - begin)
+        own = seconds_without_core() - idle
+        seconds.append((time.perf_counter() - begin - own, own))
     print(json.dumps(seconds))
+
+
+def seconds_without_core() -> float:
+    """Return the time that this thread was ready to run and had no core; 0 where the kernel does not tell."""
+    with suppress(OSError):
+        return 1e-9 * int(Path("/proc/thread-self/schedstat").read_text(encoding="utf-8").split()[1])
+    return 0.0
 
 
 def resident(pid: int) -> float:
@@ -193,7 +206,7 @@ async def main_storm(given: argparse.Namespace) -> list[str]:
     """Run the storm; return what is wrong."""
     with served(*OPTIONS) as (host, port, pid):
         warm = Storm(host, port, random.Random(given.seed + 1))
-        await warm.rage(given.disconnects // 5, given.streams // 5, 5)
+        await warm.rage(given.disconnects // 5, given.streams, 5)  # as many at once
         before = resident(pid)
         storm = Storm(host, port, random.Random(given.seed))
         command = [sys.executable, __file__, "--probe", f"{host}:{port}"]
@@ -209,10 +222,11 @@ async def main_storm(given: argparse.Namespace) -> list[str]:
             "running requests": await storm.metric("pyvelo:num_requests_running"),
             "waiting requests": await storm.metric("pyvelo:num_requests_waiting"),
         }
-        grown, slowest = resident(pid) - before, 1e3 * quantile(probes, 0.99)
+        grown = resident(pid) - before
+        slowest, own = (1e3 * quantile(each, 0.99) for each in zip(*probes, strict=True))
     print(", ".join(f"{n} {name}" for name, n in sorted(storm.seen.items())))
     print(
-        f"{len(probes)} probes, {slowest:.1f} ms at the 99th percentile; "
+        f"{len(probes)} probes, {slowest:.1f} ms at the 99th percentile, and {own:.1f} ms without a core; "
         f"memory {before:.0f} MiB, {grown:+.1f} MiB afterwards"
     )
     wrong = [f"{n:g} {name} are left" for name, n in left.items() if n]
