@@ -45,6 +45,14 @@ Origins = Annotated[
         show_default=False,
     ),
 ]
+Hosts = Annotated[
+    list[str] | None,
+    Option(
+        "--allow-host",
+        help='Answer to this name in the header Host without a key; may be repeated; "*": any.',
+        show_default=False,
+    ),
+]
 MaxQueue = Annotated[int, Option(min=0, max=1_000_000, help="Requests that may wait.")]
 QueuedTokens = Annotated[
     int | None,
@@ -73,6 +81,7 @@ def serve(
     api_key_file: KeyFile = None,
     insecure: Insecure = False,
     cors_origin: Origins = None,
+    allow_host: Hosts = None,
     max_queue: MaxQueue = 256,
     max_queued_tokens: QueuedTokens = None,
     max_sessions: MaxSessions = 64,
@@ -108,6 +117,7 @@ def serve(
         model_name=model_name,
         keys=keys,
         origins=tuple(cors_origin or ()),
+        hosts=tuple(name.lower() for name in allow_host or ()),
         max_queue=max_queue,
         max_queued_tokens=max_queued_tokens,
         max_sessions=max_sessions,

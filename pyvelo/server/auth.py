@@ -36,12 +36,17 @@ class Tenant:
     priority: int = 0
     n_requests: int = 0
 
+    @property
+    def has_key(self) -> bool:
+        """Whether a key names it: `ANYBODY` has none."""
+        return bool(self.digest)
+
     def salt(self, asked: str) -> str:
         """Return the cache salt of a request: of the key, and of the salt in the body.
 
         Both enter with their length, so no choice of the second one gives another tenant's salt.
         """
-        if not self.digest:
+        if not self.has_key:
             return asked
         given = asked.encode("utf-8", "surrogatepass")
         parts = (b"pyvelo tenant", self.digest, given)

@@ -32,6 +32,7 @@ __all__ = ["LiveBlocks", "Recording", "Viewer"]
 PERIOD = 0.2
 """Shortest time between two snapshots, in seconds."""
 MAX_VIEWERS = 64
+MAX_VIEWERS_OF_KEY = 16
 
 _log = logging.getLogger("pyvelo.server")
 _encode = msgspec.json.Encoder().encode
@@ -81,6 +82,10 @@ class LiveBlocks:
             raise HttpError(503, "the server ends", code="draining")
         if len(self._viewers) >= MAX_VIEWERS:
             raise HttpError(503, f"{MAX_VIEWERS} viewers are connected", headers={"Retry-After": "10"})
+        of_key = sum(viewer.tenant is tenant for viewer in self._viewers)
+        if tenant.has_key and of_key >= MAX_VIEWERS_OF_KEY:
+            message = f"{MAX_VIEWERS_OF_KEY} viewers of this key are connected"
+            raise HttpError(429, message, code="rate_limit_exceeded", headers={"Retry-After": "10"})
         viewer = Viewer(tenant)
         self._viewers.add(viewer)
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, urlsplit
 
@@ -25,8 +25,8 @@ def check_page(exchange: Exchange, settings: Settings) -> None:
     Raises: HttpError 403.
     """
     host, origin = exchange.header("host"), exchange.header("origin")
-    if settings.local and not settings.keys.needed and not is_loopback(_split(host).hostname or ""):
-        message = f"Host: {host[:100]!r} is no name of this machine: ask localhost, or set API keys"
+    if not settings.keys.needed and not _is_own(_split(host).hostname or "", settings):
+        message = f"Host: {host[:100]!r} is no known name of this server: give --allow-host, or set API keys"
         raise HttpError(403, message)
     if origin and not _allowed(origin, settings) and _split(origin.partition("//")[2]).netloc != host:
         message = f"pages of {origin[:100]!r} may not use this server; --cors-origin allows an origin"
@@ -58,10 +58,26 @@ def is_loopback(name: str) -> bool:
     """Return whether a name or an address is of this machine alone."""
     if name.lower().rstrip(".") == "localhost":
         return True
+    address = _address(name)
+    return address is not None and address.is_loopback
+
+
+def _is_own(name: str, settings: Settings) -> bool:
+    """Return whether a name is the server's own, and not one that another site has pointed at it.
+
+    A site can point only names with a dot at a server, and no addresses. A server that listens at this
+    machine alone needs only this machine's names.
+    """
+    if is_loopback(name) or not {"*", name}.isdisjoint(settings.hosts):
+        return True
+    return bool(name) and not settings.local and ("." not in name or _address(name) is not None)
+
+
+def _address(name: str) -> IPv4Address | IPv6Address | None:
     try:
-        return ip_address(name.strip("[]")).is_loopback
+        return ip_address(name.strip("[]"))
     except ValueError:
-        return False
+        return None
 
 
 def _split(place: str) -> SplitResult:

@@ -16,6 +16,7 @@ class Settings:
     model_name: for clients; None: the name of the model's file.
     keys: of the clients; none: no key is needed.
     origins: of web pages that may call the server ("*": any); none: CORS is off.
+    hosts: names of the server in the header Host ("*": any); needed only without keys, see `check_page`.
     max_body: longest body in bytes.
     max_queue: requests that may wait while others run.
     max_queued_tokens: prompt tokens that may wait; None: four times the pool.
@@ -29,6 +30,7 @@ class Settings:
     model_name: str | None = None
     keys: Keys = field(default_factory=Keys)
     origins: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
     max_body: int = 8 << 20
     max_queue: int = 256
     max_queued_tokens: int | None = None

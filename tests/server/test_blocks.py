@@ -18,7 +18,8 @@ import pytest
 
 from pyvelo.server.auth import ANYBODY, Keys, Tenant, _digest
 from pyvelo.server.blocks import STATES, Snapshot
-from pyvelo.server.live import MAX_VIEWERS, PERIOD, Recording
+from pyvelo.server.errors import HttpError
+from pyvelo.server.live import MAX_VIEWERS, MAX_VIEWERS_OF_KEY, PERIOD, Recording
 from pyvelo.server.settings import Settings
 from tests.engine.test_engine_machine import OPERATIONS
 from tests.engine.toy_engine import ToyEngine
@@ -357,6 +358,18 @@ def test_too_many_viewers_are_refused(server: Server) -> None:
         for viewer in made:
             live.leave(viewer)
         assert client.head("/v1/blocks/stream").status_code == 200
+
+
+def test_a_key_gets_a_part_of_the_viewers_only(server: Server) -> None:
+    live, (greedy, modest) = server.serving.live, (Tenant(name, _digest(name)) for name in ("one", "two"))
+    until(lambda: not live._viewers)
+    made = [run(server, live.enter(greedy)) for _ in range(MAX_VIEWERS_OF_KEY)]
+    with pytest.raises(HttpError) as refused:
+        run(server, live.enter(greedy))
+    assert (refused.value.status, refused.value.headers["Retry-After"]) == (429, "10")
+    made.append(run(server, live.enter(modest)))
+    for viewer in made:
+        live.leave(viewer)
 
 
 def test_a_tenant_sees_its_own_names_only(endless_model: Path) -> None:

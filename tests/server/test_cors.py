@@ -107,6 +107,31 @@ def test_other_names_of_this_machine_are_refused(serve: Serve, host: str) -> Non
     assert local.request("GET", "/health", headers={"Host": host}).status == 200
 
 
+@pytest.mark.parametrize(
+    "host", ["10.0.0.1:8000", "[fd00::1]", "box", "box:8000", "localhost", "Pyvelo.Example:1"]
+)
+def test_names_of_a_server_that_other_machines_use(serve: Serve, host: str) -> None:
+    """No other site can point an address, or a name without a dot, at this server."""
+    shared = serve(n_ctx=64, hosts=("pyvelo.example",))
+    assert shared.request("GET", "/v1/models", headers={"Host": host}).status == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "10.0.0.1.evil.example", "", "["])
+def test_other_names_of_a_server_that_other_machines_use_are_refused(serve: Serve, host: str) -> None:
+    shared = serve(n_ctx=64, hosts=("pyvelo.example",))
+    refused = shared.request("GET", "/v1/models", headers={"Host": host})
+    assert refused.status == 403
+    assert "--allow-host" in refused.json["error"]["message"]
+    assert shared.request("GET", "/health", headers={"Host": host}).status == 200
+    assert serve(n_ctx=64, hosts=("*",)).request("GET", "/v1/models", headers={"Host": host}).status == 200
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_an_allowed_name_is_enough(serve: Serve, local: bool) -> None:
+    named = serve(n_ctx=64, local=local, hosts=("pyvelo.example",))
+    assert named.request("GET", "/v1/models", headers={"Host": "pyvelo.example"}).status == 200
+
+
 def test_keys_are_enough(serve: Serve) -> None:
     keyed = serve(n_ctx=64, local=True, keys=read_keys(None, ["secret"]))
     given = {"Host": "proxy.example", "Authorization": "Bearer secret"}
