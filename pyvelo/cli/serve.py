@@ -6,13 +6,15 @@ import importlib.util
 import logging
 import os
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Sequence
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
 from pyvelo.cli import options as opt
 from pyvelo.cli.terminal import print_out
+from pyvelo.cli.values import parse_lora
 from pyvelo.config import EngineConfig
 from pyvelo.demo import DEMO_MODEL
 from pyvelo.errors import ConfigError
@@ -50,6 +52,16 @@ Hosts = Annotated[
     Option(
         "--allow-host",
         help='Answer to this name in the header Host without a key; may be repeated; "*": any.',
+        show_default=False,
+    ),
+]
+Loras = Annotated[
+    list[Any] | None,
+    Option(
+        "--lora",
+        parser=parse_lora,
+        metavar="FILE[:SCALE]",
+        help="Serve a LoRA adapter (GGUF) as a model with the file's name, too; may be repeated.",
         show_default=False,
     ),
 ]
@@ -98,7 +110,7 @@ def serve(
     max_batch_tokens: opt.MaxBatch = 512,
     threads: opt.Threads = None,
     n_gpu_layers: opt.GpuLayers = "auto",
-    lora: opt.Lora = None,
+    lora: Loras = None,
     deterministic: opt.Deterministic = False,
     attention_precision: opt.Precision = "exact",
 ) -> int:
@@ -136,13 +148,21 @@ def serve(
         max_batch_tokens=max_batch_tokens,
         n_threads=threads,
         n_gpu_layers=n_gpu_layers,
-        lora=lora,
+        lora=_by_name(lora or ()),
         deterministic=deterministic,
         attention_precision=attention_precision,
     )
     _log_to_stderr(quiet)
     Serve(config, settings, host=host, port=port, drain=drain, ready=_ready).run()
     return 0
+
+
+def _by_name(loras: Sequence[tuple[str, float]]) -> dict[str, tuple[str, float]] | None:
+    """Return adapters by the names of their files; raise ConfigError if two have the same."""
+    found = {PurePath(path).stem: (path, scale) for path, scale in loras}
+    if len(found) < len(loras):
+        raise ConfigError("--lora: two files have the same name, by which clients name the models")
+    return found or None
 
 
 def _ready(url: str, serving: Serving) -> None:

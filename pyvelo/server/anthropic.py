@@ -84,8 +84,9 @@ async def create_message(
 ) -> RequestStream:
     """Answer a conversation."""
     request = convert(body, AnthropicRequest)
-    serving.check_model(request.model)
+    adapter = serving.check_model(request.model)
     as_chat = _chat(request)
+    as_chat.lora = adapter
     as_chat.max_tokens, as_chat.stop = request.max_tokens, request.stop_sequences
     as_chat.temperature, as_chat.top_p, as_chat.top_k = request.temperature, request.top_p, request.top_k
     params = params_of(serving, exchange, ticket, as_chat)

@@ -234,17 +234,20 @@ class App:
 
     async def models(self, exchange: Exchange) -> None:
         """Answer with the model and its adapters."""
-        await exchange.answer({"object": "list", "data": [self._model()]})
+        await exchange.answer(
+            {"object": "list", "data": [self._model(), *map(self._model, self.serving.adapters)]}
+        )
 
     async def model(self, exchange: Exchange) -> None:
         """Answer with the model of a name."""
-        self.serving.check_model(exchange.path_id)
-        await exchange.answer(self._model())
+        await exchange.answer(self._model(self.serving.check_model(exchange.path_id)))
 
-    def _model(self) -> dict[str, Any]:
-        serving = self.serving
+    def _model(self, adapter: str | None = None) -> dict[str, Any]:
+        """Return the fields of the model, or of an adapter."""
+        serving, name = self.serving, self.serving.model_name
         common = {"object": "model", "created": serving.created, "owned_by": "pyvelo"}
-        return {"id": serving.model_name, **common, "max_model_len": serving.engine.n_ctx}
+        parent = {} if adapter is None else {"parent": name}
+        return {"id": adapter or name, **common, **parent, "max_model_len": serving.engine.n_ctx}
 
     async def version(self, exchange: Exchange) -> None:
         """Answer with the version."""

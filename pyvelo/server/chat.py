@@ -34,7 +34,7 @@ async def chat(
 ) -> RequestStream:
     """Answer a conversation."""
     request = convert(body, ChatRequest)
-    serving.check_model(request.model)
+    request.lora = request.lora or serving.check_model(request.model)
     params = params_of(serving, exchange, ticket, request)
     form = ChatForm(serving, exchange.id, request)
     prompt = partial(chat_prompt, serving, request)

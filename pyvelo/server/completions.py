@@ -33,7 +33,7 @@ async def complete(
 ) -> RequestStream:
     """Answer a completion."""
     request = convert(body, CompletionRequest)
-    serving.check_model(request.model)
+    request.lora = request.lora or serving.check_model(request.model)
     timeout = request_timeout(request, exchange.header("request-timeout-ms"))
     params = completion_params(request, ticket.tenant, timeout)
     silent = request.max_tokens == 0

@@ -76,7 +76,7 @@ class OpenAIForm:
             "id": name,
             "object": kind,
             "created": int(time.time()),
-            "model": serving.model_name,
+            "model": fields.lora or serving.model_name,
             "system_fingerprint": serving.fingerprint,
         }
         self._chunk = {**self._base, "object": chunk}

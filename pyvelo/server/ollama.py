@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from pyvelo.server.http import Exchange
     from pyvelo.server.serving import Serving
 
-__all__ = ["chat", "generate", "ollama_error", "show", "tags", "version"]
+__all__ = ["chat", "check_ollama_model", "generate", "ollama_error", "running", "show", "tags", "version"]
+
+NEVER = "9999-12-31T23:59:59Z"
 
 
 class OllamaOptions(Struct, kw_only=True):
@@ -94,13 +96,14 @@ async def chat(
 ) -> RequestStream | None:
     """Answer a conversation."""
     request = convert(body, OllamaChatRequest)
-    _check_model(serving, request.model)
+    adapter = check_ollama_model(serving, request.model)
     form = OllamaForm(request.model, as_chat=True)
     if not request.messages:
         await exchange.answer(form.loaded())
         return None
     messages = [_message(message, f"messages[{number}]") for number, message in enumerate(request.messages)]
     as_chat = _chat(request, messages)
+    as_chat.lora = adapter
     prompt = partial(chat_prompt, serving, as_chat)
     return await _answer(serving, exchange, ticket, request, as_chat, prompt, form)
 
@@ -110,7 +113,7 @@ async def generate(
 ) -> RequestStream | None:
     """Answer a prompt, as the model's template shows it, or as it is if `raw` is set."""
     request = convert(body, OllamaGenerateRequest)
-    _check_model(serving, request.model)
+    adapter = check_ollama_model(serving, request.model)
     reasons = {
         "suffix": "the model continues the prompt",
         "template": "the model's own is used: render yours and set raw",
@@ -128,6 +131,7 @@ async def generate(
         raise refused("system", "system: a raw prompt has no place for it")
     system = [{"role": "system", "content": request.system}] if request.system else []
     as_chat = _chat(request, [*system, {"role": "user", "content": request.prompt}])
+    as_chat.lora = adapter
     prompt: Callable[[], Prompt] = partial(chat_prompt, serving, as_chat)
     if request.raw:
         prompt = partial(serving.engine.model.tokenize, request.prompt, add_special=True, parse_special=True)
@@ -135,16 +139,15 @@ async def generate(
 
 
 async def tags(serving: Serving, exchange: Exchange) -> None:
-    """Answer with the model."""
-    found = {
-        "name": serving.model_name,
-        "model": serving.model_name,
-        "modified_at": _created(serving),
-        "size": serving.engine.model.info.size_bytes,
-        "digest": serving.fingerprint,
-        "details": _details(serving),
-    }
-    await exchange.answer({"models": [found]})
+    """Answer with the model and its adapters."""
+    created = {"modified_at": _created(serving)}
+    await exchange.answer({"models": [{**found, **created} for found in _models(serving)]})
+
+
+async def running(serving: Serving, exchange: Exchange) -> None:
+    """Answer with the same models: they stay loaded until the server ends."""
+    loaded = {"expires_at": NEVER, "context_length": serving.engine.n_ctx}
+    await exchange.answer({"models": [{**found, **loaded} for found in _models(serving)]})
 
 
 async def version(serving: Serving, exchange: Exchange) -> None:
@@ -158,7 +161,7 @@ async def show(serving: Serving, exchange: Exchange, ticket: Ticket, body: Mappi
     name = request.model or request.name
     if not name:
         raise refused("model", "model is missing")
-    _check_model(serving, name)
+    check_ollama_model(serving, name)
     meta = serving.engine.model.meta
     await exchange.answer(
         {
@@ -193,8 +196,9 @@ async def _answer(
     return await answer_job(serving, exchange, ticket, Job([prompt], params, form, request.stream))
 
 
-def _check_model(serving: Serving, name: str) -> None:
-    serving.check_model(name.removesuffix(":latest"))
+def check_ollama_model(serving: Serving, name: str) -> str | None:
+    """Return the adapter that a name selects, as `Serving.check_model`; names may have a tag."""
+    return serving.check_model(name.removesuffix(":latest"))
 
 
 def _chat(request: OllamaFields, messages: list[dict[str, Any]]) -> ChatRequest:
@@ -266,6 +270,16 @@ def _message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     if not isinstance(content, str):
         raise refused("messages", f"{where}.content must be a string")
     return {"role": role, "content": content}
+
+
+def _models(serving: Serving) -> list[dict[str, Any]]:
+    common = {
+        "size": serving.engine.model.info.size_bytes,
+        "digest": serving.fingerprint,
+        "details": _details(serving),
+    }
+    names = (serving.model_name, *serving.adapters)
+    return [{"name": name, "model": name, **common} for name in names]
 
 
 def _details(serving: Serving) -> dict[str, Any]:

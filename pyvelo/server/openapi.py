@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from pyvelo._version import __version__
-from pyvelo.server import anthropic, ollama, responses, schemas, sessions
+from pyvelo.server import anthropic, ollama, ollama_embed, responses, schemas, sessions
 
 __all__ = ["openapi"]
 
@@ -25,6 +25,8 @@ _POSTS: dict[str, tuple[type[msgspec.Struct], str]] = {
     "/v1/responses": (responses.ResponsesRequest, "Answer a conversation, or the next turn of one."),
     "/api/chat": (ollama.OllamaChatRequest, "Answer a conversation, as Ollama."),
     "/api/generate": (ollama.OllamaGenerateRequest, "Answer a prompt, as Ollama."),
+    "/api/embed": (ollama_embed.OllamaEmbedRequest, "Return the vectors of texts, as Ollama."),
+    "/api/embeddings": (ollama_embed.OllamaEmbeddingRequest, "Return the vector of a text, as Ollama."),
     "/api/show": (ollama.OllamaShowRequest, "Return properties of the model, as Ollama."),
     "/v1/sessions": (sessions.SessionRequest, "Open a session."),
     "/v1/sessions/{id}/append": (sessions.SessionAppendRequest, "Append text, tokens or messages."),
@@ -41,6 +43,7 @@ _GETS = {
     "/v1/blocks/stream": "The block map and its changes, as server-sent events.",
     "/v1/responses/{id}": "A stored response.",
     "/api/tags": "The model, as Ollama.",
+    "/api/ps": "The model that is loaded, as Ollama.",
     "/api/version": "The version of PyVelo, as Ollama.",
     "/v1/sessions": "The sessions of the key.",
     "/v1/sessions/{id}": "A session.",

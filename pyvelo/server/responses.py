@@ -92,11 +92,12 @@ async def create_response(
 ) -> RequestStream:
     """Answer a conversation, which a later request may continue by its id."""
     request = convert(body, ResponsesRequest)
-    serving.check_model(request.model)
+    adapter = serving.check_model(request.model)
     before = _previous(serving, ticket, request.previous_response_id)
     own = _messages(request.input)
     system = [{"role": "system", "content": request.instructions}] if request.instructions else []
     as_chat = _chat(request, [*system, *(before.messages if before is not None else ()), *own])
+    as_chat.lora = adapter
     params = params_of(serving, exchange, ticket, as_chat)
     name = f"resp_{token_hex(16)}"
     echoed = _echoed(request, name, serving.model_name)

@@ -80,15 +80,24 @@ class Serving:
         self.admission.throughput.watch(stats)
         self.stats = stats
 
-    def check_model(self, name: str | None) -> None:
-        """Raise HttpError 404 if a request names another model."""
-        if name and name not in (self.model_name, "default"):
-            raise HttpError(
-                404,
-                f"the model {name[:200]!r} is not served here; this server has {self.model_name!r}",
-                "model",
-                "model_not_found",
-            )
+    @property
+    def adapters(self) -> list[str]:
+        """Names of the LoRA adapters, which are models for clients."""
+        return list(self.engine.loras.infos)
+
+    def check_model(self, name: str | None) -> str | None:
+        """Return the adapter that the name of a model selects, None without one; raise HttpError 404."""
+        if not name or name in (self.model_name, "default"):
+            return None
+        if name in self.adapters:
+            return name
+        known = " and ".join(map(repr, (self.model_name, *self.adapters)))
+        raise HttpError(
+            404,
+            f"the model {name[:200]!r} is not served here; this server has {known}",
+            "model",
+            "model_not_found",
+        )
 
 
 def _name_of(model: object) -> str:

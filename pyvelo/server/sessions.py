@@ -65,7 +65,7 @@ class SessionGenerateRequest(GenerationFields, kw_only=True):
 async def create(serving: Serving, exchange: Exchange, ticket: Ticket, body: Mapping[str, Any]) -> None:
     """Open a session of a text, of token ids or of a conversation; it may be empty."""
     request = convert(body, SessionRequest)
-    serving.check_model(request.model)
+    request.lora = request.lora or serving.check_model(request.model)
     if request.prompt is not None and request.messages is not None:
         raise refused("messages", "give either prompt or messages")
     serving.sessions.check_room(ticket.tenant, 1)
