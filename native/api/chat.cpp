@@ -30,15 +30,19 @@ constexpr size_t small_stack   = 64;        // levels that fit on any thread's s
 constexpr size_t stack_a_level = 16 << 10;  // bytes
 constexpr size_t big_stack     = 256 << 20; // virtual; the deepest template of 64 KiB takes a part of it
 
-// some ten times the need of the largest templates that upstream has
-constexpr velo::chat_limits limits = {1'000'000, 384 << 20, big_stack / 4, std::chrono::seconds(10)};
+// some ten times the need of the largest templates that upstream has with a few tools; many tools take up to 24
+// operations for each byte of the request
+constexpr uint64_t operations        = 1'000'000;
+constexpr uint64_t operations_a_byte = 64;
+constexpr size_t   memory            = 384 << 20;
 
-// Run work on a template, with limits. Its errors are errors of the template or the request.
-template <class Body> void with_limits(const char * what, const Body & body) {
+// Run work on a template and a request of so many bytes, with limits. Its errors are errors of either.
+template <class Body> void with_limits(const char * what, size_t request_len, const Body & body) {
     velo::on_big_stack(big_stack, [&] {
         const velo::catch_aborts catching(VELO_INVALID);
+        velo::chat_budget        budget({operations + operations_a_byte * std::min(request_len, max_request), memory,
+                                         big_stack / 4, std::chrono::seconds(10)});
         try {
-            velo::chat_budget budget(limits);
             body(budget);
             budget.check();
         } catch (const velo::error &) {
@@ -46,6 +50,10 @@ template <class Body> void with_limits(const char * what, const Body & body) {
         } catch (const std::bad_alloc &) {
             throw;
         } catch (const std::exception & error) {
+            if (const char * reached = budget.limit_reached()) { // upstream adds the place to the message
+                velo::fail(VELO_INVALID, "the chat template is too costly%s: %s",
+                           request_len ? " for these messages and tools" : "", reached);
+            }
             const bool sliced = std::strcmp(error.what(), "std::exception") == 0; // upstream rethrows a copy
             velo::fail(VELO_INVALID, "%s: %.500s", what, sliced ? "it is not well formed" : error.what());
         }
@@ -167,7 +175,7 @@ velo_status velo_chat_template_new(const char * source, size_t source_len, const
                        max_source);
         }
         auto made = std::make_unique<velo_chat_template>();
-        with_limits("the chat template cannot be used", [&](velo::chat_budget &) {
+        with_limits("the chat template cannot be used", 0, [&](velo::chat_budget &) {
             made->templates = common_chat_templates_init(nullptr, std::string(source, source_len),
                                                          std::string(bos, bos_len), std::string(eos, eos_len));
         });
@@ -188,7 +196,7 @@ velo_status velo_chat_plan_new(const velo_chat_template * chat, const char * req
         *plan = nullptr;
         velo::check_pointer(chat, "chat");
         auto made = std::make_unique<velo_chat_plan>();
-        with_limits("the chat template refuses", [&](velo::chat_budget & budget) {
+        with_limits("the chat template refuses", request_len, [&](velo::chat_budget & budget) {
             const common_json        asked  = read_request(request, request_len);
             const auto               inputs = inputs_of(asked);
             const common_chat_params params = common_chat_templates_apply(chat->templates.get(), inputs);

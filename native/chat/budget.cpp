@@ -65,7 +65,7 @@ void velo::chat_tick() {
 
 #if defined(VELO_COUNTS_ALLOCATIONS)
 
-// The linker directs every operator new of this library here (its option --wrap).
+// The linker directs every operator new and sized delete of this library here (its option --wrap).
 extern "C" {
 void * __real__Znwm(size_t size); // NOLINT(bugprone-reserved-identifier)
 
@@ -74,6 +74,16 @@ __attribute__((visibility("hidden"))) void * __wrap__Znwm(size_t size) { // NOLI
         current->allocate(size);
     }
     return __real__Znwm(size);
+}
+
+void __real__ZdlPvm(void * data, size_t size) noexcept; // NOLINT(bugprone-reserved-identifier)
+
+__attribute__((visibility("hidden"))) void
+__wrap__ZdlPvm(void * data, size_t size) noexcept { // NOLINT(bugprone-reserved-identifier)
+    if (current && data) {
+        current->release(size);
+    }
+    __real__ZdlPvm(data, size);
 }
 }
 

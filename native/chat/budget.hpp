@@ -1,6 +1,7 @@
 // Limits of upstream's template engine, which has none: operations, memory, depth and time of one call.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -15,7 +16,7 @@ struct over_budget : std::runtime_error {
 
 struct chat_limits {
     uint64_t                  operations;
-    size_t                    bytes; // of all allocations, freed ones too
+    size_t                    bytes; // allocated and not freed
     size_t                    stack; // below the place where the budget is
     std::chrono::milliseconds time;
 };
@@ -35,6 +36,10 @@ public:
     void allocate(size_t size);
     // Throw if a limit was reached: the engine swallows some exceptions.
     void check() const;
+    // Count a freed allocation, perhaps one from before this object.
+    void release(size_t size) noexcept { n_bytes -= std::min(size, n_bytes); }
+    // Return the limit that was reached, as a sentence about the template; nullptr: none.
+    const char * limit_reached() const noexcept { return reached; }
 
     uint64_t operations() const noexcept { return n_operations; }
     size_t   bytes() const noexcept { return n_bytes; }
@@ -47,7 +52,7 @@ private:
     const char *                          top;
     uint64_t                              n_operations = 0;
     size_t                                n_bytes      = 0;
-    const char *                          reached      = nullptr; // the limit, as a sentence about the template
+    const char *                          reached      = nullptr;
 };
 
 // Count one operation of this thread, if it has a budget.
