@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         RequestStream,
     )
 
-__all__ = ["AsyncSession", "BaseSession", "Session", "continued"]
+__all__ = ["AsyncSession", "BaseSession", "Session", "continued", "idle_tokens"]
 
 
 class BaseSession(NotCopied):
@@ -100,7 +100,9 @@ class BaseSession(NotCopied):
     def _tokens(self, text: Prompt) -> abc.Sequence[int]:
         """Return the tokens of `text`, if there is room for them."""
         sequence, processor = self._sequence, self._engine.processor
-        tokens = processor.tokens(text, add_special=not sequence.tokens)
+        if sequence.tokens and isinstance(text, str):
+            text = self._engine.model.tokenize_more(text)
+        tokens = processor.tokens(text)
         processor.check_room(len(sequence.tokens) + len(tokens), "the session with this text")
         return tokens
 
@@ -325,6 +327,12 @@ class AsyncSession(BaseSession):
         submissions = self._to_compute()
         await self._engine_loop.run(submissions)
         outputs_of(submissions)
+
+
+async def idle_tokens(session: AsyncSession) -> tuple[int, ...]:
+    """Return the tokens of a session; wait for the step of an answer that was cancelled."""
+    async with session._turn():
+        return session.token_ids
 
 
 @asynccontextmanager

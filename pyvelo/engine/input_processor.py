@@ -283,9 +283,9 @@ class InputProcessor:
             bits[[*self._model.end_tokens]] = 0
         return np.packbits(bits, bitorder="little").tobytes()
 
-    def tokens(self, prompt: Prompt, *, add_special: bool = True) -> abc.Sequence[int]:
+    def tokens(self, prompt: Prompt) -> abc.Sequence[int]:
         """Return the token ids of a prompt; raise RequestError if it is invalid or empty."""
-        return tokens_of(self._model, prompt, add_special=add_special)
+        return tokens_of(self._model, prompt)
 
     def _check_params(self, params: SamplingParams) -> None:
         if not isinstance(params, SamplingParams):
@@ -350,16 +350,14 @@ def for_each(params: SamplingParams | abc.Sequence[SamplingParams] | None, n: in
 Prompt = str | abc.Sequence[int]
 
 
-def tokens_of(
-    model: Model, prompt: Prompt, *, add_special: bool = True, name: str = "the prompt", one: str = ""
-) -> abc.Sequence[int]:
+def tokens_of(model: Model, prompt: Prompt, *, name: str = "the prompt", one: str = "") -> abc.Sequence[int]:
     """Return the token ids of a prompt; raise RequestError with its `name` if it is invalid or empty.
 
     one: name of a call that takes one prompt, for the error.
     """
     n_vocab = model.vocab.n_tokens
     if isinstance(prompt, str):
-        tokens: list[int] | None = model.tokenize(prompt, add_special=add_special)
+        tokens: list[int] | None = model.tokenize(prompt)
     else:
         items = items_of(prompt)
         try:

@@ -209,6 +209,23 @@ class Model(Handle):
                 return found
             capacity = count[0]
 
+    def tokenize_more(self, text: str) -> list[int]:
+        """Return the tokens of a text that follows other tokens, without special tokens.
+
+        SentencePiece puts a space before every text; here it is left out. Raises as `tokenize`.
+        """
+        tokens = self.tokenize(text, add_special=False)
+        if not self._adds_space:
+            return tokens
+        line = self.tokenize("\n", add_special=False)
+        both = self.tokenize("\n" + text, add_special=False)
+        return both[len(line) :] if both[: len(line)] == line else tokens
+
+    @lazy_property
+    def _adds_space(self) -> bool:
+        first = self.tokenize("a", add_special=False)[:1]
+        return any(self.token_bytes(token).startswith(b" ") for token in first)
+
     def token_bytes(self, token: int, *, special: bool = False) -> bytes:
         """Return the bytes of a token: part of a character, or several characters.
 

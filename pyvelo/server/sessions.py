@@ -19,7 +19,7 @@ from pyvelo.server.errors import refused
 from pyvelo.server.generation import Job, answer_stream
 from pyvelo.server.params import completion_params, request_timeout
 from pyvelo.server.schemas import MAX_MESSAGES, MAX_TOP_LOGPROBS, CompletionRequest, GenerationFields, convert
-from pyvelo.session import AsyncSession, continued
+from pyvelo.session import AsyncSession, continued, idle_tokens
 
 if TYPE_CHECKING:
     from pyvelo.engine.async_loop import RequestStream
@@ -190,8 +190,7 @@ async def _append_messages(
 ) -> None:
     """Append the text of messages; if the template changes the text before, start again with all of it."""
     session, known = stored.session, stored.dialogue
-    async with session._turn():  # waits for the step of an answer that was cancelled
-        tokens = session.token_ids
+    tokens = await idle_tokens(session)
     if known is None and tokens:
         raise refused("messages", "messages: the session was made of text: append text or token_ids")
 

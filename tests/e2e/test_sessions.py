@@ -13,6 +13,7 @@ import pytest
 
 from pyvelo import LLM, SamplingParams, VeloError
 from pyvelo.errors import ClosedError, OutOfBlocks, RequestError
+from pyvelo.native import Model
 
 from .conftest import MakeModel
 
@@ -305,3 +306,13 @@ def test_an_answer_cannot_have_another_salt_than_its_session(tiny_model: Path) -
                 session.generate(replace(params, cache_salt=salt))
         with pytest.raises(RequestError, match="cache_salt"):
             next(session.fork().stream(replace(params, cache_salt="a")))
+
+
+def test_a_text_that_is_appended_follows_the_text_before(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Model, "tokenize_more", lambda model, text: [len(text), 7])
+    session = llm.session()
+    session.append("Hello")
+    first = session.token_ids
+    assert first == tuple(llm.tokenize("Hello"))
+    session.append("world")
+    assert session.token_ids == (*first, 5, 7)

@@ -68,6 +68,16 @@ def check(model: Model, text: str, *, spaced: bool, same: bool) -> None:
     assert pieces == text.encode() or not same
 
 
+def test_a_text_that_follows_another_gets_no_space(named: tuple[str, Model]) -> None:
+    name, model = named
+    for text in TEXTS:
+        more = b"".join(map(model.token_bytes, model.tokenize_more(text)))
+        if name in NORMALIZED:
+            assert model.tokenize_more(text) == model.tokenize(text, add_special=False)
+        else:
+            assert more == text.encode()
+
+
 def test_detokenize_gives_the_bytes_of_the_tokens(named: tuple[str, Model]) -> None:
     name, model = named
     spaced = adds_space(model)
