@@ -103,10 +103,6 @@ SAMPLING = (
     *("max_tokens", "temperature", "top_k", "top_p", "min_p"),
     *("repetition_penalty", "seed", "stop", "ignore_eos", "echo"),
 )
-ENGINE = (
-    *("kv_type", "n_ctx", "block_size", "kv_cache_bytes", "n_threads", "n_gpu_layers"),
-    *("deterministic", "attention_precision", "lora"),
-)
 
 
 def _settings(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -115,11 +111,8 @@ def _settings(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
         **options,
         "max_tokens": None if options["max_tokens"] == -1 else options["max_tokens"],
         "stop": tuple(options.get("stop") or ()),
-        "n_ctx": options["ctx"],
-        "n_threads": options["threads"],
     }
-    sampling = {name: given[name] for name in SAMPLING if name in given}
-    return sampling, {name: given[name] for name in ENGINE if name in given}
+    return {name: given[name] for name in SAMPLING if name in given}, opt.engine_settings(options)
 
 
 @app.callback(invoke_without_command=True)
@@ -215,12 +208,12 @@ def embed(
     as_json: opt.JsonList = False,
 ) -> int:
     """Print a vector for each text."""
+    engine = opt.engine_settings(locals())
     from pyvelo.cli.embed import print_vectors, read_texts
     from pyvelo.cli.run import check_model
 
     check_model(model, "".join(text) if text else None, file)
     texts = read_texts(text, file)
-    engine = {"n_ctx": ctx, "n_threads": threads, "n_gpu_layers": n_gpu_layers, "lora": lora}
     return print_vectors(model, texts, pooling=pooling, normalize=not raw, as_json=as_json, engine=engine)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -277,3 +278,16 @@ BySteps = Annotated[bool, Option("--steps", help="Draw over steps instead of sec
 Json = Annotated[bool, Option("--json", help="Print one JSON object instead of text.")]
 JsonList = Annotated[bool, Option("--json", help="Print one JSON list of vectors instead of text.")]
 Verbose = Annotated[bool, Option("-v", "--verbose", help="Show speed and memory on standard error.")]
+
+
+_ENGINE = (
+    *("kv_type", "block_size", "kv_cache_bytes", "swap_bytes", "max_num_seqs", "max_batch_tokens"),
+    *("n_gpu_layers", "lora", "deterministic", "attention_precision"),
+)
+"""Options with the names of arguments of LLM."""
+
+
+def engine_settings(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of LLM that a command has options for."""
+    named = {name: options[name] for name in _ENGINE if name in options}
+    return {**named, "n_ctx": options["ctx"], "n_threads": options["threads"]}

@@ -115,6 +115,7 @@ def serve(
     attention_precision: opt.Precision = "exact",
 ) -> int:
     """Serve a model to OpenAI's clients."""
+    engine = opt.engine_settings({**locals(), "lora": _by_name(lora or ())})
     for module in ("uvicorn", "msgspec", "prometheus_client"):
         if importlib.util.find_spec(module) is None:
             raise ConfigError(f"the server needs {module}: pip install 'pyvelo[serve]'")
@@ -137,21 +138,7 @@ def serve(
         local=is_loopback(host),
         page=page or is_loopback(host),
     )
-    config = EngineConfig(
-        model=model,
-        kv_type=kv_type,
-        n_ctx=ctx,
-        block_size=block_size,
-        kv_cache_bytes=kv_cache_bytes,
-        swap_bytes=swap_bytes,
-        max_num_seqs=max_num_seqs,
-        max_batch_tokens=max_batch_tokens,
-        n_threads=threads,
-        n_gpu_layers=n_gpu_layers,
-        lora=_by_name(lora or ()),
-        deterministic=deterministic,
-        attention_precision=attention_precision,
-    )
+    config = EngineConfig(model=model, **engine)
     _log_to_stderr(quiet)
     Serve(config, settings, host=host, port=port, drain=drain, ready=_ready).run()
     return 0

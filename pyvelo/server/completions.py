@@ -158,14 +158,14 @@ class CompletionForm(OpenAIForm):
             name: [] for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")
         }
         for token in tokens:
-            known = isinstance(token, TokenLogprob)
-            text = text_of(token.token_id if isinstance(token, TokenLogprob) else token)
+            if isinstance(token, TokenLogprob):
+                text, logprob = text_of(token.token_id), token.logprob
+                best = {text_of(each): value for each, value in token.top}
+            else:
+                text, logprob, best = text_of(token), None, None
             found["tokens"].append(text)
-            found["token_logprobs"].append(token.logprob if isinstance(token, TokenLogprob) else None)
-            best = (
-                {text_of(each): value for each, value in token.top} if isinstance(token, TokenLogprob) else {}
-            )
-            found["top_logprobs"].append(best if known else None)
+            found["token_logprobs"].append(logprob)
+            found["top_logprobs"].append(best)
             found["text_offset"].append(offset)
             offset += len(text)
         return found

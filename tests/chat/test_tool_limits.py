@@ -1,4 +1,4 @@
-"""Many tools fit into the limits of upstream's template engine; what does not is told in one line."""
+"""Many tools fit into the limits of upstream's template engine; what does not gets an error of one line."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DOUBLING = "{% set n = namespace(s='xyz') %}{% for a in range(99) %}{% set n.s =
 
 
 @pytest.mark.parametrize(("work", "reached"), [(LOOPS, "operations"), (DOUBLING, "memory")])
-def test_what_is_too_costly_is_told_in_one_line(work: str, reached: str) -> None:
+def test_what_is_too_costly_gets_an_error_of_one_line(work: str, reached: str) -> None:
     source = "{% if messages[0].content == 'work' %}" + work + "{% endif %}{{ messages[0].content }}"
     with pytest.raises(ConfigError) as refused:
         ChatFormat(source).plan({"messages": [{"role": "user", "content": "work"}]})
