@@ -253,9 +253,9 @@ def generate(client: httpx.Client, n: int = 4000, prompt: str = "a" * 300, **fie
 
 
 @contextmanager
-def generating(client: httpx.Client, name: str, prompt: str = "a" * 300) -> Iterator[None]:
+def generating(client: httpx.Client, name: str, prompt: str = "a" * 300, n_new: int = 1500) -> Iterator[None]:
     """Run a long request within a block."""
-    body = {"prompt": prompt, "max_tokens": 1500, "ignore_eos": True, "temperature": 0, "stream": True}
+    body = {"prompt": prompt, "max_tokens": n_new, "ignore_eos": True, "temperature": 0, "stream": True}
     with client.stream("POST", "/v1/completions", json=body, headers={"x-request-id": name}) as answer:
         lines = answer.iter_lines()
         next(lines)
@@ -375,7 +375,7 @@ def test_a_key_gets_a_part_of_the_viewers_only(server: Server) -> None:
 def test_a_tenant_sees_its_own_names_only(endless_model: Path) -> None:
     tenants = [Tenant(name, _digest(f"key of {name}")) for name in ("one", "two")]
     with (
-        serving(endless_model, Settings(keys=Keys(tenants)), n_ctx=2048) as server,
+        serving(endless_model, Settings(keys=Keys(tenants)), n_ctx=32768, kv_cache_bytes=1 << 25) as server,
         connect(server, "key of one") as client,
         httpx.Client(base_url=server.url) as stranger,
     ):
@@ -383,7 +383,7 @@ def test_a_tenant_sees_its_own_names_only(endless_model: Path) -> None:
         with (
             watching(server, "key of one") as one,
             watching(server, "key of two") as two,
-            generating(client, "secret-name"),
+            generating(client, "secret-name", n_new=30_000),
         ):
             until(lambda: one.requests and two.requests)
             assert [(row["id"], row["tenant"]) for row in one.requests.values()] == [("secret-name", "one")]
