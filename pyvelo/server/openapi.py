@@ -51,6 +51,29 @@ _GETS = {
 }
 _KINDS = {"/metrics": "text/plain", "/v1/blocks/stream": "text/event-stream"}
 """Types of answers that are no JSON."""
+_EVENTS = (
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/messages",
+    "/v1/responses",
+    "/v1/sessions/{id}/generate",
+)
+_STREAMS = dict.fromkeys(_EVENTS, "text/event-stream") | dict.fromkeys(
+    ("/api/chat", "/api/generate"), "application/x-ndjson"
+)
+"""Types of answers that can also be sent as a stream."""
+_MEANINGS = {
+    400: "A field is wrong, or is not supported.",
+    401: "The API key is missing or unknown.",
+    403: "A page of another origin asked.",
+    404: "There is no such model, session or response.",
+    408: "The body did not arrive in time.",
+    409: "The session is answering, or blocks are recorded to a file.",
+    413: "The body is too long.",
+    429: "The key has reached its limit.",
+    503: "The queue is full, memory is short, or the server ends.",
+    504: "The time of the request was up before it ran.",
+}
 _DELETES = {"/v1/sessions/{id}": "Close a session.", "/v1/responses/{id}": "Remove a stored response."}
 _PATH_ID = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
 
@@ -59,47 +82,89 @@ def openapi() -> dict[str, Any]:
     """Return the interface as OpenAPI 3.1."""
     kinds = [kind for kind, _ in _POSTS.values()]
     _, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
-    error = {"description": "What was wrong.", "content": _json({"$ref": "#/components/schemas/Error"})}
-    answer = {"description": "The answer.", "content": _json({"type": "object"})}
+    for kind in kinds:  # an unknown name ends in an error
+        fields = components[kind.__name__]
+        fields["properties"] = dict.fromkeys(sorted(schemas.IGNORED), _IGNORED) | fields["properties"]
+        fields["additionalProperties"] = False
     paths: dict[str, Any] = {
         path: {"parameters": [_PATH_ID]} if "{id}" in path else {} for path in (*_POSTS, *_GETS, *_DELETES)
     }
     for path, (kind, text) in _POSTS.items():
         body = {"required": True, "content": _json({"$ref": f"#/components/schemas/{kind.__name__}"})}
-        responses = {"200": answer, "default": error}
-        paths[path]["post"] = {"summary": text, "requestBody": body, "responses": responses}
+        answers = _answers(path, "The answer.", _statuses(path, with_body=True))
+        paths[path]["post"] = {"summary": text, "requestBody": body, "responses": answers}
     for path, text in _DELETES.items():
-        paths[path]["delete"] = {"summary": text, "responses": {"200": answer, "default": error}}
+        paths[path]["delete"] = {"summary": text, "responses": _answers(path, text, _statuses(path))}
     for path, text in _GETS.items():
-        content = {_KINDS[path]: {}} if path in _KINDS else _json({"type": "object"})
-        found = {"200": {"description": text, "content": content}, "default": error}
-        paths[path]["get"] = {"summary": text, "responses": found}
+        paths[path]["get"] = {"summary": text, "responses": _answers(path, text, _statuses(path))}
     return {
         "openapi": "3.1.0",
         "info": {"title": "PyVelo", "version": __version__},
         "security": [{}, {"key": []}],
         "paths": paths,
         "components": {
-            "schemas": {**components, "Error": _ERROR},
+            "schemas": {**components, **_ERRORS},
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }
 
 
-_ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-        }
+def _statuses(path: str, with_body: bool = False) -> list[int]:
+    """Return the statuses of the errors of a path."""
+    if path == "/health":
+        return [503]
+    found = {401, 403}
+    if "{id}" in path:
+        found |= {404}
+    if path == "/v1/blocks/stream":
+        found |= {404, 409, 503}
+    if path.startswith("/v1/sessions/"):
+        found |= {409, 503}
+    if with_body:
+        found |= {400, 404, 408, 413, 429, 503, 504}
+    return sorted(found)
+
+
+def _answers(path: str, text: str, statuses: list[int]) -> dict[str, Any]:
+    """Return the answers of a path: as a whole, as a stream if that can be, and errors."""
+    content = {_KINDS[path]: {}} if path in _KINDS else _json({"type": "object"})
+    if path in _STREAMS:
+        content[_STREAMS[path]] = {}
+    found = {"200": {"description": text, "content": content}}
+    for status in statuses:
+        found[str(status)] = {"description": _MEANINGS[status], "content": _json(_error_of(path))}
+    return found
+
+
+def _error_of(path: str) -> dict[str, Any]:
+    """Return the schema of the errors of a path, by its dialect."""
+    if path == "/health":
+        return {"type": "object"}
+    dialects = {"/v1/messages": "AnthropicError", "/api/": "OllamaError"}
+    names = [name for start, name in dialects.items() if path.startswith(start)]
+    return {"$ref": f"#/components/schemas/{names[0] if names else 'Error'}"}
+
+
+def _described(*names: str, **optional: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of an object with texts, and other properties that may be null."""
+    texts = {name: {"type": "string"} for name in names}
+    return {"type": "object", "required": list(names), "properties": texts | optional}
+
+
+_IGNORED = {"description": "Accepted and ignored."}
+_TEXT_OR_NULL = {"type": ["string", "null"]}
+_ERRORS: dict[str, Any] = {
+    "Error": {
+        "type": "object",
+        "required": ["error"],
+        "properties": {"error": _described("message", "type", param=_TEXT_OR_NULL, code=_TEXT_OR_NULL)},
     },
+    "AnthropicError": {
+        "type": "object",
+        "required": ["type", "error"],
+        "properties": {"type": {"const": "error"}, "error": _described("type", "message")},
+    },
+    "OllamaError": _described("error"),
 }
 
 

@@ -8,6 +8,9 @@ from pyvelo.server.app import ROUTES
 from pyvelo.server.openapi import openapi
 from pyvelo.server.pages import FILES
 from pyvelo.server.routes import ENDPOINTS, Router
+from pyvelo.server.schemas import IGNORED
+
+from .servers import Server
 
 PATHS = {
     "/v1/sessions": ("/v1/sessions", ""),
@@ -43,3 +46,38 @@ def test_the_description_has_every_route() -> None:
     assert described - served == set()
     for path, methods in paths.items():
         assert ("parameters" in methods) == ("{id}" in path)
+
+
+def test_the_description_lists_the_statuses_of_errors() -> None:
+    paths = openapi()["paths"]
+    work = {"200", "400", "401", "403", "404", "408", "413", "429", "503", "504"}
+    expected = {
+        ("/v1/completions", "post"): work,
+        ("/v1/sessions/{id}/generate", "post"): work | {"409"},
+        ("/v1/sessions/{id}", "get"): {"200", "401", "403", "404", "409", "503"},
+        ("/v1/models", "get"): {"200", "401", "403"},
+        ("/health", "get"): {"200", "503"},
+    }
+    for (path, method), statuses in expected.items():
+        assert set(paths[path][method]["responses"]) == statuses
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages", "/api/chat"])
+def test_errors_have_the_shape_of_the_description(server: Server, path: str) -> None:
+    description = openapi()
+    answer = server.post(path, {"no such field": 1})
+    content = description["paths"][path]["post"]["responses"][str(answer.status)]["content"]
+    name = content["application/json"]["schema"]["$ref"].rpartition("/")[2]
+    shape = description["components"]["schemas"][name]
+    assert set(answer.json) == set(shape["required"])
+    error = shape["properties"]["error"]
+    if error["type"] == "object":
+        assert set(error["required"]) <= set(answer.json["error"]) <= set(error["properties"])
+    else:
+        assert isinstance(answer.json["error"], str)
+
+
+def test_bodies_have_no_other_fields() -> None:
+    fields = openapi()["components"]["schemas"]["CompletionRequest"]
+    assert fields["additionalProperties"] is False
+    assert {"prompt", "max_tokens", *IGNORED} <= set(fields["properties"])
