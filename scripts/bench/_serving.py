@@ -23,9 +23,14 @@ __all__ = [
     "play",
     "quantile",
     "summarise",
+    "waste_of_blocks",
     "waste_of_slots",
     "workload",
 ]
+
+
+BLOCK = 32
+"""Tokens of a block, by default."""
 
 
 @dataclass(frozen=True)
@@ -131,11 +136,15 @@ async def play(jobs: Sequence[Job], ask: Ask, tries: int = 1) -> list[Record]:
 
 @dataclass(frozen=True)
 class Held:
-    """Number of generating requests at a time, and the tokens of prompt and answer stored for them."""
+    """Number of generating requests at a time, and the tokens of prompt and answer stored for them.
+
+    reserved: tokens in the blocks that they fill.
+    """
 
     time: float
     requests: int
     tokens: int
+    reserved: int
 
 
 def held(records: Sequence[Record], every: float = 0.25) -> list[Held]:
@@ -146,14 +155,21 @@ def held(records: Sequence[Record], every: float = 0.25) -> list[Held]:
     for number in range(int(end / every) + 1):
         time = number * every
         active = [record for record in finished if record.stamps[0] <= time < record.stamps[-1]]
-        tokens = sum(r.n_prompt + sum(stamp <= time for stamp in r.stamps) for r in active)
-        found.append(Held(time, len(active), tokens))
+        tokens = [r.n_prompt + sum(stamp <= time for stamp in r.stamps) for r in active]
+        reserved = sum(-(-n // BLOCK) * BLOCK for n in tokens)
+        found.append(Held(time, len(active), sum(tokens), reserved))
     return found
 
 
 def waste_of_slots(records: Sequence[Record], slot: int) -> float:
     """Return the share of the occupied slots' tokens that is empty, averaged over time."""
     shares = [1 - look.tokens / (look.requests * slot) for look in held(records) if look.requests]
+    return statistics.fmean(shares) if shares else 0.0
+
+
+def waste_of_blocks(records: Sequence[Record]) -> float:
+    """Return the share of the tokens in blocks that is empty, averaged over time."""
+    shares = [1 - look.tokens / look.reserved for look in held(records) if look.requests]
     return statistics.fmean(shares) if shares else 0.0
 
 

@@ -1,9 +1,7 @@
-"""Start the stock llama-server and query it over loopback, with the standard library alone."""
+"""Start the stock llama-server and query it over loopback."""
 
 from __future__ import annotations
 
-import asyncio
-import json
 import os
 import socket
 import subprocess
@@ -11,18 +9,17 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from scripts._common import ScriptError
+from scripts.bench._http import HOST, events
 from scripts.bench._serving import Job, Refused
 
 __all__ = ["ServerSettings", "ask", "running"]
 
-HOST = "127.0.0.1"
 PATIENCE = 300.0
 """Seconds to wait until a model is loaded."""
 
@@ -116,7 +113,7 @@ async def ask(
         "timings_per_token": True,  # counts tokens: an incomplete character is sent with the next one
     }
     n_seen = 0
-    async for event in _events(port, body):
+    async for event in events(port, "/completion", body):
         if "error" in event:
             raise Refused(str(event["error"].get("message", event["error"])))
         if tokens is not None:
@@ -126,53 +123,6 @@ async def ask(
         n_seen = n_now
     if n_seen != job.n_new:
         raise Refused(f"{n_seen} tokens of {job.n_new} came")
-
-
-async def _events(port: int, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-    """Yield the server-sent events of an answer."""
-    try:
-        reader, writer = await asyncio.open_connection(HOST, port, limit=1 << 20)
-    except OSError as error:
-        raise Refused(f"no connection: {error}") from None
-    try:
-        payload = json.dumps(body).encode()
-        head = f"POST /completion HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: application/json\r\n"
-        head += f"Content-Length: {len(payload)}\r\nConnection: close\r\n\r\n"
-        writer.write(head.encode() + payload)
-        status, length = await _head(reader)
-        if status != 200:
-            answer = await (reader.read() if length is None else reader.readexactly(length))
-            raise Refused(f"status {status}: {answer.decode(errors='replace').strip()}")
-        rest = b""
-        async for piece in _chunks(reader):
-            *lines, rest = (rest + piece).split(b"\n")
-            for line in lines:
-                if line.startswith((b"data: {", b"error: {")):
-                    yield json.loads(line.partition(b": ")[2])
-    except (OSError, asyncio.IncompleteReadError) as error:
-        raise Refused(f"the connection broke: {error}") from None
-    finally:
-        writer.close()
-
-
-async def _head(reader: asyncio.StreamReader) -> tuple[int, int | None]:
-    """Return the status and the length of an answer, None if the length is not given."""
-    first = (await reader.readline()).split()
-    if len(first) < 2:
-        raise Refused("the server closed the connection")
-    length = None
-    while (line := await reader.readline()).strip():
-        name, _, value = line.decode("latin-1").partition(":")
-        if name.lower() == "content-length":
-            length = int(value)
-    return int(first[1]), length
-
-
-async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """Yield the pieces of a chunked body."""
-    while size := int((await reader.readline()).split(b";")[0] or b"0", 16):
-        yield await reader.readexactly(size)
-        await reader.readline()
 
 
 def _free_port() -> int:

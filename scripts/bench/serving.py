@@ -2,12 +2,14 @@
 
     python scripts/bench/serving.py
     python scripts/bench/serving.py model.gguf --kv-type q8_0 --requests 96 --rate 1 --rounds 3 --json
+    python scripts/bench/serving.py --http --requests 16 --rate inf --shortest 128 --longest 128
 
 Requests arrive as a Poisson process; their prompts and answers have exponential lengths within bounds and
 random tokens; answers are greedy and of full length. Every side gets the same token ids at the same times, as
 many threads, tokens of a step and bytes of KV cache, and with --gpu all layers on GPUs:
 
 - PyVelo: AsyncLLM, without its prefix cache.
+- PyVelo over HTTP, with --http: `pyvelo serve`. The ratios are of this side then.
 - streams: llama-server with as many slots as the cache has room for, in equal parts that each hold the
   longest of the requests, or with --any-length the longest that the workload allows.
 - unified: llama-server with one buffer for all slots. If more slots run than fit and the buffer fills up, the
@@ -39,12 +41,26 @@ from typing import Any
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
 
 from scripts._common import ScriptError, run_main
+from scripts._served import served
+from scripts.bench._http import ask_pyvelo
 from scripts.bench._runs import default_model, in_own_process, stock_folder
-from scripts.bench._serving import Job, Load, Record, Summary, play, summarise, waste_of_slots, workload
+from scripts.bench._serving import (
+    Job,
+    Load,
+    Record,
+    Summary,
+    play,
+    summarise,
+    waste_of_blocks,
+    waste_of_slots,
+    workload,
+)
 from scripts.bench._stock_server import ServerSettings, ask, running
 
 GRAIN = 256
 """Tokens; both sides' caches, and stock's slots, are multiples of it."""
+
+OURS, OVER_HTTP = "PyVelo", "PyVelo over HTTP"
 
 WARM_UP = Job(0.0, list(range(1, 33)), 4)
 
@@ -69,6 +85,8 @@ class Plan:
     """All layers, and the cache, on GPUs."""
     any_length: bool = False
     """Slots hold the longest request that the workload allows, not only the longest that was drawn."""
+    http: bool = False
+    """Also serve over HTTP."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +173,24 @@ def ours(plan: Plan) -> Run:
     return Run([Record(**entry) for entry in answer["records"]], answer["waste"], answer["capacity"])
 
 
+def ours_over_http(plan: Plan, jobs: list[Job], n_cache: int) -> Run:
+    """Run `pyvelo serve`; its queue takes all requests."""
+    options = {
+        "--ctx": context_of(plan.load),
+        "--kv-type": plan.kv_type,
+        "--kv-cache-bytes": plan.kv_bytes,
+        "--threads": plan.threads,
+        "--max-batch-tokens": plan.batch,
+        "--n-gpu-layers": -1 if plan.gpu else 0,
+        "--max-queue": len(jobs),
+        "--max-queued-tokens": 1 + sum(len(job.prompt) for job in jobs),
+    }
+    with served(str(plan.model), *(str(each) for pair in options.items() for each in pair)) as server:
+        asyncio.run(play([WARM_UP], partial(ask_pyvelo, server.port)))
+        records = asyncio.run(play(jobs, partial(ask_pyvelo, server.port), plan.tries))
+    return Run(records, waste_of_blocks(records), n_cache)
+
+
 # ---- stock ----
 
 
@@ -206,7 +242,9 @@ def race(plan: Plan, program: Path, unified_slots: list[int], rounds: int) -> li
     jobs = workload(plan.load, probe["n_vocab"])
     n_cache = plan.kv_bytes // probe["token_bytes"]
     longest = context_of(plan.load) - 2 if plan.any_length else max(job.n_tokens for job in jobs)
-    sides: dict[str, Callable[[], Run]] = {"PyVelo": partial(ours, plan)}
+    sides: dict[str, Callable[[], Run]] = {OURS: partial(ours, plan)}
+    if plan.http:
+        sides[OVER_HTTP] = partial(ours_over_http, plan, jobs, n_cache)
     for mode in stock_modes(n_cache, longest, unified_slots):
         sides[mode.name] = partial(stock, plan, program, mode, jobs)
     found = []
@@ -237,8 +275,9 @@ def ratios(rounds: list[dict[str, Summary]], field: str) -> list[float]:
     """Return ours over the better stock mode for each round; infinite if stock's is 0."""
     found = []
     for summaries in rounds:
-        best = max(getattr(summary, field) for name, summary in summaries.items() if name != "PyVelo")
-        mine = getattr(summaries["PyVelo"], field)
+        stock = [each for name, each in summaries.items() if name not in (OURS, OVER_HTTP)]
+        best = max(getattr(summary, field) for summary in stock)
+        mine = getattr(summaries[OVER_HTTP if OVER_HTTP in summaries else OURS], field)
         found.append(mine / best if best else math.inf)
     return found
 
@@ -292,7 +331,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--kv-type", default="f16")
     parser.add_argument("--kv-bytes", type=int, default=900 << 20, help="bytes of each side's KV cache")
     parser.add_argument("--requests", type=int, default=48)
-    parser.add_argument("--rate", type=float, default=0.5, help="arrivals per second")
+    parser.add_argument("--rate", type=float, default=0.5, help="arrivals per second; inf: all at once")
     parser.add_argument("--prompt-mean", type=int, default=256, help="tokens")
     parser.add_argument("--answer-mean", type=int, default=128, help="tokens")
     parser.add_argument("--shortest", type=int, default=32, help="tokens of a prompt or an answer")
@@ -309,6 +348,7 @@ def _arguments() -> argparse.Namespace:
         "--any-length", action="store_true", help="stock's slots hold the longest request that may be drawn"
     )
     parser.add_argument("--gpu", action="store_true", help="all layers on GPUs, on every side")
+    parser.add_argument("--http", action="store_true", help="also measure `pyvelo serve`")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--json", action="store_true")
@@ -343,6 +383,7 @@ def main() -> int:
         tries=given.tries,
         gpu=given.gpu,
         any_length=given.any_length,
+        http=given.http,
     )
     rounds = race(
         plan, stock_folder(given.stock_bin, "--server") / "llama-server", given.unified_slots, given.rounds

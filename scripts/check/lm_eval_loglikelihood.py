@@ -28,13 +28,6 @@ from pyvelo.demo import DEMO_MODEL
 from scripts._common import ROOT, ScriptError, run_main
 from scripts._served import served
 
-os.environ.setdefault("TQDM_DISABLE", "1")  # no progress bars
-try:
-    from lm_eval.api.instance import Instance
-    from lm_eval.models.openai_completions import LocalCompletionsAPI
-except ImportError:
-    raise SystemExit("lm-eval is missing: pip install 'lm_eval[api]'") from None
-
 CONTEXT = 512
 SCORE = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=1)
 Score = tuple[float, bool]
@@ -72,6 +65,12 @@ def same(theirs: Score, ours: Score) -> bool:
 
 def compare(url: str, llm: LLM, n_pairs: int, streams: int) -> list[str]:
     """Score everything on both sides; return the differences."""
+    os.environ.setdefault("TQDM_DISABLE", "1")  # no progress bars
+    try:
+        from lm_eval.api.instance import Instance
+        from lm_eval.models.openai_completions import LocalCompletionsAPI
+    except ImportError as error:
+        raise ScriptError(f"{error}: pip install 'lm_eval[api]'") from None
     remote: Any = LocalCompletionsAPI(
         base_url=f"{url}/v1/completions",
         model="demo",

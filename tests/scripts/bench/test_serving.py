@@ -12,7 +12,17 @@ import pytest
 
 from scripts._common import ScriptError
 from scripts.bench import serving
-from scripts.bench._serving import Job, Load, Record, Refused, play, summarise, waste_of_slots, workload
+from scripts.bench._serving import (
+    Job,
+    Load,
+    Record,
+    Refused,
+    play,
+    summarise,
+    waste_of_blocks,
+    waste_of_slots,
+    workload,
+)
 from scripts.bench._stock_server import ServerSettings, ask, command, running
 from tests import forks
 
@@ -117,6 +127,12 @@ def test_figures_follow_from_the_times_of_tokens() -> None:
     assert waste_of_slots(records, 64) == pytest.approx(sum(slots) / 12)
 
 
+def test_blocks_waste_what_their_last_ones_hold_free() -> None:
+    records = [Record(0, 40, 2, [0.0, 0.3]), Record(0, 31, 2, [0.0, 0.1])]
+    # at 0 s 41 tokens in 2 blocks and 32 in one, at 0.25 s 41 tokens in 2
+    assert waste_of_blocks(records) == pytest.approx((1 - 73 / 96 + 1 - 41 / 64) / 2)
+
+
 def test_no_request_finished() -> None:
     found = summarise([Record(0.0, 1, 1)], ttft_limit=1, tbt_limit=1, capacity=1, waste=0)
     assert (found.tokens_per_s, found.good, found.failed) == (0, 0, 1)
@@ -186,12 +202,14 @@ def test_the_whole_script(program: Path, tiny_model: Path) -> None:
             serving.__file__,
             str(tiny_model),
             *["--stock-bin", str(program.parent), "--kv-bytes", "4000000", "--rounds", "2", "--json", *sizes],
+            "--http",
         ],
         check=True,
     )
     found = json.loads(done.stdout)
     assert len(found["rounds"]) == len(found["ratios"]["tokens_per_s"]) == 2
     for summaries in found["rounds"]:
-        ours, streams, *unified = summaries.values()
-        assert [side["failed"] for side in (ours, streams, *unified)] == [0, 0, 0, 0]
+        ours, over_http, streams, *unified = summaries.values()
+        assert [side["failed"] for side in (ours, over_http, streams, *unified)] == [0] * 5
         assert 0 <= ours["waste"] < 1
+        assert 0 <= over_http["waste"] < 1
