@@ -6,8 +6,11 @@
 The engine, the server and its event loop run in this process; the clients run in another one and talk to it
 over loopback. In each round the same requests run in the event loop without HTTP, and over HTTP, in turns:
 
-- us a token: processor time of the event loop's thread for each streamed token, over HTTP less without it.
+- us a token: processor time of the event loop's thread for each streamed token, over HTTP less without it;
+  the floor of it, of an application on the same HTTP server that only writes the same bytes as often; and our
+  own share, which is the difference.
 - first token: median time of one request alone with a short prompt, over HTTP less without it.
+- step: 99 % of the steps take less Python than this, outside the C calls, with and without HTTP.
 - throughput: tokens per second of all streams over HTTP, over that without HTTP.
 - /health: the slowest of 99 % of its answers while all streams run.
 - refusals: the slowest of 99 % of the 503 answers beyond a full queue, while all streams run.
@@ -24,7 +27,8 @@ import json
 import statistics
 import sys
 import time
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -44,6 +48,7 @@ from pyvelo.server.run import uvicorn_config
 from pyvelo.server.serving import Serving
 from pyvelo.server.settings import Settings
 from scripts._common import ScriptError, run_main
+from scripts.bench._floor import Floor, StepClock, recorded
 from scripts.bench._serving import quantile
 
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8]
@@ -53,11 +58,12 @@ SINGLES = 30
 
 @dataclass
 class Side:
-    """One measurement: seconds of all streams and of the event loop's thread, and times to first tokens."""
+    """One measurement: seconds of all streams, of the event loop's thread, to first tokens, of steps."""
 
     seconds: float
     loop_seconds: float
     first: list[float]
+    steps: list[float]
 
 
 @dataclass
@@ -65,7 +71,11 @@ class Figures:
     """Medians of the rounds."""
 
     http_us_per_token: float
+    floor_us_per_token: float
+    own_us_per_token: float
     added_first_ms: float
+    step_python_p99_ms: float
+    http_step_python_p99_ms: float
     throughput_ratio: float
     tokens_per_second: float
     health_p99_ms: float
@@ -75,12 +85,13 @@ class Figures:
 # ---- in the process of the engine ----
 
 
-async def without_http(loop: AsyncEngineLoop, streams: int, n_new: int) -> Side:
+async def without_http(loop: AsyncEngineLoop, clock: StepClock, streams: int, n_new: int) -> Side:
     """Run the requests in the event loop."""
     first = [await _one(loop, 1) for _ in range(SINGLES)]
+    clock.taken()
     begin, used = time.perf_counter(), time.thread_time()
     await asyncio.gather(*(_one(loop, n_new) for _ in range(streams)))
-    return Side(time.perf_counter() - begin, time.thread_time() - used, first)
+    return Side(time.perf_counter() - begin, time.thread_time() - used, first, clock.taken())
 
 
 async def _one(loop: AsyncEngineLoop, n_new: int) -> float:
@@ -95,92 +106,145 @@ async def _one(loop: AsyncEngineLoop, n_new: int) -> float:
     return first
 
 
-async def over_http(port: int, streams: int, n_new: int) -> tuple[Side, dict[str, float]]:
-    """Let the clients run the requests, in a process of their own."""
-    command = [sys.executable, __file__, "--clients", str(port), str(streams), str(n_new)]
-    pipe = asyncio.subprocess.PIPE
-    child = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
-    if child.stdin is None or child.stdout is None:
-        raise ScriptError("the clients have no pipes")
-    first = json.loads(await child.stdout.readline())
-    used = time.thread_time()
-    child.stdin.write(b"go\n")
-    found = json.loads(await child.stdout.readline())
-    side = Side(found["seconds"], time.thread_time() - used, first)
-    child.stdin.write(b"go\n")
-    probes = json.loads(await child.stdout.readline())
-    await child.wait()
-    return side, probes
+class Clients:
+    """Process of the clients of a server; `run` is one of its phases."""
+
+    def __init__(self, child: asyncio.subprocess.Process) -> None:
+        if child.stdin is None or child.stdout is None:
+            raise ScriptError("the clients have no pipes")
+        self._to, self._of = child.stdin, child.stdout
+
+    async def run(self, phase: str) -> Any:
+        """Return the result of a phase of `clients`."""
+        self._to.write(f"{phase}\n".encode())
+        return json.loads(await self._of.readline())
 
 
-async def measure(given: argparse.Namespace) -> list[Figures]:
-    """Return the figures of each round."""
-    seqs = given.streams
-    config = EngineConfig(model=given.model, n_ctx=2048, max_num_seqs=seqs, n_threads=given.threads)
-    loop = await open_engine_loop(config, Event())
-    serving = Serving(loop, config, Settings(max_queue=0))
-    await serving.start()
-    server = uvicorn.Server(_on_a_free_port(uvicorn_config(App(serving, Settings(max_queue=0)))))
+@asynccontextmanager
+async def served_to_clients(app: Any, streams: int, n_new: int) -> AsyncIterator[Clients]:
+    """Serve an application to clients in a process of their own within a block."""
+    config = uvicorn_config(app)
+    config.host, config.port = "127.0.0.1", 0
+    server = uvicorn.Server(config)
     running = asyncio.ensure_future(server.serve())
     while not server.started:
         await asyncio.sleep(0.01)
     port = server.servers[0].sockets[0].getsockname()[1]
+    command = [sys.executable, __file__, "--clients", str(port), str(streams), str(n_new)]
+    pipe = asyncio.subprocess.PIPE
+    child = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
+    try:
+        yield Clients(child)
+    finally:
+        if child.stdin is not None:
+            child.stdin.close()
+        await child.wait()
+        server.should_exit = True
+        await running
+
+
+async def over_http(clients: Clients, clock: StepClock) -> tuple[Side, dict[str, float]]:
+    """Let the clients run the requests; return also the slowest answers of probes."""
+    first = await clients.run("first")
+    clock.taken()
+    used = time.thread_time()
+    seconds = await clients.run("streams")
+    return Side(seconds, time.thread_time() - used, first, clock.taken()), await clients.run("probes")
+
+
+async def floor(messages: list[dict[str, Any]], streams: int, step_seconds: float) -> float:
+    """Return the processor time of the event loop's thread when it only writes the messages."""
+    app = Floor(messages)
+    async with served_to_clients(app, streams, len(messages)) as clients:
+        with app.beating(step_seconds):
+            used = time.thread_time()
+            await clients.run("streams")
+            return time.thread_time() - used
+
+
+async def measure(given: argparse.Namespace) -> list[Figures]:
+    """Return the figures of each round."""
+    seqs, n_new = given.streams, given.tokens
+    config = EngineConfig(model=given.model, n_ctx=2048, max_num_seqs=seqs, n_threads=given.threads)
+    loop = await open_engine_loop(config, Event())
+    serving = Serving(loop, config, Settings(max_queue=0))
+    await serving.start()
+    app, clock = App(serving, Settings(max_queue=0)), StepClock(loop.engine)
     rounds = []
-    await without_http(loop, seqs, 8)  # warms up
+    await without_http(loop, clock, seqs, 8)  # warms up
+    messages = await recorded(app, "/v1/completions", fields_of(n_new))
     for _ in range(given.rounds):
-        plain = await without_http(loop, seqs, given.tokens)
-        http, probes = await over_http(port, seqs, given.tokens)
-        n_tokens = seqs * given.tokens
-        rounds.append(
-            Figures(
-                http_us_per_token=1e6 * (http.loop_seconds - plain.loop_seconds) / n_tokens,
-                added_first_ms=1e3 * (statistics.median(http.first) - statistics.median(plain.first)),
-                throughput_ratio=plain.seconds / http.seconds,
-                tokens_per_second=n_tokens / http.seconds,
-                health_p99_ms=1e3 * probes["health"],
-                refusal_p99_ms=1e3 * probes["refusal"],
-            )
-        )
-    server.should_exit = True
-    await running
+        plain = await without_http(loop, clock, seqs, n_new)
+        async with served_to_clients(app, seqs, n_new) as clients:
+            http, probes = await over_http(clients, clock)
+        least = await floor(messages, seqs, http.seconds / n_new)
+        rounds.append(figures(plain, http, least, seqs * n_new, probes))
+    await app.drain(0)
     loop.close()
     return rounds
 
 
-def _on_a_free_port(config: uvicorn.Config) -> uvicorn.Config:
-    config.host, config.port = "127.0.0.1", 0
-    return config
+def figures(plain: Side, http: Side, least: float, n_tokens: int, probes: dict[str, float]) -> Figures:
+    """Return the figures of a round of `n_tokens` tokens."""
+    added = http.loop_seconds - plain.loop_seconds
+    return Figures(
+        http_us_per_token=1e6 * added / n_tokens,
+        floor_us_per_token=1e6 * least / n_tokens,
+        own_us_per_token=1e6 * (added - least) / n_tokens,
+        added_first_ms=1e3 * (statistics.median(http.first) - statistics.median(plain.first)),
+        step_python_p99_ms=1e3 * quantile(plain.steps, 0.99),
+        http_step_python_p99_ms=1e3 * quantile(http.steps, 0.99),
+        throughput_ratio=plain.seconds / http.seconds,
+        tokens_per_second=n_tokens / http.seconds,
+        health_p99_ms=1e3 * probes["health"],
+        refusal_p99_ms=1e3 * probes["refusal"],
+    )
 
 
 # ---- the clients ----
 
 
 async def clients(port: int, streams: int, n_new: int) -> None:
-    """Run single requests, then all streams, then streams with probes; print a line of JSON after each."""
-    first = [await _stream(port, 1) for _ in range(SINGLES)]
-    print(json.dumps(first), flush=True)
-    await asyncio.to_thread(sys.stdin.readline)
-    begin = time.perf_counter()
-    await asyncio.gather(*(_stream(port, n_new) for _ in range(streams)))
-    print(json.dumps({"seconds": time.perf_counter() - begin}), flush=True)
-    await asyncio.to_thread(sys.stdin.readline)
-    busy = [asyncio.ensure_future(_stream(port, n_new)) for _ in range(streams)]
-    await asyncio.sleep(0.05)
-    health, refusal = [], []
-    while not any(task.done() for task in busy):
-        health.append(await _probe(port, "GET", "/health", b"", b"200"))
-        refusal.append(await _probe(port, "POST", "/v1/completions", b'{"prompt":"x"}', b"503"))
-    await asyncio.gather(*busy)
-    found = {"health": quantile(health, 0.99), "refusal": quantile([each for each in refusal if each], 0.99)}
-    print(json.dumps(found), flush=True)
+    """Run the phases that the standard input names; print a line of JSON after each."""
+
+    async def first() -> list[float]:
+        return [await _stream(port, 1) for _ in range(SINGLES)]
+
+    async def all_streams() -> float:
+        begin = time.perf_counter()
+        await asyncio.gather(*(_stream(port, n_new) for _ in range(streams)))
+        return time.perf_counter() - begin
+
+    async def probes() -> dict[str, float]:
+        busy = [asyncio.ensure_future(_stream(port, n_new)) for _ in range(streams)]
+        await asyncio.sleep(0.05)
+        health, refusal = [], []
+        while not any(task.done() for task in busy):
+            health.append(await _probe(port, "GET", "/health", b"", b"200"))
+            refusal.append(await _probe(port, "POST", "/v1/completions", b'{"prompt":"x"}', b"503"))
+        await asyncio.gather(*busy)
+        refused = [each for each in refusal if each]
+        return {"health": quantile(health, 0.99), "refusal": quantile(refused, 0.99)}
+
+    phases: dict[str, Callable[[], Awaitable[Any]]] = {
+        "first": first,
+        "streams": all_streams,
+        "probes": probes,
+    }
+    while line := (await asyncio.to_thread(sys.stdin.readline)).strip():
+        print(json.dumps(await phases[line]()), flush=True)
+
+
+def fields_of(n_new: int) -> dict[str, Any]:
+    """Return the body of a request."""
+    return {"prompt": PROMPT, "max_tokens": n_new, "temperature": 0, "ignore_eos": True, "stream": True}
 
 
 async def _stream(port: int, n_new: int) -> float:
     """Read one stream to its end; return the seconds to its first token."""
-    fields = {"prompt": PROMPT, "max_tokens": n_new, "temperature": 0, "ignore_eos": True, "stream": True}
     begin, first, tail = time.perf_counter(), 0.0, b""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(_request("POST", "/v1/completions", json.dumps(fields).encode()))
+    writer.write(_request("POST", "/v1/completions", json.dumps(fields_of(n_new)).encode()))
     while data := await reader.read(1 << 16):
         tail = (tail + data)[-64:]
         if not first and b"data: " in data:

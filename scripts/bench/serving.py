@@ -40,8 +40,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
 
-from scripts._common import ScriptError, run_main
-from scripts._served import served
+from scripts._common import run_main
 from scripts.bench._http import ask_pyvelo
 from scripts.bench._runs import default_model, in_own_process, stock_folder
 from scripts.bench._serving import (
@@ -55,38 +54,12 @@ from scripts.bench._serving import (
     waste_of_slots,
     workload,
 )
-from scripts.bench._stock_server import ServerSettings, ask, running
-
-GRAIN = 256
-"""Tokens; both sides' caches, and stock's slots, are multiples of it."""
+from scripts.bench._sides import GRAIN, Mode, Plan, context_of, our_server, stock_modes, stock_server
+from scripts.bench._stock_server import ask
 
 OURS, OVER_HTTP = "PyVelo", "PyVelo over HTTP"
 
 WARM_UP = Job(0.0, list(range(1, 33)), 4)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Settings that every run shares.
-
-    `kv_bytes` is the cache's size, `batch` the tokens of a step; limits are in seconds.
-    """
-
-    model: Path
-    kv_type: str
-    kv_bytes: int
-    threads: int
-    batch: int
-    load: Load
-    ttft_limit: float
-    tbt_limit: float
-    tries: int
-    gpu: bool = False
-    """All layers, and the cache, on GPUs."""
-    any_length: bool = False
-    """Slots hold the longest request that the workload allows, not only the longest that was drawn."""
-    http: bool = False
-    """Also serve over HTTP."""
 
 
 @dataclass(frozen=True)
@@ -144,11 +117,6 @@ async def vocabulary(llm: Any) -> int:
     return int((await llm._engine_loop()).engine.model.vocab.n_tokens)
 
 
-def context_of(load: Load) -> int:
-    """Return the context for the longest request that may be drawn, with what a server adds to it."""
-    return -(-(2 * load.longest + 2) // GRAIN) * GRAIN
-
-
 def worker(what: str, data: dict[str, Any]) -> Any:
     """Serve, or measure the bytes of a token, in a process of its own."""
     plan = Plan(**{**data, "model": Path(data["model"]), "load": Load(**data["load"])})
@@ -175,57 +143,18 @@ def ours(plan: Plan) -> Run:
 
 def ours_over_http(plan: Plan, jobs: list[Job], n_cache: int) -> Run:
     """Run `pyvelo serve`; its queue takes all requests."""
-    options = {
-        "--ctx": context_of(plan.load),
-        "--kv-type": plan.kv_type,
-        "--kv-cache-bytes": plan.kv_bytes,
-        "--threads": plan.threads,
-        "--max-batch-tokens": plan.batch,
-        "--n-gpu-layers": -1 if plan.gpu else 0,
-        "--max-queue": len(jobs),
-        "--max-queued-tokens": 1 + sum(len(job.prompt) for job in jobs),
-    }
-    with served(str(plan.model), *(str(each) for pair in options.items() for each in pair)) as server:
-        asyncio.run(play([WARM_UP], partial(ask_pyvelo, server.port)))
-        records = asyncio.run(play(jobs, partial(ask_pyvelo, server.port), plan.tries))
+    with our_server(plan, len(jobs), sum(len(job.prompt) for job in jobs)) as port:
+        asyncio.run(play([WARM_UP], partial(ask_pyvelo, port)))
+        records = asyncio.run(play(jobs, partial(ask_pyvelo, port), plan.tries))
     return Run(records, waste_of_blocks(records), n_cache)
 
 
 # ---- stock ----
 
 
-@dataclass(frozen=True)
-class Mode:
-    """Mode of llama-server; `context` in tokens over all slots."""
-
-    name: str
-    slots: int
-    context: int
-    unified: bool
-
-
-def stock_modes(n_cache: int, longest: int, unified_slots: list[int]) -> list[Mode]:
-    """Return fixed streams for the longest request, and unified buffers, of at most `n_cache` tokens."""
-    least = -(-(longest + 2) // GRAIN) * GRAIN  # a server stops one token before its slot is full
-    slots = n_cache // least
-    if not slots:
-        raise ScriptError(
-            f"the cache holds {n_cache} tokens, a request takes {longest}: give more --kv-bytes"
-        )
-    slot = n_cache // slots // GRAIN * GRAIN
-    found = [Mode(f"streams, {slots} slots of {slot}", slots, slots * slot, unified=False)]
-    for n in unified_slots or [slots, 2 * slots]:
-        found.append(Mode(f"unified, {n} slots", n, n_cache // GRAIN * GRAIN, unified=True))
-    return found
-
-
 def stock(plan: Plan, program: Path, mode: Mode, jobs: list[Job]) -> Run:
     """Run one mode of llama-server."""
-    settings = ServerSettings(
-        program, plan.model, plan.kv_type, mode.context, mode.slots, mode.unified,
-        plan.threads, plan.batch, len(jobs), plan.gpu,
-    )  # fmt: skip
-    with running(settings) as port:
+    with stock_server(plan, program, mode, len(jobs)) as port:
         asyncio.run(play([WARM_UP], partial(ask, port)))
         records = asyncio.run(play(jobs, partial(ask, port), plan.tries))
     # cells of the unified buffer are allocated one by one

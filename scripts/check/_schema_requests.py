@@ -88,7 +88,7 @@ SECONDS = 60
 
 @dataclass
 class Fuzz:
-    """Requests to one server, and what came of them."""
+    """Requests to one server, and their outcomes."""
 
     url: str
     draw: random.Random

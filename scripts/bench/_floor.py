@@ -1,0 +1,97 @@
+"""Baselines of bench/server.py: an application that only writes, and the time of Python in steps."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pyvelo.engine.engine import Engine
+from pyvelo.server.http import Receive, Scope, Send
+
+__all__ = ["Floor", "StepClock", "recorded"]
+
+
+async def recorded(app: Any, path: str, fields: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the ASGI messages of an application's answer to a request."""
+    found: list[dict[str, Any]] = []
+    given = [{"type": "http.request", "body": json.dumps(fields).encode()}]
+
+    async def receive() -> dict[str, Any]:
+        if not given:
+            await asyncio.Event().wait()  # the client stays
+        return given.pop()
+
+    async def send(message: dict[str, Any]) -> None:
+        found.append(message)
+
+    await app({"type": "http", "method": "POST", "path": path, "headers": []}, receive, send)
+    return found
+
+
+class Floor:
+    """ASGI application that answers each request with the same messages, one at each beat.
+
+    As in a server over an engine, another thread wakes the event loop at each beat, once for all streams.
+    """
+
+    def __init__(self, messages: list[dict[str, Any]]) -> None:
+        self._messages = messages
+        self._loop = asyncio.get_running_loop()
+        self._next = self._loop.create_future()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Read a request and answer it."""
+        while (await receive()).get("more_body"):
+            pass
+        for message in self._messages:
+            await self._next
+            await send(message)
+
+    @contextmanager
+    def beating(self, seconds: float) -> Iterator[None]:
+        """Beat in a thread within a block."""
+        ended = threading.Event()
+
+        def beat() -> None:
+            while not ended.wait(seconds):
+                self._loop.call_soon_threadsafe(self._beat)
+
+        thread = threading.Thread(target=beat)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def _beat(self) -> None:
+        done, self._next = self._next, self._loop.create_future()
+        done.set_result(None)
+
+
+class StepClock:
+    """Seconds of each step of an engine outside its C calls; waiting for the interpreter's lock counts."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._seconds: list[float] = []
+        core, step = engine.core, engine.core.step
+
+        def timed() -> bool:
+            before, begin = engine.context.timings, time.perf_counter()
+            done = step()
+            whole, after = time.perf_counter() - begin, engine.context.timings
+            native = after.run_seconds - before.run_seconds + after.sample_seconds - before.sample_seconds
+            self._seconds.append(whole - native)
+            return done
+
+        core.step = timed  # type: ignore[method-assign]
+
+    def taken(self) -> list[float]:
+        """Return the times since the last call."""
+        found, self._seconds = self._seconds, []
+        return found
