@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import re
 from collections import Counter, defaultdict, deque
@@ -80,7 +81,40 @@ SENSIBLE: dict[str, tuple[Any, ...]] = {
     "text": ("a", None),
 }
 """Values of fields at any depth that a server takes, or nearly."""
-NEEDED = {"model", "messages", "prompt", "input", "tokens"}
+EXTREME: tuple[Any, ...] = (
+    -1,
+    0,
+    2**31,
+    2**63,
+    2**64,
+    -(2**63) - 1,
+    1e308,
+    5e-324,
+    "",
+    "\0",
+    "\ud800",
+    "a" * 100_000,
+    [],
+    {},
+    None,
+)
+"""Values of any field."""
+NEEDED: dict[str, tuple[str, ...]] = {
+    "/v1/completions": ("prompt",),
+    "/v1/chat/completions": ("messages",),
+    "/v1/responses": ("input",),
+    "/v1/embeddings": ("input", "pooling"),
+    "/v1/messages": ("model", "messages"),
+    "/v1/messages/count_tokens": ("model", "messages"),
+    "/v1/sessions": ("prompt",),
+    "/v1/sessions/{id}/append": ("text",),
+    "/api/chat": ("model", "messages"),
+    "/api/generate": ("model", "prompt"),
+    "/api/show": ("model",),
+    "/tokenize": ("prompt",),
+    "/detokenize": ("tokens",),
+}
+"""Fields without which a path refuses a body; they are added to objects that lack them."""
 ROUND = 20
 """Requests for each operation and kind, before the next one's turn."""
 SECONDS = 60
@@ -141,6 +175,9 @@ class Fuzz:
             case.path_parameters["id"] = self.draw.choice(self.ids[resource])
         if self.draw.random() < 0.7:
             case.body = self.sensible(case.body)
+            if isinstance(case.body, dict):
+                for name in NEEDED.get(case.path, ()):
+                    case.body.setdefault(name, self.draw.choice(SENSIBLE[name]))
         bound(case)
         try:
             answer = case.call(session=self.session, timeout=SECONDS)
@@ -176,13 +213,16 @@ class Fuzz:
             return [self.sensible(each) for each in value]
         if not isinstance(value, dict):
             return value
-        return {
-            name: self.draw.choice(SENSIBLE[name])
-            if name in SENSIBLE and self.draw.random() < 0.8
-            else self.sensible(each)
-            for name, each in value.items()
-            if name in NEEDED or self.draw.random() < 0.6
-        }
+        return {name: self.other(name, each) for name, each in value.items() if self.draw.random() < 0.6}
+
+    def other(self, name: str, value: Any) -> Any:
+        """Return a sensible value of a field, rarely an extreme one, or its own with changes inside."""
+        lot = self.draw.random()
+        if lot < 0.02:
+            return self.draw.choice(EXTREME)
+        if name in SENSIBLE and lot < 0.8:
+            return copy.deepcopy(self.draw.choice(SENSIBLE[name]))
+        return self.sensible(value)
 
     def note(self, case: Any, what: str) -> None:
         """Keep the first request of a kind of wrong answer."""
