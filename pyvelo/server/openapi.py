@@ -75,6 +75,12 @@ _MEANINGS = {
     504: "The time of the request was up before it ran.",
 }
 _DELETES = {"/v1/sessions/{id}": "Close a session.", "/v1/responses/{id}": "Remove a stored response."}
+_TIMEOUT = {
+    "name": "Request-Timeout-Ms",
+    "in": "header",
+    "description": "Time of the request, the queue included, unless the body has one.",
+    "schema": {"type": "string", "pattern": "^[0-9]{1,12}$"},
+}
 _PATH_ID = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
 
 
@@ -92,7 +98,8 @@ def openapi() -> dict[str, Any]:
     for path, (kind, text) in _POSTS.items():
         body = {"required": True, "content": _json({"$ref": f"#/components/schemas/{kind.__name__}"})}
         answers = _answers(path, "The answer.", _statuses(path, with_body=True))
-        paths[path]["post"] = {"summary": text, "requestBody": body, "responses": answers}
+        described = {"summary": text, "requestBody": body, "responses": answers}
+        paths[path]["post"] = described | ({"parameters": [_TIMEOUT]} if path in _STREAMS else {})
     for path, text in _DELETES.items():
         paths[path]["delete"] = {"summary": text, "responses": _answers(path, text, _statuses(path))}
     for path, text in _GETS.items():

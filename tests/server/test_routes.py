@@ -81,3 +81,30 @@ def test_bodies_have_no_other_fields() -> None:
     fields = openapi()["components"]["schemas"]["CompletionRequest"]
     assert fields["additionalProperties"] is False
     assert {"prompt", "max_tokens", *IGNORED} <= set(fields["properties"])
+
+
+GENERATES = {
+    "/v1/completions": {"prompt": "a"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
+    "/v1/responses": {"input": "a"},
+    "/v1/messages": {"model": "demo", "max_tokens": 1, "messages": [{"role": "user", "content": "a"}]},
+    "/api/chat": {"model": "demo", "messages": [{"role": "user", "content": "a"}]},
+    "/api/generate": {"model": "demo", "prompt": "a"},
+    "/v1/sessions/{id}/generate": {},
+}
+
+
+def test_paths_that_generate_read_the_header_of_the_time(server: Server) -> None:
+    described = {
+        path
+        for path, methods in openapi()["paths"].items()
+        if any(each["name"] == "Request-Timeout-Ms" for each in methods.get("post", {}).get("parameters", ()))
+    }
+    assert described == set(GENERATES)
+    name = server.ask("/v1/sessions", {"prompt": "a"})["id"]
+    for path, body in GENERATES.items():
+        answer = server.post(path.replace("{id}", name), body, {"Request-Timeout-Ms": "soon"})
+        assert (path, answer.status) == (path, 400)
+        assert "Request-Timeout-Ms" in answer.data.decode()
+    assert server.request("DELETE", f"/v1/sessions/{name}").status == 200
+    server.until_idle()
