@@ -39,6 +39,13 @@ class Delta:
     name: str | None = None
     arguments: str = ""
 
+    @property
+    def part(self) -> str | int:
+        """The part that it continues: "content", "reasoning", or the number of a tool call."""
+        if self.index is not None:
+            return self.index
+        return "reasoning" if self.reasoning else "content"
+
 
 @dataclass(frozen=True, slots=True)
 class ParsedMessage:
@@ -55,6 +62,16 @@ class ParsedMessage:
     tool_calls: tuple[ToolCall, ...] = ()
     complete: bool = True
     deltas: tuple[Delta, ...] = ()
+
+    @property
+    def parts(self) -> list[Delta]:
+        """The parts that are not empty, each as one delta."""
+        found = [Delta(reasoning=self.reasoning)] if self.reasoning else []
+        found += [Delta(content=self.content)] if self.content else []
+        calls = enumerate(self.tool_calls)
+        return found + [
+            Delta(index=index, id=call.id, name=call.name, arguments=call.arguments) for index, call in calls
+        ]
 
 
 class Parses(Protocol):
@@ -117,10 +134,7 @@ class ToolParser:
         found, complete = _whole(self._parses, self._text)
         deltas: list[Delta] = []
         self._add(found, deltas)
-        for index, call in enumerate(self._calls):
-            if not call.arguments:
-                call.arguments = "{}"
-                deltas.append(Delta(index=index, arguments="{}"))
+        self._end_call(deltas)
         return ParsedMessage(
             content=self._parts["content"],
             reasoning=self._parts["reasoning"] or None,
@@ -190,12 +204,19 @@ class ToolParser:
             if index == len(self._calls):
                 if not call["name"]:
                     break
+                self._end_call(deltas)
                 self._calls.append(_Call(call["id"] or new_id(), call["name"]))
                 deltas.append(Delta(index=index, id=self._calls[-1].id, name=call["name"]))
-            known = self._calls[index]
-            if known.name == call["name"] and (rest := _rest(known.arguments, call["arguments"])):
+            known, last = self._calls[index], index + 1 == len(self._calls)
+            if last and known.name == call["name"] and (rest := _rest(known.arguments, call["arguments"])):
                 known.arguments += rest
                 deltas.append(Delta(index=index, arguments=rest))
+
+    def _end_call(self, deltas: list[Delta]) -> None:
+        """Complete the last call: no delta of it follows the beginning of another."""
+        if self._calls and not self._calls[-1].arguments:
+            self._calls[-1].arguments = "{}"
+            deltas.append(Delta(index=len(self._calls) - 1, arguments="{}"))
 
 
 def parse_text(parses: Parses, text: str) -> ParsedMessage:
@@ -255,7 +276,7 @@ def _joined(deltas: list[Delta]) -> list[Delta]:
     joined: list[Delta] = []
     for delta in deltas:
         last = joined[-1] if joined else None
-        if last is None or last.index != delta.index or (delta.index is None and _kind(last) != _kind(delta)):
+        if last is None or last.part != delta.part:
             joined.append(delta)
         else:
             joined[-1] = Delta(
@@ -267,7 +288,3 @@ def _joined(deltas: list[Delta]) -> list[Delta]:
                 arguments=last.arguments + delta.arguments,
             )
     return joined
-
-
-def _kind(delta: Delta) -> bool:
-    return bool(delta.reasoning)

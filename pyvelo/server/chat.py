@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pyvelo.chat.answer_format import AnswerFormat
 from pyvelo.chat.conversation import ChatOptions, ChatPrompt
-from pyvelo.chat.tool_parser import Delta, ToolParser
-from pyvelo.engine.input_processor import Prompt
+from pyvelo.chat.tool_parser import Delta
 from pyvelo.outputs import RequestOutput, StreamPiece, TokenLogprob
 from pyvelo.sampling import SamplingParams
+from pyvelo.server.answers import AnswerReader
 from pyvelo.server.generation import Job, OpenAIForm, answer_job, ended
 from pyvelo.server.params import chat_params, request_timeout
 from pyvelo.server.schemas import ChatRequest, TokenizeRequest, convert
@@ -38,7 +37,7 @@ async def chat(
     params = params_of(serving, exchange, ticket, request)
     form = ChatForm(serving, exchange.id, request)
     prompt = partial(chat_prompt, serving, request)
-    job = Job([prompt], params, form, request.stream, adapt=form.adapt)
+    job = Job([prompt], params, form, request.stream, adapt=form.reader.adapt)
     return await answer_job(serving, exchange, ticket, job)
 
 
@@ -84,34 +83,17 @@ class ChatForm(OpenAIForm):
         super().__init__(
             serving, request, f"chatcmpl-{request_id}", "chat.completion", "chat.completion.chunk"
         )
-        self._format: AnswerFormat | None = None
-        self._parsers: dict[int, ToolParser] = {}
+        self.reader = AnswerReader()
 
     def head(self, index: int) -> bytes:
         """Return the event with the role."""
         delta = b',"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}\n\n'
         return b"%s%d%s" % (self._open, index, delta)
 
-    def adapt(self, prompt: Prompt, params: SamplingParams) -> SamplingParams:
-        """Take the format of the answer; return the parameters that it needs."""
-        if not isinstance(prompt, ChatPrompt):
-            return params
-        self._format = prompt.answer
-        return prompt.params(params)
-
     def piece(self, index: int, piece: StreamPiece) -> bytes:
         """Return the events of a piece; none if it says nothing."""
-        reason: str | None = piece.finish_reason
-        if self._format is None:
-            deltas = [{"content": piece.text}] if piece.text else []
-        else:
-            parser = self._parsers.get(index) or self._parsers.setdefault(index, self._format.parser())
-            found = parser.push(piece.text)
-            if reason is not None:
-                whole = parser.finish()
-                found = [*found, *whole.deltas]
-                reason = _reason(reason, bool(whole.tool_calls))
-            deltas = [_delta(each) for each in found]
+        deltas = [_delta(each) for each in self.reader.push(index, piece)]
+        reason = _reason(piece.finish_reason, index in self.reader.called)
         if not deltas:
             if reason is None and piece.logprob is None and not self._ids:
                 return b""
@@ -154,20 +136,17 @@ class ChatForm(OpenAIForm):
         return {**self._base, "choices": choices, "usage": usage, **scored}
 
     def _message(self, text: str) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
-        if self._format is not None:
-            found = self._format.parse(text)
-            message["content"] = found.content if found.content or not found.tool_calls else None
-            if found.reasoning is not None:
-                message["reasoning_content"] = found.reasoning
-            if found.tool_calls:
-                message["tool_calls"] = [
-                    _call(call.id, call.name, call.arguments) for call in found.tool_calls
-                ]
+        found = self.reader.parse(text)
+        content = found.content if found.content or not found.tool_calls else None
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if found.reasoning is not None:
+            message["reasoning_content"] = found.reasoning
+        if found.tool_calls:
+            message["tool_calls"] = [_call(call.id, call.name, call.arguments) for call in found.tool_calls]
         return message
 
 
-def _reason(reason: str, calls: bool) -> str:
+def _reason(reason: str | None, calls: bool) -> str | None:
     return "tool_calls" if calls and reason == "stop" else reason
 
 

@@ -19,7 +19,7 @@ from pyvelo.server import (
     sessions,
     tokens,
 )
-from pyvelo.server.anthropic import anthropic_error
+from pyvelo.server.anthropic_form import anthropic_error
 from pyvelo.server.errors import HttpError, openai_error
 from pyvelo.server.ollama import ollama_error
 

@@ -11,10 +11,12 @@ import pytest
 from pyvelo import LLM
 from pyvelo.demo import DEMO_MODEL
 from pyvelo.server.settings import Settings
+from tests.chat.upstream_templates import upstream_template
 
 from .servers import SETTINGS, Server
 
 Serve = Callable[..., Server]
+WithTemplate = Callable[[str], Server]
 
 
 @pytest.fixture(scope="session")
@@ -39,6 +41,18 @@ def serve() -> Iterator[Serve]:
             return server
 
         yield start
+
+
+@pytest.fixture
+def with_template(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> WithTemplate:
+    """Return a function that starts a server whose model has another chat template."""
+
+    def start(name: str) -> Server:
+        server = serve(n_ctx=2048)
+        monkeypatch.setattr(server.serving.chats, "_known", {"": upstream_template(name)})
+        return server
+
+    return start
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from anthropic.types import TextBlock
 from pyvelo import LLM, SamplingParams
 from pyvelo.chat.template import BUILT_IN, ChatTemplate
 from pyvelo.errors import RequestError
-from pyvelo.server.anthropic import MessageForm, anthropic_error
+from pyvelo.server.anthropic_form import MessageForm, anthropic_error
 from pyvelo.server.auth import read_keys
 from pyvelo.server.errors import HttpError
 
@@ -111,7 +111,7 @@ def test_events(client: anthropic.Anthropic, oracle: LLM) -> None:
 def test_pings_and_bytes_of_events(server: Server) -> None:
     answer = server.post("/v1/messages", {**RAW, "max_tokens": 1, "messages": [USER], "stream": True})
     blocks = answer.data.decode().split("\n\n")
-    assert blocks[2] == 'event: ping\ndata: {"type":"ping"}'
+    assert blocks[1] == 'event: ping\ndata: {"type":"ping"}'
     assert blocks.pop() == ""
     assert [block.split("\n")[0] for block in blocks[-3:]] == [
         "event: content_block_stop",
@@ -171,8 +171,13 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": ["a"]}]}, "messages[0].content[0]"),
     ({"messages": [{"role": "user"}]}, "content"),
     ({"system": [{"type": "image"}]}, "system[0].type='image'"),
-    ({"tools": [{"name": "f", "input_schema": {}}]}, "tools"),
-    ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
+    ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type='bash_20250124'"),
+    ({"tools": [{"name": "f", "input_schema": {}}], "tool_choice": {"type": "tool"}}, "tool_choice: give"),
+    ({"tool_choice": {"type": "any"}}, "tool_choice='required' needs tools"),
+    ({"thinking": {"type": "always"}}, "thinking.type='always'"),
+    ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "content[0].tool_use_id"),
+    ({"messages": [{"role": "user", "content": [{"type": "tool_use"}]}]}, "content[0].type='tool_use'"),
+    ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "1"}]}]}, "content[0].name"),
     ({"temperature": 1.5}, "temperature"),
     ({"stop_sequences": [""]}, "stop"),
     ({"output_config": {"format": {"type": "xml", "schema": {}}}}, "output_config"),

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from openai import BadRequestError, OpenAI
 
 from pyvelo.outputs import Completion, RequestOutput, RequestTimes, StreamPiece, Usage
+from pyvelo.server.answers import AnswerReader
 from pyvelo.server.chat import ChatForm
 from pyvelo.server.schemas import ChatRequest
 from pyvelo.server.serving import Serving
 from tests.chat.answers import ANSWERS, QWEN, Answer, function
 from tests.chat.test_tools import cut, parser_of
-from tests.chat.upstream_templates import upstream_template
 
-from .conftest import Serve
+from .conftest import WithTemplate
 
 COLOURS = ["red", "green"]
 PAINT = function("paint", ("colour",), colour={"type": "string", "enum": COLOURS})
@@ -31,7 +31,7 @@ QUESTION = [{"role": "user", "content": "Paint it."}]
 def form_of(answer: Answer) -> ChatForm:
     serving = SimpleNamespace(model_name="demo", fingerprint="f")
     form = ChatForm(cast(Serving, serving), "id", ChatRequest(messages=[{}]))
-    form._format = parser_of(answer)
+    form.reader = AnswerReader(parser_of(answer))
     return form
 
 
@@ -89,11 +89,8 @@ def test_the_whole_answer_has_the_same_parts(answer: Answer) -> None:
 
 
 @pytest.fixture
-def client(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenAI]:
-    """Return a client of a server whose model has a template with tools."""
-    server = serve(n_ctx=2048, model_name="demo")
-    monkeypatch.setattr(server.serving.chats, "_known", {"": upstream_template(QWEN)})
-    with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+def client(with_template: WithTemplate) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{with_template(QWEN).url}/v1", api_key="none", max_retries=0) as client:
         yield client
 
 
