@@ -15,7 +15,7 @@ __all__ = ["AnswerReader"]
 class AnswerReader:
     """Parser of the answers to one prompt. Without a format, their text is content.
 
-    called: numbers of the choices that have tool calls, among those that came in pieces.
+    called: numbers of the choices whose pieces had tool calls.
     """
 
     def __init__(self, answer: AnswerFormat | None = None) -> None:

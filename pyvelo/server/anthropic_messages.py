@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from pyvelo.server.contents import Part, as_content, text_part, text_parts
+from pyvelo.server.contents import Part, as_content, text_part, text_parts, with_names
 from pyvelo.server.errors import refused
 
 __all__ = ["AnthropicMessage", "chat_messages", "chat_tools", "tool_choice"]
@@ -45,7 +45,7 @@ def chat_messages(
                 turns.add(message.role, block, f"{where}.content[{place}]")
     for each in turns.found:
         each["content"] = as_content(each["content"])
-    return turns.found
+    return with_names(turns.found)
 
 
 class _Turns:
@@ -53,7 +53,6 @@ class _Turns:
 
     def __init__(self) -> None:
         self.found: list[dict[str, Any]] = []
-        self._names: dict[str, str] = {}  # of functions, by the ids of their calls
 
     def of(self, role: str) -> dict[str, Any]:
         """Return the last message if it has this role, else a new one."""
@@ -81,16 +80,18 @@ class _Turns:
         name, given = _string(block, "name", where), block.get("input")
         if not isinstance(given, dict):
             raise refused("messages", f"{where}.input must be an object")
-        self._names[_string(block, "id", where)] = name
-        return {"id": block["id"], "type": "function", "function": {"name": name, "arguments": given}}
+        return {
+            "id": _string(block, "id", where),
+            "type": "function",
+            "function": {"name": name, "arguments": given},
+        }
 
     def _result(self, block: Mapping[str, Any], where: str) -> dict[str, Any]:
         call, content = _string(block, "tool_use_id", where), block.get("content")
         parts: list[Part] = []
         if content is not None:
             parts = text_parts(content, TEXT, f"{where}.content", "messages")
-        named = {"name": self._names[call]} if call in self._names else {}
-        return {"role": "tool", "tool_call_id": call, "content": parts, **named}
+        return {"role": "tool", "tool_call_id": call, "content": parts}
 
 
 def _string(block: Mapping[str, Any], name: str, where: str) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from pyvelo.server.errors import refused
 
-__all__ = ["as_content", "text_part", "text_parts", "thinking_arguments"]
+__all__ = ["as_content", "text_part", "text_parts", "thinking_arguments", "with_names"]
 
 Part = dict[str, Any]
 
@@ -39,8 +39,19 @@ def text_part(part: Any, kinds: Sequence[str], where: str, param: str) -> Part:
 
 
 def as_content(parts: Collection[Part]) -> str | list[Part]:
-    """Return parts as templates read them: those without parts show a string as it is."""
+    """Return parts as templates read them: some know strings only."""
     return [*parts] if len(parts) > 1 else "".join(part["text"] for part in parts)
+
+
+def with_names(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages in which the results of calls have the functions' names, which some templates show."""
+    named = []
+    names: dict[str, str] = {}
+    for message in messages:
+        names |= {call["id"]: call["function"]["name"] for call in message.get("tool_calls", ())}
+        call = message.get("tool_call_id")
+        named.append({**message, "name": names[call]} if call in names else dict(message))
+    return named
 
 
 def thinking_arguments(thinks: bool) -> dict[str, bool]:

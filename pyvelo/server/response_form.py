@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from pyvelo.chat.tool_parser import Delta
 from pyvelo.engine.output import outputs_of
 from pyvelo.outputs import RequestOutput, StreamPiece
+from pyvelo.server.answers import AnswerReader
 from pyvelo.server.chat import logprob_of
 from pyvelo.server.errors import HttpError
 from pyvelo.server.http import EVENTS, PING
+from pyvelo.server.response_output import ResponseItems
 
 if TYPE_CHECKING:
     from pyvelo.engine.async_loop import RequestStream
@@ -21,27 +23,28 @@ if TYPE_CHECKING:
 __all__ = ["ResponseForm"]
 
 _encode = msgspec.json.Encoder().encode
+_INCOMPLETE = {"length": "max_output_tokens", "timeout": "timeout"}
 
 
 class ResponseForm:
-    """Shape of a response with one message.
+    """Shape of a response.
 
     Args:
         echoed: fields that are known before the answer.
-        keep: called with the text and the response, before its end is sent.
+        keep: called with the response, before its end is sent.
     """
 
     media_type = EVENTS
     ping = PING
 
     def __init__(
-        self, serving: Serving, echoed: Mapping[str, Any], keep: Callable[[str, Mapping[str, Any]], None]
+        self, serving: Serving, echoed: Mapping[str, Any], keep: Callable[[Mapping[str, Any]], None]
     ) -> None:
         self._serving = serving
         self._echoed = echoed
         self._keep = keep
-        self._item_id = f"msg_{token_hex(16)}"
-        self._place: dict[str, Any] = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
+        self.reader = AnswerReader()
+        self._items = ResponseItems(self._event)
         self._n_events = 0
         self._stream: RequestStream
 
@@ -50,36 +53,27 @@ class ResponseForm:
         self._stream = stream
 
     def head(self, index: int) -> bytes:
-        """Return the events before the text."""
+        """Return the events before the answer."""
         response = self._response("in_progress", [], None)
-        item = self._item("in_progress", [])
-        return (
-            self._event("response.created", response=response)
-            + self._event("response.in_progress", response=response)
-            + self._event("response.output_item.added", output_index=0, item=item)
-            + self._event("response.content_part.added", **self._place, part=_text_part("", []))
-        )
+        begun = self._event("response.created", response=response)
+        return begun + self._event("response.in_progress", response=response)
 
     def piece(self, index: int, piece: StreamPiece) -> bytes:
-        """Return one event, unless the piece says nothing."""
-        if not piece.text and piece.logprob is None:
-            return b""
+        """Return the events of a piece, none if it says nothing; the last text has the token's logprobs."""
+        deltas = self.reader.push(index, piece)
         logprobs = [] if piece.logprob is None else [logprob_of(self._serving, piece.logprob)]
-        return self._event("response.output_text.delta", **self._place, delta=piece.text, logprobs=logprobs)
+        if logprobs and not deltas and (self.reader.plain or self._items.in_message):
+            deltas = [Delta()]
+        first = [self._items.add(delta) for delta in deltas[:-1]]
+        return b"".join([*first, *(self._items.add(delta, logprobs) for delta in deltas[-1:])])
 
     def end(self, usage: Mapping[str, Any]) -> bytes:
-        """Return the events after the text."""
+        """Return the events after the answer."""
         output = outputs_of(self._stream.submissions)[0]
+        status, logprobs = _status(output), self._logprobs(output)
+        ended = self._items.end(status, logprobs)
         response = self._ended(output, usage)
-        item = response["output"][0]
-        part = item["content"][0]
-        done = {"text": part["text"], "logprobs": part["logprobs"]}
-        return (
-            self._event("response.output_text.done", **self._place, **done)
-            + self._event("response.content_part.done", **self._place, part=part)
-            + self._event("response.output_item.done", output_index=0, item=item)
-            + self._event(f"response.{response['status']}", response=response)
-        )
+        return ended + self._event(f"response.{status}", response=response)
 
     def failed(self, error: HttpError) -> bytes:
         """Return the error."""
@@ -89,18 +83,21 @@ class ResponseForm:
 
     def answer(self, outputs: Sequence[RequestOutput], usage: Mapping[str, Any]) -> dict[str, Any]:
         """Return the whole answer."""
-        return self._ended(outputs[0], usage)
+        output = outputs[0]
+        for part in self.reader.parse(output.text).parts:
+            self._items.add(part)
+        self._items.end(_status(output), self._logprobs(output))
+        return self._ended(output, usage)
+
+    def _logprobs(self, output: RequestOutput) -> list[dict[str, Any]]:
+        return [logprob_of(self._serving, each) for each in output.outputs[0].logprobs or ()]
 
     def _ended(self, output: RequestOutput, usage: Mapping[str, Any]) -> dict[str, Any]:
         """Return the response, after it was stored."""
-        reason = {"length": "max_output_tokens", "timeout": "timeout"}.get(output.finish_reason)
-        status = "completed" if reason is None else "incomplete"
-        logprobs = [logprob_of(self._serving, each) for each in output.outputs[0].logprobs or ()]
-        item = self._item(status, [_text_part(output.text, logprobs)])
-        response = self._response(status, [item], usage)
-        if reason is not None:
-            response["incomplete_details"] = {"reason": reason}
-        self._keep(output.text, response)
+        response = self._response(_status(output), self._items.done, usage)
+        if output.finish_reason in _INCOMPLETE:
+            response["incomplete_details"] = {"reason": _INCOMPLETE[output.finish_reason]}
+        self._keep(response)
         return response
 
     def _response(
@@ -109,18 +106,14 @@ class ResponseForm:
         shown = {"status": status, "output": output, "usage": usage and _usage(usage)}
         return {**self._echoed, "error": None, "incomplete_details": None, **shown}
 
-    def _item(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
-        common = {"id": self._item_id, "type": "message", "role": "assistant"}
-        return {**common, "status": status, "content": content}
-
     def _event(self, kind: str, **fields: Any) -> bytes:
         number, self._n_events = self._n_events, self._n_events + 1
         data = _encode({"type": kind, "sequence_number": number, **fields})
         return b"event: %s\ndata: %s\n\n" % (kind.encode(), data)
 
 
-def _text_part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+def _status(output: RequestOutput) -> str:
+    return "incomplete" if output.finish_reason in _INCOMPLETE else "completed"
 
 
 def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,12 +12,15 @@ import msgspec
 from msgspec import Meta, Struct
 
 from pyvelo.server.chat import chat_prompt, params_of
+from pyvelo.server.contents import thinking_arguments, with_names
 from pyvelo.server.errors import HttpError, not_found, refused
 from pyvelo.server.generation import Job, answer_job
 from pyvelo.server.response_form import ResponseForm
+from pyvelo.server.response_items import chat_messages, chat_tools
 from pyvelo.server.response_store import Turn
 from pyvelo.server.schemas import (
     MAX_MESSAGES,
+    MAX_TOOLS,
     MAX_TOP_LOGPROBS,
     ChatRequest,
     JsonSchemaFormat,
@@ -36,8 +39,8 @@ __all__ = ["create_response", "delete_response", "show_response"]
 _encode = msgspec.json.Encoder().encode
 
 LOGPROBS = "message.output_text.logprobs"
-ROLES = ("user", "assistant", "system", "developer")
-PARTS = ("input_text", "output_text", "text")
+REASONING = "reasoning.encrypted_content"
+"""Asks for reasoning that a later request can give back; here its text can."""
 
 
 class ResponseTextFormat(Struct, kw_only=True):
@@ -70,6 +73,10 @@ class ResponsesRequest(Struct, kw_only=True):
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     text: ResponseText | None = None
     reasoning: ResponseReasoning | None = None
+    tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: int | None = None  # of tools that OpenAI's servers run
     include: list[str] | None = None
     stream: bool = False
     stream_options: dict[str, Any] | None = None
@@ -94,16 +101,17 @@ async def create_response(
     request = convert(body, ResponsesRequest)
     adapter = serving.check_model(request.model)
     before = _previous(serving, ticket, request.previous_response_id)
-    own = _messages(request.input)
+    own = chat_messages(request.input)
     system = [{"role": "system", "content": request.instructions}] if request.instructions else []
-    as_chat = _chat(request, [*system, *(before.messages if before is not None else ()), *own])
+    earlier = before.messages if before is not None else ()
+    as_chat = _chat(request, with_names([*system, *earlier, *own]))
     as_chat.lora = adapter
     params = params_of(serving, exchange, ticket, as_chat)
     name = f"resp_{token_hex(16)}"
     echoed = _echoed(request, name, serving.model_name)
     echoed |= {"temperature": params.temperature, "top_p": params.top_p}
     form = ResponseForm(serving, echoed, _keeper(serving, ticket, request, before, own))
-    job = Job([partial(chat_prompt, serving, as_chat)], params, form, request.stream)
+    job = Job([partial(chat_prompt, serving, as_chat)], params, form, request.stream, adapt=form.reader.adapt)
     return await answer_job(serving, exchange, ticket, job)
 
 
@@ -143,12 +151,12 @@ def _keeper(
     request: ResponsesRequest,
     before: Turn | None,
     own: Sequence[Mapping[str, Any]],
-) -> Callable[[str, Mapping[str, Any]], None]:
-    """Return the function that stores the text of an answer and the answer."""
+) -> Callable[[Mapping[str, Any]], None]:
+    """Return the function that stores an answer."""
 
-    def keep(text: str, response: Mapping[str, Any]) -> None:
+    def keep(response: Mapping[str, Any]) -> None:
         if request.store is not False:
-            messages = [*own, {"role": "assistant", "content": text}]
+            messages = [*own, *chat_messages(response["output"])]
             serving.responses.add(ticket.tenant, response["id"], before, messages, _encode(response))
 
     return keep
@@ -156,12 +164,13 @@ def _keeper(
 
 def _chat(request: ResponsesRequest, messages: list[Any]) -> ChatRequest:
     """Return the request as a chat."""
-    other = next((each for each in request.include or () if each != LOGPROBS), None)
+    include = request.include or ()
+    other = next((each for each in include if each not in (LOGPROBS, REASONING)), None)
     if other is not None:
         raise refused("include", f"include: {other[:64]!r} is not supported: give {LOGPROBS}")
     if len(messages) > MAX_MESSAGES:
         raise refused("input", f"the conversation has {len(messages)} messages: at most {MAX_MESSAGES}")
-    wants_logprobs = bool(request.include)
+    wants_logprobs = LOGPROBS in include
     if request.top_logprobs is not None and not wants_logprobs:
         raise refused("top_logprobs", f"top_logprobs needs include: [{LOGPROBS!r}]")
     return ChatRequest(
@@ -173,11 +182,23 @@ def _chat(request: ResponsesRequest, messages: list[Any]) -> ChatRequest:
         logprobs=wants_logprobs,
         top_logprobs=request.top_logprobs,
         response_format=_format(request.text),
-        reasoning_effort=request.reasoning.effort if request.reasoning is not None else None,
+        **_effort(request.reasoning),
         **{name: getattr(request, name) for name in ("top_k", "min_p", "seed", "priority")},
         cache_salt=request.cache_salt,
+        tools=chat_tools(request.tools),
+        tool_choice=request.tool_choice,
+        parallel_tool_calls=request.parallel_tool_calls,
         timeout=request.timeout,
     )
+
+
+def _effort(reasoning: ResponseReasoning | None) -> dict[str, Any]:
+    """Return the fields for an effort of reasoning; "none" switches it off."""
+    effort = reasoning.effort if reasoning is not None else None
+    if effort is None:
+        return {}
+    found: dict[str, Any] = {"chat_template_kwargs": dict(thinking_arguments(effort != "none"))}
+    return found if effort == "none" else {**found, "reasoning_effort": effort}
 
 
 def _format(text: ResponseText | None) -> ResponseFormat | None:
@@ -191,40 +212,6 @@ def _format(text: ResponseText | None) -> ResponseFormat | None:
     if given.type not in ("text", "json_object"):
         raise refused("text", f"text.format.type={given.type[:64]!r}: give text, json_object or json_schema")
     return ResponseFormat(type=given.type)
-
-
-def _messages(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the input as messages of a chat."""
-    if isinstance(given, str):
-        return [{"role": "user", "content": given}]
-    return [_message(item, f"input[{number}]") for number, item in enumerate(given)]
-
-
-def _message(item: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return an item as a message; raise HttpError if it is something else."""
-    kind = item.get("type", "message")
-    if kind != "message":
-        raise refused("input", f"{where}.type={str(kind)[:64]!r} is not supported: give message")
-    role, content = item.get("role"), item.get("content")
-    if role not in ROLES:
-        raise refused("input", f"{where}.role={str(role)[:64]!r}: give {', '.join(ROLES)}")
-    if isinstance(content, str):
-        return {"role": role, "content": content}
-    if not isinstance(content, list):
-        raise refused("input", f"{where}.content must be a string or a list of parts")
-    parts = [_part(part, f"{where}.content[{number}]") for number, part in enumerate(content)]
-    if len(parts) == 1:
-        return {"role": role, "content": parts[0]["text"]}
-    return {"role": role, "content": parts}
-
-
-def _part(part: Any, where: str) -> dict[str, Any]:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if kind not in PARTS:
-        raise refused("input", f"{where}.type={str(kind)[:64]!r} is not supported: give input_text")
-    if not isinstance(part.get("text"), str):
-        raise refused("input", f"{where}.text must be a string")
-    return {"type": "text", "text": part["text"]}
 
 
 def _echoed(request: ResponsesRequest, name: str, model: str) -> dict[str, Any]:
@@ -246,12 +233,12 @@ def _echoed(request: ResponsesRequest, name: str, model: str) -> dict[str, Any]:
         "max_output_tokens": request.max_output_tokens,
         "metadata": request.metadata or {},
         "background": False,
-        "parallel_tool_calls": True,
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
         "reasoning": {"effort": effort, "summary": None},
         "store": request.store is not False,
         "text": {"format": shown},
-        "tool_choice": "auto",
-        "tools": [],
+        "tool_choice": request.tool_choice or "auto",
+        "tools": request.tools or [],
         "top_logprobs": request.top_logprobs or 0,
         "truncation": "disabled",
         "user": request.user,

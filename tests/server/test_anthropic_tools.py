@@ -148,7 +148,7 @@ def test_a_call_through_the_client(connect: Callable[[str], anthropic.Anthropic]
     [block] = message.content
     assert block.type == "tool_use"
     assert block.name == "paint"
-    assert block.input["colour"] in ("red", "green")  # type: ignore[index]
+    assert block.input["colour"] in ("red", "green")
     with client.messages.stream(**given) as stream:
         events = [event.type for event in stream]
         final = stream.get_final_message()
