@@ -22,7 +22,7 @@ from pyvelo.sampling import SamplingParams
 if TYPE_CHECKING:
     from pyvelo.native.chat_format import ChatFormat, ChatPlan
 
-__all__ = ["AnswerFormat", "AnswerFormats", "Vocabulary", "prepare"]
+__all__ = ["AnswerFormat", "AnswerFormats", "Vocabulary", "prepare", "thinks"]
 
 MAX_FORMATS = 16
 MAX_PLANS = 128
@@ -118,7 +118,7 @@ class AnswerFormats:
         Raises:
             RequestError: tools were asked for, and the template has no format for them.
         """
-        if not tools.functions and not _THINKS.search(template):
+        if not tools.functions and not thinks(template):
             return None
         try:
             plan = self._plan(template, prompt, messages, tools, arguments or {})
@@ -210,6 +210,11 @@ class AnswerFormats:
             while len(self._plans) > MAX_PLANS:
                 self._plans.popitem(last=False)
         return plan
+
+
+def thinks(template: str) -> bool:
+    """Return whether the source of a chat template has words of reasoning."""
+    return _THINKS.search(template) is not None
 
 
 def prepare(

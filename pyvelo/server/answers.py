@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 from pyvelo.chat.answer_format import AnswerFormat
 from pyvelo.chat.conversation import ChatPrompt
 from pyvelo.chat.tool_parser import Delta, ParsedMessage, ToolParser
@@ -9,7 +12,7 @@ from pyvelo.engine.input_processor import Prompt
 from pyvelo.outputs import StreamPiece
 from pyvelo.sampling import SamplingParams
 
-__all__ = ["AnswerReader"]
+__all__ = ["AnswerReader", "arguments_of"]
 
 
 class AnswerReader:
@@ -50,3 +53,12 @@ class AnswerReader:
     def parse(self, text: str) -> ParsedMessage:
         """Return the parts of a whole answer."""
         return ParsedMessage(text) if self._format is None else self._format.parse(text)
+
+
+def arguments_of(text: str) -> dict[str, Any] | None:
+    """Return the arguments of a call; None if the answer was cut within them."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,7 @@ import msgspec
 
 from pyvelo.chat.tool_parser import Delta
 from pyvelo.outputs import RequestOutput, StreamPiece
-from pyvelo.server.answers import AnswerReader
+from pyvelo.server.answers import AnswerReader, arguments_of
 from pyvelo.server.errors import HttpError
 from pyvelo.server.generation import usage_of
 from pyvelo.server.http import EVENTS
@@ -133,19 +132,11 @@ class MessageForm:
 def _block(delta: Delta, part: str | int | None = None) -> dict[str, Any]:
     """Return a part of an answer as a block."""
     if delta.index is not None:
-        return {"type": "tool_use", "id": delta.id, "name": delta.name, "input": _input(delta.arguments)}
+        given = arguments_of(delta.arguments) or {}
+        return {"type": "tool_use", "id": delta.id, "name": delta.name, "input": given}
     if (part or delta.part) == "reasoning":
         return {"type": "thinking", "thinking": delta.reasoning, "signature": ""}
     return {"type": "text", "text": delta.content}
-
-
-def _input(arguments: str) -> dict[str, Any]:
-    """Return the arguments of a call; {} if the answer was cut within them."""
-    try:
-        found = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 from msgspec import Meta, Struct
 
 from pyvelo._version import __version__
+from pyvelo.chat.answer_format import thinks
 from pyvelo.engine.input_processor import Prompt
 from pyvelo.server.chat import chat_prompt, params_of
+from pyvelo.server.contents import thinking_arguments
 from pyvelo.server.errors import HttpError, refused
 from pyvelo.server.generation import Job, answer_job
 from pyvelo.server.ollama_form import OllamaForm, now
-from pyvelo.server.schemas import MAX_MESSAGES, ChatRequest, ResponseFormat, Stops, convert
+from pyvelo.server.schemas import MAX_MESSAGES, MAX_TOOLS, ChatRequest, ResponseFormat, Stops, convert
 
 if TYPE_CHECKING:
     from pyvelo.engine.async_loop import RequestStream
@@ -56,6 +58,8 @@ IGNORED_OPTIONS = frozenset(
 )
 """Options of the program that Ollama starts; here the server's own settings count."""
 
+ROLES = ("system", "user", "assistant", "tool")
+
 OFF = {"typical_p": 1.0, "tfs_z": 1.0, "mirostat": 0}
 """Options of samplers that do not exist here, and the values that switch them off."""
 
@@ -73,6 +77,7 @@ class OllamaFields(Struct, kw_only=True):
 
 class OllamaChatRequest(OllamaFields, kw_only=True):
     messages: Annotated[list[dict[str, Any]], Meta(max_length=MAX_MESSAGES)] | None = None
+    tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)] | None = None
 
 
 class OllamaGenerateRequest(OllamaFields, kw_only=True):
@@ -102,7 +107,7 @@ async def chat(
         await exchange.answer(form.loaded())
         return None
     messages = [_message(message, f"messages[{number}]") for number, message in enumerate(request.messages)]
-    as_chat = _chat(request, messages)
+    as_chat = _chat(request, messages, request.tools)
     as_chat.lora = adapter
     prompt = partial(chat_prompt, serving, as_chat)
     return await _answer(serving, exchange, ticket, request, as_chat, prompt, form)
@@ -172,10 +177,19 @@ async def show(serving: Serving, exchange: Exchange, ticket: Ticket, body: Mappi
             "model_info": {
                 name: value for name, value in meta.items() if not name.startswith("tokenizer.chat_template")
             },
-            "capabilities": ["completion"] if serving.generates else ["embedding"],
+            "capabilities": _capabilities(serving),
             "modified_at": _created(serving),
         }
     )
+
+
+def _capabilities(serving: Serving) -> list[str]:
+    """Return what the model can do, by Ollama's names; its template tells of tools and reasoning."""
+    if not serving.generates:
+        return ["embedding"]
+    source = serving.chats.template.source
+    tools = ["tools"] if "tools" in source else []
+    return ["completion", *tools, *(["thinking"] if thinks(source) else [])]
 
 
 def ollama_error(error: HttpError) -> dict[str, Any]:
@@ -193,7 +207,8 @@ async def _answer(
     form: OllamaForm,
 ) -> RequestStream:
     params = params_of(serving, exchange, ticket, as_chat)
-    return await answer_job(serving, exchange, ticket, Job([prompt], params, form, request.stream))
+    job = Job([prompt], params, form, request.stream, adapt=form.reader.adapt)
+    return await answer_job(serving, exchange, ticket, job)
 
 
 def check_ollama_model(serving: Serving, name: str) -> str | None:
@@ -201,10 +216,10 @@ def check_ollama_model(serving: Serving, name: str) -> str | None:
     return serving.check_model(name.removesuffix(":latest"))
 
 
-def _chat(request: OllamaFields, messages: list[dict[str, Any]]) -> ChatRequest:
+def _chat(
+    request: OllamaFields, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
+) -> ChatRequest:
     """Return the request as OpenAI's clients write it; of num_predict, what is negative means no limit."""
-    if request.think not in (None, False):
-        raise refused("think", "think is not supported: reasoning cannot be parsed yet")
     options = _options(request.options or {})
     most = options.num_predict
     if most == 0:
@@ -223,7 +238,9 @@ def _chat(request: OllamaFields, messages: list[dict[str, Any]]) -> ChatRequest:
         presence_penalty=options.presence_penalty,
         frequency_penalty=options.frequency_penalty,
         response_format=_format(request.format),
-        chat_template_kwargs=None if request.think is None else {"enable_thinking": False},
+        chat_template_kwargs=None if request.think is None else dict(thinking_arguments(bool(request.think))),
+        reasoning_effort=request.think if isinstance(request.think, str) else None,
+        tools=tools,
     )
 
 
@@ -260,16 +277,40 @@ def _format(given: str | dict[str, Any] | None) -> ResponseFormat | None:
 
 
 def _message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return a message of text; raise HttpError if it has something else."""
-    for name in ("images", "tool_calls", "tool_name"):
-        if message.get(name):
-            raise refused("messages", f"{where}.{name} is not supported: messages are text")
+    """Return a message as a chat has it; raise HttpError if it has something else than text and calls."""
+    if message.get("images"):
+        raise refused("messages", f"{where}.images is not supported: messages are text")
     role, content = message.get("role"), message.get("content")
-    if role not in ("system", "user", "assistant"):
-        raise refused("messages", f"{where}.role={str(role)[:64]!r}: give system, user or assistant")
-    if not isinstance(content, str):
+    if role not in ROLES:
+        raise refused("messages", f"{where}.role={str(role)[:64]!r}: give {', '.join(ROLES)}")
+    calls = _calls(message.get("tool_calls"), where)
+    if not isinstance(content, str) and not (content is None and calls):
         raise refused("messages", f"{where}.content must be a string")
-    return {"role": role, "content": content}
+    found: dict[str, Any] = {"role": role, "content": content or ""}
+    if calls:
+        found["tool_calls"] = calls
+    names = {"thinking": "reasoning_content", "tool_name": "name", "tool_call_id": "tool_call_id"}
+    for name, other in names.items():
+        if message.get(name) is not None:
+            if not isinstance(message[name], str):
+                raise refused("messages", f"{where}.{name} must be a string")
+            found[other] = message[name]
+    return found
+
+
+def _calls(given: Any, where: str) -> list[dict[str, Any]]:
+    """Return the calls of a message."""
+    calls = []
+    for number, call in enumerate(given if isinstance(given, list) else ()):
+        function = call.get("function") if isinstance(call, dict) else None
+        fields = function if isinstance(function, dict) else {}
+        name, arguments = fields.get("name"), fields.get("arguments")
+        if not isinstance(name, str) or not isinstance(arguments, (dict, str, type(None))):
+            place = f"{where}.tool_calls[{number}]"
+            raise refused("messages", f"{place}.function must have a name and arguments")
+        named = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
+        calls.append({**named, "type": "function", "function": {"name": name, "arguments": arguments or {}}})
+    return calls
 
 
 def _models(serving: Serving) -> list[dict[str, Any]]:

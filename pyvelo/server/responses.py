@@ -40,7 +40,7 @@ _encode = msgspec.json.Encoder().encode
 
 LOGPROBS = "message.output_text.logprobs"
 REASONING = "reasoning.encrypted_content"
-"""Asks for reasoning that a later request can give back; here its text can."""
+"""Asks for reasoning in a form that a later request can have; here its text can."""
 
 
 class ResponseTextFormat(Struct, kw_only=True):

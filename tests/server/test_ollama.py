@@ -146,10 +146,16 @@ def test_models_and_version(client: ollama.Client, server: Server) -> None:
 
 CASES: list[tuple[str, dict[str, Any], str]] = [
     ("chat", {"messages": [{"role": "user", "content": "a", "images": ["aa"]}]}, "messages[0].images"),
-    ("chat", {"messages": [{"role": "tool", "content": "a"}]}, "messages[0].role='tool'"),
+    ("chat", {"messages": [{"role": "developer", "content": "a"}]}, "messages[0].role='developer'"),
+    (
+        "chat",
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": "f"}]}]},
+        "messages[0].tool_calls[0].function",
+    ),
+    ("chat", {"messages": [{"role": "tool", "content": "a", "tool_name": 1}]}, "messages[0].tool_name"),
     ("chat", {"messages": [{"role": "user"}]}, "messages[0].content"),
     ("chat", {"messages": [USER], "tools": [{}]}, "tools"),
-    ("chat", {"messages": [USER], "think": True}, "think"),
+    ("chat", {"messages": [USER], "think": 5}, "think"),
     ("chat", {"messages": [USER], "format": "xml"}, "format='xml'"),
     ("chat", {"messages": [USER], "options": {"mirostat": 1}}, "options.mirostat"),
     ("chat", {"messages": [USER], "options": {"typical_p": 0.5}}, "options.typical_p"),
