@@ -9,9 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from scripts._common import ROOT, ScriptError
+from scripts._common import ScriptError
 
 __all__ = ["Address", "served"]
+
+
+PROGRAM = f"import sys; sys.path[:] = {sys.path!r}; from pyvelo.cli import main; main()"
+"""The command pyvelo of the package that this process imports: installed, or of the checkout."""
 
 
 class Address(NamedTuple):
@@ -35,8 +39,8 @@ def served(*options: str) -> Iterator[Address]:
 
     Raises: ScriptError if it does not start.
     """
-    command = [sys.executable, "-m", "pyvelo", "serve", "--port", "0", "--quiet", *options]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    command = [sys.executable, "-c", PROGRAM, "serve", "--port", "0", "--quiet", *options]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         line = server.stdout.readline() if server.stdout is not None else ""
         found = re.search(r"http://([^:]+):(\d+)/v1", line)

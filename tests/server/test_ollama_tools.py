@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import ollama
@@ -63,8 +65,20 @@ def test_a_call_that_was_cut_is_not_shown() -> None:
     assert parts_of([_shown(form.reader.parse(text).parts)]) == found
 
 
-def test_calls_and_results_in_the_history(with_template: WithTemplate) -> None:
-    client = ollama.Client(host=with_template(QWEN).url)
+@pytest.fixture
+def connect(with_template: WithTemplate) -> Iterator[Callable[[str], ollama.Client]]:
+    with ExitStack() as stack:
+
+        def start(template: str) -> ollama.Client:
+            client = ollama.Client(host=with_template(template).url)
+            stack.callback(client._client.close)
+            return client
+
+        yield start
+
+
+def test_calls_and_results_in_the_history(connect: Callable[[str], ollama.Client]) -> None:
+    client = connect(QWEN)
     question: Any = {"role": "user", "content": "Sing."}
     turns: Any = [
         question,
@@ -81,8 +95,8 @@ def test_calls_and_results_in_the_history(with_template: WithTemplate) -> None:
     assert answer.tool_calls is None
 
 
-def test_reasoning_through_the_client(with_template: WithTemplate) -> None:
-    client = ollama.Client(host=with_template("Qwen-QwQ-32B").url)
+def test_reasoning_through_the_client(connect: Callable[[str], ollama.Client]) -> None:
+    client = connect("Qwen-QwQ-32B")
     question: Any = [{"role": "user", "content": "Hi"}]
     message = client.chat("demo", question, think=True, options=OPTIONS).message
     assert message.thinking
