@@ -90,10 +90,15 @@ class ChatPrompt(tuple[int, ...]):
 
 
 class Chats:
-    """Chat templates of one model, each compiled at its first use. Thread-safe."""
+    """Chat templates of one model, each compiled at its first use. Thread-safe.
 
-    def __init__(self, model: Model) -> None:
+    Args:
+        template: Jinja source, or the name of a built-in template, that replaces the model's own ones.
+    """
+
+    def __init__(self, model: Model, template: str | None = None) -> None:
         self._model = model
+        self._replacement = template
         self._lock = threading.Lock()
         self._known: dict[str, ChatTemplate] = {}
         self._given: dict[str, ChatTemplate] = {}
@@ -222,11 +227,18 @@ class Chats:
         with self._lock:
             if not self._known:
                 named = {name: self._make(source, name) for name, source in BUILT_IN.items()}
-                for key, source in self._model.meta.items():
-                    if key == KEY or key.startswith(KEY + "."):
-                        named[key[len(KEY) + 1 :]] = self._make(source, key)
+                for key, source in self._sources().items():
+                    named[key[len(KEY) + 1 :]] = self._make(source, key)
                 self._known = named
             return self._known
+
+    def _sources(self) -> Mapping[str, str]:
+        """Return the templates of the model by their keys, or what replaces them."""
+        if self._replacement is not None:
+            return {KEY: BUILT_IN.get(self._replacement, self._replacement)}
+        return {
+            key: source for key, source in self._model.meta.items() if key == KEY or key.startswith(KEY + ".")
+        }
 
     def _make(self, source: str, name: str) -> ChatTemplate:
         vocab = self._model.vocab

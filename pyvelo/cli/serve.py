@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
+from pyvelo.chat.template import BUILT_IN
 from pyvelo.cli import options as opt
 from pyvelo.cli.terminal import print_out
 from pyvelo.cli.values import parse_lora
@@ -29,8 +30,22 @@ KEY_VARIABLE = "PYVELO_API_KEY"
 
 Host = Annotated[str, Option(help="Address to listen at; without keys only this machine's own.")]
 Port = Annotated[int, Option(min=0, max=65535, help="Port to listen at; 0: a free one.")]
-Name = Annotated[
-    str | None, Option("--model-name", help="Name of the model for clients.", show_default="of its file")
+Names = Annotated[
+    list[str] | None,
+    Option(
+        "--model-name",
+        help='Name of the model for clients; may be repeated; "*": any.',
+        show_default="of its file",
+    ),
+]
+Template = Annotated[
+    str | None,
+    Option(
+        "--chat-template",
+        metavar="FILE",
+        help="File of a Jinja template, or the name of a built-in one (chatml), instead of the model's.",
+        show_default=False,
+    ),
 ]
 KeyFile = Annotated[
     Path | None,
@@ -89,7 +104,8 @@ def serve(
     model: opt.DemoOrModel = str(DEMO_MODEL),
     host: Host = "127.0.0.1",
     port: Port = 8000,
-    model_name: Name = None,
+    model_name: Names = None,
+    chat_template: Template = None,
     api_key_file: KeyFile = None,
     insecure: Insecure = False,
     cors_origin: Origins = None,
@@ -127,7 +143,8 @@ def serve(
     keys = read_keys(api_key_file, os.environ.get(KEY_VARIABLE, "").split(","))
     check_address(host, keys.needed, insecure)
     settings = Settings(
-        model_name=model_name,
+        model_names=tuple(model_name or ()),
+        chat_template=_template_of(chat_template),
         keys=keys,
         origins=tuple(cors_origin or ()),
         hosts=tuple(name.lower() for name in allow_host or ()),
@@ -142,6 +159,16 @@ def serve(
     _log_to_stderr(quiet)
     Serve(config, settings, host=host, port=port, drain=drain, ready=_ready).run()
     return 0
+
+
+def _template_of(given: str | None) -> str | None:
+    """Return the source of a chat template; raise ConfigError if its file cannot be read."""
+    if given is None or given in BUILT_IN:
+        return given
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--chat-template={given}: {error}; built-in: {', '.join(BUILT_IN)}") from None
 
 
 def _by_name(loras: Sequence[tuple[str, float]]) -> dict[str, tuple[str, float]] | None:

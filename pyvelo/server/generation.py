@@ -52,7 +52,7 @@ class Form(Protocol):
     def failed(self, error: HttpError) -> bytes:
         """Return the last events of a stream that breaks off."""
 
-    def answer(self, outputs: Sequence[RequestOutput], usage: Mapping[str, Any]) -> dict[str, Any]:
+    def answer(self, outputs: Sequence[RequestOutput], usage: Mapping[str, Any]) -> Any:
         """Return the whole answer."""
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from pyvelo._version import __version__
-from pyvelo.server import anthropic, ollama, ollama_embed, responses, schemas, sessions
+from pyvelo.server import anthropic, llama_server, ollama, ollama_embed, responses, schemas, sessions
 
 __all__ = ["openapi"]
 
@@ -23,6 +23,9 @@ _POSTS: dict[str, tuple[type[msgspec.Struct], str]] = {
         "Count the tokens of a conversation.",
     ),
     "/v1/responses": (responses.ResponsesRequest, "Answer a conversation, or the next turn of one."),
+    "/completion": (llama_server.LlamaCompletion, "Continue a prompt, as llama-server."),
+    "/apply-template": (schemas.ChatRequest, "Return the prompt of a conversation, as llama-server."),
+    "/v1/chat/completions/input_tokens": (schemas.ChatRequest, "Count the tokens of a conversation."),
     "/api/chat": (ollama.OllamaChatRequest, "Answer a conversation, as Ollama."),
     "/api/generate": (ollama.OllamaGenerateRequest, "Answer a prompt, as Ollama."),
     "/api/embed": (ollama_embed.OllamaEmbedRequest, "Return the vectors of texts, as Ollama."),
@@ -42,6 +45,7 @@ _GETS = {
     "/tokenizer_info": "Special tokens and chat template.",
     "/v1/blocks/stream": "The block map and its changes, as server-sent events.",
     "/v1/responses/{id}": "A stored response.",
+    "/props": "Properties of the model, as llama-server.",
     "/api/tags": "The model, as Ollama.",
     "/api/ps": "The model that is loaded, as Ollama.",
     "/api/version": "The version of PyVelo, as Ollama.",
@@ -54,6 +58,7 @@ _KINDS = {"/metrics": "text/plain", "/v1/blocks/stream": "text/event-stream"}
 _EVENTS = (
     "/v1/completions",
     "/v1/chat/completions",
+    "/completion",
     "/v1/messages",
     "/v1/responses",
     "/v1/sessions/{id}/generate",

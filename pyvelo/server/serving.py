@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Serving"]
 
+ANY = "*"
+"""Name of a model that stands for every name."""
 MAX_RESPONSES = 1024
 """Responses of a key that later requests may continue."""
 MAX_RESPONSE_CHARACTERS = 64 << 20
@@ -41,9 +43,11 @@ class Serving:
     def __init__(self, loop: AsyncEngineLoop, config: EngineConfig, settings: Settings) -> None:
         engine = loop.engine
         self.loop, self.engine = loop, engine
-        self.chats = Chats(engine.model)
+        self.chats = Chats(engine.model, settings.chat_template)
         self.created = int(time.time())
-        self.model_name = settings.model_name or _name_of(config.model)
+        self.names = settings.model_names or (_name_of(config.model),)
+        self.model_name = next((name for name in self.names if name != ANY), _name_of(config.model))
+        self.model_file = PurePath(str(config.model)).name
         self.fingerprint = _fingerprint(config)
         self.generates = engine.parts is not None
         self.stats: EngineStats | None = None
@@ -87,11 +91,13 @@ class Serving:
 
     def check_model(self, name: str | None) -> str | None:
         """Return the adapter that the name of a model selects, None without one; raise HttpError 404."""
-        if not name or name in (self.model_name, "default"):
+        if not name or name in self.names or name == "default":
             return None
         if name in self.adapters:
             return name
-        known = " and ".join(map(repr, (self.model_name, *self.adapters)))
+        if ANY in self.names:
+            return None
+        known = " and ".join(map(repr, (*self.names, *self.adapters)))
         raise HttpError(
             404,
             f"the model {name[:200]!r} is not served here; this server has {known}",

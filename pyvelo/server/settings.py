@@ -13,7 +13,9 @@ __all__ = ["Settings"]
 class Settings:
     """Limits of a server.
 
-    model_name: for clients; None: the name of the model's file.
+    model_names: for clients, the first of them in answers ("*": any name is the model's); none: the name of
+        the model's file.
+    chat_template: Jinja source, or a built-in name, that replaces the model's.
     keys: of the clients; none: no key is needed.
     origins: of web pages that may call the server ("*": any); none: CORS is off.
     hosts: names of the server in the header Host ("*": any); needed only without keys, see `check_page`.
@@ -27,7 +29,8 @@ class Settings:
     page: a page at / shows the block map and has a chat.
     """
 
-    model_name: str | None = None
+    model_names: tuple[str, ...] = ()
+    chat_template: str | None = None
     keys: Keys = field(default_factory=Keys)
     origins: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()

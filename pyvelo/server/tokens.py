@@ -18,8 +18,9 @@ __all__ = ["detokenize", "tokenize", "tokenizer_info"]
 
 
 async def tokenize(serving: Serving, exchange: Exchange, ticket: Ticket, body: Mapping[str, Any]) -> None:
-    """Answer with the tokens of a text or of a conversation."""
-    request = convert(body, TokenizeRequest)
+    """Answer with the tokens of a text or of a conversation; as llama-server if the text is in `content`."""
+    as_llama = "content" in body
+    request = convert({"add_special": False, **body} if as_llama else body, TokenizeRequest)
     serving.check_model(request.model)
     if (request.prompt is None) == (request.messages is None):
         raise refused("prompt", "give either prompt or messages")
@@ -32,7 +33,9 @@ async def tokenize(serving: Serving, exchange: Exchange, ticket: Ticket, body: M
 
     found = await serving.loop.preparer.run(make)
     answer: dict[str, Any] = {"count": len(found), "max_model_len": serving.engine.n_ctx, "tokens": found}
-    if request.return_token_strs:
+    if as_llama and request.return_token_strs:
+        answer["tokens"] = [{"id": token, "piece": _piece(serving.token_bytes(token))} for token in found]
+    elif request.return_token_strs:
         answer["token_strs"] = [serving.token_text(token) for token in found]
     await exchange.answer(answer)
 
@@ -47,7 +50,16 @@ async def detokenize(serving: Serving, exchange: Exchange, ticket: Ticket, body:
         raise refused("tokens", f"token {wrong} does not exist: ids go from 0 to {n_vocab - 1}")
     model = serving.engine.model
     text = await serving.loop.preparer.run(lambda: model.detokenize(request.tokens, special=True))
-    await exchange.answer({"prompt": text.decode("utf-8", "replace")})
+    shown = text.decode("utf-8", "replace")
+    await exchange.answer({"prompt": shown, "content": shown})
+
+
+def _piece(raw: bytes) -> str | list[int]:
+    """Return the text of a token, or its bytes if they are no whole characters."""
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return list(raw)
 
 
 def tokenizer_info(serving: Serving) -> dict[str, Any]:

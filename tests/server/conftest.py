@@ -23,7 +23,7 @@ WithTemplate = Callable[[str], Server]
 def server() -> Iterator[Server]:
     """Return a server that all tests share: a test may not count on its cache or its counters alone."""
     with ExitStack() as stack:
-        opened = Server(Settings(model_name="demo"))
+        opened = Server(Settings(model_names=("demo",)))
         stack.callback(opened.close)
         yield opened
 
@@ -36,7 +36,7 @@ def serve() -> Iterator[Serve]:
         def start(*, send_buffer: int = 0, **given: Any) -> Server:
             names = Settings.__dataclass_fields__
             settings = {name: given.pop(name) for name in list(given) if name in names}
-            server = Server(Settings(**{"model_name": "demo", **settings}), send_buffer, **given)
+            server = Server(Settings(**{"model_names": ("demo",), **settings}), send_buffer, **given)
             stack.callback(server.close)
             return server
 

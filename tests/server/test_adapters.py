@@ -33,7 +33,7 @@ def adapters(tiny_model_f32: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(scope="module")
 def adapted(tiny_model_f32: Path, adapters: dict[str, tuple[str, float]]) -> Iterator[Server]:
-    server = Server(Settings(model_name="demo"), model=tiny_model_f32, lora=adapters)
+    server = Server(Settings(model_names=("demo",)), model=tiny_model_f32, lora=adapters)
     yield server
     server.close()
 

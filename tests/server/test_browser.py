@@ -213,7 +213,7 @@ def test_an_answer_can_be_stopped(page: Any, endless_model: Path) -> None:
 
 def test_text_is_never_markup(page: Any) -> None:
     name = "<img src=x onerror=alert(1)>"
-    with serving(Settings(page=True, model_name=name)) as server:
+    with serving(Settings(page=True, model_names=(name,))) as server:
         visit(page, server)
         assert page.text_content("#model") == name
         say(page, name)

@@ -124,7 +124,7 @@ def test_a_flag_adds_the_names_of_vllm(serve: Serve, flag: bool) -> None:
 
 
 def test_a_model_name_with_quotes_is_escaped(serve: Serve) -> None:
-    server = serve(n_ctx=64, model_name='a "b"\\c')
+    server = serve(n_ctx=64, model_names=('a "b"\\c',))
     text = server.get("/metrics").data.decode()
     names = {
         sample.labels["model_name"]

@@ -39,7 +39,7 @@ def test_models_are_listed(client: OpenAI) -> None:
 
 
 def test_a_name_with_slashes_is_found(serve: Serve) -> None:
-    server = serve(n_ctx=64, model_name="org/model:Q4_0")
+    server = serve(n_ctx=64, model_names=("org/model:Q4_0",))
     with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         assert client.models.retrieve("org/model:Q4_0").id == "org/model:Q4_0"
         assert client.completions.create(model="org/model:Q4_0", prompt="a", max_tokens=1).choices

@@ -1,0 +1,197 @@
+"""/completion, /apply-template, /props and token counts, as llama-server's clients call them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from math import inf
+from typing import TYPE_CHECKING, Annotated, Any
+
+from msgspec import Meta
+
+from pyvelo._version import __version__
+from pyvelo.engine.input_processor import Prompt
+from pyvelo.sampling import SamplingParams
+from pyvelo.server.chat import chat_prompt
+from pyvelo.server.errors import refused
+from pyvelo.server.generation import Job, answer_job
+from pyvelo.server.llama_server_form import LlamaForm, settings_of
+from pyvelo.server.params import completion_params, request_timeout
+from pyvelo.server.schemas import MAX_PROMPTS, ChatRequest, CompletionRequest, convert
+
+if TYPE_CHECKING:
+    from pyvelo.engine.async_loop import RequestStream
+    from pyvelo.native import Model
+    from pyvelo.server.admission import Ticket
+    from pyvelo.server.http import Exchange
+    from pyvelo.server.serving import Serving
+
+__all__ = ["LlamaCompletion", "apply_template", "complete", "count_tokens", "props"]
+
+DEFAULT = SamplingParams(max_tokens=None, temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
+"""Parameters of a request that gives none, as in llama-server."""
+
+OTHER_NAMES = {"n_predict": "max_tokens", "n_probs": "logprobs"}
+
+IGNORED = frozenset(
+    {
+        *("cache_prompt", "id_slot", "slot_id", "n_cache_reuse", "n_keep", "n_discard", "min_keep"),
+        *("timings_per_token", "return_progress", "backend_sampling", "verbose"),
+        *("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
+        *("xtc_threshold", "dynatemp_exponent", "mirostat_tau", "mirostat_eta", "repeat_last_n"),
+    }
+)
+"""Fields that change no answer here: those of a slot, and details of samplers that are off."""
+
+OFF = {
+    **{"dry_multiplier": 0, "xtc_probability": 0, "dynatemp_range": 0, "mirostat": 0, "typical_p": 1},
+    **{"top_n_sigma": -1, "n_indent": 0, "t_max_predict_ms": -1, "post_sampling_probs": False},
+}
+"""Fields of what does not exist here, and the values that switch it off; so do null and 0."""
+
+
+class LlamaCompletion(CompletionRequest, kw_only=True):
+    max_tokens: Annotated[int, Meta(ge=0)] | None = None
+    return_tokens: bool = False
+    response_fields: Annotated[list[str], Meta(max_length=64)] | None = None
+
+
+async def complete(
+    serving: Serving, exchange: Exchange, ticket: Ticket, body: Mapping[str, Any]
+) -> RequestStream:
+    """Answer one prompt or several."""
+    prompts = _prompts(serving.engine.model, body.get("prompt"))
+    request = convert({**_fields(body), "prompt": ""}, LlamaCompletion)
+    request.lora = request.lora or serving.check_model(request.model)
+    request.logit_bias = _bias(serving.engine.model, body.get("logit_bias"))
+    timeout = request_timeout(request, exchange.header("request-timeout-ms"))
+    params = completion_params(request, ticket.tenant, timeout, DEFAULT)
+    silent = request.max_tokens == 0
+    form = LlamaForm(serving, request, params, silent, several=isinstance(prompts, list))
+    found = prompts if isinstance(prompts, list) else [prompts]
+    return await answer_job(serving, exchange, ticket, Job(found, params, form, request.stream, silent))
+
+
+async def apply_template(
+    serving: Serving, exchange: Exchange, ticket: Ticket, body: Mapping[str, Any]
+) -> None:
+    """Answer with the prompt of a conversation as text."""
+    request = convert(body, ChatRequest)
+    serving.check_model(request.model)
+    prompt = await serving.loop.preparer.run(partial(chat_prompt, serving, request))
+    await exchange.answer({"prompt": prompt.text})
+
+
+async def count_tokens(serving: Serving, exchange: Exchange, ticket: Ticket, body: Mapping[str, Any]) -> None:
+    """Answer with the number of tokens of a conversation."""
+    request = convert(body, ChatRequest)
+    serving.check_model(request.model)
+    prompt = await serving.loop.preparer.run(partial(chat_prompt, serving, request))
+    await exchange.answer({"input_tokens": len(prompt)})
+
+
+async def props(serving: Serving, exchange: Exchange) -> None:
+    """Answer with the properties of the model and the parameters of a request that gives none."""
+    model, n_ctx = serving.engine.model, serving.engine.n_ctx
+    vocab, info = model.vocab, model.info
+
+    def named(token: int | None) -> str:
+        return "" if token is None else serving.token_text(token)
+
+    await exchange.answer(
+        {
+            "default_generation_settings": {"n_ctx": n_ctx, "params": settings_of(DEFAULT, streams=False)},
+            "total_slots": serving.engine.limits.max_seqs if serving.generates else 1,
+            "model_alias": serving.model_name,
+            "model_path": serving.model_file,
+            "modalities": {"vision": False, "audio": False},
+            "chat_template": serving.chats.template.source,
+            "bos_token": named(vocab.bos),
+            "eos_token": named(vocab.eos),
+            "n_params": info.n_params,
+            "build_info": f"pyvelo {__version__}",
+        }
+    )
+
+
+def _prompts(model: Model, given: Any) -> list[Prompt | Callable[[], Prompt]] | Prompt | Callable[[], Prompt]:
+    """Return a prompt, or a list of them: a text, token ids, texts between token ids, or an object of a text.
+
+    Raises: HttpError if it is none of them.
+    """
+    if isinstance(given, list) and given and not any(_is_id(item) for item in given):
+        if len(given) > MAX_PROMPTS:
+            raise refused("prompt", f"prompt has {len(given)} items: give up to {MAX_PROMPTS}")
+        return [_prompt(model, item, f"prompt[{number}]") for number, item in enumerate(given)]
+    return _prompt(model, given, "prompt")
+
+
+def _prompt(model: Model, given: Any, where: str) -> Prompt | Callable[[], Prompt]:
+    if isinstance(given, dict):
+        if given.get("multimodal_data"):
+            raise refused("prompt", f"{where}.multimodal_data is not supported: prompts are text")
+        given = given.get("prompt_string")
+    if isinstance(given, str):
+        return given
+    if isinstance(given, list) and given and all(_is_id(item) or isinstance(item, str) for item in given):
+        return partial(_join, model, given) if any(isinstance(item, str) for item in given) else given
+    raise refused("prompt", f"{where}: give a text, token ids, or both in a list")
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _join(model: Model, parts: Sequence[int | str]) -> list[int]:
+    """Return the tokens of a prompt of texts and token ids."""
+    found: list[int] = []
+    for number, part in enumerate(parts):
+        if isinstance(part, int):
+            found.append(part)
+        else:
+            found += model.tokenize(part, add_special=number == 0, parse_special=True)
+    return found
+
+
+def _fields(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a body by OpenAI's names.
+
+    Raises: HttpError at one that would change the answer and does not exist here.
+    """
+    found = {}
+    for name, value in body.items():
+        if name in OFF:
+            if value not in (None, 0, OFF[name]):
+                raise refused(name, f"{name} is not supported: leave it out")
+        elif name not in IGNORED and name not in ("prompt", "logit_bias"):
+            found[OTHER_NAMES.get(name, name)] = value
+    for name in ("max_tokens", "seed"):  # -1 is none
+        if _is_id(found.get(name)) and found[name] < 0:
+            del found[name]
+    if not found.get("logprobs"):
+        found.pop("logprobs", None)
+    return found
+
+
+def _bias(model: Model, given: Any) -> dict[str, float] | None:
+    """Return the bias by token id, of pairs or of a dictionary; a text stands for each of its tokens.
+
+    Raises: HttpError if it is neither.
+    """
+    if not given:
+        return None
+    pairs = list(given.items()) if isinstance(given, dict) else given
+    wrong = refused("logit_bias", 'logit_bias: give [[TOKEN or "text", NUMBER or false], ...]')
+    if not isinstance(pairs, list):
+        raise wrong
+    found: dict[str, float] = {}
+    for pair in pairs:
+        if not isinstance(pair, (list, tuple)) or len(pair) != 2:
+            raise wrong
+        token, bias = pair
+        if not isinstance(token, (int, str)) or not isinstance(bias, (int, float)) or bias is True:
+            raise wrong
+        is_text = isinstance(token, str) and not (token.isascii() and token.isdigit())
+        tokens = model.tokenize(str(token), add_special=False) if is_text else [token]
+        found |= {str(each): -inf if bias is False else float(bias) for each in tokens}
+    return found
