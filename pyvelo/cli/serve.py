@@ -90,10 +90,11 @@ Drain = Annotated[
     float, Option(min=0, help="Seconds for answers in progress after SIGTERM or the first Ctrl-C.")
 ]
 Page = Annotated[
-    bool,
+    bool | None,
     Option(
-        "--page",
-        help="Show the page with the block map and a chat at / also to other machines.",
+        "--page/--no-page",
+        help="Show the page with the block map and a chat at / also to other machines, or to none.",
+        show_default="this machine",
     ),
 ]
 VllmMetrics = Annotated[bool, Option("--vllm-metrics", help="Name metrics as vLLM does, too.")]
@@ -115,7 +116,7 @@ def serve(
     max_sessions: MaxSessions = 64,
     drain: Drain = 30.0,
     vllm_metrics: VllmMetrics = False,
-    page: Page = False,
+    page: Page = None,
     quiet: Quiet = False,
     kv_type: opt.KVTypeOption = "f16",
     ctx: opt.Context = None,
@@ -153,7 +154,7 @@ def serve(
         max_sessions=max_sessions,
         vllm_metrics=vllm_metrics,
         local=is_loopback(host),
-        page=page or is_loopback(host),
+        page=is_loopback(host) if page is None else page,
     )
     config = EngineConfig(model=model, **engine)
     _log_to_stderr(quiet)

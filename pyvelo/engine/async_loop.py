@@ -320,7 +320,8 @@ class Preparer:
             ClosedError: `close` was called, or the interpreter ends.
             OutOfMemory: there is no thread, and none can be started.
         """
-        await self._compile(params)
+        if asked := list(params):
+            await self._compile(asked)
         if self._closed:
             raise ClosedError("this engine was closed")
         turn = submit_to(self._threads.submit, make, self._has_thread)

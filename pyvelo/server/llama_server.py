@@ -60,26 +60,27 @@ async def complete(
     serving: Serving, exchange: Exchange, ticket: Ticket, body: Mapping[str, Any]
 ) -> RequestStream:
     """Answer one prompt or several."""
-    prompts = _prompts(serving.engine.model, body.get("prompt"))
+    prompts, several = _prompts(serving.engine.model, body.get("prompt"))
     request = convert({**_fields(body), "prompt": ""}, LlamaCompletion)
     request.lora = request.lora or serving.check_model(request.model)
     request.logit_bias = _bias(serving.engine.model, body.get("logit_bias"))
     timeout = request_timeout(request, exchange.header("request-timeout-ms"))
     params = completion_params(request, ticket.tenant, timeout, DEFAULT)
     silent = request.max_tokens == 0
-    form = LlamaForm(serving, request, params, silent, several=isinstance(prompts, list))
-    found = prompts if isinstance(prompts, list) else [prompts]
-    return await answer_job(serving, exchange, ticket, Job(found, params, form, request.stream, silent))
+    form = LlamaForm(serving, request, params, silent, several)
+    return await answer_job(serving, exchange, ticket, Job(prompts, params, form, request.stream, silent))
 
 
 async def apply_template(
     serving: Serving, exchange: Exchange, ticket: Ticket, body: Mapping[str, Any]
 ) -> None:
-    """Answer with the prompt of a conversation as text."""
+    """Answer with the prompt of a conversation as text for /completion, which adds the BOS token."""
     request = convert(body, ChatRequest)
     serving.check_model(request.model)
     prompt = await serving.loop.preparer.run(partial(chat_prompt, serving, request))
-    await exchange.answer({"prompt": prompt.text})
+    vocab = serving.engine.model.vocab
+    begins = serving.token_text(vocab.bos) if vocab.add_bos and vocab.bos is not None else ""
+    await exchange.answer({"prompt": prompt.text.removeprefix(begins)})
 
 
 async def count_tokens(serving: Serving, exchange: Exchange, ticket: Ticket, body: Mapping[str, Any]) -> None:
@@ -114,16 +115,18 @@ async def props(serving: Serving, exchange: Exchange) -> None:
     )
 
 
-def _prompts(model: Model, given: Any) -> list[Prompt | Callable[[], Prompt]] | Prompt | Callable[[], Prompt]:
-    """Return a prompt, or a list of them: a text, token ids, texts between token ids, or an object of a text.
+def _prompts(model: Model, given: Any) -> tuple[list[Prompt | Callable[[], Prompt]], bool]:
+    """Return the prompts of a field, and whether it is a list of them.
+
+    A prompt is a text, token ids, texts between token ids, or an object of a text.
 
     Raises: HttpError if it is none of them.
     """
-    if isinstance(given, list) and given and not any(_is_id(item) for item in given):
-        if len(given) > MAX_PROMPTS:
-            raise refused("prompt", f"prompt has {len(given)} items: give up to {MAX_PROMPTS}")
-        return [_prompt(model, item, f"prompt[{number}]") for number, item in enumerate(given)]
-    return _prompt(model, given, "prompt")
+    if not isinstance(given, list) or not given or any(_is_id(item) for item in given):
+        return [_prompt(model, given, "prompt")], False
+    if len(given) > MAX_PROMPTS:
+        raise refused("prompt", f"prompt has {len(given)} items: give up to {MAX_PROMPTS}")
+    return [_prompt(model, item, f"prompt[{number}]") for number, item in enumerate(given)], True
 
 
 def _prompt(model: Model, given: Any, where: str) -> Prompt | Callable[[], Prompt]:
@@ -132,7 +135,7 @@ def _prompt(model: Model, given: Any, where: str) -> Prompt | Callable[[], Promp
             raise refused("prompt", f"{where}.multimodal_data is not supported: prompts are text")
         given = given.get("prompt_string")
     if isinstance(given, str):
-        return given
+        return partial(_join, model, [given])
     if isinstance(given, list) and given and all(_is_id(item) or isinstance(item, str) for item in given):
         return partial(_join, model, given) if any(isinstance(item, str) for item in given) else given
     raise refused("prompt", f"{where}: give a text, token ids, or both in a list")
@@ -143,7 +146,7 @@ def _is_id(value: Any) -> bool:
 
 
 def _join(model: Model, parts: Sequence[int | str]) -> list[int]:
-    """Return the tokens of a prompt of texts and token ids."""
+    """Return the tokens of a prompt of texts, which may name special tokens, and token ids."""
     found: list[int] = []
     for number, part in enumerate(parts):
         if isinstance(part, int):

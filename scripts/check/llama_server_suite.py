@@ -9,7 +9,8 @@ A plugin of pytest starts our server with the options of each case. The suite's 
 model with random weights answers, so the words of answers and the numbers of tokens of prompts are not
 compared; texts that a grammar forces are. Cases that need a larger model ("slow") are left out. A case
 passes, or is skipped with a reason of scripts/check/_llama_server_skips.py. Prints a row for each
-file; the exit status is 0 if no case fails. --docs writes the table of all cases into docs/LLAMA_SERVER_TESTS.md.
+file; the exit status is 0 if no case fails. --docs writes the table of all cases into
+docs/LLAMA_SERVER_TESTS.md.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed
 
 from scripts._common import ROOT, ScriptError, run_main
 from scripts._served import PROGRAM
-from scripts.models.make import write_model
 from scripts.models._shapes import Shape
+from scripts.models.make import write_model
 from scripts.upstream._pin import read_pin
 from scripts.upstream.fetch import locate
 
@@ -62,7 +63,9 @@ def run(tests: Path, files: Sequence[str], folder: Path) -> list[Case]:
     command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider"]
     command += ["-p", "no:randomly", "-p", "scripts.check._llama_server_plugin", "--tb=short"]
     command += ["--rootdir", str(tests), "-c", str(tests / "pytest.ini"), f"--junitxml={report}"]
-    found = [str(tests / "unit" / f"{name.removesuffix('.py')}.py") for name in files] or [str(tests / "unit")]
+    found = [str(tests / "unit" / f"{name.removesuffix('.py')}.py") for name in files] or [
+        str(tests / "unit")
+    ]
     environment = {
         **os.environ,
         "PYVELO_SUITE": json.dumps(setup),
@@ -94,7 +97,7 @@ def table(cases: Sequence[Case]) -> str:
         "",
         f"`python scripts/check/llama_server_suite.py --docs` wrote this page. {counts['passed']} of "
         f"{len(cases)} cases pass, {counts['skipped']} are skipped for the reasons below, and "
-        f"{counts['failed']} fail. The words of answers and the numbers of tokens of prompts are not compared: the "
+        f"{counts['failed']} fail. Words of answers and numbers of tokens of prompts are not compared: the "
         "suite's models are not here.",
         "",
     ]

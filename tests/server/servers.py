@@ -317,7 +317,8 @@ class Server:
             publish = self.serving._publish
             self.serving._publish = partial(self._publish, publish)  # type: ignore[method-assign]
             self._watch_admission()
-            self._watch_steps()
+            if self.serving.generates:
+                self._watch_steps()
             await self.serving.start()
             self.app = _Watched(self.serving, self.settings, self._count, self._errors)
             server = _Server(uvicorn_config(self.app))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,8 +14,8 @@ from .conftest import Serve
 from .servers import Server
 
 PROMPT = "What is a KV cache?"
-GREEDY: dict[str, Any] = {"prompt": PROMPT, "n_predict": 12, "temperature": 0}
-PARAMS = SamplingParams(max_tokens=12, temperature=0, top_k=40, top_p=0.95, min_p=0.05)
+GREEDY: dict[str, Any] = {"prompt": PROMPT, "n_predict": 12, "temperature": 0, "ignore_eos": True}
+PARAMS = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True, top_k=40, top_p=0.95, min_p=0.05)
 
 
 def test_completion(server: Server, oracle: LLM) -> None:
@@ -34,7 +36,9 @@ def test_completion(server: Server, oracle: LLM) -> None:
 
 def test_events(server: Server, oracle: LLM) -> None:
     (expected,) = oracle.generate([PROMPT], PARAMS)
-    events = server.stream("/completion", {**GREEDY, "stream": True, "n_probs": 2})
+    answer = server.post("/completion", {**GREEDY, "stream": True, "n_probs": 2})
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    events = [json.loads(line[6:]) for line in answer.data.decode().splitlines() if line]
     assert "".join(event["content"] for event in events) == expected.text
     assert [token for event in events for token in event["tokens"]] == list(expected.token_ids)
     assert [event["stop"] for event in events] == [False] * 12 + [True]
@@ -53,6 +57,7 @@ def test_several_prompts(server: Server, oracle: LLM) -> None:
     (expected,) = oracle.generate([[*ids, *rest]], PARAMS)
     assert found[3]["content"] == expected.text
     assert isinstance(server.ask("/completion", {**GREEDY, "prompt": [PROMPT]}), list)
+    assert server.ask("/completion", {**GREEDY, "prompt": ids})["content"] == found[0]["content"]
 
 
 def test_ends(server: Server, oracle: LLM) -> None:
@@ -70,10 +75,10 @@ def test_ends(server: Server, oracle: LLM) -> None:
 
 
 def test_probabilities(server: Server, oracle: LLM) -> None:
-    (expected,) = oracle.generate([PROMPT], SamplingParams(max_tokens=3, temperature=0, logprobs=2))
+    (expected,) = oracle.generate([PROMPT], replace(PARAMS, max_tokens=3, logprobs=2))
     found = server.ask("/completion", {**GREEDY, "n_predict": 3, "n_probs": 2})["completion_probabilities"]
     assert [each["id"] for each in found] == list(expected.token_ids)
-    for each, right in zip(found, expected.logprobs or (), strict=True):
+    for each, right in zip(found, expected.outputs[0].logprobs or (), strict=True):
         assert each["logprob"] == pytest.approx(right.logprob, abs=1e-4)
         assert [best["id"] for best in each["top_logprobs"]] == [token for token, _ in right.top]
         assert bytes(each["bytes"]).decode("utf-8", "replace") == each["token"]
@@ -128,7 +133,7 @@ def test_tokens(server: Server, oracle: LLM) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong, name",
+    ("wrong", "name"),
     [
         ({"prompt": None}, "prompt"),
         ({"prompt": []}, "prompt"),
