@@ -41,7 +41,7 @@ IGNORED = frozenset(
         *("xtc_threshold", "dynatemp_exponent", "mirostat_tau", "mirostat_eta", "repeat_last_n"),
     }
 )
-"""Fields that change no answer here: those of a slot, and details of samplers that are off."""
+"""Fields that change no answer here: of slots, and details of samplers that are off."""
 
 OFF = {
     **{"dry_multiplier": 0, "xtc_probability": 0, "dynatemp_range": 0, "mirostat": 0, "typical_p": 1},

@@ -29,7 +29,7 @@ _NO_SLOT = -1
 
 @dataclass(frozen=True)
 class _End:
-    """How a sample ended."""
+    """End of a sample."""
 
     reason: FinishReason
     stop_reason: int | str | None
@@ -211,7 +211,7 @@ def _timings(usage: Usage, times: RequestTimes, n_new: int) -> dict[str, float]:
 
 
 def _chosen(answer: Mapping[str, Any], paths: Sequence[str]) -> dict[str, Any]:
-    """Return the fields at paths such as timings/prompt_n; those that do not exist are left out."""
+    """Return the fields at paths such as timings/prompt_n; unknown fields are left out."""
     found = {}
     for path in paths:
         value: Any = answer

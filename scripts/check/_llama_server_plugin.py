@@ -85,7 +85,7 @@ def body_for(server: Any, path: str, data: Any) -> Any:
     if not isinstance(data, dict) or not path.endswith(GENERATING):
         return data
     found = dict(data)
-    if server.reasoning is not None:  # its variable is true if nobody sets it
+    if server.reasoning is not None:  # its variable is true by default
         found["chat_template_kwargs"] = {"enable_thinking": server.reasoning != "off"}
     if not path.endswith("/apply-template"):
         found.setdefault("seed", server.seed)

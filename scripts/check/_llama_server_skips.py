@@ -57,9 +57,9 @@ DIFFERENT: dict[str, str] = {
     "test_completion.test_completion_stream[": "generation_settings has no samplers that do not exist here",
     "test_completion.test_completion_with_openai_library": FINGERPRINT,
     "test_completion.test_completion_unified": (
-        "requests wait for the pool and each ends at n_ctx, where llama-server's fail"
+        "requests wait for the pool, and each ends at n_ctx; the case wants failures"
     ),
-    "test_completion.test_n_probs_post_sampling": "probabilities are those before the samplers",
+    "test_completion.test_n_probs_post_sampling": "probabilities are from before the samplers",
     "test_completion.test_cancel_request": SLOTS,
     "test_completion.test_completion_prompt_cache": "the counts are of the model's vocabulary",
     "test_ctx_shift.test_ctx_shift_disabled_short_prompt[-1": "an answer at the end of n_ctx is no cut one",

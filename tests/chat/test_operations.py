@@ -38,7 +38,7 @@ def last_line(*command: str) -> str:
     return f"{done.returncode}: " + "\n".join(lines)
 
 
-@pytest.mark.parametrize("share", [0.25, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("share", [0.1, pytest.param(1, marks=pytest.mark.slow)])
 def test_every_operation_ends_soon(share: float) -> None:
     groups = ("text", "values", "filters", "tests", "syntax")
     assert last_line("tests.chat.operations", str(share * EFFORT), *groups) == "0: done"
