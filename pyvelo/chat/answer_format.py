@@ -17,6 +17,7 @@ from pyvelo.chat.messages import Message
 from pyvelo.chat.tool_parser import ParsedMessage, Parses, ToolParser, parse_text
 from pyvelo.chat.tools import Tools, history
 from pyvelo.errors import ConfigError, RequestError, one_line
+from pyvelo.grammar.compiler import from_words, is_installed
 from pyvelo.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ class Vocabulary(Protocol):
 class AnswerFormat:
     """Format of the answer to one prompt. Thread-safe.
 
-    grammar: GBNF that every answer must follow, or None.
+    grammar: GBNF that answers follow, or None.
+    required: every answer must follow the grammar; else from the word on that begins a call, if it comes.
     stops: strings that end an answer.
     shows_controls: the parser reads the names of control tokens, so the text must have them.
     words: marks of the format.
@@ -56,6 +58,7 @@ class AnswerFormat:
 
     parses: Parses
     grammar: str | None = None
+    required: bool = False
     stops: tuple[str, ...] = ()
     shows_controls: bool = False
     words: tuple[str, ...] = ()
@@ -75,14 +78,10 @@ class AnswerFormat:
             RequestError: they have another grammar, and the format requires its own.
         """
         changes: dict[str, Any] = {}
-        if self.grammar is not None:
-            given = [
-                name for name in ("grammar", "json_schema", "regex") if getattr(params, name) is not None
-            ]
-            if given:
-                raise RequestError(
-                    f"{given[0]} and a tool call that is required: an answer can follow only one"
-                )
+        given = [name for name in ("grammar", "json_schema", "regex") if getattr(params, name) is not None]
+        if given and self.required:
+            raise RequestError(f"{given[0]} and a tool call that is required: an answer can follow only one")
+        if self.grammar is not None and not given and (self.required or is_installed()):
             changes["grammar"] = self.grammar
         if self.stops:
             changes["stop"] = (*(params.stop or ()), *self.stops)
@@ -135,9 +134,12 @@ class AnswerFormats:
             grammar = _required(facts["grammar"], tools.parallel)
             grammar = after(self._model, grammar, facts["generation_prompt"], named)
         triggers = [one["value"] for one in facts["triggers"] if one["type"] == "word"]
+        if tools.functions and facts["grammar_lazy"] and len(triggers) == len(facts["triggers"]) > 0:
+            grammar = from_words(after(self._model, facts["grammar"], "", named), triggers)
         return AnswerFormat(
             plan,
             grammar=grammar,
+            required=tools.choice == "required",
             stops=tuple(facts["stops"]),
             shows_controls=bool(named) and bool(tools.functions),
             words=(*facts["preserved_tokens"], *triggers),

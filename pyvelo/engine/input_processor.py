@@ -22,7 +22,8 @@ from pyvelo.engine.interrupts import InterruptGuard
 from pyvelo.engine.output import Submission
 from pyvelo.engine.request import Detokenizer, ParentRequest, Request, Sequence
 from pyvelo.errors import RequestError, VeloError, shown
-from pyvelo.grammar.matcher import GrammarCompiler, GrammarMatcher
+from pyvelo.grammar.compiler import GrammarCompiler
+from pyvelo.grammar.matcher import GrammarMatcher
 from pyvelo.kv.prefix import BlockLayout
 from pyvelo.memory.budget import PoolSize
 from pyvelo.outputs import StreamPiece

@@ -230,11 +230,11 @@ def mask_of(request: Request) -> bytes | None:
     Before `min_tokens` tokens none may end the answer, unless the grammar allows no other.
     """
     too_few = request.n_generated < request.params.min_tokens
-    if request.matcher is None:
+    allowed = None if request.matcher is None else request.matcher.mask()
+    if allowed is None:
         if too_few:
             return request.going_on if request.n_generated == 0 else None
         return b"" if request.n_generated == request.params.min_tokens else None
-    allowed = request.matcher.mask()
     if not too_few:
         return allowed
     bits = np.frombuffer(allowed, np.uint8, len(request.going_on))

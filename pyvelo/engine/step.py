@@ -281,7 +281,7 @@ class BatchBuilder:
     def __init__(self, arrays: StepArrays, layout: BlockLayout) -> None:
         max_seqs = len(arrays.seqs)
         self._arrays = arrays
-        self._block_size = layout.block_size
+        self._block_size, self._is_windowed = layout.block_size, layout.is_windowed
         self._count = np.arange(max_seqs, dtype=np.int32)
         self._owners: list[BlockTable | None] = [None] * max_seqs
         self._filled = [(0, 0, 0)] * max_seqs  # blocks, version and slides of the table in the row
@@ -352,7 +352,8 @@ class BatchBuilder:
         arrays, size, end = self._arrays, self._block_size, first + len(positions)
         blocks, offsets = np.divmod(positions, size)
         for slots, tables, firsts in zip(arrays.slots, arrays.tables, arrays.firsts, strict=True):
-            slots[first:end] = tables[rows, blocks - firsts[rows]] * size + offsets
+            places = blocks - firsts[rows] if self._is_windowed else blocks
+            slots[first:end] = tables[rows, places] * size + offsets
 
     def _write_table(self, row: int, table: BlockTable) -> None:
         """Update a row of each group. A table of the same version has only grown, and lost leading blocks."""

@@ -217,7 +217,8 @@ def test_any_text_has_parts(text: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_template_has_a_format(name: str) -> None:
     found = format_of(name)
-    assert found.grammar is None  # a call may come, but need not
+    assert not found.required  # a call may come, but need not
+    assert found.grammar is None or found.grammar.startswith("# from [")
     assert format_of(name, choice="none").parse("Hello").content == "Hello" or name not in (QWEN,)
     if name in NO_TOOLS:
         with pytest.raises(RequestError, match="tool_choice: this model"):
@@ -226,29 +227,60 @@ def test_every_template_has_a_format(name: str) -> None:
         assert "root ::=" in (format_of(name, choice="required").grammar or "")
 
 
-@pytest.mark.parametrize("name", sorted({answer.template for answer in ANSWERS} - NO_TOOLS))
-def test_required_calls_follow_the_grammar(name: str) -> None:
+class Bytes:
+    """Vocabulary of bytes, for llguidance."""
+
+    bos_token_id = None
+    eos_token_id = 256
+    special_token_ids = (256,)
+    tokens = (*(bytes((byte,)) for byte in range(256)), b"<end>")
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        return list(text if isinstance(text, bytes) else text.encode())
+
+
+def matcher_of(grammar: str) -> Any:
     llguidance = pytest.importorskip("llguidance")
     from pyvelo.grammar.lark import to_lark
-    from pyvelo.grammar.matcher import _AFTER
-
-    class Bytes:
-        bos_token_id = None
-        eos_token_id = 256
-        special_token_ids = (256,)
-        tokens = (*(bytes((byte,)) for byte in range(256)), b"<end>")
-
-        def __call__(self, text: bytes | str) -> list[int]:
-            return list(text if isinstance(text, bytes) else text.encode())
 
     tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(Bytes()), n_vocab=257, eos_token=[256])
+    lark = llguidance.LLMatcher.grammar_from_lark(to_lark(grammar, lambda _: None, [256]))
+    return llguidance.LLMatcher(tokenizer, lark, log_level=0)
+
+
+TEMPLATES = sorted({answer.template for answer in ANSWERS} - NO_TOOLS)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_calls_that_come_follow_the_grammar(name: str) -> None:
+    for answer in ANSWERS:
+        if answer.template != name:
+            continue
+        grammar = format_of(name, json.dumps(answer.arguments)).grammar
+        if grammar is None:
+            continue
+        words = [word.encode() for word in json.loads(grammar.split("\n")[0].removeprefix("# from "))]
+        text = answer.text.encode()
+        places = [place for word in words if (place := text.find(word)) >= 0]
+        assert bool(places) == bool(answer.calls)
+        if not places:
+            continue
+        called = list(text[min(places) :])
+        matcher = matcher_of(grammar)
+        assert matcher.try_consume_tokens(called) == len(called)
+        assert matcher.is_accepting()
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_required_calls_follow_the_grammar(name: str) -> None:
+    from pyvelo.grammar.compiler import _AFTER
+
     for answer in ANSWERS:
         if answer.template != name:
             continue
         grammar = format_of(name, json.dumps(answer.arguments), "required").grammar
         assert grammar is not None
-        lark = llguidance.LLMatcher.grammar_from_lark(to_lark(grammar, lambda _: None, [256]))
-        matcher = llguidance.LLMatcher(tokenizer, lark, log_level=0)
+        matcher = matcher_of(grammar)
         begun = _AFTER.match(grammar)
         text = "".join(json.loads(begun[1])) if begun else ""
         assert matcher.try_consume_tokens(list(text.encode())) == len(text.encode())
@@ -290,11 +322,14 @@ def test_control_tokens_in_a_grammar() -> None:
 
 
 def test_parameters_of_a_format() -> None:
-    found = AnswerFormat(parses=None, grammar="root ::= .", stops=("x",), shows_controls=True)  # type: ignore[arg-type]
+    parts: Any = {"parses": None, "grammar": "root ::= .", "stops": ("x",), "shows_controls": True}
+    found = AnswerFormat(**parts, required=True)
     params = found.params(SamplingParams(stop="y", max_tokens=3))
     assert (params.grammar, params.stop, params.skip_special_tokens) == ("root ::= .", ("y", "x"), False)
     with pytest.raises(RequestError, match="only one"):
         found.params(SamplingParams(json_schema={}))
+    mine = AnswerFormat(**parts).params(SamplingParams(json_schema={}))
+    assert (mine.grammar, mine.json_schema, mine.stop) == (None, "{}", ("x",))
 
 
 def test_another_end_of_the_prompt() -> None:

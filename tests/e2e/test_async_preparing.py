@@ -11,7 +11,7 @@ import pytest
 
 from pyvelo import AsyncLLM, SamplingParams
 from pyvelo.errors import ClosedError, RequestError
-from pyvelo.grammar.matcher import GrammarCompiler
+from pyvelo.grammar.compiler import GrammarCompiler
 from pyvelo.native import Model
 
 WAIT = 60  # seconds until something hangs

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pyvelo import LLM, AsyncLLM, SamplingParams
-from pyvelo.grammar.matcher import GrammarCompiler
+from pyvelo.grammar.compiler import GrammarCompiler
 from pyvelo.native import Model
 from tests.upstream_models import models_folder
 

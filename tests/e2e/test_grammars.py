@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 
 from pyvelo import LLM, SamplingParams
 from pyvelo.errors import ComputeError, RequestError
-from pyvelo.grammar.matcher import MAX_FORCED
+from pyvelo.grammar.compiler import MAX_FORCED, from_words
 from pyvelo.native import Model
 
 SCHEMA = {
@@ -28,6 +29,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 PROMPT = "Once upon a time"
+FREE = SamplingParams(max_tokens=30, temperature=0, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
@@ -184,6 +186,22 @@ def test_a_grammar_that_fails_on_its_way_fails_alone(llm: LLM, monkeypatch: pyte
     outputs = llm.generate(["The fox", "The fox"], [guided, plain], return_errors=True)
     assert isinstance(outputs[0].error, ComputeError)
     assert len(outputs[1].token_ids) == 8
+
+
+def test_from_a_word_on(llm: LLM) -> None:
+    free = llm.generate(PROMPT, FREE)[0].text
+    word = next(word for word in free.split()[2:] if free.count(word) == 1)
+    grammar = from_words(f'root ::= "{word}" " is" [0-9]{{3}}', [word])
+    before = free[: free.index(word)]
+    for more in ({}, {"n": 2}, {"min_tokens": 3}, {"min_tokens": 20}):
+        output = llm.generate(PROMPT, replace(FREE, grammar=grammar, **more))[0]
+        for answer in output.outputs:
+            assert re.fullmatch(re.escape(before + word) + " is[0-9]{3}.*", answer.text, re.DOTALL)
+    never = ["\x00"], 'root ::= "a"'
+    for words, source in (never, ([word], 'root ::= "other"'), ([word], "root ::= (")):
+        assert llm.generate(PROMPT, replace(FREE, grammar=from_words(source, words)))[0].text == free
+    with pytest.raises(RequestError, match="a list of texts"):
+        llm.generate(PROMPT, replace(FREE, grammar='# from [1]\nroot ::= "a"'))
 
 
 def test_without_the_library_it_says_what_to_install(tiny_model_f32: Path) -> None:

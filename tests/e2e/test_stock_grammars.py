@@ -19,7 +19,7 @@ from cffi import FFI
 
 from pyvelo import SamplingParams
 from pyvelo.errors import RequestError
-from pyvelo.grammar.matcher import GrammarCompiler
+from pyvelo.grammar.compiler import GrammarCompiler
 from pyvelo.native import Model
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,9 +13,9 @@ import pytest
 
 from pyvelo import LLM, SamplingParams
 from pyvelo.errors import ClosedError, ComputeError, RequestError
-from pyvelo.grammar import matcher as matcher_module
+from pyvelo.grammar import compiler as compiler_module
+from pyvelo.grammar.compiler import GrammarCompiler
 from pyvelo.grammar.limits import MAX_PROPERTIES, MAX_REMAINDERS
-from pyvelo.grammar.matcher import GrammarCompiler
 from pyvelo.native import Model
 
 from .test_hostile import chain
@@ -104,13 +104,13 @@ def test_equal_ones_at_the_same_time_compile_once(model: Model, slow: Slow) -> N
 
 def test_those_used_last_are_kept(model: Model, slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
     slow.go.set()
-    monkeypatch.setattr(matcher_module, "MAX_CACHED", 2)
+    monkeypatch.setattr(compiler_module, "MAX_CACHED", 2)
     compiler = GrammarCompiler(model)
     for source in ("a", "b", "a", "c", "a", "b"):
         compiler.compile(regex(source))
     assert slow.made == ["a", "b", "c", "b"]
     slow.made.clear()
-    monkeypatch.setattr(matcher_module, "MAX_CACHED_CHARACTERS", 5)
+    monkeypatch.setattr(compiler_module, "MAX_CACHED_CHARACTERS", 5)
     for source in ("long", "x", "long", "y", "long", "x"):
         compiler.compile(regex(source))
     assert slow.made == ["long", "x", "y", "x"]
@@ -151,7 +151,7 @@ def test_a_grammar_without_waiting_callers_is_not_compiled(model: Model, slow: S
 def test_close_ends_every_wait(model: Model, slow: Slow) -> None:
     compiler = GrammarCompiler(model)
     results = [in_thread(lambda n=n: compiler.compile(regex(f"a{n}"))) for n in range(4)]  # type: ignore[misc]
-    for _ in range(matcher_module.MAX_COMPILING):
+    for _ in range(compiler_module.MAX_COMPILING):
         assert slow.begun.acquire(timeout=WAIT)
     compiler.close()
     assert all(isinstance(result(), ClosedError) for result in results)

@@ -23,7 +23,7 @@ import json, sys
 from pyvelo import SamplingParams
 from pyvelo.errors import VeloError
 from pyvelo.native import Model
-from pyvelo.grammar.matcher import GrammarCompiler
+from pyvelo.grammar.compiler import GrammarCompiler
 try:
     import resource
     resource.setrlimit(resource.RLIMIT_CPU, (int(sys.argv[2]), int(sys.argv[2])))

@@ -11,8 +11,9 @@ from pyvelo.chat.messages import check_messages
 from pyvelo.chat.tools import MAX_OPTIONAL, Tools
 from pyvelo.demo import DEMO_MODEL
 from pyvelo.errors import RequestError
-from pyvelo.grammar import matcher
+from pyvelo.grammar import compiler
 from pyvelo.grammar.limits import check_lark
+from pyvelo.grammar.matcher import error_of
 from pyvelo.sampling import MAX_CHARACTERS
 
 N = MAX_CHARACTERS
@@ -22,20 +23,20 @@ N = MAX_CHARACTERS
 @pytest.mark.parametrize("end", ["\nroot ::= x", '\nstart: "a"', ""])
 def test_a_long_line_of_comment_marks(comment: str, end: str) -> None:
     source = comment * (N // len(comment)) + end
-    assert bool(matcher._GBNF.match(source)) == ("::=" in end)
-    assert bool(matcher._LARK.search(source)) == ("start" in end)
+    assert bool(compiler._GBNF.match(source)) == ("::=" in end)
+    assert bool(compiler._LARK.search(source)) == ("start" in end)
 
 
 def test_many_comments() -> None:
-    assert matcher._GBNF.match("# a\n// b\r\n \n" * (N // 12) + "root ::= x")
+    assert compiler._GBNF.match("# a\n// b\r\n \n" * (N // 12) + "root ::= x")
 
 
 @pytest.mark.parametrize("space", ["\n", " ", "\t", "\n "])
 def test_long_spaces(space: str) -> None:
     source = space * (N // len(space))
-    assert not matcher._LARK.search(source + "x")
-    assert not matcher._GBNF.match(source + "x")
-    assert matcher._LARK.search(source + "\nstart: x")
+    assert not compiler._LARK.search(source + "x")
+    assert not compiler._GBNF.match(source + "x")
+    assert compiler._LARK.search(source + "\nstart: x")
 
 
 @pytest.mark.parametrize("text", ["A" * N, "_A0-" * (N // 4), '"' + "ACGT" * (N // 4) + '"', "A[" * (N // 2)])
@@ -45,7 +46,7 @@ def test_long_names_of_terminals(text: str) -> None:
 
 @pytest.mark.parametrize("quoted", [" " * N + "(", "(" * N, "<" * N])
 def test_an_error_that_quotes_a_long_source(quoted: str) -> None:
-    found = matcher._error(SimpleNamespace(get_error=lambda: f"{quoted} is wrong <state>secret"))
+    found = error_of(SimpleNamespace(get_error=lambda: f"{quoted} is wrong <state>secret"))
     assert "secret" not in found
     assert len(found) < 1000
 

@@ -85,6 +85,7 @@ def test_bodies_have_no_other_fields() -> None:
 
 GENERATES = {
     "/v1/completions": {"prompt": "a"},
+    "/completion": {"prompt": "a"},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
     "/v1/responses": {"input": "a"},
     "/v1/messages": {"model": "demo", "max_tokens": 1, "messages": [{"role": "user", "content": "a"}]},

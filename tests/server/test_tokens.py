@@ -21,7 +21,7 @@ def test_a_text_and_its_tokens(server: Server, oracle: LLM, text: str) -> None:
     assert (answer["count"], answer["max_model_len"]) == (len(tokens), 512)
     assert answer["token_strs"] == [oracle.detokenize([token], special=True) for token in tokens]
     back = server.ask("/detokenize", {"tokens": tokens})
-    assert back == {"prompt": text}
+    assert back == {"prompt": text, "content": text}
 
 
 def test_a_conversation_and_its_tokens(server: Server, oracle: LLM) -> None:
