@@ -5,25 +5,26 @@ PyVelo renders the prompt. From upstream come the grammar and the parser, for a 
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pyvelo.chat.messages import Message
 from pyvelo.chat.tool_parser import ParsedMessage, Parses, ToolParser, parse_text
 from pyvelo.chat.tools import Tools, history
 from pyvelo.errors import ConfigError, RequestError, one_line
-from pyvelo.grammar.compiler import from_words, is_installed
 from pyvelo.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from pyvelo.native.chat_format import ChatFormat, ChatPlan
 
-__all__ = ["AnswerFormat", "AnswerFormats", "Vocabulary", "prepare", "thinks"]
+__all__ = ["AnswerFormat", "AnswerFormats", "Vocabulary", "from_words", "prepare", "thinks"]
 
 MAX_FORMATS = 16
 MAX_PLANS = 128
@@ -81,7 +82,7 @@ class AnswerFormat:
         given = [name for name in ("grammar", "json_schema", "regex") if getattr(params, name) is not None]
         if given and self.required:
             raise RequestError(f"{given[0]} and a tool call that is required: an answer can follow only one")
-        if self.grammar is not None and not given and (self.required or is_installed()):
+        if self.grammar is not None and not given and (self.required or _can_follow()):
             changes["grammar"] = self.grammar
         if self.stops:
             changes["stop"] = (*(params.stop or ()), *self.stops)
@@ -245,6 +246,17 @@ def after(model: Vocabulary, grammar: str, begun: str, names: Iterable[str]) -> 
         grammar = _with_tokens(grammar, tokens)
     parts = [tokens.get(part, part) for part in _splitter(tokens).split(begun) if part]
     return f"# after {json.dumps(parts)}\n{grammar}" if parts else grammar
+
+
+def from_words(grammar: str, words: Iterable[str]) -> str:
+    """Return a grammar that an answer follows from the first of these words on; before, any text may come."""
+    return f"# from {json.dumps(list(words))}\n{grammar}"
+
+
+@cache
+def _can_follow() -> bool:
+    """Return whether the extra `grammar` is installed."""
+    return importlib.util.find_spec("llguidance") is not None
 
 
 def _required(grammar: str, parallel: bool) -> str:

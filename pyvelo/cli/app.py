@@ -346,11 +346,7 @@ def simulate(
         costs=tuple(cost or ()),
         record=record,
     )
-    report = run_plan(plan)
-    if as_json:
-        print_json(report)
-    else:
-        print_outcomes(report)
+    (print_json if as_json else print_outcomes)(run_plan(plan))
     return 0
 
 

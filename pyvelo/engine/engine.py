@@ -316,11 +316,8 @@ def _assemble(
         ),
     )
     if 0 < model.info.n_ctx_train < pool.n_ctx:
-        _log.warning(
-            "n_ctx=%d is longer than the %d tokens the model was trained on",
-            pool.n_ctx,
-            model.info.n_ctx_train,
-        )
+        trained = model.info.n_ctx_train
+        _log.warning("n_ctx=%d is longer than the %d tokens the model was trained on", pool.n_ctx, trained)
     context = _make_context(config, model, geometry, pool.n_blocks, max_seqs, pool.n_ctx)
     try:
         if context.info.block_bytes != geometry.block_bytes:

@@ -357,19 +357,9 @@ class Request:
         name = self.parent.request_id
         if reason is None:
             return StreamPiece(text, tokens, None, self.index, logprob, scored, None, name)
-        last = self.parent.n_open == 1
-        return StreamPiece(
-            text,
-            tokens,
-            reason,
-            self.index,
-            logprob,
-            scored,
-            self.stop_reason,
-            name,
-            self.usage if last else None,
-            self.times(now) if last else None,
-        )
+        usage, times = (self.usage, self.times(now)) if self.parent.n_open == 1 else (None, None)
+        why = reason, self.index, logprob, scored, self.stop_reason
+        return StreamPiece(text, tokens, *why, name, usage, times)
 
     @property
     def usage(self) -> Usage:

@@ -77,7 +77,7 @@ class EngineCore:
         self.counters = Counters()
         self._context = context
         self._arrays = arrays
-        self._batches = BatchBuilder(arrays, manager.layout)
+        self._batches = BatchBuilder(arrays, manager.layout, has_states=n_states > 0)
         self._call_run = call_run or (lambda run: run())
         self._check_files = check_files
         self.idle = IdleSequences(manager)
@@ -191,15 +191,8 @@ class EngineCore:
         return True
 
     def _schedule(self) -> StepPlan:
-        return self.schedule(
-            self._active.waiting,
-            self._active.running,
-            self.manager,
-            self.limits,
-            self._costs.favour_swap,
-            self.idle,
-            self.prefill_budget.tokens,
-        )
+        queues, budget = (self._active.waiting, self._active.running), self.prefill_budget.tokens
+        return self.schedule(*queues, self.manager, self.limits, self._costs.favour_swap, self.idle, budget)
 
     # ---- from plan to run ----
 
@@ -278,17 +271,15 @@ class BatchBuilder:
     the window has freed blocks.
     """
 
-    def __init__(self, arrays: StepArrays, layout: BlockLayout) -> None:
+    def __init__(self, arrays: StepArrays, layout: BlockLayout, has_states: bool) -> None:
         max_seqs = len(arrays.seqs)
-        self._arrays = arrays
+        self._arrays, self._has_states = arrays, has_states
+        self._groups = list(zip(arrays.slots, arrays.tables, arrays.firsts, strict=True))
         self._block_size, self._is_windowed = layout.block_size, layout.is_windowed
         self._count = np.arange(max_seqs, dtype=np.int32)
         self._owners: list[BlockTable | None] = [None] * max_seqs
         self._filled = [(0, 0, 0)] * max_seqs  # blocks, version and slides of the table in the row
         self._lengths = [[0] * max_seqs for _ in layout.windows]  # blocks in the row of each group
-        arrays.tables.fill(-1)
-        arrays.firsts.fill(0)
-        arrays.seqs.fill(0)
 
     def build(self, plan: StepPlan) -> Batch:
         """Fill the arrays: a row for each sequence that decodes, then one for each prompt chunk."""
@@ -328,11 +319,11 @@ class BatchBuilder:
         arrays.positions[:n] = positions
         self._write_slots(rows, 0, positions)
         arrays.outputs[:n] = 1
-        seqs = arrays.seqs
-        seqs[:n, 0] = rows
-        seqs[:n, 1] = 1
-        seqs[:n, 2] = positions + 1
-        arrays.states[:n] = [request.recurrent_state for request in requests]
+        arrays.seqs[:n, 0] = rows
+        arrays.seqs[:n, 1] = 1
+        arrays.seqs[:n, 2] = positions + 1
+        if self._has_states:
+            arrays.states[:n] = [request.recurrent_state for request in requests]
 
     def _write_chunk(self, row: int, first: int, chunk: Chunk) -> None:
         arrays, request, n = self._arrays, chunk.request, chunk.n_tokens
@@ -345,13 +336,15 @@ class BatchBuilder:
         arrays.outputs[first : first + n] = 0
         arrays.outputs[first + n - 1] = chunk.last
         arrays.seqs[row, :3] = first, n, end
-        arrays.states[row] = request.recurrent_state
+        if self._has_states:
+            arrays.states[row] = request.recurrent_state
 
     def _write_slots(self, rows: int | Int32Array, first: int, positions: Int32Array) -> None:
         """Write the slots of the tokens from `first` on, at `positions` of the sequences in `rows`."""
-        arrays, size, end = self._arrays, self._block_size, first + len(positions)
-        blocks, offsets = np.divmod(positions, size)
-        for slots, tables, firsts in zip(arrays.slots, arrays.tables, arrays.firsts, strict=True):
+        size, end = self._block_size, first + len(positions)
+        blocks = positions // size
+        offsets = positions - blocks * size
+        for slots, tables, firsts in self._groups:
             places = blocks - firsts[rows] if self._is_windowed else blocks
             slots[first:end] = tables[rows, places] * size + offsets
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pyvelo.native import Model
     from pyvelo.sampling import SamplingParams
 
-__all__ = ["GrammarCompiler", "check_installed", "from_words", "is_installed"]
+__all__ = ["GrammarCompiler", "check_installed"]
 
 _Key = tuple[str, str]
 
@@ -230,30 +230,18 @@ def _tell(futures: list[Future[GrammarMatcher]], outcome: GrammarMatcher | BaseE
                 future.set_exception(outcome)
 
 
-def is_installed() -> bool:
-    """Return whether llguidance is installed."""
+def check_installed() -> None:
+    """Raise ConfigError if llguidance is not installed."""
     try:
         import llguidance  # noqa: F401
     except ImportError:
-        return False
-    return True
-
-
-def check_installed() -> None:
-    """Raise ConfigError if llguidance is not installed."""
-    if not is_installed():
         raise ConfigError(
             "grammars, JSON schemas and regular expressions need llguidance: pip install pyvelo[grammar]"
-        )
-
-
-def from_words(grammar: str, words: Sequence[str]) -> str:
-    """Return a GBNF that an output follows from the first of `words` on; before, any text may come."""
-    return f"# from {json.dumps(list(words))}\n{grammar}"
+        ) from None
 
 
 def _words_of(source: str) -> list[bytes]:
-    """Return the words of `from_words`; raise RequestError if they are no texts."""
+    """Return the words of the first line; raise RequestError if they are no texts."""
     found = _FROM.match(source)
     if found is None:
         return []

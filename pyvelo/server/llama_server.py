@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Annotated, Any
-
-from msgspec import Meta
+from typing import TYPE_CHECKING, Any
 
 from pyvelo._version import __version__
 from pyvelo.engine.input_processor import Prompt
@@ -15,9 +13,9 @@ from pyvelo.sampling import SamplingParams
 from pyvelo.server.chat import chat_prompt
 from pyvelo.server.errors import refused
 from pyvelo.server.generation import Job, answer_job
-from pyvelo.server.llama_server_form import LlamaForm, settings_of
+from pyvelo.server.llama_server_form import LlamaCompletion, LlamaForm, settings_of
 from pyvelo.server.params import completion_params, request_timeout
-from pyvelo.server.schemas import MAX_PROMPTS, ChatRequest, CompletionRequest, convert
+from pyvelo.server.schemas import MAX_PROMPTS, ChatRequest, convert
 
 if TYPE_CHECKING:
     from pyvelo.engine.async_loop import RequestStream
@@ -48,12 +46,6 @@ OFF = {
     **{"top_n_sigma": -1, "n_indent": 0, "t_max_predict_ms": -1, "post_sampling_probs": False},
 }
 """Fields of what does not exist here, and the values that switch it off; so do null and 0."""
-
-
-class LlamaCompletion(CompletionRequest, kw_only=True):
-    max_tokens: Annotated[int, Meta(ge=0)] | None = None
-    return_tokens: bool = False
-    response_fields: Annotated[list[str], Meta(max_length=64)] | None = None
 
 
 async def complete(

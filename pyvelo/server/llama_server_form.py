@@ -5,23 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from pyvelo.outputs import FinishReason, RequestOutput, RequestTimes, StreamPiece, TokenLogprob, Usage
 from pyvelo.sampling import SamplingParams
 from pyvelo.server.chat import logprob_of
 from pyvelo.server.errors import HttpError
 from pyvelo.server.http import EVENTS, PING
+from pyvelo.server.schemas import CompletionRequest
 
 if TYPE_CHECKING:
     from pyvelo.engine.async_loop import RequestStream
     from pyvelo.engine.request import Request
-    from pyvelo.server.llama_server import LlamaCompletion
     from pyvelo.server.serving import Serving
 
-__all__ = ["LlamaForm", "settings_of"]
+__all__ = ["LlamaCompletion", "LlamaForm", "settings_of"]
 
 _encode = msgspec.json.Encoder().encode
 _NO_SLOT = -1
@@ -35,6 +36,12 @@ class _End:
     stop_reason: int | str | None
     usage: Usage
     times: RequestTimes
+
+
+class LlamaCompletion(CompletionRequest, kw_only=True):
+    max_tokens: Annotated[int, Meta(ge=0)] | None = None
+    return_tokens: bool = False
+    response_fields: Annotated[list[str], Meta(max_length=64)] | None = None
 
 
 class LlamaForm:

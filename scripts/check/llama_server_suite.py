@@ -21,16 +21,15 @@ import os
 import subprocess
 import sys
 import tempfile
-import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
 
 from scripts._common import ROOT, ScriptError, run_main
 from scripts._served import PROGRAM
+from scripts.check._suite import Case, cases_of
 from scripts.models._shapes import Shape
 from scripts.models.make import write_model
 from scripts.upstream._pin import read_pin
@@ -39,16 +38,6 @@ from scripts.upstream.fetch import locate
 PAGE = ROOT / "docs" / "LLAMA_SERVER_TESTS.md"
 MODEL = Shape(ctx=8192)
 ENCODER = Shape("bert", kv_heads=4, ctx=512, vocab="bert-bge", pooling="mean")
-
-
-@dataclass(frozen=True)
-class Case:
-    """A case of the suite and how it ended: passed, skipped or failed."""
-
-    file: str
-    name: str
-    outcome: str
-    reason: str = ""
 
 
 def run(tests: Path, files: Sequence[str], folder: Path) -> list[Case]:
@@ -76,17 +65,7 @@ def run(tests: Path, files: Sequence[str], folder: Path) -> list[Case]:
     status = subprocess.run([*command, *found], cwd=tests, env=environment).returncode
     if status not in (0, 1) or not report.is_file():
         raise ScriptError("pytest could not run the suite: see above")
-    return [_case(each) for each in ElementTree.parse(report).iter("testcase")]
-
-
-def _case(found: ElementTree.Element) -> Case:
-    """Return a case of pytest's report."""
-    file = found.get("classname", "").split(".")[-1]
-    for outcome, tags in {"failed": ("failure", "error"), "skipped": ("skipped",)}.items():
-        for tag in tags:
-            if (child := found.find(tag)) is not None:
-                return Case(file, found.get("name", ""), outcome, child.get("message", ""))
-    return Case(file, found.get("name", ""), "passed")
+    return cases_of(report)
 
 
 def table(cases: Sequence[Case]) -> str:

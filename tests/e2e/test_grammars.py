@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from pyvelo import LLM, SamplingParams
+from pyvelo.chat.answer_format import from_words
 from pyvelo.errors import ComputeError, RequestError
-from pyvelo.grammar.compiler import MAX_FORCED, from_words
+from pyvelo.grammar.compiler import MAX_FORCED
 from pyvelo.native import Model
 
 SCHEMA = {

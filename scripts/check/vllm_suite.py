@@ -1,0 +1,123 @@
+"""Run vLLM's own tests of its server, where they need no GPU, against `pyvelo serve`.
+
+    pip install pytest pytest-asyncio openai anthropic requests regex jsonschema
+    python scripts/check/vllm_suite.py vllm-0.33.0
+    python scripts/check/vllm_suite.py vllm-0.33.0 openai/completion/test_completion.py
+
+The argument is vLLM's source, such as its sdist from the package index, unpacked. The tests' models
+cannot be had here: models with random weights and the same kinds of vocabulary answer. A case passes, or is
+skipped with a reason of scripts/check/_vllm_skips.py. Prints a row for each file; the exit status is 0 if no
+case fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
+
+from scripts._common import ROOT, ScriptError, run_main
+from scripts._served import PROGRAM
+from scripts.check._suite import Case, cases_of
+from scripts.models._shapes import Shape
+from scripts.models.make import write_model
+from scripts.upstream._pin import read_pin
+from scripts.upstream.fetch import locate
+
+FILES = (
+    "openai/completion/test_completion.py",
+    "openai/chat_completion/test_chat.py",
+    "openai/chat_completion/test_chat_completion.py",
+    "openai/chat_completion/test_chat_echo.py",
+    "openai/chat_completion/test_chat_logit_bias_validation.py",
+    "openai/chat_completion/test_enable_force_include_usage.py",
+    "openai/chat_completion/test_root_path.py",
+    "openai/models/test_models.py",
+    "openai/responses/test_simple.py",
+    "openai/test_chunked_prompt.py",
+    "openai/test_return_token_ids.py",
+    "openai/test_return_tokens_as_ids.py",
+    "anthropic/test_messages.py",
+    "serve/tokenize/test_tokenization.py",
+)
+MODEL = Shape(vocab="llama-spm", ctx=8192)
+QWEN = Shape("qwen3", vocab="qwen2", ctx=8192)
+
+
+def run(source: Path, files: Sequence[str], folder: Path) -> list[Case]:
+    """Run files of the suite; print what pytest prints.
+
+    Raises: ScriptError if it could not run.
+    """
+    here = source / "tests" / "entrypoints"
+    if not here.is_dir():
+        raise ScriptError(f"{source} has no tests/entrypoints: give the folder of vLLM's source")
+    for name in files:
+        place = folder / "tests" / "entrypoints" / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(here / name, place)
+        if (conftest := here / name).with_name("conftest.py").is_file():
+            shutil.copy(conftest.with_name("conftest.py"), place.parent)
+    for inside in (folder / "tests", *(folder / "tests").rglob("*")):
+        if inside.is_dir():
+            (inside / "__init__.py").touch()
+    tree = locate(read_pin()).path
+    template = (tree / "models" / "templates" / "Qwen-Qwen3-0.6B.jinja").read_text(encoding="utf-8")
+    model, qwen, report = folder / "model.gguf", folder / "qwen.gguf", folder / "report.xml"
+    write_model(MODEL, model, type_name="q8_0")
+    write_model(QWEN, qwen, type_name="q8_0", chat_template=template)
+    setup = {"model": str(model), "qwen": str(qwen), "command": [sys.executable, "-c", PROGRAM]}
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "--tb=short",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:randomly",
+    ]
+    command += ["-p", "scripts.check._vllm_plugin", "--rootdir", str(folder), f"--junitxml={report}"]
+    environment = {
+        **os.environ,
+        "PYVELO_SUITE": json.dumps(setup),
+        "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]),
+        "PYTHONWARNINGS": "ignore",
+    }
+    found = [str(Path("tests") / "entrypoints" / name) for name in files]
+    status = subprocess.run([*command, *found], cwd=folder, env=environment).returncode
+    if status not in (0, 1) or not report.is_file():
+        raise ScriptError("pytest could not run the suite: see above")
+    return cases_of(report)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("source", type=Path, help="folder of vLLM's source")
+    parser.add_argument(
+        "files", nargs="*", help="files below tests/entrypoints; default: those that need no GPU"
+    )
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        cases = run(arguments.source, arguments.files or FILES, Path(folder))
+    counts = Counter(case.outcome for case in cases)
+    for reason, n in Counter(
+        case.reason.split("\n")[0] for case in cases if case.outcome == "skipped"
+    ).items():
+        print(f"{n:4} skipped: {reason}")
+    print(", ".join(f"{counts[each]} {each}" for each in ("passed", "skipped", "failed")))
+    return 1 if counts["failed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))
