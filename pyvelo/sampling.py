@@ -15,7 +15,7 @@ from typing import Any
 from pyvelo.errors import RequestError, one_line, shown
 from pyvelo.keywords import check_fields
 
-__all__ = ["BeamSearchParams", "SamplingParams", "chat_params"]
+__all__ = ["MAX_CHARACTERS", "BeamSearchParams", "LazyGrammar", "SamplingParams", "chat_params"]
 
 _log = logging.getLogger("pyvelo")
 
@@ -24,6 +24,37 @@ MAX_CHARACTERS = 1 << 17
 """Length of a grammar, a schema or an expression. The slowest of this length compile for 1 to 2 seconds."""
 _LEAST = 2.0**-126
 """Smallest 32-bit float above 0 with full precision; the sampler computes with 32-bit floats."""
+
+
+class LazyGrammar(str):
+    """GBNF that an answer follows from a word on, which begins it; before, any text may come.
+
+    words: the first of them counts.
+    think, ends: marks that begin and end reasoning, in which words do not count; "": there is none.
+    thinks: the answer begins within reasoning.
+    """
+
+    words: tuple[str, ...]
+    think: str
+    ends: tuple[str, ...]
+    thinks: bool
+
+    def __new__(
+        cls,
+        source: str,
+        words: Iterable[str] = (),
+        think: str = "",
+        ends: Iterable[str] = (),
+        thinks: bool = False,
+    ) -> LazyGrammar:
+        self = super().__new__(cls, source)
+        self.words, self.think, self.ends, self.thinks = tuple(words), think, tuple(ends), thinks
+        return self
+
+    @property
+    def marks(self) -> tuple[object, ...]:
+        """All but the source."""
+        return self.words, self.think, self.ends, self.thinks
 
 
 @check_fields

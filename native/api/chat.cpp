@@ -136,6 +136,8 @@ std::string describe(const common_chat_params & params, const velo::chat_budget 
     plan["preserved_tokens"]  = params.preserved_tokens;
     plan["stops"]             = params.additional_stops;
     plan["thinking"]          = params.supports_thinking;
+    plan["thinking_start"]    = params.thinking_start_tag;
+    plan["thinking_ends"]     = params.thinking_end_tags;
     plan["operations"]        = budget.operations();
     plan["bytes"]             = budget.bytes();
     return plan.dump_safe();

@@ -42,6 +42,8 @@ VELO_API void        velo_chat_plan_free(velo_chat_plan * plan) VELO_NOEXCEPT;
 //   preserved_tokens          control tokens whose names the parser reads
 //   stops                     strings that end the answer
 //   thinking                  whether the model reasons
+//   thinking_start            mark that begins reasoning; empty: not known
+//   thinking_ends             marks that end it
 //   operations, bytes         work of the template engine
 VELO_API velo_status velo_chat_plan_get(const velo_chat_plan * plan, char * json, size_t capacity,
                                         size_t * len) VELO_NOEXCEPT;

@@ -19,12 +19,12 @@ from pyvelo.chat.messages import Message
 from pyvelo.chat.tool_parser import ParsedMessage, Parses, ToolParser, parse_text
 from pyvelo.chat.tools import Tools, history
 from pyvelo.errors import ConfigError, RequestError, one_line
-from pyvelo.sampling import SamplingParams
+from pyvelo.sampling import MAX_CHARACTERS, LazyGrammar, SamplingParams
 
 if TYPE_CHECKING:
     from pyvelo.native.chat_format import ChatFormat, ChatPlan
 
-__all__ = ["AnswerFormat", "AnswerFormats", "Vocabulary", "from_words", "prepare", "thinks"]
+__all__ = ["AnswerFormat", "AnswerFormats", "Vocabulary", "prepare", "thinks"]
 
 MAX_FORMATS = 16
 MAX_PLANS = 128
@@ -50,8 +50,7 @@ class Vocabulary(Protocol):
 class AnswerFormat:
     """Format of the answer to one prompt. Thread-safe.
 
-    grammar: GBNF that answers follow, or None.
-    required: every answer must follow the grammar; else from the word on that begins a call, if it comes.
+    grammar: GBNF that answers follow, or None; a `LazyGrammar` if calls may come, but need not.
     stops: strings that end an answer.
     shows_controls: the parser reads the names of control tokens, so the text must have them.
     words: marks of the format.
@@ -59,7 +58,6 @@ class AnswerFormat:
 
     parses: Parses
     grammar: str | None = None
-    required: bool = False
     stops: tuple[str, ...] = ()
     shows_controls: bool = False
     words: tuple[str, ...] = ()
@@ -80,9 +78,19 @@ class AnswerFormat:
         """
         changes: dict[str, Any] = {}
         given = [name for name in ("grammar", "json_schema", "regex") if getattr(params, name) is not None]
-        if given and self.required:
-            raise RequestError(f"{given[0]} and a tool call that is required: an answer can follow only one")
-        if self.grammar is not None and not given and (self.required or _can_follow()):
+        if isinstance(self.grammar, LazyGrammar):
+            if not given and len(self.grammar) <= MAX_CHARACTERS and _can_follow():
+                changes["grammar"] = self.grammar
+        elif self.grammar is not None:
+            if given:
+                raise RequestError(
+                    f"{given[0]} and a tool call that is required: an answer can follow only one"
+                )
+            if len(self.grammar) > MAX_CHARACTERS:
+                raise RequestError(
+                    f"tools: their grammar has {len(self.grammar)} characters, more than {MAX_CHARACTERS}: "
+                    "give fewer tools, or smaller ones"
+                )
             changes["grammar"] = self.grammar
         if self.stops:
             changes["stop"] = (*(params.stop or ()), *self.stops)
@@ -136,15 +144,25 @@ class AnswerFormats:
             grammar = after(self._model, grammar, facts["generation_prompt"], named)
         triggers = [one["value"] for one in facts["triggers"] if one["type"] == "word"]
         if tools.functions and facts["grammar_lazy"] and len(triggers) == len(facts["triggers"]) > 0:
-            grammar = from_words(after(self._model, facts["grammar"], "", named), triggers)
+            grammar = self._lazy(facts, triggers, named, tools.parallel)
         return AnswerFormat(
             plan,
             grammar=grammar,
-            required=tools.choice == "required",
             stops=tuple(facts["stops"]),
             shows_controls=bool(named) and bool(tools.functions),
             words=(*facts["preserved_tokens"], *triggers),
         )
+
+    def _lazy(
+        self, facts: Mapping[str, Any], words: Sequence[str], named: Sequence[str], parallel: bool
+    ) -> LazyGrammar | None:
+        """Return the grammar of calls that may come; None if it is not known where reasoning ends."""
+        think, ends, begun = facts["thinking_start"], facts["thinking_ends"], facts["generation_prompt"]
+        if facts["thinking"] and not (think and ends):
+            return None
+        source = facts["grammar"] if parallel else _SEVERAL.sub(r"\1\2", facts["grammar"])
+        thinks = bool(think) and begun.rfind(think) > max(map(begun.rfind, ends))
+        return LazyGrammar(after(self._model, source, "", named), words, think, ends, thinks)
 
     def _format(self, template: str) -> ChatFormat:
         from pyvelo.native.chat_format import ChatFormat  # here, so that only chats load it
@@ -246,11 +264,6 @@ def after(model: Vocabulary, grammar: str, begun: str, names: Iterable[str]) -> 
         grammar = _with_tokens(grammar, tokens)
     parts = [tokens.get(part, part) for part in _splitter(tokens).split(begun) if part]
     return f"# after {json.dumps(parts)}\n{grammar}" if parts else grammar
-
-
-def from_words(grammar: str, words: Iterable[str]) -> str:
-    """Return a grammar that an answer follows from the first of these words on; before, any text may come."""
-    return f"# from {json.dumps(list(words))}\n{grammar}"
 
 
 @cache

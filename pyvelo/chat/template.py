@@ -88,6 +88,12 @@ class ChatTemplate:
         self._limits = limits or Limits()
         self._now = now
 
+    def check(self) -> None:
+        """Raise TemplateError if the source is wrong, or has nothing that Jinja replaces."""
+        if "{%" not in self.source and "{{" not in self.source:
+            raise self._error(None, "it has no Jinja, so it shows no message")
+        _ = self._compiled
+
     def render(
         self,
         messages: Sequence[Message],

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from pyvelo.chat.template import BUILT_IN
+from pyvelo.chat.template import BUILT_IN, ChatTemplate
 from pyvelo.cli import options as opt
 from pyvelo.cli.terminal import print_out
 from pyvelo.cli.values import parse_lora
@@ -141,6 +141,8 @@ def serve(
     from pyvelo.server.run import Serve, check_address
     from pyvelo.server.settings import Settings
 
+    if "" in (model_name or ()):
+        raise ConfigError("--model-name: give a name that is not empty")
     keys = read_keys(api_key_file, os.environ.get(KEY_VARIABLE, "").split(","))
     check_address(host, keys.needed, insecure)
     settings = Settings(
@@ -167,9 +169,11 @@ def _template_of(given: str | None) -> str | None:
     if given is None or given in BUILT_IN:
         return given
     try:
-        return Path(given).read_text(encoding="utf-8")
+        source = Path(given).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise ConfigError(f"--chat-template={given}: {error}; built-in: {', '.join(BUILT_IN)}") from None
+    ChatTemplate(source, name=f"--chat-template={given}").check()
+    return source
 
 
 def _by_name(loras: Sequence[tuple[str, float]]) -> dict[str, tuple[str, float]] | None:

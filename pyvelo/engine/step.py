@@ -280,6 +280,8 @@ class BatchBuilder:
         self._owners: list[BlockTable | None] = [None] * max_seqs
         self._filled = [(0, 0, 0)] * max_seqs  # blocks, version and slides of the table in the row
         self._lengths = [[0] * max_seqs for _ in layout.windows]  # blocks in the row of each group
+        for array, value in (arrays.tables, -1), (arrays.firsts, 0), (arrays.seqs, 0):
+            array.fill(value)
 
     def build(self, plan: StepPlan) -> Batch:
         """Fill the arrays: a row for each sequence that decodes, then one for each prompt chunk."""
@@ -318,9 +320,8 @@ class BatchBuilder:
         arrays.tokens[:n] = [request.tokens[-1] for request in requests]
         arrays.positions[:n] = positions
         self._write_slots(rows, 0, positions)
-        arrays.outputs[:n] = 1
         arrays.seqs[:n, 0] = rows
-        arrays.seqs[:n, 1] = 1
+        arrays.seqs[:n, 1] = arrays.outputs[:n] = 1
         arrays.seqs[:n, 2] = positions + 1
         if self._has_states:
             arrays.states[:n] = [request.recurrent_state for request in requests]

@@ -26,7 +26,8 @@ from pyvelo.grammar.limits import (
     parser_limits,
     start_deep,
 )
-from pyvelo.grammar.matcher import GrammarMatcher, LateMatcher, LazyMatcher, error_of
+from pyvelo.grammar.matcher import GrammarMatcher, LateMatcher, LazyMatcher, Marks, error_of
+from pyvelo.sampling import LazyGrammar
 
 if TYPE_CHECKING:
     from pyvelo.native import Model
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
 
 __all__ = ["GrammarCompiler", "check_installed"]
 
-_Key = tuple[str, str]
+_Key = tuple[str, str, tuple[object, ...]]
+"""Kind of a source, the source, and the marks of a lazy grammar."""
 
 # between the parts of JSON: a space, or a new line and its indentation. Without a limit, small models write
 # blanks until max_tokens.
@@ -45,9 +47,6 @@ _GBNF = re.compile(r"(?:\s|(?:#|//)[^\r\n]*(?:[\r\n]|\Z))*[A-Za-z0-9_-]+[ \t]*::
 
 _AFTER = re.compile(r"# after (\[.*\])\n")
 """First line of a GBNF whose outputs continue a text: its parts, strings and ids of control tokens."""
-
-_FROM = re.compile(r"# from (\[.*\])\n")
-"""First line of a GBNF that outputs follow from the first of these words on, strings."""
 
 MAX_FORCED = 256  # bytes
 
@@ -122,7 +121,9 @@ class GrammarCompiler:
         if not given:
             return None
         check_installed()
-        key, future = given[0], Future[GrammarMatcher]()
+        name, source = given[0]
+        key = name, source, source.marks if isinstance(source, LazyGrammar) else ()
+        future = Future[GrammarMatcher]()
         with self._lock:
             if self._closed:
                 raise ClosedError("this engine was closed")
@@ -153,7 +154,7 @@ class GrammarCompiler:
                     return
             outcome: GrammarMatcher | BaseException
             try:
-                outcome = self._made(*key)
+                outcome = self._made(*key[:2])
             except BaseException as error:
                 outcome = error
         with self._lock:
@@ -167,18 +168,20 @@ class GrammarCompiler:
         self._cached[key] = matcher
         self._n_characters += len(key[1])
         while len(self._cached) > MAX_CACHED or self._n_characters > MAX_CACHED_CHARACTERS:
-            (_, source), _ = self._cached.popitem(last=False)
+            (_, source, _), _ = self._cached.popitem(last=False)
             self._n_characters -= len(source)
 
     def _made(self, name: str, source: str) -> GrammarMatcher:
-        words = _words_of(source) if name == "grammar" else []
-        if not words:
+        if not isinstance(source, LazyGrammar):
             return GrammarMatcher(self._compiled(name, source))
         try:
             matcher = self._compiled(name, source)
         except RequestError:  # the request does not ask for it, so the answer is free
             matcher = None
-        return LazyMatcher(matcher, words, self._text_of, lambda text: self._ready().tokenize_bytes(text))
+        ends = tuple(end.encode() for end in source.ends)
+        marks = Marks(tuple(word.encode() for word in source.words), source.think.encode(), ends)
+        tokens_of = lambda text: self._ready().tokenize_bytes(text)  # noqa: E731
+        return LazyMatcher(matcher, marks, source.thinks, self._text_of, tokens_of)
 
     def _text_of(self, token: int) -> bytes:
         return self._model.token_bytes(token, special=True)
@@ -238,17 +241,6 @@ def check_installed() -> None:
         raise ConfigError(
             "grammars, JSON schemas and regular expressions need llguidance: pip install pyvelo[grammar]"
         ) from None
-
-
-def _words_of(source: str) -> list[bytes]:
-    """Return the words of the first line; raise RequestError if they are no texts."""
-    found = _FROM.match(source)
-    if found is None:
-        return []
-    try:
-        return [word.encode() for word in json.loads(found[1]) if word]
-    except (ValueError, AttributeError, RecursionError):
-        raise RequestError(f"grammar: {shown(found[0])}: give a list of texts") from None
 
 
 class _Vocabulary:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from pyvelo.errors import ComputeError, one_line
 
-__all__ = ["GrammarMatcher", "LateMatcher", "LazyMatcher", "error_of"]
+__all__ = ["GrammarMatcher", "LateMatcher", "LazyMatcher", "Marks", "error_of"]
 
 
 class GrammarMatcher:
@@ -66,12 +68,36 @@ class LateMatcher(GrammarMatcher):
         return self
 
 
+@dataclass(frozen=True)
+class Marks:
+    """Marks in the text of an answer: words that begin the grammar, and the borders of reasoning.
+
+    think: begins reasoning; b"": there is none.
+    ends: end it.
+    """
+
+    words: tuple[bytes, ...]
+    think: bytes = b""
+    ends: tuple[bytes, ...] = ()
+
+    @cached_property
+    def longest(self) -> int:
+        """Bytes of the longest mark."""
+        return max(map(len, (*self.words, self.think, *self.ends)), default=0)
+
+    def first(self, text: bytes, start: int, thinks: bool) -> tuple[int, bytes] | None:
+        """Return the place of the first mark that counts from `start` on, and the mark."""
+        marks = self.ends if thinks else (*self.words, *((self.think,) if self.think else ()))
+        found = [(place, mark) for mark in marks if (place := text.find(mark, start)) >= 0]
+        return min(found, default=None)
+
+
 class LazyMatcher(GrammarMatcher):
     """Matcher that allows every token until a word has come; the grammar begins with that word.
 
     Args:
         matcher: of the grammar, at its beginning; None: every token is allowed to the end.
-        words: the output follows the grammar from the first of them on.
+        thinks: the answer begins within reasoning.
         text_of: returns the bytes of a token, also of control tokens.
         tokens_of: returns tokens of a text.
     """
@@ -79,14 +105,16 @@ class LazyMatcher(GrammarMatcher):
     def __init__(
         self,
         matcher: Any,
-        words: Sequence[bytes],
+        marks: Marks,
+        thinks: bool,
         text_of: Callable[[int], bytes],
         tokens_of: Callable[[bytes], list[int]],
     ) -> None:
         super().__init__(matcher)
-        self._words = words
+        self._marks, self._thinks = marks, thinks
         self._text_of, self._tokens_of = text_of, tokens_of
-        self._recent: list[tuple[int, bytes]] = []  # the tokens in which a word may have begun
+        self._recent: list[tuple[int, bytes]] = []  # the tokens in which a mark may have begun
+        self._start = 0  # byte of their text from which marks count
         self._follows = False
 
     def mask(self) -> bytes | None:
@@ -101,20 +129,24 @@ class LazyMatcher(GrammarMatcher):
             return False
         self._recent.append((token, self._text_of(token)))
         text = b"".join(part for _, part in self._recent)
-        places = [place for word in self._words if (place := text.find(word)) >= 0]
-        if places:
-            return self._start(min(places))
-        self._forget(len(text) - max(map(len, self._words)) + 1)
+        while (found := self._marks.first(text, self._start, self._thinks)) is not None:
+            place, mark = found
+            if not self._thinks and mark in self._marks.words:
+                return self._follow(place)
+            # the end of reasoning may begin a call
+            self._start = place if self._thinks else place + len(mark)
+            self._thinks = not self._thinks
+        self._forget(max(self._start, len(text) - self._marks.longest + 1))
         return False
 
     def copy(self) -> GrammarMatcher:
         """Return a copy in the same state."""
         matcher = None if self._matcher is None else self._matcher.deep_copy()
-        found = LazyMatcher(matcher, self._words, self._text_of, self._tokens_of)
-        found._recent, found._follows = list(self._recent), self._follows
+        found = LazyMatcher(matcher, self._marks, self._thinks, self._text_of, self._tokens_of)
+        found._recent, found._start, found._follows = list(self._recent), self._start, self._follows
         return found
 
-    def _start(self, place: int) -> bool:
+    def _follow(self, place: int) -> bool:
         """Follow the grammar from a place in the recent text on; if it cannot follow, allow all tokens."""
         place -= self._forget(place)
         tokens = [token for token, _ in self._recent]
@@ -128,9 +160,13 @@ class LazyMatcher(GrammarMatcher):
 
     def _forget(self, n_bytes: int) -> int:
         """Drop the first tokens that end within `n_bytes` bytes; return how many bytes they had."""
-        dropped = 0
-        while self._recent and dropped + len(self._recent[0][1]) <= n_bytes:
-            dropped += len(self._recent.pop(0)[1])
+        n_tokens = dropped = 0
+        for _, part in self._recent:
+            if dropped + len(part) > n_bytes:
+                break
+            n_tokens, dropped = n_tokens + 1, dropped + len(part)
+        del self._recent[:n_tokens]
+        self._start = max(0, self._start - dropped)
         return dropped
 
 

@@ -235,19 +235,21 @@ class App:
     async def models(self, exchange: Exchange) -> None:
         """Answer with the model and its adapters."""
         await exchange.answer(
-            {"object": "list", "data": [self._model(), *map(self._model, self.serving.adapters)]}
+            {"object": "list", "data": [self._model(name) for name in self.serving.all_names]}
         )
 
     async def model(self, exchange: Exchange) -> None:
         """Answer with the model of a name."""
-        await exchange.answer(self._model(self.serving.check_model(exchange.path_id)))
+        name, serving = exchange.path_id, self.serving
+        serving.check_model(name)
+        await exchange.answer(self._model(name if name in serving.all_names else serving.model_name))
 
-    def _model(self, adapter: str | None = None) -> dict[str, Any]:
-        """Return the fields of the model, or of an adapter."""
-        serving, name = self.serving, self.serving.model_name
+    def _model(self, name: str) -> dict[str, Any]:
+        """Return the fields of the model by one of its names, or of an adapter."""
+        serving = self.serving
         common = {"object": "model", "created": serving.created, "owned_by": "pyvelo"}
-        parent = {} if adapter is None else {"parent": name}
-        return {"id": adapter or name, **common, **parent, "max_model_len": serving.engine.n_ctx}
+        parent = {} if name in serving.shown_names else {"parent": serving.model_name}
+        return {"id": name, **common, **parent, "max_model_len": serving.engine.n_ctx}
 
     async def version(self, exchange: Exchange) -> None:
         """Answer with the version."""

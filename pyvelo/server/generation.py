@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from pyvelo.engine.input_processor import Prompt
+from pyvelo.engine.input_processor import AskedOfAll, Prompt
 from pyvelo.engine.output import Submission, outputs_of
 from pyvelo.outputs import RequestOutput, StreamPiece, TokenLogprob
 from pyvelo.sampling import SamplingParams
@@ -132,20 +132,35 @@ async def answer_job(serving: Serving, exchange: Exchange, ticket: Ticket, job: 
     """
     processor = serving.engine.processor
     asked = processor.ask_all(len(job.prompts), job.params, exchange.id)
+    prompts = job.prompts
+    if job.adapt is not None:  # first, so that no thread waits for the grammar that the template names
+        prompts, asked = await _adapted(serving, job, asked)
 
     def prepare(
         prompt: Prompt | Callable[[], Prompt], number: int, put: Callable[[StreamPiece], None]
     ) -> Submission:
         tokens = prompt() if callable(prompt) else prompt
         params, ask = asked[number]
-        if job.adapt is not None:
-            params = job.adapt(tokens, params)
         return processor.prepare(tokens, params, put if job.streams else None, ask)
 
-    prepares = [partial(prepare, prompt, number) for number, prompt in enumerate(job.prompts)]
-    stream = await serving.loop.prepare(prepares, [job.params])
+    prepares = [partial(prepare, prompt, number) for number, prompt in enumerate(prompts)]
+    stream = await serving.loop.prepare(prepares, [params for params, _ in asked])
     await answer_stream(serving, exchange, ticket, job, stream)
     return stream
+
+
+async def _adapted(serving: Serving, job: Job, asked: AskedOfAll) -> tuple[list[Prompt], AskedOfAll]:
+    """Return the prompts of a job, and the parameters that each needs."""
+    adapt = job.adapt
+
+    def make() -> list[tuple[Prompt, SamplingParams]]:
+        prompts = [prompt() if callable(prompt) else prompt for prompt in job.prompts]
+        both = zip(prompts, asked, strict=True)
+        return [(prompt, params if adapt is None else adapt(prompt, params)) for prompt, (params, _) in both]
+
+    made = await serving.loop.preparer.run(make)
+    asks = [(params, ask) for (_, params), (_, ask) in zip(made, asked, strict=True)]
+    return [prompt for prompt, _ in made], asks
 
 
 async def answer_stream(

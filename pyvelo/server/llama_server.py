@@ -48,12 +48,18 @@ OFF = {
 """Fields of what does not exist here, and the values that switch it off; so do null and 0."""
 
 
+MAX_BIAS_CHARACTERS = 4096
+"""Characters of all texts with a bias, which are tokenized in the event loop."""
+_BIASES = 'logit_bias: give [[TOKEN or "text", NUMBER or false], ...]'
+
+
 async def complete(
     serving: Serving, exchange: Exchange, ticket: Ticket, body: Mapping[str, Any]
 ) -> RequestStream:
     """Answer one prompt or several."""
     prompts, several = _prompts(serving.engine.model, body.get("prompt"))
     request = convert({**_fields(body), "prompt": ""}, LlamaCompletion)
+    _check(request)
     request.lora = request.lora or serving.check_model(request.model)
     request.logit_bias = _bias(serving.engine.model, body.get("logit_bias"))
     timeout = request_timeout(request, exchange.header("request-timeout-ms"))
@@ -160,12 +166,23 @@ def _fields(body: Mapping[str, Any]) -> dict[str, Any]:
                 raise refused(name, f"{name} is not supported: leave it out")
         elif name not in IGNORED and name not in ("prompt", "logit_bias"):
             found[OTHER_NAMES.get(name, name)] = value
-    for name in ("max_tokens", "seed"):  # -1 is none
-        if _is_id(found.get(name)) and found[name] < 0:
-            del found[name]
-    if not found.get("logprobs"):
-        found.pop("logprobs", None)
+    for name in ("max_tokens", "seed", "temperature"):  # -1 is none, or greedy
+        if isinstance(found.get(name), (int, float)) and found[name] < 0:
+            found[name] = 0 if name == "temperature" else None
+    for name in ("logprobs", "grammar", "lora", "json_schema"):
+        if not found.get(name):
+            found.pop(name, None)
+    if isinstance(found.get("stop"), list):
+        found["stop"] = [text for text in found["stop"] if text != ""]
     return found
+
+
+def _check(request: LlamaCompletion) -> None:
+    """Raise HttpError at what `CompletionRequest` has and the answers have no place for."""
+    if (request.n or 1) > 1 or (request.best_of or 1) > 1:
+        raise refused("n", "n: an answer has one sample: repeat the prompt in a list, or ask /v1/completions")
+    if request.prompt_logprobs is not None or request.echo:
+        raise refused("prompt_logprobs", "prompt_logprobs, echo: ask /v1/completions")
 
 
 def _bias(model: Model, given: Any) -> dict[str, float] | None:
@@ -175,18 +192,28 @@ def _bias(model: Model, given: Any) -> dict[str, float] | None:
     """
     if not given:
         return None
-    pairs = list(given.items()) if isinstance(given, dict) else given
-    wrong = refused("logit_bias", 'logit_bias: give [[TOKEN or "text", NUMBER or false], ...]')
-    if not isinstance(pairs, list):
-        raise wrong
+    by_id = isinstance(given, dict)
+    pairs = list(given.items()) if by_id else given
     found: dict[str, float] = {}
-    for pair in pairs:
+    n_characters = 0
+    for pair in pairs if isinstance(pairs, list) else [None]:
         if not isinstance(pair, (list, tuple)) or len(pair) != 2:
-            raise wrong
+            raise refused("logit_bias", _BIASES)
         token, bias = pair
-        if not isinstance(token, (int, str)) or not isinstance(bias, (int, float)) or bias is True:
-            raise wrong
-        is_text = isinstance(token, str) and not (token.isascii() and token.isdigit())
-        tokens = model.tokenize(str(token), add_special=False) if is_text else [token]
+        if not (_is_id(token) or isinstance(token, str)) or not (bias is False or _is_bias(bias)):
+            raise refused("logit_bias", _BIASES)
+        tokens = [token]
+        if isinstance(token, str) and not (by_id and token.isascii() and token.isdigit()):
+            n_characters += len(token)
+            if n_characters > MAX_BIAS_CHARACTERS:
+                raise refused(
+                    "logit_bias", f"logit_bias: its texts have {MAX_BIAS_CHARACTERS} characters at most"
+                )
+            tokens = model.tokenize(token, add_special=False)
         found |= {str(each): -inf if bias is False else float(bias) for each in tokens}
     return found
+
+
+def _is_bias(value: Any) -> bool:
+    """Return whether a value is a number that a float can be."""
+    return isinstance(value, float) or (_is_id(value) and abs(value) <= 1e6)

@@ -26,6 +26,7 @@ __all__ = ["LlamaCompletion", "LlamaForm", "settings_of"]
 
 _encode = msgspec.json.Encoder().encode
 _NO_SLOT = -1
+_SHORT = {"stop": None, "grammar": "", "logit_bias": ()}
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,13 @@ class _End:
     times: RequestTimes
 
 
+Field = Annotated[str, Meta(max_length=256)]
+
+
 class LlamaCompletion(CompletionRequest, kw_only=True):
     max_tokens: Annotated[int, Meta(ge=0)] | None = None
     return_tokens: bool = False
-    response_fields: Annotated[list[str], Meta(max_length=64)] | None = None
+    response_fields: Annotated[list[Field], Meta(max_length=64)] | None = None
 
 
 class LlamaForm:
@@ -67,6 +71,8 @@ class LlamaForm:
         self._return_tokens, self._fields = request.return_tokens, request.response_fields
         self._model = request.lora or serving.model_name
         self._settings = settings_of(params, request.stream)
+        if silent:
+            self._settings |= {"n_predict": 0, "max_tokens": 0}
         self._firsts: list[Request] = []
         self._n_new: dict[int, int] = {}
         self._lines: set[int] = set()
@@ -100,7 +106,7 @@ class LlamaForm:
         if piece.finish_reason is None or piece.usage is None or piece.times is None:
             return found
         end = _End(piece.finish_reason, piece.stop_reason, piece.usage, piece.times)
-        last = {"content": "", "tokens": (), **self._ended(index, end, index in self._lines)}
+        last = self._cut({"content": "", "tokens": (), **self._ended(index, end, index in self._lines)})
         return found + b"data: " + _encode(last) + b"\n\n"
 
     def end(self, usage: Mapping[str, Any]) -> bytes:
@@ -126,14 +132,18 @@ class LlamaForm:
             **self._ended(index, end, "\n" in text),
             **self._probabilities(() if self._silent else sample.logprobs or ()),
         }
-        return whole if not self._fields else _chosen(whole, self._fields)
+        return self._cut(whole)
+
+    def _cut(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields of an answer that were asked for; all by default."""
+        return _chosen(answer, self._fields) if self._fields else answer
 
     def _ended(self, index: int, end: _End, has_new_line: bool) -> dict[str, Any]:
         """Return the fields of the end of a sample."""
         first = self._firsts[index]
         model = self._serving.engine.model
         n_prompt, n_new = end.usage.prompt_tokens, 0 if self._silent else end.usage.completion_tokens
-        kind, word = _stop_of(end)
+        kind, word = ("limit", "") if self._silent else _stop_of(end)
         return {
             "index": index,
             "id_slot": _NO_SLOT,
@@ -142,7 +152,8 @@ class LlamaForm:
             "tokens_predicted": n_new,
             "tokens_evaluated": n_prompt,
             "tokens_cached": n_prompt + n_new,
-            "generation_settings": self._settings,
+            # what may be long stands in the first answer alone
+            "generation_settings": {**self._settings, **(_SHORT if index else {})},
             "prompt": model.detokenize(first.tokens[:n_prompt], special=True).decode("utf-8", "replace"),
             "has_new_line": has_new_line,
             "truncated": False,
@@ -223,7 +234,9 @@ def _chosen(answer: Mapping[str, Any], paths: Sequence[str]) -> dict[str, Any]:
     for path in paths:
         value: Any = answer
         for name in path.split("/"):
-            value = value.get(name) if isinstance(value, dict) else None
-        if value is not None:
+            if not isinstance(value, dict) or name not in value:
+                break
+            value = value[name]
+        else:
             found[path] = value
     return found

@@ -319,8 +319,7 @@ def _models(serving: Serving) -> list[dict[str, Any]]:
         "digest": serving.fingerprint,
         "details": _details(serving),
     }
-    names = (serving.model_name, *serving.adapters)
-    return [{"name": name, "model": name, **common} for name in names]
+    return [{"name": name, "model": name, **common} for name in serving.all_names]
 
 
 def _details(serving: Serving) -> dict[str, Any]:

@@ -46,7 +46,8 @@ class Serving:
         self.chats = Chats(engine.model, settings.chat_template)
         self.created = int(time.time())
         self.names = settings.model_names or (_name_of(config.model),)
-        self.model_name = next((name for name in self.names if name != ANY), _name_of(config.model))
+        self.shown_names = tuple(name for name in self.names if name != ANY) or (_name_of(config.model),)
+        self.model_name = self.shown_names[0]
         self.model_file = PurePath(str(config.model)).name
         self.fingerprint = _fingerprint(config)
         self.generates = engine.parts is not None
@@ -89,6 +90,11 @@ class Serving:
         """Names of the LoRA adapters, which are models for clients."""
         return list(self.engine.loras.infos)
 
+    @property
+    def all_names(self) -> list[str]:
+        """Names of the model and of its adapters."""
+        return [*self.shown_names, *self.adapters]
+
     def check_model(self, name: str | None) -> str | None:
         """Return the adapter that the name of a model selects, None without one; raise HttpError 404."""
         if not name or name in self.names or name == "default":
@@ -97,7 +103,7 @@ class Serving:
             return name
         if ANY in self.names:
             return None
-        known = " and ".join(map(repr, (*self.names, *self.adapters)))
+        known = " and ".join(map(repr, self.all_names))
         raise HttpError(
             404,
             f"the model {name[:200]!r} is not served here; this server has {known}",

@@ -77,5 +77,5 @@ def tokenizer_info(serving: Serving) -> dict[str, Any]:
         "bos_token": named(vocab.bos),
         "eos_token": named(vocab.eos),
         "add_bos_token": vocab.add_bos,
-        "chat_template": model.meta.get("tokenizer.chat_template"),
+        "chat_template": serving.chats.template.source,
     }

@@ -19,7 +19,7 @@ from pyvelo.chat.tool_parser import Delta, ParsedMessage, ToolParser
 from pyvelo.chat.tools import Tools, history
 from pyvelo.errors import ComputeError, ConfigError, RequestError, TemplateError, VeloError
 from pyvelo.native.chat_format import ChatFormat
-from pyvelo.sampling import SamplingParams
+from pyvelo.sampling import MAX_CHARACTERS, LazyGrammar, SamplingParams
 
 from .answers import ANSWERS, NOTE_JSON, OSS, PARIS_JSON, QWEN, TOOLS, Answer, function, hermes
 from .conversations import CONVERSATIONS
@@ -217,8 +217,7 @@ def test_any_text_has_parts(text: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_template_has_a_format(name: str) -> None:
     found = format_of(name)
-    assert not found.required  # a call may come, but need not
-    assert found.grammar is None or found.grammar.startswith("# from [")
+    assert found.grammar is None or isinstance(found.grammar, LazyGrammar)  # a call need not come
     assert format_of(name, choice="none").parse("Hello").content == "Hello" or name not in (QWEN,)
     if name in NO_TOOLS:
         with pytest.raises(RequestError, match="tool_choice: this model"):
@@ -259,7 +258,8 @@ def test_calls_that_come_follow_the_grammar(name: str) -> None:
         grammar = format_of(name, json.dumps(answer.arguments)).grammar
         if grammar is None:
             continue
-        words = [word.encode() for word in json.loads(grammar.split("\n")[0].removeprefix("# from "))]
+        assert isinstance(grammar, LazyGrammar)
+        words = [word.encode() for word in grammar.words]
         text = answer.text.encode()
         places = [place for word in words if (place := text.find(word)) >= 0]
         assert bool(places) == bool(answer.calls)
@@ -323,13 +323,20 @@ def test_control_tokens_in_a_grammar() -> None:
 
 def test_parameters_of_a_format() -> None:
     parts: Any = {"parses": None, "grammar": "root ::= .", "stops": ("x",), "shows_controls": True}
-    found = AnswerFormat(**parts, required=True)
+    found = AnswerFormat(**parts)
     params = found.params(SamplingParams(stop="y", max_tokens=3))
     assert (params.grammar, params.stop, params.skip_special_tokens) == ("root ::= .", ("y", "x"), False)
     with pytest.raises(RequestError, match="only one"):
         found.params(SamplingParams(json_schema={}))
+    parts["grammar"] = LazyGrammar("root ::= .", ["a"])
     mine = AnswerFormat(**parts).params(SamplingParams(json_schema={}))
     assert (mine.grammar, mine.json_schema, mine.stop) == (None, "{}", ("x",))
+    assert AnswerFormat(**parts).params(SamplingParams()).grammar is parts["grammar"]
+    parts["grammar"] = LazyGrammar("root ::= ." + " " * MAX_CHARACTERS, ["a"])
+    assert AnswerFormat(**parts).params(SamplingParams()).grammar is None
+    parts["grammar"] = str(parts["grammar"])
+    with pytest.raises(RequestError, match="tools: their grammar has"):
+        AnswerFormat(**parts).params(SamplingParams())
 
 
 def test_another_end_of_the_prompt() -> None:

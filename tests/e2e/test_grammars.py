@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from pyvelo import LLM, SamplingParams
-from pyvelo.chat.answer_format import from_words
 from pyvelo.errors import ComputeError, RequestError
 from pyvelo.grammar.compiler import MAX_FORCED
 from pyvelo.native import Model
+from pyvelo.sampling import LazyGrammar
 
 SCHEMA = {
     "type": "object",
@@ -192,7 +192,7 @@ def test_a_grammar_that_fails_on_its_way_fails_alone(llm: LLM, monkeypatch: pyte
 def test_from_a_word_on(llm: LLM) -> None:
     free = llm.generate(PROMPT, FREE)[0].text
     word = next(word for word in free.split()[2:] if free.count(word) == 1)
-    grammar = from_words(f'root ::= "{word}" " is" [0-9]{{3}}', [word])
+    grammar = LazyGrammar(f'root ::= "{word}" " is" [0-9]{{3}}', [word])
     before = free[: free.index(word)]
     for more in ({}, {"n": 2}, {"min_tokens": 3}, {"min_tokens": 20}):
         output = llm.generate(PROMPT, replace(FREE, grammar=grammar, **more))[0]
@@ -200,9 +200,9 @@ def test_from_a_word_on(llm: LLM) -> None:
             assert re.fullmatch(re.escape(before + word) + " is[0-9]{3}.*", answer.text, re.DOTALL)
     never = ["\x00"], 'root ::= "a"'
     for words, source in (never, ([word], 'root ::= "other"'), ([word], "root ::= (")):
-        assert llm.generate(PROMPT, replace(FREE, grammar=from_words(source, words)))[0].text == free
-    with pytest.raises(RequestError, match="a list of texts"):
-        llm.generate(PROMPT, replace(FREE, grammar='# from [1]\nroot ::= "a"'))
+        assert llm.generate(PROMPT, replace(FREE, grammar=LazyGrammar(source, words)))[0].text == free
+    late = LazyGrammar(grammar, [word], think=before[:3], ends=[word + " never"])
+    assert llm.generate(PROMPT, replace(FREE, grammar=late))[0].text == free
 
 
 def test_without_the_library_it_says_what_to_install(tiny_model_f32: Path) -> None:

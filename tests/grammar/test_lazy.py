@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyvelo.grammar.lark import to_lark
-from pyvelo.grammar.matcher import LazyMatcher
+from pyvelo.grammar.matcher import LazyMatcher, Marks
 
 llguidance = pytest.importorskip("llguidance")
 
-WORDS = [b"<call>\n", b"<go"]
+MARKS = Marks((b"<call>\n", b"<go"), b"<t>", (b"</t>", b"<go"))
 GRAMMAR = 'root ::= "<call>\\n{" [0-9]+ "}" | "<go>" [a-z]* "!"'
 CHUNKS = [
     *(b"<c", b"<ca", b"all", b"call>", b">\n", b">\n{", b"<g", b"o>", b"x<go>"),
@@ -46,17 +46,30 @@ def strict() -> Any:
     return llguidance.LLMatcher(tokenizer(), lark, log_level=0)
 
 
-def lazy(matcher: Any) -> LazyMatcher:
-    return LazyMatcher(matcher, WORDS, TOKENS.__getitem__, list)
+def lazy(matcher: Any, thinks: bool = False) -> LazyMatcher:
+    return LazyMatcher(matcher, MARKS, thinks, TOKENS.__getitem__, list)
 
 
-def begin_of(text: bytes) -> int | None:
-    """Return the place of the first word."""
-    places = [place for word in WORDS if (place := text.find(word)) >= 0]
-    return min(places) if places else None
+def begin_of(text: bytes, thinks: bool) -> int | None:
+    """Return the place of the first word outside of reasoning, by a look at each place."""
+    at = 0
+    while at < len(text):
+        here = text[at:]
+        if thinks:
+            if here.startswith(b"</t>"):
+                thinks = False
+            elif here.startswith(b"<go"):
+                return at
+        elif here.startswith(MARKS.words):
+            return at
+        elif here.startswith(b"<t>"):
+            thinks = True
+            at += 2
+        at += 1
+    return None
 
 
-OTHERS = (b"<", b"call>\n", b"{", b"12", b"}", b"go", b">", b"!", b"a", b"\n")
+OTHERS = (b"<t", b"<t>", b"/t>", b"</t>", b"<", b"call>\n", b"{", b"12", b"}", b"go", b">", b"!", b"a", b"\n")
 PIECES = st.lists(st.sampled_from([*CHUNKS, *OTHERS]), max_size=12)
 
 
@@ -64,9 +77,9 @@ def tokens_of(piece: bytes) -> list[int]:
     return [TOKENS.index(piece)] if piece in TOKENS else list(piece)
 
 
-@given(pieces=PIECES, forks=st.sets(st.integers(0, 12)))
-def test_against_the_whole_text(pieces: list[bytes], forks: set[int]) -> None:
-    found, text = lazy(strict()), b""
+@given(pieces=PIECES, forks=st.sets(st.integers(0, 12)), thinks=st.booleans())
+def test_against_the_whole_text(pieces: list[bytes], forks: set[int], thinks: bool) -> None:
+    found, text = lazy(strict(), thinks), b""
     for number, token in enumerate(token for piece in pieces for token in tokens_of(piece)):
         mask = found.mask()
         if mask is not None and not mask[token // 8] >> token % 8 & 1:
@@ -77,7 +90,7 @@ def test_against_the_whole_text(pieces: list[bytes], forks: set[int]) -> None:
                 copied.accept(ord("<"))  # the copy does not see it
         complete = found.accept(token)
         text += TOKENS[token]
-        place = begin_of(text)
+        place = begin_of(text, thinks)
         right = strict()
         followed = place is not None and right.try_consume_tokens(list(text[place:])) == len(text) - place
         assert (found.mask() is not None) == followed

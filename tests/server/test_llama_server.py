@@ -69,7 +69,8 @@ def test_ends(server: Server, oracle: LLM) -> None:
     forced = server.ask("/completion", {**GREEDY, "grammar": 'root ::= "yes"'})
     assert (forced["content"], forced["stop_type"]) == ("yes", "eos")
     nothing = server.ask("/completion", {**GREEDY, "n_predict": 0, "n_probs": 1})
-    assert (nothing["content"], nothing["tokens_predicted"]) == ("", 0)
+    assert (nothing["content"], nothing["tokens_predicted"], nothing["stop_type"]) == ("", 0, "limit")
+    assert nothing["generation_settings"]["n_predict"] == 0
     unbounded = server.ask("/completion", {**GREEDY, "n_predict": -1})
     assert unbounded["content"].startswith(expected.text)
 
@@ -147,6 +148,14 @@ def test_tokens(server: Server, oracle: LLM) -> None:
         ({"dry_multiplier": 0.8}, "dry_multiplier"),
         ({"post_sampling_probs": True}, "post_sampling_probs"),
         ({"n_probs": 21}, "logprobs"),
+        ({"n": 2}, "n"),
+        ({"best_of": 3}, "n"),
+        ({"echo": True}, "prompt_logprobs"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"logit_bias": [[1, 10**400]]}, "logit_bias"),
+        ({"logit_bias": [[True, 1]]}, "logit_bias"),
+        ({"logit_bias": [["a" * 5000, 1]]}, "logit_bias"),
+        ({"response_fields": ["/" * 257]}, None),
         ({"n_predict": "many"}, "max_tokens"),
         ({"samplers": ["top_k"]}, "samplers"),
         ({"logit_bias": "none at all"}, "logit_bias"),
@@ -168,9 +177,40 @@ def test_samplers_that_are_off(server: Server) -> None:
     assert server.ask("/completion", {**GREEDY, **off, "seed": -1})["tokens_predicted"] == 12
 
 
+def test_digits_are_a_token_only_as_a_name(server: Server, oracle: LLM) -> None:
+    name = "generation_settings/logit_bias"
+    fields = {**GREEDY, "response_fields": [name]}
+    by_id = server.ask("/completion", {**fields, "logit_bias": {"5": False}})[name]
+    assert by_id == [{"token": 5, "bias": None}]
+    by_text = server.ask("/completion", {**fields, "logit_bias": [["5", 1.5]]})[name]
+    assert {each["token"] for each in by_text} == set(oracle.tokenize("5", add_special=False))
+
+
+def test_settings_can_be_sent_back(server: Server) -> None:
+    first = server.ask("/completion", {**GREEDY, "stop": [""], "temperature": -1, "lora": []})
+    again = server.ask("/completion", {**first["generation_settings"], "prompt": PROMPT, "ignore_eos": True})
+    assert again["content"] == first["content"]
+
+
+def test_long_settings_are_sent_once(server: Server) -> None:
+    long = {**GREEDY, "prompt": ["a"] * 8, "n_predict": 1, "stop": ["x" * 100_000]}
+    assert len(server.post("/completion", long).data) < 200_000
+    assert len(server.post("/completion", {**long, "stream": True}).data) < 200_000
+
+
+def test_fields_of_the_last_event(server: Server) -> None:
+    fields = ["stop", "timings/predicted_n", "timings/nothing", "content/nothing"]
+    answer = server.post("/completion", {**GREEDY, "stream": True, "response_fields": fields})
+    last = json.loads(answer.data.decode().splitlines()[-2][6:])
+    assert last == {"stop": True, "timings/predicted_n": 12}
+
+
 def test_any_model_name(serve: Serve) -> None:
     server = serve(model_names=("mine", "other", "*"))
     assert server.ask("/completion", {**GREEDY, "model": "gpt-4"})["model"] == "mine"
+    assert [each["id"] for each in server.get("/v1/models").json["data"]] == ["mine", "other"]
+    assert server.get("/v1/models/other").json["id"] == "other"
+    assert server.get("/v1/models/gpt-4").json["id"] == "mine"
     assert serve(model_names=("mine", "other")).post("/completion", {**GREEDY, "model": "x"}).status == 404
 
 
