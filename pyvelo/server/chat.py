@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -87,8 +87,9 @@ class ChatForm(OpenAIForm):
 
     def head(self, index: int) -> bytes:
         """Return the event with the role."""
-        delta = b',"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}\n\n'
-        return b"%s%d%s" % (self._open, index, delta)
+        delta = b',"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
+        ids = b',"prompt_token_ids":' + _encode(self._firsts[0].prompt_ids) if self._ids else b""
+        return b"%s%d%s%s%s}\n\n" % (self._open, index, delta, ids, self.usage_so_far(index))
 
     def piece(self, index: int, piece: StreamPiece) -> bytes:
         """Return the events of a piece; none if it says nothing."""
@@ -107,10 +108,11 @@ class ChatForm(OpenAIForm):
         """Return an event; the last of a piece has its logprobs, its token and the reason of the end."""
         parts = [self._open, b"%d" % index, b',"delta":', _encode(delta), b',"logprobs":']
         logprob = None if piece is None else piece.logprob
-        parts.append(_encode(None if logprob is None else {"content": [logprob_of(self._serving, logprob)]}))
+        parts.append(_encode(None if logprob is None else {"content": [self._logprob(logprob)]}))
         if piece is not None and self._ids:
             parts += [b',"token_ids":', _encode(piece.token_ids)]
-        parts.append(ended(reason, None if piece is None else piece.stop_reason))
+        usage = self.usage_so_far(index, piece)
+        parts.append(ended(reason, None if piece is None else piece.stop_reason, usage))
         return b"".join(parts)
 
     def answer(self, outputs: Sequence[RequestOutput], usage: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,9 +120,7 @@ class ChatForm(OpenAIForm):
         choices: list[dict[str, Any]] = []
         for output in outputs:
             for sample in output.outputs:
-                logprobs = sample.logprobs and {
-                    "content": [logprob_of(self._serving, each) for each in sample.logprobs]
-                }
+                logprobs = sample.logprobs and {"content": list(map(self._logprob, sample.logprobs))}
                 message = self._message(sample.text)
                 choice: dict[str, Any] = {
                     "index": len(choices),
@@ -130,10 +130,15 @@ class ChatForm(OpenAIForm):
                     "stop_reason": sample.stop_reason,
                 }
                 if self._ids:
-                    choice |= {"token_ids": sample.token_ids, "prompt_token_ids": output.prompt_token_ids}
+                    choice["token_ids"] = sample.token_ids
                 choices.append(choice)
         scored = self.prompt_logprobs(outputs[0])
+        if self._ids:
+            scored["prompt_token_ids"] = outputs[0].prompt_token_ids
         return {**self._base, "choices": choices, "usage": usage, **scored}
+
+    def _logprob(self, token: TokenLogprob) -> dict[str, Any]:
+        return logprob_of(self._serving, token, self._text_of)
 
     def _message(self, text: str) -> dict[str, Any]:
         found = self.reader.parse(text)
@@ -167,12 +172,14 @@ def _delta(delta: Delta) -> dict[str, Any]:
     return {"reasoning_content": delta.reasoning} if delta.reasoning else {"content": delta.content}
 
 
-def logprob_of(serving: Serving, token: TokenLogprob) -> dict[str, Any]:
-    """Return the logprobs of a token of an answer and of the most likely ones."""
+def logprob_of(
+    serving: Serving, token: TokenLogprob, text_of: Callable[[int], str] | None = None
+) -> dict[str, Any]:
+    """Return the logprobs of a token of an answer and of the most likely ones, by their texts."""
+    name_of = text_of or serving.token_text
 
     def named(token: int, logprob: float) -> dict[str, Any]:
-        raw = serving.token_bytes(token)
-        return {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
+        return {"token": name_of(token), "logprob": logprob, "bytes": list(serving.token_bytes(token))}
 
     best = [named(each, value) for each, value in token.top]
     return {**named(token.token_id, token.logprob), "top_logprobs": best}

@@ -18,7 +18,6 @@ from pyvelo.server.schemas import MAX_PROMPTS, CompletionRequest, convert
 
 if TYPE_CHECKING:
     from pyvelo.engine.async_loop import RequestStream
-    from pyvelo.engine.request import Request
     from pyvelo.server.admission import Ticket
     from pyvelo.server.http import Exchange
     from pyvelo.server.serving import Serving
@@ -79,16 +78,11 @@ class CompletionForm(OpenAIForm):
         self._silent = silent
         self._request = request
         self._offsets: dict[int, int] = {}
-        self._n = request.n or 1
-        self._firsts: list[Request] = []
+        self._begun: set[int] = set()
 
     def head(self, index: int) -> bytes:
         """Return nothing: the first piece says all."""
         return b""
-
-    def begin(self, stream: RequestStream) -> None:
-        """Take the requests: a stream does not repeat the tokens and the text of their prompts."""
-        self._firsts = [submission.requests[0] for submission in stream.submissions]
 
     def piece(self, index: int, piece: StreamPiece) -> bytes:
         """Return one event, unless the piece says nothing."""
@@ -101,7 +95,10 @@ class CompletionForm(OpenAIForm):
         parts += [b',"logprobs":', b"null" if logprob is None else _encode(self._logprobs_of(index, piece))]
         if self._ids:
             parts += [b',"token_ids":', _encode(piece.token_ids)]
-        parts.append(ended(piece.finish_reason, piece.stop_reason))
+            if index not in self._begun:
+                self._begun.add(index)
+                parts += [b',"prompt_token_ids":', _encode(self._firsts[index // self._n].prompt_ids)]
+        parts.append(ended(piece.finish_reason, piece.stop_reason, self.usage_so_far(index, piece)))
         return b"".join(parts)
 
     def answer(self, outputs: Sequence[RequestOutput], usage: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,7 +150,7 @@ class CompletionForm(OpenAIForm):
 
     def _logprobs(self, tokens: Sequence[TokenLogprob | int], offset: int) -> dict[str, Any]:
         """Return OpenAI's lists of tokens, logprobs, most likely tokens and places in the text."""
-        text_of = self._serving.token_text
+        text_of = self._text_of
         found: dict[str, list[Any]] = {
             name: [] for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")
         }

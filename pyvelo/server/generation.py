@@ -21,6 +21,7 @@ from pyvelo.server.schemas import GenerationFields
 
 if TYPE_CHECKING:
     from pyvelo.engine.async_loop import RequestStream
+    from pyvelo.engine.request import Request
     from pyvelo.server.admission import Ticket
     from pyvelo.server.http import Exchange
     from pyvelo.server.serving import Serving
@@ -82,10 +83,26 @@ class OpenAIForm:
         self._chunk = {**self._base, "object": chunk}
         self._open = b"data: " + _encode(self._chunk)[:-1] + b',"choices":[{"index":'
         self._wants_usage = options is not None and options.include_usage
+        self._counts_usage = self._wants_usage and options is not None and options.continuous_usage_stats
+        self._n = fields.n or 1
+        self._n_new: dict[int, int] = {}
+        self._firsts: list[Request] = []
+        self._text_of = _id_text if fields.return_tokens_as_token_ids else serving.token_text
         self._wants_prompt_logprobs = fields.prompt_logprobs is not None
 
     def begin(self, stream: RequestStream) -> None:
-        """Do nothing."""
+        """Take the requests."""
+        self._firsts = [submission.requests[0] for submission in stream.submissions]
+
+    def usage_so_far(self, index: int, piece: StreamPiece | None = None) -> bytes:
+        """Return the field with the usage of a choice after a piece, if each event should have it."""
+        if not self._counts_usage:
+            return b""
+        n_new = self._n_new.get(index, 0) + (0 if piece is None else len(piece.token_ids))
+        self._n_new[index] = n_new
+        n_prompt = self._firsts[index // self._n].n_prompt
+        counts = {"prompt_tokens": n_prompt, "completion_tokens": n_new, "total_tokens": n_prompt + n_new}
+        return b',"usage":' + _encode(counts)
 
     def usage(self, usage: Mapping[str, Any]) -> bytes:
         """Return the event with the usage and without choices."""
@@ -219,11 +236,16 @@ async def _send_events(serving: Serving, exchange: Exchange, job: Job, stream: R
     await events.end(end)
 
 
-def ended(reason: str | None, stop_reason: int | str | None) -> bytes:
-    """Return the end of an event: why its choice ended, or null."""
+def ended(reason: str | None, stop_reason: int | str | None, usage: bytes = b"") -> bytes:
+    """Return the end of an event: why its choice ended, or null, and the usage so far."""
     if reason is None:
-        return b',"finish_reason":null}]}\n\n'
-    return b',"finish_reason":%s,"stop_reason":%s}]}\n\n' % (_encode(reason), _encode(stop_reason))
+        return b',"finish_reason":null}]%s}\n\n' % usage
+    return b',"finish_reason":%s,"stop_reason":%s}]%s}\n\n' % (_encode(reason), _encode(stop_reason), usage)
+
+
+def _id_text(token: int) -> str:
+    """Return the name of a token in logprobs, if ids are wanted in place of texts."""
+    return f"token_id:{token}"
 
 
 def _ranked(serving: Serving, token: TokenLogprob) -> dict[int, dict[str, Any]]:

@@ -90,6 +90,7 @@ class GenerationFields(Struct, kw_only=True):
     cache_salt: str | None = None
     prompt_logprobs: int | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: str | dict[str, Any] | None = None
@@ -157,7 +158,7 @@ IGNORED = frozenset(
     {
         *("metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "verbosity", "id"),
         *("prediction", "prompt_cache_retention", "request_id", "include_reasoning"),
-        *("separate_reasoning", "spaces_between_special_tokens", "return_tokens_as_token_ids", "keep_alive"),
+        *("separate_reasoning", "spaces_between_special_tokens", "keep_alive"),
         *("cache_prompt", "chat_id", "session_id", "id_slot", "timings_per_token", "return_progress"),
     }
 )

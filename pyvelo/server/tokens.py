@@ -33,6 +33,7 @@ async def tokenize(serving: Serving, exchange: Exchange, ticket: Ticket, body: M
 
     found = await serving.loop.preparer.run(make)
     answer: dict[str, Any] = {"count": len(found), "max_model_len": serving.engine.n_ctx, "tokens": found}
+    answer["token_strs"] = None
     if as_llama and request.return_token_strs:
         answer["tokens"] = [{"id": token, "piece": _piece(serving.token_bytes(token))} for token in found]
     elif request.return_token_strs:

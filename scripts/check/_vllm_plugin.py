@@ -15,7 +15,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
@@ -124,7 +124,9 @@ def _get_tokenizer(tokenizer_name: str, **_: Any) -> Tokenizer:
 class _Empty(ModuleType):
     """Module that has every name."""
 
-    __path__: ClassVar[list[str]] = []
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -99,6 +99,7 @@ def test_it_is_what_chat_gives(server: Server, oracle: LLM, case: str) -> None:
     assert usage["prompt_tokens"] == expected.usage.prompt_tokens
     assert usage["completion_tokens"] == expected.usage.completion_tokens
     assert usage["total_tokens"] == expected.usage.total_tokens
+    assert answer["prompt_token_ids"] == list(expected.prompt_token_ids)
     streamed = joined(server.stream(PATH, body))
     assert len(streamed) == len(answer["choices"])
     for index, (choice, sample) in enumerate(zip(answer["choices"], expected.outputs, strict=True)):
@@ -107,7 +108,6 @@ def test_it_is_what_chat_gives(server: Server, oracle: LLM, case: str) -> None:
         assert (message["role"], message["content"]) == ("assistant", sample.text)
         assert message.get("refusal") is None
         assert choice["token_ids"] == list(sample.token_ids)
-        assert choice["prompt_token_ids"] == list(expected.prompt_token_ids)
         assert (choice["finish_reason"], choice["stop_reason"]) == (sample.finish_reason, sample.stop_reason)
         logprobs = logprobs_of(oracle, sample.logprobs)
         assert choice["logprobs"] == (logprobs and {"content": logprobs})
@@ -142,7 +142,7 @@ def test_parts_of_a_content_are_its_text(server: Server, oracle: LLM) -> None:
     messages = [MESSAGES[0], {"role": "user", "content": parts}]
     answer = server.ask(PATH, {"messages": messages, **GREEDY, "return_token_ids": True})
     expected = one(oracle, messages, **GREEDY)
-    assert answer["choices"][0]["prompt_token_ids"] == list(expected.prompt_token_ids)
+    assert answer["prompt_token_ids"] == list(expected.prompt_token_ids)
     assert answer["choices"][0]["message"]["content"] == expected.text
     image = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]
     refused = server.post(PATH, {"messages": [{"role": "user", "content": image}]})
@@ -154,7 +154,7 @@ def test_the_final_message_can_be_continued(server: Server, oracle: LLM) -> None
     options = {"continue_final_message": True, "add_generation_prompt": False}
     answer = server.ask(PATH, {"messages": messages, **GREEDY, **options, "return_token_ids": True})
     expected = one(oracle, messages, options, **GREEDY)
-    assert answer["choices"][0]["prompt_token_ids"] == list(expected.prompt_token_ids)
+    assert answer["prompt_token_ids"] == list(expected.prompt_token_ids)
     assert answer["choices"][0]["message"]["content"] == expected.text
     refused = server.post(PATH, {"messages": MESSAGES, **options})
     assert refused.status == 400
@@ -173,8 +173,8 @@ def test_templates_and_their_arguments(server: Server, oracle: LLM) -> None:
         "reasoning_effort": "low",
         "return_token_ids": True,
     }
-    [choice] = server.ask(PATH, body)["choices"]
-    assert oracle.detokenize(choice["prompt_token_ids"]) == "[Be short.][What is 12 + 13?]!low"
+    ids = server.ask(PATH, body)["prompt_token_ids"]
+    assert oracle.detokenize(ids) == "[Be short.][What is 12 + 13?]!low"
     refused = server.post(PATH, {**body, "chat_template": "{{ nothing.at.all() }}"})
     assert refused.status == 400
 
@@ -237,3 +237,29 @@ def test_fields_that_change_nothing_are_accepted(server: Server) -> None:
         "modalities": None,
     }
     assert server.ask(PATH, {"messages": MESSAGES, **GREEDY, **ignored})["choices"] == plain
+
+
+def test_usage_in_each_event(server: Server) -> None:
+    body = {"messages": MESSAGES, **GREEDY, "n": 2, "stream_options": {"include_usage": True}}
+    events = server.stream(PATH, {**body, "stream": True})
+    assert [event.get("usage") is None for event in events] == [True] * (len(events) - 1) + [False]
+    body["stream_options"]["continuous_usage_stats"] = True
+    events = server.stream(PATH, {**body, "stream": True})
+    last, counts = events.pop()["usage"], {0: 0, 1: 0}
+    for event in events:
+        usage, [choice] = event["usage"], event["choices"]
+        assert usage["prompt_tokens"] == last["prompt_tokens"]
+        assert usage["completion_tokens"] - counts[choice["index"]] in (0, 1)
+        counts[choice["index"]] = usage["completion_tokens"]
+    assert sum(counts.values()) == last["completion_tokens"]
+
+
+def test_tokens_of_a_stream(server: Server, oracle: LLM) -> None:
+    body = {"messages": MESSAGES, **GREEDY, "logprobs": True, "stream": True, "return_token_ids": True}
+    events = server.stream(PATH, {**body, "return_tokens_as_token_ids": True})
+    expected = one(oracle, MESSAGES, **GREEDY)
+    assert events[0]["prompt_token_ids"] == list(expected.prompt_token_ids)
+    assert all("prompt_token_ids" not in event for event in events[1:])
+    ids = [token for event in events[1:] for token in event["choices"][0]["token_ids"]]
+    named = [each["choices"][0]["logprobs"]["content"][0]["token"] for each in events[1:]]
+    assert named == [f"token_id:{token}" for token in ids]

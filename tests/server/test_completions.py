@@ -270,3 +270,20 @@ def test_samples_of_all_prompts_are_bounded(server: Server) -> None:
     answer = server.post("/v1/completions", {"prompt": ["a"] * 17, "n": 16})
     assert (answer.status, answer.json["error"]["param"]) == (400, "n")
     assert "272 samples" in answer.json["error"]["message"]
+
+
+def test_tokens_of_a_stream(server: Server, oracle: LLM) -> None:
+    body = {"prompt": [PROMPT, "a"], **GREEDY, "max_tokens": 3, "logprobs": 0, "stream": True}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    more = {"return_token_ids": True, "return_tokens_as_token_ids": True, "stream_options": options}
+    events = [event for event in server.stream(PATH, {**body, **more}) if event["choices"]]
+    for index, prompt in enumerate((PROMPT, "a")):
+        mine = [event for event in events if event["choices"][0]["index"] == index]
+        choices = [event["choices"][0] for event in mine]
+        assert choices[0]["prompt_token_ids"] == oracle.tokenize(prompt)
+        assert all("prompt_token_ids" not in choice for choice in choices[1:])
+        assert [choice["logprobs"]["tokens"] for choice in choices] == [
+            [f"token_id:{token}" for token in choice["token_ids"]] for choice in choices
+        ]
+        assert [event["usage"]["completion_tokens"] for event in mine] == list(range(1, len(mine) + 1))
+        assert mine[0]["usage"]["prompt_tokens"] == len(oracle.tokenize(prompt))

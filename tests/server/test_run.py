@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -225,6 +226,15 @@ def test_a_missing_model_and_a_missing_file_of_keys_are_errors() -> None:
     assert "missing.gguf" in error_of("missing.gguf", "--port", "0")
     assert "cannot be read" in error_of("--api-key-file", "missing")
     assert "--host no such host: " in error_of("--host", "no such host", "--insecure")
+    assert "--model-name: give a name" in error_of("--model-name", "")
+
+
+def test_a_wrong_template_is_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "template.jinja"
+    assert "built-in: chatml" in error_of("--chat-template", str(file))
+    for source, text in {"": "no Jinja", "{% for m in messages %}": "template.jinja, line 1: "}.items():
+        file.write_text(source)
+        assert text in error_of("--chat-template", str(file))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.5.5.5", "::1", "localhost"])

@@ -27,12 +27,11 @@ def test_a_text_and_its_tokens(server: Server, oracle: LLM, text: str) -> None:
 def test_a_conversation_and_its_tokens(server: Server, oracle: LLM) -> None:
     answer = server.ask("/tokenize", {"messages": MESSAGES})
     assert answer["tokens"] == list(oracle.chat_prompt(MESSAGES))
-    assert "token_strs" not in answer
+    assert answer["token_strs"] is None
     alone = server.ask("/tokenize", {"messages": MESSAGES, "add_generation_prompt": False})
     assert alone["tokens"] == list(oracle.chat_prompt(MESSAGES, add_generation_prompt=False))
     chat = {"messages": MESSAGES, "max_tokens": 1, "return_token_ids": True}
-    [choice] = server.ask("/v1/chat/completions", chat)["choices"]
-    assert choice["prompt_token_ids"] == answer["tokens"]
+    assert server.ask("/v1/chat/completions", chat)["prompt_token_ids"] == answer["tokens"]
 
 
 def test_special_tokens_can_be_left_out(server: Server, oracle: LLM) -> None:

@@ -29,7 +29,7 @@ QUESTION = [{"role": "user", "content": "Paint it."}]
 
 
 def form_of(answer: Answer) -> ChatForm:
-    serving = SimpleNamespace(model_name="demo", fingerprint="f")
+    serving = SimpleNamespace(model_name="demo", fingerprint="f", token_text=str)
     form = ChatForm(cast(Serving, serving), "id", ChatRequest(messages=[{}]))
     form.reader = AnswerReader(parser_of(answer))
     return form
