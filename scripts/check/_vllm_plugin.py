@@ -93,7 +93,7 @@ def _options(given: Sequence[str]) -> list[str]:
 
 
 class Tokenizer:
-    """What the tests use of a tokenizer of transformers, over the model's own vocabulary."""
+    """Part of a tokenizer of transformers that the tests use, over the model's own vocabulary."""
 
     def __init__(self, file: str) -> None:
         from pyvelo.native import Model

@@ -1,4 +1,4 @@
-"""Run vLLM's own tests of its server, where they need no GPU, against `pyvelo serve`.
+"""Run vLLM's own tests of its server against `pyvelo serve`, as far as they need no GPU.
 
     pip install pytest pytest-asyncio openai anthropic requests regex jsonschema
     python scripts/check/vllm_suite.py vllm-0.33.0
@@ -104,9 +104,7 @@ def run(source: Path, files: Sequence[str], folder: Path) -> list[Case]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("source", type=Path, help="folder of vLLM's source")
-    parser.add_argument(
-        "files", nargs="*", help="files below tests/entrypoints; default: those that need no GPU"
-    )
+    parser.add_argument("files", nargs="*", help="files below tests/entrypoints; default: most")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         cases = run(arguments.source, arguments.files or FILES, Path(folder))
