@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from pyvelo.errors import ComputeError, one_line
+from pyvelo.lazy import lazy_property
 
 __all__ = ["GrammarMatcher", "LateMatcher", "LazyMatcher", "Marks", "error_of"]
 
@@ -80,7 +80,7 @@ class Marks:
     think: bytes = b""
     ends: tuple[bytes, ...] = ()
 
-    @cached_property
+    @lazy_property
     def longest(self) -> int:
         """Bytes of the longest mark."""
         return max(map(len, (*self.words, self.think, *self.ends)), default=0)

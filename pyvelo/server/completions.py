@@ -158,6 +158,7 @@ class CompletionForm(OpenAIForm):
             if isinstance(token, TokenLogprob):
                 text, logprob = text_of(token.token_id), token.logprob
                 best = {text_of(each): value for each, value in token.top}
+                best.setdefault(text, logprob)  # OpenAI has the token itself, too
             else:
                 text, logprob, best = text_of(token), None, None
             found["tokens"].append(text)

@@ -65,8 +65,10 @@ def run(source: Path, files: Sequence[str], folder: Path) -> list[Case]:
         place = folder / "tests" / "entrypoints" / name
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(here / name, place)
-        if (conftest := here / name).with_name("conftest.py").is_file():
-            shutil.copy(conftest.with_name("conftest.py"), place.parent)
+        for above in Path(name).parents:
+            conftest = here / above / "conftest.py"
+            if conftest.is_file():
+                shutil.copy(conftest, folder / "tests" / "entrypoints" / above / "conftest.py")
     for inside in (folder / "tests", *(folder / "tests").rglob("*")):
         if inside.is_dir():
             (inside / "__init__.py").touch()

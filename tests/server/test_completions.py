@@ -41,9 +41,9 @@ def check_logprobs(llm: LLM, given: Any, expected: list[TokenLogprob | None], to
     assert given["tokens"] == texts
     assert given["token_logprobs"] == [each and each.logprob for each in expected]
     assert given["text_offset"] == [len("".join(texts[:n])) for n in range(len(texts))]
-    for best, each in zip(given["top_logprobs"], expected, strict=True):
+    for best, text, each in zip(given["top_logprobs"], texts, expected, strict=True):
         named = each and {llm.detokenize([token], special=True): value for token, value in each.top}
-        assert best == named
+        assert best == (each and {text: each.logprob, **(named or {})})  # the token that came, too
 
 
 def one(llm: LLM, prompt: Any, **params: Any) -> RequestOutput:

@@ -43,7 +43,7 @@ def test_counters_agree_with_what_was_asked(serve: Serve) -> None:
         server.ask(COMPLETIONS, {"prompt": [8] * 100, "max_tokens": 5, "ignore_eos": True, "n": n})["usage"]
         for n in (1, 3)
     ]
-    server.stream(COMPLETIONS, {"prompt": [9] * 10, "max_tokens": 7, "ignore_eos": True})
+    server.stream(COMPLETIONS, {"prompt": [9] * 10, "max_tokens": 200, "ignore_eos": True})
     server.stream(COMPLETIONS, {"prompt": "a", "guided_choice": ["b"], "max_tokens": 20})
     assert server.post(COMPLETIONS, {"prompt": 1}).status == 400
     assert server.get("/v1/nothing").status == 404
