@@ -41,7 +41,7 @@ DIFFERENT: dict[str, str] = {
     "test_return_token_ids.test_basic_completion_with_emoji[None]": NULLS,
     "test_messages.test_simple_messages": WORDS,
     "test_messages.test_system_message": WORDS,
-    "test_messages.test_anthropic_streaming": "input_tokens are those that were not cached, as at Anthropic",
+    "test_messages.test_anthropic_streaming": "input_tokens counts the tokens that were not cached, as at Anthropic",
     "test_messages.test_anthropic_tool_call": WORDS,
     "test_messages.test_anthropic_structured_output": WORDS,
     "test_tokenization.test_tokenize": VOCABULARY,
