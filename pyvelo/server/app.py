@@ -249,7 +249,8 @@ class App:
         serving = self.serving
         common = {"object": "model", "created": serving.created, "owned_by": "pyvelo"}
         parent = {} if name in serving.shown_names else {"parent": serving.model_name}
-        return {"id": name, **common, **parent, "max_model_len": serving.engine.n_ctx}
+        more = {"root": serving.model_name, "max_model_len": serving.engine.n_ctx}
+        return {"id": name, **common, **parent, **more}
 
     async def version(self, exchange: Exchange) -> None:
         """Answer with the version."""

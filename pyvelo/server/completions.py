@@ -157,8 +157,8 @@ class CompletionForm(OpenAIForm):
         for token in tokens:
             if isinstance(token, TokenLogprob):
                 text, logprob = text_of(token.token_id), token.logprob
-                best = {text_of(each): value for each, value in token.top}
-                best.setdefault(text, logprob)  # OpenAI has the token itself, too
+                # the token itself is among them, as OpenAI has it, and first, as vLLM has it
+                best = {text: logprob} | {text_of(each): value for each, value in token.top}
             else:
                 text, logprob, best = text_of(token), None, None
             found["tokens"].append(text)
