@@ -27,11 +27,10 @@ from pyvelo.grammar.limits import (
     start_deep,
 )
 from pyvelo.grammar.matcher import GrammarMatcher, LateMatcher, LazyMatcher, Marks, error_of
-from pyvelo.sampling import LazyGrammar
+from pyvelo.sampling import LazyGrammar, SamplingParams
 
 if TYPE_CHECKING:
     from pyvelo.native import Model
-    from pyvelo.sampling import SamplingParams
 
 __all__ = ["GrammarCompiler", "check_installed"]
 
@@ -180,11 +179,14 @@ class GrammarCompiler:
             matcher = None
         ends = tuple(end.encode() for end in source.ends)
         marks = Marks(tuple(word.encode() for word in source.words), source.think.encode(), ends)
-        tokens_of = lambda text: self._ready().tokenize_bytes(text)  # noqa: E731
-        return LazyMatcher(matcher, marks, source.thinks, self._text_of, tokens_of)
+        return LazyMatcher(matcher, marks, source.thinks, self._text_of, self._tokens_of)
 
     def _text_of(self, token: int) -> bytes:
         return self._model.token_bytes(token, special=True)
+
+    def _tokens_of(self, text: bytes) -> list[int]:
+        tokens: list[int] = self._ready().tokenize_bytes(text)
+        return tokens
 
     def _compiled(self, name: str, source: str) -> Any:
         """Return llguidance's matcher at the beginning of a grammar; raise RequestError."""
