@@ -139,7 +139,8 @@ def _statuses(path: str, with_body: bool = False) -> list[int]:
 
 def _answers(path: str, text: str, statuses: list[int]) -> dict[str, Any]:
     """Return the answers of a path: as a whole, as a stream if that can be, and errors."""
-    content = {_KINDS[path]: {}} if path in _KINDS else _json({"type": "object"})
+    kind: Any = ["object", "array"] if path == "/completion" else "object"  # a list for a list of prompts
+    content = {_KINDS[path]: {}} if path in _KINDS else _json({"type": kind})
     if path in _STREAMS:
         content[_STREAMS[path]] = {}
     found = {"200": {"description": text, "content": content}}
