@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 from pyvelo.chat.answer_format import AnswerFormat, AnswerFormats
 from pyvelo.chat.marked import Marked, mask_of
 from pyvelo.chat.messages import Message
-from pyvelo.chat.template import BUILT_IN, ChatTemplate
+from pyvelo.chat.template import BUILT_IN, ChatTemplate, is_jinja
 from pyvelo.chat.tools import Tools
 from pyvelo.errors import RequestError
 from pyvelo.lazy import lazy_property
@@ -93,7 +93,7 @@ class Chats:
     """Chat templates of one model, each compiled at its first use. Thread-safe.
 
     Args:
-        template: Jinja source, or the name of a built-in template, that replaces the model's own ones.
+        template: Jinja source that replaces the model's own templates.
     """
 
     def __init__(self, model: Model, template: str | None = None) -> None:
@@ -212,7 +212,7 @@ class Chats:
             raise RequestError(f"chat_template is a string, not a {type(asked).__name__}")
         if asked in templates and asked:
             return templates[asked]
-        if "{%" not in asked and "{{" not in asked:
+        if not is_jinja(asked):
             names = ", ".join(sorted(name for name in templates if name))
             raise RequestError(f"chat_template={asked[:80]!r} is neither Jinja nor one of {names}")
         with self._lock:
@@ -235,7 +235,7 @@ class Chats:
     def _sources(self) -> Mapping[str, str]:
         """Return the templates of the model by their keys, or what replaces them."""
         if self._replacement is not None:
-            return {KEY: BUILT_IN.get(self._replacement, self._replacement)}
+            return {KEY: self._replacement}
         return {
             key: source for key, source in self._model.meta.items() if key == KEY or key.startswith(KEY + ".")
         }

@@ -25,7 +25,7 @@ from pyvelo.lazy import lazy_property
 if TYPE_CHECKING:
     from pyvelo.chat.sandbox import Sandbox
 
-__all__ = ["BUILT_IN", "ChatTemplate", "Limits"]
+__all__ = ["BUILT_IN", "ChatTemplate", "Limits", "is_jinja"]
 
 MAX_SOURCE = 64 << 10  # characters, bounds compile time; the longest published template has some 20,000
 FILENAME = "<chat template>"
@@ -53,6 +53,11 @@ class _Compiled:
     sandbox: Sandbox
     loops_over_content: bool
     knows_strings: bool
+
+
+def is_jinja(source: str) -> bool:
+    """Return whether a text has anything that Jinja replaces."""
+    return "{%" in source or "{{" in source
 
 
 class ChatTemplate:
@@ -90,7 +95,7 @@ class ChatTemplate:
 
     def check(self) -> None:
         """Raise TemplateError if the source is wrong, or has nothing that Jinja replaces."""
-        if "{%" not in self.source and "{{" not in self.source:
+        if not is_jinja(self.source):
             raise self._error(None, "it has no Jinja, so it shows no message")
         _ = self._compiled
 

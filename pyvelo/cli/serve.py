@@ -167,7 +167,7 @@ def serve(
 def _template_of(given: str | None) -> str | None:
     """Return the source of a chat template; raise ConfigError if its file cannot be read."""
     if given is None or given in BUILT_IN:
-        return given
+        return given and BUILT_IN[given]
     try:
         source = Path(given).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:

@@ -256,6 +256,11 @@ class RequestStream:
         return [request for submission in self.submissions for request in submission.requests]
 
     @property
+    def firsts(self) -> list[Request]:
+        """First request of each prompt."""
+        return [submission.requests[0] for submission in self.submissions]
+
+    @property
     def backlog(self) -> int:
         """Number of pieces in the queue."""
         return len(self._pieces)

@@ -92,7 +92,7 @@ class OpenAIForm:
 
     def begin(self, stream: RequestStream) -> None:
         """Take the requests."""
-        self._firsts = [submission.requests[0] for submission in stream.submissions]
+        self._firsts = stream.firsts
 
     def usage_so_far(self, index: int, piece: StreamPiece | None = None) -> bytes:
         """Return the field with the usage of a choice after a piece, if each event should have it."""
@@ -151,7 +151,7 @@ async def answer_job(serving: Serving, exchange: Exchange, ticket: Ticket, job: 
     asked = processor.ask_all(len(job.prompts), job.params, exchange.id)
     prompts = job.prompts
     if job.adapt is not None:  # first, so that no thread waits for the grammar that the template names
-        prompts, asked = await _adapted(serving, job, asked)
+        prompts, asked = await _adapted(serving, job.prompts, job.adapt, asked)
 
     def prepare(
         prompt: Prompt | Callable[[], Prompt], number: int, put: Callable[[StreamPiece], None]
@@ -166,18 +166,20 @@ async def answer_job(serving: Serving, exchange: Exchange, ticket: Ticket, job: 
     return stream
 
 
-async def _adapted(serving: Serving, job: Job, asked: AskedOfAll) -> tuple[list[Prompt], AskedOfAll]:
-    """Return the prompts of a job, and the parameters that each needs."""
-    adapt = job.adapt
+async def _adapted(
+    serving: Serving,
+    prompts: Sequence[Prompt | Callable[[], Prompt]],
+    adapt: Callable[[Prompt, SamplingParams], SamplingParams],
+    asked: AskedOfAll,
+) -> tuple[list[Prompt], AskedOfAll]:
+    """Return prompts that are made, and the parameters that each needs."""
 
-    def make() -> list[tuple[Prompt, SamplingParams]]:
-        prompts = [prompt() if callable(prompt) else prompt for prompt in job.prompts]
-        both = zip(prompts, asked, strict=True)
-        return [(prompt, params if adapt is None else adapt(prompt, params)) for prompt, (params, _) in both]
+    def make() -> tuple[list[Prompt], AskedOfAll]:
+        made = [prompt() if callable(prompt) else prompt for prompt in prompts]
+        both = zip(made, asked, strict=True)
+        return made, [(adapt(prompt, params), ask) for prompt, (params, ask) in both]
 
-    made = await serving.loop.preparer.run(make)
-    asks = [(params, ask) for (_, params), (_, ask) in zip(made, asked, strict=True)]
-    return [prompt for prompt, _ in made], asks
+    return await serving.loop.preparer.run(make)
 
 
 async def answer_stream(
@@ -187,7 +189,7 @@ async def answer_stream(
 
     Raises: HttpError, VeloError before the answer has begun.
     """
-    firsts = [submission.requests[0] for submission in stream.submissions]
+    firsts = stream.firsts
     serving.admission.queue(
         ticket, sum(first.n_prompt for first in firsts), [first.parent for first in firsts]
     )
@@ -278,7 +280,7 @@ def usage_of(stream: RequestStream, silent: bool = False) -> dict[str, Any]:
     pool_tokens, host_tokens: cached tokens of the prompt by the memory that had them.
     peak_blocks, block_seconds: blocks in the tables of the request's samples, at most and over time.
     """
-    firsts = [submission.requests[0] for submission in stream.submissions]
+    firsts = stream.firsts
     usages = [first.usage for first in firsts]
     parents = [first.parent for first in firsts]
     n_prompt = sum(usage.prompt_tokens for usage in usages)

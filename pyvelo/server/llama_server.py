@@ -18,6 +18,7 @@ from pyvelo.server.params import completion_params, request_timeout
 from pyvelo.server.schemas import MAX_PROMPTS, ChatRequest, convert
 
 if TYPE_CHECKING:
+    from pyvelo.chat.conversation import ChatPrompt
     from pyvelo.engine.async_loop import RequestStream
     from pyvelo.native import Model
     from pyvelo.server.admission import Ticket
@@ -33,13 +34,12 @@ OTHER_NAMES = {"n_predict": "max_tokens", "n_probs": "logprobs"}
 
 IGNORED = frozenset(
     {
-        *("cache_prompt", "id_slot", "slot_id", "n_cache_reuse", "n_keep", "n_discard", "min_keep"),
-        *("timings_per_token", "return_progress", "backend_sampling", "verbose"),
+        *("slot_id", "n_cache_reuse", "n_keep", "n_discard", "min_keep", "backend_sampling", "verbose"),
         *("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
         *("xtc_threshold", "dynatemp_exponent", "mirostat_tau", "mirostat_eta", "repeat_last_n"),
     }
 )
-"""Fields that change no answer here: of slots, and details of samplers that are off."""
+"""Further fields that change no answer here: of slots, and of samplers that are off."""
 
 OFF = {
     **{"dry_multiplier": 0, "xtc_probability": 0, "dynatemp_range": 0, "mirostat": 0, "typical_p": 1},
@@ -73,9 +73,7 @@ async def apply_template(
     serving: Serving, exchange: Exchange, ticket: Ticket, body: Mapping[str, Any]
 ) -> None:
     """Answer with the prompt of a conversation as text for /completion, which adds the BOS token."""
-    request = convert(body, ChatRequest)
-    serving.check_model(request.model)
-    prompt = await serving.loop.preparer.run(partial(chat_prompt, serving, request))
+    prompt = await _conversation(serving, body)
     vocab = serving.engine.model.vocab
     begins = serving.token_text(vocab.bos) if vocab.add_bos and vocab.bos is not None else ""
     await exchange.answer({"prompt": prompt.text.removeprefix(begins)})
@@ -83,10 +81,14 @@ async def apply_template(
 
 async def count_tokens(serving: Serving, exchange: Exchange, ticket: Ticket, body: Mapping[str, Any]) -> None:
     """Answer with the number of tokens of a conversation."""
+    await exchange.answer({"input_tokens": len(await _conversation(serving, body))})
+
+
+async def _conversation(serving: Serving, body: Mapping[str, Any]) -> ChatPrompt:
+    """Return the prompt of a conversation."""
     request = convert(body, ChatRequest)
     serving.check_model(request.model)
-    prompt = await serving.loop.preparer.run(partial(chat_prompt, serving, request))
-    await exchange.answer({"input_tokens": len(prompt)})
+    return await serving.loop.preparer.run(partial(chat_prompt, serving, request))
 
 
 async def props(serving: Serving, exchange: Exchange) -> None:

@@ -79,7 +79,7 @@ class LlamaForm:
 
     def begin(self, stream: RequestStream) -> None:
         """Take the requests."""
-        self._firsts = [submission.requests[0] for submission in stream.submissions]
+        self._firsts = stream.firsts
 
     def head(self, index: int) -> bytes:
         """Return nothing: the first piece says all."""

@@ -45,8 +45,9 @@ class Serving:
         self.loop, self.engine = loop, engine
         self.chats = Chats(engine.model, settings.chat_template)
         self.created = int(time.time())
-        self.names = settings.model_names or (_name_of(config.model),)
-        self.shown_names = tuple(name for name in self.names if name != ANY) or (_name_of(config.model),)
+        own = (_name_of(config.model),)
+        self.names = settings.model_names or own
+        self.shown_names = tuple(name for name in self.names if name != ANY) or own
         self.model_name = self.shown_names[0]
         self.model_file = PurePath(str(config.model)).name
         self.fingerprint = _fingerprint(config)

@@ -15,7 +15,7 @@ class Settings:
 
     model_names: for clients, the first of them in answers ("*": any name is the model's); none: the name of
         the model's file.
-    chat_template: Jinja source, or a built-in name, that replaces the model's.
+    chat_template: Jinja source that replaces the model's.
     keys: of the clients; none: no key is needed.
     origins: of web pages that may call the server ("*": any); none: CORS is off.
     hosts: names of the server in the header Host ("*": any); needed only without keys, see `check_page`.

@@ -10,7 +10,6 @@ import os
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ import requests
 import utils  # type: ignore[import-not-found]  # the suite's own
 
 from scripts.check._llama_server_skips import DIFFERENT, MISSING
+from scripts.check._suite import skip
 
 SETUP: dict[str, Any] = json.loads(os.environ["PYVELO_SUITE"])
 FORCED = ("response_format", "json_schema", "grammar")
@@ -140,10 +140,7 @@ utils.ServerPreset.load_all = staticmethod(lambda: None)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip the cases that cannot pass, each with its reason, and let numbers of tokens be any."""
     for item in items:
-        name = f"{Path(str(item.path)).stem}.{item.name}"
-        for start_of_name, reason in DIFFERENT.items():
-            if name.startswith(start_of_name):
-                item.add_marker(pytest.mark.skip(reason=reason))
+        skip(item, DIFFERENT)
         params: Mapping[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
         for key in params:
             if key in ("n_prompt", "n_tokens"):

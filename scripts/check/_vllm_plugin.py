@@ -20,6 +20,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from scripts.check._suite import skip
 from scripts.check._vllm_skips import DIFFERENT, OPTIONS
 
 SETUP: dict[str, Any] = json.loads(os.environ["PYVELO_SUITE"])
@@ -162,9 +163,6 @@ sys.meta_path.insert(0, _Finder())
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what has no server, and the cases that cannot pass, each with its reason."""
     for item in items:
-        name = f"{item.path.stem}.{item.name}"
-        for start_of_name, reason in DIFFERENT.items():
-            if name.startswith(start_of_name):
-                item.add_marker(pytest.mark.skip(reason=reason))
+        skip(item, DIFFERENT)
         if not FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.skip(reason="tests a class of vLLM without a server"))

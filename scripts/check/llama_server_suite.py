@@ -16,9 +16,6 @@ docs/LLAMA_SERVER_TESTS.md.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -27,9 +24,8 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
 
-from scripts._common import ROOT, ScriptError, run_main
-from scripts._served import PROGRAM
-from scripts.check._suite import Case, cases_of
+from scripts._common import ROOT, run_main
+from scripts.check._suite import OUTCOMES, Case, run_suite, totals
 from scripts.models._shapes import Shape
 from scripts.models.make import write_model
 from scripts.upstream._pin import read_pin
@@ -48,24 +44,11 @@ def run(tests: Path, files: Sequence[str], folder: Path) -> list[Case]:
     model, encoder, report = folder / "tiny.gguf", folder / "encoder.gguf", folder / "report.xml"
     write_model(MODEL, model, type_name="q8_0")
     write_model(ENCODER, encoder, type_name="f16")
-    setup = {"model": str(model), "encoder": str(encoder), "command": [sys.executable, "-c", PROGRAM]}
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider"]
-    command += ["-p", "no:randomly", "-p", "scripts.check._llama_server_plugin", "--tb=short"]
-    command += ["--rootdir", str(tests), "-c", str(tests / "pytest.ini"), f"--junitxml={report}"]
-    found = [str(tests / "unit" / f"{name.removesuffix('.py')}.py") for name in files] or [
-        str(tests / "unit")
-    ]
-    environment = {
-        **os.environ,
-        "PYVELO_SUITE": json.dumps(setup),
-        "PYTHONPATH": os.pathsep.join([str(tests), str(ROOT)]),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONWARNINGS": "ignore",
-    }
-    status = subprocess.run([*command, *found], cwd=tests, env=environment).returncode
-    if status not in (0, 1) or not report.is_file():
-        raise ScriptError("pytest could not run the suite: see above")
-    return cases_of(report)
+    models = {"model": model, "encoder": encoder}
+    unit = tests / "unit"
+    found = [str(unit / f"{name.removesuffix('.py')}.py") for name in files] or [str(unit)]
+    options = ["-m", "not slow", "-c", str(tests / "pytest.ini")]
+    return run_suite("scripts.check._llama_server_plugin", models, tests, report, [*options, *found])
 
 
 def table(cases: Sequence[Case]) -> str:
@@ -106,9 +89,8 @@ def main() -> int:
         cases = run(tests, arguments.files, Path(folder))
     for file in sorted({case.file for case in cases}):
         counts = Counter(case.outcome for case in cases if case.file == file)
-        print(f"{file:32}" + "".join(f"{counts[each]:4} {each}" for each in ("passed", "skipped", "failed")))
-    counts = Counter(case.outcome for case in cases)
-    print(", ".join(f"{counts[each]} {each}" for each in ("passed", "skipped", "failed")))
+        print(f"{file:32}" + "".join(f"{counts[each]:4} {each}" for each in OUTCOMES))
+    counts = totals(cases)
     if arguments.docs:
         PAGE.write_text(table(cases), encoding="utf-8")
     return 1 if counts["failed"] else 0

@@ -1,22 +1,19 @@
 """Run vLLM's own tests of its server against `pyvelo serve`, as far as they need no GPU.
 
-    pip install pytest pytest-asyncio openai anthropic requests regex jsonschema
+    pip install pytest pytest-asyncio openai anthropic requests regex jsonschema  (elsewhere)
     python scripts/check/vllm_suite.py vllm-0.33.0
     python scripts/check/vllm_suite.py vllm-0.33.0 openai/completion/test_completion.py
 
 The argument is vLLM's source, such as its sdist from the package index, unpacked. The tests' models
 cannot be had here: models with random weights and the same kinds of vocabulary answer. A case passes, or is
-skipped with a reason of scripts/check/_vllm_skips.py. Prints a row for each file; the exit status is 0 if no
+skipped with a reason of scripts/check/_vllm_skips.py. Prints the reasons; the exit status is 0 if no
 case fails.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -25,9 +22,8 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
 
-from scripts._common import ROOT, ScriptError, run_main
-from scripts._served import PROGRAM
-from scripts.check._suite import Case, cases_of
+from scripts._common import ScriptError, run_main
+from scripts.check._suite import Case, run_suite, totals
 from scripts.models._shapes import Shape
 from scripts.models.make import write_model
 from scripts.upstream._pin import read_pin
@@ -77,30 +73,10 @@ def run(source: Path, files: Sequence[str], folder: Path) -> list[Case]:
     model, qwen, report = folder / "model.gguf", folder / "qwen.gguf", folder / "report.xml"
     write_model(MODEL, model, type_name="q8_0")
     write_model(QWEN, qwen, type_name="q8_0", chat_template=template)
-    setup = {"model": str(model), "qwen": str(qwen), "command": [sys.executable, "-c", PROGRAM]}
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "--tb=short",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:randomly",
-    ]
-    command += ["-p", "scripts.check._vllm_plugin", "--rootdir", str(folder), f"--junitxml={report}"]
-    environment = {
-        **os.environ,
-        "PYVELO_SUITE": json.dumps(setup),
-        "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]),
-        "PYTHONWARNINGS": "ignore",
-    }
+    models = {"model": model, "qwen": qwen}
+    options = ["-o", "asyncio_default_fixture_loop_scope=function"]
     found = [str(Path("tests") / "entrypoints" / name) for name in files]
-    status = subprocess.run([*command, *found], cwd=folder, env=environment).returncode
-    if status not in (0, 1) or not report.is_file():
-        raise ScriptError("pytest could not run the suite: see above")
-    return cases_of(report)
+    return run_suite("scripts.check._vllm_plugin", models, folder, report, [*options, *found])
 
 
 def main() -> int:
@@ -110,12 +86,10 @@ def main() -> int:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         cases = run(arguments.source, arguments.files or FILES, Path(folder))
-    counts = Counter(case.outcome for case in cases)
-    for reason, n in Counter(
-        case.reason.split("\n")[0] for case in cases if case.outcome == "skipped"
-    ).items():
+    reasons = Counter(case.reason.split("\n")[0] for case in cases if case.outcome == "skipped")
+    for reason, n in reasons.items():
         print(f"{n:4} skipped: {reason}")
-    print(", ".join(f"{counts[each]} {each}" for each in ("passed", "skipped", "failed")))
+    counts = totals(cases)
     return 1 if counts["failed"] else 0
 
 
