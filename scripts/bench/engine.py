@@ -90,7 +90,7 @@ class Plan:
 def measure(model: Path, case: Case, threads: int, prompt: int, tokens: int, repeats: int) -> Speeds:
     """Return our engine's speeds: medians of `repeats` requests, after one that warms up."""
     with opened(model, case, case.depth + prompt + tokens + 1, threads) as llm:
-        ends = _step_ends(llm)
+        ends = _step_ends()
         arrivals(llm, random_prompt(llm, prompt), 2)
         prefill, decode = [], []
         for _ in range(repeats):
@@ -128,21 +128,22 @@ def arrivals(llm: Any, prompt: list[int], tokens: int) -> list[float]:
     return [now() for _ in llm.stream(prompt, params)]
 
 
-def _step_ends(llm: Any) -> list[float]:
-    """Return a list that receives the end time of every engine step.
+def _step_ends() -> list[float]:
+    """Return a list that receives the end time of every engine step of this process.
 
     Nothing else shows the chunks of a prompt.
     """
-    ends: list[float] = []
-    core = llm._engine.core
-    step = core.step
+    from pyvelo.engine.step import EngineCore
 
-    def timed() -> bool:
-        progress: bool = step()
+    ends: list[float] = []
+    step = EngineCore.step
+
+    def timed(core: EngineCore) -> bool:
+        progress = step(core)
         ends.append(now())
         return progress
 
-    core.step = timed
+    EngineCore.step = timed  # type: ignore[assignment, method-assign]
     return ends
 
 

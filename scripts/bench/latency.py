@@ -99,7 +99,7 @@ async def measure(model: Path, case: Case) -> Result:
         max_num_seqs=case.streams + 1,
         prefix_cache=False,
     ) as llm:
-        n_vocab = (await llm._engine_loop()).engine.model.vocab.n_tokens
+        n_vocab = llm.vocab.n_tokens
         stamps: list[list[float]] = [[] for _ in range(case.streams)]
         news = asyncio.Event()
 

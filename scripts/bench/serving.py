@@ -103,18 +103,13 @@ async def serve(plan: Plan) -> tuple[list[Record], float, int]:
                     wastes.append(stats.waste)
                 await asyncio.sleep(0.25)
 
-        jobs = workload(plan.load, await vocabulary(llm))
+        jobs = workload(plan.load, llm.vocab.n_tokens)
         await play([WARM_UP], answer)
         watching = asyncio.create_task(watch())
         records = await play(jobs, answer)
         watching.cancel()
         capacity = (await llm.stats()).tokens_total
         return records, statistics.fmean(wastes) if wastes else 0.0, capacity
-
-
-async def vocabulary(llm: Any) -> int:
-    """Return the number of tokens that the model knows."""
-    return int((await llm._engine_loop()).engine.model.vocab.n_tokens)
 
 
 def worker(what: str, data: dict[str, Any]) -> Any:
