@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 
-from pyvelo.errors import ModelError
+from pyvelo.errors import ModelError, UnsupportedError, shown
 from pyvelo.models.gguf_checks import check
 from pyvelo.models.gguf_names import part_of
 from pyvelo.models.gguf_scan import GgufSummary, quantization_of, scan
@@ -23,8 +23,14 @@ def scan_model(path: str | os.PathLike[str]) -> GgufSummary:
 
     Raises:
         ModelError: a part cannot be read, contradicts itself or another part, or is missing.
+        UnsupportedError: the file is no model, but an adapter or something else that belongs to one.
     """
     first = scan(path)
+    kind = first.metadata.get("general.type", "model")
+    if kind == "adapter":
+        raise UnsupportedError(f"{first.path} is an adapter, no model: name the model that it was made for")
+    if kind != "model":
+        raise UnsupportedError(f"{first.path} is no model: it is of the kind {shown(kind)} (general.type)")
     paths = part_paths(first)
     if len(paths) > 1:
         first = _joined(first, [scan(other) for other in paths[1:]])

@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 from pathlib import Path
 
+import gguf
 import pytest
 
 from pyvelo import LLM, SamplingParams
-from pyvelo.errors import ModelError
+from pyvelo.errors import ModelError, UnsupportedError
 from pyvelo.models.gguf_parts import part_paths, scan_model
 from pyvelo.models.gguf_scan import scan
 from scripts.fuzz._document import Document, Value, read_document, write_document
@@ -66,10 +67,26 @@ def test_a_whole_model_is_its_own_part(tiny_model: Path) -> None:
 
 
 def refused(path: Path) -> str:
-    with pytest.raises(ModelError) as caught:
+    with pytest.raises((ModelError, UnsupportedError)) as caught:
         LLM(path)
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "complaint"),
+    [
+        ("adapter", "is an adapter, no model: name the model that it was made for"),
+        ("mmproj", "is no model: it is of the kind 'mmproj' (general.type)"),
+    ],
+)
+def test_a_file_that_belongs_to_a_model_is_none(tmp_path: Path, kind: str, complaint: str) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "other.gguf", "llama")
+    writer.add_type(kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    assert complaint in refused(tmp_path / "other.gguf")
 
 
 def test_parts_that_are_missing_or_given_first(parts: list[Path]) -> None:
