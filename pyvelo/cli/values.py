@@ -65,7 +65,9 @@ def parse_gpu_layers(text: str | int) -> int | str:
 
 
 def parse_lora(text: str) -> tuple[str, float]:
-    """Parse `FILE`, or `FILE:SCALE`. A file with this whole name exists: its scale is 1."""
+    """Parse `FILE`, or `FILE:SCALE`; else ConfigError. A file with this whole name exists: its scale is 1."""
+    if not text:
+        raise ConfigError("--lora '': give FILE or FILE:SCALE")
     path, colon, scale = text.rpartition(":")
     if colon and path and not os.path.exists(text):
         try:

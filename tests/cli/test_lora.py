@@ -35,6 +35,11 @@ def test_values(text: str, path: str, scale: float) -> None:
     assert parse_lora(text) == (path, scale)
 
 
+def test_no_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["run", "-p", "x", "--lora", ""]) == 2
+    assert capsys.readouterr().err == "pyvelo: --lora '': give FILE or FILE:SCALE\n"
+
+
 def test_a_file_whose_name_ends_like_a_scale(tmp_path: Path) -> None:
     path = tmp_path / "a:2"
     path.touch()
