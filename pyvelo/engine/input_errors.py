@@ -92,8 +92,9 @@ def check_continuation(sequence: Sequence, params: SamplingParams, find: FindLor
     """Raise RequestError if a session's sequence cannot continue with these parameters."""
     if not sequence.tokens:
         raise RequestError("the session has no tokens; append at least one")
-    if (n := params.best_of or params.n) > 1:
-        raise RequestError(f"a session has one sample, but n is {n}: fork it for others")
+    for name, n in (("n", params.n), ("best_of", params.best_of or 1)):
+        if n > 1:
+            raise RequestError(f"a session has one sample, but {name} is {n}: fork it for others")
     if params.prompt_logprobs is not None:
         raise RequestError("prompt_logprobs: a session computes no token twice; use LLM.generate")
     if params.cache_salt and params.cache_salt != sequence.salt:
