@@ -13,7 +13,7 @@ from pyvelo.chat.marked import Marked, mask_of
 from pyvelo.chat.messages import Message
 from pyvelo.chat.template import BUILT_IN, ChatTemplate, is_jinja
 from pyvelo.chat.tools import Tools
-from pyvelo.errors import RequestError
+from pyvelo.errors import RequestError, shown
 from pyvelo.lazy import lazy_property
 from pyvelo.outputs import Completion, RequestOutput
 from pyvelo.sampling import SamplingParams, chat_params
@@ -209,7 +209,7 @@ class Chats:
                 )
             return templates["tool_use"] if tools and "tool_use" in templates else self.template
         if not isinstance(asked, str):
-            raise RequestError(f"chat_template is a string, not a {type(asked).__name__}")
+            raise RequestError(f"chat_template={shown(asked)}: give Jinja, the name of a template, or None")
         if asked in templates and asked:
             return templates[asked]
         if not is_jinja(asked):

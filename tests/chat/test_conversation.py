@@ -88,7 +88,7 @@ def test_another_template_by_text_or_name() -> None:
     assert texts(made, chat_template=ChatTemplate("{{ 5 }}")) == ["5"]
     with pytest.raises(RequestError, match="'chatlm' is neither Jinja nor one of chatml"):
         texts(made, chat_template="chatlm")
-    with pytest.raises(RequestError, match="chat_template is a string, not a int"):
+    with pytest.raises(RequestError, match="chat_template=5: give Jinja, the name of a template, or None"):
         texts(made, chat_template=5)
     with pytest.raises(TemplateError, match=r"^chat_template, line 1: "):
         texts(made, chat_template="{% for %}")
