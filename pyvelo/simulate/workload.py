@@ -34,7 +34,8 @@ __all__ = [
 END = 0
 """The token that ends an answer before it has `max_tokens`."""
 
-MAX_NUMBER = 1_000_000  # requests, samples, and tokens of a length
+MAX_NUMBER = 1_000_000  # requests, and tokens of a length
+MAX_SAMPLES = 1024  # as in SamplingParams
 MIN_RATE = 1e-6  # requests per second, so that times stay exact to parts of a second
 
 
@@ -95,13 +96,13 @@ class WorkloadSpec:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, value in (
-            ("requests", self.n_requests),
-            ("max_tokens", self.max_tokens),
-            ("samples", self.samples),
+        for name, value, most in (
+            ("requests", self.n_requests, MAX_NUMBER),
+            ("max_tokens", self.max_tokens, MAX_NUMBER),
+            ("samples", self.samples, MAX_SAMPLES),
         ):
-            if not 1 <= value <= MAX_NUMBER:
-                raise ConfigError(f"{name} {value}: give a number from 1 to {MAX_NUMBER}")
+            if not 1 <= value <= most:
+                raise ConfigError(f"{name} {value}: give a number from 1 to {most}")
         if not self.rate >= MIN_RATE:
             raise ConfigError(
                 f"rate {self.rate}: give requests per second from {MIN_RATE} on, or inf for all at once"
@@ -133,7 +134,8 @@ def parse_lengths(text: str) -> Lengths:
         or (kind == "uniform" and numbers[0] > numbers[1])
     ):
         raise ConfigError(
-            f"{text!r} is not a length: give tokens, uniform:LOW:HIGH, exponential:MEAN or lognormal:MEAN:SD"
+            f"{text!r} is not a length: give tokens, uniform:LOW:HIGH, exponential:MEAN or "
+            f"lognormal:MEAN:SD, from 1 to {MAX_NUMBER}"
         )
     return Lengths(kind, *numbers)
 
@@ -232,6 +234,8 @@ def _job(entry: Any, before: Sequence[Job]) -> Job:
     if before and time < before[-1].time:
         raise ConfigError(f"time={time!r} is before the time of the previous request")
     n_prompt, n_answer = whole("prompt", None, 1), whole("answer", None, 1)
+    if "like" in entry and not before:
+        raise ConfigError("like: the first request has none before it")
     like = whole("like", None, 0, len(before) - 1) if "like" in entry else None
     most = 0 if like is None else min(n_prompt, before[like].n_prompt + before[like].n_answer)
     return Job(
@@ -239,7 +243,7 @@ def _job(entry: Any, before: Sequence[Job]) -> Job:
         n_prompt=n_prompt,
         n_answer=n_answer,
         max_tokens=whole("max_tokens", n_answer, n_answer),
-        samples=whole("samples", 1, 1),
+        samples=whole("samples", 1, 1, MAX_SAMPLES),
         like=like,
         n_shared=whole("shared", most, 0, most),
     )

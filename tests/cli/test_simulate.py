@@ -163,6 +163,7 @@ def test_costs_can_be_set(capsys: pytest.CaptureFixture[str]) -> None:
         (["--answer", "uniform:9:1"], "uniform:9:1"),
         (["--max-tokens", "0"], "--max-tokens 0"),
         (["--samples", "-1"], "samples -1"),
+        (["--samples", "1025"], "samples 1025: give a number from 1 to 1024"),
         (["--shared-prefix", "64"], "shared prefix"),
         (["--shared-prefix", "64:0.8", "--shared-prefix", "32:0.8"], "sum to 1"),
         (["--block-size", "0"], "block-size 0"),

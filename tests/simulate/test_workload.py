@@ -169,6 +169,13 @@ def test_an_invalid_description_names_the_request(tmp_path: Path, content: str, 
         read_jobs(path)
 
 
+def test_the_first_request_is_like_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "work.json"
+    path.write_text('{"requests": [{"prompt": 3, "answer": 2, "like": 0}]}', encoding="utf-8")
+    with pytest.raises(ConfigError, match="request 0: like: the first request has none before it"):
+        read_jobs(path)
+
+
 def test_the_workload_of_a_recorded_run(tmp_path: Path) -> None:
     writer = TraceWriter(tmp_path / "run.trace", TraceHeader(8, 4, 64, 100, 0))
     writer.write(0.5, {}, {}, {}, [Arrived(1, 10, 20, 0, 0), Arrived(2, 10, 20, 1, 8)])
