@@ -14,7 +14,7 @@ from pyvelo.config import EngineConfig, LoraGiven
 from pyvelo.engine.engine import Engine, open_engine
 from pyvelo.engine.loop import run_all
 from pyvelo.engine.output import outputs_of
-from pyvelo.errors import ConfigError
+from pyvelo.errors import ConfigError, OutOfMemory
 from pyvelo.kv.geometry import make_geometry
 from pyvelo.models.gguf_parts import scan_model
 from pyvelo.native import Model
@@ -116,7 +116,13 @@ def _opened(plan: BenchPlan, kv_type: str | tuple[str, str], loading: Loading) -
             n_gpu_layers=plan.n_gpu_layers,
             progress=progress,
         )
-        engine = open_engine(config)
+        try:
+            engine = open_engine(config)
+        except OutOfMemory as error:
+            if not str(error).startswith("kv_cache_bytes="):
+                raise
+            what = f"{most} sequences of {longest} tokens need {config.kv_cache_bytes} bytes of KV cache"
+            raise OutOfMemory(f"{what}, more than is free: measure fewer or shorter ones") from None
         try:
             _prompt_samples(engine, plan, 0, repeats=1)
         except BaseException:

@@ -89,6 +89,7 @@ def test_without_matplotlib_it_says_so_before_the_work(
         ("--depth", "0,x"),
         ("--depth", "-1"),
         ("--sequences", "0"),
+        ("--sequences", "1048576"),
         ("--kv-type", "q9"),
         ("--kv-type", "f16,"),
         ("--repeats", "0"),
@@ -106,6 +107,7 @@ def test_what_is_wrong_is_one_line(
     assert out == ""  # before any work
     assert err.startswith("pyvelo: ")
     assert wrong[1] in err
+    assert "--kv-cache-bytes" not in err  # bench has no such option
     assert err.count("\n") == 1
 
 
