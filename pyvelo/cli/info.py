@@ -174,7 +174,7 @@ def _placement(
     n_slots = pool.n_blocks * geometry.block_size
     return {
         "n_gpu_layers": plan.n_gpu_layers,
-        "tokens": pool.n_tokens,
+        "tokens": pool.n_tokens if model.layers else None,
         "devices": [dict(zip(names, (*part[:3], part[3] * n_slots), strict=True)) for part in parts],
     }
 

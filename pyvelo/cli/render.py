@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from pyvelo.cli.terminal import make_console, print_out
-from pyvelo.cli.values import show_bytes
+from pyvelo.cli.values import count, show_bytes
 
 __all__ = ["WIDTH_WITHOUT_TERMINAL", "facts_grid", "print_models", "print_report"]
 
@@ -72,14 +72,15 @@ def _facts(report: Mapping[str, Any]) -> Table:
 
 def _shape(model: Mapping[str, Any], layers: list[Mapping[str, Any]]) -> str:
     heads = sorted({(layer["head_dim_k"], layer["head_dim_v"] or layer["head_dim_k"]) for layer in layers})
-    sizes = ", ".join(str(k) if k == v else f"{k}/{v}" for k, v in heads)
+    sizes = " or ".join(str(k) if k == v else f"{k}/{v}" for k, v in heads)
     windows = sorted({layer["window"] for layer in layers if layer["window"]})
-    text = f"{model['layers']} layers of {model['embedding']}"
-    text += f", {model['heads']} heads, {model['kv_heads']} KV heads"
+    text = f"{count(model['layers'], 'layer')} of {model['embedding']}"
+    text += f", {count(model['heads'], 'head')}, {count(model['kv_heads'], 'KV head')}"
     text += f", head size {sizes}" if sizes else ""
     if windows:
-        count = sum(1 for layer in layers if layer["window"])
-        text += f", {count} layers with a window of {', '.join(map(str, windows))} tokens"
+        n_windowed = sum(1 for layer in layers if layer["window"])
+        sizes = " or ".join(f"{window:,}" for window in windows)
+        text += f", {count(n_windowed, 'layer')} with a window of {sizes} tokens"
     return text
 
 
@@ -159,10 +160,11 @@ def _placement(placement: Mapping[str, Any]) -> Iterator[str]:
         yield f"nothing: {placement['refusal']}"
         return
     for part in placement["devices"]:
-        layers = f"{part['layers']} layer{'s' * (part['layers'] != 1)}"
+        tokens = placement["tokens"]
+        cache = "for snapshots" if tokens is None else f"of the cache of {tokens:,} tokens"
         yield (
-            f"{part['name']}: {layers}, {show_bytes(part['weight_bytes'])} of weights, "
-            f"{show_bytes(part['pool_bytes'])} of the cache of {placement['tokens']:,} tokens"
+            f"{part['name']}: {count(part['layers'], 'layer')}, {show_bytes(part['weight_bytes'])} of "
+            f"weights, {show_bytes(part['pool_bytes'])} {cache}"
         )
 
 

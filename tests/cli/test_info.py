@@ -106,8 +106,20 @@ def test_types_that_do_not_fit_a_head_are_listed(capsys: pytest.CaptureFixture[s
 def test_windows_and_latent_attention(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     sliding = make(tmp_path / "gemma3.gguf", "tiny", "--arch", "gemma3", "--layers", "7", "--window", "96")
     assert "6 layers with a window of 96 tokens" in run_cli(capsys, "info", sliding)[1]
+    lone = make(tmp_path / "gemma4.gguf", "tiny", "--arch", "gemma4", "--window", "1024")
+    assert "head size 64 or 128, 1 layer with a window of 1,024 tokens" in run_cli(capsys, "info", lone)[1]
     latent = make(tmp_path / "deepseek2.gguf", "tiny", "--arch", "deepseek2", "--type", "f16")
     assert describe(latent, 32)["kv_types"]["f16"]["token_bytes"] == 2 * (4 * 64 + 32) * 2
+
+
+def test_a_model_without_a_cache_has_memory_for_snapshots(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = make(tmp_path / "mamba2.gguf", "tiny", "--arch", "mamba2", "--type", "f16")
+    assert describe(path, 32)["placement"]["tokens"] is None
+    text = run_cli(capsys, "info", path)[1]
+    assert " for snapshots" in text
+    assert "of the cache of" not in text
 
 
 def test_a_model_that_cannot_be_paged_is_described_and_refused(
