@@ -16,6 +16,7 @@ from pyvelo.errors import ConfigError, OutOfMemory, RequestError, VeloError
         ("max_tokens=0: give an integer; None: no limit", "--max-tokens 0: give an integer; -1: no limit"),
         ("n_threads=0: give an integer or None", "--threads 0: give an integer"),
         ("seed=-4: give an integer", "--seed -4: give an integer"),
+        ("max_num_seqs=0: give an integer", "--max-num-seqs 0: give an integer"),
         ("kv_type 'q9' does not exist", "--kv-type 'q9' does not exist"),
         ("a seed is no number", "a seed is no number"),
         ("stop the server", "stop the server"),
