@@ -12,6 +12,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the `pyvelo` command; always ends with SystemExit."""
     try:
         from pyvelo.cli.app import execute
+    except KeyboardInterrupt:
+        sys.exit(130)  # as `execute` does
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in ("typer", "rich"):
             raise

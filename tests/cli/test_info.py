@@ -172,6 +172,17 @@ def test_a_missing_extra_is_one_line() -> None:
     assert done.stderr == 'pyvelo: the command line needs typer: pip install "pyvelo[cli]"\n'
 
 
+def test_ctrl_c_while_the_command_line_is_loaded_is_silent() -> None:
+    script = (
+        "import sys\nfrom pyvelo.cli import main\n"
+        "class Interrupted:\n"
+        "    def find_spec(self, *_):\n        raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupted())\nmain(['--help'])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_the_command_line_asks_for_help_without_loading_the_library() -> None:
     script = (
         "import sys\nfrom pyvelo.cli import main\n"
