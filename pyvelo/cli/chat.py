@@ -195,7 +195,8 @@ class Chat:
         span = last.total - last.first
         rate = (last.n_tokens - 1) / span if last.n_tokens > 1 and span > 0 else 0.0
         n_tokens, first = count(last.n_tokens, "token"), f"{last.first:.2f} s"
-        lines = [f"{n_tokens}, the first after {first}, then {rate:.1f} tokens per second"]
+        speed = f"{n_tokens}, the first after {first}, then {rate:.1f} tokens per second"
+        lines = [speed if last.n_tokens else "there is no answer yet"]
         if last.usage is not None:
             cached, prompt = last.usage.cached_tokens, last.usage.prompt_tokens
             lines.append(f"{cached} of {count(prompt, 'token')} of the conversation were in the cache")

@@ -69,12 +69,16 @@ class Conversation:
         """Parse the JSON of `to_json`; ConfigError if it is not valid."""
         try:
             data = json.loads(text)
-            messages: list[Any] = data["messages"]
-            if data["format"] != FORMAT or not all(_is_message(message) for message in messages):
-                raise ValueError("it is not a saved chat")
+            if not isinstance(data, dict):
+                raise ValueError("it has another form")
+            messages: Any = data["messages"]
+            if data["format"] != FORMAT or not isinstance(messages, list):
+                raise ValueError("it has another form")
+            if not all(_is_message(message) for message in messages):
+                raise ValueError("a message is not a role with a text")
         except KeyError as error:
             raise ConfigError(f"the file is not a chat of /save: it has no {error}") from None
-        except (ValueError, TypeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"the file is not a chat of /save: {error}") from None
         made = cls()
         for message in messages:

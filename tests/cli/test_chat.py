@@ -184,6 +184,16 @@ def test_a_file_without_messages_says_so() -> None:
         Conversation.from_json('{"requests": []}')
 
 
+def test_speed_without_an_answer() -> None:
+    assert talk("/stats")[1].notes[0].splitlines()[0] == "there is no answer yet"
+
+
+@pytest.mark.parametrize("content", ["[1]", "5", '{"format": "pyvelo chat 1", "messages": 5}'])
+def test_json_of_another_shape_is_refused_in_our_words(content: str) -> None:
+    with pytest.raises(ConfigError, match="not a chat of /save: it has another form"):
+        Conversation.from_json(content)
+
+
 @pytest.mark.parametrize("roles", [["assistant"], ["user", "user"], ["user", "system"], ["tool"]])
 def test_turns_in_the_wrong_order_are_refused(roles: list[str]) -> None:
     messages = ", ".join(f'{{"role": "{role}", "content": "x"}}' for role in roles)
