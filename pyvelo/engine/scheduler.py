@@ -141,10 +141,11 @@ class _Planner:
         left = self.prefill_budget
         for number, request in enumerate(waiting):
             outranked = list(takewhile(partial(_outranks, request), reversed(self.running)))
-            # each running request may decode
+            # each running request may decode; tokens that earlier starts took are free in the next step
             n_too_many = self._n_sequences + 1 - self.limits.max_seqs
-            n_forced = max(n_too_many, len(self.running) + 1 - self.budget, 0)
-            if left == 0 or not outranked or n_forced > len(outranked):
+            n_forced = max(n_too_many, len(self.running) + 1 - self.limits.max_batch_tokens, 0)
+            is_full = self.budget <= len(self.running) - n_forced
+            if left == 0 or is_full or not outranked or n_forced > len(outranked):
                 return number
             table = self._place(request, outranked, n_forced)
             if table is None:

@@ -463,6 +463,19 @@ def test_urgent_requests_share_one_step(budget: int, shares: list[int]) -> None:
     assert plan.decodes == [low]
 
 
+def test_urgent_requests_preempt_no_request_for_tokens_that_others_of_them_take() -> None:
+    bench = Bench(n_blocks=512, block_size=8, max_batch_tokens=64)
+    lows = [bench.submit([1 + n] * 8, 8) for n in range(3)]
+    bench.step()
+    urgent = [bench.submit([9 + n] * 100, 4, priority=-1) for n in range(4)]
+    bench.step()
+    assert sorted(bench.context.steps[-1].n_tokens) == [1, 1, 1, 61], "the first of them fills the step"
+    bench.finish(*lows, *urgent)
+    assert bench.core.counters.preemptions == 0
+    check(lows, 8)
+    check(urgent, 4)
+
+
 def test_a_stream_without_a_first_token_bounds_no_prompt() -> None:
     """The prefill budget protects tokens that arrive one after another."""
     bench = Bench(n_blocks=64, block_size=8, max_batch_tokens=20)
