@@ -6,6 +6,7 @@ import math
 import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import PurePath
@@ -43,7 +44,8 @@ def lora_setting(name: Any, path: Any, scale: Any = 1.0) -> LoraSetting:
         raise ConfigError(f"the name of an adapter is {shown(name)}: give 1 to 256 characters")
     number = math.nan
     if isinstance(scale, Real) and not isinstance(scale, bool):
-        number = float(scale)
+        with suppress(OverflowError):  # of a whole number or a fraction
+            number = float(scale)
     if not abs(number) <= 1e6:
         raise ConfigError(
             f"the scale of the adapter {shown(name)} is {shown(scale)}: give a number up to 1e6"

@@ -392,6 +392,7 @@ def test_a_weight_without_adapters_in_the_graph(make_model: MakeModel, tmp_path:
         ({"a": ("a.gguf", "x")}, "the scale of the adapter 'a' is 'x'"),
         ({"a": ("a.gguf", float("nan"))}, "the scale of the adapter 'a' is nan"),
         ({"a": ("a.gguf", True)}, "the scale of the adapter 'a' is True"),
+        ({"a": ("a.gguf", 10**400)}, "the scale of the adapter 'a' is 1000"),
     ],
 )
 def test_wrong_settings(given: Any, message: str, tiny_model_f32: Path) -> None:
