@@ -382,9 +382,10 @@ def choose_victims(
     else:
         return None
     for candidate in reversed(chosen[n_first:-1]):
-        others, trial = [other for other in chosen if other is not candidate], allocation.copy()
-        for other in others:
-            trial.free(_table_of(other))
-        if lacks(trial, others) <= 0:
+        trial.keep(_table_of(candidate))
+        others = [other for other in chosen if other is not candidate]
+        if lacks(trial.copy(), others) <= 0:
             chosen = others
+        else:
+            trial.free(_table_of(candidate))
     return chosen

@@ -61,16 +61,8 @@ class AllocationPlan:
     """
 
     __slots__ = (
-        "_changes",
-        "_index",
-        "_layout",
-        "_pool",
-        "_references",
-        "_size",
-        "_sources",
-        "available",
-        "n_swap_free",
-        "version",
+        *("_changes", "_index", "_layout", "_pool", "_references", "_size", "_sources"),
+        *("available", "n_swap_free", "version"),
     )
 
     def __init__(
@@ -236,9 +228,19 @@ class AllocationPlan:
             self._copy_from([written[group] for group in copied])
         return True
 
-    def free(self, table: BlockTable) -> None:
+    def free(self, table: BlockTable, swapped: SwappedBlocks | None = None) -> None:
         """Free the table's blocks, held and reserved. The plan must not change the table otherwise."""
-        self._free(table, None)
+        if id(table) in self._changes:
+            raise InternalError("a plan that uses a block table cannot free it")
+        self._release(table.held)
+        self.available += table.reserved
+        self._changes[id(table)] = Change(table, 0, 0, frees=True, swaps_out=swapped)
+
+    def keep(self, table: BlockTable) -> None:
+        """Undo `free`, after which the plan has not changed otherwise."""
+        del self._changes[id(table)]
+        self._hold(table.held)
+        self.available -= table.reserved
 
     def swap_out(self, table: BlockTable) -> SwappedBlocks | None:
         """Free the table and swap its blocks out. Return None, and change nothing, if host memory is full."""
@@ -246,16 +248,9 @@ class AllocationPlan:
         n_blocks = n_swapped(swapped, self._layout.block_size)
         if n_blocks > self.n_swap_free:
             return None
-        self._free(table, swapped)
+        self.free(table, swapped)
         self.n_swap_free -= n_blocks
         return swapped
-
-    def _free(self, table: BlockTable, swapped: SwappedBlocks | None) -> None:
-        if id(table) in self._changes:
-            raise InternalError("a plan that uses a block table cannot free it")
-        self._release(table.held)
-        self.available += table.reserved
-        self._changes[id(table)] = Change(table, 0, 0, frees=True, swaps_out=swapped)
 
     def _change(self, table: BlockTable) -> Change:
         change = self._changes.get(id(table))

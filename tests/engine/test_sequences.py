@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyvelo.engine.request import Request, Sequence
+from pyvelo.kv.plan import AllocationPlan
 
 from .fakes import Bench, answer
 
@@ -373,6 +374,29 @@ def test_a_sequence_shares_its_prefix_with_a_request() -> None:
     for prompt, request in zip(prompts, requests, strict=True):
         assert request.generated_ids == answer(prompt, 1)
     close(bench, sequence)
+    bench.assert_idle()
+
+
+def test_the_work_to_evict_grows_with_the_number_of_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(n_blocks=80, block_size=8, max_batch_tokens=512, width=80)
+    sequences = [bench.sequence([n + 1] * 16) for n in range(40)]
+    for sequence in sequences:
+        bench.finish(bench.go_on(sequence, 1))
+    n_freed = [0]
+    free = AllocationPlan.free
+
+    def count(plan: AllocationPlan, *table: Any) -> None:
+        n_freed[0] += 1
+        free(plan, *table)
+
+    monkeypatch.setattr(AllocationPlan, "free", count)
+    large = bench.submit([99] * 600, 4)
+    bench.step()
+    assert (len(bench.core.idle), large.sequence.table is not None) == (2, True)
+    assert n_freed[0] < 4 * len(sequences)
+    bench.finish(large)
+    assert large.generated_ids == answer([99] * 600, 4)
+    close(bench, *sequences)
     bench.assert_idle()
 
 

@@ -146,6 +146,25 @@ def test_a_shared_block_is_free_when_all_its_tables_are_freed() -> None:
     assert [gained(table), gained(fork), gained(other), gained(table, fork)] == [1, 0, 2, 3]
 
 
+def test_a_plan_may_keep_a_table_that_it_freed() -> None:
+    manager = BlockManager(8, BLOCK)
+    table = started(manager, 3 * BLOCK, range(2 * BLOCK))
+    manager.advance(table, 2 * BLOCK)
+    fork, before = manager.fork(table, None), manager.plan().available
+    allocation = manager.plan()
+    allocation.free(table)
+    allocation.free(fork)
+    allocation.keep(table)
+    assert allocation.available == before, "the fork alone frees nothing"
+    allocation.free(table)
+    assert allocation.available == before + 3
+    allocation.keep(fork)
+    allocation.keep(table)
+    assert allocation.grow(table, 2 * BLOCK + 1)
+    manager.commit(allocation)
+    manager.audit()
+
+
 def test_a_plan_cannot_free_a_table_that_it_uses() -> None:
     manager = BlockManager(8, BLOCK, n_swap_blocks=2)
     table, other = started(manager, BLOCK, [1]), started(manager, 2 * BLOCK, [2])
