@@ -7,6 +7,7 @@ thread_local velo::chat_budget * current = nullptr;
 constexpr const char * deep   = "it is nested too deep";
 constexpr const char * memory = "it takes too much memory";
 constexpr size_t       large  = 16 << 20;
+constexpr size_t       needle = 1024; // bytes
 
 } // namespace
 
@@ -39,6 +40,13 @@ void velo::chat_budget::check_stack() {
     }
 }
 
+void velo::chat_budget::search(size_t size) {
+    if (size > needle) {
+        reached = "it searches for too long a text";
+        check();
+    }
+}
+
 void velo::chat_budget::allocate(size_t size) {
     check_stack();
     n_bytes += size;
@@ -60,6 +68,12 @@ void velo::chat_budget::check() const {
 void velo::chat_tick() {
     if (current) {
         current->tick();
+    }
+}
+
+void velo::chat_search(size_t size) {
+    if (current) {
+        current->search(size);
     }
 }
 

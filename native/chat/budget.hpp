@@ -6,6 +6,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <utility>
 
 namespace velo {
 
@@ -31,6 +34,8 @@ public:
 
     // Count one operation of the template engine, and throw if a limit was reached.
     void tick();
+    // Throw if a template searches for a text of so many bytes: a search may compare all of them at each place.
+    void search(size_t size);
     // Count an allocation. Only a large one or one deep in the stack throws, because others are made in destructors
     // too: they make the next tick throw.
     void allocate(size_t size);
@@ -57,5 +62,16 @@ private:
 
 // Count one operation of this thread, if it has a budget.
 void chat_tick();
+// Check the length of a text that this thread searches for, if it has a budget.
+void chat_search(size_t size);
+
+// Count one operation on a string; return its first argument, a place or a text to search for.
+template <class T> T && counted(T && first) {
+    chat_tick();
+    if constexpr (std::is_same_v<std::decay_t<T>, std::string>) {
+        chat_search(first.size());
+    }
+    return std::forward<T>(first);
+}
 
 } // namespace velo
