@@ -35,9 +35,12 @@ struct running {
     velo_embedder & embedder;
 };
 
-// End the graph after the tokens' vectors, its first output; the logits follow. Callback of the scheduler: whether to
-// observe a tensor if `ask`, else whether to continue.
-bool before_logits(ggml_tensor * tensor, bool ask, void *) { return ask && (tensor->flags & GGML_TENSOR_FLAG_OUTPUT); }
+// End the graph after the tokens' vectors; the logits follow. Other outputs may precede them: the hidden states for
+// multi-token prediction. Callback of the scheduler: whether to observe a tensor if `ask`, else whether to continue.
+bool before_logits(ggml_tensor * tensor, bool ask, void * embedder) {
+    const llama_context * context = static_cast<velo_embedder *>(embedder)->llama.get();
+    return ask && context && tensor == llama_context_vectors(context);
+}
 
 // ---- checks ----
 
@@ -93,6 +96,7 @@ llama_context_params context_params(velo_embedder & embedder, int32_t n_threads)
     out.kv_unified          = true;
     out.swa_full            = true;
     out.cb_eval             = before_logits;
+    out.cb_eval_user_data   = &embedder;
     out.abort_callback      = is_cancelled;
     out.abort_callback_data = &embedder;
     return out;

@@ -3,6 +3,7 @@
 
 #include "llama-arch.h"
 #include "llama-context.h"
+#include "llama-graph.h"
 #include "llama-model.h"
 #include "llama-vocab.h"
 #include "paged-state.h"
@@ -109,6 +110,11 @@ int32_t llama_model_cached_layers(const llama_model * model, velo_layer * layers
         ++n;
     }
     return n;
+}
+
+const ggml_tensor * llama_context_vectors(const llama_context * context) {
+    const llm_graph_result * graph = llama_paged_access::graph(*context);
+    return graph ? graph->get_embd() : nullptr;
 }
 
 const char * llama_model_defect(const llama_model * model) {

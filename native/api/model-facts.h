@@ -19,6 +19,9 @@ LLAMA_API int32_t llama_device_number(ggml_backend_dev_t device);
 LLAMA_API int32_t llama_context_memory(const struct llama_context * context, velo_device_memory * memory,
                                        int32_t capacity);
 
+// Return the tensor with the tokens' vectors in the graph that a context runs, or NULL.
+LLAMA_API const struct ggml_tensor * llama_context_vectors(const struct llama_context * context);
+
 // Return what is wrong with hyperparameters that loading accepts but computing would abort on, or NULL.
 LLAMA_API const char * llama_model_defect(const struct llama_model * model);
 

@@ -132,6 +132,7 @@ struct llama_paged_access {
 
     static llama_adapter_loras & loras(llama_context & c) { return *c.loras; }
     static void                  forget_graph(llama_context & c) { c.gf_res_prev_active = nullptr; }
+    static llm_graph_result *    graph(const llama_context & c) { return c.gf_res_prev_active; }
     static void                  reserve(llama_context & c) {
         c.sched_need_reserve = true;
         c.sched_reserve();

@@ -30,6 +30,7 @@ TEXTS = ["Once upon a time", "the old king", "", [5, 9, 300], [3 + 7 * i % 900 f
 TEXTS += [[3 + (i * j + i) % 1000 for j in range(1 + i % 40)] for i in range(100)]
 POOLINGS = {"mean": 1, "cls": 2, "last": 3}
 KINDS = ["bert", "nomic-bert", "t5encoder", "qwen3", "gemma3", "lfm2"]
+KINDS += ["gpt-oss --experts 4", "gemma4", "qwen35"]  # with hidden states for multi-token prediction
 HALF = 2.0**-11
 """ggml's GELU is a table over halves: a sum that another batch rounds otherwise may find its neighbour."""
 
@@ -94,7 +95,7 @@ def by_upstream(
 
 @pytest.mark.parametrize("arch", KINDS)
 def test_the_vectors_are_upstreams(make_model: MakeModel, patched_library: Path, arch: str) -> None:
-    path = make_model("--arch", arch, *SMALL, "--ctx", "600", "--type", "f32", "--pooling", "last")
+    path = make_model("--arch", *arch.split(), *SMALL, "--ctx", "600", "--type", "f32", "--pooling", "last")
     texts = [text for text in TEXTS[3:12] if isinstance(text, list)]
     with LLM(path, n_ctx=512, n_threads=1) as llm:
         for name, number in POOLINGS.items():
@@ -108,7 +109,7 @@ def test_the_vectors_are_upstreams(make_model: MakeModel, patched_library: Path,
 
 @pytest.mark.parametrize("arch", KINDS)
 def test_a_batch_makes_no_difference(make_model: MakeModel, arch: str) -> None:
-    path = make_model("--arch", arch, *SMALL, "--ctx", "600", "--type", "f32", "--pooling", "last")
+    path = make_model("--arch", *arch.split(), *SMALL, "--ctx", "600", "--type", "f32", "--pooling", "last")
     with LLM(path, n_threads=1) as llm:
         together = llm.embed(TEXTS, pooling="mean")
         for number in (0, 1, 3, 4, 5, 40, 105):
