@@ -13,6 +13,8 @@ import pytest
 import pyvelo.kv.prefix
 from pyvelo import LLM, BeamSearchParams, RequestOutput, SamplingParams, Session
 
+from .conftest import MakeModel
+
 N_CTX = 256
 LENGTHS = (1, 31, 32, 33, 63, 64, 65, 66, 95, 97)
 PLAIN: dict[str, list[Any]] = {
@@ -42,9 +44,18 @@ NO_MATTER: dict[str, list[Any]] = {"priority": [0, 0, 2], "cache_salt": ["", "",
 Params = dict[str, Any]
 
 
+KINDS = ("llama", "gpt-oss --experts 4 --window 40", "lfm2")
+"""Layers without and with a window, and recurrent ones."""
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def model(make_model: MakeModel, request: pytest.FixtureRequest) -> Path:
+    return make_model("tiny", "--arch", *request.param.split(), "--type", "f32")
+
+
 @pytest.fixture(scope="module")
-def alone(tiny_model_f32: Path) -> Iterator[LLM]:
-    with LLM(tiny_model_f32, deterministic=True, prefix_cache=False, n_ctx=N_CTX, n_threads=1) as llm:
+def alone(model: Path) -> Iterator[LLM]:
+    with LLM(model, deterministic=True, prefix_cache=False, n_ctx=N_CTX, n_threads=1) as llm:
         yield llm
 
 
@@ -130,12 +141,12 @@ class Client:
 @pytest.mark.parametrize("collide", [False, True])
 @pytest.mark.parametrize("seed", range(3))
 def test_each_as_if_alone(
-    tiny_model_f32: Path, alone: LLM, seed: int, collide: bool, monkeypatch: pytest.MonkeyPatch
+    model: Path, alone: LLM, seed: int, collide: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng, hash_block = random.Random(f"{seed} {collide}"), pyvelo.kv.prefix.hash_block
     if collide:
         monkeypatch.setattr(pyvelo.kv.prefix, "hash_block", lambda *parts: bytes([hash_block(*parts)[0] & 3]))
-    with LLM(tiny_model_f32, deterministic=True, **settings_of(rng)) as llm:
+    with LLM(model, deterministic=True, **settings_of(rng)) as llm:
         expected = lambda prompt, params: alone.generate([prompt], SamplingParams(**params))[0]  # noqa: E731
         clients = [Client(llm, rng.randrange(1 << 30), expected) for _ in range(4)]
         for client in clients:
