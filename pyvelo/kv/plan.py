@@ -150,7 +150,6 @@ class AllocationPlan:
         self._hold(hits)
         if match.partial is not None:
             self._hold(match.partial.blocks)
-            self._copy_from(match.partial.blocks)
         n_cached = swapped.n_tokens if swapped is not None else match.n_tokens(layout.block_size)
         table = BlockTable(
             match.groups,
@@ -225,7 +224,8 @@ class AllocationPlan:
             )
         if copied:
             written = table.at(index)
-            self._copy_from([written[group] for group in copied])
+            for group in copied:  # the copy keeps the table's reference, and drops it after the allocation
+                self._sources[written[group]] = self._sources.get(written[group], 0) + 1
         return True
 
     def free(self, table: BlockTable, swapped: SwappedBlocks | None = None) -> None:
@@ -294,11 +294,6 @@ class AllocationPlan:
         for block in blocks:
             planned[block] = planned.get(block, 0) - 1
             self.available += self._is_free(block)
-
-    def _copy_from(self, blocks: Iterable[int]) -> None:
-        """Give a reference of each block to a copy, which drops it after the allocation."""
-        for block in blocks:
-            self._sources[block] = self._sources.get(block, 0) + 1
 
     def _match(self, hashes: BlockHashes | None, most: int | None) -> Match:
         if self._index is None or hashes is None:

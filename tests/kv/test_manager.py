@@ -10,7 +10,7 @@ import pytest
 from pyvelo.errors import InternalError
 from pyvelo.kv.manager import BlockManager
 from pyvelo.kv.pool import BlockTable, NotNow, Start, SwappedBlocks
-from pyvelo.kv.prefix import BlockHashes
+from pyvelo.kv.prefix import FULL, BlockHashes
 from pyvelo.kv.records import Moves
 
 BLOCK = 8
@@ -310,6 +310,15 @@ def test_every_change_makes_a_plan_stale(first: str, second: str | None) -> None
         manager.commit(allocation)
 
 
+def test_an_empty_pool_makes_a_plan_stale() -> None:
+    manager = BlockManager(4, BLOCK)
+    allocation = manager.plan()
+    manager.clear()
+    manager.commit(manager.plan())
+    with pytest.raises(InternalError, match="changed after this plan"):
+        manager.commit(allocation)
+
+
 def test_counts_start_at_zero() -> None:
     assert set(vars(BlockManager(4, BLOCK).counts).values()) == {0}
 
@@ -326,6 +335,17 @@ def test_audit_sees_a_lost_reservation() -> None:
     manager = BlockManager(4, BLOCK)
     started(manager, BLOCK).reserved = 0
     with pytest.raises(InternalError, match="1 blocks reserved, tables say 0"):
+        manager.audit()
+
+
+def test_audit_sees_a_shared_block_that_its_table_takes_for_its_own() -> None:
+    manager = BlockManager(4, BLOCK)
+    table = started(manager, BLOCK, range(4))
+    manager.advance(table, 4)
+    manager.fork(table, None)
+    manager.audit()
+    table.n_shared = 0
+    with pytest.raises(InternalError, match="block 0 has 2 readers, its table knows one"):
         manager.audit()
 
 
@@ -448,6 +468,34 @@ def test_nothing_is_swapped_out_if_host_memory_is_full() -> None:
     allocation = manager.plan()
     assert allocation.swap_out(table) is None
     assert manager.commit(allocation) == Moves([], [], [])
+
+
+def test_a_prefix_hit_replaces_no_swapped_block_of_several_groups() -> None:
+    manager = BlockManager(12, BLOCK, windows=(FULL, FULL), n_swap_blocks=4)
+    table = started(manager, 2 * BLOCK, range(BLOCK + 3))
+    manager.advance(table, BLOCK + 3)
+    allocation = manager.plan()
+    swapped = allocation.swap_out(table)
+    assert swapped is not None
+    manager.commit(allocation)
+    allocation = manager.plan()
+    outcome = allocation.start(2 * BLOCK, hashes(range(BLOCK + 3)), 0, swapped)
+    assert isinstance(outcome, Start)
+    allocation.grow(outcome.table, BLOCK + 3)
+    assert len(manager.commit(allocation).ins) == 4
+    assert [len(blocks) for blocks in outcome.table.groups] == [2, 2]
+    manager.audit()
+
+
+def test_a_sequence_that_goes_on_keeps_what_it_has_reserved() -> None:
+    manager = BlockManager(8, BLOCK)
+    table = started(manager, 6 * BLOCK, range(BLOCK))
+    manager.advance(table, BLOCK)
+    allocation = manager.plan()
+    assert allocation.resume(table, 2 * BLOCK) == Start(table)
+    assert allocation.available == 2
+    manager.commit(allocation)
+    assert table.reserved == 5
 
 
 def test_empty_blocks_are_not_swapped() -> None:

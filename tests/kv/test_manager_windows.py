@@ -63,6 +63,28 @@ def test_swapping_in_allocates_no_block_that_a_window_has_left() -> None:
     manager.audit()
 
 
+def test_a_swapped_in_sequence_publishes_blocks_whose_window_has_gone() -> None:
+    manager = BlockManager(12, BLOCK, windows=(FULL, Window(5)), n_swap_blocks=8)
+    text = range(5 * BLOCK)
+    table = started(manager, 5 * BLOCK, text)
+    manager.advance(table, 4 * BLOCK - 2)
+    swapped = swapped_out(manager, table)
+    manager.reset()
+    allocation = manager.plan()
+    outcome = allocation.start(5 * BLOCK, hashes(text), 0, swapped)
+    assert isinstance(outcome, Start)
+    allocation.grow(outcome.table, 5 * BLOCK)
+    manager.commit(allocation)
+    manager.advance(outcome.table, 5 * BLOCK)
+    manager.free(outcome.table)
+    assert n_hits(manager, text) == 5 * BLOCK
+
+
+def test_without_a_largest_chunk_a_window_reserves_blocks_for_all_tokens() -> None:
+    manager = BlockManager(12, BLOCK, windows=(FULL, Window(5)))
+    assert started(manager, 6 * BLOCK).reserved == 12
+
+
 def test_a_window_is_swapped_in_although_the_prefix_hit_is_beyond_it() -> None:
     """Another sequence has computed more of the same text; its window has blocks of another place."""
     manager = BlockManager(16, BLOCK, windows=(Window(BLOCK),), n_swap_blocks=4)
@@ -136,3 +158,47 @@ def test_the_end_of_the_prompt_stays_cached_longer_than_the_middle_of_an_answer(
     started(manager, 3 * BLOCK, [60] * 3 * BLOCK)
     assert 0 < manager.counts.evictions < n_cached
     assert n_hits(manager, prompt) == 2 * BLOCK, "the next answer to the prompt starts behind it"
+
+
+def decoded(manager: BlockManager, table: BlockTable, n_tokens: int) -> None:
+    """Let a sequence generate until it has so many tokens."""
+    assert table.hashes is not None
+    table.hashes._tokens.extend(range(100 + len(table.hashes._tokens), 100 + n_tokens))
+    for n in range(table.n_tokens + 1, n_tokens + 1):
+        grown(manager, table, n)
+
+
+def test_all_blocks_that_a_window_has_left_are_evicted_before_those_at_the_end_of_the_prompt() -> None:
+    manager = BlockManager(16, BLOCK, windows=(FULL, Window(BLOCK)), max_chunk=BLOCK)
+    prompt = range(2 * BLOCK)
+    table = started(manager, 6 * BLOCK, prompt)
+    manager.advance(table, 2 * BLOCK)
+    decoded(manager, table, 6 * BLOCK)
+    # the window has left five blocks; one of them is the last of the prompt
+    others = [started(manager, BLOCK, [60 + n] * BLOCK) for n in range(4)]
+    assert (manager.counts.evictions, manager.n_cached) == (4, 1)
+    manager.free(others[0])
+    manager.free(others[1])
+    assert n_hits(manager, prompt) == 2 * BLOCK
+
+
+def test_a_sequence_that_goes_on_needs_the_end_of_its_new_prompt() -> None:
+    manager = BlockManager(20, BLOCK, windows=(FULL, Window(BLOCK)), max_chunk=BLOCK)
+    table = started(manager, 2 * BLOCK, range(2 * BLOCK))
+    manager.advance(table, 2 * BLOCK)
+    assert table.hashes is not None
+    table.hashes._tokens.extend(range(50, 50 + 2 * BLOCK))
+    prompt = [*table.hashes._tokens]
+    allocation = manager.plan()
+    assert isinstance(allocation.resume(table, 8 * BLOCK), Start)
+    manager.commit(allocation)
+    for n_tokens in (3 * BLOCK, 4 * BLOCK):
+        grown(manager, table, n_tokens)
+    decoded(manager, table, 8 * BLOCK)
+    # the window has left seven blocks; two are the last of a prompt, and only the new one counts
+    assert (manager.n_free, manager.n_cached) == (4, 7)
+    others = [started(manager, BLOCK, [60 + n] * BLOCK) for n in range(5)]
+    assert (manager.counts.evictions, manager.n_cached) == (6, 1)
+    manager.free(others[0])
+    manager.free(others[1])
+    assert n_hits(manager, prompt) == 4 * BLOCK

@@ -116,6 +116,10 @@ BREAKS: dict[str, tuple[Callable[[Plan], object], str]] = {
         lambda p: p.change("starts", match=hits(10), table=table(10, n_tokens=8, reserved=1)),
         "neither used nor cached",
     ),
+    "a hit before the pool": (
+        lambda p: p.change("starts", match=hits(-1), table=table(-1, n_tokens=8, reserved=1)),
+        "neither used nor cached",
+    ),
     "a partial hit in an empty block": (
         lambda p: p.change("starts", match=hits(4, partial=PartialHit((9,), 4))),
         "neither used nor cached",
