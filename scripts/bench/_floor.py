@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from pyvelo.engine.engine import Engine
@@ -36,7 +34,7 @@ async def recorded(app: Any, path: str, fields: dict[str, Any]) -> list[dict[str
 class Floor:
     """ASGI application that answers each request with the same messages, one at each beat.
 
-    As in a server over an engine, another thread wakes the event loop at each beat, once for all streams.
+    As in a server over an engine, a beat wakes the event loop once for all streams.
     """
 
     def __init__(self, messages: list[dict[str, Any]]) -> None:
@@ -52,22 +50,9 @@ class Floor:
             await self._next
             await send(message)
 
-    @contextmanager
-    def beating(self, seconds: float) -> Iterator[None]:
-        """Beat in a thread within a block."""
-        ended = threading.Event()
-
-        def beat() -> None:
-            while not ended.wait(seconds):
-                self._loop.call_soon_threadsafe(self._beat)
-
-        thread = threading.Thread(target=beat)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
+    def beat(self) -> None:
+        """Let each answer write its next message; any thread may call this."""
+        self._loop.call_soon_threadsafe(self._beat)
 
     def _beat(self) -> None:
         done, self._next = self._next, self._loop.create_future()
@@ -76,6 +61,9 @@ class Floor:
 
 class StepClock:
     """Seconds of each step of an engine outside its C calls; waiting for the interpreter's lock counts."""
+
+    after_step: Callable[[], None] | None = None
+    """Called in the engine's thread after each step."""
 
     def __init__(self, engine: Engine) -> None:
         self._seconds: list[float] = []
@@ -87,6 +75,8 @@ class StepClock:
             whole, after = time.perf_counter() - begin, engine.context.timings
             native = after.run_seconds - before.run_seconds + after.sample_seconds - before.sample_seconds
             self._seconds.append(whole - native)
+            if self.after_step:
+                self.after_step()
             return done
 
         core.step = timed  # type: ignore[method-assign]

@@ -7,8 +7,8 @@ The engine, the server and its event loop run in this process; the clients run i
 over loopback. In each round the same requests run in the event loop without HTTP, and over HTTP, in turns:
 
 - us a token: processor time of the event loop's thread for each streamed token, over HTTP less without it;
-  the floor of it, of an application on the same HTTP server that only writes the same bytes as often; and our
-  own share, which is the difference.
+  the floor of it, of an application on the same HTTP server that only writes the same bytes after each step,
+  while the engine computes for nobody; and our own share, which is the difference.
 - first token: median time of one request alone with a short prompt, over HTTP less without it.
 - step: 99 % of the steps take less Python than this, outside the C calls, with and without HTTP.
 - throughput: tokens per second of all streams over HTTP, over that without HTTP.
@@ -51,6 +51,7 @@ from scripts._common import ScriptError, run_main
 from scripts.bench._floor import Floor, StepClock, recorded
 from scripts.bench._serving import quantile
 
+N_CTX = 2048
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8]
 SINGLES = 30
 """Requests alone, for the time to the first token."""
@@ -152,20 +153,39 @@ async def over_http(clients: Clients, clock: StepClock) -> tuple[Side, dict[str,
     return Side(seconds, time.thread_time() - used, first, clock.taken()), await clients.run("probes")
 
 
-async def floor(messages: list[dict[str, Any]], streams: int, step_seconds: float) -> float:
-    """Return the processor time of the event loop's thread when it only writes the messages."""
+async def floor(
+    loop: AsyncEngineLoop, clock: StepClock, messages: list[dict[str, Any]], streams: int
+) -> float:
+    """Return the processor time of the event loop's thread when it only writes the messages.
+
+    Each step of the engine writes one message of each stream. The engine computes as many other sequences
+    meanwhile, so that its weights pass through the caches, but nobody reads their tokens.
+    """
     app = Floor(messages)
     async with served_to_clients(app, streams, len(messages)) as clients:
-        with app.beating(step_seconds):
-            used = time.thread_time()
-            await clients.run("streams")
-            return time.thread_time() - used
+        clock.after_step = app.beat
+        others = asyncio.create_task(_unread(loop, streams))
+        used = time.thread_time()
+        await clients.run("streams")
+        used = time.thread_time() - used
+        clock.after_step = None
+        others.cancel()
+        await asyncio.wait([others])
+        return used
+
+
+async def _unread(loop: AsyncEngineLoop, streams: int) -> None:
+    """Run requests without pieces, until cancelled."""
+    processor = loop.engine.processor
+    params = SamplingParams(max_tokens=N_CTX - len(PROMPT), temperature=0.0, ignore_eos=True)
+    while True:
+        await loop.run(processor.prepare_all([PROMPT] * streams, processor.ask_all(streams, params, None)))
 
 
 async def measure(given: argparse.Namespace) -> list[Figures]:
     """Return the figures of each round."""
     seqs, n_new = given.streams, given.tokens
-    config = EngineConfig(model=given.model, n_ctx=2048, max_num_seqs=seqs, n_threads=given.threads)
+    config = EngineConfig(model=given.model, n_ctx=N_CTX, max_num_seqs=seqs, n_threads=given.threads)
     loop = await open_engine_loop(config, Event())
     serving = Serving(loop, config, Settings(max_queue=0))
     await serving.start()
@@ -177,7 +197,7 @@ async def measure(given: argparse.Namespace) -> list[Figures]:
         plain = await without_http(loop, clock, seqs, n_new)
         async with served_to_clients(app, seqs, n_new) as clients:
             http, probes = await over_http(clients, clock)
-        least = await floor(messages, seqs, http.seconds / n_new)
+        least = await floor(loop, clock, messages, seqs)
         rounds.append(figures(plain, http, least, seqs * n_new, probes))
     await app.drain(0)
     loop.close()
