@@ -10,12 +10,13 @@ from typing import Any
 
 from pyvelo.engine.engine import Engine
 from pyvelo.server.http import Receive, Scope, Send
+from scripts._common import ScriptError
 
 __all__ = ["Floor", "StepClock", "recorded"]
 
 
 async def recorded(app: Any, path: str, fields: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the ASGI messages of an application's answer to a request."""
+    """Return the ASGI messages of an application's answer to a request; ScriptError if it refuses it."""
     found: list[dict[str, Any]] = []
     given = [{"type": "http.request", "body": json.dumps(fields).encode()}]
 
@@ -27,7 +28,10 @@ async def recorded(app: Any, path: str, fields: dict[str, Any]) -> list[dict[str
     async def send(message: dict[str, Any]) -> None:
         found.append(message)
 
-    await app({"type": "http", "method": "POST", "path": path, "headers": []}, receive, send)
+    headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
+    await app({"type": "http", "method": "POST", "path": path, "headers": headers}, receive, send)
+    if found[0]["status"] != 200:
+        raise ScriptError(f"{path} gave {found[1]['body']!r}")
     return found
 
 

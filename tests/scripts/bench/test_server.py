@@ -6,6 +6,9 @@ import asyncio
 import json
 from typing import Any
 
+import pytest
+
+from scripts._common import ScriptError
 from scripts.bench import server
 from scripts.bench._floor import Floor, recorded
 from scripts.bench.server import Side, figures
@@ -17,7 +20,7 @@ PARTS = [b"", b"a", b"b"]
 async def application(scope: dict[str, Any], receive: Any, send: Any) -> None:
     """Answer with the fields of the request, one in each message."""
     fields = json.loads((await receive())["body"])
-    await send({"type": "http.response.start", "path": scope["path"]})
+    await send({"type": "http.response.start", "status": 200, "path": scope["path"]})
     for name in fields:
         await send({"type": "http.response.body", "body": name.encode()})
 
@@ -47,10 +50,19 @@ def test_the_floor_repeats_what_was_recorded_beat_by_beat() -> None:
     assert sent == [message for message in messages for _ in range(2)]  # a beat is one of each stream
 
 
+def test_an_answer_that_is_refused_is_no_floor() -> None:
+    async def refuse(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 403})
+        await send({"type": "http.response.body", "body": b"no"})
+
+    with pytest.raises(ScriptError, match="/p gave b'no'"):
+        asyncio.run(recorded(refuse, "/p", {}))
+
+
 def test_figures_are_differences() -> None:
     plain = Side(seconds=1.0, loop_seconds=0.1, first=[0.01, 0.02, 0.03], steps=[0.001] * 10)
     http = Side(seconds=2.0, loop_seconds=0.5, first=[0.02, 0.04, 0.06], steps=[0.002] * 10)
-    found = figures(plain, http, 0.3, 100_000, {"health": 0.001, "refusal": 0.002})
+    found = figures(plain, http, (0.3, [0.003] * 10), 100_000, {"health": 0.001, "refusal": 0.002})
     expected = {
         "http_us_per_token": 4.0,
         "floor_us_per_token": 3.0,
@@ -58,6 +70,7 @@ def test_figures_are_differences() -> None:
         "added_first_ms": 20.0,
         "step_python_p99_ms": 1.0,
         "http_step_python_p99_ms": 2.0,
+        "floor_step_python_p99_ms": 3.0,
         "throughput_ratio": 0.5,
         "tokens_per_second": 50_000.0,
     }
