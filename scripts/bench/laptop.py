@@ -9,6 +9,10 @@ Runs the PyVelo that this Python imports. Measures prompts, one sequence and sev
 decoding behind a long context. The programs take turns, each time in a new process; a ratio is the median
 over the rounds. ik_llama.cpp packs the weights when it loads them (-rtr), as PyVelo does in its first step;
 its programs measure no prompt behind a context. The default model is bench/engine.py's.
+
+The memory's limit of one sequence is the speed at which two threads that only add numbers up read the model's
+file and the pages of K and V: the median of tries beside each turn. It needs libvelo-lab, from a build with
+-DPYVELO_BUILD_TESTS=ON, and is empty without.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ from scripts.bench._runs import default_model, output_of
 from scripts.bench.engine import BATCH, Plan
 from scripts.build.stock import LIBRARIES, PROCESSORS, TOOLS, build_stock
 
+PROGRAMS = ("ours", "stock", "ik", "memory")
 SHORT = 16  # tokens of the prompts of several sequences
 
 
@@ -61,14 +66,14 @@ CASES = (
 
 @dataclass(frozen=True)
 class Result:
-    """Medians of tokens per second, and of the ratios of rounds; None if a peer does not measure them."""
+    """Medians of the rounds by program: tokens per second, and ours over the others'.
+
+    A program that does not measure the case has no entry.
+    """
 
     name: str
-    ours: float
-    stock: float
-    ik: float | None
-    over_stock: float
-    over_ik: float | None
+    speeds: dict[str, float]
+    over: dict[str, float]
 
 
 # ---- one measurement ----
@@ -110,6 +115,21 @@ def ik(plan: Plan, case: Case) -> float | None:
     return float(statistics.median(test["samples_ts"]))
 
 
+def memory(plan: Plan, case: Case) -> float | None:
+    """Return the tokens per second of one sequence that the memory allows; None for others."""
+    if case.what == "prefill" or case.sequences > 1:
+        return None
+    try:
+        from tests.ops import lab
+    except (ImportError, OSError):
+        return None  # a build without tests
+    with engine.opened(plan.model, engine.Case(case.kv_type, 0), 64, 1) as llm:
+        stats = llm.stats()
+    token_bytes = stats.block_bytes // stats.block_size
+    rate = statistics.median(lab.read_rate(plan.threads, streams, 1) for streams in (1, 2, 3) * 3)
+    return rate / (plan.model.stat().st_size + case.depth * token_bytes)
+
+
 def _ik_batched(plan: Plan, case: Case) -> float:
     command = [str(plan.stock_bin / "llama-batched-bench"), *_shared(plan, case), "-fa", "on", "-rtr"]
     command += ["-c", str(case.sequences * (SHORT + plan.tokens) + BATCH), "-npp", str(SHORT)]
@@ -147,45 +167,42 @@ def race(plan: Plan, ik_bin: Path | None, case: Case, rounds: int) -> Result:
         "ours": lambda: ours(plan, case),
         "stock": lambda: stock(plan, case),
         "ik": lambda: ik(replace(plan, stock_bin=ik_bin), case) if ik_bin else None,
+        "memory": lambda: memory(plan, case),
     }
     found: dict[str, list[float | None]] = {name: [] for name in programs}
     for number in range(rounds):
         names = list(programs)
-        for name in names[number % 3 :] + names[: number % 3]:
+        for name in names[number % 4 :] + names[: number % 4]:
             found[name].append(programs[name]())
         last = ", ".join(f"{name} {values[-1]}" for name, values in found.items())
         print(f"{case.name}, round {number + 1} of {rounds}: {last}", file=sys.stderr, flush=True)
-    mine, theirs = _numbers(found["ours"]), _numbers(found["stock"])
-    peer = _numbers(found["ik"])
+    measured = {name: [value for value in values if value is not None] for name, values in found.items()}
     return Result(
         case.name,
-        statistics.median(mine),
-        statistics.median(theirs),
-        statistics.median(peer) if peer else None,
-        statistics.median(a / b for a, b in zip(mine, theirs, strict=True)),
-        statistics.median(a / b for a, b in zip(mine, peer, strict=True)) if peer else None,
+        {name: statistics.median(values) for name, values in measured.items() if values},
+        {
+            name: statistics.median(a / b for a, b in zip(measured["ours"], values, strict=True))
+            for name, values in measured.items()
+            if values and name != "ours"
+        },
     )
-
-
-def _numbers(values: list[float | None]) -> list[float]:
-    return [value for value in values if value is not None]
 
 
 def show(results: list[Result], plan: Plan) -> None:
     """Print a Markdown table."""
     print(f"{plan.model.name}, {plan.threads} threads, prompts of {plan.prompt}, tokens per second\n")
-    print("| | PyVelo | stock | ik_llama.cpp | over stock | over ik |")
-    print("|---|---:|---:|---:|---:|---:|")
+    print("| | PyVelo | stock | ik_llama.cpp | memory's limit | over stock | over ik | over the limit |")
+    print("|---|---:|---:|---:|---:|---:|---:|---:|")
     for r in results:
-        ik_speed = "" if r.ik is None else f"{r.ik:.1f}"
-        over_ik = "" if r.over_ik is None else f"{r.over_ik:.2f}"
-        print(f"| {r.name} | {r.ours:.1f} | {r.stock:.1f} | {ik_speed} | {r.over_stock:.2f} | {over_ik} |")
-    speeds = {r.name: r.ours for r in results}
-    one = speeds.get("decode, 1 sequence")
+        speeds = [f"{r.speeds[name]:.1f}" if name in r.speeds else "" for name in PROGRAMS]
+        ratios = [f"{r.over[name]:.2f}" if name in r.over else "" for name in PROGRAMS[1:]]
+        print(f"| {' | '.join((r.name, *speeds, *ratios))} |")
+    mine = {r.name: r.speeds["ours"] for r in results}
+    one = mine.get("decode, 1 sequence")
     costs = [
-        f"{n}: {one * n / speeds[name]:.2f}"
+        f"{n}: {one * n / mine[name]:.2f}"
         for n in (4, 8, 16)
-        if one and (name := f"decode, {n} sequences") in speeds
+        if one and (name := f"decode, {n} sequences") in mine
     ]
     if costs:
         print(f"\nCost of a step with several sequences over one: {', '.join(costs)}.")

@@ -58,19 +58,21 @@ def test_ratios_are_of_rounds(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> No
         "ours": iter([30.0, 20.0, 10.0]),
         "stock": iter([10.0, 10.0, 2.0]),
         "ik": iter([10.0, 5.0, 10.0]),
+        "memory": iter([None] * 3),
     }
     order: list[str] = []
     for name, values in speeds.items():
 
-        def measure(plan: Plan, case: Case, name: str = name, values: object = values) -> float:
+        def measure(plan: Plan, case: Case, name: str = name, values: object = values) -> float | None:
             order.append(name)
             return next(values)  # type: ignore[call-overload, no-any-return]
 
         monkeypatch.setattr(laptop, name, measure)
     result = laptop.race(plan, plan.stock_bin, CASES[0], rounds=3)
-    assert (result.ours, result.stock, result.ik) == (20.0, 10.0, 10.0)
-    assert (result.over_stock, result.over_ik) == (3.0, 3.0)
-    assert order == ["ours", "stock", "ik", "stock", "ik", "ours", "ik", "ours", "stock"]
+    assert result.speeds == {"ours": 20.0, "stock": 10.0, "ik": 10.0}
+    assert result.over == {"stock": 3.0, "ik": 3.0}
+    turns = ["ours", "stock", "ik", "memory"]
+    assert order == [*turns, *turns[1:], *turns[:1], *turns[2:], *turns[:2]]
 
 
 def test_the_whole_script(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,7 +81,9 @@ def test_the_whole_script(plan: Plan, capsys: pytest.CaptureFixture[str]) -> Non
     command += ["--rounds", "1", "--repeats", "1", "--threads", "1", "--prompt", "32", "--tokens", "3"]
     found = json.loads(forks.run([*command, "--depth", "0", "--json"], check=True).stdout)
     assert [result["name"] for result in found][:2] == ["prefill", "decode, 1 sequence"]
-    assert all(result["ours"] > 0 for result in found)
+    assert all(result["speeds"]["ours"] > 0 for result in found)
+    with_limit = [result["name"] for result in found if "memory" in result["speeds"]]
+    assert with_limit == ["decode, 1 sequence"]
     laptop.show([laptop.Result(**result) for result in found], plan)
     assert "Cost of a step with several sequences over one: 4: " in capsys.readouterr().out
 
