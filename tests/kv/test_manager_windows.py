@@ -114,6 +114,7 @@ def test_a_swapped_in_sequence_with_a_longer_hit_publishes_what_follows() -> Non
     allocation = manager.plan()
     outcome = allocation.start(3 * BLOCK, hashes([*range(2 * BLOCK), *[8] * BLOCK]), 0, swapped)
     assert isinstance(outcome, Start)
+    assert outcome.table.firsts == [0]
     allocation.grow(outcome.table, 3 * BLOCK)
     manager.commit(allocation)
     manager.advance(outcome.table, 3 * BLOCK)

@@ -117,7 +117,10 @@ BREAKS: dict[str, tuple[Callable[[Plan], object], str]] = {
         "neither used nor cached",
     ),
     "a hit before the pool": (
-        lambda p: p.change("starts", match=hits(-1), table=table(-1, n_tokens=8, reserved=1)),
+        lambda p: (
+            p.pool.allocate(5),
+            p.change("starts", match=hits(-1), table=table(-1, n_tokens=8, reserved=1)),
+        ),
         "neither used nor cached",
     ),
     "a partial hit in an empty block": (
