@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter as now
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
 
@@ -89,8 +90,7 @@ class Plan:
 
 def measure(model: Path, case: Case, threads: int, prompt: int, tokens: int, repeats: int) -> Speeds:
     """Return our engine's speeds: medians of `repeats` requests, after one that warms up."""
-    with opened(model, case, case.depth + prompt + tokens + 1, threads) as llm:
-        ends = _step_ends()
+    with opened(model, case, case.depth + prompt + tokens + 1, threads) as llm, _step_ends() as ends:
         arrivals(llm, random_prompt(llm, prompt), 2)
         prefill, decode = [], []
         for _ in range(repeats):
@@ -128,8 +128,9 @@ def arrivals(llm: Any, prompt: list[int], tokens: int) -> list[float]:
     return [now() for _ in llm.stream(prompt, params)]
 
 
-def _step_ends() -> list[float]:
-    """Return a list that receives the end time of every engine step of this process.
+@contextmanager
+def _step_ends() -> Iterator[list[float]]:
+    """Give a list that receives the end time of every engine step within the block.
 
     Nothing else shows the chunks of a prompt.
     """
@@ -143,8 +144,8 @@ def _step_ends() -> list[float]:
         ends.append(now())
         return progress
 
-    EngineCore.step = timed  # type: ignore[assignment, method-assign]
-    return ends
+    with patch.object(EngineCore, "step", timed):
+        yield ends
 
 
 # ---- the comparison ----
