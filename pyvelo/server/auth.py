@@ -16,6 +16,8 @@ __all__ = ["ANYBODY", "Keys", "Tenant", "read_keys"]
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _LIMITS = ("requests", "tokens", "priority")
+_KEY = re.compile(r"[ -~]+")
+"""Keys that the headers of all clients can have."""
 
 
 @dataclass(eq=False)
@@ -107,23 +109,38 @@ def read_keys(path: Path | None, given: Iterable[str] = ()) -> Keys:
 
     Raises: ConfigError with the line that is wrong, without its key.
     """
-    tenants = [Tenant(f"key-{n}", _digest(key.strip())) for n, key in enumerate(given, 1) if key.strip()]
+    tenants = [
+        Tenant(f"key-{n}", _stored(key.strip(), f"key {n} of the environment", hashed=False))
+        for n, key in enumerate(given, 1)
+        if key.strip()
+    ]
     if path is not None:
-        try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"the keys in {path} cannot be read: {error}") from None
         tenants += [
-            _tenant(line.split(), f"{path}, line {number}")
-            for number, line in enumerate(lines, 1)
+            _tenant(line.split(), f"api_key_file={path}, line {number}")
+            for number, line in enumerate(_lines(path), 1)
             if line.strip() and not line.lstrip().startswith("#")
         ]
         if not tenants:
-            raise ConfigError(f"{path} has no key: give lines of NAME KEY")
-    for what, values in (("name", [t.name for t in tenants]), ("key", [t.digest.hex() for t in tenants])):
-        if len(set(values)) < len(values):
-            raise ConfigError(f"two API keys have the same {what}: each needs its own")
+            raise ConfigError(f"api_key_file={path} has no key: give lines of NAME KEY")
+    names: dict[str, str] = {}
+    for name, digest in ((tenant.name, tenant.digest.hex()) for tenant in tenants):
+        if name in names.values():
+            raise ConfigError(f"two API keys have the same name, {name!r}: each needs its own")
+        if digest in names:
+            raise ConfigError(f"{names[digest]!r} and {name!r} have the same API key: each needs its own")
+        names[digest] = name
     return Keys(tenants)
+
+
+def _lines(path: Path) -> list[str]:
+    """Return the lines of a file of keys; editors of Windows begin it with a mark of its encoding."""
+    try:
+        return path.read_text(encoding="utf-8-sig").splitlines()
+    except OSError as error:
+        reason = error.strerror or str(error)
+    except UnicodeDecodeError:
+        reason = "no UTF-8 text"
+    raise ConfigError(f"api_key_file={path} cannot be read ({reason}): give a file with lines of NAME KEY")
 
 
 def _tenant(words: Sequence[str], where: str) -> Tenant:
@@ -131,11 +148,18 @@ def _tenant(words: Sequence[str], where: str) -> Tenant:
         raise ConfigError(
             f"{where}: give NAME KEY; a name has up to 64 letters, digits and the characters _ . -"
         )
-    tenant = Tenant(words[0], _stored(words[1], where))
-    for word in words[2:]:
+    tenant, given = Tenant(words[0], _stored(words[1], where)), set()
+    for number, word in enumerate(words[2:], 3):
         name, _, value = word.partition("=")
         if name not in _LIMITS or not re.fullmatch(r"-?[0-9]{1,9}", value):
-            raise ConfigError(f"{where}: {shown(word)} is no limit: give requests=, tokens= or priority=")
+            what = shown(word) if name in _LIMITS else f"word {number}"  # which may be a part of a key
+            raise ConfigError(
+                f"{where}: {what} is no limit: give requests=, tokens= or priority= and a number of up to 9 "
+                f"digits"
+            )
+        if name in given:
+            raise ConfigError(f"{where}: {name}= has two values: give one")
+        given.add(name)
         if name != "priority" and int(value) < 1:
             raise ConfigError(f"{where}: {name} must be at least 1, got {value}")
         setattr(tenant, name, int(value))
@@ -146,9 +170,11 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
 
 
-def _stored(word: str, where: str) -> bytes:
-    """Return the digest that a file names: of a key, or as it is."""
-    if not word.startswith("sha256:"):
+def _stored(word: str, where: str, hashed: bool = True) -> bytes:
+    """Return the digest of a key; with `hashed`, a word with sha256: is the digest itself."""
+    if not _KEY.fullmatch(word):
+        raise ConfigError(f"{where}: clients can send printable ASCII characters only: give a key of these")
+    if not (hashed and word.startswith("sha256:")):
         return _digest(word)
     if not re.fullmatch(r"[0-9a-fA-F]{64}", word[7:]):
         raise ConfigError(f"{where}: a hash is sha256: and 64 hexadecimal digits")

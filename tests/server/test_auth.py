@@ -63,12 +63,16 @@ def test_a_file_names_tenants_and_their_limits(tmp_path: Path) -> None:
         ("a" * 65 + " secret", "line 1: give NAME KEY"),
         ("anna secret requests=0", "line 1: requests must be at least 1, got 0"),
         ("anna secret tokens=-1", "line 1: tokens must be at least 1, got -1"),
-        ("anna secret speed=9", "line 1: 'speed=9' is no limit"),
+        ("anna secret speed=9", "line 1: word 3 is no limit"),
+        ("anna lee secret", "line 1: word 3 is no limit"),
+        ("anna secret tokens=1 tokens=2", "line 1: tokens= has two values"),
+        ("anna secret\x00", "line 1: clients can send printable ASCII"),
+        ("anna sécret", "line 1: clients can send printable ASCII"),
         ("anna secret requests=many", "line 1: 'requests=many' is no limit"),
         ("anna secret requests", "line 1: 'requests' is no limit"),
         ("anna sha256:abc", "line 1: a hash is sha256: and 64"),
-        ("anna secret\nanna other", "same name"),
-        ("anna secret\nbert secret", "same key"),
+        ("anna secret\nanna other", "same name, 'anna'"),
+        ("anna secret\nbert secret", "'anna' and 'bert' have the same API key"),
         ("# nothing\n", "has no key"),
     ],
 )
@@ -80,11 +84,23 @@ def test_a_wrong_file_is_refused_without_showing_its_key(tmp_path: Path, text: s
 
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(
+        ConfigError, match=r"missing cannot be read \(No such file or directory\): give a file"
+    ):
         read_keys(tmp_path / "missing")
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match=r"binary cannot be read \(no UTF-8 text\)"):
         read_keys(tmp_path / "binary")
+
+
+def test_a_file_of_windows_is_read(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_bytes(b"\xef\xbb\xbfanna secret\r\n\r\nbert other\r\n")
+    assert read_keys(tmp_path / "keys").tenant("Bearer other").name == "bert"
+
+
+def test_a_key_of_the_environment_that_no_client_can_send_is_refused() -> None:
+    with pytest.raises(ConfigError, match="key 2 of the environment: clients can send"):
+        read_keys(None, ["good", "sécret"])
 
 
 def test_without_keys_no_key_is_needed() -> None:
