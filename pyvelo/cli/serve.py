@@ -18,7 +18,7 @@ from pyvelo.cli.terminal import print_out
 from pyvelo.cli.values import parse_lora
 from pyvelo.config import EngineConfig
 from pyvelo.demo import DEMO_MODEL
-from pyvelo.errors import ConfigError
+from pyvelo.errors import ConfigError, shown
 
 if TYPE_CHECKING:
     from pyvelo.server.serving import Serving
@@ -141,8 +141,7 @@ def serve(
     from pyvelo.server.run import Serve, check_address
     from pyvelo.server.settings import Settings
 
-    if "" in (model_name or ()):
-        raise ConfigError("--model-name: give a name that is not empty")
+    _check_names(model_name or (), cors_origin or (), allow_host or ())
     keys = read_keys(api_key_file, os.environ.get(KEY_VARIABLE, "").split(","))
     check_address(host, keys.needed, insecure)
     settings = Settings(
@@ -171,9 +170,35 @@ def _template_of(given: str | None) -> str | None:
     try:
         source = Path(given).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise ConfigError(f"--chat-template={given}: {error}; built-in: {', '.join(BUILT_IN)}") from None
+        reason = error.strerror if isinstance(error, OSError) else "no UTF-8 text"
+        names = ", ".join(BUILT_IN)
+        raise ConfigError(
+            f"--chat-template={given} cannot be read ({reason}): give a file of a Jinja template, or a "
+            f"built-in one: {names}"
+        ) from None
     ChatTemplate(source, name=f"--chat-template={given}").check()
     return source
+
+
+def _check_names(models: Sequence[str], origins: Sequence[str], hosts: Sequence[str]) -> None:
+    """Raise ConfigError for names that no client can send."""
+    from pyvelo.server.origins import is_host, is_origin
+
+    for name in models:
+        if not name.strip() or not name.isprintable():
+            raise ConfigError(f"--model-name {shown(name)}: give a name of printable characters, not empty")
+    for origin in origins:
+        if not is_origin(origin):
+            raise ConfigError(
+                f"--cors-origin {shown(origin)}: give an origin as browsers send it, in lower case and "
+                f'without a path, such as https://example.org or http://localhost:3000, or "*"'
+            )
+    for host in hosts:
+        if not is_host(host):
+            raise ConfigError(
+                f"--allow-host {shown(host)}: give a name without scheme, port and path, such as "
+                f'pyvelo.example.org, or "*"'
+            )
 
 
 def _by_name(loras: Sequence[tuple[str, float]]) -> dict[str, tuple[str, float]] | None:

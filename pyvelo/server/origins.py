@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, urlsplit
@@ -12,7 +13,10 @@ if TYPE_CHECKING:
     from pyvelo.server.http import Exchange
     from pyvelo.server.settings import Settings
 
-__all__ = ["check_page", "cors_headers", "is_loopback", "preflight_headers"]
+__all__ = ["check_page", "cors_headers", "is_host", "is_loopback", "is_origin", "preflight_headers"]
+
+_HOST = re.compile(r"\*|[a-z0-9_-]+(?:\.[a-z0-9_-]+)*\.?", re.IGNORECASE)
+_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
 
 
 def check_page(exchange: Exchange, settings: Settings) -> None:
@@ -52,6 +56,16 @@ def preflight_headers(exchange: Exchange) -> dict[str, str]:
         "Access-Control-Allow-Headers": exchange.header("access-control-request-headers") or "*",
         "Access-Control-Max-Age": "600",
     }
+
+
+def is_origin(text: str) -> bool:
+    """Return whether a browser can send a text in the header Origin, or whether it is "*"."""
+    return _ORIGIN.fullmatch(text) is not None
+
+
+def is_host(text: str) -> bool:
+    """Return whether a text is a name or an address without a port, or "*"."""
+    return _HOST.fullmatch(text) is not None or ("[" not in text and _address(text) is not None)
 
 
 def is_loopback(name: str) -> bool:

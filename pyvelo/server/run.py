@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import os
 import signal
@@ -18,9 +19,9 @@ import uvicorn
 
 from pyvelo.config import EngineConfig
 from pyvelo.engine.async_loop import AsyncEngineLoop, open_engine_loop
-from pyvelo.errors import ConfigError
+from pyvelo.errors import ConfigError, shown
 from pyvelo.server.app import App
-from pyvelo.server.origins import is_loopback
+from pyvelo.server.origins import is_host, is_loopback
 from pyvelo.server.serving import Serving
 from pyvelo.server.settings import Settings
 from pyvelo.threads import in_thread
@@ -36,7 +37,12 @@ GC_THRESHOLDS = (2_000, 10, 10)
 
 
 def check_address(host: str, with_keys: bool, insecure: bool) -> None:
-    """Raise ConfigError if other machines could reach a server without keys."""
+    """Raise ConfigError for what is no address, and if other machines could reach a server without keys."""
+    if not is_host(host) or host == "*":
+        raise ConfigError(
+            f"host={shown(host)}: give an address or a name of this machine without port and brackets, such "
+            f"as 127.0.0.1, ::1 or 0.0.0.0"
+        )
     if with_keys or insecure or is_loopback(host):
         return
     raise ConfigError(
@@ -207,7 +213,8 @@ def _listen(host: str, port: int) -> socket.socket:
         family, _, _, _, address = found[0]
         listener = socket.socket(family, socket.SOCK_STREAM)
     except (OSError, OverflowError, UnicodeError) as error:
-        raise ConfigError(f"host={host}: {error}") from None
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigError(f"host={host}: {reason}: give an address or a name of this machine") from None
     try:
         if os.name == "posix":  # elsewhere another program could take the port
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -215,8 +222,9 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
+        other = "--host" if error.errno == errno.EADDRNOTAVAIL else "--port"
         raise ConfigError(
-            f"{host}, port {port}, cannot be used: {error.strerror or error}; give another --port"
+            f"{host}, port {port}, cannot be used: {error.strerror or error}; give another {other}"
         ) from None
     return listener
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from pyvelo.cli.app import execute
 from pyvelo.config import EngineConfig
 from pyvelo.demo import DEMO_MODEL
 from pyvelo.errors import ClosedError, ConfigError
@@ -224,14 +225,34 @@ def test_a_foreign_address_without_a_key_is_refused() -> None:
 
 def test_a_missing_model_and_a_missing_file_of_keys_are_errors() -> None:
     assert "missing.gguf" in error_of("missing.gguf", "--port", "0")
-    assert "cannot be read" in error_of("--api-key-file", "missing")
-    assert "--host no such host: " in error_of("--host", "no such host", "--insecure")
-    assert "--model-name: give a name" in error_of("--model-name", "")
+    assert "--api-key-file missing cannot be read (No such file" in error_of("--api-key-file", "missing")
+    assert "--host 'no such host': give an address" in error_of("--host", "no such host", "--insecure")
+    assert "--host no.invalid: " in error_of("--host", "no.invalid", "--insecure")
+    assert "give another --host" in error_of("--host", "203.0.113.7", "--insecure")
+
+
+@pytest.mark.parametrize(
+    ("option", "values", "says"),
+    [
+        ("--model-name", ["", " ", "a\nb"], "give a name of printable characters"),
+        ("--cors-origin", ["", "foo", "http://a.org/", "HTTP://A.org"], "give an origin as browsers send it"),
+        ("--allow-host", ["", "a.org:80", "http://a.org", "[::1]"], "give a name without scheme"),
+        ("--chat-template", ["", "missing"], "cannot be read ("),
+    ],
+)
+def test_a_name_that_no_client_can_send_is_refused(
+    capsys: pytest.CaptureFixture[str], option: str, values: list[str], says: str
+) -> None:
+    for value in values:
+        assert execute(["serve", "--port", "0", option, value]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"pyvelo: {option}")
+        assert says in error
 
 
 def test_a_wrong_template_is_an_error(tmp_path: Path) -> None:
     file = tmp_path / "template.jinja"
-    assert "built-in: chatml" in error_of("--chat-template", str(file))
+    assert "a built-in one: chatml" in error_of("--chat-template", str(file))
     for source, text in {"": "no Jinja", "{% for m in messages %}": "template.jinja, line 1: "}.items():
         file.write_text(source)
         assert text in error_of("--chat-template", str(file))
@@ -242,9 +263,15 @@ def test_loopback_needs_no_key(host: str) -> None:
     check_address(host, False, False)
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org", "localhost.evil.example", ""])
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org", "localhost.evil.example"])
 def test_other_addresses_need_a_key_or_a_word(host: str) -> None:
     with pytest.raises(ConfigError, match="--api-key-file"):
         check_address(host, False, False)
     check_address(host, True, False)
     check_address(host, False, True)
+
+
+@pytest.mark.parametrize("host", ["", "a b", "127.0.0.1:8000", "http://127.0.0.1", "[::1]", "*"])
+def test_what_is_no_address_is_refused(host: str) -> None:
+    with pytest.raises(ConfigError, match="give an address or a name of this machine without port"):
+        check_address(host, True, True)
