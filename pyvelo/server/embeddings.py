@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from pyvelo.engine.embedding import NO_POOLING
+from pyvelo.native import POOLINGS
 from pyvelo.server.completions import prompts_of
 from pyvelo.server.errors import refused
 from pyvelo.server.schemas import EmbeddingRequest, convert
@@ -67,6 +69,9 @@ async def vectors_of(
     if dimensions not in (None, width):
         raise refused("dimensions", f"dimensions={dimensions}: this model has {width}, and cuts none")
     stopped, model = threading.Event(), serving.engine.model
+    if pooling is None and model.info.pooling == NO_POOLING:
+        names = ", ".join(POOLINGS)
+        raise refused("pooling", f"pooling is missing, and this model names none: give one of {names}")
 
     def count() -> int:
         return sum(
