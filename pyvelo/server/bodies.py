@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -18,6 +19,8 @@ MAX_VALUES = 1 << 19
 """Most values of a body, such as token ids."""
 
 _decode = msgspec.json.Decoder().decode
+_ESCAPE = re.compile(rb"(?s)\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)")
+"""Escape of a text; its group is one half of a surrogate pair."""
 _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
 
@@ -30,10 +33,25 @@ def parse_json(body: bytes) -> Any:
     try:
         found = _decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise HttpError(400, f"the body is no JSON: {error}") from None
+        raise HttpError(400, f"the body is no JSON: {_reason(body, error)}") from None
     if not isinstance(found, dict):
         raise HttpError(400, "the body is no JSON object: give {...}")
     return found
+
+
+def _reason(body: bytes, error: Exception) -> str:
+    """Return what is wrong with a body that cannot be decoded."""
+    if not body.strip():
+        return "it is empty"
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not UTF-8 text"
+    if body.startswith(b"\xef\xbb\xbf"):
+        return "it begins with a byte order mark: leave that out"
+    half = next((found for found in _ESCAPE.finditer(body) if found[1]), None)
+    if half is not None:
+        text, at = half[0].decode(), half.start()
+        return f"{text} at byte {at} is half of a surrogate pair, and no character: send both halves"
+    return str(error).partition(" - at `")[0]
 
 
 def _check_shape(body: bytes) -> None:
