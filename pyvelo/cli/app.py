@@ -290,6 +290,7 @@ def list_models(as_json: opt.Json = False) -> int:
 
 @app.command()
 def simulate(
+    context: typer.Context,
     model: opt.Model = None,
     kv_type: opt.KVTypeOption = "f16",
     token_bytes: opt.TokenBytes = None,
@@ -317,9 +318,10 @@ def simulate(
     as_json: opt.Json = False,
 ) -> int:
     """Run the engine without a model, on a described workload, beside contiguous caches of the same size."""
-    from pyvelo.cli.simulate import Plan, print_outcomes, run_plan
+    from pyvelo.cli.simulate import Plan, check_drawn, print_outcomes, run_plan
     from pyvelo.simulate.workload import WorkloadSpec, parse_lengths, parse_prefix
 
+    check_drawn(context, workload, trace)
     try:
         prompts = parse_option("--prompt", parse_lengths, prompt)
         answers = parse_option("--answer", parse_lengths, answer)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import typer
 from rich.table import Table
 
 from pyvelo.cli.exits import UsageError, as_options
@@ -21,10 +23,12 @@ from pyvelo.simulate.engine import POLICIES, Setup, StepCosts, simulate
 from pyvelo.simulate.workload import Job, WorkloadSpec, draw_jobs, jobs_of_trace, read_jobs
 from pyvelo.trace.format import Trace, read_trace
 
-__all__ = ["Plan", "print_outcomes", "run_plan"]
+__all__ = ["Plan", "check_drawn", "print_outcomes", "run_plan"]
 
 TOKEN_BYTES = 114_688  # of Qwen3-0.6B: 28 layers, K and V of 8 heads of 128 values in f16
 CACHE_BYTES = 2 << 30
+DRAWN = ("requests", "rate", "prompt", "answer", "max_tokens", "shared_prefix", "samples")
+"""Options that describe requests to draw."""
 CONTEXT = 2048
 BLOCK_SIZE = 32
 LARGEST_BLOCK = 4096
@@ -77,7 +81,7 @@ def run_plan(plan: Plan) -> dict[str, Any]:
         setups = _setups(plan, trace, n_ctx, cache)
     except ConfigError as error:
         raise UsageError(as_options(str(error))) from None
-    with waiting(f"simulating {len(jobs)} requests"):
+    with waiting(f"simulating {len(jobs)} requests"), _naming(plan.record):
         outcomes = [
             simulate(setup, jobs, seed=plan.spec.seed, record=None if number else plan.record)
             for number, setup in enumerate(setups)
@@ -104,6 +108,27 @@ def run_plan(plan: Plan) -> dict[str, Any]:
         "costs": asdict(setups[0].costs),
         "outcomes": [asdict(outcome) for outcome in outcomes],
     }
+
+
+def check_drawn(context: typer.Context, workload: Path | None, trace: Path | None) -> None:
+    """Raise UsageError if options describe requests that a file gives."""
+    source = "--trace" if trace is not None else "--workload" if workload is not None else ""
+    given = [
+        name for name in DRAWN if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
+    ]
+    if source and given:
+        option = f"--{given[0].replace('_', '-')}"
+        raise UsageError(f"give {source} or {option}, not both: the file says what the requests are")
+
+
+@contextmanager
+def _naming(path: Path | None) -> Iterator[None]:
+    """Give errors of writing the name of the file."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or path
+        raise
 
 
 def _first(*values: int | None) -> int:

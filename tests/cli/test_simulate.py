@@ -15,6 +15,7 @@ from pyvelo.native import Model
 from pyvelo.trace.format import read_trace
 from scripts.models import make
 
+needs_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux")
 SMALL = ("--requests", "12", "--prompt", "60", "--answer", "20", "--rate", "inf")
 
 
@@ -187,16 +188,20 @@ def test_costs_can_be_set(capsys: pytest.CaptureFixture[str]) -> None:
         (["--trace", "none"], "there is no file or folder"),
         (["--workload", "none"], "there is no file or folder"),
         (["--workload", "none", "--trace", "none"], "not both"),
+        (["--trace", "none", "--requests", "5"], "give --trace or --requests, not both"),
+        (["--workload", "none", "--max-tokens", "5"], "give --workload or --max-tokens, not both"),
         (["--model", "none"], "none"),
         (["--model", "none", "--kv-bytes-per-token", "7"], "not both"),
         (["--record", "no/run.trace"], "there is no folder no"),
+        pytest.param(["--record", "/dev/full"], "/dev/full: No space left", marks=needs_full),
     ],
 )
 def test_what_cannot_be_simulated(
     capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
 ) -> None:
-    code, out, err = run_cli(capsys, "simulate", *SMALL, *arguments)
-    unreadable = ("there is no file or folder", "there is no folder no", "none")
+    drawn = () if {"--trace", "--workload"} & {*arguments} else SMALL
+    code, out, err = run_cli(capsys, "simulate", *drawn, *arguments)
+    unreadable = ("there is no file or folder", "there is no folder no", "none", "/dev/full: No space left")
     assert (code, out) == (1 if says in unreadable else 2, "")
     assert says in err
     assert err.startswith("pyvelo: ")
