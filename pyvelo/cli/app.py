@@ -214,7 +214,9 @@ def embed(
 
     check_model(model, "".join(text) if text else None, file)
     texts = read_texts(text, file)
-    return print_vectors(model, texts, pooling=pooling, normalize=not raw, as_json=as_json, engine=engine)
+    where = f"{file}, line" if file is not None else "text" if text != ["-"] else "line"
+    output = {"normalize": not raw, "as_json": as_json}
+    return print_vectors(model, texts, where=where, pooling=pooling, engine=engine, **output)
 
 
 @app.command()

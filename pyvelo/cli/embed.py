@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from pyvelo.cli.progress import loading
 from pyvelo.cli.run import read_prompt
 from pyvelo.cli.terminal import print_json, print_out
 from pyvelo.cli.values import parse_argument
-from pyvelo.errors import ConfigError
+from pyvelo.errors import ConfigError, RequestError
 from pyvelo.models.hub import locate
 
 __all__ = ["print_vectors", "read_texts"]
@@ -41,17 +42,25 @@ def print_vectors(
     model: str,
     texts: Sequence[str],
     *,
+    where: str,
     pooling: str | None,
     normalize: bool,
     as_json: bool,
     engine: dict[str, Any],
 ) -> int:
-    """Load the model and print a line of numbers for each text, or one JSON list; return the exit code."""
+    """Load the model and print a line of numbers for each text, or one JSON list; return the exit code.
+
+    where: source of the texts for errors, before the number of a text.
+    """
     from pyvelo import LLM
 
     path = locate(model)
     with loading(path) as progress, LLM(path, progress=progress, **engine) as llm:
-        vectors = llm.embed(texts, pooling=pooling, normalize=normalize)
+        try:
+            vectors = llm.embed(texts, pooling=pooling, normalize=normalize)
+        except RequestError as error:  # which counts texts from 0
+            message = re.sub(r"^text (\d+)", lambda found: f"{where} {int(found[1]) + 1}", str(error))
+            raise RequestError(message) from None
     if as_json:
         print_json([[float(f"{x:.8g}") for x in row] for row in vectors.tolist()], indent=None)
     else:

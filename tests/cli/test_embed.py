@@ -97,3 +97,11 @@ def test_a_line_ends_only_at_a_line_feed(
     (tmp_path / "lines").write_bytes("one\u2028text\r\nanother\ftext\n".encode())
     code, out, _ = run_cli(capsys, "embed", tiny_model, "-f", tmp_path / "lines", "--pooling", "mean")
     assert (code, out.count("\n")) == (0, 2)
+
+
+def test_an_empty_line_is_named_by_its_number(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "lines").write_text("one\n\nthree\n", encoding="utf-8")
+    code, out, err = run_cli(capsys, "embed", "-f", tmp_path / "lines", "--pooling", "mean")
+    assert (code, out) == (1, "")
+    assert err.endswith("lines, line 2 has no tokens; give at least one\n")
+    assert "text 2 has no tokens" in run_cli(capsys, "embed", "-p", "a", "-p", "", "--pooling", "mean")[2]
