@@ -72,8 +72,11 @@ def parse_lora(text: str) -> tuple[str, float]:
     if colon and path and not os.path.exists(text):
         try:
             return path, float(scale)
-        except ValueError:
-            pass  # a colon in a name, or a drive of Windows
+        except ValueError:  # a colon in a name, or a drive of Windows
+            if os.path.exists(path):
+                raise ConfigError(
+                    f"--lora {shown(text)}: the scale {shown(scale)} is no number: give FILE or FILE:SCALE"
+                ) from None
     return text, 1.0
 
 
