@@ -201,10 +201,11 @@ class GrammarCompiler:
             raise RequestError(f"{name}: {error_of(matcher)}")
         if (begun := _AFTER.match(source)) and name == "grammar":
             self._begin(matcher, begun[1])
-        first = matcher.deep_copy()
-        first.compute_bitmask()
-        if first.is_error():
-            raise RequestError(f"{name}: no output can follow it: {error_of(first)}")
+        for _ in range(2):  # copies share the lexer, and some errors of its limits come with the next mask
+            first = matcher.deep_copy()
+            first.compute_bitmask()
+            if first.is_error():
+                raise RequestError(f"{name}: no output can follow it: {error_of(first)}")
         return matcher
 
     def _begin(self, matcher: Any, parts: str) -> None:

@@ -308,6 +308,12 @@ def test_too_long_is_refused() -> None:
                 SamplingParams(**{name: source})
 
 
+@pytest.mark.parametrize("source", ["a{1000000}", "x (a{1000}){1000}"])
+def test_a_regex_with_too_many_repetitions_is_refused(model: Model, source: str) -> None:
+    with pytest.raises(RequestError, match=r"regex: no output can follow it: .*too many"):
+        GrammarCompiler(model).compile(regex(source))
+
+
 def test_a_regex_that_ends_with_a_backslash_is_refused(model: Model) -> None:
     compiler = GrammarCompiler(model)
     for source in ("\\", "ab\\", "ab\\\\\\"):
