@@ -229,6 +229,10 @@ def test_a_key_is_asked_for_and_stays_in_memory(page: Any) -> None:
     with serving(Settings(page=True, keys=keys)) as server:
         page.goto(server.url)
         page.wait_for_selector("#key-form:not([hidden])")
+        page.fill("#key", "clé")  # no header can hold it, so the browser says so
+        page.keyboard.press("Enter")
+        assert page.eval_on_selector("#key", "key => key.validity.patternMismatch")
+        assert page.is_visible("#key-form")
         page.fill("#key", "another key")
         page.keyboard.press("Enter")
         page.wait_for_selector("#status:has-text('unknown')")
