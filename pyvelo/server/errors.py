@@ -79,7 +79,7 @@ def of_exception(error: Exception) -> HttpError:
     """Return the answer to an exception: 400 for wrong input, 5xx for the rest."""
     if isinstance(error, HttpError):
         return error
-    message = str(error)
+    message = str(error).replace("; None: ", "; null: ").replace(", or None ", ", or null ")
     if isinstance(error, OutOfBlocks):
         return HttpError(400, message, code="context_length_exceeded")
     if isinstance(error, (RequestError, ArgumentError, UnsupportedError)):

@@ -82,9 +82,12 @@ class Exchange:
         """Return the body.
 
         Raises:
-            HttpError: it has more than `limit` bytes, or is too slow.
+            HttpError: it is compressed, has more than `limit` bytes, or is too slow.
             ClientGone: the client has left.
         """
+        encoding = self.header("content-encoding")
+        if encoding.lower() not in ("", "identity"):
+            raise HttpError(415, f"Content-Encoding: {encoding[:64]!r} is not supported: send a plain body")
         length = self.header("content-length")
         if length.isdigit() and int(length) > limit:
             raise _too_long(limit)

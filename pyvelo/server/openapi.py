@@ -75,6 +75,7 @@ _MEANINGS = {
     408: "The body did not arrive in time.",
     409: "The session is answering, or blocks are recorded to a file.",
     413: "The body is too long.",
+    415: "The body is compressed.",
     429: "The key has reached its limit.",
     503: "The queue is full, memory is short, or the server ends.",
     504: "The time of the request was up before it ran.",
@@ -133,7 +134,7 @@ def _statuses(path: str, with_body: bool = False) -> list[int]:
     if path.startswith("/v1/sessions/"):
         found |= {409, 503}
     if with_body:
-        found |= {400, 404, 408, 413, 429, 503, 504}
+        found |= {400, 404, 408, 413, 415, 429, 503, 504}
     return sorted(found)
 
 

@@ -53,6 +53,7 @@ TYPES: list[Case] = [
     (EMBEDDINGS, {"input": ["a"], "encoding_format": "hex"}, "encoding_format", "'hex'"),
     (EMBEDDINGS, {"input": ["a"], "dimensions": 7}, "dimensions", "dimensions=7"),
     (EMBEDDINGS, {"input": ["a"], "pooling": "sum"}, "pooling", "'sum'"),
+    (EMBEDDINGS, {"input": ["a"], "pooling": ""}, "pooling", ", or null for the model's own"),
     (EMBEDDINGS, {"input": ["a"]}, "pooling", "give one of mean, cls, last"),
     ("/tokenize", {}, "prompt", "either"),
     ("/tokenize", {"prompt": "a", "messages": MESSAGES}, "prompt", "either"),
@@ -181,6 +182,12 @@ def test_no_field_is_known_and_ignored() -> None:
 )
 def test_a_body_that_is_no_object_is_refused(server: Server, body: bytes, says: str) -> None:
     assert says in refuse(server, COMPLETIONS, body).error["message"]
+
+
+def test_a_compressed_body_is_refused(server: Server) -> None:
+    answer = server.post(COMPLETIONS, {"prompt": "a"}, {"Content-Encoding": "gzip"})
+    assert answer.status == 415
+    assert "Content-Encoding: 'gzip' is not supported" in answer.error["message"]
 
 
 def test_brackets_in_a_text_are_not_nested() -> None:

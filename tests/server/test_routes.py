@@ -50,7 +50,7 @@ def test_the_description_has_every_route() -> None:
 
 def test_the_description_lists_the_statuses_of_errors() -> None:
     paths = openapi()["paths"]
-    work = {"200", "400", "401", "403", "404", "408", "413", "429", "503", "504"}
+    work = {"200", "400", "401", "403", "404", "408", "413", "415", "429", "503", "504"}
     expected = {
         ("/v1/completions", "post"): work,
         ("/v1/sessions/{id}/generate", "post"): work | {"409"},
