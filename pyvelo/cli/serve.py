@@ -215,10 +215,13 @@ def _ready(url: str, serving: Serving) -> None:
 
 
 def _log_to_stderr(quiet: bool) -> None:
-    """Let the server log a line for each request."""
-    log = logging.getLogger("pyvelo.server")
-    log.setLevel(logging.WARNING if quiet else logging.INFO)
+    """Let the server log a line for each request, and warnings."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-    log.addHandler(handler)
-    log.propagate = False
+    # of a stream that a signal ends, which has its line
+    handler.addFilter(lambda record: "without completing response" not in record.getMessage())
+    for name in ("pyvelo.server", "uvicorn.error"):
+        log = logging.getLogger(name)
+        log.setLevel(logging.WARNING if quiet or name == "uvicorn.error" else logging.INFO)
+        log.addHandler(handler)
+        log.propagate = False

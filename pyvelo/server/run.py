@@ -222,9 +222,10 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        other = "--host" if error.errno == errno.EADDRNOTAVAIL else "--port"
+        other = {errno.EADDRNOTAVAIL: "another --host", errno.EACCES: "a --port from 1024 on"}
         raise ConfigError(
-            f"{host}, port {port}, cannot be used: {error.strerror or error}; give another {other}"
+            f"{host}, port {port}, cannot be used: {error.strerror or error}; give "
+            f"{other.get(error.errno or 0, 'another --port')}"
         ) from None
     return listener
 
