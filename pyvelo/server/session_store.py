@@ -60,9 +60,11 @@ class SessionStore:
         return len(self._by_id)
 
     def check_room(self, tenant: Tenant, n_new: int) -> None:
-        """Raise HttpError 429 if a tenant may not have `n_new` more sessions, or no more tokens."""
+        """Raise HttpError 403 without sessions, 429 if a tenant may not have `n_new` more or more tokens."""
         if self._closed:
             raise HttpError(503, "the server ends and takes no new requests", code="draining")
+        if not self._max_sessions:
+            raise HttpError(403, "this server keeps no sessions: it was started with --max-sessions 0")
         own = self.of(tenant)
         if len(own) + n_new > self._max_sessions:
             raise _full(

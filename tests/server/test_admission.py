@@ -278,3 +278,9 @@ def test_a_full_server_refuses_and_recovers(serve: Serve) -> None:
     server.until_idle()
     assert server.post(path, small).status == 200
     assert server.serving.admission.throughput.wait(10**9, 0) == MAX_RETRY_SECONDS
+
+
+def test_a_server_without_sessions_says_so(serve: Serve) -> None:
+    answer = serve(n_ctx=64, max_sessions=0).post("/v1/sessions", {"prompt": "a"})
+    assert answer.status == 403
+    assert "--max-sessions 0" in answer.error["message"]
