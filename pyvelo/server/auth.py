@@ -110,7 +110,7 @@ def read_keys(path: Path | None, given: Iterable[str] = ()) -> Keys:
     Raises: ConfigError with the line that is wrong, without its key.
     """
     tenants = [
-        Tenant(f"key-{n}", _stored(key.strip(), f"key {n} of the environment", hashed=False))
+        Tenant(f"key-{n}", _stored(key.strip(), f"key {n} of PYVELO_API_KEY", hashed=False))
         for n, key in enumerate(given, 1)
         if key.strip()
     ]

@@ -99,7 +99,7 @@ def test_a_file_of_windows_is_read(tmp_path: Path) -> None:
 
 
 def test_a_key_of_the_environment_that_no_client_can_send_is_refused() -> None:
-    with pytest.raises(ConfigError, match="key 2 of the environment: clients can send"):
+    with pytest.raises(ConfigError, match="key 2 of PYVELO_API_KEY: clients can send"):
         read_keys(None, ["good", "sécret"])
 
 
