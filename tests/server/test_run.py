@@ -143,6 +143,7 @@ def test_the_second_signal_ends_at_once(start: Start) -> None:
     code, _, errors = process.end()
     assert code == 0
     assert "Traceback" not in errors
+    assert [line for line in errors.splitlines() if not re.match(r"2[0-9-]+ [0-9:,]+ ", line)] == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
