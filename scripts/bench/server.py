@@ -8,7 +8,7 @@ over loopback. In each round the same requests run in the event loop without HTT
 
 - us a token: processor time of the event loop's thread for each streamed token, over HTTP less without it;
   the floor of it, of an application on the same HTTP server that only writes the same bytes after each step,
-  while the engine computes for nobody; and our own share, which is the difference.
+  while the engine computes answers that are not sent; and our own share, which is the difference.
 - first token: median time of one request alone with a short prompt, over HTTP less without it.
 - step: 99 % of the steps take less Python than this, outside the C calls, without HTTP, over HTTP, and beside
   the application of the floor. More threads than cores wait for each other, so a busy machine shows here.
@@ -161,7 +161,7 @@ async def floor(
     """Return the processor time of the event loop's thread when it only writes the messages, and the steps.
 
     Each step of the engine writes one message of each stream. The engine computes as many other sequences
-    meanwhile, so that its weights pass through the caches, but nobody reads their tokens.
+    meanwhile, so that its weights pass through the caches, but their tokens are not read.
     """
     app = Floor(messages)
     async with served_to_clients(app, streams, len(messages)) as clients:
