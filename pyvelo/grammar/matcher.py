@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from pyvelo.errors import ComputeError, one_line
+from pyvelo.errors import ComputeError, RequestError, one_line
 from pyvelo.lazy import lazy_property
 
 __all__ = ["GrammarMatcher", "LateMatcher", "LazyMatcher", "Marks", "error_of"]
@@ -28,7 +28,7 @@ class GrammarMatcher:
         """Return the bitmask of the allowed next tokens: bit t % 8 of byte t // 8 for token t; None: all.
 
         Raises:
-            ComputeError: the grammar allows no token, or became too complex.
+            RequestError: the grammar allows no token, or became too complex.
         """
         bits: bytes = self._matcher.compute_bitmask()
         self._check()
@@ -38,7 +38,7 @@ class GrammarMatcher:
         """Append a token; return whether the output is complete, so that no token can follow.
 
         Raises:
-            ComputeError: as `mask`.
+            RequestError: as `mask`.
         """
         self._matcher.consume_token(token)
         self._check()
@@ -50,7 +50,7 @@ class GrammarMatcher:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise ComputeError(f"the grammar cannot be followed: {error_of(self._matcher)}")
+            raise RequestError(f"the grammar cannot be followed: {error_of(self._matcher)}")
 
 
 class LateMatcher(GrammarMatcher):

@@ -134,3 +134,19 @@ def test_wrong_forms_are_refused_by_name(
     assert says in answer.error["message"]
     if param is not None:
         assert answer.error["param"] == param
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"guided_regex": "((a{1000}){1000}){1000}"},
+        {"guided_json": {"type": "string", "pattern": "^((a{1000}){1000}){1000}$"}},
+        {"guided_grammar": 'start: "a" start'},
+    ],
+)
+def test_a_form_that_is_found_to_be_too_complex_is_refused(server: Server, fields: dict[str, Any]) -> None:
+    """It compiles, but the answer cannot follow it: no client should try it again, as it does after a 500."""
+    body = {"messages": MESSAGES, **GREEDY, **fields}
+    for answer in (server.post(CHAT, body), server.post(CHAT, {**body, "stream": True})):
+        assert answer.status == 400, answer.data
+        assert "grammar cannot be followed" in answer.error["message"]
