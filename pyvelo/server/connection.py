@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 __all__ = ["HEAD_BYTES", "HEAD_SECONDS", "READ_SECONDS", "BoundedProtocol"]
 
@@ -78,7 +79,10 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """End the head of a request."""
         self._stop_timer()
+        before = self.cycle
         super().on_headers_complete()
+        if self.cycle is not None and self.cycle is not before and self.scope["http_version"] == "1.0":
+            self.cycle.send = _without_chunks(self.cycle)  # type: ignore[method-assign]
 
     def pause_writing(self) -> None:
         """Watch a client that reads more slowly than the server writes."""
@@ -115,3 +119,20 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _without_chunks(cycle: RequestResponseCycle) -> Callable[[Any], Awaitable[None]]:
+    """Return `cycle.send` for HTTP/1.0, which has no chunks: the end of the connection ends an answer."""
+    send, no_length = cycle.send, False
+
+    async def send_unframed(message: Any) -> None:
+        nonlocal no_length
+        if message["type"] == "http.response.start":
+            no_length = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
+            if no_length:
+                cycle.chunked_encoding = False
+        elif no_length:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    return send_unframed

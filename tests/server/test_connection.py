@@ -28,6 +28,12 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
     if scope["path"] == "/abort":
         scope["extensions"]["pyvelo.abort"]()
         return
+    if scope["path"] == "/pieces":
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for piece in (b"one ", b"", b"two"):
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body"})
+        return
     size, more = 0, True
     while more:
         message = await receive()
@@ -124,6 +130,18 @@ def test_a_long_chunked_body_is_read() -> None:
 def test_endless_trailers_end_the_connection(line: bytes) -> None:
     found = talk(CHUNKED + CLOSE, b"1\r\nx\r\n0\r\nA: ", *[line] * (connection.HEAD_BYTES // 1000 + 300))
     assert b" 200 " not in found
+
+
+@pytest.mark.parametrize("keep_alive", [b"", b"Connection: keep-alive\r\n"])
+def test_an_answer_to_an_old_client_ends_with_the_connection(keep_alive: bytes) -> None:
+    """HTTP/1.0 has no chunks: such a client would read their sizes as text."""
+    head, _, body = talk(b"GET /pieces HTTP/1.0\r\n" + keep_alive + b"\r\n").partition(b"\r\n\r\n")
+    assert body == b"one two"
+    assert b"transfer-encoding" not in head
+    assert b"connection: close" in head
+    assert talk(b"HEAD /pieces HTTP/1.0\r\n\r\n").endswith(b"\r\n\r\n")
+    found = talk(b"POST / HTTP/1.0\r\nContent-Length: 3\r\n\r\nabc")
+    assert found.endswith(b"content-length: 1\r\nconnection: close\r\n\r\n3")
 
 
 def test_a_client_that_reads_nothing_of_an_answer_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
