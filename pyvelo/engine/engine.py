@@ -146,6 +146,7 @@ class Engine(Generator):
             publish(self._picture())
 
         with self.loop.visit():
+            core.before_run = meter.before_run(core.before_run, lambda: core.running)
             self.loop.publish = after_turn
             publish(self._picture())
 

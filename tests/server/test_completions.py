@@ -243,6 +243,16 @@ def test_a_prompt_that_was_seen_is_cached(server: Server) -> None:
     assert usage["pyvelo"]["block_seconds"] > 0
 
 
+@pytest.mark.parametrize("fields", [{"max_tokens": 1}, {"max_tokens": 0, "echo": True, "logprobs": 0}])
+def test_a_request_of_one_step_has_held_blocks(server: Server, fields: dict[str, Any]) -> None:
+    """Scores of prompts are such requests, of any length."""
+    body = {"prompt": [8] * 100, **fields}
+    last = server.stream(PATH, {**body, "stream_options": {"include_usage": True}})[-1]
+    for usage in (server.ask(PATH, body)["usage"], last["usage"]):
+        assert usage["pyvelo"]["peak_blocks"] >= 4
+        assert usage["pyvelo"]["block_seconds"] > 0
+
+
 def test_characters_of_several_tokens_are_whole_in_each_event(server: Server, oracle: LLM) -> None:
     text = "é😀日本"
     events = server.stream(
