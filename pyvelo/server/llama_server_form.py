@@ -88,7 +88,7 @@ class LlamaForm:
     def piece(self, index: int, piece: StreamPiece) -> bytes:
         """Return the event of a token, and the last one of a sample."""
         found = b""
-        if not self._silent and piece.token_ids and (piece.text or piece.finish_reason != "stop"):
+        if not self._silent and piece.token_ids:
             n_new = self._n_new[index] = self._n_new.get(index, 0) + 1
             if "\n" in piece.text:
                 self._lines.add(index)

@@ -47,6 +47,21 @@ def test_events(server: Server, oracle: LLM) -> None:
     assert events[-1]["timings"]["predicted_n"] == 12
 
 
+@pytest.mark.parametrize("stop", [[], ["small d"]])
+def test_events_have_every_token_of_the_whole_answer(server: Server, stop: list[str]) -> None:
+    """Also the last one, which has no text: the end of the answer, or of a stop string."""
+    body = {"prompt": "I am", "temperature": 0, "n_predict": 60, "n_probs": 1, "stop": stop}
+    whole = server.ask("/completion", {**body, "return_tokens": True})
+    assert whole["stop_type"] == ("word" if stop else "eos")
+    answer = server.post("/completion", {**body, "stream": True})
+    events = [json.loads(line[6:]) for line in answer.data.decode().splitlines() if line]
+    assert [token for event in events for token in event["tokens"]] == whole["tokens"]
+    found = [each for event in events for each in event.get("completion_probabilities", [])]
+    assert found == whole["completion_probabilities"]
+    assert "".join(event["content"] for event in events) == whole["content"]
+    assert events[-2]["tokens_predicted"] == events[-1]["tokens_predicted"] == whole["tokens_predicted"]
+
+
 def test_several_prompts(server: Server, oracle: LLM) -> None:
     ids = oracle.tokenize(PROMPT)
     rest = oracle.tokenize(" Tell me more.", add_special=False)
