@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -70,6 +72,23 @@ def _silent_reason(reason: FinishReason) -> FinishReason:
     return "length" if reason == "stop" else reason
 
 
+_utf8 = codecs.getincrementaldecoder("utf-8")
+
+
+class _Place:
+    """Place in a text that comes token by token, in whole characters: the parts of one share its place."""
+
+    def __init__(self) -> None:
+        self.n_characters = 0
+        self._decoder = _utf8("replace")
+
+    def pass_by(self, token: bytes) -> int:
+        """Return the place of a token, and go on behind it."""
+        before = self.n_characters
+        self.n_characters += len(self._decoder.decode(token))
+        return before
+
+
 class CompletionForm(OpenAIForm):
     """Answers and events of completions."""
 
@@ -77,7 +96,7 @@ class CompletionForm(OpenAIForm):
         super().__init__(serving, request, f"cmpl-{request_id}", "text_completion", "text_completion")
         self._silent = silent
         self._request = request
-        self._offsets: dict[int, int] = {}
+        self._places: defaultdict[int, _Place] = defaultdict(_Place)
         self._begun: set[int] = set()
 
     def head(self, index: int) -> bytes:
@@ -110,7 +129,7 @@ class CompletionForm(OpenAIForm):
                 if sample.logprobs is not None:
                     new = () if self._silent else sample.logprobs
                     scored = self._scored(output.prompt_token_ids[0], output.prompt_logprobs)
-                    logprobs = self._logprobs([*scored, *new], 0)
+                    logprobs = self._logprobs([*scored, *new], _Place())
                 reason = sample.finish_reason
                 choice: dict[str, Any] = {
                     "index": len(choices),
@@ -143,27 +162,24 @@ class CompletionForm(OpenAIForm):
         tokens = self._scored(first.tokens[0], piece.prompt_logprobs)
         if piece.logprob is not None and not self._silent:
             tokens.append(piece.logprob)
-        found = self._logprobs(tokens, self._offsets.get(index, 0))
-        if tokens:
-            self._offsets[index] = found["text_offset"][-1] + len(found["tokens"][-1])
-        return found
+        return self._logprobs(tokens, self._places[index])
 
-    def _logprobs(self, tokens: Sequence[TokenLogprob | int], offset: int) -> dict[str, Any]:
+    def _logprobs(self, tokens: Sequence[TokenLogprob | int], place: _Place) -> dict[str, Any]:
         """Return OpenAI's lists of tokens, logprobs, most likely tokens and places in the text."""
-        text_of = self._text_of
+        text_of, bytes_of = self._text_of, self._serving.token_bytes
         found: dict[str, list[Any]] = {
             name: [] for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")
         }
         for token in tokens:
             if isinstance(token, TokenLogprob):
-                text, logprob = text_of(token.token_id), token.logprob
+                token_id = token.token_id
+                text, logprob = text_of(token_id), token.logprob
                 # the token itself is among them, as OpenAI has it, and first, as vLLM has it
                 best = {text: logprob} | {text_of(each): value for each, value in token.top}
             else:
-                text, logprob, best = text_of(token), None, None
+                token_id, text, logprob, best = token, text_of(token), None, None
             found["tokens"].append(text)
             found["token_logprobs"].append(logprob)
             found["top_logprobs"].append(best)
-            found["text_offset"].append(offset)
-            offset += len(text)
+            found["text_offset"].append(place.pass_by(bytes_of(token_id)))
         return found

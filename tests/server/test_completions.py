@@ -264,6 +264,23 @@ def test_characters_of_several_tokens_are_whole_in_each_event(server: Server, or
     assert len(choice["token_ids"]) > len(text)  # so there are pieces without text
 
 
+@pytest.mark.parametrize("as_ids", [False, True])
+def test_places_in_a_text_are_in_whole_characters(server: Server, as_ids: bool) -> None:
+    """Tokens of one character begin where it begins, whatever they are called."""
+    text = "na\u00efve \U0001f642 b"
+    body = {"prompt": "I", "guided_choice": [text], "max_tokens": 60, "temperature": 0, "echo": True}
+    body |= {"logprobs": 0, "return_token_ids": True, "return_tokens_as_token_ids": as_ids}
+    [choice] = server.ask(PATH, body)["choices"]
+    [streamed] = joined(server.stream(PATH, body))
+    assert choice["text"] == streamed["text"] == f"I{text}"
+    for given in (choice["logprobs"], streamed["logprobs"]):
+        ids = server.ask("/tokenize", {"prompt": "I"})["tokens"] + choice["token_ids"]
+        token_bytes = [server.serving.token_bytes(token) for token in ids[: len(given["tokens"])]]
+        before = [b"".join(token_bytes[:n]) for n in range(len(token_bytes))]
+        assert given["text_offset"] == [len(each.decode("utf-8", "ignore")) for each in before]
+        assert len(given["tokens"]) > len(choice["text"])
+
+
 def test_special_tokens_can_be_left_out_of_the_prompt(server: Server, oracle: LLM) -> None:
     body = {"prompt": "a<|end|>", **GREEDY, "return_token_ids": True, "add_special_tokens": False}
     [choice] = server.ask(PATH, body)["choices"]
