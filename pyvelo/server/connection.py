@@ -14,6 +14,8 @@ HEAD_BYTES = 1 << 16
 """Longest head of a request: its line and its headers."""
 HEAD_SECONDS = 30.0
 """Time for a head to arrive, from the connection on or from the first byte of a later request."""
+MAX_PIPELINED = 8
+"""Requests of a connection that are read while the first is answered."""
 
 TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n\r\n"
 READ_SECONDS = 60.0
@@ -29,6 +31,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first head."""
         super().connection_made(transport)
+        self._open: list[RequestResponseCycle] = []  # requests without a whole answer
         self._head_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
         self._watch: asyncio.TimerHandle | None = None
@@ -36,9 +39,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timers."""
+        """Stop the timers; tell the request that is answered, also if others wait behind it."""
         self._stop_timer()
         self._stop_watch()
+        for cycle in self._open:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -47,9 +54,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self._head_bytes > HEAD_BYTES:
             if self._timer is not None:
-                self.transport.write(
-                    b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n\r\n"
-                )
+                self.transport.write(TOO_LONG)
             self._stop_timer()
             self.transport.close()
 
@@ -81,8 +86,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stop_timer()
         before = self.cycle
         super().on_headers_complete()
-        if self.cycle is not None and self.cycle is not before and self.scope["http_version"] == "1.0":
+        if self.cycle is None or self.cycle is before:
+            return
+        self._open = [*(cycle for cycle in self._open if not cycle.response_complete), self.cycle]
+        if self.scope["http_version"] == "1.0":
             self.cycle.send = _without_chunks(self.cycle)  # type: ignore[method-assign]
+        if len(self._open) <= MAX_PIPELINED:
+            self.flow.resume_reading()  # only who reads sees that the client has gone
 
     def pause_writing(self) -> None:
         """Watch a client that reads more slowly than the server writes."""

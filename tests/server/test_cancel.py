@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pyvelo.engine.stats import EngineStats
+from pyvelo.server import connection
 
 from .conftest import Serve
 from .servers import WAIT, Server, body_of, events_of
@@ -59,6 +60,22 @@ def test_a_client_that_leaves_ends_its_request_within_a_step(
     ended = server.serving.engine.stats()
     assert ended.steps <= begun.steps + 1
     assert ended.completion_tokens < 60
+    check_alive(server)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("n_behind", [1, connection.MAX_PIPELINED - 1])
+def test_a_client_with_requests_behind_the_first_may_leave(serve: Serve, stream: bool, n_behind: int) -> None:
+    server = serve()
+    with server.client() as client, server.paused_at(lambda stats: stats.completion_tokens == 9) as wait:
+        for _ in range(1 + n_behind):
+            client.send(COMPLETIONS, {**LONG, "stream": stream})
+        wait()
+        begun = server.serving.engine._picture()
+        client.close()
+        server.until_open(0)
+    server.until_idle()
+    assert server.serving.engine.stats().steps <= begun.steps + 1
     check_alive(server)
 
 

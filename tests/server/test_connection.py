@@ -100,6 +100,14 @@ def test_two_requests_of_one_connection_have_a_head_each() -> None:
     assert talk(head + b"\r\n", head + CLOSE).count(b"HTTP/1.1 200") == 2
 
 
+def test_requests_that_wait_behind_others_are_answered_in_their_order() -> None:
+    n = connection.MAX_PIPELINED * 3
+    parts = [b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n%s" % (size, b"x" * size) for size in range(n)]
+    found = talk(b"".join(parts) + b"GET / HTTP/1.1\r\n" + CLOSE)
+    answers = found.split(b"HTTP/1.1 200 OK\r\n")[1:]
+    assert [int(answer.partition(b"\r\n\r\n")[2]) for answer in answers] == [*range(n), 0]
+
+
 def test_a_long_head_is_refused() -> None:
     line = b"X: " + b"y" * 1000 + b"\r\n"
     found = talk(b"GET / HTTP/1.1\r\n", *[line] * (connection.HEAD_BYTES // 1000 + 300))
