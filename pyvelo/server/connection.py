@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -90,9 +90,9 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self._open = [*(cycle for cycle in self._open if not cycle.response_complete), self.cycle]
         if self.scope["http_version"] == "1.0":
-            self.cycle.send = _without_chunks(self.cycle)  # type: ignore[method-assign]
+            self.cycle.send = _without_chunks(self.cycle)  # type: ignore[method-assign, assignment]
         if len(self._open) <= MAX_PIPELINED:
-            self.flow.resume_reading()  # only who reads sees that the client has gone
+            self.flow.resume_reading()  # a disconnect is seen by reading only
 
     def pause_writing(self) -> None:
         """Watch a client that reads more slowly than the server writes."""
@@ -131,7 +131,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._timer = None
 
 
-def _without_chunks(cycle: RequestResponseCycle) -> Callable[[Any], Awaitable[None]]:
+def _without_chunks(cycle: RequestResponseCycle) -> Callable[[Any], Coroutine[Any, Any, None]]:
     """Return `cycle.send` for HTTP/1.0, which has no chunks: the end of the connection ends an answer."""
     send, no_length = cycle.send, False
 
