@@ -103,8 +103,22 @@ class ResponseForm:
     def _response(
         self, status: str, output: list[dict[str, Any]], usage: Mapping[str, Any] | None
     ) -> dict[str, Any]:
-        shown = {"status": status, "output": output, "usage": usage and _usage(usage)}
+        shown = {"status": status, "output": output, "usage": usage and self._usage(usage)}
         return {**self._echoed, "error": None, "incomplete_details": None, **shown}
+
+    def _usage(self, usage: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the usage by the names of this endpoint; its text is tokenized to count reasoning."""
+        tokenize = self._serving.loop.engine.model.tokenize
+        thoughts = (item["content"][0]["text"] for item in self._items.done if item["type"] == "reasoning")
+        n_reasoning = sum(len(tokenize(text, add_special=False)) for text in thoughts)
+        n_cached = usage["prompt_tokens_details"]["cached_tokens"]
+        return {
+            "input_tokens": usage["prompt_tokens"],
+            "input_tokens_details": {"cached_tokens": n_cached, "cache_write_tokens": 0},
+            "output_tokens": usage["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": min(n_reasoning, usage["completion_tokens"])},
+            "total_tokens": usage["total_tokens"],
+        }
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         number, self._n_events = self._n_events, self._n_events + 1
@@ -114,15 +128,3 @@ class ResponseForm:
 
 def _status(output: RequestOutput) -> str:
     return "incomplete" if output.finish_reason in _INCOMPLETE else "completed"
-
-
-def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the usage by the names of this endpoint."""
-    n_cached = usage["prompt_tokens_details"]["cached_tokens"]
-    return {
-        "input_tokens": usage["prompt_tokens"],
-        "input_tokens_details": {"cached_tokens": n_cached, "cache_write_tokens": 0},
-        "output_tokens": usage["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": usage["total_tokens"],
-    }

@@ -37,13 +37,15 @@ PAINT: Any = {
 SING: Any = {"type": "function", "name": "sing", "parameters": {"type": "object", "properties": {}}}
 FIELDS: dict[str, Any] = {"model": "demo", "input": "Paint it.", "temperature": 0, "max_output_tokens": 600}
 USAGE = {
-    **{"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
+    **{"prompt_tokens": 1, "completion_tokens": 1000, "total_tokens": 1001},
     "prompt_tokens_details": {"cached_tokens": 0},
 }
 
 
 def form_of(answer: Answer) -> ResponseForm:
-    form = ResponseForm(cast(Serving, SimpleNamespace()), {"id": "resp_1"}, lambda response: None)
+    model = SimpleNamespace(tokenize=lambda text, add_special: text.split())
+    serving = SimpleNamespace(loop=SimpleNamespace(engine=SimpleNamespace(model=model)))
+    form = ResponseForm(cast(Serving, serving), {"id": "resp_1"}, lambda response: None)
     form.reader = AnswerReader(parser_of(answer))
     return form
 
@@ -93,6 +95,8 @@ def test_any_pieces_give_the_items_of_the_whole_text(answer: Answer, places: lis
     response = form_of(answer).answer([output], USAGE)
     assert parts_of(response["output"]) == parts_of(items)
     assert {item["status"] for item in response["output"]} == {"completed"}
+    n_reasoning = len((answer.reasoning or "").split())
+    assert response["usage"]["output_tokens_details"] == {"reasoning_tokens": n_reasoning}
 
 
 def test_items_of_one_turn_are_one_message() -> None:
