@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import math
 import random
 import re
+import time
 from collections import Counter, defaultdict, deque
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -236,12 +238,17 @@ class Fuzz:
         self.ids["/v1/sessions"].clear()
 
     def used_blocks(self) -> float:
-        """Return the blocks that are in use."""
-        text = self.session.get(f"{self.url}/metrics", timeout=SECONDS).text
-        found = re.search(r'^pyvelo:kv_blocks{.*state="used".*} (\S+)$', text, re.MULTILINE)
-        if found is None:
-            raise ScriptError("/metrics has no pyvelo:kv_blocks")
-        return float(found[1])
+        """Return the blocks in use; the server may take a second to close sessions that have expired."""
+        used = math.inf
+        end = time.monotonic() + 5
+        while used and time.monotonic() < end:
+            text = self.session.get(f"{self.url}/metrics", timeout=SECONDS).text
+            found = re.search(r'^pyvelo:kv_blocks{.*state="used".*} (\S+)$', text, re.MULTILINE)
+            if found is None:
+                raise ScriptError("/metrics has no pyvelo:kv_blocks")
+            used = float(found[1])
+            time.sleep(0.2)
+        return used
 
 
 def bound(case: Any) -> None:
