@@ -162,9 +162,9 @@ def test_what_is_no_grammar_is_refused(llm: LLM, grammar: dict[str, Any], says: 
 
 def test_one_that_becomes_too_complex_ends_alone(llm: LLM) -> None:
     plain = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
-    hard = SamplingParams(max_tokens=50, regex="((a{1000}){1000}){1000}")
+    hard = SamplingParams(max_tokens=50, grammar='start: "a" start')  # an answer never ends
     outputs = llm.generate(["The fox", "The fox"], [hard, plain], return_errors=True)
-    assert isinstance(outputs[0].error, (ComputeError, RequestError))
+    assert isinstance(outputs[0].error, RequestError)
     assert "\n" not in str(outputs[0].error)
     assert len(outputs[1].token_ids) == 8
 
