@@ -171,8 +171,8 @@ def race(plan: Plan, ik_bin: Path | None, case: Case, rounds: int) -> Result:
     }
     found: dict[str, list[float | None]] = {name: [] for name in programs}
     for number in range(rounds):
-        names = list(programs)
-        for name in names[number % 4 :] + names[: number % 4]:
+        first = number % len(PROGRAMS)
+        for name in PROGRAMS[first:] + PROGRAMS[:first]:
             found[name].append(programs[name]())
         last = ", ".join(f"{name} {values[-1]}" for name, values in found.items())
         print(f"{case.name}, round {number + 1} of {rounds}: {last}", file=sys.stderr, flush=True)
