@@ -210,8 +210,8 @@ def _listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens; raise ConfigError if the address cannot be used."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, _, _, _, address = found[0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        family, kind, protocol, _, address = found[0]
+        listener = socket.socket(family, kind, protocol)  # asyncio sets TCP_NODELAY only where TCP is named
     except (OSError, OverflowError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ConfigError(f"host={host}: {reason}: give an address or a name of this machine") from None

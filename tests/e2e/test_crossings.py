@@ -139,7 +139,7 @@ class Client:
 
 
 @pytest.mark.parametrize("collide", [False, True])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))])
 def test_each_as_if_alone(
     model: Path, alone: LLM, seed: int, collide: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

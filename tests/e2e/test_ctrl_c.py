@@ -168,7 +168,7 @@ def look(llm: LLM) -> None:
         (generate, 0),
         (generate, 3),
         (stream, 0),
-        (stream_and_stop, 3),
+        pytest.param(stream_and_stop, 3, marks=pytest.mark.slow),
         (session, 0),
         (session_stream, 0),
         (beam_search, 0),

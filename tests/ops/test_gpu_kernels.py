@@ -13,6 +13,8 @@ from .lab import KV_TYPES, QUANTIZED, Floats, Heads, Params
 from .reference import nmse
 
 SIZES = [(64, 64), (80, 80), (96, 96), (112, 112), (128, 128), (192, 128), (256, 256), (576, 512)]
+OFTEN = ("f32", "f16", "bf16", "q8_0")
+"""Types that each head size is tried with; the others are slow tests."""
 RAGGED = ((1, 1), (7, 7), (1, 133), (33, 100), (0, 64), (5, 97), (1, 64), (1, 1100), (40, 290), (3, 513))
 """Shorter than on the CPU: each thread of a GPU is a fiber here."""
 LIMIT = 1e-6
@@ -33,7 +35,7 @@ def on_gpu(
 @pytest.mark.parametrize(
     ("kv_type", "d_k", "d_v"),
     [
-        (t, *sizes)
+        pytest.param(t, *sizes, marks=() if t in OFTEN or sizes == (64, 64) else pytest.mark.slow)
         for t in KV_TYPES
         for sizes in SIZES
         if t not in QUANTIZED or not any(d % 32 for d in sizes)
@@ -145,7 +147,7 @@ def test_threads_without_tensor_cores_may_take_turns_in_any_order(order: int) ->
 
 
 @pytest.mark.parametrize("kv_type", KV_TYPES)
-@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("d", [64, *(pytest.param(d, marks=pytest.mark.slow) for d in (128, 256))])
 def test_fast_rounds_once_where_rows_are_many(kv_type: str, d: int) -> None:
     """And nowhere else: a sequence of few rows keeps its bits."""
     call = make(

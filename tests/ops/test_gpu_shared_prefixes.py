@@ -66,11 +66,8 @@ def assert_same_bits(call: Call, members: int) -> Floats:
     ("kv_type", "sizes"),
     [
         *((t, (64, 64)) for t in KV_TYPES),
-        *((t, (128, 96)) for t in ("f32", "f16", "bf16", "q5_1")),
-        *(
-            pytest.param(t, (128, 96), marks=pytest.mark.slow)
-            for t in ("q8_0", "q5_0", "q4_1", "q4_0", "iq4_nl")
-        ),
+        ("f16", (128, 96)),
+        *(pytest.param(t, (128, 96), marks=pytest.mark.slow) for t in KV_TYPES if t != "f16"),
     ],
 )
 def test_every_type(kv_type: str, sizes: tuple[int, int]) -> None:
@@ -79,7 +76,7 @@ def test_every_type(kv_type: str, sizes: tuple[int, int]) -> None:
     assert_same_bits(joined(call, (18, 17, 17, 18, 16, 17)), 4)
 
 
-@pytest.mark.parametrize("kv_type", ["f16", "bf16"])
+@pytest.mark.parametrize("kv_type", ["f16", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_large_heads(kv_type: str) -> None:
     """Latent attention, whose V is a view of K; two sequences of eight heads to a tile."""
     call = make(Case(Heads(576, 512, 8, 1, kv_type, kv_type), sequences=SEVEN[:3], v_of_k=True))

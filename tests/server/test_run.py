@@ -276,3 +276,22 @@ def test_other_addresses_need_a_key_or_a_word(host: str) -> None:
 def test_what_is_no_address_is_refused(host: str) -> None:
     with pytest.raises(ConfigError, match="give an address or a name of this machine without port"):
         check_address(host, True, True)
+
+
+def test_small_answers_do_not_wait_for_acknowledgements() -> None:
+    """Without TCP_NODELAY each answer after the first of a connection waits 40 ms for the client's kernel."""
+
+    async def main() -> int:
+        found: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            accepted_socket = writer.get_extra_info("socket")
+            found.set_result(accepted_socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.transport.abort()
+
+        with run._listen("127.0.0.1", 0) as listener:
+            async with await asyncio.start_server(accepted, sock=listener):
+                with socket.create_connection(listener.getsockname()):
+                    return await found
+
+    assert asyncio.run(main())

@@ -75,6 +75,7 @@ def test_ratios_are_of_rounds(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> No
     assert order == [*turns, *turns[1:], *turns[:1], *turns[2:], *turns[:2]]
 
 
+@pytest.mark.slow
 def test_the_whole_script(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
     folder = str(plan.stock_bin)
     command = [forks.PYTHON, laptop.__file__, str(plan.model), "--stock-bin", folder, "--ik-bin", folder]

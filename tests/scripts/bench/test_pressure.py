@@ -47,6 +47,7 @@ def test_verdicts() -> None:
     assert wrong(expected, Run(1.0, 1, 0, 0, [[1, 2], []])) == 1
 
 
+@pytest.mark.slow
 def test_the_whole_script(tiny_model_f32: Path) -> None:
     sizes = ["--load", "mixed", "--share", "0.15", "--smallest", "256", "--threads", "1", "--rounds", "1"]
     command = [forks.PYTHON, pressure.__file__, str(tiny_model_f32), "--json", *sizes]

@@ -194,6 +194,7 @@ def test_both_modes_have_the_bytes_that_there_are(program: Path) -> None:
     assert "--kv-unified" in command(settings(program, unified=True), 1)
 
 
+@pytest.mark.slow
 def test_the_whole_script(program: Path, tiny_model: Path) -> None:
     sizes = ["--requests", "4", "--rate", "50", "--prompt-mean", "50", "--longest", "100", "--threads", "1"]
     done = forks.run(

@@ -7,6 +7,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pyte
+import pytest
 from rich.style import Style
 from rich.text import Text
 
@@ -34,6 +35,7 @@ def stands_alone(picture: str) -> bool:
     return all(inside.startswith("#") for inside, *_ in references)
 
 
+@pytest.mark.slow
 def test_the_picture_in_the_docs_is_what_the_chat_shows() -> None:
     drawn, kept = record_chat.record(), (ROOT / "docs/chat.svg").read_text(encoding="utf-8")
     assert shown(drawn) == shown(kept)
