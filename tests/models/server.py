@@ -172,7 +172,7 @@ def serve(hub: Hub) -> Iterator[Hub]:
     handler = type("Handler", (_Handler,), {"hub": hub})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         hub.url = f"http://127.0.0.1:{server.server_address[1]}"
         try:
