@@ -123,14 +123,15 @@ class Serve:
 
 @contextmanager
 def _rare_collections() -> Iterator[None]:
-    """Let the garbage collector run less often within a block."""
-    before = gc.get_threshold()
+    """Let the garbage collector run less often within a block. What a caller froze stays frozen."""
+    before, n_frozen = gc.get_threshold(), gc.get_freeze_count()
     gc.set_threshold(*GC_THRESHOLDS)
     try:
         yield
     finally:
         gc.set_threshold(*before)
-        gc.unfreeze()
+        if not n_frozen:
+            gc.unfreeze()
 
 
 def uvicorn_config(app: App) -> uvicorn.Config:
