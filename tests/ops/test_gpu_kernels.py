@@ -163,7 +163,7 @@ def test_fast_rounds_once_where_rows_are_many(kv_type: str, d: int) -> None:
 
 
 @pytest.mark.parametrize("kv_type", ["f32", "f16", "bf16", "q8_0", "q4_1"])
-@pytest.mark.parametrize("d", [40, 64, 128])
+@pytest.mark.parametrize("d", [40, 64, pytest.param(128, marks=pytest.mark.slow)])
 def test_without_tensor_cores(kv_type: str, d: int) -> None:
     """Ordinary instructions stand for products and for loads of their numbers: the sums differ, no more."""
     if kv_type in QUANTIZED and d % 32:

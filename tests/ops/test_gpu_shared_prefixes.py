@@ -87,7 +87,17 @@ def test_large_heads(kv_type: str) -> None:
 
 @pytest.mark.parametrize(
     ("n_head", "n_head_kv", "members"),
-    [(2, 2, 7), (3, 1, 5), (10, 2, 3), (8, 1, 2), (9, 1, 1), (16, 1, 1), (20, 1, 3), (33, 1, 1), (70, 1, 1)],
+    [
+        (2, 2, 7),
+        (3, 1, 5),
+        (10, 2, 3),
+        (8, 1, 2),
+        (9, 1, 1),
+        (16, 1, 1),
+        (20, 1, 3),
+        (33, 1, 1),
+        pytest.param(70, 1, 1, marks=pytest.mark.slow),
+    ],
 )
 def test_groups_of_heads(n_head: int, n_head_kv: int, members: int) -> None:
     """As many sequences as fit into a tile of 16 rows, or of 64 rows for larger groups."""
