@@ -212,7 +212,7 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = found[0]
-        listener = socket.socket(family, kind, protocol)  # asyncio sets TCP_NODELAY only where TCP is named
+        listener = socket.socket(family, kind, protocol)  # asyncio sets TCP_NODELAY only if TCP is named
     except (OSError, OverflowError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ConfigError(f"host={host}: {reason}: give an address or a name of this machine") from None
