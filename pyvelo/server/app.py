@@ -112,8 +112,8 @@ class App:
             if not progress.cancelled and not progress.gone:
                 raise
             note = "cancelled"
-            if not progress.gone and not exchange.status:
-                await exchange.answer(exchange.error_body(_ending()), 503)
+            if not progress.gone:
+                await self._break_off(exchange)
         except ClientGone:
             note = "cancelled"
         except Exception as error:
@@ -128,6 +128,14 @@ class App:
             del self._open[task]
             self.serving.metrics.answered(exchange.route or "other", exchange.status or 499)
             self._log(exchange, progress, note)
+
+    async def _break_off(self, exchange: Exchange) -> None:
+        """Tell the client that the server ends."""
+        error = HttpError(503, "the server ends before the answer is complete", code="draining")
+        if exchange.stream is not None and exchange.stream.started:
+            await exchange.stream.fail(error)
+        elif not exchange.status:
+            await exchange.answer(exchange.error_body(error), error.status)
 
     async def _route(self, exchange: Exchange, progress: _Progress) -> str:
         exchange.more_headers = cors = cors_headers(exchange, self.settings)
@@ -277,7 +285,11 @@ class App:
 
 
 class _Progress:
-    """Request in progress: its task is cancelled when the client has gone."""
+    """Request in progress: its task is cancelled when the client has gone.
+
+    cancelled: by the server, which ends.
+    gone: the client has left, or is cut off.
+    """
 
     def __init__(self, exchange: Exchange) -> None:
         self.exchange = exchange
@@ -299,7 +311,7 @@ class _Progress:
 
     def cut(self) -> None:
         """Cancel the task, because its client does not read."""
-        self.cancelled = True
+        self.gone = True
         self.exchange.abort()
         if self._task is not None:
             self._task.cancel()

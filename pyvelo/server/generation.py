@@ -208,7 +208,7 @@ async def answer_stream(
 async def _send_events(serving: Serving, exchange: Exchange, job: Job, stream: RequestStream) -> None:
     form, n = job.form, job.params.n
     begun: set[int] = set()
-    events = exchange.events(form.media_type, form.ping)
+    events = exchange.events(form.media_type, form.ping, form.failed)
     events.backlog = lambda: stream.backlog
     try:
         last = time.perf_counter()
@@ -233,7 +233,7 @@ async def _send_events(serving: Serving, exchange: Exchange, job: Job, stream: R
     except Exception as error:
         if not events.started:
             raise
-        await events.end(form.failed(of_exception(error)))
+        await events.fail(of_exception(error))
         raise
     await events.end(end)
 

@@ -126,13 +126,19 @@ class Exchange:
         await self._start(status, given)
         await self._send({"type": "http.response.body", "body": b"" if self.method == "HEAD" else data})
 
-    def events(self, media_type: str = EVENTS, ping: bytes = PING) -> EventStream:
+    def events(
+        self,
+        media_type: str = EVENTS,
+        ping: bytes = PING,
+        failed: Callable[[HttpError], bytes] = lambda error: b"",
+    ) -> EventStream:
         """Return a stream of events; its first write or ping begins the answer.
 
         ping: event that clients ignore; b"": there is none.
+        failed: returns the last events of a stream that breaks off.
         """
         headers = {"content-type": media_type, "cache-control": "no-cache", "x-accel-buffering": "no"}
-        self.stream = EventStream(self._send, partial(self._start, 200, headers), ping)
+        self.stream = EventStream(self._send, partial(self._start, 200, headers), ping, failed)
         return self.stream
 
     async def _start(self, status: int, headers: Mapping[str, str]) -> None:
@@ -150,10 +156,17 @@ class EventStream:
     backlog: returns the pieces that wait to be written.
     """
 
-    def __init__(self, send: Send, start: Callable[[], Awaitable[None]], ping: bytes) -> None:
+    def __init__(
+        self,
+        send: Send,
+        start: Callable[[], Awaitable[None]],
+        ping: bytes,
+        failed: Callable[[HttpError], bytes],
+    ) -> None:
         self._send = send
         self._start = start
         self._ping_event = ping
+        self._failed = failed
         self._ping: asyncio.Task[None] | None = None
         self.started = False
         self.touched = time.monotonic()
@@ -171,6 +184,10 @@ class EventStream:
         if self._ping is not None:
             await self._ping
         await self._write(data, more=False)
+
+    async def fail(self, error: HttpError) -> None:
+        """Write an error and end the answer."""
+        await self.end(self._failed(error))
 
     def ping(self) -> None:
         """Write an event that clients ignore, soon."""

@@ -226,7 +226,7 @@ def test_the_end_of_the_drain_cancels_what_is_left(serve: Serve, caplog: pytest.
         with server.paused_at(lambda stats: stats.completion_tokens == 5) as wait:
             stream.send(COMPLETIONS, {**LONG, "stream": True})
             wait()
-            stream.until(b"data:")
+            begin = stream.until(b"data:")
             whole.send(COMPLETIONS, LONG)
             waits.send(COMPLETIONS, b"{", length=10)
             server.until(lambda: len(server.serving.admission) == 3)
@@ -235,7 +235,11 @@ def test_the_end_of_the_drain_cancels_what_is_left(serve: Serve, caplog: pytest.
                 found = client.until(b"\n")
                 assert b" 503 " in found
         drained.result(WAIT)
-        assert b"[DONE]" not in stream.rest()
+        *_, last = events_of(body_of(begin + stream.rest_of_stream()))
+        assert (last["error"]["code"], last["error"]["message"]) == (
+            "draining",
+            "the server ends before the answer is complete",
+        )
     server.until_idle()
     assert not [record for record in caplog.records if "500" in record.message or record.exc_info]
 
