@@ -44,7 +44,7 @@ class StepPlan(NamedTuple):
     evicted: list[tuple[Sequence, SwappedBlocks | None]]
     preempted: list[tuple[Request, SwappedBlocks | None]]
     allocation: AllocationPlan
-    limited: bool = False
+    limited: bool
 
     @property
     def requests(self) -> list[Request]:
