@@ -13,6 +13,8 @@ from pyvelo.engine.request import ARRIVALS_PER_PRIORITY, Request
 from pyvelo.engine.scheduler import schedule
 from pyvelo.errors import InternalError
 from pyvelo.kv.plan import AllocationPlan
+from pyvelo.kv.pool import Start
+from pyvelo.memory.budget import Limits
 
 from .fakes import Bench, answer
 
@@ -662,3 +664,54 @@ def test_a_request_that_grows_evicts_no_sequence_whose_blocks_it_holds() -> None
     assert (shared.table is not None, own.table) == (True, None)
     bench.finish(growing)
     check([growing], 20)
+
+
+def test_a_request_that_is_not_preempted_decodes_in_the_same_step() -> None:
+    """It ranks last, but the request that grows holds all of its blocks."""
+    bench = Bench(n_blocks=12, block_size=8, share=False)
+    first, middle = bench.submit([1] * 16, 20), bench.submit([2] * 12, 20)
+    while first.n_computed < 24:  # all blocks that it has
+        bench.step()
+    assert first.sequence.table is not None
+    last = bench.request(first.tokens, 4)
+    last.sequence.table = bench.manager.fork(first.sequence.table, None)
+    last.arrival, last.n_computed = 10, 24
+    while bench.manager.n_free > bench.manager.n_reserved:
+        plan = bench.manager.plan()
+        assert isinstance(plan.start(8), Start)
+        bench.manager.commit(plan)
+    plan = schedule([], [first, middle, last], bench.manager, bench.core.limits)
+    assert [request for request, _ in plan.preempted] == [middle]
+    assert plan.decodes == [first, last]
+
+
+def test_an_urgent_request_without_room_starts_no_other_one_twice() -> None:
+    bench = Bench(n_blocks=10, block_size=8)
+    (low,) = running(bench, bench.submit([1] * 8, 20))
+    small, large = bench.request([2] * 8, 4, priority=-1), bench.request([3] * 70, 4, priority=-1)
+    small.arrival, large.arrival = 10, 11
+    plan = schedule([small, large], [low], bench.manager, bench.core.limits)
+    assert [chunk.request for chunk in plan.starts] == [small]
+    assert (plan.decodes, plan.preempted) == ([low], [])
+
+
+def test_all_that_an_urgent_request_outranks_may_have_to_be_preempted() -> None:
+    bench = Bench(max_seqs=2)
+    lows = running(bench, bench.submit([1] * 8, 20), bench.submit([2] * 8, 20))
+    bench.core.limits = Limits(1, bench.core.limits.max_batch_tokens)
+    urgent = bench.request([3] * 8, 4, priority=-1)
+    urgent.arrival = 10
+    plan = schedule([urgent], lows, bench.manager, bench.core.limits)
+    assert [chunk.request for chunk in plan.starts] == [urgent]
+    assert [request for request, _ in plan.preempted] == lows[::-1]
+
+
+def test_a_sequence_that_waits_for_room_to_go_on_keeps_its_blocks() -> None:
+    bench = Bench(n_blocks=8, block_size=8, share=False)
+    sequence = bench.sequence([1] * 12)
+    bench.finish(bench.go_on(sequence, 2))
+    (other,) = running(bench, bench.submit([2] * 28, 8))
+    sequence.tokens.extend([3] * 20)
+    again = bench.request(sequence.tokens, 4, sequence=sequence)
+    plan = schedule([again], [other], bench.manager, bench.core.limits, idle=bench.core.idle)
+    assert (plan.starts, plan.evicted, plan.decodes) == ([], [], [other])

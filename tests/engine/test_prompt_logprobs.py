@@ -269,6 +269,16 @@ def test_tokens_that_are_computed_again_are_not_scored_again() -> None:
     assert not bench.core._arrays.outputs[: plan.chunks[0].n_tokens].any()
 
 
+def test_a_chunk_that_ends_with_the_scored_tokens_leaves_all_rows_to_others() -> None:
+    tokens = list(range(1, 601))
+    bench = Bench(n_blocks=64, n_states=2, max_batch_tokens=700)
+    again, other = (bench.request(tokens, 3, prompt_logprobs=0) for _ in range(2))
+    again.prompt_logprobs = [TokenLogprob(token, 0.0, ()) for token in tokens[1:513]]  # up to a snapshot
+    other.arrival = 1
+    plan = schedule([again, other], [], bench.manager, bench.core.limits)
+    assert [chunk.n_tokens for chunk in plan.chunks] == [512, SCORED_TOKENS + 1]
+
+
 def test_an_entry_of_few_possible_tokens_names_no_token_that_is_missing() -> None:
     bench = Bench()
     request = bench.request([5, 6], 1, prompt_logprobs=3)

@@ -94,6 +94,26 @@ def test_a_computed_prompt_that_was_swapped_out_keeps_its_state() -> None:
     bench.assert_idle()
 
 
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_a_short_prompt_that_is_only_computed_keeps_the_state_before_its_last_token(n: int) -> None:
+    bench = Bench(n_states=1, max_seqs=1, state_blocks=2)
+    sequence = bench.sequence(PROMPT[:n])
+    bench.finish(bench.go_on(sequence, 0))
+    before = fed(bench)
+    go_on(bench, sequence, 1)
+    assert fed(bench) - before == 1
+    close(bench, sequence)
+    bench.assert_idle()
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_prompt_before_an_answer_is_not_split_for_its_last_token(kept: bool) -> None:
+    bench = Bench(n_states=1, max_seqs=1, state_blocks=2)
+    sequence = bench.sequence(PROMPT[:20])
+    bench.finish(bench.go_on(sequence, 1) if kept else bench.submit(PROMPT[:20], 1))
+    assert [step.n_tokens for step in bench.context.steps] == [[20]]
+
+
 def test_a_sample_that_fails_before_it_has_a_state_frees_none() -> None:
     bench = Bench(n_states=3, max_seqs=3)
     first, second = bench.request(PROMPT, 3), bench.request(PROMPT, 3)

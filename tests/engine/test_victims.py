@@ -1,4 +1,4 @@
-"""Choice of what gives way: candidates in their order until there is room, less those without need."""
+"""Choice of what is preempted or evicted: candidates in order until there is room, unless not needed."""
 
 from __future__ import annotations
 
@@ -39,6 +39,12 @@ def start(manager: BlockManager, n_tokens: int) -> BlockTable | None:
     return outcome.table
 
 
+def started(manager: BlockManager, n_tokens: int) -> BlockTable:
+    table = start(manager, n_tokens)
+    assert table is not None
+    return table
+
+
 def resumes(table: BlockTable, n_tokens: int, running: Items[Sequence]) -> Lacks:
     """Return what a table lacks to resume beside `running`, each of which may grow by a block."""
 
@@ -61,14 +67,30 @@ def is_enough(plan: AllocationPlan, gone: Items[Sequence | Request], lacks: Lack
 @pytest.mark.parametrize("n_groups", [1, 2, 3])
 @pytest.mark.parametrize("n_forks", [1, 2, 3, 4])
 def test_one_that_frees_no_block_may_still_make_room(n_groups: int, n_forks: int) -> None:
-    """Without it no block is kept for its growth, and the last of its forks writes without a copy."""
+    """Without it no block has to be free for its growth, and the last of its forks writes without a copy."""
     manager = BlockManager(n_groups, BLOCK, windows=(FULL,) * n_groups)
-    table = start(manager, 4)
-    assert table is not None
+    table = started(manager, 4)
     running = [owner(manager.fork(table, None)) for _ in range(n_forks)]
     lacks = resumes(table, BLOCK, running)
     assert lacks(manager.plan(), ()) == n_groups * (n_forks + 1)
     assert choose_victims(manager.plan(), running, 0, lacks) == running
+
+
+@pytest.mark.parametrize(
+    ("blocks", "needed", "chosen"),
+    [((1, 1, 2), 3, (0, 2)), ((1, 2, 2), 4, (1, 2)), ((2, 1, 1, 2), 5, (0, 1, 3))],
+)
+def test_the_last_that_are_not_needed_are_spared_first(
+    blocks: tuple[int, ...], needed: int, chosen: tuple[int, ...]
+) -> None:
+    manager = BlockManager(sum(blocks), BLOCK)
+    candidates = [owner(started(manager, n * BLOCK)) for n in blocks]
+
+    def lacks(plan: AllocationPlan, gone: Items[Sequence | Request]) -> int:
+        return needed - plan.available
+
+    found = choose_victims(manager.plan(), candidates, 0, lacks)
+    assert found == [candidates[i] for i in chosen]
 
 
 @given(data=st.data())

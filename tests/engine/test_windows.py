@@ -30,6 +30,24 @@ def test_a_partial_hit_starts_with_fewer_tokens_if_the_window_before_it_holds_a_
     bench.assert_idle()
 
 
+def test_a_prompt_takes_blocks_of_others_if_they_hold_what_its_window_has_left() -> None:
+    """Its blocks are reserved, but those that it leaves do not return to its reserve."""
+    windows = (FULL, Window(12), Window(12))
+    sizes = {"block_size": 8, "max_seqs": 3, "max_batch_tokens": 3, "windows": windows}
+    bench = Bench(n_blocks=18, **sizes)  # type: ignore[arg-type]
+    prompt = list(range(1, 48))
+    requests = [bench.submit(prompt, 6)]
+    for n_steps, n_common, n_answer in ((4, 12, 25), (3, 18, 15), (5, 33, 6)):
+        for _ in range(n_steps):
+            bench.step()
+        requests.append(bench.submit([*prompt[:n_common], 500 + len(requests), 501], n_answer))
+    bench.finish(*requests)
+    for request in requests:
+        assert request.generated_ids == answer(request.prompt_ids, request.max_new)
+    assert bench.core.counters.preemptions > 0
+    bench.assert_idle()
+
+
 @pytest.mark.parametrize("windows", WINDOWS)
 def test_a_long_answer_holds_its_window_only(windows: tuple[Window, ...]) -> None:
     bench = Bench(n_blocks=64, block_size=8, max_seqs=1, max_batch_tokens=16, windows=windows)
