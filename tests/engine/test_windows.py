@@ -31,7 +31,7 @@ def test_a_partial_hit_starts_with_fewer_tokens_if_the_window_before_it_holds_a_
 
 
 def test_a_prompt_takes_blocks_of_others_if_they_hold_what_its_window_has_left() -> None:
-    """Its blocks are reserved, but those that it leaves do not return to its reserve."""
+    """Its blocks are reserved, but the blocks that its window leaves do not return to the reserve."""
     windows = (FULL, Window(12), Window(12))
     sizes = {"block_size": 8, "max_seqs": 3, "max_batch_tokens": 3, "windows": windows}
     bench = Bench(n_blocks=18, **sizes)  # type: ignore[arg-type]
