@@ -25,6 +25,7 @@ from pyvelo.errors import (
 )
 from pyvelo.outputs import (
     Completion,
+    Delta,
     LoraInfo,
     RequestOutput,
     RequestTimes,
@@ -51,6 +52,7 @@ __all__ = [
     "Completion",
     "ComputeError",
     "ConfigError",
+    "Delta",
     "EngineError",
     "InternalError",
     "LibraryError",

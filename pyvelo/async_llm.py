@@ -190,14 +190,15 @@ class AsyncLLM(EngineView):
         request_id: str | None = None,
         **options: Unpack[ChatOptions],
     ) -> AsyncGenerator[StreamPiece, None]:
-        """Answer one conversation; yield a piece for each token, as `LLM.chat_stream` does."""
+        """Answer one conversation; yield a piece with deltas for each token, as `LLM.chat_stream`."""
         engine_loop, chats = await self._engine_loop(), await self._templates()
         param = for_each(either(params, sampling_params, chats.params), 1)[0]
         asked = engine_loop.engine.processor.ask(param, request_id)
         prompt = await in_thread(partial(chats.one, messages, **options))
+        reader = prompt.reader(param)
         async with aclosing(_stream(engine_loop, prompt, prompt.params(param), asked)) as pieces:
             async for piece in pieces:
-                yield piece
+                yield reader.read(piece)
 
     async def get_default_sampling_params(self) -> SamplingParams:
         """Return the parameters of a chat for which none are given, as `LLM.get_default_sampling_params`."""

@@ -16,7 +16,7 @@ from pyvelo.chat.template import ChatTemplate
 from pyvelo.config import EngineConfig, LoraGiven, lora_setting
 from pyvelo.engine.engine import open_engine
 from pyvelo.engine.input_processor import Asked, AskedOfAll, Prompt, for_each, listed
-from pyvelo.engine.loop import Stream, run_all, run_steps
+from pyvelo.engine.loop import Read, Stream, run_all, run_steps
 from pyvelo.engine.output import outputs_of
 from pyvelo.engine.stats import EngineStats
 from pyvelo.engine_view import EngineView
@@ -207,8 +207,7 @@ class LLM(EngineView):
     ) -> RequestOutput | list[RequestOutput]:
         """Answer one conversation with an output, or a list of conversations with a list of outputs.
 
-        Only the template writes control tokens; their names in a content are text. The `prompt` of an
-        output is the conversation as the template wrote it.
+        Only the template writes control tokens. The `prompt` of an output is the text that it wrote.
 
         Args:
             messages: dictionaries with role and content, or a list of such lists; [] has no conversations.
@@ -241,12 +240,12 @@ class LLM(EngineView):
         request_id: str | None = None,
         **options: Unpack[ChatOptions],
     ) -> Generator[StreamPiece, None, None]:
-        """Answer one conversation as `chat` does; yield a piece for each token, as `stream` does."""
+        """Answer one conversation as `chat` does; yield a piece with deltas for each token."""
         self._engine.loop.check_open()
         param = for_each(either(params, sampling_params, self._chats.params), 1)[0]
         asked = self._engine.processor.ask(param, request_id, timed=False)
         prompt = self._chats.one(messages, **options)
-        return self._stream(prompt, prompt.params(param), asked)
+        return self._stream(prompt, prompt.params(param), asked, prompt.reader(param).read)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return the parameters of a chat for which none are given.
@@ -394,7 +393,7 @@ class LLM(EngineView):
         run_all(self._engine.loop, submissions)
         return outputs_of(submissions, return_errors)
 
-    def _stream(self, prompt: Prompt, params: SamplingParams, asked: Asked) -> Stream:
+    def _stream(self, prompt: Prompt, params: SamplingParams, ask: Asked, read: Read | None = None) -> Stream:
         pieces: deque[StreamPiece] = deque()
-        submission = self._engine.processor.prepare(prompt, params, pieces.append, asked)
-        return Stream(self._engine.loop, lambda: submission, pieces, engine=self._engine)
+        submission = self._engine.processor.prepare(prompt, params, pieces.append, ask)
+        return Stream(self._engine.loop, lambda: submission, pieces, engine=self._engine, read=read)

@@ -10,6 +10,7 @@ from pyvelo.errors import VeloError
 
 __all__ = [
     "Completion",
+    "Delta",
     "FinishReason",
     "LoraInfo",
     "RequestOutput",
@@ -66,6 +67,30 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
+class Delta:
+    """Next part of an answer to a chat: content, reasoning, or a part of one tool call.
+
+    index: number of the tool call; None: the delta has content or reasoning.
+    id, name: in the first delta of a tool call.
+    arguments: next characters of its JSON.
+    """
+
+    content: str = ""
+    reasoning: str = ""
+    index: int | None = None
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+    @property
+    def part(self) -> str | int:
+        """The part that it continues: "content", "reasoning", or the number of a tool call."""
+        if self.index is not None:
+            return self.index
+        return "reasoning" if self.reasoning else "content"
+
+
+@dataclass(frozen=True, slots=True)
 class StreamPiece:
     """Text and data of one generated token of sample `index` of a request.
 
@@ -78,6 +103,8 @@ class StreamPiece:
     request_id: as in `RequestOutput`.
     usage, times: as in `RequestOutput`, in the last piece of the stream; None before. With n > 1 every sample
         has a last piece, and the last of these has them.
+    deltas: in a stream of a chat, what the piece adds to the content, the reasoning and the tool calls of the
+        answer. Text that may begin a tool call waits for a later piece.
     """
 
     text: str
@@ -90,6 +117,7 @@ class StreamPiece:
     request_id: str = ""
     usage: Usage | None = None
     times: RequestTimes | None = None
+    deltas: tuple[Delta, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

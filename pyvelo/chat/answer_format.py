@@ -19,12 +19,13 @@ from pyvelo.chat.messages import Message
 from pyvelo.chat.tool_parser import ParsedMessage, Parses, ToolParser, parse_text
 from pyvelo.chat.tools import Tools, history
 from pyvelo.errors import ConfigError, RequestError, one_line
+from pyvelo.outputs import Delta, StreamPiece
 from pyvelo.sampling import MAX_CHARACTERS, LazyGrammar, SamplingParams
 
 if TYPE_CHECKING:
     from pyvelo.native.chat_format import ChatFormat, ChatPlan
 
-__all__ = ["AnswerFormat", "AnswerFormats", "Vocabulary", "prepare", "thinks"]
+__all__ = ["AnswerFormat", "AnswerFormats", "AnswerReader", "Vocabulary", "prepare", "thinks"]
 
 MAX_FORMATS = 16
 MAX_PLANS = 128
@@ -97,6 +98,53 @@ class AnswerFormat:
         if self.shows_controls:
             changes["skip_special_tokens"] = False
         return replace(params, **changes) if changes else params
+
+
+class AnswerReader:
+    """Parser of the answers to one prompt, whose pieces come in any order. Without a format, text is content.
+
+    format: of the answers; it may be set before the first piece.
+    called: numbers of the samples whose pieces had tool calls.
+
+    Args:
+        echo: text before each sample, which is no part of the answer.
+    """
+
+    def __init__(self, answer: AnswerFormat | None = None, echo: str = "") -> None:
+        self.format = answer
+        self.called: set[int] = set()
+        self._parsers: dict[int, ToolParser] = {}
+        self._echo = echo
+        self._begun: set[int] = set()
+
+    @property
+    def plain(self) -> bool:
+        """Whether all text is content."""
+        return self.format is None
+
+    def push(self, index: int, piece: StreamPiece) -> list[Delta]:
+        """Return what a piece of a sample adds; the last one ends the sample."""
+        if self.format is None:
+            return [Delta(content=piece.text)] if piece.text else []
+        parser = self._parsers.get(index) or self._parsers.setdefault(index, self.format.parser())
+        found = parser.push(piece.text)
+        if piece.finish_reason is not None:
+            found += parser.finish().deltas
+        if any(delta.index is not None for delta in found):
+            self.called.add(index)
+        return found
+
+    def read(self, piece: StreamPiece) -> StreamPiece:
+        """Return a piece with its deltas."""
+        answer = piece
+        if self._echo and piece.index not in self._begun:
+            self._begun.add(piece.index)
+            answer = replace(piece, text=piece.text.removeprefix(self._echo))
+        return replace(piece, deltas=tuple(self.push(piece.index, answer)))
+
+    def parse(self, text: str) -> ParsedMessage:
+        """Return the parts of a whole answer."""
+        return ParsedMessage(text) if self.format is None else self.format.parse(text)
 
 
 class AnswerFormats:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
-from pyvelo.chat.answer_format import AnswerFormat, AnswerFormats
+from pyvelo.chat.answer_format import AnswerFormat, AnswerFormats, AnswerReader
 from pyvelo.chat.marked import Marked, mask_of
 from pyvelo.chat.messages import Message
 from pyvelo.chat.template import BUILT_IN, ChatTemplate, is_jinja
@@ -77,6 +77,10 @@ class ChatPrompt(tuple[int, ...]):
         """Return the parameters of the answer, with the grammar and the stop strings of its format."""
         known = self.answer is not None and isinstance(params, SamplingParams)
         return self.answer.params(params) if self.answer is not None and known else params
+
+    def reader(self, params: SamplingParams) -> AnswerReader:
+        """Return a parser of the answers."""
+        return AnswerReader(self.answer, self.text if params.echo else "")
 
     def parsed(self, output: RequestOutput) -> RequestOutput:
         """Return an output with content, reasoning and tool calls of each sample."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pyvelo.errors import ComputeError, OutOfMemory
-from pyvelo.outputs import ToolCall
+from pyvelo.outputs import Delta, ToolCall
 
-__all__ = ["Delta", "ParsedMessage", "ToolParser", "parse_text"]
+__all__ = ["ParsedMessage", "ToolParser", "parse_text"]
 
 _ID_LETTERS = string.ascii_letters + string.digits
 _ID_LENGTH = 9  # the only length that Mistral's templates accept
@@ -21,30 +21,6 @@ _HOT = '<>[]{}|\uff5c`"\\\n'
 
 _STRIDE = 8  # characters between two parses without such a character
 _TAIL = 8  # characters at the end of a part that show that the text goes on in it
-
-
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """Next part of an answer: content, reasoning, or a part of one tool call.
-
-    index: number of the tool call; None: the delta has content or reasoning.
-    id, name: in the first delta of a tool call.
-    arguments: next characters of its JSON.
-    """
-
-    content: str = ""
-    reasoning: str = ""
-    index: int | None = None
-    id: str | None = None
-    name: str | None = None
-    arguments: str = ""
-
-    @property
-    def part(self) -> str | int:
-        """The part that it continues: "content", "reasoning", or the number of a tool call."""
-        if self.index is not None:
-            return self.index
-        return "reasoning" if self.reasoning else "content"
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,10 @@ from pyvelo.keywords import NotCopied
 from pyvelo.native.compute import is_compute_thread, release_team
 from pyvelo.outputs import StreamPiece
 
-__all__ = ["EngineLoop", "Stream", "run_all", "run_steps"]
+__all__ = ["EngineLoop", "Read", "Stream", "run_all", "run_steps"]
+
+Read = Callable[[StreamPiece], StreamPiece]
+"""Adds something to a piece of a stream."""
 
 AGAIN = 0.05  # seconds; a forward pass that is cancelled just before it begins runs, so cancel it again
 
@@ -283,6 +286,7 @@ class Stream(NotCopied, Generator[StreamPiece, None, None]):
         release: called when the requests have ended, if they began. It may run within a garbage collection,
             so it is a call of C that takes no lock.
         engine: kept alive as long as the stream.
+        read: makes of each piece the one that is returned.
     """
 
     _instead = "its pieces come once; ask for another stream"
@@ -295,12 +299,14 @@ class Stream(NotCopied, Generator[StreamPiece, None, None]):
         release: Callable[[], object] | None = None,
         *,
         engine: object,
+        read: Read | None = None,
     ) -> None:
         self._loop = loop
         self._engine = engine
         self._begin = begin
         self._pieces = pieces
         self._release = release
+        self._read = read
         self._submission: Submission | None = None
         self._dropped: Finalizer | None = None
         self._ended = False
@@ -356,7 +362,7 @@ class Stream(NotCopied, Generator[StreamPiece, None, None]):
                 loop.run_until(lambda: pieces or submission.finished)
             loop.guard.raise_hit()
             if pieces:
-                return pieces.popleft()
+                return pieces.popleft() if self._read is None else self._read(pieces.popleft())
         except BaseException:
             self._end()
             raise

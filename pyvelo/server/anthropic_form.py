@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pyvelo.chat.tool_parser import Delta
-from pyvelo.outputs import RequestOutput, StreamPiece
-from pyvelo.server.answers import AnswerReader, arguments_of
+from pyvelo.chat.answer_format import AnswerReader
+from pyvelo.outputs import Delta, RequestOutput, StreamPiece
+from pyvelo.server.answers import arguments_of
 from pyvelo.server.errors import HttpError
 from pyvelo.server.generation import usage_of
 from pyvelo.server.http import EVENTS

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pyvelo.chat.tool_parser import Delta
-from pyvelo.outputs import RequestOutput, StreamPiece
-from pyvelo.server.answers import AnswerReader, arguments_of
+from pyvelo.chat.answer_format import AnswerReader
+from pyvelo.outputs import Delta, RequestOutput, StreamPiece
+from pyvelo.server.answers import arguments_of
 from pyvelo.server.errors import HttpError
 
 if TYPE_CHECKING:

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pyvelo.chat.tool_parser import Delta
+from pyvelo.chat.answer_format import AnswerReader
 from pyvelo.engine.output import outputs_of
-from pyvelo.outputs import RequestOutput, StreamPiece
-from pyvelo.server.answers import AnswerReader
+from pyvelo.outputs import Delta, RequestOutput, StreamPiece
 from pyvelo.server.chat import logprob_of
 from pyvelo.server.errors import HttpError
 from pyvelo.server.http import EVENTS, PING

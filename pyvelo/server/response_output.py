@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from secrets import token_hex
 from typing import Any
 
-from pyvelo.chat.tool_parser import Delta
+from pyvelo.outputs import Delta
 
 __all__ = ["ResponseItems"]
 

@@ -15,10 +15,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pyvelo.chat.answer_format import AnswerFormat, AnswerFormats, after
-from pyvelo.chat.tool_parser import Delta, ParsedMessage, ToolParser
+from pyvelo.chat.tool_parser import ParsedMessage, ToolParser
 from pyvelo.chat.tools import Tools, history
 from pyvelo.errors import ComputeError, ConfigError, RequestError, TemplateError, VeloError
 from pyvelo.native.chat_format import ChatFormat
+from pyvelo.outputs import Delta
 from pyvelo.sampling import MAX_CHARACTERS, LazyGrammar, SamplingParams
 
 from .answers import ANSWERS, NOTE_JSON, OSS, PARIS_JSON, QWEN, TOOLS, Answer, function, hermes

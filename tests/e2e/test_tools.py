@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pyvelo import LLM, AsyncLLM, SamplingParams
+from pyvelo import LLM, AsyncLLM, Completion, SamplingParams, StreamPiece
 from pyvelo.errors import RequestError
 from tests.chat.answers import QWEN, TOOLS
 from tests.chat.upstream_templates import folder
@@ -51,11 +51,40 @@ def test_content_without_tools(llm: LLM) -> None:
     assert llm.chat(TALK, SamplingParams(max_tokens=4, temperature=0)).outputs[0].content is None
 
 
+def check_deltas(pieces: Sequence[StreamPiece], whole: Completion) -> None:
+    """The deltas of a stream make the parts of the whole answer."""
+    deltas = [delta for piece in pieces for delta in piece.deltas]
+    assert "".join(delta.content for delta in deltas) == whole.content
+    assert "".join(delta.reasoning for delta in deltas) == (whole.reasoning or "")
+    for number, call in enumerate(whole.tool_calls):
+        parts = [delta for delta in deltas if delta.index == number]
+        assert (parts[0].name, "".join(part.arguments for part in parts)) == (call.name, call.arguments)
+
+
+@pytest.mark.parametrize("echo", [False, True])
+def test_deltas_of_plain_answers_are_their_text(llm: LLM, echo: bool) -> None:
+    params = SamplingParams(max_tokens=4, temperature=0, echo=echo)
+    pieces = list(llm.chat_stream(TALK, params, chat_template="{{ messages[0].content }}"))
+    told = "".join(delta.content for piece in pieces for delta in piece.deltas)
+    text = "".join(piece.text for piece in pieces)
+    assert text == str(TALK[0]["content"]) * echo + told
+    assert told
+    assert not any(piece.deltas for piece in llm.stream("Once", params))
+
+
 def test_streams_and_asyncio(llm: LLM, model: Path) -> None:
     pytest.importorskip("llguidance")
     whole = llm.chat(TALK, PARAMS, tools=TOOLS, tool_choice=NOW)
-    pieces = llm.chat_stream(TALK, PARAMS, tools=TOOLS, tool_choice=NOW)
+    pieces = list(llm.chat_stream(TALK, PARAMS, tools=TOOLS, tool_choice=NOW))
     assert "".join(piece.text for piece in pieces) == whole.text
+    check_deltas(pieces, whole.outputs[0])
+
+    async def streamed() -> list[StreamPiece]:
+        async with AsyncLLM(model, n_ctx=2048, n_threads=1) as other:
+            asked = other.chat_stream(TALK, PARAMS, tools=TOOLS, tool_choice=NOW)
+            return [piece async for piece in asked]
+
+    check_deltas(asyncio.run(streamed()), whole.outputs[0])
 
     async def main() -> list[Any]:
         async with AsyncLLM(model, n_ctx=2048, n_threads=1, max_num_seqs=4) as other:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyvelo.chat.answer_format import AnswerReader
 from pyvelo.outputs import Completion, RequestOutput, RequestTimes, StreamPiece, Usage
-from pyvelo.server.answers import AnswerReader
 from pyvelo.server.anthropic_form import MessageForm
 from pyvelo.server.anthropic_messages import AnthropicMessage, chat_messages
 from tests.chat.answers import ANSWERS, QWEN, Answer

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyvelo.chat.answer_format import AnswerReader
 from pyvelo.outputs import StreamPiece
-from pyvelo.server.answers import AnswerReader
 from pyvelo.server.ollama_form import OllamaForm, _shown
 from tests.chat.answers import ANSWERS, NOTE_JSON, QWEN, Answer, function, hermes
 from tests.chat.test_tools import cut, parser_of

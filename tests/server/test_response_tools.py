@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyvelo.chat.answer_format import AnswerReader
 from pyvelo.outputs import Completion, RequestOutput, RequestTimes, StreamPiece, Usage
-from pyvelo.server.answers import AnswerReader
 from pyvelo.server.contents import with_names
 from pyvelo.server.response_form import ResponseForm
 from pyvelo.server.response_items import chat_messages

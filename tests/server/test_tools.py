@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai import BadRequestError, OpenAI
 
+from pyvelo.chat.answer_format import AnswerReader
 from pyvelo.outputs import Completion, RequestOutput, RequestTimes, StreamPiece, Usage
-from pyvelo.server.answers import AnswerReader
 from pyvelo.server.chat import ChatForm
 from pyvelo.server.schemas import ChatRequest
 from pyvelo.server.serving import Serving
