@@ -29,6 +29,7 @@ from pyvelo.cli.exits import (
 )
 from pyvelo.cli.serve import serve
 from pyvelo.cli.terminal import library_log, prepare_streams, print_error, print_json, print_out
+from pyvelo.cli.values import parse_reasoning, parse_template_arguments, read_template
 from pyvelo.demo import DEMO_MODEL
 from pyvelo.errors import ConfigError, VeloError
 
@@ -169,6 +170,12 @@ def run(
 def chat(
     model: opt.DemoOrModel = str(DEMO_MODEL),
     system: opt.System = None,
+    chat_template: opt.ChatTemplate = None,
+    template_arg: opt.TemplateArguments = None,
+    reasoning: opt.Reasoning = None,
+    no_think: opt.NoThink = False,
+    no_status: opt.NoStatus = False,
+    no_history: opt.NoHistory = False,
     max_tokens: opt.MaxTokens = -1,
     temperature: opt.ChatTemperature = None,
     top_k: opt.ChatTopK = None,
@@ -184,11 +191,19 @@ def chat(
     lora: opt.Lora = None,
 ) -> int:
     """Talk with a model; /help lists the commands."""
-    from pyvelo.cli.chat import open_chat
+    from pyvelo.cli.chat import ChatSettings, open_chat
 
+    settings = ChatSettings(
+        system,
+        read_template(chat_template),
+        parse_template_arguments(template_arg or ()),
+        parse_reasoning(reasoning, no_think),
+        not no_status,
+        not no_history,
+    )
     sampling, engine = _settings(locals())
     sampling = {name: value for name, value in sampling.items() if value is not None or name == "max_tokens"}
-    return open_chat(model, system, sampling, engine)
+    return open_chat(model, settings, sampling, engine)
 
 
 app.command()(serve)

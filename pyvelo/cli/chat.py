@@ -3,33 +3,23 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter as now
 from typing import Any, Protocol
 
-from pyvelo.cli.conversation import Conversation, Message, is_text
+from pyvelo.cli.chat_commands import command_of
+from pyvelo.cli.conversation import Conversation, Message, Turn, is_text
 from pyvelo.cli.exits import ERROR, as_options, explain
 from pyvelo.cli.screen import Screen, best_screen
 from pyvelo.cli.values import count, parse_argument
 from pyvelo.demo import DEMO_MODEL, DEMO_NOTE
-from pyvelo.errors import ConfigError, VeloError, shown
+from pyvelo.errors import VeloError
 from pyvelo.outputs import StreamPiece, Usage
 
-__all__ = ["Chat", "Talker", "open_chat"]
-
-HELP = """\
-/help            this
-/system [TEXT]   set the system message; without TEXT: remove it
-/reset           forget the conversation
-/undo            remove the last turn
-/retry           another answer to the last message
-/save FILE       save this conversation; /load FILE restores it
-/stats           speed of the last answer, and use of the cache
-/exit            end, as exit, quit and Ctrl-D do; Ctrl-C stops an answer
-A line that ends with \\ goes on in the next."""
+__all__ = ["Chat", "ChatSettings", "LastAnswer", "Talker", "open_chat"]
 
 
 class Talker(Protocol):
@@ -41,12 +31,24 @@ class Talker(Protocol):
     def stream(self, messages: list[Message]) -> Generator[StreamPiece, None, None]:
         """Yield the answer piece by piece; the last has its usage."""
 
+    def think(self, wanted: bool) -> None:
+        """Tell the template whether to reason before an answer."""
+
     def describe(self) -> str:
         """Return a line about the cache."""
 
+    def describe_model(self) -> str:
+        """Return lines about the model."""
+
+    def describe_tokens(self, messages: list[Message]) -> str:
+        """Return a line about the tokens of a conversation."""
+
+    def describe_usage(self, usage: Usage) -> str:
+        """Return, for the status line, the context and the memory that a conversation takes."""
+
 
 @dataclass
-class _Last:
+class LastAnswer:
     """Figures of the last answer; times in seconds from its start."""
 
     n_tokens: int = 0
@@ -54,32 +56,57 @@ class _Last:
     total: float = 0.0
     usage: Usage | None = None
 
+    @property
+    def rate(self) -> float:
+        """Tokens per second after the first; 0 without a second one."""
+        span = self.total - self.first
+        return (self.n_tokens - 1) / span if self.n_tokens > 1 and span > 0 else 0.0
+
+    def describe(self) -> str:
+        """Return its speed, and how much of its prompt was cached."""
+        if not self.n_tokens:
+            return "there is no answer yet"
+        n_tokens, first = count(self.n_tokens, "token"), f"{self.first:.2f} s"
+        speed = f"{n_tokens}, the first after {first}, then {self.rate:.1f} tokens per second"
+        if self.usage is None:
+            return speed
+        prompt = count(self.usage.prompt_tokens, "token")
+        return f"{speed}\n{self.usage.cached_tokens} of {prompt} of the conversation were in the cache"
+
 
 class Chat:
-    """Conversation between a user at a screen and a model."""
+    """Conversations between a user at a screen and a model.
 
-    def __init__(self, talker: Talker, screen: Screen, conversation: Conversation) -> None:
-        self.conversation = conversation
-        self._talker = talker
-        self._screen = screen
-        self._last = _Last()
-        self.failed = False  # whether a line of the user gave an error
-        self._commands: dict[str, Callable[[str], None]] = {
-            "help": lambda _: screen.note(HELP),
-            "system": self._system,
-            "reset": self._reset,
-            "undo": self._undo,
-            "retry": self._retry,
-            "save": self._save,
-            "load": self._load,
-            "stats": lambda _: screen.note(self._stats()),
-        }
+    conversation: the one of `conversations` that goes on.
+    reasoning: "show", "hide", or "off": the template is told to ask for none.
+    failed: whether a line of the user gave an error.
+    """
+
+    def __init__(
+        self, talker: Talker, screen: Screen, conversation: Conversation, reasoning: str = "show"
+    ) -> None:
+        self.talker = talker
+        self.screen = screen
+        self.conversations = [conversation]
+        self.last = LastAnswer()
+        self.failed = False
+        self._here = 0
+        self._reasoning = reasoning
+
+    @property
+    def conversation(self) -> Conversation:
+        """The conversation that goes on."""
+        return self.conversations[self._here]
+
+    @conversation.setter
+    def conversation(self, conversation: Conversation) -> None:
+        self.conversations[self._here] = conversation
 
     def run(self) -> None:
         """Run the conversation until the user ends it."""
         while True:
             try:
-                text = self._screen.ask()
+                text = self.screen.ask()
             except KeyboardInterrupt:
                 continue
             if text is None or text.strip() in ("exit", "quit") or text.split()[:1] in (["/exit"], ["/quit"]):
@@ -89,131 +116,124 @@ class Chat:
 
     def hear(self, text: str) -> None:
         """Run a command or answer a message; errors are shown, and no turn is lost."""
-        name, _, rest = text.strip().partition(" ")
         if not is_text(text):
             self._fail("this is not UTF-8 text")
             return
         try:
-            if not text.startswith("/"):
-                self.conversation.say(text)
-                self._answer()
-            elif (command := self._commands.get(name[1:])) is not None:
-                command(rest.strip())
+            found = command_of(text)
+            if found is None:
+                self.say(text)
             else:
-                self._screen.note(f"there is no {name}; /help lists the commands")
+                command, rest = found
+                command(self, rest)
         except VeloError as error:
             self._fail(as_options(str(error)))
         except OSError as error:
             self._fail(explain(error))
 
+    def say(self, text: str) -> None:
+        """Answer a message."""
+        self.conversation.say(text)
+        self._answer()
+
+    def answer_again(self) -> None:
+        """Answer the last message again."""
+        turn = self.conversation.turns[-1]
+        before, turn.answer, turn.reasoning = replace(turn), None, None
+        self._answer(before)
+
+    def fork(self) -> None:
+        """Go on in a copy of the conversation; the answers so far are a prefix hit there."""
+        self.conversations.append(self.conversation.copy())
+        self._here = len(self.conversations) - 1
+
+    def turn_to(self, number: int) -> None:
+        """Go on in another conversation."""
+        self._here = number
+
     def _fail(self, message: str) -> None:
         self.failed = True
-        self._screen.note(message)
+        self.screen.note(message)
 
-    def _answer(self, before: str | None = None) -> None:
+    def _answer(self, before: Turn | None = None) -> None:
         """Stream an answer to the last turn, in place of its old one; after Ctrl-C the partial text stays."""
         turn = self.conversation.turns[-1]
-        parts: list[str] = []
-        start, self._last = now(), _Last()
+        said, thought = list[str](), list[str]()
+        start, self.last = now(), LastAnswer()
         try:
             self._make_room()
-            self._receive(parts, start)
-            turn.answer = "".join(parts)
+            try:
+                self._receive(said, thought, start)
+            except KeyboardInterrupt:
+                if not said and not thought:
+                    raise
+            turn.answer, turn.reasoning = "".join(said), "".join(thought) or None
         except KeyboardInterrupt:
-            turn.answer = "".join(parts) or None
+            pass
         finally:
-            self._last.total = now() - start
-            self._screen.finish()
+            self.last.total = now() - start
+            self.screen.finish()
             if turn.answer is None:  # templates refuse a turn without an answer before the next one
-                turn.answer = before
-                if before is None:
-                    self.conversation.undo()
+                self.conversation.undo()
+                if before is not None:
+                    self.conversation.turns.append(before)
+        if self.last.usage is not None:
+            usage = self.last.usage
+            cached = f"{usage.cached_tokens:,} of {usage.prompt_tokens:,} tokens cached"
+            self.screen.status(
+                f"{self.last.rate:.1f} tokens/s, {cached}, {self.talker.describe_usage(usage)}"
+            )
 
-    def _receive(self, parts: list[str], start: float) -> None:
-        pieces = self._talker.stream(self.conversation.messages())
-        with closing(pieces):
+    def _receive(self, said: list[str], thought: list[str], start: float) -> None:
+        with closing(self.talker.stream(self.conversation.messages())) as pieces:
             for piece in pieces:
-                self._last.first = self._last.first or now() - start
-                self._last.n_tokens += len(piece.token_ids)
-                self._last.usage = piece.usage
-                parts.append(piece.text)
-                if piece.text:
-                    self._screen.show(piece.text)
+                self.last.first = self.last.first or now() - start
+                self.last.n_tokens += len(piece.token_ids)
+                self.last.usage = piece.usage
+                for delta in piece.deltas:
+                    if delta.content:
+                        said.append(delta.content)
+                        self.screen.show(delta.content)
+                    if delta.reasoning:
+                        self._think_aloud(delta.reasoning, is_first=not thought)
+                        thought.append(delta.reasoning)
+
+    def _think_aloud(self, text: str, is_first: bool) -> None:
+        if self._reasoning != "hide":
+            self.screen.show_reasoning(text)
+        elif is_first:
+            self.screen.note("thinking …")
 
     def _make_room(self) -> None:
         n_gone = 0
-        while not self._talker.fits(self.conversation.messages()) and self.conversation.forget_oldest():
+        while not self.talker.fits(self.conversation.messages()) and self.conversation.forget_oldest():
             n_gone += 1
         if n_gone:
             turns = "turn has" if n_gone == 1 else f"{n_gone} turns have"
-            self._screen.note(f"the context is full: the oldest {turns} left the conversation")
-
-    # ---- commands ----
-
-    def _system(self, text: str) -> None:
-        before, self.conversation.system = self.conversation.system, text or None
-        removed = "there is no system message" if before is None else "the system message is removed"
-        self._screen.note("the system message is set" if text else removed)
-
-    def _reset(self, _: str) -> None:
-        self.conversation.reset()
-        self._screen.note("forgotten")
-
-    def _undo(self, _: str) -> None:
-        turn = self.conversation.undo()
-        self._screen.note("the conversation is empty" if turn is None else f"removed: {turn.user}")
-
-    def _retry(self, _: str) -> None:
-        if not self.conversation.turns:
-            self._screen.note("the conversation is empty")
-            return
-        turn = self.conversation.turns[-1]
-        before, turn.answer = turn.answer, None
-        self._answer(before)
-
-    def _save(self, name: str) -> None:
-        if not name:
-            self._screen.note("give a file: /save FILE")
-            return
-        _path(name).write_text(self.conversation.to_json(), encoding="utf-8")
-        self._screen.note(f"saved to {name}")
-
-    def _load(self, name: str) -> None:
-        if not name:
-            self._screen.note("give a file: /load FILE")
-            return
-        try:
-            text = _path(name).read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            self._screen.note(f"{name} is not UTF-8 text")
-            return
-        self.conversation = Conversation.from_json(text)
-        self._screen.note(f"{count(len(self.conversation.turns), 'turn')} from {name}")
-
-    def _stats(self) -> str:
-        last = self._last
-        span = last.total - last.first
-        rate = (last.n_tokens - 1) / span if last.n_tokens > 1 and span > 0 else 0.0
-        n_tokens, first = count(last.n_tokens, "token"), f"{last.first:.2f} s"
-        speed = f"{n_tokens}, the first after {first}, then {rate:.1f} tokens per second"
-        lines = [speed if last.n_tokens else "there is no answer yet"]
-        if last.usage is not None:
-            cached, prompt = last.usage.cached_tokens, last.usage.prompt_tokens
-            lines.append(f"{cached} of {count(prompt, 'token')} of the conversation were in the cache")
-        return "\n".join([*lines, self._talker.describe()])
+            self.screen.note(f"the context is full: the oldest {turns} left the conversation")
 
 
-def _path(name: str) -> Path:
-    """Return the path that the user means, or raise ConfigError if there can be none."""
-    if "\0" in name:
-        raise ConfigError(f"{shown(name)} is not a valid file name")
-    try:
-        return Path(name).expanduser()
-    except RuntimeError:  # of a user that does not exist
-        raise ConfigError(f"{shown(name)}: there is no such home folder") from None
+@dataclass(frozen=True)
+class ChatSettings:
+    """What a chat begins with.
+
+    template: Jinja source in place of the model's; None: the model's own.
+    arguments: other variables of the template.
+    reasoning: "show", "hide" or "off"; None: shown in a terminal, hidden in a pipe.
+    status, history: whether a terminal shows a status line, and keeps the lines of the user in a file.
+    """
+
+    system: str | None = None
+    template: str | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    reasoning: str | None = None
+    status: bool = True
+    history: bool = True
 
 
-def open_chat(model: str, system: str | None, sampling: Mapping[str, Any], engine: Mapping[str, Any]) -> int:
+def open_chat(
+    model: str, settings: ChatSettings, sampling: Mapping[str, Any], engine: Mapping[str, Any]
+) -> int:
     """Load the model and chat until the user ends it; return the exit code."""
     from pyvelo.cli.progress import loading
     from pyvelo.cli.talker import LlmTalker
@@ -222,14 +242,18 @@ def open_chat(model: str, system: str | None, sampling: Mapping[str, Any], engin
     from pyvelo.sampling import SamplingParams
 
     SamplingParams(**sampling)  # raises errors before the model is loaded
-    told = None if system is None else parse_argument(system, "the system message")
+    told = None if settings.system is None else parse_argument(settings.system, "the system message")
     path = locate(model)
+    reasoning = settings.reasoning or ("show" if sys.stdout.isatty() else "hide")
     with loading(path) as bar, LLM(path, **engine, progress=bar) as llm:
-        screen = best_screen()
+        screen = best_screen(status=settings.status, history=settings.history)
         if sys.stdin.isatty():
             screen.note(DEMO_NOTE if path == str(DEMO_MODEL) else Path(path).name)
             screen.note("/help lists the commands.")
         params = replace(llm.get_default_sampling_params(), **sampling)
-        chat = Chat(LlmTalker(llm, params, bar=bar), screen, Conversation(told))
+        talker = LlmTalker(llm, path, params, settings.arguments, settings.template, bar)
+        if reasoning == "off":
+            talker.think(False)
+        chat = Chat(talker, screen, Conversation(told), reasoning)
         chat.run()
     return ERROR if chat.failed and not sys.stdin.isatty() else 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pyvelo.errors import ConfigError
@@ -17,10 +17,14 @@ FORMAT = "pyvelo chat 1"
 
 @dataclass
 class Turn:
-    """Message of the user and its answer; None: no answer yet."""
+    """Message of the user and its answer; None: no answer yet.
+
+    reasoning: what the model thought before the answer; None: nothing.
+    """
 
     user: str
     answer: str | None = None
+    reasoning: str | None = None
 
 
 @dataclass
@@ -38,7 +42,8 @@ class Conversation:
         for turn in self.turns:
             said.append({"role": "user", "content": turn.user})
             if turn.answer is not None:
-                said.append({"role": "assistant", "content": turn.answer})
+                thought = {} if turn.reasoning is None else {"reasoning_content": turn.reasoning}
+                said.append({"role": "assistant", **thought, "content": turn.answer})
         return said
 
     def say(self, text: str) -> None:
@@ -55,6 +60,10 @@ class Conversation:
             return False
         del self.turns[0]
         return True
+
+    def copy(self) -> Conversation:
+        """Return a copy that changes on its own."""
+        return Conversation(self.system, [replace(turn) for turn in self.turns])
 
     def reset(self) -> None:
         """Remove all turns; the system message stays."""
@@ -82,16 +91,16 @@ class Conversation:
             raise ConfigError(f"the file is not a chat of /save: {error}") from None
         made = cls()
         for message in messages:
-            made._add(message["role"], message["content"])
+            made._add(message["role"], message["content"], message.get("reasoning_content"))
         return made
 
-    def _add(self, role: str, content: str) -> None:
+    def _add(self, role: str, content: str, reasoning: str | None) -> None:
         if role == "system" and self.system is None and not self.turns:
             self.system = content
         elif role == "user" and (not self.turns or self.turns[-1].answer is not None):
             self.say(content)
         elif role == "assistant" and self.turns and self.turns[-1].answer is None:
-            self.turns[-1].answer = content
+            self.turns[-1].answer, self.turns[-1].reasoning = content, reasoning
         else:
             raise ConfigError(f"the file is not a chat of /save: {role!r} has its turn in the wrong place")
 
@@ -107,4 +116,6 @@ def _is_message(message: Any) -> bool:
         and isinstance(message.get("role"), str)
         and isinstance(message.get("content"), str)
         and is_text(message["content"])
+        and isinstance(message.get("reasoning_content", ""), str)
+        and is_text(message.get("reasoning_content", ""))
     )

@@ -27,6 +27,7 @@ def make_markdown(text: str) -> RenderableType:
 
     parser = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"]).disable(_HIDING)
     tokens = parser.parse(text)
+    _keep_lines(tokens)
     words, markup = Counter(_WORD.findall(text)), Counter(_markup_words(tokens))
     if words - markup - Counter(_drawn_words(tokens)):
         return Text(text)
@@ -108,6 +109,14 @@ def _joined(rows: Iterable[Iterable[Segment]]) -> Iterator[Segment]:
     for row in rows:
         yield from row
         yield Segment.line()
+
+
+def _keep_lines(tokens: Iterable[Any]) -> None:
+    """Let a line of a paragraph end where the model ended it, as in a verse."""
+    for token in tokens:
+        if token.type == "softbreak":
+            token.type = "hardbreak"
+        _keep_lines(token.children or ())
 
 
 def _drawn_words(tokens: Iterable[Any]) -> Iterator[str]:

@@ -32,6 +32,35 @@ DemoOrModel = Annotated[
     ),
 ]
 System = Annotated[str | None, Option("-s", "--system", help="The system message.", show_default=False)]
+ChatTemplate = Annotated[
+    str | None,
+    Option(
+        "--chat-template",
+        metavar="FILE",
+        help="File of a Jinja template, or the name of a built-in one (chatml), instead of the model's.",
+        show_default=False,
+    ),
+]
+TemplateArguments = Annotated[
+    list[str] | None,
+    Option(
+        "--template-arg",
+        metavar="NAME=VALUE",
+        help="A variable of the chat template; VALUE is JSON or text. May be repeated.",
+        show_default=False,
+    ),
+]
+Reasoning = Annotated[
+    str | None,
+    Option(
+        metavar="show|hide|off",
+        help="What the model thinks before an answer; off: ask the template for none.",
+        show_default="show, or hide in a pipe",
+    ),
+]
+NoThink = Annotated[bool, Option("--no-think", help="The same as --reasoning off.")]
+NoStatus = Annotated[bool, Option("--no-status", help="Show no line with figures of the last answer.")]
+NoHistory = Annotated[bool, Option("--no-history", help="Keep the lines that you type in no file.")]
 AsChat = Annotated[bool, Option("--chat", help="The prompt is a message: ask with the chat template.")]
 Prompt = Annotated[
     str | None, Option("-p", "--prompt", help="The prompt; - reads standard input.", show_default=False)

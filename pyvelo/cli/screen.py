@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pyvelo.cli.markdown import LastRows, last_lines, make_markdown, split_blocks
@@ -26,19 +28,31 @@ class Screen(Protocol):
     def show(self, text: str) -> None:
         """Show the next piece of the answer."""
 
+    def show_reasoning(self, text: str) -> None:
+        """Show the next piece of what the model thinks before the answer."""
+
     def finish(self) -> None:
         """End the answer."""
 
     def note(self, text: str) -> None:
         """Show a note about the conversation."""
 
+    def status(self, text: str) -> None:
+        """Show figures of the last answer beside the next question."""
 
-def best_screen() -> Screen:
-    """Return the best screen for this terminal and the installed packages; plain if piped."""
+    def control(self, sequence: str) -> bool:
+        """Send a control sequence to the terminal; return False if there is none."""
+
+
+def best_screen(*, status: bool = True, history: bool = True) -> Screen:
+    """Return the best screen for this terminal and the installed packages; plain if piped.
+
+    status, history: of a terminal, whether it has a status line and keeps the lines of the user in a file.
+    """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return PlainScreen()
     try:
-        return RichScreen()
+        return RichScreen(status=status, history=history)
     except ImportError:  # without the extra `cli`
         return PlainScreen()
 
@@ -49,6 +63,7 @@ class PlainScreen:
     def __init__(self) -> None:
         self._tty = sys.stdin.isatty()
         self._open = False  # the answer's last line has no line end yet
+        self._reasons = False  # the last piece was of the reasoning
 
     def ask(self) -> str | None:
         """See `Screen.ask`."""
@@ -56,19 +71,41 @@ class PlainScreen:
 
     def show(self, text: str) -> None:
         """See `Screen.show`."""
+        self._end_reasoning()
         print_out(text, end="", flush=True)
         self._open = not text.endswith("\n")
 
+    def show_reasoning(self, text: str) -> None:
+        """Write it where notes go, so that an answer in a pipe is without it."""
+        print_error(text, end="")
+        self._reasons = True
+
     def finish(self) -> None:
         """See `Screen.finish`."""
+        self._end_reasoning()
         if self._open:
             print_out(flush=True)
         self._open = False
+
+    def status(self, text: str) -> None:
+        """Show nothing: there is no status line."""
+
+    def control(self, sequence: str) -> bool:
+        """Write it if standard output is a terminal."""
+        if sys.stdout.isatty():
+            sys.stdout.write(sequence)
+            sys.stdout.flush()
+        return sys.stdout.isatty()
 
     def note(self, text: str) -> None:
         """Print a note to standard error."""
         self.finish()
         print_error(text)
+
+    def _end_reasoning(self) -> None:
+        if self._reasons:
+            print_error("\n")
+        self._reasons = False
 
     def _line(self) -> str | None:
         try:
@@ -83,18 +120,24 @@ class PlainScreen:
 class RichScreen:
     """Terminal with prompt-toolkit's editor and rich's markdown; ImportError if one of them is missing."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, status: bool = True, history: bool = True) -> None:
         from prompt_toolkit import PromptSession
-        from prompt_toolkit.history import InMemoryHistory
         from rich.live import Live
 
-        self._session: Any = PromptSession(history=InMemoryHistory(), multiline=False)
+        self._status = ""
+        self._session: Any = PromptSession(
+            history=_history(history),
+            multiline=False,
+            enable_suspend=True,
+            bottom_toolbar=(lambda: self._status or None) if status else None,
+        )
         self._console = make_console()
         self._make_live: Callable[[], Any] = lambda: Live(
             console=self._console, refresh_per_second=8, transient=True, get_renderable=self._growing
         )
         self._live: Any = None
         self._text = ""  # of the block that may still change
+        self._reasons = False  # it is reasoning
 
     def ask(self) -> str | None:
         """See `Screen.ask`. Escape, then Enter, inserts a line break."""
@@ -102,6 +145,16 @@ class RichScreen:
 
     def show(self, text: str) -> None:
         """Print complete blocks for good, and redraw only the last one."""
+        self._show(text, reasoning=False)
+
+    def show_reasoning(self, text: str) -> None:
+        """See `Screen.show_reasoning`."""
+        self._show(text, reasoning=True)
+
+    def _show(self, text: str, *, reasoning: bool) -> None:
+        if reasoning != self._reasons:
+            self.finish()
+            self._reasons = reasoning
         done, self._text = split_blocks(self._text + visible(text))
         if done:
             self._print(done)
@@ -113,15 +166,32 @@ class RichScreen:
         """See `Screen.finish`."""
         rest, self._text = self._text, ""
         self._print(rest)
+        self._reasons = False
 
     def note(self, text: str) -> None:
         """Print a note in another style than the answer."""
         self.finish()
         self._console.print(text, style="dim", markup=False)
 
+    def status(self, text: str) -> None:
+        """See `Screen.status`."""
+        self._status = text
+
+    def control(self, sequence: str) -> bool:
+        """See `Screen.control`."""
+        self._console.file.write(sequence)
+        self._console.file.flush()
+        return True
+
     def _growing(self) -> RenderableType:
         """Return what fits on the screen of the block that may still change: its end."""
-        return LastRows(make_markdown(last_lines(self._text, self._console.size.height)))
+        return LastRows(self._drawn(last_lines(self._text, self._console.size.height)))
+
+    def _drawn(self, text: str) -> RenderableType:
+        """Return an answer as markdown; reasoning as dimmed text, of which nothing is meant as markup."""
+        from rich.text import Text
+
+        return Text(text.rstrip("\n"), style="dim italic") if self._reasons else make_markdown(text)
 
     def _print(self, text: str) -> None:
         """Print markdown in place of the block that was drawn anew."""
@@ -129,7 +199,7 @@ class RichScreen:
             self._live.stop()
             self._live = None
         if text:
-            self._console.print(make_markdown(text))
+            self._console.print(self._drawn(text), end="\n\n" if self._reasons else "\n")
 
     def _line(self) -> str | None:
         try:
@@ -137,6 +207,20 @@ class RichScreen:
             return line
         except EOFError:
             return None
+
+
+def _history(kept: bool) -> Any:
+    """Return the lines of earlier chats from a file in the user's state folder, or an empty history."""
+    from platformdirs import user_state_path
+    from prompt_toolkit.history import FileHistory, InMemoryHistory
+
+    if kept:
+        with suppress(OSError, RuntimeError):  # without a home folder, or with one that is read-only
+            file = user_state_path("pyvelo", appauthor=False) / "history"
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.close(os.open(file, os.O_CREAT | os.O_APPEND, 0o600))  # for its owner alone
+            return FileHistory(str(file))
+    return InMemoryHistory()
 
 
 def _joined(line: Callable[[], str | None]) -> str | None:

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from pyvelo.chat.template import BUILT_IN, ChatTemplate
 from pyvelo.cli import options as opt
 from pyvelo.cli.terminal import print_out
-from pyvelo.cli.values import parse_lora
+from pyvelo.cli.values import parse_lora, read_template
 from pyvelo.config import EngineConfig
 from pyvelo.demo import DEMO_MODEL
 from pyvelo.errors import ConfigError, shown
@@ -36,15 +35,6 @@ Names = Annotated[
         "--model-name",
         help='Name of the model for clients; may be repeated; "*": any.',
         show_default="of its file",
-    ),
-]
-Template = Annotated[
-    str | None,
-    Option(
-        "--chat-template",
-        metavar="FILE",
-        help="File of a Jinja template, or the name of a built-in one (chatml), instead of the model's.",
-        show_default=False,
     ),
 ]
 KeyFile = Annotated[
@@ -106,7 +96,7 @@ def serve(
     host: Host = "127.0.0.1",
     port: Port = 8000,
     model_name: Names = None,
-    chat_template: Template = None,
+    chat_template: opt.ChatTemplate = None,
     api_key_file: KeyFile = None,
     insecure: Insecure = False,
     cors_origin: Origins = None,
@@ -146,7 +136,7 @@ def serve(
     check_address(host, keys.needed, insecure)
     settings = Settings(
         model_names=tuple(model_name or ()),
-        chat_template=_template_of(chat_template),
+        chat_template=read_template(chat_template),
         keys=keys,
         origins=tuple(cors_origin or ()),
         hosts=tuple(name.lower() for name in allow_host or ()),
@@ -161,23 +151,6 @@ def serve(
     _log_to_stderr(quiet)
     Serve(config, settings, host=host, port=port, drain=drain, ready=_ready).run()
     return 0
-
-
-def _template_of(given: str | None) -> str | None:
-    """Return the source of a chat template; raise ConfigError if its file cannot be read."""
-    if given is None or given in BUILT_IN:
-        return given and BUILT_IN[given]
-    try:
-        source = Path(given).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "no UTF-8 text"
-        names = ", ".join(BUILT_IN)
-        raise ConfigError(
-            f"--chat-template={given} cannot be read ({reason}): give a file of a Jinja template, or a "
-            f"built-in one: {names}"
-        ) from None
-    ChatTemplate(source, name=f"--chat-template={given}").check()
-    return source
 
 
 def _check_names(models: Sequence[str], origins: Sequence[str], hosts: Sequence[str]) -> None:

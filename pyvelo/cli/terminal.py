@@ -44,9 +44,9 @@ def print_out(text: str = "", *, end: str = "\n", flush: bool = False) -> None:
     print(visible(text) if sys.stdout.isatty() else text, end=end, flush=flush)
 
 
-def print_error(text: str) -> None:
-    """Write a line to standard error."""
-    print(visible(text) if sys.stderr.isatty() else text, file=sys.stderr, flush=True)
+def print_error(text: str, *, end: str = "\n") -> None:
+    """Write to standard error."""
+    print(visible(text) if sys.stderr.isatty() else text, end=end, file=sys.stderr, flush=True)
 
 
 def print_json(report: Any, *, indent: int | None = 2) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+from collections.abc import Iterable
 from fractions import Fraction
+from pathlib import Path
+from typing import Any
 
 from pyvelo.errors import ConfigError, shown
 
@@ -16,7 +20,10 @@ __all__ = [
     "parse_lora",
     "parse_names",
     "parse_numbers",
+    "parse_reasoning",
     "parse_size",
+    "parse_template_arguments",
+    "read_template",
     "show_bytes",
 ]
 
@@ -111,3 +118,45 @@ def show_bytes(n_bytes: int) -> str:
 def count(n: int, noun: str) -> str:
     """Return a number with its noun: `1 turn`, `2,000 turns`."""
     return f"{n:,} {noun}{'s' * (n != 1)}"
+
+
+def parse_template_arguments(given: Iterable[str]) -> dict[str, Any]:
+    """Parse `NAME=VALUE` of each; a value is JSON, else text. ConfigError for another form."""
+    found = {}
+    for each in given:
+        name, equals, value = parse_argument(each, "--template-arg").partition("=")
+        if not equals or not name.isidentifier():
+            raise ConfigError(f"--template-arg {shown(each)}: give NAME=VALUE, such as enable_thinking=false")
+        try:
+            found[name] = json.loads(value)
+        except (ValueError, RecursionError):
+            found[name] = value
+    return found
+
+
+def parse_reasoning(given: str | None, no_think: bool) -> str | None:
+    """Return "show", "hide" or "off"; None if nothing is given. Else ConfigError."""
+    if no_think and given not in (None, "off"):
+        raise ConfigError(f"--no-think is --reasoning off: leave --reasoning {shown(given or '')} out")
+    if given not in (None, "show", "hide", "off"):
+        raise ConfigError(f"--reasoning {shown(given)}: give show, hide or off")
+    return "off" if no_think else given
+
+
+def read_template(given: str | None) -> str | None:
+    """Return the source of a chat template; ConfigError or TemplateError if its file is none."""
+    from pyvelo.chat.template import BUILT_IN, ChatTemplate
+
+    if given is None or given in BUILT_IN:
+        return given and BUILT_IN[given]
+    try:
+        source = Path(given).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "no UTF-8 text"
+        names = ", ".join(BUILT_IN)
+        raise ConfigError(
+            f"--chat-template={given} cannot be read ({reason}): give a file of a Jinja template, or a "
+            f"built-in one: {names}"
+        ) from None
+    ChatTemplate(source, name=f"--chat-template={given}").check()
+    return source

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import shlex
+import sys
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +22,12 @@ from pyvelo.cli.markdown import split_blocks
 from pyvelo.cli.screen import PlainScreen
 from pyvelo.cli.talker import LlmTalker
 from pyvelo.errors import ConfigError, RequestError
-from pyvelo.outputs import StreamPiece, Usage
+from pyvelo.outputs import Delta, StreamPiece, Usage
+
+
+def piece_of(text: str, *of: Any, **others: Any) -> StreamPiece:
+    """A piece of an answer in which all text is content."""
+    return StreamPiece(text, *of, **others, deltas=(Delta(content=text),))
 
 
 class FakeTalker:
@@ -31,6 +38,7 @@ class FakeTalker:
         self.asked: list[list[Message]] = []
         self.fail: BaseException | None = None
         self.closed = 0
+        self.thinks: bool | None = None
 
     def fits(self, messages: list[Message]) -> bool:
         return len(messages) <= self.room
@@ -38,16 +46,28 @@ class FakeTalker:
     def stream(self, messages: list[Message]) -> Generator[StreamPiece, None, None]:
         self.asked.append(messages)
         try:
-            yield StreamPiece("answer ", (1,))
+            yield piece_of("answer ", (1,))
             if self.fail is not None:
                 raise self.fail
             usage = Usage(prompt_tokens=10, cached_tokens=7, completion_tokens=3)
-            yield StreamPiece(str(len(self.asked)), (2, 3), "stop", usage=usage)
+            yield piece_of(str(len(self.asked)), (2, 3), "stop", usage=usage)
         finally:
             self.closed += 1
 
+    def think(self, wanted: bool) -> None:
+        self.thinks = wanted
+
     def describe(self) -> str:
         return "a cache"
+
+    def describe_model(self) -> str:
+        return "a model"
+
+    def describe_tokens(self, messages: list[Message]) -> str:
+        return f"{len(messages)} messages"
+
+    def describe_usage(self, usage: Usage) -> str:
+        return f"{usage.total_tokens} tokens"
 
 
 class FakeScreen:
@@ -55,6 +75,8 @@ class FakeScreen:
         self.lines = list(lines)
         self.shown = ""
         self.notes: list[str] = []
+        self.told = ""
+        self.sent = ""
 
     def ask(self) -> str | None:
         line = self.lines.pop(0) if self.lines else None
@@ -65,8 +87,18 @@ class FakeScreen:
     def show(self, text: str) -> None:
         self.shown += text
 
+    def show_reasoning(self, text: str) -> None:
+        self.shown += f"({text})"
+
     def finish(self) -> None:
         self.shown += "|"
+
+    def status(self, text: str) -> None:
+        self.told = text
+
+    def control(self, sequence: str) -> bool:
+        self.sent += sequence
+        return True
 
     def note(self, text: str) -> None:
         self.notes.append(text)
@@ -99,7 +131,7 @@ def test_commands() -> None:
     talker = FakeTalker()
     chat, screen = talk(
         "/undo", "/retry", "/system Be brief.", "one", "two", "/undo", "/retry",
-        "/nothing", "/stats", "/help", talker=talker,
+        "/stat", "/stats", "/help", talker=talker,
     )  # fmt: skip
     assert said(chat) == [("one", "answer 3")]
     assert talker.asked[-1] == [
@@ -107,7 +139,7 @@ def test_commands() -> None:
         {"role": "user", "content": "one"},
     ]
     assert screen.notes[:2] == ["the conversation is empty"] * 2
-    assert "there is no /nothing" in screen.notes[-3]
+    assert screen.notes[-3] == "there is no '/stat': do you mean /stats? /help lists the commands"
     assert "7 of 10 tokens" in screen.notes[-2]
     assert "3 tokens, the first after" in screen.notes[-2]
     assert "a cache" in screen.notes[-2]
@@ -245,8 +277,8 @@ def test_a_chat_is_drawn_as_by_llm_chat(
     seen: list[tuple[SamplingParams, SamplingParams]] = []
 
     class Recorded(LlmTalker):
-        def __init__(self, llm: LLM, params: SamplingParams, **others: Any) -> None:
-            super().__init__(llm, params, **others)
+        def __init__(self, llm: LLM, path: str, params: SamplingParams, *others: Any) -> None:
+            super().__init__(llm, path, params, *others)
             seen.append((params, llm.get_default_sampling_params()))
 
     monkeypatch.setattr("pyvelo.cli.talker.LlmTalker", Recorded)
@@ -254,3 +286,153 @@ def test_a_chat_is_drawn_as_by_llm_chat(
     assert execute(["chat", *options]) == 0
     ((params, default),) = seen
     assert params == replace(default, **changed)
+
+
+# ---- reasoning ----
+
+
+class Thinker(FakeTalker):
+    """Talker that thinks before it answers."""
+
+    def stream(self, messages: list[Message]) -> Generator[StreamPiece, None, None]:
+        self.asked.append(messages)
+        yield StreamPiece("<think>", (1,))
+        yield StreamPiece("hm ", (2,), deltas=(Delta(reasoning="hm "),))
+        yield StreamPiece("so", (3,), deltas=(Delta(reasoning="so"),))
+        if self.fail is not None:
+            raise self.fail
+        yield StreamPiece("</think>42", (4,), "stop", deltas=(Delta(content="42"),))
+
+
+def ask(reasoning: str, talker: FakeTalker | None = None) -> tuple[Chat, FakeScreen]:
+    screen = FakeScreen(["why?", "and?"])
+    chat = Chat(talker or Thinker(), screen, Conversation(), reasoning)
+    chat.run()
+    return chat, screen
+
+
+def test_reasoning_is_shown_apart_and_is_no_part_of_the_answer() -> None:
+    talker = Thinker()
+    chat, screen = ask("show", talker)
+    assert screen.shown == "(hm )(so)42|" * 2
+    assert said(chat) == [("why?", "42"), ("and?", "42")]
+    assert talker.asked[1][1] == {"role": "assistant", "reasoning_content": "hm so", "content": "42"}
+    assert Conversation.from_json(chat.conversation.to_json()) == chat.conversation
+
+
+def test_hidden_reasoning_is_noted_once() -> None:
+    _, screen = ask("hide")
+    assert screen.shown == "42|" * 2
+    assert screen.notes == ["thinking …"] * 2
+
+
+def test_a_turn_that_is_stopped_within_its_reasoning_can_be_answered_again() -> None:
+    talker = Thinker()
+    talker.fail = KeyboardInterrupt()
+    chat, screen = ask("show", talker)
+    assert said(chat) == [("why?", ""), ("and?", "")]
+    talker.fail = None
+    chat.hear("/retry")
+    assert said(chat)[1] == ("and?", "42")
+    assert screen.shown.endswith("(hm )(so)42|")
+
+
+def test_thinking_is_switched() -> None:
+    talker = FakeTalker()
+    _, screen = talk("/think off", "/think", "/think on", talker=talker)
+    assert talker.thinks is True
+    assert screen.notes[1] == "give /think on or /think off"
+
+
+# ---- commands ----
+
+
+@pytest.mark.parametrize("text", ["/usr/bin/env is what?", "/ is a slash", "//", "/nothing"])
+def test_what_is_no_command_is_a_message(text: str) -> None:
+    chat, _ = talk(text)
+    assert said(chat) == [(text, "answer 1")]
+
+
+def test_forks_go_on_by_themselves() -> None:
+    chat, screen = talk("one", "/fork", "two", "/fork 1", "three", "/fork 3", "/fork x", "/fork 0", "/fork ²")
+    assert said(chat) == [("one", "answer 1"), ("three", "answer 3")]
+    assert [turn.user for turn in chat.conversations[1].turns] == ["one", "two"]
+    assert screen.notes[0] == "1: 1 turn, the last: one\n2: 1 turn (here), the last: one"
+    assert screen.notes[1] == "1: 1 turn (here), the last: one\n2: 2 turns, the last: two"
+    assert [note.split(":")[1] for note in screen.notes[2:]] == [
+        " give the number of a conversation, 1 to 2"
+    ] * 4
+    assert chat.failed
+
+
+def test_the_last_answer_is_copied() -> None:
+    _, screen = talk("/copy", "one", "/copy")
+    assert screen.notes[0] == "there is no answer yet"
+    assert screen.sent == "\x1b]52;c;YW5zd2VyIDE=\a"
+
+
+def test_figures_of_the_conversation() -> None:
+    _, screen = talk("one", "/tokens", "/model")
+    assert screen.notes == ["2 messages", "a model"]
+    assert screen.told.endswith("7 of 10 tokens cached, 13 tokens")
+
+
+@pytest.mark.parametrize(
+    ("program", "sent", "note"),
+    [
+        ("import sys; open(sys.argv[1], 'w').write('from an\\neditor\\n')", "from an\neditor", None),
+        ("", "draft", None),
+        ("import sys; open(sys.argv[1], 'w')", None, "nothing is sent"),
+        ("raise SystemExit(1)", None, "nothing is sent"),
+    ],
+    ids=["changed", "as it was", "emptied", "failed"],
+)
+def test_a_message_is_written_in_the_editor(
+    program: str, sent: str | None, note: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "an editor.py"
+    script.write_text(program)
+    monkeypatch.delenv("VISUAL", raising=False)
+    monkeypatch.setenv("EDITOR", shlex.join([sys.executable, str(script)]))
+    chat, screen = talk("/edit draft")
+    assert [turn.user for turn in chat.conversation.turns] == ([] if sent is None else [sent])
+    assert screen.notes == [note or sent]
+
+
+@pytest.mark.parametrize("editor", ["no-such-editor", "'"])
+def test_an_editor_that_cannot_run_is_named(editor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VISUAL", editor)
+    chat, screen = talk("/edit")
+    assert editor in screen.notes[0]
+    assert not chat.conversation.turns
+
+
+# ---- options ----
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--template-arg", "thinking"), "give NAME=VALUE"),
+        (("--template-arg", "a b=1"), "give NAME=VALUE"),
+        (("--reasoning", "loud"), "give show, hide or off"),
+        (("--reasoning", "show", "--no-think"), "leave --reasoning 'show' out"),
+        (("--chat-template", "no such file"), "cannot be read"),
+    ],
+)
+def test_options_that_are_refused(
+    options: Sequence[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert execute(["chat", *options]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_template_and_arguments_reach_the_prompt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    template = tmp_path / "chat.jinja"
+    template.write_text("{{ raise_exception('got ' ~ n ~ ' ' ~ word ~ ' ' ~ enable_thinking) }}")
+    monkeypatch.setattr("sys.stdin", io.StringIO("Hello\n"))
+    options = ["--template-arg", "n=[1, 2]", "--template-arg", "word=plain", "--no-think"]
+    assert execute(["chat", "--chat-template", str(template), *options]) == 1
+    assert "got [1, 2] plain False" in capsys.readouterr().err

@@ -1,0 +1,205 @@
+"""Commands of `pyvelo chat`: what a line that begins with / does."""
+
+from __future__ import annotations
+
+import base64
+import difflib
+import os
+import shlex
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyvelo.cli.conversation import Conversation
+from pyvelo.cli.values import count
+from pyvelo.errors import ConfigError, shown
+
+if TYPE_CHECKING:
+    from pyvelo.cli.chat import Chat
+
+__all__ = ["COMMANDS", "command_of"]
+
+HELP = """\
+/help            this
+/system [TEXT]   set the system message; without TEXT: remove it
+/think on|off    let the model reason before it answers, or not
+/reset           forget the conversation
+/undo            remove the last turn
+/retry           another answer to the last message
+/edit            write the next message in $EDITOR
+/copy            copy the last answer to the clipboard
+/fork [N]        go on in a copy of the conversation; with N: in conversation N
+/save FILE       save this conversation; /load FILE restores it
+/stats           speed of the last answer, and use of the cache
+/tokens          tokens of the conversation
+/model           the model and its file
+/exit            end, as exit, quit and Ctrl-D do; Ctrl-C stops an answer
+A line that ends with \\ goes on in the next."""
+
+MAX_CLIPBOARD = 100_000
+"""Characters that terminals take for the clipboard."""
+
+
+def command_of(text: str) -> tuple[Callable[[Chat, str], None], str] | None:
+    """Return the command of a line and the rest of the line; None for a message.
+
+    Raises: ConfigError if the line is nearly a command.
+    """
+    name, _, rest = text.strip().partition(" ")
+    if not name.startswith("/"):
+        return None
+    if command := COMMANDS.get(name[1:]):
+        return command, rest.strip()
+    near = difflib.get_close_matches(name[1:], COMMANDS, 1, 0.75)
+    if near:
+        raise ConfigError(f"there is no {shown(name)}: do you mean /{near[0]}? /help lists the commands")
+    return None
+
+
+def _help(chat: Chat, _: str) -> None:
+    chat.screen.note(HELP)
+
+
+def _system(chat: Chat, text: str) -> None:
+    before, chat.conversation.system = chat.conversation.system, text or None
+    removed = "there is no system message" if before is None else "the system message is removed"
+    chat.screen.note("the system message is set" if text else removed)
+
+
+def _think(chat: Chat, text: str) -> None:
+    if text not in ("on", "off"):
+        raise ConfigError("give /think on or /think off")
+    chat.talker.think(text == "on")
+    chat.screen.note(f"the template is told that reasoning is {text}; not every model has both")
+
+
+def _reset(chat: Chat, _: str) -> None:
+    chat.conversation.reset()
+    chat.screen.note("forgotten")
+
+
+def _undo(chat: Chat, _: str) -> None:
+    turn = chat.conversation.undo()
+    chat.screen.note("the conversation is empty" if turn is None else f"removed: {turn.user}")
+
+
+def _retry(chat: Chat, _: str) -> None:
+    if chat.conversation.turns:
+        chat.answer_again()
+    else:
+        chat.screen.note("the conversation is empty")
+
+
+def _edit(chat: Chat, text: str) -> None:
+    """Open the editor; what it saves is the next message."""
+    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or ("notepad" if os.name == "nt" else "vi")
+    with tempfile.TemporaryDirectory(prefix="pyvelo-") as folder:
+        file = Path(folder) / "message.md"
+        file.write_text(text, encoding="utf-8")
+        try:
+            done = subprocess.run([*shlex.split(editor), str(file)], check=False)
+        except ValueError as error:
+            raise ConfigError(f"EDITOR={shown(editor)}: {error}") from None
+        message = file.read_text(encoding="utf-8", errors="surrogateescape").strip()
+    if done.returncode or not message:
+        chat.screen.note("nothing is sent")
+        return
+    chat.screen.note(message)
+    chat.say(message)
+
+
+def _copy(chat: Chat, _: str) -> None:
+    """Send the answer to the terminal, which puts it into the clipboard (OSC 52 of xterm)."""
+    answers = [turn.answer for turn in chat.conversation.turns if turn.answer is not None]
+    if not answers:
+        chat.screen.note("there is no answer yet")
+    elif len(answers[-1]) > MAX_CLIPBOARD:
+        raise ConfigError(f"the answer has more than {MAX_CLIPBOARD:,} characters: /save FILE writes it")
+    elif chat.screen.control(f"\x1b]52;c;{base64.b64encode(answers[-1].encode()).decode()}\a"):
+        chat.screen.note("copied, if this terminal lets programs write to its clipboard")
+    else:
+        raise ConfigError("only a terminal has a clipboard: /save FILE writes the conversation")
+
+
+def _fork(chat: Chat, number: str) -> None:
+    """Go on in a copy of the conversation, or in another one; list them all."""
+    if number:
+        chat.turn_to(_number(number, len(chat.conversations)))
+    else:
+        chat.fork()
+    lines = [_line(index, each, chat) for index, each in enumerate(chat.conversations, 1)]
+    chat.screen.note("\n".join(lines))
+
+
+def _number(text: str, most: int) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= most:
+        raise ConfigError(f"/fork {shown(text)}: give the number of a conversation, 1 to {most}")
+    return int(text[:9]) - 1
+
+
+def _line(number: int, conversation: Conversation, chat: Chat) -> str:
+    turns = conversation.turns
+    last = " ".join(turns[-1].user.split())[:50] if turns else ""
+    here = " (here)" if conversation is chat.conversation else ""
+    return f"{number}: {count(len(turns), 'turn')}{here}" + (f", the last: {last}" if last else "")
+
+
+def _save(chat: Chat, name: str) -> None:
+    if not name:
+        raise ConfigError("give a file: /save FILE")
+    _path(name).write_text(chat.conversation.to_json(), encoding="utf-8")
+    chat.screen.note(f"saved to {name}")
+
+
+def _load(chat: Chat, name: str) -> None:
+    if not name:
+        raise ConfigError("give a file: /load FILE")
+    try:
+        text = _path(name).read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ConfigError(f"{shown(name)} is not UTF-8 text") from None
+    chat.conversation = Conversation.from_json(text)
+    chat.screen.note(f"{count(len(chat.conversation.turns), 'turn')} from {name}")
+
+
+def _path(name: str) -> Path:
+    """Return the path that the user means, or raise ConfigError if there can be none."""
+    if "\0" in name:
+        raise ConfigError(f"{shown(name)} is not a valid file name")
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:  # of a user that does not exist
+        raise ConfigError(f"{shown(name)}: there is no such home folder") from None
+
+
+def _stats(chat: Chat, _: str) -> None:
+    chat.screen.note(f"{chat.last.describe()}\n{chat.talker.describe()}")
+
+
+def _tokens(chat: Chat, _: str) -> None:
+    chat.screen.note(chat.talker.describe_tokens(chat.conversation.messages()))
+
+
+def _model(chat: Chat, _: str) -> None:
+    chat.screen.note(chat.talker.describe_model())
+
+
+COMMANDS: dict[str, Callable[[Chat, str], None]] = {
+    "help": _help,
+    "system": _system,
+    "think": _think,
+    "reset": _reset,
+    "undo": _undo,
+    "retry": _retry,
+    "edit": _edit,
+    "copy": _copy,
+    "fork": _fork,
+    "save": _save,
+    "load": _load,
+    "stats": _stats,
+    "tokens": _tokens,
+    "model": _model,
+}
+"""Functions by name. They raise VeloError and OSError, which the chat shows."""
