@@ -38,7 +38,7 @@ LIMIT = 120.0  # seconds
 ROOT = Path(__file__).resolve().parents[1]
 ENVIRONMENT = dict(os.environ)
 PRELOADED = (
-    *("pyvelo.cli.app", "pyvelo.cli.bench", "pyvelo.cli.chat", "pyvelo.cli.embed", "pyvelo.cli.info"),
+    *("pyvelo.cli.app", "pyvelo.cli.bench", "pyvelo.cli.chat_loop", "pyvelo.cli.embed", "pyvelo.cli.info"),
     *("pyvelo.cli.report", "pyvelo.cli.run", "pyvelo.cli.simulate", "pyvelo.cli.models", "pyvelo.cli.talker"),
     *("pyvelo.chat.sandbox", "pyvelo.llm", "numpy.random"),
     *("rich._emoji_codes", "rich.console", "rich.progress", "rich.table"),
@@ -104,9 +104,7 @@ def start(
         (stdin, stdout, stderr),
         start_new_session,
     )
-    server = _server()
-    pid = server.ask(request, [file for file in files if file is not None])
-    return Fork(server, command, pid)
+    return _server().start(command, request, [file for file in files if file is not None])
 
 
 def run(
@@ -151,9 +149,18 @@ class _Server:
             command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environment
         )
         theirs.close()
+        self._last: Fork | None = None
         atexit.register(self._close)
 
-    def ask(self, request: _Request, files: list[int]) -> int:
+    def start(self, command: Sequence[str], request: _Request, files: list[int]) -> Fork:
+        """Start a command; first end the one before it, if its test has failed and left it."""
+        if self._last is not None and self._last.returncode is None:
+            self._last.kill()
+            self._last.wait()
+        self._last = Fork(self, command, self._ask(request, files))
+        return self._last
+
+    def _ask(self, request: _Request, files: list[int]) -> int:
         body = pickle.dumps(request.__dict__)
         socket.send_fds(self._socket, [_HEAD.pack(len(body), len(files))], files)
         self._socket.sendall(body)

@@ -29,7 +29,7 @@ from pyvelo.cli.exits import (
 )
 from pyvelo.cli.serve import serve
 from pyvelo.cli.terminal import library_log, prepare_streams, print_error, print_json, print_out
-from pyvelo.cli.values import parse_reasoning, parse_template_arguments, read_template
+from pyvelo.cli.values import chat_options, parse_argument, parse_reasoning
 from pyvelo.demo import DEMO_MODEL
 from pyvelo.errors import ConfigError, VeloError
 
@@ -130,10 +130,15 @@ def _global_options(
 
 @app.command()
 def run(
-    model: opt.DemoOrModel = str(DEMO_MODEL),
+    words: opt.ModelAndPrompt = None,
     prompt: opt.Prompt = None,
     file: opt.PromptFile = None,
     as_chat: opt.AsChat = False,
+    system: opt.System = None,
+    chat_template: opt.ChatTemplate = None,
+    template_arg: opt.TemplateArguments = None,
+    reasoning: opt.Reasoning = None,
+    no_think: opt.NoThink = False,
     max_tokens: opt.MaxTokens = 128,
     temperature: opt.Temperature = 0.0,
     top_k: opt.TopK = 0,
@@ -157,12 +162,17 @@ def run(
     verbose: opt.Verbose = False,
 ) -> int:
     """Generate text, and print it as it comes."""
-    from pyvelo.cli.run import Request, check_model, generate, read_prompt
+    from pyvelo.cli.run import Request, generate, read_prompt, split_words
 
-    check_model(model, prompt, file)
+    model, prompt = split_words(words or (), prompt, file)
     sampling, engine = _settings(locals())
-    as_chat = as_chat or model == str(DEMO_MODEL)
-    request = Request(model, read_prompt(prompt, file), as_chat, sampling, engine)
+    chat = chat_options(chat_template, template_arg, parse_reasoning(reasoning, no_think))
+    told = None if system is None else parse_argument(system, "the system message")
+    as_chat = as_chat or model == str(DEMO_MODEL) or told is not None or any(chat.values())
+    request = Request(
+        *(model, read_prompt(prompt, file), chat if as_chat else None, told, reasoning == "show"),
+        *(sampling, engine),
+    )
     return generate(request, as_json=as_json, verbose=verbose)
 
 
@@ -191,16 +201,11 @@ def chat(
     lora: opt.Lora = None,
 ) -> int:
     """Talk with a model; /help lists the commands."""
-    from pyvelo.cli.chat import ChatSettings, open_chat
+    from pyvelo.cli.chat_loop import ChatSettings, open_chat
 
-    settings = ChatSettings(
-        system,
-        read_template(chat_template),
-        parse_template_arguments(template_arg or ()),
-        parse_reasoning(reasoning, no_think),
-        not no_status,
-        not no_history,
-    )
+    reasoning = parse_reasoning(reasoning, no_think)
+    options = chat_options(chat_template, template_arg, reasoning)
+    settings = ChatSettings(system, options, reasoning, not no_status, not no_history)
     sampling, engine = _settings(locals())
     sampling = {name: value for name, value in sampling.items() if value is not None or name == "max_tokens"}
     return open_chat(model, settings, sampling, engine)

@@ -1,25 +1,19 @@
-"""`pyvelo chat`: a conversation in turns, until the user ends it."""
+"""Conversations between a user at a screen and a model: turns, answers and forks."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import closing
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from time import perf_counter as now
-from typing import Any, Protocol
+from typing import Protocol
 
-from pyvelo.cli.chat_commands import command_of
-from pyvelo.cli.conversation import Conversation, Message, Turn, is_text
-from pyvelo.cli.exits import ERROR, as_options, explain
-from pyvelo.cli.screen import Screen, best_screen
-from pyvelo.cli.values import count, parse_argument
-from pyvelo.demo import DEMO_MODEL, DEMO_NOTE
-from pyvelo.errors import VeloError
+from pyvelo.cli.conversation import Conversation, Message, Turn
+from pyvelo.cli.screen import Screen
+from pyvelo.cli.values import count
 from pyvelo.outputs import StreamPiece, Usage
 
-__all__ = ["Chat", "ChatSettings", "LastAnswer", "Talker", "open_chat"]
+__all__ = ["Chat", "LastAnswer", "Talker"]
 
 
 class Talker(Protocol):
@@ -78,8 +72,8 @@ class Chat:
     """Conversations between a user at a screen and a model.
 
     conversation: the one of `conversations` that goes on.
-    reasoning: "show", "hide", or "off": the template is told to ask for none.
-    failed: whether a line of the user gave an error.
+    reasoning: "show", "hide", or "off": the template asks for none.
+    failed: whether a line of the user gave an error; set by `chat_loop.hear`.
     """
 
     def __init__(
@@ -102,35 +96,6 @@ class Chat:
     def conversation(self, conversation: Conversation) -> None:
         self.conversations[self._here] = conversation
 
-    def run(self) -> None:
-        """Run the conversation until the user ends it."""
-        while True:
-            try:
-                text = self.screen.ask()
-            except KeyboardInterrupt:
-                continue
-            if text is None or text.strip() in ("exit", "quit") or text.split()[:1] in (["/exit"], ["/quit"]):
-                return
-            if text.strip():
-                self.hear(text)
-
-    def hear(self, text: str) -> None:
-        """Run a command or answer a message; errors are shown, and no turn is lost."""
-        if not is_text(text):
-            self._fail("this is not UTF-8 text")
-            return
-        try:
-            found = command_of(text)
-            if found is None:
-                self.say(text)
-            else:
-                command, rest = found
-                command(self, rest)
-        except VeloError as error:
-            self._fail(as_options(str(error)))
-        except OSError as error:
-            self._fail(explain(error))
-
     def say(self, text: str) -> None:
         """Answer a message."""
         self.conversation.say(text)
@@ -150,10 +115,6 @@ class Chat:
     def turn_to(self, number: int) -> None:
         """Go on in another conversation."""
         self._here = number
-
-    def _fail(self, message: str) -> None:
-        self.failed = True
-        self.screen.note(message)
 
     def _answer(self, before: Turn | None = None) -> None:
         """Stream an answer to the last turn, in place of its old one; after Ctrl-C the partial text stays."""
@@ -211,49 +172,3 @@ class Chat:
         if n_gone:
             turns = "turn has" if n_gone == 1 else f"{n_gone} turns have"
             self.screen.note(f"the context is full: the oldest {turns} left the conversation")
-
-
-@dataclass(frozen=True)
-class ChatSettings:
-    """What a chat begins with.
-
-    template: Jinja source in place of the model's; None: the model's own.
-    arguments: other variables of the template.
-    reasoning: "show", "hide" or "off"; None: shown in a terminal, hidden in a pipe.
-    status, history: whether a terminal shows a status line, and keeps the lines of the user in a file.
-    """
-
-    system: str | None = None
-    template: str | None = None
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    reasoning: str | None = None
-    status: bool = True
-    history: bool = True
-
-
-def open_chat(
-    model: str, settings: ChatSettings, sampling: Mapping[str, Any], engine: Mapping[str, Any]
-) -> int:
-    """Load the model and chat until the user ends it; return the exit code."""
-    from pyvelo.cli.progress import loading
-    from pyvelo.cli.talker import LlmTalker
-    from pyvelo.llm import LLM
-    from pyvelo.models.hub import locate
-    from pyvelo.sampling import SamplingParams
-
-    SamplingParams(**sampling)  # raises errors before the model is loaded
-    told = None if settings.system is None else parse_argument(settings.system, "the system message")
-    path = locate(model)
-    reasoning = settings.reasoning or ("show" if sys.stdout.isatty() else "hide")
-    with loading(path) as bar, LLM(path, **engine, progress=bar) as llm:
-        screen = best_screen(status=settings.status, history=settings.history)
-        if sys.stdin.isatty():
-            screen.note(DEMO_NOTE if path == str(DEMO_MODEL) else Path(path).name)
-            screen.note("/help lists the commands.")
-        params = replace(llm.get_default_sampling_params(), **sampling)
-        talker = LlmTalker(llm, path, params, settings.arguments, settings.template, bar)
-        if reasoning == "off":
-            talker.think(False)
-        chat = Chat(talker, screen, Conversation(told), reasoning)
-        chat.run()
-    return ERROR if chat.failed and not sys.stdin.isatty() else 0

@@ -10,14 +10,11 @@ import subprocess
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from pyvelo.cli.chat import Chat
 from pyvelo.cli.conversation import Conversation
 from pyvelo.cli.values import count
 from pyvelo.errors import ConfigError, shown
-
-if TYPE_CHECKING:
-    from pyvelo.cli.chat import Chat
 
 __all__ = ["COMMANDS", "command_of"]
 
@@ -72,7 +69,7 @@ def _think(chat: Chat, text: str) -> None:
     if text not in ("on", "off"):
         raise ConfigError("give /think on or /think off")
     chat.talker.think(text == "on")
-    chat.screen.note(f"the template is told that reasoning is {text}; not every model has both")
+    chat.screen.note(f"reasoning is {text}, if this model's template has such a switch")
 
 
 def _reset(chat: Chat, _: str) -> None:

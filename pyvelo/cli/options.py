@@ -31,6 +31,14 @@ DemoOrModel = Annotated[
         show_default=False,
     ),
 ]
+ModelAndPrompt = Annotated[
+    list[str] | None,
+    Argument(
+        metavar="[MODEL] [PROMPT]",
+        help="A GGUF file or a name on the hub, and the prompt; default: the demo model in the package.",
+        show_default=False,
+    ),
+]
 System = Annotated[str | None, Option("-s", "--system", help="The system message.", show_default=False)]
 ChatTemplate = Annotated[
     str | None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,25 +15,41 @@ from pyvelo.cli.exits import BROKEN_PIPE, INTERRUPTED, UsageError, silence_stdou
 from pyvelo.cli.progress import loading
 from pyvelo.cli.terminal import print_error, print_json, print_out
 from pyvelo.cli.values import count, parse_argument, show_bytes
+from pyvelo.demo import DEMO_MODEL
 from pyvelo.errors import ConfigError, shown
-from pyvelo.models.hub import locate
-from pyvelo.outputs import Usage
+from pyvelo.models.hub import locate, parse_name
+from pyvelo.outputs import StreamPiece, Usage
+from pyvelo.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from pyvelo import LLM
+    from pyvelo.chat.conversation import ChatOptions
+    from pyvelo.llm import LLM
 
-__all__ = ["Request", "check_model", "generate", "read_prompt"]
+__all__ = ["Request", "check_model", "generate", "read_prompt", "split_words"]
 
 
 @dataclass(frozen=True)
 class Request:
-    """Request of the options; `sampling` goes to SamplingParams, `engine` to LLM."""
+    """Request of the options; `sampling` goes to SamplingParams, `engine` to LLM.
+
+    chat: arguments of `LLM.chat`; the prompt is a message then. None: it is a text to go on with.
+    reasoning: whether the reasoning of an answer is shown, on standard error.
+    """
 
     model: str
     prompt: str
-    as_chat: bool  # the prompt is a message for the model's chat template
+    chat: ChatOptions | None
+    system: str | None
+    reasoning: bool
     sampling: Mapping[str, Any]
     engine: Mapping[str, Any]
+
+    def pieces(self, llm: LLM, params: SamplingParams) -> Generator[StreamPiece, None, None]:
+        """Return the stream of the answer."""
+        if self.chat is None:
+            return llm.stream(self.prompt, params)
+        told = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return llm.chat_stream([*told, {"role": "user", "content": self.prompt}], params, **self.chat)
 
 
 @dataclass
@@ -42,6 +58,7 @@ class Answer:
 
     load: float
     text: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str = "abort"
     stop_reason: int | str | None = None
@@ -62,6 +79,28 @@ def check_model(model: str, prompt: str | None, file: Path | None) -> None:
         raise UsageError(f"{shown(model)} is read as MODEL; give a prompt with -p")
 
 
+def split_words(words: Sequence[str], prompt: str | None, file: Path | None) -> tuple[str, str | None]:
+    """Return the model and the prompt of `[MODEL] [PROMPT]`; the default model if none is named.
+
+    A word alone is a model if there is another prompt, or if it looks like one: a file that exists, a path of
+    a GGUF file, or a name on the hub.
+    """
+    if len(words) > 2:
+        raise UsageError("give MODEL and one PROMPT, in quotes if it has spaces")
+    if len(words) == 2 and (prompt is not None or file is not None):
+        raise UsageError("the prompt is given twice: leave the word after MODEL out, or -p and -f")
+    if len(words) == 2:
+        return words[0], words[1]
+    if not words or prompt is not None or file is not None or _is_model(words[0]):
+        return (words[0] if words else str(DEMO_MODEL)), prompt
+    return str(DEMO_MODEL), words[0]
+
+
+def _is_model(word: str) -> bool:
+    named = parse_name(word) is not None and " " not in word
+    return named or word.lower().endswith(".gguf") or os.path.exists(word)
+
+
 def read_prompt(prompt: str | None, file: Path | None) -> str:
     """Return the prompt of the option, standard input (`-`) or a file; UsageError for none or two."""
     if prompt is not None and file is not None:
@@ -71,7 +110,9 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
     if prompt == "-":
         return _decoded(sys.stdin.buffer.read(), "standard input")
     if prompt is None:
-        raise UsageError("what is the prompt? Give -p TEXT, -f FILE, or -p - to read standard input")
+        raise UsageError(
+            "what is the prompt? Give it after MODEL, or -f FILE, or -p - to read standard input"
+        )
     return parse_argument(prompt, "the prompt")
 
 
@@ -86,7 +127,7 @@ def _decoded(data: bytes, source: str) -> str:
 
 def generate(request: Request, *, as_json: bool, verbose: bool) -> int:
     """Load the model, stream the answer to standard output, and return the exit code."""
-    from pyvelo import LLM, SamplingParams
+    from pyvelo.llm import LLM
 
     path = locate(request.model)
     params = SamplingParams(**request.sampling)
@@ -101,22 +142,24 @@ def generate(request: Request, *, as_json: bool, verbose: bool) -> int:
     return code
 
 
-def _stream(llm: LLM, request: Request, params: Any, answer: Answer, *, echo: bool) -> int:
+def _stream(llm: LLM, request: Request, params: SamplingParams, answer: Answer, *, echo: bool) -> int:
     """Fill `answer` piece by piece; return the exit code. The user and the pipe's reader may end it early."""
     started = time.perf_counter()
     code = 0
     try:
-        message = {"role": "user", "content": request.prompt}
-        asked = llm.chat_stream([message], params) if request.as_chat else llm.stream(request.prompt, params)
-        with closing(asked) as pieces:
+        with closing(request.pieces(llm, params)) as pieces:
             for piece in pieces:
                 answer.first = answer.first or time.perf_counter() - started
-                answer.text.append(piece.text)
+                text, thought = _parts(piece, request, params)
+                answer.text.append(text)
+                answer.reasoning.append(thought)
                 answer.token_ids.extend(piece.token_ids)
                 answer.finish_reason = piece.finish_reason or answer.finish_reason
                 answer.stop_reason, answer.usage = piece.stop_reason, piece.usage
-                if echo and piece.text:
-                    print_out(piece.text, end="", flush=True)
+                if echo and request.reasoning and thought:
+                    print_error(thought, end="")
+                if echo and text:
+                    print_out(text, end="", flush=True)
     except KeyboardInterrupt:
         code = INTERRUPTED
     except BrokenPipeError:
@@ -128,10 +171,18 @@ def _stream(llm: LLM, request: Request, params: Any, answer: Answer, *, echo: bo
     return code
 
 
+def _parts(piece: StreamPiece, request: Request, params: SamplingParams) -> tuple[str, str]:
+    """Return what a piece adds to the text and to the reasoning; with the echo of the prompt, all is text."""
+    if request.chat is None or params.echo:
+        return piece.text, ""
+    return "".join(d.content for d in piece.deltas), "".join(d.reasoning for d in piece.deltas)
+
+
 def _as_dict(answer: Answer, llm: LLM) -> dict[str, Any]:
     stats = llm.stats()
     return {
         "text": "".join(answer.text),
+        "reasoning": "".join(answer.reasoning) or None,
         "token_ids": answer.token_ids,
         "finish_reason": answer.finish_reason,
         "stop_reason": answer.stop_reason,

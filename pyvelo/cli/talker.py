@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import closing, nullcontext
-from typing import Any
 
 from pyvelo.chat.conversation import ChatOptions
 from pyvelo.cli.conversation import Message
@@ -27,7 +26,7 @@ class LlmTalker:
 
     Args:
         path: of the model's file.
-        arguments, template: other variables of the template; Jinja source in place of the model's.
+        options: arguments of `LLM.chat`.
     """
 
     def __init__(
@@ -35,14 +34,13 @@ class LlmTalker:
         llm: LLM,
         path: str,
         params: SamplingParams,
-        arguments: Mapping[str, Any] | None = None,
-        template: str | None = None,
+        options: ChatOptions,
         bar: LoadingBar | None = None,
     ) -> None:
         self._llm = llm
         self._path = path
         self._params = params
-        self._options: ChatOptions = {"template_arguments": dict(arguments or {}), "chat_template": template}
+        self._options = options
         self._bar = bar
 
     def fits(self, messages: list[Message]) -> bool:
@@ -58,8 +56,8 @@ class LlmTalker:
 
     def think(self, wanted: bool) -> None:
         """See `Talker.think`. It is the variable `enable_thinking` that templates ask for."""
-        arguments = self._options["template_arguments"] or {}
-        self._options["template_arguments"] = {**arguments, "enable_thinking": wanted}
+        arguments = self._options.get("template_arguments") or {}
+        self._options = {**self._options, "template_arguments": {**arguments, "enable_thinking": wanted}}
 
     def describe_model(self) -> str:
         """See `Talker.describe_model`."""

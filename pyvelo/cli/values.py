@@ -8,11 +8,15 @@ import re
 from collections.abc import Iterable
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyvelo.errors import ConfigError, shown
 
+if TYPE_CHECKING:
+    from pyvelo.chat.conversation import ChatOptions
+
 __all__ = [
+    "chat_options",
     "count",
     "parse_argument",
     "parse_gpu_layers",
@@ -132,6 +136,14 @@ def parse_template_arguments(given: Iterable[str]) -> dict[str, Any]:
         except (ValueError, RecursionError):
             found[name] = value
     return found
+
+
+def chat_options(template: str | None, arguments: Iterable[str] | None, reasoning: str | None) -> ChatOptions:
+    """Return the arguments of `LLM.chat` for options of a command."""
+    given = parse_template_arguments(arguments or ())
+    if reasoning == "off":
+        given.setdefault("enable_thinking", False)
+    return {"chat_template": read_template(template), "template_arguments": given or None}
 
 
 def parse_reasoning(given: str | None, no_think: bool) -> str | None:

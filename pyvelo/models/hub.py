@@ -36,7 +36,13 @@ __all__ = [
 ]
 
 _NAME = re.compile(
-    r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::(?P<quant>[\w.+-][\w.+/ -]*))?", re.ASCII
+    r"(?!(?:www\.)?(?:hf|huggingface)\.co/)"
+    r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::(?P<quant>[\w.+-][\w.+/ -]*))?",
+    re.ASCII,
+)
+_URL = re.compile(
+    r"(?:https?://)?(?:www\.)?(?:hf\.co|huggingface\.co)/(?P<repo>[^/:?#]+/[^/:?#]+)"
+    r"(?:/(?:blob|resolve)/[^/?#]+/(?P<file>[^?#]+)|/tree/[^?#]*|/)?(?P<quant>:[^?#]+)?(?:[?#].*)?"
 )
 _GIB = 1 << 30
 ANSWER_TIMEOUT = 60.0
@@ -98,7 +104,12 @@ class ModelChoiceError(ModelError):
 
 
 def parse_name(text: str) -> HubName | None:
-    """Parse the name of a repository; None for text that can only be a path."""
+    """Parse the name of a repository, or the address of its page or of a file; None if it can only be a path.
+
+    The revision in an address is ignored: names mean the current one.
+    """
+    if page := _URL.fullmatch(text):
+        text = page["repo"] + (f":{page['file']}" if page["file"] else page["quant"] or "")
     match = _NAME.fullmatch(text)
     if match is None or (match["quant"] is None and text.lower().endswith(".gguf")):
         return None

@@ -36,6 +36,7 @@ from scripts.bench.engine import BATCH, Plan
 from scripts.build.stock import LIBRARIES, PROCESSORS, TOOLS, build_stock
 
 PROGRAMS = ("ours", "stock", "ik", "memory")
+SEVERAL = (4, 8, 16)  # sequences that decode at once
 SHORT = 16  # tokens of the prompts of several sequences
 
 
@@ -58,7 +59,7 @@ class Case:
 
 CASES = (
     Case("prefill", 1, 0, "f16"),
-    *(Case("decode", n, 0, "f16") for n in (1, 4, 8, 16)),
+    *(Case("decode", n, 0, "f16") for n in (1, *SEVERAL)),
     *(Case("decode", 1, 4096, kv_type) for kv_type in ("f16", "q8_0")),
     *(Case("prefill", 1, 4096, kv_type) for kv_type in ("f16", "q8_0")),
 )
@@ -188,8 +189,21 @@ def race(plan: Plan, ik_bin: Path | None, case: Case, rounds: int) -> Result:
     )
 
 
-def show(results: list[Result], plan: Plan) -> None:
-    """Print a Markdown table."""
+def step_costs(plan: Plan, rounds: int) -> dict[int, float]:
+    """Return how many times as long as a step of one sequence our step of several takes.
+
+    Each round measures all of them within a minute, since the speed of a machine drifts.
+    """
+    found: dict[int, list[float]] = {n: [] for n in SEVERAL}
+    for _ in range(rounds):
+        speeds = {n: ours(plan, Case("decode", n, 0, "f16")) for n in (1, *SEVERAL)}
+        for n, ratios in found.items():
+            ratios.append(speeds[1] * n / speeds[n])
+    return {n: statistics.median(ratios) for n, ratios in found.items()}
+
+
+def show(results: list[Result], costs: dict[int, float], plan: Plan) -> None:
+    """Print a Markdown table, and the costs of steps."""
     print(f"{plan.model.name}, {plan.threads} threads, prompts of {plan.prompt}, tokens per second\n")
     print("| | PyVelo | stock | ik_llama.cpp | memory's limit | over stock | over ik | over the limit |")
     print("|---|---:|---:|---:|---:|---:|---:|---:|")
@@ -197,15 +211,9 @@ def show(results: list[Result], plan: Plan) -> None:
         speeds = [f"{r.speeds[name]:.1f}" if name in r.speeds else "" for name in PROGRAMS]
         ratios = [f"{r.over[name]:.2f}" if name in r.over else "" for name in PROGRAMS[1:]]
         print(f"| {' | '.join((r.name, *speeds, *ratios))} |")
-    mine = {r.name: r.speeds["ours"] for r in results}
-    one = mine.get("decode, 1 sequence")
-    costs = [
-        f"{n}: {one * n / mine[name]:.2f}"
-        for n in (4, 8, 16)
-        if one and (name := f"decode, {n} sequences") in mine
-    ]
     if costs:
-        print(f"\nCost of a step with several sequences over one: {', '.join(costs)}.")
+        told = ", ".join(f"{n}: {cost:.2f}" for n, cost in costs.items())
+        print(f"\nCost of a step with several sequences over one: {told}.")
 
 
 def main() -> int:
@@ -237,10 +245,11 @@ def main() -> int:
     cases = [case for case in CASES if case.depth in given.depth]
     ik_bin = given.ik_bin and given.ik_bin.resolve()
     results = [race(plan, ik_bin, case, given.rounds) for case in cases]
+    costs = step_costs(plan, given.rounds) if 0 in given.depth else {}
     if given.json:
-        print(json.dumps([asdict(result) for result in results], indent=2))
+        print(json.dumps({"cases": [asdict(result) for result in results], "costs": costs}, indent=2))
     else:
-        show(results, plan)
+        show(results, costs, plan)
     return 0
 
 

@@ -149,7 +149,8 @@ def draw(lines: Iterable[Text]) -> str:
 
 def record(talk: Iterable[str] = TALK) -> str:
     """Chat, and return the picture of the final screen."""
-    terminal = Terminal([sys.executable, "-m", "pyvelo.cli", *ARGUMENTS])
+    command = [sys.executable, "-m", "pyvelo.cli", *ARGUMENTS, "--no-history", "--no-status"]
+    terminal = Terminal(command)
     try:
         terminal.wait()
         for line in talk:

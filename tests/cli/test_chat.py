@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from pyvelo import LLM, SamplingParams
 from pyvelo.cli.app import execute
 from pyvelo.cli.chat import Chat
+from pyvelo.cli.chat_loop import hear, run_lines
 from pyvelo.cli.conversation import Conversation, Message
 from pyvelo.cli.markdown import split_blocks
 from pyvelo.cli.screen import PlainScreen
@@ -107,7 +108,7 @@ class FakeScreen:
 def talk(*lines: str | type[BaseException], talker: FakeTalker | None = None) -> tuple[Chat, FakeScreen]:
     screen = FakeScreen(lines)
     chat = Chat(talker or FakeTalker(), screen, Conversation())
-    chat.run()
+    run_lines(chat)
     return chat, screen
 
 
@@ -144,13 +145,13 @@ def test_commands() -> None:
     assert "3 tokens, the first after" in screen.notes[-2]
     assert "a cache" in screen.notes[-2]
     assert "/retry" in screen.notes[-1]
-    chat.hear("/reset")
+    hear(chat, "/reset")
     assert said(chat) == []
     assert chat.conversation.system == "Be brief."
-    chat.hear("/system")
+    hear(chat, "/system")
     assert screen.notes[-1] == "the system message is removed"
     assert chat.conversation.messages() == []
-    chat.hear("/system")
+    hear(chat, "/system")
     assert screen.notes[-1] == "there is no system message"
 
 
@@ -174,12 +175,12 @@ def test_what_fails_is_said_and_loses_nothing() -> None:
     talker = FakeTalker()
     chat, screen = talk("one", talker=talker)
     talker.fail = RequestError("it broke")
-    chat.hear("two")
-    chat.hear("/retry")
+    hear(chat, "two")
+    hear(chat, "/retry")
     assert said(chat) == [("one", "answer 1")]
     assert screen.notes == ["it broke"] * 2
     talker.fail = None
-    chat.hear("three")
+    hear(chat, "three")
     assert said(chat)[1:] == [("three", "answer 4")]
 
 
@@ -307,7 +308,7 @@ class Thinker(FakeTalker):
 def ask(reasoning: str, talker: FakeTalker | None = None) -> tuple[Chat, FakeScreen]:
     screen = FakeScreen(["why?", "and?"])
     chat = Chat(talker or Thinker(), screen, Conversation(), reasoning)
-    chat.run()
+    run_lines(chat)
     return chat, screen
 
 
@@ -332,7 +333,7 @@ def test_a_turn_that_is_stopped_within_its_reasoning_can_be_answered_again() -> 
     chat, screen = ask("show", talker)
     assert said(chat) == [("why?", ""), ("and?", "")]
     talker.fail = None
-    chat.hear("/retry")
+    hear(chat, "/retry")
     assert said(chat)[1] == ("and?", "42")
     assert screen.shown.endswith("(hm )(so)42|")
 

@@ -6,12 +6,14 @@ import os
 import pty
 import re
 import select
+import shlex
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -24,15 +26,24 @@ WAIT = 60.0  # seconds
 class Terminal:
     """A program in a terminal of its own."""
 
-    def __init__(self, command: list[str], without: str | None = None) -> None:
+    def __init__(self, command: list[str], without: str | None = None, tells_place: bool = False) -> None:
         self.master, slave = pty.openpty()
-        environment = {**os.environ, "TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1"}
+        self._tells_place = tells_place  # where the cursor is, without which there is no line at the bottom
+        environment = {**os.environ, "TERM": "xterm-256color"}
+        if not tells_place:
+            environment["PROMPT_TOOLKIT_NO_CPR"] = "1"
         if without is not None:  # as if it were not installed
             program = f"import sys; sys.modules[{without!r}] = None\n"
             program += f"from pyvelo.cli import main; main({command[3:]!r})"
             command = [sys.executable, "-c", program]
         streams = (slave, slave, slave)
-        self.process = forks.start(command, streams, env=environment, start_new_session=True)
+        self.process = (
+            forks.start(command, streams, env=environment, start_new_session=True)
+            if command[0] == sys.executable
+            else subprocess.Popen(
+                command, stdin=slave, stdout=slave, stderr=slave, env=environment, start_new_session=True
+            )
+        )
         os.close(slave)
         self.seen = ""
 
@@ -49,7 +60,10 @@ class Terminal:
                 return
             if select.select([self.master], [], [], 0.2)[0]:
                 try:
-                    self.seen += os.read(self.master, 65536).decode("utf-8", "replace")
+                    came = os.read(self.master, 65536).decode("utf-8", "replace")
+                    if self._tells_place and "\x1b[6n" in came:
+                        self.send("\x1b[1;1R")
+                    self.seen += came
                 except OSError:
                     break
         raise AssertionError(f"{pattern!r} did not come, but {self.seen!r}")
@@ -63,8 +77,8 @@ class Terminal:
 
 
 @contextmanager
-def terminal(*arguments: str, without: str | None = None) -> Iterator[Terminal]:
-    made = Terminal([*CHAT, *arguments], without)
+def terminal(*arguments: str, without: str | None = None, tells_place: bool = False) -> Iterator[Terminal]:
+    made = Terminal([*CHAT, *arguments], without, tells_place)
     try:
         yield made
         assert made.close() == 0
@@ -73,13 +87,14 @@ def terminal(*arguments: str, without: str | None = None) -> Iterator[Terminal]:
 
 
 def test_piped_answers_are_all_that_is_printed() -> None:
-    talk = "This is Anna Berger 4821.\nWhat is 17 + 25?\nWho is Anna?\n/nothing\n"
-    done = forks.run(CHAT, input=talk, text=True, check=True)
+    talk = "This is Anna Berger 4821.\nWhat is 17 + 25?\nWho is Anna?\n/stat\n"
+    done = forks.run(CHAT, input=talk, text=True)
+    assert done.returncode == 1  # because of the last line
     lines = done.stdout.splitlines()
     assert len(lines) == 3
     assert lines[1].endswith("42.")
     assert lines[2] == "Anna Berger 4821."
-    assert "there is no /nothing" in done.stderr
+    assert "there is no '/stat': do you mean /stats?" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -114,6 +129,66 @@ def test_in_a_terminal(without: str | None) -> None:
         chat.wait_for("Stone 1776")
         chat.wait_for(">")
         chat.send("\x04")
+
+
+def history_of(folder: Path) -> list[str]:
+    """Return the lines that chats have kept."""
+    file = folder / "state/pyvelo/history"
+    return [line[1:] for line in file.read_text().splitlines() if line.startswith("+")]
+
+
+def test_a_status_line_and_a_history(tmp_path: Path) -> None:
+    with terminal(tells_place=True) as chat:
+        chat.wait_for(">")
+        chat.send("What is 12 + 30?\r")
+        chat.wait_for(r"42\.")
+        chat.wait_for(r"tokens/s, \d+ of \d+ tokens cached, \d+ of [\d,]+ tokens of context, [\d.]+ .iB")
+        chat.send("/exit\r")
+    assert history_of(tmp_path) == ["What is 12 + 30?", "/exit"]
+    assert (tmp_path / "state/pyvelo/history").stat().st_mode & 0o777 == 0o600
+    with terminal("--no-history", "--no-status") as chat:
+        chat.wait_for(">")
+        chat.send("What is 12 + 31?\r")
+        chat.wait_for(r"43\.")
+        chat.send("/exit\r")
+    assert len(history_of(tmp_path)) == 2
+    with terminal() as chat:
+        chat.wait_for(">")
+        chat.send("\x1b[A\x1b[A\r")  # two lines up
+        chat.wait_for(r"42\.")
+        chat.send("/exit\r")
+
+
+def test_a_history_that_cannot_be_written_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("this is no folder")
+    with terminal() as chat:
+        chat.wait_for(">")
+        chat.send("What is 12 + 30?\r")
+        chat.wait_for(r"42\.")
+        chat.send("/exit\r")
+
+
+def test_ctrl_z_suspends_a_chat() -> None:
+    """In a shell with job control: the stop of a lone process would be ignored."""
+    shell = Terminal(["bash", "--norc", "--noprofile", "-i"])
+    try:
+        shell.send(shlex.join(CHAT) + "\r")
+        shell.wait_for("lists the commands")
+        shell.wait_for(">")
+        shell.send("\x1a")
+        shell.wait_for("Stopped")
+        shell.send("fg\r")
+        shell.wait_for(">")
+        shell.send("What is 12 + 30?\r")
+        shell.wait_for(r"42\.")
+        shell.wait_for(">")
+        shell.send("/exit\r")
+        shell.wait_for(r"bash-[\d.]+[#$]")
+        shell.send("exit\r")
+        assert shell.close() == 0
+    finally:
+        shell.process.kill()
+        shell.process.wait()
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_program() -> None:

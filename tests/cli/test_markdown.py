@@ -152,3 +152,9 @@ def test_the_echo_of_ctrl_c_fits_beside_the_last_row(text: str) -> None:
     console = Console(width=20, height=10, file=io.StringIO())
     rows = console.render_lines(LastRows(make_markdown(text)), pad=False)
     assert max(map(Segment.get_line_length, rows)) <= 20 - len("^C")
+
+
+@pytest.mark.parametrize("text", ["Roses are red,\nviolets are blue.\n", "> one\n> two\n", "- one\n  two\n"])
+def test_lines_of_a_verse_stay_lines(text: str) -> None:
+    lines = [line for line in text.splitlines() if line]
+    assert len(drawn(text).strip().splitlines()) == len(lines)

@@ -107,7 +107,7 @@ def test_an_answer_that_is_stopped_leaves_no_bar(packed_model: Path, monkeypatch
     bar = LoadingBar(open_bar)
     asked: list[Message] = [{"role": "user", "content": "Once"}]
     with LLM(packed_model, n_threads=2, progress=bar) as llm:
-        talker = LlmTalker(llm, SamplingParams(max_tokens=2), bar=bar)
+        talker = LlmTalker(llm, "", SamplingParams(max_tokens=2), {}, bar)
         with pytest.raises(KeyboardInterrupt):
             list(talker.stream(asked))
         assert [bar.closed for bar in bars] == [True, True]

@@ -152,10 +152,22 @@ USAGE = {
 }
 
 
-def test_a_prompt_in_place_of_the_model_is_noticed(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = run_cli(capsys, "run", "What is 12 + 30?")
-    assert (code, out) == (2, "")
-    assert err == "pyvelo: 'What is 12 + 30?' is read as MODEL; give a prompt with -p\n"
+def test_words_are_the_model_and_the_prompt(capsys: pytest.CaptureFixture[str], tiny_model: Path) -> None:
+    asked = run_cli(capsys, "run", "What is 12 + 30?")
+    assert asked[0] == 0
+    assert asked[1].endswith("42.\n")
+    assert asked == run_cli(capsys, "run", "-p", "What is 12 + 30?")
+    named = run_cli(capsys, "run", tiny_model, PROMPT, "-n", "3")
+    assert named == run_cli(capsys, "run", tiny_model, "-p", PROMPT, "-n", "3")
+    for words, complaint in (
+        ((tiny_model, "a", "b"), "one PROMPT"),
+        ((tiny_model, "a", "-p", "b"), "given twice"),
+        (("no.gguf",), "what is the prompt?"),
+        (("org/repo:Q4_0",), "what is the prompt?"),
+        (("hf.co/org/repo",), "what is the prompt?"),
+    ):
+        code, _, err = run_cli(capsys, "run", *words)
+        assert (code, complaint in err) == (2, True), err
 
 
 @pytest.mark.parametrize(("complaint", "arguments"), USAGE.items(), ids=list(USAGE))

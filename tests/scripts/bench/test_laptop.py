@@ -75,17 +75,24 @@ def test_ratios_are_of_rounds(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> No
     assert order == [*turns, *turns[1:], *turns[:1], *turns[2:], *turns[:2]]
 
 
+def test_costs_of_steps_are_of_rounds(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    speeds = iter([10.0, 20.0, 40.0, 40.0, 1.0, 1.0, 1.0, 1.0, 10.0, 40.0, 80.0, 160.0])
+    monkeypatch.setattr(laptop, "ours", lambda plan, case: next(speeds))
+    assert laptop.step_costs(plan, 3) == {4: 2.0, 8: 2.0, 16: 4.0}
+
+
 @pytest.mark.slow
 def test_the_whole_script(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
     folder = str(plan.stock_bin)
     command = [forks.PYTHON, laptop.__file__, str(plan.model), "--stock-bin", folder, "--ik-bin", folder]
     command += ["--rounds", "1", "--repeats", "1", "--threads", "1", "--prompt", "32", "--tokens", "3"]
-    found = json.loads(forks.run([*command, "--depth", "0", "--json"], check=True).stdout)
+    report = json.loads(forks.run([*command, "--depth", "0", "--json"], check=True).stdout)
+    found, costs = report["cases"], {int(n): cost for n, cost in report["costs"].items()}
     assert [result["name"] for result in found][:2] == ["prefill", "decode, 1 sequence"]
     assert all(result["speeds"]["ours"] > 0 for result in found)
     with_limit = [result["name"] for result in found if "memory" in result["speeds"]]
     assert with_limit == ["decode, 1 sequence"]
-    laptop.show([laptop.Result(**result) for result in found], plan)
+    laptop.show([laptop.Result(**result) for result in found], costs, plan)
     assert "Cost of a step with several sequences over one: 4: " in capsys.readouterr().out
 
 

@@ -1,0 +1,99 @@
+"""`pyvelo chat`: lines of the user, until the last."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pyvelo.chat.conversation import ChatOptions
+from pyvelo.cli.chat import Chat
+from pyvelo.cli.chat_commands import command_of
+from pyvelo.cli.conversation import Conversation, is_text
+from pyvelo.cli.exits import ERROR, as_options, explain
+from pyvelo.cli.screen import best_screen
+from pyvelo.cli.values import parse_argument
+from pyvelo.demo import DEMO_MODEL, DEMO_NOTE
+from pyvelo.errors import VeloError
+
+__all__ = ["ChatSettings", "hear", "open_chat", "run_lines"]
+
+
+@dataclass(frozen=True)
+class ChatSettings:
+    """Options of a chat.
+
+    options: arguments of `LLM.chat`.
+    reasoning: "show", "hide" or "off"; None: shown in a terminal, hidden in a pipe.
+    status, history: whether a terminal shows a status line, and keeps the lines of the user in a file.
+    """
+
+    system: str | None = None
+    options: ChatOptions = field(default_factory=ChatOptions)
+    reasoning: str | None = None
+    status: bool = True
+    history: bool = True
+
+
+def open_chat(
+    model: str, settings: ChatSettings, sampling: Mapping[str, Any], engine: Mapping[str, Any]
+) -> int:
+    """Load the model and chat until the user ends it; return the exit code."""
+    from pyvelo.cli.progress import loading
+    from pyvelo.cli.talker import LlmTalker
+    from pyvelo.llm import LLM
+    from pyvelo.models.hub import locate
+    from pyvelo.sampling import SamplingParams
+
+    SamplingParams(**sampling)  # raises errors before the model is loaded
+    told = None if settings.system is None else parse_argument(settings.system, "the system message")
+    path = locate(model)
+    reasoning = settings.reasoning or ("show" if sys.stdout.isatty() else "hide")
+    with loading(path) as bar, LLM(path, **engine, progress=bar) as llm:
+        screen = best_screen(status=settings.status, history=settings.history)
+        if sys.stdin.isatty():
+            screen.note(DEMO_NOTE if path == str(DEMO_MODEL) else Path(path).name)
+            screen.note("/help lists the commands.")
+        params = replace(llm.get_default_sampling_params(), **sampling)
+        talker = LlmTalker(llm, path, params, settings.options, bar)
+        chat = Chat(talker, screen, Conversation(told), reasoning)
+        run_lines(chat)
+    return ERROR if chat.failed and not sys.stdin.isatty() else 0
+
+
+def run_lines(chat: Chat) -> None:
+    """Run or answer each line of the user."""
+    while True:
+        try:
+            text = chat.screen.ask()
+        except KeyboardInterrupt:
+            continue
+        if text is None or text.strip() in ("exit", "quit") or text.split()[:1] in (["/exit"], ["/quit"]):
+            return
+        if text.strip():
+            hear(chat, text)
+
+
+def hear(chat: Chat, text: str) -> None:
+    """Run a command or answer a message; errors are shown, and no turn is lost."""
+    if not is_text(text):
+        _fail(chat, "this is not UTF-8 text")
+        return
+    try:
+        found = command_of(text)
+        if found is None:
+            chat.say(text)
+        else:
+            command, rest = found
+            command(chat, rest)
+    except VeloError as error:
+        _fail(chat, as_options(str(error)))
+    except OSError as error:
+        _fail(chat, explain(error))
+
+
+def _fail(chat: Chat, message: str) -> None:
+    chat.failed = True
+    chat.screen.note(message)
