@@ -173,7 +173,7 @@ class _Server:
         except TimeoutError:
             os.kill(fork.pid, signal.SIGKILL)
             self._socket.settimeout(None)
-            self._reply()
+            fork.returncode = self._reply()
             raise subprocess.TimeoutExpired(list(fork.args), timeout) from None
         finally:
             self._socket.settimeout(None)

@@ -72,7 +72,7 @@ class Chat:
     """Conversations between a user at a screen and a model.
 
     conversation: the one of `conversations` that goes on.
-    reasoning: "show", "hide", or "off": the template asks for none.
+    reasoning: "show", "hide", or "off": not even noted.
     failed: whether a line of the user gave an error; set by `chat_loop.hear`.
     """
 
@@ -160,9 +160,9 @@ class Chat:
                         thought.append(delta.reasoning)
 
     def _think_aloud(self, text: str, is_first: bool) -> None:
-        if self._reasoning != "hide":
+        if self._reasoning == "show":
             self.screen.show_reasoning(text)
-        elif is_first:
+        elif is_first and self._reasoning == "hide":
             self.screen.note("thinking …")
 
     def _make_room(self) -> None:

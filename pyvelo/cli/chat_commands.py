@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pyvelo.cli.chat import Chat
-from pyvelo.cli.conversation import Conversation
+from pyvelo.cli.conversation import Conversation, is_text
 from pyvelo.cli.values import count
 from pyvelo.errors import ConfigError, shown
 
@@ -103,6 +103,8 @@ def _edit(chat: Chat, text: str) -> None:
     if done.returncode or not message:
         chat.screen.note("nothing is sent")
         return
+    if not is_text(message):
+        raise ConfigError("the editor wrote no UTF-8 text")
     chat.screen.note(message)
     chat.say(message)
 

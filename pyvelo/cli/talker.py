@@ -75,7 +75,7 @@ class LlmTalker:
     def describe_usage(self, usage: Usage) -> str:
         """See `Talker.describe_usage`."""
         stats, n_ctx = self._llm.stats(), self._llm.n_ctx
-        n_bytes = -(-usage.total_tokens // stats.block_size) * stats.block_bytes
+        n_bytes = usage.total_tokens * stats.pool_bytes // max(1, stats.tokens_total)
         return f"{usage.total_tokens:,} of {n_ctx:,} tokens of context, {show_bytes(n_bytes)}"
 
     def _n_tokens(self, messages: list[Message]) -> int:

@@ -40,6 +40,10 @@ PING = b": ping\n\n"
 _encode = msgspec.json.Encoder().encode
 
 
+def _nothing(error: HttpError) -> bytes:
+    return b""
+
+
 class ClientGone(Exception):
     """The client closed the connection before its body had arrived."""
 
@@ -130,7 +134,7 @@ class Exchange:
         self,
         media_type: str = EVENTS,
         ping: bytes = PING,
-        failed: Callable[[HttpError], bytes] = lambda error: b"",
+        failed: Callable[[HttpError], bytes] = _nothing,
     ) -> EventStream:
         """Return a stream of events; its first write or ping begins the answer.
 
@@ -161,7 +165,7 @@ class EventStream:
         send: Send,
         start: Callable[[], Awaitable[None]],
         ping: bytes,
-        failed: Callable[[HttpError], bytes],
+        failed: Callable[[HttpError], bytes] = _nothing,
     ) -> None:
         self._send = send
         self._start = start

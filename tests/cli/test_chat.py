@@ -325,6 +325,8 @@ def test_hidden_reasoning_is_noted_once() -> None:
     _, screen = ask("hide")
     assert screen.shown == "42|" * 2
     assert screen.notes == ["thinking …"] * 2
+    _, screen = ask("off")
+    assert (screen.shown, screen.notes) == ("42|" * 2, [])
 
 
 def test_a_turn_that_is_stopped_within_its_reasoning_can_be_answered_again() -> None:
@@ -385,8 +387,9 @@ def test_figures_of_the_conversation() -> None:
         ("", "draft", None),
         ("import sys; open(sys.argv[1], 'w')", None, "nothing is sent"),
         ("raise SystemExit(1)", None, "nothing is sent"),
+        ("import sys; open(sys.argv[1], 'wb').write(b'\\xff')", None, "the editor wrote no UTF-8 text"),
     ],
-    ids=["changed", "as it was", "emptied", "failed"],
+    ids=["changed", "as it was", "emptied", "failed", "no text"],
 )
 def test_a_message_is_written_in_the_editor(
     program: str, sent: str | None, note: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -138,7 +138,7 @@ def test_the_second_signal_ends_at_once(start: Start) -> None:
     process.signal(signal.SIGTERM)
     wait_for_drain(port)
     process.signal(signal.SIGTERM)
-    assert b"[DONE]" not in client.rest()
+    assert b'"code":"draining"' in client.rest()
     client.close()
     code, _, errors = process.end()
     assert code == 0
