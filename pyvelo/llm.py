@@ -207,7 +207,8 @@ class LLM(EngineView):
     ) -> RequestOutput | list[RequestOutput]:
         """Answer one conversation with an output, or a list of conversations with a list of outputs.
 
-        Only the template writes control tokens. The `prompt` of an output is the text that it wrote.
+        Only the template writes control tokens; their names in a content are text. The `prompt` of an
+        output is the conversation as the template wrote it.
 
         Args:
             messages: dictionaries with role and content, or a list of such lists; [] has no conversations.

@@ -29,7 +29,7 @@ from pyvelo.cli.exits import (
 )
 from pyvelo.cli.serve import serve
 from pyvelo.cli.terminal import library_log, prepare_streams, print_error, print_json, print_out
-from pyvelo.cli.values import chat_options, parse_argument, parse_reasoning
+from pyvelo.cli.values import chat_options, parse_reasoning, parse_system
 from pyvelo.demo import DEMO_MODEL
 from pyvelo.errors import ConfigError, VeloError
 
@@ -167,11 +167,16 @@ def run(
     model, prompt = split_words(words or (), prompt, file)
     sampling, engine = _settings(locals())
     chat = chat_options(chat_template, template_arg, parse_reasoning(reasoning, no_think))
-    told = None if system is None else parse_argument(system, "the system message")
+    told = parse_system(system)
     as_chat = as_chat or model == str(DEMO_MODEL) or told is not None or any(chat.values())
     request = Request(
-        *(model, read_prompt(prompt, file), chat if as_chat else None, told, reasoning == "show"),
-        *(sampling, engine),
+        model,
+        read_prompt(prompt, file),
+        chat=chat if as_chat else None,
+        system=told,
+        reasoning=reasoning == "show",
+        sampling=sampling,
+        engine=engine,
     )
     return generate(request, as_json=as_json, verbose=verbose)
 
@@ -205,7 +210,7 @@ def chat(
 
     reasoning = parse_reasoning(reasoning, no_think)
     options = chat_options(chat_template, template_arg, reasoning)
-    settings = ChatSettings(system, options, reasoning, not no_status, not no_history)
+    settings = ChatSettings(parse_system(system), options, reasoning, not no_status, not no_history)
     sampling, engine = _settings(locals())
     sampling = {name: value for name, value in sampling.items() if value is not None or name == "max_tokens"}
     return open_chat(model, settings, sampling, engine)
@@ -229,10 +234,9 @@ def embed(
 ) -> int:
     """Print a vector for each text."""
     engine = opt.engine_settings(locals())
-    from pyvelo.cli.embed import print_vectors, read_texts
-    from pyvelo.cli.run import check_model
+    from pyvelo.cli.embed import check_model, print_vectors, read_texts
 
-    check_model(model, "".join(text) if text else None, file)
+    check_model(model, text, file)
     texts = read_texts(text, file)
     where = f"{file}, line" if file is not None else "text" if text != ["-"] else "line"
     output = {"normalize": not raw, "as_json": as_json}

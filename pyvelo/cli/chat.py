@@ -10,7 +10,7 @@ from typing import Protocol
 
 from pyvelo.cli.conversation import Conversation, Message, Turn
 from pyvelo.cli.screen import Screen
-from pyvelo.cli.values import count
+from pyvelo.cli.values import count, decode_rate
 from pyvelo.outputs import StreamPiece, Usage
 
 __all__ = ["Chat", "LastAnswer", "Talker"]
@@ -53,8 +53,7 @@ class LastAnswer:
     @property
     def rate(self) -> float:
         """Tokens per second after the first; 0 without a second one."""
-        span = self.total - self.first
-        return (self.n_tokens - 1) / span if self.n_tokens > 1 and span > 0 else 0.0
+        return decode_rate(self.n_tokens, self.first, self.total)
 
     def describe(self) -> str:
         """Return its speed, and how much of its prompt was cached."""
@@ -123,15 +122,12 @@ class Chat:
         start, self.last = now(), LastAnswer()
         try:
             self._make_room()
-            try:
-                self._receive(said, thought, start)
-            except KeyboardInterrupt:
-                if not said and not thought:
-                    raise
-            turn.answer, turn.reasoning = "".join(said), "".join(thought) or None
+            self._receive(said, thought, start)
+            turn.answer = "".join(said)
         except KeyboardInterrupt:
-            pass
+            turn.answer = "".join(said) if said or thought else None
         finally:
+            turn.reasoning = "".join(thought) or None
             self.last.total = now() - start
             self.screen.finish()
             if turn.answer is None:  # templates refuse a turn without an answer before the next one

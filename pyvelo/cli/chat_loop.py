@@ -14,7 +14,6 @@ from pyvelo.cli.chat_commands import command_of
 from pyvelo.cli.conversation import Conversation, is_text
 from pyvelo.cli.exits import ERROR, as_options, explain
 from pyvelo.cli.screen import best_screen
-from pyvelo.cli.values import parse_argument
 from pyvelo.demo import DEMO_MODEL, DEMO_NOTE
 from pyvelo.errors import VeloError
 
@@ -48,7 +47,6 @@ def open_chat(
     from pyvelo.sampling import SamplingParams
 
     SamplingParams(**sampling)  # raises errors before the model is loaded
-    told = None if settings.system is None else parse_argument(settings.system, "the system message")
     path = locate(model)
     reasoning = settings.reasoning or ("show" if sys.stdout.isatty() else "hide")
     with loading(path) as bar, LLM(path, **engine, progress=bar) as llm:
@@ -58,7 +56,7 @@ def open_chat(
             screen.note("/help lists the commands.")
         params = replace(llm.get_default_sampling_params(), **sampling)
         talker = LlmTalker(llm, path, params, settings.options, bar)
-        chat = Chat(talker, screen, Conversation(told), reasoning)
+        chat = Chat(talker, screen, Conversation(settings.system), reasoning)
         run_lines(chat)
     return ERROR if chat.failed and not sys.stdin.isatty() else 0
 

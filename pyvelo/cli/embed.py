@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,10 +13,16 @@ from pyvelo.cli.progress import loading
 from pyvelo.cli.run import read_prompt
 from pyvelo.cli.terminal import print_json, print_out
 from pyvelo.cli.values import parse_argument
-from pyvelo.errors import ConfigError, RequestError
+from pyvelo.errors import ConfigError, RequestError, shown
 from pyvelo.models.hub import locate
 
-__all__ = ["print_vectors", "read_texts"]
+__all__ = ["check_model", "print_vectors", "read_texts"]
+
+
+def check_model(model: str, texts: Sequence[str] | None, file: Path | None) -> None:
+    """Raise UsageError if the model looks like a text, and there is no text."""
+    if not texts and file is None and " " in model and not os.path.exists(model):
+        raise UsageError(f"{shown(model)} is read as MODEL; give a prompt with -p")
 
 
 def read_texts(texts: Sequence[str] | None, file: Path | None) -> list[str]:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from pyvelo.cli.exits import BROKEN_PIPE, INTERRUPTED, UsageError, silence_stdout
 from pyvelo.cli.progress import loading
+from pyvelo.cli.screen import PlainScreen
 from pyvelo.cli.terminal import print_error, print_json, print_out
-from pyvelo.cli.values import count, parse_argument, show_bytes
+from pyvelo.cli.values import count, decode_rate, parse_argument, show_bytes
 from pyvelo.demo import DEMO_MODEL
-from pyvelo.errors import ConfigError, shown
+from pyvelo.errors import ConfigError
 from pyvelo.models.hub import locate, parse_name
 from pyvelo.outputs import StreamPiece, Usage
 from pyvelo.sampling import SamplingParams
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from pyvelo.chat.conversation import ChatOptions
     from pyvelo.llm import LLM
 
-__all__ = ["Request", "check_model", "generate", "read_prompt", "split_words"]
+__all__ = ["Request", "generate", "read_prompt", "split_words"]
 
 
 @dataclass(frozen=True)
@@ -69,14 +70,7 @@ class Answer:
     @property
     def decode_rate(self) -> float:
         """Tokens per second after the first token; 0 without a second token."""
-        span = self.total - self.first
-        return (len(self.token_ids) - 1) / span if len(self.token_ids) > 1 and span > 0 else 0.0
-
-
-def check_model(model: str, prompt: str | None, file: Path | None) -> None:
-    """Raise UsageError if the model looks like the prompt, and there is no prompt."""
-    if prompt is None and file is None and " " in model and not os.path.exists(model):
-        raise UsageError(f"{shown(model)} is read as MODEL; give a prompt with -p")
+        return decode_rate(len(self.token_ids), self.first, self.total)
 
 
 def split_words(words: Sequence[str], prompt: str | None, file: Path | None) -> tuple[str, str | None]:
@@ -145,7 +139,7 @@ def generate(request: Request, *, as_json: bool, verbose: bool) -> int:
 def _stream(llm: LLM, request: Request, params: SamplingParams, answer: Answer, *, echo: bool) -> int:
     """Fill `answer` piece by piece; return the exit code. The user and the pipe's reader may end it early."""
     started = time.perf_counter()
-    code = 0
+    screen, code = PlainScreen(), 0
     try:
         with closing(request.pieces(llm, params)) as pieces:
             for piece in pieces:
@@ -157,17 +151,18 @@ def _stream(llm: LLM, request: Request, params: SamplingParams, answer: Answer, 
                 answer.finish_reason = piece.finish_reason or answer.finish_reason
                 answer.stop_reason, answer.usage = piece.stop_reason, piece.usage
                 if echo and request.reasoning and thought:
-                    print_error(thought, end="")
+                    screen.show_reasoning(thought)
                 if echo and text:
-                    print_out(text, end="", flush=True)
+                    screen.show(text)
     except KeyboardInterrupt:
         code = INTERRUPTED
     except BrokenPipeError:
         silence_stdout()
         code = BROKEN_PIPE
     answer.total = time.perf_counter() - started
-    if echo and answer.text and not "".join(answer.text).endswith("\n"):
-        print_out(flush=True)
+    screen.finish()
+    if echo and answer.text and not any(answer.text):
+        print_out(flush=True)  # a line for an empty answer
     return code
 
 

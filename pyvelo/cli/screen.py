@@ -61,7 +61,6 @@ class PlainScreen:
     """Lines from standard input, text to standard output; prompts and notes on terminals only."""
 
     def __init__(self) -> None:
-        self._tty = sys.stdin.isatty()
         self._open = False  # the answer's last line has no line end yet
         self._reasons = False  # the last piece was of the reasoning
 
@@ -72,13 +71,13 @@ class PlainScreen:
     def show(self, text: str) -> None:
         """See `Screen.show`."""
         self._end_reasoning()
+        self._open = not text.endswith("\n")  # before Ctrl-C can end the writing
         print_out(text, end="", flush=True)
-        self._open = not text.endswith("\n")
 
     def show_reasoning(self, text: str) -> None:
         """Write it where notes go, so that an answer in a pipe is without it."""
-        print_error(text, end="")
         self._reasons = True
+        print_error(text, end="")
 
     def finish(self) -> None:
         """See `Screen.finish`."""
@@ -109,7 +108,7 @@ class PlainScreen:
 
     def _line(self) -> str | None:
         try:
-            return input(PROMPT if self._tty else "")
+            return input(PROMPT if sys.stdin.isatty() else "")
         except EOFError:
             return None
         except UnicodeDecodeError as error:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "chat_options",
     "count",
+    "decode_rate",
     "parse_argument",
     "parse_gpu_layers",
     "parse_kv_type_option",
@@ -26,6 +27,7 @@ __all__ = [
     "parse_numbers",
     "parse_reasoning",
     "parse_size",
+    "parse_system",
     "parse_template_arguments",
     "read_template",
     "show_bytes",
@@ -122,6 +124,20 @@ def show_bytes(n_bytes: int) -> str:
 def count(n: int, noun: str) -> str:
     """Return a number with its noun: `1 turn`, `2,000 turns`."""
     return f"{n:,} {noun}{'s' * (n != 1)}"
+
+
+def decode_rate(n_tokens: int, first: float, total: float) -> float:
+    """Return the tokens per second after the first; 0 without a second one.
+
+    first, total: seconds from the start of a request to its first token and to its end.
+    """
+    span = total - first
+    return (n_tokens - 1) / span if n_tokens > 1 and span > 0 else 0.0
+
+
+def parse_system(text: str | None) -> str | None:
+    """Return the system message of an option; None: there is none. Else ConfigError."""
+    return None if text is None else parse_argument(text, "the system message")
 
 
 def parse_template_arguments(given: Iterable[str]) -> dict[str, Any]:

@@ -35,13 +35,14 @@ __all__ = [
     "pull",
 ]
 
+_HOST = r"(?:www\.)?(?:hf|huggingface)\.co/"
 _NAME = re.compile(
-    r"(?!(?:www\.)?(?:hf|huggingface)\.co/)"
+    rf"(?!{_HOST})"
     r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::(?P<quant>[\w.+-][\w.+/ -]*))?",
     re.ASCII,
 )
 _URL = re.compile(
-    r"(?:https?://)?(?:www\.)?(?:hf\.co|huggingface\.co)/(?P<repo>[^/:?#]+/[^/:?#]+)"
+    rf"(?:https?://)?{_HOST}(?P<repo>[^/:?#]+/[^/:?#]+)"
     r"(?:/(?:blob|resolve)/[^/?#]+/(?P<file>[^?#]+)|/tree/[^?#]*|/)?(?P<quant>:[^?#]+)?(?:[?#].*)?"
 )
 _GIB = 1 << 30

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta, Struct
 
-from pyvelo.server.answers import adapt
 from pyvelo.server.anthropic_form import MessageForm
 from pyvelo.server.anthropic_messages import AnthropicMessage, chat_messages, chat_tools, tool_choice
 from pyvelo.server.chat import chat_prompt, params_of
@@ -78,13 +77,8 @@ async def create_message(
     as_chat.temperature, as_chat.top_p, as_chat.top_k = request.temperature, request.top_p, request.top_k
     params = params_of(serving, exchange, ticket, as_chat)
     form = MessageForm(f"msg_{exchange.id}", serving.model_name, request.max_tokens)
-    job = Job(
-        [partial(chat_prompt, serving, as_chat)],
-        params,
-        form,
-        request.stream,
-        adapt=partial(adapt, form.reader),
-    )
+    prompt = partial(chat_prompt, serving, as_chat)
+    job = Job([prompt], params, form, request.stream, reader=form.reader)
     return await answer_job(serving, exchange, ticket, job)
 
 

@@ -12,7 +12,6 @@ from pyvelo.chat.answer_format import AnswerReader
 from pyvelo.chat.conversation import ChatOptions, ChatPrompt
 from pyvelo.outputs import Delta, RequestOutput, StreamPiece, TokenLogprob
 from pyvelo.sampling import SamplingParams
-from pyvelo.server.answers import adapt
 from pyvelo.server.generation import Job, OpenAIForm, answer_job, ended
 from pyvelo.server.params import chat_params, request_timeout
 from pyvelo.server.schemas import ChatRequest, TokenizeRequest, convert
@@ -37,7 +36,7 @@ async def chat(
     params = params_of(serving, exchange, ticket, request)
     form = ChatForm(serving, exchange.id, request)
     prompt = partial(chat_prompt, serving, request)
-    job = Job([prompt], params, form, request.stream, adapt=partial(adapt, form.reader))
+    job = Job([prompt], params, form, request.stream, reader=form.reader)
     return await answer_job(serving, exchange, ticket, job)
 
 

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from pyvelo.chat.answer_format import AnswerReader
 from pyvelo.engine.input_processor import AskedOfAll, Prompt
 from pyvelo.engine.output import Submission, outputs_of
 from pyvelo.outputs import RequestOutput, StreamPiece, TokenLogprob
 from pyvelo.sampling import SamplingParams
+from pyvelo.server.answers import adapt
 from pyvelo.server.errors import HttpError, of_exception
 from pyvelo.server.http import EVENTS, PING
 from pyvelo.server.schemas import GenerationFields
@@ -131,7 +133,7 @@ class Job:
     prompts: one or more; a function makes the prompt of a chat, in a thread.
     streams: the answer is sent as events.
     silent: the token that is generated is not returned.
-    adapt: returns the parameters for the tokens of a prompt; called in a thread.
+    reader: of the answers to a chat; it takes their format from the prompt, in a thread.
     """
 
     prompts: Sequence[Prompt | Callable[[], Prompt]]
@@ -139,7 +141,7 @@ class Job:
     form: Form
     streams: bool = False
     silent: bool = False
-    adapt: Callable[[Prompt, SamplingParams], SamplingParams] | None = None
+    reader: AnswerReader | None = None
 
 
 async def answer_job(serving: Serving, exchange: Exchange, ticket: Ticket, job: Job) -> RequestStream:
@@ -150,8 +152,8 @@ async def answer_job(serving: Serving, exchange: Exchange, ticket: Ticket, job: 
     processor = serving.engine.processor
     asked = processor.ask_all(len(job.prompts), job.params, exchange.id)
     prompts = job.prompts
-    if job.adapt is not None:  # first, so that no thread waits for the grammar that the template names
-        prompts, asked = await _adapted(serving, job.prompts, job.adapt, asked)
+    if job.reader is not None:  # first, so that no thread waits for the grammar that the template names
+        prompts, asked = await _adapted(serving, job.prompts, job.reader, asked)
 
     def prepare(
         prompt: Prompt | Callable[[], Prompt], number: int, put: Callable[[StreamPiece], None]
@@ -169,7 +171,7 @@ async def answer_job(serving: Serving, exchange: Exchange, ticket: Ticket, job: 
 async def _adapted(
     serving: Serving,
     prompts: Sequence[Prompt | Callable[[], Prompt]],
-    adapt: Callable[[Prompt, SamplingParams], SamplingParams],
+    reader: AnswerReader,
     asked: AskedOfAll,
 ) -> tuple[list[Prompt], AskedOfAll]:
     """Return prompts that are made, and the parameters that each needs."""
@@ -177,7 +179,7 @@ async def _adapted(
     def make() -> tuple[list[Prompt], AskedOfAll]:
         made = [prompt() if callable(prompt) else prompt for prompt in prompts]
         both = zip(made, asked, strict=True)
-        return made, [(adapt(prompt, params), ask) for prompt, (params, ask) in both]
+        return made, [(adapt(reader, prompt, params), ask) for prompt, (params, ask) in both]
 
     return await serving.loop.preparer.run(make)
 
@@ -208,8 +210,8 @@ async def answer_stream(
 async def _send_events(serving: Serving, exchange: Exchange, job: Job, stream: RequestStream) -> None:
     form, n = job.form, job.params.n
     begun: set[int] = set()
-    events = exchange.events(form.media_type, form.ping, form.failed)
-    events.backlog = lambda: stream.backlog
+    events = exchange.events(form.media_type, form.ping)
+    events.backlog, events.failed = lambda: stream.backlog, form.failed
     try:
         last = time.perf_counter()
         async with aclosing(serving.loop.batches(stream)) as batches:

@@ -40,10 +40,6 @@ PING = b": ping\n\n"
 _encode = msgspec.json.Encoder().encode
 
 
-def _nothing(error: HttpError) -> bytes:
-    return b""
-
-
 class ClientGone(Exception):
     """The client closed the connection before its body had arrived."""
 
@@ -130,19 +126,13 @@ class Exchange:
         await self._start(status, given)
         await self._send({"type": "http.response.body", "body": b"" if self.method == "HEAD" else data})
 
-    def events(
-        self,
-        media_type: str = EVENTS,
-        ping: bytes = PING,
-        failed: Callable[[HttpError], bytes] = _nothing,
-    ) -> EventStream:
+    def events(self, media_type: str = EVENTS, ping: bytes = PING) -> EventStream:
         """Return a stream of events; its first write or ping begins the answer.
 
         ping: event that clients ignore; b"": there is none.
-        failed: returns the last events of a stream that breaks off.
         """
         headers = {"content-type": media_type, "cache-control": "no-cache", "x-accel-buffering": "no"}
-        self.stream = EventStream(self._send, partial(self._start, 200, headers), ping, failed)
+        self.stream = EventStream(self._send, partial(self._start, 200, headers), ping)
         return self.stream
 
     async def _start(self, status: int, headers: Mapping[str, str]) -> None:
@@ -158,24 +148,19 @@ class EventStream:
 
     touched: time of the last write, or of the start of the one that waits for the client.
     backlog: returns the pieces that wait to be written.
+    failed: returns the last events of a stream that breaks off.
     """
 
-    def __init__(
-        self,
-        send: Send,
-        start: Callable[[], Awaitable[None]],
-        ping: bytes,
-        failed: Callable[[HttpError], bytes] = _nothing,
-    ) -> None:
+    def __init__(self, send: Send, start: Callable[[], Awaitable[None]], ping: bytes) -> None:
         self._send = send
         self._start = start
         self._ping_event = ping
-        self._failed = failed
         self._ping: asyncio.Task[None] | None = None
         self.started = False
         self.touched = time.monotonic()
         self.writing = False
         self.backlog: Callable[[], int] = lambda: 0
+        self.failed: Callable[[HttpError], bytes] = lambda error: b""
 
     async def write(self, data: bytes) -> None:
         """Write events; wait while the client reads too slowly."""
@@ -191,7 +176,7 @@ class EventStream:
 
     async def fail(self, error: HttpError) -> None:
         """Write an error and end the answer."""
-        await self.end(self._failed(error))
+        await self.end(self.failed(error))
 
     def ping(self) -> None:
         """Write an event that clients ignore, soon."""

@@ -12,7 +12,6 @@ from msgspec import Meta, Struct
 from pyvelo._version import __version__
 from pyvelo.chat.answer_format import thinks
 from pyvelo.engine.input_processor import Prompt
-from pyvelo.server.answers import adapt
 from pyvelo.server.chat import chat_prompt, params_of
 from pyvelo.server.contents import thinking_arguments
 from pyvelo.server.errors import HttpError, refused
@@ -208,7 +207,7 @@ async def _answer(
     form: OllamaForm,
 ) -> RequestStream:
     params = params_of(serving, exchange, ticket, as_chat)
-    job = Job([prompt], params, form, request.stream, adapt=partial(adapt, form.reader))
+    job = Job([prompt], params, form, request.stream, reader=form.reader)
     return await answer_job(serving, exchange, ticket, job)
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from pyvelo.server.answers import adapt
 from pyvelo.server.chat import chat_prompt, params_of
 from pyvelo.server.contents import thinking_arguments, with_names
 from pyvelo.server.errors import HttpError, not_found, refused
@@ -112,13 +111,8 @@ async def create_response(
     echoed = _echoed(request, name, serving.model_name)
     echoed |= {"temperature": params.temperature, "top_p": params.top_p}
     form = ResponseForm(serving, echoed, _keeper(serving, ticket, request, before, own))
-    job = Job(
-        [partial(chat_prompt, serving, as_chat)],
-        params,
-        form,
-        request.stream,
-        adapt=partial(adapt, form.reader),
-    )
+    prompt = partial(chat_prompt, serving, as_chat)
+    job = Job([prompt], params, form, request.stream, reader=form.reader)
     return await answer_job(serving, exchange, ticket, job)
 
 

@@ -9,11 +9,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
-from pyvelo import LLM, SamplingParams
+from pyvelo import LLM, Delta, SamplingParams, StreamPiece
 from pyvelo.cli import main
 from pyvelo.cli.values import parse_kv_type_option, parse_size
 from pyvelo.errors import ConfigError
@@ -150,6 +151,21 @@ USAGE = {
     "--block-size 48": ["-p", "x", "--block-size", "48"],
     "there is no folder /does/not": ["-f", "/does/not/exist"],
 }
+
+
+@pytest.mark.parametrize("shown", [False, True])
+def test_reasoning_is_a_text_of_its_own_on_standard_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, shown: bool
+) -> None:
+    def thinks(*_: object, **__: object) -> Generator[StreamPiece, None, None]:
+        yield StreamPiece("<think>hm", (1,), deltas=(Delta(reasoning="hm"),))
+        yield StreamPiece("</think>42", (2,), "stop", deltas=(Delta(content="42"),))
+
+    monkeypatch.setattr("pyvelo.LLM.chat_stream", thinks)
+    asked = run_cli(capsys, "run", "why?", *(["--reasoning", "show"] if shown else []))
+    assert asked == (0, "42\n", "hm\n\n" * shown)
+    report = json.loads(run_cli(capsys, "run", "why?", "--json")[1])
+    assert (report["text"], report["reasoning"]) == ("42", "hm")
 
 
 def test_words_are_the_model_and_the_prompt(capsys: pytest.CaptureFixture[str], tiny_model: Path) -> None:
