@@ -159,7 +159,7 @@ class Chat:
         if self._reasoning == "show":
             self.screen.show_reasoning(text)
         elif is_first and self._reasoning == "hide":
-            self.screen.note("thinking …")
+            self.screen.note("thinking … (/reasoning shows it afterwards)")
 
     def _make_room(self) -> None:
         n_gone = 0

@@ -22,6 +22,7 @@ HELP = """\
 /help            this
 /system [TEXT]   set the system message; without TEXT: remove it
 /think on|off    let the model reason before it answers, or not
+/reasoning       show what the model thought before its last answer
 /reset           forget the conversation
 /undo            remove the last turn
 /retry           another answer to the last message
@@ -70,6 +71,18 @@ def _think(chat: Chat, text: str) -> None:
         raise ConfigError("give /think on or /think off")
     chat.talker.think(text == "on")
     chat.screen.note(f"reasoning is {text}, if this model's template has such a switch")
+
+
+def _reasoning(chat: Chat, _: str) -> None:
+    """Show the reasoning of the last answer, which --reasoning hide folds away."""
+    answered = [turn for turn in chat.conversation.turns if turn.answer is not None]
+    if not answered:
+        chat.screen.note("there is no answer yet")
+    elif answered[-1].reasoning is None:
+        chat.screen.note("the last answer has no reasoning")
+    else:
+        chat.screen.show_reasoning(answered[-1].reasoning)
+        chat.screen.finish()
 
 
 def _reset(chat: Chat, _: str) -> None:
@@ -189,6 +202,7 @@ COMMANDS: dict[str, Callable[[Chat, str], None]] = {
     "help": _help,
     "system": _system,
     "think": _think,
+    "reasoning": _reasoning,
     "reset": _reset,
     "undo": _undo,
     "retry": _retry,

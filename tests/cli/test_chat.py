@@ -324,9 +324,17 @@ def test_reasoning_is_shown_apart_and_is_no_part_of_the_answer() -> None:
 def test_hidden_reasoning_is_noted_once() -> None:
     _, screen = ask("hide")
     assert screen.shown == "42|" * 2
-    assert screen.notes == ["thinking …"] * 2
+    assert screen.notes == ["thinking … (/reasoning shows it afterwards)"] * 2
     _, screen = ask("off")
     assert (screen.shown, screen.notes) == ("42|" * 2, [])
+
+
+def test_hidden_reasoning_is_unfolded() -> None:
+    chat, screen = ask("hide")
+    hear(chat, "/reasoning")
+    assert screen.shown == "42|" * 2 + "(hm so)|"
+    _, screen = talk("/reasoning", "hello", "/reasoning")
+    assert screen.notes == ["there is no answer yet", "the last answer has no reasoning"]
 
 
 def test_a_turn_that_is_stopped_within_its_reasoning_can_be_answered_again() -> None:
