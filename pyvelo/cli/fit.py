@@ -1,0 +1,97 @@
+"""`pyvelo models`: which well-known models fit this machine, and how fast they can be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pyvelo.cli.exits import UsageError
+from pyvelo.cli.terminal import print_json, print_out
+from pyvelo.cli.values import show_bytes
+from pyvelo.errors import shown
+from pyvelo.memory.cores import find_cores
+from pyvelo.memory.host import free_memory
+from pyvelo.memory.rate import read_rate
+from pyvelo.models.families import FAMILIES, QUANTIZATIONS, Family
+
+__all__ = ["fitting", "print_fitting", "show_fitting"]
+
+CONTEXTS = (8192, 32768)  # tokens
+MEMORY_SHARE = 0.9  # the default of LLM(memory_utilization=...)
+OWN = "MXFP4"  # of models in a quantization of their own
+
+
+def show_fitting(quantization: str, kv_type: str | tuple[str, str], *, as_json: bool) -> int:
+    """Measure the memory, and print what fits as a table or JSON; return the exit code."""
+    if quantization not in QUANTIZATIONS:
+        raise UsageError(f"--quant {shown(quantization)}: choose from {', '.join(QUANTIZATIONS)}")
+    free = free_memory()
+    content = fitting(quantization, kv_type, free, read_rate(find_cores().threads, free))
+    (print_json if as_json else print_fitting)(content)
+    return 0
+
+
+def fitting(
+    quantization: str, kv_type: str | tuple[str, str], free: int | None, rate: float
+) -> dict[str, Any]:
+    """Return the memory and the speed of each family as plain data.
+
+    Args:
+        free: bytes of free memory; None: unknown.
+        rate: bytes of memory that a step's threads read in a second.
+    """
+    room = None if free is None else int(free * MEMORY_SHARE)
+    models = [_model(family, quantization, kv_type, room, rate) for family in FAMILIES]
+    return {"free_memory": free, "read_bytes_per_second": int(rate), "models": models}
+
+
+def _model(
+    family: Family, quantization: str, kv_type: str | tuple[str, str], room: int | None, rate: float
+) -> dict[str, Any]:
+    weights = family.weight_bytes(quantization)
+    cache = family.cache(kv_type)
+    sizes = {n: weights + cache.sequence_bytes(n) for n in CONTEXTS if n <= family.context}
+    least = min(sizes.values(), default=weights)
+    return {
+        "name": family.name,
+        "quantization": OWN if family.bits else quantization,
+        "weight_bytes": weights,
+        "context": family.context,
+        "memory": [{"tokens": n, "bytes": size} for n, size in sizes.items()],
+        "fits": None if room is None else least <= room,
+        "most_tokens_per_second": round(rate / family.read_bytes(quantization), 1),
+    }
+
+
+def print_fitting(content: dict[str, Any]) -> None:
+    """Print a line for each model, and what the columns mean."""
+    free = content["free_memory"]
+    memory = "unknown" if free is None else show_bytes(free)
+    rate = content["read_bytes_per_second"] / 1e9
+    rows = [("model", "type", "weights", *(f"at {n // 1024}k" for n in CONTEXTS), "tokens/s", "fits")]
+    rows += [_row(model) for model in content["models"]]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        print_out(_line(row, widths))
+    print_out(f"\nfree memory: {memory}, which the processor reads at {rate:.1f} GB/s")
+    print_out("at 8k, at 32k: memory of weights and KV cache with so many tokens; -: the model has fewer")
+    print_out("tokens/s: the most that one answer can reach, because each token reads the weights once")
+
+
+def _row(model: dict[str, Any]) -> tuple[str, ...]:
+    sizes = {told["tokens"]: show_bytes(told["bytes"]) for told in model["memory"]}
+    fits = {True: "yes", False: "no", None: "unknown"}[model["fits"]]
+    return (
+        model["name"],
+        model["quantization"],
+        show_bytes(model["weight_bytes"]),
+        *(sizes.get(n, "-") for n in CONTEXTS),
+        f"{model['most_tokens_per_second']:.1f}",
+        fits,
+    )
+
+
+def _line(row: Sequence[str], widths: Sequence[int]) -> str:
+    """Return a line of the table: two columns of text, the others to the right."""
+    texts = [f"{text:{width}}" for text, width in zip(row[:2], widths[:2], strict=True)]
+    return "  ".join([*texts, *(f"{text:>{width}}" for text, width in zip(row[2:], widths[2:], strict=True))])

@@ -1,0 +1,65 @@
+"""`pyvelo models`: what fits a machine of a given size and rate."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pyvelo.cli.fit import CONTEXTS, MEMORY_SHARE, fitting, print_fitting
+from pyvelo.memory import rate as rates
+from pyvelo.memory.rate import read_rate
+from pyvelo.models.families import FAMILIES
+
+GIB = 1 << 30
+
+
+def test_a_model_fits_if_its_weights_and_the_shorter_context_do() -> None:
+    small, large = fitting("Q4_K_M", "f16", 2 * GIB, 1e10), fitting("Q4_K_M", "f16", 200 * GIB, 1e10)
+    assert all(model["fits"] for model in large["models"])
+    for family, model in zip(FAMILIES, small["models"], strict=True):
+        tokens = min(CONTEXTS[0], family.context)
+        cache = family.cache("f16").sequence_bytes(tokens) if tokens == CONTEXTS[0] else 0
+        assert model["fits"] is (family.weight_bytes("Q4_K_M") + cache <= MEMORY_SHARE * 2 * GIB)
+        assert [told["tokens"] for told in model["memory"]] == [n for n in CONTEXTS if n <= family.context]
+    assert {model["fits"] for model in small["models"]} == {True, False}
+    assert {model["fits"] for model in fitting("Q4_K_M", "f16", None, 1e10)["models"]} == {None}
+
+
+def test_a_faster_memory_gives_more_tokens() -> None:
+    slow, fast = (fitting("Q8_0", "f16", GIB, rate)["models"] for rate in (1e10, 3e10))
+    for one, other in zip(slow, fast, strict=True):
+        assert other["most_tokens_per_second"] == pytest.approx(
+            3 * one["most_tokens_per_second"], rel=0.05, abs=0.2
+        )
+
+
+def test_a_smaller_type_of_the_cache_takes_less(capsys: pytest.CaptureFixture[str]) -> None:
+    content = fitting("Q4_K_M", ("q8_0", "q4_0"), 8 * GIB, 1e10)
+    plain = fitting("Q4_K_M", "f16", 8 * GIB, 1e10)
+    for one, other in zip(content["models"], plain["models"], strict=True):
+        for told, told_plain in zip(one["memory"], other["memory"], strict=True):
+            assert told["bytes"] < told_plain["bytes"]
+    print_fitting(content)
+    lines = capsys.readouterr().out.splitlines()
+    assert len([line for line in lines if line.endswith((" yes", "  no"))]) == len(FAMILIES)
+    assert max(map(len, lines)) <= 90
+    assert not any(line.endswith(" ") for line in lines)
+
+
+@pytest.mark.parametrize("free", [None, 1 << 22, 0])
+def test_the_rate_counts_the_bytes_that_all_threads_read(
+    monkeypatch: pytest.MonkeyPatch, free: int | None
+) -> None:
+    times = iter(range(100))
+    monkeypatch.setattr(rates, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(rates, "now", lambda: float(next(times)))
+    read: list[int] = []
+
+    def count(words: np.ndarray) -> int:
+        read.append(words.nbytes)
+        return 0
+
+    monkeypatch.setattr(rates.np, "add", type("Add", (), {"reduce": staticmethod(count)}))
+    rate = read_rate(3, free, seconds=0.0)
+    assert sum(read) == 3 * rate  # three rounds, of a second each
+    assert rate == max(24, 1 << 20 if free is None else min(1 << 20, free // 4))
