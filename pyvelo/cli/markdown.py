@@ -83,15 +83,22 @@ class LastRows:
 
     The rows are narrower than the screen, so that the echo of Ctrl-C starts no row of its own. rich could not
     erase all rows then.
+
+    widths: set to the cells of each row when they are drawn.
     """
 
-    def __init__(self, content: RenderableType) -> None:
+    def __init__(self, content: RenderableType, widths: list[int]) -> None:
         self._content = content
+        self._widths = widths
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.segment import Segment
+
         narrow = options.update(width=max(1, options.max_width - ECHO_WIDTH), height=None)
         rows = console.render_lines(self._content, narrow, pad=False)
-        yield from _joined(rows[-max(1, console.size.height - 1) :])
+        last = rows[-max(1, console.size.height - 1) :]
+        self._widths[:] = [Segment.get_line_length(row) for row in last]
+        yield from _joined(last)
 
 
 def _after(fence: str, line: str) -> tuple[str, bool]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pyvelo.cli.markdown import LastRows, last_lines, make_markdown, split_blocks
+from pyvelo.cli.markdown import last_lines, make_markdown, split_blocks
 from pyvelo.cli.terminal import make_console, print_error, print_out, visible
 
 if TYPE_CHECKING:
@@ -121,7 +121,8 @@ class RichScreen:
 
     def __init__(self, *, status: bool = True, history: bool = True) -> None:
         from prompt_toolkit import PromptSession
-        from rich.live import Live
+
+        from pyvelo.cli.growing import Growing
 
         self._status = ""
         self._session: Any = PromptSession(
@@ -131,9 +132,7 @@ class RichScreen:
             bottom_toolbar=(lambda: self._status or None) if status else None,
         )
         self._console = make_console()
-        self._make_live: Callable[[], Any] = lambda: Live(
-            console=self._console, refresh_per_second=8, transient=True, get_renderable=self._growing
-        )
+        self._make_live: Callable[[], Any] = lambda: Growing(self._console, self._growing)
         self._live: Any = None
         self._text = ""  # of the block that may still change
         self._reasons = False  # it is reasoning
@@ -183,8 +182,8 @@ class RichScreen:
         return True
 
     def _growing(self) -> RenderableType:
-        """Return what fits on the screen of the block that may still change: its end."""
-        return LastRows(self._drawn(last_lines(self._text, self._console.size.height)))
+        """Return what may fit on the screen of the block that may still change: its end."""
+        return self._drawn(last_lines(self._text, self._console.size.height))
 
     def _drawn(self, text: str) -> RenderableType:
         """Return an answer as markdown; reasoning as dimmed text, of which nothing is meant as markup."""

@@ -119,7 +119,7 @@ def test_the_last_lines_keep_the_fence_that_opens_them() -> None:
 def test_the_last_rows_fit_the_screen(pieces: list[str | None], height: int) -> None:
     text = "".join(piece or "word" for piece in pieces)
     console = Console(file=io.StringIO(), width=40, height=height, force_terminal=True, color_system=None)
-    assert len(console.render_lines(LastRows(make_markdown(text)))) < max(3, height)
+    assert len(console.render_lines(LastRows(make_markdown(text), []))) < max(3, height)
 
 
 LONG = """
@@ -150,7 +150,7 @@ def test_a_block_longer_than_the_screen_moves_on(start: str, end: str) -> None:
 @pytest.mark.parametrize("text", ["word " * 20, "```\n" + "x" * 50, "# head", "- item\n- item"])
 def test_the_echo_of_ctrl_c_fits_beside_the_last_row(text: str) -> None:
     console = Console(width=20, height=10, file=io.StringIO())
-    rows = console.render_lines(LastRows(make_markdown(text)), pad=False)
+    rows = console.render_lines(LastRows(make_markdown(text), []), pad=False)
     assert max(map(Segment.get_line_length, rows)) <= 20 - len("^C")
 
 

@@ -1,0 +1,49 @@
+"""Rows that grow in a terminal whose size changes."""
+
+from __future__ import annotations
+
+import io
+
+import pyte
+import pytest
+from rich.console import Console
+from rich.text import Text
+
+from pyvelo.cli.growing import Growing
+
+HEIGHT = 30
+
+
+def drawn(text: str, widths: tuple[int, int], screen_width: int) -> list[str]:
+    """Rows of a terminal of so many columns, between others, after a text was drawn at two widths."""
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, height=HEIGHT, _environ={"TERM": "xterm"})
+    growing = Growing(console, lambda: Text(text))
+    growing.auto_refresh = False
+    console.width = widths[0]
+    console.print("above")
+    with growing:
+        for width in widths:
+            console.width = width
+            growing.refresh()
+    console.print("below")
+    screen = pyte.Screen(screen_width, HEIGHT)
+    pyte.Stream(screen).feed(file.getvalue().replace("\n", "\r\n"))
+    return [row.rstrip() for row in screen.display if row.strip()]
+
+
+@pytest.mark.parametrize("widths", [(60, 25), (60, 31), (60, 59), (60, 60)])
+def test_a_narrower_terminal_shows_no_fragments(
+    widths: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("XTERM_VERSION", "STY"):
+        monkeypatch.delenv(name, raising=False)
+    # what was drawn for the wide screen lies on the narrow one as in a terminal that wraps its rows anew
+    text = " ".join(f"w{n:02}" for n in range(40))
+    assert drawn(text, widths, widths[1]) == ["above", "below"]
+
+
+@pytest.mark.parametrize("name", ["XTERM_VERSION", "STY"])
+def test_a_terminal_that_cuts_its_rows_loses_no_row_above(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "1")
+    assert drawn("word " * 30, (60, 25), 60) == ["above", "below"]
