@@ -177,7 +177,8 @@ class AsyncLLM(EngineView):
         asked = engine_loop.engine.processor.ask_all(n, chosen, request_id)
         # in a thread, because a template may be slow
         prompts = await in_thread(partial(chats.prompts, messages, **options))
-        outputs = parsed(prompts, await _answer(engine_loop, prompts, with_formats(prompts, asked)))
+        outputs = await _answer(engine_loop, prompts, with_formats(prompts, asked))
+        outputs = parsed(prompts, asked, outputs)
         return outputs[0] if is_one(messages) else outputs
 
     @checked(ChatOptions, params=SamplingParams)

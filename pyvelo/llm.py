@@ -228,7 +228,7 @@ class LLM(EngineView):
         chosen = either(params, sampling_params, self._chats.params)
         asked = self._engine.processor.ask_all(n, chosen, request_id)
         prompts = self._chats.prompts(messages, **options)
-        outputs = parsed(prompts, self._answer(prompts, with_formats(prompts, asked)))
+        outputs = parsed(prompts, asked, self._answer(prompts, with_formats(prompts, asked)))
         return outputs[0] if is_one(messages) else outputs
 
     @checked(ChatOptions, params=SamplingParams)

@@ -82,15 +82,12 @@ class ChatPrompt(tuple[int, ...]):
         """Return a parser of the answers."""
         return AnswerReader(self.answer, self.text if params.echo else "")
 
-    def parsed(self, output: RequestOutput) -> RequestOutput:
+    def parsed(self, output: RequestOutput, echo: bool) -> RequestOutput:
         """Return an output with content, reasoning and tool calls of each sample."""
         if self.answer is None:
             return output
-        return replace(output, outputs=tuple(self._parsed(one, self.answer) for one in output.outputs))
-
-    def _parsed(self, sample: Completion, answer: AnswerFormat) -> Completion:
-        found = answer.parse(sample.text.removeprefix(self.text))
-        return replace(sample, content=found.content, reasoning=found.reasoning, tool_calls=found.tool_calls)
+        before = self.text if echo else ""
+        return replace(output, outputs=tuple(_parsed(one, self.answer, before) for one in output.outputs))
 
 
 class Chats:
@@ -268,9 +265,18 @@ def with_formats(
     return [(prompt.params(params), one) for prompt, (params, one) in zip(prompts, asked, strict=True)]
 
 
-def parsed(prompts: Sequence[ChatPrompt], outputs: Sequence[RequestOutput]) -> list[RequestOutput]:
+def parsed(
+    prompts: Sequence[ChatPrompt], asked: Sequence[tuple[SamplingParams, T]], outputs: Sequence[RequestOutput]
+) -> list[RequestOutput]:
     """Return outputs with content, reasoning and tool calls."""
-    return [prompt.parsed(output) for prompt, output in zip(prompts, outputs, strict=True)]
+    given = zip(prompts, asked, outputs, strict=True)
+    return [prompt.parsed(output, params.echo) for prompt, (params, _), output in given]
+
+
+def _parsed(sample: Completion, answer: AnswerFormat, before: str) -> Completion:
+    """Return a sample with its content, reasoning and tool calls; its text begins with `before`."""
+    found = answer.parse(sample.text.removeprefix(before))
+    return replace(sample, content=found.content, reasoning=found.reasoning, tool_calls=found.tool_calls)
 
 
 def encode(model: Model, text: Marked) -> list[int]:

@@ -164,6 +164,13 @@ class CompletionForm(OpenAIForm):
             tokens.append(piece.logprob)
         return self._logprobs(tokens, self._places[index])
 
+    def _name(self, token: int) -> str:
+        """Return the text of a token, or its bytes if they are no text: else several had one name."""
+        text = self._text_of(token)
+        if "\ufffd" not in text:
+            return text
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self._serving.token_bytes(token))
+
     def _logprobs(self, tokens: Sequence[TokenLogprob | int], place: _Place) -> dict[str, Any]:
         """Return OpenAI's lists of tokens, logprobs, most likely tokens and places in the text."""
         text_of, bytes_of = self._text_of, self._serving.token_bytes
@@ -175,7 +182,8 @@ class CompletionForm(OpenAIForm):
                 token_id = token.token_id
                 text, logprob = text_of(token_id), token.logprob
                 # the token itself is among them, as OpenAI has it, and first, as vLLM has it
-                best = {text: logprob} | {text_of(each): value for each, value in token.top}
+                best = {self._name(token_id): logprob}
+                best |= {self._name(each): value for each, value in token.top}
             else:
                 token_id, text, logprob, best = token, text_of(token), None, None
             found["tokens"].append(text)

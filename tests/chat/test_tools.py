@@ -15,11 +15,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pyvelo.chat.answer_format import AnswerFormat, AnswerFormats, after
+from pyvelo.chat.conversation import ChatPrompt, parsed
 from pyvelo.chat.tool_parser import ParsedMessage, ToolParser
 from pyvelo.chat.tools import Tools, history
 from pyvelo.errors import ComputeError, ConfigError, RequestError, TemplateError, VeloError
 from pyvelo.native.chat_format import ChatFormat
-from pyvelo.outputs import Delta
+from pyvelo.outputs import Completion, Delta, RequestOutput, RequestTimes, Usage
 from pyvelo.sampling import MAX_CHARACTERS, LazyGrammar, SamplingParams
 
 from .answers import ANSWERS, NOTE_JSON, OSS, PARIS_JSON, QWEN, TOOLS, Answer, function, hermes
@@ -338,6 +339,15 @@ def test_parameters_of_a_format() -> None:
     parts["grammar"] = str(parts["grammar"])
     with pytest.raises(RequestError, match="tools: their grammar has"):
         AnswerFormat(**parts).params(SamplingParams())
+
+
+@pytest.mark.parametrize(("echo", "content"), [(False, "onetwo"), (True, "two")])
+def test_the_prompt_is_removed_from_an_echo_alone(echo: bool, content: str) -> None:
+    prompt = ChatPrompt([1], "one", format_of(QWEN))
+    sample = Completion(index=0, text="onetwo", token_ids=(1, 2), finish_reason="stop")
+    output = RequestOutput("one", (1,), (sample,), Usage(1, 0, 2), RequestTimes(0.0, None, 0.0))
+    [found] = parsed([prompt], [(SamplingParams(echo=echo), None)], [output])
+    assert found.outputs[0].content == content
 
 
 def test_another_end_of_the_prompt() -> None:

@@ -104,6 +104,18 @@ def test_it_is_what_generate_gives(server: Server, oracle: LLM, case: str, promp
     ]
 
 
+def test_tokens_that_are_no_text_are_named_by_their_bytes(server: Server, oracle: LLM) -> None:
+    tokens = [token for token in range(300) if oracle.detokenize([token], special=True) == "\ufffd"][:3]
+    names = set()
+    for token in tokens:
+        bias = {"max_tokens": 1, "logprobs": 2, "logit_bias": {str(token): 100}}
+        answer = server.ask(PATH, {"prompt": PROMPT, **GREEDY, **bias})
+        [best] = answer["choices"][0]["logprobs"]["top_logprobs"]
+        assert len(best) == 3  # the token that came, and the likeliest without the bias
+        names.add(next(iter(best)))
+    assert names == {r"bytes:\x80", r"bytes:\x81", r"bytes:\x82"}
+
+
 def test_several_prompts_have_their_choices_in_order(server: Server, oracle: LLM) -> None:
     body = {"prompt": [PROMPT, OTHER], **GREEDY, "temperature": 1.0, "n": 2, "seed": 1, "logprobs": 1}
     answer = server.ask(PATH, body)
