@@ -29,6 +29,7 @@ from ..errors import (
     VeloError,
     one_line,
 )
+from .cpu import check_cpu
 
 
 def why_not_loaded(error: ImportError) -> str:
@@ -61,6 +62,7 @@ def symbols_kept_local() -> Iterator[None]:
         sys.setdlopenflags(flags)
 
 
+check_cpu()
 try:
     with symbols_kept_local():
         from ._velo import ffi, lib

@@ -1,0 +1,85 @@
+"""A library for another processor is refused before any of it runs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pyvelo
+from native.cmake.cpu_flags import NAMES, compiled_flags, is_native
+from pyvelo.errors import LibraryError
+from pyvelo.native.cpu import NEEDED, check_cpu, missing_flags
+
+PACKAGE = Path(pyvelo.__file__).parent
+X86 = "processor\t: 0\nmodel name\t: Some CPU\nflags\t\t: fpu sse2 pni avx avx2 fma\nbugs\t\t: none\n\n" * 2
+ARM = "processor\t: 0\nFeatures\t: fp asimd asimddp i8mm\nCPU part\t: 0xd40\n"
+
+
+@pytest.mark.parametrize(
+    ("needed", "cpuinfo", "missing"),
+    [
+        ("avx\navx2\nfma\n", X86, []),
+        ("avx2\navx512f\nfma\navx_vnni\n", X86, ["avx512f", "avx_vnni"]),
+        ("av\n", X86, ["av"]),  # whole names are compared
+        ("asimddp\n", ARM, []),
+        ("asimddp\nsve\n", ARM, ["sve"]),
+        ("", X86, []),
+        ("avx2\n", "processor\t: 0\n", []),  # unknown
+        ("avx2\n", "", []),
+    ],
+)
+def test_what_a_processor_lacks(needed: str, cpuinfo: str, missing: list[str]) -> None:
+    assert missing_flags(needed, cpuinfo) == missing
+
+
+def test_files_that_are_missing(tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    there.write_text("avx9\n")
+    check_cpu(tmp_path / "no", there)
+    check_cpu(there, tmp_path / "no")
+    (tmp_path / "cpuinfo").write_text(X86)
+    with pytest.raises(LibraryError, match="this one lacks avx9"):
+        check_cpu(there, tmp_path / "cpuinfo")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the build writes the list on Linux")
+def test_this_build_has_a_list_that_this_processor_meets() -> None:
+    names = NEEDED.read_text(encoding="ascii").split()
+    assert set(names) <= set(NAMES.values())
+    check_cpu()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc/cpuinfo is Linux's")
+@pytest.mark.parametrize("command", [["-m", "pyvelo.cli", "run", "hi"], ["-c", "import pyvelo; pyvelo.LLM"]])
+def test_a_package_for_another_processor(tmp_path: Path, command: list[str]) -> None:
+    shutil.copytree(PACKAGE, tmp_path / "pyvelo", ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    libraries = tmp_path / "pyvelo" / "native" / "lib"
+    (libraries / NEEDED.name).write_text("avx2\navx9\nasimd9\n")
+    done = subprocess.run(
+        [sys.executable, *command],
+        env=os.environ | {"PYTHONPATH": os.fspath(tmp_path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    last = done.stderr.splitlines()[-1]
+    assert "built for another processor: this one lacks " in last
+    assert "avx9, asimd9" in last
+    assert "PYVELO_PORTABLE=ON" in last
+    assert ("Traceback" in done.stderr) is (command[0] == "-c")
+
+
+def test_the_list_of_a_compiler() -> None:
+    macros = "#define __AVX2__ 1\n#define __FMA__ 1\n#define __SSE2__ 1\n#define NOT__AVX512F__ 1\n"
+    assert compiled_flags(macros) == ["avx2", "fma"]
+    assert compiled_flags("") == []
+    assert is_native(["-O3", "-march=native"])
+    assert is_native(["-mcpu=native+dotprod"])
+    assert not is_native(["-mavx2", "-mfma"])
