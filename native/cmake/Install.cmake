@@ -49,4 +49,3 @@ endif()
 
 install(TARGETS ${_libraries} COMPONENT pyvelo
     LIBRARY DESTINATION pyvelo/native/lib RUNTIME DESTINATION pyvelo/native/lib)
-install(FILES ${PYVELO_TREE_USED}/LICENSE COMPONENT pyvelo DESTINATION pyvelo/native/lib RENAME LICENSE.llama.cpp)

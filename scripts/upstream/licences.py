@@ -1,0 +1,88 @@
+"""Collect the licences of upstream's code in LICENSES/upstream.txt, or check that they are complete there.
+
+    python scripts/upstream/licences.py check
+    python scripts/upstream/licences.py write
+
+Both need the sources that vendor/upstream.txt pins, which are downloaded if they are not cached. The check
+fails if a new version of upstream has another licence, or a notice that the file lacks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
+
+from scripts._common import ROOT, ScriptError, run_main
+from scripts.upstream._pin import read_pin
+from scripts.upstream.fetch import locate
+
+TARGET = ROOT / "LICENSES" / "upstream.txt"
+SCANNED = ("ggml/include", "ggml/src", "include", "src", "common", "vendor/nlohmann")
+"""Folders with sources that are compiled into the library; their files may bear notices of their own."""
+BACKENDS = re.compile(r"ggml/src/ggml-(?!cpu/|cuda/)[a-z]+/|/kleidiai/|ggml/include/ggml-(cann|sycl)\.h")
+"""Files of backends that are not built."""
+SOURCES = {".c", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".inc"}
+NOTICE = re.compile(r"(?:SPDX-FileCopyrightText: |Copyright (?:\(c\) )?(?=\d{4}))(.*?)\s*$", re.I | re.M)
+COMMENT = re.compile(r"(?:^//.*\n)+", re.M)
+
+
+def notices(tree: Path) -> dict[str, str]:
+    """Return the copyright holders that compiled sources name, and a file that does so."""
+    found: dict[str, str] = {}
+    for folder in SCANNED:
+        for file in sorted((tree / folder).rglob("*")):
+            name = file.relative_to(tree).as_posix()
+            if file.suffix in SOURCES and not BACKENDS.search(name):
+                for holder in NOTICE.findall(file.read_text(encoding="utf-8", errors="replace")):
+                    found.setdefault(holder, name)
+    return found
+
+
+def licences(tree: Path) -> Iterator[tuple[str, str]]:
+    """Yield the title and the text of each licence in upstream's tree."""
+    yield "llama.cpp and ggml", (tree / "LICENSE").read_text(encoding="utf-8")
+    for file in sorted((tree / "licenses").iterdir()):
+        yield file.name.removeprefix("LICENSE-"), file.read_text(encoding="utf-8")
+    sgemm = tree / "ggml" / "src" / "ggml-cpu" / "llamafile" / "sgemm.cpp"
+    header = COMMENT.match(sgemm.read_text(encoding="utf-8"))
+    if header is None or "Permission is hereby granted" not in header[0]:
+        raise ScriptError(f"{sgemm} no longer begins with its licence: look where it is now")
+    lines = (
+        line.removeprefix("//").strip() for line in header[0].partition("//\n//        ")[0].splitlines()
+    )
+    yield "llamafile's matrix products (ggml/src/ggml-cpu/llamafile)", "\n".join(lines)
+
+
+def collected(tree: Path) -> str:
+    """Return the text of LICENSES/upstream.txt for a tree."""
+    parts = [f"{title}\n{'=' * len(title)}\n\n{text.strip()}\n" for title, text in licences(tree)]
+    whole = "\n\n".join(parts)
+    others = [f"{holder} ({file})" for holder, file in notices(tree).items() if holder not in whole]
+    title = "Other holders of copyright in these sources, under the same MIT licence"
+    return "\n\n".join([*parts, f"{title}\n{'=' * len(title)}\n\n" + "\n".join(others) + "\n"])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("command", choices=["check", "write"])
+    command = parser.parse_args().command
+    text = collected(locate(read_pin()).path)
+    if command == "write":
+        TARGET.write_text(text, encoding="utf-8")
+    elif not TARGET.exists() or TARGET.read_text(encoding="utf-8") != text:
+        raise ScriptError(
+            "LICENSES/upstream.txt differs from upstream's tree: licences.py write, and read it"
+        )
+    print(f"LICENSES/upstream.txt: {text.count('====' + chr(10))} parts")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))
