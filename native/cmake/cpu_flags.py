@@ -1,6 +1,6 @@
 """Write the instruction sets that the CPU backend is compiled for: cpu_flags.py OUTPUT COMPILER [FLAGS...]
 
-The output has Linux's names of them, which pyvelo.native.cpu compares with the processor before anything of
+The output has Linux's names of them, which pyvelo.cpu compares with the processor before anything of
 the library runs. It leaves out what /proc/cpuinfo does not list on this machine if FLAGS compile for it: its
 kernel does not know the names, and compiled code runs here.
 """

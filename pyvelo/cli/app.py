@@ -6,13 +6,13 @@ import sys
 import traceback
 import warnings
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from pyvelo import __version__
 from pyvelo.cli import options as opt
+from pyvelo.cli.about import doctor, info, list_models, models, pull, rm
 from pyvelo.cli.exits import (
     BROKEN_PIPE,
     ERROR,
@@ -278,40 +278,8 @@ def bench(
     return run_bench(plan, as_json=as_json, plot=plot)
 
 
-@app.command()
-def info(
-    model: opt.DemoOrModel = str(DEMO_MODEL),
-    block_size: opt.BlockSize = 32,
-    n_gpu_layers: opt.GpuLayers = "auto",
-    as_json: opt.Json = False,
-) -> int:
-    """Show what a model is, and what its KV cache costs here."""
-    from pyvelo.cli.info import describe
-    from pyvelo.cli.render import print_report
-    from pyvelo.models.hub import locate
-
-    report = describe(Path(locate(model)), block_size, n_gpu_layers)
-    if as_json:
-        print_json(report)
-    else:
-        print_report(report)
-    return 0
-
-
-@app.command()
-def pull(model: opt.HubModel, as_json: opt.Json = False) -> int:
-    """Bring a model from the hub into the cache, and print its path."""
-    from pyvelo.cli.models import pull_model
-
-    return pull_model(model, as_json=as_json)
-
-
-@app.command("list")
-def list_models(as_json: opt.Json = False) -> int:
-    """Show the models that are in the cache."""
-    from pyvelo.cli.models import show_cached
-
-    return show_cached(as_json=as_json)
+for command in (info, pull, list_models, rm, models, doctor):
+    app.command(command.__name__.removesuffix("_models"))(command)
 
 
 @app.command()

@@ -1,15 +1,17 @@
-"""`pyvelo pull` and `pyvelo list`: models by name, and the cached ones."""
+"""`pyvelo pull`, `pyvelo list` and `pyvelo rm`: models by name, and the cached ones."""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
-from pyvelo.cli.exits import ERROR
+from pyvelo.cli.exits import ERROR, UsageError
 from pyvelo.cli.terminal import print_error, print_json, print_out
 from pyvelo.cli.values import show_bytes
 from pyvelo.models.hub import CachedModel, ModelChoiceError, cached_models, choice_names, pull
+from pyvelo.models.hub_removal import plan_removal, remove
 
-__all__ = ["pull_model", "show_cached"]
+__all__ = ["pull_model", "remove_model", "show_cached"]
 
 
 def pull_model(name: str, *, as_json: bool) -> int:
@@ -51,6 +53,33 @@ def show_cached(*, as_json: bool) -> int:
     else:
         print_error("pyvelo: no model is cached: pyvelo pull ORG/REPO:QUANT brings one")
     return 0
+
+
+def remove_model(name: str, *, ask: bool, as_json: bool) -> int:
+    """Remove a cached model, if the user agrees; print what was removed. Return the exit code."""
+    removal = plan_removal(name)
+    size = show_bytes(removal.n_bytes)
+    if ask and not _agreed(f"remove {removal.name}, {size}?"):
+        print_error("pyvelo: nothing is removed")
+        return ERROR
+    remove(removal)
+    if as_json:
+        files = [str(path) for path in removal.links]
+        print_json({"name": removal.name, "repo": removal.repo, "files": files, "bytes": removal.n_bytes})
+    else:
+        print_out(f"removed {removal.name}, {size}")
+    return 0
+
+
+def _agreed(question: str) -> bool:
+    """Ask on a terminal; without one, UsageError."""
+    if not sys.stdin.isatty():
+        raise UsageError("standard input is no terminal, so pyvelo cannot ask: give --yes to remove the model")
+    print_error(f"{question} [y/N] ", end="")
+    try:
+        return input().strip().lower() in ("y", "yes")
+    except EOFError:
+        return False
 
 
 def _as_dict(model: CachedModel) -> dict[str, Any]:

@@ -30,6 +30,7 @@ __all__ = [
     "Pulled",
     "cached_models",
     "choice_names",
+    "find_cached",
     "locate",
     "parse_name",
     "pull",
@@ -141,7 +142,7 @@ def locate(model: str | os.PathLike[str]) -> str:
             f"there is no file {path}, and to look for it on the hub as {name.repo} takes huggingface-hub: "
             'pip install "pyvelo[hub]"'
         )
-    found = _in_cache(name)
+    found = find_cached(name)
     return str((found or pull(name)).paths[0])
 
 
@@ -163,7 +164,7 @@ def pull(name: HubName | str) -> Pulled:
     from huggingface_hub import constants as hub
 
     if hub.HF_HUB_OFFLINE:
-        found = _in_cache(named)
+        found = find_cached(named)
         if found is None:
             raise ModelError(f"{named} is not in the cache, and HF_HUB_OFFLINE forbids to ask the hub")
         return Pulled(found.repo, found.tag, found.paths, found.n_bytes, True)
@@ -235,7 +236,7 @@ def choice_names(models: Iterable[ModelFile]) -> list[dict[str, str | int]]:
 # ---- the cache ----
 
 
-def _in_cache(name: HubName) -> CachedModel | None:
+def find_cached(name: HubName) -> CachedModel | None:
     """Return the cached model that matches a name, None if there is none; ModelChoiceError for several."""
     models = {model.file: model for model in cached_models(name.repo)}
     files = [ModelFile(model.tag, ((file, model.n_bytes),)) for file, model in models.items()]

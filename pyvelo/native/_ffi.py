@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from ..cpu import check_cpu
 from ..errors import (
     Cancelled,
     ClosedError,
@@ -29,7 +30,6 @@ from ..errors import (
     VeloError,
     one_line,
 )
-from .cpu import check_cpu
 
 
 def why_not_loaded(error: ImportError) -> str:

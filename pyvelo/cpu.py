@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..errors import LibraryError
+from pyvelo.errors import LibraryError
 
-__all__ = ["check_cpu", "missing_flags"]
+__all__ = ["check_cpu", "cpu_flags", "missing_flags"]
 
-NEEDED = Path(__file__).parent / "lib" / "cpu-flags.txt"
+NEEDED = Path(__file__).parent / "native" / "lib" / "cpu-flags.txt"
 """Linux's names of instruction sets, a line each; written by the build, except a portable one."""
 CPUINFO = Path("/proc/cpuinfo")
 
@@ -30,9 +30,14 @@ def check_cpu(needed: Path = NEEDED, cpuinfo: Path = CPUINFO) -> None:
 
 def missing_flags(needed: str, cpuinfo: str) -> list[str]:
     """Return the names in `needed` that the text of /proc/cpuinfo lacks; none if it lists no flags."""
+    has = cpu_flags(cpuinfo)
+    return [flag for flag in needed.split() if flag not in has] if has else []
+
+
+def cpu_flags(cpuinfo: str) -> set[str]:
+    """Return the instruction sets that the text of /proc/cpuinfo lists, by Linux's names."""
     for line in cpuinfo.splitlines():
         name, _, flags = line.partition(":")
         if name.strip() in ("flags", "Features"):  # of x86, of ARM
-            has = set(flags.split())
-            return [flag for flag in needed.split() if flag not in has]
-    return []
+            return set(flags.split())
+    return set()

@@ -12,8 +12,8 @@ import pytest
 
 import pyvelo
 from native.cmake.cpu_flags import NAMES, compiled_flags, is_native
+from pyvelo.cpu import NEEDED, check_cpu, missing_flags
 from pyvelo.errors import LibraryError
-from pyvelo.native.cpu import NEEDED, check_cpu, missing_flags
 
 PACKAGE = Path(pyvelo.__file__).parent
 X86 = "processor\t: 0\nmodel name\t: Some CPU\nflags\t\t: fpu sse2 pni avx avx2 fma\nbugs\t\t: none\n\n" * 2

@@ -1,0 +1,166 @@
+"""`pyvelo doctor`: whether this installation works, how it suits the machine, and what to do."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter as now
+from typing import Literal
+
+from pyvelo import __version__
+from pyvelo.cli.exits import ERROR
+from pyvelo.cli.terminal import print_json, print_out
+from pyvelo.cli.values import count, show_bytes
+from pyvelo.cpu import CPUINFO, NEEDED, cpu_flags
+from pyvelo.demo import DEMO_MODEL
+from pyvelo.errors import VeloError
+
+__all__ = ["Finding", "examine", "findings"]
+
+State = Literal["ok", "note", "problem"]
+
+EXTRAS = {
+    "grammar": ("llguidance", "grammars, JSON schemas and regular expressions"),
+    "hub": ("huggingface_hub", "models by name"),
+    "report": ("matplotlib", "pictures"),
+    "serve": ("uvicorn", "pyvelo serve"),
+}
+"""A module of each extra, and what needs it. The command line itself has `cli`."""
+
+FASTER = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm", "sve")
+"""Instruction sets that kernels use, by Linux's names."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """State of a part of the installation; `remedy`: what to do, "" for nothing."""
+
+    part: str
+    state: State
+    text: str
+    remedy: str = ""
+
+
+def examine(*, as_json: bool) -> int:
+    """Print the findings as lines or JSON; return 1 if there is a problem, else 0."""
+    found = list(findings())
+    if as_json:
+        print_json({"version": __version__, "findings": [asdict(each) for each in found]})
+    else:
+        width = max(len(each.part) for each in found)
+        for each in found:
+            print_out(f"{each.state:7}  {each.part:{width}}  {each.text}")
+            if each.remedy:
+                print_out(f"{'':7}  {'':{width}}  -> {each.remedy}")
+    return ERROR if any(each.state == "problem" for each in found) else 0
+
+
+def findings() -> Iterator[Finding]:
+    """Yield the findings, the package first; nothing raises."""
+    python = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
+    yield Finding("package", "ok", f"PyVelo {__version__} in {Path(__file__).parents[1]}, {python}")
+    yield _instructions()
+    library = _library()
+    yield library
+    if library.state == "ok":
+        yield from _machine()
+        yield _gpus()
+        yield _answer()
+    yield from _extras()
+    yield _cache()
+
+
+def _machine() -> Iterator[Finding]:
+    from pyvelo.memory.cores import find_cores
+    from pyvelo.memory.host import free_memory
+    from pyvelo.memory.rate import read_rate
+
+    cores, free = find_cores(), free_memory()
+    parts = [count(cores.logical, "CPU")]
+    parts += [] if cores.physical is None else [count(cores.physical, "core")]
+    parts += [] if cores.quota is None else [f"a quota of {cores.quota:g} CPUs"]
+    yield Finding("processor", "ok", f"{', '.join(parts)}; a step uses {count(cores.threads, 'thread')}")
+    rate = read_rate(cores.threads, free, seconds=1.0) / 1e9
+    memory = "unknown" if free is None else show_bytes(free)
+    text = f"{memory} free, read at {rate:.1f} GB/s; pyvelo models shows what fits"
+    scarce = free is not None and free < 1 << 30
+    yield Finding("memory", "note" if scarce else "ok", text, "close other programs" if scarce else "")
+
+
+def _instructions() -> Finding:
+    """Compare the instruction sets of the build with the processor."""
+    try:
+        built = NEEDED.read_text(encoding="ascii").split()
+        has = cpu_flags(CPUINFO.read_text(encoding="utf-8", errors="replace"))
+    except (OSError, ValueError):
+        return Finding("instructions", "ok", "unknown, or chosen for this processor when the library loads")
+    used = [name for name in FASTER if name in built]
+    unused = [name for name in FASTER if name in has and name not in built]
+    text = f"built for {', '.join(used) or 'any processor'}"
+    if not unused:
+        return Finding("instructions", "ok", text)
+    remedy = "pip install --force-reinstall --no-cache-dir builds it for this processor"
+    return Finding("instructions", "note", f"{text}; this processor also has {', '.join(unused)}", remedy)
+
+
+def _library() -> Finding:
+    try:
+        from pyvelo import native
+
+        system = native.system_info().replace(" = 1", "").replace(" |", ",")
+        return Finding("library", "ok", system.strip(" ,"))
+    except VeloError as error:
+        return Finding("library", "problem", str(error))
+
+
+def _gpus() -> Finding:
+    from pyvelo import native
+    from pyvelo.memory.offload import built_for_gpus
+
+    gpus = [f"{each.name}: {each.description}" for each in native.devices() if each.kind in ("gpu", "igpu")]
+    if gpus:
+        return Finding("GPU", "ok", "; ".join(gpus))
+    if built_for_gpus():
+        return Finding("GPU", "note", "none, though the library is built for CUDA", "see to NVIDIA's driver")
+    return Finding("GPU", "ok", "not used: the library is built for the CPU alone")
+
+
+def _answer() -> Finding:
+    """Load the demo model, and let it answer."""
+    from pyvelo import LLM, SamplingParams
+
+    try:
+        start = now()
+        with LLM(DEMO_MODEL, n_ctx=256) as llm:
+            text = llm.generate("The KV cache", SamplingParams(max_tokens=8, temperature=0))[0].text
+        return Finding("demo model", "ok", f"answered in {now() - start:.2f} s: The KV cache{text}")
+    except VeloError as error:
+        return Finding("demo model", "problem", str(error), "install the package again with pip")
+
+
+def _extras() -> Iterator[Finding]:
+    for name, (module, purpose) in EXTRAS.items():
+        part = f"extra {name}"
+        if importlib.util.find_spec(module) is None:
+            yield Finding(part, "note", f"not installed: {purpose}", f'pip install "pyvelo[{name}]"')
+        else:
+            yield Finding(part, "ok", purpose)
+
+
+def _cache() -> Finding:
+    from pyvelo.models.hub import cached_models
+
+    if "huggingface_hub" not in sys.modules and importlib.util.find_spec("huggingface_hub") is None:
+        return Finding("models", "ok", "no cache without the extra hub; files work")
+    try:
+        models = cached_models()
+    except VeloError as error:
+        return Finding("models", "problem", str(error), "see to that folder, or set HF_HOME to another one")
+    from huggingface_hub import constants
+
+    size = show_bytes(sum(model.n_bytes for model in models))
+    return Finding("models", "ok", f"{count(len(models), 'model')}, {size}, in {constants.HF_HUB_CACHE}")

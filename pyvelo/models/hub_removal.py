@@ -1,0 +1,101 @@
+"""Removal of a model from the cache of huggingface-hub."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyvelo.errors import ConfigError, ModelError, shown
+from pyvelo.models.hub import cached_models, find_cached, parse_name
+
+if TYPE_CHECKING:
+    from huggingface_hub import CachedFileInfo, CachedRepoInfo, HFCacheInfo
+
+__all__ = ["Removal", "plan_removal", "remove"]
+
+
+@dataclass(frozen=True)
+class Removal:
+    """Files of one model in the cache, in all its versions there, to remove.
+
+    names: the files in the repository.
+    links: the files in the folders of the versions.
+    blobs: their contents, unless another file has the same.
+    n_bytes: bytes on the disk that become free.
+    whole: nothing else of the repository is left.
+    """
+
+    name: str
+    repo: str
+    names: tuple[str, ...]
+    links: tuple[Path, ...]
+    blobs: tuple[Path, ...]
+    n_bytes: int
+    whole: bool
+
+
+def plan_removal(text: str) -> Removal:
+    """Return what to remove for a name such as `org/repo:QUANT`; nothing is removed yet.
+
+    Raises:
+        ConfigError: the text is no name.
+        ModelError: the cache has no such model.
+        ModelChoiceError: several models match the name.
+    """
+    named = parse_name(text)
+    if named is None:
+        raise ConfigError(
+            f"{shown(text)} is no name on the hub: give org/repo or org/repo:QUANT, as pyvelo list shows it"
+        )
+    model = find_cached(named)
+    if model is None:
+        there = ", ".join(each.name for each in cached_models()) or "nothing"
+        raise ModelError(f"{named} is not in the cache, which has {there}")
+    files = list(_files(_repo(model.repo)))
+    root = model.paths[0].parents[model.file.count("/")]
+    names = tuple(path.relative_to(root).as_posix() for path in model.paths)
+    gone = [file for name, file in files if name in names]
+    others = {file.blob_path for name, file in files if name not in names}
+    blobs = {file.blob_path: file.size_on_disk for file in gone if file.blob_path not in others}
+    return Removal(
+        name=model.name,
+        repo=model.repo,
+        names=names,
+        links=tuple(file.file_path for file in gone),
+        blobs=tuple(blobs),
+        n_bytes=sum(blobs.values()),
+        whole=len(gone) == len(files),
+    )
+
+
+def remove(removal: Removal) -> None:
+    """Remove the files; raise ModelError if the system refuses. What is gone already is no error."""
+    try:
+        if removal.whole:
+            versions = [version.commit_hash for version in _repo(removal.repo).revisions]
+            _scan().delete_revisions(*versions).execute()
+            return
+        for path in (*removal.links, *removal.blobs):
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        raise ModelError(f"{removal.name} cannot be removed: {error.filename}: {error.strerror}") from error
+
+
+def _scan() -> HFCacheInfo:
+    from huggingface_hub import constants as hub
+    from huggingface_hub import scan_cache_dir
+
+    return scan_cache_dir(hub.HF_HUB_CACHE)
+
+
+def _repo(name: str) -> CachedRepoInfo:
+    return next(repo for repo in _scan().repos if repo.repo_type == "model" and repo.repo_id == name)
+
+
+def _files(repo: CachedRepoInfo) -> Iterator[tuple[str, CachedFileInfo]]:
+    """Yield the name in the repository and the file, of each version."""
+    for revision in repo.revisions:
+        for file in revision.files:
+            yield file.file_path.relative_to(revision.snapshot_path).as_posix(), file
