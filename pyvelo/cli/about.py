@@ -8,16 +8,30 @@ from typing import Annotated
 from typer import Argument, Option
 
 from pyvelo.cli import options as opt
+from pyvelo.cli.completion import cached_names, quantizations
 from pyvelo.cli.terminal import print_json
 from pyvelo.demo import DEMO_MODEL
 
 __all__ = ["doctor", "info", "list_models", "models", "pull", "rm"]
 
 CachedName = Annotated[
-    str, Argument(metavar="ORG/REPO[:QUANT]", help="A model in the cache.", show_default=False)
+    str,
+    Argument(
+        metavar="ORG/REPO[:QUANT]",
+        autocompletion=cached_names,
+        help="A model in the cache.",
+        show_default=False,
+    ),
 ]
 Yes = Annotated[bool, Option("-y", "--yes", help="Do not ask before.")]
-Quant = Annotated[str, Option("--quant", help="Quantization of the weights: Q4_K_M, Q6_K or Q8_0.")]
+Quant = Annotated[
+    str,
+    Option(
+        "--quant",
+        autocompletion=quantizations,
+        help="Quantization of the weights: Q4_K_M, Q6_K or Q8_0.",
+    ),
+]
 
 
 def info(

@@ -38,7 +38,7 @@ __all__ = ["app", "execute"]
 app = typer.Typer(
     name="pyvelo",
     help="Runs quantized GGUF models over a paged KV cache.",
-    add_completion=False,
+    add_completion=True,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

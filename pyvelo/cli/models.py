@@ -74,7 +74,9 @@ def remove_model(name: str, *, ask: bool, as_json: bool) -> int:
 def _agreed(question: str) -> bool:
     """Ask on a terminal; without one, UsageError."""
     if not sys.stdin.isatty():
-        raise UsageError("standard input is no terminal, so pyvelo cannot ask: give --yes to remove the model")
+        raise UsageError(
+            "standard input is no terminal, so pyvelo cannot ask: give --yes to remove the model"
+        )
     print_error(f"{question} [y/N] ", end="")
     try:
         return input().strip().lower() in ("y", "yes")

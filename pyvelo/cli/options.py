@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
+from pyvelo.cli.completion import kv_types, model_names
 from pyvelo.cli.values import (
     parse_gpu_layers,
     parse_kv_type_option,
@@ -27,6 +28,7 @@ DemoOrModel = Annotated[
     str,
     Argument(
         metavar="MODEL",
+        autocompletion=model_names,
         help="A GGUF file or a name on the hub; default: the demo model in the package.",
         show_default=False,
     ),
@@ -35,6 +37,7 @@ ModelAndPrompt = Annotated[
     list[str] | None,
     Argument(
         metavar="[MODEL] [PROMPT]",
+        autocompletion=model_names,
         help="A GGUF file or a name on the hub, and the prompt; default: the demo model in the package.",
         show_default=False,
     ),
@@ -151,6 +154,7 @@ KVTypeOption = Annotated[
     Option(
         "--kv-type",
         parser=parse_kv_type_option,
+        autocompletion=kv_types,
         metavar="TYPE|K,V",
         help="Types of K and V: f32 f16 bf16 q8_0 q5_1 q5_0 q4_1 q4_0 iq4_nl, or two of them.",
     ),
@@ -201,7 +205,14 @@ SequenceCounts = Annotated[
     Any, Option("--sequences", parser=parse_numbers, metavar="N,...", help="Concurrent answers.")
 ]
 KVTypes = Annotated[
-    Any, Option("--kv-type", parser=parse_names, metavar="TYPE,...", help="A run for each KV type.")
+    Any,
+    Option(
+        "--kv-type",
+        parser=parse_names,
+        autocompletion=kv_types,
+        metavar="TYPE,...",
+        help="A run for each KV type.",
+    ),
 ]
 PromptLength = Annotated[int, Option("--prompt-tokens", help="Tokens of the timed prompt.")]
 AnswerLength = Annotated[int, Option("--answer-tokens", help="Tokens of the timed answers.")]

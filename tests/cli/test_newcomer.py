@@ -233,9 +233,34 @@ def test_a_reader_that_goes_is_silent(tiny_model: Path) -> None:
     assert shell_line("info MODEL", tiny_model, "| true") == (0, b"", b"")
 
 
-def test_completions_are_refused_with_an_error() -> None:
-    """No reader has gone, although typer exits in the same way."""
-    code, out, err = pyvelo(_PYVELO_COMPLETE="complete_bash")
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("pyvelo inf", ["info"]),
+        ("pyvelo mod", ["models"]),
+        ("pyvelo info --n-g", ["--n-gpu-layers"]),
+        ("pyvelo run --kv-type q5", ["q5_1", "q5_0"]),
+        ("pyvelo chat --kv-type q8_0,q4", ["q8_0,q4_1", "q8_0,q4_0"]),
+        ("pyvelo models --quant Q4", ["Q4_K_M"]),
+        ("pyvelo info a", ["a model.gguf", "a folder" + os.sep]),
+        ("pyvelo run nothing", []),
+    ],
+)
+def test_a_shell_completes(tmp_path: Path, line: str, offered: list[str]) -> None:
+    for name in ("a model.gguf", "a text.txt"):
+        (tmp_path / name).touch()
+    (tmp_path / "a folder").mkdir()
+    asked = {"_PYVELO_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+    hub = {"HF_HOME": str(tmp_path / "hub"), "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        PYVELO, cwd=tmp_path, env={**os.environ, **asked, **hub}, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split("\n")[:-1] == (offered or [""])
+
+
+def test_a_shell_that_is_unknown_is_no_reader_that_has_gone() -> None:
+    code, out, err = pyvelo(_PYVELO_COMPLETE="complete_nothing")
     assert (code, out) == (1, "")
     assert "not supported" in err
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from pathlib import Path
 
 import pytest
+
+from pyvelo.cli.completion import cached_names, model_names
+from pyvelo.cli.models import remove_model
 
 from .conftest import Shell
 from .server import Hub
@@ -82,14 +86,20 @@ def test_what_is_not_removed(shell: Shell, words: tuple[str, ...], code: int, sa
     assert cached(shell) == ["org/choice:Q8_0", "org/choice:Q4_K_M"]
 
 
+def test_a_shell_completes_the_names(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = Path(shell.run("pull", "org/one")[1].strip())
+    shell.run("pull", "org/choice:Q8_0")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(path.parents[3]))
+    assert cached_names("org/") == ["org/choice:Q8_0", "org/one:Q8_0"]
+    assert cached_names("org/o") == model_names("org/o") == ["org/one:Q8_0"]
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", "/dev/null/x")
+    assert cached_names("") == []
+
+
 @pytest.mark.parametrize(("typed", "left"), [("y\n", 0), ("Yes\n", 0), ("n\n", 1), ("\n", 1), ("", 1)])
 def test_the_user_is_asked(
     shell: Shell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], typed: str, left: int
 ) -> None:
-    import io
-
-    from pyvelo.cli.models import remove_model
-
     path = Path(shell.run("pull", "org/one")[1].strip())
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(path.parents[3]))
     stdin = io.StringIO(typed)

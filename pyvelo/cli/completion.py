@@ -1,0 +1,40 @@
+"""Words that a shell offers for the values of arguments and options. Errors offer none."""
+
+from __future__ import annotations
+
+import glob
+import os
+
+from pyvelo.errors import VeloError
+from pyvelo.kv.types import KV_TYPES
+from pyvelo.models.families import QUANTIZATIONS
+from pyvelo.models.hub import cached_models
+
+__all__ = ["cached_names", "kv_types", "model_names", "quantizations"]
+
+
+def cached_names(incomplete: str) -> list[str]:
+    """Return the names of the models in the cache that begin with a text."""
+    try:
+        return [model.name for model in cached_models() if model.name.startswith(incomplete)]
+    except (VeloError, OSError):
+        return []
+
+
+def model_names(incomplete: str) -> list[str]:
+    """Return GGUF files, folders and the names of cached models that begin with a text."""
+    found = glob.glob(f"{glob.escape(incomplete)}*")
+    files = [path for path in found if path.lower().endswith(".gguf")]
+    folders = [path + os.sep for path in found if os.path.isdir(path)]
+    return [*sorted(files), *sorted(folders), *cached_names(incomplete)]
+
+
+def kv_types(incomplete: str) -> list[str]:
+    """Return types of K and V that begin with a text, or continue it after its comma."""
+    before, comma, begun = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in KV_TYPES if name.startswith(begun)]
+
+
+def quantizations(incomplete: str) -> list[str]:
+    """Return quantizations that begin with a text."""
+    return [name for name in QUANTIZATIONS if name.startswith(incomplete)]
