@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html import escape
 from typing import TYPE_CHECKING
 
 from pyvelo.keywords import NotCopied
@@ -24,6 +25,32 @@ class EngineView(NotCopied):
     def _loaded(self) -> Engine:
         """The engine; a face that loads it later raises EngineError before."""
         return self._engine
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {', '.join(self._facts().values())}>"
+
+    def _repr_html_(self) -> str:
+        """Return a table of the same facts for a notebook."""
+        rows = "".join(
+            f"<tr><th style='text-align:left'>{name}</th><td style='text-align:left'>{escape(fact)}</td></tr>"
+            for name, fact in self._facts().items()
+        )
+        return f"<table><caption>{type(self).__name__}</caption>{rows}</table>"
+
+    def _facts(self) -> dict[str, str]:
+        """Return what stays as it is until the end; a step in progress is not waited for, nothing raises."""
+        try:
+            engine = self._loaded
+        except Exception:  # not loaded yet, or never
+            return {"state": "not loaded"}
+        facts = {"model": engine.model.info.description, "context": f"{engine.n_ctx:,} tokens"}
+        if engine.parts is None:
+            facts["cache"] = "no KV cache"
+        else:
+            geometry, n_blocks = engine.parts.geometry, engine.parts.pool.n_blocks
+            types = " and ".join(dict.fromkeys([geometry.type_k.name, geometry.type_v.name]))
+            facts["cache"] = f"{n_blocks:,} blocks of {geometry.block_size} tokens in {types}"
+        return {**facts, "state": "closed"} if engine.model.closed else facts
 
     @property
     def info(self) -> ModelInfo:

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import typing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -129,3 +130,35 @@ def test_the_user_decides_about_the_log(tiny_model_f32: Path) -> None:
         )  # fmt: skip
         assert (done.stdout, done.stderr) == (out, err)
     assert logging.getLogger("pyvelo").level == logging.NOTSET
+
+
+def test_the_repr_of_an_llm(tiny_model: Path) -> None:
+    llm = LLM(tiny_model, n_ctx=512, kv_type=("q8_0", "f16"), kv_cache_bytes=1 << 20)
+    blocks = f"{llm.stats().blocks_total:,} blocks of 32 tokens in q8_0 and f16"
+    assert repr(llm) == f"<LLM: {llm.info.description}, 512 tokens, {blocks}>"
+    html = llm._repr_html_()
+    assert html.count("<tr>") == html.count("</tr>") == 3
+    assert blocks in html
+    llm.close()
+    assert repr(llm) == f"<LLM: {llm.info.description}, 512 tokens, {blocks}, closed>"
+    assert "in f16>" in repr(LLM(tiny_model, n_ctx=512))
+    assert repr(LLM.__new__(LLM)) == "<LLM: not loaded>"  # as in a traceback of its constructor
+
+
+def test_the_repr_of_an_async_llm(tiny_model: Path) -> None:
+    async def run() -> tuple[str, str]:
+        llm = AsyncLLM(tiny_model, n_ctx=512)
+        before = repr(llm)
+        async with llm:
+            return before, repr(llm)
+
+    before, there = asyncio.run(run())
+    assert before == "<AsyncLLM: not loaded>"
+    assert "512 tokens" in there
+
+
+def test_a_name_in_a_file_is_text_in_html(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with LLM(tiny_model, n_ctx=512) as llm:
+        monkeypatch.setattr(llm._engine.model, "info", replace(llm.info, description="<script>&"))
+        assert "&lt;script&gt;&amp;" in llm._repr_html_()
+        assert "<script" not in llm._repr_html_()
