@@ -28,6 +28,7 @@ from scripts.check._style_rules import NO_VERB, QUESTION, RULES, THIRD_PERSON, R
 
 CHECKED = [
     ".ci",
+    "CHANGELOG.md",
     "CONTRIBUTING.md",
     "README.md",
     "docs",
