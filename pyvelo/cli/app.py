@@ -278,8 +278,9 @@ def bench(
     return run_bench(plan, as_json=as_json, plot=plot)
 
 
-for command in (info, pull, list_models, rm, models, doctor):
-    app.command(command.__name__.removesuffix("_models"))(command)
+for command in (info, pull, rm, models, doctor):
+    app.command()(command)
+app.command("list")(list_models)
 
 
 @app.command()

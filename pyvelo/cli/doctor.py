@@ -5,14 +5,15 @@ from __future__ import annotations
 import importlib.util
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter as now
-from typing import Literal
+from typing import Any, Literal
 
 from pyvelo import __version__
 from pyvelo.cli.exits import ERROR
+from pyvelo.cli.render import cores_text, system_text
 from pyvelo.cli.terminal import print_json, print_out
 from pyvelo.cli.values import count, show_bytes
 from pyvelo.cpu import CPUINFO, NEEDED, cpu_flags
@@ -31,6 +32,7 @@ EXTRAS = {
 }
 """A module of each extra, and what needs it. The command line itself has `cli`."""
 
+SCARCE = 1 << 30  # bytes of free memory
 FASTER = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm", "sve")
 """Instruction sets that kernels use, by Linux's names."""
 
@@ -64,30 +66,31 @@ def findings() -> Iterator[Finding]:
     python = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
     yield Finding("package", "ok", f"PyVelo {__version__} in {Path(__file__).parents[1]}, {python}")
     yield _instructions()
-    library = _library()
-    yield library
-    if library.state == "ok":
-        yield from _machine()
-        yield _gpus()
+    try:
+        from pyvelo.cli.info import machine_facts
+        from pyvelo.memory.host import free_memory
+
+        machine = machine_facts(free_memory())
+    except VeloError as error:
+        yield Finding("library", "problem", str(error))
+    else:
+        yield Finding("library", "ok", system_text(machine))
+        yield from _machine(machine)
+        yield _gpus(machine)
         yield _answer()
     yield from _extras()
     yield _cache()
 
 
-def _machine() -> Iterator[Finding]:
-    from pyvelo.memory.cores import find_cores
-    from pyvelo.memory.host import free_memory
+def _machine(machine: Mapping[str, Any]) -> Iterator[Finding]:
     from pyvelo.memory.rate import read_rate
 
-    cores, free = find_cores(), free_memory()
-    parts = [count(cores.logical, "CPU")]
-    parts += [] if cores.physical is None else [count(cores.physical, "core")]
-    parts += [] if cores.quota is None else [f"a quota of {cores.quota:g} CPUs"]
-    yield Finding("processor", "ok", f"{', '.join(parts)}; a step uses {count(cores.threads, 'thread')}")
-    rate = read_rate(cores.threads, free, seconds=1.0) / 1e9
+    n_threads, free = machine["threads"], machine["free_memory"]
+    yield Finding("processor", "ok", f"{cores_text(machine)}; a step uses {count(n_threads, 'thread')}")
+    rate = read_rate(n_threads, free, seconds=1.0) / 1e9
     memory = "unknown" if free is None else show_bytes(free)
     text = f"{memory} free, read at {rate:.1f} GB/s; pyvelo models shows what fits"
-    scarce = free is not None and free < 1 << 30
+    scarce = free is not None and free < SCARCE
     yield Finding("memory", "note" if scarce else "ok", text, "close other programs" if scarce else "")
 
 
@@ -107,21 +110,11 @@ def _instructions() -> Finding:
     return Finding("instructions", "note", f"{text}; this processor also has {', '.join(unused)}", remedy)
 
 
-def _library() -> Finding:
-    try:
-        from pyvelo import native
-
-        system = native.system_info().replace(" = 1", "").replace(" |", ",")
-        return Finding("library", "ok", system.strip(" ,"))
-    except VeloError as error:
-        return Finding("library", "problem", str(error))
-
-
-def _gpus() -> Finding:
-    from pyvelo import native
+def _gpus(machine: Mapping[str, Any]) -> Finding:
     from pyvelo.memory.offload import built_for_gpus
 
-    gpus = [f"{each.name}: {each.description}" for each in native.devices() if each.kind in ("gpu", "igpu")]
+    devices = [each for each in machine["devices"] if each["kind"] in ("gpu", "igpu")]
+    gpus = [f"{each['name']}: {each['description']}" for each in devices]
     if gpus:
         return Finding("GPU", "ok", "; ".join(gpus))
     if built_for_gpus():

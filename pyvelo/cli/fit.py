@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pyvelo.cli.exits import UsageError
+from pyvelo.cli.info import MEMORY_SHARE
 from pyvelo.cli.terminal import print_json, print_out
 from pyvelo.cli.values import show_bytes
 from pyvelo.errors import shown
@@ -17,7 +18,6 @@ from pyvelo.models.families import FAMILIES, QUANTIZATIONS, Family
 __all__ = ["fitting", "print_fitting", "show_fitting"]
 
 CONTEXTS = (8192, 32768)  # tokens
-MEMORY_SHARE = 0.9  # the default of LLM(memory_utilization=...)
 OWN = "MXFP4"  # of models in a quantization of their own
 
 

@@ -36,11 +36,11 @@ class Growing(Live):
         erase, *others = super().process_renderables(renderables)
         before, self._columns = self._columns, self.console.width
         if before != self._columns and _wraps() and self._widths:
-            erase = _erase(min(rows_of(self._widths, self._columns), self.console.height))
+            erase = _erase(min(_rows_of(self._widths, self._columns), self.console.height))
         return [erase, *others]
 
 
-def rows_of(widths: list[int], columns: int) -> int:
+def _rows_of(widths: list[int], columns: int) -> int:
     """Return the rows that rows of these widths take on a screen of so many columns."""
     return sum(max(1, -(-width // columns)) for width in widths)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyvelo.config import EngineConfig
     from pyvelo.native import Model
 
-__all__ = ["describe"]
+__all__ = ["MEMORY_SHARE", "describe", "machine_facts"]
 
 # the default of LLM(memory_utilization=...)
 MEMORY_SHARE = 0.9
@@ -52,7 +52,7 @@ def describe(path: Path, block_size: int, n_gpu_layers: int | str = "auto") -> d
             "layers": [asdict(layer) for layer in model.layers],
             "kv_types": _kv_types(summary, model, block_size, free),
             "placement": _placement(config, summary, model, free),
-            "machine": _machine(free),
+            "machine": machine_facts(free),
         }
 
 
@@ -179,7 +179,8 @@ def _placement(
     }
 
 
-def _machine(free: int | None) -> dict[str, Any]:
+def machine_facts(free: int | None) -> dict[str, Any]:
+    """Return the processor, the memory and the devices, and what the library is built for."""
     from pyvelo import native
 
     devices: Sequence[Any] = native.devices()

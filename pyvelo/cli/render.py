@@ -11,7 +11,14 @@ from rich.table import Table
 from pyvelo.cli.terminal import make_console, print_out
 from pyvelo.cli.values import count, show_bytes
 
-__all__ = ["WIDTH_WITHOUT_TERMINAL", "facts_grid", "print_models", "print_report"]
+__all__ = [
+    "WIDTH_WITHOUT_TERMINAL",
+    "cores_text",
+    "facts_grid",
+    "print_models",
+    "print_report",
+    "system_text",
+]
 
 WIDTH_WITHOUT_TERMINAL = 120
 
@@ -168,6 +175,17 @@ def _placement(placement: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
+def cores_text(machine: Mapping[str, Any]) -> str:
+    """Return the cores of `info.machine_facts` in words."""
+    return ", ".join(_cores(machine))
+
+
+def system_text(machine: Mapping[str, Any]) -> str:
+    """Return what the library is built for, in words."""
+    abilities: str = machine["system"]
+    return abilities.replace(" = 1", "").replace(" |", ",").strip(" ,")
+
+
 def _cores(machine: Mapping[str, Any]) -> Iterator[str]:
     cores, fast = machine["cores"], machine["performance_cores"]
     if cores is not None:
@@ -182,7 +200,7 @@ def _machine(machine: Mapping[str, Any], placement: Mapping[str, Any] | None) ->
     grid = facts_grid()
     free = machine["free_memory"]
     memory = "unknown" if free is None else show_bytes(free)
-    grid.add_row("machine", f"{', '.join(_cores(machine))}, {memory} of memory free")
+    grid.add_row("machine", f"{cores_text(machine)}, {memory} of memory free")
     grid.add_row("threads", f"{machine['threads']} by default")
     grid.add_row("here", "weights and cache take at most 90 % of the free memory")
     for device in machine["devices"]:
@@ -190,6 +208,5 @@ def _machine(machine: Mapping[str, Any], placement: Mapping[str, Any] | None) ->
         grid.add_row("device", escape(f"{device['name']}: {device['description']}, {memory}"))
     for line in _placement(placement) if placement else ():
         grid.add_row("runs on", escape(line))
-    abilities = machine["system"].replace(" = 1", "").replace(" |", ",").strip(" ,")
-    grid.add_row("built for", escape(abilities))
+    grid.add_row("built for", escape(system_text(machine)))
     return grid

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pyvelo.kv.geometry import Geometry, make_geometry
 
@@ -36,29 +37,16 @@ _NARROW = {"Q4_K_M": Weights(5.5, 8.5, 5.5), "Q6_K": Weights(8.5, 8.5, 8.5)}
 """The same if rows are no whole number of 256 values: llama.cpp takes q5_0 for q4_K, and q8_0 for q6_K."""
 
 
-@dataclass(frozen=True)
-class CacheLayer:
+class CacheLayer(NamedTuple):
     """Layer's rows of K and V, as `make_geometry` takes it."""
 
     layer: int
     n_head_kv: int
     head_dim_k: int
+    head_dim_v: int
     window: int
-
-    @property
-    def head_dim_v(self) -> int:
-        """Values of a head of V: as many as of K."""
-        return self.head_dim_k
-
-    @property
-    def window_type(self) -> int:
-        """Kind of the window."""
-        return SLIDING if self.window else 0
-
-    @property
-    def device(self) -> int:
-        """The host."""
-        return 0
+    window_type: int = SLIDING
+    device: int = 0
 
 
 @dataclass(frozen=True)
@@ -114,7 +102,8 @@ class Family:
     def _cache_layers(self) -> Iterator[CacheLayer]:
         for layer in range(self.layers):
             windowed = self.window and layer % self.full_each != self.full_each - 1
-            yield CacheLayer(layer, self.kv_heads, self.head_dim, self.window if windowed else 0)
+            window = self.window if windowed else 0
+            yield CacheLayer(layer, self.kv_heads, self.head_dim, self.head_dim, window)
 
 
 FAMILIES = (

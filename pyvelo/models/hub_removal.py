@@ -20,20 +20,18 @@ __all__ = ["Removal", "plan_removal", "remove"]
 class Removal:
     """Files of one model in the cache, in all its versions there, to remove.
 
-    names: the files in the repository.
     links: the files in the folders of the versions.
     blobs: their contents, unless another file has the same.
     n_bytes: bytes on the disk that become free.
-    whole: nothing else of the repository is left.
+    versions: commits of the repository to remove as a whole, if nothing else of it is left; else none.
     """
 
     name: str
     repo: str
-    names: tuple[str, ...]
     links: tuple[Path, ...]
     blobs: tuple[Path, ...]
     n_bytes: int
-    whole: bool
+    versions: tuple[str, ...]
 
 
 def plan_removal(text: str) -> Removal:
@@ -53,29 +51,29 @@ def plan_removal(text: str) -> Removal:
     if model is None:
         there = ", ".join(each.name for each in cached_models()) or "nothing"
         raise ModelError(f"{named} is not in the cache, which has {there}")
-    files = list(_files(_repo(model.repo)))
+    repo = next(each for each in _scan().repos if (each.repo_type, each.repo_id) == ("model", model.repo))
+    files = list(_files(repo))
     root = model.paths[0].parents[model.file.count("/")]
-    names = tuple(path.relative_to(root).as_posix() for path in model.paths)
+    names = {path.relative_to(root).as_posix() for path in model.paths}
     gone = [file for name, file in files if name in names]
     others = {file.blob_path for name, file in files if name not in names}
     blobs = {file.blob_path: file.size_on_disk for file in gone if file.blob_path not in others}
+    whole = len(gone) == len(files)
     return Removal(
         name=model.name,
         repo=model.repo,
-        names=names,
         links=tuple(file.file_path for file in gone),
         blobs=tuple(blobs),
         n_bytes=sum(blobs.values()),
-        whole=len(gone) == len(files),
+        versions=tuple(version.commit_hash for version in repo.revisions) if whole else (),
     )
 
 
 def remove(removal: Removal) -> None:
     """Remove the files; raise ModelError if the system refuses. What is gone already is no error."""
     try:
-        if removal.whole:
-            versions = [version.commit_hash for version in _repo(removal.repo).revisions]
-            _scan().delete_revisions(*versions).execute()
+        if removal.versions:
+            _scan().delete_revisions(*removal.versions).execute()
             return
         for path in (*removal.links, *removal.blobs):
             path.unlink(missing_ok=True)
@@ -88,10 +86,6 @@ def _scan() -> HFCacheInfo:
     from huggingface_hub import scan_cache_dir
 
     return scan_cache_dir(hub.HF_HUB_CACHE)
-
-
-def _repo(name: str) -> CachedRepoInfo:
-    return next(repo for repo in _scan().repos if repo.repo_type == "model" and repo.repo_id == name)
 
 
 def _files(repo: CachedRepoInfo) -> Iterator[tuple[str, CachedFileInfo]]:
