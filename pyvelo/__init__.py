@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pyvelo._version import __version__
@@ -26,7 +27,9 @@ from pyvelo.errors import (
 from pyvelo.outputs import (
     Completion,
     Delta,
+    FinishReason,
     LoraInfo,
+    Pooling,
     RequestOutput,
     RequestTimes,
     StreamPiece,
@@ -38,6 +41,11 @@ from pyvelo.sampling import BeamSearchParams, SamplingParams
 
 if TYPE_CHECKING:
     from pyvelo.async_llm import AsyncLLM
+    from pyvelo.chat.conversation import ChatOptions
+    from pyvelo.chat.messages import Message
+    from pyvelo.config import GpuLayers, KVTypes, LoraGiven, Precision
+    from pyvelo.engine.stats import EngineStats
+    from pyvelo.kv.types import KVType
     from pyvelo.llm import LLM
     from pyvelo.session import AsyncSession, Session
 
@@ -48,18 +56,28 @@ __all__ = [
     "AsyncSession",
     "BeamSearchParams",
     "Cancelled",
+    "ChatOptions",
     "ClosedError",
     "Completion",
     "ComputeError",
     "ConfigError",
     "Delta",
     "EngineError",
+    "EngineStats",
+    "FinishReason",
+    "GpuLayers",
     "InternalError",
+    "KVType",
+    "KVTypes",
     "LibraryError",
+    "LoraGiven",
     "LoraInfo",
+    "Message",
     "ModelError",
     "OutOfBlocks",
     "OutOfMemory",
+    "Pooling",
+    "Precision",
     "RequestError",
     "RequestOutput",
     "RequestTimes",
@@ -77,24 +95,27 @@ __all__ = [
 ]
 
 
+_LAZY = {
+    "LLM": "pyvelo.llm",
+    "AsyncLLM": "pyvelo.async_llm",
+    "AsyncSession": "pyvelo.session",
+    "ChatOptions": "pyvelo.chat.conversation",
+    "EngineStats": "pyvelo.engine.stats",
+    "GpuLayers": "pyvelo.config",
+    "KVType": "pyvelo.kv.types",
+    "KVTypes": "pyvelo.config",
+    "LoraGiven": "pyvelo.config",
+    "Message": "pyvelo.chat.messages",
+    "Precision": "pyvelo.config",
+    "Session": "pyvelo.session",
+}
+"""Modules of the names that need the compiled library or take long to import."""
+
+
 def __getattr__(name: str) -> Any:
-    """Load the compiled library when it is first needed."""
-    if name == "LLM":
-        from pyvelo.llm import LLM
-
-        return LLM
-    if name == "AsyncLLM":
-        from pyvelo.async_llm import AsyncLLM
-
-        return AsyncLLM
-    if name == "AsyncSession":
-        from pyvelo.session import AsyncSession
-
-        return AsyncSession
-    if name == "Session":
-        from pyvelo.session import Session
-
-        return Session
+    """Import a name when it is first needed."""
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

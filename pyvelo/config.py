@@ -10,14 +10,30 @@ from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import PurePath
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from pyvelo.errors import ArgumentError, ConfigError, check_path, shown
 from pyvelo.kv.geometry import BLOCK_SIZES, parse_kv_type
+from pyvelo.kv.types import KVType
 
-__all__ = ["MAX_THREADS", "EngineConfig", "LoraGiven", "LoraSetting", "lora_setting"]
+__all__ = [
+    "MAX_THREADS",
+    "EngineConfig",
+    "GpuLayers",
+    "KVTypes",
+    "LoraGiven",
+    "LoraSetting",
+    "Precision",
+    "lora_setting",
+]
 
-PRECISIONS = ("exact", "fast")
+KVTypes = KVType | Sequence[KVType]
+"""Type of K and V, or a pair of types for K and V."""
+GpuLayers = int | Literal["auto"]
+"""Number of layers on GPUs; -1: all; "auto": as many as fit."""
+Precision = Literal["exact", "fast"]
+"""Precision of the attention of prompts: "fast" may round to bfloat16."""
+PRECISIONS = get_args(Precision)
 
 _INT32_MAX = (1 << 31) - 1
 _MAX_BATCH = 1 << 20

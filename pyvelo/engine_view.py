@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from pyvelo.keywords import NotCopied
 
@@ -15,6 +15,20 @@ if TYPE_CHECKING:
 
 __all__ = ["EngineView"]
 
+ELSEWHERE = {
+    "create_chat_completion": "chat",
+    "create_completion": "generate",
+    "create_embedding": "embed",
+    "encode": "embed",
+    "get_metrics": "stats",
+    "get_tokenizer": "tokenize",
+    "n_vocab": "vocab",
+    "reset": "reset_prefix_cache",
+    "save_state": "session",
+    "tokenizer": "tokenize",
+}
+"""Names of vLLM's and llama-cpp-python's LLM, and what does the same here."""
+
 
 class EngineView(NotCopied):
     """Base of the faces of an engine."""
@@ -25,6 +39,14 @@ class EngineView(NotCopied):
     def _loaded(self) -> Engine:
         """The engine; a face that loads it later raises EngineError before."""
         return self._engine
+
+    if not TYPE_CHECKING:  # a type checker takes it for leave to use any name
+
+        def __getattr__(self, name: str) -> NoReturn:
+            meant = f": use {ELSEWHERE[name]}" if name in ELSEWHERE else ""
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}{meant}", name=name, obj=self
+            )
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {', '.join(self._facts().values())}>"

@@ -13,7 +13,7 @@ from pyvelo.beam_search import search
 from pyvelo.chat.conversation import ChatOptions, Chats, is_one, parsed, with_formats
 from pyvelo.chat.messages import Message
 from pyvelo.chat.template import ChatTemplate
-from pyvelo.config import EngineConfig, LoraGiven, lora_setting
+from pyvelo.config import EngineConfig, GpuLayers, KVTypes, LoraGiven, Precision, lora_setting
 from pyvelo.engine.engine import open_engine
 from pyvelo.engine.input_processor import Asked, AskedOfAll, Prompt, for_each, listed
 from pyvelo.engine.loop import Read, Stream, run_all, run_steps
@@ -21,7 +21,7 @@ from pyvelo.engine.output import outputs_of
 from pyvelo.engine.stats import EngineStats
 from pyvelo.engine_view import EngineView
 from pyvelo.keywords import checked, either
-from pyvelo.outputs import LoraInfo, RequestOutput, StreamPiece
+from pyvelo.outputs import LoraInfo, Pooling, RequestOutput, StreamPiece
 from pyvelo.sampling import BeamSearchParams, SamplingParams
 from pyvelo.session import Session
 from pyvelo.trace.recorder import recording
@@ -82,7 +82,7 @@ class LLM(EngineView):
         self,
         model: str | os.PathLike[str],
         *,
-        kv_type: str | Sequence[str] = "f16",
+        kv_type: KVTypes = "f16",
         block_size: int = 32,
         kv_cache_bytes: int | None = None,
         memory_utilization: float = 0.9,
@@ -90,11 +90,11 @@ class LLM(EngineView):
         max_num_seqs: int = 256,
         max_batch_tokens: int = 512,
         n_threads: int | None = None,
-        n_gpu_layers: int | str = "auto",
+        n_gpu_layers: GpuLayers = "auto",
         prefix_cache: bool = True,
         swap_bytes: int = 0,
         deterministic: bool = False,
-        attention_precision: str = "exact",
+        attention_precision: Precision = "exact",
         seed: int | None = None,
         progress: Callable[[float], object] | None = None,
         lora: LoraGiven | Mapping[str, LoraGiven] | None = None,
@@ -305,7 +305,7 @@ class LLM(EngineView):
         self,
         texts: Prompt | Sequence[Prompt],
         *,
-        pooling: str | None = None,
+        pooling: Pooling | None = None,
         normalize: bool = True,
         lora: str | None = None,
     ) -> NDArray[np.float32]:

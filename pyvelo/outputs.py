@@ -13,6 +13,7 @@ __all__ = [
     "Delta",
     "FinishReason",
     "LoraInfo",
+    "Pooling",
     "RequestOutput",
     "RequestTimes",
     "StreamPiece",
@@ -31,6 +32,10 @@ abort: the request was cancelled.
 timeout: the time of `SamplingParams.timeout` was up.
 error: it failed; seen only with `return_errors`, else the error is raised.
 """
+
+
+Pooling = Literal["mean", "cls", "last"]
+"""Vector of a text: the mean of the vectors of its tokens, the first one, or the last one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -230,7 +230,7 @@ def embed(
     threads: opt.Threads = None,
     n_gpu_layers: opt.GpuLayers = "auto",
     lora: opt.Lora = None,
-    as_json: opt.JsonList = False,
+    as_json: opt.Json = False,
 ) -> int:
     """Print a vector for each text."""
     engine = opt.engine_settings(locals())

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pyvelo.cli.exits import UsageError
 from pyvelo.cli.progress import loading
@@ -15,6 +15,9 @@ from pyvelo.cli.terminal import print_json, print_out
 from pyvelo.cli.values import parse_argument
 from pyvelo.errors import ConfigError, RequestError, shown
 from pyvelo.models.hub import locate
+
+if TYPE_CHECKING:
+    from pyvelo.outputs import Pooling
 
 __all__ = ["check_model", "print_vectors", "read_texts"]
 
@@ -55,7 +58,7 @@ def print_vectors(
     as_json: bool,
     engine: dict[str, Any],
 ) -> int:
-    """Load the model and print a line of numbers for each text, or one JSON list; return the exit code.
+    """Load the model and print a line of numbers for each text, or one JSON object; return the exit code.
 
     where: source of the texts for errors, before the number of a text.
     """
@@ -64,12 +67,14 @@ def print_vectors(
     path = locate(model)
     with loading(path) as progress, LLM(path, progress=progress, **engine) as llm:
         try:
-            vectors = llm.embed(texts, pooling=pooling, normalize=normalize)
+            # the engine checks the name
+            vectors = llm.embed(texts, pooling=cast("Pooling | None", pooling), normalize=normalize)
         except RequestError as error:  # which counts texts from 0
             message = re.sub(r"^text (\d+)", lambda found: f"{where} {int(found[1]) + 1}", str(error))
             raise RequestError(message) from None
     if as_json:
-        print_json([[float(f"{x:.8g}") for x in row] for row in vectors.tolist()], indent=None)
+        numbers = [[float(f"{x:.8g}") for x in row] for row in vectors.tolist()]
+        print_json({"model": path, "dimensions": vectors.shape[1], "vectors": numbers}, indent=None)
     else:
         for row in vectors.tolist():
             print_out(" ".join(f"{x:.8g}" for x in row))

@@ -324,7 +324,6 @@ BySteps = Annotated[bool, Option("--steps", help="Draw over steps instead of sec
 # ---- output ----
 
 Json = Annotated[bool, Option("--json", help="Print one JSON object instead of text.")]
-JsonList = Annotated[bool, Option("--json", help="Print one JSON list of vectors instead of text.")]
 Verbose = Annotated[bool, Option("-v", "--verbose", help="Show speed and memory on standard error.")]
 
 

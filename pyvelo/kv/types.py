@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal, get_args
 
-__all__ = ["KV_TYPES", "TENSOR_TYPES", "TensorType"]
+__all__ = ["KV_TYPES", "TENSOR_TYPES", "KVType", "TensorType"]
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,10 @@ TENSOR_TYPES: Mapping[int, TensorType] = {
 }
 """All types that a GGUF may hold, by number."""
 
-_OF_KV = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+KVType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
+"""Name of a type that K or V can be stored in."""
+
 _BY_NAME = {kind.name: kind for kind in TENSOR_TYPES.values()}
 
-KV_TYPES: Mapping[str, TensorType] = {name: _BY_NAME[name] for name in _OF_KV}
+KV_TYPES: Mapping[str, TensorType] = {name: _BY_NAME[name] for name in get_args(KVType)}
 """The types that K or V can be stored in, by name."""

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from pyvelo.kv.types import KVType
 from scripts._common import ScriptError
 from scripts._served import served
 from scripts.bench._serving import Load
@@ -26,7 +27,7 @@ class Plan:
     """
 
     model: Path
-    kv_type: str
+    kv_type: KVType
     kv_bytes: int
     threads: int
     batch: int

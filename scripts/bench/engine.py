@@ -32,6 +32,7 @@ from scripts.bench._runs import PRESET, default_model, in_own_process, output_of
 
 if TYPE_CHECKING:
     from pyvelo import LLM
+    from pyvelo.kv.types import KVType
 
 # minimum ratios at an empty context and at a deep one
 EMPTY_TARGET, DEEP_TARGET = 0.97, 1.0
@@ -42,7 +43,7 @@ BATCH = 512
 class Case:
     """One comparison; depth in tokens."""
 
-    kv_type: str
+    kv_type: KVType
     depth: int
 
 
@@ -58,7 +59,7 @@ class Speeds:
 class Result:
     """Medians over the rounds, and the smallest and largest ratio of a round."""
 
-    kv_type: str
+    kv_type: KVType
     depth: int
     what: str
     ours: float

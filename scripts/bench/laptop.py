@@ -29,6 +29,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
 
+from pyvelo.kv.types import KVType
 from scripts._common import ScriptError, run_main
 from scripts.bench import batched, engine
 from scripts.bench._runs import default_model, output_of
@@ -47,7 +48,7 @@ class Case:
     what: str  # "prefill" or "decode"
     sequences: int
     depth: int
-    kv_type: str
+    kv_type: KVType
 
     @property
     def name(self) -> str:

@@ -27,6 +27,7 @@ from typing import Any
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
 
 from pyvelo.engine.prefill_budget import FEWEST, LOOK_AGAIN
+from pyvelo.kv.types import KVType
 from scripts._common import ScriptError, run_main
 from scripts.bench._runs import default_model, in_own_process
 from scripts.bench._serving import quantile
@@ -49,7 +50,7 @@ class Case:
     prompt arrives, and after its answer. `most`: the limit of a stream.
     """
 
-    kv_type: str
+    kv_type: KVType
     batch: int
     threads: int
     streams: int

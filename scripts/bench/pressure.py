@@ -33,6 +33,7 @@ from scripts.bench._runs import default_model, in_own_process
 if TYPE_CHECKING:
     from pyvelo.engine.engine import Engine
     from pyvelo.engine.request import Request
+    from pyvelo.kv.types import KVType
 
 GOAL = 1.10
 """Largest ratio of the engine's seconds to the seconds of the better fixed policy."""
@@ -51,7 +52,7 @@ class Case:
     The smallest pool has `smallest` tokens, the share `least` of what all requests store at once.
     """
 
-    kv_type: str
+    kv_type: KVType
     load: str
     smallest: int
     least: float
@@ -155,7 +156,7 @@ def opened(model: Path, case: Case, share: float, *, deterministic: bool) -> Eng
     )
 
 
-def token_bytes(model: Path, kv_type: str) -> int:
+def token_bytes(model: Path, kv_type: KVType) -> int:
     """Return the bytes of a cached token."""
     from pyvelo import LLM
 

@@ -23,7 +23,7 @@ from jinja2 import Environment
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
 
-from pyvelo import LLM, SamplingParams
+from pyvelo import LLM, KVType, SamplingParams
 from pyvelo.kv.types import KV_TYPES
 from pyvelo.models.gguf_scan import scan
 from scripts.demo import _texts as texts
@@ -127,7 +127,7 @@ def strange_cases(vocab: Vocab, count: int) -> list[Case]:
     return [([], question, answer) for question, answer in dialogue.messages]
 
 
-def report(model: Path, kv_types: list[str], distances: list[int], count: int) -> None:
+def report(model: Path, kv_types: list[KVType], distances: list[int], count: int) -> None:
     vocab, template = demo_vocab(), template_of(model)
     print(f"{model.name}: {model.stat().st_size / 1e6:.2f} MB\n")
     with LLM(model) as llm:

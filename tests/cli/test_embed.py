@@ -55,7 +55,9 @@ def test_json_and_a_length_of_one(
     code, out, _ = run_cli(
         capsys, "embed", tiny_model, "-p", TEXTS[0], "--pooling", "mean", "--json", "--threads", "1"
     )
-    vector = np.array(json.loads(out))
+    answer = json.loads(out)
+    vector = np.array(answer["vectors"])
+    assert (answer["model"], answer["dimensions"]) == (str(tiny_model), expected.shape[1])
     assert (code, vector.shape) == (0, (1, expected.shape[1]))
     assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-5)
 

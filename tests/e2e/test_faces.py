@@ -18,7 +18,11 @@ import pytest
 import pyvelo
 import pyvelo.errors
 from pyvelo import LLM, AsyncLLM, AsyncSession, Session
+from pyvelo.config import EngineConfig
+from pyvelo.engine_view import ELSEWHERE
 from pyvelo.errors import EngineError, VeloError
+from pyvelo.kv.types import KV_TYPES
+from pyvelo.native import POOLINGS
 
 PAIRS = [(LLM, AsyncLLM), (Session, AsyncSession)]
 RETURNS = {
@@ -162,3 +166,34 @@ def test_a_name_in_a_file_is_text_in_html(tiny_model: Path, monkeypatch: pytest.
         monkeypatch.setattr(llm._engine.model, "info", replace(llm.info, description="<script>&"))
         assert "&lt;script&gt;&amp;" in llm._repr_html_()
         assert "<script" not in llm._repr_html_()
+
+
+def test_names_of_others_say_what_is_meant(tiny_model: Path) -> None:
+    with LLM(tiny_model, n_ctx=512) as llm:
+        for name, meant in ELSEWHERE.items():
+            assert not hasattr(llm, name)
+            assert hasattr(LLM, meant)
+            with pytest.raises(AttributeError, match=f"'LLM' object has no attribute '{name}': use {meant}$"):
+                getattr(llm, name)
+        with pytest.raises(AttributeError, match=r"'LLM' object has no attribute 'nonsense'$"):
+            _ = llm.nonsense  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("face", [LLM, AsyncLLM])
+def test_settings_of_few_values_name_them(face: type) -> None:
+    """What the types name is what the settings accept, no more and no less."""
+    kinds = {name: each.annotation for name, each in inspect.signature(face).parameters.items()}
+    assert (kinds["kv_type"], kinds["n_gpu_layers"]) == ("KVTypes", "GpuLayers")
+    assert kinds["attention_precision"] == "Precision"
+    assert inspect.signature(face.embed).parameters["pooling"].annotation == "Pooling | None"  # type: ignore[attr-defined]
+    assert typing.get_args(pyvelo.KVType) == tuple(KV_TYPES)
+    assert typing.get_args(pyvelo.Pooling) == tuple(POOLINGS)
+    for precision in typing.get_args(pyvelo.Precision):
+        EngineConfig(model="m.gguf", attention_precision=precision)
+
+
+def test_every_public_name_exists() -> None:
+    for name in pyvelo.__all__:
+        assert getattr(pyvelo, name) is not None
+    code = "import sys, pyvelo; sys.exit(any(m.startswith(('pyvelo.native', 'numpy')) for m in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
