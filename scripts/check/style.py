@@ -32,6 +32,7 @@ CHECKED = [
     "CONTRIBUTING.md",
     "README.md",
     "docs",
+    "examples",
     "native",
     "pyproject.toml",
     "pyvelo",
