@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from pyvelo.cli.fit import CONTEXTS, MEMORY_SHARE, fitting, print_fitting
+from pyvelo.cli.values import show_bytes
 from pyvelo.memory import rate as rates
 from pyvelo.memory.rate import read_rate
 from pyvelo.models.families import FAMILIES
+from pyvelo.models.hub import parse_name
 
 GIB = 1 << 30
 
@@ -63,3 +68,16 @@ def test_the_rate_counts_the_bytes_that_all_threads_read(
     rate = read_rate(3, free, seconds=0.0)
     assert sum(read) == 3 * rate  # three rounds, of a second each
     assert rate == max(24, 1 << 20 if free is None else min(1 << 20, free // 4))
+
+
+def test_the_models_of_the_readme_take_what_it_says() -> None:
+    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([^|`]+) \| `pyvelo chat (\S+)` \| (.+) \| (.+) \|$", text, re.MULTILINE)
+    models = {model["name"]: model for model in fitting("Q4_K_M", "f16", None, 1e10)["models"]}
+    assert len(rows) == 3
+    for name, hub_name, weights, memory in rows:
+        assert parse_name(hub_name) is not None
+        assert hub_name.endswith(":Q4_K_M")
+        assert weights == show_bytes(models[name]["weight_bytes"])
+        assert memory == show_bytes(models[name]["memory"][0]["bytes"])
+    assert f"lists {len(models)})" in text
