@@ -51,9 +51,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 def examples() -> str:
     """Return a page of the scripts in examples/, with the first line of each as its title."""
-    parts = [
-        "# Examples\n\nScripts that run without a download, with the demo model in the package."
-    ]
+    parts = ["# Examples\n\nScripts that run without a download, with the demo model in the package."]
     for script in sorted((ROOT / "examples").glob("*.py")):
         source = script.read_text(encoding="utf-8")
         title = (ast.get_docstring(ast.parse(source)) or script.name).splitlines()[0]
