@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from pyvelo.cli.exits import UsageError
 from pyvelo.cli.info import MEMORY_SHARE
-from pyvelo.cli.terminal import print_json, print_out
+from pyvelo.cli.render import WIDTH_WITHOUT_TERMINAL
+from pyvelo.cli.tables import numbers_table, print_table
+from pyvelo.cli.terminal import make_console, print_json, print_out
 from pyvelo.cli.values import show_bytes
 from pyvelo.errors import shown
 from pyvelo.memory.cores import find_cores
@@ -68,11 +69,11 @@ def print_fitting(content: dict[str, Any]) -> None:
     free = content["free_memory"]
     memory = "unknown" if free is None else show_bytes(free)
     rate = content["read_bytes_per_second"] / 1e9
-    rows = [("model", "type", "weights", *(f"at {n // 1024}k" for n in CONTEXTS), "tokens/s", "fits")]
-    rows += [_row(model) for model in content["models"]]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        print_out(_line(row, widths))
+    contexts = [f"at {n // 1024}k" for n in CONTEXTS]
+    table = numbers_table("model", "type", "weights", *contexts, "tokens/s", "fits")
+    for model in content["models"]:
+        table.add_row(*_row(model))
+    print_table(make_console(width_without_terminal=WIDTH_WITHOUT_TERMINAL), table)
     print_out(f"\nfree memory: {memory}, which the processor reads at {rate:.1f} GB/s")
     print_out("at 8k, at 32k: memory of weights and KV cache with so many tokens; -: the model has fewer")
     print_out("tokens/s: the most that one answer can reach, because each token reads the weights once")
@@ -89,9 +90,3 @@ def _row(model: dict[str, Any]) -> tuple[str, ...]:
         f"{model['most_tokens_per_second']:.1f}",
         fits,
     )
-
-
-def _line(row: Sequence[str], widths: Sequence[int]) -> str:
-    """Return a line of the table: two columns of text, the others to the right."""
-    texts = [f"{text:{width}}" for text, width in zip(row[:2], widths[:2], strict=True)]
-    return "  ".join([*texts, *(f"{text:>{width}}" for text, width in zip(row[2:], widths[2:], strict=True))])

@@ -8,13 +8,13 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from pyvelo.cli.tables import facts_grid, numbers_table, print_table
 from pyvelo.cli.terminal import make_console, print_out
 from pyvelo.cli.values import count, show_bytes
 
 __all__ = [
     "WIDTH_WITHOUT_TERMINAL",
     "cores_text",
-    "facts_grid",
     "print_models",
     "print_report",
     "system_text",
@@ -34,7 +34,10 @@ def print_report(report: Mapping[str, Any]) -> None:
     ]
     for number, (title, content) in enumerate(sections):
         console.print("\n" * bool(number), f"[bold]{title}[/bold]\n" * bool(title), sep="", end="")
-        console.print(content)
+        if isinstance(content, str):
+            console.print(content)
+        else:
+            print_table(console, content)
 
 
 def print_models(rows: Sequence[tuple[str, str, str]]) -> None:
@@ -43,14 +46,6 @@ def print_models(rows: Sequence[tuple[str, str, str]]) -> None:
     name, size = (max(len(line[column]) for line in lines) for column in (0, 1))
     for line in lines:
         print_out(f"{line[0]:{name}}  {line[1]:>{size}}  {line[2]}")
-
-
-def facts_grid() -> Table:
-    """Return an empty grid for rows of a name and its facts."""
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold", no_wrap=True)
-    grid.add_column(overflow="fold")
-    return grid
 
 
 def _facts(report: Mapping[str, Any]) -> Table:
@@ -105,18 +100,9 @@ def _groups(groups: Sequence[Mapping[str, Any]]) -> str:
     return f"{', '.join(texts)}; they share one pool of blocks"
 
 
-def _table(*headings: str) -> Table:
-    """Return a table of names and numbers."""
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    table.add_column("type")
-    for heading in headings:
-        table.add_column(heading, justify="right")
-    return table
-
-
 def _quantization(shares: Mapping[str, Mapping[str, int]]) -> Table:
     total = sum(share["n_bytes"] for share in shares.values()) or 1
-    table = _table("tensors", "parameters", "bytes", "share")
+    table = numbers_table("type", "tensors", "parameters", "bytes", "share")
     for name, share in shares.items():
         table.add_row(
             name,
@@ -140,7 +126,8 @@ def _cache(refusal: str | None, costs: Mapping[str, Mapping[str, Any]]) -> tuple
     lengths = [told["tokens"] for told in possible[0]["conversations"]]
     windows = any(group["window"] for group in possible[0]["groups"])
     there = [f"{lengths[-1]:,} in llama.cpp"] if windows and lengths else []
-    table = _table(
+    table = numbers_table(
+        "type",
         *("a token", *(f"{n:,} tokens" for n in lengths), *there),
         *("tokens in 1 GiB", "tokens here", "sequences here"),
     )

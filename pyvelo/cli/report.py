@@ -11,7 +11,8 @@ from typing import Any
 from rich.markup import escape
 
 from pyvelo.cli.picture import check_picture
-from pyvelo.cli.render import WIDTH_WITHOUT_TERMINAL, facts_grid
+from pyvelo.cli.render import WIDTH_WITHOUT_TERMINAL
+from pyvelo.cli.tables import facts_grid, print_table
 from pyvelo.cli.terminal import make_console
 from pyvelo.cli.values import count, show_bytes
 from pyvelo.errors import ConfigError
@@ -86,7 +87,7 @@ def print_summary(content: Mapping[str, Any]) -> None:
         table.add_row("", f"with {what} for each, contiguously: {waste}, and {peak} held at most")
     if content["picture"] is not None:
         table.add_row("picture", escape(content["picture"]))
-    console.print(table)
+    print_table(console, table)
 
 
 def _requests(run: Mapping[str, Any]) -> str:

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import typer
-from rich.table import Table
 
 from pyvelo.cli.exits import UsageError, as_options
 from pyvelo.cli.progress import waiting
+from pyvelo.cli.tables import numbers_table, print_table
 from pyvelo.cli.terminal import make_console
 from pyvelo.cli.values import count, show_bytes
 from pyvelo.errors import ConfigError
@@ -267,12 +267,9 @@ def print_outcomes(report: Mapping[str, Any]) -> None:
     )
     outcomes = report["outcomes"]
     shown = [c for c in COLUMNS if c[1] not in OPTIONAL or any(outcome[c[1]] for outcome in outcomes)]
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    table.add_column("layout", no_wrap=True)
-    for heading, *_ in shown:
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = numbers_table("layout", *(heading for heading, *_ in shown))
     for outcome in outcomes:
         table.add_row(
             outcome["scheme"], *(format(outcome[name] * factor, form) for _, name, factor, form in shown)
         )
-    console.print(table)
+    print_table(console, table)
