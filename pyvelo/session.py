@@ -42,6 +42,10 @@ class BaseSession(NotCopied):
         self._release = release
         self._dropped = Finalizer(self, partial(engine.loop.abandon_sequence, sequence))
 
+    def __repr__(self) -> str:
+        state = ", closed" if self.closed else ""
+        return f"<{type(self).__name__}: {len(self._sequence.tokens):,} tokens{state}>"
+
     @property
     def token_ids(self) -> tuple[int, ...]:
         """All tokens: given, appended and generated ones, with the end tokens of answers."""

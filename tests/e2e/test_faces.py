@@ -149,6 +149,14 @@ def test_the_repr_of_an_llm(tiny_model: Path) -> None:
     assert repr(LLM.__new__(LLM)) == "<LLM: not loaded>"  # as in a traceback of its constructor
 
 
+def test_the_repr_of_a_session(tiny_model: Path) -> None:
+    with LLM(tiny_model, n_ctx=512) as llm:
+        session = llm.session([1, 2, 3])
+        assert repr(session) == "<Session: 3 tokens>"
+        session.close()
+        assert repr(session) == "<Session: 3 tokens, closed>"
+
+
 def test_the_repr_of_an_async_llm(tiny_model: Path) -> None:
     async def run() -> tuple[str, str]:
         llm = AsyncLLM(tiny_model, n_ctx=512)
