@@ -9,7 +9,7 @@ from pyvelo.errors import LibraryError
 __all__ = ["check_cpu", "cpu_flags", "missing_flags"]
 
 NEEDED = Path(__file__).parent / "native" / "lib" / "cpu-flags.txt"
-"""Linux's names of instruction sets, a line each; written by the build, except a portable one."""
+"""Linux's names of instruction sets, a line each; none of a portable build."""
 CPUINFO = Path("/proc/cpuinfo")
 
 

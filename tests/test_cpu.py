@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -83,3 +84,38 @@ def test_the_list_of_a_compiler() -> None:
     assert is_native(["-O3", "-march=native"])
     assert is_native(["-mcpu=native+dotprod"])
     assert not is_native(["-mavx2", "-mfma"])
+
+
+PROJECT = """
+cmake_minimum_required(VERSION 3.26)
+project(try LANGUAGES CXX)
+find_package(Python 3.10 REQUIRED COMPONENTS Interpreter)
+file(WRITE ${CMAKE_BINARY_DIR}/x.cpp "int x;")
+add_library(ggml-cpu OBJECT ${CMAKE_BINARY_DIR}/x.cpp)
+target_compile_options(ggml-cpu PRIVATE ${FLAGS})
+include(${NATIVE}/cmake/CpuFlags.cmake)
+get_target_property(_defined ggml-cpu COMPILE_DEFINITIONS)
+file(WRITE ${CMAKE_BINARY_DIR}/defined.txt "${_defined}")
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or sys.platform != "linux", reason="flags of x86 on Linux")
+def test_a_kept_build_folder_compiles_anew_for_another_processor(tmp_path: Path) -> None:
+    (tmp_path / "CMakeLists.txt").write_text(PROJECT)
+    native = Path(__file__).parents[1] / "native"
+
+    def configure(*options: str) -> tuple[list[str], str]:
+        command = ["cmake", "-S", ".", "-B", "build", f"-DNATIVE={native}", *options]
+        subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+        build = tmp_path / "build"
+        return (build / "cpu-flags.txt").read_text().split(), (build / "defined.txt").read_text()
+
+    old, for_old = configure("-DFLAGS=-mavx2")
+    assert {"avx", "avx2"} <= set(old)
+    assert not {"fma", "avx512f"} & set(old)
+    assert configure("-DFLAGS=-mavx2") == (old, for_old)
+    new, for_new = configure("-DFLAGS=-mavx512f")
+    assert "avx512f" in new
+    assert for_new != for_old
+    assert for_new.startswith("PYVELO_COMPILED_FOR_")
+    assert configure("-DFLAGS=-mavx2", "-DPYVELO_PORTABLE=ON")[0] == []

@@ -1,12 +1,14 @@
 """Write the instruction sets that the CPU backend is compiled for: cpu_flags.py OUTPUT COMPILER [FLAGS...]
 
-The output has Linux's names of them, which pyvelo.cpu compares with the processor before anything of
-the library runs. It leaves out what /proc/cpuinfo does not list on this machine if FLAGS compile for it: its
-kernel does not know the names, and compiled code runs here.
+It prints a digest of all that FLAGS mean on this machine. The output has Linux's names of instruction sets,
+which pyvelo.cpu compares with the processor before anything of the library runs. It leaves out what
+/proc/cpuinfo does not list on this machine if FLAGS compile for it: its kernel does not know the names, and
+compiled code runs here.
 """
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -27,8 +29,10 @@ NAMES = {  # of x86, then of ARM
     **{"__AVX512VBMI__": "avx512vbmi", "__AVX512VBMI2__": "avx512_vbmi2", "__AVX512VNNI__": "avx512_vnni"},
     **{"__AVX512BITALG__": "avx512_bitalg", "__AVX512VPOPCNTDQ__": "avx512_vpopcntdq"},
     **{"__AVX512BF16__": "avx512_bf16", "__AVX512FP16__": "avx512_fp16", "__GFNI__": "gfni"},
+    **{"__SSE4A__": "sse4a", "__FMA4__": "fma4", "__XOP__": "xop", "__TBM__": "tbm"},
     **{"__VAES__": "vaes", "__VPCLMULQDQ__": "vpclmulqdq"},
     **{"__AMX_TILE__": "amx_tile", "__AMX_INT8__": "amx_int8", "__AMX_BF16__": "amx_bf16"},
+    **{"__ARM_FEATURE_CRC32": "crc32", "__ARM_FEATURE_QRDMX": "asimdrdm", "__ARM_FEATURE_RCPC": "lrcpc"},
     **{"__ARM_FEATURE_ATOMICS": "atomics", "__ARM_FEATURE_FP16_VECTOR_ARITHMETIC": "asimdhp"},
     **{"__ARM_FEATURE_DOTPROD": "asimddp", "__ARM_FEATURE_MATMUL_INT8": "i8mm", "__ARM_FEATURE_BF16": "bf16"},
     **{"__ARM_FEATURE_SVE": "sve", "__ARM_FEATURE_SVE2": "sve2", "__ARM_FEATURE_SME": "sme"},
@@ -56,6 +60,7 @@ def main() -> None:
     if is_native(flags) and cpuinfo.exists():
         here = set(cpuinfo.read_text(encoding="utf-8").split())
         names = [name for name in names if name in here]
+    print(hashlib.sha256(macros.encode()).hexdigest()[:16])
     Path(output).write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
 
 

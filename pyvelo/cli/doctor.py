@@ -100,10 +100,12 @@ def _instructions() -> Finding:
         built = NEEDED.read_text(encoding="ascii").split()
         has = cpu_flags(CPUINFO.read_text(encoding="utf-8", errors="replace"))
     except (OSError, ValueError):
+        built = []
+    if not built:
         return Finding("instructions", "ok", "unknown, or chosen for this processor when the library loads")
     used = [name for name in FASTER if name in built]
     unused = [name for name in FASTER if name in has and name not in built]
-    text = f"built for {', '.join(used) or 'any processor'}"
+    text = f"built for {', '.join(used) or 'the oldest processors of this kind'}"
     if not unused:
         return Finding("instructions", "ok", text)
     remedy = "pip install --force-reinstall --no-cache-dir builds it for this processor"
