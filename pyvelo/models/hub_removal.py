@@ -21,7 +21,7 @@ class Removal:
     """Files of one model in the cache, in all its versions there, to remove.
 
     links: the files in the folders of the versions.
-    blobs: their contents, unless another file has the same.
+    blobs: their contents in the cache, unless another file has the same.
     n_bytes: bytes on the disk that become free.
     versions: commits of the repository to remove as a whole, if nothing else of it is left; else none.
     """
@@ -57,14 +57,17 @@ def plan_removal(text: str) -> Removal:
     names = {path.relative_to(root).as_posix() for path in model.paths}
     gone = [file for name, file in files if name in names]
     others = {file.blob_path for name, file in files if name not in names}
-    blobs = {file.blob_path: file.size_on_disk for file in gone if file.blob_path not in others}
+    home = repo.repo_path.resolve()  # a link may lead to a file outside, which is not the cache's to remove
+    contents = {path: path.resolve() for path in {file.blob_path for file in gone} - others}
+    blobs = [path for path in contents if (path.parent.resolve() / path.name).is_relative_to(home)]
+    freed = [path for path in blobs if contents[path].is_relative_to(home) and path.exists()]
     whole = len(gone) == len(files)
     return Removal(
         name=model.name,
         repo=model.repo,
         links=tuple(file.file_path for file in gone),
         blobs=tuple(blobs),
-        n_bytes=sum(blobs.values()),
+        n_bytes=sum(path.stat().st_size for path in freed),
         versions=tuple(version.commit_hash for version in repo.revisions) if whole else (),
     )
 

@@ -62,6 +62,24 @@ def test_a_content_that_another_file_has_stays(shell: Shell, hub: Hub, tiny_mode
     assert paths["Q8_0"].read_bytes() == tiny_model.read_bytes()
 
 
+@pytest.mark.parametrize("linked", ["snapshot", "blob"])
+@pytest.mark.parametrize("tags", [("Q4_K_M",), ("Q4_K_M", "Q8_0")])
+def test_a_file_outside_the_cache_stays(
+    shell: Shell, tmp_path: Path, tags: tuple[str, ...], linked: str
+) -> None:
+    link, *_ = [Path(shell.run("pull", f"org/choice:{tag}")[1].strip()) for tag in tags]
+    content, mine = link.read_bytes(), tmp_path / "mine.gguf"
+    mine.write_bytes(content)
+    place = link if linked == "snapshot" else link.resolve()
+    place.unlink()
+    place.symlink_to(mine)
+    code, out, err = shell.run("rm", "org/choice:Q4_K_M", "--yes", "--json")
+    assert (code, err, json.loads(out)["bytes"]) == (0, "", 0)
+    assert mine.read_bytes() == content
+    assert not os.path.lexists(link)
+    assert cached(shell) == [f"org/choice:{tag}" for tag in tags[1:]]
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
