@@ -33,11 +33,11 @@ class Growing(Live):
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
         """Replace rich's first renderable, which erases the rows as they were drawn."""
-        erase, *others = super().process_renderables(renderables)
+        processed = super().process_renderables(renderables)
         before, self._columns = self._columns, self.console.width
-        if before != self._columns and _wraps() and self._widths:
-            erase = _erase(min(_rows_of(self._widths, self._columns), self.console.height))
-        return [erase, *others]
+        if before != self._columns and self.console.is_interactive and self._widths and _wraps():
+            processed[0] = _erase(min(_rows_of(self._widths, self._columns), self.console.height))
+        return processed
 
 
 def _rows_of(widths: list[int], columns: int) -> int:

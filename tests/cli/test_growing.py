@@ -47,3 +47,18 @@ def test_a_narrower_terminal_shows_no_fragments(
 def test_a_terminal_that_cuts_its_rows_loses_no_row_above(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "1")
     assert drawn("word " * 30, (60, 25), 60) == ["above", "below"]
+
+
+def test_a_terminal_without_cursor_keeps_what_is_printed_beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("XTERM_VERSION", "STY"):
+        monkeypatch.delenv(name, raising=False)
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, height=HEIGHT, _environ={"TERM": "dumb"})
+    console.width = 60
+    growing = Growing(console, lambda: Text("word " * 30))
+    growing.auto_refresh = False
+    with growing:
+        growing._widths[:] = [58, 58]
+        console.width = 25
+        console.print("beside")
+    assert file.getvalue() == "beside\n"
