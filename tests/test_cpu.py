@@ -35,7 +35,7 @@ ARM = "processor\t: 0\nFeatures\t: fp asimd asimddp i8mm\nCPU part\t: 0xd40\n"
     ],
 )
 def test_what_a_processor_lacks(needed: str, cpuinfo: str, missing: list[str]) -> None:
-    assert missing_flags(needed, cpuinfo) == missing
+    assert missing_flags(needed, cpuinfo.splitlines(keepends=True)) == missing
 
 
 def test_files_that_are_missing(tmp_path: Path) -> None:

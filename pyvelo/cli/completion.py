@@ -1,4 +1,7 @@
-"""Words that a shell offers for the values of arguments and options. Errors offer none."""
+"""Words that a shell offers for the values of arguments and options. Errors offer none.
+
+Every command imports this module, but only a shell's request needs what the functions import.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,14 @@ import glob
 import os
 
 from pyvelo.errors import VeloError
-from pyvelo.kv.types import KV_TYPES
-from pyvelo.models.families import QUANTIZATIONS
-from pyvelo.models.hub import cached_models
 
 __all__ = ["cached_names", "kv_types", "model_names", "quantizations"]
 
 
 def cached_names(incomplete: str) -> list[str]:
     """Return the names of the models in the cache that begin with a text."""
+    from pyvelo.models.hub import cached_models
+
     try:
         return [model.name for model in cached_models() if model.name.startswith(incomplete)]
     except (VeloError, OSError):
@@ -31,10 +33,14 @@ def model_names(incomplete: str) -> list[str]:
 
 def kv_types(incomplete: str) -> list[str]:
     """Return types of K and V that begin with a text, or continue it after its comma."""
+    from pyvelo.kv.types import KV_TYPES
+
     before, comma, begun = incomplete.rpartition(",")
     return [f"{before}{comma}{name}" for name in KV_TYPES if name.startswith(begun)]
 
 
 def quantizations(incomplete: str) -> list[str]:
     """Return quantizations that begin with a text."""
+    from pyvelo.models.families import QUANTIZATIONS
+
     return [name for name in QUANTIZATIONS if name.startswith(incomplete)]

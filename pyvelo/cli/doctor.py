@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import platform
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from pyvelo.cli.exits import ERROR
 from pyvelo.cli.render import cores_text, system_text
 from pyvelo.cli.terminal import print_json, print_out
 from pyvelo.cli.values import count, show_bytes
-from pyvelo.cpu import CPUINFO, NEEDED, cpu_flags
+from pyvelo.cpu import CPUINFO, NEEDED, REBUILD, cpu_flags
 from pyvelo.demo import DEMO_MODEL
 from pyvelo.errors import VeloError
 
@@ -98,7 +97,8 @@ def _instructions() -> Finding:
     """Compare the instruction sets of the build with the processor."""
     try:
         built = NEEDED.read_text(encoding="ascii").split()
-        has = cpu_flags(CPUINFO.read_text(encoding="utf-8", errors="replace"))
+        with CPUINFO.open(encoding="utf-8", errors="replace") as lines:
+            has = cpu_flags(lines)
     except (OSError, ValueError):
         built = []
     if not built:
@@ -108,8 +108,8 @@ def _instructions() -> Finding:
     text = f"built for {', '.join(used) or 'the oldest processors of this kind'}"
     if not unused:
         return Finding("instructions", "ok", text)
-    remedy = "pip install --force-reinstall --no-cache-dir builds it for this processor"
-    return Finding("instructions", "note", f"{text}; this processor also has {', '.join(unused)}", remedy)
+    text += f"; this processor also has {', '.join(unused)}"
+    return Finding("instructions", "note", text, f"{REBUILD} builds it for this processor")
 
 
 def _gpus(machine: Mapping[str, Any]) -> Finding:
@@ -149,7 +149,7 @@ def _extras() -> Iterator[Finding]:
 def _cache() -> Finding:
     from pyvelo.models.hub import cached_models
 
-    if "huggingface_hub" not in sys.modules and importlib.util.find_spec("huggingface_hub") is None:
+    if importlib.util.find_spec("huggingface_hub") is None:
         return Finding("models", "ok", "no cache without the extra hub; files work")
     try:
         models = cached_models()
