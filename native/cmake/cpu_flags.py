@@ -16,13 +16,8 @@ from pathlib import Path
 
 NAMES = {  # of x86, then of ARM
     **{"__SSE3__": "pni", "__SSSE3__": "ssse3", "__SSE4_1__": "sse4_1", "__SSE4_2__": "sse4_2"},
-    **{
-        "__POPCNT__": "popcnt",
-        "__LZCNT__": "abm",
-        "__MOVBE__": "movbe",
-        "__BMI__": "bmi1",
-        "__BMI2__": "bmi2",
-    },
+    **{"__POPCNT__": "popcnt", "__LZCNT__": "abm", "__MOVBE__": "movbe"},
+    **{"__BMI__": "bmi1", "__BMI2__": "bmi2"},
     **{"__AVX__": "avx", "__AVX2__": "avx2", "__FMA__": "fma", "__F16C__": "f16c", "__AVXVNNI__": "avx_vnni"},
     **{"__AVX512F__": "avx512f", "__AVX512CD__": "avx512cd", "__AVX512BW__": "avx512bw"},
     **{"__AVX512DQ__": "avx512dq", "__AVX512VL__": "avx512vl", "__AVX512IFMA__": "avx512ifma"},

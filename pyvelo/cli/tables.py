@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
@@ -32,24 +32,27 @@ def numbers_table(first: str, *headings: str) -> Table:
 
 def print_table(console: Console, table: Table) -> None:
     """Print a table; with a line for each word of its headings, or as a list, if the screen is too narrow."""
-    if table.show_header and _width(console, table) > console.width:
-        for column in table.columns:
-            column.header = str(column.header).replace(" ", "\n")
-    if table.show_header and _width(console, table) > console.width:
-        for line in _listed(table):
-            console.print(line, soft_wrap=True)
-    else:
+    if not table.show_header or _fits(console, table):
         console.print(_Stripped(table))
+        return
+    names = [str(column.header) for column in table.columns]
+    for column, name in zip(table.columns, names, strict=True):
+        column.header = name.replace(" ", "\n")
+    if _fits(console, table):
+        console.print(_Stripped(table))
+        return
+    for line in _listed(table, names[1:]):
+        console.print(line, soft_wrap=True)
 
 
-def _width(console: Console, table: Table) -> int:
-    return Measurement.get(console, console.options.update(width=1 << 12), table).maximum
+def _fits(console: Console, table: Table) -> bool:
+    wide = console.options.update(width=1 << 12)
+    return Measurement.get(console, wide, table).maximum <= console.width
 
 
-def _listed(table: Table) -> Iterator[RenderableType]:
+def _listed(table: Table, headings: Sequence[str]) -> Iterator[RenderableType]:
     """Yield a line for the name of each row, and one for each of its values."""
     names, *columns = ([*column.cells] for column in table.columns)
-    headings = [str(column.header).replace("\n", " ") for column in table.columns[1:]]
     for number, name in enumerate(names):
         yield Text.from_markup(str(name).rstrip(), style="bold")
         for heading, cells in zip(headings, columns, strict=True):

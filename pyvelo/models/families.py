@@ -88,16 +88,16 @@ class Family:
     def _bytes(self, billions: float, quantization: str, *, embeddings: bool) -> int:
         table = self.vocabulary * self.width
         n_tables = 1 if self.tied else 2
-        layers = billions * 1e9 - n_tables * table
-        if self.bits:
-            bits = self.bits * (billions * 1e9 - table * (not embeddings))
-        else:
-            kind = QUANTIZATIONS[quantization]
-            if self.width % 256:
-                kind = _NARROW.get(quantization, kind)
-            bits = kind.layers * layers + kind.output * table
-            bits += kind.embeddings * table * (embeddings and not self.tied)
+        kind = self._kind(quantization)
+        bits = kind.layers * (billions * 1e9 - n_tables * table) + kind.output * table
+        bits += kind.embeddings * table * (embeddings and not self.tied)
         return int(bits / 8)
+
+    def _kind(self, quantization: str) -> Weights:
+        if self.bits:
+            return Weights(self.bits, self.bits, self.bits)
+        kind = QUANTIZATIONS[quantization]
+        return _NARROW.get(quantization, kind) if self.width % 256 else kind
 
     def _cache_layers(self) -> Iterator[CacheLayer]:
         for layer in range(self.layers):

@@ -21,7 +21,7 @@ from pyvelo.models.gguf_names import ModelFile, find_models, matching
 from pyvelo.models.hub_download import fetch_file, read_listing, set_main
 
 if TYPE_CHECKING:
-    from huggingface_hub import CachedRepoInfo, CachedRevisionInfo
+    from huggingface_hub import CachedRepoInfo, CachedRevisionInfo, HFCacheInfo
 
 __all__ = [
     "CachedModel",
@@ -34,6 +34,7 @@ __all__ = [
     "locate",
     "parse_name",
     "pull",
+    "scan_cache",
 ]
 
 _HOST = r"(?:www\.)?(?:hf|huggingface)\.co/"
@@ -176,20 +177,30 @@ def pull(name: HubName | str) -> Pulled:
 
 def cached_models(repo: str | None = None) -> list[CachedModel]:
     """Return the complete models in the cache, of one repository or of all; none without the library."""
+    cache = scan_cache()
+    repos = cache.repos if cache is not None else ()
+    wanted = [r for r in repos if r.repo_type == "model" and repo in (None, r.repo_id)]
+    models = [model for r in wanted for model in _models_of(r)]
+    return sorted(models, key=lambda model: (model.repo.casefold(), model.n_bytes))
+
+
+def scan_cache() -> HFCacheInfo | None:
+    """Return the repositories in the cache; None without the library or the folder.
+
+    Raises:
+        ModelError: the folder cannot be read.
+    """
     if not _has_library():
-        return []
+        return None
     from huggingface_hub import CacheNotFound, scan_cache_dir
     from huggingface_hub import constants as hub
 
     try:
-        repos = scan_cache_dir(hub.HF_HUB_CACHE).repos
+        return scan_cache_dir(hub.HF_HUB_CACHE)
     except CacheNotFound:
-        return []
+        return None
     except (OSError, ValueError) as error:
         raise ModelError(f"cannot read the cache {hub.HF_HUB_CACHE}: {one_line(str(error))}") from error
-    wanted = [r for r in repos if r.repo_type == "model" and repo in (None, r.repo_id)]
-    models = [model for r in wanted for model in _models_of(r)]
-    return sorted(models, key=lambda model: (model.repo.casefold(), model.n_bytes))
 
 
 # ---- choosing ----

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyvelo.errors import ConfigError, ModelError, shown
-from pyvelo.models.hub import cached_models, find_cached, parse_name
+from pyvelo.models.hub import cached_models, find_cached, parse_name, scan_cache
 
 if TYPE_CHECKING:
-    from huggingface_hub import CachedFileInfo, CachedRepoInfo, HFCacheInfo
+    from huggingface_hub import CachedFileInfo, CachedRepoInfo, DeleteCacheStrategy
 
 __all__ = ["Removal", "plan_removal", "remove"]
 
@@ -23,7 +23,7 @@ class Removal:
     links: the files in the folders of the versions.
     blobs: their contents in the cache, unless another file has the same.
     n_bytes: bytes on the disk that become free.
-    versions: commits of the repository to remove as a whole, if nothing else of it is left; else none.
+    whole: removal of the repository, if nothing else of it is left; else None.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Removal:
     links: tuple[Path, ...]
     blobs: tuple[Path, ...]
     n_bytes: int
-    versions: tuple[str, ...]
+    whole: DeleteCacheStrategy | None
 
 
 def plan_removal(text: str) -> Removal:
@@ -47,11 +47,11 @@ def plan_removal(text: str) -> Removal:
         raise ConfigError(
             f"{shown(text)} is no name on the hub: give org/repo or org/repo:QUANT, as pyvelo list shows it"
         )
-    model = find_cached(named)
-    if model is None:
+    model, cache = find_cached(named), scan_cache()
+    if model is None or cache is None:
         there = ", ".join(each.name for each in cached_models()) or "nothing"
         raise ModelError(f"{named} is not in the cache, which has {there}")
-    repo = next(each for each in _scan().repos if (each.repo_type, each.repo_id) == ("model", model.repo))
+    repo = next(each for each in cache.repos if (each.repo_type, each.repo_id) == ("model", model.repo))
     files = list(_files(repo))
     root = model.paths[0].parents[model.file.count("/")]
     names = {path.relative_to(root).as_posix() for path in model.paths}
@@ -61,34 +61,27 @@ def plan_removal(text: str) -> Removal:
     contents = {path: path.resolve() for path in {file.blob_path for file in gone} - others}
     blobs = [path for path in contents if (path.parent.resolve() / path.name).is_relative_to(home)]
     freed = [path for path in blobs if contents[path].is_relative_to(home) and path.exists()]
-    whole = len(gone) == len(files)
+    versions = [version.commit_hash for version in repo.revisions] if len(gone) == len(files) else []
     return Removal(
         name=model.name,
         repo=model.repo,
         links=tuple(file.file_path for file in gone),
         blobs=tuple(blobs),
         n_bytes=sum(path.stat().st_size for path in freed),
-        versions=tuple(version.commit_hash for version in repo.revisions) if whole else (),
+        whole=cache.delete_revisions(*versions) if versions else None,
     )
 
 
 def remove(removal: Removal) -> None:
     """Remove the files; raise ModelError if the system refuses. What is gone already is no error."""
     try:
-        if removal.versions:
-            _scan().delete_revisions(*removal.versions).execute()
+        if removal.whole is not None:
+            removal.whole.execute()
             return
         for path in (*removal.links, *removal.blobs):
             path.unlink(missing_ok=True)
     except OSError as error:
         raise ModelError(f"{removal.name} cannot be removed: {error.filename}: {error.strerror}") from error
-
-
-def _scan() -> HFCacheInfo:
-    from huggingface_hub import constants as hub
-    from huggingface_hub import scan_cache_dir
-
-    return scan_cache_dir(hub.HF_HUB_CACHE)
 
 
 def _files(repo: CachedRepoInfo) -> Iterator[tuple[str, CachedFileInfo]]:

@@ -40,7 +40,7 @@ def on_files(files: Files, config: Any) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+def on_page_markdown(markdown: str, **_: Any) -> str:
     """Let links lead to the pages of the site, whose files lie in one folder."""
     markdown = re.sub(r"\]\((?:docs|\.\.)/", "](", markdown)
     for link, target in ELSEWHERE.items():

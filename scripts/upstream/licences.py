@@ -52,19 +52,19 @@ def licences(tree: Path) -> Iterator[tuple[str, str]]:
     header = COMMENT.match(sgemm.read_text(encoding="utf-8"))
     if header is None or "Permission is hereby granted" not in header[0]:
         raise ScriptError(f"{sgemm} no longer begins with its licence: look where it is now")
-    lines = (
-        line.removeprefix("//").strip() for line in header[0].partition("//\n//        ")[0].splitlines()
-    )
+    lines = (line.removeprefix("//").strip() for line in header[0].splitlines())
     yield "llamafile's matrix products (ggml/src/ggml-cpu/llamafile)", "\n".join(lines)
 
 
 def collected(tree: Path) -> str:
     """Return the text of LICENSES/upstream.txt for a tree."""
-    parts = [f"{title}\n{'=' * len(title)}\n\n{text.strip()}\n" for title, text in licences(tree)]
-    whole = "\n\n".join(parts)
-    others = [f"{holder} ({file})" for holder, file in notices(tree).items() if holder not in whole]
-    title = "Other holders of copyright in these sources, under the same MIT licence"
-    return "\n\n".join([*parts, f"{title}\n{'=' * len(title)}\n\n" + "\n".join(others) + "\n"])
+    found = list(licences(tree))
+    known = "".join(text for _, text in found)
+    others = [f"{holder} ({file})" for holder, file in notices(tree).items() if holder not in known]
+    found.append(
+        ("Other holders of copyright in these sources, under the same MIT licence", "\n".join(others))
+    )
+    return "\n\n".join(f"{title}\n{'=' * len(title)}\n\n{text.strip()}\n" for title, text in found)
 
 
 def main() -> int:
@@ -80,7 +80,7 @@ def main() -> int:
         raise ScriptError(
             "LICENSES/upstream.txt differs from upstream's tree: licences.py write, and read it"
         )
-    print(f"LICENSES/upstream.txt: {text.count('====' + chr(10))} parts")
+    print("LICENSES/upstream.txt has the licences of upstream's tree")
     return 0
 
 
