@@ -13,6 +13,7 @@ extern "C" {
 // other numbers are 0.
 struct lab_gpu_launch {
     int32_t min_rows, max_rows;
+    int32_t division;           // of a tile among warps: paged::division
     int32_t tile_rows, columns; // rows of a tile, and columns of V that fit into the registers
     int32_t tile_tokens, shared_bytes;
 };
@@ -22,11 +23,11 @@ struct lab_gpu_item {
     int32_t row, tile, head_kv, split, n_splits, members, partials, begin, end;
 };
 
-// Compute GGML_OP_PAGED_ATTN with `n_blocks` thread blocks of `shared_bytes` each. tensor_cores false: emulate an old
-// GPU. order: 0 runs threads from the first, -1 from the last, a positive number is a random seed. Return null or an
-// error.
+// Compute GGML_OP_PAGED_ATTN with `n_blocks` thread blocks of `shared_bytes` each, in parts whose partial results fit
+// into `workspace_bytes`. tensor_cores false: emulate an old GPU. order: 0 runs threads from the first, -1 from the
+// last, a positive number is a random seed. Return null or an error.
 LAB_API const char * lab_paged_attn_gpu(const struct lab_paged * op, int32_t n_blocks, int32_t shared_bytes,
-                                        bool tensor_cores, int32_t order);
+                                        int64_t workspace_bytes, bool tensor_cores, int32_t order);
 
 // Return why no kernel supports this call, or null. Only shapes and addresses of the tensors are used.
 LAB_API const char * lab_gpu_refusal(const struct lab_paged * op, int32_t shared_bytes);

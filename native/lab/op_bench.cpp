@@ -59,14 +59,13 @@ struct timing {
     const char * clock;
 };
 
-timing time_of(const graph & g, ggml_backend_t backend, int n_operations) {
+// Measure `start_operations`, which starts so many operations.
+template <typename F> timing time_of(ggml_backend_t backend, int n_operations, F start_operations) {
     const auto          timer = make_device_timer(backend);
     std::vector<double> taken;
     for (int i = -WARM_UP; i < ROUNDS; ++i) {
         timer->start();
-        if (ggml_backend_graph_compute_async(backend, g.nodes) != GGML_STATUS_SUCCESS) {
-            throw std::runtime_error("the device could not compute");
-        }
+        start_operations();
         const double seconds = timer->stop();
         if (i >= 0) {
             taken.push_back(seconds / n_operations);
@@ -74,6 +73,14 @@ timing time_of(const graph & g, ggml_backend_t backend, int n_operations) {
     }
     std::nth_element(taken.begin(), taken.begin() + ROUNDS / 2, taken.end());
     return {taken[ROUNDS / 2], timer->clock()};
+}
+
+timing time_of(const graph & g, ggml_backend_t backend, int n_operations) {
+    return time_of(backend, n_operations, [&] {
+        if (ggml_backend_graph_compute_async(backend, g.nodes) != GGML_STATUS_SUCCESS) {
+            throw std::runtime_error("the device could not compute");
+        }
+    });
 }
 
 // ---- commands ----
@@ -170,13 +177,13 @@ void copy(ggml_backend_t backend, int64_t size) {
     graph         g    = begin_graph();
     ggml_tensor * from = ggml_new_tensor_1d(g.ctx.get(), GGML_TYPE_F32, size / 4);
     ggml_tensor * to   = ggml_new_tensor_1d(g.ctx.get(), GGML_TYPE_F32, size / 4);
-    for (int i = 0; i < 8; ++i) {
-        g.out = ggml_cpy(g.ctx.get(), from, to);
-        ggml_build_forward_expand(g.nodes, g.out);
-    }
     finish_graph(g, backend);
     ggml_backend_buffer_clear(g.buffer.get(), 0);
-    const timing t = time_of(g, backend, 8);
+    const timing t = time_of(backend, 8, [&] { // no graph: a captured copy is slower
+        for (int i = 0; i < 8; ++i) {
+            ggml_backend_tensor_copy_async(backend, backend, from, to);
+        }
+    });
     printf("{\"bench\": \"copy\", \"bytes\": %lld, \"seconds\": %.9g, \"clock\": \"%s\"}\n", (long long) size,
            t.seconds, t.clock);
 }

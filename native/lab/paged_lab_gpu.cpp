@@ -1,7 +1,6 @@
 // The GPU kernels on the host, with fibers as threads.
 #include "lab_gpu.h"
 
-#include "paged-attend.h"
 #include "paged-launch.h"
 
 #include <cmath>
@@ -12,20 +11,22 @@ namespace {
 struct host_launcher {
     int n_blocks;
 
-    template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers>
+    template <paged::division BY, int M_TILES, int V_TILES, class KNumbers, class VNumbers>
     void attend(const paged::params & p, paged::row_range of, int tokens, int bytes) {
         std::vector<char> memory(bytes + 16);
         char *            aligned = memory.data() + (16 - (uintptr_t) memory.data() % 16) % 16;
         gpu::launch(n_blocks, paged::N_THREADS, aligned, (size_t) bytes,
-                    [&] { paged::attend_block<M_TILES, V_PAIRS, KNumbers, VNumbers>(p, of, tokens, aligned); });
+                    [&] { paged::attend_block<BY, M_TILES, V_TILES, KNumbers, VNumbers>(p, of, tokens, aligned); });
     }
     void merge(const paged::params & p, int bytes) {
         std::vector<char> memory(bytes);
         gpu::launch(n_blocks, paged::N_THREADS, memory.data(), memory.size(),
                     [&] { paged::merge_block(p, memory.data()); });
     }
-    template <class KNumbers> bool attend_with(const paged::params & p, int shared_bytes) {
-        return paged::launch_by_v<KNumbers>(p, shared_bytes, *this);
+    int multiprocessors() const { return n_blocks; }
+
+    template <class Which> bool attend_with(const paged::params & p, int shared_bytes) {
+        return paged::launch_which<Which>(p, shared_bytes, *this);
     }
 };
 
@@ -34,13 +35,16 @@ struct listing_launcher {
     lab_gpu_launch * to;
     int              n = 0;
 
-    template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers>
+    template <paged::division BY, int M_TILES, int V_TILES, class KNumbers, class VNumbers>
     void attend(const paged::params &, paged::row_range of, int tokens, int bytes) {
-        to[n++] = {of.min, of.max, 16 * M_TILES, 64 * V_PAIRS, tokens, bytes};
+        constexpr int rows = paged::kernel_of<BY, M_TILES, V_TILES, KNumbers, VNumbers>::work::ROWS;
+        to[n++] = {of.min, of.max, BY, rows, 16 * V_TILES * (BY == paged::BY_COLUMNS ? 4 : 1), tokens, bytes};
     }
-    void                           merge(const paged::params &, int bytes) { to[n++] = {0, 0, 0, 0, 0, bytes}; }
-    template <class KNumbers> bool attend_with(const paged::params & p, int shared_bytes) {
-        return paged::launch_by_v<KNumbers>(p, shared_bytes, *this);
+    void merge(const paged::params &, int bytes) { to[n++] = {0, 0, 0, 0, 0, 0, bytes}; }
+    int  multiprocessors() const { return 1; }
+
+    template <class Which> bool attend_with(const paged::params & p, int shared_bytes) {
+        return paged::launch_which<Which>(p, shared_bytes, *this);
     }
 };
 
@@ -52,16 +56,14 @@ paged::params params_of(const lab_paged * op) {
     p.q              = (const char *) op->q;
     p.q_head_stride  = op->q_head_stride ? op->q_head_stride : op->d_k * 4;
     p.q_token_stride = op->q_token_stride ? op->q_token_stride : op->n_head * op->d_k * 4;
-    p.k              = {(const char *) op->k, op->k_head_stride ? op->k_head_stride : k_row,
-                        op->k_slot_stride ? op->k_slot_stride : k_row * op->n_head_kv, op->type_k, k_row};
-    p.v_is_k         = op->v == nullptr;
-    p.v              = {(const char *) op->v, op->v_head_stride ? op->v_head_stride : v_row,
-                        op->v_slot_stride ? op->v_slot_stride : v_row * op->n_head_kv, op->type_v, v_row};
-    if (p.v_is_k) {
-        p.v           = p.k;
-        p.v.row_bytes = v_row;
-    }
-    p.table        = op->table;
+    p.k      = paged::make_pages(op->k, op->k_head_stride ? op->k_head_stride : k_row,
+                                 op->k_slot_stride ? op->k_slot_stride : k_row * op->n_head_kv, op->type_k, k_row);
+    p.v_is_k = op->v == nullptr;
+    p.v     = p.v_is_k
+                  ? p.k
+                  : paged::make_pages(op->v, op->v_head_stride ? op->v_head_stride : v_row,
+                                      op->v_slot_stride ? op->v_slot_stride : v_row * op->n_head_kv, op->type_v, v_row);
+    p.table = op->table;
     p.table_stride = paged::ROW_HEADER + op->width;
     p.sinks        = op->sinks;
     p.out          = op->out;
@@ -69,7 +71,7 @@ paged::params params_of(const lab_paged * op) {
     p.group = p.n_head / p.n_head_kv, p.n_tokens = op->n_tokens, p.n_rows = op->n_rows;
     p.window = op->window, p.window_type = op->window_type;
     p.scale = op->scale, p.softcap = op->softcap;
-    p.fast = (op->flags & 2) != 0; // GGML_PAGED_ATTN_FAST
+    p.fast = (op->flags & 2) != 0, p.single = (op->flags & 4) != 0; // GGML_PAGED_ATTN_FAST, _SINGLE
     paged::set_block_size(p, op->block_size);
     paged::set_bias(p, op->max_bias);
     return p;
@@ -77,20 +79,20 @@ paged::params params_of(const lab_paged * op) {
 
 } // namespace
 
-const char * lab_paged_attn_gpu(const lab_paged * op, int32_t n_blocks, int32_t shared_bytes, bool tensor_cores,
-                                int32_t order) {
+const char * lab_paged_attn_gpu(const lab_paged * op, int32_t n_blocks, int32_t shared_bytes, int64_t workspace_bytes,
+                                bool tensor_cores, int32_t order) {
     paged::params p = params_of(op);
     if (const char * why = paged::refusal(p, shared_bytes)) {
         return why;
     }
-    const int64_t      rows = lab_gpu_max_partials(op);
-    std::vector<float> partial(rows * paged::partial_floats(p), NAN);
+    const paged::workspace work = paged::workspace_of(p, op->width, workspace_bytes);
+    std::vector<float>     partial(work.bytes / sizeof(float), NAN);
     p.partial              = partial.data();
     gpu::tensor_cores      = tensor_cores;
     gpu::order             = order;
     host_launcher launcher = {n_blocks};
     try {
-        paged::launch(p, shared_bytes, launcher);
+        paged::launch(p, work.rows, shared_bytes, launcher);
     } catch (const std::logic_error &) {
         return "a thread waits at a barrier that other threads never reach";
     }
@@ -103,7 +105,7 @@ const char * lab_gpu_refusal(const lab_paged * op, int32_t shared_bytes) {
 
 int32_t lab_gpu_launches(const lab_paged * op, int32_t shared_bytes, lab_gpu_launch * to) {
     listing_launcher launcher = {to};
-    paged::launch(params_of(op), shared_bytes, launcher);
+    paged::launch_part(params_of(op), shared_bytes, launcher);
     return launcher.n;
 }
 

@@ -77,6 +77,7 @@ static void set_step(llama_paged & paged, const llama_paged_batch & b, const uba
     step.token_stride = b.token_stride;
     step.n_tokens     = p.t1 - p.t0;
     step.n_rows       = bucket(p.s1 - p.s0, 8, paged.params.max_rows);
+    step.single       = p.t1 - p.t0 == p.s1 - p.s0; // each sequence of a ubatch has a token in it
     for (llama_paged_cache & cache : paged.caches) {
         set_tables(cache, b, p);
     }

@@ -17,7 +17,8 @@ static ggml_tensor * build_input(ggml_context * ctx, llama_paged_cache & cache, 
                                  int64_t n_rows, const char * name) {
     const int64_t n_parts = cache.n_parts();
     paged_input   input;
-    input.whole = ggml_new_tensor_2d(ctx, type, n, n_rows * n_parts);
+    input.single = cache.paged->step.single;
+    input.whole  = ggml_new_tensor_2d(ctx, type, n, n_rows * n_parts);
     ggml_set_input(input.whole);
     ggml_set_name(input.whole, name);
     for (int64_t i = 0; i < n_parts; ++i) {
@@ -33,12 +34,16 @@ static ggml_tensor * build_input(ggml_context * ctx, llama_paged_cache & cache, 
     return input.whole;
 }
 
-// Return the part of an input for a layer.
-static ggml_tensor * part_of_layer(const llama_paged_cache & cache, const ggml_tensor * whole, int il) {
-    // the newest first: an older graph may have had an input at the same address
+// Return an input; the newest first, since an older graph may have had one at the same address. Null if there is none.
+static const paged_input * input_of(const llama_paged_cache & cache, const ggml_tensor * whole) {
     const auto input = std::find_if(cache.inputs.rbegin(), cache.inputs.rend(),
                                     [&](const paged_input & each) { return each.whole == whole; });
-    if (input != cache.inputs.rend()) {
+    return input == cache.inputs.rend() ? nullptr : &*input;
+}
+
+// Return the part of an input for a layer.
+static ggml_tensor * part_of_layer(const llama_paged_cache & cache, const ggml_tensor * whole, int il) {
+    if (const paged_input * input = input_of(cache, whole)) {
         return input->parts[cache.part_of[llama_paged_access::own_layer(*cache.cache, il)]];
     }
     paged_fail(LLAMA_PAGED_FAILED, "layer " + std::to_string(il) + ": its graph uses an input of another graph");
@@ -65,8 +70,10 @@ ggml_tensor * llama_paged_build_tables(ggml_context * ctx, llama_paged_cache & c
 }
 
 bool llama_paged_can_reuse(const ggml_tensor * tables, const llama_paged_cache & cache) {
+    const paged_input * input = input_of(cache, tables);
     return tables->ne[0] == GGML_PAGED_ATTN_HEADER + cache.width &&
-           tables->ne[1] == cache.paged->step.n_rows * cache.n_parts();
+           tables->ne[1] == cache.paged->step.n_rows * cache.n_parts() && input &&
+           input->single == cache.paged->step.single;
 }
 
 bool llama_paged_is_table(const ggml_tensor * mask) { return mask && mask->type == GGML_TYPE_I32; }
@@ -89,7 +96,7 @@ void llama_paged_set_tables(ggml_tensor * dst, const llama_paged_cache & cache) 
 }
 
 static ggml_paged_attn_params params_of_layer(const llm_graph_context & graph, const llama_paged_params & paged,
-                                              float kq_scale, int il) {
+                                              bool single, float kq_scale, int il) {
     const auto &           hparams = graph.hparams;
     ggml_paged_attn_params params  = {};
 
@@ -97,8 +104,8 @@ static ggml_paged_attn_params params_of_layer(const llm_graph_context & graph, c
     params.max_bias   = hparams.f_max_alibi_bias;
     params.softcap    = hparams.attn_soft_cap ? hparams.f_attn_logit_softcapping : 0.0f;
     params.block_size = (int32_t) paged.block_size;
-    params.flags =
-        (paged.deterministic ? GGML_PAGED_ATTN_DETERMINISTIC : 0) | (paged.fast_attention ? GGML_PAGED_ATTN_FAST : 0);
+    params.flags      = (paged.deterministic ? GGML_PAGED_ATTN_DETERMINISTIC : 0) |
+                        (paged.fast_attention ? GGML_PAGED_ATTN_FAST : 0) | (single ? GGML_PAGED_ATTN_SINGLE : 0);
     if (graph.arch == LLM_ARCH_GROK) { // upstream always caps, and scales after it
         if (kq_scale != 1.0f) {
             paged_fail(LLAMA_PAGED_UNSUPPORTED,
@@ -124,7 +131,7 @@ ggml_tensor * llama_paged_build_attn(const llm_graph_context & graph, ggml_tenso
     }
     const auto &  cache  = *static_cast<const llama_paged_cache *>(tables->extra);
     ggml_tensor * table  = part_of_layer(cache, tables, il);
-    const auto    params = params_of_layer(graph, cache.paged->params, kq_scale, il);
+    const auto    params = params_of_layer(graph, cache.paged->params, cache.paged->step.single, kq_scale, il);
     if (const char * why = ggml_paged_attn_check(q, k, v, table, sinks, &params)) {
         paged_fail(LLAMA_PAGED_UNSUPPORTED, layer + why);
     }

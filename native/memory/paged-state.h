@@ -43,13 +43,15 @@ struct paged_step {
     const int32_t * slots = nullptr; // [n_groups][token_stride]; null outside a step: the largest graph is reserved
     int32_t         token_stride = 0;
     int32_t         n_tokens     = 0;
-    int32_t         n_rows       = 0; // sequences, rounded up so that more steps reuse a graph
+    int32_t         n_rows       = 0;     // sequences, rounded up so that more steps reuse a graph
+    bool            single       = false; // no sequence has more than one token
 };
 
 // An input of the graph with several parts.
 struct paged_input {
     ggml_tensor *              whole = nullptr;
-    std::vector<ggml_tensor *> parts; // views
+    std::vector<ggml_tensor *> parts;          // views
+    bool                       single = false; // as the step's
 };
 
 // Arrays of a llama_ubatch, reused by every step.

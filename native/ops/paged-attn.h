@@ -40,6 +40,8 @@ enum ggml_paged_attn_flags {
     GGML_PAGED_ATTN_DETERMINISTIC = 1,
     // products of many query rows may be rounded to bfloat16 for any type of K and V
     GGML_PAGED_ATTN_FAST = 2,
+    // no row of the table has more than one query row, as in a step of decode; devices may need fewer kernels
+    GGML_PAGED_ATTN_SINGLE = 4,
 };
 
 // Sets GGML_PAGED_ATTN_SHARED of each row of a table from its other numbers. A row has `stride` integers.

@@ -19,10 +19,13 @@ LIBRARY_BYTES = 256 << 20
 ROUNDING_BYTES = 32 << 20
 """For tiles of products that several thread blocks add up, lists of experts, and rounding in the pool."""
 
-# the KV splits of native/ops/cuda/paged-schedule.h
+# the KV splits of native/ops/cuda/paged-schedule.h, and the workspace of paged-launch.h
 FEW_QUERIES = 16
 SPLIT_TOKENS = 256
+SPLIT_ALIGN = 64
+SHORT_TOKENS = 2048
 MAX_SPLITS = 32
+PARTIAL_BYTES = 256 << 20
 
 ROW_PADDING = 512  # numbers; upstream's, of activations that it quantizes to 9 bits each
 FLOATS = ("F32", "F16", "BF16")
@@ -44,12 +47,21 @@ class Step:
 
 def attention_bytes(layers: Iterable[Layer], step: Step) -> int:
     """Return the bytes of partial results of attention: for each query, head and KV split, a weighted sum of
-    V and two more numbers.
+    V and four more numbers; at most PARTIAL_BYTES, or what one sequence needs.
     """
-    queries = min(step.n_tokens, step.n_rows * FEW_QUERIES)
-    splits = min(MAX_SPLITS, -(-max(1, step.longest) // SPLIT_TOKENS))
-    widest = max((x.n_head * ((x.head_dim_v or x.head_dim_k) + 2) for x in layers), default=0)
-    return 4 * queries * splits * widest
+    splits = _most_splits(step.longest + SPLIT_ALIGN)  # the first split may begin before the window
+    widest = max((x.n_head * ((x.head_dim_v or x.head_dim_k) + 4) for x in layers), default=0)
+    of_query = 4 * splits * widest
+    one = min(step.n_tokens, FEW_QUERIES) * of_query
+    return max(one, min(PARTIAL_BYTES, min(step.n_tokens, step.n_rows * FEW_QUERIES) * of_query))
+
+
+def _most_splits(tokens: int) -> int:
+    """Return the most KV splits of a sequence of up to so many tokens."""
+    if tokens <= SHORT_TOKENS:
+        return max(1, -(-tokens // SPLIT_TOKENS))
+    splits = -(-tokens // (2 * SPLIT_TOKENS))
+    return min(MAX_SPLITS, max(splits, SHORT_TOKENS // SPLIT_TOKENS))
 
 
 def product_bytes(tensors: Sequence[GgufTensor], step: Step) -> int:

@@ -23,8 +23,9 @@ from scripts.gpu._machine import not_found
 
 BUILD = ROOT / "build" / "cuda"
 LIBRARY = "libvelo-ggml-cuda.so"
-KERNELS = 64
-"""Three number types for K and for V, seven tile shapes, and the kernel that merges."""
+KERNELS = 80
+"""Three number types for K and for V: seven kernels for 16-bit floats, else six; eight for each of three types
+of their own; the merge."""
 
 
 def configure_cuda(architectures: str, tree: Path | None, cublas: Path | None) -> None:

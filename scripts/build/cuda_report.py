@@ -3,6 +3,8 @@
 Compiles the files of native/ops/cuda to machine code for each compute capability, without ggml; a table shows
 what every kernel uses. A spill (a register that is stored and loaded again) or a stack frame (an array that
 does not fit into registers) is a failure: in a loop over the cache it costs more than anything else.
+With --occupancy a second table shows, for usual calls, the tiles' shared memory and how many thread blocks
+and warps a multiprocessor holds at once.
 
 Capabilities that nvcc no longer supports, such as --capability 7.0 from CUDA 13 on, are compiled by the
 runtime compiler of CUDA 12 from PyPI.
@@ -28,6 +30,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed
 
 from scripts._common import ROOT, ScriptError, run_main
 from scripts.build._nvrtc import compile_with_nvrtc
+from scripts.build._occupancy import print_occupancy
 
 SOURCES = ROOT / "native" / "ops" / "cuda"
 CAPABILITIES = ("7.5", "8.0", "8.9", "9.0")
@@ -43,9 +46,12 @@ RUNTIME_SOURCE = """
 _FUNCTION = re.compile(r"Function properties for (\S+)")
 _FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
-_ATTEND = re.compile(
-    r"attend_kernelILi(\d+)ELi(\d+)ENS_\d+([a-z]+)_numbersE(?:NS_\d+([a-z]+)_numbersE|S\d*_)"
-)
+_NUMBERS = r"NS_\d+([a-z]+)_numbers(?:ILi(\d+)ELi(\d+)EE)?E"
+_ATTEND = re.compile(rf"attend_kernelILi(\d+)ELi(\d+)ELi(\d+)E{_NUMBERS}(?:{_NUMBERS}|S\d*_)")
+DIVISIONS = ("tokens", "rows", "columns")
+"""How the warps of a thread block divide a tile, in the order of native/ops/cuda's `division`."""
+TYPES = {1: "f16", 2: "q4_0", 8: "q8_0"}
+"""Types with kernels of their own, by ggml's number."""
 
 
 @dataclass(frozen=True)
@@ -67,27 +73,61 @@ class Usage:
         return self.stack == 0 and self.spills == 0
 
 
-def template_arguments(symbol: str) -> tuple[int, int, str, str] | None:
-    """Return row tiles, column pairs, and the types of K and V; None if the kernel is no template."""
-    found = _ATTEND.search(symbol)
-    return (int(found[1]), int(found[2]), found[3], found[4] or found[3]) if found else None
+@dataclass(frozen=True)
+class Kernel:
+    """Template arguments of a kernel of attention."""
+
+    division: int
+    m_tiles: int
+    """Tiles of 16 rows of a warp."""
+    v_tiles: int
+    """Sixteens of columns of V in a warp's registers."""
+    k: str
+    """Numbers of K: their name, or the number of a type and a head size."""
+    v: str
+
+    @property
+    def name(self) -> str:
+        """Readable name."""
+        rows = 16 * self.m_tiles * (4 if DIVISIONS[self.division] == "rows" else 1)
+        columns = 16 * self.v_tiles * (4 if DIVISIONS[self.division] == "columns" else 1)
+        head = f"attend by {DIVISIONS[self.division]}: {rows} rows"
+        if " " in self.k:
+            number, size = self.k.split()
+            return f"{head}, {TYPES[int(number)]} of {size}"
+        return f"{head}, K {self.k}, V {self.v}, {columns} columns"
+
+    @property
+    def instance(self) -> str:
+        """Name in C++."""
+        k, v = (
+            f"paged::known_numbers<{one.replace(' ', ', ')}>" if " " in one else f"paged::{one}_numbers"
+            for one in (self.k, self.v)
+        )
+        return f"paged::attend_kernel<{self.division}, {self.m_tiles}, {self.v_tiles}, {k}, {v}>"
+
+
+def template_arguments(symbol: str) -> Kernel | None:
+    """Return the template arguments in a symbol; None if the kernel is no template."""
+    if (found := _ATTEND.search(symbol)) is None:
+        return None
+    k = f"{found[5]} {found[6]}" if found[5] else found[4]
+    v = f"{found[8]} {found[9]}" if found[8] else found[7] or k
+    return Kernel(int(found[1]), int(found[2]), int(found[3]), k, v)
 
 
 def readable(symbol: str) -> str:
-    """Return a kernel's name and template arguments from the symbol that the compiler prints."""
-    if arguments := template_arguments(symbol):
-        m_tiles, v_pairs, k, v = arguments
-        return f"attend K {k}, V {v}, {16 * m_tiles} rows, {64 * v_pairs} columns"
+    """Return a kernel's name from the symbol that the compiler prints."""
+    if kernel := template_arguments(symbol):
+        return kernel.name
     plain = re.search(r"\d([a-z]+)_kernel", symbol)
     return plain[1] if plain else symbol
 
 
 def instance(symbol: str) -> str | None:
     """Return the C++ name of the kernel with its template arguments; None if it is no template."""
-    if (arguments := template_arguments(symbol)) is None:
-        return None
-    m_tiles, v_pairs, k, v = arguments
-    return f"paged::attend_kernel<{m_tiles}, {v_pairs}, paged::{k}_numbers, paged::{v}_numbers>"
+    kernel = template_arguments(symbol)
+    return kernel.instance if kernel else None
 
 
 def read_report(text: str, capability: str) -> list[Usage]:
@@ -228,6 +268,9 @@ def main() -> int:
         "--capability", action="append", help=f"such as 7.0 (default: {', '.join(CAPABILITIES)})"
     )
     parser.add_argument("--quick", action="store_true", help="each file for one of these, in turn")
+    parser.add_argument(
+        "--occupancy", action="store_true", help="also print how many warps a multiprocessor holds"
+    )
     parser.add_argument("--nvcc", help="the compiler (default: the one in PATH)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compilers at a time")
     given = parser.parse_args()
@@ -240,6 +283,15 @@ def main() -> int:
     sources = sorted(SOURCES.glob("paged-kernels-*.cu"))
     functions = report(find_nvcc(given.nvcc), sources, capabilities, max(1, given.jobs), given.quick)
     print_table(functions)
+    if given.occupancy:
+        used = {(usage.name, usage.capability): usage.registers for usage in functions}
+
+        def registers_of(kernel: tuple[int, int, int, str, str], capability: str) -> tuple[str, int] | None:
+            name = Kernel(*kernel).name
+            registers = used.get((name, capability))
+            return None if registers is None else (name, registers)
+
+        print_occupancy(capabilities, registers_of)
     wrong = [usage for usage in functions if not usage.clean]
     for usage in wrong:
         print(

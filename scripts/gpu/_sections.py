@@ -15,7 +15,7 @@ from scripts.gpu._figures import Found, LargeModel, check_serving, check_single,
 from scripts.gpu._machine import Done, Places, Run, last_line
 from scripts.gpu._report import Budget, Missing, backend_ops, json_lines, judge_checks
 
-__all__ = ["SECTIONS", "Tools"]
+__all__ = ["MEASURE", "SECTIONS", "Tools"]
 
 TESTS = ("tests/native/test_context.py", "tests/e2e/test_sharing.py", "tests/e2e/test_sessions.py")
 EXACT = {"NVIDIA_TF32_OVERRIDE": "0"}
@@ -131,7 +131,8 @@ def check_tests(tools: Tools, seconds: float) -> Found:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
     done = tools.run(command, seconds, EXACT | {"VELO_TEST_GPU_LAYERS": "-1"})
     summary = last_line(Done(done.code, done.out, ""))
-    return {"summary": summary}, [] if done.code == 0 else [summary]
+    failed = [line for line in done.out.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return {"summary": summary, "failed": failed}, [] if done.code == 0 else [summary, *failed]
 
 
 def check_memory(tools: Tools, seconds: float) -> Found:
@@ -142,6 +143,11 @@ def check_memory(tools: Tools, seconds: float) -> Found:
 def check_races(tools: Tools, seconds: float) -> Found:
     """Run compute-sanitizer's racecheck over small calls of the operator."""
     return _sanitized(tools, "racecheck", seconds)
+
+
+def check_barriers(tools: Tools, seconds: float) -> Found:
+    """Run compute-sanitizer's synccheck over small calls of the operator."""
+    return _sanitized(tools, "synccheck", seconds)
 
 
 def _sanitized(tools: Tools, tool: str, seconds: float) -> Found:
@@ -200,11 +206,14 @@ SECTIONS: dict[str, tuple[Callable[[Tools, float], Found], float]] = {
     "foreign": (check_foreign, 45),
     "tokens": (check_tokens, 45),
     "manager": (check_manager, 50),
+    "memcheck": (check_memory, 60),
+    "racecheck": (check_races, 60),
+    "synccheck": (check_barriers, 60),
+    "tests": (check_tests, 120),
     "speed": (speed, 75),
     "single": (single, 90),
     "serving": (serving, 150),
-    "memcheck": (check_memory, 60),
-    "racecheck": (check_races, 60),
-    "tests": (check_tests, 120),
 }
 """Name, check, and the seconds it may take, in order."""
+MEASURE = ("speed", "single", "serving")
+"""Sections that need the machine for themselves."""

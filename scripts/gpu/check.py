@@ -9,8 +9,9 @@ scripts/gpu/bundle.py builds what it needs, on any machine with nvcc and cuBLAS,
 Copy the checkout and build/gpu.tar.xz (some 30 MiB) to the machine with the card and run the first command
 there: it builds and downloads nothing. That machine needs a driver, cuBLAS for the same CUDA (libcublas and
 libcublasLt are too large for the archive: from a toolkit, or the PyPI package nvidia-cublas), numpy and
-jinja2; for `tests` pytest and hypothesis; for `memcheck` and `racecheck` compute-sanitizer. Without build/gpu
-the package in the checkout, or the installed one, is checked with the programs beside it or below build/.
+jinja2; for `tests` pytest and hypothesis; for `memcheck`, `racecheck` and `synccheck` compute-sanitizer.
+Without build/gpu the package in the checkout, or the installed one, is checked with the programs beside it or
+below build/.
 
 The report names the device, the driver and the libraries that were not found, and for every section its
 outcome, its seconds, its figures and what is wrong with them. The exit status is 0 if every chosen section
@@ -28,6 +29,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,7 +57,7 @@ from scripts.gpu._report import (
     json_lines,
     run_section,
 )
-from scripts.gpu._sections import SECTIONS, Tools
+from scripts.gpu._sections import MEASURE, SECTIONS, Tools
 
 SECONDS = 470.0
 WRONG = 2
@@ -109,18 +111,22 @@ def driver(run: Run) -> str | None:
     return found[1] if found else None
 
 
-def check(names: Sequence[str], tools: Tools, budget: Budget) -> list[Section]:
-    """Run the sections in order, each within its time."""
-    sections = []
-    for name in [name for name in SECTIONS if name in names]:
+def check(names: Sequence[str], tools: Tools, budget: Budget, jobs: int) -> list[Section]:
+    """Run the sections within their times: `jobs` of them at once, and then the measurements, in order."""
+
+    def one(name: str) -> Section:
         function, share = SECTIONS[name]
-        section = run_section(name, lambda limit, f=function: f(tools, limit), budget.left(share))  # type: ignore[misc]
+        section = run_section(name, lambda limit: function(tools, limit), budget.left(share))
         print(
             f"{name}: {section.outcome}{section.why and ': ' + section.why} ({section.seconds:.0f} s)",
             file=sys.stderr,
         )
-        sections.append(section)
-    return sections
+        return section
+
+    chosen = [name for name in SECTIONS if name in names]
+    with ThreadPoolExecutor(jobs) as pool:
+        sections = list(pool.map(one, [name for name in chosen if name not in MEASURE]))
+    return sections + [one(name) for name in chosen if name in MEASURE]
 
 
 def with_libraries(run: Run, places: Places) -> tuple[Places, list[str]]:
@@ -168,7 +174,7 @@ def main(argv: Sequence[str] | None = None, run: Run = run_program) -> int:
             try:
                 if {"single", "serving"} & set(names):
                     tools.model.begin(run, budget.left(args.seconds))
-                sections = check(names, tools, budget)
+                sections = check(names, tools, budget, args.jobs)
             finally:
                 tools.model.close()
         code = exit_code(sections)
@@ -226,6 +232,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("-o", "--output", type=path, help="file for the JSON; default: standard output")
     parser.add_argument("--only", help=f"sections, with commas: {', '.join(SECTIONS)}")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="time for the whole run")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=max(1, min(8, (os.cpu_count() or 1) // 2)),
+        help="sections that run at once, without the measurements; default: half of the CPUs, at most 8",
+    )
     parser.add_argument("--device", help="such as CUDA1; default: the first GPU")
     parser.add_argument(
         "--bundle", type=path, default=BUNDLE, help="what gpu/bundle.py made; default: build/gpu"

@@ -41,6 +41,7 @@ HEADER = 5
 WINDOWS = {"none": 0, "sliding": 1, "chunked": 2}
 DETERMINISTIC = 1
 FAST = 2
+SINGLE = 4
 
 _CDEF = """
 struct lab_run {
@@ -81,9 +82,9 @@ void lab_crew_free(struct lab_crew *crew);
 int32_t lab_crew_worked(struct lab_crew *crew, int64_t time, int64_t wall, int64_t lost, int64_t n_tokens);
 void lab_find_shared(int32_t *table, int64_t n_rows, int64_t width, int32_t block_size);
 const char *lab_paged_attn_gpu(const struct lab_paged *op, int32_t n_blocks, int32_t shared_bytes,
-                               bool tensor_cores, int32_t order);
+                               int64_t workspace_bytes, bool tensor_cores, int32_t order);
 struct lab_gpu_launch {
-    int32_t min_rows, max_rows, tile_rows, columns, tile_tokens, shared_bytes;
+    int32_t min_rows, max_rows, division, tile_rows, columns, tile_tokens, shared_bytes;
 };
 struct lab_gpu_item {
     int32_t row, tile, head_kv, split, n_splits, members, partials, begin, end;
@@ -175,6 +176,7 @@ class Params:
     window_type: str = "none"
     deterministic: bool = False
     fast: bool = False
+    single: bool = False
 
 
 def row_size(kv_type: str, n: int) -> int:
@@ -320,14 +322,18 @@ def paged_attention_gpu(
     shared_bytes: int = 227 << 10,
     tensor_cores: bool = True,
     order: int = 0,
+    workspace_bytes: int = 256 << 20,
 ) -> Floats:
     """The same by the kernels for GPUs, on the host: so many blocks of threads, so much memory for each.
 
+    The call is computed in parts whose partial results fit into the workspace, a row of the table at least.
     Threads take turns from the first one on (order 0), from the last one on (-1), or by chance (a seed).
     """
     out = np.full((q.shape[0], heads.n_head, heads.d_v), np.nan, np.float32)
     op = _paged_struct(heads, params, q, k, v, table, sinks, out)
-    _raise_on(_gpu_library().lab_paged_attn_gpu(op, blocks, shared_bytes, tensor_cores, order))
+    _raise_on(
+        _gpu_library().lab_paged_attn_gpu(op, blocks, shared_bytes, workspace_bytes, tensor_cores, order)
+    )
     return out
 
 
@@ -344,6 +350,8 @@ class GpuLaunch:
 
     min_rows: int
     max_rows: int
+    division: int
+    """Division of a tile among warps: 0 by tokens, 1 by rows, 2 by columns of V."""
     tile_rows: int
     columns: int
     tile_tokens: int
@@ -433,7 +441,8 @@ def _paged_struct(
     op.scale = params.scale if params.scale is not None else heads.d_k**-0.5
     op.max_bias, op.softcap, op.block_size = params.max_bias, params.softcap, params.block_size
     op.window, op.window_type = params.window, WINDOWS[params.window_type]
-    op.flags = (DETERMINISTIC if params.deterministic else 0) | (FAST if params.fast else 0)
+    chosen = {DETERMINISTIC: params.deterministic, FAST: params.fast, SINGLE: params.single}
+    op.flags = sum(flag for flag, wanted in chosen.items() if wanted)
     op.q, op.k, op.v = _pointer(q, "float *"), _pointer(k, "void *"), _pointer(v, "void *")
     op.table, op.sinks = _pointer(table, "int32_t *"), _pointer(sinks, "float *")
     op.out = _pointer(out, "float *")

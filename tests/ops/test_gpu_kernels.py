@@ -24,12 +24,17 @@ FAST_LIMITS = {"f32": 5e-5, "bf16": 2e-5}
 
 
 def on_gpu(
-    call: Call, blocks: int = 4, shared_bytes: int = 227 << 10, tensor_cores: bool = True, order: int = 0
+    call: Call,
+    blocks: int = 4,
+    shared_bytes: int = 227 << 10,
+    tensor_cores: bool = True,
+    order: int = 0,
+    workspace_bytes: int = 256 << 20,
 ) -> Floats:
     """Return the call's output, with threads run in this order."""
     case = call.case
     inputs = (case.heads, case.params, call.q, call.k, call.v, call.table, call.sinks)
-    return lab.paged_attention_gpu(*inputs, blocks, shared_bytes, tensor_cores, order)
+    return lab.paged_attention_gpu(*inputs, blocks, shared_bytes, tensor_cores, order, workspace_bytes)
 
 
 @pytest.mark.parametrize(
@@ -108,6 +113,45 @@ def test_bits_are_the_same_alone_and_for_any_number_of_blocks(kv_type: str) -> N
     for index, (n_q, _) in enumerate(call.case.sequences):
         q0 = int(call.table[index, 0])
         assert same_bits(on_gpu(call.alone(index), blocks=3), together[q0 : q0 + n_q])
+
+
+@pytest.mark.parametrize("workspace_bytes", [1, 40_000, 200_000])
+def test_parts_of_a_call_have_the_bits_of_the_whole(workspace_bytes: int) -> None:
+    """Partial results that do not fit into the workspace are computed in turns; rows of no sequence are 0."""
+    call = make(Case(Heads(64, 64, 8, 2, "f16", "q8_0"), sequences=RAGGED, loose_rows=2))
+    assert same_bits(on_gpu(call, workspace_bytes=workspace_bytes), on_gpu(call))
+
+
+@pytest.mark.parametrize("n_q", [1, 2, 3, 5])
+@pytest.mark.parametrize("length", [64, 255, 257, 2049, 3000])
+def test_a_block_goes_on_over_the_borders_of_splits(n_q: int, length: int) -> None:
+    """One thread block computes all splits, or each of many computes one."""
+    call = make(Case(Heads(32, 32, 6, 2, "q4_0", "f16"), sequences=((1, 300), (n_q, length), (1, 65))))
+    out = on_gpu(call, blocks=1)
+    assert nmse(out, call.exact()) <= LIMIT
+    assert same_bits(on_gpu(call, blocks=50), out)
+
+
+@pytest.mark.parametrize("group", [1, 4, 16, 17])
+def test_a_call_of_single_queries_has_the_bits_of_any_call(group: int) -> None:
+    """Saying that no sequence has more than one query spares a launch and changes nothing."""
+    call = make(
+        Case(Heads(64, 64, 2 * group, 2, "q8_0", "q4_0"), sequences=((1, 600), (1, 1), (0, 9), (1, 40)))
+    )
+    single = replace(call, case=replace(call.case, params=Params(single=True)))
+    assert same_bits(on_gpu(single), on_gpu(call))
+
+
+@pytest.mark.parametrize("d", [32, 96, 256])
+@pytest.mark.parametrize(
+    "types", [("q8_0", "q8_0"), ("q4_0", "q4_0"), ("q4_0", "f16"), ("f16", "q8_0")], ids=str
+)
+def test_codes_in_any_place(types: tuple[str, str], d: int) -> None:
+    """An odd number of KV heads, so that rows begin anywhere, and blocks that are no multiple of sixteen."""
+    for block_size in (8, 24, 48):
+        heads = Heads(d, d, 9, 3, *types)
+        call = make(Case(heads, Params(block_size=block_size), sequences=((1, 333), (3, 70), (1, 2))))
+        assert nmse(on_gpu(call), call.exact()) <= LIMIT
 
 
 MIXED = ((1, 70), (19, 130), (2, 520), (0, 64), (3, 300))

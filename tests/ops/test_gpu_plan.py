@@ -47,24 +47,28 @@ WINDOWS = [
 @pytest.mark.parametrize("params", WINDOWS, ids=str)
 @pytest.mark.parametrize("group", [1, 4, 40])
 def test_every_token_of_every_row_is_attended_once(params: Params, group: int) -> None:
-    """By one item. An item's tokens may include more than a row attends, never less."""
+    """By one item. Its tokens are those that its rows attend, from a multiple of the grain on."""
     lengths = ((1, 9000), (2, 5000), (16, 4097), (17, 4096), (300, 1000), (0, 50), (1, 1), (1, 256), (1, 257))
     call = shapes_of(Case(Heads(64, 64, 2 * group, 2), params, lengths))
+    many = plan_of(call).launches[-1].tile_rows
     by_tile: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
     for tile_rows, item in all_items(call):
-        by_tile.setdefault((item.row, item.head_kv, item.tile * tile_rows), []).append((item.begin, item.end))
-    expected = {
+        place = (item.row, item.head_kv, item.tile * tile_rows)
+        by_tile.setdefault(place, []).append((item.begin, item.end))
+    rows_of_tile = {n_q: 16 if n_q * group <= 16 else many for n_q, _ in lengths}
+    assert set(by_tile) == {
         (row, head, first)
         for row, (n_q, _) in enumerate(lengths)
         for head in range(2)
-        for first in range(0, n_q * group, 16 if n_q * group <= 16 else 64)
+        for first in range(0, n_q * group, rows_of_tile[n_q])
     }
-    assert set(by_tile) == expected
-    for (row, _, _), found in by_tile.items():
+    for (row, _, first), found in by_tile.items():
         n_q, length = lengths[row]
+        last = min(first + rows_of_tile[n_q], n_q * group) - 1
         ranges = [pair for pair in sorted(found) if pair[0] < pair[1]]
-        assert ranges[0][0] <= first_seen(params, length - n_q)
-        assert ranges[-1][1] == length
+        begin = first_seen(params, length - n_q + first // group)
+        assert begin - GRAIN < ranges[0][0] <= begin
+        assert ranges[-1][1] == length - n_q + last // group + 1
         assert all(left[1] == right[0] for left, right in pairwise(ranges))
         assert all(begin % GRAIN == 0 for begin, _ in ranges)
 
@@ -91,12 +95,21 @@ def test_splits_depend_on_the_sequence_alone(params: Params) -> None:
 
 
 def test_long_sequences_are_split_and_many_queries_are_not() -> None:
-    """A split has 256 tokens or more, and a sequence at most 32 splits."""
-    call = shapes_of(
-        Case(Heads(64, 64, 4, 1), sequences=((1, 256), (1, 257), (16, 4096), (17, 4096), (1, 20000)))
-    )
+    """A split has 256 tokens up to 2048, 512 up to 16384, and twice as many whenever there would be over 32."""
+    lengths = ((1, 256), (1, 257), (16, 2048), (17, 4096), (16, 4096), (1, 16384), (1, 16385), (1, 40000))
+    call = shapes_of(Case(Heads(64, 64, 4, 1), sequences=lengths))
     splits = {item.row: item.n_splits for _, item in all_items(call)}
-    assert splits == {0: 1, 1: 2, 2: 16, 3: 1, 4: 32}
+    assert splits == {0: 1, 1: 2, 2: 8, 3: 1, 4: 8, 5: 32, 6: 17, 7: 20}
+
+
+@pytest.mark.parametrize("most", [1, 255, 257, 2047, 2049, 4097, 16383, 16385, 33000])
+def test_no_sequence_of_a_table_has_more_splits_than_the_workspace(most: int) -> None:
+    """Nor a shorter one: at 2048 tokens there are more splits than at 2049."""
+    lengths = [n for n in (1, 256, 2048, 2049, 4096, 8192, 16384, 16385, most) if n <= most]
+    heads = Heads(8, 8, 1, 1)
+    call = shapes_of(Case(heads, sequences=[(1, n) for n in lengths]))
+    splits = max(item.n_splits for _, item in all_items(call))
+    assert splits * len(lengths) <= plan_of(call).max_partials
 
 
 @pytest.mark.parametrize("n_rows", [1, 5, 511, 512, 513, 1300, 2500])
@@ -118,18 +131,21 @@ def test_partial_results_do_not_overlap(n_rows: int) -> None:
             assert item.partials == starts[item.row]
 
 
+BY_TOKENS, BY_ROWS, BY_COLUMNS = range(3)
+
+
 def bytes_of(heads: Heads, launch_rows: int, tokens: int) -> int:
-    """Return a lower bound of a tile's bytes: queries of two terms, two stages of raw K and V, weights."""
+    """Return a lower bound of a tile's bytes: queries of two terms, two stages of raw K and V."""
     size = {"f16": 2.0, "bf16": 2.0, "f32": 4.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
     raw = heads.d_k * size[heads.type_k] + heads.d_v * size[heads.type_v]
-    return int(2 * launch_rows * heads.d_k * 2 + 2 * tokens * raw + launch_rows * tokens * 2)
+    return int(2 * launch_rows * heads.d_k * 2 + 2 * tokens * raw)
 
 
 @pytest.mark.parametrize("card", CARDS)
 @pytest.mark.parametrize("kv_type", ["f32", "f16", "bf16", "q8_0", "q4_0"])
 @pytest.mark.parametrize("sizes", [(64, 64), (128, 128), (192, 128), (256, 256), (576, 512)])
 def test_tiles_fit_into_shared_memory(card: str, kv_type: str, sizes: tuple[int, int]) -> None:
-    """And are as large as fits: the next size up would not, unless this is the largest."""
+    """With less memory, another kernel has the rows, or its tiles are smaller."""
     heads = Heads(*sizes, 8, 2, kv_type, kv_type)
     plan = plan_of(shapes_of(Case(heads, sequences=((1, 100), (40, 90)))), CARDS[card])
     if plan.refusal:
@@ -137,15 +153,39 @@ def test_tiles_fit_into_shared_memory(card: str, kv_type: str, sizes: tuple[int,
         unpacked = 0 if kv_type in ("f16", "bf16") else 16 * 2 * sum(sizes) * (2 if kv_type == "f32" else 1)
         assert bytes_of(heads, 16, 16) + unpacked + 12 * KIB > CARDS[card]
         return
-    few, many = plan.launches
-    assert (few.min_rows, few.max_rows, few.tile_rows) == (1, 16, 16)
-    assert (many.min_rows, many.max_rows) == (17, 2**31 - 1)
+    assert (plan.launches[0].min_rows, plan.launches[-1].max_rows) == (1, 2**31 - 1)
+    assert all(left.max_rows + 1 == right.min_rows for left, right in pairwise(plan.launches))
     for launch in plan.launches:
-        assert launch.tile_tokens in (16, 32, 64)
-        assert bytes_of(heads, launch.tile_rows, launch.tile_tokens) < launch.shared_bytes <= CARDS[card]
+        tokens = launch.tile_tokens * (4 if launch.division == BY_TOKENS else 1)
+        assert launch.tile_tokens in ((16,) if launch.division == BY_TOKENS else (16, 32, 64))
+        assert bytes_of(heads, launch.tile_rows, tokens) < launch.shared_bytes <= CARDS[card]
         assert launch.columns >= sizes[1]
+    few = plan.launches[0]
     more = plan_of(shapes_of(Case(heads, sequences=((1, 100), (40, 90)))), few.shared_bytes - 1)
-    assert more.refusal or more.launches[0].tile_tokens < few.tile_tokens
+    assert more.refusal or more.launches[0].shared_bytes < few.shared_bytes
+
+
+def test_two_blocks_of_common_heads_fit_a_multiprocessor() -> None:
+    """On 9.0 and 8.0, tiles leave room for a second block if a smaller tile suffices for that."""
+    for kv_type in ("f16", "q8_0", "q4_0"):
+        for d in (64, 128):
+            call = shapes_of(Case(Heads(d, d, 32, 8, kv_type, kv_type), sequences=((40, 90), (1, 300))))
+            for room in (163 * KIB, 227 * KIB):
+                divisions = [BY_TOKENS, BY_ROWS]
+                for launch, division in zip(plan_of(call, room).launches, divisions, strict=True):
+                    assert launch.division == division
+                    fits = 2 * (launch.shared_bytes + KIB) <= room + KIB
+                    assert fits or (room == 163 * KIB and d == 128)
+
+
+@pytest.mark.parametrize("group", [1, 16, 17, 40])
+def test_sequences_of_one_query_need_one_launch(group: int) -> None:
+    """If the call says so: of the kernel for their rows, which is the same as without the word."""
+    heads, sequences = Heads(64, 64, group, 1), ((1, 300), (1, 5), (0, 9))
+    both = plan_of(shapes_of(Case(heads, Params(), sequences))).launches
+    (one,) = plan_of(shapes_of(Case(heads, Params(single=True), sequences))).launches
+    of_rows = next(launch for launch in both if launch.min_rows <= group <= launch.max_rows)
+    assert replace(one, min_rows=0, max_rows=0) == replace(of_rows, min_rows=0, max_rows=0)
 
 
 @pytest.mark.parametrize("kv_type", KV_TYPES)
@@ -164,15 +204,15 @@ def test_latent_attention_fits_from_capability_8_on() -> None:
     assert refused == [True, False, False, False, False]
 
 
-def test_fast_tiles_of_many_rows_need_less_memory() -> None:
-    """Their queries are half as long, so two thread blocks of f16 and 128 fit a multiprocessor of 9.0."""
+def test_fast_tiles_of_many_rows_have_more_tokens() -> None:
+    """Their queries are half as long, so more tokens fit beside a second thread block of 9.0."""
     heads, sequences = Heads(128, 128, 32, 8), ((40, 90), (1, 300))
     exact, fast = (
         plan_of(shapes_of(Case(heads, Params(fast=fast), sequences))).launches for fast in (False, True)
     )
     assert fast[0] == exact[0]
-    assert exact[1].shared_bytes - fast[1].shared_bytes == 64 * (2 * 128 + 16)
-    assert 2 * (fast[1].shared_bytes + KIB) <= 228 * KIB < 2 * exact[1].shared_bytes
+    assert (exact[1].tile_tokens, fast[1].tile_tokens) == (32, 64)
+    assert all(2 * (launch[1].shared_bytes + KIB) <= 228 * KIB for launch in (exact, fast))
 
 
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0"])

@@ -9,6 +9,8 @@
 #define GPU_BOTH __host__ __device__ __forceinline__ // also called by the host
 // Registers cannot be indexed: a loop over an array of registers must be unrolled.
 #define GPU_UNROLL _Pragma("unroll")
+#define GPU_UNROLL_2 _Pragma("unroll 2")
+#define GPU_UNROLL_4 _Pragma("unroll 4")
 #define GPU_ROLLED _Pragma("unroll 1")
 
 namespace gpu {
@@ -54,17 +56,17 @@ GPU_FN const uint32_t * words_at(uint32_t address) { return (const uint32_t *) _
 
 // ---- asynchronous copies from global to shared memory ----
 
-template <int bytes> GPU_FN void copy_async(void * to, const void * from) {
-    static_assert(bytes == 4 || bytes == 8 || bytes == 16, "cp.async copies 4, 8 or 16 bytes");
+template <int bytes> GPU_FN void copy_async_if(bool wanted, void * to, const void * from) {
+    static_assert(bytes == 16, "cp.async.cg copies 16 bytes");
 #if __CUDA_ARCH__ >= 800
-    const uint32_t address = shared_address(to);
-    if (bytes == 16) {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from));
-    } else {
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(address), "l"(from), "n"(bytes));
-    }
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "setp.ne.b32 p, %2, 0;\n"
+                 "@p cp.async.cg.shared.global [%0], [%1], 16;\n"
+                 "}" ::"r"(shared_address(to)),
+                 "l"(from), "r"((int) wanted));
 #else
-    for (int i = 0; i < bytes / 4; ++i) {
+    for (int i = 0; i < bytes / 4 && wanted; ++i) {
         ((uint32_t *) to)[i] = ((const uint32_t *) from)[i];
     }
 #endif
@@ -77,6 +79,18 @@ GPU_FN void copy_commit() {
 template <int pending> GPU_FN void copy_wait() { // for all groups except the newest `pending`
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.wait_group %0;" ::"n"(pending));
+#endif
+}
+
+// A kernel that is launched to begin while the one before it runs waits for that one's end before it reads its results.
+GPU_FN void let_next_kernel_begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+GPU_FN void wait_for_last_kernel() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
@@ -110,17 +124,17 @@ GPU_FN void load_matrices_transposed(uint32_t (&to)[4], const void * row) {
 
 GPU_FN void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
 #if __CUDA_ARCH__ >= 800
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 #elif __CUDA_ARCH__ >= 750
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(b0));
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[2]), "r"(a[3]), "r"(b1));
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(b0));
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[2]), "r"(a[3]), "r"(b1));
 #else
     fallback::mma<f16_to_float>(c, a, b0, b1);
 #endif
@@ -128,10 +142,10 @@ GPU_FN void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t
 
 GPU_FN void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
 #if __CUDA_ARCH__ >= 800
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 #else
     fallback::mma<bf16_to_float>(c, a, b0, b1);
 #endif

@@ -10,6 +10,8 @@
 #define GPU_FN inline
 #define GPU_BOTH inline
 #define GPU_UNROLL
+#define GPU_UNROLL_2
+#define GPU_UNROLL_4
 #define GPU_ROLLED
 
 namespace gpu {
@@ -83,7 +85,10 @@ inline const uint32_t * words_at(uint64_t address) { return (const uint32_t *) a
 
 // ---- asynchronous copies from global to shared memory ----
 
-template <int bytes> void copy_async(void * to, const void * from) {
+template <int bytes> void copy_async_if(bool wanted, void * to, const void * from) {
+    if (!wanted) {
+        return;
+    }
     if (here->order.copies_at_once()) {
         memcpy(to, from, bytes);
     } else {
@@ -110,6 +115,9 @@ template <int pending> void copy_wait() {
         end -= n;
     }
 }
+
+inline void let_next_kernel_begin() {} // kernels run one after the other
+inline void wait_for_last_kernel() {}
 
 // ---- fragments ----
 

@@ -8,6 +8,7 @@ namespace paged {
 
 template <> bool cuda_launcher::attend_with<float_numbers>(const params & p, int shared_bytes);
 template <> bool cuda_launcher::attend_with<bfloat_numbers>(const params & p, int shared_bytes);
+template <> bool cuda_launcher::attend_with<known_types>(const params & p, int shared_bytes);
 template <> bool cuda_launcher::attend_with<half_numbers>(const params & p, int shared_bytes);
 
 } // namespace paged
@@ -40,7 +41,7 @@ static bool is_beginning(const ggml_tensor * v, const ggml_tensor * k) {
 }
 
 static pages pages_of(const ggml_tensor * x) {
-    return {address(x), (int64_t) x->nb[1], (int64_t) x->nb[2], (int) x->type, (int) ggml_row_size(x->type, x->ne[0])};
+    return make_pages(address(x), x->nb[1], x->nb[2], x->type, (int) ggml_row_size(x->type, x->ne[0]));
 }
 
 static params params_of(const ggml_tensor * dst) {
@@ -71,6 +72,7 @@ static params params_of(const ggml_tensor * dst) {
     p.scale          = op.scale;
     p.softcap        = op.softcap;
     p.fast           = (op.flags & GGML_PAGED_ATTN_FAST) != 0;
+    p.single         = (op.flags & GGML_PAGED_ATTN_SINGLE) != 0;
     set_block_size(p, op.block_size);
     set_bias(p, op.max_bias);
     return p;
@@ -81,15 +83,14 @@ void ggml_cuda_paged_attn(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
     if (p.n_tokens == 0) {
         return;
     }
-    const ggml_tensor *         table = dst->src[3];
-    const int64_t               width = table->ne[0] - GGML_PAGED_ATTN_HEADER;
-    const int64_t               rows  = max_partials(p.n_tokens, p.n_rows, p.n_head, width * p.block_size);
-    ggml_cuda_pool_alloc<float> partial(ctx.pool(), rows * partial_floats(p));
+    const int64_t               width = dst->src[3]->ne[0] - GGML_PAGED_ATTN_HEADER;
+    const workspace             work  = workspace_of(p, width, WORKSPACE_BYTES);
+    ggml_cuda_pool_alloc<float> partial(ctx.pool(), work.bytes / sizeof(float));
     p.partial = partial.get();
 
     const auto &  info     = ggml_cuda_info().devices[ctx.device];
-    cuda_launcher launcher = {info.physical_device, ctx.stream()};
-    const bool    done     = launch(p, (int) info.smpbo, launcher);
+    cuda_launcher launcher = {info.physical_device, info.nsm, ctx.stream()};
+    const bool    done     = launch(p, work.rows, (int) info.smpbo, launcher);
     CUDA_CHECK(launcher.status);
     GGML_ASSERT(done); // checked by ggml_cuda_paged_attn_supported
 }

@@ -9,11 +9,12 @@
 
 namespace paged {
 
-constexpr int UNIT = 16; // numbers; half a group of a quantized type
+constexpr int UNIT          = 16; // numbers of f32, f16 or bf16 that are converted at a time
+constexpr int CODED_NUMBERS = 32; // of a group of a quantized type
 
 GPU_BOTH bool is_quantized(int type) { return type != PAGE_F32 && type != PAGE_F16 && type != PAGE_BF16; }
 
-GPU_BOTH int group_bytes(int type) { // of 32 numbers
+GPU_BOTH constexpr int group_bytes(int type) { // of 32 numbers
     switch (type) {
     case PAGE_Q8_0:
         return 34;
@@ -33,14 +34,14 @@ GPU_BOTH int group_bytes(int type) { // of 32 numbers
 
 GPU_FN uint32_t load_u16(const char * at) { return *(const uint16_t *) at; }
 
-// Load sixteen bytes from an even address. If it is not a multiple of four, two more bytes are read and ignored.
-GPU_FN void load_bytes(const char * at, uint32_t (&to)[4]) {
+// Load words from an even address. Up to four more bytes are read and ignored.
+template <int N> GPU_FN void load_words(const char * at, uint32_t (&to)[N]) {
     const int        shift = (int) ((uint64_t) at & 2) * 8;
     const uint32_t * words = (const uint32_t *) (at - shift / 8);
     uint32_t         low   = words[0];
     GPU_UNROLL
-    for (int i = 0; i < 4; ++i) {
-        const uint32_t high = i < 3 || shift ? words[i + 1] : 0;
+    for (int i = 0; i < N; ++i) {
+        const uint32_t high = words[i + 1];
         to[i]               = gpu::funnel(low, high, shift);
         low                 = high;
     }
@@ -77,33 +78,44 @@ GPU_FN void to_halves(uint32_t codes, int bias, uint32_t & first, uint32_t & sec
     second                  = gpu::add_f16(gpu::permute(codes, thousand, 0x4342), minus);
 }
 
-// Convert numbers 16*unit to 16*unit + 15 of a quantized row to pairs of f16.
-GPU_FN void unpack_halves(int type, const char * row, int unit, uint32_t (&to)[UNIT / 2]) {
-    const char *   group = row + unit / 2 * group_bytes(type);
-    const int      half  = unit % 2;
-    const bool     five = type == PAGE_Q5_0 || type == PAGE_Q5_1, with_least = type == PAGE_Q4_1 || type == PAGE_Q5_1;
-    const int      head = with_least ? 4 : 2; // bytes of scale and least value
-    const uint32_t d = load_u16(group) * 0x10001u, least = with_least ? load_u16(group + 2) * 0x10001u : 0;
-    const uint32_t fifth = five ? load_u16(group + head + 2 * half) : 0; // one bit for each number, in order
-    uint32_t       codes[4];
-    load_bytes(group + head + (five ? 4 : 0) + (type == PAGE_Q8_0 ? UNIT * half : 0), codes);
-    const int bias = type == PAGE_Q8_0 || type == PAGE_IQ4_NL ? 128
-                     : type == PAGE_Q4_0                      ? 8
-                     : type == PAGE_Q5_0                      ? 16
-                                                              : 0;
+// Convert four codes, one in each byte, to two pairs of f16.
+template <int TYPE> GPU_FN void unpack_codes(uint32_t codes, uint32_t d, uint32_t least, uint32_t * to) {
+    constexpr int bias = TYPE == PAGE_Q8_0 || TYPE == PAGE_IQ4_NL ? 128
+                         : TYPE == PAGE_Q4_0                      ? 8
+                         : TYPE == PAGE_Q5_0                      ? 16
+                                                                  : 0;
+    to_halves(TYPE == PAGE_IQ4_NL ? iq4_values(codes) : codes, bias, to[0], to[1]);
     GPU_UNROLL
-    for (int i = 0; i < 4; ++i) {
-        if (type == PAGE_Q8_0) {
-            codes[i] ^= 0x80808080u;
-        } else { // the low halves of 16 bytes are numbers 0 to 15 of a group, the high halves 16 to 31
-            codes[i] = (codes[i] >> 4 * half & 0x0f0f0f0fu) | fifth_bits(fifth >> 4 * i);
+    for (int i = 0; i < 2; ++i) {
+        const bool with_least = TYPE == PAGE_Q4_1 || TYPE == PAGE_Q5_1;
+        to[i]                 = with_least ? gpu::fma_f16(to[i], d, least) : gpu::mul_f16(to[i], d);
+    }
+}
+
+// Convert a group of a quantized type to pairs of f16.
+template <int TYPE> GPU_FN void unpack_group(const char * group, uint32_t (&to)[CODED_NUMBERS / 2]) {
+    constexpr bool five = TYPE == PAGE_Q5_0 || TYPE == PAGE_Q5_1, with_least = TYPE == PAGE_Q4_1 || TYPE == PAGE_Q5_1;
+    constexpr int  head  = with_least ? 4 : 2; // bytes of scale and least value
+    const uint32_t d     = load_u16(group) * 0x10001u;
+    const uint32_t least = with_least ? load_u16(group + 2) * 0x10001u : 0;
+    if (TYPE == PAGE_Q8_0) {
+        uint32_t codes[8];
+        load_words(group + head, codes);
+        GPU_UNROLL
+        for (int i = 0; i < 8; ++i) {
+            unpack_codes<TYPE>(codes[i] ^ 0x80808080u, d, least, to + 2 * i);
         }
-        if (type == PAGE_IQ4_NL) {
-            codes[i] = iq4_values(codes[i]);
-        }
-        to_halves(codes[i], bias, to[2 * i], to[2 * i + 1]);
-        to[2 * i]     = with_least ? gpu::fma_f16(to[2 * i], d, least) : gpu::mul_f16(to[2 * i], d);
-        to[2 * i + 1] = with_least ? gpu::fma_f16(to[2 * i + 1], d, least) : gpu::mul_f16(to[2 * i + 1], d);
+        return;
+    }
+    uint32_t codes[4], fifth = 0; // one bit for each number, in order
+    if (five) {
+        fifth = load_u16(group + head) | load_u16(group + head + 2) << 16;
+    }
+    load_words(group + head + (five ? 4 : 0), codes);
+    GPU_UNROLL
+    for (int i = 0; i < 8; ++i) { // the low halves of sixteen bytes are numbers 0 to 15, the high halves 16 to 31
+        const uint32_t four = codes[i % 4] >> i / 4 * 4 & 0x0f0f0f0fu;
+        unpack_codes<TYPE>(five ? four | fifth_bits(fifth >> 4 * i) : four, d, least, to + 2 * i);
     }
 }
 
@@ -123,7 +135,8 @@ GPU_FN void unpack_floats(int type, const char * row, int unit, float (&to)[UNIT
 
 // Types of 16-bit numbers for the tensor cores. f16, bf16 and quantized values are one term; an f32 is the sum of two
 // bf16 terms, exact to 16 bits.
-struct half_numbers { // f16 and all quantized types
+struct half_numbers {                           // f16 and all quantized types
+    static constexpr int   type = -1, size = 0; // any
     static constexpr bool  quantized = true;
     static constexpr int   terms = 1, weight_terms = 1;
     GPU_FN static uint32_t pack(float a, float b) { return gpu::pack_f16(a, b); }
@@ -134,6 +147,7 @@ struct half_numbers { // f16 and all quantized types
 };
 
 struct bfloat_numbers { // bf16; a softmax weight needs two terms
+    static constexpr int   type = -1, size = 0;
     static constexpr bool  quantized = false;
     static constexpr int   terms = 1, weight_terms = 2;
     GPU_FN static uint32_t pack(float a, float b) { return gpu::pack_bf16(a, b); }
@@ -146,5 +160,41 @@ struct bfloat_numbers { // bf16; a softmax weight needs two terms
 struct float_numbers : bfloat_numbers { // f32
     static constexpr int terms = 2;
 };
+
+// A type and a head size that a kernel is compiled for.
+template <int TYPE, int SIZE> struct known_numbers : half_numbers {
+    static constexpr int type = TYPE, size = SIZE;
+};
+
+GPU_BOTH constexpr int known_row_bytes(int type, int size) { return size / CODED_NUMBERS * group_bytes(type); }
+
+// Return whether K and V are what kernels with these numbers are compiled for.
+template <class Numbers> inline bool is_known(const params & p) {
+    const auto fits = [](const pages & x) {
+        return x.type == Numbers::type && x.steps_aligned && (x.aligned || Numbers::type != PAGE_F16);
+    };
+    return p.d_k == Numbers::size && p.d_v == Numbers::size && fits(p.k) && fits(p.v) && !p.v_is_k && p.groups_whole;
+}
+
+// Return the parameters with constants for all that the kernel is compiled for.
+template <class Numbers> GPU_FN params with_constants(const params & p) {
+    constexpr int row_bytes = known_row_bytes(Numbers::type, Numbers::size);
+    constexpr int aligned   = Numbers::type == PAGE_F16;
+    params        q         = p;
+    q.d_k = q.d_v  = Numbers::size;
+    const auto set = [&](pages & x) {
+        x.type          = Numbers::type;
+        x.row_bytes     = row_bytes;
+        x.aligned       = aligned;
+        x.steps_aligned = 1;
+        x.raw_stride    = round_up(row_bytes, 16) + PAD;
+        x.copy_shift    = copy_shift_of(ceil_div(row_bytes + (aligned ? 0 : 14), 16));
+    };
+    set(q.k);
+    set(q.v);
+    q.v_is_k       = 0;
+    q.groups_whole = 1;
+    return q;
+}
 
 } // namespace paged

@@ -1,24 +1,26 @@
 // The CUDA kernels. No host code, so that the runtime compiler can compile them too.
 #pragma once
 
-#include "paged-attend.h"
-#include "paged-softmax.h"
+#include "paged-kernel.h"
 
 namespace paged {
 
 // Least thread blocks on a multiprocessor. More blocks would spill registers. Products without tensor cores need more
-// registers.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 750
-constexpr int min_blocks(int m_tiles, int v_pairs) { return m_tiles > 1 || v_pairs > 2 ? 2 : 4; }
+// registers. `type`: of the rows, if the kernel is for one type.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+constexpr int min_blocks(int, int, int) { return 2; }
 #else
-constexpr int min_blocks(int m_tiles, int v_pairs) { return m_tiles > 1 ? 2 : v_pairs > 4 ? 3 : 4; }
+constexpr int min_blocks(int by, int v_tiles, int type) {
+    const bool codes = type == PAGE_Q8_0 || type == PAGE_Q4_0; // shared memory has room for three blocks
+    return by == BY_ROWS || (by == BY_TOKENS && v_tiles > (codes ? 8 : 4)) ? 2 : 3;
+}
 #endif
 
-template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers>
-__global__ void __launch_bounds__(N_THREADS, min_blocks(M_TILES, V_PAIRS))
+template <int BY, int M_TILES, int V_TILES, class KNumbers, class VNumbers>
+__global__ void __launch_bounds__(N_THREADS, min_blocks(BY, V_TILES, KNumbers::type))
     attend_kernel(const __grid_constant__ params p, const __grid_constant__ row_range of, int tokens) {
     extern __shared__ __align__(16) char memory[];
-    attend_block<M_TILES, V_PAIRS, KNumbers, VNumbers>(p, of, tokens, memory);
+    attend_block<(division) BY, M_TILES, V_TILES, KNumbers, VNumbers>(p, of, tokens, memory);
 }
 
 static __global__ void __launch_bounds__(N_THREADS) merge_kernel(const __grid_constant__ params p) {

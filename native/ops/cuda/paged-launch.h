@@ -2,44 +2,88 @@
 // valid for every step of the same shapes. `Launcher` launches kernels on a GPU, or on the host for tests.
 #pragma once
 
-#include "paged-tile.h"
+#include "paged-kernel.h"
 
 #include <cmath>
+#include <initializer_list>
+#include <type_traits>
 
 namespace paged {
 
-// Return the tokens of a tile: as many as fit into shared memory. The number does not depend on the batch, because the
-// order of sums depends on it.
-template <class KNumbers, class VNumbers> inline int tile_tokens(const params & p, int rows, int shared_bytes) {
-    for (int tokens = MAX_TILE_TOKENS; tokens >= 16; tokens /= 2) {
-        if (layout_of<KNumbers, VNumbers>(p, rows, tokens).total <= shared_bytes) {
-            return tokens;
+constexpr int FEW_ROWS     = 16;   // packed rows of a sequence that one tile of the kernel for few rows holds
+constexpr int SYSTEM_BYTES = 1024; // of shared memory, which the system takes for each thread block
+
+// Return the tokens of an owner's tile, 0 if none fits into a thread block's `shared_bytes`: as many as leave room for
+// a second block on the multiprocessor, else as many as fit. The number does not depend on the batch, because the order
+// of sums depends on it.
+template <class KNumbers, class VNumbers>
+inline int tile_tokens(const params & p, division by, int rows, int shared_bytes) {
+    const int most = by == BY_TOKENS ? GROUP : MAX_TILE_TOKENS, least = by == BY_ROWS ? 2 * GROUP : GROUP;
+    for (const int limit : {(shared_bytes - SYSTEM_BYTES) / 2, shared_bytes}) {
+        for (int tokens = most; tokens >= least; tokens /= 2) {
+            if (layout_of<KNumbers, VNumbers>(p, by, rows, tokens).total <= limit) {
+                return tokens;
+            }
         }
     }
     return 0;
 }
 
-template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers, class Launcher>
-bool launch_class(const params & p, row_range of, int shared_bytes, Launcher & launcher) {
-    const int tokens = tile_tokens<KNumbers, VNumbers>(p, 16 * M_TILES, shared_bytes);
+template <division BY, int M_TILES, int V_TILES, class KNumbers, class VNumbers, class Launcher>
+bool launch_kernel(const params & p, row_range of, int shared_bytes, Launcher & launcher) {
+    constexpr int rows   = kernel_of<BY, M_TILES, V_TILES, KNumbers, VNumbers>::work::ROWS;
+    const int     tokens = tile_tokens<KNumbers, VNumbers>(p, BY, rows, shared_bytes);
     if (tokens == 0) {
         return false;
     }
-    const int bytes = layout_of<KNumbers, VNumbers>(p, 16 * M_TILES, tokens).total;
-    launcher.template attend<M_TILES, V_PAIRS, KNumbers, VNumbers>(p, of, tokens, bytes);
+    const int bytes = layout_of<KNumbers, VNumbers>(p, BY, rows, tokens).total;
+    launcher.template attend<BY, M_TILES, V_TILES, KNumbers, VNumbers>(p, of, tokens, bytes);
     return true;
 }
 
-// Launch the kernel for sequences of few rows, the kernel for sequences of many rows, and the merge.
-template <int MANY, int V_PAIRS, class KNumbers, class VNumbers, class Launcher>
+template <class KNumbers, class VNumbers, class Launcher>
+bool launch_wide(const params & p, row_range of, int shared_bytes, Launcher & launcher) {
+    if constexpr (KNumbers::size != 0) {
+        return false; // kernels for any size have it
+    } else {
+        return launch_kernel<BY_COLUMNS, 1, 8, KNumbers, VNumbers>(p, of, shared_bytes, launcher);
+    }
+}
+
+// Return whether all products are of f16 and have one term, which takes fewer registers.
+template <class KNumbers, class VNumbers> constexpr bool is_light() {
+    return KNumbers::quantized && VNumbers::quantized;
+}
+
+// Launch a kernel for sequences of few rows. Sums of 256 columns and products of several terms need too many registers.
+template <int V_TILES, class KNumbers, class VNumbers, class Launcher>
+bool launch_few(const params & p, row_range few, int shared_bytes, Launcher & launcher) {
+    if constexpr (V_TILES <= 8 || is_light<KNumbers, VNumbers>()) {
+        if (launch_kernel<BY_TOKENS, 1, V_TILES, KNumbers, VNumbers>(p, few, shared_bytes, launcher)) {
+            return true;
+        }
+    }
+    return launch_wide<KNumbers, VNumbers>(p, few, shared_bytes, launcher);
+}
+
+// Launch the kernel for sequences of few rows, the kernel for sequences of many rows, and the merge. One of the kernels
+// suffices if all sequences have one query, or if no sequence can have many rows.
+template <int M_TILES, int V_TILES, class KNumbers, class VNumbers, class Launcher>
 bool launch_all(const params & p, int shared_bytes, Launcher & launcher) {
-    if (!launch_class<1, V_PAIRS, KNumbers, VNumbers>(p, {1, 16}, shared_bytes, launcher)) {
+    constexpr int rows = 16 * M_TILES * N_WARPS;
+    if (KNumbers::size != 0 && (!tile_tokens<KNumbers, VNumbers>(p, BY_TOKENS, FEW_ROWS, shared_bytes) ||
+                                !tile_tokens<KNumbers, VNumbers>(p, BY_ROWS, rows, shared_bytes))) {
+        return false; // the kernels for any size launch another
+    }
+    const bool      all_few  = (p.single ? 1 : (int64_t) p.n_tokens) * p.group <= FEW_ROWS;
+    const bool      all_many = p.single && !all_few;
+    const row_range few = {1, p.single ? INT32_MAX : FEW_ROWS}, many = {p.single ? 1 : FEW_ROWS + 1, INT32_MAX};
+    if (!all_many && !launch_few<V_TILES, KNumbers, VNumbers>(p, few, shared_bytes, launcher)) {
         return false;
     }
-    const row_range many = {17, INT32_MAX};
-    if ((int64_t) p.n_tokens * p.group > 16 &&
-        !launch_class<MANY, V_PAIRS, KNumbers, VNumbers>(p, many, shared_bytes, launcher)) {
-        launch_class<1, V_PAIRS, KNumbers, VNumbers>(p, many, shared_bytes, launcher);
+    if (!all_few && !launch_kernel<BY_ROWS, M_TILES, V_TILES, KNumbers, VNumbers>(p, many, shared_bytes, launcher) &&
+        !launch_wide<KNumbers, VNumbers>(p, many, shared_bytes, launcher)) {
+        return false;
     }
     launcher.merge(p, START_INTS * (int) sizeof(int));
     return true;
@@ -48,15 +92,63 @@ bool launch_all(const params & p, int shared_bytes, Launcher & launcher) {
 template <class KNumbers, class VNumbers, class Launcher>
 bool launch_by_size(const params & p, int shared_bytes, Launcher & launcher) {
     if (p.d_v <= 64) {
-        return launch_all<4, 1, KNumbers, VNumbers>(p, shared_bytes, launcher);
-    }
-    if (p.d_v <= 128) {
-        return launch_all<4, 2, KNumbers, VNumbers>(p, shared_bytes, launcher);
-    }
-    if (p.d_v <= 256) {
         return launch_all<2, 4, KNumbers, VNumbers>(p, shared_bytes, launcher);
     }
-    return p.d_v <= 512 && launch_all<1, 8, KNumbers, VNumbers>(p, shared_bytes, launcher);
+    if (p.d_v <= 128) {
+        constexpr int m_tiles = is_light<KNumbers, VNumbers>() ? 2 : 1;
+        return launch_all<m_tiles, 8, KNumbers, VNumbers>(p, shared_bytes, launcher);
+    }
+    if (p.d_v <= 256) {
+        return launch_all<1, 16, KNumbers, VNumbers>(p, shared_bytes, launcher);
+    }
+    if (p.d_v > 512 || !launch_wide<KNumbers, VNumbers>(p, {1, INT32_MAX}, shared_bytes, launcher)) {
+        return false;
+    }
+    launcher.merge(p, START_INTS * (int) sizeof(int));
+    return true;
+}
+
+// Launch kernels that are compiled for one type and head size. `slim`: tiles of 64 rows instead of 128, if larger ones
+// would leave multiprocessors idle.
+template <int TYPE, int SIZE, class Launcher>
+bool launch_known(const params & p, bool slim, int shared_bytes, Launcher & launcher) {
+    using numbers = known_numbers<TYPE, SIZE>;
+    if (SIZE > 128 || slim) {
+        return launch_all<1, SIZE / 16, numbers, numbers>(p, shared_bytes, launcher);
+    }
+    return launch_all<(SIZE > 128 ? 1 : 2), SIZE / 16, numbers, numbers>(p, shared_bytes, launcher);
+}
+
+template <int TYPE, class Launcher>
+bool launch_known_size(const params & p, bool slim, int shared_bytes, Launcher & launcher) {
+    switch (p.d_k) {
+    case 64:
+        return launch_known<TYPE, 64>(p, slim, shared_bytes, launcher);
+    case 128:
+        return launch_known<TYPE, 128>(p, slim, shared_bytes, launcher);
+    default:
+        return launch_known<TYPE, 256>(p, slim, shared_bytes, launcher);
+    }
+}
+
+struct known_types {}; // selects these kernels
+
+template <class Launcher> bool launch_known_type(const params & p, int shared_bytes, Launcher & launcher) {
+    const int64_t tiles = ((int64_t) p.n_tokens * p.group + 127) / 128 * p.n_head_kv;
+    const bool    slim  = tiles < 2 * launcher.multiprocessors();
+    switch (p.k.type) {
+    case PAGE_F16:
+        return launch_known_size<PAGE_F16>(p, slim, shared_bytes, launcher);
+    case PAGE_Q8_0:
+        return launch_known_size<PAGE_Q8_0>(p, slim, shared_bytes, launcher);
+    default:
+        return launch_known_size<PAGE_Q4_0>(p, slim, shared_bytes, launcher);
+    }
+}
+
+template <int SIZE> bool is_known_size(const params & p) {
+    return is_known<known_numbers<PAGE_F16, SIZE>>(p) || is_known<known_numbers<PAGE_Q8_0, SIZE>>(p) ||
+           is_known<known_numbers<PAGE_Q4_0, SIZE>>(p);
 }
 
 // Select the kernels by the type of V. Each type of K is compiled in its own file.
@@ -71,8 +163,22 @@ template <class KNumbers, class Launcher> bool launch_by_v(const params & p, int
     }
 }
 
-// Launch a call. Return false if a tile of these heads does not fit into `shared_bytes`, the limit of a thread block.
-template <class Launcher> bool launch(const params & p, int shared_bytes, Launcher & launcher) {
+// Launch known_types, or the kernels for K of these numbers.
+template <class Which, class Launcher> bool launch_which(const params & p, int shared_bytes, Launcher & launcher) {
+    if constexpr (std::is_same<Which, known_types>::value) {
+        return launch_known_type(p, shared_bytes, launcher);
+    } else {
+        return launch_by_v<Which>(p, shared_bytes, launcher);
+    }
+}
+
+// Launch the kernels for the sequences of `p.table`. Return false if a tile of these heads does not fit into
+// `shared_bytes`, the limit of a thread block.
+template <class Launcher> bool launch_part(const params & p, int shared_bytes, Launcher & launcher) {
+    if ((is_known_size<64>(p) || is_known_size<128>(p) || is_known_size<256>(p)) &&
+        launcher.template attend_with<known_types>(p, shared_bytes)) {
+        return true;
+    }
     switch (p.k.type) {
     case PAGE_F32:
         return launcher.template attend_with<float_numbers>(p, shared_bytes);
@@ -81,6 +187,41 @@ template <class Launcher> bool launch(const params & p, int shared_bytes, Launch
     default:
         return launcher.template attend_with<half_numbers>(p, shared_bytes);
     }
+}
+
+// Memory for partial results, and the rows of the table whose partial results fit into it.
+struct workspace {
+    int64_t bytes;
+    int     rows;
+};
+
+constexpr int64_t WORKSPACE_BYTES = 256 << 20;
+
+// Return the workspace of a call: for all rows of the table if `most` bytes suffice, else for some of them, at least
+// one. `width`: blocks of a row.
+inline workspace workspace_of(const params & p, int64_t width, int64_t most) {
+    const auto bytes_of = [&](int64_t rows) {
+        return max_partials(p.n_tokens, rows, p.n_head, width * p.block_size) * partial_floats(p) *
+               (int64_t) sizeof(float);
+    };
+    const int64_t some = bytes_of(p.n_rows) <= most ? p.n_rows : most / bytes_of(1);
+    const int     rows = some < 1 ? 1 : (int) some;
+    return {bytes_of(rows), rows};
+}
+
+// Launch a call whose `p.partial` is a workspace for `rows` rows of the table at a time. Return false as launch_part.
+template <class Launcher> bool launch(params p, int rows, int shared_bytes, Launcher & launcher) {
+    p.whole_table = p.table;
+    p.n_whole     = p.n_rows;
+    for (int first = 0; first == 0 || first < p.n_whole; first += rows) {
+        p.n_rows = p.n_whole - first < rows ? p.n_whole - first : rows;
+        if (!launch_part(p, shared_bytes, launcher)) {
+            return false;
+        }
+        p.table += rows * p.table_stride;
+        p.whole_table = nullptr; // zeroed once
+    }
+    return true;
 }
 
 inline bool is_page_type(int type) {
@@ -112,8 +253,9 @@ inline void set_bias(params & p, float max_bias) {
 }
 
 inline void set_block_size(params & p, int block_size) {
-    p.block_size  = block_size;
-    p.block_shift = -1;
+    p.block_size   = block_size;
+    p.groups_whole = block_size % GROUP == 0;
+    p.block_shift  = -1;
     for (int shift = 0; shift < 31; ++shift) {
         p.block_shift = 1 << shift == block_size ? shift : p.block_shift;
     }
@@ -121,10 +263,12 @@ inline void set_block_size(params & p, int block_size) {
 
 // Launches nothing, to check whether a call would be launched.
 struct no_launcher {
-    template <int, int, class, class> void attend(const params &, row_range, int, int) {}
-    void                                   merge(const params &, int) {}
-    template <class KNumbers> bool         attend_with(const params & p, int shared_bytes) {
-        return launch_by_v<KNumbers>(p, shared_bytes, *this);
+    template <division, int, int, class, class> void attend(const params &, row_range, int, int) {}
+    void                                             merge(const params &, int) {}
+    int                                              multiprocessors() const { return 1; }
+
+    template <class Which> bool attend_with(const params & p, int shared_bytes) {
+        return launch_which<Which>(p, shared_bytes, *this);
     }
 };
 
@@ -145,8 +289,8 @@ inline const char * refusal(const params & p, int shared_bytes) {
         return "rows of K and V must begin at even addresses";
     }
     no_launcher nothing;
-    return launch(p, shared_bytes, nothing) ? nullptr
-                                            : "a tile of these heads does not fit into a block's shared memory";
+    return launch_part(p, shared_bytes, nothing) ? nullptr
+                                                 : "a tile of these heads does not fit into a block's shared memory";
 }
 
 } // namespace paged

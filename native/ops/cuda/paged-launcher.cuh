@@ -12,63 +12,93 @@ namespace paged {
 
 constexpr int MAX_DEVICES = 64;
 
-// Set *blocks to the number of thread blocks of a kernel that the current device runs at once with `bytes` of shared
-// memory each. Queries the device when `bytes` changes. A captured CUDA graph contains none of these calls.
-template <auto * kernel> cudaError_t resident_blocks(int device, int bytes, int * blocks) {
-    struct answer {
-        int bytes = 0, blocks = 0;
-    };
+// What a kernel does on a device with so many bytes of shared memory for each thread block.
+struct residence {
+    int  bytes = 0, blocks = 0; // blocks that run at once on the whole device
+    bool waits = false;         // its machine code can wait for the kernel before it, so that it may begin earlier
+};
+
+template <auto * kernel> cudaError_t measure(int device, int bytes, residence & it) {
+    int                n_sm = 0, most = 0, each = 0;
+    cudaFuncAttributes attributes = {};
+    cudaError_t        status     = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    if (status == cudaSuccess) { // the maximum, because all launches share the attribute
+        status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most);
+    }
+    if (status == cudaSuccess) { // shared memory decides how many blocks a multiprocessor holds
+        status = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                      cudaSharedmemCarveoutMaxShared);
+    }
+    if (status == cudaSuccess) {
+        status = cudaFuncGetAttributes(&attributes, kernel);
+    }
+    if (status == cudaSuccess) {
+        status = cudaDeviceGetAttribute(&n_sm, cudaDevAttrMultiProcessorCount, device);
+    }
+    if (status == cudaSuccess) {
+        status = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, N_THREADS, bytes);
+    }
+    if (status == cudaSuccess) {
+        it = {bytes, n_sm * each, attributes.binaryVersion >= 90};
+    }
+    return status;
+}
+
+// Set *to for the current device. Queries the device when `bytes` changes. A captured CUDA graph contains none of these
+// calls.
+template <auto * kernel> cudaError_t residence_of(int device, int bytes, residence * to) {
     if (device < 0 || device >= MAX_DEVICES) {
         return cudaErrorInvalidDevice;
     }
     static std::mutex           guard;
-    static answer               known[MAX_DEVICES];
+    static residence            known[MAX_DEVICES];
     std::lock_guard<std::mutex> lock(guard);
-    answer &                    it = known[device];
+    residence &                 it = known[device];
     if (it.bytes != bytes) {
-        int         n_sm = 0, most = 0, each = 0;
-        cudaError_t status = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-        if (status == cudaSuccess) { // the maximum, because all launches share the attribute
-            status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most);
-        }
-        if (status == cudaSuccess) {
-            status = cudaDeviceGetAttribute(&n_sm, cudaDevAttrMultiProcessorCount, device);
-        }
-        if (status == cudaSuccess) {
-            status = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, N_THREADS, bytes);
-        }
+        const cudaError_t status = measure<kernel>(device, bytes, it);
         if (status != cudaSuccess) {
             return status;
         }
-        it = {bytes, n_sm * each};
     }
-    *blocks = it.blocks;
-    return *blocks ? cudaSuccess : cudaErrorLaunchOutOfResources;
+    *to = it;
+    return it.blocks ? cudaSuccess : cudaErrorLaunchOutOfResources;
 }
 
 struct cuda_launcher {
     int          device;
+    int          n_multiprocessors;
     cudaStream_t stream;
     cudaError_t  status = cudaSuccess; // the first error
 
-    // Launch as many thread blocks as run at once. They read the table and divide the work.
-    template <auto * kernel, class... Arguments> void run(int bytes, const Arguments &... arguments) {
-        int blocks = 0;
+    // Launch as many thread blocks as run at once, at most `most`. They read the table and divide the work. early: the
+    // kernel waits for the one before it where it needs its results, if its machine code can.
+    template <auto * kernel, class... Arguments>
+    void run(bool early, int most, int bytes, const Arguments &... arguments) {
+        residence on;
         if (status == cudaSuccess) {
-            status = resident_blocks<kernel>(device, bytes, &blocks);
+            status = residence_of<kernel>(device, bytes, &on);
         }
-        if (status == cudaSuccess) {
-            kernel<<<blocks, N_THREADS, bytes, stream>>>(arguments...);
-            status = cudaGetLastError();
+        if (status != cudaSuccess) {
+            return;
         }
+        const dim3          blocks(on.blocks < most ? on.blocks : most);
+        cudaLaunchAttribute attribute = {};
+        cudaLaunchConfig_t  config    = {blocks, dim3(N_THREADS), (size_t) bytes, stream, &attribute, 0};
+        attribute.id                  = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attribute.val.programmaticStreamSerializationAllowed = 1;
+        config.numAttrs                                      = early && on.waits;
+        status                                               = cudaLaunchKernelEx(&config, kernel, arguments...);
     }
-    template <int M_TILES, int V_PAIRS, class KNumbers, class VNumbers>
+    template <division BY, int M_TILES, int V_TILES, class KNumbers, class VNumbers>
     void attend(const params & p, row_range of, int tokens, int bytes) {
-        run<attend_kernel<M_TILES, V_PAIRS, KNumbers, VNumbers>>(bytes, p, of, tokens);
+        run<attend_kernel<BY, M_TILES, V_TILES, KNumbers, VNumbers>>(false, INT32_MAX, bytes, p, of, tokens);
     }
-    void merge(const params & p, int bytes) { run<merge_kernel>(bytes, p); }
+    int  multiprocessors() const { return n_multiprocessors; }
+    void merge(const params & p, int bytes) { // a warp for each output row
+        run<merge_kernel>(true, ceil_div(p.n_tokens * p.n_head, N_WARPS), bytes, p);
+    }
 
-    template <class KNumbers> bool attend_with(const params & p, int shared_bytes); // in paged-kernels-*.cu
+    template <class Which> bool attend_with(const params & p, int shared_bytes); // in paged-kernels-*.cu
 };
 
 } // namespace paged

@@ -29,7 +29,11 @@ struct pages { // K or V of one layer
     const char * data;
     int64_t      head_stride, slot_stride;
     int          type;
-    int          row_bytes; // of a head
+    int          row_bytes;     // of a head
+    int          aligned;       // all rows begin at multiples of sixteen bytes
+    int          steps_aligned; // rows of consecutive slots begin at the same place of a piece of sixteen bytes
+    int          raw_stride;    // of rows in shared memory, which begin where they do in a piece
+    int          copy_shift;    // 2^copy_shift lanes copy a row together; -1: rows are copied one by one
 };
 
 struct params {
@@ -41,19 +45,23 @@ struct params {
     const float *   sinks;        // null: none
     float *         out;          // [n_tokens][n_head][d_v]
     float *         partial;      // partial results of KV splits, see paged-softmax.h
+    const int32_t * whole_table;  // null: output rows of no sequence need not be zeroed
+    int             n_whole;      // rows of the whole table, of which `table` may be a part
 
     int   d_k, d_v;
     int   n_head, n_head_kv, group;
     int   n_tokens;                // query rows of the call
-    int   n_rows;                  // of the table
+    int   n_rows;                  // of `table`
     int   v_is_k;                  // V is a view of K and read once
     int   block_size, block_shift; // block_size = 1 << block_shift, or -1
+    int   groups_whole;            // sixteen tokens from a multiple of sixteen on are in one block
     int   window, window_type;
     float scale, softcap;
     float slope_step,
         slope_step_rest; // ALiBi: base-2 logarithms of the slopes of the first `n_slopes` heads and of the others
     int n_slopes;        // 0: no bias
     int fast;            // products of many rows may use one 16-bit term
+    int single;          // no sequence has more than one query
 };
 
 struct sequence {
@@ -88,6 +96,28 @@ GPU_FN float alibi_slope(const params & p, int head) {
                                        : p.slope_step_rest * (float) (2 * (head - p.n_slopes) + 1));
 }
 
-GPU_BOTH int ceil_div(int a, int b) { return (a + b - 1) / b; }
+GPU_BOTH constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+GPU_BOTH constexpr int round_up(int n, int to) { return (n + to - 1) / to * to; }
+
+constexpr int PAD = 16; // bytes after a row in shared memory, so that eight rows are in different banks
+
+// Lanes that copy a row of at most `pieces` pieces of sixteen bytes.
+GPU_BOTH constexpr int copy_shift_of(int pieces) {
+    return pieces <= 2 || pieces > 32 ? -1 : 2 + (pieces > 4) + (pieces > 8) + (pieces > 16);
+}
+
+inline pages make_pages(const void * data, int64_t head_stride, int64_t slot_stride, int type, int row_bytes) {
+    const int aligned = ((uint64_t) data | (uint64_t) head_stride | (uint64_t) slot_stride) % 16 == 0;
+    const int pieces  = ceil_div(row_bytes + (aligned ? 0 : 14), 16); // at most
+    return {(const char *) data,
+            head_stride,
+            slot_stride,
+            type,
+            row_bytes,
+            aligned,
+            slot_stride % 16 == 0,
+            round_up(row_bytes, 16) + PAD,
+            copy_shift_of(pieces)};
+}
 
 } // namespace paged

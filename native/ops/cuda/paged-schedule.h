@@ -13,9 +13,10 @@ namespace paged {
 // ---- KV splits ----
 
 constexpr int MAX_SPLIT_QUERIES = 16; // a sequence with more queries is not split
-constexpr int MIN_SPLIT_TOKENS  = 256;
 constexpr int MAX_SPLITS        = 32;
-constexpr int SPLIT_ALIGN       = 64; // tokens; splits begin at multiples of it
+constexpr int MIN_SPLIT_TOKENS  = 256;
+constexpr int SHORT_TOKENS      = 2048; // a sequence with more tokens has splits of twice as many or more
+constexpr int SPLIT_ALIGN       = 64;   // tokens; splits begin at multiples of it
 
 struct token_range {
     int begin, end;
@@ -26,17 +27,35 @@ GPU_FN int first_token(const params & p, const sequence & s) {
     return first_visible(p, s.position(0)) / SPLIT_ALIGN * SPLIT_ALIGN;
 }
 
-GPU_FN int n_splits(const params & p, const sequence & s) {
-    if (s.n_q == 0 || s.n_q > MAX_SPLIT_QUERIES) {
-        return 1;
+// Return the tokens of a KV split of so many tokens. Short splits occupy the GPU for a few short sequences; for long
+// sequences, longer splits cost less. Only sequences with the same size share a prefix, so there are few sizes.
+GPU_BOTH int split_size(int64_t tokens) {
+    int size = tokens <= SHORT_TOKENS ? MIN_SPLIT_TOKENS : 2 * MIN_SPLIT_TOKENS;
+    while (tokens > (int64_t) MAX_SPLITS * size) {
+        size *= 2;
     }
-    const int n = ceil_div(s.length - first_token(p, s), MIN_SPLIT_TOKENS);
-    return n < 1 ? 1 : n < MAX_SPLITS ? n : MAX_SPLITS;
+    return size;
 }
 
-// Return the tokens of each of `n` splits. The last splits may have fewer or none.
+GPU_BOTH int splits_of(int64_t tokens) {
+    const int size = split_size(tokens);
+    return tokens <= size ? 1 : (int) ((tokens + size - 1) / size);
+}
+
+// Return the most KV splits of up to so many tokens: at the largest number of a size, there are as many as later.
+GPU_BOTH int most_splits(int64_t tokens) {
+    const int now = splits_of(tokens), before = tokens > SHORT_TOKENS ? SHORT_TOKENS / MIN_SPLIT_TOKENS : 0;
+    return tokens > 2 * MAX_SPLITS * MIN_SPLIT_TOKENS ? MAX_SPLITS : now > before ? now : before;
+}
+
+GPU_FN int n_splits(const params & p, const sequence & s) {
+    return s.n_q == 0 || s.n_q > MAX_SPLIT_QUERIES ? 1 : splits_of(s.length - first_token(p, s));
+}
+
+// Return the tokens of each split of a sequence; the last has fewer, and without splits the only one has all.
 GPU_FN int split_tokens(const params & p, const sequence & s, int n) {
-    return ceil_div(ceil_div(s.length - first_token(p, s), n), SPLIT_ALIGN) * SPLIT_ALIGN;
+    const int tokens = s.length - first_token(p, s);
+    return n == 1 ? round_up(tokens, SPLIT_ALIGN) : split_size(tokens);
 }
 
 GPU_FN token_range split_range(const params & p, const sequence & s, int split, int n) {
@@ -56,8 +75,7 @@ GPU_FN int n_partials(const params & p, const sequence & s) {
 inline int64_t max_partials(int64_t n_tokens, int64_t n_rows, int64_t n_head, int64_t width_tokens) {
     const int64_t few    = n_rows * MAX_SPLIT_QUERIES;
     const int64_t tokens = width_tokens + SPLIT_ALIGN; // the first split may begin before the table
-    const int64_t splits = (tokens + MIN_SPLIT_TOKENS - 1) / MIN_SPLIT_TOKENS;
-    return (n_tokens < few ? n_tokens : few) * n_head * (splits < MAX_SPLITS ? splits : MAX_SPLITS);
+    return (n_tokens < few ? n_tokens : few) * n_head * most_splits(tokens);
 }
 
 // ---- shared prefixes ----
@@ -260,6 +278,8 @@ struct merge_plan {
     }
 };
 
+constexpr int MAX_PLANNED = 32; // items that a thread block knows ahead
+
 struct work_item {
     int         row, tile, head_kv, split, n_splits;
     int         members;  // rows of the table, from `row` on, that share this split
@@ -267,7 +287,15 @@ struct work_item {
     token_range tokens;
 };
 
-// Return the row of `partial` (without KV splits: of `out`) for a query and head of one of the item's members.
+// Return whether an item has the rows of another and the tokens after it, so that work can go on without a stop.
+GPU_FN bool follows(const work_item & item, const work_item & before, int tokens_of_step) {
+    return item.row == before.row && item.tile == before.tile && item.head_kv == before.head_kv &&
+           item.members == before.members && item.tokens.begin == before.tokens.end &&
+           (before.tokens.end - before.tokens.begin) % tokens_of_step == 0;
+}
+
+// Return the row of `out` for a query and head of one of the item's members; with KV splits, the row of `partial` for
+// the first split, which the rows of the other splits follow.
 GPU_FN int output_row(const params & p, const work_item & item, int member, int q0, int j, int head) {
     if (item.n_splits == 1) {
         return (q0 + j) * p.n_head + head;
@@ -277,7 +305,7 @@ GPU_FN int output_row(const params & p, const work_item & item, int member, int 
         before += n_partials(p, sequence_of(p, item.row + i));
     }
     const int n = member ? n_splits(p, sequence_of(p, item.row + member)) : item.n_splits;
-    return before + (j * p.n_head + head) * n + item.split;
+    return before + (j * p.n_head + head) * n;
 }
 
 // Return the item's tokens that any of its packed rows first .. last attends. Shared splits are attended completely.
@@ -292,7 +320,8 @@ GPU_FN token_range visible_tokens(const params & p, const sequence & s, const wo
     return {begin, end < begin ? begin : end};
 }
 
-// Return an item by its number. Items of one sequence and KV head have consecutive numbers.
+// Return an item by its number. KV splits of one sequence and KV head have consecutive numbers; without splits, the
+// last tile, which attends most tokens, comes first for all KV heads.
 GPU_FN work_item item_of(const params & p, const attend_plan & plan, const row_starts & starts, int number) {
     const row_position at      = find_row(plan, starts, number);
     const sequence     s       = sequence_of(p, at.row);
@@ -303,11 +332,20 @@ GPU_FN work_item item_of(const params & p, const attend_plan & plan, const row_s
     item.row      = at.row;
     item.n_splits = n;
     item.partials = at.before.partials;
-    item.tile     = rest % tiles;
-    item.split    = skipped + rest / tiles % own;
-    item.head_kv  = rest / tiles / own;
-    item.members  = plan.share_prefixes ? n_members(p, at.row, item.split, plan.tile_rows) : 1;
-    item.tokens   = split_range(p, s, item.split, n);
+    if (n == 1) {
+        item.tile    = tiles - 1 - rest / p.n_head_kv;
+        item.split   = 0;
+        item.head_kv = rest % p.n_head_kv;
+    } else {
+        item.tile    = rest % tiles;
+        item.split   = skipped + rest / tiles % own;
+        item.head_kv = rest / tiles / own;
+    }
+    item.members     = plan.share_prefixes ? n_members(p, at.row, item.split, plan.tile_rows) : 1;
+    item.tokens      = split_range(p, s, item.split, n);
+    const int packed = item.members * packed_rows(p, s), first = item.tile * plan.tile_rows;
+    const int after = packed < first + plan.tile_rows ? packed : first + plan.tile_rows;
+    item.tokens     = visible_tokens(p, s, item, first, after - 1);
     return item;
 }
 

@@ -1,7 +1,11 @@
 // Tiles of tokens in shared memory: the layout, copies of raw K and V rows, conversion to 16-bit numbers.
+//
+// Tokens are copied and converted in groups of sixteen, the tokens of one step of a product; a warp copies a group. If
+// warps divide the tokens, each has groups of its own, and no other warp waits for them; else all warps read a tile of
+// several groups.
 #pragma once
 
-#include "paged-codec.h"
+#include "paged-codes.h"
 #include "paged-schedule.h"
 
 namespace paged {
@@ -10,116 +14,208 @@ constexpr int N_WARPS   = 4;
 constexpr int N_THREADS = 32 * N_WARPS;
 constexpr int N_STAGES  = 2;
 
-constexpr int MAX_TILE_TOKENS = 64; // tokens of a tile
+constexpr int GROUP           = 16; // tokens
+constexpr int MAX_TILE_TOKENS = 64;
 static_assert(N_WARPS <= 32, "scan_rows has room for the sums of 32 warps");
 
-constexpr int PAD = 16; // bytes after a row of 16-bit numbers, so that eight rows are in different banks
-
-GPU_BOTH int round_up(int n, int to) { return (n + to - 1) / to * to; }
-GPU_BOTH int raw_stride(int row_bytes) {
-    return round_up(row_bytes, 16) + PAD;
-} // rows are copied from a multiple of 16 bytes
+GPU_BOTH int larger(int a, int b) { return a > b ? a : b; }
 GPU_BOTH int number_stride(int d) { return 2 * round_up(d, UNIT) + PAD; }
 
 // Return whether raw rows go to the tensor cores without conversion.
 GPU_BOTH bool raw_is_ready(const pages & x, int d) {
-    const bool aligned = ((uint64_t) x.data | x.head_stride | x.slot_stride) % 16 == 0;
-    return (x.type == PAGE_F16 || x.type == PAGE_BF16) && aligned && d % UNIT == 0;
+    return (x.type == PAGE_F16 || x.type == PAGE_BF16) && x.aligned && d % UNIT == 0;
 }
 
-// 16-bit terms of a query value. Fast tiles of many rows use one.
-constexpr int MAX_TERMS = 2;
-GPU_BOTH bool is_fast(const params & p, int rows) { return p.fast && rows > 16; }
+// How the warps of a thread block divide a tile: each warp has tokens (all rows and columns), or rows (all tokens and
+// columns), or tokens for the scores and then columns of V.
+enum division { BY_TOKENS, BY_ROWS, BY_COLUMNS };
 
-// Offsets in shared memory, in bytes.
+// Return whether K or V is multiplied as codes, without a conversion.
+template <class Numbers> GPU_BOTH bool is_direct(division by, const pages & x) {
+    return by == BY_TOKENS && Numbers::quantized && is_direct(x.type);
+}
+
+// 16-bit terms of a query value: one for codes, which are less exact by far, and in fast tiles of many rows.
+constexpr int                          MAX_TERMS = 2;
+GPU_BOTH bool                          is_fast(const params & p, int rows) { return p.fast && rows > 16; }
+template <class KNumbers> GPU_BOTH int query_terms(const params & p, division by, int rows) {
+    return is_fast(p, rows) || is_direct<KNumbers>(by, p.k) ? 1 : MAX_TERMS;
+}
+
+// Offsets in shared memory, in bytes. Each owner, a warp or the thread block, has stages and converted rows, after the
+// owner before it.
 struct layout {
-    int rows, tokens; // of a tile
-    int q, stages, stage_bytes, v_raw, k, v, weights, maxima, positions, output_rows, starts, total;
+    int rows, tokens; // of a tile; of an owner's tokens
+    int q, stages, stage_bytes, v_raw, k, v, converted_bytes, weights, maxima, positions, output_rows, starts, items,
+        total;
 };
 
 GPU_BOTH int weight_stride(int tokens) { return 2 * tokens + PAD; }
 
-template <class KNumbers, class VNumbers> GPU_BOTH layout layout_of(const params & p, int rows, int tokens) {
-    const bool k_ready = raw_is_ready(p.k, p.d_k), v_ready = raw_is_ready(p.v, p.d_v);
-    const int  terms        = is_fast(p, rows) ? 1 : MAX_TERMS;
-    const int  weight_terms = terms < VNumbers::weight_terms ? terms : VNumbers::weight_terms;
+// Floats of a row of the sums that warps exchange; eight rows are in different banks.
+GPU_BOTH int sum_stride(int d_v) { return d_v + 8; }
+
+template <class KNumbers, class VNumbers>
+GPU_BOTH layout layout_of(const params & p, division by, int rows, int tokens) {
+    const bool k_ready = raw_is_ready(p.k, p.d_k), v_ready = raw_is_ready(p.v, p.d_v) || p.v_is_k;
+    const bool k_direct = is_direct<KNumbers>(by, p.k), v_direct = is_direct<VNumbers>(by, p.v);
+    const int  terms   = query_terms<KNumbers>(p, by, rows);
+    const int  owners  = by == BY_TOKENS ? N_WARPS : 1;
+    const int  k_bytes = k_ready || k_direct ? 0 : KNumbers::terms * tokens * number_stride(p.d_k);
+    const int  v_bytes = v_ready || v_direct ? 0 : VNumbers::terms * tokens * number_stride(p.d_v);
     layout     l;
-    l.rows        = rows;
-    l.tokens      = tokens;
-    l.q           = 0;
-    l.stages      = l.q + terms * rows * number_stride(p.d_k);
-    l.v_raw       = tokens * raw_stride(p.k.row_bytes);
-    l.stage_bytes = l.v_raw + (p.v_is_k ? 0 : tokens * raw_stride(p.v.row_bytes));
-    l.k           = l.stages + N_STAGES * l.stage_bytes;
-    l.v           = l.k + (k_ready ? 0 : KNumbers::terms * tokens * number_stride(p.d_k));
-    l.weights     = l.v + (v_ready || p.v_is_k ? 0 : VNumbers::terms * tokens * number_stride(p.d_v));
-    l.maxima      = l.weights + weight_terms * rows * weight_stride(tokens);
-    l.positions   = l.maxima + rows * N_WARPS * (int) sizeof(float);
+    l.rows            = rows;
+    l.tokens          = tokens;
+    l.q               = 0;
+    l.stages          = l.q + terms * rows * number_stride(p.d_k);
+    l.v_raw           = tokens * p.k.raw_stride;
+    l.stage_bytes     = l.v_raw + (p.v_is_k ? 0 : tokens * p.v.raw_stride);
+    l.k               = l.stages + owners * N_STAGES * l.stage_bytes;
+    l.v               = by == BY_TOKENS ? l.k : l.k + k_bytes; // a warp converts V when it needs K no more
+    l.converted_bytes = k_bytes + v_bytes;
+    if (by == BY_TOKENS) { // the sums of eight rows too, when the warps join them
+        l.converted_bytes = larger(larger(k_bytes, v_bytes), 8 * sum_stride(p.d_v) * (int) sizeof(float));
+    }
+    l.weights = l.maxima = l.k + owners * l.converted_bytes;
+    if (by == BY_COLUMNS) {
+        l.maxima += (terms < VNumbers::weight_terms ? terms : VNumbers::weight_terms) * rows * weight_stride(tokens);
+    }
+    l.positions   = l.maxima + (by == BY_ROWS ? 0 : 2 * rows * N_WARPS * (int) sizeof(float));
     l.output_rows = l.positions + rows * (int) sizeof(int);
     l.starts      = l.output_rows + rows * (int) sizeof(int);
-    l.total       = l.starts + START_INTS * (int) sizeof(int);
+    l.items       = l.starts + START_INTS * (int) sizeof(int);
+    l.total       = l.items + MAX_PLANNED * (int) sizeof(work_item);
     return l;
 }
 
-GPU_FN const char * row_of(const params & p, const pages & x, const sequence & s, int head_kv, int token) {
-    int64_t slot;
+// Return the slot of a token that the table has.
+GPU_FN int64_t slot_of(const params & p, const sequence & s, int token) {
     if (p.block_shift >= 0) { // a division would cost more than the rest
-        slot = ((int64_t) s.blocks[(token >> p.block_shift) - s.first] << p.block_shift) + (token & (p.block_size - 1));
-    } else {
-        slot = (int64_t) s.blocks[token / p.block_size - s.first] * p.block_size + token % p.block_size;
+        return ((int64_t) s.blocks[(token >> p.block_shift) - s.first] << p.block_shift) + (token & (p.block_size - 1));
     }
-    return x.data + head_kv * x.head_stride + slot * x.slot_stride;
+    return (int64_t) s.blocks[token / p.block_size - s.first] * p.block_size + token % p.block_size;
 }
 
-// Return whether the table has this token of a tile that ends before `end`. Tiles begin at multiples of SPLIT_ALIGN,
-// maybe in blocks before the window.
-GPU_FN bool has_token(const params & p, const sequence & s, int token, int end) {
-    return token < end && token >= s.first * p.block_size;
-}
+// The slots of a group of tokens of a sequence that begins at a multiple of GROUP. The table has tokens low .. high - 1
+// of them: tiles may begin in blocks before the window, and end after the sequence.
+struct token_group {
+    int     begin, low, high;
+    bool    together; // in one block
+    int64_t slot;     // of the first token, if they are together and the table has any
 
-// Division of rows of `n` pieces among threads: the next power of two of threads for each row.
-struct row_share {
-    int row, rows, piece, pieces; // this thread's first row and piece, and the steps to the next
+    GPU_FN bool has(int t) const { return t >= low && t < high; }
+    GPU_FN bool whole() const { return low <= 0 && high >= GROUP; }
 };
 
-GPU_FN row_share share_of_rows(int n) {
-    int shift = 0;
-    while (shift < 5 && 1 << shift < n) {
-        ++shift;
-    }
-    const int pieces = 1 << shift;
-    return {gpu::thread() >> shift, gpu::n_threads() >> shift, gpu::thread() & (pieces - 1), pieces};
+GPU_FN token_group group_of_tokens(const params & p, const sequence & s, int begin, int end) {
+    token_group of;
+    of.begin    = begin;
+    of.low      = s.first * p.block_size - begin;
+    of.high     = end - begin;
+    of.together = p.groups_whole;
+    of.slot     = of.together && of.low < GROUP && of.high > 0 ? slot_of(p, s, begin) : 0;
+    return of;
+}
+
+GPU_FN const char * row_of(const params & p, const pages & x, const sequence & s, int head_kv, const token_group & of,
+                           int t) {
+    const int64_t slot = of.together ? of.slot + t : slot_of(p, s, of.begin + t);
+    return x.data + head_kv * x.head_stride + slot * x.slot_stride;
 }
 
 struct alignas(16) quad { // one store or load
     uint32_t words[4];
 };
 
-// Start to copy the rows of tokens begin .. begin + n_tokens, 16 bytes at a time. Rows from `end` on, and rows that the
-// table does not have, become zeros.
-GPU_FN void fetch_rows(const params & p, const pages & x, const sequence & s, int head_kv, int begin, int end,
-                       int n_tokens, char * to) {
-    const int       stride = raw_stride(x.row_bytes), chunks = stride / 16;
-    const row_share share = share_of_rows(ceil_div(x.row_bytes, 16));
-    for (int t = share.row; t < n_tokens; t += share.rows) {
-        char * at = to + t * stride;
-        if (!has_token(p, s, begin + t, end)) {
-            for (int chunk = share.piece; chunk < chunks; chunk += share.pieces) {
-                *(quad *) (at + 16 * chunk) = {};
-            }
-            continue;
-        }
-        const char * row   = row_of(p, x, s, head_kv, begin + t);
-        const char * first = (const char *) ((uint64_t) row & ~(uint64_t) 15);
-        for (int chunk = share.piece; first + 16 * chunk < row + x.row_bytes; chunk += share.pieces) {
-            gpu::copy_async<16>(at + 16 * chunk, first + 16 * chunk);
+// Rows of two lanes or more: the lanes of a warp that have a row together, 2^shift, and this lane's share.
+struct row_share {
+    int shift;
+
+    GPU_FN int row() const { return gpu::lane() >> shift; }
+    GPU_FN int rows() const { return 32 >> shift; }
+    GPU_FN int piece() const { return gpu::lane() & (pieces() - 1); }
+    GPU_FN int pieces() const { return 1 << shift; }
+};
+
+GPU_BOTH row_share share_of_rows(int n) { // of n pieces
+    return {(n > 1) + (n > 2) + (n > 4) + (n > 8) + (n > 16)};
+}
+
+// Rows are copied from the multiple of sixteen bytes at or before them.
+GPU_FN int bytes_before(const char * row) { return (int) ((uint64_t) row & 15); }
+
+// Start to copy sixteen rows of one block; 2^SHIFT lanes copy a row. STEADY: all rows begin at the same place of a
+// piece of sixteen bytes.
+template <int SHIFT, bool STEADY> GPU_FN void fetch_rows(const pages & x, const char * row, char * to) {
+    constexpr row_share share = {SHIFT};
+    const int           from = 16 * share.piece(), to_step = share.rows() * x.raw_stride;
+    const int64_t       step    = share.rows() * x.slot_stride;
+    int                 before  = bytes_before(row);
+    const char *        address = row + (from - before);
+    GPU_UNROLL
+    for (int t = 0; t < GROUP; t += 32 >> SHIFT) {
+        gpu::copy_async_if<16>(from < before + x.row_bytes, to, address);
+        address += step;
+        to += to_step;
+        if (!STEADY) {
+            const int next = (before + (int) (step & 15)) & 15;
+            address += before - next;
+            before = next;
         }
     }
 }
 
-GPU_FN void store_words(const uint32_t (&words)[UNIT / 2], char * to) {
-    ((quad *) to)[0] = {{words[0], words[1], words[2], words[3]}};
-    ((quad *) to)[1] = {{words[4], words[5], words[6], words[7]}};
+// Start to copy rows one by one. Rows that the table does not have become zeros.
+GPU_FN void fetch_apart(const params & p, const pages & x, const sequence & s, int head_kv, const token_group & of,
+                        char * to) {
+    const int n = x.raw_stride / 16;
+    GPU_ROLLED
+    for (int i = gpu::lane(); i < GROUP * n; i += 32) {
+        const int t = i / n, at = 16 * (i % n);
+        if (!of.has(t)) {
+            *(quad *) (to + 16 * i) = {};
+            continue;
+        }
+        const char * row    = row_of(p, x, s, head_kv, of, t);
+        const int    before = bytes_before(row);
+        gpu::copy_async_if<16>(at < before + x.row_bytes, to + 16 * i, row + (at - before));
+    }
+}
+
+// Start to copy the rows of a group.
+GPU_FN void fetch_group(const params & p, const pages & x, const sequence & s, int head_kv, const token_group & of,
+                        char * to) {
+    if (!of.together || !of.whole() || x.copy_shift < 0) {
+        return fetch_apart(p, x, s, head_kv, of, to);
+    }
+    const row_share share = {x.copy_shift};
+    const char *    row   = row_of(p, x, s, head_kv, of, share.row());
+    to += share.row() * x.raw_stride + 16 * share.piece();
+    switch (2 * x.copy_shift + x.steps_aligned) {
+    case 11:
+        return fetch_rows<5, true>(x, row, to);
+    case 10:
+        return fetch_rows<5, false>(x, row, to);
+    case 9:
+        return fetch_rows<4, true>(x, row, to);
+    case 8:
+        return fetch_rows<4, false>(x, row, to);
+    case 7:
+        return fetch_rows<3, true>(x, row, to);
+    case 6:
+        return fetch_rows<3, false>(x, row, to);
+    case 5:
+        return fetch_rows<2, true>(x, row, to);
+    default:
+        return fetch_rows<2, false>(x, row, to);
+    }
+}
+
+template <int N> GPU_FN void store_words(const uint32_t (&words)[N], char * to) {
+    GPU_UNROLL
+    for (int i = 0; i < N; i += 4) {
+        ((quad *) to)[i / 4] = {{words[i], words[i + 1], words[i + 2], words[i + 3]}};
+    }
 }
 
 // Store sixteen numbers as sums of `terms` 16-bit numbers each. A term is `term_stride` bytes after the one before.
@@ -137,36 +233,98 @@ template <class Numbers, int terms> GPU_FN void store_unit(float (&x)[UNIT], cha
     }
 }
 
-// Convert raw rows to rows of 16-bit numbers. Term 1 of all rows follows term 0 of all rows.
-template <class Numbers>
-GPU_FN void convert_rows(const params & p, const pages & x, const sequence & s, int head_kv, int d, int begin, int end,
-                         int n_tokens, const char * raw, char * to) {
-    const int       units = ceil_div(d, UNIT), stride = number_stride(d);
-    const row_share share = share_of_rows(units);
-    for (int t = share.row; t < n_tokens; t += share.rows) {
-        const int offset = // as in fetch_rows
-            has_token(p, s, begin + t, end) ? (int) ((uint64_t) row_of(p, x, s, head_kv, begin + t) & 15) : 0;
-        const char * from = raw + t * raw_stride(x.row_bytes) + offset;
-        for (int unit = share.piece; unit < units; unit += share.pieces) {
-            char * at = to + t * stride + 2 * UNIT * unit;
-            if (Numbers::quantized && is_quantized(x.type)) { // rows consist of whole groups
-                uint32_t words[UNIT / 2] = {};
-                if (has_token(p, s, begin + t, end)) {
-                    unpack_halves(x.type, from, unit, words);
-                }
-                store_words(words, at);
-                continue;
+// The raw rows of a group of tokens in shared memory.
+struct raw_rows {
+    const params &      p;
+    const pages &       x;
+    const sequence &    s;
+    const token_group & of;
+    int                 head_kv;
+    const char *        data;
+    int                 before; // bytes_before the first row, or any if all are the same; else unused
+
+    GPU_FN raw_rows(const params & p, const pages & x, const sequence & s, const token_group & of, int head_kv,
+                    const char * data)
+        : p(p), x(x), s(s), of(of), head_kv(head_kv), data(data),
+          before(x.steps_aligned ? bytes_before(x.data + head_kv * x.head_stride)
+                 : of.together   ? bytes_before(row_of(p, x, s, head_kv, of, 0))
+                                 : 0) {}
+
+    // Return where a row begins; of a row that the table does not have, any place.
+    GPU_FN const char * row(int t) const {
+        const char * from = data + t * x.raw_stride;
+        if (x.steps_aligned) {
+            return from + before;
+        }
+        if (of.together) {
+            return from + (before + t * (int) (x.slot_stride & 15)) % 16;
+        }
+        return of.has(t) ? from + bytes_before(row_of(p, x, s, head_kv, of, t)) : from;
+    }
+};
+
+// Convert rows of groups of a quantized type. Rows that the table does not have become zeros.
+template <int TYPE> GPU_FN void convert_quantized(const raw_rows & raw, int d, char * to, int stride) {
+    const int       n     = d / CODED_NUMBERS;
+    const row_share share = share_of_rows(n);
+    GPU_ROLLED
+    for (int t = share.row(); t < GROUP; t += share.rows()) {
+        const char * from = raw.row(t);
+        GPU_ROLLED
+        for (int i = share.piece(); i < n; i += share.pieces()) {
+            uint32_t words[CODED_NUMBERS / 2] = {};
+            if (raw.of.has(t)) {
+                unpack_group<TYPE>(from + i * group_bytes(TYPE), words);
             }
-            float x16[UNIT] = {};
-            if (has_token(p, s, begin + t, end)) {
-                unpack_floats(x.type, from, unit, x16);
+            store_words(words, to + t * stride + 2 * CODED_NUMBERS * i);
+        }
+    }
+}
+
+template <class Numbers>
+GPU_FN void convert_floats(const raw_rows & raw, int d, char * to, int stride, int term_stride) {
+    const row_share share = share_of_rows(ceil_div(d, UNIT));
+    GPU_ROLLED
+    for (int t = share.row(); t < GROUP; t += share.rows()) {
+        const char * from = raw.row(t);
+        GPU_ROLLED
+        for (int unit = share.piece(); unit < ceil_div(d, UNIT); unit += share.pieces()) {
+            float x[UNIT] = {};
+            if (raw.of.has(t)) {
+                unpack_floats(raw.x.type, from, unit, x);
                 GPU_UNROLL
                 for (int n = 0; n < UNIT; ++n) { // other bytes follow the row
-                    x16[n] = UNIT * unit + n < d ? x16[n] : 0.0f;
+                    x[n] = UNIT * unit + n < d ? x[n] : 0.0f;
                 }
             }
-            store_unit<Numbers, Numbers::terms>(x16, at, n_tokens * stride);
+            store_unit<Numbers, Numbers::terms>(x, to + t * stride + 2 * UNIT * unit, term_stride);
         }
+    }
+}
+
+// Convert the raw rows of a group to rows of 16-bit numbers. A term is `term_stride` bytes after the one before.
+// DIRECT: types that is_direct() names are never converted.
+template <class Numbers, bool DIRECT = false>
+GPU_FN void convert_group(const raw_rows & raw, int d, char * to, int term_stride) {
+    const int stride = number_stride(d);
+    if (!Numbers::quantized || !is_quantized(raw.x.type)) {
+        return convert_floats<Numbers>(raw, d, to, stride, term_stride);
+    }
+    if (!DIRECT && raw.x.type == PAGE_Q8_0) {
+        return convert_quantized<PAGE_Q8_0>(raw, d, to, stride);
+    }
+    if (!DIRECT && raw.x.type == PAGE_Q4_0) {
+        return convert_quantized<PAGE_Q4_0>(raw, d, to, stride);
+    }
+    switch (raw.x.type) { // here, so that the loops have no branches
+    case PAGE_Q5_1:
+        return convert_quantized<PAGE_Q5_1>(raw, d, to, stride);
+    case PAGE_Q5_0:
+        return convert_quantized<PAGE_Q5_0>(raw, d, to, stride);
+    case PAGE_Q4_1:
+        return convert_quantized<PAGE_Q4_1>(raw, d, to, stride);
+    default:
+        return convert_quantized<PAGE_IQ4_NL>(raw, d, to, stride);
     }
 }
 

@@ -12,8 +12,9 @@ import pytest
 from scripts._common import ScriptError
 from scripts.build import cuda, cuda_report
 
-KERNEL = "_ZN5paged13attend_kernelILi4ELi2ENS_12half_numbersE{v}EEvNS_6paramsENS_9row_rangeEi"
+KERNEL = "_ZN5paged13attend_kernelILi1ELi2ELi8ENS_12half_numbersE{v}EEvNS_6paramsENS_9row_rangeEi"
 SAME, OTHER = "S1_", "NS_14bfloat_numbersE"
+KNOWN = "_ZN5paged13attend_kernelILi0ELi1ELi8ENS_13known_numbersILi8ELi128EEES2_EEvNS_6paramsENS_9row_rangeEi"
 MERGE = "_ZN5pagedL12merge_kernelENS_6paramsE"
 
 
@@ -50,11 +51,15 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 def test_a_report() -> None:
     text = entry(KERNEL.format(v=SAME), 16, 12, 32, 168) + entry(MERGE)
     assert cuda_report.read_report(text, "9.0") == [
-        cuda_report.Usage("attend K half, V half, 64 rows, 128 columns", "9.0", 168, 16, 44, 16),
+        cuda_report.Usage("attend by rows: 128 rows, K half, V half, 128 columns", "9.0", 168, 16, 44, 16),
         cuda_report.Usage("merge", "9.0", 96, 0, 0, 16),
     ]
     found = cuda_report.read_report(entry(KERNEL.format(v=OTHER)), "8.0")
-    assert found[0].name == "attend K half, V bfloat, 64 rows, 128 columns"
+    assert found[0].name == "attend by rows: 128 rows, K half, V bfloat, 128 columns"
+    found = cuda_report.read_report(entry(KNOWN), "8.0")
+    assert found[0].name == "attend by tokens: 16 rows, q8_0 of 128"
+    name = "paged::attend_kernel<0, 1, 8, paged::known_numbers<8, 128>, paged::known_numbers<8, 128>>"
+    assert cuda_report.instance(found[0].symbol) == name
 
 
 def test_a_function_that_is_called_counts_too() -> None:
@@ -101,7 +106,7 @@ class TestProgram:
         assert "222" in out
         assert "123" not in out
         assert set(old_compiler) == {
-            ("paged::attend_kernel<4, 2, paged::half_numbers, paged::bfloat_numbers>",)
+            ("paged::attend_kernel<1, 2, 8, paged::half_numbers, paged::bfloat_numbers>",)
         }
         assert run(monkeypatch, "--nvcc", nvcc, "--capability", "7.0", "--capability", "12.0") == 0
         out = capsys.readouterr().out
@@ -123,7 +128,9 @@ class TestProgram:
         nvcc = compiler(tmp_path, entry(KERNEL.format(v=SAME), registers=123) + entry(MERGE))
         assert run(monkeypatch, "--nvcc", nvcc) == 0
         out = capsys.readouterr().out
-        row = next(line for line in out.splitlines() if line.startswith("attend K half, V half"))
+        row = next(
+            line for line in out.splitlines() if line.startswith("attend by rows: 128 rows, K half, V half")
+        )
         assert row.split("columns")[1].split().count("123,") == 4
         assert "0 with spills or a stack frame" in out
 
@@ -195,7 +202,7 @@ def test_kernels_in_a_library() -> None:
     symbols = (
         f"0 W {kernel}\n0 t _ZL111__device_stub_{kernel}\n0 t {MERGE}\n0 t {MERGE}\n0 T _Z11some_kernelv\n"
     )
-    assert cuda.our_kernels(symbols) == {"attend K half, V bfloat, 64 rows, 128 columns", "merge"}
+    assert cuda.our_kernels(symbols) == {"attend by rows: 128 rows, K half, V bfloat, 128 columns", "merge"}
 
 
 def test_what_a_library_does_not_find() -> None:

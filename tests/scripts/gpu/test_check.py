@@ -223,7 +223,7 @@ def test_what_is_wrong_fails_its_section_alone(
     failed = [found for found in report["sections"] if found["outcome"] != "passed"]
     names = {found["name"] for found in failed}
     assert section in names
-    assert names <= ({section, "memcheck", "racecheck"} if section == "foreign" else {section})
+    assert names <= ({section, "memcheck", "racecheck", "synccheck"} if section == "foreign" else {section})
     assert why in next(found["why"] for found in failed if found["name"] == section)
 
 

@@ -1,0 +1,82 @@
+// A launch's share of one thread block, for all kernels.
+#pragma once
+
+#include "paged-attend-columns.h"
+#include "paged-attend-rows.h"
+#include "paged-attend-tokens.h"
+
+namespace paged {
+
+// The work of a kernel, by the division of a tile among warps; M_TILES: tiles of sixteen rows of a warp; V_TILES:
+// sixteens of columns of V in a warp's registers.
+template <division BY, int M_TILES, int V_TILES, class KNumbers, class VNumbers> struct kernel_of;
+template <int V_TILES, class KNumbers, class VNumbers> struct kernel_of<BY_TOKENS, 1, V_TILES, KNumbers, VNumbers> {
+    using work = attend_tokens<V_TILES, KNumbers, VNumbers>;
+};
+template <int M_TILES, int V_TILES, class KNumbers, class VNumbers>
+struct kernel_of<BY_ROWS, M_TILES, V_TILES, KNumbers, VNumbers> {
+    using work = attend_rows<M_TILES, V_TILES, KNumbers, VNumbers>;
+};
+template <int V_TILES, class KNumbers, class VNumbers> struct kernel_of<BY_COLUMNS, 1, V_TILES, KNumbers, VNumbers> {
+    using work = attend_columns<V_TILES, KNumbers, VNumbers>;
+};
+
+// The items of a thread block.
+struct block_items {
+    int  n, all;
+    bool in_rounds;
+
+    GPU_FN block_items(division by, int all) : all(all), in_rounds(by == BY_ROWS) {
+        const int blocks = gpu::n_blocks();
+        n                = in_rounds ? ceil_div(all, blocks) : all / blocks + (gpu::block() < all % blocks);
+    }
+
+    // Return the number of this block's i-th item. Splits follow one another. Tiles of rows become shorter: each block
+    // takes one in each round, and every second round is reversed, so that all have about as much to do.
+    GPU_FN int operator[](int i) const {
+        const int blocks = gpu::n_blocks(), block = gpu::block();
+        if (in_rounds) {
+            return i * blocks + (i % 2 ? blocks - 1 - block : block);
+        }
+        const int rest = all % blocks;
+        return block * (all / blocks) + (block < rest ? block : rest) + i;
+    }
+};
+
+template <division BY, int M_TILES, int V_TILES, class KNumbers, class VNumbers>
+GPU_FN void attend_items(const params & p, row_range of, int tokens, char * memory) {
+    using work = typename kernel_of<BY, M_TILES, V_TILES, KNumbers, VNumbers>::work;
+
+    const layout     at     = layout_of<KNumbers, VNumbers>(p, BY, work::ROWS, BY == BY_TOKENS ? GROUP : tokens);
+    const row_starts starts = starts_in(p, (int *) (memory + at.starts));
+    attend_plan      plan   = {p, of, work::ROWS, false};
+    gpu::let_next_kernel_begin();
+    plan_items(plan, gpu::n_blocks(), starts);
+    const block_items own(BY, starts.items[starts.n]);
+    work_item *       items = (work_item *) (memory + at.items);
+    for (int first = 0; first < own.n; first += MAX_PLANNED) {
+        int n = own.n - first < MAX_PLANNED ? own.n - first : MAX_PLANNED;
+        n -= own[first + n - 1] >= own.all; // the last round may lack it
+        if (gpu::thread() < n) {            // each thread finds one item
+            items[gpu::thread()] = item_of(p, plan, starts, own[first + gpu::thread()]);
+        }
+        gpu::sync_block();
+        for (const work_item *next = items, *last = items + n; next != last;) {
+            work item(p, memory, at, *next);
+            next = item.run(next + 1, last);
+        }
+        gpu::sync_block(); // all warps have read the items
+    }
+}
+
+template <division BY, int M_TILES, int V_TILES, class KNumbers, class VNumbers>
+GPU_FN void attend_block(const params & p, row_range of, int tokens, char * memory) {
+    if constexpr (KNumbers::size != 0) {
+        const params known = with_constants<KNumbers>(p);
+        attend_items<BY, M_TILES, V_TILES, KNumbers, VNumbers>(known, of, tokens, memory);
+    } else {
+        attend_items<BY, M_TILES, V_TILES, KNumbers, VNumbers>(p, of, tokens, memory);
+    }
+}
+
+} // namespace paged
