@@ -11,13 +11,17 @@
 
 uint32_t llama_paged_size(const llama_paged_cache & cache) { return cache.paged->n_slots() * cache.n_shares; }
 
+// Return whether the step has one token of each sequence. The largest graph, which is reserved outside a step, does
+// not.
+static bool is_single(const llama_paged & paged) { return paged.step.slots && paged.step.single; }
+
 // Create an input of n_rows rows for each part, and a view of each part's rows. The views are made once: a scheduler
 // copies each of them to a device once in a step, however many layers use it.
 static ggml_tensor * build_input(ggml_context * ctx, llama_paged_cache & cache, ggml_type type, int64_t n,
                                  int64_t n_rows, const char * name) {
     const int64_t n_parts = cache.n_parts();
     paged_input   input;
-    input.single = cache.paged->step.single;
+    input.single = is_single(*cache.paged);
     input.whole  = ggml_new_tensor_2d(ctx, type, n, n_rows * n_parts);
     ggml_set_input(input.whole);
     ggml_set_name(input.whole, name);
@@ -73,7 +77,7 @@ bool llama_paged_can_reuse(const ggml_tensor * tables, const llama_paged_cache &
     const paged_input * input = input_of(cache, tables);
     return tables->ne[0] == GGML_PAGED_ATTN_HEADER + cache.width &&
            tables->ne[1] == cache.paged->step.n_rows * cache.n_parts() && input &&
-           input->single == cache.paged->step.single;
+           input->single == is_single(*cache.paged);
 }
 
 bool llama_paged_is_table(const ggml_tensor * mask) { return mask && mask->type == GGML_TYPE_I32; }
@@ -131,7 +135,7 @@ ggml_tensor * llama_paged_build_attn(const llm_graph_context & graph, ggml_tenso
     }
     const auto &  cache  = *static_cast<const llama_paged_cache *>(tables->extra);
     ggml_tensor * table  = part_of_layer(cache, tables, il);
-    const auto    params = params_of_layer(graph, cache.paged->params, cache.paged->step.single, kq_scale, il);
+    const auto    params = params_of_layer(graph, cache.paged->params, is_single(*cache.paged), kq_scale, il);
     if (const char * why = ggml_paged_attn_check(q, k, v, table, sinks, &params)) {
         paged_fail(LLAMA_PAGED_UNSUPPORTED, layer + why);
     }

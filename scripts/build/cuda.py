@@ -24,8 +24,8 @@ from scripts.gpu._machine import not_found
 BUILD = ROOT / "build" / "cuda"
 LIBRARY = "libvelo-ggml-cuda.so"
 KERNELS = 80
-"""Three number types for K and for V: seven kernels for 16-bit floats, else six; eight for each of three types
-of their own; the merge."""
+"""Three number types for K and for V: seven kernels if both are f16, else six. Three types have eight kernels
+each. One kernel merges."""
 
 
 def configure_cuda(architectures: str, tree: Path | None, cublas: Path | None) -> None:

@@ -154,6 +154,17 @@ def test_codes_in_any_place(types: tuple[str, str], d: int) -> None:
         assert nmse(on_gpu(call), call.exact()) <= LIMIT
 
 
+@pytest.mark.parametrize("kilobytes", [64, 96, 99, 163])
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0", "q4_0"])
+def test_bits_do_not_depend_on_tiles_of_fewer_rows(kv_type: str, kilobytes: int) -> None:
+    """Many thread blocks have tiles of 64 rows, a few have 128, if these fit."""
+    call = make(Case(Heads(128, 128, 8, 2, kv_type, kv_type), sequences=((40, 155), (30, 64))))
+    room = kilobytes << 10
+    few = on_gpu(call, blocks=1, shared_bytes=room)
+    assert nmse(few, call.exact()) <= LIMIT
+    assert same_bits(on_gpu(call, blocks=50, shared_bytes=room), few)
+
+
 MIXED = ((1, 70), (19, 130), (2, 520), (0, 64), (3, 300))
 ORDER_CASES = {
     "halves as they lie": Case(Heads(64, 64, 8, 2, "f16", "f16"), sequences=MIXED),
@@ -167,6 +178,12 @@ ORDER_CASES = {
     "one prefix": Case(
         Heads(64, 64, 8, 2), sequences=tuple((1, n) for n in range(523, 543)), shared_blocks=16
     ),
+    "items without tokens": Case(Heads(32, 32, 17, 1), sequences=((16, 769), (2, 40), (16, 1025))),
+    "a window that begins between queries": Case(
+        Heads(32, 32, 17, 1, "q4_0", "q4_0"),
+        Params(window=888, window_type="chunked"),
+        sequences=((16, 900), (3, 70)),
+    ),
     "a long table": Case(Heads(16, 16, 1, 1), sequences=[(1 + n % 2, 3 + n % 40) for n in range(270)]),
 }
 """Each barrier of the kernels is needed in one of them; a table of many rows is looked through in turns."""
@@ -178,8 +195,10 @@ def test_threads_may_take_turns_in_any_order(name: str) -> None:
     call = make(ORDER_CASES[name])
     call = replace(call, table=lab.find_shared(call.table, call.case.params.block_size))
     expected = on_gpu(call, blocks=3)
+    assert nmse(expected, call.exact()) <= LIMIT
     for order in (-1, 1, 2, 3):
         assert same_bits(on_gpu(call, blocks=3, order=order), expected)
+    assert same_bits(on_gpu(call, blocks=100), expected)
 
 
 @pytest.mark.parametrize("order", [-1, 1])

@@ -47,7 +47,7 @@ WINDOWS = [
 @pytest.mark.parametrize("params", WINDOWS, ids=str)
 @pytest.mark.parametrize("group", [1, 4, 40])
 def test_every_token_of_every_row_is_attended_once(params: Params, group: int) -> None:
-    """By one item. Its tokens are those that its rows attend, from a multiple of the grain on."""
+    """By one item, whose tokens begin at a multiple of the grain."""
     lengths = ((1, 9000), (2, 5000), (16, 4097), (17, 4096), (300, 1000), (0, 50), (1, 1), (1, 256), (1, 257))
     call = shapes_of(Case(Heads(64, 64, 2 * group, 2), params, lengths))
     many = plan_of(call).launches[-1].tile_rows
@@ -95,7 +95,7 @@ def test_splits_depend_on_the_sequence_alone(params: Params) -> None:
 
 
 def test_long_sequences_are_split_and_many_queries_are_not() -> None:
-    """A split has 256 tokens up to 2048, 512 up to 16384, and twice as many whenever there would be over 32."""
+    """A split has 256 tokens up to 2048, 512 up to 16384, and so on: at most 32 splits."""
     lengths = ((1, 256), (1, 257), (16, 2048), (17, 4096), (16, 4096), (1, 16384), (1, 16385), (1, 40000))
     call = shapes_of(Case(Heads(64, 64, 4, 1), sequences=lengths))
     splits = {item.row: item.n_splits for _, item in all_items(call)}

@@ -205,7 +205,7 @@ template <int V_TILES, class KNumbers, class VNumbers> struct attend_columns : q
         }
     }
 
-    GPU_FN const work_item * run(const work_item * next, const work_item *) {
+    GPU_FN int run(int next) {
         softmax.reset();
         fetch(0);
         tile::load_queries(BY_COLUMNS);

@@ -53,11 +53,12 @@ struct attend_rows : attend_tile<BY_ROWS, M_TILES, V_TILES, KNumbers, VNumbers> 
         }
     }
 
-    GPU_FN const work_item * run(const work_item * next, const work_item *) {
+    GPU_FN int run(int next) {
         softmax.reset();
         const typename tile::bounds all = tile::bounds_of_rows();
         fetch_groups(0);
         tile::load_queries(BY_ROWS);
+        gpu::sync_block(); // an item may have no tokens, and then nothing else waits for the output rows
         for (int i = 0; tile::begin_of(i) < item.tokens.end; ++i) {
             gpu::copy_wait<0>();
             gpu::sync_block(); // the tile has arrived, and no warp reads the one before

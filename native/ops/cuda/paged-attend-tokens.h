@@ -22,17 +22,20 @@ struct attend_tokens : attend_tile<BY_TOKENS, 1, V_TILES, KNumbers, VNumbers> {
     GPU_FN attend_tokens(const params & p, char * memory, const layout & at, const work_item & item)
         : tile(p, memory, at, item) {}
 
-    static constexpr int STEP_TOKENS = GROUP * N_WARPS; // of all warps
+    // Stages take turns, from one item to the next too: items begin at multiples of the tokens of a step.
+    static_assert(SPLIT_ALIGN % STEP_TOKENS == 0, "items begin at multiples of SPLIT_ALIGN");
+    GPU_FN static int step_of(int begin) { return begin / STEP_TOKENS; }
 
-    // Start to copy this warp's next tokens; always one group of copies.
-    GPU_FN token_group fetch_own(int begin, int end, int step) const {
-        token_group of = {};
+    // Start to copy this warp's tokens from `begin` on; always one group of copies.
+    GPU_FN token_group fetch_own(int begin, int end) const {
+        const int   step = step_of(begin);
+        token_group of   = {};
         if (begin < end) {
             of = group_of_tokens(p, s, begin, end);
             if (KNumbers::size != 0) {
                 tile::fetch(false, of, 0, step);
-                tile::fetch(true, of, 0, step);
-            } else { // a loop is shorter code
+                tile::fetch(true, group_of_tokens(p, s, begin, end), 0, step); // again, rather than in registers
+            } else {                                                           // a loop is shorter code
                 GPU_ROLLED
                 for (int of_v = 0; of_v < (p.v_is_k ? 1 : 2); ++of_v) {
                     tile::fetch(of_v, of, 0, step);
@@ -43,36 +46,35 @@ struct attend_tokens : attend_tile<BY_TOKENS, 1, V_TILES, KNumbers, VNumbers> {
         return of;
     }
 
-    // Compute the item, and the items of `next` .. `last` whose tokens follow; return the first item that does not
-    // follow. Copies run ahead over the borders of items.
-    GPU_FN const work_item * run(const work_item * next, const work_item * last) {
+    // Compute the item, and the planned items that continue it, from `next` on; return the first that does not. Copies
+    // run ahead over the borders of items.
+    GPU_FN int run(int next) {
         typename tile::bounds all   = tile::bounds_of_rows();
         int                   begin = item.tokens.begin + GROUP * gpu::warp();
-        token_group           ahead = fetch_own(begin, item.tokens.end, 0);
+        token_group           ahead = fetch_own(begin, item.tokens.end);
         tile::load_queries(BY_TOKENS);
         gpu::sync_block();
-        for (int step = 0;;) {
-            const bool more = next != last && follows(*next, item, STEP_TOKENS);
-            const int  end  = more ? next->tokens.end : item.tokens.end;
+        while (true) {
+            const int end = item.continued ? tile::planned(next).tokens.end : item.tokens.end;
             softmax.reset();
-            for (; begin < item.tokens.end; begin += STEP_TOKENS, ++step) {
+            for (; begin < item.tokens.end; begin += STEP_TOKENS) {
                 token_group of = ahead;
-                ahead          = fetch_own(begin + STEP_TOKENS, end, step + 1);
+                ahead          = fetch_own(begin + STEP_TOKENS, end);
                 if (V_TILES > 8 || KNumbers::size != 0) { // too few registers to keep it
                     of = group_of_tokens(p, s, begin, end);
                 }
                 gpu::copy_wait<1>();
                 gpu::sync_warp();
-                attend_own(all, of, step);
+                attend_own(all, of, step_of(begin));
                 gpu::sync_warp(); // before the next tokens overwrite these
             }
             join_warps();
-            if (!more) {
+            if (!item.continued) {
                 gpu::copy_wait<0>();
                 gpu::sync_block(); // before the next item overwrites queries and stages
                 return next;
             }
-            item = *next++;
+            item = tile::planned(next++);
             all  = tile::bounds_of_rows();
         }
     }

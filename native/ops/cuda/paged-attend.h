@@ -184,7 +184,7 @@ struct attend_tile : query_tile<16 * M_TILES *(BY == BY_ROWS ? N_WARPS : 1), KNu
             GPU_UNROLL
             for (int r = 0; r < 2; ++r) {
                 const int column = column_of(n, gpu::lane() % 4 * 2 + r);
-                if (column < p.d_v) {
+                if (VNumbers::size != 0 || column < p.d_v) {
                     to[column] = softmax.sums[m][n / 2][n % 2][2 * h + r] * factor;
                 }
             }

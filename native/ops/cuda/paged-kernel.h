@@ -61,9 +61,13 @@ GPU_FN void attend_items(const params & p, row_range of, int tokens, char * memo
             items[gpu::thread()] = item_of(p, plan, starts, own[first + gpu::thread()]);
         }
         gpu::sync_block();
-        for (const work_item *next = items, *last = items + n; next != last;) {
-            work item(p, memory, at, *next);
-            next = item.run(next + 1, last);
+        if (gpu::thread() + 1 < n) {
+            items[gpu::thread()].continued = follows(items[gpu::thread() + 1], items[gpu::thread()], STEP_TOKENS);
+        }
+        gpu::sync_block();
+        for (int next = 0; next < n;) {
+            work item(p, memory, at, items[next]);
+            next = item.run(next + 1);
         }
         gpu::sync_block(); // all warps have read the items
     }

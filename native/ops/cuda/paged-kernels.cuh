@@ -6,12 +6,16 @@
 namespace paged {
 
 // Least thread blocks on a multiprocessor. More blocks would spill registers. Products without tensor cores need more
-// registers. `type`: of the rows, if the kernel is for one type.
+// registers. `type`: of the rows, if the kernel is for one type. Three blocks of codes fit shared memory from 9.0 on.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 constexpr int min_blocks(int, int, int) { return 2; }
 #else
 constexpr int min_blocks(int by, int v_tiles, int type) {
-    const bool codes = type == PAGE_Q8_0 || type == PAGE_Q4_0; // shared memory has room for three blocks
+#    if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    const bool codes = type == PAGE_Q8_0 || type == PAGE_Q4_0;
+#    else
+    const bool codes = false;
+#    endif
     return by == BY_ROWS || (by == BY_TOKENS && v_tiles > (codes ? 8 : 4)) ? 2 : 3;
 }
 #endif
@@ -23,7 +27,7 @@ __global__ void __launch_bounds__(N_THREADS, min_blocks(BY, V_TILES, KNumbers::t
     attend_block<(division) BY, M_TILES, V_TILES, KNumbers, VNumbers>(p, of, tokens, memory);
 }
 
-static __global__ void __launch_bounds__(N_THREADS) merge_kernel(const __grid_constant__ params p) {
+static __global__ void __launch_bounds__(N_THREADS, 4) merge_kernel(const __grid_constant__ params p) {
     extern __shared__ __align__(16) char memory[];
     merge_block(p, memory);
 }

@@ -109,14 +109,14 @@ bool launch_by_size(const params & p, int shared_bytes, Launcher & launcher) {
 }
 
 // Launch kernels that are compiled for one type and head size. `slim`: tiles of 64 rows instead of 128, if larger ones
-// would leave multiprocessors idle.
+// would leave multiprocessors idle or do not fit. Both have the same bits.
 template <int TYPE, int SIZE, class Launcher>
 bool launch_known(const params & p, bool slim, int shared_bytes, Launcher & launcher) {
-    using numbers = known_numbers<TYPE, SIZE>;
-    if (SIZE > 128 || slim) {
-        return launch_all<1, SIZE / 16, numbers, numbers>(p, shared_bytes, launcher);
-    }
-    return launch_all<(SIZE > 128 ? 1 : 2), SIZE / 16, numbers, numbers>(p, shared_bytes, launcher);
+    using numbers         = known_numbers<TYPE, SIZE>;
+    constexpr int m_tiles = SIZE > 128 ? 1 : 2;
+    const bool    fits    = tile_tokens<numbers, numbers>(p, BY_ROWS, 16 * m_tiles * N_WARPS, shared_bytes) != 0;
+    return slim || !fits ? launch_all<1, SIZE / 16, numbers, numbers>(p, shared_bytes, launcher)
+                         : launch_all<m_tiles, SIZE / 16, numbers, numbers>(p, shared_bytes, launcher);
 }
 
 template <int TYPE, class Launcher>

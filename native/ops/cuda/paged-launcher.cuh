@@ -39,7 +39,9 @@ template <auto * kernel> cudaError_t measure(int device, int bytes, residence & 
         status = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, N_THREADS, bytes);
     }
     if (status == cudaSuccess) {
-        it = {bytes, n_sm * each, attributes.binaryVersion >= 90};
+        const int version =
+            attributes.ptxVersion < attributes.binaryVersion ? attributes.ptxVersion : attributes.binaryVersion;
+        it = {bytes, n_sm * each, version >= 90 && CUDART_VERSION >= 12030}; // captured since 12.3
     }
     return status;
 }

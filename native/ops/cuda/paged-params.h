@@ -73,10 +73,11 @@ struct sequence {
     GPU_FN int position(int j) const { return length - n_q + j; }
 };
 
-GPU_FN sequence sequence_of(const params & p, int row) {
-    const int32_t * entry = p.table + row * p.table_stride;
+GPU_FN sequence sequence_in(const params & p, const int32_t * table, int row) {
+    const int32_t * entry = table + row * p.table_stride;
     return {entry[ROW_Q0], entry[ROW_NQ], entry[ROW_LENGTH], entry[ROW_SHARED], entry[ROW_FIRST], entry + ROW_HEADER};
 }
+GPU_FN sequence sequence_of(const params & p, int row) { return sequence_in(p, p.table, row); }
 
 // Return the first position that a query at `position` attends. The last one is its own.
 GPU_FN int first_visible(const params & p, int position) {

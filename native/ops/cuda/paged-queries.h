@@ -21,6 +21,9 @@ template <int ROWS, class KNumbers> struct query_tile {
     GPU_FN query_tile(const params & p, char * memory, const layout & at, const work_item & item)
         : p(p), memory(memory), at(at), s(sequence_of(p, item.row)), item(item) {}
 
+    // The items that the thread block has planned.
+    GPU_FN const work_item & planned(int i) const { return ((const work_item *) (memory + at.items))[i]; }
+
     // Query rows of the item from this tile on, one sequence after the other. If sequences share the item, it has one
     // tile.
     GPU_FN int n_packed() const { return item.members * packed_rows(p, s) - item.tile * ROWS; }

@@ -285,9 +285,10 @@ struct work_item {
     int         members;  // rows of the table, from `row` on, that share this split
     int         partials; // rows of `partial` before its row of the table
     token_range tokens;
+    bool        continued; // the next planned item has the same rows, and the tokens after these
 };
 
-// Return whether an item has the rows of another and the tokens after it, so that work can go on without a stop.
+// Return whether an item has the rows of another, whose tokens are whole steps, and the tokens after it.
 GPU_FN bool follows(const work_item & item, const work_item & before, int tokens_of_step) {
     return item.row == before.row && item.tile == before.tile && item.head_kv == before.head_kv &&
            item.members == before.members && item.tokens.begin == before.tokens.end &&
@@ -346,6 +347,7 @@ GPU_FN work_item item_of(const params & p, const attend_plan & plan, const row_s
     const int packed = item.members * packed_rows(p, s), first = item.tile * plan.tile_rows;
     const int after = packed < first + plan.tile_rows ? packed : first + plan.tile_rows;
     item.tokens     = visible_tokens(p, s, item, first, after - 1);
+    item.continued  = false;
     return item;
 }
 

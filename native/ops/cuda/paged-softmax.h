@@ -160,20 +160,18 @@ GPU_FN int sum_of_block(int x, int * scratch) {
 }
 
 // Zero the output rows that belong to no sequence.
-GPU_FN void clear_uncovered(params p, int * scratch) {
-    p.table     = p.whole_table;
-    p.n_rows    = p.n_whole;
+GPU_FN void clear_uncovered(const params & p, int * scratch) {
     int covered = 0;
-    for (int row = gpu::thread(); row < p.n_rows; row += gpu::n_threads()) {
-        covered += sequence_of(p, row).n_q;
+    for (int row = gpu::thread(); row < p.n_whole; row += gpu::n_threads()) {
+        covered += sequence_in(p, p.whole_table, row).n_q;
     }
     if (sum_of_block(covered, scratch) == p.n_tokens) {
         return;
     }
     for (int token = gpu::block(); token < p.n_tokens; token += gpu::n_blocks()) {
         int found = 0;
-        for (int row = gpu::thread(); row < p.n_rows; row += gpu::n_threads()) {
-            const sequence s = sequence_of(p, row);
+        for (int row = gpu::thread(); row < p.n_whole; row += gpu::n_threads()) {
+            const sequence s = sequence_in(p, p.whole_table, row);
             found += token >= s.q0 && token - s.q0 < s.n_q;
         }
         if (sum_of_block(found, scratch) == 0) {
