@@ -24,7 +24,14 @@ template <int BY, int M_TILES, int V_TILES, class KNumbers, class VNumbers>
 __global__ void __launch_bounds__(N_THREADS, min_blocks(BY, V_TILES, KNumbers::type))
     attend_kernel(const __grid_constant__ params p, const __grid_constant__ row_range of, int tokens) {
     extern __shared__ __align__(16) char memory[];
-    attend_block<(division) BY, M_TILES, V_TILES, KNumbers, VNumbers>(p, of, tokens, memory);
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+    constexpr bool launched = KNumbers::size == 0; // see has_known_kernels
+#else
+    constexpr bool launched = true;
+#endif
+    if constexpr (launched) {
+        attend_block<(division) BY, M_TILES, V_TILES, KNumbers, VNumbers>(p, of, tokens, memory);
+    }
 }
 
 static __global__ void __launch_bounds__(N_THREADS, 4) merge_kernel(const __grid_constant__ params p) {
