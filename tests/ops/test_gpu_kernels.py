@@ -212,7 +212,7 @@ def test_threads_without_tensor_cores_may_take_turns_in_any_order(order: int) ->
 @pytest.mark.parametrize("kv_type", KV_TYPES)
 @pytest.mark.parametrize("d", [64, *(pytest.param(d, marks=pytest.mark.slow) for d in (128, 256))])
 def test_fast_rounds_once_where_rows_are_many(kv_type: str, d: int) -> None:
-    """And nowhere else: a sequence of few rows keeps its bits."""
+    """And nowhere else: a sequence of few rows keeps its bits, and floats of 256, whose tiles are small."""
     call = make(
         Case(Heads(d, d, 4, 1, kv_type, kv_type), sequences=((20, 150), (1, 300), (17, 90), (4, 280)))
     )
@@ -220,6 +220,9 @@ def test_fast_rounds_once_where_rows_are_many(kv_type: str, d: int) -> None:
     out = on_gpu(replace(call, case=replace(call.case, params=Params(fast=True))))
     many = np.repeat([True, False, True, False], [20, 1, 17, 4])
     assert same_bits(out[~many], exactly[~many])
+    if (kv_type, d) == ("f32", 256):
+        assert same_bits(out, exactly)
+        return
     assert not (out[many] == exactly[many]).all(axis=(1, 2)).any()
     expected = call.exact()[many]
     assert nmse(exactly[many], expected) < nmse(out[many], expected) <= FAST_LIMITS.get(kv_type, LIMIT)

@@ -17,6 +17,7 @@ constexpr int N_STAGES  = 2;
 constexpr int GROUP           = 16; // tokens
 constexpr int MAX_TILE_TOKENS = 64;
 constexpr int STEP_TOKENS     = GROUP * N_WARPS; // of all warps, if each has tokens of its own
+static_assert(N_STAGES >= 2, "a stage is filled while another is computed; more stages are not used");
 static_assert(N_WARPS <= 32, "scan_rows has room for the sums of 32 warps");
 
 GPU_BOTH int larger(int a, int b) { return a > b ? a : b; }
