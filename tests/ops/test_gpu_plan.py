@@ -112,7 +112,7 @@ def test_no_sequence_of_a_table_has_more_splits_than_the_workspace(most: int) ->
     assert splits * len(lengths) <= plan_of(call).max_partials
 
 
-@pytest.mark.parametrize("n_rows", [1, 5, 511, 512, 513, 1300, 2500])
+@pytest.mark.parametrize("n_rows", [1, 5, 255, 256, 257, 513, 1300, 2500])
 def test_partial_results_do_not_overlap(n_rows: int) -> None:
     """Nor do they exceed what shapes bound, however many rows the table has."""
     rng = random.Random(n_rows)
@@ -176,6 +176,16 @@ def test_two_blocks_of_common_heads_fit_a_multiprocessor() -> None:
                     assert launch.division == division
                     fits = 2 * (launch.shared_bytes + KIB) <= room + KIB
                     assert fits or (room == 163 * KIB and d == 128)
+
+
+@pytest.mark.parametrize("kilobytes", [99, 163, 227])
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0", "q4_0"])
+def test_cards_from_8_0_on_decode_common_heads_by_tokens(kv_type: str, kilobytes: int) -> None:
+    """And prefill by rows: no part of a tile may outgrow the cards with 100 KiB."""
+    for d in (64, 128):
+        call = shapes_of(Case(Heads(d, d, 32, 8, kv_type, kv_type), sequences=((40, 90), (1, 300))))
+        divisions = [launch.division for launch in plan_of(call, kilobytes * KIB).launches]
+        assert divisions == [BY_TOKENS, BY_ROWS]
 
 
 @pytest.mark.parametrize("group", [1, 16, 17, 40])

@@ -135,7 +135,7 @@ struct row_work {
 
 // In shared memory: the items and rows of `partial` before each row of the table, then their sums. In a long table an
 // entry stands for several rows, so that the size is fixed: the size of tiles must not depend on the table's length.
-constexpr int MAX_ENTRIES = 512;
+constexpr int MAX_ENTRIES = 256;
 
 struct row_starts {
     int   rows_per_entry, n; // rows of the table for each entry, and entries
