@@ -99,17 +99,18 @@ void llama_paged_set_tables(ggml_tensor * dst, const llama_paged_cache & cache) 
     memcpy(dst->data, cache.tables.data(), ggml_nbytes(dst));
 }
 
-static ggml_paged_attn_params params_of_layer(const llm_graph_context & graph, const llama_paged_params & paged,
-                                              bool single, float kq_scale, int il) {
-    const auto &           hparams = graph.hparams;
-    ggml_paged_attn_params params  = {};
+static ggml_paged_attn_params params_of_layer(const llm_graph_context & graph, const llama_paged & state,
+                                              float kq_scale, int il) {
+    const auto &               hparams = graph.hparams;
+    const llama_paged_params & paged   = state.params;
+    ggml_paged_attn_params     params  = {};
 
     params.scale      = kq_scale;
     params.max_bias   = hparams.f_max_alibi_bias;
     params.softcap    = hparams.attn_soft_cap ? hparams.f_attn_logit_softcapping : 0.0f;
     params.block_size = (int32_t) paged.block_size;
-    params.flags      = (paged.deterministic ? GGML_PAGED_ATTN_DETERMINISTIC : 0) |
-                        (paged.fast_attention ? GGML_PAGED_ATTN_FAST : 0) | (single ? GGML_PAGED_ATTN_SINGLE : 0);
+    params.flags = (paged.deterministic ? GGML_PAGED_ATTN_DETERMINISTIC : 0) |
+                   (paged.fast_attention ? GGML_PAGED_ATTN_FAST : 0) | (is_single(state) ? GGML_PAGED_ATTN_SINGLE : 0);
     if (graph.arch == LLM_ARCH_GROK) { // upstream always caps, and scales after it
         if (kq_scale != 1.0f) {
             paged_fail(LLAMA_PAGED_UNSUPPORTED,
@@ -135,7 +136,7 @@ ggml_tensor * llama_paged_build_attn(const llm_graph_context & graph, ggml_tenso
     }
     const auto &  cache  = *static_cast<const llama_paged_cache *>(tables->extra);
     ggml_tensor * table  = part_of_layer(cache, tables, il);
-    const auto    params = params_of_layer(graph, cache.paged->params, is_single(*cache.paged), kq_scale, il);
+    const auto    params = params_of_layer(graph, *cache.paged, kq_scale, il);
     if (const char * why = ggml_paged_attn_check(q, k, v, table, sinks, &params)) {
         paged_fail(LLAMA_PAGED_UNSUPPORTED, layer + why);
     }

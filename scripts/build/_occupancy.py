@@ -44,30 +44,34 @@ class Launch:
     bytes: int
 
 
-def launches(capability: str) -> list[Launch]:
+def build_launches(folder: Path) -> Path:
+    """Compile the program that prints launches, and return its path.
+
+    Raises: ScriptError if the compiler of the host is missing or fails.
+    """
+    compiler, program = os.environ.get("CXX", "c++"), folder / "launches"
+    include, output = f"-I{ROOT / 'native/ops/cuda'}", os.fspath(program)
+    try:
+        subprocess.run(
+            [compiler, "-std=c++17", include, os.fspath(SOURCE), "-o", output],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise ScriptError(f"{SOURCE.name} does not compile with {compiler}: {error}") from None
+    return program
+
+
+def launches(program: Path, capability: str) -> list[Launch]:
     """Return the launches of usual calls.
 
-    Raises: ScriptError if the compiler of the host is missing or fails, or the capability is unknown.
+    Raises: ScriptError if the capability is unknown.
     """
     if capability not in SHARED:
         raise ScriptError(f"the shared memory of {capability} is not known: choose from {', '.join(SHARED)}")
-    compiler = os.environ.get("CXX", "c++")
-    with tempfile.TemporaryDirectory() as folder:
-        program = Path(folder, "launches")
-        command = [
-            compiler,
-            "-std=c++17",
-            f"-I{ROOT / 'native/ops/cuda'}",
-            os.fspath(SOURCE),
-            "-o",
-            os.fspath(program),
-        ]
-        try:
-            subprocess.run(command, check=True, capture_output=True, text=True)
-        except (OSError, subprocess.CalledProcessError) as error:
-            raise ScriptError(f"{SOURCE.name} does not compile with {compiler}: {error}") from None
-        limit = str(SHARED[capability][0] * KIB)
-        out = subprocess.run([program, limit], check=True, capture_output=True, text=True).stdout
+    limit = str(SHARED[capability][0] * KIB)
+    out = subprocess.run([program, limit], check=True, capture_output=True, text=True).stdout
     found = (json.loads(line) for line in out.splitlines())
     return [Launch(one["call"], tuple(one["kernel"]), one["tokens"], one["bytes"]) for one in found]
 
@@ -87,13 +91,15 @@ def print_occupancy(
     """Print a table. `registers_of` returns a kernel's name and registers, or None if it was not compiled."""
     head = f"{'for':6} {'call':9} {'kernel':58} {'tokens':>6} {'KiB':>6} {'registers':>9}"
     print(f"{head} {'blocks':>6} {'warps':>5}")
-    for capability in capabilities:
-        for launch in launches(capability):
-            if (found := registers_of(launch.kernel, capability)) is None:
-                continue
-            name, registers = found
-            blocks = resident_blocks(launch.bytes, registers, capability)
-            print(
-                f"{capability:6} {launch.call:9} {name:58} {launch.tokens:6} {launch.bytes / KIB:6.1f} "
-                f"{registers:9} {blocks:6} {blocks * WARPS:5}"
-            )
+    with tempfile.TemporaryDirectory() as folder:
+        program = build_launches(Path(folder))
+        found = [(one, launch) for one in capabilities for launch in launches(program, one)]
+    for capability, launch in found:
+        if (used := registers_of(launch.kernel, capability)) is None:
+            continue
+        name, registers = used
+        blocks = resident_blocks(launch.bytes, registers, capability)
+        print(
+            f"{capability:6} {launch.call:9} {name:58} {launch.tokens:6} {launch.bytes / KIB:6.1f} "
+            f"{registers:9} {blocks:6} {blocks * WARPS:5}"
+        )

@@ -1,5 +1,4 @@
-// Attention of a tile of sixteen packed query rows whose sums or tokens are too large for the kernels of
-// paged-attend.h.
+// Attention of a tile of sixteen packed query rows whose sums or tokens are too large for the other kernels.
 //
 // In a tile of tokens, each warp computes the scores of some of the tokens, then the weighted sum of some of V's
 // columns. So a warp's registers hold a quarter of the columns.
@@ -118,7 +117,7 @@ template <int V_TILES, class KNumbers, class VNumbers> struct attend_columns : q
     }
 
     GPU_FN void store_weights(const float (&c)[2][4], int h, int column) {
-        const float base = softmax.maximum[0][h] == -INFINITY ? 0.0f : softmax.maximum[0][h];
+        const float base = softmax.base_of(0, h);
         char *      row  = memory + at.weights + (gpu::lane() / 4 + 8 * h) * weight_stride(at.tokens);
         GPU_UNROLL
         for (int n = 0; n < 2; ++n) {

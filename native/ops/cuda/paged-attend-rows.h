@@ -27,14 +27,8 @@ struct attend_rows : attend_tile<BY_ROWS, M_TILES, V_TILES, KNumbers, VNumbers> 
             GPU_ROLLED
             for (int n = gpu::warp(); n < 2 * at.tokens / GROUP; n += N_WARPS) {
                 const token_group of = group_of_tokens(p, s, tile::begin_of(i) + n / 2 * GROUP, item.tokens.end);
-                if (KNumbers::size == 0) {
-                    if (n % 2 == 0 || !p.v_is_k) {
-                        tile::fetch(n % 2, of, n / 2, i);
-                    }
-                } else if (n % 2 == 0) {
-                    tile::fetch(false, of, n / 2, i);
-                } else {
-                    tile::fetch(true, of, n / 2, i);
+                if (n % 2 == 0 || !p.v_is_k) {
+                    tile::fetch(n % 2, of, n / 2, i);
                 }
             }
         }

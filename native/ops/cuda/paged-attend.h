@@ -44,7 +44,13 @@ struct attend_tile : query_tile<16 * M_TILES *(BY == BY_ROWS ? N_WARPS : 1), KNu
         return stage_of(i) + (of_v ? at.v_raw : 0) + GROUP * g * (of_v ? p.v : p.k).raw_stride;
     }
     GPU_FN void fetch(bool of_v, const token_group & of, int g, int i) const {
-        fetch_group(p, of_v ? p.v : p.k, s, item.head_kv, of, raw(of_v, g, i));
+        if (KNumbers::size == 0) { // one piece of code for both
+            fetch_group(p, of_v ? p.v : p.k, s, item.head_kv, of, raw(of_v, g, i));
+        } else if (of_v) {
+            fetch_group(p, p.v, s, item.head_kv, of, raw(true, g, i));
+        } else {
+            fetch_group(p, p.k, s, item.head_kv, of, raw(false, g, i));
+        }
     }
 
     GPU_FN char * converted(bool of_v) const { return memory + (of_v ? at.v : at.k) + owner() * at.converted_bytes; }

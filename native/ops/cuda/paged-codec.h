@@ -166,19 +166,9 @@ template <int TYPE, int SIZE> struct known_numbers : half_numbers {
     static constexpr int type = TYPE, size = SIZE;
 };
 
-GPU_BOTH constexpr int known_row_bytes(int type, int size) { return size / CODED_NUMBERS * group_bytes(type); }
-
-// Return whether K and V are what kernels with these numbers are compiled for.
-template <class Numbers> inline bool is_known(const params & p) {
-    const auto fits = [](const pages & x) {
-        return x.type == Numbers::type && x.steps_aligned && (x.aligned || Numbers::type != PAGE_F16);
-    };
-    return p.d_k == Numbers::size && p.d_v == Numbers::size && fits(p.k) && fits(p.v) && !p.v_is_k && p.groups_whole;
-}
-
 // Return the parameters with constants for all that the kernel is compiled for.
 template <class Numbers> GPU_FN params with_constants(const params & p) {
-    constexpr int row_bytes = known_row_bytes(Numbers::type, Numbers::size);
+    constexpr int row_bytes = Numbers::size / CODED_NUMBERS * group_bytes(Numbers::type);
     constexpr int aligned   = Numbers::type == PAGE_F16;
     params        q         = p;
     q.d_k = q.d_v  = Numbers::size;
@@ -187,8 +177,8 @@ template <class Numbers> GPU_FN params with_constants(const params & p) {
         x.row_bytes     = row_bytes;
         x.aligned       = aligned;
         x.steps_aligned = 1;
-        x.raw_stride    = round_up(row_bytes, 16) + PAD;
-        x.copy_shift    = copy_shift_of(ceil_div(row_bytes + (aligned ? 0 : 14), 16));
+        x.raw_stride    = raw_stride_of(row_bytes);
+        x.copy_shift    = copy_shift_of(row_bytes, aligned);
     };
     set(q.k);
     set(q.v);

@@ -146,9 +146,12 @@ template <class Launcher> bool launch_known_type(const params & p, int shared_by
     }
 }
 
-template <int SIZE> bool is_known_size(const params & p) {
-    return is_known<known_numbers<PAGE_F16, SIZE>>(p) || is_known<known_numbers<PAGE_Q8_0, SIZE>>(p) ||
-           is_known<known_numbers<PAGE_Q4_0, SIZE>>(p);
+// Return whether there are such kernels for a call.
+inline bool is_known(const params & p) {
+    const auto fits = [](const pages & x) { return x.steps_aligned && (x.aligned || x.type != PAGE_F16); };
+    return (p.k.type == PAGE_F16 || p.k.type == PAGE_Q8_0 || p.k.type == PAGE_Q4_0) && p.v.type == p.k.type &&
+           (p.d_k == 64 || p.d_k == 128 || p.d_k == 256) && p.d_v == p.d_k && fits(p.k) && fits(p.v) && !p.v_is_k &&
+           p.groups_whole;
 }
 
 // Select the kernels by the type of V. Each type of K is compiled in its own file.
@@ -175,8 +178,7 @@ template <class Which, class Launcher> bool launch_which(const params & p, int s
 // Launch the kernels for the sequences of `p.table`. Return false if a tile of these heads does not fit into
 // `shared_bytes`, the limit of a thread block.
 template <class Launcher> bool launch_part(const params & p, int shared_bytes, Launcher & launcher) {
-    if ((is_known_size<64>(p) || is_known_size<128>(p) || is_known_size<256>(p)) &&
-        launcher.template attend_with<known_types>(p, shared_bytes)) {
+    if (is_known(p) && launcher.template attend_with<known_types>(p, shared_bytes)) {
         return true;
     }
     switch (p.k.type) {

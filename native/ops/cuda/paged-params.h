@@ -102,14 +102,16 @@ GPU_BOTH constexpr int round_up(int n, int to) { return (n + to - 1) / to * to; 
 
 constexpr int PAD = 16; // bytes after a row in shared memory, so that eight rows are in different banks
 
-// Lanes that copy a row of at most `pieces` pieces of sixteen bytes.
-GPU_BOTH constexpr int copy_shift_of(int pieces) {
+GPU_BOTH constexpr int raw_stride_of(int row_bytes) { return round_up(row_bytes, 16) + PAD; }
+
+// Return the shift of the lanes that copy a row, which may begin at any even address if it is not aligned.
+GPU_BOTH constexpr int copy_shift_of(int row_bytes, bool aligned) {
+    const int pieces = ceil_div(row_bytes + (aligned ? 0 : 14), 16); // at most
     return pieces <= 2 || pieces > 32 ? -1 : 2 + (pieces > 4) + (pieces > 8) + (pieces > 16);
 }
 
 inline pages make_pages(const void * data, int64_t head_stride, int64_t slot_stride, int type, int row_bytes) {
     const int aligned = ((uint64_t) data | (uint64_t) head_stride | (uint64_t) slot_stride) % 16 == 0;
-    const int pieces  = ceil_div(row_bytes + (aligned ? 0 : 14), 16); // at most
     return {(const char *) data,
             head_stride,
             slot_stride,
@@ -117,8 +119,8 @@ inline pages make_pages(const void * data, int64_t head_stride, int64_t slot_str
             row_bytes,
             aligned,
             slot_stride % 16 == 0,
-            round_up(row_bytes, 16) + PAD,
-            copy_shift_of(pieces)};
+            raw_stride_of(row_bytes),
+            copy_shift_of(row_bytes, aligned)};
 }
 
 } // namespace paged

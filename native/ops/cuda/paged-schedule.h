@@ -42,7 +42,7 @@ GPU_BOTH int splits_of(int64_t tokens) {
     return tokens <= size ? 1 : (int) ((tokens + size - 1) / size);
 }
 
-// Return the most KV splits of up to so many tokens: at the largest number of a size, there are as many as later.
+// Return the most KV splits of up to so many tokens: where a larger size begins, there are fewer than just before.
 GPU_BOTH int most_splits(int64_t tokens) {
     const int now = splits_of(tokens), before = tokens > SHORT_TOKENS ? SHORT_TOKENS / MIN_SPLIT_TOKENS : 0;
     return tokens > 2 * MAX_SPLITS * MIN_SPLIT_TOKENS ? MAX_SPLITS : now > before ? now : before;

@@ -46,6 +46,9 @@ template <int M_TILES, int V_TILES> struct softmax_state {
         }
     }
 
+    // Return what is subtracted from a row's scores: the maximum, or 0 if all scores are -inf.
+    GPU_FN float base_of(int m, int h) const { return maximum[m][h] == -INFINITY ? 0.0f : maximum[m][h]; }
+
     // Turn a row's scores, of which its four lanes have all, into weights.
     template <int N> GPU_FN void weigh(int m, int h, float (&scores)[N][4]) {
         float top = -INFINITY;
@@ -56,7 +59,7 @@ template <int M_TILES, int V_TILES> struct softmax_state {
         top = fmaxf(top, gpu::shuffle_xor(top, 1));
         top = fmaxf(top, gpu::shuffle_xor(top, 2));
         rescale(m, h, top);
-        const float base = maximum[m][h] == -INFINITY ? 0.0f : maximum[m][h];
+        const float base = base_of(m, h);
         GPU_UNROLL
         for (int n = 0; n < N; ++n) {
             GPU_UNROLL

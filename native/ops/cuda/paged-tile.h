@@ -47,7 +47,7 @@ template <class KNumbers> GPU_BOTH int query_terms(const params & p, division by
 // Offsets in shared memory, in bytes. Each owner, a warp or the thread block, has stages and converted rows, after the
 // owner before it.
 struct layout {
-    int rows, tokens; // of a tile; of an owner's tokens
+    int tokens; // of an owner's tile
     int q, stages, stage_bytes, v_raw, k, v, converted_bytes, weights, maxima, positions, output_rows, starts, items,
         total;
 };
@@ -66,7 +66,6 @@ GPU_BOTH layout layout_of(const params & p, division by, int rows, int tokens) {
     const int  k_bytes = k_ready || k_direct ? 0 : KNumbers::terms * tokens * number_stride(p.d_k);
     const int  v_bytes = v_ready || v_direct ? 0 : VNumbers::terms * tokens * number_stride(p.d_v);
     layout     l;
-    l.rows            = rows;
     l.tokens          = tokens;
     l.q               = 0;
     l.stages          = l.q + terms * rows * number_stride(p.d_k);
