@@ -63,34 +63,56 @@ double sum(const float * weights, int32_t n) {
     return total;
 }
 
+// Four lanes of a compiler's vector. Every compiler keeps these in registers; GCC stores arrays of lanes at each turn.
+typedef float   four_floats __attribute__((vector_size(16)));
+typedef int32_t four_masks __attribute__((vector_size(16)));
+
+struct chunk_top {
+    float max = -infinity;
+    bool  bad = false; // NaN or infinity
+};
+
+chunk_top top_of_chunk(const float * logits, int32_t n) {
+    constexpr int32_t n_vectors = n_lanes / 4;
+    four_floats       most[n_vectors];
+    four_masks        good[n_vectors];
+    for (int32_t v = 0; v < n_vectors; ++v) {
+        most[v] = four_floats{} - infinity;
+        good[v] = ~four_masks{};
+    }
+    int32_t i = 0;
+    for (; i + n_lanes <= n; i += n_lanes) {
+        for (int32_t v = 0; v < n_vectors; ++v) {
+            four_floats x;
+            std::memcpy(&x, logits + i + 4 * v, sizeof(x));
+            most[v] = x > most[v] ? x : most[v];
+            good[v] &= x < infinity;
+        }
+    }
+    chunk_top top;
+    for (int32_t lane = 0; lane < n_lanes; ++lane) {
+        top.max = std::max(top.max, most[lane / 4][lane % 4]);
+        top.bad = top.bad || !good[lane / 4][lane % 4];
+    }
+    for (; i < n; ++i) {
+        top.max = logits[i] > top.max ? logits[i] : top.max;
+        top.bad = top.bad || !(logits[i] < infinity);
+    }
+    return top;
+}
+
 } // namespace
 
 top_logit find_top(const float * logits, int32_t n) {
     top_logit best{-infinity, 0, true};
     int32_t   best_chunk = 0;
     for (int32_t start = 0; start < n; start += chunk) {
-        const int32_t end = std::min(n, start + chunk);
-        float         lanes[n_lanes];
-        int32_t       bad[n_lanes] = {};
-        std::fill(lanes, lanes + n_lanes, -infinity);
-        int32_t i = start;
-        for (; i + n_lanes <= end; i += n_lanes) {
-            for (int32_t lane = 0; lane < n_lanes; ++lane) {
-                const float x = logits[i + lane];
-                lanes[lane]   = x > lanes[lane] ? x : lanes[lane];
-                bad[lane] |= !(x < infinity);
-            }
-        }
-        for (; i < end; ++i) {
-            lanes[0] = logits[i] > lanes[0] ? logits[i] : lanes[0];
-            bad[0] |= !(logits[i] < infinity);
-        }
-        const float max = *std::max_element(lanes, lanes + n_lanes);
-        if (max > best.max) {
-            best.max   = max;
+        const chunk_top top = top_of_chunk(logits + start, std::min(n - start, chunk));
+        if (top.max > best.max) {
+            best.max   = top.max;
             best_chunk = start;
         }
-        best.computable = best.computable && !std::any_of(bad, bad + n_lanes, [](int32_t b) { return b != 0; });
+        best.computable = best.computable && !top.bad;
     }
     best.computable = best.computable && best.max > -infinity;
     if (best.computable) {

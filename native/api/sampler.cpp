@@ -82,17 +82,45 @@ void adjust(const velo_sampler & sampler, float * logits) {
     }
 }
 
-velo_status sample_row(velo_context & context, velo_sampler & sampler, int32_t row, int32_t & token) {
-    const float * logits = llama_paged_logits(context.llama.get(), row);
-    if (!sampler.bias.empty() || !sampler.seen.empty() || !sampler.mask.empty()) {
-        context.logits.assign(logits, logits + context.n_vocab);
+// Logits as a sampler sees them. A mask needs a copy; bias and penalties change a few in place, which the destructor
+// takes back.
+class adjusted_logits {
+public:
+    adjusted_logits(velo_context & context, const velo_sampler & sampler, float * logits) : logits_(logits) {
         if (!sampler.mask.empty()) {
-            apply_mask(sampler.mask, context.logits.data(), context.n_vocab);
+            context.logits.assign(logits, logits + context.n_vocab);
+            logits_ = context.logits.data();
+            apply_mask(sampler.mask, logits_, context.n_vocab);
         }
-        adjust(sampler, context.logits.data());
-        logits = context.logits.data();
+        for (const llama_logit_bias & bias : sampler.bias) {
+            keep(bias.token);
+        }
+        for (const auto & [token, count] : sampler.seen) {
+            keep(token);
+        }
+        adjust(sampler, logits_);
     }
-    const velo::top_logit best = velo::find_top(logits, context.n_vocab);
+    ~adjusted_logits() {
+        for (const llama_logit_bias & one : kept_) {
+            logits_[one.token] = one.bias;
+        }
+    }
+    adjusted_logits(const adjusted_logits &)             = delete;
+    adjusted_logits & operator=(const adjusted_logits &) = delete;
+
+    const float * data() const { return logits_; }
+
+private:
+    void keep(llama_token token) { kept_.push_back({token, logits_[token]}); }
+
+    float *                       logits_;
+    std::vector<llama_logit_bias> kept_; // tokens and their logits before
+};
+
+velo_status sample_row(velo_context & context, velo_sampler & sampler, float * raw, int32_t & token) {
+    const adjusted_logits adjusted(context, sampler, raw);
+    const float *         logits = adjusted.data();
+    const velo::top_logit best   = velo::find_top(logits, context.n_vocab);
     if (!best.computable) {
         token = -1;
         return velo::report(VELO_FAILED,
@@ -191,17 +219,19 @@ velo_status velo_sample(velo_context * context, const int32_t * rows, velo_sampl
         velo::check_array(samplers, n, "samplers");
         velo::check_array(tokens, n, "tokens");
         velo::check_array(statuses, n, "statuses");
+        std::vector<float *> logits;      // of each row
         for (int32_t i = 0; i < n; ++i) { // check everything before the first sampler draws
             velo::check_pointer(samplers[i], "a sampler");
             if (samplers[i]->model != context->model) {
                 velo::fail(VELO_INVALID, "sampler %d was made for another model", i);
             }
-            if (!llama_paged_logits(context->llama.get(), rows[i])) {
+            logits.push_back(llama_paged_logits(context->llama.get(), rows[i]));
+            if (!logits.back()) {
                 velo::fail(VELO_INVALID, "%s", llama_paged_error());
             }
         }
         for (int32_t i = 0; i < n; ++i) {
-            statuses[i] = sample_row(*context, *samplers[i], rows[i], tokens[i]);
+            statuses[i] = sample_row(*context, *samplers[i], logits[i], tokens[i]);
         }
     });
 }

@@ -32,7 +32,7 @@ LAB_API const char * lab_paged_attn_gpu(const struct lab_paged * op, int32_t n_b
 // Return why no kernel supports this call, or null. Only shapes and addresses of the tensors are used.
 LAB_API const char * lab_gpu_refusal(const struct lab_paged * op, int32_t shared_bytes);
 
-// Write the launches of a call, at most three. Return their number.
+// Write the launches of a call, at most four. Return their number.
 LAB_API int32_t lab_gpu_launches(const struct lab_paged * op, int32_t shared_bytes, struct lab_gpu_launch * to);
 
 // Return the bound of the workspace's rows, which follows from shapes.

@@ -73,8 +73,9 @@ graph paged_graph(const call & c, ggml_backend_t backend, int n_layers) {
     ggml_tensor * q      = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, c.s.d_k, c.s.heads, c.n_tokens);
     ggml_tensor * table  = ggml_new_tensor_2d(ctx, GGML_TYPE_I32, GGML_PAGED_ATTN_HEADER + c.width, c.rows);
     const bool    single = std::all_of(c.s.sequences.begin(), c.s.sequences.end(), [](auto & s) { return s[0] <= 1; });
-    const ggml_paged_attn_params params = {1.0f / sqrtf((float) c.s.d_k),      0, 0, BLOCK, 0, 0,
-                                           single ? GGML_PAGED_ATTN_SINGLE : 0};
+    const int32_t flags =
+        (single ? GGML_PAGED_ATTN_SINGLE : 0) | (c.s.common_blocks > 0 ? GGML_PAGED_ATTN_PREFIXES : 0);
+    const ggml_paged_attn_params params = {1.0f / sqrtf((float) c.s.d_k), 0, 0, BLOCK, 0, 0, flags};
     layers                       all;
     for (int i = 0; i < n_layers; ++i) {
         ggml_tensor * k = ggml_new_tensor_3d(ctx, c.s.type, c.s.d_k, c.s.heads_kv, c.n_slots);

@@ -71,7 +71,8 @@ paged::params params_of(const lab_paged * op) {
     p.group = p.n_head / p.n_head_kv, p.n_tokens = op->n_tokens, p.n_rows = op->n_rows;
     p.window = op->window, p.window_type = op->window_type;
     p.scale = op->scale, p.softcap = op->softcap;
-    p.fast = (op->flags & 2) != 0, p.single = (op->flags & 4) != 0; // GGML_PAGED_ATTN_FAST, _SINGLE
+    // GGML_PAGED_ATTN_FAST, _SINGLE, _PREFIXES
+    p.fast = (op->flags & 2) != 0, p.single = (op->flags & 4) != 0, p.prefixes = (op->flags & 8) != 0;
     paged::set_block_size(p, op->block_size);
     paged::set_bias(p, op->max_bias);
     return p;

@@ -110,7 +110,7 @@ LLAMA_API enum llama_paged_status llama_decode_paged(struct llama_context *     
 
 // Return the n_vocab logits of an output of the last step; NULL if there is no such row. `row` counts the non-zero
 // entries of batch.outputs. Valid until the next step.
-LLAMA_API const float * llama_paged_logits(struct llama_context * ctx, int32_t row);
+LLAMA_API float * llama_paged_logits(struct llama_context * ctx, int32_t row);
 
 // Copy, read or write whole blocks over all storages. A block's bytes are its K rows, then its V rows, of each storage.
 LLAMA_API enum llama_paged_status llama_paged_copy(struct llama_context * ctx, const int32_t * src, const int32_t * dst,

@@ -70,6 +70,20 @@ static void set_tables(llama_paged_cache & cache, const llama_paged_batch & b, c
     }
 }
 
+// Return whether rows of the tables share a quarter of their blocks or more with the row before.
+static bool has_prefixes(const llama_paged & paged, int32_t n_rows) {
+    int64_t shared = 0, all = 0;
+    for (const llama_paged_cache & cache : paged.caches) {
+        const size_t    stride = GGML_PAGED_ATTN_HEADER + cache.width;
+        const int32_t * row    = cache.tables.data();
+        for (int32_t i = 0; i < n_rows; ++i, row += stride) { // of the first part
+            shared += row[GGML_PAGED_ATTN_SHARED];
+            all += (row[GGML_PAGED_ATTN_KV] - 1) / paged.params.block_size + 1 - row[GGML_PAGED_ATTN_FIRST];
+        }
+    }
+    return shared > 0 && 4 * shared >= all;
+}
+
 // Fill the graph's inputs.
 static void set_step(llama_paged & paged, const llama_paged_batch & b, const ubatch_range & p) {
     paged_step & step = paged.step;
@@ -77,10 +91,12 @@ static void set_step(llama_paged & paged, const llama_paged_batch & b, const uba
     step.token_stride = b.token_stride;
     step.n_tokens     = p.t1 - p.t0;
     step.n_rows       = bucket(p.s1 - p.s0, 8, paged.params.max_rows);
-    step.single       = p.t1 - p.t0 == p.s1 - p.s0; // each sequence of a ubatch has a token in it
     for (llama_paged_cache & cache : paged.caches) {
         set_tables(cache, b, p);
     }
+    const bool single = p.t1 - p.t0 == p.s1 - p.s0; // each sequence of a ubatch has a token in it
+    step.flags =
+        (single ? GGML_PAGED_ATTN_SINGLE : 0) | (has_prefixes(paged, p.s1 - p.s0) ? GGML_PAGED_ATTN_PREFIXES : 0);
 }
 
 static llama_ubatch make_ubatch(llama_paged & paged, const llama_paged_batch & b, const ubatch_range & p) {
@@ -292,6 +308,7 @@ llama_paged_status llama_decode_paged(llama_context * ctx, const llama_paged_bat
         if (!batch) {
             paged_fail(LLAMA_PAGED_INVALID, "the batch is null");
         }
+        paged.computing = true;
         decode(*ctx, paged, *batch);
         int32_t highest = -1;
         for (int32_t g = 0; g < paged.n_groups; ++g) {
@@ -302,11 +319,14 @@ llama_paged_status llama_decode_paged(llama_context * ctx, const llama_paged_bat
     });
 }
 
-const float * llama_paged_logits(llama_context * ctx, int32_t row) {
-    const float *            logits = nullptr;
+float * llama_paged_logits(llama_context * ctx, int32_t row) {
+    float *                  logits = nullptr;
     const llama_paged_status status = paged_guard([&] {
-        paged_of(ctx);
-        ctx->synchronize();
+        llama_paged & paged = paged_of(ctx);
+        if (paged.computing) { // once for all rows
+            ctx->synchronize();
+            paged.computing = false;
+        }
         const int32_t n_outputs = (int32_t) access::n_outputs(*ctx);
         if (row < 0 || row >= n_outputs) {
             paged_fail(LLAMA_PAGED_INVALID, "row " + std::to_string(row) + " is not one of the " +

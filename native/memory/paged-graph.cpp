@@ -11,9 +11,8 @@
 
 uint32_t llama_paged_size(const llama_paged_cache & cache) { return cache.paged->n_slots() * cache.n_shares; }
 
-// Return whether the step has one token of each sequence. The largest graph, which is reserved outside a step, does
-// not.
-static bool is_single(const llama_paged & paged) { return paged.step.slots && paged.step.single; }
+// Return the flags that follow from the step's tables; none for the largest graph, which is reserved outside a step.
+static int32_t step_flags(const llama_paged & paged) { return paged.step.slots ? paged.step.flags : 0; }
 
 // Create an input of n_rows rows for each part, and a view of each part's rows. The views are made once: a scheduler
 // copies each of them to a device once in a step, however many layers use it.
@@ -21,8 +20,8 @@ static ggml_tensor * build_input(ggml_context * ctx, llama_paged_cache & cache, 
                                  int64_t n_rows, const char * name) {
     const int64_t n_parts = cache.n_parts();
     paged_input   input;
-    input.single = is_single(*cache.paged);
-    input.whole  = ggml_new_tensor_2d(ctx, type, n, n_rows * n_parts);
+    input.flags = step_flags(*cache.paged);
+    input.whole = ggml_new_tensor_2d(ctx, type, n, n_rows * n_parts);
     ggml_set_input(input.whole);
     ggml_set_name(input.whole, name);
     for (int64_t i = 0; i < n_parts; ++i) {
@@ -77,7 +76,7 @@ bool llama_paged_can_reuse(const ggml_tensor * tables, const llama_paged_cache &
     const paged_input * input = input_of(cache, tables);
     return tables->ne[0] == GGML_PAGED_ATTN_HEADER + cache.width &&
            tables->ne[1] == cache.paged->step.n_rows * cache.n_parts() && input &&
-           input->single == is_single(*cache.paged);
+           input->flags == step_flags(*cache.paged);
 }
 
 bool llama_paged_is_table(const ggml_tensor * mask) { return mask && mask->type == GGML_TYPE_I32; }
@@ -109,8 +108,8 @@ static ggml_paged_attn_params params_of_layer(const llm_graph_context & graph, c
     params.max_bias   = hparams.f_max_alibi_bias;
     params.softcap    = hparams.attn_soft_cap ? hparams.f_attn_logit_softcapping : 0.0f;
     params.block_size = (int32_t) paged.block_size;
-    params.flags = (paged.deterministic ? GGML_PAGED_ATTN_DETERMINISTIC : 0) |
-                   (paged.fast_attention ? GGML_PAGED_ATTN_FAST : 0) | (is_single(state) ? GGML_PAGED_ATTN_SINGLE : 0);
+    params.flags      = (paged.deterministic ? GGML_PAGED_ATTN_DETERMINISTIC : 0) |
+                        (paged.fast_attention ? GGML_PAGED_ATTN_FAST : 0) | step_flags(state);
     if (graph.arch == LLM_ARCH_GROK) { // upstream always caps, and scales after it
         if (kq_scale != 1.0f) {
             paged_fail(LLAMA_PAGED_UNSUPPORTED,

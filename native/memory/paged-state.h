@@ -43,15 +43,15 @@ struct paged_step {
     const int32_t * slots = nullptr; // [n_groups][token_stride]; null outside a step: the largest graph is reserved
     int32_t         token_stride = 0;
     int32_t         n_tokens     = 0;
-    int32_t         n_rows       = 0;     // sequences, rounded up so that more steps reuse a graph
-    bool            single       = false; // no sequence has more than one token
+    int32_t         n_rows       = 0; // sequences, rounded up so that more steps reuse a graph
+    int32_t         flags        = 0; // ggml_paged_attn_flags that follow from the tables
 };
 
 // An input of the graph with several parts.
 struct paged_input {
     ggml_tensor *              whole = nullptr;
-    std::vector<ggml_tensor *> parts;          // views
-    bool                       single = false; // as the step's
+    std::vector<ggml_tensor *> parts;     // views
+    int32_t                    flags = 0; // as the step's
 };
 
 // Arrays of a llama_ubatch, reused by every step.
@@ -105,6 +105,7 @@ struct llama_paged {
     llama_memory_recurrent *       states = nullptr;
     llama_memory_context_ptr       memory; // serves every step of an attention-only model
     paged_step                     step;
+    bool                           computing = false; // a step's results may still be on their way
     paged_ubatch_buffers           buffers;
     pool_ahead                     ahead;
     std::unique_ptr<paged_swap>    swap; // null if n_swap_blocks is 0

@@ -43,7 +43,8 @@ static const char * check_params(const struct ggml_paged_attn_params * params) {
     if (params->window_type != GGML_PAGED_ATTN_WINDOW_NONE && params->window <= 0) {
         return "a sliding or chunked window must be a positive number of tokens";
     }
-    if (params->flags & ~(GGML_PAGED_ATTN_DETERMINISTIC | GGML_PAGED_ATTN_FAST | GGML_PAGED_ATTN_SINGLE)) {
+    if (params->flags &
+        ~(GGML_PAGED_ATTN_DETERMINISTIC | GGML_PAGED_ATTN_FAST | GGML_PAGED_ATTN_SINGLE | GGML_PAGED_ATTN_PREFIXES)) {
         return "there is no such flag: only GGML_PAGED_ATTN_DETERMINISTIC, _FAST and _SINGLE are defined";
     }
     return NULL;

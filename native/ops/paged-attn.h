@@ -42,6 +42,8 @@ enum ggml_paged_attn_flags {
     GGML_PAGED_ATTN_FAST = 2,
     // no row of the table has more than one query row, as in a step of decode; devices may need fewer kernels
     GGML_PAGED_ATTN_SINGLE = 4,
+    // many rows of the table share blocks with the row before; devices may have kernels that read these less often
+    GGML_PAGED_ATTN_PREFIXES = 8,
 };
 
 // Sets GGML_PAGED_ATTN_SHARED of each row of a table from its other numbers. A row has `stride` integers.

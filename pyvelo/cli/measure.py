@@ -132,14 +132,18 @@ def _opened(plan: BenchPlan, kv_type: str | tuple[str, str], loading: Loading) -
 
 
 def _prompt_samples(engine: Engine, plan: BenchPlan, depth: int, repeats: int) -> tuple[float, ...]:
-    """Return the speeds of a prompt after `depth` tokens, up to its first token."""
+    """Return the speeds of a prompt after `depth` tokens, up to its first token.
+
+    The session has one token more: a fork computes the last one with what is appended.
+    """
     draw = random.Random(depth)
     samples = []
-    before = engine.processor.sequence(_tokens(engine, draw, max(1, depth)), "")
+    before = engine.processor.sequence(_tokens(engine, draw, depth + 1), "")
     with Session(engine, before) as there:
         for _ in range(repeats):
             with there.fork() as fork:
-                fork.append(_tokens(engine, draw, plan.prompt))
+                if plan.prompt > 1:
+                    fork.append(_tokens(engine, draw, plan.prompt - 1))
                 start = now()
                 fork.generate(_params(1))
                 samples.append(plan.prompt / (now() - start))

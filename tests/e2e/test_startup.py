@@ -124,11 +124,13 @@ def test_weights_are_mapped_until_the_first_step_packs_them(packed_model: Path, 
 @linux_only
 def test_an_embedding_packs_weights_too(packed_model: Path, tmp_path: Path) -> None:
     model = own(packed_model, tmp_path)
+    others = reserved_memory()  # of engines that other tests left to the garbage collector
     with LLM(model) as llm:
         mapped, loaded = resident(model)
         assert loaded < 0.1 * mapped
+        assert reserved_memory() > others
         llm.embed("Once", pooling="mean")
-        assert reserved_memory() == 0
+        assert reserved_memory() <= others
         assert resident(model)[1] < 0.2 * mapped
 
 

@@ -42,6 +42,7 @@ WINDOWS = {"none": 0, "sliding": 1, "chunked": 2}
 DETERMINISTIC = 1
 FAST = 2
 SINGLE = 4
+PREFIXES = 8
 
 _CDEF = """
 struct lab_run {
@@ -177,6 +178,7 @@ class Params:
     deterministic: bool = False
     fast: bool = False
     single: bool = False
+    prefixes: bool = False
 
 
 def row_size(kv_type: str, n: int) -> int:
@@ -398,7 +400,7 @@ class GpuPlan:
         library = _gpu_library()
         why = library.lab_gpu_refusal(self._op, shared_bytes)
         self.refusal = "" if why == _ffi.NULL else _ffi.string(why).decode()
-        found = _ffi.new("struct lab_gpu_launch[3]")
+        found = _ffi.new("struct lab_gpu_launch[4]")
         n = 0 if self.refusal else library.lab_gpu_launches(self._op, shared_bytes, found)
         launches = [GpuLaunch(*(getattr(one, name) for name in GpuLaunch.__annotations__)) for one in found]
         self.launches = [launch for launch in launches[:n] if launch.tile_rows]
@@ -441,7 +443,12 @@ def _paged_struct(
     op.scale = params.scale if params.scale is not None else heads.d_k**-0.5
     op.max_bias, op.softcap, op.block_size = params.max_bias, params.softcap, params.block_size
     op.window, op.window_type = params.window, WINDOWS[params.window_type]
-    chosen = {DETERMINISTIC: params.deterministic, FAST: params.fast, SINGLE: params.single}
+    chosen = {
+        DETERMINISTIC: params.deterministic,
+        FAST: params.fast,
+        SINGLE: params.single,
+        PREFIXES: params.prefixes,
+    }
     op.flags = sum(flag for flag, wanted in chosen.items() if wanted)
     op.q, op.k, op.v = _pointer(q, "float *"), _pointer(k, "void *"), _pointer(v, "void *")
     op.table, op.sinks = _pointer(table, "int32_t *"), _pointer(sinks, "float *")

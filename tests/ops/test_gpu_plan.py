@@ -171,7 +171,7 @@ def test_two_blocks_of_common_heads_fit_a_multiprocessor() -> None:
         for d in (64, 128):
             call = shapes_of(Case(Heads(d, d, 32, 8, kv_type, kv_type), sequences=((40, 90), (1, 300))))
             for room in (163 * KIB, 227 * KIB):
-                divisions = [BY_TOKENS, BY_ROWS]
+                divisions = [BY_TOKENS, BY_TOKENS, BY_ROWS]
                 for launch, division in zip(plan_of(call, room).launches, divisions, strict=True):
                     assert launch.division == division
                     fits = 2 * (launch.shared_bytes + KIB) <= room + KIB
@@ -185,10 +185,10 @@ def test_cards_from_8_0_on_decode_common_heads_by_tokens(kv_type: str, kilobytes
     for d in (64, 128):
         call = shapes_of(Case(Heads(d, d, 32, 8, kv_type, kv_type), sequences=((40, 90), (1, 300))))
         divisions = [launch.division for launch in plan_of(call, kilobytes * KIB).launches]
-        assert divisions == [BY_TOKENS, BY_ROWS]
+        assert divisions == [BY_TOKENS, BY_TOKENS, BY_ROWS]
 
 
-@pytest.mark.parametrize("group", [1, 16, 17, 40])
+@pytest.mark.parametrize("group", [1, 8, 9, 16, 17, 40])
 def test_sequences_of_one_query_need_one_launch(group: int) -> None:
     """If the call says so: of the kernel for their rows, which is the same as without the word."""
     heads, sequences = Heads(64, 64, group, 1), ((1, 300), (1, 5), (0, 9))
@@ -220,9 +220,9 @@ def test_fast_tiles_of_many_rows_have_more_tokens() -> None:
     exact, fast = (
         plan_of(shapes_of(Case(heads, Params(fast=fast), sequences))).launches for fast in (False, True)
     )
-    assert fast[0] == exact[0]
-    assert (exact[1].tile_tokens, fast[1].tile_tokens) == (32, 64)
-    assert all(2 * (launch[1].shared_bytes + KIB) <= 228 * KIB for launch in (exact, fast))
+    assert fast[:-1] == exact[:-1]
+    assert (exact[-1].tile_tokens, fast[-1].tile_tokens) == (32, 64)
+    assert all(2 * (launches[-1].shared_bytes + KIB) <= 228 * KIB for launches in (exact, fast))
 
 
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
@@ -236,10 +236,27 @@ def test_tiles_do_not_follow_the_number_of_sequences(kv_type: str) -> None:
         assert few == padded
 
 
-def test_queries_that_fit_one_tile_need_one_launch() -> None:
-    """16 packed rows in all: no sequence can have more."""
-    assert len(plan_of(shapes_of(Case(Heads(64, 64, 16, 1), sequences=((1, 100),)))).launches) == 1
-    assert len(plan_of(shapes_of(Case(Heads(64, 64, 17, 1), sequences=((1, 100),)))).launches) == 2
+@pytest.mark.parametrize(
+    ("group", "n_queries", "prefixes", "tiles"),
+    [
+        (8, 1, False, [8]),
+        (8, 1, True, [16]),
+        (8, 2, False, [8, 16]),
+        (9, 1, False, [16]),
+        (16, 1, False, [16]),
+        (17, 1, False, [64]),
+        (16, 2, False, [16, 64]),
+        (8, 3, False, [8, 16, 64]),
+        (8, 3, True, [16, 64]),
+    ],
+)
+def test_kernels_that_no_sequence_needs_are_not_launched(
+    group: int, n_queries: int, prefixes: bool, tiles: list[int]
+) -> None:
+    """A sequence has the packed rows of one query or more, and at most those of all queries."""
+    heads = Heads(64, 64, group, 1)
+    call = shapes_of(Case(heads, Params(prefixes=prefixes), sequences=((1, 100),) * n_queries))
+    assert [launch.tile_rows for launch in plan_of(call).launches] == tiles
 
 
 @pytest.mark.parametrize("kv_type", KV_TYPES)

@@ -11,6 +11,7 @@
 #define GPU_UNROLL _Pragma("unroll")
 #define GPU_UNROLL_2 _Pragma("unroll 2")
 #define GPU_UNROLL_4 _Pragma("unroll 4")
+#define GPU_SELDOM(x) __builtin_expect((x), 0)
 #define GPU_ROLLED _Pragma("unroll 1")
 
 namespace gpu {
@@ -27,6 +28,7 @@ GPU_FN void sync_block() { __syncthreads(); }
 
 template <class T> GPU_FN T shuffle(T value, int from) { return __shfl_sync(0xffffffff, value, from); }
 template <class T> GPU_FN T shuffle_xor(T value, int mask) { return __shfl_xor_sync(0xffffffff, value, mask); }
+GPU_FN bool                 any(bool x) { return __any_sync(0xffffffff, x); }
 template <class T> GPU_FN T shuffle_up(T value, int by) { return __shfl_up_sync(0xffffffff, value, by); }
 
 // The backend is compiled with fast math: exp2 is exact to 2 units in the last place, but its tanh not to 11 bits.
@@ -56,15 +58,25 @@ GPU_FN const uint32_t * words_at(uint32_t address) { return (const uint32_t *) _
 
 // ---- asynchronous copies from global to shared memory ----
 
-template <int bytes> GPU_FN void copy_async_if(bool wanted, void * to, const void * from) {
+// LINES: the warp copies whole lines of 128 bytes, which are better fetched as such.
+template <int bytes, bool LINES = false> GPU_FN void copy_async_if(bool wanted, void * to, const void * from) {
     static_assert(bytes == 16, "cp.async.cg copies 16 bytes");
 #if __CUDA_ARCH__ >= 800
-    asm volatile("{\n"
-                 ".reg .pred p;\n"
-                 "setp.ne.b32 p, %2, 0;\n"
-                 "@p cp.async.cg.shared.global [%0], [%1], 16;\n"
-                 "}" ::"r"(shared_address(to)),
-                 "l"(from), "r"((int) wanted));
+    if (LINES) {
+        asm volatile("{\n"
+                     ".reg .pred p;\n"
+                     "setp.ne.b32 p, %2, 0;\n"
+                     "@p cp.async.cg.shared.global.L2::128B [%0], [%1], 16;\n"
+                     "}" ::"r"(shared_address(to)),
+                     "l"(from), "r"((int) wanted));
+    } else {
+        asm volatile("{\n"
+                     ".reg .pred p;\n"
+                     "setp.ne.b32 p, %2, 0;\n"
+                     "@p cp.async.cg.shared.global [%0], [%1], 16;\n"
+                     "}" ::"r"(shared_address(to)),
+                     "l"(from), "r"((int) wanted));
+    }
 #else
     for (int i = 0; i < bytes / 4 && wanted; ++i) {
         ((uint32_t *) to)[i] = ((const uint32_t *) from)[i];
@@ -119,6 +131,16 @@ GPU_FN void load_matrices_transposed(uint32_t (&to)[4], const void * row) {
                  : "r"(shared_address(row)));
 #else
     fallback::load<true>(to, row);
+#endif
+}
+
+GPU_FN uint32_t transpose(uint32_t x) {
+#if __CUDA_ARCH__ >= 750
+    uint32_t y;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
+#else
+    return fallback::transpose(x);
 #endif
 }
 

@@ -20,6 +20,13 @@ template <bool transposed> GPU_FN void load(uint32_t (&to)[4], const void * row)
     }
 }
 
+// Transpose an 8x8 matrix, of which a lane has two numbers of row lane / 4.
+GPU_FN uint32_t transpose(uint32_t x) {
+    const int      g = lane() / 4, c = lane() % 4;
+    const uint32_t upper = shuffle(x, 8 * c + g / 2), lower = shuffle(x, 8 * c + 4 + g / 2);
+    return permute(upper, lower, g % 2 ? 0x7632 : 0x5410);
+}
+
 template <float (*number)(uint16_t)> GPU_FN float dot(float sum, uint32_t a, uint32_t b) {
     sum += number((uint16_t) a) * number((uint16_t) b);
     return sum + number((uint16_t) (a >> 16)) * number((uint16_t) (b >> 16));

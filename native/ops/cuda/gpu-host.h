@@ -12,6 +12,7 @@
 #define GPU_UNROLL
 #define GPU_UNROLL_2
 #define GPU_UNROLL_4
+#define GPU_SELDOM(x) (x)
 #define GPU_ROLLED
 
 namespace gpu {
@@ -51,6 +52,13 @@ template <class T> T shuffle(T value, int from) { return exchange(value, from); 
 template <class T> T shuffle_xor(T value, int mask) { return exchange(value, lane() ^ mask); }
 template <class T> T shuffle_up(T value, int by) { return exchange(value, lane() < by ? lane() : lane() - by); }
 
+inline bool any(bool x) {
+    for (int mask = 1; mask < 32; mask *= 2) {
+        x = shuffle_xor(x, mask) || x;
+    }
+    return x;
+}
+
 inline float exp2(float x) { return ::exp2f(x); }
 inline float tanh(float x) { return 1.0f - 2.0f / (1.0f + exp2(x * 2.8853900817779268f)); } // as in gpu-cuda.h
 
@@ -85,7 +93,7 @@ inline const uint32_t * words_at(uint64_t address) { return (const uint32_t *) a
 
 // ---- asynchronous copies from global to shared memory ----
 
-template <int bytes> void copy_async_if(bool wanted, void * to, const void * from) {
+template <int bytes, bool LINES = false> void copy_async_if(bool wanted, void * to, const void * from) {
     if (!wanted) {
         return;
     }
@@ -196,7 +204,8 @@ inline void load_matrices(uint32_t (&to)[4], const void * row) {
 inline void load_matrices_transposed(uint32_t (&to)[4], const void * row) {
     tensor_cores ? load<true>(to, row) : fallback::load<true>(to, row);
 }
-inline void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+inline uint32_t transpose(uint32_t x) { return fallback::transpose(x); }
+inline void     mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     tensor_cores ? mma<f16_to_float>(c, a, b0, b1) : fallback::mma<f16_to_float>(c, a, b0, b1);
 }
 inline void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {

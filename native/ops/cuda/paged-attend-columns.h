@@ -29,9 +29,10 @@ template <int V_TILES, class KNumbers, class VNumbers> struct attend_columns : q
         if (begin_of(i) < item.tokens.end) {
             for (int g = gpu::warp(); g < at.tokens / GROUP; g += N_WARPS) {
                 const token_group of = group_of_tokens(p, s, begin_of(i) + GROUP * g, item.tokens.end);
-                fetch_group(p, p.k, s, item.head_kv, of, stage_of(i) + GROUP * g * p.k.raw_stride);
+                fetch_group<KNumbers>(p, p.k, s, item.head_kv, of, stage_of(i) + GROUP * g * p.k.raw_stride);
                 if (!p.v_is_k) {
-                    fetch_group(p, p.v, s, item.head_kv, of, stage_of(i) + at.v_raw + GROUP * g * p.v.raw_stride);
+                    fetch_group<VNumbers>(p, p.v, s, item.head_kv, of,
+                                          stage_of(i) + at.v_raw + GROUP * g * p.v.raw_stride);
                 }
             }
         }
@@ -76,10 +77,7 @@ template <int V_TILES, class KNumbers, class VNumbers> struct attend_columns : q
         GPU_UNROLL
         for (int h = 0; h < 2; ++h) {
             const int row = gpu::lane() / 4 + 8 * h;
-            if (tile::bends()) {
-                tile::bend(row, begin + column, h, c[0]);
-            }
-            tile::mask(row, begin + column, h, c[0]);
+            tile::settle(row, begin + column, h, false, c[0]);
             if (mine) {
                 top[h] = fmaxf(fmaxf(c[0][0][2 * h], c[0][0][2 * h + 1]), fmaxf(c[0][1][2 * h], c[0][1][2 * h + 1]));
             }
@@ -126,9 +124,7 @@ template <int V_TILES, class KNumbers, class VNumbers> struct attend_columns : q
             GPU_UNROLL
             for (int term = 0; term < VNumbers::weight_terms; ++term) {
                 *(uint32_t *) (row + term * ROWS * weight_stride(at.tokens) + 2 * (column + 8 * n)) =
-                    VNumbers::pack(a, b);
-                a -= VNumbers::rounded(a);
-                b -= VNumbers::rounded(b);
+                    take_term<VNumbers>(a, b);
             }
         }
     }

@@ -73,6 +73,7 @@ static params params_of(const ggml_tensor * dst) {
     p.softcap        = op.softcap;
     p.fast           = (op.flags & GGML_PAGED_ATTN_FAST) != 0;
     p.single         = (op.flags & GGML_PAGED_ATTN_SINGLE) != 0;
+    p.prefixes       = (op.flags & GGML_PAGED_ATTN_PREFIXES) != 0;
     set_block_size(p, op.block_size);
     set_bias(p, op.max_bias);
     return p;

@@ -34,14 +34,14 @@ GPU_BOTH constexpr int group_bytes(int type) { // of 32 numbers
 
 GPU_FN uint32_t load_u16(const char * at) { return *(const uint16_t *) at; }
 
-// Load words from an even address. Up to four more bytes are read and ignored.
+// Load words from an even address. Two more bytes may be read and ignored.
 template <int N> GPU_FN void load_words(const char * at, uint32_t (&to)[N]) {
     const int        shift = (int) ((uint64_t) at & 2) * 8;
     const uint32_t * words = (const uint32_t *) (at - shift / 8);
     uint32_t         low   = words[0];
     GPU_UNROLL
     for (int i = 0; i < N; ++i) {
-        const uint32_t high = words[i + 1];
+        const uint32_t high = i + 1 < N || shift ? words[i + 1] : 0;
         to[i]               = gpu::funnel(low, high, shift);
         low                 = high;
     }
@@ -161,24 +161,41 @@ struct float_numbers : bfloat_numbers { // f32
     static constexpr int terms = 2;
 };
 
+// Return two numbers as a pair of 16-bit terms, and leave what they lack.
+template <class Numbers> GPU_FN uint32_t take_term(float & x, float & y) {
+    const uint32_t pair = Numbers::pack(x, y);
+    x -= Numbers::rounded(x);
+    y -= Numbers::rounded(y);
+    return pair;
+}
+
 // A type and a head size that a kernel is compiled for.
 template <int TYPE, int SIZE> struct known_numbers : half_numbers {
     static constexpr int type = TYPE, size = SIZE;
 };
 
+// Return the alignment of rows that such a kernel needs: what rows have that follow one another.
+GPU_BOTH constexpr int known_alignment(int row_bytes) { return row_bytes % PIECE ? row_bytes & -row_bytes : PIECE; }
+
+GPU_BOTH constexpr int known_row_bytes(int type, int size) { return size / CODED_NUMBERS * group_bytes(type); }
+GPU_BOTH constexpr int known_before(int type, int size) { return PIECE - known_alignment(known_row_bytes(type, size)); }
+GPU_BOTH constexpr int known_pieces(int type, int size) {
+    return pieces_of(known_row_bytes(type, size), known_before(type, size));
+}
+
 // Return the parameters with constants for all that the kernel is compiled for.
 template <class Numbers> GPU_FN params with_constants(const params & p) {
-    constexpr int row_bytes = Numbers::size / CODED_NUMBERS * group_bytes(Numbers::type);
-    constexpr int aligned   = Numbers::type == PAGE_F16;
+    constexpr int row_bytes = known_row_bytes(Numbers::type, Numbers::size);
+    constexpr int before    = known_before(Numbers::type, Numbers::size);
     params        q         = p;
     q.d_k = q.d_v  = Numbers::size;
     const auto set = [&](pages & x) {
         x.type          = Numbers::type;
         x.row_bytes     = row_bytes;
-        x.aligned       = aligned;
+        x.aligned       = before == 0;
         x.steps_aligned = 1;
-        x.raw_stride    = raw_stride_of(row_bytes);
-        x.copy_shift    = copy_shift_of(row_bytes, aligned);
+        x.raw_stride    = raw_stride_of(row_bytes, before);
+        x.pieces        = known_pieces(Numbers::type, Numbers::size);
     };
     set(q.k);
     set(q.v);

@@ -1,8 +1,12 @@
 // Operands of products from raw rows of q8_0 and q4_0, without a conversion in shared memory.
 //
-// A lane loads the codes of its fragments and makes them f16 numbers. Numbers of a product's sum, and its columns, may
-// have any order: here one in which a lane's codes are neighbours, so that a load has two or four. Groups have 32
-// numbers, which are two steps of the product of queries and keys, and four tiles of eight columns of V.
+// A lane loads the codes of its fragments and makes them f16 numbers. Numbers of a product's sum, and its rows, may
+// have any order: here one in which a lane's codes are neighbours, in whole words where rows begin at words. A group
+// has 32 numbers: two steps of the product with queries, and two tiles of sixteen columns of V.
+//
+// A group begins with its scale, of two bytes, and has an odd number of pairs of bytes. So the codes of groups 1, 3,
+// ... are words; those of groups 0, 2, ... are words from the third byte of codes on, and the last word has the first
+// two.
 #pragma once
 
 #include "paged-codec.h"
@@ -11,20 +15,38 @@ namespace paged {
 
 GPU_BOTH bool is_direct(int type) { return type == PAGE_Q8_0 || type == PAGE_Q4_0; }
 
+constexpr int SCALE_BYTES = 2;
+
+// Return the bytes of codes that come after the words of a group.
+GPU_BOTH constexpr int turned(int group) { return group % 2 ? 0 : 2; }
+
 // Return which number of a group is at position n (0 to 15) of a step (0 or 1). Lane c of four has positions 2c, 2c +
 // 1, 2c + 8 and 2c + 9.
-GPU_BOTH constexpr int number_at(int type, int step, int n) {
-    return type == PAGE_Q8_0 ? n % 8 / 2 * 8 + 4 * step + n / 8 * 2 + n % 2
-                             : n % 8 / 2 * 4 + 16 * step + n % 2 * 2 + n / 8;
+GPU_BOTH constexpr int number_at(int type, int group, int step, int n) {
+    return type == PAGE_Q8_0 ? (16 * step + n % 8 / 2 * 4 + n / 8 * 2 + n % 2 + turned(group)) % 32
+                             : 16 * step + (n % 8 / 2 * 4 + n % 2 * 2 + n / 8 + turned(group)) % 16;
 }
 
-// Return which column of a group is column k (0 to 7) of a tile (0 to 3).
-GPU_BOTH constexpr int column_at(int type, int tile, int k) {
-    return type == PAGE_Q8_0 ? 4 * k + tile : tile / 2 * 16 + 2 * k + tile % 2;
+// Return which column of a group is row k (0 to 7) of half a tile (0 to 3).
+GPU_BOTH constexpr int column_at(int type, int group, int half, int k) {
+    return type == PAGE_Q8_0 ? (4 * k + half + turned(group)) % 32 : half / 2 * 16 + 2 * k + half % 2;
 }
 
-// Load four bytes from an even address.
-GPU_FN uint32_t load_four(const char * at) { return load_u16(at) | load_u16(at + 2) << 16; }
+// Load four bytes. WORDS: rows begin at words, and `at` is a word.
+template <bool WORDS> GPU_FN uint32_t load_four(const char * at) {
+    return WORDS ? *(const uint32_t *) at : load_u16(at) | load_u16(at + 2) << 16;
+}
+
+// A group of codes: its scale in the low half, and for groups 0, 2, ... the first two bytes of codes in the high half.
+template <bool WORDS> GPU_FN uint32_t load_head(const char * group, int number) {
+    return turned(number) ? load_four<WORDS>(group) : load_u16(group);
+}
+
+// Load a word of a group's codes in the order above. `last`: it is the last one.
+template <bool WORDS> GPU_FN uint32_t load_codes(const char * group, int number, uint32_t head, int word, bool last) {
+    const uint32_t codes = load_four<WORDS>(group + SCALE_BYTES + turned(number) + 4 * word);
+    return turned(number) && last ? gpu::permute(codes, head, 0x7610) : codes;
+}
 
 GPU_FN uint32_t twice(float x) { return gpu::pack_f16(x, x); }
 
@@ -34,42 +56,47 @@ GPU_FN uint32_t high_codes(uint32_t x) { // 1024 + 16 * code
     return gpu::fma_f16((x & 0x00f000f0u) | 0x64006400u, twice(1.0f / 16.0f), twice(-64.0f - 8.0f));
 }
 
-// Set the fragments of both steps for the keys of a group: lane c of a token's four.
-template <int TYPE> GPU_FN void unpack_keys(const char * group, int c, uint32_t (&b)[2][2]) {
-    const uint32_t d = load_u16(group) * 0x10001u;
+// Set the fragments of both steps for the keys of a group, without its scale: lane c of a token's four. Return the
+// scale.
+template <int TYPE, bool WORDS> GPU_FN float unpack_keys(const char * group, int number, int c, uint32_t (&to)[2][2]) {
+    const uint32_t head = load_head<WORDS>(group, number);
     if (TYPE == PAGE_Q8_0) {
-        to_halves(load_four(group + 2 + 8 * c) ^ 0x80808080u, 128, b[0][0], b[0][1]);
-        to_halves(load_four(group + 6 + 8 * c) ^ 0x80808080u, 128, b[1][0], b[1][1]);
+        to_halves(load_codes<WORDS>(group, number, head, c, false) ^ 0x80808080u, 128, to[0][0], to[0][1]);
+        to_halves(load_codes<WORDS>(group, number, head, c + 4, c == 3) ^ 0x80808080u, 128, to[1][0], to[1][1]);
     } else {
-        const uint32_t codes = load_four(group + 2 + 4 * c);
-        b[0][0]              = low_codes(codes);
-        b[0][1]              = low_codes(codes >> 8);
-        b[1][0]              = high_codes(codes);
-        b[1][1]              = high_codes(codes >> 8);
+        const uint32_t codes = load_codes<WORDS>(group, number, head, c, c == 3);
+        to[0][0]             = low_codes(codes);
+        to[0][1]             = low_codes(codes >> 8);
+        to[1][0]             = high_codes(codes);
+        to[1][1]             = high_codes(codes >> 8);
     }
-    GPU_UNROLL
-    for (int i = 0; i < 4; ++i) {
-        b[i / 2][i % 2] = gpu::mul_f16(b[i / 2][i % 2], d);
-    }
+    return gpu::f16_to_float((uint16_t) head);
 }
 
-// Set a register of the fragments of four tiles for V of a group: of two tokens, column `g` of each tile.
-template <int TYPE> GPU_FN void unpack_values(const char * first, const char * second, int g, uint32_t (&b)[4]) {
-    const uint32_t d = load_u16(first) | load_u16(second) << 16;
+// Set a register of the fragments of both tiles for V of a group: of two tokens, row `g` of each half tile.
+template <int TYPE, bool WORDS>
+GPU_FN void unpack_values(const char * first, const char * second, int number, int g, uint32_t (&to)[4]) {
+    uint32_t x, y;
     if (TYPE == PAGE_Q8_0) {
-        const uint32_t x = load_four(first + 2 + 4 * g) ^ 0x80808080u, y = load_four(second + 2 + 4 * g) ^ 0x80808080u;
-        to_halves(gpu::permute(x, y, 0x5140), 128, b[0], b[1]);
-        to_halves(gpu::permute(x, y, 0x7362), 128, b[2], b[3]);
+        x                = load_head<WORDS>(first, number);
+        y                = load_head<WORDS>(second, number);
+        const uint32_t a = load_codes<WORDS>(first, number, x, g, g == 7) ^ 0x80808080u;
+        const uint32_t b = load_codes<WORDS>(second, number, y, g, g == 7) ^ 0x80808080u;
+        to_halves(gpu::permute(a, b, 0x5140), 128, to[0], to[1]);
+        to_halves(gpu::permute(a, b, 0x7362), 128, to[2], to[3]);
     } else {
-        const uint32_t codes = load_u16(first + 2 + 2 * g) | load_u16(second + 2 + 2 * g) << 16;
-        b[0]                 = low_codes(codes);
-        b[1]                 = low_codes(codes >> 8);
-        b[2]                 = high_codes(codes);
-        b[3]                 = high_codes(codes >> 8);
+        x                    = load_u16(first);
+        y                    = load_u16(second);
+        const uint32_t codes = load_u16(first + SCALE_BYTES + 2 * g) | load_u16(second + SCALE_BYTES + 2 * g) << 16;
+        to[0]                = low_codes(codes);
+        to[1]                = low_codes(codes >> 8);
+        to[2]                = high_codes(codes);
+        to[3]                = high_codes(codes >> 8);
     }
+    const uint32_t scales = gpu::permute(x, y, 0x5410);
     GPU_UNROLL
     for (int i = 0; i < 4; ++i) {
-        b[i] = gpu::mul_f16(b[i], d);
+        to[i] = gpu::mul_f16(to[i], scales);
     }
 }
 

@@ -4,14 +4,16 @@
 #include "paged-attend-columns.h"
 #include "paged-attend-rows.h"
 #include "paged-attend-tokens.h"
+#include "paged-merge.h"
 
 namespace paged {
 
-// The work of a kernel, by the division of a tile among warps; M_TILES: tiles of sixteen rows of a warp; V_TILES:
-// sixteens of columns of V in a warp's registers.
+// The work of a kernel, by the division of a tile among warps; M_TILES: tiles of sixteen rows of a warp, of eight if
+// warps divide the tokens; V_TILES: sixteens of columns of V in a warp's registers.
 template <division BY, int M_TILES, int V_TILES, class KNumbers, class VNumbers> struct kernel_of;
-template <int V_TILES, class KNumbers, class VNumbers> struct kernel_of<BY_TOKENS, 1, V_TILES, KNumbers, VNumbers> {
-    using work = attend_tokens<V_TILES, KNumbers, VNumbers>;
+template <int M_TILES, int V_TILES, class KNumbers, class VNumbers>
+struct kernel_of<BY_TOKENS, M_TILES, V_TILES, KNumbers, VNumbers> {
+    using work = attend_tokens<M_TILES, V_TILES, KNumbers, VNumbers>;
 };
 template <int M_TILES, int V_TILES, class KNumbers, class VNumbers>
 struct kernel_of<BY_ROWS, M_TILES, V_TILES, KNumbers, VNumbers> {

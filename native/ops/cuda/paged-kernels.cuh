@@ -6,22 +6,21 @@
 namespace paged {
 
 // Least thread blocks on a multiprocessor. More blocks would spill registers. Products without tensor cores need more
-// registers. `type`: of the rows, if the kernel is for one type. Three blocks of codes fit shared memory from 9.0 on.
+// registers. `type`: of the rows, if the kernel is for one type.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-constexpr int min_blocks(int, int, int) { return 2; }
+constexpr int min_blocks(int, int, int, int) { return 2; }
 #else
-constexpr int min_blocks(int by, int v_tiles, int type) {
-#    if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+constexpr int min_blocks(int by, int m_tiles, int v_tiles, int type) {
     const bool codes = type == PAGE_Q8_0 || type == PAGE_Q4_0;
-#    else
-    const bool codes = false;
-#    endif
-    return by == BY_ROWS || (by == BY_TOKENS && v_tiles > (codes ? 8 : 4)) ? 2 : 3;
+    if (by == BY_TOKENS && m_tiles == 1 && v_tiles == 8 && codes) {
+        return type == PAGE_Q4_0 ? 4 : 3;
+    }
+    return by == BY_ROWS || (by == BY_TOKENS && m_tiles * v_tiles > 4) ? 2 : 3;
 }
 #endif
 
 template <int BY, int M_TILES, int V_TILES, class KNumbers, class VNumbers>
-__global__ void __launch_bounds__(N_THREADS, min_blocks(BY, V_TILES, KNumbers::type))
+__global__ void __launch_bounds__(N_THREADS, min_blocks(BY, M_TILES, V_TILES, KNumbers::type))
     attend_kernel(const __grid_constant__ params p, const __grid_constant__ row_range of, int tokens) {
     extern __shared__ __align__(16) char memory[];
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800

@@ -10,7 +10,6 @@
 
 namespace paged {
 
-constexpr int FEW_ROWS     = 16;   // packed rows of a sequence that one tile of the kernel for few rows holds
 constexpr int SYSTEM_BYTES = 1024; // of shared memory, which the system takes for each thread block
 
 // Return the tokens of an owner's tile, 0 if none fits into a thread block's `shared_bytes`: as many as leave room for
@@ -56,18 +55,21 @@ template <class KNumbers, class VNumbers> constexpr bool is_light() {
 }
 
 // Launch a kernel for sequences of few rows. Sums of 256 columns and products of several terms need too many registers.
-template <int V_TILES, class KNumbers, class VNumbers, class Launcher>
+template <int Q_TILES, int V_TILES, class KNumbers, class VNumbers, class Launcher>
 bool launch_few(const params & p, row_range few, int shared_bytes, Launcher & launcher) {
     if constexpr (V_TILES <= 8 || is_light<KNumbers, VNumbers>()) {
-        if (launch_kernel<BY_TOKENS, 1, V_TILES, KNumbers, VNumbers>(p, few, shared_bytes, launcher)) {
+        if (launch_kernel<BY_TOKENS, Q_TILES, V_TILES, KNumbers, VNumbers>(p, few, shared_bytes, launcher)) {
             return true;
         }
     }
     return launch_wide<KNumbers, VNumbers>(p, few, shared_bytes, launcher);
 }
 
-// Launch the kernel for sequences of few rows, the kernel for sequences of many rows, and the merge. One of the kernels
-// suffices if all sequences have one query, or if no sequence can have many rows.
+constexpr int FEW_ROWS = 2 * Q_TILE; // packed rows of the kernels for few rows
+
+// Launch the kernels for sequences of very few, few and many rows, and the merge. Only kernels that may have a
+// sequence: each has `group` rows or more, and exactly so many if all have one query. Shared prefixes want tiles that
+// hold the rows of several sequences. Two tiles of queries and 256 columns need too many registers.
 template <int M_TILES, int V_TILES, class KNumbers, class VNumbers, class Launcher>
 bool launch_all(const params & p, int shared_bytes, Launcher & launcher) {
     constexpr int rows = 16 * M_TILES * N_WARPS;
@@ -75,13 +77,20 @@ bool launch_all(const params & p, int shared_bytes, Launcher & launcher) {
                                 !tile_tokens<KNumbers, VNumbers>(p, BY_ROWS, rows, shared_bytes))) {
         return false; // the kernels for any size launch another
     }
-    const bool      all_few  = (p.single ? 1 : (int64_t) p.n_tokens) * p.group <= FEW_ROWS;
-    const bool      all_many = p.single && !all_few;
-    const row_range few = {1, p.single ? INT32_MAX : FEW_ROWS}, many = {p.single ? 1 : FEW_ROWS + 1, INT32_MAX};
-    if (!all_many && !launch_few<V_TILES, KNumbers, VNumbers>(p, few, shared_bytes, launcher)) {
+    const int64_t   most     = (p.single ? 1 : (int64_t) p.n_tokens) * p.group;
+    const auto      any      = [&](const row_range & of) { return p.group <= of.max && most >= of.min; };
+    constexpr bool  both     = V_TILES <= 8;
+    const row_range very_few = {1, !both ? FEW_ROWS : p.prefixes ? 0 : Q_TILE}, few = {very_few.max + 1, FEW_ROWS};
+    if (any(very_few) && !launch_few<1, V_TILES, KNumbers, VNumbers>(p, very_few, shared_bytes, launcher)) {
         return false;
     }
-    if (!all_few && !launch_kernel<BY_ROWS, M_TILES, V_TILES, KNumbers, VNumbers>(p, many, shared_bytes, launcher) &&
+    if constexpr (both) {
+        if (any(few) && !launch_few<2, V_TILES, KNumbers, VNumbers>(p, few, shared_bytes, launcher)) {
+            return false;
+        }
+    }
+    const row_range many = {FEW_ROWS + 1, INT32_MAX};
+    if (any(many) && !launch_kernel<BY_ROWS, M_TILES, V_TILES, KNumbers, VNumbers>(p, many, shared_bytes, launcher) &&
         !launch_wide<KNumbers, VNumbers>(p, many, shared_bytes, launcher)) {
         return false;
     }
@@ -148,7 +157,10 @@ template <class Launcher> bool launch_known_type(const params & p, int shared_by
 
 // Return whether there are such kernels for a call.
 inline bool is_known(const params & p) {
-    const auto fits = [](const pages & x) { return x.steps_aligned && (x.aligned || x.type != PAGE_F16); };
+    const auto fits = [](const pages & x) {
+        const auto bits = (uint64_t) x.data | (uint64_t) x.head_stride;
+        return x.steps_aligned && bits % known_alignment(x.row_bytes) == 0;
+    };
     return (p.k.type == PAGE_F16 || p.k.type == PAGE_Q8_0 || p.k.type == PAGE_Q4_0) && p.v.type == p.k.type &&
            (p.d_k == 64 || p.d_k == 128 || p.d_k == 256) && p.d_v == p.d_k && fits(p.k) && fits(p.v) && !p.v_is_k &&
            p.groups_whole;
@@ -289,6 +301,9 @@ inline const char * refusal(const params & p, int shared_bytes) {
          p.v.slot_stride) %
         2) {
         return "rows of K and V must begin at even addresses";
+    }
+    if (p.k.slot_stride < 0 || p.v.slot_stride < 0 || (p.k.slot_stride | p.v.slot_stride) >> 28) {
+        return "slots of K and V must be less than 256 MiB apart";
     }
     no_launcher nothing;
     return launch_part(p, shared_bytes, nothing) ? nullptr

@@ -96,8 +96,8 @@ struct cuda_launcher {
         run<attend_kernel<BY, M_TILES, V_TILES, KNumbers, VNumbers>>(false, INT32_MAX, bytes, p, of, tokens);
     }
     int  multiprocessors() const { return n_multiprocessors; }
-    void merge(const params & p, int bytes) { // a warp for each output row
-        run<merge_kernel>(true, ceil_div(p.n_tokens * p.n_head, N_WARPS), bytes, p);
+    void merge(const params & p, int bytes) { // a warp for each piece of an output row
+        run<merge_kernel>(true, ceil_div(p.n_tokens * p.n_head * merged_pieces(p), N_WARPS), bytes, p);
     }
 
     template <class Which> bool attend_with(const params & p, int shared_bytes); // in paged-kernels-*.cu

@@ -33,7 +33,7 @@ struct pages { // K or V of one layer
     int          aligned;       // all rows begin at multiples of sixteen bytes
     int          steps_aligned; // rows of consecutive slots begin at the same place of a piece of sixteen bytes
     int          raw_stride;    // of rows in shared memory, which begin where they do in a piece
-    int          copy_shift;    // 2^copy_shift lanes copy a row together; -1: rows are copied one by one
+    int          pieces;        // lanes that copy a row together, each a piece; 0: rows are copied one by one
 };
 
 struct params {
@@ -62,6 +62,7 @@ struct params {
     int n_slopes;        // 0: no bias
     int fast;            // products of many rows may use one 16-bit term
     int single;          // no sequence has more than one query
+    int prefixes;        // many sequences share blocks with the one before
 };
 
 struct sequence {
@@ -100,27 +101,33 @@ GPU_FN float alibi_slope(const params & p, int head) {
 GPU_BOTH constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 GPU_BOTH constexpr int round_up(int n, int to) { return (n + to - 1) / to * to; }
 
-constexpr int PAD = 16; // bytes after a row in shared memory, so that eight rows are in different banks
+constexpr int PAD        = 16; // bytes after a row of numbers in shared memory: eight rows are in different banks
+constexpr int PIECE      = 16; // bytes that a copy to shared memory has
+constexpr int READ_AHEAD = 2;  // bytes after a row that may be read, and are ignored
 
-GPU_BOTH constexpr int raw_stride_of(int row_bytes) { return round_up(row_bytes, 16) + PAD; }
+GPU_BOTH constexpr int pieces_of(int row_bytes, int before) { return ceil_div(before + row_bytes, PIECE); }
 
-// Return the shift of the lanes that copy a row, which may begin at any even address if it is not aligned.
-GPU_BOTH constexpr int copy_shift_of(int row_bytes, bool aligned) {
-    const int pieces = ceil_div(row_bytes + (aligned ? 0 : 14), 16); // at most
-    return pieces <= 2 || pieces > 32 ? -1 : 2 + (pieces > 4) + (pieces > 8) + (pieces > 16);
+// Return the bytes from row to row in shared memory, of rows that begin up to `before` bytes after a piece: an odd
+// number of pieces, so that eight rows are in different banks.
+GPU_BOTH constexpr int raw_stride_of(int row_bytes, int before) { return PIECE * (pieces_of(row_bytes, before) | 1); }
+
+// Return the lanes that copy a row of this many pieces together, a power of two.
+GPU_BOTH constexpr int lanes_of_row(int pieces) {
+    return pieces <= 2 || pieces > 32 ? 0 : pieces <= 4 ? 4 : pieces <= 8 ? 8 : pieces <= 16 ? 16 : 32;
 }
 
 inline pages make_pages(const void * data, int64_t head_stride, int64_t slot_stride, int type, int row_bytes) {
-    const int aligned = ((uint64_t) data | (uint64_t) head_stride | (uint64_t) slot_stride) % 16 == 0;
+    const bool aligned = ((uint64_t) data | (uint64_t) head_stride | (uint64_t) slot_stride) % PIECE == 0;
+    const int  before  = aligned ? 0 : PIECE - 2; // at most: rows begin at even addresses
     return {(const char *) data,
             head_stride,
             slot_stride,
             type,
             row_bytes,
             aligned,
-            slot_stride % 16 == 0,
-            raw_stride_of(row_bytes),
-            copy_shift_of(row_bytes, aligned)};
+            slot_stride % PIECE == 0,
+            raw_stride_of(row_bytes + READ_AHEAD, before),
+            lanes_of_row(pieces_of(row_bytes, before))};
 }
 
 } // namespace paged

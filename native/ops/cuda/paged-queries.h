@@ -42,7 +42,7 @@ template <int ROWS, class KNumbers> struct query_tile {
     GPU_FN void load_query_for(int type, const float * from, int unit, float (&x)[UNIT]) const {
         GPU_UNROLL
         for (int n = 0; n < UNIT; ++n) {
-            x[n] = from[unit / 2 * CODED_NUMBERS + number_at(type, unit % 2, n)] * query_scale();
+            x[n] = from[unit / 2 * CODED_NUMBERS + number_at(type, unit / 2, unit % 2, n)] * query_scale();
         }
     }
 
@@ -151,34 +151,30 @@ template <int ROWS, class KNumbers> struct query_tile {
         }
     }
 
-    // Apply soft-cap and bias to the scores of a lane in a row; x[n] are of tokens begin + 8 * n and the next.
-    template <int N> GPU_FN void bend(int row, int begin, int h, float (&x)[N][4]) const {
-        const float slope = alibi_slope(p, head_of(row)) * LOG2E;
-        GPU_UNROLL
-        for (int n = 0; n < N; ++n) {
-            GPU_UNROLL
-            for (int r = 0; r < 2; ++r) {
-                float & score = x[n][2 * h + r];
-                if (p.softcap > 0.0f) {
-                    score = p.softcap * LOG2E * gpu::tanh(score / p.softcap);
-                }
-                score -= slope * (float) (positions()[row] - (begin + 8 * n + r));
-            }
+    // Apply soft-cap and bias to a score.
+    GPU_FN float bend(int row, int token, float score) const {
+        if (p.softcap > 0.0f) {
+            score = p.softcap * LOG2E * gpu::tanh(score / p.softcap);
         }
+        return score - alibi_slope(p, head_of(row)) * LOG2E * (float) (positions()[row] - token);
     }
 
-    // Set the scores of tokens that the row does not attend to -inf.
-    template <int N> GPU_FN void mask(int row, int begin, int h, float (&x)[N][4]) const {
+    GPU_FN bool attends(int row, int token) const {
         const int position = positions()[row];
         const int end      = position + 1 < item.tokens.end ? position + 1 : item.tokens.end;
-        const int first    = position < 0 ? 0 : first_visible(p, position);
+        return token < end && token >= (position < 0 ? 0 : first_visible(p, position));
+    }
+
+    // Apply what changes scores, and set the scores of tokens that a row does not attend to -inf. h: rows lane / 4 + 8
+    // * h of tiles; x[n] are of tokens begin + 8 * n and the next. `whole`: the row attends all.
+    template <int N> GPU_FN void settle(int row, int begin, int h, bool whole, float (&x)[N][4]) const {
+        const bool bends = this->bends();
         GPU_UNROLL
-        for (int n = 0; n < N; ++n) {
-            GPU_UNROLL
-            for (int r = 0; r < 2; ++r) {
-                const int here  = begin + 8 * n + r;
-                x[n][2 * h + r] = here < end && here >= first ? x[n][2 * h + r] : -INFINITY;
-            }
+        for (int i = 0; i < 2 * N; ++i) {
+            const int token = begin + i / 2 * 8 + i % 2;
+            float &   score = x[i / 2][2 * h + i % 2];
+            score           = bends ? bend(row, token, score) : score;
+            score           = whole || attends(row, token) ? score : -INFINITY;
         }
     }
 

@@ -267,17 +267,6 @@ GPU_FN void plan_items(attend_plan & plan, int n_blocks, const row_starts & to) 
     }
 }
 
-// Work of the kernel that merges: one item for each query and head of sequences with KV splits.
-struct merge_plan {
-    const params & p;
-
-    GPU_FN row_work operator()(int row) const {
-        const sequence s = sequence_of(p, row);
-        const int      n = n_partials(p, s);
-        return {n ? s.n_q * p.n_head : 0, n, 0};
-    }
-};
-
 constexpr int MAX_PLANNED = 32; // items that a thread block knows ahead
 
 struct work_item {

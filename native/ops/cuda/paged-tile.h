@@ -54,7 +54,7 @@ struct layout {
 
 GPU_BOTH int weight_stride(int tokens) { return 2 * tokens + PAD; }
 
-// Floats of a row of the sums that warps exchange; eight rows are in different banks.
+// Floats of a row of the sums that warps exchange; four rows are in different banks.
 GPU_BOTH int sum_stride(int d_v) { return d_v + 8; }
 
 template <class KNumbers, class VNumbers>
@@ -74,8 +74,8 @@ GPU_BOTH layout layout_of(const params & p, division by, int rows, int tokens) {
     l.k               = l.stages + owners * N_STAGES * l.stage_bytes;
     l.v               = by == BY_TOKENS ? l.k : l.k + k_bytes; // a warp converts V when it needs K no more
     l.converted_bytes = k_bytes + v_bytes;
-    if (by == BY_TOKENS) { // the sums of eight rows too, when the warps join them
-        l.converted_bytes = larger(larger(k_bytes, v_bytes), 8 * sum_stride(p.d_v) * (int) sizeof(float));
+    if (by == BY_TOKENS) { // the sums of four rows too, when the warps join them
+        l.converted_bytes = larger(larger(k_bytes, v_bytes), N_WARPS * sum_stride(p.d_v) * (int) sizeof(float));
     }
     l.weights = l.maxima = l.k + owners * l.converted_bytes;
     if (by == BY_COLUMNS) {
@@ -89,46 +89,53 @@ GPU_BOTH layout layout_of(const params & p, division by, int rows, int tokens) {
     return l;
 }
 
-// Return the slot of a token that the table has.
-GPU_FN int64_t slot_of(const params & p, const sequence & s, int token) {
-    if (p.block_shift >= 0) { // a division would cost more than the rest
-        return ((int64_t) s.blocks[(token >> p.block_shift) - s.first] << p.block_shift) + (token & (p.block_size - 1));
-    }
-    return (int64_t) s.blocks[token / p.block_size - s.first] * p.block_size + token % p.block_size;
+// Return the index in the table's row of the block of a token, and the token's slot if its block is known.
+GPU_FN int block_index(const params & p, const sequence & s, int token) {
+    return (p.block_shift >= 0 ? token >> p.block_shift : token / p.block_size) - s.first; // divisions are slow
+}
+GPU_FN uint32_t slot_in(const params & p, int block, int token) {
+    return p.block_shift >= 0 ? ((uint32_t) block << p.block_shift) + (token & (p.block_size - 1))
+                              : (uint32_t) block * p.block_size + token % p.block_size;
 }
 
 // The slots of a group of tokens of a sequence that begins at a multiple of GROUP. The table has tokens low .. high - 1
 // of them: tiles may begin in blocks before the window, and end after the sequence.
 struct token_group {
-    int     begin, low, high;
-    bool    together; // in one block
-    int64_t slot;     // of the first token, if they are together and the table has any
+    int  begin, low, high;
+    bool together; // in one block
+    int  block;    // of all, if they are together and the table has any
 
+    GPU_FN bool any() const { return low < GROUP && high > 0; }
     GPU_FN bool has(int t) const { return t >= low && t < high; }
     GPU_FN bool whole() const { return low <= 0 && high >= GROUP; }
 };
 
+// Return a group without its block.
+GPU_FN token_group group_at(const params & p, const sequence & s, int begin, int end) {
+    return {begin, s.first * p.block_size - begin, end - begin, p.groups_whole != 0, 0};
+}
+GPU_FN int block_of(const params & p, const sequence & s, const token_group & of) {
+    return of.together && of.any() ? s.blocks[block_index(p, s, of.begin)] : 0;
+}
 GPU_FN token_group group_of_tokens(const params & p, const sequence & s, int begin, int end) {
-    token_group of;
-    of.begin    = begin;
-    of.low      = s.first * p.block_size - begin;
-    of.high     = end - begin;
-    of.together = p.groups_whole;
-    of.slot     = of.together && of.low < GROUP && of.high > 0 ? slot_of(p, s, begin) : 0;
+    token_group of = group_at(p, s, begin, end);
+    of.block       = block_of(p, s, of);
     return of;
 }
 
 GPU_FN const char * row_of(const params & p, const pages & x, const sequence & s, int head_kv, const token_group & of,
                            int t) {
-    const int64_t slot = of.together ? of.slot + t : slot_of(p, s, of.begin + t);
-    return x.data + head_kv * x.head_stride + slot * x.slot_stride;
+    const int      token = of.begin + t;
+    const uint32_t slot =
+        of.together ? slot_in(p, of.block, of.begin) + t : slot_in(p, s.blocks[block_index(p, s, token)], token);
+    return x.data + head_kv * x.head_stride + (uint64_t) slot * (uint32_t) x.slot_stride;
 }
 
 struct alignas(16) quad { // one store or load
     uint32_t words[4];
 };
 
-// Rows of two lanes or more: the lanes of a warp that have a row together, 2^shift, and this lane's share.
+// Rows that lanes of a warp convert together: how many lanes, a power of two, and this lane's share.
 struct row_share {
     int shift;
 
@@ -143,72 +150,73 @@ GPU_BOTH row_share share_of_rows(int n) { // of n pieces
 }
 
 // Rows are copied from the multiple of sixteen bytes at or before them.
-GPU_FN int bytes_before(const char * row) { return (int) ((uint64_t) row & 15); }
+GPU_FN int bytes_before(const char * row) { return (int) ((uint64_t) row & (PIECE - 1)); }
 
-// Start to copy sixteen rows of one block; 2^SHIFT lanes copy a row. STEADY: all rows begin at the same place of a
-// piece of sixteen bytes.
-template <int SHIFT, bool STEADY> GPU_FN void fetch_rows(const pages & x, const char * row, char * to) {
-    constexpr row_share share = {SHIFT};
-    const int           from = 16 * share.piece(), to_step = share.rows() * x.raw_stride;
-    const int64_t       step    = share.rows() * x.slot_stride;
-    int                 before  = bytes_before(row);
-    const char *        address = row + (from - before);
+// Start to copy sixteen rows of one block, the first at `first`; PIECES lanes copy a row. STEADY: all rows begin at the
+// same place of a piece.
+template <int PIECES, bool STEADY> GPU_FN void fetch_rows(const pages & x, const char * first, char * to) {
+    constexpr int  n     = 32 / PIECES; // rows at a time
+    constexpr bool LINES = STEADY && PIECES % 8 == 0;
+    const int      row = gpu::lane() / PIECES, from = gpu::lane() % PIECES * PIECE;
+    const auto     stride  = (uint32_t) x.slot_stride;
+    const char *   address = first + (uint64_t) row * stride;
+    const int      before  = bytes_before(address);
+    to += row * x.raw_stride + from;
     GPU_UNROLL
-    for (int t = 0; t < GROUP; t += 32 >> SHIFT) {
-        gpu::copy_async_if<16>(from < before + x.row_bytes, to, address);
-        address += step;
-        to += to_step;
-        if (!STEADY) {
-            const int next = (before + (int) (step & 15)) & 15;
-            address += before - next;
-            before = next;
-        }
+    for (int t = 0; t < GROUP; t += n) {
+        const bool mine = 32 % PIECES == 0 || (row < n && t + row < GROUP);
+        const int  here = STEADY ? before : (before + t * (int) stride) & (PIECE - 1);
+        gpu::copy_async_if<PIECE, LINES>(mine && from < here + x.row_bytes, to + t * x.raw_stride,
+                                         address + (from - here) + (uint64_t) t * stride);
     }
 }
 
 // Start to copy rows one by one. Rows that the table does not have become zeros.
 GPU_FN void fetch_apart(const params & p, const pages & x, const sequence & s, int head_kv, const token_group & of,
                         char * to) {
-    const int n = x.raw_stride / 16;
+    const int n = x.raw_stride / PIECE;
     GPU_ROLLED
     for (int i = gpu::lane(); i < GROUP * n; i += 32) {
-        const int t = i / n, at = 16 * (i % n);
+        const int t = i / n, at = PIECE * (i % n);
         if (!of.has(t)) {
-            *(quad *) (to + 16 * i) = {};
+            *(quad *) (to + PIECE * i) = {};
             continue;
         }
         const char * row    = row_of(p, x, s, head_kv, of, t);
         const int    before = bytes_before(row);
-        gpu::copy_async_if<16>(at < before + x.row_bytes, to + 16 * i, row + (at - before));
+        gpu::copy_async_if<PIECE>(at < before + x.row_bytes, to + PIECE * i, row + (at - before));
     }
 }
 
 // Start to copy the rows of a group.
+template <class Numbers>
 GPU_FN void fetch_group(const params & p, const pages & x, const sequence & s, int head_kv, const token_group & of,
                         char * to) {
-    if (!of.together || !of.whole() || x.copy_shift < 0) {
+    if (GPU_SELDOM(!of.together || !of.whole() || x.pieces == 0)) {
         return fetch_apart(p, x, s, head_kv, of, to);
     }
-    const row_share share = {x.copy_shift};
-    const char *    row   = row_of(p, x, s, head_kv, of, share.row());
-    to += share.row() * x.raw_stride + 16 * share.piece();
-    switch (2 * x.copy_shift + x.steps_aligned) {
-    case 11:
-        return fetch_rows<5, true>(x, row, to);
-    case 10:
-        return fetch_rows<5, false>(x, row, to);
-    case 9:
-        return fetch_rows<4, true>(x, row, to);
-    case 8:
-        return fetch_rows<4, false>(x, row, to);
-    case 7:
-        return fetch_rows<3, true>(x, row, to);
-    case 6:
-        return fetch_rows<3, false>(x, row, to);
-    case 5:
-        return fetch_rows<2, true>(x, row, to);
+    const char * first = row_of(p, x, s, head_kv, of, 0);
+    if constexpr (Numbers::size != 0) {
+        constexpr int pieces = known_pieces(Numbers::type, Numbers::size);
+        return fetch_rows<pieces, true>(x, first, to);
+    }
+    switch (2 * x.pieces + x.steps_aligned) {
+    case 2 * 32 + 1:
+        return fetch_rows<32, true>(x, first, to);
+    case 2 * 32:
+        return fetch_rows<32, false>(x, first, to);
+    case 2 * 16 + 1:
+        return fetch_rows<16, true>(x, first, to);
+    case 2 * 16:
+        return fetch_rows<16, false>(x, first, to);
+    case 2 * 8 + 1:
+        return fetch_rows<8, true>(x, first, to);
+    case 2 * 8:
+        return fetch_rows<8, false>(x, first, to);
+    case 2 * 4 + 1:
+        return fetch_rows<4, true>(x, first, to);
     default:
-        return fetch_rows<2, false>(x, row, to);
+        return fetch_rows<4, false>(x, first, to);
     }
 }
 
@@ -226,9 +234,7 @@ template <class Numbers, int terms> GPU_FN void store_unit(float (&x)[UNIT], cha
         uint32_t words[UNIT / 2];
         GPU_UNROLL
         for (int w = 0; w < UNIT / 2; ++w) {
-            words[w] = Numbers::pack(x[2 * w], x[2 * w + 1]);
-            x[2 * w] -= Numbers::rounded(x[2 * w]);
-            x[2 * w + 1] -= Numbers::rounded(x[2 * w + 1]);
+            words[w] = take_term<Numbers>(x[2 * w], x[2 * w + 1]);
         }
         store_words(words, to + term * term_stride);
     }
