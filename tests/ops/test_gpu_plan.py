@@ -253,7 +253,7 @@ def test_tiles_do_not_follow_the_number_of_sequences(kv_type: str) -> None:
 def test_kernels_that_no_sequence_needs_are_not_launched(
     group: int, n_queries: int, prefixes: bool, tiles: list[int]
 ) -> None:
-    """A sequence has the packed rows of one query or more, and at most those of all queries."""
+    """A sequence has the packed rows of one query or more, and at most the rows of all queries."""
     heads = Heads(64, 64, group, 1)
     call = shapes_of(Case(heads, Params(prefixes=prefixes), sequences=((1, 100),) * n_queries))
     assert [launch.tile_rows for launch in plan_of(call).launches] == tiles

@@ -170,7 +170,7 @@ struct attend_tokens : staged_tile<BY_TOKENS, Q_TILE * Q_TILES, KNumbers, VNumbe
 
     static constexpr int LATER = 2 * N_STAGES - 1; // copies that may be on their way when the next one is needed
 
-    // Attend a group of tokens. Start to copy the group `ahead` where this one was.
+    // Attend a group of tokens. Start to copy the group `ahead` into the place of this one.
     GPU_FN void attend_own(const typename tile::bounds & all, const token_group & of, const token_group & ahead) {
         const int step = step_of(of.begin);
         float     c[Q_TILES][4];
@@ -411,8 +411,8 @@ struct attend_tokens : staged_tile<BY_TOKENS, Q_TILE * Q_TILES, KNumbers, VNumbe
 
     // ---- the warps' sums ----
 
-    // In shared memory: the sums, references and totals of four rows and each warp. Sums lie in place of converted
-    // numbers, those of a warp in place of its own.
+    // In shared memory: the sums, references and totals of four rows and each warp. A warp's sums lie where its
+    // converted numbers were.
     static constexpr int JOINED = N_WARPS; // rows that are joined at a time, one by each warp
 
     GPU_FN float * sums(int warp, int row) const {

@@ -4,9 +4,9 @@
 // have any order: here one in which a lane's codes are neighbours, in whole words where rows begin at words. A group
 // has 32 numbers: two steps of the product with queries, and two tiles of sixteen columns of V.
 //
-// A group begins with its scale, of two bytes, and has an odd number of pairs of bytes. So the codes of groups 1, 3,
-// ... are words; those of groups 0, 2, ... are words from the third byte of codes on, and the last word has the first
-// two.
+// A group begins with its scale, of two bytes, and has an odd number of pairs of bytes. So in groups 1, 3, ... the
+// codes begin at a word. In groups 0, 2, ... the words begin at the third byte of codes, and the last word ends with
+// the first two bytes.
 #pragma once
 
 #include "paged-codec.h"
