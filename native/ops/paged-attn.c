@@ -45,7 +45,7 @@ static const char * check_params(const struct ggml_paged_attn_params * params) {
     }
     if (params->flags &
         ~(GGML_PAGED_ATTN_DETERMINISTIC | GGML_PAGED_ATTN_FAST | GGML_PAGED_ATTN_SINGLE | GGML_PAGED_ATTN_PREFIXES)) {
-        return "there is no such flag: only GGML_PAGED_ATTN_DETERMINISTIC, _FAST and _SINGLE are defined";
+        return "there is no such flag: only GGML_PAGED_ATTN_DETERMINISTIC, _FAST, _SINGLE and _PREFIXES are defined";
     }
     return NULL;
 }

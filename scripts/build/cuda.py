@@ -23,8 +23,8 @@ from scripts.gpu._machine import not_found
 
 BUILD = ROOT / "build" / "cuda"
 LIBRARY = "libvelo-ggml-cuda.so"
-KERNELS = 80
-"""Three number types for K and for V: seven kernels if both are f16, else six. Three types have eight kernels
+KERNELS = 104
+"""Three number types for K and for V: nine kernels if both are f16, else eight. Three types have ten kernels
 each. One kernel merges."""
 
 
@@ -38,10 +38,8 @@ def configure_cuda(architectures: str, tree: Path | None, cublas: Path | None) -
         "CMAKE_CUDA_ARCHITECTURES": architectures,
         "Python_EXECUTABLE": Path(sys.executable).as_posix(),
     }
-    if tree is not None:
-        options["PYVELO_TREE"] = tree.resolve().as_posix()
-    if cublas is not None:
-        options["PYVELO_CUBLAS"] = cublas.resolve().as_posix()
+    options["PYVELO_TREE"] = tree.resolve().as_posix() if tree else ""  # CMake would keep the last one
+    options["PYVELO_CUBLAS"] = cublas.resolve().as_posix() if cublas else ""
     for ccache in launchers().values():
         options["CMAKE_CUDA_COMPILER_LAUNCHER"] = ccache
     configure(ROOT / "native", BUILD, options)

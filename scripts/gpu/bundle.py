@@ -15,6 +15,7 @@ cuBLAS is not in it (hundreds of MB): the other machine has it with its toolkit 
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import subprocess
 import sys
@@ -131,6 +132,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--python", help="such as 3.12: add cffi and gguf for it")
     parser.add_argument("--most", type=int, default=MOST_MIB, help="MiB that the archive may have")
     given = parser.parse_args(argv)
+    if given.python is not None and not re.fullmatch(r"3\.\d+", given.python):
+        raise ScriptError(f"--python {given.python}: give a version such as 3.12")
+    for folder in filter(None, (given.tree, given.cublas)):
+        if not folder.is_dir():
+            raise ScriptError(f"there is no folder {folder}")
     begin = time.perf_counter()
     make(BUNDLE, given.architectures, given.tree, given.cublas, given.python)
     archive = pack(BUNDLE)

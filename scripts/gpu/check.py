@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import sys
@@ -145,11 +146,14 @@ def within(run: Run, environment: Mapping[str, str]) -> Run:
 
 def main(argv: Sequence[str] | None = None, run: Run = run_program) -> int:
     args = _parser().parse_args(argv)
-    names = list(SECTIONS) if args.only is None else args.only.split(",")
+    names = list(SECTIONS) if args.only is None else [name.strip() for name in args.only.split(",")]
     unknown = [name for name in names if name not in SECTIONS]
     if unknown:
         choice = f"choose from {', '.join(SECTIONS)}"
         print(f"check.py: there is no section {unknown[0]!r}: {choice}", file=sys.stderr)
+        return WRONG
+    if wrong := _wrong_arguments(args):
+        print(f"check.py: {wrong}", file=sys.stderr)
         return WRONG
     start, budget = time.monotonic(), Budget(args.seconds)
     try:
@@ -186,6 +190,19 @@ def main(argv: Sequence[str] | None = None, run: Run = run_program) -> int:
     else:
         args.output.write_text(text, encoding="utf-8")
     return code
+
+
+def _wrong_arguments(args: argparse.Namespace) -> str | None:
+    """Return what is wrong with the arguments, before anything runs; None if nothing is."""
+    if args.jobs < 1:
+        return f"--jobs {args.jobs}: give 1 or more"
+    if not 0 <= args.seconds < math.inf:
+        return f"--seconds {args.seconds:g}: give 0 or more"
+    if args.model is not None and not args.model.is_file():
+        return f"there is no model {args.model}; without --model one is made"
+    if args.output is not None and (args.output.is_dir() or not args.output.parent.is_dir()):
+        return f"--output {args.output} is no file in an existing folder"
+    return None
 
 
 def _tools(

@@ -207,6 +207,26 @@ def test_common_heads_fit_every_card(kv_type: str) -> None:
         assert refused == [kv_type == "f32" and d == 128, False, False, False, False]
 
 
+@pytest.mark.parametrize(
+    ("kilobytes", "half", "q8_0", "others", "floats"),
+    [
+        (64, 288, 288, 320, 96),
+        (96, 448, 448, 512, 192),
+        (99, 480, 448, 512, 192),
+        (163, 512, 512, 512, 352),
+        (227, 512, 512, 512, 480),
+    ],
+)
+def test_the_largest_heads(kilobytes: int, half: int, q8_0: int, others: int, floats: int) -> None:
+    """As docs/ARCHITECTURE.md says, in multiples of 32."""
+    largest = {"f32": floats, "f16": half, "bf16": half, "q8_0": q8_0}
+    for kv_type in KV_TYPES:
+        most = largest.get(kv_type, others)
+        for d in (most, most + 32):
+            plan = plan_of(shapes_of(Case(Heads(d, d, 32, 8, kv_type, kv_type))), kilobytes << 10)
+            assert bool(plan.refusal) == (d > most)
+
+
 def test_latent_attention_fits_from_capability_8_on() -> None:
     """Heads of 576 and 512 whose V is a view of K."""
     latent = shapes_of(Case(Heads(576, 512, 16, 1, "f16", "f16"), v_of_k=True))

@@ -92,6 +92,19 @@ def test_large_heads(kv_type: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("types", "sizes", "kilobytes"),
+    [(("q5_0", "q8_0"), (128, 128), 64), (("f32", "f16"), (256, 64), 227), (("f32", "q8_0"), (96, 64), 99)],
+)
+def test_the_flag_changes_no_bit_if_the_larger_tile_does_not_fit(
+    types: tuple[str, str], sizes: tuple[int, int], kilobytes: int
+) -> None:
+    """Tiles of 8 rows fit into the memory, tiles of 16 rows do not."""
+    call = make(Case(Heads(*sizes, 4, 1, *types), sequences=((1, 100), (1, 700), (2, 300))))
+    plain = on_gpu(call, shared_bytes=kilobytes << 10)
+    assert same_bits(on_gpu(with_prefixes(call, True), shared_bytes=kilobytes << 10), plain)
+
+
+@pytest.mark.parametrize(
     ("n_head", "n_head_kv", "members"),
     [
         (2, 2, 7),

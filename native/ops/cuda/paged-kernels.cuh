@@ -5,17 +5,20 @@
 
 namespace paged {
 
-// Least thread blocks on a multiprocessor. More blocks would spill registers. Products without tensor cores need more
-// registers. `type`: of the rows, if the kernel is for one type.
+// Least thread blocks on a multiprocessor. More blocks would spill registers; only q4_0 of 128 spills a few, and is
+// faster with four blocks than with three. Products without tensor cores need more registers. `type`: of the rows, if
+// the kernel is for one type.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 constexpr int min_blocks(int, int, int, int) { return 2; }
 #else
 constexpr int min_blocks(int by, int m_tiles, int v_tiles, int type) {
-    const bool codes = type == PAGE_Q8_0 || type == PAGE_Q4_0;
-    if (by == BY_TOKENS && m_tiles == 1 && v_tiles == 8 && codes) {
-        return type == PAGE_Q4_0 ? 4 : 3;
+    if (by != BY_TOKENS) {
+        return 2;
     }
-    return by == BY_ROWS || (by == BY_TOKENS && m_tiles * v_tiles > 4) ? 2 : 3;
+    if (m_tiles == 1 && v_tiles == 8) {
+        return type == PAGE_Q4_0 ? 4 : type == PAGE_Q8_0 ? 3 : 2;
+    }
+    return type != -1 && m_tiles * v_tiles <= 4 ? 3 : 2;
 }
 #endif
 

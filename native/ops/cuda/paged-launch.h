@@ -69,7 +69,8 @@ constexpr int FEW_ROWS = 2 * Q_TILE; // packed rows of the kernels for few rows
 
 // Launch the kernels for sequences of very few, few and many rows, and the merge. Only kernels that may have a
 // sequence: each has `group` rows or more, and exactly so many if all have one query. Shared prefixes want tiles that
-// hold the rows of several sequences. Two tiles of queries and 256 columns need too many registers.
+// hold the rows of several sequences, if these fit: another kernel would have other bits. Two tiles of queries and 256
+// columns need too many registers.
 template <int M_TILES, int V_TILES, class KNumbers, class VNumbers, class Launcher>
 bool launch_all(const params & p, int shared_bytes, Launcher & launcher) {
     constexpr int rows = 16 * M_TILES * N_WARPS;
@@ -80,7 +81,8 @@ bool launch_all(const params & p, int shared_bytes, Launcher & launcher) {
     const int64_t   most     = (p.single ? 1 : (int64_t) p.n_tokens) * p.group;
     const auto      any      = [&](const row_range & of) { return p.group <= of.max && most >= of.min; };
     constexpr bool  both     = V_TILES <= 8;
-    const row_range very_few = {1, !both ? FEW_ROWS : p.prefixes ? 0 : Q_TILE}, few = {very_few.max + 1, FEW_ROWS};
+    const bool      large    = p.prefixes && tile_tokens<KNumbers, VNumbers>(p, BY_TOKENS, FEW_ROWS, shared_bytes);
+    const row_range very_few = {1, !both ? FEW_ROWS : large ? 0 : Q_TILE}, few = {very_few.max + 1, FEW_ROWS};
     if (any(very_few) && !launch_few<1, V_TILES, KNumbers, VNumbers>(p, very_few, shared_bytes, launcher)) {
         return false;
     }

@@ -165,16 +165,22 @@ template <int ROWS, class KNumbers> struct query_tile {
         return token < end && token >= (position < 0 ? 0 : first_visible(p, position));
     }
 
-    // Apply what changes scores, and set the scores of tokens that a row does not attend to -inf. h: rows lane / 4 + 8
-    // * h of tiles; x[n] are of tokens begin + 8 * n and the next. `whole`: the row attends all.
+    // Apply what changes scores, and set the scores of tokens that a row does not attend to -inf. h: rows lane / 4 +
+    // 8 * h of tiles; x[n] are of tokens begin + 8 * n and the next. `whole`: the row attends all.
     template <int N> GPU_FN void settle(int row, int begin, int h, bool whole, float (&x)[N][4]) const {
-        const bool bends = this->bends();
-        GPU_UNROLL
-        for (int i = 0; i < 2 * N; ++i) {
-            const int token = begin + i / 2 * 8 + i % 2;
-            float &   score = x[i / 2][2 * h + i % 2];
-            score           = bends ? bend(row, token, score) : score;
-            score           = whole || attends(row, token) ? score : -INFINITY;
+        if (bends()) {
+            GPU_UNROLL
+            for (int i = 0; i < 2 * N; ++i) {
+                float & score = x[i / 2][2 * h + i % 2];
+                score         = bend(row, begin + i / 2 * 8 + i % 2, score);
+            }
+        }
+        if (!whole) {
+            GPU_UNROLL
+            for (int i = 0; i < 2 * N; ++i) {
+                float & score = x[i / 2][2 * h + i % 2];
+                score         = attends(row, begin + i / 2 * 8 + i % 2) ? score : -INFINITY;
+            }
         }
     }
 

@@ -165,7 +165,7 @@ template <int PIECES, bool STEADY> GPU_FN void fetch_rows(const pages & x, const
     GPU_UNROLL
     for (int t = 0; t < GROUP; t += n) {
         const bool mine = 32 % PIECES == 0 || (row < n && t + row < GROUP);
-        const int  here = STEADY ? before : (before + t * (int) stride) & (PIECE - 1);
+        const int  here = STEADY ? before : (before + t * (int) (stride & (PIECE - 1))) & (PIECE - 1);
         gpu::copy_async_if<PIECE, LINES>(mine && from < here + x.row_bytes, to + t * x.raw_stride,
                                          address + (from - here) + (uint64_t) t * stride);
     }

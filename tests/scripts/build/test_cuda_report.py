@@ -57,7 +57,7 @@ def test_a_report() -> None:
     found = cuda_report.read_report(entry(KERNEL.format(v=OTHER)), "8.0")
     assert found[0].name == "attend by rows: 128 rows, K half, V bfloat, 128 columns"
     found = cuda_report.read_report(entry(KNOWN), "8.0")
-    assert found[0].name == "attend by tokens: 16 rows, q8_0 of 128"
+    assert found[0].name == "attend by tokens: 8 rows, q8_0 of 128"
     name = "paged::attend_kernel<0, 1, 8, paged::known_numbers<8, 128>, paged::known_numbers<8, 128>>"
     assert cuda_report.instance(found[0].symbol) == name
 
@@ -135,7 +135,7 @@ class TestProgram:
         assert "0 with spills or a stack frame" in out
 
     def test_quickly(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Compiles each file for one capability, in turn."""
+        """Compiles each file for one capability, in turn; the known types for the newest, which has them."""
         compiled: list[tuple[str, str]] = []
 
         def compile_one(nvcc: str, source: Path, capability: str, folder: Path) -> list[cuda_report.Usage]:
@@ -144,9 +144,9 @@ class TestProgram:
 
         monkeypatch.setattr(cuda_report, "compile_one", compile_one)
         monkeypatch.setattr(cuda_report, "known_to", lambda nvcc: ["7.5", "9.0"])
-        sources = [Path("a.cu"), Path("b.cu"), Path("c.cu")]
-        found = cuda_report.report("nvcc", sources, ["9.0", "7.5"], 1, quick=True)
-        assert compiled == [("a.cu", "9.0"), ("b.cu", "7.5"), ("c.cu", "9.0")]
+        sources = [Path("a.cu"), Path("b.cu"), Path("known.cu")]
+        found = cuda_report.report("nvcc", sources, ["7.5", "9.0"], 1, quick=True)
+        assert compiled == [("known.cu", "9.0"), ("a.cu", "7.5"), ("b.cu", "9.0")]
         assert len(found) == 3
 
     @pytest.mark.parametrize(("stack", "stores", "loads"), [(0, 4, 0), (0, 0, 4), (8, 0, 0)])
@@ -162,6 +162,16 @@ class TestProgram:
         nvcc = compiler(tmp_path, entry(MERGE) + entry(KERNEL.format(v=SAME), stack, stores, loads))
         assert run(monkeypatch, "--nvcc", nvcc, "--capability", "9.0") == 1
         assert f"for 9.0: {stack} bytes of stack, {stores + loads} of spills" in capsys.readouterr().err
+
+    def test_accepted_spills(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        nvcc = compiler(tmp_path, entry(MERGE, 8, 4, 4))
+        monkeypatch.setattr(cuda_report, "ACCEPTED", {"merge": 8})
+        assert run(monkeypatch, "--nvcc", nvcc, "--capability", "9.0") == 0
+        assert "8 spilled" in capsys.readouterr().out
+        monkeypatch.setattr(cuda_report, "ACCEPTED", {"merge": 7})
+        assert run(monkeypatch, "--nvcc", nvcc, "--capability", "9.0") == 1
 
     def test_a_report_without_kernels(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(ScriptError, match="reported on no kernel"):

@@ -143,6 +143,27 @@ def check(tmp_path: Path) -> Callable[..., tuple[int, dict[str, Any]]]:
 Check = Callable[..., tuple[int, dict[str, Any]]]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--jobs", "0"], "give 1 or more"),
+        (["--seconds", "-5"], "give 0 or more"),
+        (["--seconds", "nan"], "give 0 or more"),
+        (["--model", "/nowhere/m.gguf"], "there is no model /nowhere/m.gguf"),
+        (["-o", "/nowhere/gpu.json"], "no file in an existing folder"),
+        (["--only", "ops, spee"], "there is no section 'spee'"),
+    ],
+)
+def test_wrong_arguments_end_before_anything_runs(
+    arguments: list[str], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def never(*_: object) -> Done:
+        raise AssertionError("a program ran")
+
+    assert main(arguments, never) == WRONG
+    assert why in capsys.readouterr().err
+
+
 def outcomes(report: Mapping[str, Any]) -> dict[str, str]:
     return {section["name"]: section["outcome"] for section in report["sections"]}
 
