@@ -26,9 +26,9 @@ ENGINE: dict[str, Any] = {"n_ctx": 512, "max_num_seqs": 8, "max_batch_tokens": 1
 PROMPTS = [(7, 0), (90, 1), (33, 2), (61, 0), (18, 1), (140, 2), (45, 0), (64, 1)]
 """Tokens of a prompt, and its tenant."""
 TOKENS = 96
-TIES = {"f32": 0.03}
+TIES = {"f32": 0.07}
 TIE = 0.25
-"""Nats, by the type of most weights, and of others."""
+"""Nats, by the type of most weights, and of others. Upstream rounds floats to TF32 for 4 to 16 rows."""
 
 
 def prompts(n_vocab: int) -> list[list[int]]:
@@ -95,7 +95,7 @@ def compare(expected: Sequence[Expected], found: Sequence[Sequence[int]], tie: f
 def tie_of(path: str) -> float:
     """Return how close two tokens' logprobs must be.
 
-    Floats are multiplied alike on all devices, quantized numbers are not.
+    Floats are multiplied nearly alike on all devices, quantized numbers are not.
     """
     return TIES.get(next(iter(scan_model(path).quantization), ""), TIE)
 
