@@ -58,6 +58,15 @@ def add_device(n_bytes: int) -> None:
     assert complaint is None, complaint
 
 
+def emulate_kernels() -> None:
+    """From now on devices compute paged attention with the kernels for GPUs, emulated (native/ops/cuda)."""
+    library = _library()
+    kernels = ctypes.CDLL(os.fspath(Path(library._name).with_name("libvelo-lab-gpu.so")))
+    library.lab_device_attend.argtypes = [ctypes.c_void_p]
+    library.lab_device_attend.restype = None
+    library.lab_device_attend(ctypes.cast(kernels.lab_paged_attn_emulated, ctypes.c_void_p))
+
+
 def counts() -> Counts:
     """Return the counts of the devices."""
     found: Counts = _library().lab_device_count()

@@ -3,10 +3,12 @@
 #include "ggml-backend-impl.h"
 #include "ggml-backend.h"
 #include "ggml-cpu.h"
+#include "ggml-impl.h"
 #include "paged-attn.h"
 
 #include <algorithm>
 #include <atomic>
+#include <cstdio>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -210,6 +212,53 @@ bool stream_copy(ggml_backend_t source, ggml_backend_t target, const ggml_tensor
     stream_of(target).queue.push_back([=] { copy(to, from, size, counts.copies); });
     return true;
 }
+std::atomic<lab_attention> attention{nullptr};
+
+lab_paged arguments_of(const ggml_tensor * op) {
+    const ggml_tensor *    q = op->src[0], *k = op->src[1], *v = op->src[2], *table = op->src[3], *sinks = op->src[4];
+    ggml_paged_attn_params params;
+    memcpy(&params, op->op_params, sizeof(params));
+    lab_paged to{};
+    to.type_k = k->type, to.type_v = v->type;
+    to.d_k = k->ne[0], to.d_v = v->ne[0], to.n_head = q->ne[1], to.n_head_kv = k->ne[1];
+    to.n_tokens = q->ne[2], to.n_slots = k->ne[2];
+    to.n_rows = table->ne[1], to.width = table->ne[0] - GGML_PAGED_ATTN_HEADER;
+    to.q_head_stride = (int64_t) q->nb[1], to.q_token_stride = (int64_t) q->nb[2];
+    to.k_head_stride = (int64_t) k->nb[1], to.k_slot_stride = (int64_t) k->nb[2];
+    to.v_head_stride = (int64_t) v->nb[1], to.v_slot_stride = (int64_t) v->nb[2];
+    to.scale = params.scale, to.max_bias = params.max_bias, to.softcap = params.softcap;
+    to.block_size = params.block_size, to.flags = params.flags;
+    to.window = params.window, to.window_type = params.window_type;
+    to.q = static_cast<const float *>(q->data), to.k = k->data, to.v = v->data;
+    to.table = static_cast<const int32_t *>(table->data);
+    to.sinks = sinks ? static_cast<const float *>(sinks->data) : nullptr;
+    to.out   = static_cast<float *>(op->data);
+    return to;
+}
+
+// Compute a graph with the CPU backend, except for the nodes that `attend` computes.
+ggml_status compute_with(lab_attention attend, ggml_backend_t cpu, ggml_cgraph * graph) {
+    const int n = ggml_graph_n_nodes(graph);
+    for (int begin = 0, i = 0; i <= n; ++i) {
+        if (i < n && ggml_graph_node(graph, i)->op != GGML_OP_PAGED_ATTN) {
+            continue;
+        }
+        ggml_cgraph before = ggml_graph_view(graph, begin, i);
+        if (const ggml_status status = ggml_backend_graph_compute(cpu, &before); status != GGML_STATUS_SUCCESS) {
+            return status;
+        }
+        if (i < n) {
+            const lab_paged op = arguments_of(ggml_graph_node(graph, i));
+            if (const char * why = attend(&op)) {
+                fprintf(stderr, "lab_device: %s\n", why);
+                return GGML_STATUS_FAILED;
+            }
+            begin = i + 1;
+        }
+    }
+    return GGML_STATUS_SUCCESS;
+}
+
 void count_shared(const ggml_tensor * op) {
     if (op->op == GGML_OP_PAGED_ATTN) {
         const ggml_tensor * table = op->src[3];
@@ -225,8 +274,12 @@ ggml_status stream_compute(ggml_backend_t backend, ggml_cgraph * graph) {
     for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
         count_shared(ggml_graph_node(graph, i));
     }
-    ggml_backend_cpu_set_n_threads(stream_of(backend).cpu, 1);
-    return ggml_backend_graph_compute(stream_of(backend).cpu, graph);
+    ggml_backend_t cpu = stream_of(backend).cpu;
+    ggml_backend_cpu_set_n_threads(cpu, 1);
+    if (const lab_attention attend = attention) {
+        return compute_with(attend, cpu, graph);
+    }
+    return ggml_backend_graph_compute(cpu, graph);
 }
 
 // ---- the device ----
@@ -307,5 +360,7 @@ const char * lab_device_add(int64_t bytes) {
     ggml_backend_register(reg);
     return nullptr;
 }
+
+void lab_device_attend(lab_attention attend) { attention = attend; }
 
 lab_device_counts lab_device_count(void) { return counts; }

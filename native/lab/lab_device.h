@@ -11,6 +11,12 @@ extern "C" {
 // Add a device with `bytes` of memory to this process, until the process ends. Return null or an error.
 LAB_API const char * lab_device_add(int64_t bytes);
 
+// Computes paged attention; returns null or an error.
+typedef const char * (*lab_attention)(const struct lab_paged * op);
+
+// From now on devices compute paged attention with this function, null: with the CPU backend.
+LAB_API void lab_device_attend(lab_attention attend);
+
 // Counts over all devices since the start of the process.
 struct lab_device_counts {
     int64_t graphs;  // computed graphs

@@ -29,6 +29,9 @@ struct lab_gpu_item {
 LAB_API const char * lab_paged_attn_gpu(const struct lab_paged * op, int32_t n_blocks, int32_t shared_bytes,
                                         int64_t workspace_bytes, bool tensor_cores, int32_t order);
 
+// The same with the numbers of an H200, and another random order of threads at each call. For lab_device_attend.
+LAB_API const char * lab_paged_attn_emulated(const struct lab_paged * op);
+
 // Return why no kernel supports this call, or null. Only shapes and addresses of the tensors are used.
 LAB_API const char * lab_gpu_refusal(const struct lab_paged * op, int32_t shared_bytes);
 

@@ -3,6 +3,7 @@
 
 #include "paged-launch.h"
 
+#include <atomic>
 #include <cmath>
 #include <vector>
 
@@ -98,6 +99,11 @@ const char * lab_paged_attn_gpu(const lab_paged * op, int32_t n_blocks, int32_t 
         return "a thread waits at a barrier that other threads never reach";
     }
     return nullptr;
+}
+
+const char * lab_paged_attn_emulated(const lab_paged * op) {
+    static std::atomic<int32_t> n_calls{0};
+    return lab_paged_attn_gpu(op, 264, 227 << 10, paged::WORKSPACE_BYTES, true, ++n_calls);
 }
 
 const char * lab_gpu_refusal(const lab_paged * op, int32_t shared_bytes) {

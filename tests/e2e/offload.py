@@ -28,20 +28,26 @@ and GELU's table of f16 turns that into up to 2e-3."""
 
 
 def answers(
-    path: str, params: SamplingParams = PARAMS, **settings: object
+    path: str,
+    params: SamplingParams = PARAMS,
+    prompts: list[list[int]] = PROMPTS,
+    **settings: object,
 ) -> tuple[list[tuple[int, ...]], LLM]:
     llm = LLM(path, **{**SMALL, **settings})  # type: ignore[arg-type]
-    return [output.token_ids for output in llm.generate(PROMPTS, params)], llm
+    return [output.token_ids for output in llm.generate(prompts, params)], llm
 
 
 def expected_answers(
-    path: str, params: SamplingParams = PARAMS, **settings: object
+    path: str,
+    params: SamplingParams = PARAMS,
+    prompts: list[list[int]] = PROMPTS,
+    **settings: object,
 ) -> tuple[list[tuple[int, ...]], LLM]:
     """Return the answers of the CPU alone, each up to its first tie, and the engine."""
     llm = LLM(path, n_gpu_layers=0, **{**SMALL, **settings})  # type: ignore[arg-type]
-    outputs = llm.generate(PROMPTS, replace(params, logprobs=2))
+    outputs = llm.generate(prompts, replace(params, logprobs=2))
     expected = [output.token_ids[: first_tie(output)] for output in outputs]
-    assert sum(map(len, expected)) > params.max_tokens * len(PROMPTS) / 2
+    assert sum(map(len, expected)) > params.max_tokens * len(prompts) / 2
     return expected, llm
 
 
@@ -185,6 +191,24 @@ def check_types(path: str) -> None:
             llm.close()
 
 
+def check_kernels(path: str) -> None:
+    """The kernels for GPUs get the tables, flags and strides that they need; with a common prefix too."""
+    lab_device.add_device(1 << 30)
+    lab_device.emulate_kernels()
+    start = PROMPTS[4] * 2
+    prefixed = [[*start, *prompt] for prompt in PROMPTS]
+    params = replace(SHORT, max_tokens=24)
+    for kv_type in ("f32", "f16"):
+        for prompts in (PROMPTS, prefixed):
+            expected, llm = expected_answers(path, params, prompts, kv_type=kv_type)
+            llm.close()
+            before = lab_device.counts().shared
+            found, llm = answers(path, params, prompts, kv_type=kv_type, n_gpu_layers=-1)
+            assert agree(found, expected), (kv_type, prompts is prefixed)
+            assert (lab_device.counts().shared > before) == (prompts is prefixed)
+            llm.close()
+
+
 def check_windows(path: str) -> None:
     """Layers with and without a window share blocks on each device; blocks that windows free are used."""
     expected, llm = expected_answers(path, n_ctx=512)
@@ -229,7 +253,12 @@ def number_of(name: str) -> int:
 
 
 ON_DEVICES = {"uneven": check_uneven, "several": check_several}
-OTHERS = {"types": check_types, "recurrent": check_recurrent, "windows": check_windows}
+OTHERS = {
+    "types": check_types,
+    "kernels": check_kernels,
+    "recurrent": check_recurrent,
+    "windows": check_windows,
+}
 
 
 def main(path: str, what: str) -> None:
