@@ -1,5 +1,5 @@
 // Print the launches of usual calls as JSON lines: scripts/build/cuda_report.py compiles and runs this with the bytes
-// of shared memory that a thread block may have.
+// of shared memory that a thread block may have, and 1 if the card has the kernels for known types.
 #include "paged-launch.h"
 
 #include <cstdio>
@@ -19,6 +19,7 @@ template <int TYPE, int SIZE> std::string name_of(const known_numbers<TYPE, SIZE
 
 struct printing_launcher {
     const char * call;
+    bool         has_known; // cards from 8.0 on
 
     template <division BY, int M_TILES, int V_TILES, class KNumbers, class VNumbers>
     void attend(const params &, row_range, int tokens, int bytes) {
@@ -29,7 +30,7 @@ struct printing_launcher {
     int  multiprocessors() const { return 1; } // the largest tiles
 
     template <class Which> bool attend_with(const params & p, int shared_bytes) {
-        return launch_which<Which>(p, shared_bytes, *this);
+        return (has_known || !std::is_same<Which, known_types>::value) && launch_which<Which>(p, shared_bytes, *this);
     }
 };
 
@@ -38,7 +39,7 @@ struct kv_type {
     int          type;
 };
 
-void print_launches(kv_type kv, int d, int shared_bytes) {
+void print_launches(kv_type kv, int d, int shared_bytes, bool has_known) {
     const std::string name      = kv.name + (" " + std::to_string(d));
     const int         row_bytes = d / CODED_NUMBERS * group_bytes(kv.type);
     params            p         = {};
@@ -47,7 +48,7 @@ void print_launches(kv_type kv, int d, int shared_bytes) {
     p.n_head = 32, p.n_head_kv = 8, p.group = 4;
     p.n_tokens = 512, p.n_rows = 1, p.scale = 1.0f;
     set_block_size(p, 64);
-    printing_launcher launcher = {name.c_str()};
+    printing_launcher launcher = {name.c_str(), has_known};
     if (refusal(p, shared_bytes) == nullptr) {
         launch_part(p, shared_bytes, launcher);
     }
@@ -56,11 +57,12 @@ void print_launches(kv_type kv, int d, int shared_bytes) {
 } // namespace
 
 int main(int argc, char ** argv) {
-    const int shared_bytes = argc > 1 ? atoi(argv[1]) : 0;
+    const int  shared_bytes = argc > 1 ? atoi(argv[1]) : 0;
+    const bool has_known    = argc > 2 && atoi(argv[2]) != 0;
     for (const kv_type kv : {kv_type{"f16", PAGE_F16}, kv_type{"q8_0", PAGE_Q8_0}, kv_type{"q4_0", PAGE_Q4_0},
                              kv_type{"q5_1", PAGE_Q5_1}, kv_type{"bf16", PAGE_BF16}, kv_type{"f32", PAGE_F32}}) {
         for (const int d : {64, 128, 256}) {
-            print_launches(kv, d, shared_bytes);
+            print_launches(kv, d, shared_bytes, has_known);
         }
     }
     return 0;

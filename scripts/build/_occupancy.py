@@ -71,7 +71,8 @@ def launches(program: Path, capability: str) -> list[Launch]:
     if capability not in SHARED:
         raise ScriptError(f"the shared memory of {capability} is not known: choose from {', '.join(SHARED)}")
     limit = str(SHARED[capability][0] * KIB)
-    out = subprocess.run([program, limit], check=True, capture_output=True, text=True).stdout
+    has_known = str(int(float(capability) >= 8))
+    out = subprocess.run([program, limit, has_known], check=True, capture_output=True, text=True).stdout
     found = (json.loads(line) for line in out.splitlines())
     return [Launch(one["call"], tuple(one["kernel"]), one["tokens"], one["bytes"]) for one in found]
 

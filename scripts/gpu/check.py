@@ -83,7 +83,10 @@ def find_gpu(run: Run, wanted: str | None, op_bench: Path | None) -> tuple[dict[
             return device, ""
     if gpus:
         return None, f"there is no GPU {wanted}; there are {', '.join(device['name'] for device in gpus)}"
-    return None, "no GPU found: there is none, or no driver, or the build is without PYVELO_CUDA"
+    return None, (
+        "no GPU found: there is none, or no driver, or the build is without PYVELO_CUDA "
+        f"(scripts/gpu/bundle.py makes one that has it: {BUNDLE.name}.tar.xz)"
+    )
 
 
 def _list_devices(run: Run, command: Sequence[str], program: str) -> tuple[list[dict[str, Any]] | None, str]:
