@@ -135,7 +135,7 @@ class TestProgram:
         assert "0 with spills or a stack frame" in out
 
     def test_quickly(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Compiles each file for one capability, in turn; the known types for the newest, which has them."""
+        """Compiles each file for one capability: floats for the oldest, the others for the newest."""
         compiled: list[tuple[str, str]] = []
 
         def compile_one(nvcc: str, source: Path, capability: str, folder: Path) -> list[cuda_report.Usage]:
@@ -144,9 +144,9 @@ class TestProgram:
 
         monkeypatch.setattr(cuda_report, "compile_one", compile_one)
         monkeypatch.setattr(cuda_report, "known_to", lambda nvcc: ["7.5", "9.0"])
-        sources = [Path("a.cu"), Path("b.cu"), Path("known.cu")]
-        found = cuda_report.report("nvcc", sources, ["7.5", "9.0"], 1, quick=True)
-        assert compiled == [("known.cu", "9.0"), ("a.cu", "7.5"), ("b.cu", "9.0")]
+        sources = [Path("k-bfloat.cu"), Path("k-float.cu"), Path("k-known.cu")]
+        found = cuda_report.report("nvcc", sources, ["9.0", "7.5"], 1, quick=True)
+        assert compiled == [("k-bfloat.cu", "9.0"), ("k-float.cu", "7.5"), ("k-known.cu", "9.0")]
         assert len(found) == 3
 
     @pytest.mark.parametrize(("stack", "stores", "loads"), [(0, 4, 0), (0, 0, 4), (8, 0, 0)])
@@ -167,10 +167,10 @@ class TestProgram:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         nvcc = compiler(tmp_path, entry(MERGE, 8, 4, 4))
-        monkeypatch.setattr(cuda_report, "ACCEPTED", {"merge": 8})
+        monkeypatch.setattr(cuda_report, "ACCEPTED", {("merge", "9.0"): 8})
         assert run(monkeypatch, "--nvcc", nvcc, "--capability", "9.0") == 0
         assert "8 spilled" in capsys.readouterr().out
-        monkeypatch.setattr(cuda_report, "ACCEPTED", {"merge": 7})
+        monkeypatch.setattr(cuda_report, "ACCEPTED", {("merge", "9.0"): 7})
         assert run(monkeypatch, "--nvcc", nvcc, "--capability", "9.0") == 1
 
     def test_a_report_without_kernels(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
