@@ -102,9 +102,7 @@ struct attend_rows : staged_tile<BY_ROWS, 16 * M_TILES * N_WARPS, KNumbers, VNum
         for (int m = 0; m < M_TILES; ++m) {
             GPU_UNROLL
             for (int h = 0; h < 2; ++h) {
-                if (!whole || tile::bends()) {
-                    tile::settle(first_row() + 16 * m + gpu::lane() / 4 + 8 * h, column, h, whole, c[m]);
-                }
+                tile::settle(first_row() + 16 * m + gpu::lane() / 4 + 8 * h, column, h, whole, c[m]);
                 softmax.weigh(m, h, c[m]);
             }
         }
