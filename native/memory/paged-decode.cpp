@@ -26,6 +26,11 @@ static int32_t bucket(int32_t n, int32_t step, uint32_t limit) {
     return std::min<int32_t>((n + step - 1) / step * step, (int32_t) limit);
 }
 
+// Return the blocks of a row of a table: of a sequence of `length` tokens, without its first blocks.
+static int32_t blocks_of_row(int32_t length, int32_t first, int32_t block_size) {
+    return (length - 1) / block_size + 1 - first;
+}
+
 // Write a row of a table for each sequence of the ubatch, with the blocks of a share of a group. A sequence's length
 // excludes its tokens in later ubatches.
 static void write_rows(const llama_paged_cache & cache, const llama_paged_batch & b, const ubatch_range & p,
@@ -37,7 +42,7 @@ static void write_rows(const llama_paged_cache & cache, const llama_paged_batch 
         const int32_t     begin    = std::max(row.first, p.t0);
         const int32_t     end      = std::min(row.first + row.n_tokens, p.t1);
         const int32_t     length   = row.length - (row.first + row.n_tokens - end);
-        const int32_t     n_blocks = (length - 1) / block_size + 1 - table.first;
+        const int32_t     n_blocks = blocks_of_row(length, table.first, block_size);
         out[GGML_PAGED_ATTN_Q0]    = begin - p.t0;
         out[GGML_PAGED_ATTN_NQ]    = end - begin;
         out[GGML_PAGED_ATTN_KV]    = length;
@@ -55,7 +60,7 @@ static void set_tables(llama_paged_cache & cache, const llama_paged_batch & b, c
     for (const int32_t group : cache.groups) {
         for (int32_t s = p.s0; s < p.s1; ++s) {
             const int32_t first = table_of(b, group, s).first;
-            width               = std::max(width, (row_of(b, s).length - 1) / bs + 1 - first);
+            width               = std::max(width, blocks_of_row(row_of(b, s).length, first, bs));
         }
     }
     cache.width         = bucket(width, 64, paged.max_width);
@@ -78,7 +83,7 @@ static bool has_prefixes(const llama_paged & paged, int32_t n_rows) {
         const int32_t * row    = cache.tables.data();
         for (int32_t i = 0; i < n_rows; ++i, row += stride) { // of the first part
             shared += row[GGML_PAGED_ATTN_SHARED];
-            all += (row[GGML_PAGED_ATTN_KV] - 1) / paged.params.block_size + 1 - row[GGML_PAGED_ATTN_FIRST];
+            all += blocks_of_row(row[GGML_PAGED_ATTN_KV], row[GGML_PAGED_ATTN_FIRST], paged.params.block_size);
         }
     }
     return shared > 0 && 4 * shared >= all;

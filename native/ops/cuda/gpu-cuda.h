@@ -62,21 +62,19 @@ GPU_FN const uint32_t * words_at(uint32_t address) { return (const uint32_t *) _
 template <int bytes, bool LINES = false> GPU_FN void copy_async_if(bool wanted, void * to, const void * from) {
     static_assert(bytes == 16, "cp.async.cg copies 16 bytes");
 #if __CUDA_ARCH__ >= 800
+#    define GPU_COPY_ASYNC(hint)                                                                                       \
+        asm volatile("{\n"                                                                                             \
+                     ".reg .pred p;\n"                                                                                 \
+                     "setp.ne.b32 p, %2, 0;\n"                                                                         \
+                     "@p cp.async.cg.shared.global" hint " [%0], [%1], 16;\n"                                          \
+                     "}" ::"r"(shared_address(to)),                                                                    \
+                     "l"(from), "r"((int) wanted))
     if (LINES) {
-        asm volatile("{\n"
-                     ".reg .pred p;\n"
-                     "setp.ne.b32 p, %2, 0;\n"
-                     "@p cp.async.cg.shared.global.L2::128B [%0], [%1], 16;\n"
-                     "}" ::"r"(shared_address(to)),
-                     "l"(from), "r"((int) wanted));
+        GPU_COPY_ASYNC(".L2::128B");
     } else {
-        asm volatile("{\n"
-                     ".reg .pred p;\n"
-                     "setp.ne.b32 p, %2, 0;\n"
-                     "@p cp.async.cg.shared.global [%0], [%1], 16;\n"
-                     "}" ::"r"(shared_address(to)),
-                     "l"(from), "r"((int) wanted));
+        GPU_COPY_ASYNC("");
     }
+#    undef GPU_COPY_ASYNC
 #else
     for (int i = 0; i < bytes / 4 && wanted; ++i) {
         ((uint32_t *) to)[i] = ((const uint32_t *) from)[i];

@@ -115,7 +115,7 @@ template <int V_TILES, class KNumbers, class VNumbers> struct attend_columns : q
     }
 
     GPU_FN void store_weights(const float (&c)[2][4], int h, int column) {
-        const float base = softmax.base_of(0, h);
+        const float base = base_of(softmax.maximum[0][h]);
         char *      row  = memory + at.weights + (gpu::lane() / 4 + 8 * h) * weight_stride(at.tokens);
         GPU_UNROLL
         for (int n = 0; n < 2; ++n) {

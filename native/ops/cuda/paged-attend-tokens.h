@@ -9,79 +9,6 @@
 
 namespace paged {
 
-constexpr int   Q_TILE = 8;    // queries that are the columns of a product
-constexpr float MARGIN = 8.0f; // weights are at most 2^8, far below the largest f16
-
-// Softmax state of a warp's tokens so far. A lane has queries 2c and 2c + 1 of each tile, for c = lane % 4.
-template <int Q_TILES, int V_TILES> struct query_state {
-    float sums[Q_TILES][V_TILES][4]; // weighted sums of V: columns lane / 4 and lane / 4 + 8 of sixteen
-    float reference[Q_TILES][2];     // subtracted from a query's scores, base 2: their maximum, or up to MARGIN less
-    float total[Q_TILES][2];         // of the weights of this lane's tokens
-
-    GPU_FN void reset() {
-        GPU_UNROLL
-        for (int n = 0; n < Q_TILES; ++n) {
-            GPU_UNROLL
-            for (int i = 0; i < 4 * V_TILES; ++i) {
-                sums[n][i / 4][i % 4] = 0.0f;
-            }
-            GPU_UNROLL
-            for (int q = 0; q < 2; ++q) {
-                reference[n][q] = -INFINITY;
-                total[n][q]     = 0.0f;
-            }
-        }
-    }
-
-    // Rescale the sums of a query that has a score far above its reference.
-    GPU_FN void rescale(int n, int q, float top) {
-        if (top > reference[n][q] + MARGIN) {
-            const float factor = gpu::exp2(reference[n][q] - top);
-            total[n][q] *= factor;
-            GPU_UNROLL
-            for (int v = 0; v < V_TILES; ++v) {
-                sums[n][v][q] *= factor;
-                sums[n][v][q + 2] *= factor;
-            }
-            reference[n][q] = top;
-        }
-    }
-
-    // Turn the scores of sixteen tokens into weights: c[n][q] of token lane / 4, c[n][q + 2] of the eighth after it.
-    GPU_FN void weigh(float (&c)[Q_TILES][4]) {
-        bool more = false;
-        GPU_UNROLL
-        for (int i = 0; i < 2 * Q_TILES; ++i) {
-            more = more || fmaxf(c[i / 2][i % 2], c[i / 2][i % 2 + 2]) > reference[i / 2][i % 2] + MARGIN;
-        }
-        if (GPU_SELDOM(
-                gpu::any(more))) { // seldom after the first tokens; each query alone decides whether it is rescaled
-            GPU_UNROLL
-            for (int i = 0; i < 2 * Q_TILES; ++i) {
-                const float top = fmaxf(c[i / 2][i % 2], c[i / 2][i % 2 + 2]);
-                rescale(i / 2, i % 2, of_tokens(top, [](float x, float y) { return fmaxf(x, y); }));
-            }
-        }
-        GPU_UNROLL
-        for (int i = 0; i < 2 * Q_TILES; ++i) {
-            const float top = reference[i / 2][i % 2], base = top == -INFINITY ? 0.0f : top;
-            float &     x = c[i / 2][i % 2], &y = c[i / 2][i % 2 + 2];
-            x = gpu::exp2(x - base);
-            y = gpu::exp2(y - base);
-            total[i / 2][i % 2] += x + y;
-        }
-    }
-
-    // Return the result of an operation over the lanes that have other tokens of the same queries.
-    template <class Operation> GPU_FN static float of_tokens(float x, const Operation & operation) {
-        GPU_UNROLL
-        for (int mask = 4; mask < 32; mask *= 2) {
-            x = operation(x, gpu::shuffle_xor(x, mask));
-        }
-        return x;
-    }
-};
-
 template <int Q_TILES, int V_TILES, class KNumbers, class VNumbers>
 struct attend_tokens : staged_tile<BY_TOKENS, Q_TILE * Q_TILES, KNumbers, VNumbers> {
     static constexpr int ROWS = Q_TILE * Q_TILES;
@@ -95,7 +22,7 @@ struct attend_tokens : staged_tile<BY_TOKENS, Q_TILE * Q_TILES, KNumbers, VNumbe
     // Operands of all steps of the product with keys stay in registers, unless a third or fourth thread block that has
     // room on the multiprocessor needs these.
     static constexpr bool HELD  = KNumbers::size != 0 && KNumbers::size <= 128 && KNumbers::type != PAGE_Q4_0;
-    static constexpr bool CODES = KNumbers::type == PAGE_Q8_0 || KNumbers::type == PAGE_Q4_0;
+    static constexpr bool CODES = is_direct(KNumbers::type);
     static constexpr int  PAIRS = HELD ? KNumbers::size / (CODES ? CODED_NUMBERS : UNIT) : 1;
     static constexpr bool WORDS = KNumbers::size != 0; // rows begin at words
 
@@ -335,8 +262,8 @@ struct attend_tokens : staged_tile<BY_TOKENS, Q_TILE * Q_TILES, KNumbers, VNumbe
         }
         GPU_UNROLL
         for (int i = 0; i < 4 * Q_TILES; ++i) {
-            const int row   = i / 4 * Q_TILE + gpu::lane() % 4 * 2 + i % 2,
-                      token = begin + gpu::lane() / 4 + i % 4 / 2 * 8;
+            const int row   = i / 4 * Q_TILE + gpu::lane() % 4 * 2 + i % 2;
+            const int token = begin + gpu::lane() / 4 + i % 4 / 2 * 8;
             float &   score = c[i / 4][i % 4];
             score           = bends ? tile::bend(row, token, score) : score;
             score           = whole || tile::attends(row, token) ? score : -INFINITY;

@@ -13,7 +13,7 @@
 
 namespace paged {
 
-GPU_BOTH bool is_direct(int type) { return type == PAGE_Q8_0 || type == PAGE_Q4_0; }
+GPU_BOTH constexpr bool is_direct(int type) { return type == PAGE_Q8_0 || type == PAGE_Q4_0; }
 
 constexpr int SCALE_BYTES = 2;
 

@@ -5,6 +5,9 @@
 
 namespace paged {
 
+// Return what is subtracted from scores with this maximum: it, or 0 if all scores are -inf.
+GPU_FN float base_of(float maximum) { return maximum == -INFINITY ? 0.0f : maximum; }
+
 // Softmax state of a thread's rows over the tokens so far: rows lane / 4 and lane / 4 + 8 of each tile of sixteen.
 template <int M_TILES, int V_TILES> struct softmax_state {
     float sums[M_TILES][V_TILES][2][4]; // weighted sums of V, sixteen columns each
@@ -46,9 +49,6 @@ template <int M_TILES, int V_TILES> struct softmax_state {
         }
     }
 
-    // Return what is subtracted from a row's scores: the maximum, or 0 if all scores are -inf.
-    GPU_FN float base_of(int m, int h) const { return maximum[m][h] == -INFINITY ? 0.0f : maximum[m][h]; }
-
     // Turn a row's scores, of which its four lanes have all, into weights.
     template <int N> GPU_FN void weigh(int m, int h, float (&scores)[N][4]) {
         float top = -INFINITY;
@@ -59,7 +59,7 @@ template <int M_TILES, int V_TILES> struct softmax_state {
         top = fmaxf(top, gpu::shuffle_xor(top, 1));
         top = fmaxf(top, gpu::shuffle_xor(top, 2));
         rescale(m, h, top);
-        const float base = base_of(m, h);
+        const float base = base_of(maximum[m][h]);
         GPU_UNROLL
         for (int n = 0; n < N; ++n) {
             GPU_UNROLL
@@ -75,6 +75,79 @@ template <int M_TILES, int V_TILES> struct softmax_state {
     GPU_FN float total_of_row(int m, int h) const {
         const float sum = total[m][h] + gpu::shuffle_xor(total[m][h], 1);
         return sum + gpu::shuffle_xor(sum, 2);
+    }
+};
+
+constexpr int   Q_TILE = 8;    // queries that are the columns of a product
+constexpr float MARGIN = 8.0f; // weights are at most 2^8, far below the largest f16
+
+// Softmax state of a warp's tokens so far, if queries are the columns of products. A lane has queries 2c and 2c + 1 of
+// each tile, for c = lane % 4.
+template <int Q_TILES, int V_TILES> struct query_state {
+    float sums[Q_TILES][V_TILES][4]; // weighted sums of V: columns lane / 4 and lane / 4 + 8 of sixteen
+    float reference[Q_TILES][2];     // subtracted from a query's scores, base 2: their maximum, or up to MARGIN less
+    float total[Q_TILES][2];         // of the weights of this lane's tokens
+
+    GPU_FN void reset() {
+        GPU_UNROLL
+        for (int n = 0; n < Q_TILES; ++n) {
+            GPU_UNROLL
+            for (int i = 0; i < 4 * V_TILES; ++i) {
+                sums[n][i / 4][i % 4] = 0.0f;
+            }
+            GPU_UNROLL
+            for (int q = 0; q < 2; ++q) {
+                reference[n][q] = -INFINITY;
+                total[n][q]     = 0.0f;
+            }
+        }
+    }
+
+    // Rescale the sums of a query that has a score far above its reference.
+    GPU_FN void rescale(int n, int q, float top) {
+        if (top > reference[n][q] + MARGIN) {
+            const float factor = gpu::exp2(reference[n][q] - top);
+            total[n][q] *= factor;
+            GPU_UNROLL
+            for (int v = 0; v < V_TILES; ++v) {
+                sums[n][v][q] *= factor;
+                sums[n][v][q + 2] *= factor;
+            }
+            reference[n][q] = top;
+        }
+    }
+
+    // Turn the scores of sixteen tokens into weights: c[n][q] of token lane / 4, c[n][q + 2] of the eighth after it.
+    GPU_FN void weigh(float (&c)[Q_TILES][4]) {
+        bool more = false;
+        GPU_UNROLL
+        for (int i = 0; i < 2 * Q_TILES; ++i) {
+            more = more || fmaxf(c[i / 2][i % 2], c[i / 2][i % 2 + 2]) > reference[i / 2][i % 2] + MARGIN;
+        }
+        if (GPU_SELDOM(gpu::any(more))) { // each query alone decides whether it is rescaled
+            GPU_UNROLL
+            for (int i = 0; i < 2 * Q_TILES; ++i) {
+                const float top = fmaxf(c[i / 2][i % 2], c[i / 2][i % 2 + 2]);
+                rescale(i / 2, i % 2, of_tokens(top, [](float x, float y) { return fmaxf(x, y); }));
+            }
+        }
+        GPU_UNROLL
+        for (int i = 0; i < 2 * Q_TILES; ++i) {
+            const float base = base_of(reference[i / 2][i % 2]);
+            float &     x = c[i / 2][i % 2], &y = c[i / 2][i % 2 + 2];
+            x = gpu::exp2(x - base);
+            y = gpu::exp2(y - base);
+            total[i / 2][i % 2] += x + y;
+        }
+    }
+
+    // Return the result of an operation over the lanes that have other tokens of the same queries.
+    template <class Operation> GPU_FN static float of_tokens(float x, const Operation & operation) {
+        GPU_UNROLL
+        for (int mask = 4; mask < 32; mask *= 2) {
+            x = operation(x, gpu::shuffle_xor(x, mask));
+        }
+        return x;
     }
 };
 
