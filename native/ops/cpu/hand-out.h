@@ -67,7 +67,8 @@ private:
 };
 
 // Returns fixed shares of the tiles of weights for few rows of small matrices: memory limits them, and chunks would
-// cost more than they save. Returns chunks for others, for many rows of up to a group of tiles.
+// cost more than they save. Returns chunks for others. Many rows pass over a `group` of tiles at a time; chunks are
+// larger, because the beginning of each is not read ahead.
 inline hand_out hand_out_tiles(const ggml_compute_params * params, int64_t n_rows, int64_t n_tiles, int64_t tile_bytes,
                                int64_t group) {
     constexpr int64_t DYNAMIC_ROWS = 8;       // from which on memory is not the only limit
@@ -75,6 +76,5 @@ inline hand_out hand_out_tiles(const ggml_compute_params * params, int64_t n_row
     if (n_rows < DYNAMIC_ROWS && n_tiles * tile_bytes < LARGE * params->nth) {
         return {params, n_tiles};
     }
-    return group > 1 ? hand_out(params, n_tiles, std::max<int64_t>(1, group / 4), group)
-                     : hand_out(params, n_tiles, 1, n_tiles);
+    return {params, n_tiles, std::max<int64_t>(1, group / 4), n_tiles};
 }

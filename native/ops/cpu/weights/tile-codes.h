@@ -15,15 +15,25 @@ template <class Layout> struct codes_of {
     // Line `k` of a group, from a column's offset of `at` bytes on.
     static ints read(const char * w, int group, int k, int at) {
         constexpr int LINES = Layout::GROUP / 4; // of a group
-        const ints    both  = load(w + LINE * (LINES * group + k - k % 2) / 2 + at);
-        const ints    out   = k % 2 ? high_nibbles(both) : low_nibbles(both);
-        if constexpr (BITS > 4) {
-            constexpr int UPPER = BITS - 4, SHARED = 8 / UPPER; // lines whose upper bits share one
-            const int     line = LINES * group + k;
-            const ints    bits = load(w + Layout::UPPER + LINE * (line / SHARED) + at);
-            return merge(out, upper_bits(bits, line % SHARED * UPPER, UPPER));
+        if constexpr (BITS == 6) {
+            static_assert(LINES == 4);
+            return read_6(w + 3 * LINE * group + at, k);
         }
-        return out;
+        const ints both = load(w + LINE / 2 * (LINES * group + k - k % 2) + at);
+        const ints four = k % 2 ? high_nibbles(both) : low_nibbles(both);
+        if constexpr (BITS == 5) {
+            static_assert(LINES == 8);
+            return merge(four, bits(load(w + Layout::FIFTH + LINE * group + at), k - 4, 16));
+        }
+        return four;
+    }
+
+    // Line `i` of four. The last one is in the upper bits of the others.
+    static ints read_6(const char * w, int i) {
+        if (i < 3) {
+            return bits(load(w + LINE * i), 0, 63);
+        }
+        return merge(merge(bits(load(w), 6, 3), bits(load(w + LINE), 4, 12)), bits(load(w + 2 * LINE), 2, 48));
     }
 };
 

@@ -1,6 +1,6 @@
 // The layout into which weights are packed if upstream's packing for AMX is not used, type by type. A tile has 16
 // columns (rows of the weights' matrix) and one block of the file's format along K. A line of a tile has 64 bytes: 4
-// codes along K of each column, as neighbours. Two lines of nibbles share 64 bytes.
+// codes along K of each column, as neighbours. Two lines of nibbles share 64 bytes; four lines of 6 bits share 192.
 #pragma once
 
 #define GGML_COMMON_DECL_C
@@ -21,8 +21,8 @@ enum class codes {
     SIGNED         // values of a table, or signed bytes
 };
 
-// `Block` is the file's. `Bits` of a code, of which those above 4 are in lines of their own. `Group` codes along K have
-// one scale.
+// `Block` is the file's. `Bits` of a code; the fifth bits are in lines of their own. `Group` codes along K have one
+// scale.
 template <ggml_type Type, class Block, int Bits, int K_, int Group, codes Kind, int ScaleBytes, int MinBytes,
           int FloatBytes>
 struct layout {
@@ -35,10 +35,10 @@ struct layout {
     static constexpr int       GROUPS = K / GROUP;
     static constexpr codes     KIND   = Kind;
 
-    static constexpr int UPPER = (BITS == 8 ? K : K / 2) * COLS;                      // bytes of the lines before
-    static constexpr int SCALE = UPPER + (BITS == 8 ? 0 : (BITS - 4) * K / 8) * COLS; // bytes of each group
-    static constexpr int MIN   = SCALE + ScaleBytes * COLS;                           // of two groups, as neighbours
-    static constexpr int D     = MIN + MinBytes * COLS;                               // of the block
+    static constexpr int FIFTH = (BITS == 5 ? 4 : BITS) * K / 8 * COLS;    // bytes of the lines before
+    static constexpr int SCALE = BITS == 5 ? FIFTH + K / 8 * COLS : FIFTH; // bytes of each group
+    static constexpr int MIN   = SCALE + ScaleBytes * COLS;                // of two groups, as neighbours
+    static constexpr int D     = MIN + MinBytes * COLS;                    // of the block
     static constexpr int D_MIN = D + 2 * COLS;
     static constexpr int BYTES = D + FloatBytes * COLS;
 };

@@ -141,19 +141,25 @@ template <class Layout> void put_column(const column & from, int c, char * tile)
         for (int line = 0; line < LINES; ++line) {
             put(tile + LINE * line, c, word(from.codes, line));
         }
+    } else if constexpr (Layout::BITS == 6) {
+        for (int line = 0; line < LINES; line += 4) {
+            const uint32_t last = word(from.codes, line + 3);
+            for (int i = 0; i < 3; ++i) {
+                const uint32_t upper = last >> 2 * i & 0x03030303;
+                put(tile + LINE * (line / 4 * 3 + i), c, word(from.codes, line + i) | upper << 6);
+            }
+        }
     } else {
         for (int line = 0; line < LINES; line += 2) {
             const uint32_t even = word(from.codes, line) & 0x0f0f0f0f, odd = word(from.codes, line + 1) & 0x0f0f0f0f;
             put(tile + LINE / 2 * line, c, even | odd << 4);
         }
-        constexpr int UPPER = Layout::BITS - 4, SHARED = UPPER ? 8 / UPPER : LINES; // lines whose upper bits share one
-        constexpr uint32_t MASK = 0x01010101 * ((1 << UPPER) - 1);
-        for (int line = 0; UPPER && line < LINES; line += SHARED) {
-            uint32_t bits = 0;
-            for (int i = 0; i < SHARED; ++i) {
-                bits |= (word(from.codes, line + i) >> 4 & MASK) << UPPER * i;
+        for (int line = 0; Layout::BITS == 5 && line < LINES; line += 8) {
+            uint32_t fifth = 0;
+            for (int i = 0; i < 8; ++i) {
+                fifth |= (word(from.codes, line + i) >> 4 & 0x01010101) << i;
             }
-            put(tile + Layout::UPPER + LINE * (line / SHARED), c, bits);
+            put(tile + Layout::FIFTH + LINE * (line / 8), c, fifth);
         }
     }
     for (int group = 0; Layout::MIN > Layout::SCALE && group < Layout::GROUPS; ++group) {

@@ -26,16 +26,19 @@ namespace {
 constexpr int     MOST_ROWS = 4;         // of a pass: registers hold their sums
 constexpr int64_t ROOM      = 128 << 10; // bytes of tiles that stay in the second level while rows pass
 
-// Codes of 5 and 6 bits take the most work to unpack. For many rows it is done once, for a chunk of a tile; codes of 4
-// bits would gain nothing.
-constexpr int64_t MANY_ROWS = 16;
-constexpr int     CHUNK     = 1024; // codes along K: 16 KiB of bytes with all columns stay in the first level
+// Codes of 5 and 6 bits take the most work to unpack. For more rows than a pass it is done once, for a chunk of a tile;
+// codes of 4 bits would gain nothing.
+constexpr int CHUNK = 1024; // codes along K: 16 KiB of bytes with all columns stay in the first level
 template <class Layout> constexpr bool UNPACKS = codes_of<Layout>::BITS == 5 || codes_of<Layout>::BITS == 6;
 
-template <class Layout> using row_of = std::conditional_t<Layout::K == 32, row_32, row_256>;
+template <class Layout> using row_of = std::conditional_t<Layout::K == 32, row_32, row_256<Layout::GROUPS>>;
 
 template <int ROWS> using ints_of_rows   = ints[ROWS][PARTS];
 template <int ROWS> using floats_of_rows = floats[ROWS][PARTS];
+
+// Sums begin at what makes up for the middle of the codes, if they have room for it.
+template <class Layout>
+constexpr bool BEGINS_BELOW = codes_of<Layout>::MIDDLE != 0 && products<codes_of<Layout>::BITS>::WIDE;
 
 // Adds the products of a group, line by line; calls drain(sums) when no more fit into the sums, and at the end.
 template <class Layout, int ROWS, class Lines, class Drain>
@@ -48,6 +51,9 @@ void multiply_group(Lines lines, int group, const row_of<Layout> * const (&rows)
     const int8_t * bytes[ROWS];
     for (int m = 0; m < ROWS; ++m) {
         bytes[m] = rows[m]->q + Layout::GROUP * group;
+        if constexpr (BEGINS_BELOW<Layout>) {
+            sums.begin(m, rows[m]->starts[group]);
+        }
     }
 #    pragma GCC unroll 8
     for (int k = 0; k < LINES; k += row_sums::LINES) {
@@ -75,7 +81,7 @@ template <class Layout, int ROWS, class Lines>
 void add_block(const char * w, Lines lines, const row_32 * const (&rows)[ROWS], floats_of_rows<ROWS> & out) {
     using codes = codes_of<Layout>;
     ints_of_rows<ROWS> totals;
-    for_parts(ROWS, [&](int m, int p) { totals[m][p] = splat(codes::MIDDLE * rows[m]->minus_sum); });
+    for_parts(ROWS, [&](int m, int p) { totals[m][p] = splat(BEGINS_BELOW<Layout> ? 0 : rows[m]->starts[0]); });
     multiply_group<Layout, ROWS>(lines, 0, rows, [&](const auto & sums) {
         for_parts(ROWS,
                   [&](int m, int p) { totals[m][p] = add(totals[m][p], products<codes::BITS>::total(sums.at(m, p))); });
@@ -95,7 +101,7 @@ void add_block(const char * w, Lines lines, const row_32 * const (&rows)[ROWS], 
 
 // Sums of a byte of each group (its scale, or its minimum), times the sum of the row's numbers there.
 template <class Layout, int ROWS>
-void multiply_sums(const char * w, const row_256 * const (&rows)[ROWS], ints_of_rows<ROWS> & out) {
+void multiply_sums(const char * w, const row_of<Layout> * const (&rows)[ROWS], ints_of_rows<ROWS> & out) {
     for_parts(ROWS, [&](int m, int p) { out[m][p] = splat(0); });
     for (int group = 0; group < Layout::GROUPS; group += 2) {
         ints both[PARTS];
@@ -106,9 +112,9 @@ void multiply_sums(const char * w, const row_256 * const (&rows)[ROWS], ints_of_
         }
 #    pragma GCC unroll 4
         for (int m = 0; m < ROWS; ++m) {
-            const ints sums = word((Layout::GROUP == 16 ? rows[m]->sums : rows[m]->sums_32) + group);
+            const ints sums = word(rows[m]->sums + group);
             for (int p = 0; p < PARTS; ++p) {
-                out[m][p] = add(out[m][p], multiply_pairs(both[p], sums));
+                out[m][p] = add_pairs(out[m][p], both[p], sums);
             }
         }
     }
@@ -116,7 +122,8 @@ void multiply_sums(const char * w, const row_256 * const (&rows)[ROWS], ints_of_
 
 // Adds a block of 256 codes along K, with a scale for each group.
 template <class Layout, int ROWS, class Lines>
-void add_block(const char * w, Lines lines, const row_256 * const (&rows)[ROWS], floats_of_rows<ROWS> & out) {
+void add_block(const char * w, Lines lines, const row_256<Layout::GROUPS> * const (&rows)[ROWS],
+               floats_of_rows<ROWS> & out) {
     using codes  = codes_of<Layout>;
     using totals = typename products<codes::BITS>::totals;
     totals of_rows[ROWS][PARTS];
@@ -130,21 +137,28 @@ void add_block(const char * w, Lines lines, const row_256 * const (&rows)[ROWS],
         });
     }
     ints_of_rows<ROWS> corrections;
-    constexpr bool     CORRECTED = Layout::KIND == tiles::codes::PLAIN || codes::MIDDLE != 0;
-    if constexpr (CORRECTED) {
+    constexpr bool     HAS_MINIMA = Layout::KIND == tiles::codes::PLAIN;
+    constexpr bool     CORRECTED  = codes::MIDDLE != 0 && !BEGINS_BELOW<Layout>;
+    if constexpr (HAS_MINIMA || CORRECTED) {
         multiply_sums<Layout, ROWS>(w, rows, corrections);
     }
+    floats d[PARTS], minus_min[PARTS];
+    for (int p = 0; p < PARTS; ++p) {
+        d[p] = load_halves(w + Layout::D + 2 * COLUMNS * p);
+        if constexpr (HAS_MINIMA) {
+            minus_min[p] = multiply(load_halves(w + Layout::D_MIN + 2 * COLUMNS * p), splat(-1.0f));
+        }
+    }
     for_parts(ROWS, [&](int m, int p) {
-        const floats of_row = splat(rows[m]->d), d = multiply(load_halves(w + Layout::D + 2 * COLUMNS * p), of_row);
-        floats       value = of_rows[m][p].value();
-        if constexpr (codes::MIDDLE != 0) {
+        floats value = of_rows[m][p].value();
+        if constexpr (CORRECTED) {
             value = multiply_add(to_floats(corrections[m][p]), splat(static_cast<float>(-codes::MIDDLE)), value);
         }
-        out[m][p] = multiply_add(value, d, out[m][p]);
-        if constexpr (Layout::KIND == tiles::codes::PLAIN) {
-            const floats min = multiply(load_halves(w + Layout::D_MIN + 2 * COLUMNS * p), splat(-rows[m]->d));
-            out[m][p]        = multiply_add(to_floats(corrections[m][p]), min, out[m][p]);
+        value = multiply(value, d[p]);
+        if constexpr (HAS_MINIMA) {
+            value = multiply_add(to_floats(corrections[m][p]), minus_min[p], value);
         }
+        out[m][p] = multiply_add(value, splat(rows[m]->d), out[m][p]);
     });
 }
 
@@ -299,7 +313,7 @@ template <class Layout> void round_rows(const ggml_compute_params * params, cons
     for (int64_t i = n * params->ith / params->nth, end = n * (params->ith + 1) / params->nth; i < end; ++i) {
         const int64_t row = i / p.n_blocks(), i1 = row % x->ne[1], i2 = row / x->ne[1] % x->ne[2];
         const float * from = row_at<const float>(x, i1, i2, row / x->ne[1] / x->ne[2]);
-        round_block(from + i % p.n_blocks() * Layout::K, p.rows[i]);
+        round_block<codes_of<Layout>::MIDDLE>(from + i % p.n_blocks() * Layout::K, p.rows[i]);
     }
 }
 
@@ -312,7 +326,7 @@ template <class Layout> void multiply_tiles(const problem<Layout> & p, int64_t m
     const auto    out = p.out + p.first[matrix];
     const auto *  w   = static_cast<const char *>(p.dst->src[0]->data) + matrix * p.n_tiles() * p.tile_bytes();
     if constexpr (UNPACKS<Layout>) {
-        if (n >= MANY_ROWS) {
+        if (passes > 1) {
             for (int64_t tile = begin; tile < end; ++tile) {
                 multiply_many<Layout>(w + tile * p.tile_bytes(), p.n_blocks(), tile * COLS, n, in, out);
             }

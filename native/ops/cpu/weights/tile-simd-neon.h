@@ -39,14 +39,13 @@ inline floats to_floats(ints x) { return vcvtq_f32_s32(x); }
 inline ints   splat(int32_t x) { return vdupq_n_s32(x); }
 inline floats splat(float x) { return vdupq_n_f32(x); }
 
-inline ints low_nibbles(ints x) { return from_codes(vandq_u8(codes(x), vdupq_n_u8(15))); }
-inline ints high_nibbles(ints x) { return from_codes(vshrq_n_u8(codes(x), 4)); }
-
-// `n` bits of each byte, from bit `first` on, moved to bit 4 and up.
-inline ints upper_bits(ints x, int first, int n) {
-    const uint8x16_t moved = vshlq_u8(codes(x), vdupq_n_s8(static_cast<int8_t>(4 - first)));
-    return from_codes(vandq_u8(moved, vdupq_n_u8(static_cast<uint8_t>(((1 << n) - 1) << 4))));
+// Bits of each byte, shifted to the right, or to the left if `by` is negative.
+inline ints bits(ints x, int by, int mask) {
+    const uint8x16_t shifted = vshlq_u8(codes(x), vdupq_n_s8(static_cast<int8_t>(-by)));
+    return from_codes(vandq_u8(by ? shifted : codes(x), vdupq_n_u8(static_cast<uint8_t>(mask))));
 }
+inline ints low_nibbles(ints x) { return bits(x, 0, 15); }
+inline ints high_nibbles(ints x) { return from_codes(vshrq_n_u8(codes(x), 4)); }
 
 // Replaces codes by the bytes that a table of 16 has for them.
 inline ints look_up(const int8_t * table, ints x) {
@@ -66,9 +65,11 @@ inline ints pairs(const char * first, const char * second) {
     return vreinterpretq_s32_s16(vmovl_s8(both));
 }
 inline ints pairs(const char * both) { return vreinterpretq_s32_s16(vmovl_s8(vld1_s8((const int8_t *) both))); }
-inline ints multiply_pairs(ints a, ints b) {
+
+// Adds the products of pairs of words.
+inline ints add_pairs(ints sum, ints a, ints b) {
     const int16x8_t x = vreinterpretq_s16_s32(a), y = vreinterpretq_s16_s32(b);
-    return vpaddq_s32(vmull_s16(vget_low_s16(x), vget_low_s16(y)), vmull_high_s16(x, y));
+    return add(sum, vpaddq_s32(vmull_s16(vget_low_s16(x), vget_low_s16(y)), vmull_high_s16(x, y)));
 }
 
 constexpr int MIDDLE_OF_BYTES = 0; // codes of 8 bits are signed
@@ -87,7 +88,8 @@ struct int_totals {
 };
 
 template <int BITS> struct products {
-    static constexpr int ROOM = 1 << 10; // products that fit into a sum
+    static constexpr int  ROOM = 1 << 10; // products that fit into a sum
+    static constexpr bool WIDE = true;    // sums are numbers of 32 bits
 
     using totals = int_totals;
 

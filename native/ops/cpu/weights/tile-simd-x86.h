@@ -26,14 +26,14 @@ inline floats to_floats(ints x) { return _mm256_cvtepi32_ps(x); }
 inline ints   splat(int32_t x) { return _mm256_set1_epi32(x); }
 inline floats splat(float x) { return _mm256_set1_ps(x); }
 
-inline ints low_nibbles(ints x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
-inline ints high_nibbles(ints x) { return low_nibbles(_mm256_srli_epi16(x, 4)); }
-
-// `n` bits of each byte, from bit `first` on, moved to bit 4 and up.
-inline ints upper_bits(ints x, int first, int n) {
-    const ints moved = first < 4 ? _mm256_slli_epi16(x, 4 - first) : _mm256_srli_epi16(x, first - 4);
-    return _mm256_and_si256(moved, _mm256_set1_epi8(static_cast<char>(((1 << n) - 1) << 4)));
+// Bits of each byte, shifted to the right, or to the left if `by` is negative. Bits of other bytes must not be in
+// `mask`.
+inline ints bits(ints x, int by, int mask) {
+    const ints shifted = by < 0 ? _mm256_slli_epi16(x, -by) : _mm256_srli_epi16(x, by);
+    return _mm256_and_si256(by ? shifted : x, _mm256_set1_epi8(static_cast<char>(mask)));
 }
+inline ints low_nibbles(ints x) { return bits(x, 0, 15); }
+inline ints high_nibbles(ints x) { return bits(x, 4, 15); }
 
 // Replaces codes by the bytes that a table of 16 has for them.
 inline ints look_up(const int8_t * table, ints codes) {
@@ -54,8 +54,6 @@ inline ints pairs(const char * first, const char * second) {
     return _mm256_cvtepi8_epi16(_mm_unpacklo_epi8(a, b));
 }
 inline ints pairs(const char * both) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *) both)); }
-inline ints multiply_pairs(ints a, ints b) { return _mm256_madd_epi16(a, b); }
-
 inline ints bytes_to_ints(const char * at) { return _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *) at)); }
 
 // Sums of scaled sums of products, in floats.
@@ -84,13 +82,23 @@ inline ints multiply_bytes(ints sum, ints codes, ints row) {
 }
 
 template <int BITS> struct products {
-    static constexpr int ROOM = 1 << 10; // products that fit into a sum
+    static constexpr int  ROOM = 1 << 10; // products that fit into a sum
+    static constexpr bool WIDE = true;    // sums are numbers of 32 bits
 
     using totals = float_totals;
 
     static ints add(ints sum, ints codes, ints row) { return multiply_bytes(sum, codes, row); }
     static ints total(ints sum) { return sum; }
 };
+
+// Adds the products of pairs of words.
+inline ints add_pairs(ints sum, ints a, ints b) {
+#    if defined(__AVXVNNI__)
+    return _mm256_dpwssd_avx_epi32(sum, a, b);
+#    else
+    return _mm256_dpwssd_epi32(sum, a, b);
+#    endif
+}
 
 #else
 
@@ -104,6 +112,8 @@ inline ints in_order(ints sum) {
     return sum;
 }
 
+inline ints add_pairs(ints sum, ints a, ints b) { return in_order(add(sum, _mm256_madd_epi16(a, b))); }
+
 // Sums of scaled sums of products, in integers: scales are bytes, and the sums are pairs of words.
 struct int_totals {
     using scale = ints; // the same word twice
@@ -114,13 +124,14 @@ struct int_totals {
         const ints numbers = bytes_to_ints(at);
         return _mm256_blend_epi16(numbers, _mm256_slli_epi32(numbers, 16), 0xaa);
     }
-    void   add(ints sum, scale by) { x = tiles::add(x, multiply_pairs(sum, by)); }
+    void   add(ints sum, scale by) { x = tiles::add(x, _mm256_madd_epi16(sum, by)); }
     floats value() const { return to_floats(x); }
 };
 
 // Unsigned codes of up to 6 bits. A sum is a pair of words: two products of such a code and a byte in -127..127 each.
 template <int BITS> struct products {
-    static constexpr int ROOM = 32767 / (2 * 127 * ((1 << BITS) - 1));
+    static constexpr int  ROOM = 32767 / (2 * 127 * ((1 << BITS) - 1));
+    static constexpr bool WIDE = false;
 
     using totals = int_totals;
 
@@ -132,7 +143,8 @@ template <int BITS> struct products {
 
 // Signed codes of 8 bits.
 template <> struct products<8> {
-    static constexpr int ROOM = 1 << 10;
+    static constexpr int  ROOM = 1 << 10;
+    static constexpr bool WIDE = true;
 
     using totals = float_totals;
 

@@ -13,6 +13,12 @@ template <int BITS, int ROWS> struct sums_by_line {
 
     ints x[ROWS][PARTS] = {};
 
+    void begin(int m, int32_t start) {
+        for (int p = 0; p < PARTS; ++p) {
+            x[m][p] = splat(start);
+        }
+    }
+
     template <class Read> void add(int k, Read read, const int8_t * const (&rows)[ROWS]) {
         ints line[PARTS];
 #pragma GCC unroll 4
@@ -40,6 +46,15 @@ template <int BITS, int ROWS> struct sums_by_pairs {
     static constexpr int PAIRS = (ROWS + 1) / 2; // of rows; an odd last row is twice in its pair
 
     ints x[PAIRS][PARTS][2] = {};
+
+    void begin(int m, int32_t start) {
+        for (int p = 0; p < PARTS; ++p) {
+            for (ints & sums : x[m / 2][p]) {
+                const int32x2_t both = vdup_n_s32(start);
+                sums = m % 2 ? vcombine_s32(vget_low_s32(sums), both) : vcombine_s32(both, vget_high_s32(sums));
+            }
+        }
+    }
 
     template <class Read> void add(int k, Read read, const int8_t * const (&rows)[ROWS]) {
         int8x16_t pair[PAIRS];
