@@ -1,8 +1,6 @@
 // Codes of a tile of packed weights, unpacked into registers, and their products with a few rows of bytes.
 #pragma once
 
-#include "read-ahead.h"
-
 #include <cstdint>
 #include <cstring>
 #include <immintrin.h>
@@ -33,9 +31,8 @@ struct codes32 {
         codes32 out;
         for (int k = 0; k < 4; ++k) {
             const __m512i bytes = load(lines + 64 * k);
-            velo_read_ahead(lines + 64 * k, 64);
-            out.at[2 * k]     = low(bytes);
-            out.at[2 * k + 1] = high(bytes);
+            out.at[2 * k]       = low(bytes);
+            out.at[2 * k + 1]   = high(bytes);
         }
         return out;
     }
@@ -45,7 +42,6 @@ struct codes32 {
         codes32 out;
         for (int k = 0; k < 8; ++k) {
             out.at[k] = _mm512_xor_si512(load(lines + 64 * k), _mm512_set1_epi8(static_cast<char>(128)));
-            velo_read_ahead(lines + 64 * k, 64);
         }
         return out;
     }

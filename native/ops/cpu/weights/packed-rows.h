@@ -39,21 +39,34 @@ inline float furthest(const float * values) {
     return 0.0f; // not a number
 }
 
-inline void round_block(const float * from, block_q8_K & to) {
+// Rounds a block's values to `qs`, calls add(i, sum) for the sum of each 16 of them, and returns their scale.
+template <class Add> float round_block(const float * from, int8_t * qs, Add add) {
     const float most  = furthest(from);
     const float scale = most != 0.0f ? -127.0f / most : 0.0f;
     for (int i = 0; i < QK_K; i += 16) {
         const __m512  scaled = _mm512_mul_ps(_mm512_loadu_ps(from + i), _mm512_set1_ps(scale));
         const __m512i whole  = _mm512_cvtps_epi32(scaled); // to nearest, ties to even
-        _mm_storeu_si128((__m128i *) (to.qs + i), _mm512_cvtsepi32_epi8(whole));
-        to.bsums[i / 16] = static_cast<int16_t>(_mm512_reduce_add_epi32(whole));
+        _mm_storeu_si128((__m128i *) (qs + i), _mm512_cvtsepi32_epi8(whole));
+        add(i / 16, _mm512_reduce_add_epi32(whole));
     }
-    to.d = most != 0.0f ? 1.0f / scale : 0.0f;
+    return most != 0.0f ? 1.0f / scale : 0.0f;
 }
 
 inline void round_blocks(const float * from, block_q8_K * to, int64_t n) {
     for (int64_t i = 0; i < n; ++i) {
-        round_block(from + i * QK_K, to[i]);
+        to[i].d = round_block(from + i * QK_K, to[i].qs,
+                              [&](int at, int32_t sum) { to[i].bsums[at] = static_cast<int16_t>(sum); });
+    }
+}
+
+template <int SHIFT, int GROUP> void round_blocks(const float * from, centered_q8_K<SHIFT, GROUP> * to, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) {
+        for (int32_t & start : to[i].starts) {
+            start = 0;
+        }
+        to[i].d = round_block(from + i * QK_K, to[i].qs, [&](int at, int32_t sum) {
+            to[i].starts[at * 16 / GROUP] -= static_cast<int16_t>(sum) * (1 << SHIFT);
+        });
     }
 }
 

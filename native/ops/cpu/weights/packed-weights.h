@@ -10,6 +10,7 @@
 #include "ggml-impl.h"
 #include "iq4-values.h"
 #include "packed-codes.h"
+#include "read-ahead.h"
 #include "simd-mappings.h"
 
 namespace packed {
@@ -26,9 +27,8 @@ template <int ROWS> void scale_and_add(block_sums<ROWS> & sums, const row_sums<R
     }
 }
 
-template <int ROWS>
-void finish_block(const char * d, const block_q8_K * const (&rows)[ROWS], const block_sums<ROWS> & sums,
-                  __m512 (&out)[ROWS]) {
+template <int ROWS, class Row>
+void finish_block(const char * d, const Row * const (&rows)[ROWS], const block_sums<ROWS> & sums, __m512 (&out)[ROWS]) {
     const __m512 columns = halves16(d);
     for (int m = 0; m < ROWS; ++m) {
         out[m] = _mm512_fmadd_ps(sums[m], _mm512_mul_ps(columns, _mm512_set1_ps(rows[m]->d)), out[m]);
@@ -37,12 +37,21 @@ void finish_block(const char * d, const block_q8_K * const (&rows)[ROWS], const 
 
 inline __m512 scales16(const char * at) { return _mm512_cvtepi32_ps(bytes16(at)); }
 
-// Computes minus what the codes' middle of 2^SHIFT adds to the products with each 16 of the row's values.
-template <int SHIFT, int ROWS> void middles(const block_q8_K * const (&rows)[ROWS], int32_t (&out)[ROWS][16]) {
+// A row's bytes as in a q8_K, and where the sums of products with each `GROUP` of them begin: at minus what the codes'
+// middle of 2^SHIFT adds.
+template <int SHIFT, int GROUP> struct centered_q8_K {
+    float   d;
+    int32_t starts[QK_K / GROUP];
+    int8_t  qs[QK_K];
+};
+
+template <int ROWS, class Row>
+row_sums<ROWS> & begin(row_sums<ROWS> & sums, const Row * const (&rows)[ROWS], int group) {
+#pragma GCC      unroll 8
     for (int m = 0; m < ROWS; ++m) {
-        const __m512i sums = _mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i *) rows[m]->bsums));
-        _mm512_storeu_si512(out[m], negative(_mm512_slli_epi32(sums, SHIFT)));
+        sums[m] = _mm512_set1_epi32(rows[m]->starts[group]);
     }
+    return sums;
 }
 
 // q4_K and q5_K: a scale and a minimum for each 32 codes.
@@ -79,8 +88,8 @@ template <bool FIVE_BITS> struct with_minimum {
 
     static codes32 read(const char * w, int group) {
         codes32 codes = codes32::nibbles(w + 256 * group);
+        velo_read_ahead(w + BYTES / 8 * group, BYTES / 8);
         if (FIVE_BITS) {
-            velo_read_ahead(w + BITS + 64 * group, 64);
             codes.add_fifth_bit(load(w + BITS + 64 * group));
         }
         return codes;
@@ -109,7 +118,7 @@ template <bool FIVE_BITS> struct with_minimum {
 
 // Codes of 6 bits around 32, a scale for each 16.
 struct q6_K {
-    using row = block_q8_K;
+    using row = centered_q8_K<5, 16>;
 
     static constexpr int K     = QK_K;
     static constexpr int BITS  = QK_K / 2 * COLS;
@@ -118,18 +127,12 @@ struct q6_K {
     static constexpr int BYTES = D + 2 * COLS;
 
     template <int ROWS> static void add(const char * w, const row * const (&rows)[ROWS], __m512 (&out)[ROWS]) {
-        int32_t middle[ROWS][16];
-        middles<5, ROWS>(rows, middle);
         block_sums<ROWS> sums = {};
         for (int group = 0; group < 16; ++group) {
             __m512i codes[4];
             read(w, group, codes);
             row_sums<ROWS> products;
-#pragma GCC unroll 8
-            for (int m = 0; m < ROWS; ++m) {
-                products[m] = _mm512_set1_epi32(middle[m][group]);
-            }
-            add_products<4>(products, codes, rows, 16 * group);
+            add_products<4>(begin<ROWS>(products, rows, group), codes, rows, 16 * group);
             scale_and_add<ROWS>(sums, products, scales16(w + SCALE + COLS * group));
         }
         finish_block<ROWS>(w + D, rows, sums, out);
@@ -148,8 +151,7 @@ struct q6_K {
 
     static void read(const char * w, int group, __m512i * codes) {
         const char * line = w + 128 * group;
-        velo_read_ahead(line, 128);
-        velo_read_ahead(w + BITS + 64 * group, 64);
+        velo_read_ahead(w + BYTES / 16 * group, BYTES / 16);
         const __m512i bits = load(w + BITS + 64 * group);
         codes[0]           = _mm512_or_si512(low(load(line)), upper<0, 2>(bits));
         codes[1]           = _mm512_or_si512(high(load(line)), upper<2, 2>(bits));
@@ -160,7 +162,7 @@ struct q6_K {
 
 // Codes of 4 bits for bytes around 128, a scale for each 32.
 struct iq4_xs {
-    using row = block_q8_K;
+    using row = centered_q8_K<7, 32>;
 
     static constexpr int K     = QK_K;
     static constexpr int SCALE = QK_K / 2 * COLS;
@@ -168,17 +170,11 @@ struct iq4_xs {
     static constexpr int BYTES = D + 2 * COLS;
 
     template <int ROWS> static void add(const char * w, const row * const (&rows)[ROWS], __m512 (&out)[ROWS]) {
-        int32_t middle[ROWS][16];
-        middles<7, ROWS>(rows, middle);
         block_sums<ROWS> sums = {};
         for (int group = 0; group < 8; ++group) {
             const codes32  codes = read(w, group);
             row_sums<ROWS> products;
-#pragma GCC unroll 8
-            for (int m = 0; m < ROWS; ++m) {
-                products[m] = _mm512_set1_epi32(middle[m][2 * group] + middle[m][2 * group + 1]);
-            }
-            add_products<8>(products, codes.at, rows, 32 * group);
+            add_products<8>(begin<ROWS>(products, rows, group), codes.at, rows, 32 * group);
             scale_and_add<ROWS>(sums, products, scales16(w + SCALE + COLS * group));
         }
         finish_block<ROWS>(w + D, rows, sums, out);
@@ -193,6 +189,7 @@ struct iq4_xs {
     static codes32 read(const char * w, int group) {
         const __m512i values = _mm512_broadcast_i32x4(_mm_setr_epi8(VELO_IQ4_VALUES));
         codes32       codes  = codes32::nibbles(w + 256 * group);
+        velo_read_ahead(w + BYTES / 8 * group, BYTES / 8);
         codes.look_up(_mm512_xor_si512(values, _mm512_set1_epi8(static_cast<char>(128))));
         return codes;
     }
@@ -233,10 +230,12 @@ struct q4_0 {
     static constexpr int BYTES = D + 2 * COLS;
 
     template <int ROWS> static void add(const char * w, const row * const (&rows)[ROWS], __m512 (&out)[ROWS]) {
+        velo_read_ahead(w, BYTES);
         add_around_middle<3, ROWS>(codes32::nibbles(w), halves16(w + D), rows, out);
     }
 
     static weights32 unpack(const char * w, int) {
+        velo_read_ahead(w, BYTES);
         const __m512 d = halves16(w + D), down = _mm512_mul_ps(d, _mm512_set1_ps(-8));
         return {codes32::nibbles(w), {d, d}, {down, down}};
     }
@@ -254,6 +253,7 @@ struct q4_1 {
     template <int ROWS> static void add(const char * w, const row * const (&rows)[ROWS], __m512 (&out)[ROWS]) {
         const __m512   d = halves16(w + D), min = halves16(w + MIN);
         row_sums<ROWS> sums = {};
+        velo_read_ahead(w, BYTES);
         add_products<8>(sums, codes32::nibbles(w).at, rows, 0);
 #pragma GCC unroll 8
         for (int m = 0; m < ROWS; ++m) {
@@ -263,6 +263,7 @@ struct q4_1 {
     }
 
     static weights32 unpack(const char * w, int) {
+        velo_read_ahead(w, BYTES);
         const __m512 d = halves16(w + D), min = halves16(w + MIN);
         return {codes32::nibbles(w), {d, d}, {min, min}};
     }
@@ -277,10 +278,12 @@ struct q8_0 {
     static constexpr int BYTES = D + 2 * COLS + 4 * COLS; // after the scales follow sums for upstream's products
 
     template <int ROWS> static void add(const char * w, const row * const (&rows)[ROWS], __m512 (&out)[ROWS]) {
+        velo_read_ahead(w, BYTES);
         add_around_middle<7, ROWS>(codes32::shifted_bytes(w), halves16(w + D), rows, out);
     }
 
     static weights32 unpack(const char * w, int) {
+        velo_read_ahead(w, BYTES);
         const __m512 d = halves16(w + D), down = _mm512_mul_ps(d, _mm512_set1_ps(-128));
         return {codes32::shifted_bytes(w), {d, d}, {down, down}};
     }
