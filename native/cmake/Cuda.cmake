@@ -52,7 +52,7 @@ endif()
 find_package(CUDAToolkit 11.8 REQUIRED)
 if (UNIX)
     target_include_directories(velo-cuda-driver SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
-    target_compile_options(velo-cuda-driver PRIVATE -Wall -Wextra)
+    target_compile_options(velo-cuda-driver PRIVATE ${PYVELO_WARNINGS})
     target_link_libraries(velo-cuda-driver PRIVATE ${CMAKE_DL_LIBS})
 endif()
 

@@ -13,6 +13,8 @@ else()
 endif()
 file(TO_CMAKE_PATH ${_tree} _tree)
 set(PYVELO_TREE_USED ${_tree})
+velo_hide_folder(${_tree} llama.cpp)
+velo_hide_folder(${PYVELO_ROOT} pyvelo)
 file(GLOB _patches CONFIGURE_DEPENDS ${PYVELO_ROOT}/vendor/patches/*.patch)
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS
     ${PYVELO_ROOT}/vendor/series ${PYVELO_ROOT}/vendor/upstream.txt ${_patches})
@@ -63,7 +65,7 @@ function(velo_add_sources target)
     list(TRANSFORM ARGN PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/ OUTPUT_VARIABLE _files)
     target_sources(${target} PRIVATE ${_files})
     set_source_files_properties(${_files} TARGET_DIRECTORY ${target}
-        PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON COMPILE_OPTIONS "$<$<NOT:$<COMPILE_LANGUAGE:CUDA>>:-Wall;-Wextra>")
+        PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON COMPILE_OPTIONS "$<$<NOT:$<COMPILE_LANGUAGE:CUDA>>:${PYVELO_WARNINGS}>")
 endfunction()
 
 # Variants of the CPU backend: one, or one for each instruction set with GGML_CPU_ALL_VARIANTS.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import pyvelo
 from pyvelo.errors import ConfigError, ModelError
 from pyvelo.native import Model, devices, set_log, system_info
 from pyvelo.native._ffi import created, ffi, interrupt, lib
@@ -25,6 +27,14 @@ def quiet_afterwards() -> Iterator[None]:
 
 def test_generated_files_are_fresh() -> None:
     subprocess.run([sys.executable, str(ROOT / "scripts/build/ffi.py"), "--check"], check=True)
+
+
+def test_binaries_do_not_tell_where_they_were_built() -> None:
+    folder = Path(pyvelo.__file__).parent / "native"
+    built = [path for path in folder.rglob("*") if path.suffix in (".so", ".dylib", ".dll", ".pyd")]
+    named = {name for path in built for name in re.findall(rb"[\w./+:\\-]*\bggml-?[a-z]*\.c\b", path.read_bytes())}
+    assert b"llama.cpp/ggml/src/ggml.c" in named  # in messages about a failed check
+    assert not [name for name in named if not name.startswith((b"llama.cpp/", b"ggml"))]
 
 
 def test_the_cpu_is_a_device() -> None:

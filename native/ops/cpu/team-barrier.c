@@ -1,4 +1,6 @@
-#define _GNU_SOURCE // syscall, CPU_COUNT
+#ifndef _GNU_SOURCE
+#    define _GNU_SOURCE // syscall, CPU_COUNT
+#endif
 #include "team-barrier.h"
 
 #include "compute-failure.h"
