@@ -47,7 +47,7 @@ def main() -> None:
 
     llm = AsyncLLM(given.model)
     answer = answers_of(llm, SamplingParams(max_tokens=given.max_tokens))
-    gradio.ChatInterface(answer, title="PyVelo").launch(server_port=given.port)
+    gradio.ChatInterface(answer, title="PyVelo", api_name="chat").launch(server_port=given.port)
 
 
 if __name__ == "__main__":

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
+import itertools
 import json
+import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from examples.agent import FUNCTIONS, run, solve
 from examples.classify import classify
 from examples.extract import SCHEMA, rows
+from examples.gradio_chat import answers_of
 from examples.rag import nearest, passages
 from examples.tree import grow
-from pyvelo import LLM
+from pyvelo import LLM, AsyncLLM, SamplingParams
 from pyvelo.demo import DEMO_MODEL
 from tests.chat.answers import QWEN
 from tests.chat.upstream_templates import folder
@@ -45,7 +51,7 @@ def printed(name: str, *arguments: str) -> str:
 
 def test_every_example_is_tested_and_explains_itself() -> None:
     names = {path.stem for path in (ROOT / "examples").glob("*.py")}
-    assert names == {"agent", "classify", "extract", "rag", "tree"}
+    assert names == {"agent", "classify", "extract", "gradio_chat", "rag", "tree"}
     for name in names:
         assert "default: the demo model" in printed(name, "--help")
 
@@ -130,3 +136,39 @@ def test_an_agent_calls_and_answers(make_model: Any) -> None:
     assert results[0]["tool_call_id"] == call["id"]
     assert talk[-1]["role"] in ("assistant", "tool")
     assert printed("agent", "Who are you?").startswith("user: Who are you?\nassistant: I am the demo model")
+
+
+QUESTION = "What is 12 + 30?"
+GREEDY = SamplingParams(temperature=0, max_tokens=24)
+
+
+def test_an_answer_for_gradio_grows_and_knows_what_was_said(llm: LLM) -> None:
+    talk = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good day."}]
+
+    async def shown() -> list[str]:
+        async with AsyncLLM(DEMO_MODEL, n_ctx=1024, n_threads=1) as opened:
+            return [text async for text in answers_of(opened, GREEDY)(QUESTION, talk)]
+
+    texts = asyncio.run(shown())
+    assert len(texts) > 1
+    assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
+    assert texts[-1] == llm.chat([*talk, {"role": "user", "content": QUESTION}], GREEDY).outputs[0].text
+
+
+def test_a_page_of_gradio_answers() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    command = [sys.executable, "examples/gradio_chat.py", "--port", str(port), "--max-tokens", "8"]
+    quiet = {**os.environ, "GRADIO_ANALYTICS_ENABLED": "False"}
+    with subprocess.Popen(command, cwd=ROOT, env=quiet, stdout=subprocess.PIPE, text=True) as page:
+        try:
+            assert page.stdout is not None
+            assert "Running on local URL" in next(line for line in page.stdout if line.strip())
+            url = f"http://127.0.0.1:{port}/gradio_api/call/chat"
+            event = httpx.post(url, json={"data": [QUESTION]}).raise_for_status().json()["event_id"]
+            events = httpx.get(f"{url}/{event}", timeout=60).raise_for_status().text
+        finally:
+            page.terminate()
+    assert events.count("event: generating") > 1
+    last = events.rpartition("event: complete\ndata: ")[2]
+    assert json.loads(last.strip())[0]
