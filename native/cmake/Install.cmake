@@ -49,3 +49,11 @@ endif()
 
 install(TARGETS ${_libraries} COMPONENT pyvelo
     LIBRARY DESTINATION pyvelo/native/lib RUNTIME DESTINATION pyvelo/native/lib)
+
+if (SKBUILD) # a wheel, whose metadata has a bill of materials
+    execute_process(
+        COMMAND ${Python_EXECUTABLE} ${PYVELO_ROOT}/scripts/upstream/sbom.py --tree ${PYVELO_TREE_USED}
+            ${CMAKE_BINARY_DIR}/pyvelo.spdx.json
+        COMMAND_ERROR_IS_FATAL ANY)
+    install(FILES ${CMAKE_BINARY_DIR}/pyvelo.spdx.json COMPONENT pyvelo DESTINATION ${SKBUILD_METADATA_DIR}/sboms)
+endif()

@@ -51,9 +51,10 @@ def execute(argv: Sequence[str] | None = None) -> int:
     """
     warnings.showwarning = _show_warning
     prepare_streams()
+    arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         with library_log():
-            code = app(args=None if argv is None else list(argv), prog_name="pyvelo", standalone_mode=False)
+            code = app(args=arguments or ["--help"], prog_name="pyvelo", standalone_mode=False)
         sys.stdout.flush()
         return int(code or 0)
     except (KeyboardInterrupt, typer.Abort):

@@ -32,7 +32,9 @@ def test_generated_files_are_fresh() -> None:
 def test_binaries_do_not_tell_where_they_were_built() -> None:
     folder = Path(pyvelo.__file__).parent / "native"
     built = [path for path in folder.rglob("*") if path.suffix in (".so", ".dylib", ".dll", ".pyd")]
-    named = {name for path in built for name in re.findall(rb"[\w./+:\\-]*\bggml-?[a-z]*\.c\b", path.read_bytes())}
+    named = {
+        name for path in built for name in re.findall(rb"[\w./+:\\-]*\bggml-?[a-z]*\.c\b", path.read_bytes())
+    }
     assert b"llama.cpp/ggml/src/ggml.c" in named  # in messages about a failed check
     assert not [name for name in named if not name.startswith((b"llama.cpp/", b"ggml"))]
 

@@ -37,7 +37,7 @@ void finish_block(const char * d, const Row * const (&rows)[ROWS], const block_s
 
 inline __m512 scales16(const char * at) { return _mm512_cvtepi32_ps(bytes16(at)); }
 
-// A row's bytes as in a q8_K, and where the sums of products with each `GROUP` of them begin: at minus what the codes'
+// A row's bytes as in a q8_K, and the starts of the sums of products with each `GROUP` of them: minus what the codes'
 // middle of 2^SHIFT adds.
 template <int SHIFT, int GROUP> struct centered_q8_K {
     float   d;
