@@ -15,6 +15,7 @@ from pyvelo.cli.info import describe
 from pyvelo.cli.values import show_bytes
 from pyvelo.kv.types import KV_TYPES
 from tests import forks
+from tests.cli_schema import check
 
 DREAM = b"\x05\0\0\0\0\0\0\0dream"
 
@@ -23,6 +24,8 @@ def run_cli(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple
     with pytest.raises(SystemExit) as done:
         main([str(argument) for argument in arguments])
     out, err = capsys.readouterr()
+    if "--json" in arguments and out:
+        check("info", out)
     return int(done.value.code or 0), out, err
 
 

@@ -14,6 +14,7 @@ from pyvelo.kv.geometry import make_geometry
 from pyvelo.native import Model
 from pyvelo.trace.format import read_trace
 from scripts.models import make
+from tests.cli_schema import check
 
 needs_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux")
 SMALL = ("--requests", "12", "--prompt", "60", "--answer", "20", "--rate", "inf")
@@ -29,6 +30,7 @@ def run_cli(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple
 def simulated(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> dict[str, Any]:
     code, out, err = run_cli(capsys, "simulate", "--json", *arguments)
     assert (code, err) == (0, "")
+    check("simulate", out)
     content: dict[str, Any] = json.loads(out)
     return content
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests import forks
+from tests.cli_schema import check
 
 from .server import Hub, Repo, serve
 
@@ -50,9 +51,11 @@ class Shell:
         )
 
     def run(self, *arguments: str, **environment: str) -> tuple[int, str, str]:
-        """Return exit code, standard output and standard error of a command."""
+        """Return exit code, standard output and standard error of a command; check the output of --json."""
         command = [forks.PYTHON, "-m", "pyvelo.cli", *arguments]
         done = forks.run(command, env={**self.environment, **environment}, text=True)
+        if "--json" in arguments and done.stdout:
+            check(arguments[0], done.stdout)
         return done.returncode, done.stdout, done.stderr
 
     def python(self, code: str, **environment: str) -> str:
