@@ -1,4 +1,4 @@
-"""What the commands print with --json, as docs/cli.schema.json says."""
+"""Schema of the objects that commands print with --json: docs/cli.schema.json."""
 
 from __future__ import annotations
 
