@@ -67,8 +67,8 @@ private:
 };
 
 // Returns fixed shares of the tiles of weights for few rows of small matrices: memory limits them, and chunks would
-// cost more than they save. Returns chunks for others. Many rows pass over a `group` of tiles at a time; chunks are
-// larger, because the beginning of each is not read ahead.
+// cost more than they save. Returns chunks for others. Many rows pass over a `group` of tiles at a time; the first
+// chunks have many groups, because the beginning of each chunk is not read ahead.
 inline hand_out hand_out_tiles(const ggml_compute_params * params, int64_t n_rows, int64_t n_tiles, int64_t tile_bytes,
                                int64_t group) {
     constexpr int64_t DYNAMIC_ROWS = 8;       // from which on memory is not the only limit

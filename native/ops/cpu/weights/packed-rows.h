@@ -5,6 +5,7 @@
 #include "packed-weights.h"
 #include "quants.h"
 
+#include <cmath>
 #include <cstdint>
 
 namespace packed {
@@ -42,14 +43,14 @@ inline float furthest(const float * values) {
 // Rounds a block's values to `qs`, calls add(i, sum) for the sum of each 16 of them, and returns their scale.
 template <class Add> float round_block(const float * from, int8_t * qs, Add add) {
     const float most  = furthest(from);
-    const float scale = most != 0.0f ? -127.0f / most : 0.0f;
+    const float scale = std::fabs(most) > 1e-36f ? -127.0f / most : 0.0f; // not infinite
     for (int i = 0; i < QK_K; i += 16) {
         const __m512  scaled = _mm512_mul_ps(_mm512_loadu_ps(from + i), _mm512_set1_ps(scale));
         const __m512i whole  = _mm512_cvtps_epi32(scaled); // to nearest, ties to even
         _mm_storeu_si128((__m128i *) (qs + i), _mm512_cvtsepi32_epi8(whole));
         add(i / 16, _mm512_reduce_add_epi32(whole));
     }
-    return most != 0.0f ? 1.0f / scale : 0.0f;
+    return scale != 0.0f ? 1.0f / scale : 0.0f;
 }
 
 inline void round_blocks(const float * from, block_q8_K * to, int64_t n) {

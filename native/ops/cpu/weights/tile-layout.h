@@ -35,10 +35,11 @@ struct layout {
     static constexpr int       GROUPS = K / GROUP;
     static constexpr codes     KIND   = Kind;
 
-    static constexpr int FIFTH = (BITS == 5 ? 4 : BITS) * K / 8 * COLS;    // bytes of the lines before
-    static constexpr int SCALE = BITS == 5 ? FIFTH + K / 8 * COLS : FIFTH; // bytes of each group
-    static constexpr int MIN   = SCALE + ScaleBytes * COLS;                // of two groups, as neighbours
-    static constexpr int D     = MIN + MinBytes * COLS;                    // of the block
+    static constexpr int LINES = BITS * K / 8 * COLS;       // bytes of all lines
+    static constexpr int FIFTH = LINES - K / 8 * COLS;      // bits, if BITS is 5: after the lines of nibbles
+    static constexpr int SCALE = LINES;                     // bytes of each group
+    static constexpr int MIN   = SCALE + ScaleBytes * COLS; // of two groups, as neighbours
+    static constexpr int D     = MIN + MinBytes * COLS;     // of the block
     static constexpr int D_MIN = D + 2 * COLS;
     static constexpr int BYTES = D + FloatBytes * COLS;
 };

@@ -1,6 +1,6 @@
-// Products of tiles with rows of bytes. Up to four rows share each line that is unpacked, in registers. Sums within a
-// group of one scale are of integers, and a row's blocks are added in their order, so a row's bits do not depend on the
-// other rows.
+// Products of tiles with rows of bytes. Up to four rows share each line that is unpacked in registers; more rows share
+// a chunk of codes of 5 and 6 bits that is unpacked in memory. Sums within a group of one scale are of integers, and a
+// row's blocks are added in their order, so a row's bits do not depend on the other rows.
 #include "tile-products.h"
 
 #include "ggml-cpu-impl.h"
