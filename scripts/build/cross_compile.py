@@ -35,6 +35,7 @@ SYSTEMS = {
     "x86_64-windows-gnu": ("Windows", "AMD64", AVX2),
     "x86_64-macos": ("Darwin", "x86_64", AVX2),
     "aarch64-macos": ("Darwin", "arm64", ("-DGGML_CPU_ARM_ARCH=apple_m1",)),
+    "x86_64-linux-gnu": ("Linux", "x86_64", (*AVX2, "-DGGML_AVX512=ON")),  # without VNNI, as in Skylake-X
 }
 """CMake's names of the system and its processor, and the processor's instructions."""
 OPTIONS = ("-DPYVELO_MODULE=OFF", "-DPYVELO_NATIVE=OFF", "-DGGML_OPENMP=OFF")  # zig has no OpenMP

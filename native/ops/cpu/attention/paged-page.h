@@ -7,9 +7,9 @@
 
 #include <type_traits>
 
-#if defined(PAGED_AVX512) && defined(__AVX512VNNI__) && defined(__BMI2__)
+#if defined(PAGED_AVX512)
 #    define PAGED_CODES_VNNI
-#elif defined(PAGED_AVX512) || defined(PAGED_AVX2)
+#elif defined(PAGED_AVX2)
 #    define PAGED_CODES_AVX2
 #elif defined(__aarch64__) && defined(__ARM_NEON)
 #    define PAGED_CODES_NEON

@@ -6,7 +6,9 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
+// Processors with AVX-512 and without VNNI (Skylake-X) have the kernels for AVX2.
+#if defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__) && defined(__AVX512VNNI__) &&              \
+    defined(__BMI2__)
 #    define PAGED_AVX512
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #    define PAGED_AVX2
