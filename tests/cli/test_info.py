@@ -25,7 +25,7 @@ def run_cli(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple
         main([str(argument) for argument in arguments])
     out, err = capsys.readouterr()
     if "--json" in arguments and out:
-        check("info", out)
+        check(str(arguments[0]), out)
     return int(done.value.code or 0), out, err
 
 
