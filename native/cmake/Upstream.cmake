@@ -34,6 +34,8 @@ velo_upstream_option(GGML_CUDA ${PYVELO_CUDA})
 foreach (_name METAL BLAS ACCELERATE) # of macOS: there, too, our kernels compute, and give the same bits
     velo_upstream_option(GGML_${_name} OFF)
 endforeach()
+velo_upstream_option(GGML_ALL_WARNINGS OFF) # they are not ours to mend
+velo_upstream_option(LLAMA_ALL_WARNINGS OFF)
 velo_upstream_option(LLAMA_OPENSSL OFF)
 velo_upstream_option(LLAMA_BUILD_COMMON ${PYVELO_UPSTREAM_TESTS})
 velo_upstream_option(LLAMA_BUILD_TESTS ${PYVELO_UPSTREAM_TESTS})

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator, ValidationError
 
-from pyvelo.cli import main
 from tests.cli_schema import SCHEMA, check
+
+from .test_info import run_cli
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    with pytest.raises(SystemExit) as done:
-        main([*arguments, "--json"])
-    assert not done.value.code
-    return capsys.readouterr().out
+    code, out, _ = run_cli(capsys, *arguments, "--json")
+    assert code == 0
+    return out
 
 
 def test_the_schema_is_one() -> None:

@@ -9,28 +9,20 @@ from typing import Any
 import pytest
 
 from pyvelo import LLM, SamplingParams
-from pyvelo.cli import main
 from pyvelo.kv.geometry import make_geometry
 from pyvelo.native import Model
 from pyvelo.trace.format import read_trace
 from scripts.models import make
-from tests.cli_schema import check
+
+from .test_info import run_cli
 
 needs_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux")
 SMALL = ("--requests", "12", "--prompt", "60", "--answer", "20", "--rate", "inf")
 
 
-def run_cli(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as done:
-        main([str(argument) for argument in arguments])
-    out, err = capsys.readouterr()
-    return int(done.value.code or 0), out, err
-
-
 def simulated(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> dict[str, Any]:
     code, out, err = run_cli(capsys, "simulate", "--json", *arguments)
     assert (code, err) == (0, "")
-    check("simulate", out)
     content: dict[str, Any] = json.loads(out)
     return content
 

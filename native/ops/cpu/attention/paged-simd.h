@@ -15,15 +15,7 @@
 #endif
 
 #if defined(PAGED_AVX512) || defined(PAGED_AVX2)
-#    if defined(__GNUC__) && !defined(__clang__)
-#        pragma GCC diagnostic push // its own header passes undefined vectors on purpose
-#        pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#        pragma GCC diagnostic ignored "-Wuninitialized"
-#    endif
 #    include <immintrin.h>
-#    if defined(__GNUC__) && !defined(__clang__)
-#        pragma GCC diagnostic pop
-#    endif
 #elif defined(__aarch64__)
 #    include <arm_neon.h>
 #else
