@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from pyvelo.cli.measure import BenchPlan, Row, measure
 from pyvelo.cli.picture import check_picture
@@ -48,21 +49,34 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def draw(rows: Sequence[Row], path: Path, title: str) -> None:
-    """Draw the speed of answers over depth, a line for each KV type and number of sequences."""
+    """Draw the speed of prompts and of answers over depth: a line for each KV type and number of sequences."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 4), layout="constrained")
+    figure = Figure(figsize=(9, 4), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    lines: dict[tuple[str, int], list[Row]] = {}
-    for row in rows:
-        if row.test == "answer":
-            lines.setdefault((row.kv_type, row.sequences), []).append(row)
-    for (kv_type, n), points in lines.items():
-        label = kv_type if n == 1 else f"{kv_type}, {n} sequences"
-        depths, medians = [row.depth for row in points], [row.median for row in points]
-        axes.errorbar(depths, medians, [row.spread for row in points], marker="o", capsize=3, label=label)
-    axes.set(title=title, xlabel="tokens in the context", ylabel="tokens per second", ylim=(0, None))
-    axes.legend()
+    figure.suptitle(title)
+    handles: dict[str, Any] = {}  # by label: a line has the same color in both panels
+    for axes, test in zip(figure.subplots(1, 2), ("prompt", "answer"), strict=True):
+        _draw_test(axes, [row for row in rows if row.test == test], handles)
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4)
     figure.savefig(path)
+
+
+def _draw_test(axes: Any, rows: Sequence[Row], handles: dict[str, Any]) -> None:
+    lines: dict[str, list[Row]] = {}
+    for row in rows:
+        several = f", {row.sequences} sequences" if row.sequences > 1 else ""
+        lines.setdefault(f"{row.kv_type} pages{several}", []).append(row)
+    for label, points in lines.items():
+        color = f"C{[*handles, label].index(label)}"
+        depths, medians = [row.depth for row in points], [row.median for row in points]
+        spreads = [row.spread for row in points]
+        line = axes.errorbar(depths, medians, spreads, marker="o", capsize=3, color=color)
+        handles.setdefault(label, line)
+    axes.set(
+        title=f"{rows[0].test}s of {rows[0].n_tokens} tokens",
+        xlabel="tokens in the context before",
+        ylabel="tokens per second, of all sequences",
+        ylim=(0, None),
+    )

@@ -20,11 +20,17 @@ __all__ = ["block_picture", "draw"]
 
 COLUMNS = 600  # of the block map; a column shows the last moment that it covers
 ROWS = 1024  # beyond which several blocks share a row
+# states are white, gray and near black, which differ in lightness by at least 30 %; requests have colors
 FREE = (255, 255, 255)
-CACHED = (222, 224, 228)
-SHARED = (40, 44, 56)
-N_OWNERS = 20  # colors of requests, used in turn
-OWNERS = [tuple(round(255 * part) for part in matplotlib.colormaps["tab20"](i)[:3]) for i in range(N_OWNERS)]
+CACHED = (168, 168, 168)
+SHARED = (32, 32, 32)
+GRAYS = (14, 15)  # of tab20
+OWNERS = [
+    tuple(round(255 * part) for part in color[:3])
+    for i, color in enumerate(matplotlib.colormaps["tab20"].colors)
+    if i not in GRAYS
+]
+"""Colors of requests, used in turn."""
 
 
 def draw(trace: Trace, path: Path, by_steps: bool = False) -> None:

@@ -67,11 +67,15 @@ def test_a_table_and_an_object(capsys: pytest.CaptureFixture[str], tiny_model: P
     assert all(result["median"] > 0 for result in results)
 
 
-def test_a_picture(tiny_model: Path, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    rows = list(measure(BenchPlan(tiny_model, prompt=8, answer=4, repeats=2)))
-    draw(rows, tmp_path / "speed.png", "tiny")
-    assert (tmp_path / "speed.png").read_bytes().startswith(b"\x89PNG")
+def test_a_picture_of_prompts_and_answers(tiny_model: Path, tmp_path: Path) -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    rows = list(measure(BenchPlan(tiny_model, sequences=[1, 2], prompt=8, answer=4, repeats=2)))
+    with matplotlib.rc_context({"svg.fonttype": "none"}):  # text as text
+        draw(rows, tmp_path / "speed.svg", "tiny")
+    texts = "".join((tmp_path / "speed.svg").read_text(encoding="utf-8").split("\n"))
+    for text in ("tiny", "prompts of 8 tokens", "answers of 4 tokens", "f16 pages, 2 sequences"):
+        assert text in texts
+    assert texts.count("tokens in the context before") == texts.count("tokens per second") == 2
 
 
 def test_without_matplotlib_it_says_so_before_the_work(

@@ -116,3 +116,10 @@ def test_what_cannot_be_reported(
         assert (code, out) == (1, "")
         assert says in err
         assert err.count("\n") == 1
+
+
+def test_states_differ_in_lightness_and_requests_are_no_gray() -> None:
+    lightness = sorted(sum(color) / 3 / 255 for color in (FREE, CACHED, SHARED))
+    assert min(high - low for low, high in zip(lightness, lightness[1:], strict=False)) > 0.3
+    assert all(max(color) - min(color) > 30 for color in OWNERS)
+    assert len(set(OWNERS)) == len(OWNERS) == 18
