@@ -49,7 +49,7 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def draw(rows: Sequence[Row], path: Path, title: str) -> None:
-    """Draw the speed of prompts and of answers over depth: a line for each KV type and number of sequences."""
+    """Draw speeds of prompts and answers over depth, one line for each KV type and number of sequences."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

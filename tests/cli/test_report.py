@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -120,6 +121,6 @@ def test_what_cannot_be_reported(
 
 def test_states_differ_in_lightness_and_requests_are_no_gray() -> None:
     lightness = sorted(sum(color) / 3 / 255 for color in (FREE, CACHED, SHARED))
-    assert min(high - low for low, high in zip(lightness, lightness[1:], strict=False)) > 0.3
+    assert min(high - low for low, high in pairwise(lightness)) > 0.3
     assert all(max(color) - min(color) > 30 for color in OWNERS)
     assert len(set(OWNERS)) == len(OWNERS) == 18
