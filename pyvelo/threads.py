@@ -50,7 +50,7 @@ def submit_to(submit: Callable[..., object], call: Callable[[], T], has_thread: 
     """
     future: Future[T] = Future()
     try:
-        submit(_run, future, call)
+        submit(_run, [(future, call)])
     except RuntimeError as error:
         refused = "start new thread" in str(error)
         if not (refused and has_thread):
@@ -63,7 +63,9 @@ def submit_to(submit: Callable[..., object], call: Callable[[], T], has_thread: 
     return future
 
 
-def _run(future: Future[T], call: Callable[[], T]) -> None:
+def _run(job: list[tuple[Future[T], Callable[[], T]]]) -> None:
+    """Run the job, and remove it from the list: the executor's frames keep the list as long as an error."""
+    future, call = job.pop()
     if future.set_running_or_notify_cancel():
         try:
             future.set_result(call())

@@ -201,7 +201,7 @@ class ChatTemplate:
         from pyvelo.chat.sandbox_functions import TemplateSays
 
         sandbox = self._compiled.sandbox.metered_by(meter)
-        template = Template.from_code(sandbox, self._compiled.code, sandbox.globals)
+        template: Any = Template.from_code(sandbox, self._compiled.code, sandbox.globals)
         pieces: list[str] = []
         try:
             for piece in template.root_render_func(template.new_context(names)):
@@ -211,6 +211,9 @@ class ChatTemplate:
             raise self._error(_line(error, template), str(error)) from None
         except Exception as error:  # a template can make Python raise anything
             raise self._error(_line(error, template), _sentence(error)) from None
+        finally:
+            sandbox.globals.clear()  # they refer to it, and the template's functions to themselves
+            template.root_render_func.__globals__.clear()
         return merge(pieces)
 
     def _error(self, line: int | None, message: str) -> TemplateError:

@@ -66,6 +66,7 @@ def findings() -> Iterator[Finding]:
     yield Finding("package", "ok", f"PyVelo {__version__} in {Path(__file__).parents[1]}, {python}")
     yield _instructions()
     try:
+        from pyvelo import native
         from pyvelo.cli.info import machine_facts
         from pyvelo.memory.host import free_memory
 
@@ -73,12 +74,13 @@ def findings() -> Iterator[Finding]:
     except VeloError as error:
         yield Finding("library", "problem", str(error))
     else:
-        yield Finding("library", "ok", system_text(machine))
+        yield Finding("library", "ok", f"{system_text(machine)}, in {Path(native.__file__).parent}")
         yield from _machine(machine)
         yield _gpus(machine)
         yield _answer()
     yield from _extras()
     yield _cache()
+    yield _history()
 
 
 def _machine(machine: Mapping[str, Any]) -> Iterator[Finding]:
@@ -159,3 +161,12 @@ def _cache() -> Finding:
 
     size = show_bytes(sum(model.n_bytes for model in models))
     return Finding("models", "ok", f"{count(len(models), 'model')}, {size}, in {constants.HF_HUB_CACHE}")
+
+
+def _history() -> Finding:
+    from pyvelo.cli.screen import history_file
+
+    try:
+        return Finding("history", "ok", f"chats keep the lines that you type in {history_file()}")
+    except RuntimeError:
+        return Finding("history", "note", "chats forget the lines that you type: there is no home folder")

@@ -26,8 +26,8 @@ CACHED = (168, 168, 168)
 SHARED = (32, 32, 32)
 GRAYS = (14, 15)  # of tab20
 OWNERS = [
-    tuple(round(255 * part) for part in color[:3])
-    for i, color in enumerate(matplotlib.colormaps["tab20"].colors)
+    tuple(round(255 * part) for part in matplotlib.colormaps["tab20"](i)[:3])
+    for i in range(20)
     if i not in GRAYS
 ]
 """Colors of requests, used in turn."""

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pyvelo.cli.markdown import last_lines, make_markdown, split_blocks
@@ -14,7 +15,7 @@ from pyvelo.cli.terminal import make_console, print_error, print_out, visible
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["PlainScreen", "RichScreen", "Screen", "best_screen"]
+__all__ = ["PlainScreen", "RichScreen", "Screen", "best_screen", "history_file"]
 
 PROMPT = "> "
 
@@ -45,11 +46,11 @@ class Screen(Protocol):
 
 
 def best_screen(*, status: bool = True, history: bool = True) -> Screen:
-    """Return the best screen for this terminal and the installed packages; plain if piped.
+    """Return the best screen for this terminal and the installed packages; plain if piped or on a dumb one.
 
     status, history: of a terminal, whether it has a status line and keeps the lines of the user in a file.
     """
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM") == "dumb":
         return PlainScreen()
     try:
         return RichScreen(status=status, history=history)
@@ -207,14 +208,24 @@ class RichScreen:
             return None
 
 
+def history_file() -> Path:
+    """Return the file that keeps the lines of earlier chats.
+
+    Raises:
+        RuntimeError: the user has no home folder.
+    """
+    from platformdirs import user_state_path
+
+    return user_state_path("pyvelo", appauthor=False) / "history"
+
+
 def _history(kept: bool) -> Any:
     """Return the lines of earlier chats from a file in the user's state folder, or an empty history."""
-    from platformdirs import user_state_path
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
     if kept:
         with suppress(OSError, RuntimeError):  # without a home folder, or with one that is read-only
-            file = user_state_path("pyvelo", appauthor=False) / "history"
+            file = history_file()
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             os.close(os.open(file, os.O_CREAT | os.O_APPEND, 0o600))  # for its owner alone
             return FileHistory(str(file))

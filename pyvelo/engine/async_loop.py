@@ -329,9 +329,12 @@ class Preparer:
             await self._compile(asked)
         if self._closed:
             raise ClosedError("this engine was closed")
-        turn = submit_to(self._threads.submit, make, self._has_thread)
+        turn = asyncio.wrap_future(submit_to(self._threads.submit, make, self._has_thread))
         self._has_thread = True
-        return await asyncio.wrap_future(turn)
+        try:
+            return await turn
+        finally:
+            del turn  # its error keeps this frame
 
     def close(self) -> None:
         """End the threads when their work is done."""

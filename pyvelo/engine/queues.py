@@ -346,8 +346,10 @@ class ActiveRequests:
         self._counters.ended(reason)
         request.parent.ended(self._clock())
         request.status = RequestStatus.finished(reason)
-        if request.on_end is not None:
-            request.on_end(request)
+        # without its callbacks nothing leads back to it: cycles are left to the garbage collector
+        on_end, request.on_end, request.on_piece = request.on_end, None, None
+        if on_end is not None:
+            on_end(request)
 
     def _promote(self, request: Request) -> None:
         """Queue the next sample of a prompt if the first ended before the prompt was computed."""

@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from secrets import token_hex
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 from pyvelo.server import pages, tokens
@@ -46,8 +46,13 @@ TICK_SECONDS = 1.0
 IN_THREAD = 1 << 16
 """Bodies from this length on are parsed in a thread."""
 _ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+_random = Random()  # of ids, which are no secrets: the system's own numbers take a call that lets others run
 
 Simple = Callable[["App", Exchange], Awaitable[None]]
+
+
+def _new_id() -> str:
+    return f"{_random.getrandbits(64):016x}"
 
 
 class App:
@@ -75,7 +80,7 @@ class App:
         if self._ticker is None:
             self._ticker = asyncio.ensure_future(self._tick())
         given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
-        exchange = Exchange(scope, receive, send, given if _ID.fullmatch(given) else token_hex(8))
+        exchange = Exchange(scope, receive, send, given if _ID.fullmatch(given) else _new_id())
         await self._answer(exchange)
 
     async def drain(self, seconds: float) -> None:
@@ -117,17 +122,22 @@ class App:
         except ClientGone:
             note = "cancelled"
         except Exception as error:
-            found = of_exception(error)
-            if found.status == 500:
-                _log.exception("request %s failed", exchange.id)
-            note = found.message
-            if not exchange.status:
-                await exchange.answer(exchange.error_body(found), found.status, found.headers)
+            note = await self._refuse(exchange, error)
         finally:
             progress.unwatch()
+            exchange.stream = None  # it refers to the exchange: cycles are left to the garbage collector
             del self._open[task]
             self.serving.metrics.answered(exchange.route or "other", exchange.status or 499)
             self._log(exchange, progress, note)
+
+    async def _refuse(self, exchange: Exchange, error: Exception) -> str:
+        """Answer with an error, if no answer has begun; return its message."""
+        found = of_exception(error)
+        if found.status == 500:
+            _log.error("request %s failed", exchange.id, exc_info=error)
+        if not exchange.status:
+            await exchange.answer(exchange.error_body(found), found.status, found.headers)
+        return found.message
 
     async def _break_off(self, exchange: Exchange) -> None:
         """Tell the client that the server ends."""

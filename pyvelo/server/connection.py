@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 __all__ = ["HEAD_BYTES", "HEAD_SECONDS", "READ_SECONDS", "BoundedProtocol"]
@@ -29,8 +30,15 @@ class BoundedProtocol(HttpToolsProtocol):
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for the first head."""
-        super().connection_made(transport)
+        """Wait for the first head.
+
+        uvicorn's own method asks the system for both addresses, which takes longer than all the rest, and
+        gives up the interpreter's lock twice. No answer depends on them.
+        """
+        self.connections.add(self)
+        self.transport, self.flow = transport, FlowControl(transport)
+        self.server = self.client = None
+        self.scheme = "http"
         self._open: list[RequestResponseCycle] = []  # requests without a whole answer
         self._head_bytes = 0
         self._timer: asyncio.TimerHandle | None = None

@@ -43,8 +43,8 @@ class ResponseForm:
         self._echoed = echoed
         self._keep = keep
         self.reader = AnswerReader()
+        self._event = _Events()
         self._items = ResponseItems(self._event)
-        self._n_events = 0
         self._stream: RequestStream
 
     def begin(self, stream: RequestStream) -> None:
@@ -119,7 +119,15 @@ class ResponseForm:
             "total_tokens": usage["total_tokens"],
         }
 
-    def _event(self, kind: str, **fields: Any) -> bytes:
+
+class _Events:
+    """Numbered events of a response."""
+
+    def __init__(self) -> None:
+        self._n_events = 0
+
+    def __call__(self, kind: str, **fields: Any) -> bytes:
+        """Return the next event."""
         number, self._n_events = self._n_events, self._n_events + 1
         data = _encode({"type": kind, "sequence_number": number, **fields})
         return b"event: %s\ndata: %s\n\n" % (kind.encode(), data)

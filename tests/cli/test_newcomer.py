@@ -18,6 +18,9 @@ from pyvelo.cli.exits import BROKEN_PIPE, explain
 from tests import forks
 
 from .ptys import PYVELO, in_a_terminal
+from .test_report import trace
+
+__all__ = ["trace"]  # a fixture
 
 ASCII = {"PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
 BENCH = ("--prompt-tokens", "8", "--answer-tokens", "4", "--repeats", "1")
@@ -63,13 +66,28 @@ def test_nothing_asked_shows_the_help_as_it_is() -> None:
     assert len(out.splitlines()) > 10
 
 
-def test_bench_on_an_ascii_terminal_shows_what_it_measured(tiny_model: Path) -> None:
-    code, out, err = pyvelo("bench", tiny_model, *BENCH, **ASCII)
-    assert (code, err) == (0, "")
-    assert len(out.splitlines()) == 3
-    code, shown = in_a_terminal([*PYVELO, "bench", str(tiny_model), *BENCH], env=ASCII)
-    assert code == 0
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("--help", "info", "models", "doctor", "list", "simulate --requests 3", "report TRACE"),
+        *("run -p été -n 8 --verbose", "run -p x -n 8 --chat --reasoning show", "embed -p 猫 --pooling mean"),
+        f"bench {' '.join(BENCH)}",
+        "chat -n 8",
+    ],
+)
+def test_a_terminal_without_letters_and_moves(command: str, trace: Path) -> None:
+    """LC_ALL=C and TERM=dumb: ASCII alone, no escape sequence, and the same exit code in a pipe."""
+    filled = [str(trace) if word == "TRACE" else word for word in command.split()]
+    dumb = {**ASCII, "TERM": "dumb"}
+    code, shown = in_a_terminal(
+        [*PYVELO, *filled], env=dumb, typed=b"hello\n/exit\n" if command[:4] == "chat" else b""
+    )
+    assert code == 0, shown
     assert shown.isascii()
+    assert b"\x1b" not in shown
+    assert len(shown.split()) > 2
+    code, out, err = pyvelo(*filled, typed=b"hello\n", **dumb)
+    assert (code, (out + err).isascii()) == (0, True), err
 
 
 LATIN = os.fsdecode(b"caf\xe9")
