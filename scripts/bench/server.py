@@ -12,7 +12,8 @@ over loopback. In each round the same requests run in the event loop without HTT
 - first token: median time of one request alone with a short prompt, over HTTP less without it.
 - step: 99 % of the steps take less Python than this, outside the C calls, without HTTP, over HTTP, and beside
   the application of the floor. More threads than cores wait for each other, so a busy machine shows here.
-- throughput: tokens per second of all streams over HTTP, over that without HTTP.
+- throughput: tokens per second of all streams over HTTP, over that without HTTP; and its limit here, which is
+  the share of the engine's cores that HTTP and the clients do not take.
 - /health: the slowest of 99 % of its answers while all streams run.
 - refusals: the slowest of 99 % of the 503 answers beyond a full queue, while all streams run.
 
@@ -43,6 +44,7 @@ import uvicorn
 from pyvelo.config import EngineConfig
 from pyvelo.demo import DEMO_MODEL
 from pyvelo.engine.async_loop import AsyncEngineLoop, open_engine_loop
+from pyvelo.memory.cores import find_cores
 from pyvelo.sampling import SamplingParams
 from pyvelo.server.app import App
 from pyvelo.server.run import uvicorn_config
@@ -60,12 +62,16 @@ SINGLES = 30
 
 @dataclass
 class Side:
-    """One measurement: seconds of all streams, of the event loop's thread, to first tokens, of steps."""
+    """One measurement: seconds of all streams, of the event loop's thread, to first tokens, of steps.
+
+    client_seconds: processor time of the clients.
+    """
 
     seconds: float
     loop_seconds: float
     first: list[float]
     steps: list[float]
+    client_seconds: float = 0.0
 
 
 @dataclass
@@ -80,6 +86,7 @@ class Figures:
     http_step_python_p99_ms: float
     floor_step_python_p99_ms: float
     throughput_ratio: float
+    throughput_limit: float
     tokens_per_second: float
     health_p99_ms: float
     refusal_p99_ms: float
@@ -151,8 +158,9 @@ async def over_http(clients: Clients, clock: StepClock) -> tuple[Side, dict[str,
     first = await clients.run("first")
     clock.taken()
     used = time.thread_time()
-    seconds = await clients.run("streams")
-    return Side(seconds, time.thread_time() - used, first, clock.taken()), await clients.run("probes")
+    seconds, taken = await clients.run("streams")
+    side = Side(seconds, time.thread_time() - used, first, clock.taken(), taken)
+    return side, await clients.run("probes")
 
 
 async def floor(
@@ -193,7 +201,7 @@ async def measure(given: argparse.Namespace) -> list[Figures]:
     serving = Serving(loop, config, Settings(max_queue=0))
     await serving.start()
     app, clock = App(serving, Settings(max_queue=0)), StepClock(loop.engine)
-    rounds = []
+    rounds, n_cores = [], given.threads or find_cores().threads
     await without_http(loop, clock, seqs, 8)  # warms up
     messages = await recorded(app, "/v1/completions", fields_of(n_new))
     for _ in range(given.rounds):
@@ -201,16 +209,21 @@ async def measure(given: argparse.Namespace) -> list[Figures]:
         async with served_to_clients(app, seqs, n_new) as clients:
             http, probes = await over_http(clients, clock)
         least = await floor(loop, clock, messages, seqs)
-        rounds.append(figures(plain, http, least, seqs * n_new, probes))
+        rounds.append(figures(plain, http, least, seqs * n_new, probes, n_cores))
     await app.drain(0)
     loop.close()
     return rounds
 
 
 def figures(
-    plain: Side, http: Side, least: tuple[float, list[float]], n_tokens: int, probes: dict[str, float]
+    plain: Side,
+    http: Side,
+    least: tuple[float, list[float]],
+    n_tokens: int,
+    probes: dict[str, float],
+    n_cores: int,
 ) -> Figures:
-    """Return the figures of a round of `n_tokens` tokens."""
+    """Return the figures of a round of `n_tokens` tokens; n_cores: of the engine."""
     added = http.loop_seconds - plain.loop_seconds
     return Figures(
         http_us_per_token=1e6 * added / n_tokens,
@@ -221,6 +234,7 @@ def figures(
         http_step_python_p99_ms=1e3 * quantile(http.steps, 0.99),
         floor_step_python_p99_ms=1e3 * quantile(least[1], 0.99),
         throughput_ratio=plain.seconds / http.seconds,
+        throughput_limit=1 - (added + http.client_seconds) / (n_cores * http.seconds),
         tokens_per_second=n_tokens / http.seconds,
         health_p99_ms=1e3 * probes["health"],
         refusal_p99_ms=1e3 * probes["refusal"],
@@ -236,10 +250,10 @@ async def clients(port: int, streams: int, n_new: int) -> None:
     async def first() -> list[float]:
         return [await _stream(port, 1) for _ in range(SINGLES)]
 
-    async def all_streams() -> float:
-        begin = time.perf_counter()
+    async def all_streams() -> tuple[float, float]:
+        begin, used = time.perf_counter(), time.process_time()
         await asyncio.gather(*(_stream(port, n_new) for _ in range(streams)))
-        return time.perf_counter() - begin
+        return time.perf_counter() - begin, time.process_time() - used
 
     async def probes() -> dict[str, float]:
         busy = [asyncio.ensure_future(_stream(port, n_new)) for _ in range(streams)]
