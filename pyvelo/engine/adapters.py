@@ -214,8 +214,14 @@ class Loras:
         if self._processor is not None and self._context is not None and core is not None:
             if self._processor.find_lora is None:
                 turns = AdapterTurns(partial(adapt, self._context))
-                core.schedule, core.before_run = turns.schedule, turns.apply
+                core.schedule = turns.schedule
+                core.before_run = partial(_both, turns.apply, core.before_run)
             self._processor.find_lora = self.loaded.find
+
+
+def _both(first: Callable[[StepPlan], None], second: Callable[[StepPlan], None], plan: StepPlan) -> None:
+    first(plan)
+    second(plan)
 
 
 class AdapterTurns:

@@ -95,6 +95,17 @@ def test_mixed_equals_alone_bit_by_bit(llm: LLM) -> None:
         assert again.prompt_logprobs == output.prompt_logprobs
 
 
+def test_an_adapter_that_comes_later_leaves_the_counts_of_blocks(
+    tiny_model_f32: Path, files: dict[str, Adapted]
+) -> None:
+    with LLM(tiny_model_f32, n_ctx=512, n_threads=1) as llm:
+        before = [0]
+        llm._engine.core.before_run = lambda plan: before.append(1)
+        llm.load_lora("one", files["one"].adapter)
+        llm.generate(PROMPTS[0], greedy(4, lora="one"))
+        assert sum(before) == llm.stats().steps > 0
+
+
 def test_no_prefix_hit_crosses_adapters(llm: LLM, files: dict[str, Adapted]) -> None:
     llm.load_lora("half", files["one"].adapter, 0.5)
     llm.load_lora("same", files["one"].adapter)
