@@ -110,11 +110,11 @@ class BaseSession(NotCopied):
         processor.check_room(len(sequence.tokens) + len(tokens), "the session with this text")
         return tokens
 
-    def _to_compute(self) -> list[Submission]:
+    def _to_compute(self, priority: int = 0) -> list[Submission]:
         """Return a request that computes the new tokens, if an answer has room."""
         sequence, processor = self._sequence, self._engine.processor
         if len(sequence.tokens) > 1 and not sequence.computed and processor.has_room(sequence):
-            return [processor.compute(sequence)]
+            return [processor.compute(sequence, priority)]
         return []
 
     def _twin(self) -> Sequence:
@@ -297,13 +297,7 @@ class AsyncSession(BaseSession):
 
     async def fork(self) -> AsyncSession:
         """Return a session of the same tokens that shares all blocks; compute the appended tokens first."""
-        from pyvelo.threads import in_thread
-
-        async with self._turn():
-            await self._compute()
-            twin = AsyncSession(self._engine_loop, self._twin())
-            await in_thread(partial(self._share, twin))
-        return twin
+        return await forked(self, 0)
 
     async def close(self) -> None:
         """Cancel the answer and free the blocks; may be called twice."""
@@ -327,8 +321,8 @@ class AsyncSession(BaseSession):
                 await in_thread(self._settle)
             yield sequence
 
-    async def _compute(self) -> None:
-        submissions = self._to_compute()
+    async def _compute(self, priority: int = 0) -> None:
+        submissions = self._to_compute(priority)
         await self._engine_loop.run(submissions)
         outputs_of(submissions)
 
@@ -337,6 +331,17 @@ async def idle_tokens(session: AsyncSession) -> tuple[int, ...]:
     """Return the tokens of a session; wait for the step of an answer that was cancelled."""
     async with session._turn():
         return session.token_ids
+
+
+async def forked(session: AsyncSession, priority: int) -> AsyncSession:
+    """Return a fork of a session, whose appended tokens are computed with a priority."""
+    from pyvelo.threads import in_thread
+
+    async with session._turn():
+        await session._compute(priority)
+        twin = AsyncSession(session._engine_loop, session._twin())
+        await in_thread(partial(session._share, twin))
+    return twin
 
 
 @asynccontextmanager

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 from pyvelo.chat.answer_format import AnswerFormat, AnswerFormats, AnswerReader
 from pyvelo.chat.marked import Marked, mask_of
 from pyvelo.chat.messages import Message
+from pyvelo.chat.meter import Limits
 from pyvelo.chat.template import BUILT_IN, ChatTemplate, is_jinja
 from pyvelo.chat.tools import Tools
 from pyvelo.errors import RequestError, shown
@@ -95,11 +96,12 @@ class Chats:
 
     Args:
         template: Jinja source that replaces the model's own templates.
+        limits: of the templates that calls give; None: the same as for the model's own.
     """
 
-    def __init__(self, model: Model, template: str | None = None) -> None:
+    def __init__(self, model: Model, template: str | None = None, limits: Limits | None = None) -> None:
         self._model = model
-        self._replacement = template
+        self._replacement, self._limits = template, limits
         self._lock = threading.Lock()
         self._known: dict[str, ChatTemplate] = {}
         self._given: dict[str, ChatTemplate] = {}
@@ -205,7 +207,7 @@ class Chats:
                 self._warned = True
                 _log.warning(
                     "the model has no chat template; %s is used, which it may not have been trained on: "
-                    "name another with chat_template=",
+                    "name another with chat_template= (--chat-template)",
                     FALLBACK,
                 )
             return templates["tool_use"] if tools and "tool_use" in templates else self.template
@@ -220,7 +222,7 @@ class Chats:
             if asked not in self._given:
                 if len(self._given) >= 16:
                     self._given.clear()
-                self._given[asked] = self._make(asked, "chat_template")
+                self._given[asked] = self._make(asked, "chat_template", self._limits)
             return self._given[asked]
 
     def _templates(self) -> dict[str, ChatTemplate]:
@@ -241,9 +243,9 @@ class Chats:
             key: source for key, source in self._model.meta.items() if key == KEY or key.startswith(KEY + ".")
         }
 
-    def _make(self, source: str, name: str) -> ChatTemplate:
-        vocab = self._model.vocab
-        return ChatTemplate(source, name=name, bos=self._text(vocab.bos), eos=self._text(vocab.eos))
+    def _make(self, source: str, name: str, limits: Limits | None = None) -> ChatTemplate:
+        bos, eos = self._text(self._model.vocab.bos), self._text(self._model.vocab.eos)
+        return ChatTemplate(source, name=name, bos=bos, eos=eos, limits=limits)
 
     def _text(self, token: int | None) -> str:
         if token is None:

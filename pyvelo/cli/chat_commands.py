@@ -36,6 +36,13 @@ HELP = """\
 /exit            end, as exit, quit and Ctrl-D do; Ctrl-C stops an answer
 A line that ends with \\ goes on in the next."""
 
+ALIASES = {"clear": "reset", "?": "help"}
+"""Names that other programs have for a command; /bye is one of chat_loop.ENDS."""
+OLLAMAS = {
+    "set": "/system sets the system message; pyvelo chat --help lists the other settings",
+    "show": "/model shows the model, /stats and /tokens the figures of the conversation",
+}
+"""Commands of Ollama without a counterpart, and what to use."""
 MAX_CLIPBOARD = 100_000
 """Characters that terminals take for the clipboard."""
 
@@ -48,8 +55,10 @@ def command_of(text: str) -> tuple[Callable[[Chat, str], None], str] | None:
     name, _, rest = text.strip().partition(" ")
     if not name.startswith("/"):
         return None
-    if command := COMMANDS.get(name[1:]):
+    if command := COMMANDS.get(ALIASES.get(name[1:], name[1:])):
         return command, rest.strip()
+    if name[1:] in OLLAMAS:
+        raise ConfigError(f"there is no {shown(name)} here: {OLLAMAS[name[1:]]}")
     near = difflib.get_close_matches(name[1:], COMMANDS, 1, 0.75)
     if near:
         raise ConfigError(f"there is no {shown(name)}: do you mean /{near[0]}? /help lists the commands")

@@ -19,6 +19,9 @@ from pyvelo.errors import VeloError
 
 __all__ = ["ChatSettings", "hear", "open_chat", "run_lines"]
 
+ENDS = (["/exit"], ["/quit"], ["/bye"])
+"""Lines that end a chat, beside exit and quit."""
+
 
 @dataclass(frozen=True)
 class ChatSettings:
@@ -68,7 +71,7 @@ def run_lines(chat: Chat) -> None:
             text = chat.screen.ask()
         except KeyboardInterrupt:
             continue
-        if text is None or text.strip() in ("exit", "quit") or text.split()[:1] in (["/exit"], ["/quit"]):
+        if text is None or text.strip() in ("exit", "quit") or text.split()[:1] in ENDS:
             return
         if text.strip():
             hear(chat, text)

@@ -166,6 +166,8 @@ def _cache() -> Finding:
 def _history() -> Finding:
     from pyvelo.cli.screen import history_file
 
+    if importlib.util.find_spec("platformdirs") is None:
+        return Finding("history", "note", "chats forget the lines that you type", 'pip install "pyvelo[cli]"')
     try:
         return Finding("history", "ok", f"chats keep the lines that you type in {history_file()}")
     except RuntimeError:

@@ -24,6 +24,7 @@ OWN = "MXFP4"  # of models in a quantization of their own
 
 def show_fitting(quantization: str, kv_type: str | tuple[str, str], *, as_json: bool) -> int:
     """Measure the memory, and print what fits as a table or JSON; return the exit code."""
+    quantization = quantization.upper()
     if quantization not in QUANTIZATIONS:
         raise UsageError(f"--quant {shown(quantization)}: choose from {', '.join(QUANTIZATIONS)}")
     free = free_memory()

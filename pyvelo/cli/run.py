@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Generator, Mapping, Sequence
@@ -87,6 +88,11 @@ def split_words(words: Sequence[str], prompt: str | None, file: Path | None) -> 
         return words[0], words[1]
     if not words or prompt is not None or file is not None or _is_model(words[0]):
         return (words[0] if words else str(DEMO_MODEL)), prompt
+    if re.fullmatch(r"[\w.:-]*\d[\w.:-]*", words[0]) and not words[0].isdigit():
+        print_error(
+            f"pyvelo: {words[0]} is taken as a message to the demo model; to ask another model, give "
+            "its file or org/repo, and then a text"
+        )
     return str(DEMO_MODEL), words[0]
 
 

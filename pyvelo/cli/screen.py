@@ -130,7 +130,7 @@ class RichScreen:
             history=_history(history),
             multiline=False,
             enable_suspend=True,
-            bottom_toolbar=(lambda: self._status or None) if status else None,
+            bottom_toolbar=(lambda: fitting(self._status, self._console.width) or None) if status else None,
         )
         self._console = make_console()
         self._make_live: Callable[[], Any] = lambda: Growing(self._console, self._growing)
@@ -206,6 +206,13 @@ class RichScreen:
             return line
         except EOFError:
             return None
+
+
+def fitting(fields: str, width: int) -> str:
+    """Return as many of the fields, which commas separate, as a line of this width shows."""
+    while len(fields) > width and ", " in fields:
+        fields = fields.rpartition(", ")[0]
+    return fields
 
 
 def history_file() -> Path:

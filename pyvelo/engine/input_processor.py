@@ -135,9 +135,9 @@ class InputProcessor:
         request = make(sequence, max_new=max_new, on_piece=on_piece, keeps_blocks=True, echo=echo)
         return Submission(None, (request,), 1)
 
-    def compute(self, sequence: Sequence) -> Submission:
+    def compute(self, sequence: Sequence, priority: int = 0) -> Submission:
         """Make a request that computes the tokens of a session's sequence and generates none."""
-        make = self._maker(SamplingParams(temperature=0.0), None)
+        make = self._maker(SamplingParams(temperature=0.0, priority=priority), None)
         self.check_room(len(sequence.tokens))
         return Submission(None, (make(sequence, max_new=0, keeps_blocks=True),), 1)
 

@@ -242,7 +242,7 @@ def check_installed() -> None:
         import llguidance  # noqa: F401
     except ImportError:
         raise ConfigError(
-            "grammars, JSON schemas and regular expressions need llguidance: pip install pyvelo[grammar]"
+            "grammars, JSON schemas and regular expressions need llguidance: pip install 'pyvelo[grammar]'"
         ) from None
 
 

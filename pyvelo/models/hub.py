@@ -137,7 +137,10 @@ def locate(model: str | os.PathLike[str]) -> str:
         return path
     name = parse_name(path) if isinstance(model, str) else None
     if name is None:
-        raise ModelError(f"there is no model at {path or repr(path)}")
+        raise ModelError(
+            f"there is no model at {path or repr(path)}: give a GGUF file, or a name on the hub such as "
+            "org/repo:Q4_K_M (pyvelo models lists well-known ones)"
+        )
     if not _has_library():
         raise ModelError(
             f"there is no file {path}, and to look for it on the hub as {name.repo} takes huggingface-hub: "

@@ -27,4 +27,8 @@ def arguments_of(text: str) -> dict[str, Any] | None:
         found = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    if not isinstance(found, dict):
+        return None
+    # half of a surrogate pair, which JSON can escape, is no character: "?"
+    whole = json.dumps(found, ensure_ascii=False).encode("utf-8", "replace")
+    return dict(json.loads(whole))

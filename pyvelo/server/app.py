@@ -6,12 +6,14 @@ import asyncio
 import logging
 import re
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 from pyvelo.server import pages, tokens
+from pyvelo.server.auth import Tenant
 from pyvelo.server.bodies import parse_json
 from pyvelo.server.errors import HttpError, not_found, of_exception, openai_error
 from pyvelo.server.http import (
@@ -39,6 +41,8 @@ __all__ = ["App"]
 
 _log = logging.getLogger("pyvelo.server")
 
+MAX_READING = 1024
+"""Bodies that may arrive at once."""
 MAX_BACKLOG = 4096
 """Pieces that may wait for a slow client, about 1 MiB of events."""
 TICK_SECONDS = 1.0
@@ -66,6 +70,7 @@ class App:
         self.settings = settings
         self.draining = False
         self._turns = Turns()
+        self._reading: Counter[Tenant] = Counter()  # requests whose body arrives
         self._open: dict[asyncio.Task[Any], _Progress] = {}
         self._ticker: asyncio.Task[None] | None = None
         self._schema: dict[str, Any] | None = None
@@ -182,10 +187,10 @@ class App:
     async def _work(self, exchange: Exchange, progress: _Progress, handler: Work) -> str:
         """Read the body, and answer while the client listens."""
         await self._turns.wait()
+        body = await self._body(exchange)
         admission = self.serving.admission
         ticket = admission.enter(exchange.tenant)
         try:
-            body = await exchange.body(self.settings.max_body)
             progress.watch()
             if len(body) < IN_THREAD:
                 fields = parse_json(body)
@@ -195,6 +200,21 @@ class App:
             return "" if stream is None else progress.account(self.serving, stream)
         finally:
             admission.leave(ticket)
+
+    async def _body(self, exchange: Exchange) -> bytes:
+        """Return the body; a tenant whose bodies trickle leaves room for others.
+
+        Raises: HttpError, as `Exchange.body`, and 503 if too many bodies arrive already.
+        """
+        own, reading = exchange.tenant, self._reading
+        if reading.total() >= MAX_READING or reading[own] >= MAX_READING * 3 // 4:
+            message, headers = "too many bodies arrive: try again in 1 s", {"Retry-After": "1"}
+            raise HttpError(503, message, code="queue_full", headers=headers)
+        reading[own] += 1
+        try:
+            return await exchange.body(self.settings.max_body)
+        finally:
+            reading[own] -= 1
 
     async def _tick(self) -> None:
         """Look at the streams and the sessions again and again, whatever fails."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -19,6 +20,7 @@ MAX_PIPELINED = 8
 """Requests of a connection that are read while the first is answered."""
 
 TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n\r\n"
+_UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 READ_SECONDS = 60.0
 """Time after which a connection ends whose client reads nothing of what waits for it."""
 
@@ -59,12 +61,24 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Parse bytes; refuse a head, or the trailers behind a body, that are too long."""
         self._head_bytes += len(data)
-        super().data_received(data)
+        super().data_received(_without_upgrade(data) if self._timer is not None else data)
         if self._head_bytes > HEAD_BYTES:
             if self._timer is not None:
                 self.transport.write(TOO_LONG)
             self._stop_timer()
             self.transport.close()
+        self._expect_more()
+
+    def _expect_more(self) -> None:
+        """End a connection some time after its last answer, also if bytes came that begin no request."""
+        answered = self.cycle is not None and self.cycle.response_complete
+        if answered and self._timer is None and self.timeout_keep_alive_task is None:
+            wait, end = self.timeout_keep_alive, self.timeout_keep_alive_handler
+            self.timeout_keep_alive_task = self.loop.call_later(wait, end)
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """End a connection whose parser takes what follows for another protocol."""
+        self.transport.abort()
 
     def on_body(self, body: bytes) -> None:
         """Take bytes of a body."""
@@ -137,6 +151,16 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """Return the beginning of a request whose header Upgrade has another name.
+
+    A server may ignore the header, and this one speaks HTTP/1.1 alone. But the parser would end the request
+    there, and take its body for another protocol. Java's client asks for HTTP/2 so.
+    """
+    head, end, rest = data.partition(b"\r\n\r\n")
+    return _UPGRADE.sub(b"\r\nx-grade:", head) + end + rest
 
 
 def _without_chunks(cycle: RequestResponseCycle) -> Callable[[Any], Coroutine[Any, Any, None]]:

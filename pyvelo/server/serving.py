@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from pyvelo._version import __version__
 from pyvelo.chat.conversation import Chats
+from pyvelo.chat.meter import Limits
 from pyvelo.engine.async_loop import AsyncEngineLoop
 from pyvelo.engine.stats import EngineStats
 from pyvelo.server.admission import Admission
@@ -33,6 +34,9 @@ MAX_RESPONSES = 1024
 MAX_RESPONSE_CHARACTERS = 64 << 20
 """Characters of their conversations."""
 
+OF_REQUESTS = Limits(max_work=4 << 20, seconds=2.0)
+"""Limits of a chat template that a request gives: a client that leaves does not end its rendering."""
+
 
 class Serving:
     """Model that a server answers with.
@@ -43,7 +47,7 @@ class Serving:
     def __init__(self, loop: AsyncEngineLoop, config: EngineConfig, settings: Settings) -> None:
         engine = loop.engine
         self.loop, self.engine = loop, engine
-        self.chats = Chats(engine.model, settings.chat_template)
+        self.chats = Chats(engine.model, settings.chat_template, OF_REQUESTS)
         self.created = int(time.time())
         own = (_name_of(config.model),)
         self.names = settings.model_names or own

@@ -19,7 +19,7 @@ from pyvelo.server.errors import refused
 from pyvelo.server.generation import Job, answer_stream
 from pyvelo.server.params import completion_params, request_timeout
 from pyvelo.server.schemas import MAX_MESSAGES, MAX_TOP_LOGPROBS, CompletionRequest, GenerationFields, convert
-from pyvelo.session import AsyncSession, continued, idle_tokens
+from pyvelo.session import AsyncSession, continued, forked, idle_tokens
 
 if TYPE_CHECKING:
     from pyvelo.engine.async_loop import RequestStream
@@ -144,6 +144,7 @@ async def generate(
     params = replace(params, cache_salt="")  # the sequence has it
     form = CompletionForm(serving, exchange.id, fields, silent=False)
     job = Job((), params, form, request.stream)
+    serving.sessions.check_room(ticket.tenant, 0)
     with serving.sessions.use(stored) as session:
         async with continued(session, params, exchange.id, streams=request.stream) as stream:
             await answer_stream(serving, exchange, ticket, job, stream)
@@ -163,7 +164,7 @@ async def fork(serving: Serving, exchange: Exchange, ticket: Ticket, body: Mappi
         with store.use(stored) as session:
             serving.admission.queue(ticket, len(session) - stored.n_known, ())
             for _ in range(request.n):
-                made.append(await session.fork())
+                made.append(await forked(session, ticket.tenant.priority))
             stored.n_known = len(session)
         store.check_room(ticket.tenant, request.n)
         for twin in made:

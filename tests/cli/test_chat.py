@@ -20,7 +20,7 @@ from pyvelo.cli.chat import Chat
 from pyvelo.cli.chat_loop import hear, run_lines
 from pyvelo.cli.conversation import Conversation, Message
 from pyvelo.cli.markdown import split_blocks
-from pyvelo.cli.screen import PlainScreen
+from pyvelo.cli.screen import PlainScreen, fitting
 from pyvelo.cli.talker import LlmTalker
 from pyvelo.errors import ConfigError, RequestError
 from pyvelo.outputs import Delta, StreamPiece, Usage
@@ -155,7 +155,7 @@ def test_commands() -> None:
     assert screen.notes[-1] == "there is no system message"
 
 
-@pytest.mark.parametrize("end", ["/exit", "/quit", "exit", "quit", "/exit now"])
+@pytest.mark.parametrize("end", ["/exit", "/quit", "/bye", "exit", "quit", "/exit now"])
 def test_the_end(end: str) -> None:
     chat, screen = talk("one", end, "two")
     assert said(chat) == [("one", "answer 1")]
@@ -448,3 +448,20 @@ def test_template_and_arguments_reach_the_prompt(
     options = ["--template-arg", "n=[1, 2]", "--template-arg", "word=plain", "--no-think"]
     assert execute(["chat", "--chat-template", str(template), *options]) == 1
     assert "got [1, 2] plain False" in capsys.readouterr().err
+
+
+def test_the_commands_of_other_programs() -> None:
+    chat, screen = talk("one", "/clear", "/?", "/set parameter temperature 0", "/show info")
+    assert chat.conversation.turns == []
+    assert screen.notes[0] == "forgotten"
+    assert "/retry" in screen.notes[1]
+    assert ["/system" in screen.notes[2], "/model" in screen.notes[3]] == [True, True]
+
+
+@pytest.mark.parametrize("width", range(8, 90, 9))
+def test_the_status_line_fits(width: int) -> None:
+    fields = "12.5 tokens/s, 1,024 of 2,048 tokens cached, 2,100 of 4,096 tokens of context, 157.5 KiB"
+    shown = fitting(fields, width)
+    assert fields.startswith(shown)
+    assert len(shown) <= max(width, len("12.5 tokens/s"))
+    assert fields[len(shown) :][:2] in (", ", "")

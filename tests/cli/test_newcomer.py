@@ -300,3 +300,13 @@ def test_settings_of_the_hub_that_lead_nowhere() -> None:
     assert "Not a directory" in refused(
         "pull", "org/one", HF_HOME="/dev/null/x", HF_ENDPOINT="http://127.0.0.1:9"
     )
+
+
+def test_a_name_that_looks_like_a_model_is_a_message_with_a_note() -> None:
+    code, out, err = pyvelo("run", "llama3.2", "-n", "4")
+    assert code == 0
+    assert out
+    assert "llama3.2 is taken as a message to the demo model" in err
+    for message in ("hello", "12+30", "42", "What is 12 + 30?"):
+        assert pyvelo("run", message, "-n", "4")[2] == ""
+    assert "org/repo" in refused("run", "llama3.2", "hi")

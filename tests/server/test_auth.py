@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -240,3 +242,25 @@ def test_the_queued_tokens_of_a_key_are_bounded(guarded: Server) -> None:
         assert admission.refusals["key_tokens"] == 1
     guarded.until_idle()
     assert refusal(guarded, "key-b", 200)["status"] == 200
+
+
+def test_bodies_that_trickle_leave_room_for_other_keys(
+    guarded: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyvelo.server.app.MAX_READING", 4)
+    with ExitStack() as stack:
+        slow = [stack.enter_context(guarded.client()) for _ in range(6)]
+        for client in slow:
+            client.send("/v1/completions", b"{", bearer("key-c"), length=99)
+        assert b" 503 " in slow[-1].until(b"\r\n"), "three of this key are read, and no more"
+        answer = guarded.request("POST", "/v1/completions", {"prompt": "x", "max_tokens": 1}, bearer("key-b"))
+        assert answer.status == 200
+
+
+def test_a_template_of_a_request_is_cut_soon(server: Server) -> None:
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}"
+    start = time.monotonic()
+    messages = [{"role": "user", "content": "x"}]
+    answer = server.post("/v1/chat/completions", {"messages": messages, "chat_template": endless})
+    assert answer.status == 400
+    assert time.monotonic() - start < 5, "two seconds on a machine with nothing else to do"

@@ -107,8 +107,9 @@ def test_a_client_may_leave_while_its_body_arrives(
     server = serve(n_ctx=64)
     with server.client() as client:
         client.send(COMPLETIONS, sent, length=1000)
-        server.until(lambda: len(server.serving.admission) == 1)
+        server.until(lambda: server.app._reading.total() == 1)
         client.close()
+    server.until(lambda: server.app._reading.total() == 0)
     check_alive(server)
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
@@ -229,7 +230,7 @@ def test_the_end_of_the_drain_cancels_what_is_left(serve: Serve, caplog: pytest.
             begin = stream.until(b"data:")
             whole.send(COMPLETIONS, LONG)
             waits.send(COMPLETIONS, b"{", length=10)
-            server.until(lambda: len(server.serving.admission) == 3)
+            server.until(lambda: len(server.serving.admission) + server.app._reading.total() == 3)
             drained = server.drain(0.0)
             for client in (whole, waits):
                 found = client.until(b"\n")

@@ -51,6 +51,7 @@ async def served(gone: asyncio.Event | None = None) -> AsyncIterator[int]:
     config = uvicorn.Config(
         app, http=BoundedProtocol, host="127.0.0.1", port=0, log_config=None, lifespan="off", ws="none"
     )
+    config.timeout_keep_alive = 1
 
     async def with_event(scope: Any, receive: Any, send: Any) -> None:
         scope["state"]["gone"] = gone
@@ -164,3 +165,53 @@ def test_a_client_that_reads_nothing_of_an_answer_is_left(monkeypatch: pytest.Mo
             writer.transport.abort()
 
     asyncio.run(main())
+
+
+UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n"
+
+
+async def read_all(port: int, *pieces: bytes) -> bytes:
+    """Return all that the server sends for pieces that arrive one after the other."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for piece in pieces:
+        writer.write(piece)
+        await writer.drain()
+        await asyncio.sleep(0.05)
+    try:
+        return await asyncio.wait_for(reader.read(), 5)
+    except ConnectionError:
+        return b"reset"
+    finally:
+        writer.close()
+
+
+def test_another_protocol_is_not_offered_and_no_body_is_lost() -> None:
+    """Java's client asks for HTTP/2 with each first request."""
+    body = b"GET /abort HTTP/1.1\r\n\r\n"
+
+    async def ask(*pieces: bytes) -> bytes:
+        async with served() as port:
+            return await read_all(port, *pieces)
+
+    for upgrade in (UPGRADE, UPGRADE.upper(), UPGRADE.replace(b"h2c", b"websocket")):
+        head = b"POST / HTTP/1.1\r\nHost: x\r\n" + upgrade + b"Content-Length: %d\r\n" % len(body)
+        for pieces in ([head + b"\r\n" + body], [head + b"\r\n", body]):
+            answer = asyncio.run(ask(*pieces, b"GET /pieces HTTP/1.1\r\n" + CLOSE))
+            assert answer.startswith(b"HTTP/1.1 200")
+            assert b"\r\n\r\n%d" % len(body) in answer
+            assert answer.count(b"HTTP/1.1 200") == 2
+    cut = head.index(b"pgrade: ") + 2 if b"pgrade: " in head else len(head) // 2
+    answer = asyncio.run(ask(head[:cut], head[cut:] + b"\r\n" + body))
+    assert answer in (b"", b"reset") or answer.count(b"HTTP/1.1") == 1, "the body is never a request"
+
+
+@pytest.mark.parametrize("stray", [b"", b"\r\n", b"x"])
+def test_a_connection_ends_some_time_after_its_last_answer(stray: bytes) -> None:
+    async def ask() -> bytes:
+        async with served() as port:
+            head = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+            if stray == b"x":  # of a body that comes after its answer
+                head = b"GET /pieces HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n"
+            return await read_all(port, head, stray)
+
+    assert asyncio.run(ask()).startswith(b"HTTP/1.1 200")

@@ -13,6 +13,7 @@ import pytest
 
 from pyvelo import LLM, SamplingParams
 from pyvelo.chat.template import ChatTemplate
+from pyvelo.engine.scheduler import StepPlan
 from pyvelo.errors import ClosedError
 from pyvelo.server.auth import Tenant, read_keys
 from pyvelo.server.errors import HttpError
@@ -419,3 +420,29 @@ def test_the_end_of_a_server_closes_its_sessions(serve: Serve, tiny_model_f32: P
     server.drain(0.0).result(60)
     assert len(store) == 0
     assert server.serving.engine.stats().blocks_used == 0
+
+
+def test_an_answer_counts_for_the_tokens_of_a_key(serve: Serve) -> None:
+    server = serve(max_session_tokens=40)
+    name = server.ask("/v1/sessions", {"prompt": [5] * 43})["id"]
+    answer = server.post(f"/v1/sessions/{name}/generate", GREEDY)
+    assert (answer.status, answer.error["code"]) == (429, "session_quota")
+
+
+def test_a_fork_computes_with_the_priority_of_its_key(serve: Serve, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("ann ann-key-is-long priority=7")
+    server = serve(keys=read_keys(file, []))
+    seen: list[tuple[int, int]] = []
+    core = server.serving.loop.engine.core
+    before = core.before_run
+
+    def before_run(plan: StepPlan) -> None:
+        before(plan)
+        seen.extend((request.params.priority, request.max_new) for request in plan.requests)
+
+    core.before_run = before_run
+    with client_of(server, "ann-key-is-long") as client:
+        name = client.post("/v1/sessions", json={"prompt": PROMPT}).json()["id"]
+        assert client.post(f"/v1/sessions/{name}/fork", json={}).status_code == 200
+    assert set(seen) == {(7, 0)}
