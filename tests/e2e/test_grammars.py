@@ -214,4 +214,4 @@ def test_without_the_library_it_says_what_to_install(tiny_model_f32: Path) -> No
         "except VeloError as error: print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert "pip install pyvelo[grammar]" in done.stdout
+    assert "pip install 'pyvelo[grammar]'" in done.stdout
