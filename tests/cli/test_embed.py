@@ -12,7 +12,7 @@ import pytest
 
 from pyvelo import LLM
 
-from .test_run import run_cli
+from .test_info import run_cli
 
 TEXTS = ["Once upon a time", "the old king"]
 

@@ -11,19 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pyvelo.cli import main
 from pyvelo.cli.draw import CACHED, FREE, OWNERS, SHARED, block_picture
 from pyvelo.simulate.engine import Setup, simulate
 from pyvelo.simulate.workload import Job
 from pyvelo.trace.blockmap import replay, summarize
 from pyvelo.trace.format import TraceHeader, TraceWriter, read_trace
 
-
-def run_cli(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as done:
-        main([str(argument) for argument in arguments])
-    out, err = capsys.readouterr()
-    return int(done.value.code or 0), out, err
+from .test_info import run_cli
 
 
 @pytest.fixture

@@ -15,20 +15,14 @@ from pathlib import Path
 import pytest
 
 from pyvelo import LLM, Delta, SamplingParams, StreamPiece
-from pyvelo.cli import main
 from pyvelo.cli.values import parse_kv_type_option, parse_size
 from pyvelo.errors import ConfigError
 from tests import forks
 
+from .test_info import run_cli
+
 COMMAND = [sys.executable, "-m", "pyvelo.cli"]
 PROMPT = "Once upon a time"
-
-
-def run_cli(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as done:
-        main([str(argument) for argument in arguments])
-    out, err = capsys.readouterr()
-    return int(done.value.code or 0), out, err
 
 
 @pytest.fixture
