@@ -54,5 +54,6 @@ def test_a_request_leaves_no_cycle(serve: Serve, kind: str) -> None:
     server = serve()
     for _ in range(3):
         REQUESTS[kind](server)
-    found = garbage_of(server, REQUESTS[kind], 10)
+    # What an earlier test left may be freed in one of two times of asking, not in both.
+    found = garbage_of(server, REQUESTS[kind], 10) & garbage_of(server, REQUESTS[kind], 10)
     assert max(found.values(), default=0) < 5, found.most_common(10)
