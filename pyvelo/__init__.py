@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from pyvelo.async_llm import AsyncLLM
     from pyvelo.chat.conversation import ChatOptions
     from pyvelo.chat.messages import Message
-    from pyvelo.config import GpuLayers, KVTypes, LoraGiven, Precision
+    from pyvelo.config import GpuLayers, KVStore, KVTypes, LoraGiven, Precision
     from pyvelo.engine.stats import EngineStats
     from pyvelo.kv.types import KVType
     from pyvelo.llm import LLM
@@ -67,6 +67,7 @@ __all__ = [
     "FinishReason",
     "GpuLayers",
     "InternalError",
+    "KVStore",
     "KVType",
     "KVTypes",
     "LibraryError",
@@ -103,6 +104,7 @@ _LAZY = {
     "EngineStats": "pyvelo.engine.stats",
     "GpuLayers": "pyvelo.config",
     "KVType": "pyvelo.kv.types",
+    "KVStore": "pyvelo.config",
     "KVTypes": "pyvelo.config",
     "LoraGiven": "pyvelo.config",
     "Message": "pyvelo.chat.messages",

@@ -15,7 +15,7 @@ from pyvelo.beam_search import search
 from pyvelo.chat.conversation import ChatOptions, Chats, is_one, parsed, with_formats
 from pyvelo.chat.messages import Message
 from pyvelo.chat.template import ChatTemplate
-from pyvelo.config import EngineConfig, GpuLayers, KVTypes, LoraGiven, Precision, lora_setting
+from pyvelo.config import EngineConfig, GpuLayers, KVStore, KVTypes, LoraGiven, Precision, lora_setting
 from pyvelo.engine.async_loop import AsyncEngineLoop, open_engine_loop
 from pyvelo.engine.engine import Engine
 from pyvelo.engine.input_processor import Asked, AskedOfAll, Prompt, for_each, listed
@@ -69,6 +69,7 @@ class AsyncLLM(EngineView):
         n_gpu_layers: GpuLayers = "auto",
         prefix_cache: bool = True,
         swap_bytes: int = 0,
+        kv_store: str | os.PathLike[str] | KVStore | None = None,
         deterministic: bool = False,
         attention_precision: Precision = "exact",
         seed: int | None = None,
@@ -77,27 +78,8 @@ class AsyncLLM(EngineView):
         max_model_len: int | None = None,
         max_num_batched_tokens: int | None = None,
     ) -> None:
-        self._config = EngineConfig(
-            model=model,
-            kv_type=kv_type,
-            block_size=block_size,
-            kv_cache_bytes=kv_cache_bytes,
-            memory_utilization=memory_utilization,
-            n_ctx=n_ctx,
-            max_num_seqs=max_num_seqs,
-            max_batch_tokens=max_batch_tokens,
-            n_threads=n_threads,
-            n_gpu_layers=n_gpu_layers,
-            prefix_cache=prefix_cache,
-            swap_bytes=swap_bytes,
-            deterministic=deterministic,
-            attention_precision=attention_precision,
-            seed=seed,
-            progress=progress,
-            lora=lora,
-            max_model_len=max_model_len,
-            max_num_batched_tokens=max_num_batched_tokens,
-        )
+        settings = {name: value for name, value in locals().items() if name != "self"}
+        self._config = EngineConfig(**settings)
         self._home = HomeProcess()
         self._loading: asyncio.Task[AsyncEngineLoop] | None = None
         self._chats: Chats | None = None

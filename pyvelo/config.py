@@ -7,7 +7,7 @@ import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import PurePath
 from typing import Any, Literal, NamedTuple, get_args
@@ -20,6 +20,7 @@ __all__ = [
     "MAX_THREADS",
     "EngineConfig",
     "GpuLayers",
+    "KVStore",
     "KVTypes",
     "LoraGiven",
     "LoraSetting",
@@ -69,6 +70,42 @@ def lora_setting(name: Any, path: Any, scale: Any = 1.0) -> LoraSetting:
     return LoraSetting(name, os.fsdecode(check_path(path)), number)
 
 
+@dataclass(frozen=True)
+class KVStore:
+    """Store of KV blocks that outlives the process.
+
+    where: a folder of this user's, or valkey://HOST:PORT/DATABASE (redis:// and unix:// too).
+    max_bytes: of a folder; the least recently used blocks are deleted. None: no limit. A server has its own.
+    ttl: seconds after their last use when blocks expire; None: never.
+    min_blocks: blocks of a prompt and its answer from which they are saved, though nothing of them was a hit.
+    key: 32 bytes to encrypt the blocks with AES-256-GCM; None: they are not encrypted.
+
+    Raises:
+        ConfigError: a setting is out of range.
+    """
+
+    where: str | os.PathLike[str]
+    max_bytes: int | None = 10 << 30
+    ttl: float | None = None
+    min_blocks: int = 4
+    key: bytes | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.where, (str, os.PathLike)) or not _is_path(self.where):
+            raise ConfigError(f"kv_store={shown(self.where)}: give a folder, or valkey://HOST:PORT")
+        for name, value in (
+            ("max_bytes", self.max_bytes),
+            ("ttl", self.ttl),
+            ("min_blocks", self.min_blocks),
+        ):
+            if value is not None and (
+                isinstance(value, bool) or not isinstance(value, Real) or not value > 0
+            ):
+                raise ConfigError(f"{name}={shown(value)} of kv_store: give a number above 0, or None")
+        if self.key is not None and (not isinstance(self.key, bytes) or len(self.key) != 32):
+            raise ConfigError("the key of kv_store must be 32 bytes, or None")
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """Settings of `LLM` with their defaults; ConfigError names a wrong setting, its value and valid ones."""
@@ -85,6 +122,7 @@ class EngineConfig:
     n_gpu_layers: int | str = "auto"
     prefix_cache: bool = True
     swap_bytes: int = 0
+    kv_store: str | os.PathLike[str] | KVStore | None = None
     deterministic: bool = False
     attention_precision: str = "exact"
     seed: int | None = None
@@ -122,6 +160,11 @@ class EngineConfig:
             choices = " or ".join(map(repr, PRECISIONS))
             raise ConfigError(f"attention_precision={shown(self.attention_precision)}: give {choices}")
         self.loras()
+        if self.kv_store is not None:
+            if not isinstance(self.kv_store, KVStore):
+                object.__setattr__(self, "kv_store", KVStore(self.kv_store))
+            if not self.prefix_cache:
+                raise ConfigError("kv_store needs the prefix cache: leave out prefix_cache=False")
         if self.progress is not None and not callable(self.progress):
             raise ConfigError(f"progress={shown(self.progress)}: give a function of one number, or None")
 

@@ -13,7 +13,7 @@ from pyvelo.beam_search import search
 from pyvelo.chat.conversation import ChatOptions, Chats, is_one, parsed, with_formats
 from pyvelo.chat.messages import Message
 from pyvelo.chat.template import ChatTemplate
-from pyvelo.config import EngineConfig, GpuLayers, KVTypes, LoraGiven, Precision, lora_setting
+from pyvelo.config import EngineConfig, GpuLayers, KVStore, KVTypes, LoraGiven, Precision, lora_setting
 from pyvelo.engine.engine import open_engine
 from pyvelo.engine.input_processor import Asked, AskedOfAll, Prompt, for_each, listed
 from pyvelo.engine.loop import Read, Stream, run_all, run_steps
@@ -60,6 +60,8 @@ class LLM(EngineView):
         prefix is shared up to a place where a snapshot of their states was taken.
     swap_bytes: host memory for the blocks of preempted sequences. Sequences that do not fit, or are quicker
         to compute, are computed again.
+    kv_store: folder, address of a Valkey or Redis server, or `KVStore`: blocks of prompts outlive the process
+        there, and hit in the next one. Needs the extra `store`.
     deterministic: the same tokens whether a request runs alone or beside others.
     attention_precision: "exact" rounds attention no more than llama.cpp does; "fast" may round the products
         of a prompt to bfloat16, for every type.
@@ -93,6 +95,7 @@ class LLM(EngineView):
         n_gpu_layers: GpuLayers = "auto",
         prefix_cache: bool = True,
         swap_bytes: int = 0,
+        kv_store: str | os.PathLike[str] | KVStore | None = None,
         deterministic: bool = False,
         attention_precision: Precision = "exact",
         seed: int | None = None,
@@ -101,29 +104,8 @@ class LLM(EngineView):
         max_model_len: int | None = None,
         max_num_batched_tokens: int | None = None,
     ) -> None:
-        self._engine = open_engine(
-            EngineConfig(
-                model=model,
-                kv_type=kv_type,
-                block_size=block_size,
-                kv_cache_bytes=kv_cache_bytes,
-                memory_utilization=memory_utilization,
-                n_ctx=n_ctx,
-                max_num_seqs=max_num_seqs,
-                max_batch_tokens=max_batch_tokens,
-                n_threads=n_threads,
-                n_gpu_layers=n_gpu_layers,
-                prefix_cache=prefix_cache,
-                swap_bytes=swap_bytes,
-                deterministic=deterministic,
-                attention_precision=attention_precision,
-                seed=seed,
-                progress=progress,
-                lora=lora,
-                max_model_len=max_model_len,
-                max_num_batched_tokens=max_num_batched_tokens,
-            )
-        )
+        settings = {name: value for name, value in locals().items() if name != "self"}
+        self._engine = open_engine(EngineConfig(**settings))
         self._chats = Chats(self._engine.model)
 
     # ---- generation ----

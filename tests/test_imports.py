@@ -26,7 +26,9 @@ MAY_IMPORT = {
     "grammar": {"native", "sampling"},
     "memory": {"native", "kv", "models", "config"},
     "engine_view": {"engine", "kv", "native", "outputs"},
-    "engine": {"native", "kv", "models", "chat", "grammar", "memory", "config", "sampling", "outputs"},
+    "store": {"kv", "config", "models"},
+    "engine": {"native", "kv", "models", "chat", "grammar", "memory", "config", "sampling", "outputs"}
+    | {"store"},
     "trace": {"kv", "engine"},
     "simulate": {"kv", "engine", "memory", "trace", "sampling"},
     "server": {"engine", "kv", "chat", "native", "trace", "config", "sampling", "outputs", "session"},

@@ -192,6 +192,9 @@ def chat(
     no_think: opt.NoThink = False,
     no_status: opt.NoStatus = False,
     no_history: opt.NoHistory = False,
+    session: opt.SessionName = None,
+    kv_store: opt.KvStore = None,
+    kv_store_bytes: opt.KvStoreBytes = "10G",
     max_tokens: opt.MaxTokens = -1,
     temperature: opt.ChatTemperature = None,
     top_k: opt.ChatTopK = None,
@@ -207,11 +210,14 @@ def chat(
     lora: opt.Lora = None,
 ) -> int:
     """Talk with a model; /help lists the commands."""
-    from pyvelo.cli.chat_loop import ChatSettings, open_chat
+    from pyvelo.cli.chat_loop import ChatSettings, default_store, open_chat, session_file
 
     reasoning = parse_reasoning(reasoning, no_think)
     options = chat_options(chat_template, template_arg, reasoning)
-    settings = ChatSettings(parse_system(system), options, reasoning, not no_status, not no_history)
+    if session is not None:
+        kv_store = kv_store or default_store()
+    file = None if session is None else session_file(session)
+    settings = ChatSettings(parse_system(system), options, reasoning, not no_status, not no_history, file)
     sampling, engine = _settings(locals())
     sampling = {name: value for name, value in sampling.items() if value is not None or name == "max_tokens"}
     return open_chat(model, settings, sampling, engine)

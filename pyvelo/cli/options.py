@@ -17,6 +17,7 @@ from pyvelo.cli.values import (
     parse_numbers,
     parse_size,
 )
+from pyvelo.config import KVStore
 
 HubModel = Annotated[
     str,
@@ -71,6 +72,24 @@ Reasoning = Annotated[
 ]
 NoThink = Annotated[bool, Option("--no-think", help="The same as --reasoning off.")]
 NoStatus = Annotated[bool, Option("--no-status", help="Show no line with figures of the last answer.")]
+SessionName = Annotated[
+    str | None,
+    Option("--session", metavar="NAME", help="Go on with the chat of this name, and save it at the end."),
+]
+KvStore = Annotated[
+    str | None,
+    Option(
+        "--kv-store",
+        metavar="PLACE",
+        help="Folder, or valkey://HOST:PORT, in which the blocks of prompts outlive the process.",
+    ),
+]
+KvStoreBytes = Annotated[
+    Any,
+    Option(
+        "--kv-store-bytes", parser=parse_size, metavar="SIZE", help="Most bytes of the folder of --kv-store."
+    ),
+]
 NoHistory = Annotated[bool, Option("--no-history", help="Keep the lines that you type in no file.")]
 AsChat = Annotated[bool, Option("--chat", help="The prompt is a message: ask with the chat template.")]
 Prompt = Annotated[
@@ -337,4 +356,7 @@ _ENGINE = (
 def engine_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of LLM that a command has options for."""
     named = {name: options[name] for name in _ENGINE if name in options}
+    if options.get("kv_store") is not None:
+        least = 1 if options.get("session") else 4
+        named["kv_store"] = KVStore(options["kv_store"], options["kv_store_bytes"], min_blocks=least)
     return {**named, "n_ctx": options["ctx"], "n_threads": options["threads"]}

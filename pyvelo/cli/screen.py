@@ -15,7 +15,7 @@ from pyvelo.cli.terminal import make_console, print_error, print_out, visible
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["PlainScreen", "RichScreen", "Screen", "best_screen", "history_file"]
+__all__ = ["PlainScreen", "RichScreen", "Screen", "best_screen", "fitting", "history_file", "state_folder"]
 
 PROMPT = "> "
 
@@ -216,14 +216,20 @@ def fitting(fields: str, width: int) -> str:
 
 
 def history_file() -> Path:
-    """Return the file that keeps the lines of earlier chats.
+    """Return the file that keeps the lines of earlier chats; raise as `state_folder`."""
+    return state_folder() / "history"
+
+
+def state_folder() -> Path:
+    """Return this user's folder for what chats leave.
 
     Raises:
         RuntimeError: the user has no home folder.
     """
     from platformdirs import user_state_path
 
-    return user_state_path("pyvelo", appauthor=False) / "history"
+    found: Path = user_state_path("pyvelo", appauthor=False)
+    return found
 
 
 def _history(kept: bool) -> Any:

@@ -113,6 +113,8 @@ def serve(
     block_size: opt.BlockSize = 32,
     kv_cache_bytes: opt.CacheBytes = None,
     swap_bytes: opt.SwapBytes = "0",
+    kv_store: opt.KvStore = None,
+    kv_store_bytes: opt.KvStoreBytes = "10G",
     max_num_seqs: opt.MaxSeqs = 256,
     max_batch_tokens: opt.MaxBatch = 512,
     threads: opt.Threads = None,

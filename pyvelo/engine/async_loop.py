@@ -59,6 +59,8 @@ class AsyncEngineLoop:
         self._worker = _Worker(self.preparer, engine, loop)
         self._thread = threading.Thread(target=self._worker.run, name="pyvelo-engine", daemon=True)
         start_thread(self._thread)
+        if engine.parts is not None:
+            engine.loop.wake = partial(self._worker.wake.put, True)
         Finalizer(self, partial(self._worker.wake.put, False))
 
     # ---- in the event loop ----

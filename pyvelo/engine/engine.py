@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -16,16 +15,15 @@ from pyvelo.engine.adapters import GivenLoras, Loras
 from pyvelo.engine.embedding import Embeddings
 from pyvelo.engine.input_errors import abort_requests
 from pyvelo.engine.input_processor import InputProcessor
-from pyvelo.engine.interrupts import InterruptGuard
+from pyvelo.engine.interrupts import InterruptGuard, keep_in_forks
 from pyvelo.engine.loop import EngineLoop
 from pyvelo.engine.output import new_sampler
 from pyvelo.engine.stats import BlockMeter, EngineStats, picture
 from pyvelo.engine.step import EngineCore
 from pyvelo.errors import Cancelled, InternalError, UnsupportedError
 from pyvelo.finalizer import Finalizer
+from pyvelo.kv.adopt import AdoptingManager, AdoptingStates
 from pyvelo.kv.geometry import Geometry
-from pyvelo.kv.manager import BlockManager
-from pyvelo.kv.states import StateManager
 from pyvelo.memory.budget import Limits, PoolRequest, PoolSize, size_pool
 from pyvelo.memory.cores import find_cores
 from pyvelo.memory.host import free_memory
@@ -33,8 +31,9 @@ from pyvelo.memory.offload import Offload, cache_geometry, plan_offload, running
 from pyvelo.models.files import ModelFiles
 from pyvelo.models.gguf_parts import part_paths, scan_model
 from pyvelo.models.hub import locate
-from pyvelo.native import Context, Model, Sampler, StepArrays, reserved_memory
+from pyvelo.native import Context, Model, Sampler, StepArrays, reserved_memory, system_info
 from pyvelo.native.compute import compute, release_team
+from pyvelo.store.persistence import Persistence, open_persistence
 
 __all__ = ["Engine", "open_engine"]
 
@@ -52,6 +51,7 @@ class Generator:
     core: EngineCore
     loop: EngineLoop
     processor: InputProcessor
+    persistence: Persistence | None
 
 
 class Engine(Generator):
@@ -94,6 +94,8 @@ class Engine(Generator):
             self.files.close()
             return
         with self.embeddings.guard:
+            if self.parts is not None and self.parts.persistence is not None:
+                self.parts.persistence.close()
             self.stop()
             self.embeddings.close()
             if self.parts is not None:
@@ -108,6 +110,8 @@ class Engine(Generator):
         """Refuse new calls and end all that run soon, without waiting for them."""
         self.embeddings.stop()
         if self.parts is not None and not self.parts.context.closed:
+            if self.parts.persistence is not None:
+                self.parts.persistence.stop()
             self.parts.loop.stop(self.parts.context.cancel)
 
     def abort(self, request_ids: str | Iterable[str]) -> None:
@@ -152,7 +156,8 @@ class Engine(Generator):
 
     def _picture(self) -> EngineStats:
         core, info = self.core, self.context.info
-        return picture(core.manager, core.counters, core.queues, core.limits, info, self.pool)
+        stored = (0, 0) if self.persistence is None else self.persistence.totals
+        return picture(core.manager, core.counters, core.queues, core.limits, info, self.pool, stored)
 
 
 def open_engine(config: EngineConfig, stop: threading.Event | None = None) -> Engine:
@@ -194,27 +199,15 @@ class _Load:
         return self.stop.is_set() or self._hit()
 
 
-_engines: set[weakref.ref[Engine]] = set()
-_kept: list[Engine] = []
-"""Engines that a forked process must not free: a thread of the other process may have used them."""
-
-
 def _free_when_dropped(engine: Engine) -> None:
     """Free the memory of an engine when it is dropped, even if an error still refers to its parts."""
     owners = (engine.model,) if engine.parts is None else (engine.parts.context, engine.model)
-    Finalizer(engine, engine.files.close, *(partial(setattr, each, "_handle", None) for each in owners))
-    _engines.add(weakref.ref(engine, _engines.discard))
-
-
-def _keep() -> None:
-    """Keep the engines of the other process in a forked one, without their files."""
-    _kept.extend(engine for reference in _engines.copy() if (engine := reference()) is not None)
-    for engine in _kept:
-        engine.files.close()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_keep)
+    persistence = None if engine.parts is None else engine.parts.persistence
+    ends = [] if persistence is None else [partial(persistence.wake.put, False)]
+    Finalizer(
+        engine, *ends, engine.files.close, *(partial(setattr, each, "_handle", None) for each in owners)
+    )
+    keep_in_forks(engine)
 
 
 def _free_bytes() -> int | None:
@@ -345,7 +338,7 @@ def _wire(
     core = EngineCore(
         context=context,
         arrays=StepArrays(limits.max_batch_tokens, max_seqs, width, 1, len(geometry.groups)),
-        manager=(StateManager if geometry.state_bytes else BlockManager)(
+        manager=(AdoptingStates if geometry.state_bytes else AdoptingManager)(
             pool.n_blocks,
             geometry.block_size,
             windows=geometry.windows,
@@ -362,14 +355,16 @@ def _wire(
         call_run=partial(compute, cancel=context.cancel, at_ctrl_c=True),
         check_files=files.check,
     )
+    loop = EngineLoop(core, InterruptGuard())
     return Generator(
         context=context,
         geometry=geometry,
         pool=pool,
         limits=limits,
         core=core,
-        loop=EngineLoop(core, InterruptGuard()),
+        loop=loop,
         processor=InputProcessor(model, pool, geometry.layout(limits.max_batch_tokens), config.seed),
+        persistence=open_persistence(config, loop, core, context, geometry, pool.n_ctx, system_info()),
     )
 
 

@@ -12,14 +12,15 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import weakref
 from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from pyvelo.errors import EngineError
 from pyvelo.native.compute import in_main_thread
 
-__all__ = ["HomeProcess", "InterruptGuard"]
+__all__ = ["HomeProcess", "InterruptGuard", "keep_in_forks"]
 
 _n_forks = 0  # between the first process and this one
 
@@ -160,3 +161,28 @@ class InterruptGuard:
     def patience(self) -> float | None:
         """Seconds after which a waiting thread should check `hit` again; None: never."""
         return 0.1 if in_main_thread() else None
+
+
+class _Keeps(Protocol):
+    """Something with files that a forked process must not free: another thread may have used it."""
+
+    files: Any
+
+
+_engines: set[weakref.ref[_Keeps]] = set()
+_kept: list[_Keeps] = []
+
+
+def keep_in_forks(engine: _Keeps) -> None:
+    """Keep an engine in each process that is forked, without its files."""
+    _engines.add(weakref.ref(engine, _engines.discard))
+
+
+def _keep() -> None:
+    _kept.extend(engine for reference in _engines.copy() if (engine := reference()) is not None)
+    for engine in _kept:
+        engine.files.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_keep)

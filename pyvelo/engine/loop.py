@@ -52,19 +52,28 @@ class EngineLoop:
         self._visited = False  # the last turn was a visitor's
         self._closed = False
         self._broken: BaseException | None = None
+        self.submit_to: Callable[[list[Request]], None] = core.inbox.submit
+        """Takes submitted requests; it may hold some until `submit_held`. Must not wait."""
+        self.wake: Callable[[], object] = lambda: None
+        """Called when held requests have arrived."""
         self.publish: Callable[[], None] | None = None
         """Called after each turn, while the core is locked; must not raise."""
-        self.abandon = core.inbox.abandon
-        """Cancel requests at the next turn; a C call for finalizers, which must not wait."""
-        self.abandon_sequence = core.inbox.abandon_sequence
-        """Free a sequence at the next turn; a C call for finalizers."""
+        self.abandon, self.abandon_sequence = core.inbox.abandon, core.inbox.abandon_sequence
+        """Cancel requests, and free a sequence, at the next turn; C calls, for finalizers must not wait."""
 
     def submit(self, requests: Iterable[Request]) -> None:
         """Submit requests; raise as `check_open` does."""
         self.home.check()  # in a forked process the lock may be held forever
         with self.guard, self._lock:
             self.check_open()
-            self._core.inbox.submit(requests)
+            self.submit_to(list(requests))
+
+    def submit_held(self, requests: list[Request]) -> None:
+        """Submit requests that `submit_to` has held."""
+        with self._lock:
+            self._core.inbox.submit_held(requests)
+            self._turn.notify_all()
+        self.wake()
 
     def check_open(self) -> None:
         """Raise ClosedError after `close`, EngineError in a forked process or if the engine is broken."""
@@ -170,11 +179,16 @@ class EngineLoop:
             while not (ready() or self.guard.hit):
                 if self._owner is None:
                     self.check_open()
-                    if not self._n_visiting or self._visited:
+                    if self._may_step and (not self._n_visiting or self._visited):
                         self._owner, self._visited = threading.get_ident(), False
                         return True
                 self._turn.wait(self.guard.patience)
             return False
+
+    @property
+    def _may_step(self) -> bool:
+        """Whether a step has something to do: not if all requests are held."""
+        return not self._closed and (self._core.has_work or not self._core.inbox.n_held)
 
     def _enter_visit(self, wait: bool) -> None:
         """Wait for the turn to visit."""
@@ -184,7 +198,7 @@ class EngineLoop:
                 raise EngineError("a step is in progress")
             self._n_visiting += 1
             try:
-                while self._owner is not None or (self._visited and self._n_stepping and not self._closed):
+                while self._owner is not None or (self._visited and self._n_stepping and self._may_step):
                     self.guard.raise_hit()
                     self._turn.wait(self.guard.patience)
                 self._owner, self._visited = threading.get_ident(), True

@@ -159,6 +159,10 @@ class Costs:
         """Note the time of a step of many tokens."""
         self._per_token = _running_average(self._per_token, seconds / n_tokens, COST_WEIGHT)
 
+    def seconds_for(self, n_tokens: int) -> float:
+        """Return the time of computing tokens of a prompt; 0: unknown."""
+        return n_tokens * self._per_token
+
     def saved(self, seconds: float) -> None:
         """Note the time of saving a recurrent state in blocks."""
         self._per_state = _running_average(self._per_state, seconds, COST_WEIGHT)

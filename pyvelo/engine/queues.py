@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
@@ -78,6 +78,7 @@ class Inbox:
         self.abandon_sequence: Callable[[Sequence], None] = self._released.append
         self.deadlines = Deadlines()
         self.n_arrived = 0
+        self.n_held = 0  # requests that `submit_held` will submit
         self.some_aborted = False
         """Whether a parent was aborted since its requests were cancelled last."""
 
@@ -88,12 +89,21 @@ class Inbox:
 
     def submit(self, requests: Iterable[Request]) -> None:
         """Submit requests that fit into the empty pool; they arrive all at once."""
-        arriving = list(requests)
-        for request in arriving:
+        self.hold(arriving := list(requests))
+        self.submit_held(arriving)
+
+    def hold(self, requests: Collection[Request]) -> None:
+        """Accept requests for `submit_held`."""
+        self.n_held += len(requests)
+        for request in requests:
             if request.keeps_blocks and not request.sequence.busy:  # else it was cancelled before
                 request.sequence.request = request
             request.submitted = request.submitted or self._clock()
-        self._arrivals.extend(arriving)
+
+    def submit_held(self, requests: Collection[Request]) -> None:
+        """Submit requests that are held."""
+        self._arrivals.extend(requests)
+        self.n_held -= len(requests)
 
     def cancel(self, requests: Iterable[Request]) -> None:
         """Cancel requests; finished ones are ignored."""

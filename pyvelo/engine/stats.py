@@ -73,6 +73,8 @@ class EngineStats:
     waste: float
     queried_tokens: int  # prompt tokens of sequences that started
     hit_tokens: int  # queried tokens that were a prefix hit
+    loaded_tokens: int  # tokens that were loaded from the KV store into the pool, before they were hits
+    saved_blocks: int  # blocks and states that were saved in the KV store
     block_copies: int
     block_evictions: int
     preemptions: int
@@ -167,8 +169,10 @@ def picture(
     limits: Limits,
     info: ContextInfo,
     pool: PoolSize,
+    stored: tuple[int, int],
 ) -> EngineStats:
-    """Return the numbers of an engine between two steps."""
+    """Return the numbers of an engine between two steps; stored: `Persistence.totals`."""
+    loaded, saved = stored
     slots = manager.n_used * manager.block_size
     return EngineStats(
         blocks_total=manager.n_blocks,
@@ -179,6 +183,8 @@ def picture(
         waste=1.0 - manager.n_stored / slots if slots else 0.0,
         queried_tokens=manager.counts.queried,
         hit_tokens=manager.counts.hits,
+        loaded_tokens=loaded,
+        saved_blocks=saved,
         block_copies=manager.counts.copies,
         block_evictions=manager.counts.evictions,
         preemptions=counters.preemptions,

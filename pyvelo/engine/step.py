@@ -81,12 +81,12 @@ class EngineCore:
         self._call_run = call_run or (lambda run: run())
         self._check_files = check_files
         self.idle = IdleSequences(manager)
-        self._costs = costs or Costs()
-        self._states = RecurrentStates.of(context, manager, n_states, self._costs, clock)
+        self.costs = costs or Costs()
+        self._states = RecurrentStates.of(context, manager, n_states, self.costs, clock)
         self._active = ActiveRequests(manager, self.idle, self.counters, new_sampler, self._states, clock)
         self._output = OutputProcessor(context, manager, self._active, limits, self.counters, is_end, clock)
         self.prefill_budget = PrefillBudget()
-        self._mover = BlockMover(context, manager, self._costs, clock)
+        self._mover = BlockMover(context, manager, self.costs, clock)
         self._debug = debug
         self.in_doubt = False
         """Whether a step was interrupted: then only `recover` makes the core usable again."""
@@ -94,7 +94,7 @@ class EngineCore:
     @property
     def n_waiting(self) -> int:
         held = sum(len(request.followers) for request in (*self._active.waiting, *self._active.running))
-        return len(self._active.waiting) + self.inbox.n_new + held
+        return len(self._active.waiting) + self.inbox.n_new + self.inbox.n_held + held
 
     @property
     def running(self) -> abc.Sequence[Request]:
@@ -192,7 +192,7 @@ class EngineCore:
 
     def _schedule(self) -> StepPlan:
         queues, budget = (self._active.waiting, self._active.running), self.prefill_budget.tokens
-        return self.schedule(*queues, self.manager, self.limits, self._costs.favour_swap, self.idle, budget)
+        return self.schedule(*queues, self.manager, self.limits, self.costs.favour_swap, self.idle, budget)
 
     # ---- from plan to run ----
 
@@ -234,7 +234,7 @@ class EngineCore:
         if self._states is not None:
             self._states.ran(plan)
         if batch.n_tokens >= MANY_TOKENS and self.counters.steps:  # the first one packs weights, too
-            self._costs.computed(batch.n_tokens, done - start)
+            self.costs.computed(batch.n_tokens, done - start)
         self.counters.steps += 1
         self.counters.run_seconds += done - start
         if plan.decodes or plan.limited:

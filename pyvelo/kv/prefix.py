@@ -19,12 +19,13 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import takewhile
 from typing import NamedTuple
 
 from pyvelo.errors import InternalError
 from pyvelo.kv.partial import PartialHit, find_partial_hit
 
-__all__ = ["FULL", "BlockHashes", "BlockLayout", "Match", "Prefix", "PrefixIndex", "Window"]
+__all__ = ["FULL", "ROOT", "BlockHashes", "BlockLayout", "Match", "Prefix", "PrefixIndex", "Window"]
 
 ROOT = bytes(32)
 """Parent hash of a first block."""
@@ -265,7 +266,7 @@ class PrefixIndex:
         root = self._roots.get(hashes.extra)
         if root is None:
             return no_match(self._layout.n_groups)
-        path = self._path(root, hashes, n_tokens)
+        path = self._path(hashes, n_tokens)
         n_blocks = self._longest_hit(path)
         size, prefix = hashes.block_size, path[n_blocks - 1] if n_blocks else root
         wanted = hashes.tokens(n_blocks * size, min(n_tokens, (n_blocks + 1) * size))
@@ -278,17 +279,19 @@ class PrefixIndex:
         )
         return Match(n_blocks, groups, firsts, partial, prefix if n_blocks else None, len(path))
 
-    def _path(self, root: Prefix, hashes: BlockHashes, n_tokens: int) -> list[Prefix]:
+    def path(self, hashes: BlockHashes, n_blocks: int) -> list[Prefix]:
+        """Return the published prefixes of the first `n_blocks` blocks, each after the one before."""
+        path, prefix = list[Prefix](), self._roots.get(hashes.extra)
+        while prefix is not None and len(path) < n_blocks:
+            prefix = self.find(prefix, hashes, len(path))
+            path += [prefix] if prefix is not None else []
+        return path
+
+    def _path(self, hashes: BlockHashes, n_tokens: int) -> list[Prefix]:
         """Return the prefixes of the sequence, as far as the groups without a window have blocks."""
         full = [group for group, window in enumerate(self._layout.windows) if not window.size]
-        path, prefix = list[Prefix](), root
-        for index in range(n_tokens // hashes.block_size):
-            following = self._find(prefix, hashes, index)
-            if following is None or not all(following.blocks[group] for group in full):
-                break
-            prefix = following
-            path.append(prefix)
-        return path
+        path = self.path(hashes, n_tokens // hashes.block_size)
+        return list(takewhile(lambda prefix: all(prefix.blocks[group] for group in full), path))
 
     def _longest_hit(self, path: Sequence[Prefix]) -> int:
         """Return the number of prefixes up to which each window has all the blocks that it needs."""
@@ -326,7 +329,7 @@ class PrefixIndex:
             parent = self._roots.get(hashes.extra) or Prefix(hashes.extra, None, b"", len(blocks))
         elif parent is None or not parent.is_listed:
             return None
-        block_hash, prefix = self._make_hash(hashes, index), self._find(parent, hashes, index)
+        block_hash, prefix = self._make_hash(hashes, index), self.find(parent, hashes, index)
         if prefix is None and block_hash not in self._by_hash:
             if index == 0:
                 self._roots[hashes.extra] = parent
@@ -355,10 +358,10 @@ class PrefixIndex:
         group = _group_of(prefix, block)
         prefix.blocks[group] = tuple(other for other in prefix.blocks[group] if other != block)
         self.n_duplicates -= bool(prefix.blocks[group])
-        self._drop(prefix)
+        self.drop(prefix)
         return True
 
-    def _drop(self, prefix: Prefix) -> None:
+    def drop(self, prefix: Prefix) -> None:
         """Remove a prefix that holds nothing and that none follows; then its parents likewise."""
         while prefix.parent is not None and not (prefix.children or any(prefix.blocks) or prefix.snapshot):
             parent = prefix.parent
@@ -379,7 +382,7 @@ class PrefixIndex:
         self._roots.clear()
         self.n_duplicates = 0
 
-    def _find(self, parent: Prefix, hashes: BlockHashes, index: int) -> Prefix | None:
+    def find(self, parent: Prefix, hashes: BlockHashes, index: int) -> Prefix | None:
         """Return the prefix that follows `parent` in the hashes. Its parent and its tokens prove the hit."""
         prefix = self._by_hash.get(self._make_hash(hashes, index))
         if prefix is None or prefix.parent is not parent or prefix.tokens != hashes.block_tokens(index):

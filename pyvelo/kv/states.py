@@ -91,7 +91,7 @@ class SnapshotIndex(PrefixIndex):
         prefix.snapshot = ()
         for each in snapshot:
             self._by_block[each] = None
-        self._drop(prefix)
+        self.drop(prefix)
         return True
 
     def _search(self, hashes: BlockHashes, n_tokens: int) -> Match:

@@ -279,7 +279,7 @@ def _check_deadline(stream: RequestStream) -> None:
 def usage_of(stream: RequestStream, silent: bool = False) -> dict[str, Any]:
     """Return the usage of requests that have ended, with the memory that they took.
 
-    pool_tokens, host_tokens: cached tokens of the prompt by the memory that had them.
+    pool_tokens, host_tokens, store_tokens: cached tokens of the prompt, by where they were.
     peak_blocks, block_seconds: blocks in the tables of the request's samples, at most and over time.
     """
     firsts = stream.firsts
@@ -289,14 +289,16 @@ def usage_of(stream: RequestStream, silent: bool = False) -> dict[str, Any]:
     n_new = 0 if silent else sum(usage.completion_tokens for usage in usages)
     n_cached = sum(usage.cached_tokens for usage in usages)
     n_host = sum(parent.n_swapped_in for parent in parents)
+    n_store = min(n_cached - n_host, sum(parent.n_loaded for parent in parents))
     return {
         "prompt_tokens": n_prompt,
         "completion_tokens": n_new,
         "total_tokens": n_prompt + n_new,
         "prompt_tokens_details": {"cached_tokens": n_cached},
         "pyvelo": {
-            "pool_tokens": n_cached - n_host,
+            "pool_tokens": n_cached - n_host - n_store,
             "host_tokens": n_host,
+            "store_tokens": n_store,
             "peak_blocks": sum(parent.peak_blocks for parent in parents),
             "block_seconds": round(sum(parent.block_seconds for parent in parents), 6),
             "preemptions": sum(parent.n_preempted for parent in parents),

@@ -214,11 +214,11 @@ def worker(model: Path, case: Case, share: float, policies: list[str], determini
     """Run each policy in turn over one engine, which keeps its measured costs."""
     engine = opened(model, case, share, deterministic=deterministic)
     try:
-        costs = {"measured": engine.core._costs, "swap": Fixed(True), "recompute": Fixed(False)}
+        costs = {"measured": engine.core.costs, "swap": Fixed(True), "recompute": Fixed(False)}
         found = []
         warm_up(engine)
         for policy in policies:
-            engine.core._costs = costs[policy]
+            engine.core.costs = costs[policy]
             found.append(run(engine, case))
         return found
     finally:

@@ -75,7 +75,7 @@ def test_they_survive_a_preemption_half_way(
         LLM(tiny_model_f32, swap_bytes=swap_bytes, max_batch_tokens=24, n_threads=1, **settings) as llm,  # type: ignore[arg-type]
         llm._engine.loop.visit() as core,
     ):
-        core._costs.favour_swap = lambda n_blocks, n_tokens: True  # type: ignore[method-assign]
+        core.costs.favour_swap = lambda n_blocks, n_tokens: True  # type: ignore[method-assign]
         processor = llm._engine.processor
         low, high = processor.prepare(PROMPT, ask()), processor.prepare([*PROMPT, *PROMPT], ask(priority=-1))
         core.inbox.submit(low.requests)

@@ -166,6 +166,7 @@ def start(stand: Stand) -> Iterator[Callable[[], AsyncEngineLoop]]:
     """Start the engine's thread; it is ended after the test."""
     started: list[AsyncEngineLoop] = []
     engine = SimpleNamespace(
+        parts=None,
         loop=stand.loop,
         core=stand.core,
         processor=FakeProcessor([]),

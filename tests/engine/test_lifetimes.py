@@ -100,7 +100,7 @@ def test_sequences_are_computed_again_after_an_error(
     monkeypatch: pytest.MonkeyPatch, n_swap_blocks: int
 ) -> None:
     stand = Stand(n_blocks=4, n_swap_blocks=n_swap_blocks)
-    stand.core._costs.favour_swap = lambda n_blocks, n_tokens: True  # type: ignore[method-assign]
+    stand.core.costs.favour_swap = lambda n_blocks, n_tokens: True  # type: ignore[method-assign]
     first, second = stand.sequence([1] * 70), stand.sequence([2] * 70)
     for sequence in (first, second):
         stand.run(stand.go_on(sequence, 0))

@@ -28,7 +28,7 @@ def check(requests: list[Request], n: int) -> None:
 
 def always_swap(bench: Bench) -> None:
     """Swap out if there is room, for any measured costs."""
-    bench.core._costs.favour_swap = lambda n_blocks, n_tokens: True  # type: ignore[method-assign]
+    bench.core.costs.favour_swap = lambda n_blocks, n_tokens: True  # type: ignore[method-assign]
 
 
 def test_the_youngest_is_preempted_and_loses_nothing() -> None:
@@ -315,8 +315,8 @@ def test_a_swapped_out_sequence_is_not_computed_again() -> None:
 
 def test_what_is_cheaper_to_compute_is_computed() -> None:
     bench = Bench(n_blocks=6, block_size=8, n_swap_blocks=6)
-    bench.core._costs.moved(1, 100.0)
-    bench.core._costs.computed(1, 1e-9)
+    bench.core.costs.moved(1, 100.0)
+    bench.core.costs.computed(1, 1e-9)
     requests = [bench.submit([i] * 8, 32) for i in (1, 2)]
     bench.finish(*requests)
     check(requests, 32)
@@ -370,11 +370,11 @@ def test_the_first_step_tells_no_costs() -> None:
 
     bench.context.before_run = pass_time
     bench.finish(bench.submit([1] * 40, 1))
-    bench.core._costs.moved(1, 1.0)
-    assert bench.core._costs.favour_swap(1000, 1), "nothing is known yet"
+    bench.core.costs.moved(1, 1.0)
+    assert bench.core.costs.favour_swap(1000, 1), "nothing is known yet"
     bench.finish(bench.submit([2] * 40, 1))  # 0.1 s a token
-    assert bench.core._costs.favour_swap(1, 21)
-    assert not bench.core._costs.favour_swap(1, 19)
+    assert bench.core.costs.favour_swap(1, 21)
+    assert not bench.core.costs.favour_swap(1, 19)
 
 
 def test_running_requests_are_swapped_out_by_default() -> None:

@@ -158,7 +158,7 @@ def test_idle_sequences_are_evicted_for_running_requests() -> None:
 @pytest.mark.parametrize("n_swap_blocks", [0, 3, 100])
 def test_an_evicted_sequence_resumes(share: bool, n_swap_blocks: int) -> None:
     bench = Bench(n_blocks=6, block_size=8, share=share, n_swap_blocks=n_swap_blocks)
-    bench.core._costs.favour_swap = lambda n_blocks, n_tokens: True  # type: ignore[method-assign]
+    bench.core.costs.favour_swap = lambda n_blocks, n_tokens: True  # type: ignore[method-assign]
     sequences = [bench.sequence([i + 1] * 20) for i in range(3)]
     for _ in range(3):
         for sequence in sequences:
@@ -183,7 +183,7 @@ def test_a_sequence_is_swapped_out_while_a_request_on_it_is_submitted() -> None:
             submitted.append(bench.go_on(sequence, 4))
         return True
 
-    bench.core._costs.favour_swap = favour_swap  # type: ignore[method-assign]
+    bench.core.costs.favour_swap = favour_swap  # type: ignore[method-assign]
     other = bench.submit([3] * 8, 24)
     wanted = answer([*sequence.tokens, 2, 3], 4)
     before = fed(bench)

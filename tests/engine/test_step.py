@@ -496,7 +496,7 @@ def test_times_of_steps() -> None:
     core.clock = lambda: now[0]
     core._batches.build = takes(0.5, core._batches.build)  # type: ignore[method-assign]
     bench.context.before_run, bench.context.before_sample = takes(4.0), takes(0.25)
-    core._costs.computed = lambda *measured: costs.append(measured)  # type: ignore[method-assign]
+    core.costs.computed = lambda *measured: costs.append(measured)  # type: ignore[method-assign]
     core.prefill_budget.stepped = lambda *measured: stepped.append(measured)  # type: ignore[method-assign]
     first = bench.submit([1] * 40, 9)
     bench.step()
@@ -744,7 +744,7 @@ def test_a_file_that_changed_ends_the_step_s_requests() -> None:
 
 def test_requests_in_host_memory_are_counted() -> None:
     bench = Bench(n_blocks=7, block_size=8, n_swap_blocks=10)
-    bench.core._costs.favour_swap = lambda n_blocks, n_tokens: True  # type: ignore[method-assign]
+    bench.core.costs.favour_swap = lambda n_blocks, n_tokens: True  # type: ignore[method-assign]
     requests = [bench.submit([n] * 12, 30) for n in (1, 2)]
     seen = set()
     while not all(request.finished for request in requests):

@@ -177,6 +177,12 @@ class NaivePrefixes:
         """Publish the last of `n_blocks` blocks, by group. None: the block before it is not published."""
         if not blocks or (n_blocks > 1 and not self.is_listed(parent)):
             return None
+        return self.list_prefix(tokens, salt, n_blocks, blocks, parent)
+
+    def list_prefix(
+        self, tokens: Sequence[int], salt: bytes, n_blocks: int, blocks: dict[int, int], parent: Entry | None
+    ) -> Entry | None:
+        """Publish blocks, or none: then the prefix has to get others, or one that follows it."""
         key = (salt, tuple(tokens[: n_blocks * BLOCK]))
         entry = self.entries.setdefault(key, Entry(key, parent, self.layout.n_groups))
         for group, block in blocks.items():
@@ -190,6 +196,10 @@ class NaivePrefixes:
         for blocks in entry.blocks:
             if block in blocks:
                 blocks.remove(block)
+        self._drop(entry)
+
+    def drop_empty(self, entry: Entry | None) -> None:
+        """Remove a prefix if it is empty."""
         self._drop(entry)
 
     def _drop(self, entry: Entry | None) -> None:

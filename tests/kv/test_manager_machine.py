@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from array import array
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -16,14 +17,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pyvelo.errors import InternalError
-from pyvelo.kv.manager import BlockManager
+from pyvelo.kv.adopt import SNAPSHOT, AdoptingManager, Part, parts_to_load
 from pyvelo.kv.plan import AllocationPlan
 from pyvelo.kv.pool import BlockTable, Never, NotNow, Start, SwappedBlocks
 from pyvelo.kv.prefix import FULL, BlockHashes, Window
 from pyvelo.kv.records import Event, Moves
 
 from .naive import N_SPOILERS, NaivePlan, Sequence_, snapshot, spoiled
-from .naive_groups import BLOCK, LAYOUTS, NaiveLayout, NaivePrefixes, may_read
+from .naive_groups import BLOCK, LAYOUTS, Entry, NaiveLayout, NaivePrefixes, may_read
 
 EMPTY = -1
 MOST_BLOCKS = 14
@@ -68,7 +69,7 @@ class ManagerMachine(RuleBasedStateMachine):
         max_chunk: int,
         share: bool,
         n_swap: int,
-        kind: type[BlockManager] = BlockManager,
+        kind: type[AdoptingManager] = AdoptingManager,
         **others: Any,
     ) -> None:
         """Make a manager of some kind, with other arguments, and an empty memory."""
@@ -420,6 +421,92 @@ class ManagerMachine(RuleBasedStateMachine):
             most = self.layout.wanted(wanted, table.n_blocks, table.goal)
             assert table.reserved == min(most, reserved + len(used - self.used()))
         self.there.let_go(self.used())
+
+    # ---- blocks from elsewhere ----
+
+    def all_parts(self, n_blocks: int) -> list[Part]:
+        groups = [*range(self.n_groups), *([SNAPSHOT] if self.n_state else [])]
+        return [Part(number, group) for number in range(n_blocks) for group in groups]
+
+    def published_part(self, tokens: Sequence[int], salt: bytes, part: Part) -> list[int]:
+        """Return the blocks that the model has for a part, or none."""
+        entry = self.there.get(tokens, salt, part.number + 1)
+        return entry.blocks[part.group][:1] if entry is not None else []
+
+    def part_values(self, sequence: Sequence_, part: Part) -> list[list[int]]:
+        """Return what the blocks of a part hold."""
+        begin = part.number * BLOCK
+        return [sequence.values(part.group, begin, begin + BLOCK)]
+
+    def longest(self, there: set[Part], n_blocks: int) -> set[Part]:
+        """Return what the longest hit needs that can be made of parts."""
+        for n in range(n_blocks, 0, -1):
+            firsts = enumerate(self.layout.firsts(n * BLOCK + 1))
+            needed = {Part(number, group) for group, first in firsts for number in range(first, n)}
+            needed |= {Part(n - 1, SNAPSHOT)} if self.n_state else set()
+            if needed <= there:
+                return needed
+        return set()
+
+    @rule(wanted=WANTED, rng=RANDOM)
+    def adopt(self, wanted: tuple[list[int], int, bytes], rng: Random) -> None:
+        """Publish the stored parts that make a hit longer, as far as there is room."""
+        prompt, _, salt = wanted
+        tokens, n_blocks = array("i", prompt), len(prompt) // BLOCK
+        hashes = BlockHashes(tokens, BLOCK, salt)
+        twin = Sequence_(tokens, hashes, salt, len(tokens), [], BlockTable([[]] * self.n_groups, 0, None))
+        every = self.all_parts(n_blocks) if self.share else []
+        blocks_of = {part: self.published_part(tokens, salt, part) for part in every}
+        published = {part: tuple(blocks) for part, blocks in blocks_of.items() if blocks}
+        assert self.manager.published_parts(hashes, n_blocks) == published
+        stored = {part for part in every if rng.random() < 0.9}
+        parts = parts_to_load(self.manager.layout, published, stored, n_blocks)
+        assert set(parts) == self.longest(stored | set(published), n_blocks if self.share else 0) - set(
+            published
+        )
+        last = max((part.number for part in parts), default=-1)
+        kept = {block for part, blocks in published.items() if part.number <= last for block in blocks}
+        room = self.n_blocks - len(self.used() | kept) - self.manager.n_reserved
+        values = [self.part_values(twin, part) for part in parts]
+        n_wanted = next((n for n in range(len(parts), 0, -1) if sum(map(len, values[:n])) <= room), 0)
+        written: list[int] = []
+        fails = bool(n_wanted) and rng.random() < 0.1
+
+        def write(blocks: Sequence[int]) -> None:
+            for block in blocks:
+                self.overwritten(block)
+            if fails:
+                raise OSError("these blocks cannot be written")
+            written.extend(blocks)
+            contents = [each for value in values[:n_wanted] for each in value]
+            for block, content in zip(blocks, contents, strict=True):
+                self.memory[block] = content
+
+        if fails:
+            with pytest.raises(OSError, match="cannot be written"):
+                self.manager.adopt(hashes, parts, write)
+            return
+        assert self.manager.adopt(hashes, parts, write) == n_wanted
+        taken = iter(written)
+        own = {
+            part: [next(taken) for _ in value] for part, value in zip(parts, values[:n_wanted], strict=False)
+        }
+        self.publish_parts(tokens, salt, own)
+
+    def publish_parts(self, tokens: Sequence[int], salt: bytes, own: dict[Part, list[int]]) -> None:
+        entry: Entry | None = None
+        for number in range(max((part.number for part in own), default=-1) + 1):
+            parts = [Part(number, group) for group in range(self.n_groups)]
+            blocks = {part.group: own[part][0] for part in parts if part in own}
+            following = self.there.list_prefix(tokens, salt, number + 1, blocks, entry)
+            if following is None:
+                break
+            entry = following
+            self.publish_state(entry, own.get(Part(number, SNAPSHOT)))
+        self.there.drop_empty(entry)
+
+    def publish_state(self, entry: Entry, blocks: list[int] | None) -> None:
+        assert blocks is None
 
     # ---- between steps ----
 

@@ -14,9 +14,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
+from pyvelo.kv.adopt import SNAPSHOT, AdoptingStates, Part
 from pyvelo.kv.plan import AllocationPlan
 from pyvelo.kv.prefix import FULL, BlockHashes, Window
-from pyvelo.kv.states import StateManager
 
 from .naive import NaivePlan, Sequence_
 from .naive_groups import BLOCK, Entry, NaiveLayout, NaivePrefixes
@@ -78,20 +78,20 @@ class NaiveSnapshots(NaivePrefixes):
     def _holds_any(self, entry: Entry) -> bool:
         return entry in self.snapshots or super()._holds_any(entry)
 
-    def publish(
+    def list_prefix(
         self, tokens: Sequence[int], salt: bytes, n_blocks: int, blocks: dict[int, int], parent: Entry | None
     ) -> Entry | None:
         key = (salt, tuple(tokens[: n_blocks * BLOCK]))
         same = [other for other in self.entries if sum(other[1][-BLOCK:]) == sum(key[1][-BLOCK:])]
         if self.collide and key not in self.entries and same:
             return None
-        return super().publish(tokens, salt, n_blocks, blocks, parent)
+        return super().list_prefix(tokens, salt, n_blocks, blocks, parent)
 
 
 class StatesMachine(ManagerMachine):
     """Each sequence has a state of its computed tokens. A snapshot of it has `n_state` blocks."""
 
-    manager: StateManager
+    manager: AdoptingStates
     there: NaiveSnapshots
 
     @initialize(
@@ -120,7 +120,7 @@ class StatesMachine(ManagerMachine):
             max_chunk,
             share,
             n_swap,
-            StateManager,
+            AdoptingStates,
             state_blocks=n_state,
             make_hash=colliding_hash if collide else BlockHashes.block_hash,
         )
@@ -175,6 +175,21 @@ class StatesMachine(ManagerMachine):
     def with_state(self, holds: bool) -> list[Sequence_]:
         """Return the sequences whose tables hold a state, or none."""
         return [sequence for sequence in self.alive if bool(sequence.table.snapshot) == holds]
+
+    def published_part(self, tokens: Sequence[int], salt: bytes, part: Part) -> list[int]:
+        entry = self.there.get(tokens, salt, part.number + 1)
+        if entry is not None and part.group == SNAPSHOT:
+            return self.there.snapshots.get(entry, [])
+        return super().published_part(tokens, salt, part)
+
+    def part_values(self, sequence: Sequence_, part: Part) -> list[list[int]]:
+        if part.group == SNAPSHOT:
+            return self.parts(sequence.salt, sequence.tokens[: (part.number + 1) * BLOCK])
+        return super().part_values(sequence, part)
+
+    def publish_state(self, entry: Entry, blocks: list[int] | None) -> None:
+        if blocks is not None:
+            self.there.snapshots[entry] = blocks
 
     # ---- rules ----
 
@@ -289,6 +304,7 @@ OPERATIONS: dict[str, tuple[int, Callable[[StatesMachine, Random], object]]] = {
     "begin_one": (12, lambda m, rng: m.begin_one(wanted_of(rng), rng, how_of(rng))),
     "go_on": (20, lambda m, rng: m.go_on(rng, how_of(rng))),
     "take": (8, lambda m, rng: m.take(rng, how_of(rng))),
+    "adopt": (6, lambda m, rng: m.adopt(wanted_of(rng), rng)),
     "hold": (4, lambda m, rng: m.hold(rng)),
     "loaded": (8, lambda m, rng: m.loaded(rng)),
     "fork": (2, lambda m, rng: m.fork(rng, 1)),
@@ -307,7 +323,7 @@ def is_any_alive(machine: StatesMachine) -> bool:
 
 
 NEEDS: dict[str, Callable[[StatesMachine], bool]] = {
-    **dict.fromkeys(("step", "begin_one", "reset", "clear"), lambda machine: True),
+    **dict.fromkeys(("step", "begin_one", "adopt", "reset", "clear"), lambda machine: True),
     "discard": lambda machine: bool(machine.swapped),
     "hold": lambda machine: bool(machine.with_state(False)),
     "loaded": lambda machine: bool(machine.with_state(True)),

@@ -1,0 +1,64 @@
+"""Fingerprints: what K and V depend on besides the tokens, as 32 bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+__all__ = ["file_digest", "fingerprint"]
+
+PIECE = 1 << 22  # bytes that are hashed at once
+MOST_REMEMBERED = 200  # files
+
+
+def fingerprint(settings: Mapping[str, Any]) -> bytes:
+    """Return the SHA-256 of settings that JSON can express, and of the machine's byte order."""
+    text = json.dumps({"byte order": sys.byteorder, **settings}, sort_keys=True)
+    return hashlib.sha256(text.encode()).digest()
+
+
+def file_digest(paths: Sequence[str], memory: Path) -> str:
+    """Return the SHA-256 of the contents of files, one after the other.
+
+    A file `memory` remembers it, by the names, sizes and times of the files.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    found = [os.stat(path) for path in paths]
+    pairs = zip(paths, found, strict=True)
+    key = json.dumps([[os.path.abspath(path), s.st_size, s.st_mtime_ns, s.st_ino] for path, s in pairs])
+    known = _read(memory)
+    if key in known:
+        return known[key]
+    digest = hashlib.sha256()
+    for path in paths:
+        with open(path, "rb") as file:
+            while piece := file.read(PIECE):
+                digest.update(piece)
+    known[key] = digest.hexdigest()
+    _write(memory, dict(list(known.items())[-MOST_REMEMBERED:]))
+    return known[key]
+
+
+def _read(memory: Path) -> dict[str, str]:
+    try:
+        known = json.loads(memory.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {str(k): str(v) for k, v in known.items()} if isinstance(known, dict) else {}
+
+
+def _write(memory: Path, known: Mapping[str, str]) -> None:
+    """Replace the file; two processes may do so, and one of the two digests may be lost."""
+    with suppress(OSError):
+        memory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        partial = memory.with_suffix(f".{os.getpid()}")
+        partial.write_text(json.dumps(known), encoding="utf-8")
+        os.replace(partial, memory)
