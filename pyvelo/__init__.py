@@ -43,9 +43,10 @@ if TYPE_CHECKING:
     from pyvelo.async_llm import AsyncLLM
     from pyvelo.chat.conversation import ChatOptions
     from pyvelo.chat.messages import Message
-    from pyvelo.config import GpuLayers, KVStore, KVTypes, LoraGiven, Precision
+    from pyvelo.config import GpuLayers, KVTypes, LoraGiven, Precision
     from pyvelo.engine.stats import EngineStats
     from pyvelo.kv.types import KVType
+    from pyvelo.kv_store import KVStore
     from pyvelo.llm import LLM
     from pyvelo.session import AsyncSession, Session
 
@@ -104,7 +105,7 @@ _LAZY = {
     "EngineStats": "pyvelo.engine.stats",
     "GpuLayers": "pyvelo.config",
     "KVType": "pyvelo.kv.types",
-    "KVStore": "pyvelo.config",
+    "KVStore": "pyvelo.kv_store",
     "KVTypes": "pyvelo.config",
     "LoraGiven": "pyvelo.config",
     "Message": "pyvelo.chat.messages",

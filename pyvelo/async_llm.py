@@ -15,7 +15,7 @@ from pyvelo.beam_search import search
 from pyvelo.chat.conversation import ChatOptions, Chats, is_one, parsed, with_formats
 from pyvelo.chat.messages import Message
 from pyvelo.chat.template import ChatTemplate
-from pyvelo.config import EngineConfig, GpuLayers, KVStore, KVTypes, LoraGiven, Precision, lora_setting
+from pyvelo.config import EngineConfig, GpuLayers, KVTypes, LoraGiven, Precision, lora_setting
 from pyvelo.engine.async_loop import AsyncEngineLoop, open_engine_loop
 from pyvelo.engine.engine import Engine
 from pyvelo.engine.input_processor import Asked, AskedOfAll, Prompt, for_each, listed
@@ -25,9 +25,11 @@ from pyvelo.engine.stats import EngineStats
 from pyvelo.engine_view import EngineView
 from pyvelo.errors import ClosedError, EngineError, OutOfMemory
 from pyvelo.keywords import checked, either
+from pyvelo.kv_store import KVStore
 from pyvelo.outputs import LoraInfo, Pooling, RequestOutput, StreamPiece
 from pyvelo.sampling import BeamSearchParams, SamplingParams
 from pyvelo.session import AsyncSession
+from pyvelo.store.saved import delete_session, load_sequence, purge
 from pyvelo.threads import in_thread, run_in_thread
 from pyvelo.trace.recorder import recording
 
@@ -217,6 +219,25 @@ class AsyncLLM(EngineView):
         engine_loop = await self._engine_loop()
         make = partial(engine_loop.engine.processor.sequence, prompt, cache_salt, lora)
         return AsyncSession(engine_loop, await engine_loop.preparer.run(make))
+
+    @checked()
+    async def load_session(self, name: str, *, cache_salt: str = "") -> AsyncSession:
+        """Return the session that was saved under a name, as `LLM.load_session` does."""
+        engine_loop = await self._engine_loop()
+        sequence, _ = await in_thread(partial(load_sequence, engine_loop.engine, name, cache_salt))
+        return AsyncSession(engine_loop, sequence)
+
+    @checked()
+    async def delete_session(self, name: str, *, cache_salt: str = "") -> None:
+        """Delete a saved session, if there is one."""
+        engine = (await self._engine_loop()).engine
+        await in_thread(partial(delete_session, engine, name, cache_salt))
+
+    @checked()
+    async def purge_kv_store(self, cache_salt: str | None = None) -> int:
+        """Delete what the KV store has of a salt, or all, as `LLM.purge_kv_store` does."""
+        engine = (await self._engine_loop()).engine
+        return await in_thread(partial(purge, engine, cache_salt))
 
     @checked()
     async def embed(

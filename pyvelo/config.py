@@ -7,7 +7,7 @@ import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from numbers import Real
 from pathlib import PurePath
 from typing import Any, Literal, NamedTuple, get_args
@@ -15,12 +15,12 @@ from typing import Any, Literal, NamedTuple, get_args
 from pyvelo.errors import ArgumentError, ConfigError, check_path, shown
 from pyvelo.kv.geometry import BLOCK_SIZES, parse_kv_type
 from pyvelo.kv.types import KVType
+from pyvelo.kv_store import KVStore
 
 __all__ = [
     "MAX_THREADS",
     "EngineConfig",
     "GpuLayers",
-    "KVStore",
     "KVTypes",
     "LoraGiven",
     "LoraSetting",
@@ -68,42 +68,6 @@ def lora_setting(name: Any, path: Any, scale: Any = 1.0) -> LoraSetting:
             f"the scale of the adapter {shown(name)} is {shown(scale)}: give a number up to 1e6"
         )
     return LoraSetting(name, os.fsdecode(check_path(path)), number)
-
-
-@dataclass(frozen=True)
-class KVStore:
-    """Store of KV blocks that outlives the process.
-
-    where: a folder of this user's, or valkey://HOST:PORT/DATABASE (redis:// and unix:// too).
-    max_bytes: of a folder; the least recently used blocks are deleted. None: no limit. A server has its own.
-    ttl: seconds after their last use when blocks expire; None: never.
-    min_blocks: blocks of a prompt and its answer from which they are saved, though nothing of them was a hit.
-    key: 32 bytes to encrypt the blocks with AES-256-GCM; None: they are not encrypted.
-
-    Raises:
-        ConfigError: a setting is out of range.
-    """
-
-    where: str | os.PathLike[str]
-    max_bytes: int | None = 10 << 30
-    ttl: float | None = None
-    min_blocks: int = 4
-    key: bytes | None = field(default=None, repr=False)
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.where, (str, os.PathLike)) or not _is_path(self.where):
-            raise ConfigError(f"kv_store={shown(self.where)}: give a folder, or valkey://HOST:PORT")
-        for name, value in (
-            ("max_bytes", self.max_bytes),
-            ("ttl", self.ttl),
-            ("min_blocks", self.min_blocks),
-        ):
-            if value is not None and (
-                isinstance(value, bool) or not isinstance(value, Real) or not value > 0
-            ):
-                raise ConfigError(f"{name}={shown(value)} of kv_store: give a number above 0, or None")
-        if self.key is not None and (not isinstance(self.key, bytes) or len(self.key) != 32):
-            raise ConfigError("the key of kv_store must be 32 bytes, or None")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ __all__ = [
     "OutOfBlocks",
     "OutOfMemory",
     "RequestError",
+    "StoreError",
     "TemplateError",
     "TraceError",
     "UnsupportedError",
@@ -54,6 +55,10 @@ class ConfigError(VeloError, ValueError):
 
 class RequestError(VeloError, ValueError):
     """A prompt or its sampling parameters cannot be served; the message gives the numbers."""
+
+
+class StoreError(VeloError, RuntimeError):
+    """A KV store does not answer, or cannot do what it was asked for."""
 
 
 class TemplateError(RequestError):

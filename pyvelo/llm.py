@@ -13,7 +13,7 @@ from pyvelo.beam_search import search
 from pyvelo.chat.conversation import ChatOptions, Chats, is_one, parsed, with_formats
 from pyvelo.chat.messages import Message
 from pyvelo.chat.template import ChatTemplate
-from pyvelo.config import EngineConfig, GpuLayers, KVStore, KVTypes, LoraGiven, Precision, lora_setting
+from pyvelo.config import EngineConfig, GpuLayers, KVTypes, LoraGiven, Precision, lora_setting
 from pyvelo.engine.engine import open_engine
 from pyvelo.engine.input_processor import Asked, AskedOfAll, Prompt, for_each, listed
 from pyvelo.engine.loop import Read, Stream, run_all, run_steps
@@ -21,9 +21,11 @@ from pyvelo.engine.output import outputs_of
 from pyvelo.engine.stats import EngineStats
 from pyvelo.engine_view import EngineView
 from pyvelo.keywords import checked, either
+from pyvelo.kv_store import KVStore
 from pyvelo.outputs import LoraInfo, Pooling, RequestOutput, StreamPiece
 from pyvelo.sampling import BeamSearchParams, SamplingParams
 from pyvelo.session import Session
+from pyvelo.store.saved import delete_session, load_sequence, purge
 from pyvelo.trace.recorder import recording
 
 if TYPE_CHECKING:
@@ -60,8 +62,7 @@ class LLM(EngineView):
         prefix is shared up to a place where a snapshot of their states was taken.
     swap_bytes: host memory for the blocks of preempted sequences. Sequences that do not fit, or are quicker
         to compute, are computed again.
-    kv_store: folder, address of a Valkey or Redis server, or `KVStore`: blocks of prompts outlive the process
-        there, and hit in the next one. Needs the extra `store`.
+    kv_store: folder, valkey://HOST:PORT or `KVStore` for blocks that outlive the process; extra `store`.
     deterministic: the same tokens whether a request runs alone or beside others.
     attention_precision: "exact" rounds attention no more than llama.cpp does; "fast" may round the products
         of a prompt to bfloat16, for every type.
@@ -269,6 +270,24 @@ class LLM(EngineView):
         self._engine.loop.check_open()
         return Session(self._engine, self._engine.processor.sequence(prompt, cache_salt, lora))
 
+    @checked()
+    def load_session(self, name: str, *, cache_salt: str = "") -> Session:
+        """Return the session that `Session.save` saved with this salt; its blocks come from the KV store.
+
+        Raises: RequestError if there is none, or its adapter is not loaded; as `Session.save`.
+        """
+        return Session(self._engine, load_sequence(self._engine, name, cache_salt)[0])
+
+    @checked()
+    def delete_session(self, name: str, *, cache_salt: str = "") -> None:
+        """Delete a saved session, if there is one; raise as `Session.save`."""
+        delete_session(self._engine, name, cache_salt)
+
+    @checked()
+    def purge_kv_store(self, cache_salt: str | None = None) -> int:
+        """Delete what the KV store has of a salt, or all; a salt "OWNER:..." goes with "OWNER"."""
+        return purge(self._engine, cache_salt)
+
     def abort(self, request_id: str | Iterable[str]) -> None:
         """End the requests of this id, or of these ids, with the text that they have.
 
@@ -354,8 +373,6 @@ class LLM(EngineView):
     def reset_prefix_cache(self) -> None:
         """Remove all prefixes from the cache; blocks that no sequence holds become free."""
         self._engine.reset_prefix_cache()
-
-    # ---- end ----
 
     def close(self) -> None:
         """Cancel all requests and free model and cache; may be called twice."""

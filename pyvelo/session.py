@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, 
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyvelo.engine.engine import Engine
 from pyvelo.engine.input_processor import Prompt
@@ -20,6 +20,7 @@ from pyvelo.finalizer import Finalizer
 from pyvelo.keywords import NotCopied, checked, either
 from pyvelo.outputs import RequestOutput, StreamPiece
 from pyvelo.sampling import SamplingParams
+from pyvelo.store.saved import save_session
 
 if TYPE_CHECKING:
     from pyvelo.engine.async_loop import (
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
         RequestStream,
     )
 
-__all__ = ["AsyncSession", "BaseSession", "Session", "continued", "idle_tokens"]
+__all__ = ["AsyncSession", "BaseSession", "Session", "continued", "idle_tokens", "saved"]
 
 
 class BaseSession(NotCopied):
@@ -117,6 +118,10 @@ class BaseSession(NotCopied):
             return [processor.compute(sequence, priority)]
         return []
 
+    def _save(self, name: str, note: abc.Mapping[str, Any] | None = None) -> None:
+        """Save the sequence, locked, with what a server keeps beside it."""
+        save_session(self._engine, name, self._sequence, note)
+
     def _twin(self) -> Sequence:
         return self._sequence.fork(self._sequence.tokens, len(self._sequence.tokens))
 
@@ -196,6 +201,19 @@ class Session(BaseSession):
         """Compute the appended tokens now, so that the next answer starts sooner."""
         with self._turn():
             self._compute()
+
+    def save(self, name: str) -> None:
+        """Save the session in the KV store under a name, for `load_session`; replace an earlier one.
+
+        Raises:
+            ConfigError: there is no `kv_store`.
+            RequestError: the name is invalid.
+            StoreError: the store is away, or another process writes to its folder.
+        """
+        with self._claim():
+            with self._engine.loop.guard:
+                self._settle()
+            self._save(name)
 
     def fork(self) -> Session:
         """Return a session of the same tokens that shares all blocks; compute the appended tokens first."""
@@ -295,6 +313,10 @@ class AsyncSession(BaseSession):
         async with self._turn():
             await self._compute()
 
+    async def save(self, name: str) -> None:
+        """Save the session in the KV store under a name, as `Session.save` does."""
+        await saved(self, name, None)
+
     async def fork(self) -> AsyncSession:
         """Return a session of the same tokens that shares all blocks; compute the appended tokens first."""
         return await forked(self, 0)
@@ -325,6 +347,14 @@ class AsyncSession(BaseSession):
         submissions = self._to_compute(priority)
         await self._engine_loop.run(submissions)
         outputs_of(submissions)
+
+
+async def saved(session: AsyncSession, name: str, note: abc.Mapping[str, Any] | None) -> None:
+    """Save a session with what a server keeps beside it."""
+    from pyvelo.threads import run_in_thread
+
+    async with session._turn():
+        await run_in_thread(partial(session._save, name, note))
 
 
 async def idle_tokens(session: AsyncSession) -> tuple[int, ...]:

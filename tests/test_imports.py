@@ -11,14 +11,15 @@ import pytest
 import pyvelo
 
 PACKAGE = Path(pyvelo.__file__).parent
-BASE = {"_version", "cpu", "errors", "finalizer", "keywords", "lazy", "threads"}
+BASE = {"_version", "cpu", "errors", "file_lock", "finalizer", "keywords", "lazy", "threads"}
 """What everything may import."""
 
 FACES = {"llm", "async_llm", "session", "beam_search", "demo", ""}
 MAY_IMPORT = {
     "kv": set(),
     "native": set(),
-    "config": {"kv"},
+    "config": {"kv", "kv_store"},
+    "kv_store": set(),
     "sampling": set(),
     "outputs": set(),
     "models": {"kv"},
@@ -26,12 +27,23 @@ MAY_IMPORT = {
     "grammar": {"native", "sampling"},
     "memory": {"native", "kv", "models", "config"},
     "engine_view": {"engine", "kv", "native", "outputs"},
-    "store": {"kv", "config", "models"},
+    "store": {"kv", "kv_store", "config", "models", "sampling"},
     "engine": {"native", "kv", "models", "chat", "grammar", "memory", "config", "sampling", "outputs"}
     | {"store"},
     "trace": {"kv", "engine"},
     "simulate": {"kv", "engine", "memory", "trace", "sampling"},
-    "server": {"engine", "kv", "chat", "native", "trace", "config", "sampling", "outputs", "session"},
+    "server": {
+        "engine",
+        "kv",
+        "chat",
+        "native",
+        "trace",
+        "config",
+        "sampling",
+        "outputs",
+        "session",
+        "store",
+    },
 }
 """Folders and files that a folder's files may import, apart from BASE and their own folder."""
 

@@ -210,14 +210,14 @@ def chat(
     lora: opt.Lora = None,
 ) -> int:
     """Talk with a model; /help lists the commands."""
-    from pyvelo.cli.chat_loop import ChatSettings, default_store, open_chat, session_file
+    from pyvelo.cli.chat_loop import ChatSettings, open_chat
+    from pyvelo.cli.chat_session import default_store
 
     reasoning = parse_reasoning(reasoning, no_think)
     options = chat_options(chat_template, template_arg, reasoning)
     if session is not None:
         kv_store = kv_store or default_store()
-    file = None if session is None else session_file(session)
-    settings = ChatSettings(parse_system(system), options, reasoning, not no_status, not no_history, file)
+    settings = ChatSettings(parse_system(system), options, reasoning, not no_status, not no_history, session)
     sampling, engine = _settings(locals())
     sampling = {name: value for name, value in sampling.items() if value is not None or name == "max_tokens"}
     return open_chat(model, settings, sampling, engine)

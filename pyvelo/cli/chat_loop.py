@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import re
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,14 +12,15 @@ from typing import Any
 from pyvelo.chat.conversation import ChatOptions
 from pyvelo.cli.chat import Chat
 from pyvelo.cli.chat_commands import command_of
+from pyvelo.cli.chat_session import ChatSession
 from pyvelo.cli.conversation import Conversation, is_text
 from pyvelo.cli.exits import ERROR, as_options, explain
-from pyvelo.cli.screen import Screen, best_screen, state_folder
+from pyvelo.cli.screen import best_screen
 from pyvelo.cli.values import count
 from pyvelo.demo import DEMO_MODEL, DEMO_NOTE
-from pyvelo.errors import ConfigError, VeloError
+from pyvelo.errors import VeloError
 
-__all__ = ["ChatSettings", "default_store", "hear", "open_chat", "run_lines", "session_file"]
+__all__ = ["ChatSettings", "hear", "open_chat", "run_lines"]
 
 ENDS = (["/exit"], ["/quit"], ["/bye"])
 """Lines that end a chat, beside exit and quit."""
@@ -34,7 +33,7 @@ class ChatSettings:
     options: arguments of `LLM.chat`.
     reasoning: "show", "hide" or "off"; None: shown in a terminal, hidden in a pipe.
     status, history: whether a terminal shows a status line, and keeps the lines of the user in a file.
-    session: file of the conversation, which is read at the start and written at the end.
+    session: name of the conversation, which goes on, and is written after each turn.
     """
 
     system: str | None = None
@@ -42,7 +41,7 @@ class ChatSettings:
     reasoning: str | None = None
     status: bool = True
     history: bool = True
-    session: Path | None = None
+    session: str | None = None
 
 
 def open_chat(
@@ -58,62 +57,28 @@ def open_chat(
     SamplingParams(**sampling)  # raises errors before the model is loaded
     path = locate(model)
     reasoning = settings.reasoning or ("show" if sys.stdout.isatty() else "hide")
-    with loading(path) as bar, LLM(path, **engine, progress=bar) as llm:
+    with ExitStack() as stack:
+        session = None if settings.session is None else ChatSession(settings.session)
+        if session is not None:
+            stack.callback(session.close)
+        conversation = Conversation(settings.system) if session is None else session.load(settings.system)
+        bar = stack.enter_context(loading(path))
+        llm = stack.enter_context(LLM(path, **engine, progress=bar))
         screen = best_screen(status=settings.status, history=settings.history)
         if sys.stdin.isatty():
             screen.note(DEMO_NOTE if path == str(DEMO_MODEL) else Path(path).name)
             screen.note("/help lists the commands.")
         params = replace(llm.get_default_sampling_params(), **sampling)
         talker = LlmTalker(llm, path, params, settings.options, bar)
-        chat = Chat(talker, screen, _begin(settings, screen), reasoning)
-        try:
-            run_lines(chat)
-        finally:
-            _keep(settings.session, chat.conversation)
+        if conversation.turns:
+            screen.note(f"This chat goes on after {count(len(conversation.turns), 'turn')}.")
+        chat = Chat(talker, screen, conversation, reasoning)
+        run_lines(chat, session)
     return ERROR if chat.failed and not sys.stdin.isatty() else 0
 
 
-def session_file(name: str) -> Path:
-    """Return the file of a named conversation.
-
-    Raises:
-        ConfigError: the name is no part of a path.
-    """
-    if not re.fullmatch(r"[\w. -]{1,100}", name) or name.strip(". ") == "":
-        raise ConfigError(f"--session {name!r}: give up to 100 letters, digits, spaces, dots and dashes")
-    return state_folder() / "sessions" / f"{name}.json"
-
-
-def default_store() -> str | None:
-    """Return the folder of the KV of named conversations; None: the extra `store` is not installed."""
-    from pyvelo.store.opening import default_folder
-
-    return str(default_folder()) if importlib.util.find_spec("xxhash") is not None else None
-
-
-def _begin(settings: ChatSettings, screen: Screen) -> Conversation:
-    """Return a new conversation, or the one of the session."""
-    if settings.session is None or not settings.session.exists():
-        return Conversation(settings.system)
-    conversation = Conversation.from_json(settings.session.read_text(encoding="utf-8"))
-    conversation.system = settings.system if settings.system is not None else conversation.system
-    screen.note(f"This chat goes on after {count(len(conversation.turns), 'turn')}.")
-    return conversation
-
-
-def _keep(file: Path | None, conversation: Conversation) -> None:
-    """Write the conversation of a session to its file, for its owner alone."""
-    if file is None:
-        return
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    partial = file.with_suffix(".part")
-    with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as out:
-        out.write(conversation.to_json())
-    os.replace(partial, file)
-
-
-def run_lines(chat: Chat) -> None:
-    """Run or answer each line of the user."""
+def run_lines(chat: Chat, session: ChatSession | None = None) -> None:
+    """Run or answer each line of the user, and keep the conversation of a session."""
     while True:
         try:
             text = chat.screen.ask()
@@ -123,6 +88,7 @@ def run_lines(chat: Chat) -> None:
             return
         if text.strip():
             hear(chat, text)
+            _keep(chat, session)
 
 
 def hear(chat: Chat, text: str) -> None:
@@ -141,6 +107,16 @@ def hear(chat: Chat, text: str) -> None:
         _fail(chat, as_options(str(error)))
     except OSError as error:
         _fail(chat, explain(error))
+
+
+def _keep(chat: Chat, session: ChatSession | None) -> None:
+    if session is None:
+        return
+    try:
+        session.keep(chat.conversation)
+    except OSError as error:
+        where, reason = session.file, explain(error)
+        _fail(chat, f"the session was not written to {where}: {reason}; /save FILE writes it elsewhere")
 
 
 def _fail(chat: Chat, message: str) -> None:

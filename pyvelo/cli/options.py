@@ -16,8 +16,9 @@ from pyvelo.cli.values import (
     parse_names,
     parse_numbers,
     parse_size,
+    parse_some_size,
 )
-from pyvelo.config import KVStore
+from pyvelo.kv_store import KVStore
 
 HubModel = Annotated[
     str,
@@ -87,7 +88,10 @@ KvStore = Annotated[
 KvStoreBytes = Annotated[
     Any,
     Option(
-        "--kv-store-bytes", parser=parse_size, metavar="SIZE", help="Most bytes of the folder of --kv-store."
+        "--kv-store-bytes",
+        parser=parse_some_size,
+        metavar="SIZE",
+        help="Most bytes of the folder of --kv-store.",
     ),
 ]
 NoHistory = Annotated[bool, Option("--no-history", help="Keep the lines that you type in no file.")]

@@ -27,6 +27,7 @@ __all__ = [
     "parse_numbers",
     "parse_reasoning",
     "parse_size",
+    "parse_some_size",
     "parse_system",
     "parse_template_arguments",
     "read_template",
@@ -53,6 +54,14 @@ def parse_size(text: str) -> int:
             f"{shown(text)} is no size: give bytes, or a number with K, M, G or T, such as 512M"
         )
     return int(Fraction(match[1]) * (1 << _UNITS[match[2].upper()]))
+
+
+def parse_some_size(text: str) -> int:
+    """Parse bytes as `parse_size`, at least 1."""
+    size = parse_size(text)
+    if size < 1:
+        raise ConfigError(f"{shown(text)} is no size: give 1 byte or more, such as 10G")
+    return size
 
 
 def parse_kv_type_option(text: str) -> str | tuple[str, str]:

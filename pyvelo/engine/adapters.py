@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections import abc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,6 +18,7 @@ from pyvelo.engine.scheduler import StepPlan, schedule
 from pyvelo.engine.step import EngineCore
 from pyvelo.errors import ConfigError, OutOfMemory, RequestError, UnsupportedError, VeloError, shown
 from pyvelo.finalizer import Finalizer
+from pyvelo.kv.extra import adapter_key
 from pyvelo.memory.host import free_memory
 from pyvelo.models.gguf_scan import GgufSummary
 from pyvelo.models.hub import locate, parse_name
@@ -192,8 +192,7 @@ class Loras:
 
     def _open(self, setting: LoraSetting, file: LoraFile) -> Adapter:
         """Load a checked file, and build the largest graphs with it."""
-        # no salt starts with this byte, which no UTF-8 text has
-        key = b"\xff" + file.digest + struct.pack("<f", setting.scale)
+        key = adapter_key(file.digest, setting.scale)
         adapter = Adapter(self._model, file.path, name=setting.name, scale=setting.scale, key=key)
         try:
             file.check_unchanged()

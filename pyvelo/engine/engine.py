@@ -33,7 +33,8 @@ from pyvelo.models.gguf_parts import part_paths, scan_model
 from pyvelo.models.hub import locate
 from pyvelo.native import Context, Model, Sampler, StepArrays, reserved_memory, system_info
 from pyvelo.native.compute import compute, release_team
-from pyvelo.store.persistence import Persistence, open_persistence
+from pyvelo.store.opening import open_persistence
+from pyvelo.store.persistence import Persistence
 
 __all__ = ["Engine", "open_engine"]
 
@@ -95,6 +96,7 @@ class Engine(Generator):
             return
         with self.embeddings.guard:
             if self.parts is not None and self.parts.persistence is not None:
+                self.parts.loop.stop(self.parts.context.cancel)
                 self.parts.persistence.close()
             self.stop()
             self.embeddings.close()
@@ -156,7 +158,7 @@ class Engine(Generator):
 
     def _picture(self) -> EngineStats:
         core, info = self.core, self.context.info
-        stored = (0, 0) if self.persistence is None else self.persistence.totals
+        stored = (0, 0, 0) if self.persistence is None else self.persistence.totals
         return picture(core.manager, core.counters, core.queues, core.limits, info, self.pool, stored)
 
 
@@ -247,6 +249,8 @@ def _open(
             engine = Engine(model, files, embeddings, loras, generator)
             loras.load_given(given)
         except BaseException:
+            if generator.persistence is not None:
+                generator.persistence.stop()
             generator.context.close()
             raise
         return engine
@@ -364,7 +368,7 @@ def _wire(
         core=core,
         loop=loop,
         processor=InputProcessor(model, pool, geometry.layout(limits.max_batch_tokens), config.seed),
-        persistence=open_persistence(config, loop, core, context, geometry, pool.n_ctx, system_info()),
+        persistence=open_persistence(config, files, loop, core, context, geometry, pool.n_ctx, system_info()),
     )
 
 

@@ -94,7 +94,7 @@ class EngineLoop:
                 self._n_stepping += 1
             try:
                 while self._enter_step(ready):
-                    if not self._step() and not ready() and not self._closed:
+                    if not (self._step() or ready() or self._closed or self._core.inbox.n_held):
                         raise InternalError("a request is not finished, but nothing is left to do")
             finally:
                 with self._lock:

@@ -79,8 +79,7 @@ class Inbox:
         self.deadlines = Deadlines()
         self.n_arrived = 0
         self.n_held = 0  # requests that `submit_held` will submit
-        self.some_aborted = False
-        """Whether a parent was aborted since its requests were cancelled last."""
+        self.some_aborted = False  # whether a parent was aborted since its requests were cancelled last
 
     @property
     def n_new(self) -> int:
@@ -101,8 +100,8 @@ class Inbox:
             request.submitted = request.submitted or self._clock()
 
     def submit_held(self, requests: Collection[Request]) -> None:
-        """Submit requests that are held."""
-        self._arrivals.extend(requests)
+        """Submit requests that are held, unless they were cancelled meanwhile."""
+        self._arrivals.extend(request for request in requests if not request.finished)
         self.n_held -= len(requests)
 
     def cancel(self, requests: Iterable[Request]) -> None:

@@ -75,6 +75,7 @@ class EngineStats:
     hit_tokens: int  # queried tokens that were a prefix hit
     loaded_tokens: int  # tokens that were loaded from the KV store into the pool, before they were hits
     saved_blocks: int  # blocks and states that were saved in the KV store
+    store_failures: int  # calls of the KV store that failed, and records of it that were damaged
     block_copies: int
     block_evictions: int
     preemptions: int
@@ -169,10 +170,10 @@ def picture(
     limits: Limits,
     info: ContextInfo,
     pool: PoolSize,
-    stored: tuple[int, int],
+    stored: tuple[int, int, int],
 ) -> EngineStats:
     """Return the numbers of an engine between two steps; stored: `Persistence.totals`."""
-    loaded, saved = stored
+    loaded, saved, failures = stored
     slots = manager.n_used * manager.block_size
     return EngineStats(
         blocks_total=manager.n_blocks,
@@ -185,6 +186,7 @@ def picture(
         hit_tokens=manager.counts.hits,
         loaded_tokens=loaded,
         saved_blocks=saved,
+        store_failures=failures,
         block_copies=manager.counts.copies,
         block_evictions=manager.counts.evictions,
         preemptions=counters.preemptions,

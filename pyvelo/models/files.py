@@ -48,6 +48,18 @@ class ModelFiles:
             self.close()
             raise ModelError(f"{paths[0]} was changed while it was opened")
 
+    def descriptors(self) -> list[int]:
+        """Return a copy of each descriptor, which the caller closes."""
+        found: list[int] = []
+        try:
+            for file in self._files:
+                found.append(os.dup(file.descriptor))
+        except OSError:
+            for descriptor in found:
+                os.close(descriptor)
+            raise
+        return found
+
     def check(self) -> None:
         """Raise ModelError if a file was cut or written since it was opened."""
         for file in self._files:

@@ -43,20 +43,26 @@ class Tenant:
         """Whether a key names it: `ANYBODY` has none."""
         return bool(self.digest)
 
-    def salt(self, asked: str) -> str:
-        """Return the cache salt of a request: of the key, and of the salt in the body.
+    @property
+    def owner(self) -> str:
+        """What all salts of the key begin with, up to a colon."""
+        return _hash(b"pyvelo owner", self.digest)[:32]
 
-        Both enter with their length, so no choice of the second one gives another tenant's salt.
-        """
+    def salt(self, asked: str) -> str:
+        """Return the cache salt of a request: of the key, and of the salt in the body."""
         if not self.has_key:
             return asked
         given = asked.encode("utf-8", "surrogatepass")
-        parts = (b"pyvelo tenant", self.digest, given)
-        return hashlib.sha256(b"".join(len(part).to_bytes(8, "little") + part for part in parts)).hexdigest()
+        return f"{self.owner}:{_hash(b'pyvelo tenant', self.digest, given)}"
 
 
 ANYBODY = Tenant("anybody")
 """Tenant of a server without keys."""
+
+
+def _hash(*parts: bytes) -> str:
+    """Return SHA-256 in hexadecimal of parts with their lengths, so that no choice of one equals another."""
+    return hashlib.sha256(b"".join(len(part).to_bytes(8, "little") + part for part in parts)).hexdigest()
 
 
 class Keys:

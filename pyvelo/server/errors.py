@@ -13,6 +13,7 @@ from pyvelo.errors import (
     OutOfBlocks,
     OutOfMemory,
     RequestError,
+    StoreError,
     UnsupportedError,
     VeloError,
 )
@@ -85,7 +86,7 @@ def of_exception(error: Exception) -> HttpError:
     if isinstance(error, (RequestError, ArgumentError, UnsupportedError)):
         name = message.split("=")[0]
         return HttpError(400, message, param=name if name.isidentifier() else None)
-    if isinstance(error, OutOfMemory):
+    if isinstance(error, (OutOfMemory, StoreError)):
         return HttpError(503, message, headers={"Retry-After": "5"})
     if isinstance(error, (ClosedError, EngineError)):
         return HttpError(503, message)

@@ -35,6 +35,7 @@ _POSTS: dict[str, tuple[type[msgspec.Struct], str]] = {
     "/v1/sessions/{id}/append": (sessions.SessionAppendRequest, "Append text, tokens or messages."),
     "/v1/sessions/{id}/generate": (sessions.SessionGenerateRequest, "Continue a session with an answer."),
     "/v1/sessions/{id}/fork": (sessions.SessionForkRequest, "Open sessions that share all blocks."),
+    "/v1/sessions/{id}/save": (sessions.SessionSaveRequest, "Save a session in the KV store."),
 }
 _GETS = {
     "/health": "Whether requests are taken.",
@@ -51,6 +52,7 @@ _GETS = {
     "/api/version": "The version of PyVelo, as Ollama.",
     "/v1/sessions": "The sessions of the key.",
     "/v1/sessions/{id}": "A session.",
+    "/v1/kv_store": "The size of the KV store.",
     "/openapi.json": "This description.",
 }
 _KINDS = {"/metrics": "text/plain", "/v1/blocks/stream": "text/event-stream"}
@@ -70,7 +72,7 @@ _STREAMS = dict.fromkeys(_EVENTS, "text/event-stream") | dict.fromkeys(
 _MEANINGS = {
     400: "A field is wrong, or is not supported.",
     401: "The API key is missing or unknown.",
-    403: "A page of another origin asked.",
+    403: "A page of another origin asked, or the server has no KV store.",
     404: "There is no such model, session or response.",
     408: "The body did not arrive in time.",
     409: "The session is answering, or blocks are recorded to a file.",
@@ -80,7 +82,12 @@ _MEANINGS = {
     503: "The queue is full, memory is short, or the server ends.",
     504: "The time of the request was up before it ran.",
 }
-_DELETES = {"/v1/sessions/{id}": "Close a session.", "/v1/responses/{id}": "Remove a stored response."}
+_DELETES = {
+    "/v1/sessions/{id}": "Close a session.",
+    "/v1/responses/{id}": "Remove a stored response.",
+    "/v1/saved_sessions/{id}": "Delete a session that the key saved.",
+    "/v1/kv_store": "Delete what the KV store has of the key; of a server without keys, all.",
+}
 _TIMEOUT = {
     "name": "Request-Timeout-Ms",
     "in": "header",
@@ -133,6 +140,8 @@ def _statuses(path: str, with_body: bool = False) -> list[int]:
         found |= {404, 409, 503}
     if path.startswith("/v1/sessions/"):
         found |= {409, 503}
+    if path in ("/v1/kv_store", "/v1/saved_sessions/{id}"):
+        found |= {503}
     if with_body:
         found |= {400, 404, 408, 413, 415, 429, 503, 504}
     return sorted(found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,14 +12,14 @@ from msgspec import Meta, Struct
 
 from pyvelo.engine.input_processor import Prompt
 from pyvelo.sampling import SamplingParams
-from pyvelo.server import dialogue
+from pyvelo.server import dialogue, kv_store
 from pyvelo.server.chat import as_template_reads
 from pyvelo.server.completions import CompletionForm
 from pyvelo.server.errors import refused
 from pyvelo.server.generation import Job, answer_stream
 from pyvelo.server.params import completion_params, request_timeout
 from pyvelo.server.schemas import MAX_MESSAGES, MAX_TOP_LOGPROBS, CompletionRequest, GenerationFields, convert
-from pyvelo.session import AsyncSession, continued, forked, idle_tokens
+from pyvelo.session import AsyncSession, continued, forked, idle_tokens, saved
 
 if TYPE_CHECKING:
     from pyvelo.engine.async_loop import RequestStream
@@ -28,17 +28,19 @@ if TYPE_CHECKING:
     from pyvelo.server.serving import Serving
     from pyvelo.server.session_store import StoredSession
 
-__all__ = ["append", "create", "delete", "fork", "generate", "list_all", "show"]
+__all__ = ["append", "create", "delete", "fork", "generate", "list_all", "save", "show"]
 
 MAX_TTL = 86400
 MAX_FORKS = 64
 
+SavedName = Annotated[str, Meta(pattern="^[^/]{1,128}$")]
 Messages = Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=MAX_MESSAGES)]
 
 
 class SessionRequest(Struct, kw_only=True):
     prompt: str | list[int] | None = None
     messages: Messages | None = None
+    saved: SavedName | None = None
     ttl: Annotated[float, Meta(ge=1, le=MAX_TTL)] = 600.0
     model: str | None = None
     cache_salt: str | None = None
@@ -53,6 +55,10 @@ class SessionAppendRequest(Struct, kw_only=True):
     messages: Messages | None = None
 
 
+class SessionSaveRequest(Struct, kw_only=True):
+    name: SavedName
+
+
 class SessionForkRequest(Struct, kw_only=True):
     n: Annotated[int, Meta(ge=1, le=MAX_FORKS)] = 1
 
@@ -63,26 +69,31 @@ class SessionGenerateRequest(GenerationFields, kw_only=True):
 
 
 async def create(serving: Serving, exchange: Exchange, ticket: Ticket, body: Mapping[str, Any]) -> None:
-    """Open a session of a text, of token ids or of a conversation; it may be empty."""
+    """Open a session of a text, of token ids or of a conversation, or a saved one; it may be empty."""
     request = convert(body, SessionRequest)
     request.lora = request.lora or serving.check_model(request.model)
-    if request.prompt is not None and request.messages is not None:
-        raise refused("messages", "give either prompt or messages")
+    given = [name for name in ("prompt", "messages", "saved") if getattr(request, name) is not None]
+    if len(given) > 1:
+        raise refused(given[1], "give one of prompt, messages and saved")
+    if request.saved is not None and request.lora:
+        raise refused("lora", "lora: a saved session keeps its own")
     serving.sessions.check_room(ticket.tenant, 1)
     salt = ticket.tenant.salt(request.cache_salt or "")
 
-    def make() -> tuple[AsyncSession, dialogue.Dialogue | None]:
+    def make() -> tuple[AsyncSession, str | None, dialogue.Dialogue | None]:
+        if request.saved is not None:
+            return kv_store.load(serving, request.saved, salt)
         prompt: Prompt = request.prompt or ()
         known = None
         if request.messages is not None:
             messages, arguments = as_template_reads(request.messages), request.chat_template_kwargs or {}
             prompt, known = dialogue.begin(serving.chats, messages, arguments)
-        return _open(serving, prompt, salt, request.lora), known
+        return _open(serving, prompt, salt, request.lora), request.lora, known
 
-    session, known = await serving.loop.preparer.run(make)
+    session, lora, known = await serving.loop.preparer.run(make)
     try:
         stored = serving.sessions.add(
-            ticket.tenant, session, ttl=request.ttl, salt=salt, lora=request.lora, dialogue=known
+            ticket.tenant, session, ttl=request.ttl, salt=salt, lora=lora, dialogue=known
         )
     except BaseException:
         await session.close()
@@ -150,6 +161,17 @@ async def generate(
             await answer_stream(serving, exchange, ticket, job, stream)
         stored.n_known = len(session)
     return stream
+
+
+async def save(serving: Serving, exchange: Exchange, ticket: Ticket, body: Mapping[str, Any]) -> None:
+    """Save a session in the store under a name, in place of an earlier one."""
+    request = convert(body, SessionSaveRequest)
+    kv_store.persistence_of(serving)
+    stored = serving.sessions.find(ticket.tenant, exchange.path_id)
+    with serving.sessions.use(stored) as session:
+        note = None if stored.dialogue is None else asdict(stored.dialogue)
+        await saved(session, request.name, note)
+    await exchange.answer({**serving.sessions.shown(stored), "saved": request.name})
 
 
 async def fork(serving: Serving, exchange: Exchange, ticket: Ticket, body: Mapping[str, Any]) -> None:

@@ -6,17 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-__all__ = ["BlockStore", "RecordName", "StoreError", "StoreStats"]
-
-
-class StoreError(Exception):
-    """A store that does not answer, or cannot do what it was asked for."""
+__all__ = ["BlockStore", "RecordName", "StoreStats"]
 
 
 class RecordName(NamedTuple):
-    """Name of a record: 16 bytes of its tenant and 32 bytes of its own."""
+    """Name of a record: 16 bytes of its owner and 32 bytes of its own."""
 
-    tenant: bytes
+    owner: bytes
     key: bytes
 
 
@@ -37,8 +33,11 @@ class BlockStore(Protocol):
     def load(self, name: RecordName) -> bytes | None:
         """Return a record; None: the store does not have it."""
 
-    def save(self, name: RecordName, record: bytes) -> None:
-        """Save a record, whole or not at all; it may evict others."""
+    def save(self, name: RecordName, record: bytes, keep: bool = False) -> bool:
+        """Save a record, whole or not at all, and return whether the store has it; it may evict others.
+
+        keep: it does not expire, and others are evicted before it.
+        """
 
     def delete(self, name: RecordName) -> None:
         """Delete a record, if the store has it."""
@@ -46,8 +45,8 @@ class BlockStore(Protocol):
     def touch(self, names: Sequence[RecordName]) -> None:
         """Note that records were used: they are evicted later."""
 
-    def purge(self, tenant: bytes | None) -> int:
-        """Delete the records of a tenant, or all; return how many."""
+    def purge(self, owner: bytes | None) -> int:
+        """Delete the records of an owner, or all; return how many."""
 
     def stats(self) -> StoreStats:
         """Return the size of the store."""

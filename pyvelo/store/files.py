@@ -1,40 +1,48 @@
 """Store in a folder: a file for each record, and an index in SQLite.
 
 A record is written to a temporary file and renamed, then indexed. A process that dies between the two leaves
-a file that the next writer removes. One process writes to a folder at a time; others read from it, and their
-`save` does nothing.
+a file that the next writer removes; it removes nothing that has not the name of a record. One process writes
+to a folder at a time; others read from it, and their `save` does nothing.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
+import re
 import sqlite3
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from pyvelo.store.base import RecordName, StoreError, StoreStats
+from pyvelo.errors import StoreError
+from pyvelo.file_lock import FileLock
+from pyvelo.store.base import RecordName, StoreStats
 
 __all__ = ["FileStore"]
 
 _log = logging.getLogger("pyvelo")
 
+VERSION = 1  # of the index
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS records (
-    key BLOB PRIMARY KEY, tenant BLOB NOT NULL, bytes INTEGER NOT NULL, used REAL NOT NULL
+    key BLOB PRIMARY KEY, owner BLOB NOT NULL, bytes INTEGER NOT NULL, used REAL NOT NULL
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS by_use ON records (used);
-CREATE INDEX IF NOT EXISTS by_tenant ON records (tenant);
+CREATE INDEX IF NOT EXISTS by_owner ON records (owner);
 """
 AT_ONCE = 500  # keys of a statement: SQLite's oldest limit is 999
 EVICTED = 64  # records that are looked at together
 PATIENCE = 0.2  # seconds to wait for another process's lock of the index
-ASK_AGAIN = 5.0  # seconds until a reader tries to become the writer again
-SUFFIX = ".kv"
+ASK_AGAIN = 5.0  # seconds until a reader tries to become the writer again, and the bytes are counted again
+TICK = 1e-6  # seconds between the uses of records that are touched together
+INDEX, LOCK = "pyvelo-kv.sqlite", "pyvelo-kv.lock"
+_FILE = re.compile(
+    r"([0-9a-f]{64})\.(kv|[0-9]+)"
+)  # of a record, and of one that is being written by a process
 
 
 class FileStore:
@@ -60,12 +68,9 @@ class FileStore:
     ) -> None:
         self.folder = folder
         self._max_bytes, self._ttl, self._clock = max_bytes, ttl, clock
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._lock: IO[bytes] | None = None
-        self._asked = -ASK_AGAIN
-        self._n_bytes = 0
-        self._index = self._open_index()
-        self._may_write()
+        self._lock: FileLock | None = None
+        self._index: sqlite3.Connection | None = None
+        self._begin()
 
     # ---- of BlockStore ----
 
@@ -84,32 +89,33 @@ class FileStore:
             return None
         try:
             return self._path(name.key).read_bytes()
-        except FileNotFoundError:
-            self.delete(name)  # from the index
+        except FileNotFoundError:  # the writer or another program removed it
+            self.delete(name)
             return None
 
-    def save(self, name: RecordName, record: bytes) -> None:
+    def save(self, name: RecordName, record: bytes, keep: bool = False) -> bool:
         if not self._may_write() or (self._max_bytes is not None and len(record) > self._max_bytes):
-            return
+            return False
         self.delete(name)
         self._evict(len(record))
         path = self._path(name.key)
-        path.parent.mkdir(mode=0o700, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._write(path, record)
-        row = name.key, name.tenant, len(record), self._clock()
+        row = name.key, name.owner, len(record), math.inf if keep else self._clock()
         self._change("INSERT INTO records VALUES (?, ?, ?, ?)", [row])
         self._n_bytes += len(record)
+        return True
 
     def delete(self, name: RecordName) -> None:
         self._remove([(name.key,)])
 
     def touch(self, names: Sequence[RecordName]) -> None:
-        now = self._clock()
-        self._change("UPDATE records SET used = ? WHERE key = ?", [(now, name.key) for name in names])
+        now, sql = self._clock(), "UPDATE records SET used = max(used, ?) WHERE key = ?"
+        self._change(sql, [(now - TICK * number, name.key) for number, name in enumerate(names)])
 
-    def purge(self, tenant: bytes | None) -> int:
-        every, one = "SELECT key FROM records", "SELECT key FROM records WHERE tenant = ?"
-        keys = list(self._rows(every) if tenant is None else self._rows(one, tenant))
+    def purge(self, owner: bytes | None) -> int:
+        every, one = "SELECT key FROM records", "SELECT key FROM records WHERE owner = ?"
+        keys = list(self._rows(every) if owner is None else self._rows(one, owner))
         self._remove(keys)
         return len(keys)
 
@@ -118,33 +124,52 @@ class FileStore:
         return StoreStats(n_records, n_bytes)
 
     def close(self) -> None:
-        self._index.close()
+        if self._index is not None:
+            self._index.close()
+            self._index = None
         if self._lock is not None:
-            self._lock.close()
+            self._lock.release()
             self._lock = None
+
+    def _begin(self) -> None:
+        """Open the folder, as its writer if it has none."""
+        _make_folder(self.folder)
+        self._n_bytes, self._counted, self._asked = 0, -ASK_AGAIN, -ASK_AGAIN
+        self._may_write()
 
     # ---- the index ----
 
-    def _open_index(self) -> sqlite3.Connection:
-        """Open the index; one that is damaged is removed, and with it what it named."""
-        path = self.folder / "index.sqlite"
+    @contextmanager
+    def _opened(self) -> Iterator[sqlite3.Connection]:
+        """Yield the index. One that is damaged or of another version is removed by the writer."""
+        path = self.folder / INDEX
         try:
-            return _connect(path)
-        except sqlite3.DatabaseError as error:
-            if isinstance(error, sqlite3.OperationalError):  # locked, or the folder is read-only
-                raise StoreError(f"{path}: {error}") from error
-            _log.warning("the index of the KV store in %s is damaged and begins anew: %s", self.folder, error)
-            for name in ("index.sqlite", "index.sqlite-wal", "index.sqlite-shm"):
-                (self.folder / name).unlink(missing_ok=True)
-            return _connect(path)
+            if self._index is None:
+                self._index = _connect(path)
+            yield self._index
+        except sqlite3.OperationalError as error:  # locked, or the folder is read-only
+            raise StoreError(f"{path}: {error}") from error
+        except sqlite3.Error as error:
+            if self._lock is not None:
+                _log.warning("the index of the KV store in %s begins anew: %s", self.folder, error)
+                self._remove_index()
+            raise StoreError(f"{path}: {error}") from error
 
-    def _rows(self, sql: str, *values: object) -> Iterator[tuple[Any, ...]]:
-        with _as_store_errors():
-            yield from self._index.execute(sql, values).fetchall()
+    def _remove_index(self) -> None:
+        if self._index is not None:
+            self._index.close()
+            self._index = None
+        for suffix in ("", "-wal", "-shm"):
+            (self.folder / f"{INDEX}{suffix}").unlink(missing_ok=True)
+        self._n_bytes = 0
+
+    def _rows(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
+        with self._opened() as index:
+            return index.execute(sql, values).fetchall()
 
     def _change(self, sql: str, rows: Sequence[tuple[object, ...]]) -> None:
-        with _as_store_errors(), self._index:
-            self._index.executemany(sql, rows)
+        with self._opened() as index, index:
+            index.executemany(sql, rows)
 
     def _oldest(self) -> float:
         """Return the time of use before which records have expired."""
@@ -154,7 +179,7 @@ class FileStore:
 
     def _path(self, key: bytes) -> Path:
         text = key.hex()
-        return self.folder / text[:2] / (text + SUFFIX)
+        return self.folder / text[:2] / f"{text}.kv"
 
     def _write(self, path: Path, record: bytes) -> None:
         partial = path.with_suffix(f".{os.getpid()}")
@@ -188,7 +213,11 @@ class FileStore:
         """Remove expired records, and the least recently used ones until `n_bytes` more fit."""
         if self._ttl is not None:
             self._remove(list(self._rows("SELECT key FROM records WHERE used < ?", self._oldest())))
-        while self._max_bytes is not None and self._n_bytes + n_bytes > self._max_bytes:
+        if self._max_bytes is None:
+            return
+        if self._n_bytes + n_bytes > self._max_bytes and time.monotonic() - self._counted >= ASK_AGAIN:
+            self._count()  # another process may have purged
+        while self._n_bytes + n_bytes > self._max_bytes:
             rows = list(self._rows("SELECT key, bytes FROM records ORDER BY used LIMIT ?", EVICTED))
             if not rows:
                 break
@@ -201,26 +230,58 @@ class FileStore:
 
     def _may_write(self) -> bool:
         """Return whether this process is the folder's writer; become it if there is none."""
+        if self._lock is not None and not (self.folder / INDEX).exists():  # removed
+            self.close()
+            self._begin()
         if self._lock is None and time.monotonic() - self._asked >= ASK_AGAIN:
             self._asked = time.monotonic()
-            self._lock = _lock(self.folder / "lock")
+            self._lock = FileLock.take(self.folder / LOCK)
             if self._lock is not None:
-                self._tidy()
+                self._begin_to_write()
         return self._lock is not None
+
+    def _begin_to_write(self) -> None:
+        try:
+            try:
+                self._tidy()
+            except StoreError:
+                if self._index is not None:
+                    raise
+                self._tidy()  # the index was damaged, and begins anew
+        except BaseException:
+            self.close()
+            raise
 
     def _tidy(self) -> None:
         """Remove what a writer that died has left, and count the bytes."""
         indexed = {key for (key,) in self._rows("SELECT key FROM records")}
         there = set()
-        for path in self.folder.glob("??/*"):
-            key = _key_of(path)
-            if key in indexed:
+        for path in self.folder.glob("[0-9a-f][0-9a-f]/*"):
+            match = _FILE.fullmatch(path.name)
+            if match is None or match[1][:2] != path.parent.name:
+                continue
+            key = bytes.fromhex(match[1])
+            if match[2] == "kv" and key in indexed:
                 there.add(key)
             else:
                 with suppress(OSError):
                     path.unlink()
         self._change("DELETE FROM records WHERE key = ?", [(key,) for key in indexed - there])
-        self._n_bytes = self.stats().n_bytes or 0
+        self._count()
+
+    def _count(self) -> None:
+        self._n_bytes, self._counted = self.stats().n_bytes or 0, time.monotonic()
+
+
+def _make_folder(folder: Path) -> None:
+    """Make the folder, for this user alone; raise StoreError for one that others may change."""
+    if folder.exists() and not folder.is_dir():
+        raise StoreError(f"{folder} is a file: give a folder")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if hasattr(os, "geteuid"):
+        found = folder.stat()
+        if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            raise StoreError(f"other users may write to {folder}: give a folder of your own (mode 700)")
 
 
 def _connect(path: Path) -> sqlite3.Connection:
@@ -230,42 +291,11 @@ def _connect(path: Path) -> sqlite3.Connection:
     try:
         index.execute("PRAGMA journal_mode = WAL")
         index.execute("PRAGMA synchronous = NORMAL")
+        if index.execute("PRAGMA user_version").fetchone()[0] not in (0, VERSION):
+            raise sqlite3.DatabaseError("it is of another version of PyVelo")
+        index.execute(f"PRAGMA user_version = {VERSION}")
         index.executescript(SCHEMA)
     except BaseException:
         index.close()
         raise
     return index
-
-
-@contextmanager
-def _as_store_errors() -> Iterator[None]:
-    try:
-        yield
-    except sqlite3.Error as error:
-        raise StoreError(f"the index: {error}") from error
-
-
-def _key_of(path: Path) -> bytes | None:
-    """Return the key of a record's file; None: it is something else."""
-    try:
-        return bytes.fromhex(path.stem) if path.suffix == SUFFIX else None
-    except ValueError:
-        return None
-
-
-def _lock(path: Path) -> IO[bytes] | None:
-    """Lock a file for this process until it is closed; None: another process has it."""
-    file = open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b")  # noqa: SIM115
-    try:
-        if sys.platform == "win32":
-            import msvcrt
-
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-        else:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        return None
-    return file

@@ -23,25 +23,27 @@ def fingerprint(settings: Mapping[str, Any]) -> bytes:
     return hashlib.sha256(text.encode()).digest()
 
 
-def file_digest(paths: Sequence[str], memory: Path) -> str:
-    """Return the SHA-256 of the contents of files, one after the other.
+def file_digest(descriptors: Sequence[int], memory: Path) -> str:
+    """Return the SHA-256 of the contents of open files, one after the other.
 
-    A file `memory` remembers it, by the names, sizes and times of the files.
+    A file `memory` remembers it, by the places, sizes and times of the files.
 
     Raises:
         OSError: a file cannot be read.
     """
-    found = [os.stat(path) for path in paths]
-    pairs = zip(paths, found, strict=True)
-    key = json.dumps([[os.path.abspath(path), s.st_size, s.st_mtime_ns, s.st_ino] for path, s in pairs])
+    found = [os.fstat(descriptor) for descriptor in descriptors]
+    key = json.dumps([[s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns] for s in found])
     known = _read(memory)
     if key in known:
         return known[key]
     digest = hashlib.sha256()
-    for path in paths:
-        with open(path, "rb") as file:
+    for descriptor, status in zip(descriptors, found, strict=True):
+        with open(os.dup(descriptor), "rb") as file:
+            file.seek(0)
             while piece := file.read(PIECE):
                 digest.update(piece)
+        if os.fstat(descriptor).st_ctime_ns != status.st_ctime_ns:
+            raise OSError("the model's file was changed while it was read")
     known[key] = digest.hexdigest()
     _write(memory, dict(list(known.items())[-MOST_REMEMBERED:]))
     return known[key]
@@ -60,5 +62,8 @@ def _write(memory: Path, known: Mapping[str, str]) -> None:
     with suppress(OSError):
         memory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         partial = memory.with_suffix(f".{os.getpid()}")
-        partial.write_text(json.dumps(known), encoding="utf-8")
+        with open(
+            os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8"
+        ) as file:
+            json.dump(known, file)
         os.replace(partial, memory)

@@ -9,12 +9,14 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from pyvelo.store.base import BlockStore, RecordName, StoreError, StoreStats
-from pyvelo.store.record import Address, BadRecord, Codec
+from pyvelo.errors import StoreError
+from pyvelo.store.base import BlockStore, StoreStats
+from pyvelo.store.record import Addressed, BadRecord, Codec
 
 __all__ = ["Counts", "GuardedStore"]
 
@@ -23,6 +25,7 @@ _log = logging.getLogger("pyvelo")
 T = TypeVar("T")
 
 DEADLINE = 1.0  # seconds of a call
+LONGEST = 600.0  # seconds of a call that the user waits for
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds
 
 
@@ -36,15 +39,45 @@ class Counts:
     n_failures: int = 0
 
 
-class GuardedStore:
-    """Payloads in a store, behind a circuit breaker. No method but `purge` raises an error of the store.
+class _Circuit:
+    """Calls of one kind: after one that failed, none is made until a pause is over."""
 
-    Calls run in a thread of their own, one after the other. One that fails or takes longer than the deadline
-    opens the circuit: until a pause is over, and the late call has ended, each call is a miss at once.
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.closed_until = self._pause = 0.0
+
+    def fail(self, now: float) -> bool:
+        """Begin a pause, twice as long as the one before; return whether it is the first."""
+        is_first = not self._pause
+        self._pause = min(LONGEST_PAUSE, 2 * self._pause or FIRST_PAUSE)
+        self.closed_until = now + self._pause
+        return is_first
+
+    def succeed(self) -> None:
+        self._pause = 0.0
+
+
+@dataclass(eq=False)
+class _Late:
+    """Call that its caller no longer waits for; `reported`: it counted as a failure."""
+
+    future: Future[object]
+    circuit: _Circuit
+    since: float
+    reported: bool = False
+
+
+class GuardedStore:
+    """Payloads in a store, behind a circuit breaker for reads and one for writes.
+
+    Only methods that say so raise StoreError. Calls run in a thread of their own, one after the other. One
+    that fails or takes longer than the deadline opens its circuit: until a pause is over, each call of the
+    kind is a miss at once. A caller may wait for less; until its late call has ended, all calls are misses.
 
     Args:
         open_store: opens the store, in that thread.
         name: of the store, for the warning.
+        deadline: seconds of a call.
     """
 
     def __init__(
@@ -61,24 +94,41 @@ class GuardedStore:
         self._deadline, self._clock = deadline, clock
         self._store: BlockStore | None = None
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._late: Future[object] | None = None
-        self._pause, self._closed_until = 0.0, 0.0
-        threading.Thread(target=self._run, name="pyvelo-store", daemon=True).start()
+        self._late: _Late | None = None
+        self._reads, self._writes = _Circuit("read"), _Circuit("written")
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="pyvelo-store", daemon=True)
+        self._thread.start()
 
     @property
     def is_away(self) -> bool:
-        """Whether a call would be a miss at once."""
-        late = self._late is not None and not self._late.done()
-        return late or self._clock() < self._closed_until
+        """Whether each read would be a miss at once."""
+        return self._is_away(self._reads)
 
-    def lookup(self, names: Sequence[RecordName]) -> list[bool]:
-        """Return for each record whether the store has it."""
-        return self._call(lambda store: store.lookup(names), [False] * len(names))
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing would be saved now."""
+        return self._is_away(self._writes)
 
-    def load(self, address: Address) -> bytes | None:
+    def lookup(self, addresses: Sequence[Addressed], deadline: float | None = None) -> list[bool]:
+        """Return for each payload whether the store has it; `deadline`: seconds."""
+        names = [self._codec.name(address) for address in addresses]
+        try:
+            return self._ask(self._reads, lambda store: store.lookup(names), deadline)
+        except StoreError:
+            return [False] * len(names)
+
+    def load(self, address: Addressed, deadline: float | None = None) -> bytes | None:
         """Return a payload; None: the store does not have it. Delete a record that is not as it should be."""
-        name = address.name
-        record = self._call(lambda store: store.load(name), None)
+        try:
+            return self.demand(address, deadline)
+        except StoreError:
+            return None
+
+    def demand(self, address: Addressed, deadline: float | None = None) -> bytes | None:
+        """Return a payload as `load` does; raise StoreError if the store is away."""
+        name = self._codec.name(address)
+        record = self._ask(self._reads, lambda store: store.load(name), deadline)
         if record is None:
             return None
         try:
@@ -86,81 +136,118 @@ class GuardedStore:
         except BadRecord as error:
             self.counts.n_bad += 1
             _log.info("a record of the KV store in %s is deleted: %s", self.name, error)
-            self._call(lambda store: store.delete(name), None)
+            with suppress(StoreError):
+                self.delete(address)
             return None
         self.counts.n_loaded += 1
         return payload
 
-    def save(self, address: Address, payload: bytes) -> None:
+    def save(self, address: Addressed, payload: bytes) -> None:
         """Save a payload, or lose it."""
-        if self.is_away:
-            return
-        record = self._codec.pack(address, payload)
-        name = address.name
+        with suppress(StoreError):
+            self.insist(address, payload)
 
-        def call(store: BlockStore) -> int:
-            store.save(name, record)
-            return 1
+    def insist(self, address: Addressed, payload: bytes) -> bool:
+        """Save a payload, and return whether the store has it; raise StoreError if it takes none now."""
+        self._check(self._writes)
+        record, name, keep = self._codec.pack(address, payload), self._codec.name(address), address.is_kept
+        saved = self._ask(self._writes, lambda store: store.save(name, record, keep))
+        self.counts.n_saved += saved
+        return saved
 
-        self.counts.n_saved += self._call(call, 0)
+    def delete(self, address: Addressed) -> None:
+        """Delete a payload, if the store has it; raise StoreError if it takes no changes now."""
+        name = self._codec.name(address)
+        self._ask(self._writes, lambda store: store.delete(name))
 
-    def touch(self, names: Sequence[RecordName]) -> None:
-        """Note that records were used."""
-        self._call(lambda store: store.touch(names), None)
+    def touch(self, addresses: Sequence[Addressed]) -> None:
+        """Note that payloads were used, the first ones last."""
+        names = [self._codec.name(address) for address in addresses]
+        with suppress(StoreError):
+            self._ask(self._writes, lambda store: store.touch(names))
 
     def stats(self) -> StoreStats:
         """Return the size of the store, unknown if it is away."""
-        return self._call(lambda store: store.stats(), StoreStats(None, None))
+        try:
+            return self._ask(self._reads, lambda store: store.stats())
+        except StoreError:
+            return StoreStats(None, None)
 
-    def purge(self, tenant: bytes | None = None) -> int:
-        """Delete the records of a tenant, or all; return how many.
+    def purge(self, owner: bytes | None = None) -> int:
+        """Delete the records of an owner, or all, return how many.
 
         Raises:
-            StoreError: the store is away.
+            StoreError: the store takes no changes now.
         """
-        return self._ask(lambda store: store.purge(tenant), None)
+        stored = None if owner is None else self._codec.owner(owner)
+        return self._ask(self._writes, lambda store: store.purge(stored), LONGEST)
 
     def close(self) -> None:
-        """Close the store when its last call has ended, without waiting for that."""
+        """Close the store when its last call has ended; wait for that until the deadline of a call."""
+        self._closed = True
         self._calls.put(None)
+        self._thread.join(self._deadline)
 
     # ---- calls ----
 
-    def _call(self, call: Callable[[BlockStore], T], otherwise: T) -> T:
-        try:
-            return self._ask(call, self._deadline)
-        except StoreError:
-            return otherwise
+    def _is_away(self, circuit: _Circuit) -> bool:
+        late, now = self._late, self._clock()
+        if late is None or late.future.done():
+            return self._closed or now < circuit.closed_until
+        if now - late.since > self._deadline:
+            self._report(late)
+        return True
 
-    def _ask(self, call: Callable[[BlockStore], T], deadline: float | None) -> T:
+    def _check(self, circuit: _Circuit) -> None:
+        if self._is_away(circuit):
+            raise StoreError(f"the KV store {self.name} is away: try again later")
+
+    def _ask(self, circuit: _Circuit, call: Callable[[BlockStore], T], deadline: float | None = None) -> T:
         """Return the result of a call; raise StoreError if the store is away, fails or is late."""
-        if self.is_away:
-            raise StoreError(f"the KV store {self.name} is away")
+        self._check(circuit)
         future: Future[T] = Future()
+        late = _Late(future, circuit, self._clock())  # type: ignore[arg-type]
         self._calls.put(partial(_answer, future, lambda: call(self._opened())))
         try:
-            result = future.result(deadline)
+            result = future.result(self._deadline if deadline is None else deadline)
         except FutureTimeoutError as error:
-            self._late = future  # type: ignore[assignment]
-            self._fail(f"no answer within {deadline:g} s")
-            raise StoreError(str(error)) from error
-        except (StoreError, OSError) as error:
-            self._fail(str(error))
-            raise StoreError(str(error)) from error
-        self._pause = 0.0
+            if not future.done():
+                self._note_late(late)
+            raise StoreError(f"the KV store {self.name} does not answer in time") from error
+        except Exception as error:
+            why = str(error) or type(error).__name__
+            self._fail(circuit, why)
+            raise StoreError(f"the KV store {self.name}: {why}") from error
+        circuit.succeed()
         return result
+
+    def _note_late(self, late: _Late) -> None:
+        self._late = late
+        if self._clock() - late.since >= self._deadline:
+            self._report(late)
+        late.future.add_done_callback(lambda _: self._end_late(late))
+
+    def _end_late(self, late: _Late) -> None:
+        if late.future.exception() is not None or self._clock() - late.since > self._deadline:
+            self._report(late)
+
+    def _report(self, late: _Late) -> None:
+        """Count a late call as a failure, once."""
+        if not late.reported:
+            late.reported = True
+            self._fail(late.circuit, f"no answer within {self._deadline:g} s")
 
     def _opened(self) -> BlockStore:
         if self._store is None:
             self._store = self._open()
         return self._store
 
-    def _fail(self, why: str) -> None:
+    def _fail(self, circuit: _Circuit, why: str) -> None:
         self.counts.n_failures += 1
-        if not self._pause:
-            _log.warning("the KV store %s is not used for now: %s", self.name, why)
-        self._pause = min(LONGEST_PAUSE, 2 * self._pause or FIRST_PAUSE)
-        self._closed_until = self._clock() + self._pause
+        now = self._clock()
+        is_known = any(now < other.closed_until for other in (self._reads, self._writes))
+        if circuit.fail(now) and not is_known:
+            _log.warning("the KV store %s is not %s for now: %s", self.name, circuit.kind, why)
 
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:

@@ -1,53 +1,58 @@
-"""From the setting `kv_store` to a store."""
+"""From the setting `kv_store` to a store, and to its place in an engine."""
 
 from __future__ import annotations
 
 import os
+import time
+from dataclasses import astuple
 from pathlib import Path
+from typing import Any
 
-from pyvelo.errors import ConfigError
+from pyvelo._version import __version__
+from pyvelo.config import EngineConfig
+from pyvelo.kv.geometry import Geometry
+from pyvelo.kv_store import KVStore, place_of, place_shown
+from pyvelo.models.files import ModelFiles
+from pyvelo.models.gguf_parts import scan_model
+from pyvelo.models.hub import locate
 from pyvelo.store.base import BlockStore
 from pyvelo.store.files import FileStore
+from pyvelo.store.fingerprint import file_digest, fingerprint
 from pyvelo.store.guard import GuardedStore
+from pyvelo.store.link import Identity, Link
+from pyvelo.store.persistence import Persistence
 from pyvelo.store.record import Codec
 
-__all__ = ["cache_folder", "default_folder", "open_store"]
+__all__ = ["cache_folder", "default_folder", "open_persistence", "open_store"]
 
-SERVERS = ("valkey", "valkeys", "redis", "rediss", "unix")
+# of the engine, which imports this file
+EngineLoop = Any
+EngineCore = Any
+Context = Any
+
+PAYLOAD = 1  # version of the bytes that `Context.read_blocks` returns
+LONG_ROPE = "rope.scaling.original_context_length"  # such models have other factors in a longer context
 
 
-def open_store(
-    where: str, *, max_bytes: int | None = None, ttl: float | None = None, key: bytes | None = None
-) -> GuardedStore:
+def open_store(given: KVStore | str | os.PathLike[str]) -> GuardedStore:
     """Return the store at a folder or at the address of a Valkey or Redis server.
 
     Nothing is opened before the first call.
 
-    Args:
-        where: path of a folder, or valkey://HOST:PORT/DATABASE.
-        max_bytes: of a folder; a server has its own limit.
-        ttl: seconds after their last use when records expire; None: never.
-        key: 32 bytes to encrypt the records with; None: they are not encrypted.
-
     Raises:
-        ConfigError: the address is wrong, or a package is missing.
+        ConfigError: a setting is wrong, or a package is missing.
     """
-    scheme, separator, _ = where.partition("://")
-    codec = Codec(key)
-    if not separator:
-        folder = Path(where).expanduser()
-        return GuardedStore(lambda: FileStore(folder, max_bytes=max_bytes, ttl=ttl), where, codec)
-    if scheme not in SERVERS:
-        raise ConfigError(f"kv_store={where!r}: give a folder, or valkey://HOST:PORT")
+    settings = given if isinstance(given, KVStore) else KVStore(given)
+    scheme, place = place_of(settings.where)
+    codec, ttl = Codec(settings.key), settings.ttl
+    if not scheme:
+        return GuardedStore(
+            lambda: FileStore(Path(place), max_bytes=settings.max_bytes, ttl=ttl), place, codec
+        )
     from pyvelo.store.valkey import ValkeyStore
 
-    server: BlockStore = ValkeyStore(where, ttl=ttl)  # connects at the first call
-    return GuardedStore(lambda: server, _without_password(where), codec)
-
-
-def _without_password(address: str) -> str:
-    scheme, _, rest = address.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}"
+    server: BlockStore = ValkeyStore(place, ttl=ttl)  # connects at the first call
+    return GuardedStore(lambda: server, place_shown(place), codec)
 
 
 def cache_folder() -> Path:
@@ -59,3 +64,55 @@ def cache_folder() -> Path:
 def default_folder() -> Path:
     """Return the folder of the store that chats use."""
     return cache_folder() / "kv"
+
+
+def open_persistence(
+    config: EngineConfig,
+    files: ModelFiles,
+    loop: EngineLoop,
+    core: EngineCore,
+    context: Context,
+    geometry: Geometry,
+    n_ctx: int,
+    instructions: str,
+) -> Persistence | None:
+    """Connect the loop with the store of the settings; None: they have none.
+
+    Args:
+        files: of the model, as it was loaded.
+        instructions: of the processor, which change the bits of K and V.
+
+    Raises:
+        ConfigError: the store's address is wrong, or a package is missing.
+    """
+    where = config.kv_store
+    if not isinstance(where, KVStore):
+        return None
+    store = open_store(where)
+    summary = scan_model(locate(config.model))
+    settings = {
+        "payload": PAYLOAD,
+        "version": __version__,  # of the kernels
+        "types": [geometry.type_k.name, geometry.type_v.name],
+        "block size": geometry.block_size,
+        "rows": [astuple(row) for row in geometry.rows],
+        "groups": [[*group.window, group.layers, group.n_shares] for group in geometry.groups],
+        "state bytes": geometry.state_bytes,
+        "deterministic": instructions if config.deterministic else "",
+        "attention": config.attention_precision,
+        "context": n_ctx if any(key.endswith(LONG_ROPE) for key in summary.metadata) else 0,
+    }
+    descriptors, memory = files.descriptors(), cache_folder() / "digests.json"
+
+    def identify() -> Identity:
+        try:
+            digest = file_digest(descriptors, memory)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        files.check()
+        return Identity(bytes.fromhex(digest), fingerprint({**settings, "model": digest}))
+
+    persistence = Persistence(Link(loop, core, context, store, time.monotonic), identify, where.min_blocks)
+    loop.submit_to = persistence.submit
+    return persistence

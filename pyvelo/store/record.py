@@ -1,32 +1,35 @@
 """Records: a block of KV, with all that it depends on in the header and a checksum at the end.
 
-    magic, version, part, bytes of tokens and of payload, flags
+    magic, version, part, bytes of tokens and of payload
     fingerprint, hash of the parent block, digest of the salt and the adapter
     tokens of the block, int32
-    payload, as the pool has it; encrypted: nonce, then AES-256-GCM with all of the above as associated data
+    payload, as the pool has it
     xxh3_128 of everything before
 
 A loader knows the whole header of the record that it wants. It takes no payload whose header differs in any
-byte: equal hashes alone prove no hit.
+byte: equal hashes alone prove no hit. An encrypted record shows nothing of its header: a mark, a nonce, the
+payload by AES-256-GCM with the header as associated data, and the checksum.
 """
 
 from __future__ import annotations
 
+import hmac
 import os
 import struct
 from hashlib import sha256
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from pyvelo.errors import ConfigError
+from pyvelo.kv.extra import salt_of
 from pyvelo.store.base import RecordName
 
-__all__ = ["SNAPSHOT", "Address", "BadRecord", "Codec"]
+__all__ = ["SNAPSHOT", "Address", "Addressed", "BadRecord", "Codec", "owner_of"]
 
 MAGIC = b"PyVeloKV"
+ENCRYPTED = b"PyVeloKE\x01"  # the last byte is the version
 VERSION = 1
-HEAD = struct.Struct("<8sIiIQI")
-ENCRYPTED = 1
-NONCE, TAG, CHECKSUM, DIGEST = 12, 16, 16, 32  # bytes
+HEAD = struct.Struct("<8sIiIQ")
+NONCE, TAG, CHECKSUM, OWNER, DIGEST = 12, 16, 16, 16, 32  # bytes
 
 SNAPSHOT = -1
 """Part of a record that holds a recurrent state."""
@@ -34,6 +37,18 @@ SNAPSHOT = -1
 
 class BadRecord(ValueError):
     """A record that is damaged, or of something else."""
+
+
+class Addressed(Protocol):
+    """Place of a record, and what its payload is checked against; `n_bytes`: of the payload, None: any."""
+
+    @property
+    def name(self) -> RecordName: ...
+    @property
+    def n_bytes(self) -> int | None: ...
+    @property
+    def is_kept(self) -> bool: ...
+    def head(self) -> bytes: ...
 
 
 class Address(NamedTuple):
@@ -58,19 +73,36 @@ class Address(NamedTuple):
     def name(self) -> RecordName:
         """Where the record is stored."""
         key = sha256(b"".join((self.fingerprint, self.block_hash, struct.pack("<i", self.part))))
-        return RecordName(tenant_of(self.extra), key.digest())
+        return RecordName(owner_of(salt_of(self.extra)), key.digest())
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether others are evicted before it: a block can be computed again."""
+        return False
+
+    def head(self) -> bytes:
+        """Return the header of the record."""
+        return b"".join(
+            (
+                HEAD.pack(MAGIC, VERSION, self.part, len(self.tokens), self.n_bytes),
+                self.fingerprint,
+                self.parent,
+                sha256(self.extra).digest(),
+                self.tokens,
+            )
+        )
 
 
-def tenant_of(extra: bytes) -> bytes:
-    """Return the 16 bytes that stand for a salt and an adapter in the names of records."""
-    return sha256(b"tenant" + extra).digest()[:16]
+def owner_of(salt: bytes) -> bytes:
+    """Return the 16 bytes of the owner of a salt: all of it, or what stands before its first colon."""
+    return sha256(b"owner" + salt.partition(b":")[0]).digest()[:OWNER]
 
 
 class Codec:
     """Writer and reader of records.
 
     Args:
-        key: of AES-256-GCM, 32 bytes; None: records are not encrypted.
+        key: of AES-256-GCM, 32 bytes, which also hides the names of records; None: nothing is encrypted.
 
     Raises:
         ConfigError: a package is missing, or the key has another length.
@@ -83,49 +115,53 @@ class Codec:
             raise ConfigError('kv_store needs the package xxhash: pip install "pyvelo[store]"') from None
         self._checksum = xxh3_128_digest
         self._cipher = None if key is None else _cipher(key)
+        self._name_key = None if key is None else hmac.digest(key, b"names of records", "sha256")
 
-    def pack(self, address: Address, payload: bytes) -> bytes:
+    def name(self, address: Addressed) -> RecordName:
+        """Return the name under which a record is stored: without the key, it tells nothing."""
+        owner, key = address.name
+        if self._name_key is None:
+            return RecordName(owner, key)
+        return RecordName(self.owner(owner), hmac.digest(self._name_key, key, "sha256"))
+
+    def owner(self, owner: bytes) -> bytes:
+        """Return the owner in the names under which records are stored."""
+        if self._name_key is None:
+            return owner
+        return hmac.digest(self._name_key, b"owner" + owner, "sha256")[:OWNER]
+
+    def pack(self, address: Addressed, payload: bytes) -> bytes:
         """Return the record of a payload."""
-        if len(payload) != address.n_bytes:
+        if address.n_bytes not in (None, len(payload)):
             raise ValueError(f"the payload has {len(payload)} bytes, its address says {address.n_bytes}")
-        head = self._head(address)
-        if self._cipher is not None:
+        head = address.head()
+        if self._cipher is None:
+            body = head + payload
+        else:
             nonce = os.urandom(NONCE)
-            payload = nonce + self._cipher.encrypt(nonce, payload, head)
-        body = head + payload
+            body = ENCRYPTED + nonce + self._cipher.encrypt(nonce, payload, head)
         return body + self._checksum(body)
 
-    def unpack(self, address: Address, record: bytes) -> bytes:
+    def unpack(self, address: Addressed, record: bytes) -> bytes:
         """Return the payload of a record; raise BadRecord unless it is exactly the one of the address."""
-        head = self._head(address)
-        extra = NONCE + TAG if self._cipher is not None else 0
-        if len(record) != len(head) + extra + address.n_bytes + CHECKSUM:
+        head = address.head()
+        before = head if self._cipher is None else ENCRYPTED
+        n_added = 0 if self._cipher is None else NONCE + TAG
+        n_bytes = len(record) - len(before) - n_added - CHECKSUM
+        if n_bytes < 0 or address.n_bytes not in (None, n_bytes):
             raise BadRecord(f"it has {len(record)} bytes")
-        if record[: len(head)] != head:
+        if not record.startswith(before):
             raise BadRecord("its header is of another block")
         if self._checksum(memoryview(record)[:-CHECKSUM]) != record[-CHECKSUM:]:
             raise BadRecord("its checksum is wrong")
-        payload = record[len(head) : -CHECKSUM]
+        payload = record[len(before) : -CHECKSUM]
         if self._cipher is None:
             return payload
         try:
             opened: bytes = self._cipher.decrypt(payload[:NONCE], payload[NONCE:], head)
         except Exception as error:  # InvalidTag, of a package that need not be installed
-            raise BadRecord("it was encrypted with another key, or changed") from error
+            raise BadRecord("it was encrypted for another block, or changed") from error
         return opened
-
-    def _head(self, address: Address) -> bytes:
-        flags = ENCRYPTED if self._cipher is not None else 0
-        sizes = len(address.tokens), address.n_bytes, flags
-        return b"".join(
-            (
-                HEAD.pack(MAGIC, VERSION, address.part, *sizes),
-                address.fingerprint,
-                address.parent,
-                sha256(address.extra).digest(),
-                address.tokens,
-            )
-        )
 
 
 def _cipher(key: bytes) -> Any:

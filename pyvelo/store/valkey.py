@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from pyvelo.errors import ConfigError
-from pyvelo.store.base import RecordName, StoreError, StoreStats
+from pyvelo.errors import ConfigError, StoreError
+from pyvelo.kv_store import place_shown
+from pyvelo.store.base import RecordName, StoreStats
 
 __all__ = ["ValkeyStore"]
 
@@ -18,7 +19,7 @@ AT_ONCE = 1000  # keys of a scan
 
 
 class ValkeyStore:
-    """Records as strings `pyvelo:kv:TENANT:KEY` of a server.
+    """Records as strings `pyvelo:kv:OWNER:KEY` of a server.
 
     Args:
         url: valkey://, redis:// or unix:// with host, port, password and number of the database; valkeys://
@@ -40,8 +41,9 @@ class ValkeyStore:
             self._client: Any = valkey.Valkey.from_url(
                 url, socket_timeout=TIMEOUT, socket_connect_timeout=CONNECT
             )
-        except ValueError as error:
-            raise ConfigError(f"kv_store={url!r}: {error}") from None
+            self._client.connection_pool.make_connection()  # checks the options of the address
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"kv_store={place_shown(url)!r}: {_without(url, str(error))}") from None
 
     def lookup(self, names: Sequence[RecordName]) -> list[bool]:
         with self._as_store_errors(), self._client.pipeline(transaction=False) as pipeline:
@@ -54,9 +56,10 @@ class ValkeyStore:
             record: bytes | None = self._client.get(_key(name))
             return record
 
-    def save(self, name: RecordName, record: bytes) -> None:
+    def save(self, name: RecordName, record: bytes, keep: bool = False) -> bool:
         with self._as_store_errors():
-            self._client.set(_key(name), record, ex=self._ttl)
+            self._client.set(_key(name), record, ex=None if keep else self._ttl)
+        return True
 
     def delete(self, name: RecordName) -> None:
         with self._as_store_errors():
@@ -70,8 +73,8 @@ class ValkeyStore:
                 pipeline.expire(_key(name), self._ttl)
             pipeline.execute()
 
-    def purge(self, tenant: bytes | None) -> int:
-        pattern = PREFIX + (b"*" if tenant is None else tenant.hex().encode() + b":*")
+    def purge(self, owner: bytes | None) -> int:
+        pattern = PREFIX + (b"*" if owner is None else owner.hex().encode() + b":*")
         with self._as_store_errors():
             keys = list(self._client.scan_iter(match=pattern, count=AT_ONCE))
             for first in range(0, len(keys), AT_ONCE):
@@ -94,5 +97,10 @@ class ValkeyStore:
             raise StoreError(str(error)) from error
 
 
+def _without(url: str, message: str) -> str:
+    """Return a message of the client, unless it may have a part of an address that has a secret."""
+    return "the address or its options are wrong" if "@" in url or "?" in url else message
+
+
 def _key(name: RecordName) -> bytes:
-    return PREFIX + name.tenant.hex().encode() + b":" + name.key.hex().encode()
+    return PREFIX + name.owner.hex().encode() + b":" + name.key.hex().encode()

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
-from pyvelo.cli.chat_loop import session_file
+from pyvelo.cli.chat import Chat
+from pyvelo.cli.chat_loop import run_lines
+from pyvelo.cli.chat_session import ChatSession
+from pyvelo.cli.conversation import Conversation
 from pyvelo.errors import ConfigError
 from tests import forks
 
 from .ptys import PYVELO, in_a_terminal
+from .test_chat import FakeScreen, FakeTalker
 
 
 def chat(home: Path, typed: bytes, *options: str) -> tuple[int, str, str]:
@@ -48,17 +55,64 @@ def test_a_terminal_says_that_it_goes_on(tmp_path: Path) -> None:
     assert b"goes on after 2 turns" in shown
 
 
-def test_a_damaged_conversation_is_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "damage", [b"{", b"\xff\xfe", b"", b"[]", b'{"format": "pyvelo chat 1", "messages": [1]}']
+)
+def test_a_damaged_conversation_is_kept(tmp_path: Path, damage: bytes) -> None:
     chat(tmp_path, b"one\n", "--session", "x", "-n", "4")
     (file,) = (tmp_path / "state").rglob("x.json")
-    file.write_text("{")
+    file.write_bytes(damage)
     code, _, err = chat(tmp_path, b"two\n", "--session", "x", "-n", "4")
-    assert (code, err.count("\n")) == (1, 1)
-    assert "not a chat of /save" in err
-    assert file.read_text() == "{"
+    assert (code, err.count("\n")) == (2, 1)
+    assert f"--session x: {file} is damaged (" in err
+    assert "move it away or take another name" in err
+    assert file.read_bytes() == damage
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../x", "x" * 101, "a\nb"])
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows has no such signal")
+@pytest.mark.parametrize("number", [signal.SIGTERM, getattr(signal, "SIGHUP", None), signal.SIGKILL], ids=str)
+def test_a_chat_that_is_killed_has_kept_its_turns(tmp_path: Path, number: int) -> None:
+    places = {"XDG_STATE_HOME": str(tmp_path / "state"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    command = [*PYVELO, "chat", "--session", "x", "-n", "4"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **places}
+    ) as process:
+        assert process.stdin is not None
+        process.stdin.write(b"one\ntwo\n")
+        process.stdin.flush()
+        for _ in range(600):
+            files = list((tmp_path / "state").rglob("x.json"))
+            if files and "two" in files[0].read_text():
+                break
+            time.sleep(0.05)
+        code, _, err = chat(tmp_path, b"three\n", "--session", "x", "-n", "4")
+        assert code == 2
+        assert "another chat has it open" in err
+        process.send_signal(number)
+        process.wait(30)
+    assert chat(tmp_path, b"three\n", "--session", "x", "-n", "4")[2] == "This chat goes on after 2 turns.\n"
+
+
+def test_a_state_folder_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("a file")
+    code, out, err = chat(tmp_path, b"one\n", "--session", "x", "-n", "4")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("pyvelo: --session x: ")
+
+
+def test_a_note_tells_that_a_turn_was_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    session = ChatSession("x")
+    session.file.mkdir()
+    screen = FakeScreen(["one"])
+    run_lines(Chat(FakeTalker(), screen, Conversation(), "show"), session)
+    assert "the session was not written to" in screen.notes[-1]
+    assert "/save FILE" in screen.notes[-1]
+    assert not list(tmp_path.rglob("*.part"))
+    session.close()
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../x", "x" * 101, "a\nb", "\u65e5" * 40])
 def test_names_that_are_no_part_of_a_path(name: str) -> None:
     with pytest.raises(ConfigError, match="--session"):
-        session_file(name)
+        ChatSession(name)

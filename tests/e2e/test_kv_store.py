@@ -294,10 +294,12 @@ def test_close_ends_what_waits_for_the_store(tiny_model_f32: Path, tmp_path: Pat
 
 
 def test_an_llm_that_is_dropped_ends_its_threads(tiny_model_f32: Path, tmp_path: Path) -> None:
-    def n_threads() -> int:
-        return sum(each.name in ("pyvelo-store", "pyvelo-persistence") for each in threading.enumerate())
+    before = set(threading.enumerate())
 
-    wait_for(lambda: n_threads() == 0)  # of the tests before
+    def n_threads() -> int:
+        names = ("pyvelo-store", "pyvelo-persistence")
+        return sum(each.name in names for each in threading.enumerate() if each not in before)
+
     llm = opened(tiny_model_f32, tmp_path)
     tokens(llm, [LONG])
     persistence_of(llm).flush(5)
@@ -313,7 +315,7 @@ def test_a_store_that_is_away_changes_nothing(tiny_model_f32: Path, caplog: pyte
     with opened(tiny_model_f32, "valkey://127.0.0.1:1") as llm:
         assert tokens(llm) == expected
         assert tokens(llm) == expected
-    assert sum("is not used for now" in record.message for record in caplog.records) == 1
+    assert sum("for now" in record.message for record in caplog.records) == 1
 
 
 def test_an_encrypted_store(tiny_model_f32: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -17,15 +18,16 @@ from typing import Any
 
 import pytest
 
-from pyvelo.store.base import RecordName, StoreError
+from pyvelo.errors import StoreError
+from pyvelo.store.base import RecordName
 from pyvelo.store.files import FileStore
 
-TENANT = bytes(16)
+OWNER = bytes(16)
 Files = Callable[..., FileStore]
 
 
-def name(number: int, tenant: bytes = TENANT) -> RecordName:
-    return RecordName(tenant, number.to_bytes(32, "big"))
+def name(number: int, owner: bytes = OWNER) -> RecordName:
+    return RecordName(owner, number.to_bytes(32, "big"))
 
 
 @pytest.fixture
@@ -63,7 +65,7 @@ def test_the_least_recently_used_records_are_evicted(files: Files, tmp_path: Pat
     there = [number for number in range(11) if store.lookup([name(number)])[0]]
     assert there == [0, 3, 5, 6, 7, 8, 9, 10]
     assert store.stats().n_bytes == 1000 == sum(path.stat().st_size for path in files_in(tmp_path))
-    store.save(name(11), bytes(1001))  # larger than all of it
+    assert not store.save(name(11), bytes(1001)), "larger than all of it"
     assert not store.lookup([name(11)])[0]
     assert store.stats().n_records == 8
     store.save(name(10), bytes(100))  # replaced
@@ -85,6 +87,29 @@ def test_the_limit_holds_after_any_operations(files: Files, tmp_path: Path) -> N
             store = files(tmp_path, max_bytes=2000, clock=clock)
         n_bytes = sum(path.stat().st_size for path in files_in(tmp_path))
         assert store.stats().n_bytes == n_bytes <= 2000
+
+
+def test_kept_records_are_evicted_last_and_do_not_expire(files: Files, tmp_path: Path) -> None:
+    clock = Clock()
+    store = files(tmp_path, max_bytes=1000, ttl=60, clock=clock)
+    assert store.save(name(0), bytes(300), keep=True)
+    for number in range(1, 20):
+        assert store.save(name(number), bytes(100))
+    assert store.lookup([name(0)])[0]
+    clock.now += 100
+    assert store.save(name(20), bytes(400))
+    assert [number for number in range(21) if store.lookup([name(number)])[0]] == [0, 20]
+    assert store.save(name(21), bytes(900))
+    assert not store.lookup([name(0)])[0], "there was nothing else to evict"
+
+
+def test_an_index_of_another_version_begins_anew(files: Files, tmp_path: Path) -> None:
+    store = files(tmp_path)
+    store.save(name(1), b"x")
+    store.close()
+    with sqlite3.connect(tmp_path / "pyvelo-kv.sqlite") as index:
+        index.execute("PRAGMA user_version = 99")
+    assert not files(tmp_path).lookup([name(1)])[0]
 
 
 def test_records_expire_after_their_last_use(files: Files, tmp_path: Path) -> None:
@@ -136,13 +161,27 @@ def test_what_a_killed_writer_left_is_removed(files: Files, tmp_path: Path) -> N
     store.save(name(2), b"two")
     store.close()
     one = next(path for path in files_in(tmp_path) if path.read_bytes() == b"one")
-    (one.parent / (b"\x09" * 32).hex()).with_suffix(".kv").write_bytes(b"not indexed")
+    (tmp_path / "09").mkdir()
+    (tmp_path / "09" / f"{'09' * 32}.kv").write_bytes(b"not indexed")
+    others = [
+        "go/main.go",
+        "00/notes.kv",
+        "db/thesis.txt",
+        f"0a/{'09' * 32}.kv",
+        "index.sqlite",
+        "lock",
+        "00/9",
+    ]
+    for other in others:
+        (tmp_path / other).parent.mkdir(exist_ok=True)
+        (tmp_path / other).write_text("mine")
     one.with_suffix(".4711").write_bytes(b"half of a reco")
     one.unlink()
     store = files(tmp_path)
     assert store.lookup([name(1), name(2)]) == [False, True]
-    assert [path.read_bytes() for path in files_in(tmp_path)] == [b"two"]
+    assert [path.read_bytes() for path in tmp_path.glob("0[09]/*.*") if len(path.stem) == 64] == [b"two"]
     assert store.stats().n_bytes == 3
+    assert [(tmp_path / other).read_text() for other in others] == ["mine"] * len(others)
 
 
 @pytest.mark.parametrize("damage", [b"", b"no index at all" * 100])
@@ -152,15 +191,92 @@ def test_a_damaged_index_begins_anew(
     store = files(tmp_path)
     store.save(name(1), b"one")
     store.close()
-    for path in tmp_path.glob("index.sqlite-*"):
+    for path in tmp_path.glob("pyvelo-kv.sqlite-*"):
         path.unlink()
-    (tmp_path / "index.sqlite").write_bytes(damage)
+    (tmp_path / "pyvelo-kv.sqlite").write_bytes(damage)
     store = files(tmp_path)
     assert store.load(name(1)) is None
     assert files_in(tmp_path) == []
     store.save(name(1), b"again")
     assert store.load(name(1)) == b"again"
     assert ("begins anew" in caplog.text) == bool(damage)
+
+
+def test_an_index_that_is_damaged_later_begins_anew(files: Files, tmp_path: Path) -> None:
+    store = files(tmp_path)
+    for number in range(400):
+        store.save(name(number), b"x")
+    store.close()
+    index = tmp_path / "pyvelo-kv.sqlite"
+    damaged = bytearray(index.read_bytes())
+    damaged[5000:] = random.Random(1).randbytes(len(damaged) - 5000)
+    index.write_bytes(damaged)
+    store = files(tmp_path)
+    for _ in range(2):
+        try:
+            store.save(name(500), b"again")
+        except StoreError:
+            continue
+        break
+    assert store.load(name(500)) == b"again"
+    assert store.stats().n_records == 1
+
+
+def test_a_folder_that_is_removed_is_made_again(files: Files, tmp_path: Path) -> None:
+    store = files(tmp_path / "kv")
+    store.save(name(1), b"one")
+    shutil.rmtree(tmp_path / "kv")
+    assert store.load(name(1)) is None
+    store.save(name(2), b"two")
+    assert store.load(name(2)) == b"two"
+    assert not files(tmp_path / "kv").save(name(3), b"three"), "it has a writer"
+
+
+def test_bytes_that_another_process_purged_are_free(
+    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyvelo.store.files.ASK_AGAIN", 0.0)
+    writer, reader = files(tmp_path, max_bytes=1000), files(tmp_path)
+    for number in range(10):
+        writer.save(name(number), bytes(100))
+    assert reader.purge(None) == 10
+    for number in range(10, 19):
+        writer.save(name(number), bytes(100))
+    assert writer.stats().n_records == 9
+
+
+def test_the_beginning_of_what_was_touched_is_evicted_last(files: Files, tmp_path: Path) -> None:
+    store = files(tmp_path, max_bytes=1000)
+    for number in range(8):
+        store.save(name(number), bytes(100))
+    store.touch([name(number) for number in range(8)])
+    store.save(name(8), bytes(700))
+    assert [number for number in range(8) if store.lookup([name(number)])[0]] == [0, 1, 2]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork")
+def test_a_process_that_is_forked_has_no_part_in_the_lock(files: Files, tmp_path: Path) -> None:
+    store = files(tmp_path)
+    pid = os.fork()
+    if not pid:
+        time.sleep(20)
+        os._exit(0)
+    try:
+        store.save(name(1), b"one")
+        assert not files(tmp_path).save(name(2), b"two"), "the parent still writes"
+        store.close()
+        assert files(tmp_path).save(name(2), b"two")
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="Windows has other permissions")
+def test_a_folder_of_others_is_refused(files: Files, tmp_path: Path) -> None:
+    (tmp_path / "kv").mkdir(mode=0o700)
+    (tmp_path / "kv").chmod(0o777)
+    with pytest.raises(StoreError, match="other users may write"):
+        files(tmp_path / "kv")
 
 
 def test_a_full_disk_loses_only_what_was_being_written(
@@ -186,8 +302,10 @@ def test_a_folder_that_cannot_be_used(files: Files, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(OSError, match="file"):
         files(tmp_path / "file" / "kv")
+    with pytest.raises(StoreError, match="is a file: give a folder"):
+        files(tmp_path / "file")
     store = files(tmp_path / "kv")
-    other = sqlite3.connect(tmp_path / "kv" / "index.sqlite")
+    other = sqlite3.connect(tmp_path / "kv" / "pyvelo-kv.sqlite")
     other.execute("BEGIN EXCLUSIVE")
     with pytest.raises(StoreError, match="locked"):
         store.save(name(1), b"one")

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pyvelo.store.base import RecordName, StoreError, StoreStats
+from pyvelo.errors import StoreError
+from pyvelo.store.base import RecordName, StoreStats
 from pyvelo.store.files import FileStore
 from pyvelo.store.guard import GuardedStore
 from pyvelo.store.opening import open_store
@@ -41,9 +42,10 @@ class Shaky:
         self._begin()
         return self.records.get(name)
 
-    def save(self, name: RecordName, record: bytes) -> None:
+    def save(self, name: RecordName, record: bytes, keep: bool = False) -> bool:
         self._begin()
         self.records[name] = record
+        return True
 
     def delete(self, name: RecordName) -> None:
         self._begin()
@@ -52,7 +54,7 @@ class Shaky:
     def touch(self, names: Sequence[RecordName]) -> None:
         self._begin()
 
-    def purge(self, tenant: bytes | None) -> int:
+    def purge(self, owner: bytes | None) -> int:
         self._begin()
         return 7
 
@@ -94,7 +96,7 @@ PAYLOAD = bytes(range(100))
 def test_a_sound_store(guarded: GuardedStore, shaky: Shaky) -> None:
     assert guarded.load(ONE) is None
     guarded.save(ONE, PAYLOAD)
-    assert guarded.lookup([ONE.name, address(part=1).name]) == [True, False]
+    assert guarded.lookup([ONE, address(part=1)]) == [True, False]
     assert guarded.load(ONE) == PAYLOAD
     assert guarded.stats() == StoreStats(1, None)
     assert guarded.purge() == 7
@@ -107,11 +109,15 @@ def fail() -> None:
     raise StoreError("it burns")
 
 
+def burst() -> None:
+    raise TypeError("unexpected keyword")
+
+
 def deny() -> None:
     raise PermissionError(13, "Permission denied")
 
 
-@pytest.mark.parametrize("trouble", [fail, deny])
+@pytest.mark.parametrize("trouble", [fail, deny, burst])
 def test_failures_are_misses_and_leave_the_store_alone_for_a_while(
     guarded: GuardedStore,
     shaky: Shaky,
@@ -129,15 +135,16 @@ def test_failures_are_misses_and_leave_the_store_alone_for_a_while(
         assert guarded.is_away
         for _ in range(5):  # at once
             assert guarded.load(ONE) is None
-            assert guarded.lookup([ONE.name]) == [False]
+            assert guarded.lookup([ONE]) == [False]
             guarded.save(ONE, PAYLOAD)
-            guarded.touch([ONE.name])
+            guarded.touch([ONE])
         assert guarded.stats() == StoreStats(None, None)
         with pytest.raises(StoreError, match="away"):
             guarded.purge()
-        assert shaky.n_calls == n_calls + 1
+        assert guarded.is_full
+        assert shaky.n_calls == n_calls + 2, "one read and one write"
         start = clock.now
-        while guarded.is_away:
+        while guarded.is_away or guarded.is_full:
             clock.now += 0.5
         pauses.append(clock.now - start)
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
@@ -157,15 +164,60 @@ def test_a_store_that_hangs_stalls_one_call(guarded: GuardedStore, shaky: Shaky,
     assert guarded.load(ONE) is None
     clock.now += 1000  # the pause is over, but the call hangs still
     for _ in range(100):
-        assert guarded.lookup([ONE.name]) == [False]
+        assert guarded.lookup([ONE]) == [False]
     assert time.monotonic() - start < 2
     shaky.trouble = lambda: None
     go_on.set()
     for _ in range(200):
+        clock.now += 1
         if not guarded.is_away:
             break
         time.sleep(0.01)
     assert guarded.load(ONE) == PAYLOAD
+
+
+def test_a_caller_that_waits_for_less_is_no_failure_of_the_store(
+    guarded: GuardedStore, shaky: Shaky, clock: Time, caplog: pytest.LogCaptureFixture
+) -> None:
+    guarded.save(ONE, PAYLOAD)
+    go_on = threading.Event()
+    shaky.trouble = lambda: go_on.wait(20)
+    start = time.monotonic()
+    assert guarded.lookup([ONE], 0.01) == [False]
+    assert guarded.load(ONE, 0.01) is None  # at once: the lookup has not ended
+    assert time.monotonic() - start < 0.15
+    assert guarded.is_away
+    assert guarded.is_full
+    go_on.set()
+    for _ in range(500):
+        if not guarded.is_away:
+            break
+        time.sleep(0.01)
+    assert guarded.load(ONE, 5) == PAYLOAD
+    assert not caplog.records
+    go_on.clear()
+    assert guarded.load(ONE, 0.01) is None
+    clock.now += 0.3  # longer than the deadline of all calls
+    assert guarded.is_away
+    assert "not read for now" in caplog.text
+    go_on.set()
+
+
+def test_a_store_that_is_full_is_still_read(
+    guarded: GuardedStore, shaky: Shaky, clock: Time, caplog: pytest.LogCaptureFixture
+) -> None:
+    guarded.save(ONE, PAYLOAD)
+    shaky.save = lambda *_: fail()  # type: ignore[method-assign, assignment]
+    for _ in range(5):
+        assert not guarded.is_full
+        guarded.save(address(part=1), PAYLOAD)
+        assert guarded.is_full
+        assert not guarded.is_away
+        assert guarded.load(ONE) == PAYLOAD
+        clock.now += 100
+    assert [record.message for record in caplog.records] == [
+        "the KV store memory is not written for now: it burns"
+    ]
 
 
 def test_a_store_that_lies_loses_the_record(guarded: GuardedStore, shaky: Shaky) -> None:
@@ -181,7 +233,7 @@ def test_a_store_that_lies_loses_the_record(guarded: GuardedStore, shaky: Shaky)
 def test_a_store_that_cannot_be_opened(clock: Time, caplog: pytest.LogCaptureFixture) -> None:
     guarded = GuardedStore(deny, "nowhere", Codec(), clock=clock)  # type: ignore[arg-type]
     assert guarded.load(ONE) is None
-    assert "nowhere is not used for now" in caplog.text
+    assert "nowhere is not read for now" in caplog.text
 
 
 def test_a_changed_file_is_a_miss_and_is_deleted(tmp_path: Path) -> None:
@@ -193,7 +245,7 @@ def test_a_changed_file_is_a_miss_and_is_deleted(tmp_path: Path) -> None:
     path.write_bytes(record)
     assert guarded.load(ONE) is None
     assert not path.exists()
-    assert guarded.lookup([ONE.name]) == [False]
+    assert guarded.lookup([ONE]) == [False]
 
 
 def test_a_file_under_another_name_is_a_miss(tmp_path: Path) -> None:

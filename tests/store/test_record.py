@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyvelo.errors import ConfigError
-from pyvelo.store.record import SNAPSHOT, Address, BadRecord, Codec, tenant_of
+from pyvelo.store.record import SNAPSHOT, Address, BadRecord, Codec, owner_of
 
 KEY = bytes(range(32))
 
@@ -62,7 +62,7 @@ def test_each_address_has_its_name() -> None:
     names = {address(**changes).name for changes in [{}, *OTHERS[:1], *OTHERS[6:8]]}
     assert len(names) == 4
     assert address(block_hash=digest("another")).name not in names
-    assert address(extra=b"x").name.tenant == tenant_of(b"x") != address().name.tenant
+    assert address(extra=b"x").name.owner == owner_of(b"x") != address().name.owner
 
 
 def test_no_damaged_record_is_unpacked(codec: Codec) -> None:

@@ -11,8 +11,8 @@ from pyvelo.store.base import BlockStore, RecordName
 
 MakeStore = Callable[[], BlockStore]
 
-TENANTS = [bytes([n]) * 16 for n in range(3)]
-NAMES = [RecordName(tenant, bytes([n, tenant[0]]) * 16) for tenant in TENANTS for n in range(6)]
+OWNERS = [bytes([n]) * 16 for n in range(3)]
+NAMES = [RecordName(owner, bytes([n, owner[0]]) * 16) for owner in OWNERS for n in range(6)]
 
 
 class _Operations:
@@ -25,7 +25,7 @@ class _Operations:
         self.expected: dict[RecordName, bytes] = {}
 
     def save(self, name: RecordName, record: bytes) -> None:
-        self.store.save(name, record)
+        assert self.store.save(name, record, keep=record[:1] > b"a")
         self.expected[name] = record
 
     def delete(self, name: RecordName, record: bytes) -> None:
@@ -39,8 +39,8 @@ class _Operations:
         self.store.touch([name, NAMES[0]])
 
     def purge(self, name: RecordName, record: bytes) -> None:
-        gone = [each for each in self.expected if each.tenant == name.tenant]
-        assert self.store.purge(name.tenant) == len(gone)
+        gone = [each for each in self.expected if each.owner == name.owner]
+        assert self.store.purge(name.owner) == len(gone)
         for each in gone:
             del self.expected[each]
 

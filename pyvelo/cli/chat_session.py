@@ -1,0 +1,97 @@
+"""Named conversations of `pyvelo chat --session`, each in a file of the user's state folder."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+
+from pyvelo.cli.conversation import Conversation
+from pyvelo.cli.exits import explain
+from pyvelo.cli.screen import state_folder
+from pyvelo.errors import ConfigError
+from pyvelo.file_lock import FileLock
+
+__all__ = ["ChatSession", "default_store"]
+
+MAX_BYTES = 100  # of a name
+
+
+class ChatSession:
+    """Conversation in a file, which one process has open.
+
+    Raises:
+        ConfigError: the name is no part of a path, the file cannot be used, or another process has it open.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.file = _file(name)
+        self._kept = ""
+        try:
+            self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = FileLock.take(self.file.with_suffix(".lock"))
+        except OSError as error:
+            raise ConfigError(f"--session {name}: {explain(error)}") from error
+        if self._lock is None:
+            raise ConfigError(f"--session {name}: another chat has it open: end that, or take another name")
+
+    def load(self, system: str | None) -> Conversation:
+        """Return the conversation, which is empty the first time.
+
+        system: replaces its system message, unless None.
+
+        Raises:
+            ConfigError: the file is damaged.
+        """
+        try:
+            found = Conversation.from_json(self.file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return Conversation(system)
+        except (OSError, ValueError) as error:  # ConfigError and UnicodeDecodeError are ValueErrors
+            reason = str(error).removeprefix("the file is not a chat of /save: ")
+            raise ConfigError(
+                f"--session {self.name}: {self.file} is damaged ({reason}): move it away or take another name"
+            ) from error
+        found.system = found.system if system is None else system
+        return found
+
+    def keep(self, conversation: Conversation) -> None:
+        """Write the conversation to its file, for its owner alone, if it has changed; raise OSError."""
+        text = conversation.to_json()
+        if text == self._kept:
+            return
+        partial = self.file.with_suffix(".part")
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+            with open(os.open(partial, flags, 0o600), "w", encoding="utf-8") as out:
+                out.write(text)
+            os.replace(partial, self.file)
+        except OSError:
+            with suppress(OSError):
+                partial.unlink()
+            raise
+        self._kept = text
+
+    def close(self) -> None:
+        """Let another process open it."""
+        if self._lock is not None:
+            self._lock.release()
+
+
+def default_store() -> str | None:
+    """Return the folder of the KV of named conversations; None: the extra `store` is not installed."""
+    from pyvelo.store.opening import default_folder
+
+    return str(default_folder()) if importlib.util.find_spec("xxhash") is not None else None
+
+
+def _file(name: str) -> Path:
+    fits = re.fullmatch(r"[\w. -]+", name) and len(name.encode()) <= MAX_BYTES and name.strip(". ")
+    if not fits:
+        raise ConfigError(
+            f"--session {name!r}: give letters, digits, spaces, dots, dashes, underscores, {MAX_BYTES} bytes"
+        )
+    return state_folder() / "sessions" / f"{name}.json"

@@ -1,0 +1,61 @@
+"""Locks of files, each of one process, which ends with it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from pathlib import Path
+from typing import IO
+
+__all__ = ["FileLock"]
+
+
+class FileLock:
+    """Lock of a file by this process. A process that is forked from it has no part in it."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        _locks.add(self)
+
+    @classmethod
+    def take(cls, path: Path) -> FileLock | None:
+        """Lock a file; None: another process has it."""
+        file = open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b")  # noqa: SIM115
+        try:
+            if sys.platform == "win32":
+                import msvcrt
+
+                msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+            else:
+                import fcntl
+
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.close()
+            return None
+        return cls(file)
+
+    def release(self) -> None:
+        """Let another process write. A child that has the file open, too, would keep the lock by that."""
+        if sys.platform != "win32" and not self._file.closed:
+            import fcntl
+
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+        self.forget()
+
+    def forget(self) -> None:
+        """Close the file, in a process that does not have the lock."""
+        self._file.close()
+
+
+_locks: weakref.WeakSet[FileLock] = weakref.WeakSet()
+
+
+def _forget_locks() -> None:
+    for lock in list(_locks):
+        lock.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_locks)
