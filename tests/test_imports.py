@@ -32,18 +32,9 @@ MAY_IMPORT = {
     | {"store"},
     "trace": {"kv", "engine"},
     "simulate": {"kv", "engine", "memory", "trace", "sampling"},
-    "server": {
-        "engine",
-        "kv",
-        "chat",
-        "native",
-        "trace",
-        "config",
-        "sampling",
-        "outputs",
-        "session",
-        "store",
-    },
+    "server": {"engine", "kv", "chat", "native", "trace", "config", "sampling", "outputs"}
+    | {"session", "store"},
+    "batch": {"server", "config"},
 }
 """Folders and files that a folder's files may import, apart from BASE and their own folder."""
 

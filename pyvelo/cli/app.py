@@ -13,6 +13,7 @@ import typer
 from pyvelo import __version__
 from pyvelo.cli import options as opt
 from pyvelo.cli.about import doctor, info, list_models, models, pull, rm
+from pyvelo.cli.batch import batch
 from pyvelo.cli.exits import (
     BROKEN_PIPE,
     ERROR,
@@ -224,6 +225,7 @@ def chat(
 
 
 app.command()(serve)
+app.command()(batch)
 
 
 @app.command()

@@ -10,7 +10,7 @@ import os
 
 from pyvelo.errors import VeloError
 
-__all__ = ["cached_names", "kv_types", "model_names", "quantizations"]
+__all__ = ["cached_names", "kv_types", "model_names", "models_and_rows", "quantizations"]
 
 
 def cached_names(incomplete: str) -> list[str]:
@@ -29,6 +29,12 @@ def model_names(incomplete: str) -> list[str]:
     files = [path for path in found if path.lower().endswith(".gguf")]
     folders = [path + os.sep for path in found if os.path.isdir(path)]
     return [*sorted(files), *sorted(folders), *cached_names(incomplete)]
+
+
+def models_and_rows(incomplete: str) -> list[str]:
+    """Return what `model_names` returns, and files of rows that begin with a text."""
+    files = glob.glob(f"{glob.escape(incomplete)}*.jsonl")
+    return [*sorted(files), *model_names(incomplete)]
 
 
 def kv_types(incomplete: str) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from pyvelo.cli.terminal import make_console, visible
 
-__all__ = ["Bar", "LoadingBar", "loading", "waiting"]
+__all__ = ["Bar", "LoadingBar", "RichBar", "loading", "waiting"]
 
 SHOW_AFTER = 0.5
 """Seconds of loading before a bar is shown."""
@@ -62,7 +62,9 @@ class LoadingBar:
             bar.close()
 
 
-class _RichBar:
+class RichBar:
+    """Bar of rich; `what` stands before it."""
+
     def __init__(self, what: str) -> None:
         from rich.markup import escape
         from rich.progress import Progress
@@ -72,9 +74,17 @@ class _RichBar:
         self._progress.start()
 
     def show(self, share: float) -> None:
+        """Show the completed share, 0..1."""
         self._progress.update(self._task, completed=share)
 
+    def name(self, what: str) -> None:
+        """Change the words before the bar."""
+        from rich.markup import escape
+
+        self._progress.update(self._task, description=escape(visible(what)))
+
     def close(self) -> None:
+        """Remove the bar from the terminal."""
         self._progress.stop()
 
 
@@ -84,7 +94,7 @@ def loading(path: str | os.PathLike[str]) -> Iterator[LoadingBar | None]:
     if not sys.stderr.isatty():
         yield None
         return
-    bar = LoadingBar(partial(_RichBar, f"loading {os.path.basename(path)}"))
+    bar = LoadingBar(partial(RichBar, f"loading {os.path.basename(path)}"))
     try:
         yield bar
     finally:

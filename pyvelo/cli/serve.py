@@ -22,7 +22,7 @@ from pyvelo.errors import ConfigError, shown
 if TYPE_CHECKING:
     from pyvelo.server.serving import Serving
 
-__all__ = ["serve"]
+__all__ = ["Loras", "Names", "check_model_names", "check_modules", "loras_by_name", "serve"]
 
 KEY_VARIABLE = "PYVELO_API_KEY"
 
@@ -124,16 +124,15 @@ def serve(
     attention_precision: opt.Precision = "exact",
 ) -> int:
     """Serve a model to OpenAI's clients."""
-    engine = opt.engine_settings({**locals(), "lora": _by_name(lora or ())})
-    for module in ("uvicorn", "msgspec", "prometheus_client"):
-        if importlib.util.find_spec(module) is None:
-            raise ConfigError(f"the server needs {module}: pip install 'pyvelo[serve]'")
+    engine = opt.engine_settings({**locals(), "lora": loras_by_name(lora or ())})
+    check_modules(("uvicorn", "msgspec", "prometheus_client"))
     from pyvelo.server.auth import read_keys
     from pyvelo.server.origins import is_loopback
     from pyvelo.server.run import Serve, check_address
     from pyvelo.server.settings import Settings
 
-    _check_names(model_name or (), cors_origin or (), allow_host or ())
+    check_model_names(model_name or ())
+    _check_places(cors_origin or (), allow_host or ())
     keys = read_keys(api_key_file, os.environ.get(KEY_VARIABLE, "").split(","))
     check_address(host, keys.needed, insecure)
     settings = Settings(
@@ -155,13 +154,24 @@ def serve(
     return 0
 
 
-def _check_names(models: Sequence[str], origins: Sequence[str], hosts: Sequence[str]) -> None:
-    """Raise ConfigError for names that no client can send."""
-    from pyvelo.server.origins import is_host, is_origin
+def check_modules(names: Sequence[str]) -> None:
+    """Raise ConfigError if a module of the extra `serve` is missing."""
+    for module in names:
+        if importlib.util.find_spec(module) is None:
+            raise ConfigError(f"the server needs {module}: pip install 'pyvelo[serve]'")
 
-    for name in models:
+
+def check_model_names(names: Sequence[str]) -> None:
+    """Raise ConfigError for names of models that no client can send."""
+    for name in names:
         if not name.strip() or not name.isprintable():
             raise ConfigError(f"--model-name {shown(name)}: give a name of printable characters, not empty")
+
+
+def _check_places(origins: Sequence[str], hosts: Sequence[str]) -> None:
+    """Raise ConfigError for origins and hosts that no client can send."""
+    from pyvelo.server.origins import is_host, is_origin
+
     for origin in origins:
         if not is_origin(origin):
             raise ConfigError(
@@ -176,7 +186,7 @@ def _check_names(models: Sequence[str], origins: Sequence[str], hosts: Sequence[
             )
 
 
-def _by_name(loras: Sequence[tuple[str, float]]) -> dict[str, tuple[str, float]] | None:
+def loras_by_name(loras: Sequence[tuple[str, float]]) -> dict[str, tuple[str, float]] | None:
     """Return adapters by the names of their files; raise ConfigError if two have the same."""
     found = {PurePath(path).stem: (path, scale) for path, scale in loras}
     if len(found) < len(loras):

@@ -310,10 +310,14 @@ def _next(steps: Generator[abc.Sequence[Submission], None, T]) -> abc.Sequence[S
 
 
 class Preparer:
-    """Threads that prepare requests; waiting for a grammar takes none of them."""
+    """Threads that prepare requests; waiting for a grammar takes none of them.
+
+    inline: the event loop prepares them itself, because nothing that waits for it is urgent.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self.inline = False
         self._closed = False
         self._has_thread = False
         self._threads = ThreadPoolExecutor(MAX_THREADS, "pyvelo-prepare")
@@ -331,6 +335,8 @@ class Preparer:
             await self._compile(asked)
         if self._closed:
             raise ClosedError("this engine was closed")
+        if self.inline:
+            return make()
         turn = asyncio.wrap_future(submit_to(self._threads.submit, make, self._has_thread))
         self._has_thread = True
         try:

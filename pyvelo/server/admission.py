@@ -83,6 +83,7 @@ class Admission:
         self._max_tokens = max_tokens
         self._open: set[Ticket] = set()
         self._queue: set[Ticket] = set()  # open tickets, without some that have a token
+        self._at_most = 0  # bound of the prompt tokens that wait: the last count, and all since then
         self._tenants: WeakKeyDictionary[ParentRequest, Tenant] = WeakKeyDictionary()
 
     def __len__(self) -> int:
@@ -112,7 +113,16 @@ class Admission:
 
         Raises: HttpError 429 above the tenant's limit, 503 above the server's.
         """
-        tenant, waiting = ticket.tenant, self._waiting()
+        if ticket.tenant.tokens is not None or self._at_most + n_tokens > self._max_tokens:
+            self._check_tokens(ticket.tenant, n_tokens)
+        self._at_most += n_tokens
+        ticket.n_tokens, ticket.parents = n_tokens, tuple(parents)
+        for parent in ticket.parents:
+            self._tenants[parent] = ticket.tenant
+
+    def _check_tokens(self, tenant: Tenant, n_tokens: int) -> None:
+        """Count the prompt tokens that wait; raise HttpError if so many more are too many."""
+        waiting = self._waiting()
         of_tenant = sum(other.n_tokens for other in waiting if other.tenant is tenant)
         if tenant.tokens is not None and of_tenant and of_tenant + n_tokens > tenant.tokens:
             raise self._refuse(
@@ -126,9 +136,7 @@ class Admission:
             raise self._refuse(
                 503, "tokens", f"{of_all} prompt tokens wait; the limit is {self._max_tokens}", None
             )
-        ticket.n_tokens, ticket.parents = n_tokens, tuple(parents)
-        for parent in ticket.parents:
-            self._tenants[parent] = tenant
+        self._at_most = of_all
 
     def leave(self, ticket: Ticket) -> None:
         """Count a request that has ended; may be called again."""

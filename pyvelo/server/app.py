@@ -191,7 +191,8 @@ class App:
         admission = self.serving.admission
         ticket = admission.enter(exchange.tenant)
         try:
-            progress.watch()
+            if exchange.may_leave:
+                progress.watch()
             if len(body) < IN_THREAD:
                 fields = parse_json(body)
             else:
@@ -243,7 +244,7 @@ class App:
                 stream.ping()
 
     def _log(self, exchange: Exchange, progress: _Progress, note: str) -> None:
-        if exchange.path in ("/health", "/metrics"):
+        if exchange.path in ("/health", "/metrics") or not _log.isEnabledFor(logging.INFO):
             return
         milliseconds = 1000 * (time.perf_counter() - exchange.received)
         _log.info(

@@ -56,6 +56,7 @@ class Exchange:
     more_headers: of the answer, whatever it is.
     stream: of the answer, if it is one.
     abort: closes the connection, whatever waits to be written.
+    may_leave: whether the client may leave before the answer; one in this process has sent its whole body.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
@@ -70,7 +71,10 @@ class Exchange:
         self.error_body: Callable[[HttpError], Any] = openai_error
         self.more_headers: Mapping[str, str] = {}
         self.stream: EventStream | None = None
-        self.abort: Callable[[], None] = (scope.get("extensions") or {}).get("pyvelo.abort", lambda: None)
+        extensions = scope.get("extensions") or {}
+        self.abort: Callable[[], None] = extensions.get("pyvelo.abort", lambda: None)
+        self._body: bytes | None = extensions.get("pyvelo.body")
+        self.may_leave = self._body is None
         self._receive = receive
         self._send = send
 
@@ -91,6 +95,10 @@ class Exchange:
         length = self.header("content-length")
         if length.isdigit() and int(length) > limit:
             raise _too_long(limit)
+        if self._body is not None:
+            if len(self._body) > limit:
+                raise _too_long(limit)
+            return self._body
         parts, size = [], 0
         deadline = time.monotonic() + BODY_SECONDS
         while True:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import gc
 import os
-import signal
 import socket
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,13 +15,13 @@ from typing import Any
 import uvicorn
 
 from pyvelo.config import EngineConfig
-from pyvelo.engine.async_loop import AsyncEngineLoop, open_engine_loop
+from pyvelo.engine.async_loop import AsyncEngineLoop
 from pyvelo.errors import ConfigError, shown
 from pyvelo.server.app import App
 from pyvelo.server.origins import is_host, is_loopback
+from pyvelo.server.process import Signals, engine_until_signal, freeze_loaded, rare_collections, run_loop
 from pyvelo.server.serving import Serving
 from pyvelo.server.settings import Settings
-from pyvelo.threads import in_thread
 
 __all__ = ["Serve", "check_address", "uvicorn_config"]
 
@@ -32,8 +29,6 @@ BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 30
 N_LISTENERS = 24
 """Duplicates of the socket that listens: uvloop accepts one connection from each in a turn of its loop."""
-GC_THRESHOLDS = (1_000, 100, 100)
-"""A request leaves no cycles to the garbage collector, whose older generations take up to 100 ms: rarely."""
 
 
 def check_address(host: str, with_keys: bool, insecure: bool) -> None:
@@ -73,42 +68,22 @@ class Serve:
             ConfigError: the address cannot be used.
             VeloError: as `LLM` raises them.
         """
-        run: Callable[[Any], Any] = asyncio.run
-        with suppress(ImportError):
-            import uvloop
-
-            run = uvloop.run
-        with _listen(self.host, self.port) as listener, _rare_collections():
-            run(self._main(listener))
+        with _listen(self.host, self.port) as listener, rare_collections():
+            run_loop(self._main(listener))
 
     async def _main(self, listener: socket.socket) -> None:
-        closed, signals = threading.Event(), _Signals()
-        signals.again = closed.set
-        with signals.handled(asyncio.get_running_loop()):
-            stopped = asyncio.ensure_future(signals.ended.wait())
-            opening = asyncio.ensure_future(open_engine_loop(self.config, closed))
-            await asyncio.wait([opening, stopped], return_when=asyncio.FIRST_COMPLETED)
-            if not opening.done():
-                closed.set()
-                await asyncio.wait([opening])
-            if closed.is_set() and opening.exception() is not None:
-                return
-            loop = await opening
-            try:
-                await self._serve(loop, listener, signals, stopped)
-            finally:
-                stopped.cancel()
-                loop.engine.stop()
-                await in_thread(loop.close)
+        signals = Signals()
+        async with engine_until_signal(self.config, signals) as opened:
+            if opened is not None:
+                await self._serve(opened[0], listener, signals, opened[1])
 
     async def _serve(
-        self, loop: AsyncEngineLoop, listener: socket.socket, signals: _Signals, stopped: asyncio.Task[Any]
+        self, loop: AsyncEngineLoop, listener: socket.socket, signals: Signals, stopped: asyncio.Task[Any]
     ) -> None:
         """Take requests until a signal; then drain."""
         serving = Serving(loop, self.config, self.settings)
         await serving.start()
-        gc.collect()
-        gc.freeze()  # what is loaded stays: no collection looks at it
+        freeze_loaded()
         app = App(serving, self.settings)
         server = _Server(uvicorn_config(app))
         server.started_hook = partial(self.ready, _url(listener), serving)
@@ -119,19 +94,6 @@ class Serve:
         await app.drain(self.drain)
         server.should_exit = True
         await running
-
-
-@contextmanager
-def _rare_collections() -> Iterator[None]:
-    """Let the garbage collector run less often within a block. What a caller froze stays frozen."""
-    before, n_frozen = gc.get_threshold(), gc.get_freeze_count()
-    gc.set_threshold(*GC_THRESHOLDS)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-        if not n_frozen:
-            gc.unfreeze()
 
 
 def uvicorn_config(app: App) -> uvicorn.Config:
@@ -161,7 +123,7 @@ def _protocol() -> Any:
 
 
 class _Server(uvicorn.Server):
-    """HTTP server whose signals are handled by `_Signals`; `started_hook` is called when it listens."""
+    """HTTP server whose signals are handled by `Signals`; `started_hook` is called when it listens."""
 
     started_hook: Callable[[], None]
 
@@ -174,37 +136,6 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Leave the signals as they are."""
         yield
-
-
-class _Signals:
-    """SIGINT and SIGTERM: the first sets `ended`, each later one calls `again`."""
-
-    def __init__(self) -> None:
-        self.ended = asyncio.Event()
-        self.again: Callable[[], None] = lambda: None
-
-    @contextmanager
-    def handled(self, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-        """Handle the signals within a block."""
-        both = (signal.SIGINT, signal.SIGTERM)
-        before = {each: signal.getsignal(each) for each in both}
-        for each in both:
-            try:
-                loop.add_signal_handler(each, self._hit)
-            except NotImplementedError:  # Windows
-                signal.signal(each, lambda *_: loop.call_soon_threadsafe(self._hit))
-        try:
-            yield
-        finally:
-            for each, handler in before.items():
-                with suppress(NotImplementedError):
-                    loop.remove_signal_handler(each)
-                signal.signal(each, handler)
-
-    def _hit(self) -> None:
-        if self.ended.is_set():
-            self.again()
-        self.ended.set()
 
 
 def _listen(host: str, port: int) -> socket.socket:

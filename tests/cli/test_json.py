@@ -20,7 +20,20 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def test_the_schema_is_one() -> None:
     Draft202012Validator.check_schema(SCHEMA)
-    names = {"bench", "doctor", "embed", "info", "list", "models", "pull", "report", "rm", "run", "simulate"}
+    names = {
+        "batch",
+        "bench",
+        "doctor",
+        "embed",
+        "info",
+        "list",
+        "models",
+        "pull",
+        "report",
+        "rm",
+        "run",
+        "simulate",
+    }
     assert set(SCHEMA["$defs"]) == names
 
 

@@ -23,7 +23,7 @@ from pyvelo.cli.app import execute
 from pyvelo.config import EngineConfig
 from pyvelo.demo import DEMO_MODEL
 from pyvelo.errors import ClosedError, ConfigError
-from pyvelo.server import run
+from pyvelo.server import process, run
 from pyvelo.server.app import App
 from pyvelo.server.run import Serve, check_address
 from pyvelo.server.settings import Settings
@@ -155,7 +155,7 @@ def test_a_signal_ends_the_load(monkeypatch: pytest.MonkeyPatch, number: int) ->
         assert await asyncio.to_thread(closed.wait, WAIT)
         raise ClosedError("closed while it was loaded")
 
-    monkeypatch.setattr(run, "open_engine_loop", load)
+    monkeypatch.setattr(process, "open_engine_loop", load)
     served().run()
     assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
 
@@ -164,7 +164,7 @@ def test_an_error_of_the_load_is_raised(monkeypatch: pytest.MonkeyPatch) -> None
     async def load(config: EngineConfig, closed: threading.Event) -> Any:
         raise ConfigError("no such model")
 
-    monkeypatch.setattr(run, "open_engine_loop", load)
+    monkeypatch.setattr(process, "open_engine_loop", load)
     with pytest.raises(ConfigError, match="no such model"):
         served().run()
 

@@ -1,0 +1,1 @@
+"""Batches: rows of a file in OpenAI's batch format, answered without a server."""
