@@ -19,6 +19,7 @@ from typing import (
 )
 
 from pyvelo.errors import ArgumentError, RequestError, shown
+from pyvelo.other_names import EQUIVALENTS, WITHOUT
 
 __all__ = ["NotCopied", "check_fields", "checked", "either"]
 
@@ -29,41 +30,6 @@ C = TypeVar("C", bound=type)
 _STREAMS = {"generate": "stream", "chat": "chat_stream"}
 
 _NEAR = 0.84  # of SequenceMatcher.ratio: a typo in a name, but no other name of the same words
-
-_EQUIVALENTS: dict[str, str] = {
-    "add_bos": "add_special",
-    "add_special_tokens": "add_special",
-    "cache_type_k": "kv_type",
-    "cache_type_v": "kv_type",
-    "choice": "regex",
-    "enable_prefix_caching": "prefix_cache",
-    "gpu_memory_utilization": "memory_utilization",
-    "guided_choice": "regex",
-    "guided_grammar": "grammar",
-    "guided_json": "json_schema",
-    "guided_regex": "regex",
-    "kv_cache_dtype": "kv_type",
-    "kv_cache_memory_bytes": "kv_cache_bytes",
-    "lora_adapters": "lora",
-    "lora_path": "lora",
-    "lora_request": "lora",
-    "max_new_tokens": "max_tokens",
-    "model_path": "model",
-    "n_batch": "max_batch_tokens",
-    "n_predict": "max_tokens",
-    "n_seq_max": "max_num_seqs",
-    "n_threads_batch": "n_threads",
-    "num_beams": "beam_width",
-    "repeat_penalty": "repetition_penalty",
-    "response_format": "json_schema",
-    "special": "parse_special",
-    "stop_strings": "stop",
-    "swap_space": "swap_bytes",
-    "temp": "temperature",
-    "type_k": "kv_type",
-    "type_v": "kv_type",
-}
-"""Names of vLLM, llama-cpp-python and transformers, and what does the same here."""
 
 _NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
@@ -154,6 +120,8 @@ def _explain(where: str, name: str, known: Sequence[str], params: type | None) -
     method = where.rpartition(".")[2]
     if name == "stream" and method in _STREAMS:
         return f"{wrong}: call {_STREAMS[method]} to get its pieces"
+    if name in WITHOUT and name not in own:
+        return f"{wrong}: {WITHOUT[name]}"
     near = None if name in own else _nearest(name, known)
     if near is None and params is not None and (of_params := _nearest(name, own)):
         if constructor:
@@ -168,8 +136,8 @@ def _nearest(name: str, known: Sequence[str]) -> str | None:
     """Return the name that was meant: the same, its equivalent, one with these words, or one with a typo."""
     if name in known:
         return name
-    if name in _EQUIVALENTS:
-        return _EQUIVALENTS[name] if _EQUIVALENTS[name] in known else None
+    if name in EQUIVALENTS:
+        return EQUIVALENTS[name] if EQUIVALENTS[name] in known else None
     words = set(name.split("_"))
     longer = [each for each in known if len(name) > 2 and words <= set(each.split("_"))]
     near = get_close_matches(name, known, n=1, cutoff=_NEAR) or get_close_matches(name, longer, 1, 0.0)

@@ -79,7 +79,8 @@ class Inbox:
         self.deadlines = Deadlines()
         self.n_arrived = 0
         self.n_held = 0  # requests that `submit_held` will submit
-        self.some_aborted = False  # whether a parent was aborted since its requests were cancelled last
+        self.some_aborted = False
+        """Whether a parent was aborted since its requests were cancelled last."""
 
     @property
     def n_new(self) -> int:

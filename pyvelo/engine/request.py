@@ -12,7 +12,6 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from pyvelo.grammar.matcher import GrammarMatcher
-from pyvelo.kv.extra import extra_of
 from pyvelo.kv.pool import BlockTable, SwappedBlocks
 from pyvelo.kv.prefix import BlockHashes
 from pyvelo.outputs import FinishReason, RequestTimes, StreamPiece, TokenLogprob, Usage
@@ -50,7 +49,9 @@ class Sequence:
         self, tokens: Iterable[int], block_size: int, salt: str = "", adapter: Adapter | None = None
     ) -> None:
         self.tokens, self.salt, self.adapter = array("i", tokens), salt, adapter
-        extra = extra_of(b"" if adapter is None else adapter.key, salt)
+        extra = (b"" if adapter is None else adapter.key) + salt.encode(
+            "utf-8", "surrogatepass"
+        )  # kv/extra.py
         self.hashes = BlockHashes(self.tokens, block_size, extra)
         self.table: BlockTable | None = None
         self.swapped: SwappedBlocks | None = None

@@ -1,10 +1,10 @@
-"""`extra` of block hashes: the adapter that computes the blocks, and the salt that keeps tenants apart."""
+"""`extra` of block hashes: the key of the adapter that computes the blocks, then the salt in UTF-8."""
 
 from __future__ import annotations
 
 import struct
 
-__all__ = ["adapter_key", "extra_of", "salt_of"]
+__all__ = ["adapter_key", "salt_of"]
 
 _MARK = b"\xff"  # begins no salt: no UTF-8 text has this byte
 _SCALE = struct.Struct("<f")
@@ -17,11 +17,6 @@ def adapter_key(digest: bytes, scale: float) -> bytes:
     digest: SHA-256 of its file; scale: factor of its product.
     """
     return _MARK + digest + _SCALE.pack(scale)
-
-
-def extra_of(adapter_key: bytes, salt: str) -> bytes:
-    """Return `extra` for an adapter, b"" for none, and a salt."""
-    return adapter_key + salt.encode("utf-8", "surrogatepass")
 
 
 def salt_of(extra: bytes) -> bytes:

@@ -16,6 +16,7 @@ import pytest
 from pyvelo import LLM, AsyncLLM, AsyncSession, BeamSearchParams, SamplingParams, Session
 from pyvelo.config import EngineConfig
 from pyvelo.errors import ArgumentError, ConfigError, VeloError
+from pyvelo.other_names import EQUIVALENTS, WITHOUT
 
 NOBODY = cast(Any, None)
 
@@ -24,6 +25,24 @@ def called(call: Callable[..., Any], *arguments: Any, **keywords: Any) -> None:
     result = call(*arguments, **keywords)
     if inspect.iscoroutine(result):
         asyncio.run(result)
+
+
+def test_the_tables_of_other_names() -> None:
+    """A second name stands for a name that exists; and no name that exists is said to be missing."""
+    calls = [
+        LLM,
+        LLM.generate,
+        LLM.chat,
+        LLM.tokenize,
+        LLM.detokenize,
+        LLM.embed,
+        BeamSearchParams,
+        SamplingParams,
+    ]
+    known = {name for call in calls for name in inspect.signature(call).parameters}
+    assert set(EQUIVALENTS.values()) <= known
+    assert not known & WITHOUT.keys()
+    assert not EQUIVALENTS.keys() & WITHOUT.keys()
 
 
 @pytest.mark.parametrize(
@@ -45,6 +64,12 @@ def called(call: Callable[..., Any], *arguments: Any, **keywords: Any) -> None:
         (AsyncLLM, "top_kk", "top_k belongs to SamplingParams, which generate takes"),
         (SamplingParams, "response_format", "did you mean json_schema?"),
         (SamplingParams, "guided_choice", "did you mean regex?"),
+        (LLM, "num_ctx", "did you mean n_ctx?"),
+        (SamplingParams, "num_predict", "did you mean max_tokens?"),
+        (LLM, "dtype", "LLM has no argument 'dtype': weights have the types of the file"),
+        (LLM, "tensor_parallel_size", "see n_gpu_layers"),
+        (AsyncLLM, "trust_remote_code", "leave it out: a GGUF file has no code"),
+        (SamplingParams, "typical_p", "this sampler does not exist here"),
         (AsyncLLM, "kv_types", "AsyncLLM has no argument 'kv_types': did you mean kv_type?"),
     ],
 )
@@ -60,7 +85,7 @@ def test_the_nearest_right_name_of_a_setting(call: Callable[..., Any], name: str
 @pytest.mark.parametrize(
     ("call", "names"),
     [
-        (LLM, "main_gpu logits_all tensor_parallel_size quantization dtype"),
+        (LLM, "tokenizer_mode revision max_logprobs"),
         (SamplingParams, "detokenize output_kind bad_words"),
         (partial(LLM.generate, NOBODY, "Hello"), "use_tqdm detokenize priority_class"),
     ],
