@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from pyvelo.config import GpuLayers, KVTypes, LoraGiven, Precision
     from pyvelo.engine.stats import EngineStats
     from pyvelo.kv.types import KVType
+    from pyvelo.kv_events import KVEvents
     from pyvelo.kv_store import KVStore
     from pyvelo.llm import LLM
     from pyvelo.session import AsyncSession, Session
@@ -69,6 +70,7 @@ __all__ = [
     "FinishReason",
     "GpuLayers",
     "InternalError",
+    "KVEvents",
     "KVStore",
     "KVType",
     "KVTypes",
@@ -107,6 +109,7 @@ _LAZY = {
     "EngineStats": "pyvelo.engine.stats",
     "GpuLayers": "pyvelo.config",
     "KVType": "pyvelo.kv.types",
+    "KVEvents": "pyvelo.kv_events",
     "KVStore": "pyvelo.kv_store",
     "KVTypes": "pyvelo.config",
     "LoraGiven": "pyvelo.config",

@@ -25,6 +25,7 @@ from pyvelo.engine.stats import EngineStats
 from pyvelo.engine_view import EngineView
 from pyvelo.errors import ClosedError, EngineError, OutOfMemory
 from pyvelo.keywords import checked, either
+from pyvelo.kv_events import KVEvents
 from pyvelo.kv_store import KVStore
 from pyvelo.outputs import LoraInfo, Pooling, RequestOutput, StreamPiece
 from pyvelo.sampling import BeamSearchParams, SamplingParams
@@ -72,6 +73,7 @@ class AsyncLLM(EngineView):
         prefix_cache: bool = True,
         swap_bytes: int = 0,
         kv_store: str | os.PathLike[str] | KVStore | None = None,
+        kv_events: str | KVEvents | None = None,
         deterministic: bool = False,
         attention_precision: Precision = "exact",
         seed: int | None = None,

@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from pyvelo.errors import ArgumentError, ConfigError, check_path, shown
 from pyvelo.kv.geometry import BLOCK_SIZES, parse_kv_type
 from pyvelo.kv.types import KVType
+from pyvelo.kv_events import KVEvents
 from pyvelo.kv_store import KVStore
 
 __all__ = [
@@ -35,6 +36,7 @@ GpuLayers = int | Literal["auto"]
 Precision = Literal["exact", "fast"]
 """Precision of the attention of prompts: "fast" may round to bfloat16."""
 PRECISIONS = get_args(Precision)
+"""Form of the events in a batch of KV events."""
 
 _INT32_MAX = (1 << 31) - 1
 _MAX_BATCH = 1 << 20
@@ -87,6 +89,7 @@ class EngineConfig:
     prefix_cache: bool = True
     swap_bytes: int = 0
     kv_store: str | os.PathLike[str] | KVStore | None = None
+    kv_events: str | KVEvents | None = None
     deterministic: bool = False
     attention_precision: str = "exact"
     seed: int | None = None
@@ -129,6 +132,11 @@ class EngineConfig:
                 object.__setattr__(self, "kv_store", KVStore(self.kv_store))
             if not self.prefix_cache:
                 raise ConfigError("kv_store needs the prefix cache: leave out prefix_cache=False")
+        if self.kv_events is not None:
+            if not isinstance(self.kv_events, KVEvents):
+                object.__setattr__(self, "kv_events", KVEvents(self.kv_events))
+            if not self.prefix_cache:
+                raise ConfigError("kv_events needs the prefix cache: leave out prefix_cache=False")
         if self.progress is not None and not callable(self.progress):
             raise ConfigError(f"progress={shown(self.progress)}: give a function of one number, or None")
 

@@ -21,6 +21,7 @@ from pyvelo.engine.output import outputs_of
 from pyvelo.engine.stats import EngineStats
 from pyvelo.engine_view import EngineView
 from pyvelo.keywords import checked, either
+from pyvelo.kv_events import KVEvents
 from pyvelo.kv_store import KVStore
 from pyvelo.outputs import LoraInfo, Pooling, RequestOutput, StreamPiece
 from pyvelo.sampling import BeamSearchParams, SamplingParams
@@ -63,13 +64,12 @@ class LLM(EngineView):
     swap_bytes: host memory for the blocks of preempted sequences. Sequences that do not fit, or are quicker
         to compute, are computed again.
     kv_store: folder, valkey://HOST:PORT or `KVStore` for blocks that outlive the process; extra `store`.
+    kv_events: address such as tcp://127.0.0.1:5557, or `KVEvents`, for routers; extra `events`.
     deterministic: the same tokens whether a request runs alone or beside others.
-    attention_precision: "exact" rounds attention no more than llama.cpp does; "fast" may round the products
-        of a prompt to bfloat16, for every type.
+    attention_precision: "exact" rounds attention no more than llama.cpp does; "fast": bfloat16 for prompts.
     seed: for requests without a seed.
     progress: called during the load with the loaded share, 0..1. If weights are packed for this processor,
-        the first step packs them and calls it again from 0 to 1, in the thread that computes. Its exception
-        ends the load, or the requests of the step. It must not use the LLM.
+        the first step packs them and calls it again, in the thread that computes. Its exception ends both.
     lora: LoRA adapters (GGUF): a dictionary from names to paths, or to pairs of path and scale. A single path
         or pair is the default of all requests, under the name of the file without its suffix.
     max_model_len, max_num_batched_tokens: vLLM's names of n_ctx and max_batch_tokens.
@@ -97,6 +97,7 @@ class LLM(EngineView):
         prefix_cache: bool = True,
         swap_bytes: int = 0,
         kv_store: str | os.PathLike[str] | KVStore | None = None,
+        kv_events: str | KVEvents | None = None,
         deterministic: bool = False,
         attention_precision: Precision = "exact",
         seed: int | None = None,

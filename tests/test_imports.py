@@ -18,7 +18,8 @@ FACES = {"llm", "async_llm", "session", "beam_search", "demo", ""}
 MAY_IMPORT = {
     "kv": set(),
     "native": set(),
-    "config": {"kv", "kv_store"},
+    "config": {"kv", "kv_events", "kv_store"},
+    "kv_events": set(),
     "kv_store": set(),
     "sampling": set(),
     "outputs": set(),
@@ -28,8 +29,9 @@ MAY_IMPORT = {
     "memory": {"native", "kv", "models", "config"},
     "engine_view": {"engine", "kv", "native", "outputs"},
     "store": {"kv", "kv_store", "config", "models", "sampling"},
+    "events": {"kv", "kv_events", "config"},
     "engine": {"native", "kv", "models", "chat", "grammar", "memory", "config", "sampling", "outputs"}
-    | {"store"},
+    | {"store", "events"},
     "trace": {"kv", "engine"},
     "simulate": {"kv", "engine", "memory", "trace", "sampling"},
     "server": {"engine", "kv", "chat", "native", "trace", "config", "sampling", "outputs"}

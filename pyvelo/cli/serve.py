@@ -5,19 +5,22 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from typer import Option
 
 from pyvelo.cli import options as opt
+from pyvelo.cli.exits import UsageError
 from pyvelo.cli.terminal import print_out
 from pyvelo.cli.values import parse_lora, read_template
 from pyvelo.config import EngineConfig
 from pyvelo.demo import DEMO_MODEL
 from pyvelo.errors import ConfigError, shown
+from pyvelo.kv_events import KVEvents
 
 if TYPE_CHECKING:
     from pyvelo.server.serving import Serving
@@ -87,6 +90,31 @@ Page = Annotated[
         show_default="this machine",
     ),
 ]
+Events = Annotated[
+    str | None,
+    Option(
+        "--kv-events",
+        metavar="ADDRESS",
+        help="Tell routers there which prompts are cached, such as tcp://127.0.0.1:5557.",
+        show_default=False,
+    ),
+]
+EventsReplay = Annotated[
+    str | None,
+    Option(
+        "--kv-events-replay",
+        metavar="ADDRESS",
+        help="Answer requests for past events there.",
+        show_default=False,
+    ),
+]
+EventsTopic = Annotated[
+    str,
+    Option(metavar="TOPIC", help="Topic of the events, such as kv@NAME@MODEL for llm-d.", show_default=False),
+]
+EventsEncoding = Annotated[
+    str, Option(metavar="map|array", help="Form of the events: as vLLM since 0.24, or before.")
+]
 VllmMetrics = Annotated[bool, Option("--vllm-metrics", help="Name metrics as vLLM does, too.")]
 Quiet = Annotated[bool, Option("-q", "--quiet", help="Log no requests.")]
 
@@ -115,6 +143,10 @@ def serve(
     swap_bytes: opt.SwapBytes = "0",
     kv_store: opt.KvStore = None,
     kv_store_bytes: opt.KvStoreBytes = "10G",
+    kv_events: Events = None,
+    kv_events_replay: EventsReplay = None,
+    kv_events_topic: EventsTopic = "",
+    kv_events_encoding: EventsEncoding = "map",
     max_num_seqs: opt.MaxSeqs = 256,
     max_batch_tokens: opt.MaxBatch = 512,
     threads: opt.Threads = None,
@@ -148,7 +180,8 @@ def serve(
         local=is_loopback(host),
         page=is_loopback(host) if page is None else page,
     )
-    config = EngineConfig(model=model, **engine)
+    events = _events(kv_events, kv_events_replay, kv_events_topic, kv_events_encoding)
+    config = EngineConfig(model=model, kv_events=events, **engine)
     _log_to_stderr(quiet)
     Serve(config, settings, host=host, port=port, drain=drain, ready=_ready).run()
     return 0
@@ -194,8 +227,23 @@ def loras_by_name(loras: Sequence[tuple[str, float]]) -> dict[str, tuple[str, fl
     return found or None
 
 
+def _events(endpoint: str | None, replay: str | None, topic: str, encoding: str) -> KVEvents | None:
+    """Return the settings of KV events; raise ConfigError if only details of them are given."""
+    if endpoint is not None:
+        try:
+            return KVEvents(endpoint, replay, topic, cast(Any, encoding))
+        except ConfigError as error:
+            words = re.sub(r"^(\w+)=(.*) of kv_events", r"--kv-events-\1 \2", str(error))
+            raise UsageError(words.replace("--kv-events-endpoint", "--kv-events")) from None
+    if replay is not None or topic:
+        raise UsageError("--kv-events-replay and --kv-events-topic need --kv-events")
+    return None
+
+
 def _ready(url: str, serving: Serving) -> None:
     print_out(f"{serving.model_name} is served at {url}/v1 (Ctrl-C ends)")
+    if serving.engine.events is not None:
+        print_out(f"KV events are at {serving.engine.events.endpoint}")
     sys.stdout.flush()
 
 

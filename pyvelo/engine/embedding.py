@@ -9,14 +9,16 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
+from pyvelo.config import EngineConfig
 from pyvelo.engine.input_errors import FindLora, find_adapter
 from pyvelo.engine.input_processor import Prompt, listed, tokens_of
 from pyvelo.engine.interrupts import HomeProcess, InterruptGuard
 from pyvelo.errors import Cancelled, ClosedError, RequestError, UnsupportedError, VeloError, shown
+from pyvelo.models.files import ModelFiles
 from pyvelo.native import POOLINGS, Adapter, Embedder, Model, adapt
 from pyvelo.native.compute import compute, release_team
 
-__all__ = ["Embeddings"]
+__all__ = ["Embeddings", "open_embeddings"]
 
 NO_POOLING, RANK = 0, 4  # of ModelInfo.pooling
 
@@ -190,3 +192,10 @@ def _groups(texts: Sequence[Sequence[int]], most: int = GROUP_TEXTS) -> Iterator
             first, n_tokens = number, len(text)
     if texts:
         yield slice(first, len(texts))
+
+
+def open_embeddings(config: EngineConfig, model: Model, files: ModelFiles) -> Embeddings:
+    """Return the part of an engine that embeds."""
+    longest = max(1, model.info.n_ctx_train)
+    n_ctx = min(config.n_ctx or longest, longest)
+    return Embeddings(model, n_ctx, config.n_threads or 0, files.check, alone=config.deterministic)

@@ -12,19 +12,21 @@ from typing import NoReturn
 
 from pyvelo.config import EngineConfig
 from pyvelo.engine.adapters import GivenLoras, Loras
-from pyvelo.engine.embedding import Embeddings
+from pyvelo.engine.embedding import Embeddings, open_embeddings
 from pyvelo.engine.input_errors import abort_requests
 from pyvelo.engine.input_processor import InputProcessor
-from pyvelo.engine.interrupts import InterruptGuard, keep_in_forks
+from pyvelo.engine.interrupts import InterruptGuard, Load, keep_in_forks
 from pyvelo.engine.loop import EngineLoop
 from pyvelo.engine.output import new_sampler
 from pyvelo.engine.stats import BlockMeter, EngineStats, picture
 from pyvelo.engine.step import EngineCore
 from pyvelo.errors import Cancelled, InternalError, UnsupportedError
+from pyvelo.events.connection import connect, publishing
+from pyvelo.events.publisher import Publisher
 from pyvelo.finalizer import Finalizer
 from pyvelo.kv.adopt import AdoptingManager, AdoptingStates
 from pyvelo.kv.geometry import Geometry
-from pyvelo.memory.budget import Limits, PoolRequest, PoolSize, size_pool
+from pyvelo.memory.budget import Limits, PoolRequest, PoolSize, size_pool, swap_blocks
 from pyvelo.memory.cores import find_cores
 from pyvelo.memory.host import free_memory
 from pyvelo.memory.offload import Offload, cache_geometry, plan_offload, running_sequences
@@ -74,6 +76,7 @@ class Engine(Generator):
         self.embeddings = embeddings
         self.loras = loras
         self.parts = generator
+        self.events: Publisher | None = None
         if generator is not None:
             vars(self).update(vars(generator))
             loras.connect(generator.context, generator.loop, generator.processor)
@@ -107,6 +110,8 @@ class Engine(Generator):
             self.loras.close()
             self.model.close()
             self.files.close()
+            if self.events is not None:
+                self.events.close()
 
     def stop(self) -> None:
         """Refuse new calls and end all that run soon, without waiting for them."""
@@ -115,6 +120,13 @@ class Engine(Generator):
             if self.parts.persistence is not None:
                 self.parts.persistence.stop()
             self.parts.loop.stop(self.parts.context.cancel)
+
+    def publish_events(self, publisher: Publisher) -> None:
+        """Publish from now on which blocks are cached; `close` closes the publisher."""
+        if self.parts is None:
+            self.close()  # `loop` raises
+        self.events = publisher
+        connect(publisher, self.loop, self.core, self.loras.loaded.adapters)
 
     def abort(self, request_ids: str | Iterable[str]) -> None:
         """End the requests of these ids, now or right after the step in progress; other ids are ignored."""
@@ -153,7 +165,7 @@ class Engine(Generator):
 
         with self.loop.visit():
             core.before_run = meter.before_run(core.before_run, lambda: core.running)
-            self.loop.publish = after_turn
+            self.loop.publishers.append(after_turn)
             publish(self._picture())
 
     def _picture(self) -> EngineStats:
@@ -168,9 +180,18 @@ def open_engine(config: EngineConfig, stop: threading.Event | None = None) -> En
     Raises:
         ModelError: the file does not exist or cannot be read.
         UnsupportedError: the model cannot be paged.
+        ConfigError: an address of `kv_events` cannot be used.
         ConfigError, OutOfMemory: the settings leave no room.
         Cancelled: `stop` was set before the model was loaded.
     """
+    with publishing(config) as publisher:
+        engine = _open_engine(config, stop)
+        if publisher is not None:
+            engine.publish_events(publisher)
+        return engine
+
+
+def _open_engine(config: EngineConfig, stop: threading.Event | None) -> Engine:
     path = locate(config.model)
     config = replace(config, n_threads=config.n_threads or find_cores().threads)
     summary = scan_model(path)  # with exact integers, before C opens it
@@ -180,25 +201,13 @@ def open_engine(config: EngineConfig, stop: threading.Event | None = None) -> En
         try:
             free_bytes = _free_bytes()
             offload = plan_offload(config, path, summary)
-            load = _Load(guard, stop or threading.Event())
+            load = Load(guard, stop or threading.Event())
             engine = _open(path, config, files, free_bytes, offload, load, loras)
         except BaseException:
             files.close()
             raise
         _free_when_dropped(engine)
     return engine
-
-
-class _Load:
-    """Conditions that end a load early: an event, or Ctrl+C in the thread that loads."""
-
-    def __init__(self, guard: InterruptGuard, stop: threading.Event) -> None:
-        self.guard, self.stop = guard, stop
-        self._hit = guard.hit_of_this_thread()
-
-    def ended(self) -> bool:
-        """Return whether the load should end; any thread may ask."""
-        return self.stop.is_set() or self._hit()
 
 
 def _free_when_dropped(engine: Engine) -> None:
@@ -227,14 +236,14 @@ def _open(
     files: ModelFiles,
     free_bytes: int | None,
     offload: Offload,
-    load: _Load,
+    load: Load,
     given: GivenLoras,
 ) -> Engine:
     model = _load(path, config, offload, load)
     try:
         load.guard.raise_hit()
         files.check_loaded()
-        embeddings = _embeddings(config, model, files)
+        embeddings = open_embeddings(config, model, files)
         loras = Loras(model, given.model, embeddings)
         if model.info.is_encoder:
             engine = Engine(model, files, embeddings, loras, None)
@@ -259,13 +268,7 @@ def _open(
         raise
 
 
-def _embeddings(config: EngineConfig, model: Model, files: ModelFiles) -> Embeddings:
-    longest = max(1, model.info.n_ctx_train)
-    n_ctx = min(config.n_ctx or longest, longest)
-    return Embeddings(model, n_ctx, config.n_threads or 0, files.check, alone=config.deterministic)
-
-
-def _load(path: str, config: EngineConfig, offload: Offload, load: _Load) -> Model:
+def _load(path: str, config: EngineConfig, offload: Offload, load: Load) -> Model:
     def watch(share: float) -> bool:
         if config.progress is not None:
             config.progress(share)
@@ -349,7 +352,7 @@ def _wire(
             max_chunk=limits.max_batch_tokens,
             state_blocks=geometry.state_blocks,
             share=config.prefix_cache,
-            n_swap_blocks=_swap_blocks(config, geometry),
+            n_swap_blocks=swap_blocks(config.swap_bytes, geometry),
         ),
         limits=limits,
         n_states=context.info.n_states,
@@ -372,11 +375,6 @@ def _wire(
     )
 
 
-def _swap_blocks(config: EngineConfig, geometry: Geometry) -> int:
-    """Return the blocks in host memory for preempted sequences."""
-    return min(config.swap_bytes // geometry.block_bytes, (1 << 31) - 1)
-
-
 def _make_context(
     config: EngineConfig, model: Model, geometry: Geometry, n_blocks: int, max_seqs: int, max_seq_len: int
 ) -> Context:
@@ -393,7 +391,7 @@ def _make_context(
         n_threads=config.n_threads or 0,
         deterministic=config.deterministic,
         fast_attention=config.attention_precision == "fast",
-        n_swap_blocks=_swap_blocks(config, geometry),
+        n_swap_blocks=swap_blocks(config.swap_bytes, geometry),
         layer_groups=geometry.layer_groups,
         slot_bytes=0 if model.layers else geometry.slot_bytes,
     )

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from pyvelo.errors import EngineError
 from pyvelo.native.compute import in_main_thread
 
-__all__ = ["HomeProcess", "InterruptGuard", "keep_in_forks"]
+__all__ = ["HomeProcess", "InterruptGuard", "Load", "keep_in_forks"]
 
 _n_forks = 0  # between the first process and this one
 
@@ -161,6 +161,18 @@ class InterruptGuard:
     def patience(self) -> float | None:
         """Seconds after which a waiting thread should check `hit` again; None: never."""
         return 0.1 if in_main_thread() else None
+
+
+class Load:
+    """Conditions that end a load early: an event, or Ctrl+C in the thread that loads."""
+
+    def __init__(self, guard: InterruptGuard, stop: threading.Event) -> None:
+        self.guard, self.stop = guard, stop
+        self._hit = guard.hit_of_this_thread()
+
+    def ended(self) -> bool:
+        """Return whether the load should end; any thread may ask."""
+        return self.stop.is_set() or self._hit()
 
 
 class _Keeps(Protocol):

@@ -56,7 +56,7 @@ class EngineLoop:
         """Takes submitted requests; it may hold some until `submit_held`. Must not wait."""
         self.wake: Callable[[], object] = lambda: None
         """Called when held requests have arrived."""
-        self.publish: Callable[[], None] | None = None
+        self.publishers: list[Callable[[], None]] = []
         """Called after each turn, while the core is locked; must not raise."""
         self.abandon, self.abandon_sequence = core.inbox.abandon, core.inbox.abandon_sequence
         """Cancel requests, and free a sequence, at the next turn; C calls, for finalizers must not wait."""
@@ -237,8 +237,8 @@ class EngineLoop:
         try:
             if self._broken is None:
                 self._core.cancel_all() if self._closed else self._core.settle()
-                if self.publish is not None:
-                    self.publish()
+                for publish in self.publishers:
+                    publish()
         except BaseException as error:
             self._recover(error)
             if not isinstance(error, Exception):

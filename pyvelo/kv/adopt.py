@@ -54,6 +54,11 @@ def parts_to_load(
 class AdoptingManager(BlockManager):
     """Block manager that takes blocks from elsewhere. Not thread-safe."""
 
+    @property
+    def index(self) -> PrefixIndex | None:
+        """Published blocks; None: sequences share no prefixes."""
+        return self._index
+
     def published_parts(self, hashes: BlockHashes, n_blocks: int) -> dict[Part, tuple[int, ...]]:
         """Return the published blocks of the first `n_blocks` blocks of a sequence."""
         found: dict[Part, tuple[int, ...]] = {}

@@ -247,6 +247,10 @@ class PrefixIndex:
         prefix = self._by_block[block]
         return prefix.tokens if prefix is not None else None
 
+    def prefix_of(self, block: int) -> Prefix | None:
+        """Return the prefix of a published block, None if it is not published."""
+        return self._by_block[block]
+
     def blocks_like(self, block: int) -> tuple[int, ...]:
         """Return the published blocks of the same prefix and group, the oldest first; none if unpublished."""
         prefix = self._by_block[block]

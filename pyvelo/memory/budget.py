@@ -20,6 +20,7 @@ __all__ = [
     "least_slots",
     "longest_sequence",
     "size_pool",
+    "swap_blocks",
     "wanted_slots",
 ]
 
@@ -215,3 +216,8 @@ def _grains_for(layout: BlockLayout, n_tokens: int, n_sequences: int = 1, n_snap
     """Return the grains with the blocks of sequences of `n_tokens` tokens, and of snapshots of each."""
     n_blocks = (layout.peak_blocks(n_tokens) + n_snapshots * layout.state_blocks) * n_sequences
     return max(1, -(-n_blocks * layout.block_size // POOL_GRAIN))
+
+
+def swap_blocks(swap_bytes: int, geometry: Geometry) -> int:
+    """Return the blocks in host memory for preempted sequences."""
+    return min(swap_bytes // geometry.block_bytes, (1 << 31) - 1)

@@ -158,7 +158,7 @@ IGNORED = frozenset(
     {
         *("metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "verbosity", "id"),
         *("prediction", "prompt_cache_retention", "request_id", "include_reasoning"),
-        *("separate_reasoning", "spaces_between_special_tokens", "keep_alive"),
+        *("separate_reasoning", "stream_reasoning", "spaces_between_special_tokens", "keep_alive"),
         *("cache_prompt", "chat_id", "session_id", "id_slot", "timings_per_token", "return_progress"),
     }
 )

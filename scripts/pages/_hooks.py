@@ -34,8 +34,10 @@ def on_files(files: Files, config: Any) -> Files:
     made |= {LICENCES: (ROOT / LICENCES).read_text(encoding="utf-8")}
     for name, content in made.items():
         files.append(File.generated(config, name, content=content))
-    for script in (ROOT / "examples").glob("*.py"):
-        name = f"examples/{script.name}"
+    for script in (ROOT / "examples").rglob("*.*"):
+        if script.suffix not in (".py", ".conf", ".cfg", ".yaml"):
+            continue
+        name = script.relative_to(ROOT).as_posix()
         files.append(File.generated(config, name, content=script.read_text(encoding="utf-8")))
     return files
 

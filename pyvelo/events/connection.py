@@ -1,0 +1,109 @@
+"""From a running engine to a publisher of KV events."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from pyvelo.config import EngineConfig
+from pyvelo.errors import VeloError
+from pyvelo.events.feed import Feed
+from pyvelo.events.publisher import Publisher
+from pyvelo.kv.adopt import AdoptingManager
+from pyvelo.kv.extra import salt_of
+from pyvelo.kv_events import KVEvents
+
+__all__ = ["adapter_and_salt", "connect", "is_local", "publishing"]
+
+_log = logging.getLogger("pyvelo")
+
+# of the engine, which imports this file
+EngineLoop = Any
+EngineCore = Any
+Adapters = Mapping[str, tuple[Any, Any]]
+
+
+@contextmanager
+def publishing(config: EngineConfig) -> Iterator[Publisher | None]:
+    """Yield a publisher at the addresses of the settings, None for none; an error in the block closes it.
+
+    Raises:
+        ConfigError: an address cannot be used, or a package is missing.
+    """
+    settings = config.kv_events
+    if not isinstance(settings, KVEvents):
+        yield None
+        return
+    publisher = Publisher(settings)
+    for address in (settings.endpoint, settings.replay):
+        if address is not None and not is_local(address):
+            _log.warning("KV events at %s: other machines can read the token ids of all prompts", address)
+    try:
+        yield publisher
+    except BaseException:
+        publisher.close()
+        raise
+
+
+def connect(publisher: Publisher, loop: EngineLoop, core: EngineCore, adapters: Adapters) -> None:
+    """Publish the changes of each turn of a loop.
+
+    Args:
+        adapters: by name, each behind its description.
+    """
+    manager: AdoptingManager = core.manager
+    if manager.index is None:
+        return
+    feed = Feed(manager.index, manager.layout, lambda extra: adapter_and_salt(extra, adapters))
+    publisher.block_size = manager.block_size
+    publisher.on_room = _visit(weakref.ref(loop))
+    publisher.close_with(loop)
+    before = manager.set_observer(feed.observe)
+    if before is not None:
+        raise RuntimeError("the manager has an observer already")
+    loop.publishers.append(lambda: _publish(feed, publisher))
+
+
+def _publish(feed: Feed, publisher: Publisher) -> None:
+    """Give the publisher the changes; while its queue is full they are merged with later ones."""
+    if feed.has_changes and publisher.has_room:
+        changes = feed.take()
+        if changes is not None:
+            publisher.put(changes)
+
+
+def _visit(loop: weakref.ref[EngineLoop]) -> Callable[[], None]:
+    """Return what makes the loop publish between two steps."""
+
+    def visit() -> None:
+        found = loop()
+        if found is not None:
+            with suppress(VeloError), found.visit():  # an engine that is closed or broken has no events
+                pass
+
+    return visit
+
+
+def adapter_and_salt(extra: bytes, adapters: Adapters) -> tuple[str | None, bytes]:
+    """Return the name of the adapter and the salt in the `extra` of block hashes."""
+    salt = salt_of(extra)
+    key = extra.removesuffix(salt) if salt else extra
+    if not key:
+        return None, salt
+    names = (name for name, (_, adapter) in list(adapters.items()) if adapter.key == key)
+    return next(names, "unloaded"), salt  # it may be unloaded in the step that stored its blocks
+
+
+def is_local(address: str) -> bool:
+    """Return whether only this machine can reach an address."""
+    scheme, _, place = address.partition("://")
+    host = place.rpartition(":")[0].strip("[]")
+    if scheme == "ipc" or host == "localhost":
+        return True
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return False

@@ -1,0 +1,7 @@
+"""A context of ZMQ."""
+
+from __future__ import annotations
+
+from .subscribers import context
+
+__all__ = ["context"]
