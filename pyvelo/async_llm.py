@@ -230,10 +230,10 @@ class AsyncLLM(EngineView):
         return AsyncSession(engine_loop, sequence)
 
     @checked()
-    async def delete_session(self, name: str, *, cache_salt: str = "") -> None:
-        """Delete a saved session, if there is one."""
+    async def delete_session(self, name: str, *, cache_salt: str = "") -> bool:
+        """Delete a saved session, and return whether there was one."""
         engine = (await self._engine_loop()).engine
-        await in_thread(partial(delete_session, engine, name, cache_salt))
+        return await in_thread(partial(delete_session, engine, name, cache_salt))
 
     @checked()
     async def purge_kv_store(self, cache_salt: str | None = None) -> int:

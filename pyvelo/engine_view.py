@@ -20,11 +20,13 @@ ELSEWHERE = {
     "create_completion": "generate",
     "create_embedding": "embed",
     "encode": "embed",
+    "from_pretrained": "LLM(name)",
     "get_metrics": "stats",
     "get_tokenizer": "tokenize",
     "n_vocab": "vocab",
     "reset": "reset_prefix_cache",
-    "save_state": "session",
+    "save_session": "session(...).save",
+    "save_state": "session(...).save",
     "tokenizer": "tokenize",
 }
 """Names of vLLM's and llama-cpp-python's LLM, and what does the same here."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import weakref
@@ -20,7 +21,7 @@ class FileLock:
 
     @classmethod
     def take(cls, path: Path) -> FileLock | None:
-        """Lock a file; None: another process has it."""
+        """Lock a file; None: another process has it. Raise OSError if it cannot be opened or locked."""
         file = open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b")  # noqa: SIM115
         try:
             if sys.platform == "win32":
@@ -31,8 +32,10 @@ class FileLock:
                 import fcntl
 
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except OSError as error:
             file.close()
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise
             return None
         return cls(file)
 

@@ -280,9 +280,9 @@ class LLM(EngineView):
         return Session(self._engine, load_sequence(self._engine, name, cache_salt)[0])
 
     @checked()
-    def delete_session(self, name: str, *, cache_salt: str = "") -> None:
-        """Delete a saved session, if there is one; raise as `Session.save`."""
-        delete_session(self._engine, name, cache_salt)
+    def delete_session(self, name: str, *, cache_salt: str = "") -> bool:
+        """Delete a saved session, and return whether there was one; raise as `Session.save`."""
+        return delete_session(self._engine, name, cache_salt)
 
     @checked()
     def purge_kv_store(self, cache_salt: str | None = None) -> int:

@@ -28,6 +28,7 @@ EQUIVALENTS: dict[str, str] = {
     "max_completion_tokens": "max_tokens",
     "max_length": "max_tokens",
     "max_new_tokens": "max_tokens",
+    "max_seq_len": "n_ctx",
     "model_name": "model",
     "model_path": "model",
     "n_batch": "max_batch_tokens",
@@ -58,6 +59,7 @@ _SPLIT = "layers are shared out over the GPUs that there are: see n_gpu_layers"
 _MAPPED = "leave it out: weights are mapped from the file, and packed for this processor"
 _TEMPLATE = "leave it out: the model's own template is used, and chat takes chat_template="
 _SAMPLER = "this sampler does not exist here: top_k, top_p, min_p and the penalties do"
+_BEAMS = "call beam_search with BeamSearchParams"
 _ALWAYS = "leave it out: it is always so"
 
 WITHOUT: dict[str, str] = {
@@ -72,13 +74,16 @@ WITHOUT: dict[str, str] = {
     "embeddings": "leave it out: embed works with every model",
     "enable_chunked_prefill": _ALWAYS,
     "enable_lora": "give lora=, or load_lora later",
+    "early_stopping": _BEAMS,
     "enforce_eager": "leave it out: there are no CUDA graphs to switch off",
     "flash_attn": _ALWAYS,
     "keep_alive": "a model stays loaded until close",
     "last_n_tokens_size": "penalties look at the whole sequence",
     "load_format": "models are GGUF files",
     "logits_all": "leave it out: ask for SamplingParams(prompt_logprobs=...)",
+    "low_vram": "give n_gpu_layers: the other layers run on the CPU",
     "main_gpu": _SPLIT,
+    "mmproj": "images do not work here yet",
     "mirostat": _SAMPLER,
     "mirostat_mode": _SAMPLER,
     "numa": "leave it out: threads stay on the cores that the process may use",
@@ -95,8 +100,10 @@ WITHOUT: dict[str, str] = {
     "tensor_split": _SPLIT,
     "tfs_z": _SAMPLER,
     "tokenizer": "leave it out: the file has the tokenizer",
+    "torch_dtype": _TYPES,
     "trust_remote_code": "leave it out: a GGUF file has no code",
     "typical_p": _SAMPLER,
+    "use_beam_search": _BEAMS,
     "use_mlock": _MAPPED,
     "use_mmap": _MAPPED,
     "verbose": 'leave it out: messages go to logging.getLogger("pyvelo")',

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -27,6 +28,7 @@ class Counts:
     read_bytes: of the input, of rows that have a result.
     errors: the first failed rows, with their status and message.
     interrupted: whether a signal ended the run.
+    wrong_model: whether a row asked for a model of another name.
     """
 
     rows: int = 0
@@ -39,6 +41,7 @@ class Counts:
     read_bytes: int = 0
     seconds: float = 0.0
     interrupted: bool = False
+    wrong_model: bool = False
     errors: list[str] = field(default_factory=list)
 
     @property
@@ -64,6 +67,7 @@ class _Answer(msgspec.Struct):
 
 class _Message(msgspec.Struct):
     message: str = ""
+    code: Any = None
 
 
 class _Refusal(msgspec.Struct):
@@ -85,7 +89,9 @@ def count_result(counts: Counts, row: Row, status: int, body: bytes) -> None:
             counts.completion_tokens += usage.completion_tokens + usage.output_tokens + found.tokens_predicted
         return
     counts.failed += 1
+    error = _refusal.decode(body).error
+    counts.wrong_model |= status == 404 and error.code == "model_not_found"
     if len(counts.errors) < MAX_SHOWN:
-        message = _refusal.decode(body).error.message
+        message = error.message
         place = "" if row.fault is not None else f"line {row.number}: "  # a fault names its line
         counts.errors.append(f"{place}{message} (status {status})")

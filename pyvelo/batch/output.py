@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -133,7 +134,12 @@ class Output:
         self.unwanted = False
 
     def append(self, lines: bytes) -> None:
-        """Write whole lines; after an error none of them is in the file, as far as that can be."""
+        """Write whole lines; after an error none of them is in the file, as far as that can be.
+
+        Raises:
+            OSError: they cannot be written, or the name belongs to another file or to none.
+        """
+        self.check_there()
         view = memoryview(lines)
         try:
             while view:
@@ -145,6 +151,15 @@ class Output:
                 self._file.seek(self.size)
             raise
         self.size += len(lines)
+
+    def check_there(self) -> None:
+        """Raise OSError if the file was deleted or replaced."""
+        try:
+            there = os.path.samestat(os.fstat(self._file.fileno()), os.stat(self._file.name))
+        except FileNotFoundError:
+            there = False
+        if not there:
+            raise FileNotFoundError(errno.ENOENT, "it was deleted or replaced: the run ends", self._file.name)
 
 
 @contextmanager

@@ -176,15 +176,16 @@ class Run:
             await asyncio.wait(self._tasks)
 
     async def _answer(self, number: int, row: Row) -> None:
-        """Answer a row, and pass its result to the writer; raise the error of an engine that broke."""
+        """Answer a row, and pass its result to the writer; raise the error of an engine."""
         request_id = f"{_random.getrandbits(64):016x}"
         if row.fault is not None:
             status, body = row.fault.status, _encode(row.fault.body)
         else:
             answer = await post(self._app, row.url, row.body, request_id)
             status, body = answer.status, answer.body
-            if status >= 500:
+            if status >= 500:  # of the engine and not of the row: it broke, or the model's file was changed
                 self._app.serving.engine.loop.check_open()
+                self._app.serving.engine.files.check()
         line = result_line(row, request_id, status, body)
         self._room.ended(row.size, len(line))
         count_result(self._counts, row, status, body)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["batch"]
 
 STDIN = "-"
+SNIFFED = 64  # bytes of the input that tell what it is
 
 ModelAndRows = Annotated[
     list[str] | None,
@@ -78,6 +80,8 @@ def batch(
     """
     engine = opt.engine_settings({**locals(), "lora": loras_by_name(lora or ())})
     model, rows = split_words(words or ())
+    if str(output) == STDIN:
+        raise UsageError("-o - : results go to a file, from which a run is resumed")
     check_modules(("msgspec", "prometheus_client"))
     check_model_names(model_name or ())
     from pyvelo.batch.output import open_output
@@ -115,7 +119,25 @@ def _source(rows: str, output: Path) -> Iterator[FileIO]:
     if rows != STDIN and os.path.exists(output) and os.path.samefile(rows, output):
         raise ConfigError(f"{rows} is the file of the rows: name another one for the results")
     with FileIO(0 if rows == STDIN else rows, closefd=rows != STDIN) as file:
+        if rows != STDIN and stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            _check_kind(rows, file.read(SNIFFED))
+            file.seek(0)
         yield file
+
+
+def _check_kind(name: str, beginning: bytes) -> None:
+    """Raise ConfigError for a file that has no JSON lines, by its first bytes."""
+    kinds = {
+        b"\x1f\x8b": f"it is packed: gzip -dc {name} | pyvelo batch - ...",
+        b"\xff\xfe": "it is UTF-16 text: save it as UTF-8",
+        b"\xfe\xff": "it is UTF-16 text: save it as UTF-8",
+        b"GGUF": "it is a model: give MODEL and then the file of the rows",
+        b"[": f"it is a JSON list, and rows are lines: jq -c '.[]' {name} | pyvelo batch - ...",
+        b"PK\x03\x04": "it is a ZIP archive: unpack it first",
+    }
+    for start, what in kinds.items():
+        if beginning.lstrip().startswith(start):
+            raise ConfigError(f"{name} is no file of rows: {what}")
 
 
 def _size(source: FileIO) -> int:
@@ -181,12 +203,16 @@ def _report(counts: Counts, output: Path, rows: str, as_json: bool) -> None:
         print_error(f"pyvelo: {error}")
     if counts.failed > len(counts.errors):
         print_error(f"pyvelo: and {count(counts.failed - len(counts.errors), 'other row')} failed")
+    if counts.wrong_model:
+        print_error("pyvelo: --model-name '*' takes every name of a model")
+    if counts.failed or counts.failed_before:
+        print_error(f"pyvelo: to run failed rows again, delete their lines in {output}")
     if counts.interrupted:
         again = "with the same input " if rows == STDIN else ""
         print_error(f"pyvelo: interrupted; the same command {again}goes on with the rows that {output} lacks")
     if as_json:
         numbers: dict[str, Any] = asdict(counts)
-        del numbers["errors"], numbers["read_bytes"]
+        del numbers["errors"], numbers["read_bytes"], numbers["wrong_model"]
         rate = {"tokens_per_second": counts.tokens_per_second}
         print_json({"output": str(output), **numbers, **rate}, indent=None)
     else:

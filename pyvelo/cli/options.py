@@ -75,7 +75,7 @@ NoThink = Annotated[bool, Option("--no-think", help="The same as --reasoning off
 NoStatus = Annotated[bool, Option("--no-status", help="Show no line with figures of the last answer.")]
 SessionName = Annotated[
     str | None,
-    Option("--session", metavar="NAME", help="Go on with the chat of this name, and save it at the end."),
+    Option("--session", metavar="NAME", help="Go on with the chat of this name, saved after each turn."),
 ]
 KvStore = Annotated[
     str | None,

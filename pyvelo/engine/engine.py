@@ -118,7 +118,7 @@ class Engine(Generator):
         self.embeddings.stop()
         if self.parts is not None and not self.parts.context.closed:
             if self.parts.persistence is not None:
-                self.parts.persistence.stop()
+                self.parts.persistence.release()
             self.parts.loop.stop(self.parts.context.cancel)
 
     def publish_events(self, publisher: Publisher) -> None:

@@ -33,14 +33,13 @@ __all__ = ["append", "create", "delete", "fork", "generate", "list_all", "save",
 MAX_TTL = 86400
 MAX_FORKS = 64
 
-SavedName = Annotated[str, Meta(pattern="^[^/]{1,128}$")]
 Messages = Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=MAX_MESSAGES)]
 
 
 class SessionRequest(Struct, kw_only=True):
     prompt: str | list[int] | None = None
     messages: Messages | None = None
-    saved: SavedName | None = None
+    saved: str | None = None
     ttl: Annotated[float, Meta(ge=1, le=MAX_TTL)] = 600.0
     model: str | None = None
     cache_salt: str | None = None
@@ -56,7 +55,7 @@ class SessionAppendRequest(Struct, kw_only=True):
 
 
 class SessionSaveRequest(Struct, kw_only=True):
-    name: SavedName
+    name: str
 
 
 class SessionForkRequest(Struct, kw_only=True):
@@ -75,8 +74,11 @@ async def create(serving: Serving, exchange: Exchange, ticket: Ticket, body: Map
     given = [name for name in ("prompt", "messages", "saved") if getattr(request, name) is not None]
     if len(given) > 1:
         raise refused(given[1], "give one of prompt, messages and saved")
-    if request.saved is not None and request.lora:
-        raise refused("lora", "lora: a saved session keeps its own")
+    if request.saved is not None:
+        kv_store.check_name("saved", request.saved)
+        kv_store.persistence_of(serving)
+        if request.lora:
+            raise refused("lora", "lora: a saved session keeps its own")
     serving.sessions.check_room(ticket.tenant, 1)
     salt = ticket.tenant.salt(request.cache_salt or "")
 
@@ -166,6 +168,7 @@ async def generate(
 async def save(serving: Serving, exchange: Exchange, ticket: Ticket, body: Mapping[str, Any]) -> None:
     """Save a session in the store under a name, in place of an earlier one."""
     request = convert(body, SessionSaveRequest)
+    kv_store.check_name("name", request.name)
     kv_store.persistence_of(serving)
     stored = serving.sessions.find(ticket.tenant, exchange.path_id)
     with serving.sessions.use(stored) as session:

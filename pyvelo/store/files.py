@@ -22,7 +22,7 @@ from pyvelo.errors import StoreError
 from pyvelo.file_lock import FileLock
 from pyvelo.store.base import RecordName, StoreStats
 
-__all__ = ["FileStore"]
+__all__ = ["FileStore", "make_folder"]
 
 _log = logging.getLogger("pyvelo")
 
@@ -107,10 +107,13 @@ class FileStore:
         return True
 
     def delete(self, name: RecordName) -> None:
-        self._remove([(name.key,)])
+        if not self._is_read_only:
+            self._remove([(name.key,)])
 
     def touch(self, names: Sequence[RecordName]) -> None:
         now, sql = self._clock(), "UPDATE records SET used = max(used, ?) WHERE key = ?"
+        if self._is_read_only:
+            return
         self._change(sql, [(now - TICK * number, name.key) for number, name in enumerate(names)])
 
     def purge(self, owner: bytes | None) -> int:
@@ -133,8 +136,9 @@ class FileStore:
 
     def _begin(self) -> None:
         """Open the folder, as its writer if it has none."""
-        _make_folder(self.folder)
-        self._n_bytes, self._counted, self._asked = 0, -ASK_AGAIN, -ASK_AGAIN
+        make_folder(self.folder)
+        self._is_read_only = not os.access(self.folder, os.W_OK)
+        self._n_bytes, self._counted, self._asked = 0, -1, -ASK_AGAIN
         self._may_write()
 
     # ---- the index ----
@@ -145,7 +149,7 @@ class FileStore:
         path = self.folder / INDEX
         try:
             if self._index is None:
-                self._index = _connect(path)
+                self._index = _connect(path, self._is_read_only)
             yield self._index
         except sqlite3.OperationalError as error:  # locked, or the folder is read-only
             raise StoreError(f"{path}: {error}") from error
@@ -215,8 +219,8 @@ class FileStore:
             self._remove(list(self._rows("SELECT key FROM records WHERE used < ?", self._oldest())))
         if self._max_bytes is None:
             return
-        if self._n_bytes + n_bytes > self._max_bytes and time.monotonic() - self._counted >= ASK_AGAIN:
-            self._count()  # another process may have purged
+        if self._n_bytes + n_bytes > self._max_bytes and self._version() != self._counted:
+            self._count()  # another process has changed the index
         while self._n_bytes + n_bytes > self._max_bytes:
             rows = list(self._rows("SELECT key, bytes FROM records ORDER BY used LIMIT ?", EVICTED))
             if not rows:
@@ -233,6 +237,8 @@ class FileStore:
         if self._lock is not None and not (self.folder / INDEX).exists():  # removed
             self.close()
             self._begin()
+        if self._is_read_only:
+            return False
         if self._lock is None and time.monotonic() - self._asked >= ASK_AGAIN:
             self._asked = time.monotonic()
             self._lock = FileLock.take(self.folder / LOCK)
@@ -270,11 +276,16 @@ class FileStore:
         self._count()
 
     def _count(self) -> None:
-        self._n_bytes, self._counted = self.stats().n_bytes or 0, time.monotonic()
+        self._n_bytes, self._counted = self.stats().n_bytes or 0, self._version()
+
+    def _version(self) -> int:
+        """Return a number that changes when another process changes the index."""
+        ((version,),) = self._rows("PRAGMA data_version")
+        return int(version)
 
 
-def _make_folder(folder: Path) -> None:
-    """Make the folder, for this user alone; raise StoreError for one that others may change."""
+def make_folder(folder: Path) -> None:
+    """Make a folder for this user alone; raise StoreError for one that others may change."""
     if folder.exists() and not folder.is_dir():
         raise StoreError(f"{folder} is a file: give a folder")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -284,17 +295,21 @@ def _make_folder(folder: Path) -> None:
             raise StoreError(f"other users may write to {folder}: give a folder of your own (mode 700)")
 
 
-def _connect(path: Path) -> sqlite3.Connection:
+def _connect(path: Path, read_only: bool) -> sqlite3.Connection:
+    if read_only:  # as if the file did not change: SQLite could not make its own files
+        return sqlite3.connect(f"{path.absolute().as_uri()}?immutable=1", uri=True, check_same_thread=False)
     # every file that SQLite adds has the mode of this one
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     index = sqlite3.connect(path, timeout=PATIENCE, check_same_thread=False)
     try:
         index.execute("PRAGMA journal_mode = WAL")
         index.execute("PRAGMA synchronous = NORMAL")
-        if index.execute("PRAGMA user_version").fetchone()[0] not in (0, VERSION):
+        version = index.execute("PRAGMA user_version").fetchone()[0]
+        if version not in (0, VERSION):
             raise sqlite3.DatabaseError("it is of another version of PyVelo")
-        index.execute(f"PRAGMA user_version = {VERSION}")
-        index.executescript(SCHEMA)
+        if version != VERSION:
+            index.execute(f"PRAGMA user_version = {VERSION}")
+            index.executescript(SCHEMA)
     except BaseException:
         index.close()
         raise

@@ -32,7 +32,7 @@ def file_digest(descriptors: Sequence[int], memory: Path) -> str:
         OSError: a file cannot be read.
     """
     found = [os.fstat(descriptor) for descriptor in descriptors]
-    key = json.dumps([[s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns] for s in found])
+    key = _key(descriptors)
     known = _read(memory)
     if key in known:
         return known[key]
@@ -42,17 +42,25 @@ def file_digest(descriptors: Sequence[int], memory: Path) -> str:
             file.seek(0)
             while piece := file.read(PIECE):
                 digest.update(piece)
-        if os.fstat(descriptor).st_ctime_ns != status.st_ctime_ns:
+        now = os.fstat(descriptor)
+        if (now.st_size, now.st_mtime_ns) != (status.st_size, status.st_mtime_ns):
             raise OSError("the model's file was changed while it was read")
-    known[key] = digest.hexdigest()
-    _write(memory, dict(list(known.items())[-MOST_REMEMBERED:]))
-    return known[key]
+    if _key(descriptors) == key:
+        known[key] = digest.hexdigest()
+        _write(memory, dict(list(known.items())[-MOST_REMEMBERED:]))
+    return digest.hexdigest()
+
+
+def _key(descriptors: Sequence[int]) -> str:
+    """Return what tells open files apart, as far as the system knows."""
+    found = [os.fstat(descriptor) for descriptor in descriptors]
+    return json.dumps([[s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns] for s in found])
 
 
 def _read(memory: Path) -> dict[str, str]:
     try:
         known = json.loads(memory.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return {str(k): str(v) for k, v in known.items()} if isinstance(known, dict) else {}
 

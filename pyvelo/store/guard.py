@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -43,11 +42,12 @@ class _Circuit:
     """Calls of one kind: after one that failed, none is made until a pause is over."""
 
     def __init__(self, kind: str) -> None:
-        self.kind = kind
+        self.kind, self.why = kind, ""
         self.closed_until = self._pause = 0.0
 
-    def fail(self, now: float) -> bool:
+    def fail(self, now: float, why: str) -> bool:
         """Begin a pause, twice as long as the one before; return whether it is the first."""
+        self.why = why
         is_first = not self._pause
         self._pause = min(LONGEST_PAUSE, 2 * self._pause or FIRST_PAUSE)
         self.closed_until = now + self._pause
@@ -107,8 +107,13 @@ class GuardedStore:
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing would be saved now."""
-        return self._is_away(self._writes)
+        """Whether the store takes nothing, because a write failed."""
+        return self._closed or self._clock() < self._writes.closed_until
+
+    @property
+    def is_late(self) -> bool:
+        """Whether a call has not ended in time, and none is made before its end."""
+        return self._late is not None and not self._late.future.done()
 
     def lookup(self, addresses: Sequence[Addressed], deadline: float | None = None) -> list[bool]:
         """Return for each payload whether the store has it; `deadline`: seconds."""
@@ -135,7 +140,8 @@ class GuardedStore:
             payload = self._codec.unpack(address, record)
         except BadRecord as error:
             self.counts.n_bad += 1
-            _log.info("a record of the KV store in %s is deleted: %s", self.name, error)
+            level = logging.WARNING if address.is_kept else logging.INFO
+            _log.log(level, "a record of the KV store in %s is deleted: %s", self.name, error)
             with suppress(StoreError):
                 self.delete(address)
             return None
@@ -192,7 +198,7 @@ class GuardedStore:
 
     def _is_away(self, circuit: _Circuit) -> bool:
         late, now = self._late, self._clock()
-        if late is None or late.future.done():
+        if late is None or not self.is_late:
             return self._closed or now < circuit.closed_until
         if now - late.since > self._deadline:
             self._report(late)
@@ -200,7 +206,8 @@ class GuardedStore:
 
     def _check(self, circuit: _Circuit) -> None:
         if self._is_away(circuit):
-            raise StoreError(f"the KV store {self.name} is away: try again later")
+            why = "it was closed" if self._closed else circuit.why or "it does not answer"
+            raise StoreError(f"the KV store {self.name} is not {circuit.kind} now: {why}")
 
     def _ask(self, circuit: _Circuit, call: Callable[[BlockStore], T], deadline: float | None = None) -> T:
         """Return the result of a call; raise StoreError if the store is away, fails or is late."""
@@ -209,12 +216,11 @@ class GuardedStore:
         late = _Late(future, circuit, self._clock())  # type: ignore[arg-type]
         self._calls.put(partial(_answer, future, lambda: call(self._opened())))
         try:
-            result = future.result(self._deadline if deadline is None else deadline)
-        except FutureTimeoutError as error:
+            result = future.result(self._deadline if deadline is None or self._closed else deadline)
+        except Exception as error:
             if not future.done():
                 self._note_late(late)
-            raise StoreError(f"the KV store {self.name} does not answer in time") from error
-        except Exception as error:
+                raise StoreError(f"the KV store {self.name} does not answer in time") from error
             why = str(error) or type(error).__name__
             self._fail(circuit, why)
             raise StoreError(f"the KV store {self.name}: {why}") from error
@@ -246,7 +252,7 @@ class GuardedStore:
         self.counts.n_failures += 1
         now = self._clock()
         is_known = any(now < other.closed_until for other in (self._reads, self._writes))
-        if circuit.fail(now) and not is_known:
+        if circuit.fail(now, why) and not is_known:
             _log.warning("the KV store %s is not %s for now: %s", self.name, circuit.kind, why)
 
     def _run(self) -> None:

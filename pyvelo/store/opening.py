@@ -10,13 +10,14 @@ from typing import Any
 
 from pyvelo._version import __version__
 from pyvelo.config import EngineConfig
+from pyvelo.errors import ConfigError, StoreError
 from pyvelo.kv.geometry import Geometry
 from pyvelo.kv_store import KVStore, place_of, place_shown
 from pyvelo.models.files import ModelFiles
 from pyvelo.models.gguf_parts import scan_model
 from pyvelo.models.hub import locate
 from pyvelo.store.base import BlockStore
-from pyvelo.store.files import FileStore
+from pyvelo.store.files import FileStore, make_folder
 from pyvelo.store.fingerprint import file_digest, fingerprint
 from pyvelo.store.guard import GuardedStore
 from pyvelo.store.link import Identity, Link
@@ -37,15 +38,19 @@ LONG_ROPE = "rope.scaling.original_context_length"  # such models have other fac
 def open_store(given: KVStore | str | os.PathLike[str]) -> GuardedStore:
     """Return the store at a folder or at the address of a Valkey or Redis server.
 
-    Nothing is opened before the first call.
+    A folder is made; nothing is opened before the first call.
 
     Raises:
-        ConfigError: a setting is wrong, or a package is missing.
+        ConfigError: a setting is wrong, a package is missing, or the folder cannot be used.
     """
     settings = given if isinstance(given, KVStore) else KVStore(given)
     scheme, place = place_of(settings.where)
     codec, ttl = Codec(settings.key), settings.ttl
     if not scheme:
+        try:
+            make_folder(Path(place))
+        except (StoreError, OSError) as error:
+            raise ConfigError(f"kv_store={place!r}: {error}") from error
         return GuardedStore(
             lambda: FileStore(Path(place), max_bytes=settings.max_bytes, ttl=ttl), place, codec
         )

@@ -66,6 +66,11 @@ class Persistence:
         if self._loads.submit(requests):
             self.wake.put(True)
 
+    def release(self) -> None:
+        """Let the held requests arrive, and hold no others."""
+        if not self._link.loop.home.left:
+            self._loads.end()
+
     def stop(self) -> None:
         """End the thread soon, and let the held requests arrive; may be called again."""
         self._stopped.set()
@@ -78,7 +83,7 @@ class Persistence:
             self._saves.hurries = True
             self.flush(timeout)
             self.stop()
-            if threading.current_thread() is not self._thread:
+            if threading.current_thread() is not self._thread and not self.is_identifying:
                 self._thread.join(LAST_CALL)
 
     def flush(self, timeout: float) -> bool:
@@ -98,6 +103,11 @@ class Persistence:
     def ready(self) -> bool:
         """Whether the model is identified, so that the store is in use."""
         return self._link.identity is not None
+
+    @property
+    def is_identifying(self) -> bool:
+        """Whether the model's file is still being read."""
+        return not self._identified.is_set()
 
     @property
     def identity(self) -> Identity:
@@ -123,6 +133,15 @@ class Persistence:
         self.wake.put(True)
         while not done.wait(LOOK_AGAIN) and not self._stopped.is_set() and time.monotonic() < deadline:
             self._link.loop.guard.raise_hit()
+
+    def purge(self, owner: bytes | None) -> int:
+        """Delete the records of an owner, or all, and save nothing of what has ended; return how many.
+
+        Raises:
+            StoreError: the store takes no changes now.
+        """
+        self._saves.forget(owner)
+        return self.store.purge(owner)
 
     def _note_end(self, request: Request) -> None:
         if not self._stopped.is_set() and self._saves.note_end(request):
@@ -173,7 +192,7 @@ def _run(
     """Work when woken, until the end; an engine that is dropped meanwhile is freed."""
     try:
         identity = identify()
-    except (OSError, VeloError) as error:
+    except Exception as error:
         _log.warning("the KV store %s is not used: %s", store.name, error)
         identity = None
     if (persistence := owner()) is not None:

@@ -13,7 +13,7 @@ from pyvelo.store.base import RecordName
 from pyvelo.store.persistence import Persistence
 from pyvelo.store.record import owner_of
 
-__all__ = ["delete_session", "load_sequence", "purge", "save_session"]
+__all__ = ["NoSession", "delete_session", "load_sequence", "purge", "save_session"]
 
 # of the engine, which imports this folder
 Engine = Any
@@ -22,6 +22,10 @@ Sequence = Any
 HEAD = b"PyVeloSe\x01"  # the last byte is the version
 MAX_NAME = 256  # characters
 PATIENCE = 30.0  # seconds that saving the blocks may take
+
+
+class NoSession(RequestError):
+    """There is no saved session of a name."""
 
 
 class _Address(NamedTuple):
@@ -94,15 +98,18 @@ def load_sequence(engine: Engine, name: str, salt: str) -> tuple[Sequence, Mappi
     persistence = _in_use(engine)
     payload = persistence.store.demand(_address(persistence, name, salt))
     if payload is None:
-        raise RequestError(f"there is no saved session {shown(name)} of this model and this cache_salt")
+        raise NoSession(f"there is no saved session {shown(name)} of this model and this cache_salt")
     saved = json.loads(payload)
     return engine.processor.sequence(saved["tokens"], salt, saved["lora"]), saved["note"]
 
 
-def delete_session(engine: Engine, name: str, salt: str) -> None:
-    """Delete a saved session, if there is one; its blocks stay. Raise as `save_session`."""
+def delete_session(engine: Engine, name: str, salt: str) -> bool:
+    """Delete a saved session, and return whether there was one; its blocks stay. Raise as `save_session`."""
     persistence = _in_use(engine)
-    persistence.store.delete(_address(persistence, name, salt))
+    address, store = _address(persistence, name, salt), persistence.store
+    there = store.demand(address) is not None
+    store.delete(address)
+    return there
 
 
 def purge(engine: Engine, owner: str | None) -> int:
@@ -113,13 +120,15 @@ def purge(engine: Engine, owner: str | None) -> int:
     Raises:
         ConfigError, StoreError: as `save_session`.
     """
-    salt = None if owner is None else owner_of(owner.encode("utf-8", "surrogatepass"))
-    return _in_use(engine).store.purge(salt)
+    if owner is not None:
+        SamplingParams(cache_salt=owner)  # checks it
+    digest = None if owner is None else owner_of(owner.encode("utf-8", "surrogatepass"))
+    return _in_use(engine).purge(digest)
 
 
 def _address(persistence: Persistence, name: str, salt: str) -> _Address:
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
-        raise RequestError(f"name={shown(name)}: give 1 to {MAX_NAME} characters")
+        raise RequestError(f"name={shown(name)}: give a string of 1 to {MAX_NAME} characters")
     SamplingParams(cache_salt=salt)  # checks it
     text = name.encode("utf-8", "surrogatepass")
     return _Address(persistence.identity.model, salt.encode("utf-8", "surrogatepass"), text)

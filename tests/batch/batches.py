@@ -58,7 +58,8 @@ class Echo:
     """Application that answers with the path; a body may ask it to wait, or to answer with a status."""
 
     def __init__(self) -> None:
-        self.serving = SimpleNamespace(engine=SimpleNamespace(loop=SimpleNamespace(check_open=lambda: None)))
+        loop, files = SimpleNamespace(check_open=lambda: None), SimpleNamespace(check=lambda: None)
+        self.serving = SimpleNamespace(engine=SimpleNamespace(loop=loop, files=files))
         self.n_open = self.most_open = 0
         self.asked: list[Any] = []
 

@@ -124,6 +124,18 @@ class Full(FileIO):
         return super().write(data[:n])
 
 
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_file_that_is_gone_ends_the_run(path: Path, replaced: bool) -> None:
+    with open_output(path) as (output, _):
+        output.append(result("a") + b"\n")
+        path.rename(path.with_suffix(".moved"))
+        if replaced:
+            path.write_bytes(b"")
+        with pytest.raises(FileNotFoundError, match="deleted or replaced"):
+            output.append(result("b") + b"\n")
+    assert path.with_suffix(".moved").read_bytes() == result("a") + b"\n"
+
+
 def test_a_full_disk_leaves_whole_lines(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyvelo.batch.output.FileIO", Full)
     with open_output(path) as (output, _):

@@ -7,8 +7,10 @@ import json
 import os
 import random
 import resource
+import shutil
 import sys
 import threading
+import time
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from pyvelo.batch.flow import Room
 from pyvelo.batch.lines import read_rows
 from pyvelo.batch.rows import MAX_LINE
 from pyvelo.demo import DEMO_MODEL
-from pyvelo.errors import EngineError
+from pyvelo.errors import EngineError, ModelError
 from pyvelo.server.app import App
 from tests.server.servers import SETTINGS, Server
 
@@ -249,6 +251,25 @@ def test_a_broken_engine_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="the engine broke"):
         run_echo(written(tmp_path / "in", lines), tmp_path / "out", app=app)
     assert keys_of(results_of(tmp_path / "out")) == ["a"]
+
+
+def test_a_model_that_is_changed_ends_the_run(tmp_path: Path) -> None:
+    model = tmp_path / "model.gguf"
+    shutil.copy(DEMO_MODEL, model)
+    source = written(tmp_path / "rows.jsonl", [row(str(i)) for i in range(2000)])
+    results = tmp_path / "results.jsonl"
+
+    def change() -> None:
+        while not results.exists() or not results.stat().st_size:
+            time.sleep(0.001)
+        os.utime(model)
+
+    threading.Thread(target=change).start()
+    with pytest.raises(ModelError, match="was written to while it was in use"):
+        run_batch(source, results, model=model)
+    found = results_of(results)
+    assert 0 < len(found) < 2000
+    assert all(each["response"]["status_code"] == 200 for each in found)
 
 
 def test_a_full_disk_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

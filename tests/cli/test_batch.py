@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import os
 import signal
@@ -75,12 +76,38 @@ def test_failed_rows_are_shown_and_end_with_1(
     code, out, err = run_cli(capsys, *command)
     assert (code, out.count(", 6 failed, ")) == (1, 1)
     shown = err.splitlines()
-    assert len(shown) == 4
+    assert len(shown) == 5
     assert sum("prompt: Expected" in line for line in shown) in (2, 3)
-    assert shown[-1] == "pyvelo: and 3 other rows failed"
+    hint = f"pyvelo: to run failed rows again, delete their lines in {results}"
+    assert shown[-2:] == ["pyvelo: and 3 other rows failed", hint]
     code, out, err = run_cli(capsys, *command)
-    assert (code, err) == (1, "")
+    assert (code, err) == (1, f"{hint}\n")
     assert "7 had a result before, 6 failed, " in out
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (gzip.compress(row("a")), "it is packed: gzip -dc "),
+        (row("a").decode().encode("utf-16"), "it is UTF-16 text: save it as UTF-8"),
+        (b" [\n" + row("a") + b"]", "it is a JSON list, and rows are lines: jq -c '.[]' "),
+        (DEMO_MODEL.read_bytes()[:100], "it is a model: give MODEL and then"),
+    ],
+)
+def test_files_that_have_no_rows(
+    capsys: pytest.CaptureFixture[str], source: Path, results: Path, content: bytes, says: str
+) -> None:
+    source.write_bytes(content)
+    code, _, err = run_cli(capsys, "batch", source, "-o", results, *SMALL)
+    assert (code, err.count("\n")) == (1, 1)
+    assert f"{source} is no file of rows: {says}" in err
+    assert not results.exists()
+
+
+def test_results_go_to_a_file(capsys: pytest.CaptureFixture[str], source: Path) -> None:
+    code, _, err = run_cli(capsys, "batch", source, "-o", "-", *SMALL)
+    assert code == 2
+    assert "results go to a file" in err
 
 
 def test_json(capsys: pytest.CaptureFixture[str], source: Path, results: Path) -> None:
@@ -105,7 +132,9 @@ def test_standard_input_and_order(results: Path) -> None:
 def test_names_of_the_model(capsys: pytest.CaptureFixture[str], source: Path, results: Path) -> None:
     written(source, [row("a", {"prompt": "x", "model": "gpt-4"})])
     command = ("batch", source, *SMALL, "-o")
-    assert run_cli(capsys, *command, results)[0] == 1
+    code, _, err = run_cli(capsys, *command, results)
+    assert code == 1
+    assert "pyvelo: --model-name '*' takes every name of a model\n" in err
     assert run_cli(capsys, *command, f"{results}.2", "--model-name", "*")[0] == 0
     assert run_cli(capsys, *command, f"{results}.3", "--model-name", " ")[0] == 2
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import shutil
@@ -17,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from pyvelo import LLM, KVStore
-from pyvelo.errors import ClosedError
+from pyvelo import LLM, AsyncLLM, KVStore
+from pyvelo.errors import ClosedError, StoreError
 from pyvelo.store import opening
 
 from .conftest import MakeModel
@@ -286,3 +287,58 @@ def test_an_encrypted_store_shows_nothing(tiny_model_f32: Path, tmp_path: Path) 
         tokens(llm, [LONG])
         assert llm.stats().loaded_tokens == 0
     assert len(list(tmp_path.glob("??/*.kv"))) == 18
+
+
+def test_asyncio_saves_what_is_left_when_it_closes(tiny_model_f32: Path, tmp_path: Path) -> None:
+    prompts = [[number, *LONG[:150]] for number in range(3, 13)]
+
+    async def life() -> None:
+        async with AsyncLLM(tiny_model_f32, n_ctx=512, n_threads=1, kv_store=tmp_path) as llm:
+            await llm.generate([1, 2, 3], GREEDY)
+            persistence = llm._loading.result().engine.persistence  # type: ignore[union-attr]
+            assert persistence is not None
+            assert persistence.identity
+            await llm.generate(prompts, GREEDY)
+
+    asyncio.run(life())
+    assert len(list(tmp_path.glob("??/*.kv"))) == 50
+
+
+def test_late_lookups_lose_nothing_that_is_to_be_saved(
+    tiny_model_f32: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyvelo.engine.prefill_budget.Costs.seconds_for", lambda self, n: n * 1e-5)
+    with opened(tiny_model_f32, tmp_path) as llm:
+        slowed(llm, lookup=0.03)
+        for number in range(3, 13):
+            llm.generate([number, *LONG[:150]], GREEDY)
+        assert persistence_of(llm).flush(10)
+    assert len(list(tmp_path.glob("??/*.kv"))) == 50
+
+
+def test_a_purge_covers_what_is_still_to_be_saved(tiny_model_f32: Path, tmp_path: Path) -> None:
+    with opened(tiny_model_f32, tmp_path) as llm:
+        slow = slowed(llm)
+        slow._seconds["save"] = 0.01
+        for number in range(3, 13):
+            salt = "ann:1" if number % 2 else "bob"
+            llm.generate([number, *LONG[:150]], replace(GREEDY, cache_salt=salt))
+        llm.purge_kv_store("ann")
+        assert persistence_of(llm).flush(10)
+        assert persistence_of(llm).store.stats().n_records == 25
+        llm.purge_kv_store()
+        assert persistence_of(llm).store.stats().n_records == 0
+
+
+def test_a_model_that_cannot_be_identified(
+    tiny_model_f32: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> str:
+        raise RecursionError("too deep")
+
+    monkeypatch.setattr("pyvelo.store.opening.file_digest", fail)
+    with LLM(tiny_model_f32, n_ctx=512, n_threads=1, kv_store=tmp_path) as llm:
+        with pytest.raises(StoreError, match="not in use"):
+            llm.session([5]).save("x")
+        assert len(tokens(llm, [LONG])[0]) == 12
+    assert "is not used: too deep" in caplog.text

@@ -80,8 +80,8 @@ def test_names_salts_and_models_are_apart(make_model: MakeModel, tmp_path: Path)
         assert found == [(5,), (9, 9), (8,)]
         with pytest.raises(RequestError, match="no saved session 'b' of this model and this cache_salt"):
             llm.load_session("b", cache_salt="x")
-        llm.delete_session("b")
-        llm.delete_session("b")
+        assert llm.delete_session("b")
+        assert not llm.delete_session("b")
         with pytest.raises(RequestError, match="no saved session"):
             llm.load_session("b")
         assert llm.purge_kv_store("x") == 2
@@ -103,10 +103,12 @@ def test_an_empty_session_and_any_name(tiny_model_f32: Path, tmp_path: Path) -> 
 def test_wrong_names(tiny_model_f32: Path, tmp_path: Path, name: Any) -> None:
     with LLM(tiny_model_f32, kv_store=tmp_path, **SETTINGS) as llm:
         for call in (llm.session([5]).save, llm.load_session, llm.delete_session):
-            with pytest.raises(RequestError, match="give 1 to 256 characters"):
+            with pytest.raises(RequestError, match="give a string of 1 to 256 characters"):
                 call(name)
         with pytest.raises(RequestError, match="cache_salt"):
             llm.load_session("a", cache_salt=5)  # type: ignore[arg-type]
+        with pytest.raises(RequestError, match="cache_salt"):
+            llm.purge_kv_store(5)  # type: ignore[arg-type]
 
 
 def test_without_a_store_or_an_engine(tiny_model_f32: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from pyvelo.server.auth import read_keys
 from pyvelo.server.settings import Settings
+from pyvelo.store import opening
 
 from .servers import Server
 
@@ -32,14 +34,14 @@ class Lives:
         self._model, self._store = model, store
         self.server: Server | None = None
 
-    def begin(self, *keys: str) -> Server:
+    def begin(self, *keys: str, wait: bool = True) -> Server:
         """End the server and start another one."""
         self.end()
         settings = Settings(keys=read_keys(None, keys)) if keys else Settings()
         self.server = Server(settings, model=self._model, kv_store=self._store)
         persistence = self.server.serving.engine.persistence
         assert persistence is not None
-        assert persistence.identity
+        assert not wait or persistence.identity
         return self.server
 
     def end(self) -> None:
@@ -102,10 +104,11 @@ def test_keys_have_sessions_and_blocks_of_their_own(lives: Lives) -> None:
         answered(client, "POST", f"/v1/sessions/{name}/generate", GREEDY)
         answered(client, "POST", f"/v1/sessions/{name}/save", {"name": "s"})
     answered(bob, "DELETE", "/v1/saved_sessions/s")
-    answered(bob, "POST", "/v1/sessions", {"saved": "s"}, 400)
+    answered(bob, "DELETE", "/v1/saved_sessions/s", None, 404)
+    answered(bob, "POST", "/v1/sessions", {"saved": "s"}, 404)
     answered(ann, "POST", "/v1/sessions", {"saved": "s"})
     answered(ann, "POST", "/v1/sessions", {"saved": "s", "cache_salt": "x"})
-    answered(ann, "POST", "/v1/sessions", {"saved": "s", "cache_salt": "y"}, 400)
+    answered(ann, "POST", "/v1/sessions", {"saved": "s", "cache_salt": "y"}, 404)
     assert answered(ann, "GET", "/v1/kv_store")["n_records"] == 3 * 6 + 2
     assert answered(ann, "DELETE", "/v1/kv_store")["n_deleted"] == 2 * 6 + 2
     assert answered(bob, "GET", "/v1/kv_store")["n_records"] == 6
@@ -131,9 +134,8 @@ def test_without_keys_all_is_deleted(lives: Lives) -> None:
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ({"saved": "nothing"}, "there is no saved session 'nothing'"),
-        ({"saved": "a/b"}, "saved"),
-        ({"saved": ""}, "saved"),
+        ({"saved": "a/b"}, "saved: give a name of 1 to 128 characters without /"),
+        ({"saved": ""}, "saved: give a name"),
         ({"saved": "x", "prompt": "y"}, "give one of prompt, messages and saved"),
         ({"saved": "x", "lora": "y"}, "a saved session keeps its own"),
     ],
@@ -141,6 +143,40 @@ def test_without_keys_all_is_deleted(lives: Lives) -> None:
 def test_wrong_names(lives: Lives, body: dict[str, Any], says: str) -> None:
     client = Client(lives.begin())
     assert says in answered(client, "POST", "/v1/sessions", body, 400)["error"]["message"]
+
+
+def test_a_name_that_was_not_saved(lives: Lives) -> None:
+    client = Client(lives.begin())
+    found = answered(client, "POST", "/v1/sessions", {"saved": "nothing"}, 404)
+    assert "there is no saved session 'nothing'" in found["error"]["message"]
+    name = answered(client, "POST", "/v1/sessions", {"prompt": "x"})["id"]
+    answered(client, "POST", f"/v1/sessions/{name}/save", {"name": "a/b"}, 400)
+
+
+def test_while_the_model_is_identified(lives: Lives, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on, digest = threading.Event(), opening.file_digest
+
+    def later(*given: Any) -> str:
+        go_on.wait(20)
+        return digest(*given)
+
+    monkeypatch.setattr("pyvelo.store.opening.file_digest", later)
+    client = Client(lives.begin(wait=False))
+    name = answered(client, "POST", "/v1/sessions", {"prompt": "x"})["id"]
+    for method, path, body in (
+        ("POST", "/v1/sessions", {"saved": "x"}),
+        ("POST", f"/v1/sessions/{name}/save", {"name": "x"}),
+        ("DELETE", "/v1/saved_sessions/x", None),
+        ("DELETE", "/v1/kv_store", None),
+    ):
+        assert "still being read" in answered(client, method, path, body, 503)["error"]["message"]
+    answered(client, "POST", "/v1/completions", {"prompt": "x", "max_tokens": 2})
+    go_on.set()
+    assert lives.server is not None
+    persistence = lives.server.serving.engine.persistence
+    assert persistence is not None
+    assert persistence.identity
+    answered(client, "POST", f"/v1/sessions/{name}/save", {"name": "x"})
 
 
 def test_a_server_without_a_store(server: Server) -> None:
@@ -159,6 +195,8 @@ def test_a_server_without_a_store(server: Server) -> None:
 
 def test_a_store_that_is_away(tiny_model_f32: Path) -> None:
     server = Server(Settings(), model=tiny_model_f32, kv_store="valkey://127.0.0.1:1")
+    assert server.serving.engine.persistence is not None
+    assert server.serving.engine.persistence.identity
     client = Client(server)
     name = answered(client, "POST", "/v1/sessions", {"prompt": "Hi"})["id"]
     answered(client, "POST", f"/v1/sessions/{name}/save", {"name": "x"}, 503)

@@ -232,10 +232,7 @@ def test_a_folder_that_is_removed_is_made_again(files: Files, tmp_path: Path) ->
     assert not files(tmp_path / "kv").save(name(3), b"three"), "it has a writer"
 
 
-def test_bytes_that_another_process_purged_are_free(
-    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pyvelo.store.files.ASK_AGAIN", 0.0)
+def test_bytes_that_another_process_purged_are_free(files: Files, tmp_path: Path) -> None:
     writer, reader = files(tmp_path, max_bytes=1000), files(tmp_path)
     for number in range(10):
         writer.save(name(number), bytes(100))
@@ -269,6 +266,24 @@ def test_a_process_that_is_forked_has_no_part_in_the_lock(files: Files, tmp_path
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="Windows has other permissions")
+def test_a_folder_that_may_only_be_read(
+    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = files(tmp_path)
+    store.save(name(1), b"one")
+    store.close()
+    before = sorted(path.name for path in tmp_path.rglob("*"))
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write to any folder
+    reader = files(tmp_path)
+    assert reader.load(name(1)) == b"one"
+    assert not reader.save(name(2), b"two")
+    reader.touch([name(1)])
+    reader.delete(name(1))
+    assert reader.lookup([name(1), name(2)]) == [True, False]
+    assert sorted(path.name for path in tmp_path.rglob("*")) == before
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="Windows has other permissions")

@@ -139,7 +139,7 @@ def test_failures_are_misses_and_leave_the_store_alone_for_a_while(
             guarded.save(ONE, PAYLOAD)
             guarded.touch([ONE])
         assert guarded.stats() == StoreStats(None, None)
-        with pytest.raises(StoreError, match="away"):
+        with pytest.raises(StoreError, match="is not written now: "):
             guarded.purge()
         assert guarded.is_full
         assert shaky.n_calls == n_calls + 2, "one read and one write"
@@ -187,7 +187,8 @@ def test_a_caller_that_waits_for_less_is_no_failure_of_the_store(
     assert guarded.load(ONE, 0.01) is None  # at once: the lookup has not ended
     assert time.monotonic() - start < 0.15
     assert guarded.is_away
-    assert guarded.is_full
+    assert guarded.is_late
+    assert not guarded.is_full
     go_on.set()
     for _ in range(500):
         if not guarded.is_away:
