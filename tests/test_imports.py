@@ -37,6 +37,7 @@ MAY_IMPORT = {
     "server": {"engine", "kv", "chat", "native", "trace", "config", "sampling", "outputs"}
     | {"session", "store"},
     "batch": {"server", "config"},
+    "cluster": {"server", "engine", "kv", "chat", "native", "models", "memory", "config", "demo"} | {"cli"},
 }
 """Folders and files that a folder's files may import, apart from BASE and their own folder."""
 

@@ -25,7 +25,16 @@ from pyvelo.kv_events import KVEvents
 if TYPE_CHECKING:
     from pyvelo.server.serving import Serving
 
-__all__ = ["Loras", "Names", "check_model_names", "check_modules", "loras_by_name", "serve"]
+__all__ = [
+    "KEY_VARIABLE",
+    "Loras",
+    "Names",
+    "check_model_names",
+    "check_modules",
+    "check_places",
+    "loras_by_name",
+    "serve",
+]
 
 KEY_VARIABLE = "PYVELO_API_KEY"
 
@@ -164,7 +173,7 @@ def serve(
     from pyvelo.server.settings import Settings
 
     check_model_names(model_name or ())
-    _check_places(cors_origin or (), allow_host or ())
+    check_places(cors_origin or (), allow_host or ())
     keys = read_keys(api_key_file, os.environ.get(KEY_VARIABLE, "").split(","))
     check_address(host, keys.needed, insecure)
     settings = Settings(
@@ -201,7 +210,7 @@ def check_model_names(names: Sequence[str]) -> None:
             raise ConfigError(f"--model-name {shown(name)}: give a name of printable characters, not empty")
 
 
-def _check_places(origins: Sequence[str], hosts: Sequence[str]) -> None:
+def check_places(origins: Sequence[str], hosts: Sequence[str]) -> None:
     """Raise ConfigError for origins and hosts that no client can send."""
     from pyvelo.server.origins import is_host, is_origin
 

@@ -1,9 +1,9 @@
-"""Blocks that come from elsewhere: which parts of a prefix a longer hit lacks, and their publication."""
+"""Blocks that come from elsewhere, and block hashes for others: what a hit lacks, what the pool holds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import accumulate, chain, islice
 from typing import NamedTuple
 
 from pyvelo.kv.manager import BlockManager
@@ -73,6 +73,21 @@ class AdoptingManager(BlockManager):
         """Return how many of the first `n_blocks` blocks of a sequence would be a hit."""
         n_tokens = n_blocks * self.block_size
         return self._index.match(hashes, n_tokens).n_blocks if self._index is not None else 0
+
+    def held_hashes(self, wanted: Iterable[bytes], n: int) -> list[bytes]:
+        """Return up to `n` hashes of prefixes that would be a hit: the wanted ones first, then the newest."""
+        known: dict[bytes, Prefix] = self._index.by_hash if self._index is not None else {}
+        full = [group for group, window in enumerate(self.layout.windows) if not window.size]
+        needs_state = bool(self.layout.state_blocks)
+
+        def is_hit(name: bytes) -> bool:
+            prefix = known.get(name)
+            if prefix is None or (needs_state and not prefix.snapshot):
+                return False
+            return all(prefix.blocks[group] for group in full)
+
+        names = dict.fromkeys(chain(wanted, islice(reversed(known), n)))
+        return list(islice(filter(is_hit, names), n))
 
     def adopt(
         self, hashes: BlockHashes, parts: Sequence[Part], write: Callable[[Sequence[int]], None]

@@ -48,13 +48,13 @@ def audit_own_blocks(pool: BlockPool, tables: Iterable[BlockTable]) -> None:
 def audit_prefixes(index: PrefixIndex) -> None:
     """Raise InternalError if the tables disagree."""
     listed = {block: id(prefix) for block, prefix in enumerate(index._by_block) if prefix is not None}
-    prefixes = index._by_hash.values()
+    prefixes = index.by_hash.values()
     places = [(block, id(p)) for p in prefixes for blocks in (*p.blocks, p.snapshot) for block in blocks]
     if listed != dict(places) or len(listed) != len(places):
         raise InternalError("prefix index: hashes and blocks do not agree")
     if any(len(prefix.snapshot) not in (0, index._layout.state_blocks) for prefix in prefixes):
         raise InternalError("prefix index: a snapshot has too few blocks, or too many")
-    for known, prefix in index._by_hash.items():
+    for known, prefix in index.by_hash.items():
         if (
             prefix.hash != known
             or not prefix.is_listed

@@ -233,14 +233,14 @@ class PrefixIndex:
         """Published blocks whose prefix an older block of the group holds, too."""
         self._layout = layout
         self._by_block: list[Prefix | None] = [None] * n_blocks
-        self._by_hash: dict[bytes, Prefix] = {}
+        self.by_hash: dict[bytes, Prefix] = {}
         self._roots: dict[bytes, Prefix] = {}  # by extra
         self._generation = object()  # another one after each change
         self._make_hash = make_hash
 
     def published(self) -> Iterator[int]:
         """Return the published blocks."""
-        return (block for prefix in self._by_hash.values() for blocks in prefix.blocks for block in blocks)
+        return (block for prefix in self.by_hash.values() for blocks in prefix.blocks for block in blocks)
 
     def tokens(self, block: int) -> bytes | None:
         """Return the tokens of a published block, None if it is not published."""
@@ -334,11 +334,11 @@ class PrefixIndex:
         elif parent is None or not parent.is_listed:
             return None
         block_hash, prefix = self._make_hash(hashes, index), self.find(parent, hashes, index)
-        if prefix is None and block_hash not in self._by_hash:
+        if prefix is None and block_hash not in self.by_hash:
             if index == 0:
                 self._roots[hashes.extra] = parent
             tokens = hashes.block_tokens(index)
-            prefix = self._by_hash[block_hash] = Prefix(block_hash, parent, tokens, len(blocks))
+            prefix = self.by_hash[block_hash] = Prefix(block_hash, parent, tokens, len(blocks))
             parent.children[prefix] = None
         if prefix is None:
             return None
@@ -370,7 +370,7 @@ class PrefixIndex:
         while prefix.parent is not None and not (prefix.children or any(prefix.blocks) or prefix.snapshot):
             parent = prefix.parent
             prefix.is_listed = False
-            del self._by_hash[prefix.hash]
+            del self.by_hash[prefix.hash]
             del parent.children[prefix]
             if parent.parent is None and not parent.children:
                 del self._roots[parent.hash]
@@ -379,16 +379,16 @@ class PrefixIndex:
     def clear(self) -> None:
         """Unpublish every block."""
         self._generation = object()  # invalidates stored matches
-        for prefix in self._by_hash.values():
+        for prefix in self.by_hash.values():
             prefix.is_listed = False
         self._by_block = [None] * len(self._by_block)
-        self._by_hash.clear()
+        self.by_hash.clear()
         self._roots.clear()
         self.n_duplicates = 0
 
     def find(self, parent: Prefix, hashes: BlockHashes, index: int) -> Prefix | None:
         """Return the prefix that follows `parent` in the hashes. Its parent and its tokens prove the hit."""
-        prefix = self._by_hash.get(self._make_hash(hashes, index))
+        prefix = self.by_hash.get(self._make_hash(hashes, index))
         if prefix is None or prefix.parent is not parent or prefix.tokens != hashes.block_tokens(index):
             return None
         return prefix

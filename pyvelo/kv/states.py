@@ -63,7 +63,7 @@ class SnapshotIndex(PrefixIndex):
     def published(self) -> Iterator[int]:
         """Return the published blocks, snapshots included."""
         yield from super().published()
-        for prefix in self._by_hash.values():
+        for prefix in self.by_hash.values():
             yield from prefix.snapshot
 
     def snapshot_of(self, block: int) -> tuple[int, ...]:

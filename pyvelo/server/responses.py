@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from secrets import token_hex
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
@@ -107,7 +106,7 @@ async def create_response(
     as_chat = _chat(request, with_names([*system, *earlier, *own]))
     as_chat.lora = adapter
     params = params_of(serving, exchange, ticket, as_chat)
-    name = f"resp_{token_hex(16)}"
+    name = serving.new_id("resp")
     echoed = _echoed(request, name, serving.model_name)
     echoed |= {"temperature": params.temperature, "top_p": params.top_p}
     form = ResponseForm(serving, echoed, _keeper(serving, ticket, request, before, own))

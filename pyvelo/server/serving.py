@@ -65,9 +65,13 @@ class Serving:
             max_running, settings.max_queue, settings.max_queued_tokens or 4 * pool_tokens
         )
         self.sessions = SessionStore(
-            settings.max_sessions, settings.max_session_tokens or 4 * pool_tokens, time.monotonic
+            settings.max_sessions,
+            settings.max_session_tokens or 4 * pool_tokens,
+            time.monotonic,
+            settings.new_id,
         )
         self.live = LiveBlocks(engine, self.model_name, self.admission, self.sessions, self.metrics.rates)
+        self.new_id = settings.new_id
         self.responses = ResponseStore(MAX_RESPONSES, MAX_RESPONSE_CHARACTERS, time.monotonic)
         self.token_bytes = cache(lambda token: engine.model.token_bytes(token, special=True))
         self.token_text = cache(lambda token: self.token_bytes(token).decode("utf-8", "replace"))

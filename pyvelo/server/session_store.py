@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from secrets import token_hex
 from typing import Any
 
 from pyvelo.errors import ClosedError
@@ -47,12 +46,15 @@ class SessionStore:
         max_sessions: sessions of a tenant.
         max_tokens: tokens in the sessions of a tenant, from which on it gets no more.
         clock: returns seconds.
+        new_id: returns an id of a kind.
     """
 
-    def __init__(self, max_sessions: int, max_tokens: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, max_sessions: int, max_tokens: int, clock: Callable[[], float], new_id: Callable[[str], str]
+    ) -> None:
         self._max_sessions = max_sessions
         self._max_tokens = max_tokens
-        self._clock = clock
+        self._clock, self._new_id = clock, new_id
         self._by_id: dict[str, StoredSession] = {}
         self._closed = False
 
@@ -93,7 +95,7 @@ class SessionStore:
         Raises: HttpError, as `check_room`.
         """
         self.check_room(tenant, 1)
-        name, expires = f"sess_{token_hex(16)}", self._clock() + ttl
+        name, expires = self._new_id("sess"), self._clock() + ttl
         stored = StoredSession(name, tenant, session, ttl, expires, salt, lora, dialogue)
         self._by_id[name] = stored
         return stored

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from secrets import token_hex
 
 from pyvelo.server.auth import Keys
 
@@ -27,6 +28,7 @@ class Settings:
     vllm_metrics: also name metrics as vLLM does.
     local: it listens at addresses of this machine alone.
     page: a page at / shows the block map and has a chat.
+    replica: name of this server among several; the ids of its sessions and responses end with it.
     """
 
     model_names: tuple[str, ...] = ()
@@ -42,3 +44,8 @@ class Settings:
     vllm_metrics: bool = False
     local: bool = False
     page: bool = False
+    replica: str = ""
+
+    def new_id(self, kind: str) -> str:
+        """Return a random id of a session ("sess") or a response ("resp")."""
+        return "_".join(filter(None, (kind, token_hex(16), self.replica)))

@@ -20,16 +20,16 @@ from pyvelo.engine.request import Detokenizer, Request
 from pyvelo.engine.request import Sequence as RequestSequence
 from pyvelo.engine.step import EngineCore
 from pyvelo.errors import ConfigError, InternalError
+from pyvelo.kv.adopt import AdoptingManager, AdoptingStates
 from pyvelo.kv.manager import BlockManager
 from pyvelo.kv.prefix import FULL, BlockLayout, Window
-from pyvelo.kv.states import StateManager
 from pyvelo.memory.budget import Limits
 from pyvelo.sampling import SamplingParams
 from pyvelo.simulate.metrics import Meter, Outcome
 from pyvelo.simulate.workload import END, Job, Texts
 from pyvelo.trace.recorder import Tracer
 
-__all__ = ["POLICIES", "Clock", "Setup", "StepCosts", "simulate"]
+__all__ = ["POLICIES", "Clock", "Setup", "SimulatedEngine", "StepCosts", "simulate"]
 
 MOST_BLOCKS = 1 << 24
 MOST_BATCH = 1 << 20  # tokens
@@ -275,7 +275,7 @@ def simulate(
         record: path for a trace of the run.
         audit: check the invariants of the block manager after every step.
     """
-    run = _Run(setup, jobs, seed, audit)
+    run = SimulatedEngine(setup, jobs, Texts(jobs, seed), audit)
     if record is None:
         run.finish()
     else:
@@ -288,16 +288,22 @@ def simulate(
     return run.outcome()
 
 
-class _Run:
-    """State of one simulation."""
+class SimulatedEngine:
+    """Engine of a simulation, with a clock of its own.
 
-    def __init__(self, setup: Setup, jobs: Sequence[Job], seed: int, audit: bool) -> None:
-        self._setup, self._jobs = setup, jobs
-        self._texts = Texts(jobs, seed)
-        self._clock, self._meter = Clock(), Meter()
+    Args:
+        setup: memory and limits.
+        jobs: the workload; `submit` takes some of them, `finish` all.
+        texts: of the jobs.
+        audit: check the invariants of the block manager after every step.
+    """
+
+    def __init__(self, setup: Setup, jobs: Sequence[Job], texts: Texts, audit: bool = False) -> None:
+        self._setup, self._jobs, self._texts = setup, jobs, texts
+        self._clock, self.meter, self._n_submitted = Clock(), Meter(), 0
         self._answers: dict[int, NDArray[np.int32]] = {}
         self._pending = deque(enumerate(jobs))
-        self._manager = (StateManager if setup.state_blocks else BlockManager)(
+        self.manager = (AdoptingStates if setup.state_blocks else AdoptingManager)(
             setup.n_blocks,
             setup.block_size,
             windows=setup.windows,
@@ -306,11 +312,11 @@ class _Run:
             share=setup.prefix_cache,
             n_swap_blocks=setup.n_swap_blocks,
         )
-        context = _Context(setup, self._clock, self._meter, self._manager)
+        context = _Context(setup, self._clock, self.meter, self.manager)
         self.core = context.core = EngineCore(
             context=cast(Any, context),
             arrays=cast(Any, _Arrays(setup.limits, setup.width, len(setup.windows))),
-            manager=self._manager,
+            manager=self.manager,
             limits=setup.limits,
             n_states=setup.limits.max_seqs if setup.state_blocks else 0,
             new_sampler=cast(Any, self._new_sampler),
@@ -320,43 +326,62 @@ class _Run:
             costs=None if setup.policy == "auto" else _Policy(setup.policy == "swap"),
         )
 
+    @property
+    def n_open(self) -> int:
+        """Submitted requests that have not ended."""
+        return self._n_submitted - self.core.counters.n_ended
+
     def finish(self) -> None:
         """Step until every job is done."""
-        core, clock, pending = self.core, self._clock, self._pending
+        clock, pending = self._clock, self._pending
         while True:
             while pending and pending[0][1].time <= clock.now:
-                self._submit(*pending.popleft())
-            if core.step():
+                index, _ = pending.popleft()
+                self.submit(index, self._texts.prompt(index))
+            if self._step():
                 continue
-            if core.n_running or core.n_waiting:
-                raise InternalError("a simulated request is not finished, but nothing is left to do")
             if not pending:
                 return
             clock.now = pending[0][1].time
 
+    def advance(self, time: float) -> None:
+        """Step until a time; a step that has begun ends after it."""
+        while self._clock.now < time and self._step():
+            pass
+        self._clock.now = max(self._clock.now, time)
+
+    def _step(self) -> bool:
+        """Run a step; return False if nothing is left to do."""
+        stepped = self.core.step()
+        if not stepped and (self.core.n_running or self.core.n_waiting):
+            raise InternalError("a simulated request is not finished, but nothing is left to do")
+        return stepped
+
     def outcome(self) -> Outcome:
-        meter, counts, counters = self._meter, self._manager.counts, self.core.counters
+        """Return the results so far."""
+        meter, counts, counters = self.meter, self.manager.counts, self.core.counters
         meter.preemptions, meter.swaps = counters.preemptions, counters.swaps
         meter.hit_rate = counts.hits / counts.queried if counts.queried else 0.0
         setup = self._setup
         scheme = f"pages of {setup.block_size}, {setup.policy}"
         return meter.outcome(scheme, len(self._jobs), self._clock.now)
 
-    def _submit(self, index: int, job: Job) -> None:
-        """Submit a job as the input processor does: refuse what cannot fit, samples follow the first."""
-        prompt = self._texts.prompt(index)
+    def submit(self, index: int, prompt: NDArray[np.int32]) -> None:
+        """Submit a job as the input processor does: refuse what cannot fit."""
+        job = self._jobs[index]
         if not self._setup.fits(job):
-            self._meter.refused += 1
+            self.meter.refused += 1
             return
         params = SamplingParams(max_tokens=job.max_tokens, n=job.samples)
         requests = [self._request(index, job, sample, prompt, params) for sample in range(job.samples)]
         requests[0].hold(requests[1:])
+        self._n_submitted += len(requests)
         self.core.inbox.submit(requests)
 
     def _request(
         self, index: int, job: Job, sample: int, prompt: NDArray[np.int32], params: SamplingParams
     ) -> Request:
-        sample_of, meter, clock = (index, sample), self._meter, self._clock
+        sample_of, meter, clock = (index, sample), self.meter, self._clock
         request = Request(
             RequestSequence(prompt.tolist(), self._setup.block_size),
             params,

@@ -49,7 +49,7 @@ class Meter:
         self.preemptions = 0
         self.swaps = 0
         self.hit_rate = 0.0
-        self._first = array("d")  # seconds from arrival to the first token, of every sequence
+        self.first = array("d")  # seconds from arrival to the first token, of every sequence
         self._between = array("d")
         self._last: dict[tuple[int, int], float] = {}
         self._seconds = self._running = self._slots = self._stored = self._unshared = 0.0
@@ -77,14 +77,14 @@ class Meter:
         """Add a token of a sequence that arrived at `arrival`."""
         before = self._last.get(sequence)
         if before is None:
-            self._first.append(now - arrival)
+            self.first.append(now - arrival)
         else:
             self._between.append(now - before)
         self._last[sequence] = now
 
     def outcome(self, scheme: str, requests: int, seconds: float) -> Outcome:
         """Return the results of the whole run, which took `seconds`."""
-        n_tokens = len(self._first) + len(self._between)
+        n_tokens = len(self.first) + len(self._between)
         time = self._seconds or 1.0
         return Outcome(
             scheme=scheme,
@@ -97,8 +97,8 @@ class Meter:
             mean_slots=self._slots / time,
             waste=_missing(self._stored, self._slots),
             saved=_missing(self._slots, self._unshared),
-            ttft_p50=_percentile(self._first, 50),
-            ttft_p99=_percentile(self._first, 99),
+            ttft_p50=_percentile(self.first, 50),
+            ttft_p99=_percentile(self.first, 99),
             tbt_p50=_percentile(self._between, 50),
             tbt_p99=_percentile(self._between, 99),
             preemptions=self.preemptions,

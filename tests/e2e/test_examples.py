@@ -51,7 +51,7 @@ def printed(name: str, *arguments: str) -> str:
 
 def test_every_example_is_tested_and_explains_itself() -> None:
     names = {path.stem for path in (ROOT / "examples").glob("*.py")}
-    assert names == {"agent", "classify", "extract", "gradio_chat", "rag", "tree"}
+    assert names == {"agent", "batch_with_ray", "classify", "extract", "gradio_chat", "rag", "tree"}
     for name in names:
         assert "default: the demo model" in printed(name, "--help")
 

@@ -109,7 +109,7 @@ def test_a_prefix_is_a_hit_up_to_a_snapshot_of_the_recurrent_state(state_blocks:
 def test_a_snapshot_without_one_of_its_blocks_is_no_hit() -> None:
     bench = Bench(n_blocks=8, n_states=1, max_seqs=1, state_blocks=2)
     run(bench, PROMPT[:65], 1)
-    snapshot = next(iter(bench.manager._index._by_hash.values())).children  # type: ignore[union-attr]
+    snapshot = next(iter(bench.manager._index.by_hash.values())).children  # type: ignore[union-attr]
     assert [len(prefix.snapshot) for prefix in snapshot] == [2]
     run(bench, [7] * 160, 1)  # needs 5 blocks, of which 4 are neither used nor cached
     assert run(bench, PROMPT[:65], 1) == 0

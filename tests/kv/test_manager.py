@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from pyvelo.errors import InternalError
+from pyvelo.kv.adopt import AdoptingManager, AdoptingStates
 from pyvelo.kv.manager import BlockManager
 from pyvelo.kv.pool import BlockTable, NotNow, Start, SwappedBlocks
-from pyvelo.kv.prefix import FULL, BlockHashes
+from pyvelo.kv.prefix import FULL, BlockHashes, Window
 from pyvelo.kv.records import Moves
 
 BLOCK = 8
@@ -818,3 +819,29 @@ def test_blocks_without_a_duplicate_stay_cached_beside_duplicates() -> None:
     manager.free(other)
     assert block in manager.published()
     assert started(manager, 2 * BLOCK, [*range(90, 90 + BLOCK), 1]).n_cached == BLOCK
+
+
+def test_held_hashes_are_the_wanted_ones_and_then_the_newest() -> None:
+    manager = AdoptingManager(6, BLOCK)
+    old, new = hashes(range(2 * BLOCK)), hashes(range(100, 100 + 2 * BLOCK))
+    for tokens in (range(2 * BLOCK), range(100, 100 + 2 * BLOCK)):
+        ended(manager, tokens)
+    assert manager.held_hashes((), 3) == [new.block_hash(1), new.block_hash(0), old.block_hash(1)]
+    wanted = [bytes(32), old.block_hash(0)]
+    assert manager.held_hashes(wanted, 2) == [old.block_hash(0), new.block_hash(1)]
+    manager.free(started(manager, 5 * BLOCK, range(200, 200 + 5 * BLOCK)))  # evicts three blocks
+    assert len(manager.held_hashes((), 9)) == 1
+    manager.reset()
+    assert manager.held_hashes(wanted, 9) == []
+    assert AdoptingManager(6, BLOCK, share=False).held_hashes(wanted, 9) == []
+
+
+def test_held_hashes_need_what_a_hit_needs() -> None:
+    windowed = AdoptingManager(8, BLOCK, windows=(FULL, Window(BLOCK)))
+    table = started(windowed, 3 * BLOCK, range(3 * BLOCK))
+    windowed.advance(table, 3 * BLOCK)
+    assert len(windowed.held_hashes((), 9)) == 3  # the group without a window holds all
+    states = AdoptingStates(8, BLOCK, state_blocks=1)
+    ended(states, range(2 * BLOCK))
+    assert states.published()
+    assert states.held_hashes((), 9) == []  # no snapshot was taken

@@ -119,7 +119,7 @@ def test_audit_looks_at_the_pool_the_index_and_host_memory() -> None:
 
     def lose_an_entry(manager: BlockManager) -> None:
         assert manager._index is not None
-        manager._index._by_hash.clear()
+        manager._index.by_hash.clear()
 
     def lose_swapped_blocks(manager: BlockManager) -> None:
         manager._swapped.clear()

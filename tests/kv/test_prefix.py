@@ -173,7 +173,7 @@ def test_a_prefix_stays_while_another_follows_it() -> None:
     assert found(index, whole, 12) == ((3, 4, 2), None)
     for block in (3, 4, 2):
         index.unpublish(block)
-    assert (list(index.published()), index._by_hash, index._roots) == ([], {}, {})
+    assert (list(index.published()), index.by_hash, index._roots) == ([], {}, {})
     audit_prefixes(index)
 
 
@@ -306,13 +306,13 @@ def test_audit_sees_tables_that_disagree() -> None:
         index._roots[b""].children.clear()
 
     def forget_hashes(index: PrefixIndex) -> None:
-        index._by_hash.clear()
+        index.by_hash.clear()
 
     def miscount(index: PrefixIndex) -> None:
         index.n_duplicates += 1
 
     def rename(index: PrefixIndex) -> None:
-        next(iter(index._by_hash.values())).hash = b"other"
+        next(iter(index.by_hash.values())).hash = b"other"
 
     for harm, message in (
         (forget_children, "parents do not agree"),

@@ -49,7 +49,7 @@ def test_a_lost_snapshot_drops_a_prefix_without_blocks() -> None:
     assert hit(manager, range(2 * BLOCK)) == (2 * BLOCK, tuple(blocks)), "only the snapshot is read"
     assert index.unpublish(blocks[0])
     assert not index.unpublish(blocks[0])
-    assert (index._by_hash, index._roots) == ({}, {})
+    assert (index.by_hash, index._roots) == ({}, {})
 
 
 def test_a_lost_block_invalidates_stored_matches() -> None:

@@ -1,0 +1,135 @@
+"""Server on Ray: replicas with an engine each, a router by prefix, and an ingress.
+
+    python -m pyvelo.cluster.ray MODEL --replicas 2
+    serve run pyvelo.cluster.ray:app model=MODEL replicas=2
+
+It needs `pip install 'pyvelo[ray,serve]'`. docs/CLUSTER.md tells more.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from pyvelo.cli.exits import ERROR, INTERRUPTED, USAGE, as_options, code_of, explain, without_prefix
+from pyvelo.cli.terminal import print_error, print_out
+from pyvelo.errors import ConfigError, VeloError
+
+__all__ = ["app", "main"]
+
+NAME = "pyvelo"
+"""Name of the application in Ray Serve."""
+
+
+def app(args: dict[str, Any]) -> Any:
+    """Return the application for the fields of a config file, or of `serve run`.
+
+    args: options of the command line by their names, such as model, replicas and kv_cache_bytes.
+
+    Raises: ConfigError for a wrong one.
+    """
+    from pyvelo.cluster.deployments import application
+
+    return application(_checked(_arguments(args)))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve until Ctrl-C or SIGTERM; return the exit code."""
+    try:
+        options = _parse(sys.argv[1:] if arguments is None else arguments)
+        return options if isinstance(options, int) else _serve(options)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except VeloError as error:
+        message = as_options(str(error))
+        return _fail(message, code_of(error, message))
+    except OSError as error:
+        return _fail(explain(error), ERROR)
+
+
+def _serve(options: Any) -> int:
+    from ray import serve
+
+    from pyvelo.cluster.deployments import application
+    from pyvelo.models.gguf_parts import scan_model
+    from pyvelo.models.hub import locate
+
+    scan_model(
+        locate(options.config.model)
+    )  # here, and not in a replica that Ray would start again and again
+    serve.start(http_options={"host": options.host, "port": options.port})
+    try:
+        serve.run(application(options), name=NAME, route_prefix="/")
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        print_out(f"served at http://{host}:{options.port}/v1 (Ctrl-C ends)")
+        sys.stdout.flush()
+        _wait_for_signal()
+    finally:
+        serve.shutdown()
+    return 0
+
+
+def _wait_for_signal() -> None:
+    import signal
+
+    ended = threading.Event()
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, lambda *_: ended.set())
+    ended.wait()
+
+
+def _arguments(fields: dict[str, Any]) -> list[str]:
+    _check_installed()
+    from pyvelo.cluster.options import arguments_of
+
+    return arguments_of(fields)
+
+
+def _parse(arguments: Sequence[str]) -> Any:
+    """Return the options, or an exit code."""
+    _check_installed()
+    from pyvelo.cluster.options import parse
+
+    try:
+        return parse(arguments)
+    except (VeloError, OSError):
+        raise
+    except Exception as error:
+        describe = getattr(error, "format_message", None)
+        if describe is None:
+            raise
+        return _fail(without_prefix(describe()), USAGE)
+
+
+def _checked(arguments: Sequence[str]) -> Any:
+    """Return the options of a config file; raise ConfigError for wrong words, too."""
+    from pyvelo.cluster.options import parse
+
+    try:
+        return parse(arguments)
+    except (VeloError, OSError):
+        raise
+    except Exception as error:
+        describe = getattr(error, "format_message", None)
+        if describe is None:
+            raise
+        raise ConfigError(f"args: {without_prefix(describe())}") from None
+
+
+def _check_installed() -> None:
+    modules = {"ray": "ray", **dict.fromkeys(("uvicorn", "msgspec", "prometheus_client", "typer"), "serve")}
+    for module, extra in modules.items():
+        if importlib.util.find_spec(module) is None:
+            raise ConfigError(f"a cluster needs {module}: pip install 'pyvelo[{extra}]'")
+
+
+def _fail(message: str, code: int) -> int:
+    print_error(f"pyvelo: {' '.join(message.split())}")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
