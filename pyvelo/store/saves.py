@@ -21,7 +21,7 @@ Request = Any
 
 AT_ONCE = 2  # blocks that are read between two steps
 MOST_ENDED = 256  # ended requests whose blocks are to be saved; the oldest are dropped
-SHARE = 0.02  # of the time that saving may take while requests run
+SHARE = 0.012  # of the time that saving may take while requests run; the cores that it shares lose a little more
 
 
 @dataclass(eq=False)
@@ -64,10 +64,13 @@ class Saves:
         n_blocks = request.n_computed // self._link.layout.block_size
         if n_blocks and (n_blocks >= self._min_blocks or request.n_cached):
             n_tokens = n_blocks * self._link.layout.block_size
-            hashes = request.hashes.fork(array("i", request.tokens[:n_tokens]), n_tokens)
-            self._ended.append(_End(hashes, n_blocks))
+            self.note(request.hashes.fork(array("i", request.tokens[:n_tokens]), n_tokens), n_tokens)
             return True
         return False
+
+    def note(self, hashes: BlockHashes, n_tokens: int) -> None:
+        """Note a sequence whose blocks are to be saved."""
+        self._ended.append(_End(hashes, n_tokens // self._link.layout.block_size))
 
     def note_now(self, hashes: BlockHashes, n_tokens: int) -> threading.Event:
         """Note a sequence that is saved next; return what is set when that is over."""

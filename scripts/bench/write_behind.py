@@ -1,11 +1,11 @@
-"""Measure requests while blocks of ended ones are saved, beside the same requests without a store.
+"""Measure the steps of running requests while blocks of ended ones are saved, beside steps without that.
 
     python scripts/bench/write_behind.py
-    python scripts/bench/write_behind.py model.gguf --store valkey://localhost:6379 --rounds 5 --json
+    python scripts/bench/write_behind.py model.gguf --streams 4 --windows 20 --json
 
-In each round, threads answer prompts that have no common prefix, one after the other, in an engine without a
-store and in one with an empty store. The default store is a folder that is removed at the end, and the
-default model is bench/engine.py's.
+An engine first answers prompts whose blocks stay in its pool. Then some streams run, and in every other
+window of time the store saves those blocks. So both kinds of windows see the same machine. The default store
+is a folder that is removed at the end, and the default model is bench/engine.py's.
 """
 
 from __future__ import annotations
@@ -18,37 +18,55 @@ import sys
 import tempfile
 import threading
 import time
+from array import array
 from pathlib import Path
+from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind an installed pyvelo
 
-from pyvelo import LLM, SamplingParams
+from pyvelo import LLM, KVStore, SamplingParams
+from pyvelo.kv.prefix import BlockHashes
 from scripts._common import run_main
 from scripts.bench._runs import default_model
 
+NEVER = 1 << 30  # blocks of a sequence from which it is saved by itself
 
-def seconds_of(given: argparse.Namespace, store: str | None, seed: int) -> tuple[float, int]:
-    """Return the seconds in which all prompts are answered, and the blocks that were saved meanwhile."""
-    params = SamplingParams(max_tokens=given.new_tokens, temperature=0.0, ignore_eos=True)
-    settings = {"n_threads": given.threads, "n_ctx": given.prompt + given.new_tokens + 8}
-    with LLM(given.model, kv_store=store, kv_cache_bytes=given.pool << 20, **settings) as llm:
-        persistence = llm._engine.persistence
-        while persistence is not None and not persistence.ready:
-            time.sleep(0.01)
-        llm.generate([1, 2, 3], params)  # packs the weights
 
-        def answer(number: int) -> None:
-            draw = random.Random(1000 * seed + number)
-            for _ in range(given.requests):
-                llm.generate(draw.choices(range(10, 250), k=given.prompt), params)
+def steps_in(llm: LLM, seconds: float) -> float:
+    """Return the steps of a second."""
+    before, begin = llm.stats().steps, time.perf_counter()
+    time.sleep(seconds)
+    after, end = llm.stats().steps, time.perf_counter()
+    return (after - before) / (end - begin)
 
-        threads = [threading.Thread(target=answer, args=(number,)) for number in range(given.streams)]
-        begin = time.perf_counter()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return time.perf_counter() - begin, llm.stats().saved_blocks
+
+def rates_of(llm: LLM, given: argparse.Namespace) -> dict[str, list[float]]:
+    """Return the steps of a second in each window, with and without saving."""
+    engine: Any = llm._engine
+    saves = engine.persistence._saves
+    params = SamplingParams(max_tokens=1, temperature=0.0)
+    draw = random.Random(0)
+    prompts = [draw.choices(range(10, 250), k=given.prompt) for _ in range(given.prompts)]
+    llm.generate(prompts, params)
+    long = SamplingParams(max_tokens=given.tokens, temperature=0.0, ignore_eos=True)
+    streams = [[10 + number, 5, 7] for number in range(given.streams)]
+    running = threading.Thread(target=llm.generate, args=(streams, long), daemon=True)
+    running.start()
+    steps_in(llm, 1.0)
+    found: dict[str, list[float]] = {"without": [], "saving": []}
+    n_tokens = given.prompt - 1
+    for number in range(2 * given.windows):
+        kind = ("without", "saving", "saving", "without")[number % 4]
+        if kind == "saving":
+            for prompt in prompts:
+                hashes = BlockHashes(array("i", prompt[:n_tokens]), engine.core.manager.block_size)
+                saves.note(hashes, n_tokens)
+            engine.persistence.wake.put(True)
+        found[kind].append(steps_in(llm, given.seconds))
+        saves.forget(None)
+        if not running.is_alive():
+            raise RuntimeError("the streams have ended: give more --tokens")
+    return found
 
 
 def main() -> int:
@@ -57,29 +75,30 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model", nargs="?", type=Path, help="a GGUF file; default: bench/engine.py's")
-    parser.add_argument("--prompt", type=int, default=256, help="tokens")
-    parser.add_argument("--new-tokens", type=int, default=64)
-    parser.add_argument("--streams", type=int, default=4, help="threads")
-    parser.add_argument("--requests", type=int, default=4, help="of each thread")
-    parser.add_argument("--pool", type=int, default=1024, help="MiB")
-    parser.add_argument("--store", help="folder or address of an empty store; default: a new folder")
+    parser.add_argument("--prompt", type=int, default=256, help="tokens of a prompt that is saved")
+    parser.add_argument("--prompts", type=int, default=16)
+    parser.add_argument("--streams", type=int, default=4)
+    parser.add_argument("--tokens", type=int, default=3000, help="of each stream")
+    parser.add_argument("--windows", type=int, default=20, help="of each kind")
+    parser.add_argument("--seconds", type=float, default=1.5, help="of a window")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     given.model = given.model or default_model()
-    rounds = []
-    for number in range(given.rounds):
-        with tempfile.TemporaryDirectory() as folder:
-            without, _ = seconds_of(given, None, number)
-            saving, n_saved = seconds_of(given, given.store or folder, number)
-        rounds.append({"without_s": without, "saving_s": saving, "ratio": saving / without, "saved": n_saved})
-    found = {name: statistics.median(each[name] for each in rounds) for name in rounds[0]}
+    with tempfile.TemporaryDirectory() as folder:
+        store = KVStore(folder, min_blocks=NEVER)
+        with LLM(given.model, kv_store=store, n_threads=given.threads, n_ctx=given.tokens + 64) as llm:
+            while llm._engine.persistence is None or not llm._engine.persistence.ready:
+                time.sleep(0.01)
+            found = rates_of(llm, given)
+            n_saved = llm.stats().saved_blocks
+    medians = {name: statistics.median(rates) for name, rates in found.items()}
+    result = {**medians, "slower": 1 - medians["saving"] / medians["without"], "saved_blocks": n_saved}
     if given.json:
-        print(json.dumps({"rounds": rounds, "medians": found}))
+        print(json.dumps({"windows": found, "medians": result}))
         return 0
-    for name, value in found.items():
-        print(f"{name:12} {value:8.4f}")
+    for name, value in result.items():
+        print(f"{name:14} {value:8.4f}")
     return 0
 
 
