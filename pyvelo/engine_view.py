@@ -20,13 +20,12 @@ ELSEWHERE = {
     "create_completion": "generate",
     "create_embedding": "embed",
     "encode": "embed",
-    "from_pretrained": "LLM(name)",
     "get_metrics": "stats",
     "get_tokenizer": "tokenize",
     "n_vocab": "vocab",
     "reset": "reset_prefix_cache",
-    "save_session": "session(...).save",
-    "save_state": "session(...).save",
+    "save_session": "session",
+    "save_state": "session",
     "tokenizer": "tokenize",
 }
 """Names of vLLM's and llama-cpp-python's LLM, and what does the same here."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from pyvelo.errors import ConfigError, one_line, shown
+from pyvelo.errors import ConfigError, check_path, one_line, shown
 
 __all__ = ["KVStore", "place_of", "place_shown"]
 
@@ -95,7 +95,7 @@ def place_shown(text: str) -> str:
 
 def _folder(text: str) -> str:
     try:
-        return str(Path(text).expanduser())
+        return str(Path(check_path(text)).expanduser())
     except RuntimeError as error:
         raise ConfigError(f"kv_store={text!r}: {error}") from error
 

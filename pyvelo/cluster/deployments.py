@@ -41,7 +41,7 @@ ROUTER = "pyvelo.cluster.router:PrefixRouter"
 LOST = (RayActorError, WorkerCrashedError, ObjectLostError)
 """Errors of a call whose replica has ended."""
 
-_log = logging.getLogger("pyvelo.cluster")
+_log = logging.getLogger("pyvelo")
 
 
 class Replica:

@@ -27,7 +27,7 @@ ATTEMPTS = 6
 PAUSE = 0.05
 """Seconds before the second attempt; each further pause is twice as long."""
 
-_log = logging.getLogger("pyvelo.cluster")
+_log = logging.getLogger("pyvelo")
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
 

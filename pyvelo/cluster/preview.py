@@ -33,7 +33,7 @@ from pyvelo.threads import in_thread
 
 __all__ = ["MAX_BLOCKS", "Preview"]
 
-_log = logging.getLogger("pyvelo.cluster")
+_log = logging.getLogger("pyvelo")
 
 T = TypeVar("T")
 

@@ -21,7 +21,9 @@ Request = Any
 
 AT_ONCE = 2  # blocks that are read between two steps
 MOST_ENDED = 256  # ended requests whose blocks are to be saved; the oldest are dropped
-SHARE = 0.012  # of the time that saving may take while requests run; the cores that it shares lose a little more
+SHARE = (
+    0.012  # of the time that saving may take while requests run; the cores that it shares lose a little more
+)
 
 
 @dataclass(eq=False)

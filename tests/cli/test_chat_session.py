@@ -74,8 +74,16 @@ def test_a_damaged_conversation_is_kept(tmp_path: Path, damage: bytes) -> None:
 def test_a_chat_that_is_killed_has_kept_its_turns(tmp_path: Path, number: int) -> None:
     places = {"XDG_STATE_HOME": str(tmp_path / "state"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     command = [*PYVELO, "chat", "--session", "x", "-n", "4"]
+
+    def heed() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it for all that it starts
+
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **places}
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, **places},
+        preexec_fn=heed,
     ) as process:
         assert process.stdin is not None
         process.stdin.write(b"one\ntwo\n")
