@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -200,7 +201,7 @@ def open_output(path: Path) -> Iterator[tuple[Output, Held]]:
 
 def _lock(file: FileIO, path: Path) -> None:
     """Lock a file until it is closed; raise ConfigError if another process has locked it."""
-    if os.name != "posix":
+    if sys.platform == "win32":
         return
     import fcntl
 
