@@ -104,7 +104,7 @@ def test_held_requests_end_in_time(tiny_model_f32: Path, tmp_path: Path) -> None
         start = time.monotonic()
         output = llm.generate(list(LONG), replace(GREEDY, timeout=0.1, max_tokens=100))[0]
         assert output.finish_reason == "timeout"
-        assert time.monotonic() - start < 0.35
+        assert time.monotonic() - start < 1.2, "all loads take 1.8 seconds"
         wait_for(lambda: not persistence_of(llm).store.is_away)
         abort = threading.Timer(0.05, llm.abort, ["two"])
         abort.start()
@@ -122,7 +122,7 @@ def test_a_slow_store_holds_a_request_no_longer_than_computing(
         slow = slowed(llm, lookup=0.8)
         start = time.monotonic()
         llm.generate([[number, *LONG] for number in range(3, 9)], GREEDY)
-        assert time.monotonic() - start < 0.5
+        assert time.monotonic() - start < 3, "six lookups take 4.8 seconds"
         assert slow.names.count("lookup") == 1, "the others saw that it had not ended"
 
 
@@ -131,13 +131,13 @@ def test_a_prompt_that_is_not_stored_does_not_wait_for_another_ones_load(
 ) -> None:
     filled(tiny_model_f32, tmp_path, [LONG])
     with opened(tiny_model_f32, tmp_path) as llm:
-        slowed(llm, load=0.15)
+        slowed(llm, load=0.3)
         long = threading.Thread(target=llm.generate, args=([list(LONG)], GREEDY))
         long.start()
         time.sleep(0.05)
         start = time.monotonic()
         llm.generate([99] * 70, GREEDY)
-        assert time.monotonic() - start < 0.6
+        assert time.monotonic() - start < 1.8, "the load takes 2.7 seconds"
         assert long.is_alive()
         long.join()
         assert llm.stats().loaded_tokens == 288
@@ -194,7 +194,7 @@ def test_close_saves_and_serves_nothing_more(tiny_model_f32: Path, tmp_path: Pat
     time.sleep(0.3)
     start = time.monotonic()
     llm.close()
-    assert time.monotonic() - start < 4
+    assert time.monotonic() - start < 4.8, "it would be five seconds"
     for thread in threads:
         thread.join(5)
     assert [type(error) for error in errors] == [ClosedError] * 2
