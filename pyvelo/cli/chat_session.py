@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
-from contextlib import suppress
 from pathlib import Path
 
 from pyvelo.cli.conversation import Conversation
 from pyvelo.cli.exits import explain
 from pyvelo.cli.screen import state_folder
 from pyvelo.errors import ConfigError
-from pyvelo.file_lock import FileLock
+from pyvelo.private_files import FileLock, replace_file
 
 __all__ = ["ChatSession", "default_store"]
 
@@ -63,16 +61,7 @@ class ChatSession:
         text = conversation.to_json()
         if text == self._kept:
             return
-        partial = self.file.with_suffix(".part")
-        try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-            with open(os.open(partial, flags, 0o600), "w", encoding="utf-8") as out:
-                out.write(text)
-            os.replace(partial, self.file)
-        except OSError:
-            with suppress(OSError):
-                partial.unlink()
-            raise
+        replace_file(self.file, text.encode(), self.file.with_suffix(".part"))
         self._kept = text
 
     def close(self) -> None:

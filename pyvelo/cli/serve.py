@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -20,20 +20,21 @@ from pyvelo.cli.values import parse_lora, read_template
 from pyvelo.config import EngineConfig
 from pyvelo.demo import DEMO_MODEL
 from pyvelo.errors import ConfigError, shown
+from pyvelo.hosts import is_loopback
 from pyvelo.kv_events import KVEvents
 
 if TYPE_CHECKING:
     from pyvelo.server.serving import Serving
+    from pyvelo.server.settings import Settings
 
 __all__ = [
-    "KEY_VARIABLE",
     "Loras",
     "Names",
     "check_model_names",
     "check_modules",
-    "check_places",
     "loras_by_name",
     "serve",
+    "server_settings",
 ]
 
 KEY_VARIABLE = "PYVELO_API_KEY"
@@ -165,35 +166,41 @@ def serve(
     attention_precision: opt.Precision = "exact",
 ) -> int:
     """Serve a model to OpenAI's clients."""
-    engine = opt.engine_settings({**locals(), "lora": loras_by_name(lora or ())})
+    given = locals()
+    engine = opt.engine_settings({**given, "lora": loras_by_name(lora or ())})
     check_modules(("uvicorn", "msgspec", "prometheus_client"))
-    from pyvelo.server.auth import read_keys
-    from pyvelo.server.origins import is_loopback
-    from pyvelo.server.run import Serve, check_address
-    from pyvelo.server.settings import Settings
+    from pyvelo.server.run import Serve
 
-    check_model_names(model_name or ())
-    check_places(cors_origin or (), allow_host or ())
-    keys = read_keys(api_key_file, os.environ.get(KEY_VARIABLE, "").split(","))
-    check_address(host, keys.needed, insecure)
-    settings = Settings(
-        model_names=tuple(model_name or ()),
-        chat_template=read_template(chat_template),
-        keys=keys,
-        origins=tuple(cors_origin or ()),
-        hosts=tuple(name.lower() for name in allow_host or ()),
-        max_queue=max_queue,
-        max_queued_tokens=max_queued_tokens,
-        max_sessions=max_sessions,
-        vllm_metrics=vllm_metrics,
-        local=is_loopback(host),
-        page=is_loopback(host) if page is None else page,
-    )
+    settings = server_settings(given, page=is_loopback(host) if page is None else page)
     events = _events(kv_events, kv_events_replay, kv_events_topic, kv_events_encoding)
     config = EngineConfig(model=model, kv_events=events, **engine)
     _log_to_stderr(quiet)
     Serve(config, settings, host=host, port=port, drain=drain, ready=_ready).run()
     return 0
+
+
+def server_settings(options: Mapping[str, Any], page: bool) -> Settings:
+    """Return the settings of a server from the options of a command; raise ConfigError for a wrong one."""
+    from pyvelo.server.auth import read_keys
+    from pyvelo.server.run import check_address
+    from pyvelo.server.settings import Settings
+
+    names, origins, hosts = (options[name] or () for name in ("model_name", "cors_origin", "allow_host"))
+    check_model_names(names)
+    _check_places(origins, hosts)
+    keys = read_keys(options["api_key_file"], os.environ.get(KEY_VARIABLE, "").split(","))
+    check_address(options["host"], keys.needed, options["insecure"])
+    same = ("max_queue", "max_queued_tokens", "max_sessions", "vllm_metrics")
+    return Settings(
+        model_names=tuple(names),
+        chat_template=read_template(options["chat_template"]),
+        keys=keys,
+        origins=tuple(origins),
+        hosts=tuple(name.lower() for name in hosts),
+        local=is_loopback(options["host"]),
+        page=page,
+        **{name: options[name] for name in same},
+    )
 
 
 def check_modules(names: Sequence[str]) -> None:
@@ -210,7 +217,7 @@ def check_model_names(names: Sequence[str]) -> None:
             raise ConfigError(f"--model-name {shown(name)}: give a name of printable characters, not empty")
 
 
-def check_places(origins: Sequence[str], hosts: Sequence[str]) -> None:
+def _check_places(origins: Sequence[str], hosts: Sequence[str]) -> None:
     """Raise ConfigError for origins and hosts that no client can send."""
     from pyvelo.server.origins import is_host, is_origin
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -12,15 +11,11 @@ from typer import Option
 
 from pyvelo.cli import options as opt
 from pyvelo.cli import serve as of_server
-from pyvelo.cli.values import read_template
 from pyvelo.cluster.policy import POLICIES, make_policy
 from pyvelo.config import EngineConfig
 from pyvelo.demo import DEMO_MODEL
 from pyvelo.errors import ConfigError, shown
 from pyvelo.memory.cores import find_cores
-from pyvelo.server.auth import read_keys
-from pyvelo.server.origins import is_loopback
-from pyvelo.server.run import check_address
 from pyvelo.server.settings import Settings
 
 __all__ = ["Options", "arguments_of", "parse"]
@@ -126,14 +121,11 @@ def cluster(
 ) -> Options:
     """Serve a model by several replicas on Ray."""
     given = locals()
-    of_server.check_model_names(model_name or ())
-    of_server.check_places(cors_origin or (), allow_host or ())
+    settings = of_server.server_settings(given, page=False)
     scale = None if autoscale is None else _range(autoscale)
     n_most = replicas if scale is None else scale[1]
     threads = threads or max(1, find_cores().threads // n_most)
     engine = opt.engine_settings({**given, "threads": threads})
-    keys = read_keys(api_key_file, os.environ.get(of_server.KEY_VARIABLE, "").split(","))
-    check_address(host, keys.needed, insecure)
     bounds = {"factor": factor, "slack": slack}
     bounds = {name: value for name, value in bounds.items() if value is not None}
     if bounds and policy != "affinity":
@@ -141,18 +133,7 @@ def cluster(
     make_policy(policy, lambda: 0.0, **bounds)  # checks them
     return Options(
         config=EngineConfig(model=model, memory_utilization=SHARE / n_most, **engine),
-        settings=Settings(
-            model_names=tuple(model_name or ()),
-            chat_template=read_template(chat_template),
-            keys=keys,
-            origins=tuple(cors_origin or ()),
-            hosts=tuple(name.lower() for name in allow_host or ()),
-            max_queue=max_queue,
-            max_queued_tokens=max_queued_tokens,
-            max_sessions=max_sessions,
-            vllm_metrics=vllm_metrics,
-            local=is_loopback(host),
-        ),
+        settings=settings,
         cpus=float(threads) if cpus is None else cpus,
         autoscale=scale,
         router={"policy": policy, **bounds},

@@ -33,14 +33,19 @@ def app(args: dict[str, Any]) -> Any:
     """
     from pyvelo.cluster.deployments import application
 
-    return application(_checked(_arguments(args)))
+    try:
+        return application(_parsed(_arguments(args)))
+    except _WrongWords as error:
+        raise ConfigError(f"args: {error}") from None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until Ctrl-C or SIGTERM; return the exit code."""
     try:
-        options = _parse(sys.argv[1:] if arguments is None else arguments)
+        options = _parsed(sys.argv[1:] if arguments is None else arguments)
         return options if isinstance(options, int) else _serve(options)
+    except _WrongWords as error:
+        return _fail(str(error), USAGE)
     except KeyboardInterrupt:
         return INTERRUPTED
     except VeloError as error:
@@ -57,9 +62,8 @@ def _serve(options: Any) -> int:
     from pyvelo.models.gguf_parts import scan_model
     from pyvelo.models.hub import locate
 
-    scan_model(
-        locate(options.config.model)
-    )  # here, and not in a replica that Ray would start again and again
+    # here, and not in a replica that Ray would start again and again
+    scan_model(locate(options.config.model))
     serve.start(http_options={"host": options.host, "port": options.port})
     try:
         serve.run(application(options), name=NAME, route_prefix="/")
@@ -88,8 +92,12 @@ def _arguments(fields: dict[str, Any]) -> list[str]:
     return arguments_of(fields)
 
 
-def _parse(arguments: Sequence[str]) -> Any:
-    """Return the options, or an exit code."""
+class _WrongWords(Exception):
+    """Words that are no command line."""
+
+
+def _parsed(arguments: Sequence[str]) -> Any:
+    """Return the options, or an exit code if the help was printed."""
     _check_installed()
     from pyvelo.cluster.options import parse
 
@@ -101,22 +109,7 @@ def _parse(arguments: Sequence[str]) -> Any:
         describe = getattr(error, "format_message", None)
         if describe is None:
             raise
-        return _fail(without_prefix(describe()), USAGE)
-
-
-def _checked(arguments: Sequence[str]) -> Any:
-    """Return the options of a config file; raise ConfigError for wrong words, too."""
-    from pyvelo.cluster.options import parse
-
-    try:
-        return parse(arguments)
-    except (VeloError, OSError):
-        raise
-    except Exception as error:
-        describe = getattr(error, "format_message", None)
-        if describe is None:
-            raise
-        raise ConfigError(f"args: {without_prefix(describe())}") from None
+        raise _WrongWords(without_prefix(describe())) from None
 
 
 def _check_installed() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +12,7 @@ from pyvelo.config import EngineConfig
 from pyvelo.errors import VeloError
 from pyvelo.events.feed import Feed
 from pyvelo.events.publisher import Publisher
+from pyvelo.hosts import is_loopback
 from pyvelo.kv.adopt import AdoptingManager
 from pyvelo.kv.extra import salt_of
 from pyvelo.kv_events import KVEvents
@@ -101,9 +101,4 @@ def adapter_and_salt(extra: bytes, adapters: Adapters) -> tuple[str | None, byte
 def is_local(address: str) -> bool:
     """Return whether only this machine can reach an address."""
     scheme, _, place = address.partition("://")
-    host = place.rpartition(":")[0].strip("[]")
-    if scheme == "ipc" or host == "localhost":
-        return True
-    with suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return False
+    return scheme == "ipc" or is_loopback(place.rpartition(":")[0])

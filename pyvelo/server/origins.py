@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, urlsplit
 
+from pyvelo.hosts import address_of, is_loopback
 from pyvelo.server.errors import HttpError
 
 if TYPE_CHECKING:
     from pyvelo.server.http import Exchange
     from pyvelo.server.settings import Settings
 
-__all__ = ["check_page", "cors_headers", "is_host", "is_loopback", "is_origin", "preflight_headers"]
+__all__ = ["check_page", "cors_headers", "is_host", "is_origin", "preflight_headers"]
 
 _HOST = re.compile(r"\*|[a-z0-9_-]+(?:\.[a-z0-9_-]+)*\.?", re.IGNORECASE)
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
@@ -65,15 +65,7 @@ def is_origin(text: str) -> bool:
 
 def is_host(text: str) -> bool:
     """Return whether a text is a name or an address without a port, or "*"."""
-    return _HOST.fullmatch(text) is not None or ("[" not in text and _address(text) is not None)
-
-
-def is_loopback(name: str) -> bool:
-    """Return whether a name or an address is of this machine alone."""
-    if name.lower().rstrip(".") == "localhost":
-        return True
-    address = _address(name)
-    return address is not None and address.is_loopback
+    return _HOST.fullmatch(text) is not None or ("[" not in text and address_of(text) is not None)
 
 
 def _is_own(name: str, settings: Settings) -> bool:
@@ -84,14 +76,7 @@ def _is_own(name: str, settings: Settings) -> bool:
     """
     if is_loopback(name) or not {"*", name}.isdisjoint(settings.hosts):
         return True
-    return bool(name) and not settings.local and ("." not in name or _address(name) is not None)
-
-
-def _address(name: str) -> IPv4Address | IPv6Address | None:
-    try:
-        return ip_address(name.strip("[]"))
-    except ValueError:
-        return None
+    return bool(name) and not settings.local and ("." not in name or address_of(name) is not None)
 
 
 def _split(place: str) -> SplitResult:

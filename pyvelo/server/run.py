@@ -17,8 +17,9 @@ import uvicorn
 from pyvelo.config import EngineConfig
 from pyvelo.engine.async_loop import AsyncEngineLoop
 from pyvelo.errors import ConfigError, shown
+from pyvelo.hosts import is_loopback
 from pyvelo.server.app import App
-from pyvelo.server.origins import is_host, is_loopback
+from pyvelo.server.origins import is_host
 from pyvelo.server.process import Signals, engine_until_signal, freeze_loaded, rare_collections, run_loop
 from pyvelo.server.serving import Serving
 from pyvelo.server.settings import Settings

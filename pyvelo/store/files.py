@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pyvelo.errors import StoreError
-from pyvelo.file_lock import FileLock
+from pyvelo.private_files import FileLock, replace_file
 from pyvelo.store.base import RecordName, StoreStats
 
 __all__ = ["FileStore", "make_folder"]
@@ -100,7 +100,7 @@ class FileStore:
         self._evict(len(record))
         path = self._path(name.key)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._write(path, record)
+        replace_file(path, record, path.with_suffix(f".{os.getpid()}"))
         row = name.key, name.owner, len(record), math.inf if keep else self._clock()
         self._change("INSERT INTO records VALUES (?, ?, ?, ?)", [row])
         self._n_bytes += len(record)
@@ -184,22 +184,6 @@ class FileStore:
     def _path(self, key: bytes) -> Path:
         text = key.hex()
         return self.folder / text[:2] / f"{text}.kv"
-
-    def _write(self, path: Path, record: bytes) -> None:
-        partial = path.with_suffix(f".{os.getpid()}")
-        try:
-            descriptor = os.open(
-                partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0), 0o600
-            )
-            with os.fdopen(descriptor, "wb", buffering=0) as file:
-                rest = memoryview(record)
-                while rest:
-                    rest = rest[file.write(rest) :]
-            os.replace(partial, path)
-        except BaseException:
-            with suppress(OSError):
-                partial.unlink()
-            raise
 
     def _remove(self, keys: Sequence[tuple[bytes, ...]]) -> None:
         for key, *_ in keys:

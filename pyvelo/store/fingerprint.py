@@ -11,6 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from pyvelo.private_files import replace_file
+
 __all__ = ["file_digest", "fingerprint"]
 
 PIECE = 1 << 22  # bytes that are hashed at once
@@ -69,9 +71,5 @@ def _write(memory: Path, known: Mapping[str, str]) -> None:
     """Replace the file; two processes may do so, and one of the two digests may be lost."""
     with suppress(OSError):
         memory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        partial = memory.with_suffix(f".{os.getpid()}")
-        with open(
-            os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8"
-        ) as file:
-            json.dump(known, file)
-        os.replace(partial, memory)
+        data = json.dumps(known).encode()
+        replace_file(memory, data, memory.with_suffix(f".{os.getpid()}"))

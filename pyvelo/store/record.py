@@ -20,6 +20,7 @@ from hashlib import sha256
 from typing import Any, NamedTuple, Protocol
 
 from pyvelo.errors import ConfigError
+from pyvelo.kv.adopt import SNAPSHOT
 from pyvelo.kv.extra import salt_of
 from pyvelo.store.base import RecordName
 
@@ -30,9 +31,6 @@ ENCRYPTED = b"PyVeloKE\x01"  # the last byte is the version
 VERSION = 1
 HEAD = struct.Struct("<8sIiIQ")
 NONCE, TAG, CHECKSUM, OWNER, DIGEST = 12, 16, 16, 16, 32  # bytes
-
-SNAPSHOT = -1
-"""Part of a record that holds a recurrent state."""
 
 
 class BadRecord(ValueError):

@@ -1,4 +1,4 @@
-"""Locks of files, each of one process, which ends with it."""
+"""Files of one user: locks between processes, and files that are replaced as a whole."""
 
 from __future__ import annotations
 
@@ -6,10 +6,29 @@ import errno
 import os
 import sys
 import weakref
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-__all__ = ["FileLock"]
+__all__ = ["FileLock", "replace_file"]
+
+
+def replace_file(path: Path, data: bytes, partial: Path) -> None:
+    """Write a file that its owner alone may read, as a whole or not at all.
+
+    partial: is written first, and then renamed; nothing of it stays after an error.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0)
+    try:
+        with open(os.open(partial, flags, 0o600), "wb", buffering=0) as file:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[file.write(rest) :]
+        os.replace(partial, path)
+    except BaseException:
+        with suppress(OSError):
+            partial.unlink()
+        raise
 
 
 class FileLock:
