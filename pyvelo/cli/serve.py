@@ -7,7 +7,8 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -174,8 +175,8 @@ def serve(
     settings = server_settings(given, page=is_loopback(host) if page is None else page)
     events = _events(kv_events, kv_events_replay, kv_events_topic, kv_events_encoding)
     config = EngineConfig(model=model, kv_events=events, **engine)
-    _log_to_stderr(quiet)
-    Serve(config, settings, host=host, port=port, drain=drain, ready=_ready).run()
+    with _logs_to_stderr(quiet):
+        Serve(config, settings, host=host, port=port, drain=drain, ready=_ready).run()
     return 0
 
 
@@ -263,14 +264,23 @@ def _ready(url: str, serving: Serving) -> None:
     sys.stdout.flush()
 
 
-def _log_to_stderr(quiet: bool) -> None:
-    """Let the server log a line for each request, and warnings."""
+@contextmanager
+def _logs_to_stderr(quiet: bool) -> Iterator[None]:
+    """Let the server log a line for each request, and warnings, within a block."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     # of a stream that a signal ends, which has its line
     handler.addFilter(lambda record: "without completing response" not in record.getMessage())
-    for name in ("pyvelo.server", "uvicorn.error"):
-        log = logging.getLogger(name)
-        log.setLevel(logging.WARNING if quiet or name == "uvicorn.error" else logging.INFO)
+    logs = [logging.getLogger(name) for name in ("pyvelo.server", "uvicorn.error")]
+    before = [(log.level, log.propagate) for log in logs]
+    for log in logs:
+        log.setLevel(logging.WARNING if quiet or log.name == "uvicorn.error" else logging.INFO)
         log.addHandler(handler)
         log.propagate = False
+    try:
+        yield
+    finally:
+        for log, (level, propagate) in zip(logs, before, strict=True):
+            log.removeHandler(handler)
+            log.setLevel(level)
+            log.propagate = propagate
