@@ -1,9 +1,10 @@
-"""Calls in threads for asyncio."""
+"""Calls in threads for asyncio, and calls from threads in its event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -12,7 +13,7 @@ from typing import TypeVar
 
 from pyvelo.errors import ClosedError, OutOfMemory
 
-__all__ = ["in_thread", "run_in_thread", "submit_to"]
+__all__ = ["Outbox", "in_thread", "run_in_thread", "submit_to"]
 
 T = TypeVar("T")
 
@@ -72,3 +73,32 @@ def _run(job: list[tuple[Future[T], Callable[[], T]]]) -> None:
         except BaseException as error:
             future.set_exception(error)
             del future, call  # the error keeps this frame
+
+
+class Outbox:
+    """Calls on the way from a thread to an event loop, which runs all of them after one wake-up.
+
+    closed: the event loop is closed, and the calls are dropped.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.closed = False
+        self._loop = loop
+        self._calls: deque[Callable[[], object]] = deque()
+
+    def put(self, call: Callable[[], object]) -> None:
+        """Append a call. Thread-safe."""
+        self._calls.append(call)
+
+    def deliver_soon(self) -> None:
+        """Wake the event loop if there are calls. Thread-safe."""
+        if self._calls:
+            try:
+                self._loop.call_soon_threadsafe(self._deliver)
+            except RuntimeError:  # the event loop is closed
+                self.closed = True
+                self._calls.clear()
+
+    def _deliver(self) -> None:
+        while self._calls:
+            self._calls.popleft()()

@@ -214,13 +214,8 @@ class Loras:
             if self._processor.find_lora is None:
                 turns = AdapterTurns(partial(adapt, self._context))
                 core.schedule = turns.schedule
-                core.before_run = partial(_both, turns.apply, core.before_run)
+                core.before_run.append(turns.apply)
             self._processor.find_lora = self.loaded.find
-
-
-def _both(first: Callable[[StepPlan], None], second: Callable[[StepPlan], None], plan: StepPlan) -> None:
-    first(plan)
-    second(plan)
 
 
 class AdapterTurns:

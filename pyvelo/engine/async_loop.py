@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import abc, deque
+from collections import abc
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing
@@ -22,7 +22,7 @@ from pyvelo.finalizer import Finalizer
 from pyvelo.native.compute import release_team, start_thread
 from pyvelo.outputs import StreamPiece
 from pyvelo.sampling import SamplingParams
-from pyvelo.threads import in_thread, run_in_thread, submit_to
+from pyvelo.threads import Outbox, in_thread, run_in_thread, submit_to
 
 __all__ = [
     "AsyncEngineLoop",
@@ -60,7 +60,11 @@ class AsyncEngineLoop:
         self._thread = threading.Thread(target=self._worker.run, name="pyvelo-engine", daemon=True)
         start_thread(self._thread)
         if engine.parts is not None:
+            outbox = self._worker.outbox
             engine.loop.wake = partial(self._worker.wake.put, True)
+            engine.loop.before_wait = outbox.deliver_soon
+            # not before: the event loop would compete with the engine for the interpreter
+            engine.core.before_run.append(lambda _: outbox.deliver_soon())
         Finalizer(self, partial(self._worker.wake.put, False))
 
     # ---- in the event loop ----
@@ -86,13 +90,13 @@ class AsyncEngineLoop:
         self, prepares: abc.Sequence[Prepare], params: abc.Sequence[SamplingParams]
     ) -> RequestStream:
         """Make the requests of several prompts, which `batches` submits."""
-        outbox, stream = self._worker.outbox, RequestStream(self._worker)
+        put_out, stream = self._worker.outbox.put, RequestStream(self._worker)
 
         def make() -> list[Submission]:
             return [prepare(partial(put, number)) for number, prepare in enumerate(prepares)]
 
         def put(number: int, piece: StreamPiece) -> None:
-            outbox.append((stream, (number, piece)))
+            put_out(partial(stream.take, (number, piece)))
 
         stream.follow(await self.preparer.run(make, params))
         return stream
@@ -130,19 +134,19 @@ class AsyncEngineLoop:
             self._worker.streams.discard(stream)
             if requests:
                 self.engine.loop.cancel(requests)
-                self._worker.deliver_soon()
+                self._worker.outbox.deliver_soon()
 
     # ---- in any thread ----
 
     def abort(self, request_ids: str | Iterable[str]) -> None:
         """End the requests of these ids, as `Engine.abort` does."""
         self.engine.abort(request_ids)
-        self._worker.deliver_soon()
+        self._worker.outbox.deliver_soon()
 
     def release(self, sequence: Sequence) -> None:
         """Cancel the request of a sequence and free its blocks, after the step in progress."""
         self.engine.loop.release(sequence)
-        self._worker.deliver_soon()
+        self._worker.outbox.deliver_soon()
 
     def close(self) -> None:
         """End every request and wait for the thread."""
@@ -160,11 +164,9 @@ class _Worker:
     def __init__(self, preparer: Preparer, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
         self.preparer = preparer
         self.engine = engine
-        self.outbox: deque[tuple[RequestStream, NumberedPiece | None]] = deque()
+        self.outbox = Outbox(loop)
         self.streams: set[RequestStream] = set()  # streams that wait; changed in the event loop only
         self.wake: SimpleQueue[bool] = SimpleQueue()  # True: there is work; False: end
-        self._loop = loop
-        self._loop_closed = False  # the loop is closed
 
     def run(self) -> None:
         """Step while there is work, until the end; then close the engine and end the preparer's threads."""
@@ -174,16 +176,7 @@ class _Worker:
         finally:
             self.preparer.close()
             self.engine.close()
-            self.deliver_soon(self._wake_all)
-
-    def deliver_soon(self, deliver: Callable[[], None] | None = None) -> None:
-        """Let the event loop deliver the pieces in the outbox."""
-        if self.outbox or deliver is not None:
-            try:
-                self._loop.call_soon_threadsafe(deliver or self._deliver)
-            except RuntimeError:  # the event loop is closed
-                self._loop_closed = True
-                self.outbox.clear()
+            self._wake_all_soon()
 
     def _wait(self) -> bool:
         """Wait for work; return False at the end of the thread."""
@@ -198,7 +191,7 @@ class _Worker:
         loop = self.engine.loop
         try:
             loop.run_until(self._ready)
-            if self._loop_closed:
+            if self.outbox.closed:
                 with loop.visit() as core:
                     core.cancel_all()
             loop.check_open()
@@ -206,7 +199,7 @@ class _Worker:
             pass  # every request has ended
         except BaseException as error:
             self._fail(error)
-        self.deliver_soon()
+        self.outbox.deliver_soon()
 
     def _fail(self, error: BaseException) -> None:
         """End every request with `error`, so that no task waits forever."""
@@ -216,20 +209,17 @@ class _Worker:
             loop.fail(error)
             loop.check_open()
         except VeloError:
-            self.deliver_soon(self._wake_all)
+            self._wake_all_soon()
 
     def _ready(self) -> bool:
-        self.deliver_soon()
-        return self._loop_closed or not self.wake.empty() or not self.engine.core.has_work
+        return self.outbox.closed or not self.wake.empty() or not self.engine.core.has_work
 
-    def _deliver(self) -> None:
-        while self.outbox:
-            stream, piece = self.outbox.popleft()
-            stream.take(piece)
+    def _wake_all_soon(self) -> None:
+        """Wake the streams that wait, when the engine is closed or broken."""
+        self.outbox.put(self._wake_all)
+        self.outbox.deliver_soon()
 
     def _wake_all(self) -> None:
-        """Wake the streams that wait, when the engine is closed or broken."""
-        self._deliver()
         for stream in self.streams:
             stream.take(None)
 
@@ -270,7 +260,7 @@ class RequestStream:
     def _end(self, request: Request) -> None:
         self._n_open -= 1
         if self._n_open == 0:
-            self._worker.outbox.append((self, None))
+            self._worker.outbox.put(partial(self.take, None))
 
     def take(self, piece: NumberedPiece | None) -> None:
         """Append a piece and wake the task that waits."""

@@ -18,6 +18,7 @@ from pyvelo.engine.input_processor import InputProcessor
 from pyvelo.engine.interrupts import InterruptGuard, Load, keep_in_forks
 from pyvelo.engine.loop import EngineLoop
 from pyvelo.engine.output import new_sampler
+from pyvelo.engine.scheduler import StepPlan
 from pyvelo.engine.stats import BlockMeter, EngineStats, picture
 from pyvelo.engine.step import EngineCore
 from pyvelo.errors import Cancelled, InternalError, UnsupportedError
@@ -153,18 +154,19 @@ class Engine(Generator):
             return self._picture()
 
     def publish_stats(self, publish: Callable[[EngineStats], None]) -> None:
-        """Call `publish` with statistics now and after each step, and count the blocks of requests.
-
-        publish: must not wait and must not raise.
-        """
+        """Count the blocks of requests; call `publish`, which must not wait or raise, after each step."""
         core, meter = self.core, BlockMeter(self.core.clock)
+
+        def before_run(plan: StepPlan) -> None:
+            if plan.chunks:  # their requests may end in this step
+                meter.count(core.running)
 
         def after_turn() -> None:
             meter.count(core.running)
             publish(self._picture())
 
         with self.loop.visit():
-            core.before_run = meter.before_run(core.before_run, lambda: core.running)
+            core.before_run.append(before_run)
             self.loop.publishers.append(after_turn)
             publish(self._picture())
 

@@ -22,6 +22,7 @@ from pyvelo.outputs import StreamPiece
 
 __all__ = ["EngineLoop", "Read", "Stream", "run_all", "run_steps"]
 
+T = TypeVar("T")
 Read = Callable[[StreamPiece], StreamPiece]
 """Adds something to a piece of a stream."""
 
@@ -56,6 +57,8 @@ class EngineLoop:
         """Takes submitted requests; it may hold some until `submit_held`. Must not wait."""
         self.wake: Callable[[], object] = lambda: None
         """Called when held requests have arrived."""
+        self.before_wait: Callable[[], object] = lambda: None
+        """Called before a thread waits for its turn to step."""
         self.publishers: list[Callable[[], None]] = []
         """Called after each turn, while the core is locked; must not raise."""
         self.abandon, self.abandon_sequence = core.inbox.abandon, core.inbox.abandon_sequence
@@ -182,6 +185,7 @@ class EngineLoop:
                     if self._may_step and (not self._n_visiting or self._visited):
                         self._owner, self._visited = threading.get_ident(), False
                         return True
+                self.before_wait()
                 self._turn.wait(self.guard.patience)
             return False
 
@@ -256,9 +260,6 @@ class EngineLoop:
             self._broken = error
 
 
-T = TypeVar("T")
-
-
 def run_all(loop: EngineLoop, submissions: abc.Sequence[Submission]) -> None:
     """Run requests until all have ended; cancel them if Ctrl+C or an error ends the wait."""
     requests = [request for submission in submissions for request in submission.requests]
@@ -315,8 +316,7 @@ class Stream(NotCopied, Generator[StreamPiece, None, None]):
         engine: object,
         read: Read | None = None,
     ) -> None:
-        self._loop = loop
-        self._engine = engine
+        self._loop, self._engine = loop, engine
         self._begin = begin
         self._pieces = pieces
         self._release = release

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from pyvelo.engine.request import ParentRequest, Request
@@ -149,18 +149,6 @@ class BlockMeter:
         self._holding = list({request.parent for request in running})
         for parent in self._holding:
             parent.peak_blocks = max(parent.peak_blocks, parent.n_blocks)
-
-    def before_run(
-        self, prepare: Callable[[Any], None], running: Callable[[], Sequence[Request]]
-    ) -> Callable[[Any], None]:
-        """Return `prepare` that counts before steps with prompts, too: requests may end in such a step."""
-
-        def before_run(plan: Any) -> None:
-            prepare(plan)
-            if plan.chunks:
-                self.count(running())
-
-        return before_run
 
 
 def picture(

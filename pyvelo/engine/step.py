@@ -70,7 +70,7 @@ class EngineCore:
         self.observer: Callable[[abc.Sequence[Request], abc.Sequence[Request]], None] | None = None
         """Callback with the waiting and the running requests after each `settle`; must not raise."""
         self.schedule: Callable[..., StepPlan] = schedule
-        self.before_run: Callable[[StepPlan], None] = lambda plan: None  # its error ends the requests
+        self.before_run: list[Callable[[StepPlan], None]] = []  # their errors end the requests
         self.inbox = Inbox(clock)
         self.manager = manager
         self.limits = limits
@@ -220,7 +220,8 @@ class EngineCore:
         start = self.clock()
         try:
             self._check_files()
-            self.before_run(plan)
+            for prepare in self.before_run:
+                prepare(plan)
             if self._states is not None:
                 self._states.lose()
             self._call_run(run)
@@ -248,10 +249,7 @@ class EngineCore:
         self.counters.sample_seconds += self.clock() - done
 
     def _set_back(self) -> None:
-        """Repeat the tokens of an interrupted step in the next one.
-
-        Requests whose recurrent state is lost are queued again, and start at their last snapshot.
-        """
+        """Repeat the tokens of an interrupted step; requests that lost their state start at a snapshot."""
         self._active.drop_left()
         self._active.restart_lost()
 

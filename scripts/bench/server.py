@@ -9,7 +9,8 @@ over loopback. In each round the same requests run in the event loop without HTT
 - us a token: processor time of the event loop's thread for each streamed token, over HTTP less without it;
   the floor of it, of an application on the same HTTP server that only writes the same bytes after each step,
   while the engine computes answers that are not sent; and our own share, which is the difference.
-- first token: median time of one request alone with a short prompt, over HTTP less without it.
+- first token: time of one request alone with a short prompt, over HTTP less without it: the median of pairs,
+  one right after the other.
 - step: 99 % of the steps take less Python than this, outside the C calls, without HTTP, over HTTP, and beside
   the application of the floor. More threads than cores wait for each other, so a busy machine shows here.
 - throughput: tokens per second of all streams over HTTP, over that without HTTP; and its limit here, which is
@@ -62,14 +63,13 @@ SINGLES = 30
 
 @dataclass
 class Side:
-    """One measurement: seconds of all streams, of the event loop's thread, to first tokens, of steps.
+    """One measurement: seconds of all streams, of the event loop's thread, of steps.
 
     client_seconds: processor time of the clients.
     """
 
     seconds: float
     loop_seconds: float
-    first: list[float]
     steps: list[float]
     client_seconds: float = 0.0
 
@@ -97,11 +97,10 @@ class Figures:
 
 async def without_http(loop: AsyncEngineLoop, clock: StepClock, streams: int, n_new: int) -> Side:
     """Run the requests in the event loop."""
-    first = [await _one(loop, 1) for _ in range(SINGLES)]
     clock.taken()
     begin, used = time.perf_counter(), time.thread_time()
     await asyncio.gather(*(_one(loop, n_new) for _ in range(streams)))
-    return Side(time.perf_counter() - begin, time.thread_time() - used, first, clock.taken())
+    return Side(time.perf_counter() - begin, time.thread_time() - used, clock.taken())
 
 
 async def _one(loop: AsyncEngineLoop, n_new: int) -> float:
@@ -155,12 +154,20 @@ async def served_to_clients(app: Any, streams: int, n_new: int) -> AsyncIterator
 
 async def over_http(clients: Clients, clock: StepClock) -> tuple[Side, dict[str, float]]:
     """Let the clients run the requests; return also the slowest answers of probes."""
-    first = await clients.run("first")
     clock.taken()
     used = time.thread_time()
     seconds, taken = await clients.run("streams")
-    side = Side(seconds, time.thread_time() - used, first, clock.taken(), taken)
+    side = Side(seconds, time.thread_time() - used, clock.taken(), taken)
     return side, await clients.run("probes")
+
+
+async def added_first(loop: AsyncEngineLoop, clients: Clients) -> float:
+    """Return the seconds that HTTP adds to the first token of a request alone."""
+    added: list[float] = []
+    for _ in range(SINGLES):
+        plain = await _one(loop, 1)
+        added.append(await clients.run("first") - plain)
+    return statistics.median(added)
 
 
 async def floor(
@@ -207,9 +214,10 @@ async def measure(given: argparse.Namespace) -> list[Figures]:
     for _ in range(given.rounds):
         plain = await without_http(loop, clock, seqs, n_new)
         async with served_to_clients(app, seqs, n_new) as clients:
+            first = await added_first(loop, clients)
             http, probes = await over_http(clients, clock)
         least = await floor(loop, clock, messages, seqs)
-        rounds.append(figures(plain, http, least, seqs * n_new, probes, n_cores))
+        rounds.append(figures(plain, http, least, seqs * n_new, {**probes, "first": first}, n_cores))
     await app.drain(0)
     loop.close()
     return rounds
@@ -220,7 +228,7 @@ def figures(
     http: Side,
     least: tuple[float, list[float]],
     n_tokens: int,
-    probes: dict[str, float],
+    latencies: dict[str, float],
     n_cores: int,
 ) -> Figures:
     """Return the figures of a round of `n_tokens` tokens; n_cores: of the engine."""
@@ -229,15 +237,15 @@ def figures(
         http_us_per_token=1e6 * added / n_tokens,
         floor_us_per_token=1e6 * least[0] / n_tokens,
         own_us_per_token=1e6 * (added - least[0]) / n_tokens,
-        added_first_ms=1e3 * (statistics.median(http.first) - statistics.median(plain.first)),
+        added_first_ms=1e3 * latencies["first"],
         step_python_p99_ms=1e3 * quantile(plain.steps, 0.99),
         http_step_python_p99_ms=1e3 * quantile(http.steps, 0.99),
         floor_step_python_p99_ms=1e3 * quantile(least[1], 0.99),
         throughput_ratio=plain.seconds / http.seconds,
         throughput_limit=1 - (added + http.client_seconds) / (n_cores * http.seconds),
         tokens_per_second=n_tokens / http.seconds,
-        health_p99_ms=1e3 * probes["health"],
-        refusal_p99_ms=1e3 * probes["refusal"],
+        health_p99_ms=1e3 * latencies["health"],
+        refusal_p99_ms=1e3 * latencies["refusal"],
     )
 
 
@@ -247,8 +255,8 @@ def figures(
 async def clients(port: int, streams: int, n_new: int) -> None:
     """Run the phases that the standard input names; print a line of JSON after each."""
 
-    async def first() -> list[float]:
-        return [await _stream(port, 1) for _ in range(SINGLES)]
+    async def first() -> float:
+        return await _stream(port, 1)
 
     async def all_streams() -> tuple[float, float]:
         begin, used = time.perf_counter(), time.process_time()

@@ -100,7 +100,7 @@ def test_an_adapter_that_comes_later_leaves_the_counts_of_blocks(
 ) -> None:
     with LLM(tiny_model_f32, n_ctx=512, n_threads=1) as llm:
         before = [0]
-        llm._engine.core.before_run = lambda plan: before.append(1)
+        llm._engine.core.before_run.append(lambda plan: before.append(1))
         llm.load_lora("one", files["one"].adapter)
         llm.generate(PROMPTS[0], greedy(4, lora="one"))
         assert sum(before) == llm.stats().steps > 0

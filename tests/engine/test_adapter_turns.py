@@ -26,10 +26,9 @@ class Turns:
         core.schedule = turns.schedule
 
         def before_run(plan: Any) -> None:
-            turns.apply(plan)
             self.steps.append((self.applied[-1], plan.requests))
 
-        core.before_run = before_run
+        core.before_run += [turns.apply, before_run]
 
     def submit(self, n_prompt: int, adapter: Any, max_new: int = 4, first: int = 1, **params: Any) -> Request:
         prompt = [first + number % 7 for number in range(n_prompt)]
@@ -157,14 +156,12 @@ def test_arrivals_of_one_adapter_start_in_order() -> None:
 def test_an_error_of_an_adapter_ends_its_requests_only() -> None:
     turns = Turns()
     good, bad = turns.submit(5, None), turns.submit(5, ADAPTERS[1])
-    core, apply = turns.bench.core, turns.bench.core.before_run
 
     def refuse(plan: Any) -> None:
         if plan.requests[0].sequence.adapter is not None:
             raise ValueError("unloaded")
-        apply(plan)
 
-    core.before_run = refuse
+    turns.bench.core.before_run.insert(0, refuse)
     turns.bench.finish(good, bad)
     assert (good.finish_reason, bad.finish_reason) == ("length", "error")
     assert isinstance(bad.error, ValueError)

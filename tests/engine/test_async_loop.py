@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import gc
 import threading
+import time
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -19,10 +21,10 @@ from pyvelo.engine.async_loop import AsyncEngineLoop, Preparer, open_engine_loop
 from pyvelo.engine.output import Submission
 from pyvelo.errors import Cancelled, ClosedError, ComputeError, OutOfMemory
 from pyvelo.outputs import StreamPiece
-from pyvelo.threads import run_in_thread
+from pyvelo.threads import Outbox, run_in_thread
 
 from .fakes import FakeSampler, answer, text_of
-from .test_loop import WAIT, Stand, submission
+from .test_loop import WAIT, Stand, in_thread, submission
 
 
 def test_a_call_in_a_thread_gives_what_it_returns_or_raises() -> None:
@@ -166,7 +168,7 @@ def start(stand: Stand) -> Iterator[Callable[[], AsyncEngineLoop]]:
     """Start the engine's thread; it is ended after the test."""
     started: list[AsyncEngineLoop] = []
     engine = SimpleNamespace(
-        parts=None,
+        parts=stand,
         loop=stand.loop,
         core=stand.core,
         processor=FakeProcessor([]),
@@ -269,6 +271,89 @@ def test_a_stream_that_is_closed_early_ends_its_request(
 
     asyncio.run(asyncio.wait_for(body(), WAIT))
     stand.assert_idle()
+
+
+def test_pieces_arrive_while_the_next_step_runs(stand: Stand, start: Callable[[], AsyncEngineLoop]) -> None:
+    second, go_on = threading.Event(), threading.Event()
+
+    def wait_in_the_second() -> None:
+        if stand.core.counters.steps == 1:
+            second.set()
+            assert go_on.wait(WAIT)
+
+    stand.context.before_run = wait_in_the_second
+
+    async def body() -> None:
+        pieces = start().pieces(lambda put: submission(stand, [1], 3, on_piece=put), SamplingParams())
+        try:
+            assert (await anext(pieces)).text
+            assert await asyncio.to_thread(second.wait, WAIT)
+            assert stand.core.counters.steps == 1
+        finally:
+            go_on.set()
+        assert [piece.finish_reason async for piece in pieces][-1] == "length"
+
+    asyncio.run(asyncio.wait_for(body(), WAIT))
+    stand.assert_idle()
+
+
+def test_pieces_arrive_while_a_visitor_keeps_the_next_step_waiting(
+    stand: Stand, start: Callable[[], AsyncEngineLoop]
+) -> None:
+    visiting, leave, entered = threading.Event(), threading.Event(), threading.Event()
+
+    def visit() -> None:
+        visiting.set()
+        with stand.loop.visit():
+            entered.set()
+            assert leave.wait(WAIT)
+
+    def let_it_wait() -> None:
+        if not visiting.is_set():
+            in_thread(visit)
+            while not stand.loop._n_visiting:
+                time.sleep(0.001)
+
+    stand.context.before_run = let_it_wait
+
+    async def body() -> None:
+        pieces = start().pieces(lambda put: submission(stand, [1], 3, on_piece=put), SamplingParams())
+        try:
+            assert (await anext(pieces)).text
+            assert await asyncio.to_thread(entered.wait, WAIT)
+            assert stand.core.counters.steps == 1
+        finally:
+            leave.set()
+        assert [piece.finish_reason async for piece in pieces][-1] == "length"
+
+    asyncio.run(asyncio.wait_for(body(), WAIT))
+    stand.assert_idle()
+
+
+def test_an_outbox_wakes_its_loop_once_for_all_calls() -> None:
+    taken: list[int] = []
+
+    async def body() -> Outbox:
+        loop = asyncio.get_running_loop()
+        outbox, woken = Outbox(loop), []
+        call_soon = loop.call_soon_threadsafe
+        loop.call_soon_threadsafe = lambda *args: woken.append(call_soon(*args))  # type: ignore[method-assign]
+        outbox.deliver_soon()
+        assert not woken
+        for number in range(3):
+            outbox.put(partial(taken.append, number))
+        outbox.deliver_soon()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert (len(woken), taken) == (1, [0, 1, 2])
+        return outbox
+
+    outbox = asyncio.run(body())
+    outbox.put(partial(taken.append, 3))
+    assert not outbox.closed
+    outbox.deliver_soon()
+    assert outbox.closed
+    assert taken == [0, 1, 2]
 
 
 def test_closing_cuts_the_step_in_progress_short(stand: Stand, start: Callable[[], AsyncEngineLoop]) -> None:

@@ -213,10 +213,10 @@ def test_a_sequence_whose_request_fails_before_its_step_keeps_its_state() -> Non
     bench = Bench(n_states=1, max_seqs=1)
     sequence = bench.sequence(PROMPT)
     go_on(bench, sequence, 2)
-    bench.core.before_run = fails_with(OSError("gone"))
+    bench.core.before_run.append(fails_with(OSError("gone")))
     bench.finish(bench.go_on(sequence, 2))
     assert sequence.table is not None
-    bench.core.before_run = lambda plan: None
+    bench.core.before_run.clear()
     before = fed(bench)
     go_on(bench, sequence, 1)
     assert fed(bench) - before == 1

@@ -91,7 +91,8 @@ class ToyStand:
         self.adapters: list[ToyAdapter | None] = [None]
         if rng.random() < 0.4:
             turns = AdapterTurns(self.context.adapt)
-            self.core.schedule, self.core.before_run = turns.schedule, turns.apply
+            self.core.schedule = turns.schedule
+            self.core.before_run.append(turns.apply)
             self.adapters += [ToyAdapter(b"one:"), ToyAdapter(b"two:"), ToyAdapter(b"two:")]
         self.loop = EngineLoop(self.core, InterruptGuard())
         self.jobs: list[Job] = []

@@ -60,11 +60,10 @@ def test_an_answer_that_is_refused_is_no_floor() -> None:
 
 
 def test_figures_are_differences() -> None:
-    plain = Side(seconds=1.0, loop_seconds=0.1, first=[0.01, 0.02, 0.03], steps=[0.001] * 10)
-    http = Side(
-        seconds=2.0, loop_seconds=0.5, first=[0.02, 0.04, 0.06], steps=[0.002] * 10, client_seconds=0.6
-    )
-    found = figures(plain, http, (0.3, [0.003] * 10), 100_000, {"health": 0.001, "refusal": 0.002}, 2)
+    plain = Side(seconds=1.0, loop_seconds=0.1, steps=[0.001] * 10)
+    http = Side(seconds=2.0, loop_seconds=0.5, steps=[0.002] * 10, client_seconds=0.6)
+    latencies = {"first": 0.02, "health": 0.001, "refusal": 0.002}
+    found = figures(plain, http, (0.3, [0.003] * 10), 100_000, latencies, 2)
     expected = {
         "http_us_per_token": 4.0,
         "floor_us_per_token": 3.0,
