@@ -20,6 +20,7 @@ from msgspec import Raw, Struct
 
 from pyvelo.server.errors import HttpError
 from pyvelo.server.routes import Router
+from pyvelo.server.wording import in_words
 
 __all__ = [
     "HEAD",
@@ -191,7 +192,7 @@ def _reason(error: Exception) -> str:
         return "it is not UTF-8 text"
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
-    return str(error)
+    return in_words(error)[0]
 
 
 def result_line(row: Row, request_id: str, status: int, body: bytes) -> bytes:

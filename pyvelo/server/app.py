@@ -187,7 +187,7 @@ class App:
     async def _work(self, exchange: Exchange, progress: _Progress, handler: Work) -> str:
         """Read the body, and answer while the client listens."""
         await self._turns.wait()
-        body = await self._body(exchange)
+        body = await self._body(exchange) or (b"{}" if handler.optional else b"")
         admission = self.serving.admission
         ticket = admission.enter(exchange.tenant)
         try:

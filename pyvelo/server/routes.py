@@ -47,10 +47,14 @@ class Read:
 
 @dataclass(frozen=True)
 class Work:
-    """Handler of a body, admitted and cancelled with its client."""
+    """Handler of a body, admitted and cancelled with its client.
+
+    optional: a request without a body takes the defaults of all fields.
+    """
 
     call: Generating
     error_body: Callable[[HttpError], Any] = openai_error
+    optional: bool = False
 
 
 ENDPOINTS: dict[str, Mapping[str, Read | Work]] = {
@@ -62,11 +66,11 @@ ENDPOINTS: dict[str, Mapping[str, Read | Work]] = {
     "/v1/embeddings": {"POST": Work(embeddings.embed)},
     "/v1/responses": {"POST": Work(responses.create_response)},
     "/v1/responses/{id}": {"GET": Read(responses.show_response), "DELETE": Read(responses.delete_response)},
-    "/v1/sessions": {"GET": Read(sessions.list_all), "POST": Work(sessions.create)},
+    "/v1/sessions": {"GET": Read(sessions.list_all), "POST": Work(sessions.create, optional=True)},
     "/v1/sessions/{id}": {"GET": Read(sessions.show), "DELETE": Read(sessions.delete)},
     "/v1/sessions/{id}/append": {"POST": Work(sessions.append)},
-    "/v1/sessions/{id}/generate": {"POST": Work(sessions.generate)},
-    "/v1/sessions/{id}/fork": {"POST": Work(sessions.fork)},
+    "/v1/sessions/{id}/generate": {"POST": Work(sessions.generate, optional=True)},
+    "/v1/sessions/{id}/fork": {"POST": Work(sessions.fork, optional=True)},
     "/v1/sessions/{id}/save": {"POST": Work(sessions.save)},
     "/v1/saved_sessions/{id}": {"DELETE": Read(kv_store.delete)},
     "/v1/kv_store": {"GET": Read(kv_store.show), "DELETE": Read(kv_store.purge)},

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from functools import cache
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 
 from pyvelo.server.errors import HttpError, refused
+from pyvelo.server.wording import in_words
 
 __all__ = [
     "ChatRequest",
@@ -200,7 +201,6 @@ ALIASES = {
 """llama-server's names of fields."""
 
 T = TypeVar("T", bound=Struct)
-_PATH = re.compile(r" - at `\$\.?([^`]*)`$")
 
 
 def convert(body: Mapping[str, Any], kind: type[T]) -> T:
@@ -221,15 +221,19 @@ def convert(body: Mapping[str, Any], kind: type[T]) -> T:
         hint = f"; did you mean {near[0]}?" if near else ""
         raise refused(name[:64], f"{name[:64]} is no parameter of this request{hint}")
     try:
-        return msgspec.convert({name: body[name] for name in known if name in body}, kind)
+        return msgspec.convert({name: body[name] for name in known if _given(body, name, kind)}, kind)
     except (msgspec.ValidationError, RecursionError, OverflowError) as error:
-        message = str(error)
-        found = _PATH.search(message)
-        name = found[1] if found else ""
-        if not found and "`" in message:  # of a field that is missing
-            name = message.split("`")[1]
-        text = _PATH.sub("", message)
-        raise HttpError(400, f"{name}: {text}" if name else text, name or None) from None
+        raise HttpError(400, *in_words(error)) from None
+
+
+def _given(body: Mapping[str, Any], name: str, kind: type[Struct]) -> bool:
+    """Return whether a body gives a field; null stands for its default, as in OpenAI's own clients."""
+    return name in body and (body[name] is not None or name in _required(kind))
+
+
+@cache
+def _required(kind: type[Struct]) -> set[str]:
+    return {field.name for field in msgspec.structs.fields(kind) if field.required}
 
 
 def _known(name: str, known: Sequence[str]) -> str:

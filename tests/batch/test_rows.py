@@ -56,7 +56,7 @@ def test_the_server_has_every_path(url: str) -> None:
     ("line", "status", "says", "param"),
     [
         (b"nonsense", 400, "it is no JSON object of a request: JSON is malformed", None),
-        (b"[]", 400, "it is no JSON object of a request: Expected `object`, got `array`", None),
+        (b"[]", 400, "it is no JSON object of a request: it must be an object, got a list", None),
         (row("a")[:-1], 400, "it is no JSON object of a request", None),
         (row("a") + b"x", 400, "it is no JSON object of a request", None),
         (b"\xff", 400, "it is no JSON object of a request", None),

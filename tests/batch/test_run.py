@@ -97,7 +97,7 @@ def test_the_server_answers_the_same(server: Server, tmp_path: Path) -> None:
         )
         assert (there.status == 200) == (i < len(BODIES))
     assert (counts.rows, counts.answered, counts.failed) == (len(asked), len(asked), len(REFUSED))
-    assert counts.errors[0].startswith(f"line {len(BODIES) + 1}: messages: ")
+    assert counts.errors[0].startswith(f"line {len(BODIES) + 1}: messages must be ")
 
 
 def test_tokens_are_counted_for_each_endpoint(tmp_path: Path) -> None:

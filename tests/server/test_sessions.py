@@ -435,14 +435,24 @@ def test_a_fork_computes_with_the_priority_of_its_key(serve: Serve, tmp_path: Pa
     server = serve(keys=read_keys(file, []))
     seen: list[tuple[int, int]] = []
     core = server.serving.loop.engine.core
-    before = core.before_run
 
     def before_run(plan: StepPlan) -> None:
-        before(plan)
         seen.extend((request.params.priority, request.max_new) for request in plan.requests)
 
-    core.before_run = before_run
+    core.before_run.append(before_run)
     with client_of(server, "ann-key-is-long") as client:
         name = client.post("/v1/sessions", json={"prompt": PROMPT}).json()["id"]
         assert client.post(f"/v1/sessions/{name}/fork", json={}).status_code == 200
     assert set(seen) == {(7, 0)}
+
+
+def test_requests_whose_fields_have_defaults_need_no_body(serve: Serve) -> None:
+    with client_of(serve()) as client:
+        name = client.post("/v1/sessions").json()["id"]
+        assert client.post(f"/v1/sessions/{name}/append", json={"text": "Once upon a time"}).is_success
+        answer = client.post(f"/v1/sessions/{name}/generate")
+        assert answer.status_code == 200, answer.text
+        forks = client.post(f"/v1/sessions/{name}/fork")
+        assert len(forks.json()["data"]) == 1
+        refused = client.post(f"/v1/sessions/{name}/append")
+        assert (refused.status_code, "it is empty" in refused.text) == (400, True)
