@@ -6,7 +6,6 @@ from typing import Any
 
 from pyvelo.cli.exits import UsageError
 from pyvelo.cli.info import MEMORY_SHARE
-from pyvelo.cli.render import WIDTH_WITHOUT_TERMINAL
 from pyvelo.cli.tables import numbers_table, print_table
 from pyvelo.cli.terminal import make_console, print_json, print_out
 from pyvelo.cli.values import show_bytes
@@ -20,6 +19,7 @@ __all__ = ["fitting", "print_fitting", "show_fitting"]
 
 CONTEXTS = (8192, 32768)  # tokens
 OWN = "MXFP4"  # of models in a quantization of their own
+WIDTH = 136  # columns of a table with repositories
 
 
 def show_fitting(quantization: str, kv_type: str | tuple[str, str], *, as_json: bool) -> int:
@@ -56,6 +56,7 @@ def _model(
     least = min(sizes.values(), default=weights)
     return {
         "name": family.name,
+        "repo": family.repo,
         "quantization": OWN if family.bits else quantization,
         "weight_bytes": weights,
         "context": family.context,
@@ -71,13 +72,19 @@ def print_fitting(content: dict[str, Any]) -> None:
     memory = "unknown" if free is None else show_bytes(free)
     rate = content["read_bytes_per_second"] / 1e9
     contexts = [f"at {n // 1024}k" for n in CONTEXTS]
+    console = make_console(width_without_terminal=WIDTH)
     table = numbers_table("model", "type", "weights", *contexts, "tokens/s", "fits")
+    with_repos = console.width >= WIDTH
+    if with_repos:
+        table.add_column("repository", no_wrap=True)
     for model in content["models"]:
-        table.add_row(*_row(model))
-    print_table(make_console(width_without_terminal=WIDTH_WITHOUT_TERMINAL), table)
+        table.add_row(*_row(model), *[model["repo"]] * with_repos)
+    print_table(console, table)
     print_out(f"\nfree memory: {memory}, which the processor reads at {rate:.1f} GB/s")
     print_out("at 8k, at 32k: memory of weights and KV cache with so many tokens; -: the model has fewer")
     print_out("tokens/s: the most that one answer can reach, because each token reads the weights once")
+    where = "" if with_repos else f" (shown in {WIDTH} columns, and by --json)"
+    print_out(f"pyvelo chat REPOSITORY:{content['models'][0]['quantization']} downloads a model{where}")
 
 
 def _row(model: dict[str, Any]) -> tuple[str, ...]:

@@ -73,6 +73,11 @@ class Family:
     active: float | None = None
     bits: float = 0.0
 
+    @property
+    def repo(self) -> str:
+        """Repository of its files on the hub, tuned for chat, with all of `QUANTIZATIONS`."""
+        return _REPOSITORIES[self.name]
+
     def weight_bytes(self, quantization: str) -> int:
         """Return the bytes of the weights."""
         return self._bytes(self.parameters, quantization, embeddings=True)
@@ -147,3 +152,41 @@ FAMILIES = (
         "gpt-oss 120B", 116.8, 36, 8, 64, 2880, 201088, 131072, window=128, full_each=2, active=5.1, bits=4.34
     ),
 )
+
+_REPOSITORIES = {
+    "SmolLM2 135M": "bartowski/SmolLM2-135M-Instruct-GGUF",
+    "LFM2 350M": "LiquidAI/LFM2-350M-GGUF",
+    "SmolLM2 360M": "bartowski/SmolLM2-360M-Instruct-GGUF",
+    "Qwen2.5 0.5B": "bartowski/Qwen2.5-0.5B-Instruct-GGUF",
+    "Qwen3 0.6B": "bartowski/Qwen_Qwen3-0.6B-GGUF",
+    "Gemma 3 1B": "bartowski/google_gemma-3-1b-it-GGUF",
+    "TinyLlama 1.1B": "TheBloke/TinyLlama-1.1B-Chat-v1.0-GGUF",
+    "LFM2 1.2B": "LiquidAI/LFM2-1.2B-GGUF",
+    "Llama 3.2 1B": "bartowski/Llama-3.2-1B-Instruct-GGUF",
+    "Qwen2.5 1.5B": "bartowski/Qwen2.5-1.5B-Instruct-GGUF",
+    "SmolLM2 1.7B": "bartowski/SmolLM2-1.7B-Instruct-GGUF",
+    "Qwen3 1.7B": "bartowski/Qwen_Qwen3-1.7B-GGUF",
+    "Granite 3.3 2B": "bartowski/ibm-granite_granite-3.3-2b-instruct-GGUF",
+    "Gemma 2 2B": "bartowski/gemma-2-2b-it-GGUF",
+    "SmolLM3 3B": "bartowski/HuggingFaceTB_SmolLM3-3B-GGUF",
+    "Llama 3.2 3B": "bartowski/Llama-3.2-3B-Instruct-GGUF",
+    "Phi-4 mini": "bartowski/microsoft_Phi-4-mini-instruct-GGUF",
+    "Gemma 3 4B": "bartowski/google_gemma-3-4b-it-GGUF",
+    "Qwen3 4B": "bartowski/Qwen_Qwen3-4B-GGUF",
+    "Mistral 7B v0.3": "bartowski/Mistral-7B-Instruct-v0.3-GGUF",
+    "Qwen2.5 7B": "bartowski/Qwen2.5-7B-Instruct-GGUF",
+    "Llama 3.1 8B": "bartowski/Meta-Llama-3.1-8B-Instruct-GGUF",
+    "Qwen3 8B": "bartowski/Qwen_Qwen3-8B-GGUF",
+    "Gemma 2 9B": "bartowski/gemma-2-9b-it-GGUF",
+    "Gemma 3 12B": "bartowski/google_gemma-3-12b-it-GGUF",
+    "Mistral Nemo 12B": "bartowski/Mistral-Nemo-Instruct-2407-GGUF",
+    "Phi-4 14B": "bartowski/phi-4-GGUF",
+    "Qwen3 14B": "bartowski/Qwen_Qwen3-14B-GGUF",
+    "gpt-oss 20B": "ggml-org/gpt-oss-20b-GGUF",
+    "Mistral Small 3 24B": "bartowski/Mistral-Small-24B-Instruct-2501-GGUF",
+    "Gemma 3 27B": "bartowski/google_gemma-3-27b-it-GGUF",
+    "Qwen3 30B-A3B": "bartowski/Qwen_Qwen3-30B-A3B-GGUF",
+    "Qwen3 32B": "bartowski/Qwen_Qwen3-32B-GGUF",
+    "Llama 3.3 70B": "bartowski/Llama-3.3-70B-Instruct-GGUF",
+    "gpt-oss 120B": "ggml-org/gpt-oss-120b-GGUF",
+}

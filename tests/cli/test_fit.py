@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
-from pyvelo.cli.fit import CONTEXTS, MEMORY_SHARE, fitting, print_fitting
+from pyvelo.cli import fit
+from pyvelo.cli.fit import CONTEXTS, MEMORY_SHARE, WIDTH, fitting, print_fitting
 from pyvelo.cli.values import show_bytes
 from pyvelo.memory import rate as rates
 from pyvelo.memory.rate import read_rate
@@ -46,9 +49,23 @@ def test_a_smaller_type_of_the_cache_takes_less(capsys: pytest.CaptureFixture[st
             assert told["bytes"] < told_plain["bytes"]
     print_fitting(content)
     lines = capsys.readouterr().out.splitlines()
-    assert len([line for line in lines if line.endswith((" yes", "  no"))]) == len(FAMILIES)
-    assert max(map(len, lines)) <= 90
+    assert len([line for line in lines if re.search(" (yes|no)  ", line)]) == len(FAMILIES)
+    assert max(map(len, lines)) <= WIDTH
     assert not any(line.endswith(" ") for line in lines)
+
+
+@pytest.mark.parametrize("columns", [80, WIDTH - 1, WIDTH])
+def test_a_wide_terminal_shows_the_repositories(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], columns: int
+) -> None:
+    monkeypatch.setattr(fit, "make_console", lambda **_: Console(file=sys.stdout, width=columns))
+    print_fitting(fitting("Q6_K", "f16", 8 * GIB, 1e10))
+    text = capsys.readouterr().out
+    for family in FAMILIES:
+        assert (family.repo in text) == (columns == WIDTH)
+        assert parse_name(f"{family.repo}:Q6_K") is not None
+    assert "pyvelo chat REPOSITORY:Q6_K downloads" in text
+    assert (f"shown in {WIDTH} columns" in text) == (columns < WIDTH)
 
 
 @pytest.mark.parametrize("free", [None, 1 << 22, 0])
@@ -76,8 +93,7 @@ def test_the_models_of_the_readme_take_what_it_says() -> None:
     models = {model["name"]: model for model in fitting("Q4_K_M", "f16", None, 1e10)["models"]}
     assert len(rows) == 3
     for name, hub_name, weights, memory in rows:
-        assert parse_name(hub_name) is not None
-        assert hub_name.endswith(":Q4_K_M")
+        assert hub_name == f"{models[name]['repo']}:Q4_K_M"
         assert weights == show_bytes(models[name]["weight_bytes"])
         assert memory == show_bytes(models[name]["memory"][0]["bytes"])
     assert f"lists {len(models)})" in text
